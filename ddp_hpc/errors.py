@@ -1,0 +1,57 @@
+"""The errors users see, each with the exit code it ends in.
+
+Library code raises these; only `cli.py`, `train.py` and `data_gen/__main__.py`
+turn them into text. A message says what was seen, what was needed and what to
+do, on one line.
+"""
+
+from __future__ import annotations
+
+EXIT_DONE = 0
+EXIT_FAILED = 1
+EXIT_WRONG_REQUEST = 2
+EXIT_AGAIN = 75
+EXIT_INTERRUPTED = 130
+
+
+class DdpHpcError(Exception):
+    """Something failed after work had begun: exit code 1."""
+
+    exit_code = EXIT_FAILED
+
+    def __str__(self) -> str:
+        """The message and the messages of its causes, on one line, so that grep over ranks works."""
+        parts = [super().__str__()]
+        cause = self.__cause__
+        while cause is not None:
+            text = str(cause) or type(cause).__name__
+            if text not in parts[-1]:
+                parts.append(text)
+            cause = cause.__cause__
+        return " ".join(": ".join(parts).split())
+
+
+class RequestError(DdpHpcError):
+    """The request itself is wrong and nothing was started: exit code 2."""
+
+    exit_code = EXIT_WRONG_REQUEST
+
+
+class LaunchError(RequestError):
+    """This process cannot tell which rank it is, or is told two different things: exit code 2."""
+
+
+class DataError(RequestError):
+    """A data file is missing, damaged or of another shape than asked for: exit code 2."""
+
+
+class RendezvousError(DdpHpcError):
+    """The ranks did not find each other within the time limit: exit code 1."""
+
+
+def nearest(word: str, known: list[str] | tuple[str, ...]) -> str:
+    """A hint such as ` (did you mean "walltime"?)`, or nothing where no known word is near."""
+    from difflib import get_close_matches
+
+    found = get_close_matches(word, known, n=1, cutoff=0.6)
+    return f' (did you mean "{found[0]}"?)' if found else ""

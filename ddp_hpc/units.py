@@ -1,0 +1,69 @@
+"""Walltimes and byte sizes: read once, spelled per scheduler."""
+
+from __future__ import annotations
+
+import re
+
+from ddp_hpc.errors import RequestError
+
+_WALLTIME = re.compile(r"(?:(?P<days>\d{1,4})-)?(?P<hours>\d{1,5}):(?P<minutes>\d{1,2}):(?P<seconds>\d{1,2})")
+_SHORT = re.compile(r"(?:(?P<days>\d{1,4})d)?(?:(?P<hours>\d{1,5})h)?(?:(?P<minutes>\d{1,6})m(?:in)?)?")
+_BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def parse_walltime_s(text: str) -> int:
+    """Seconds of `HH:MM:SS`, `D-HH:MM:SS`, or a short form such as `90m`, `2h` and `1h30m`.
+
+    Two fields are refused: PBS and Slurm both read `25:30` as minutes and
+    seconds where most people mean hours and minutes.
+
+    Raises:
+        RequestError: for any other spelling, minutes or seconds above 59, or no time at all.
+    """
+    how = "write HH:MM:SS, such as 01:30:00"
+    word = text.strip()
+    if full := _WALLTIME.fullmatch(word):
+        days, hours, minutes, seconds = (int(v or 0) for v in full.group("days", "hours", "minutes", "seconds"))
+        for name, value, limit in (("minutes", minutes, 59), ("seconds", seconds, 59)):
+            if value > limit:
+                raise RequestError(f"walltime {text!r}: {value} {name} are more than {limit}; {how}")
+        if full["days"] and hours > 23:
+            raise RequestError(f"walltime {text!r}: {hours} hours beside a day count are more than 23; {how}")
+    elif word and (short := _SHORT.fullmatch(word)):
+        days, hours, minutes = (int(v or 0) for v in short.group("days", "hours", "minutes"))
+        seconds = 0
+    elif re.fullmatch(r"\d+:\d+", word):
+        raise RequestError(
+            f"walltime {text!r} is ambiguous: schedulers read two fields as minutes and seconds; {how}"
+        )
+    else:
+        raise RequestError(f"walltime {text!r} is not a time; {how}")
+    total_s = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    if total_s == 0:
+        raise RequestError(f"walltime {text!r} is no time at all; {how}")
+    return total_s
+
+
+def format_walltime(walltime_s: int) -> str:
+    """`HH:MM:SS`, which PBS and Slurm read alike; hours may pass 24.
+
+    >>> format_walltime(5400)
+    '01:30:00'
+    """
+    minutes, seconds = divmod(walltime_s, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:02d}:{minutes:02d}:{seconds:02d}"
+
+
+def format_bytes(num_bytes: float) -> str:
+    """A size for people, in powers of 1024.
+
+    >>> format_bytes(90177536)
+    '86.0 MiB'
+    """
+    size = float(num_bytes)
+    for unit in _BINARY_UNITS:
+        if abs(size) < 1024 or unit == _BINARY_UNITS[-1]:
+            break
+        size /= 1024
+    return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
