@@ -49,6 +49,14 @@ class RendezvousError(DdpHpcError):
     """The ranks did not find each other within the time limit: exit code 1."""
 
 
+class ReportedElsewhereError(DdpHpcError):
+    """This rank stops because of what another rank has already said: nothing more is printed."""
+
+    def __init__(self, message: str, exit_code: int = EXIT_FAILED) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
 def nearest(word: str, known: list[str] | tuple[str, ...]) -> str:
     """A hint such as ` (did you mean "walltime"?)`, or nothing where no known word is near."""
     from difflib import get_close_matches

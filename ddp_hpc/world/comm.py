@@ -1,0 +1,180 @@
+"""What ranks say to each other before torch: the `Comm` protocol, and MPI behind it.
+
+The only module that imports mpi4py, and only inside functions: importing
+`mpi4py.MPI` calls MPI_Init, which on a login node or under the wrong launcher
+can end the process.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from ddp_hpc.errors import LaunchError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+T = TypeVar("T")
+
+
+class Comm(Protocol):
+    """A group of ranks that can pass small Python objects. All methods are collective."""
+
+    @property
+    def rank(self) -> int:
+        """This rank's number, from 0."""
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+
+    def bcast(self, value: T) -> T:
+        """Rank 0's value, everywhere. Collective: every rank must call this."""
+
+    def allgather(self, value: T) -> list[T]:
+        """Every rank's value, by rank, everywhere. Collective: every rank must call this."""
+
+    def barrier(self, what: str) -> None:
+        """Returns once all ranks have come; `what` names it in errors.
+
+        Collective: every rank must call this.
+        """
+
+
+class SingleComm:
+    """The group of one."""
+
+    rank = 0
+    size = 1
+
+    def bcast(self, value: T) -> T:
+        """The value itself."""
+        return value
+
+    def allgather(self, value: T) -> list[T]:
+        """The value, alone in a list."""
+        return [value]
+
+    def barrier(self, what: str) -> None:
+        """Nothing to wait for."""
+
+
+class MpiComm:
+    """MPI_COMM_WORLD as a `Comm`, and what only MPI can tell: which ranks share a node."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm = comm
+        self.rank: int = comm.Get_rank()
+        self.size: int = comm.Get_size()
+
+    def bcast(self, value: T) -> T:
+        """Rank 0's value. Collective: every rank must call this."""
+        return self._comm.bcast(value, root=0)  # type: ignore[no-any-return]  # mpi4py types objects as Any
+
+    def allgather(self, value: T) -> list[T]:
+        """Every rank's value. Collective: every rank must call this."""
+        return self._comm.allgather(value)
+
+    def barrier(self, what: str) -> None:  # noqa: ARG002 - an MPI barrier has no name
+        """Collective: every rank must call this."""
+        self._comm.Barrier()
+
+    def node_layout(self) -> tuple[int, int, int, int]:
+        """Local rank, local size, node rank and number of nodes. Collective: every rank must call this.
+
+        `Split_type(COMM_TYPE_SHARED)` groups the ranks that can share memory,
+        which is right also where two hosts have one name.
+        """
+        from mpi4py import MPI
+
+        node = self._comm.Split_type(MPI.COMM_TYPE_SHARED, key=self.rank)
+        local_rank, local_size = node.Get_rank(), node.Get_size()
+        leader = node.bcast(self.rank, root=0)
+        node.Free()
+        leaders = sorted(set(self._comm.allgather(leader)))
+        return local_rank, local_size, leaders.index(leader), len(leaders)
+
+    def abort(self, exit_code: int) -> None:
+        """Ends every rank now. Without it the others hang in MPI_Finalize when one has failed."""
+        self._comm.Abort(exit_code)
+
+
+def mpi4py_is_installed() -> bool:
+    """True where `import mpi4py` would work. Imports nothing."""
+    return importlib.util.find_spec("mpi4py") is not None
+
+
+def load_mpi(launcher_family: str, launcher_title: str) -> MpiComm:
+    """MPI_COMM_WORLD, after MPI_Init. Collective: every rank must call this.
+
+    The library is asked its name before MPI_Init (which the standard allows):
+    MPICH's MPI_Init under Open MPI's mpiexec aborts the process with a text
+    about PMI versions that helps nobody.
+
+    Raises:
+        LaunchError: mpi4py or its MPI library is missing, or is another MPI than the launcher's.
+    """
+    if "mpi4py.MPI" not in sys.modules:
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+        mpi4py.rc.finalize = True
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        # "cannot load MPI library" is a RuntimeError.
+        raise LaunchError(
+            f"mpi4py cannot be used under {launcher_title} ({_first_line(error)}): load the site's MPI "
+            "module, or `pip install mpich` for an MPI of its own, or choose a launcher that needs no MPI "
+            "with --discovery"
+        ) from None
+    library = MPI.Get_library_version()
+    if launcher_family == "openmpi" and "MPICH" in library and not MPI.Is_initialized():
+        raise LaunchError(f"{wrong_library(launcher_title)}; MPI_Init would abort")
+    if not MPI.Is_initialized():
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    return MpiComm(MPI.COMM_WORLD)
+
+
+def wrong_library(launcher_title: str) -> str:
+    """The message's middle part: which MPI mpi4py loaded, and the two ways to make them one."""
+    return (
+        f"mpi4py is bound to {mpi_library()}, which {launcher_title} does not start; "
+        f"use the mpiexec of that library{_own_mpiexec()}, or let mpi4py load the launcher's own: "
+        "export MPI4PY_LIBMPI=/path/to/its/libmpi.so"
+    )
+
+
+def _own_mpiexec() -> str:
+    from pathlib import Path
+
+    path = Path(sys.prefix) / "bin" / "mpiexec"
+    return f" ({path})" if path.exists() else ""
+
+
+def mpi_library() -> str:
+    """`MPICH 5.0.2 (/path/to/libmpi.so.12)`: the library that mpi4py loaded."""
+    from mpi4py import MPI
+
+    words = _first_line(MPI.Get_library_version()).replace("Version:", " ").replace(",", " ").split()
+    path = _loaded_libmpi()
+    return " ".join(words[:3]) + (f" ({path})" if path else "")
+
+
+def _loaded_libmpi() -> str:
+    """Which libmpi this process has mapped; empty where that cannot be told."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8") as maps:  # noqa: PTH123 - a kernel file, no path logic
+            for line in maps:
+                path = line.split()[-1]
+                if "/libmpi" in path and ".so" in path:
+                    return path
+    except OSError:
+        pass
+    return ""
+
+
+def _first_line(value: Any) -> str:
+    return str(value).strip().partition("\n")[0]

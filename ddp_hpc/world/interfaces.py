@@ -1,0 +1,73 @@
+"""Which network interfaces this host has, and which of them leads to an address. Linux."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+
+_SIOCGIFADDR = 0x8915  # <linux/sockios.h>
+# Bridges and tunnels of containers and virtual machines lead to no other node.
+_VIRTUAL = ("lo", "docker", "virbr", "br-", "cni", "flannel", "tun", "tap", "podman")
+
+
+def interface_address(name: str) -> str | None:
+    """The IPv4 address of an interface; None where there is no such interface or it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+        except OSError:
+            return None
+    return socket.inet_ntoa(answer[20:24])
+
+
+def all_interfaces() -> dict[str, str]:
+    """Interface names and their IPv4 addresses, those without one left out."""
+    found = {name: interface_address(name) for _, name in socket.if_nameindex()}
+    return {name: address for name, address in found.items() if address is not None}
+
+
+def outward_interfaces() -> dict[str, str]:
+    """The interfaces that can lead to another node, fast fabrics (hsn*, ib*) first."""
+    found = {
+        name: address
+        for name, address in all_interfaces().items()
+        if not name.startswith(_VIRTUAL) and not address.startswith("127.")
+    }
+    return dict(sorted(found.items(), key=lambda item: (not item[0].startswith(("hsn", "ib")), item[0])))
+
+
+def interface_of(address: str) -> str | None:
+    """The interface that carries an address of this host; None where none does."""
+    for name, own in all_interfaces().items():
+        if own == address:
+            return name
+    return "lo" if address.startswith("127.") else None
+
+
+def local_address_towards(host: str, port: int) -> str | None:
+    """The address from which this host would reach another one; None where it has no way there.
+
+    A UDP socket that is connected sends nothing, yet the kernel picks the route.
+    """
+    try:
+        infos = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_DGRAM)
+    except OSError:
+        return None
+    for family, kind, protocol, _, target in infos:
+        with socket.socket(family, kind, protocol) as probe:
+            try:
+                probe.connect(target)
+            except OSError:
+                continue
+            return str(probe.getsockname()[0])
+    return None
+
+
+def is_loopback(host: str) -> bool:
+    """True where a name or address leads to this host's loopback, as Debian's `127.0.1.1 NAME` does."""
+    try:
+        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return all(str(info[4][0]).startswith("127.") or info[4][0] == "::1" for info in infos)
