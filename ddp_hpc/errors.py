@@ -15,9 +15,13 @@ EXIT_INTERRUPTED = 130
 
 
 class DdpHpcError(Exception):
-    """Something failed after work had begun: exit code 1."""
+    """Something failed after work had begun: exit code 1.
+
+    `everywhere` says that all ranks raised it together, so none has to be torn out of a wait.
+    """
 
     exit_code = EXIT_FAILED
+    everywhere = False
 
     def __str__(self) -> str:
         """The message and the messages of its causes, on one line, so that grep over ranks works."""
@@ -55,6 +59,7 @@ class ReportedElsewhereError(DdpHpcError):
     def __init__(self, message: str, exit_code: int = EXIT_FAILED) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+        self.everywhere = True
 
 
 def nearest(word: str, known: list[str] | tuple[str, ...]) -> str:

@@ -1,0 +1,1 @@
+"""The training engine: everything here may import torch."""

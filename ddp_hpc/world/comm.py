@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import time
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ddp_hpc.errors import LaunchError
@@ -96,9 +97,17 @@ class MpiComm:
         leaders = sorted(set(self._comm.allgather(leader)))
         return local_rank, local_size, leaders.index(leader), len(leaders)
 
-    def abort(self, exit_code: int) -> None:
-        """Ends every rank now. Without it the others hang in MPI_Finalize when one has failed."""
-        self._comm.Abort(exit_code)
+
+def abort_mpi(exit_code: int, patience_s: float) -> None:
+    """Ends every rank of MPI_COMM_WORLD, this one too, where MPI was initialised; returns where it was not.
+
+    Without it the others hang in MPI_Finalize when one has failed. `patience_s`
+    lets the rank that knows why speak first.
+    """
+    module = sys.modules.get("mpi4py.MPI")
+    if module is not None and module.Is_initialized() and not module.Is_finalized():
+        time.sleep(patience_s)
+        module.COMM_WORLD.Abort(exit_code)
 
 
 def mpi4py_is_installed() -> bool:

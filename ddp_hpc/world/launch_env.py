@@ -85,8 +85,8 @@ def _complete_slurm(environ: Environ, claim: Claim) -> Claim:
     counts = expand_counts(text)
     if claim.node_rank >= len(counts):
         raise LaunchError(
-            f"SLURM_NODEID={claim.node_rank} is outside SLURM_STEP_TASKS_PER_NODE={text} ({len(counts)} nodes); "
-            "these variables are of two different steps: unset the older ones"
+            f"SLURM_NODEID={claim.node_rank} is outside SLURM_STEP_TASKS_PER_NODE={text} "
+            f"({len(counts)} nodes); these variables are of two different steps: unset the older ones"
         )
     sources = {**claim.sources, "local_size": "SLURM_STEP_TASKS_PER_NODE"}
     return replace(claim, local_size=counts[claim.node_rank], sources=sources)

@@ -365,7 +365,9 @@ def _missing_text(
 
 def _stop_together(world: World, failure: str) -> None:
     if failure and world.rank == 0:
-        raise RendezvousError(failure)
+        error = RendezvousError(failure)
+        error.everywhere = True
+        raise error
     if failure:
         raise ReportedElsewhereError(failure)
 

@@ -1,0 +1,381 @@
+"""`python -m ddp_hpc.train`: parse, discover, rendezvous, ensure the data, train.
+
+The same code whether one process was started or mpiexec, srun or torchrun
+started many. This module turns errors into one line for the whole job and an
+exit code; everything that does something lives below it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from ddp_hpc import __version__
+from ddp_hpc.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    DdpHpcError,
+    ReportedElsewhereError,
+    RequestError,
+)
+from ddp_hpc.training.config import BACKENDS, DEVICES, LR_SCALINGS, TrainConfig
+from ddp_hpc.world.comm import abort_mpi
+from ddp_hpc.world.launch_env import peek_rank
+from ddp_hpc.world.rendezvous import Endpoint, rendezvous
+from ddp_hpc.world.topology import DISCOVERIES, World, discover, short_hostname
+from ddp_hpc.world.watchdog import time_limit
+
+if TYPE_CHECKING:
+    from ddp_hpc.data.samples import Samples
+    from ddp_hpc.training.failure import FailureWatch
+    from ddp_hpc.training.group import Group
+    from ddp_hpc.training.trainer import Result
+
+_EXAMPLES = """\b
+Examples:
+  python -m ddp_hpc.train --epochs 1
+  mpiexec -n 8 python -m ddp_hpc.train
+  srun --ntasks-per-node=4 python -m ddp_hpc.train --data train.h5
+  torchrun --standalone --nproc-per-node 2 -m ddp_hpc.train --max-steps 20
+  mpiexec -n 2 python -m ddp_hpc.train --model classifier --data data/digits.h5 --epochs 15
+"""
+
+
+class ShapeType(click.ParamType[tuple[int, ...]]):
+    """`1,512` as (1, 512): the shape of one sample, without the batch."""
+
+    name = "D1,D2,..."
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """The tuple of positive sizes."""
+        if isinstance(value, tuple):
+            return value
+        parts = str(value).split(",")
+        if not all(p.strip().isdecimal() and int(p) > 0 for p in parts):
+            self.fail(f"{value!r} is no shape; write positive sizes with commas, such as 1,512", param, ctx)
+        return tuple(int(p) for p in parts)
+
+
+_SHAPE = ShapeType()
+_PATH = click.Path(path_type=Path)
+
+
+@click.command(epilog=_EXAMPLES, context_settings={"max_content_width": 100, "show_default": True})
+@click.option(
+    "--data", type=_PATH, help="File to train on: .h5, .pt or .safetensors. Without it, synthetic data."
+)
+@click.option("--data-dir", type=_PATH, default=Path("data"), help="Where synthetic data is made, once.")
+@click.option("--src-key", default="src", help="Dataset of the inputs.")
+@click.option("--tgt-key", default="tgt", help="Dataset of the targets.")
+@click.option("--num-samples", type=int, default=2048, help="Samples of synthetic data.")
+@click.option("--src-shape", type=_SHAPE, help="Shape of one input.  [default: 1,512; linear: 20]")
+@click.option("--tgt-shape", type=_SHAPE, help="Shape of one target.  [default: 20,512; linear: 1]")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "float64", "float16"]),
+    help="Type of the data; float64 also trains in it.  [default: float32]",
+)
+@click.option("--model", default="transformer", help="transformer, classifier or linear.")
+@click.option("--dropout", type=float, default=0.1, help="Share of activations dropped.")
+@click.option("--epochs", type=int, default=10, help="Passes over the data.")
+@click.option("--max-steps", type=int, help="Stop after this many steps, whatever --epochs says.")
+@click.option("--batch-size", type=int, default=32, help="Samples a rank and micro-batch.")
+@click.option("--shuffle/--no-shuffle", default=True, help="A new order of samples each epoch.")
+@click.option("--seed", type=int, default=0, help="Of the data, the parameters, the order and the dropout.")
+@click.option("--lr", type=float, default=0.001, help="Adam's learning rate, for one rank.")
+@click.option(
+    "--lr-scaling", type=click.Choice(LR_SCALINGS), default="linear", help="How it grows with the ranks."
+)
+@click.option("--warmup-steps", type=int, default=0, help="Steps over which the rate rises to its value.")
+@click.option("--accumulate", type=int, default=1, help="Micro-batches a step.")
+@click.option("--clip-norm", type=float, help="Largest norm of the gradients.")
+@click.option(
+    "--discovery",
+    type=click.Choice(DISCOVERIES),
+    default="auto",
+    metavar="NAME",
+    help=("Who says which rank this is: auto, " + ", ".join(DISCOVERIES[1:]) + "."),
+)
+@click.option(
+    "--backend", type=click.Choice(BACKENDS), default="auto", help="auto: NCCL on GPUs, gloo on CPUs."
+)
+@click.option("--device", type=click.Choice(DEVICES), default="auto", help="What to compute on.")
+@click.option("--threads", type=int, help="CPU threads a rank.  [default: the cores it may use]")
+@click.option(
+    "--init-timeout",
+    "init_timeout_s",
+    type=float,
+    default=300.0,
+    help=("Seconds for all ranks to find each other."),
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=float,
+    default=1800.0,
+    help=("Seconds a rank waits for the others in one collective, or for the data to be made."),
+)
+@click.option("--metrics", type=_PATH, help="JSON lines, one a step, written by rank 0.")
+@click.option("--summary", type=_PATH, help="One JSON object at the end, written by rank 0.")
+@click.option("--log-every", type=int, default=10, help="Steps between two lines of progress.")
+@click.version_option(__version__, prog_name="ddp-hpc")
+def command(**options: Any) -> None:
+    """Train a model on every rank that the launcher started, on GPUs with NCCL, on CPUs with gloo.
+
+    With no option at all: the default Transformer on synthetic data, 10 epochs.
+    """
+    config = TrainConfig(**options)
+    if config.discovery == "device_count":
+        _become_torchrun()
+    _run(config)
+
+
+def main(argv: list[str] | None = None) -> NoReturn:
+    """Runs the command and ends the process with its exit code."""
+    try:
+        command.main(args=argv, standalone_mode=False)
+        code = 0
+    except click.exceptions.Exit as stop:  # --help and --version
+        code = stop.exit_code
+    except click.ClickException as error:
+        # Every rank got the same wrong line: one of them says so.
+        if peek_rank(os.environ) == 0:
+            error.show()
+        code = error.exit_code
+    except RequestError as error:
+        _print_error("", str(error), only_rank_0=True)
+        code = error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        code = EXIT_INTERRUPTED
+    sys.exit(code)
+
+
+def _run(config: TrainConfig) -> None:
+    """Everything after parsing. Leaves by `sys.exit` where it fails."""
+    signal.signal(signal.SIGTERM, _on_sigterm)
+    world: World | None = None
+    watch: FailureWatch | None = None
+    try:
+        world, endpoint = _find_the_others(config)
+        from ddp_hpc.training.group import joined
+
+        with joined(world, endpoint, config) as group:
+            watch = group.watch
+            _train(config, group)
+    except ReportedElsewhereError as error:
+        sys.exit(error.exit_code)
+    except BaseException as error:  # the one place where everything ends up
+        _fail(error, world, watch)
+
+
+def _find_the_others(config: TrainConfig) -> tuple[World, Endpoint | None]:
+    """The world and its meeting place, within --init-timeout. Collective: every rank must call this."""
+    environ = dict(os.environ)
+    prefix = f"[rank {peek_rank(environ)} {short_hostname()}] "
+    # The inner limits are to end first: they can name who is missing.
+    with time_limit(config.init_timeout_s + 15.0, prefix) as watchdog:
+        watchdog.stage("in MPI_Init for the other ranks: one of them did not start, or ended before it")
+        world = discover(environ, config.discovery)
+        return world, rendezvous(world, environ, config.init_timeout_s, watchdog)
+
+
+def _train(config: TrainConfig, group: Group) -> None:
+    """Data, training, summary. Collective: every rank must call this."""
+    from ddp_hpc.training.progress import Progress
+    from ddp_hpc.training.trainer import train
+
+    progress = Progress(group.world.rank == 0)
+    progress.say(f"world: {group.placement}")
+    for note in group.world.notes:
+        progress.say(f"note: {note}")
+    samples = _open_data(config, group, progress)
+    result = train(config, group, samples, progress)
+    samples.close()
+    progress.say(
+        f"done: {result.steps} steps, {result.samples:,} samples in {result.wall_s:.1f} s, "
+        f"{result.samples_per_s:.1f} samples/s, loss {result.first_loss:.6f} -> {result.final_loss:.6f}"
+    )
+    if config.summary is not None and group.world.rank == 0:
+        _write_summary(config, group, samples, result)
+
+
+def _open_data(config: TrainConfig, group: Group, progress: Any) -> Samples:
+    """The samples, made by rank 0 first where there is no --data. Collective: every rank must call this."""
+    from ddp_hpc.data.formats import check_matches, open_samples
+
+    path = config.data or _ensure_synthetic(config, group, progress)
+    problem, samples = "", None
+    try:
+        samples = open_samples(path, src_key=config.src_key, tgt_key=config.tgt_key)
+        if config.data is not None:
+            check_matches(samples, config.src_shape, config.tgt_shape, config.dtype)
+    except RequestError as error:
+        problem = str(error)
+        if group.world.rank != 0 and not path.exists():
+            problem += f" (as seen from {group.world.hostname}: is it on a file system that all nodes share?)"
+    group.agree(problem, RequestError.exit_code)
+    assert samples is not None
+    shapes = " ".join(
+        f"{name} {'x'.join(map(str, shape)) or 'scalar'}"
+        for name, shape in (("src", samples.src_shape), ("tgt", samples.tgt_shape))
+    )
+    progress.say(
+        f"data: {path} ({samples.num_samples:,} samples, {shapes}, {samples.src_dtype}; {samples.reader})"
+    )
+    return samples
+
+
+def _ensure_synthetic(config: TrainConfig, group: Group, progress: Any) -> Path:
+    """The path of the synthetic data: rank 0 makes it, the others wait in the store, not in NCCL."""
+    from data_gen import Recipe, default_file_name, generate
+    from data_gen.progress import report_progress
+
+    src_shape, tgt_shape = config.synthetic_shapes
+    recipe = Recipe(
+        num_samples=config.num_samples,
+        src_shape=src_shape,
+        tgt_shape=tgt_shape,
+        dtype=config.dtype or "float32",
+        seed=config.seed,
+        distribution="learnable" if config.model == "linear" else "uniform",
+    )
+    path = config.data_dir / default_file_name(recipe)
+    problem, code = "", 0
+    if group.world.rank == 0:
+        try:
+            with report_progress(f"making {path.name}") as report:
+                made = generate(recipe, path, progress=report)
+            verb = "using" if made.reused else "made"
+            progress.say(f"{verb} {path} ({made.elapsed_s:.1f} s)")
+        except DdpHpcError as error:
+            problem, code = str(error), error.exit_code
+    problem = group.comm.bcast(problem)
+    code = group.comm.bcast(code)
+    if problem:
+        from ddp_hpc.training.group import stop_together
+
+        stop_together(group.world.rank, problem, code)
+    return path
+
+
+def _write_summary(config: TrainConfig, group: Group, samples: Samples, result: Result) -> None:
+    from ddp_hpc.training.metrics import versions, write_json
+
+    assert config.summary is not None
+    world = replace(group.world, mpi=None)
+    names = (
+        "rank",
+        "world_size",
+        "local_rank",
+        "local_size",
+        "node_rank",
+        "num_nodes",
+        "launcher",
+        "hostname",
+    )
+    test = result.test
+    summary = {
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "world": {name: getattr(world, name) for name in names},
+        "sources": world.sources,
+        "backend": group.backend,
+        "device": str(group.device),
+        "threads": group.threads,
+        "model": {"name": config.model, "parameters": result.num_parameters},
+        "data": {"reader": samples.reader, "samples": samples.num_samples},
+        "steps": result.steps,
+        "samples": result.samples,
+        "samples_per_s": result.samples_per_s,
+        "wall_s": result.wall_s,
+        "first_loss": result.first_loss,
+        "final_loss": result.final_loss,
+        "test": None
+        if test is None
+        else {"samples": test.num_samples, "loss": test.loss, "accuracy": test.accuracy},
+        "versions": versions(),
+    }
+    write_json(config.summary, summary)
+
+
+def _become_torchrun() -> NoReturn:
+    """One process turns into one rank per device of this node, by torchrun, which does that well."""
+    import torch
+
+    from ddp_hpc.training.devices import device_kind
+
+    kind = device_kind("auto")
+    count = 1 if kind == "cpu" else torch.get_device_module(kind).device_count()
+    options = [a for i, a in enumerate(sys.argv[1:], 1) if not _is_discovery(i)]
+    os.execv(  # noqa: S606 - the same interpreter, an argv list
+        sys.executable,
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"),
+            *("-m", "ddp_hpc.train", *options),
+        ],
+    )
+
+
+def _is_discovery(i: int) -> bool:
+    word, before = sys.argv[i], sys.argv[i - 1]
+    return word == "--discovery" or word.startswith("--discovery=") or before == "--discovery"
+
+
+def _on_sigterm(signum: int, frame: object) -> NoReturn:
+    del frame
+    # An exception, so that a half-made data file is removed on the way out.
+    raise SystemExit(128 + signum)
+
+
+def _fail(error: BaseException, world: World | None, watch: FailureWatch | None) -> NoReturn:
+    """Says once for the whole job what happened here, and ends the other ranks."""
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else EXIT_FAILED
+        text = ""
+    elif isinstance(error, KeyboardInterrupt):
+        code, text = EXIT_INTERRUPTED, ""
+        if (world.rank if world else peek_rank(os.environ)) == 0:
+            click.echo("interrupted", err=True)
+    else:
+        code = error.exit_code if isinstance(error, DdpHpcError) else EXIT_FAILED
+        text = str(error) if isinstance(error, DdpHpcError) else _traceback(error)
+    everywhere = isinstance(error, DdpHpcError) and error.everywhere
+    is_first = watch is None or everywhere or watch.claim(text)
+    if text and is_first:
+        prefix = world.prefix if world is not None and world.world_size > 1 else ""
+        _print_error(prefix, text, only_rank_0=world is None)
+    sys.stdout.flush()
+    if everywhere or (world is not None and world.world_size == 1):
+        sys.exit(code)
+    # MPI_Finalize would wait for ranks that are stuck in a collective: they are ended instead.
+    abort_mpi(code, patience_s=0.0 if is_first else 5.0)
+    os._exit(code)
+
+
+def _traceback(error: BaseException) -> str:
+    """The whole traceback of an error that nobody foresaw: it is a bug, or the user's own code."""
+    import traceback
+
+    return "".join(traceback.format_exception(error)).rstrip()
+
+
+def _print_error(prefix: str, text: str, only_rank_0: bool = False) -> None:
+    if only_rank_0 and peek_rank(os.environ) != 0:
+        return
+    first, newline, rest = text.partition("\n")
+    label = "" if newline else "error: "
+    # One write, so that lines of different ranks do not mix.
+    sys.stderr.write(f"{prefix}{label}{first}{newline}{rest}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    main()

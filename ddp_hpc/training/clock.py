@@ -1,0 +1,78 @@
+"""Time of each step, without making the device wait for the clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+class StepClock:
+    """Host time spent on data, and the whole step's time.
+
+    On a CPU the host's clock tells both. A GPU works behind the host's back: there
+    each step ends in a device event, and steps are timed from event to event when
+    the losses are read, which waits for the device anyway.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._has_events = device.type != "cpu"
+        self._data_s: list[float] = []
+        self._step_s: list[float] = []
+        self._events: list[torch.Event] = []
+        self._start_s = 0.0
+        self._steps = self._samples = 0
+        self._rated_s = 0.0
+        self._num_samples: list[int] = []
+
+    def start_step(self) -> None:
+        """The step begins now."""
+        if self._has_events and not self._events:
+            self._events.append(self._event())
+        self._data_s.append(0.0)
+        self._start_s = time.perf_counter()
+
+    @contextmanager
+    def data(self) -> Iterator[None]:
+        """Time inside counts as waiting for data."""
+        begin_s = time.perf_counter()
+        yield
+        self._data_s[-1] += time.perf_counter() - begin_s
+
+    def end_step(self, num_samples: int) -> None:
+        """The step's work is done, or queued on the device."""
+        if self._has_events:
+            self._events.append(self._event())
+        else:
+            self._step_s.append(time.perf_counter() - self._start_s)
+        self._num_samples.append(num_samples)
+
+    def read(self) -> list[tuple[float, float]]:
+        """`data_s` and `step_s` of each step since the last call. Waits for the device."""
+        if self._has_events:
+            self._events[-1].synchronize()
+            self._step_s = [
+                a.elapsed_time(b) / 1000 for a, b in zip(self._events, self._events[1:], strict=False)
+            ]
+            self._events = self._events[-1:]
+        times = list(zip(self._data_s, self._step_s, strict=True))
+        for num_samples, (_, step_s) in zip(self._num_samples, times, strict=True):
+            # The first step allocates, connects and compiles: it says nothing about the others.
+            if self._steps > 0:
+                self._samples += num_samples
+                self._rated_s += step_s
+            self._steps += 1
+        self._data_s, self._step_s, self._num_samples = [], [], []
+        return times
+
+    def samples_per_s(self) -> float:
+        """Samples of all ranks a second, over the steps read so far, the first one left out."""
+        return self._samples / self._rated_s if self._rated_s else 0.0
+
+    def _event(self) -> torch.Event:
+        event = torch.Event(self._device.type, enable_timing=True)
+        event.record()
+        return event

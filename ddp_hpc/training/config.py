@@ -1,0 +1,101 @@
+"""What a training run was asked to do: one frozen record, checked before anything starts. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddp_hpc.errors import RequestError
+
+# The lesson's workload: arXiv 1706.03762's Transformer on uniform random numbers.
+TRANSFORMER_SHAPES = ((1, 512), (20, 512))
+LINEAR_SHAPES = ((20,), (1,))
+MODELS = ("transformer", "classifier", "linear")
+LR_SCALINGS = ("linear", "sqrt", "none")
+BACKENDS = ("auto", "nccl", "gloo", "mpi", "xccl")
+DEVICES = ("auto", "cuda", "cpu", "xpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """The options of `python -m ddp_hpc.train`, which documents each.
+
+    Raises:
+        RequestError: on construction, for values that contradict each other or make no sense.
+    """
+
+    data: Path | None = None
+    data_dir: Path = Path("data")
+    src_key: str = "src"
+    tgt_key: str = "tgt"
+    num_samples: int = 2048
+    src_shape: tuple[int, ...] | None = None
+    tgt_shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+    model: str = "transformer"
+    dropout: float = 0.1
+    epochs: int = 10
+    max_steps: int | None = None
+    batch_size: int = 32  # samples a rank and micro-batch
+    shuffle: bool = True
+    seed: int = 0
+    lr: float = 0.001
+    lr_scaling: str = "linear"
+    warmup_steps: int = 0
+    accumulate: int = 1
+    clip_norm: float | None = None
+    discovery: str = "auto"
+    backend: str = "auto"
+    device: str = "auto"
+    threads: int | None = None
+    init_timeout_s: float = 300.0
+    timeout_s: float = 1800.0
+    metrics: Path | None = None
+    summary: Path | None = None
+    log_every: int = 10
+
+    def __post_init__(self) -> None:
+        positive = ("num_samples", "epochs", "batch_size", "accumulate", "log_every", "max_steps", "threads")
+        for name in (*positive, "lr", "clip_norm", "init_timeout_s", "timeout_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise RequestError(
+                    f"--{name.removesuffix('_s').replace('_', '-')} {value}: has to be above 0"
+                )
+        if self.model not in MODELS:
+            from ddp_hpc.errors import nearest
+
+            raise RequestError(
+                f"--model {self.model}: unknown{nearest(self.model, MODELS)}; one of {', '.join(MODELS)}"
+            )
+        if not 0 <= self.dropout < 1:
+            raise RequestError(f"--dropout {self.dropout}: has to be 0 or more and below 1")
+        if self.warmup_steps < 0:
+            raise RequestError(f"--warmup-steps {self.warmup_steps}: has to be 0 or more")
+        if self.model == "classifier" and self.data is None:
+            raise RequestError(
+                "--model classifier needs --data with images and labels; "
+                "`python -m data_gen digits` makes such a file from scikit-learn's handwritten digits"
+            )
+        if self.backend == "nccl" and self.device in ("cpu", "xpu"):
+            raise RequestError(
+                f"--backend nccl moves CUDA tensors only, but --device {self.device} was asked for"
+            )
+
+    @property
+    def synthetic_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shapes of one sample of synthetic data, as asked for or as the model's default has them."""
+        src, tgt = LINEAR_SHAPES if self.model == "linear" else TRANSFORMER_SHAPES
+        return self.src_shape or src, self.tgt_shape or tgt
+
+    def scaled_lr(self, world_size: int) -> float:
+        """The learning rate for this many ranks: arXiv 1706.02677 scales it with the global batch."""
+        factor: float = {"linear": float(world_size), "sqrt": float(world_size**0.5), "none": 1.0}[
+            self.lr_scaling
+        ]
+        return self.lr * factor
+
+    def lr_at(self, step: int, world_size: int) -> float:
+        """The learning rate of a step, counted from 0: a straight ramp over the warm-up, then constant."""
+        peak = self.scaled_lr(world_size)
+        return peak * min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else peak

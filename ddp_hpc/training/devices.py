@@ -1,0 +1,116 @@
+"""Which device and which backend a rank gets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ddp_hpc.errors import RequestError
+from ddp_hpc.world.topology import World
+
+_BACKEND_OF = {"cuda": "nccl", "xpu": "xccl", "cpu": "gloo"}
+
+
+def device_kind(wanted: str) -> str:
+    """`cuda`, `xpu` or `cpu`: what was asked for, or the best there is.
+
+    Raises:
+        RequestError: where a device was asked for that is not here.
+    """
+    here = [
+        kind
+        for kind, there in (("cuda", torch.cuda.is_available()), ("xpu", torch.xpu.is_available()))
+        if there
+    ]
+    if wanted == "auto":
+        return here[0] if here else "cpu"
+    if wanted != "cpu" and wanted not in here:
+        raise RequestError(
+            f"--device {wanted}: torch {torch.__version__} finds no {wanted} device on this node"
+            f"{_why_no_cuda() if wanted == 'cuda' else ''}; use --device auto, or start the job on a GPU node"
+        )
+    return wanted
+
+
+def _why_no_cuda() -> str:
+    if torch.version.cuda is None and torch.version.hip is None:
+        return " (this torch was built without CUDA)"
+    return ""
+
+
+def choose_backend(wanted: str, kind: str) -> str:
+    """The process group's backend for a kind of device.
+
+    Raises:
+        RequestError: where torch does not have the backend, or it cannot move this device's tensors.
+    """
+    backend = _BACKEND_OF[kind] if wanted == "auto" else wanted
+    if backend == "nccl" and kind != "cuda":
+        raise RequestError(
+            "--backend nccl needs CUDA devices and there are none on this node; use --backend auto, "
+            "which takes gloo on CPUs"
+        )
+    has = {
+        "nccl": dist.is_nccl_available,
+        "gloo": dist.is_gloo_available,
+        "mpi": dist.is_mpi_available,
+        "xccl": dist.is_xccl_available,
+    }
+    if not has[backend]():
+        raise RequestError(
+            f"--backend {backend}: torch {torch.__version__} was built without it; use --backend auto"
+        )
+    return backend
+
+
+def pick_device(kind: str, world: World) -> torch.device:
+    """This rank's device.
+
+    The local rank counts it out; where the scheduler shows each rank only a part
+    of the node's devices (Slurm's --gpus-per-task shows one), the count starts again.
+    """
+    if kind == "cpu":
+        return torch.device("cpu")
+    module = torch.get_device_module(kind)
+    device = torch.device(kind, world.local_rank % module.device_count())
+    module.set_device(device)
+    return device
+
+
+def device_identity(device: torch.device) -> str:
+    """What names a physical device wherever it appears: its UUID; empty for CPUs, which ranks share."""
+    if device.type == "cpu":
+        return ""
+    properties = torch.get_device_module(device.type).get_device_properties(device)
+    return str(getattr(properties, "uuid", f"index {device.index}"))
+
+
+def shared_devices(identities: list[list[str]]) -> str:
+    """Names the ranks that would share one device; empty where none would.
+
+    Args:
+        identities: host name and `device_identity` of each rank, by rank.
+    """
+    owners: dict[tuple[str, str], int] = {}
+    for rank, (host, identity) in enumerate(identities):
+        if not identity:
+            continue
+        first = owners.setdefault((host, identity), rank)
+        if first != rank:
+            return (
+                f"ranks {first} and {rank} on {host} would share one device ({identity}): NCCL refuses that; "
+                "start at most as many ranks a node as it has devices"
+            )
+    return ""
+
+
+def to_device(array: np.ndarray[Any, Any], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A tensor on the device; floating-point data in the model's dtype, labels as they are."""
+    tensor = torch.from_numpy(array)
+    if tensor.is_floating_point():
+        return tensor.to(device=device, dtype=dtype)
+    return tensor.to(device=device, dtype=torch.int64)

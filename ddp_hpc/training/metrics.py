@@ -1,0 +1,89 @@
+"""Numbers of a run: per step as JSON lines, and one summary at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from ddp_hpc.errors import RequestError
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRecord:
+    """One optimizer step, as `--metrics` writes it.
+
+    `loss` is the mean over all samples of the step on all ranks; `samples` counts
+    them. `data_s` is what this rank waited for data, `step_s` the whole step.
+    """
+
+    step: int  # from 1, over all epochs
+    epoch: int  # from 1
+    loss: float
+    lr: float
+    samples: int
+    data_s: float
+    step_s: float
+
+
+class MetricsFile:
+    """JSON lines on rank 0; a run without `--metrics` and the other ranks write nothing.
+
+    Raises:
+        RequestError: where the file cannot be written.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._file: TextIO | None = None
+        if path is None:
+            return
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("w", encoding="utf-8")
+        except OSError as error:
+            raise RequestError(f"--metrics {path}: cannot be written") from error
+
+    def write(self, records: list[StepRecord]) -> None:
+        """Appends the records, whole lines at once."""
+        if self._file is not None:
+            self._file.write("".join(json.dumps(vars(record)) + "\n" for record in records))
+            self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Writes a JSON file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def versions() -> dict[str, str]:
+    """The versions that a number depends on."""
+    import numpy as np
+    import torch
+
+    from ddp_hpc import __version__
+
+    found = {
+        "ddp_hpc": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+    if torch.cuda.is_available():
+        found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+    return found

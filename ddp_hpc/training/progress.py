@@ -1,0 +1,43 @@
+"""What rank 0 shows while training: a line that renews itself on a terminal, plain lines in a batch log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+
+class Progress:
+    """Rank 0's voice. The other ranks have one too, which stays silent."""
+
+    def __init__(self, speaks: bool, stream: TextIO | None = None) -> None:
+        self._speaks = speaks
+        self._stream = stream if stream is not None else sys.stdout
+        self._renews = speaks and self._stream.isatty()
+        self._open_line = False
+        self._start_s = time.perf_counter()
+
+    def say(self, text: str) -> None:
+        """One line that stays."""
+        if self._speaks:
+            self._stream.write(self._clear() + text + "\n")
+            self._stream.flush()
+
+    def step(self, done: int, total: int, epoch: str, loss: float, samples_per_s: float) -> None:
+        """Where the training is: `epoch 1/10 step 10/640 loss 29.95 61.3 samples/s eta 0:10:12`."""
+        if not self._speaks:
+            return
+        left_s = int((time.perf_counter() - self._start_s) / done * (total - done))
+        eta = f"{left_s // 3600}:{left_s % 3600 // 60:02d}:{left_s % 60:02d}"
+        text = f"epoch {epoch} step {done}/{total} loss {loss:.6f} {samples_per_s:.1f} samples/s eta {eta}"
+        if not self._renews:
+            self.say(text)
+            return
+        filled = 24 * done // total
+        self._stream.write(f"{self._clear()}[{'#' * filled}{'-' * (24 - filled)}] {text}")
+        self._stream.flush()
+        self._open_line = True
+
+    def _clear(self) -> str:
+        was_open, self._open_line = self._open_line, False
+        return "\r\x1b[K" if was_open else ""

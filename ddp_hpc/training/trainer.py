@@ -1,0 +1,223 @@
+"""The training loop: every rank runs it, and step s sees the same samples whatever their number.
+
+A step is a global batch: `batch_size * world_size * accumulate` samples, dealt to
+ranks by `ddp_hpc.data.batches`. Gradients and losses are means over the samples
+of the step, so an uneven tail needs neither padding nor a special case.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_hpc.data.batches import Share, micro_batches, steps_per_epoch, weight
+from ddp_hpc.data.order import EpochOrder
+from ddp_hpc.data.samples import Samples
+from ddp_hpc.training.clock import StepClock
+from ddp_hpc.training.config import TrainConfig
+from ddp_hpc.training.devices import to_device
+from ddp_hpc.training.evaluate import Evaluation, evaluate
+from ddp_hpc.training.group import Group
+from ddp_hpc.training.metrics import MetricsFile, StepRecord
+from ddp_hpc.training.models import TASKS, SampleSpec, Task, build_model
+from ddp_hpc.training.progress import Progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What came of a run. `samples_per_s` leaves out the first step, which warms things up."""
+
+    num_parameters: int
+    steps: int
+    samples: int
+    wall_s: float
+    samples_per_s: float
+    first_loss: float
+    final_loss: float
+    test: Evaluation | None
+
+
+@dataclass
+class _Pending:
+    """Steps whose losses are still on the device: summed over ranks a few at a time, never per step."""
+
+    losses: list[Tensor] = field(default_factory=list)  # this rank's sum over its samples, a scalar each
+    records: list[dict[str, Any]] = field(default_factory=list)
+
+
+def train(config: TrainConfig, group: Group, samples: Samples, progress: Progress) -> Result:
+    """Trains the configured model on the samples. Collective: every rank must call this.
+
+    Raises:
+        RequestError: where the samples do not fit the model.
+    """
+    world_size, device = group.world.world_size, group.device
+    task = TASKS[config.model]
+    dtype = torch.float64 if samples.src_dtype == np.float64 else torch.float32
+    spec = SampleSpec(samples.src_shape, samples.tgt_shape, samples.num_classes)
+    bare = build_model(config.model, spec, config.dropout, config.seed, dtype).to(device)
+    model = _wrap(bare, group)
+    # Ranks draw different dropout masks from here on; the parameters above are the same on all.
+    torch.manual_seed(config.seed * 1_000_003 + group.world.rank + 1)
+    optimizer = torch.optim.Adam(
+        bare.parameters(), lr=config.scaled_lr(world_size), fused=device.type == "cuda" or None
+    )
+    num_parameters = sum(p.numel() for p in bare.parameters())
+    progress.say(
+        f"model: {config.model}, {num_parameters:,} parameters; Adam, lr {config.scaled_lr(world_size):g} "
+        f"({config.lr:g}, {config.lr_scaling} scaling over {world_size})"
+    )
+    total = _total_steps(config, samples.num_samples, world_size)
+    metrics = MetricsFile(config.metrics if group.world.rank == 0 else None)
+    clock, pending = StepClock(device), _Pending()
+    run = _Run(config, group, samples, task, model, optimizer, dtype, clock)
+    first_loss = final_loss = math.nan
+    done_samples = 0
+    test: Evaluation | None = None
+    start_s = time.perf_counter()
+    for step, epoch, order, shares in _steps(config, samples.num_samples, group):
+        run.one_step(step, order, shares, pending, epoch)
+        done_samples += shares[0].step_samples
+        last_of_run = step + 1 == total
+        if (step + 1) % config.log_every == 0 or last_of_run or step == 0:
+            records = _settle(pending, group, clock)
+            metrics.write(records)
+            final_loss = records[-1].loss
+            first_loss = records[0].loss if step == 0 else first_loss
+            seconds = sum(r.step_s for r in records)
+            rate = sum(r.samples for r in records) / seconds if seconds else math.inf
+            progress.step(step + 1, total, f"{epoch + 1}/{config.epochs}", final_loss, rate)
+        if samples.test is not None and (last_of_run or _ends_epoch(config, samples, world_size, step)):
+            test = evaluate(bare, task, samples.test, group, config.batch_size, dtype)
+            progress.say(f"epoch {epoch + 1}/{config.epochs} test: {test}")
+    wall_s = time.perf_counter() - start_s
+    metrics.close()
+    return Result(
+        num_parameters=num_parameters,
+        steps=total,
+        samples=done_samples,
+        wall_s=wall_s,
+        samples_per_s=clock.samples_per_s(),
+        first_loss=first_loss,
+        final_loss=final_loss,
+        test=test,
+    )
+
+
+def _wrap(model: nn.Module, group: Group) -> nn.Module:
+    if group.backend == "none":
+        return model
+    ids = None if group.device.type == "cpu" else [group.device]
+    return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+
+
+def _total_steps(config: TrainConfig, num_samples: int, world_size: int) -> int:
+    steps = config.epochs * steps_per_epoch(num_samples, config.batch_size, world_size, config.accumulate)
+    return min(steps, config.max_steps) if config.max_steps else steps
+
+
+def _ends_epoch(config: TrainConfig, samples: Samples, world_size: int, step: int) -> bool:
+    per_epoch = steps_per_epoch(samples.num_samples, config.batch_size, world_size, config.accumulate)
+    return (step + 1) % per_epoch == 0
+
+
+def _steps(
+    config: TrainConfig, num_samples: int, group: Group
+) -> Iterator[tuple[int, int, EpochOrder, tuple[Share, ...]]]:
+    """Step and epoch from 0, the epoch's order, and this rank's micro-batches."""
+    world_size = group.world.world_size
+    per_epoch = steps_per_epoch(num_samples, config.batch_size, world_size, config.accumulate)
+    order = None
+    for step in range(_total_steps(config, num_samples, world_size)):
+        epoch, in_epoch = divmod(step, per_epoch)
+        if order is None or in_epoch == 0:
+            order = EpochOrder(num_samples, config.seed, epoch, config.shuffle)
+        shares = micro_batches(
+            num_samples, config.batch_size, world_size, group.world.rank, config.accumulate, in_epoch
+        )
+        yield step, epoch, order, shares
+
+
+@dataclass
+class _Run:
+    """The parts that one step needs."""
+
+    config: TrainConfig
+    group: Group
+    samples: Samples
+    task: Task
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    dtype: torch.dtype
+    clock: StepClock
+
+    def one_step(
+        self, step: int, order: EpochOrder, shares: tuple[Share, ...], pending: _Pending, epoch: int
+    ) -> None:
+        """Gradients of all micro-batches, one update. Collective: every rank must call this."""
+        world_size = self.group.world.world_size
+        self.clock.start_step()
+        lr = self.config.lr_at(step, world_size)
+        for parameters in self.optimizer.param_groups:
+            parameters["lr"] = lr
+        self.optimizer.zero_grad(set_to_none=True)
+        loss_sum = torch.zeros((), dtype=torch.float64 if self.dtype == torch.float64 else torch.float32)
+        loss_sum = loss_sum.to(self.group.device)
+        for i, share in enumerate(shares):
+            src, tgt = self._load(order, share)
+            with self._sync(last=i + 1 == len(shares)):
+                loss = self.task.loss(self.task.forward(self.model, src, tgt), tgt)
+                factor = weight(share, world_size)
+                # An even batch has factor 1 and takes the very path of a plain loop.
+                (loss if factor == 1.0 else loss * factor).backward()  # type: ignore[no-untyped-call]
+            loss_sum += loss.detach() * (share.stop - share.start)
+        if self.config.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
+        self.optimizer.step()
+        self.clock.end_step(shares[0].step_samples)
+        pending.losses.append(loss_sum)
+        pending.records.append(
+            {"step": step + 1, "epoch": epoch + 1, "lr": lr, "samples": shares[0].step_samples}
+        )
+
+    def _load(self, order: EpochOrder, share: Share) -> tuple[Tensor, Tensor]:
+        """This rank's part of a micro-batch on its device: (b, *src_shape) and (b, *tgt_shape).
+
+        A rank without a sample in an uneven tail takes one all the same, of weight 0:
+        the others' allreduce waits for its backward.
+        """
+        with self.clock.data():
+            first = min(share.start, share.stop - 1)
+            src, tgt = self.samples.read(order.take(first, share.stop))
+            return (
+                to_device(src, self.group.device, self.dtype),
+                to_device(tgt, self.group.device, self.dtype),
+            )
+
+    def _sync(self, last: bool) -> AbstractContextManager[None]:
+        """Gradients cross the network once a step, with its last micro-batch."""
+        if last or not isinstance(self.model, DistributedDataParallel):
+            return nullcontext()
+        return self.model.no_sync()
+
+
+def _settle(pending: _Pending, group: Group, clock: StepClock) -> list[StepRecord]:
+    """The pending steps with their losses summed over ranks and their times read. Collective."""
+    sums = group.sum(torch.stack(pending.losses)).tolist()
+    times = clock.read()
+    records = [
+        StepRecord(loss=total / record["samples"], data_s=data_s, step_s=step_s, **record)
+        for total, record, (data_s, step_s) in zip(sums, pending.records, times, strict=True)
+    ]
+    pending.losses.clear()
+    pending.records.clear()
+    return records
