@@ -349,6 +349,8 @@ def _fail(error: BaseException, world: World | None, watch: FailureWatch | None)
         text = str(error) if isinstance(error, DdpHpcError) else _traceback(error)
     everywhere = isinstance(error, DdpHpcError) and error.everywhere
     is_first = watch is None or everywhere or watch.claim(text)
+    if text and world is not None and world.launcher == "torchrun":
+        _tell_torchrun(error)
     if text and is_first:
         prefix = world.prefix if world is not None and world.world_size > 1 else ""
         _print_error(prefix, text, only_rank_0=world is None)
@@ -358,6 +360,13 @@ def _fail(error: BaseException, world: World | None, watch: FailureWatch | None)
     # MPI_Finalize would wait for ranks that are stuck in a collective: they are ended instead.
     abort_mpi(code, patience_s=0.0 if is_first else 5.0)
     os._exit(code)
+
+
+def _tell_torchrun(error: BaseException) -> None:
+    """Puts the error where torchrun's agent looks for the root cause; else it names whoever ended first."""
+    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+    get_error_handler().record_exception(error)
 
 
 def _traceback(error: BaseException) -> str:

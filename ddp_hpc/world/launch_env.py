@@ -182,20 +182,21 @@ LAUNCHERS: tuple[Launcher, ...] = (
         mpi="any",
         start="flux run",
     ),
-    # Before PALS: `srun --mpi=cray_shasta` sets PALS_* and so does not mean PBS.
+    # Before PALS: `srun --mpi=cray_shasta` sets PALS_* and so does not mean PBS. Slurm's own names are
+    # taken, as its 22.05 sets no PMI_* and no PALS_LOCAL_RANKID there (recorded); 23.02 does.
     Launcher(
         name="cray_shasta",
         title="Slurm (srun --mpi=cray_shasta)",
         any_of=("PALS_RANKID", "PALS_APID"),
         all_of=("SLURM_STEP_ID", "SLURM_PROCID"),
-        rank="PMI_RANK",
-        world_size="PMI_SIZE",
-        local_rank="PMI_LOCAL_RANK",
-        local_size="PMI_LOCAL_SIZE",
+        rank="SLURM_PROCID",
+        world_size="SLURM_STEP_NUM_TASKS",
+        local_rank="SLURM_LOCALID",
         node_rank="SLURM_NODEID",
         num_nodes="SLURM_STEP_NUM_NODES",
         mpi="mpich",
         start="srun --mpi=cray_shasta",
+        complete=_complete_slurm,
     ),
     Launcher(
         name="pals",
@@ -247,6 +248,18 @@ LAUNCHERS: tuple[Launcher, ...] = (
         mpi="mpich",
         start="MPICH's mpiexec",
     ),
+    # Hydra's PMI_PORT mode: the size is in no variable.
+    Launcher(
+        name="hydra_port",
+        title="MPICH Hydra (PMI_PORT)",
+        any_of=("PMI_ID",),
+        all_of=("PMI_PORT", "MPI_LOCALRANKID"),
+        rank="PMI_ID",
+        local_rank="MPI_LOCALRANKID",
+        local_size="MPI_LOCALNRANKS",
+        mpi="mpich",
+        start="MPICH's mpiexec",
+    ),
     # Step variables only: SLURM_NTASKS is the job's where a step has fewer tasks.
     Launcher(
         name="slurm",
@@ -262,11 +275,11 @@ LAUNCHERS: tuple[Launcher, ...] = (
         start="srun",
         complete=_complete_slurm,
     ),
-    # PMI_PORT mode of Hydra and PMI launchers without a local rank.
+    # PMI launchers without a local rank.
     Launcher(
         name="pmi",
         title="PMI",
-        any_of=("PMI_RANK", "PMI_ID", "PMI_SIZE"),
+        any_of=("PMI_RANK", "PMI_SIZE"),
         rank="PMI_RANK",
         world_size="PMI_SIZE",
         mpi="mpich",

@@ -171,6 +171,8 @@ def _over_mpi(world: World, comm: Comm, environ: Environ, watchdog: Watchdog) ->
         door.stop()
         helper.join()
         door.dismiss()
+    # Nobody may connect to the store before the door is shut: it would be turned away.
+    comm.barrier("the end of the rendezvous")
     if problems:
         hint = "name the right network in DDP_HPC_FABRIC_INTERFACE or MASTER_ADDR"
         _stop_together(world, f"{problems[0]} ({why}); {len(problems)} node(s) cannot; {hint}")

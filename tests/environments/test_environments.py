@@ -1,0 +1,72 @@
+"""The recorded environments are whole, say where they came from, and tell nothing of who recorded them."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from . import FOLDER, Case, cases, load
+from .record import CHECKOUT, RECORDINGS
+
+every_case = pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+
+
+@every_case
+def test_a_case_holds_each_of_its_ranks_and_no_other(case: Case) -> None:
+    for rank in range(case.num_ranks):
+        assert "HOME" in load(case.name, rank)
+    with pytest.raises(KeyError):
+        load(case.name, case.num_ranks)
+
+
+@every_case
+def test_a_case_says_where_it_came_from(case: Case) -> None:
+    header = case.path.read_text().partition("[rank 0]")[0]
+    wanted = {"recorded": ("where", "how", "date"), "composed": ("sources", "date")}[case.origin]
+    for key in (*wanted, "versions", "command"):
+        assert re.search(rf"^# {key}: \S", header, re.MULTILINE), key
+    assert case.versions
+    assert case.command
+
+
+@every_case
+def test_a_case_names_no_folder_of_the_machine_that_recorded_it(case: Case) -> None:
+    for rank in range(case.num_ranks):
+        for name, value in load(case.name, rank).items():
+            assert not re.search(r"/root\b|/home/(?!user\b)", value), f"{name}={value}"
+            assert str(CHECKOUT) not in value, f"{name}={value}"
+            assert sys.prefix not in value, f"{name}={value}"
+
+
+def test_all_ranks_of_a_case_differ() -> None:
+    for case in cases():
+        ranks = [tuple(sorted(load(case.name, rank).items())) for rank in range(case.num_ranks)]
+        assert len(set(ranks)) == case.num_ranks, case.name
+
+
+def test_the_recorded_cases_are_those_that_the_recorder_knows() -> None:
+    told = {r.name: (r.launcher, r.command, r.num_ranks, r.ranks_per_node) for r in RECORDINGS}
+    recorded = [case for case in cases() if case.origin == "recorded"]
+    assert told == {c.name: (c.launcher, c.command, c.num_ranks, c.ranks_per_node) for c in recorded}
+
+
+def test_the_readme_tells_of_every_case() -> None:
+    rows = re.findall(r"^\| `(\S+)` \| (\S+) \| (\S+) \|", (FOLDER / "README.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted((case.name, case.launcher, case.origin) for case in cases())
+
+
+def test_an_unknown_case_is_an_error() -> None:
+    with pytest.raises(FileNotFoundError, match="nosuch"):
+        load("nosuch", 0)
+
+
+@pytest.mark.parametrize("text", ["NAME", "[rank 0]\nNAME", "[rank 0]\nA=1\nA=2", "A=1\n[rank 0]\n"])
+def test_a_damaged_file_is_an_error_with_its_line(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = "".join(f"# {key}: 1\n" for key in ("launcher", "origin", "ranks", "ranks per node"))
+    (tmp_path / "broken.env").write_text(f"{header}# versions: 1\n# command: 1\n{text}\n")
+    monkeypatch.setattr("tests.environments.FOLDER", tmp_path)
+    with pytest.raises(ValueError, match=r"broken.env, line \d: .* is no NAME=value of one rank"):
+        load("broken", 0)

@@ -1,0 +1,1 @@
+"""A real Slurm for the tests: namespaces as nodes, Debian's daemons on them."""

@@ -1,0 +1,197 @@
+"""A node is a set of Linux namespaces: its own network, host name, mounts, IPC and process numbers."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from .configuration import HEAD, Layout
+
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_HERE = Path(__file__).resolve().parent
+_T = TypeVar("_T")
+
+
+class ClusterError(RuntimeError):
+    """The test cluster is not as it has to be."""
+
+
+def wait_for(what: str, look: Callable[[], _T], timeout: float = 20.0, step: float = 0.05) -> _T:
+    """The first true value of look(), asked again and again.
+
+    Raises:
+        ClusterError: after `timeout` seconds without one.
+    """
+    end = time.monotonic() + timeout
+    while True:
+        if result := look():
+            return result
+        if time.monotonic() > end:
+            raise ClusterError(f"no {what} after {timeout:g} s")
+        time.sleep(step)
+
+
+def start_keeper(layout: Layout, parent: int) -> subprocess.Popen[bytes]:
+    """Start the head node, inside the process that ends the whole cluster when `parent` ends.
+
+    A session of its own keeps Ctrl-C in pytest's terminal away from it.
+    """
+    argv = ["setpriv", "--pdeathsig", "TERM", "bash", str(_HERE / "keeper.sh")]
+    argv += [str(layout.root), layout.settings.node_prefix, str(parent)]
+    with (layout.log / "keeper.log").open("ab") as log:
+        keeper = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd="/",
+            env={"PATH": SYSTEM_PATH, "LANG": "C.UTF-8"},
+        )
+
+    def is_ready() -> bool:
+        if keeper.poll() is not None:
+            raise ClusterError("the head node did not start")
+        return (layout.run / f"ready-{HEAD}").exists()
+
+    try:
+        wait_for("head node", is_ready)
+    except BaseException:
+        keeper.terminate()
+        keeper.wait(30)
+        raise
+    return keeper
+
+
+def start_node(layout: Layout, name: str) -> None:
+    """Switch a compute node on: namespaces below those of the head node, then its cables, then slurmd."""
+    ready = layout.run / f"ready-{name}"
+    ready.unlink(missing_ok=True)
+    argv = ["unshare", "--net", "--uts", "--ipc", "--mount", "--propagation", "private"]
+    argv += ["--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
+    argv += ["bash", str(_HERE / "node_init.sh"), str(layout.root), name]
+    log = layout.log / f"node-{name}.log"
+    call(
+        layout,
+        HEAD,
+        "setsid",
+        "--fork",
+        "sh",
+        "-c",
+        'log=$1; shift; exec "$@" >>"$log" 2>&1',
+        "_",
+        log,
+        *argv,
+    )
+    wait_for(f"node {name}", ready.exists)
+    connect(layout, name)
+    slurmd(layout, name, "start")
+
+
+def init_pid(layout: Layout, name: str) -> int:
+    """The process number, as seen from here, of a node's first process.
+
+    Raises:
+        ClusterError: where the node is not up.
+    """
+    wanted = [str(_HERE / "node_init.sh"), str(layout.root), name]
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            argv = (entry / "cmdline").read_text().rstrip("\0").split("\0")
+            if argv[:1] == ["bash"] and argv[1:] == wanted and _pid_in_its_namespace(entry) == "1":
+                return int(entry.name)
+        except OSError:  # it ended meanwhile
+            continue
+    raise ClusterError(f"node {name} is not up")
+
+
+def _pid_in_its_namespace(entry: Path) -> str:
+    lines = (entry / "status").read_text().splitlines()
+    return next((line.split()[-1] for line in lines if line.startswith("NSpid:")), "")
+
+
+def enter(layout: Layout, name: str, cwd: Path | str = "/") -> list[str]:
+    """The words before a command that make it run on a node.
+
+    nsenter waits beside the command and ends as it ends; when nsenter is
+    killed, the command is killed too.
+    """
+    target = init_pid(layout, name)
+    return [
+        *("nsenter", f"--target={target}", "--net", "--uts", "--ipc", "--mount", "--pid", f"--wdns={cwd}"),
+        *("setpriv", "--pdeathsig", "KILL", "--"),
+    ]
+
+
+def call(layout: Layout, name: str, *argv: object, check: bool = True) -> str:
+    """The standard output of a short command on a node.
+
+    Raises:
+        ClusterError: when it fails and `check` is set.
+    """
+    words: Sequence[str] = [str(word) for word in argv]
+    env = {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8", "SLURM_CONF": str(layout.conf)}
+    done = subprocess.run(
+        [*enter(layout, name), *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=env,
+        timeout=60,
+    )
+    if check and done.returncode:
+        raise ClusterError(f"{name}: {' '.join(words)}: {done.stderr.strip() or done.returncode}")
+    return done.stdout
+
+
+def connect(layout: Layout, name: str) -> None:
+    """Lay a cable per network from the node to the switch, which is the head node's own interface."""
+    for i, network in enumerate(layout.settings.networks):
+        device, address = network.interface, f"{layout.settings.address(name, i)}/24"
+        if name == HEAD:
+            call(layout, HEAD, "ip", "link", "add", device, "type", "bridge")
+        else:
+            peer = ("peer", "name", device, "netns", pid_seen_from_head(layout, name))
+            call(layout, HEAD, "ip", "link", "add", _cable(device, name), "type", "veth", *peer)
+            call(layout, HEAD, "ip", "link", "set", _cable(device, name), "master", device, "up")
+        call(layout, name, "ip", "addr", "add", address, "dev", device)
+        call(layout, name, "ip", "link", "set", device, "up")
+
+
+def pid_seen_from_head(layout: Layout, name: str) -> str:
+    status = Path(f"/proc/{init_pid(layout, name)}/status").read_text().splitlines()
+    return next(line.split()[-2] for line in status if line.startswith("NSpid:"))
+
+
+def _cable(device: str, name: str) -> str:
+    return f"{device}-{name}"[:15]  # Linux allows no longer name for an interface
+
+
+def set_link(layout: Layout, name: str, state: str) -> None:
+    """Pull (`down`) or plug (`up`) a node's cables at the switch."""
+    for network in layout.settings.networks:
+        call(layout, HEAD, "ip", "link", "set", _cable(network.interface, name), state)
+
+
+def power_off(layout: Layout, name: str) -> None:
+    """Power loss: the peers get no FIN and no RST, as the link goes first."""
+    set_link(layout, name, "down")
+    pid = init_pid(layout, name)
+    call(layout, HEAD, "kill", "-KILL", pid_seen_from_head(layout, name))
+    wait_for(f"end of {name}", lambda: not Path(f"/proc/{pid}/cmdline").exists())
+    # Open connections of a dead node keep its network namespace, and so the
+    # cable, for minutes; the node could not be switched on again.
+    for network in layout.settings.networks:
+        call(layout, HEAD, "ip", "link", "delete", _cable(network.interface, name), check=False)
+
+
+def slurmd(layout: Layout, name: str, action: str) -> None:
+    """`start`, `stop` (asked to) or `kill` (at once) the slurmd of a node alone."""
+    if action == "start":
+        call(layout, name, "slurmd", "-f", layout.conf)
+        return
+    pid = (layout.run / f"slurmd-{name}.pid").read_text().strip()
+    call(layout, name, "kill", {"stop": "-TERM", "kill": "-KILL"}[action], pid)

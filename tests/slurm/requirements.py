@@ -1,0 +1,42 @@
+"""Whether this machine can carry a test cluster."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from functools import cache
+
+from .nodes import SYSTEM_PATH
+
+PACKAGES = "slurmctld slurmd slurm-client munge libpmix-dev iproute2 util-linux"
+_PROGRAMS = [
+    "munged",
+    "slurmctld",
+    "slurmd",
+    "sbatch",
+    "srun",
+    "ip",
+    "nsenter",
+    "unshare",
+    "setpriv",
+    "hostname",
+]
+
+
+@cache
+def what_is_missing() -> str | None:
+    """What this machine lacks, and how to mend it, on one line; None where all is there."""
+    lacks = ["root"] if os.geteuid() else []
+    missing = [name for name in _PROGRAMS if shutil.which(name, path=SYSTEM_PATH) is None]
+    lacks += [f"the programs {' '.join(missing)}"] if missing else []
+    if not lacks:
+        probe = ["unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "true"]
+        if subprocess.run(probe, capture_output=True).returncode:
+            lacks = ["the right to make namespaces (a container needs --privileged)"]
+    if not lacks:
+        return None
+    return (
+        f"the Slurm tests lack {', '.join(lacks)}: run pytest as root, after "
+        f"`apt-get install -y --no-install-recommends {PACKAGES}` (Debian's package names)"
+    )

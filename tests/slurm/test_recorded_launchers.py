@@ -1,0 +1,39 @@
+"""The recorded environments still say what the launchers at hand say."""
+
+import pytest
+
+from tests.environments import load
+from tests.environments.record import RECORDINGS, Recording, launch
+
+from .cluster import Cluster
+
+pytestmark = pytest.mark.slurm
+
+PLACE = [
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_NODEID",
+    "SLURM_NTASKS",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_STEP_NUM_NODES",
+    "SLURM_STEP_TASKS_PER_NODE",
+    "SLURM_STEP_ID",
+    "SLURM_GPUS_ON_NODE",
+    "CUDA_VISIBLE_DEVICES",
+    "PMI_RANK",
+    "PMI_SIZE",
+    "PMI_ID",
+    "MPI_LOCALRANKID",
+    "MPI_LOCALNRANKS",
+    "PMIX_RANK",
+]
+# Of the rest, the tests' environment has not the launcher, or it takes torch's seconds
+# to start, or, as with cray_shasta, newer versions say more.
+AT_HAND = [r for r in RECORDINGS if r.needs in ("slurm", "mpich") and r.launcher != "cray_shasta"]
+
+
+@pytest.mark.parametrize("recording", AT_HAND, ids=lambda recording: recording.name)
+def test_a_rank_is_told_its_place_as_it_was_recorded(cluster: Cluster, recording: Recording) -> None:
+    for rank, now in launch(cluster, recording, {}).items():
+        recorded = load(recording.name, rank)
+        assert {name: now.get(name) for name in PLACE} == {name: recorded.get(name) for name in PLACE}
