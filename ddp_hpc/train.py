@@ -174,7 +174,7 @@ def _run(config: TrainConfig) -> None:
     except ReportedElsewhereError as error:
         sys.exit(error.exit_code)
     except BaseException as error:  # the one place where everything ends up
-        _fail(error, world, watch)
+        _fail(error, world, watch, config.timeout_s)
 
 
 def _find_the_others(config: TrainConfig) -> tuple[World, Endpoint | None]:
@@ -335,7 +335,9 @@ def _on_sigterm(signum: int, frame: object) -> NoReturn:
     raise SystemExit(128 + signum)
 
 
-def _fail(error: BaseException, world: World | None, watch: FailureWatch | None) -> NoReturn:
+def _fail(
+    error: BaseException, world: World | None, watch: FailureWatch | None, timeout_s: float
+) -> NoReturn:
     """Says once for the whole job what happened here, and ends the other ranks."""
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else EXIT_FAILED
@@ -346,7 +348,7 @@ def _fail(error: BaseException, world: World | None, watch: FailureWatch | None)
             click.echo("interrupted", err=True)
     else:
         code = error.exit_code if isinstance(error, DdpHpcError) else EXIT_FAILED
-        text = str(error) if isinstance(error, DdpHpcError) else _traceback(error)
+        text = str(error) if isinstance(error, DdpHpcError) else _describe(error, watch, timeout_s)
     everywhere = isinstance(error, DdpHpcError) and error.everywhere
     is_first = watch is None or everywhere or watch.claim(text)
     if text and world is not None and world.launcher == "torchrun":
@@ -369,9 +371,18 @@ def _tell_torchrun(error: BaseException) -> None:
     get_error_handler().record_exception(error)
 
 
-def _traceback(error: BaseException) -> str:
-    """The whole traceback of an error that nobody foresaw: it is a bug, or the user's own code."""
+def _describe(error: BaseException, watch: FailureWatch | None, timeout_s: float) -> str:
+    """The whole traceback of an error that nobody foresaw: it is a bug, or the user's own code.
+
+    That another rank went away is foreseen, and takes one line.
+    """
     import traceback
+
+    if watch is not None:
+        from ddp_hpc.training.failure import explain_lost_contact
+
+        if text := explain_lost_contact(error, timeout_s):
+            return text
 
     return "".join(traceback.format_exception(error)).rstrip()
 

@@ -60,16 +60,17 @@ class StepClock:
             self._events = self._events[-1:]
         times = list(zip(self._data_s, self._step_s, strict=True))
         for num_samples, (_, step_s) in zip(self._num_samples, times, strict=True):
-            # The first step allocates, connects and compiles: it says nothing about the others.
-            if self._steps > 0:
-                self._samples += num_samples
-                self._rated_s += step_s
+            # The first step allocates, connects and compiles: it counts only while it is the only one.
+            if self._steps == 1:
+                self._samples, self._rated_s = 0, 0.0
+            self._samples += num_samples
+            self._rated_s += step_s
             self._steps += 1
         self._data_s, self._step_s, self._num_samples = [], [], []
         return times
 
     def samples_per_s(self) -> float:
-        """Samples of all ranks a second, over the steps read so far, the first one left out."""
+        """Samples of all ranks a second, over the steps read so far, the first left out if there are more."""
         return self._samples / self._rated_s if self._rated_s else 0.0
 
     def _event(self) -> torch.Event:

@@ -22,6 +22,34 @@ _FOREVER = timedelta(days=365)
 _GRACE_S = 3.0  # for the main thread to end in its own way, or for the others to hear of it
 
 
+# What gloo, NCCL and the store say when another rank is gone or does not come.
+_LOST = (
+    "gloo",
+    "connection closed by peer",
+    "connection reset by peer",
+    "nccl",
+    "timed out",
+    "tcpstore",
+    "socket",
+)
+
+
+def explain_lost_contact(error: BaseException, timeout_s: float) -> str:
+    """One line for an error that only tells that another rank is gone or stuck; empty for any other error."""
+    import torch.distributed as dist
+
+    text = str(error)
+    if not isinstance(error, RuntimeError) or not dist.is_initialized():
+        return ""
+    if not isinstance(error, dist.DistError) and not any(word in text.lower() for word in _LOST):
+        return ""
+    cause = " ".join(text.partition("\n")[0].split())[:300]
+    return (
+        f"lost contact with another rank in a collective ({cause}); it ended or does not come: look for its "
+        f"own error above or in its node's log; a rank waits {timeout_s:g} s for the others (--timeout)"
+    )
+
+
 class FailureWatch:
     """This rank's end of the wire; close it before the store goes away in peace."""
 

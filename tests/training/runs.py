@@ -1,0 +1,92 @@
+"""Starts `python -m ddp_hpc.train` as its users do: real processes, real launchers, a time limit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+PROJECT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+# A Transformer that is quick on two cores: the default's layers with an embedding of 64.
+SMALL = ["--src-shape", "1,64", "--tgt-shape", "20,64"]
+_LAUNCHER_MARKS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "GROUP_", "ROLE_", "TORCHELASTIC", "OMP_NUM")
+_LAUNCHER_MARKS += ("PMI", "MPI_", "OMPI_", "PALS_", "SLURM_", "PBS_", "DDP_HPC_", "FLUX_", "JSM_", "MV2_")
+
+
+def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The caller's environment without what a launcher or a job may have left in it."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER_MARKS)}
+    return kept | {"PYTHONPATH": str(PROJECT)} | dict(extra or {})
+
+
+def start(ranks: int, launcher: str = "mpiexec") -> list[str]:
+    """The words in front of `-m ddp_hpc.train` or of a script."""
+    if launcher == "torchrun":
+        return [str(BIN / "torchrun"), "--standalone", f"--nproc-per-node={ranks}"]
+    if ranks == 1:
+        return [sys.executable]
+    return [str(BIN / "mpiexec"), "-n", str(ranks), sys.executable]
+
+
+def train(
+    *options: str,
+    cwd: Path,
+    ranks: int = 1,
+    launcher: str = "mpiexec",
+    program: list[str] | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = 120.0,
+) -> subprocess.CompletedProcess[str]:
+    """The finished run; one that takes too long is killed with all its processes and fails the test."""
+    argv = [*start(ranks, launcher), *(program or ["-m", "ddp_hpc.train"]), *options]
+    return run(argv, cwd, env, timeout_s)
+
+
+def run(
+    argv: list[str], cwd: Path, env: Mapping[str, str] | None = None, timeout_s: float = 120.0
+) -> subprocess.CompletedProcess[str]:
+    """Any command, in a session of its own."""
+    process = subprocess.Popen(
+        argv,
+        cwd=cwd,
+        env=clean_environment(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        raise AssertionError(f"{argv} took more than {timeout_s} s\n{out}\n{err}") from None
+    return subprocess.CompletedProcess(argv, process.returncode, out, err)
+
+
+def succeeded(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+    """The run itself, which must have ended well."""
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def losses(metrics: Path) -> list[float]:
+    """The loss of every step."""
+    return [record["loss"] for record in records(metrics)]
+
+
+def records(metrics: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics file."""
+    return [json.loads(line) for line in metrics.read_text().splitlines()]
+
+
+def error_lines(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """The lines of stderr that carry an error of ours."""
+    return [line for line in done.stderr.splitlines() if "error: " in line.lower()]

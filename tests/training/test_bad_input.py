@@ -1,0 +1,103 @@
+"""Wrong requests: exit code 2, one line that says what was seen, what was needed and what to do."""
+
+import json
+
+import h5py
+import numpy as np
+import pytest
+
+from .runs import error_lines, train
+
+
+def _refused(tmp_path, *options, ranks=1, code=2):
+    done = train(*options, cwd=tmp_path, ranks=ranks)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    lines = error_lines(done)
+    assert len(lines) == 1, done.stderr
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--epochs", "0"], ["--epochs 0", "above 0"]),
+        (["--batch-size", "-1"], ["--batch-size -1"]),
+        (["--dropout", "1"], ["--dropout 1", "below 1"]),
+        (["--model", "transformr"], ["transformr", 'did you mean "transformer"']),
+        (["--src-shape", "1,0"], ["1,0", "positive sizes"]),
+        (["--src-shape", "1,512;rm"], ["no shape"]),
+        (["--epoch", "3"], ["No such option", "--epochs"]),
+        (["--model", "classifier"], ["--data", "data_gen digits"]),
+        (["--backend", "nccl", "--device", "cpu"], ["nccl", "CUDA"]),
+        (["--discovery", "slrum"], ["slrum"]),
+        (["--discovery", "slurm"], ["SLURM_STEP_ID", "srun"]),
+    ],
+)
+def test_a_wrong_option_is_refused_before_anything_starts(tmp_path, options, words):
+    line = _refused(tmp_path, *options)
+    for word in words:
+        assert word in line
+    assert list(tmp_path.iterdir()) == [], "nothing was written"
+
+
+def test_a_wrong_option_under_mpiexec_is_one_error_not_one_a_rank(tmp_path):
+    assert "No such option" in _refused(tmp_path, "--epoch", "3", ranks=3)
+
+
+def test_cuda_where_there_is_none_says_so(tmp_path, no_gpu):
+    line = _refused(tmp_path, "--device", "cuda", ranks=2)
+    assert "finds no cuda device" in line
+    assert "--device auto" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nccl_without_a_gpu_names_the_way_out(tmp_path, no_gpu):
+    line = _refused(tmp_path, "--backend", "nccl", ranks=2)
+    assert "needs CUDA devices" in line
+    assert "gloo" in line
+
+
+def test_a_missing_file_is_one_error_for_all_ranks(tmp_path):
+    assert "nope.h5" in _refused(tmp_path, "--data", "nope.h5", ranks=2)
+
+
+def test_a_file_of_another_shape_than_asked_for_is_refused(tmp_path):
+    with h5py.File(tmp_path / "small.h5", "w") as file:
+        file["src"] = np.zeros((8, 1, 64), dtype=np.float32)
+        file["tgt"] = np.zeros((8, 20, 64), dtype=np.float32)
+    line = _refused(tmp_path, "--data", "small.h5", "--src-shape", "1,512")
+    assert "small.h5" in line
+    assert "512" in line
+
+
+def test_shapes_that_the_model_cannot_take_are_refused_by_all_ranks_at_once(tmp_path):
+    line = _refused(tmp_path, "--src-shape", "1,60", "--tgt-shape", "20,60", "--num-samples", "8", ranks=2)
+    assert "8 attention heads" in line
+    assert "64" in line
+
+
+def test_a_truncated_file_is_refused(tmp_path):
+    path = tmp_path / "cut.h5"
+    with h5py.File(path, "w") as file:
+        file["src"] = np.zeros((64, 1, 64), dtype=np.float32)
+        file["tgt"] = np.zeros((64, 20, 64), dtype=np.float32)
+    path.write_bytes(path.read_bytes()[:9000])
+    assert "cut.h5" in _refused(tmp_path, "--data", str(path), ranks=2)
+
+
+def test_a_metrics_file_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "folder").mkdir()
+    options = ["--src-shape", "1,64", "--tgt-shape", "20,64", "--num-samples", "8"]
+    assert "--metrics folder" in _refused(tmp_path, *options, "--metrics", "folder", ranks=2)
+
+
+def test_an_interrupted_summary_leaves_the_old_one(tmp_path, monkeypatch):
+    from ddp_hpc.training.metrics import write_json
+
+    path = tmp_path / "summary.json"
+    write_json(path, {"steps": 1})
+    with pytest.raises(TypeError):
+        write_json(path, {"steps": object()})
+    assert json.loads(path.read_text()) == {"steps": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["summary.json"]
