@@ -1,0 +1,44 @@
+"""Data files for training: synthetic ones, scikit-learn's digits, MNIST's IDX files.
+
+    from data_gen import Recipe, generate
+    result = generate(Recipe(num_samples=4096), Path("data/train.h5"))
+
+One process writes; nothing here communicates. Importing costs nothing: NumPy and
+h5py are imported by the first call of `generate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from data_gen.recipe import Recipe, default_file_name
+
+if TYPE_CHECKING:
+    from data_gen.writer import GenerateResult
+
+__all__ = ["Recipe", "default_file_name", "generate"]
+
+
+def generate(
+    recipe: Recipe,
+    path: Path,
+    *,
+    force: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> GenerateResult:
+    """A finished file of this recipe at `path`: one already there with an equal fingerprint, or a new one.
+
+    The suffix decides the format: `.h5`, `.hdf5`, `.pt` or `.safetensors`. Nobody
+    ever sees half a file: it is written under a hidden name in the same folder
+    and renamed when it is complete and on disk. `progress(done_bytes,
+    total_bytes)` is called while it is written.
+
+    Raises:
+        RequestError: unknown suffix, too little space, or another file at `path` and not `force`.
+        DdpHpcError: the writing itself failed; nothing is left behind.
+    """
+    from data_gen.synthetic import generate as write
+
+    return write(recipe, path, force=force, progress=progress)

@@ -1,0 +1,87 @@
+"""scikit-learn's bundled handwritten digits as a file: 1,797 real images of 8 x 8 pixels, 10 classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_gen.formats import Array, Contents
+from data_gen.writer import GenerateResult, Piece, Progress, write_file
+from ddp_hpc import h5_layout
+from ddp_hpc.errors import RequestError
+
+TEST_FRACTION = 0.2
+NUM_CLASSES = 10
+# sklearn.datasets.load_digits: "each pixel is an integer in the range 0..16".
+_MAX_PIXEL = 16.0
+_SOURCE = (
+    "UCI Optical Recognition of Handwritten Digits, test set (E. Alpaydin, C. Kaynak, 1998), "
+    "as bundled with scikit-learn (load_digits)"
+)
+
+
+def write_digits(
+    path: Path, *, seed: int = 0, force: bool = False, progress: Progress | None = None
+) -> GenerateResult:
+    """A file with src (N, 1, 8, 8) float32 in [0, 1] and tgt (N,) int64; a fifth of each class is in `test/`.
+
+    Raises:
+        RequestError: without scikit-learn, and as `data_gen.generate` does.
+        DdpHpcError: the writing itself failed; nothing is left behind.
+    """
+    images, labels = _load()
+    train, test = stratified_split(labels, TEST_FRACTION, seed)
+    values: dict[str, NDArray[Any]] = {
+        h5_layout.SRC: images[train],
+        h5_layout.TGT: labels[train],
+        h5_layout.TEST_SRC: images[test],
+        h5_layout.TEST_TGT: labels[test],
+    }
+    contents = Contents(
+        arrays=tuple(Array(name, array.shape, array.dtype.name) for name, array in values.items()),
+        recipe={
+            "kind": "digits",
+            "seed": seed,
+            "test_fraction": TEST_FRACTION,
+            "format_version": h5_layout.FORMAT_VERSION,
+        },
+        attributes={
+            h5_layout.ATTR_SEED: seed,
+            h5_layout.ATTR_NUM_CLASSES: NUM_CLASSES,
+            h5_layout.ATTR_SOURCE: _SOURCE,
+        },
+    )
+
+    def pieces() -> Iterator[Piece]:
+        for name, array in values.items():
+            yield name, 0, array
+
+    return write_file(path, contents, pieces, force=force, progress=progress)
+
+
+def stratified_split(
+    labels: NDArray[np.int64], test_fraction: float, seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Indices of the train and of the test samples, ascending: the same fraction of every class is tested."""
+    stream = np.random.Generator(np.random.SFC64(seed))
+    is_test = np.zeros(len(labels), bool)
+    for label in np.unique(labels):
+        members = stream.permutation(np.flatnonzero(labels == label))
+        is_test[members[: round(test_fraction * len(members))]] = True
+    return np.flatnonzero(~is_test), np.flatnonzero(is_test)
+
+
+def _load() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise RequestError(
+            "the digits come with scikit-learn, which cannot be imported; pip install 'ddp-hpc[digits]'"
+        ) from error
+    bundled = load_digits()
+    images = (bundled.images[:, np.newaxis] / _MAX_PIXEL).astype(np.float32)  # (N, 1, 8, 8)
+    return images, bundled.target.astype(np.int64)

@@ -1,0 +1,53 @@
+"""How far a long write has come: a bar on a terminal, a line every tenth in a job's log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TextIO
+
+import click
+
+from ddp_hpc.units import format_bytes
+
+_SECONDS_BETWEEN_LINES = 1.0
+
+
+@contextmanager
+def report_progress(label: str, stream: TextIO | None = None) -> Iterator[Callable[[int, int], None]]:
+    """A callback `(done_bytes, total_bytes)` that tells on stderr, or on `stream`, how far it is.
+
+    Nothing is written before its first call, so a file that is reused stays silent.
+    """
+    out = stream if stream is not None else sys.stderr
+    with ExitStack() as stack:
+        yield _bar(label, out, stack) if out.isatty() else _lines(label, out)
+
+
+def _bar(label: str, out: TextIO, stack: ExitStack) -> Callable[[int, int], None]:
+    shown: list[click._termui_impl.ProgressBar[int]] = []
+
+    def update(done_bytes: int, total_bytes: int) -> None:
+        if not shown:
+            shown.append(stack.enter_context(click.progressbar(length=total_bytes, label=label, file=out)))
+        shown[0].update(done_bytes - shown[0].pos)
+
+    return update
+
+
+def _lines(label: str, out: TextIO) -> Callable[[int, int], None]:
+    told_tenths = 0
+    told_s = time.monotonic()
+
+    def update(done_bytes: int, total_bytes: int) -> None:
+        nonlocal told_tenths, told_s
+        tenths = 10 * done_bytes // max(total_bytes, 1)
+        now_s = time.monotonic()
+        # A file of a few megabytes is one line, not ten.
+        if tenths > told_tenths and (tenths == 10 or now_s - told_s >= _SECONDS_BETWEEN_LINES):
+            told_tenths, told_s = tenths, now_s
+            click.echo(f"{label}: {tenths * 10} % of {format_bytes(total_bytes)}", file=out)
+
+    return update

@@ -1,0 +1,154 @@
+"""An open data file as the trainer sees it: shapes, dtypes, and samples by number."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddp_hpc.errors import DataError
+
+# What torch.from_numpy takes and a model can use: bool, integers and floats of up to 8 bytes.
+_KINDS = "biuf"
+_MAX_ITEM_BYTES = 8
+
+
+@dataclass(frozen=True)
+class ArrayInfo:
+    """One array of a file."""
+
+    key: str
+    num_samples: int
+    shape: tuple[int, ...]
+    """Of one sample, without the axis of samples."""
+    dtype: np.dtype[Any]
+    """Of what `read` returns: native byte order, whatever the file has."""
+
+
+class Gather(Protocol):
+    """An array of an open file from which samples are taken by number, each number at any place."""
+
+    def __call__(self, indices: NDArray[np.int64]) -> NDArray[Any]:
+        """A new array (len(indices), ...) that the caller owns."""
+
+
+@dataclass(frozen=True)
+class OpenArrays:
+    """Both arrays of a file that this process has open."""
+
+    src: Gather
+    tgt: Gather
+    close: Callable[[], None]
+
+
+class Samples:
+    """The samples of a data file, or of its test split.
+
+    The file is opened by the first `read` of each process, so an object made
+    before a fork, or sent to a worker, reads through a handle of its own.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        src: ArrayInfo,
+        tgt: ArrayInfo,
+        *,
+        num_classes: int | None,
+        reader: str,
+        open_arrays: Callable[[], OpenArrays],
+        test: Samples | None = None,
+    ) -> None:
+        self.path = path
+        self.num_samples = src.num_samples
+        self.src_shape, self.tgt_shape = src.shape, tgt.shape
+        self.src_dtype, self.tgt_dtype = src.dtype, tgt.dtype
+        self.src_key, self.tgt_key = src.key, tgt.key
+        self.num_classes = num_classes
+        self.reader = reader
+        self.test = test
+        self._open_arrays = open_arrays
+        self._opened: OpenArrays | None = None
+        self._opened_by = 0
+
+    def read(self, indices: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Arrays src and tgt, both (len(indices), ...), in the order of `indices`, which may be empty.
+
+        Raises:
+            DataError: the file was replaced since it was opened, or it cannot be read.
+            IndexError: for an index outside 0 to num_samples - 1.
+        """
+        if len(indices) and (indices.min() < 0 or indices.max() >= self.num_samples):
+            raise IndexError(f"indices {indices.min()} to {indices.max()} of {self.num_samples} samples")
+        # A handle that a fork copied shares its position and its caches with the parent's.
+        if self._opened is None or self._opened_by != os.getpid():
+            self._opened, self._opened_by = self._open_arrays(), os.getpid()
+        return self._opened.src(indices), self._opened.tgt(indices)
+
+    def close(self) -> None:
+        """Let go of the file; a later `read` opens it again."""
+        if self._opened is not None and self._opened_by == os.getpid():
+            self._opened.close()
+        self._opened = None
+        if self.test is not None:
+            self.test.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+
+def check_array(path: Path, key: str, shape: tuple[int, ...] | None, dtype: np.dtype[Any]) -> ArrayInfo:
+    """The array as the trainer can use it.
+
+    Raises:
+        DataError: no axis of samples, no samples, empty samples, or values that are no numbers.
+    """
+    if not shape:
+        raise DataError(
+            f"{path}: {key} is {'empty' if shape is None else 'a single value'}; "
+            "an array whose first axis is the samples is needed"
+        )
+    if shape[0] == 0:
+        raise DataError(
+            f"{path}: {key} has shape {shape}, no samples; write the file again with at least one"
+        )
+    if 0 in shape:
+        raise DataError(
+            f"{path}: {key} has shape {shape}, samples without values; write it with sizes above 0"
+        )
+    if dtype.kind not in _KINDS or dtype.itemsize > _MAX_ITEM_BYTES:
+        raise DataError(
+            f"{path}: {key} has dtype {dtype}; numbers that torch has are needed, such as float32 or int64"
+        )
+    return ArrayInfo(key, shape[0], tuple(shape[1:]), dtype.newbyteorder("="))
+
+
+def check_pair(path: Path, src: ArrayInfo, tgt: ArrayInfo) -> None:
+    """Raises DataError unless both arrays have as many samples."""
+    if src.num_samples != tgt.num_samples:
+        raise DataError(
+            f"{path}: {src.key} has {src.num_samples} samples and {tgt.key} has {tgt.num_samples}; "
+            "each sample needs both, write the file again"
+        )
+
+
+def check_test(path: Path, train: tuple[ArrayInfo, ArrayInfo], test: tuple[ArrayInfo, ArrayInfo]) -> None:
+    """Raises DataError unless the test split's samples look like the others."""
+    for ours, theirs in zip(train, test, strict=True):
+        if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
+            raise DataError(
+                f"{path}: {theirs.key} has samples {theirs.shape} {theirs.dtype} and {ours.key} has "
+                f"{ours.shape} {ours.dtype}; both splits need the same, write the file again"
+            )
+
+
+def first_line(error: BaseException) -> str:
+    """The error's first line, for libraries that explain themselves at length."""
+    # The text of a KeyError is the repr of its text.
+    lines = str(error.args[0] if isinstance(error, KeyError) and error.args else error).splitlines()
+    return lines[0].strip() if lines and lines[0].strip() else type(error).__name__

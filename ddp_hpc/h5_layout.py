@@ -1,0 +1,31 @@
+"""What a data file is called inside: names that the generator writes and the reader looks for.
+
+HDF5 holds datasets `src` and `tgt`, samples first, contiguous; a test split lies
+in the group `test/` under the same names. `.pt` (a dict) and `.safetensors` use
+the same names as keys, `test/src` included, and carry the attributes as dict
+entries or as metadata.
+"""
+
+from __future__ import annotations
+
+FORMAT_VERSION = 1
+
+SRC = "src"
+TGT = "tgt"
+TEST_GROUP = "test"
+TEST_SRC = f"{TEST_GROUP}/{SRC}"
+TEST_TGT = f"{TEST_GROUP}/{TGT}"
+
+ATTR_FORMAT_VERSION = "format_version"
+ATTR_SEED = "seed"
+ATTR_GENERATOR = "generator"
+ATTR_CREATED = "created"
+ATTR_RECIPE = "recipe"
+ATTR_FINGERPRINT = "fingerprint"
+ATTR_NUM_CLASSES = "num_classes"
+ATTR_SOURCE = "source"
+
+HDF5_SUFFIXES = (".h5", ".hdf5")
+PT_SUFFIX = ".pt"
+SAFETENSORS_SUFFIX = ".safetensors"
+SUFFIXES = (*HDF5_SUFFIXES, PT_SUFFIX, SAFETENSORS_SUFFIX)

@@ -1,0 +1,248 @@
+"""HDF5 in all its ways: by memory map where the bytes lie plain, by h5py where they do not."""
+
+from __future__ import annotations
+
+import random
+
+import h5py
+import numpy as np
+import pytest
+
+from ddp_hpc.data.formats import open_samples
+from ddp_hpc.data.mapped import ArrayPlace, FileIdentity, check_within
+from ddp_hpc.data.samples import ArrayInfo
+from ddp_hpc.errors import DataError
+
+ORDER = np.array([22, 3, 3, 0])
+
+
+def check_read(path, values, reader):
+    samples = open_samples(path)
+    assert samples.reader == reader
+    src, tgt = samples.read(ORDER)
+    np.testing.assert_array_equal(src, values["src"][ORDER])
+    np.testing.assert_array_equal(tgt, values["tgt"][ORDER])
+    assert src.dtype.isnative
+    return samples
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"chunks": (4, 2)},
+        {"chunks": (4, 2), "compression": "gzip"},
+        {"chunks": (4, 2), "compression": "lzf", "shuffle": True, "fletcher32": True},
+    ],
+)
+def test_chunks_are_read_by_h5py(tmp_path, values, options):
+    path = tmp_path / "file.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("src", data=values["src"], **{**options, "chunks": (4, 2, 5)})
+        file.create_dataset("tgt", data=values["tgt"], **options)
+    check_read(path, values, "hdf5 chunked")
+
+
+def test_the_other_byte_order_arrives_in_ours(write, values):
+    swapped = {key: array.astype(">f4") for key, array in values.items()}
+    samples = check_read(write(".h5", swapped), values, "hdf5 chunked")
+    assert samples.src_dtype == np.dtype("float32")
+
+
+def test_a_user_block_in_front_is_skipped(tmp_path, values):
+    path = tmp_path / "file.h5"
+    with h5py.File(path, "w", userblock_size=512) as file:
+        file.update(values)
+    check_read(path, values, "hdf5 memory map")
+
+
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+def test_every_version_of_the_format(tmp_path, values, libver):
+    path = tmp_path / "file.h5"
+    with h5py.File(path, "w", libver=libver) as file:
+        file.update(values)
+    check_read(path, values, "hdf5 memory map")
+
+
+def test_values_in_a_file_beside_are_read(tmp_path, values):
+    path = tmp_path / "file.h5"
+    with h5py.File(path, "w") as file:
+        file["tgt"] = values["tgt"]
+        src = values["src"]
+        outside = [(str(tmp_path / "raw.bin"), 0, src.nbytes)]
+        file.create_dataset("src", shape=src.shape, dtype=src.dtype, external=outside)[:] = src
+    check_read(path, values, "hdf5 chunked")
+
+
+def test_a_virtual_dataset_is_read(tmp_path, values, write):
+    part = write(".h5", values, name="part")
+    path = tmp_path / "file.h5"
+    with h5py.File(path, "w", libver="latest") as file:
+        for key, array in values.items():
+            layout = h5py.VirtualLayout(shape=array.shape, dtype=array.dtype)
+            layout[:] = h5py.VirtualSource(str(part), key, shape=array.shape)
+            file.create_virtual_dataset(key, layout)
+    check_read(path, values, "hdf5 chunked")
+
+
+def test_a_dataset_that_was_never_written_reads_as_its_fill_value(tmp_path, values):
+    path = tmp_path / "file.h5"
+    with h5py.File(path, "w") as file:
+        file["tgt"] = values["tgt"]
+        file.create_dataset("src", shape=(23, 2), dtype="f4", fillvalue=7.0)
+    assert open_samples(path).read(ORDER)[0].tolist() == [[7.0, 7.0]] * 4
+
+
+def test_float_types_that_numpy_lacks_are_converted_not_mapped(tmp_path, values):
+    path = tmp_path / "file.h5"
+    numbers = (np.arange(23) * 0.5).astype(np.float32)
+    bfloat16 = h5py.h5t.IEEE_F32LE.copy()
+    bfloat16.set_fields(15, 7, 8, 0, 7)
+    bfloat16.set_size(2)
+    bfloat16.set_ebias(127)
+    with h5py.File(path, "w") as file:
+        file["src"] = values["src"]
+        tgt = h5py.h5d.create(file.id, b"tgt", bfloat16, h5py.h5s.create_simple((23,)))
+        tgt.write(h5py.h5s.ALL, h5py.h5s.ALL, numbers)
+    samples = open_samples(path)
+    assert samples.reader == "hdf5 chunked"
+    np.testing.assert_array_equal(samples.read(ORDER)[1], numbers[ORDER])
+
+
+def test_number_of_classes(write, values):
+    path = write(".h5", values)
+    with h5py.File(path, "r+") as file:
+        file.attrs["num_classes"] = np.array([10])
+    assert open_samples(path).num_classes == 10
+
+
+@pytest.mark.parametrize("value", [0, -3, 2.5, "ten", [1, 2]])
+def test_a_number_of_classes_that_is_none(write, values, refusal, value):
+    path = write(".h5", values)
+    with h5py.File(path, "r+") as file:
+        file.attrs["num_classes"] = value
+    assert "num_classes" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "word"),
+    [
+        (h5py.string_dtype(), "object"),
+        ("S5", "S5"),
+        ("complex64", "complex64"),
+        (np.dtype([("a", "f4"), ("b", "i4")]), "a"),
+        (h5py.vlen_dtype(np.float32), "object"),
+        (np.longdouble, "float128"),
+    ],
+)
+def test_values_that_are_no_numbers(tmp_path, values, refusal, dtype, word):
+    path = tmp_path / "file.h5"
+    with h5py.File(path, "w") as file:
+        file["tgt"] = values["tgt"]
+        file.create_dataset("src", shape=(23,), dtype=dtype)
+    text = refusal(path)
+    assert "numbers that torch has are needed" in text
+    assert word in text
+
+
+def test_a_type_that_numpy_lacks_altogether(tmp_path, values, refusal):
+    path = tmp_path / "file.h5"
+    with h5py.File(path, "w") as file:
+        file["tgt"] = values["tgt"]
+        h5py.h5d.create(file.id, b"src", h5py.h5t.UNIX_D32LE, h5py.h5s.create_simple((23,)))
+    assert "src has a type that NumPy lacks" in refusal(path)
+
+
+def test_an_empty_dataspace(write, values, refusal):
+    path = write(".h5", {"tgt": values["tgt"]})
+    with h5py.File(path, "r+") as file:
+        file["src"] = h5py.Empty("f4")
+    assert "src is empty" in refusal(path)
+
+
+def test_a_group_in_place_of_a_dataset(write, values, refusal):
+    path = write(".h5", {"tgt": values["tgt"], "src/deep": values["src"]})
+    assert "'src' is a group; the file has src/deep, tgt" in refusal(path)
+    assert open_samples(path, src_key="src/deep").src_shape == (2, 5)
+
+
+@pytest.mark.parametrize("link", [h5py.SoftLink("/nowhere"), h5py.ExternalLink("gone.h5", "/src")])
+def test_a_link_that_leads_nowhere(write, values, refusal, link):
+    path = write(".h5", {"tgt": values["tgt"]})
+    with h5py.File(path, "r+") as file:
+        file["src"] = link
+    assert "'src' is not there" in refusal(path)
+
+
+def test_somebody_elses_test_is_theirs(write, values):
+    assert open_samples(write(".h5", {**values, "test": values["src"]})).test is None
+    assert open_samples(write(".h5", {**values, "test/notes": np.arange(3)})).test is None
+
+
+def test_a_filter_that_is_not_there(write, values, refusal, monkeypatch, tmp_path):
+    path = tmp_path / "file.h5"
+    with h5py.File(path, "w") as file:
+        file["tgt"] = values["tgt"]
+        file.create_dataset("src", data=values["src"], chunks=(4, 2, 5), compression="gzip")
+    monkeypatch.setattr(h5py.h5z, "filter_avail", lambda code: False)
+    assert "compressed by filter 1 (deflate), which this HDF5 lacks" in refusal(path)
+
+
+def test_a_damaged_chunk_is_an_error_when_it_is_read(tmp_path, values):
+    path = tmp_path / "file.h5"
+    with h5py.File(path, "w") as file:
+        file["tgt"] = values["tgt"]
+        src = file.create_dataset("src", data=values["src"], chunks=(23, 2, 5), fletcher32=True)
+        offset = src.id.get_chunk_info(0).byte_offset
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(b"\xff\xff\xff")
+    samples = open_samples(path)
+    with pytest.raises(DataError, match="samples of src cannot be read") as caught:
+        samples.read(ORDER)
+    assert "\n" not in str(caught.value)
+
+
+def test_contiguous_data_behind_the_end_of_the_file(write, values, refusal):
+    # A copy that was cut, whose superblock agrees: HDF5 opens it, and touching the map would kill us.
+    path = write(".h5", values)
+    content = bytearray(path.read_bytes())
+    with h5py.File(path) as file:
+        end = file["tgt"].id.get_offset() + values["tgt"].nbytes - 8
+    assert content[8] == 0, "superblock version 0 has the end of file at byte 40"
+    content[40:48] = end.to_bytes(8, "little")
+    path.write_bytes(content[:end])
+    refusal(path)
+
+
+def test_a_map_never_reaches_behind_the_end_of_the_file(tmp_path):
+    # Asked directly: HDF5 2.0 refuses such files itself, older ones map them.
+    path = tmp_path / "file.h5"
+    path.write_bytes(bytes(100))
+    info = ArrayInfo("src", 5, (4,), np.dtype("float32"))
+    check_within(path, FileIdentity.of(path), ArrayPlace(info, 20))
+    with pytest.raises(DataError, match="src ends at byte 101 and the file has 100"):
+        check_within(path, FileIdentity.of(path), ArrayPlace(info, 21))
+
+
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+def test_damage_anywhere_is_an_error_or_harmless(tmp_path, values, libver):
+    path = tmp_path / "file.h5"
+    with h5py.File(path, "w", libver=libver) as file:
+        file.update(values)
+    content = path.read_bytes()
+    with h5py.File(path) as file:
+        head = min(file[key].id.get_offset() for key in values)
+    generator = random.Random(0)
+    refusals: list[str] = []
+    for _ in range(150):
+        damaged = bytearray(content)
+        damaged[generator.randrange(head)] ^= 1 << generator.randrange(8)
+        path.unlink()  # a file of its own each time
+        path.write_bytes(damaged)
+        # Any other exception, or a crash, fails here.
+        try:
+            open_samples(path).read(ORDER)
+        except DataError as error:
+            refusals.append(str(error))
+    assert len(refusals) > 10
+    assert not any("\n" in text for text in refusals)

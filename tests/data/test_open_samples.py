@@ -1,0 +1,271 @@
+"""What every format has in common: shapes, samples by number, handles of one's own, refusals."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+
+import numpy as np
+import pytest
+
+from ddp_hpc.data.formats import check_matches, open_samples
+from ddp_hpc.errors import DataError
+
+SUFFIXES = [".h5", ".hdf5", ".pt", ".safetensors"]
+READERS = {
+    ".h5": "hdf5 memory map",
+    ".hdf5": "hdf5 memory map",
+    ".pt": "pt",
+    ".safetensors": "safetensors",
+}
+
+
+@pytest.fixture(params=SUFFIXES)
+def suffix(request):
+    return request.param
+
+
+def test_a_file_tells_what_is_in_it(write, values, suffix):
+    samples = open_samples(write(suffix, values))
+    assert samples.num_samples == 23
+    assert (samples.src_shape, samples.tgt_shape) == ((2, 5), (3,))
+    assert samples.src_dtype == samples.tgt_dtype == np.float32
+    assert samples.reader == READERS[suffix]
+    assert samples.num_classes is None
+    assert samples.test is None
+
+
+@pytest.mark.parametrize("indices", [[0], [22, 0, 7], [5, 5, 5, 1], list(range(23)), list(range(22, -1, -1))])
+def test_samples_come_in_the_order_asked_for(write, values, suffix, indices):
+    src, tgt = open_samples(write(suffix, values)).read(np.array(indices))
+    np.testing.assert_array_equal(src, values["src"][indices])
+    np.testing.assert_array_equal(tgt, values["tgt"][indices])
+    assert src.flags.writeable
+    assert src.flags.c_contiguous
+
+
+def test_no_index_no_samples(write, values, suffix):
+    src, tgt = open_samples(write(suffix, values)).read(np.array([], np.int64))
+    assert (src.shape, tgt.shape) == ((0, 2, 5), (0, 3))
+    assert src.dtype == tgt.dtype == np.float32
+
+
+@pytest.mark.parametrize("index", [-1, 23])
+def test_an_index_outside_is_an_error_not_another_sample(write, values, suffix, index):
+    with pytest.raises(IndexError):
+        open_samples(write(suffix, values)).read(np.array([3, index]))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "int32", "int64", "float16", "float64", "bool"])
+def test_dtypes_arrive_as_they_are(write, values, suffix, dtype):
+    cast = {key: (array % 2).astype(dtype) for key, array in values.items()}
+    samples = open_samples(write(suffix, cast))
+    src, _ = samples.read(np.arange(23))
+    assert src.dtype == samples.src_dtype == dtype
+    np.testing.assert_array_equal(src, cast["src"])
+
+
+def test_labels_need_no_axis_of_their_own(write, values, suffix):
+    samples = open_samples(write(suffix, {"src": values["src"], "tgt": np.arange(23)}))
+    assert samples.tgt_shape == ()
+    assert samples.read(np.array([4, 2]))[1].tolist() == [4, 2]
+
+
+def test_a_test_split_is_samples_too(write, values, suffix):
+    both = {**values, "test/src": values["src"][:5] + 0.5, "test/tgt": values["tgt"][:5] + 0.5}
+    samples = open_samples(write(suffix, both))
+    assert samples.num_samples == 23
+    assert samples.test.num_samples == 5
+    np.testing.assert_array_equal(samples.test.read(np.array([4]))[0], values["src"][4:5] + 0.5)
+
+
+def test_other_names_are_read_by_their_keys(write, values, suffix):
+    path = write(suffix, {"x": values["src"], "y": values["tgt"]})
+    samples = open_samples(path, src_key="x", tgt_key="y")
+    np.testing.assert_array_equal(samples.read(np.array([3]))[0], values["src"][3:4])
+
+
+def test_a_forked_process_reads_through_its_own_handle(write, values, suffix):
+    samples = open_samples(write(suffix, values))
+    samples.read(np.array([0]))
+
+    def child(connection):
+        before = samples._opened
+        src, _ = samples.read(np.array([7]))
+        connection.send((src.tolist(), samples._opened is before))
+
+    ours, theirs = multiprocessing.get_context("fork").Pipe()
+    process = multiprocessing.get_context("fork").Process(target=child, args=(theirs,))
+    process.start()
+    src, same_handle = ours.recv()
+    process.join(30)
+    assert process.exitcode == 0
+    assert src == values["src"][7:8].tolist()
+    assert not same_handle
+    np.testing.assert_array_equal(samples.read(np.array([8]))[0], values["src"][8:9])
+
+
+def test_samples_can_be_sent_to_a_worker(write, values, suffix):
+    samples = open_samples(write(suffix, values))
+    samples.read(np.array([0]))
+    copy = pickle.loads(pickle.dumps(samples))
+    np.testing.assert_array_equal(copy.read(np.array([7]))[0], values["src"][7:8])
+
+
+def test_a_closed_file_opens_again(write, values, suffix):
+    samples = open_samples(write(suffix, values))
+    samples.read(np.array([0]))
+    samples.close()
+    samples.close()
+    assert samples.read(np.array([1]))[0].shape == (1, 2, 5)
+
+
+def test_a_file_that_was_replaced_is_not_read(write, values, suffix):
+    path = write(suffix, values)
+    samples = open_samples(path)
+    write(suffix, values, name="other").replace(path)
+    with pytest.raises(DataError, match="was replaced"):
+        samples.read(np.array([0]))
+
+
+def test_a_missing_file_and_its_nearest_name(write, values, suffix, refusal):
+    path = write(suffix, values, name="digits")
+    text = refusal(path.with_name(f"digit{suffix}"))
+    assert f'did you mean "digits{suffix}"' in text
+    assert "python -m data_gen" in text
+
+
+def test_a_missing_folder(tmp_path, refusal, suffix):
+    assert "not even the folder" in refusal(tmp_path / "nowhere" / f"file{suffix}")
+
+
+def test_a_folder_is_no_file(tmp_path, refusal, suffix):
+    path = tmp_path / f"file{suffix}"
+    path.mkdir()
+    (path / "inner.h5").touch()
+    assert "is a folder; name a file, such as inner.h5" in refusal(path)
+
+
+def test_a_pipe_is_no_file_and_nobody_waits_for_it(tmp_path, refusal, suffix):
+    path = tmp_path / f"file{suffix}"
+    os.mkfifo(path)
+    assert "is not a regular file" in refusal(path)
+
+
+def test_a_file_that_may_not_be_read(write, values, suffix, refusal, as_nobody, open_folder):
+    path = open_folder / f"file{suffix}"
+    path.write_bytes(write(suffix, values).read_bytes())
+    open_samples(path)
+    path.chmod(0)
+    with as_nobody():
+        assert "may not be read by this user" in refusal(path)
+
+
+def test_a_folder_that_may_not_be_entered(open_folder, suffix, refusal, as_nobody):
+    path = open_folder / "closed" / f"file{suffix}"
+    path.parent.mkdir(mode=0o700)
+    path.touch()
+    with as_nobody():
+        assert "Permission denied" in refusal(path)
+
+
+def test_a_missing_file_in_a_folder_that_may_not_be_listed(open_folder, suffix, refusal, as_nobody):
+    open_folder.chmod(0o711)
+    with as_nobody():
+        assert "there is no file" in refusal(open_folder / f"file{suffix}")
+
+
+@pytest.mark.parametrize("name", ["file", "file.h6", "file.npz", "file.pth"])
+def test_an_unknown_suffix(tmp_path, refusal, name):
+    (tmp_path / name).touch()
+    assert "one of .h5 .hdf5 .pt .safetensors is needed" in refusal(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"a thesis", b"\xff" * 5000, bytes(5000), b"\x89HDF\r\n\x1a\n", b"PK\x03\x04"]
+)
+def test_rubbish(tmp_path, suffix, refusal, content):
+    path = tmp_path / f"file{suffix}"
+    path.write_bytes(content)
+    refusal(path)
+
+
+def test_a_file_cut_anywhere(write, values, suffix, refusal):
+    path = write(suffix, values)
+    content = path.read_bytes()
+    for cut in [*range(0, len(content), len(content) // 7), len(content) - 1]:
+        path.write_bytes(content[:cut])
+        refusal(path)
+
+
+def test_a_flipped_magic(write, values, suffix, refusal):
+    path = write(suffix, values)
+    content = bytearray(path.read_bytes())
+    content[1] ^= 0xFF
+    path.write_bytes(content)
+    refusal(path)
+
+
+def test_a_missing_dataset_with_what_is_there(write, values, suffix, refusal):
+    path = write(suffix, {"scr": values["src"], "tgt": values["tgt"]})
+    text = refusal(path)
+    assert 'did you mean "scr"' in text
+    assert "the file has scr, tgt" in text
+    assert "--src-key" in text
+    assert "--tgt-key" in refusal(write(suffix, {"src": values["src"]}))
+
+
+def test_lengths_that_differ(write, values, suffix, refusal):
+    text = refusal(write(suffix, {"src": values["src"], "tgt": values["tgt"][:-1]}))
+    assert "src has 23 samples and tgt has 22" in text
+
+
+@pytest.mark.parametrize(
+    ("src", "message"),
+    [
+        (np.zeros((0, 5), np.float32), "no samples"),
+        (np.zeros((23, 0), np.float32), "samples without values"),
+        (np.float32(1.0), "a single value"),
+    ],
+)
+def test_arrays_without_samples(write, values, suffix, refusal, src, message):
+    assert message in refusal(write(suffix, {"src": src, "tgt": values["tgt"]}))
+
+
+def test_half_a_test_split(write, values, suffix, refusal):
+    text = refusal(write(suffix, {**values, "test/src": values["src"]}))
+    assert "test/tgt" in text
+
+
+def test_a_test_split_of_other_samples(write, values, suffix, refusal):
+    other = {"test/src": values["src"][:, :1], "test/tgt": values["tgt"]}
+    assert "both splits need the same" in refusal(write(suffix, {**values, **other}))
+
+
+def test_a_file_that_matches_what_was_asked_for(write, values):
+    samples = open_samples(write(".h5", values))
+    check_matches(samples)
+    check_matches(samples, src_shape=(2, 5), tgt_shape=(3,), dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"src_shape": (1, 512)}, "src have shape 2,5 and --src-shape 1,512 was asked for"),
+        ({"tgt_shape": ()}, "tgt have shape 3 and --tgt-shape () was asked for"),
+        ({"dtype": "float64"}, "src is float32 and --dtype float64 was asked for"),
+    ],
+)
+def test_a_file_that_does_not(write, values, asked, message):
+    with pytest.raises(DataError) as caught:
+        check_matches(open_samples(write(".h5", values)), **asked)
+    assert message in str(caught.value)
+
+
+def test_the_dtype_asked_for_is_not_that_of_class_numbers(write, values):
+    samples = open_samples(write(".h5", {"src": values["src"], "tgt": np.arange(23)}))
+    check_matches(samples, dtype="float32")
+    mixed = open_samples(write(".h5", {"src": values["src"], "tgt": values["tgt"].astype(np.float64)}))
+    with pytest.raises(DataError, match="tgt is float64"):
+        check_matches(mixed, dtype="float32")

@@ -1,0 +1,116 @@
+"""What only .pt and .safetensors can hold, or get wrong."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from ddp_hpc.data.formats import open_samples
+
+
+def test_the_number_of_classes_of_a_pt_file(tmp_path):
+    path = tmp_path / "file.pt"
+    torch.save({"src": torch.zeros(3, 2), "tgt": torch.zeros(3), "num_classes": 10}, path)
+    assert open_samples(path).num_classes == 10
+
+
+def test_the_number_of_classes_of_a_safetensors_file(tmp_path, refusal):
+    path = tmp_path / "file.safetensors"
+    arrays = {"src": np.zeros((3, 2)), "tgt": np.zeros(3)}
+    save_file(arrays, path, metadata={"num_classes": "10"})
+    assert open_samples(path).num_classes == 10
+    save_file(arrays, path, metadata={"num_classes": "ten"})
+    assert "num_classes is 'ten'" in refusal(path)
+
+
+def test_a_tensor_that_is_a_view_or_needs_gradients(tmp_path):
+    path = tmp_path / "file.pt"
+    whole = torch.arange(24.0).reshape(4, 6)
+    torch.save({"src": whole.T, "tgt": torch.ones(6, requires_grad=True)}, path)
+    src, tgt = open_samples(path).read(np.array([5, 1]))
+    assert src.tolist() == [[5.0, 11.0, 17.0, 23.0], [1.0, 7.0, 13.0, 19.0]]
+    assert tgt.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("src", "message"),
+    [
+        ([1.0, 2.0, 3.0], "src is a list; a tensor is needed"),
+        (torch.zeros(3, 2, dtype=torch.bfloat16), "torch.bfloat16"),
+        (torch.eye(3).to_sparse(), "a dense one"),
+        (torch.zeros(3, dtype=torch.complex64), "complex64"),
+    ],
+)
+def test_a_pt_entry_that_cannot_be_used(tmp_path, refusal, src, message):
+    path = tmp_path / "file.pt"
+    torch.save({"src": src, "tgt": torch.zeros(3)}, path)
+    assert message in refusal(path)
+
+
+@pytest.mark.parametrize("content", [torch.zeros(3), [torch.zeros(3)], 5])
+def test_a_pt_file_that_holds_no_dict(tmp_path, refusal, content):
+    path = tmp_path / "file.pt"
+    torch.save(content, path)
+    assert "a dict with the tensors is needed" in refusal(path)
+
+
+class Command:
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self):
+        return Path.touch, (self.marker,)
+
+
+@pytest.mark.parametrize("saved_by", ["torch", "pickle"])
+def test_a_pt_file_with_a_command_in_it_runs_nothing(tmp_path, refusal, saved_by):
+    path, marker = tmp_path / "file.pt", tmp_path / "it ran"
+    content = {"src": torch.zeros(3), "tgt": torch.zeros(3), "more": Command(marker)}
+    if saved_by == "torch":
+        torch.save(content, path)
+    else:
+        path.write_bytes(pickle.dumps(content))
+    refusal(path)
+    assert not marker.exists()
+
+
+def test_a_pt_file_of_the_old_format(tmp_path, refusal):
+    path = tmp_path / "file.pt"
+    torch.save({"src": torch.zeros(3), "tgt": torch.zeros(3)}, path, _use_new_zipfile_serialization=False)
+    assert "save a dict of tensors with torch.save" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "F32", "shape": [3], "data_offsets": [0, 1200]},
+        {"dtype": "F32", "shape": [300], "data_offsets": [0, 12]},
+        {"dtype": "F32", "shape": [-3], "data_offsets": [0, 12]},
+        {"dtype": "F32", "shape": [3], "data_offsets": [12, 0]},
+        {"dtype": "float", "shape": [3], "data_offsets": [0, 12]},
+        {"dtype": "BF16", "shape": [6], "data_offsets": [0, 12]},
+        {"dtype": "F32", "shape": "3", "data_offsets": [0, 12]},
+        {},
+        None,
+    ],
+)
+def test_a_safetensors_header_that_lies(tmp_path, refusal, entry):
+    header = json.dumps(
+        {"src": entry, "tgt": {"dtype": "F32", "shape": [3], "data_offsets": [12, 24]}}
+    ).encode()
+    path = tmp_path / "file.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(24))
+    refusal(path)
+
+
+def test_a_safetensors_header_without_end(tmp_path, refusal):
+    path = tmp_path / "file.safetensors"
+    path.write_bytes(struct.pack("<Q", 2**63) + b"{}" + bytes(100))
+    refusal(path)

@@ -1,0 +1,287 @@
+"""What generate() writes, and when it writes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+from data_gen import Recipe, generate, synthetic
+from data_gen.synthetic import block_samples
+from ddp_hpc import __version__
+from ddp_hpc.errors import RequestError
+
+SMALL = Recipe(num_samples=10, src_shape=(1, 8), tgt_shape=(3, 8))
+SUFFIXES = [".h5", ".hdf5", ".pt", ".safetensors"]
+
+
+def arrays(path: Path) -> dict[str, np.ndarray]:
+    if path.suffix == ".pt":
+        entries = torch.load(path, weights_only=True)
+        return {name: entries[name].numpy() for name in ("src", "tgt")}
+    if path.suffix == ".safetensors":
+        with safe_open(path, framework="np") as file:
+            return {name: file.get_tensor(name) for name in ("src", "tgt")}
+    with h5py.File(path) as file:
+        return {name: file[name][:] for name in ("src", "tgt")}
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_every_format_holds_the_same_values(tmp_path, suffix):
+    result = generate(SMALL, tmp_path / f"file{suffix}")
+    reference = arrays(generate(SMALL, tmp_path / "reference.h5").path)
+    found = arrays(result.path)
+    assert found["src"].shape == (10, 1, 8)
+    assert found["tgt"].shape == (10, 3, 8)
+    for name in ("src", "tgt"):
+        assert found[name].dtype == np.float32
+        np.testing.assert_array_equal(found[name], reference[name])
+
+
+def test_hdf5_is_contiguous_and_says_where_it_comes_from(tmp_path):
+    path = generate(Recipe(num_samples=3, seed=5), tmp_path / "file.h5").path
+    with h5py.File(path) as file:
+        assert file["src"].chunks is None
+        assert file["src"].id.get_offset() % 4096 == 0
+        assert file.attrs["format_version"] == 1
+        assert file.attrs["seed"] == 5
+        assert file.attrs["generator"] == f"ddp-hpc data_gen {__version__}"
+        assert json.loads(file.attrs["recipe"])["tgt_shape"] == [20, 512]
+        assert file.attrs["fingerprint"] == Recipe(num_samples=3, seed=5).fingerprint
+        created = datetime.fromisoformat(file.attrs["created"])
+    assert abs(datetime.now(UTC) - created) < timedelta(minutes=1)
+
+
+# SHA-256 of src and tgt, first digits, recorded from the first version. Other values are another
+# format: raise FORMAT_VERSION. The learnable ones are the same with any BLAS.
+VALUES = {
+    ("uniform", "float16"): "5e250616d9006560",
+    ("uniform", "float32"): "9d4bfa6559899122",
+    ("uniform", "float64"): "474ab032ccb15540",
+    ("learnable", "float16"): "e7ca794bc6f9f2da",
+    ("learnable", "float32"): "9e4cc78081d24619",
+    ("learnable", "float64"): "ffdc2a98193804de",
+}
+
+
+@pytest.mark.parametrize(("distribution", "dtype"), VALUES)
+def test_the_values_of_a_seed_never_change(tmp_path, distribution, dtype):
+    recipe = Recipe(
+        num_samples=300, src_shape=(1, 64), tgt_shape=(3, 50), dtype=dtype, distribution=distribution
+    )
+    found = arrays(generate(recipe, tmp_path / "file.h5").path)
+    digest = hashlib.sha256(found["src"].tobytes() + found["tgt"].tobytes()).hexdigest()
+    assert digest[:16] == VALUES[distribution, dtype]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_uniform_values_fill_zero_to_one_and_never_reach_one(tmp_path, dtype):
+    recipe = Recipe(num_samples=4000, src_shape=(64,), tgt_shape=(1,), dtype=dtype)
+    values = arrays(generate(recipe, tmp_path / "file.h5").path)["src"]
+    assert values.dtype == dtype
+    assert values.min() >= 0.0
+    assert values.max() < 1.0
+    # Mean of 256,000 values: 0.5 within 6 standard errors of 0.29 / sqrt(256000).
+    assert abs(values.astype(np.float64).mean() - 0.5) < 0.0035
+    assert len(np.unique(values)) > 2000
+
+
+def test_src_and_tgt_and_other_seeds_differ(tmp_path):
+    recipe = Recipe(num_samples=10, src_shape=(8,), tgt_shape=(8,))
+    one = arrays(generate(recipe, tmp_path / "one.h5").path)
+    other = arrays(
+        generate(Recipe(num_samples=10, src_shape=(8,), tgt_shape=(8,), seed=1), tmp_path / "two.h5").path
+    )
+    assert not np.isin(one["src"], one["tgt"]).any()
+    assert not np.isin(one["src"], other["src"]).any()
+
+
+def test_a_longer_file_begins_with_the_shorter_ones_samples(tmp_path):
+    wide = {"src_shape": (40_000,), "tgt_shape": (3,)}
+    short = Recipe(num_samples=150, **wide)
+    assert block_samples(short) > 150
+    long = Recipe(num_samples=block_samples(short) + 2, **wide)
+    few, many = (arrays(generate(r, tmp_path / f"{r.num_samples}.h5").path)["src"] for r in (short, long))
+    np.testing.assert_array_equal(many[:150], few)
+    assert not np.isin(many[-1], few[:2]).all()
+
+
+@pytest.mark.parametrize("distribution", ["uniform", "learnable"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_the_size_of_the_buffer_does_not_show(tmp_path, monkeypatch, distribution, dtype):
+    recipe = Recipe(num_samples=50, src_shape=(7,), tgt_shape=(3, 5), dtype=dtype, distribution=distribution)
+    whole = arrays(generate(recipe, tmp_path / "whole.h5").path)
+    monkeypatch.setattr(synthetic, "_BUFFER_ELEMENTS", 33)
+    pieces = arrays(generate(recipe, tmp_path / "pieces.h5").path)
+    for name in ("src", "tgt"):
+        np.testing.assert_array_equal(whole[name], pieces[name])
+
+
+def test_one_sample_may_be_larger_than_a_block(tmp_path, monkeypatch):
+    monkeypatch.setattr(synthetic, "_BLOCK_BYTES", 64)
+    monkeypatch.setattr(synthetic, "_BUFFER_ELEMENTS", 10)
+    recipe = Recipe(num_samples=3, src_shape=(30,), tgt_shape=(2,))
+    assert block_samples(recipe) == 1
+    src = arrays(generate(recipe, tmp_path / "file.h5").path)["src"]
+    assert len(np.unique(src)) == src.size
+
+
+def test_learnable_targets_are_a_linear_map_of_src(tmp_path):
+    recipe = Recipe(num_samples=400, src_shape=(20,), tgt_shape=(2,), distribution="learnable")
+    found = arrays(generate(recipe, tmp_path / "file.h5").path)
+    _, residuals, _, _ = np.linalg.lstsq(found["src"], found["tgt"], rcond=None)
+    noise = np.sqrt(residuals / 400)
+    assert (noise < 0.01).all()
+    assert (noise > 0.003).all()
+    assert (found["tgt"].std(axis=0) > 0.1).all()
+
+
+def test_an_equal_file_is_reused_whenever_it_was_created(tmp_path):
+    path = tmp_path / "deep" / "er" / "file.h5"
+    first = generate(SMALL, path)
+    before = path.stat()
+    with h5py.File(path, "r+") as file:
+        file.attrs["created"] = "1999-12-31T23:59:59+00:00"
+    calls: list[int] = []
+    second = generate(SMALL, path, progress=lambda done, total: calls.append(done))
+    assert (first.reused, second.reused) == (False, True)
+    assert second.num_bytes == path.stat().st_size
+    assert path.stat().st_ino == before.st_ino
+    assert calls == []
+
+
+def test_progress_counts_bytes_up_to_all_of_them(tmp_path):
+    calls: list[tuple[int, int]] = []
+    generate(SMALL, tmp_path / "file.h5", progress=lambda done, total: calls.append((done, total)))
+    assert calls[-1] == (SMALL.num_bytes, SMALL.num_bytes)
+    assert calls == sorted(calls)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_file_of_another_recipe_is_kept_and_the_difference_named(tmp_path, suffix):
+    path = tmp_path / f"file{suffix}"
+    generate(SMALL, path)
+    before = path.read_bytes()
+    with pytest.raises(RequestError) as caught:
+        generate(Recipe(num_samples=11, src_shape=(1, 8), tgt_shape=(3, 8), seed=4), path)
+    assert "num_samples 10 there and 11 asked for, seed 0 there and 4 asked for" in str(caught.value)
+    assert "--force" in str(caught.value)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_force_overwrites(tmp_path, suffix):
+    path = tmp_path / f"file{suffix}"
+    path.write_bytes(b"a thesis")
+    assert not generate(SMALL, path, force=True).reused
+    assert arrays(path)["src"].shape == (10, 1, 8)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"a thesis", b"\x89HDF\r\n\x1a\n", b"PK\x03\x04", b"\xff" * 4000, b"\x02" + bytes(7) + b"{}"],
+)
+def test_a_file_that_is_not_ours_is_kept(tmp_path, suffix, content):
+    path = tmp_path / f"file{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(RequestError, match="is not a file that data_gen wrote"):
+        generate(SMALL, path)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_file_of_ours_that_was_cut_is_neither_reused_nor_overwritten(tmp_path, suffix):
+    path = tmp_path / f"file{suffix}"
+    size = generate(SMALL, path).num_bytes
+    content = path.read_bytes()
+    for cut in [*range(0, size, size // 7 + 1), size - 1]:
+        path.write_bytes(content[:cut])
+        with pytest.raises(RequestError, match="damaged"):
+            generate(SMALL, path)
+        assert path.stat().st_size == cut
+
+
+def test_somebody_elses_hdf5_file_is_kept(tmp_path):
+    path = tmp_path / "file.h5"
+    with h5py.File(path, "w") as file:
+        file["src"] = file["tgt"] = np.zeros((10, 1, 8), np.float32)
+    with pytest.raises(RequestError, match="it has no recipe"):
+        generate(SMALL, path)
+
+
+def test_a_recipe_that_was_edited_is_not_believed(tmp_path):
+    path = generate(SMALL, tmp_path / "file.h5").path
+    with h5py.File(path, "r+") as file:
+        file.attrs["recipe"] = file.attrs["recipe"].replace('"seed":0', '"seed":1')
+    with pytest.raises(RequestError, match="its recipe and its fingerprint disagree"):
+        generate(SMALL, path)
+
+
+def test_a_dataset_that_was_replaced_is_noticed(tmp_path):
+    path = generate(SMALL, tmp_path / "file.h5").path
+    with h5py.File(path, "r+") as file:
+        del file["tgt"]
+        file["tgt"] = np.zeros((10, 3, 9), np.float32)
+    with pytest.raises(
+        RequestError, match=r"damaged: it holds src \(10, 1, 8\) float32, tgt \(10, 3, 9\) float32"
+    ):
+        generate(SMALL, path)
+
+
+@pytest.mark.parametrize("name", ["file", "file.h6", "file.npz", "file.h5.gz"])
+def test_another_suffix_is_refused_with_the_list(tmp_path, name):
+    with pytest.raises(RequestError, match=r"\.h5 \.hdf5 \.pt \.safetensors"):
+        generate(SMALL, tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_no_file(tmp_path):
+    (tmp_path / "data.h5").mkdir()
+    with pytest.raises(RequestError, match="is a folder; name a file in it"):
+        generate(SMALL, tmp_path / "data.h5", force=True)
+
+
+def test_a_pipe_is_no_file(tmp_path):
+    os.mkfifo(tmp_path / "data.h5")
+    with pytest.raises(RequestError, match="is not a regular file"):
+        generate(SMALL, tmp_path / "data.h5", force=True)
+
+
+def test_a_parent_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "data").write_text("mine")
+    with pytest.raises(RequestError):
+        generate(SMALL, tmp_path / "data" / "file.h5")
+    assert (tmp_path / "data").read_text() == "mine"
+
+
+def test_a_link_is_followed(tmp_path):
+    (tmp_path / "scratch").mkdir()
+    link = tmp_path / "file.h5"
+    link.symlink_to(tmp_path / "scratch" / "real.h5")
+    generate(SMALL, link)
+    assert link.is_symlink()
+    assert (tmp_path / "scratch" / "real.h5").is_file()
+    assert generate(SMALL, link).reused
+
+
+def test_a_file_that_appears_while_ours_is_written_is_kept(tmp_path):
+    path = tmp_path / "file.h5"
+    with pytest.raises(RequestError, match="is not a file that data_gen wrote"):
+        generate(SMALL, path, progress=lambda done, total: path.write_bytes(b"a thesis"))
+    assert path.read_bytes() == b"a thesis"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_hostile_names_are_only_names(tmp_path):
+    path = tmp_path / "a b'\"$(touch x);\n" / "f.h5"
+    assert generate(SMALL, path).path == path
+    assert arrays(path)["src"].shape == (10, 1, 8)

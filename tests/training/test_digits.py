@@ -1,0 +1,41 @@
+"""Real images: the README's command reaches at least 97 % on the test split with 2 ranks."""
+
+import json
+import re
+
+import pytest
+
+from .runs import run, succeeded, train
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """The file that `python -m data_gen digits` makes."""
+    import sys
+
+    folder = tmp_path_factory.mktemp("digits")
+    succeeded(run([sys.executable, "-m", "data_gen", "digits", "--output", "digits.h5"], folder))
+    return folder / "digits.h5"
+
+
+@pytest.mark.parametrize("launcher", ["mpiexec", "torchrun"])
+def test_two_ranks_reach_97_percent_on_the_test_split(digits, tmp_path, launcher):
+    options = ["--model", "classifier", "--data", str(digits), "--epochs", "15", "--summary", "s.json"]
+    done = succeeded(train(*options, cwd=tmp_path, ranks=2, launcher=launcher))
+    test = json.loads((tmp_path / "s.json").read_text())["test"]
+    assert test["accuracy"] >= 0.97
+    assert f"accuracy {100 * test['accuracy']:.2f} %" in done.stdout
+
+
+def test_accuracy_counts_each_test_image_once_whatever_the_ranks(digits, tmp_path):
+    """359 test images do not divide by 2 or 3: padding would count some twice."""
+    options = ["--model", "classifier", "--data", str(digits), "--max-steps", "1", "--lr-scaling", "none"]
+    found = set()
+    # One step at a global batch of 30, then the same weights are evaluated by 1, 2 and 3 ranks.
+    for ranks in (1, 2, 3):
+        batch = ["--batch-size", str(30 // ranks), "--dropout", "0", "--summary", f"{ranks}.json"]
+        done = succeeded(train(*options, *batch, cwd=tmp_path, ranks=ranks))
+        found.add(re.search(r"\((\d+) of (\d+)\)", done.stdout).groups())
+        test = json.loads((tmp_path / f"{ranks}.json").read_text())["test"]
+        assert test["samples"] == 359
+    assert len(found) == 1, found

@@ -1,0 +1,211 @@
+"""The parts of the engine that need no second process."""
+
+import io
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+
+from ddp_hpc.errors import RendezvousError, ReportedElsewhereError, RequestError
+from ddp_hpc.training.clock import StepClock
+from ddp_hpc.training.config import TrainConfig
+from ddp_hpc.training.devices import choose_backend, device_kind, shared_devices
+from ddp_hpc.training.failure import FailureWatch, explain_lost_contact
+from ddp_hpc.training.group import agree, same_everywhere
+from ddp_hpc.training.models import TASKS, SampleSpec, build_model
+from ddp_hpc.training.progress import Progress
+from ddp_hpc.training.store_comm import PrefixStore, StoreComm, TCPStore
+from ddp_hpc.world.topology import World
+
+
+@pytest.fixture
+def store():
+    return TCPStore(
+        "127.0.0.1", 0, None, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20)
+    )
+
+
+def _on_ranks(store, size, body, timeout_s=10.0):
+    """Runs `body(comm)` in one thread a rank, each with a connection of its own; errors come back as values."""
+    results = [None] * size
+
+    def one(rank):
+        comm = StoreComm(PrefixStore("comm", store.clone()), rank, size, timeout_s)
+        try:
+            results[rank] = body(comm)
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return results
+
+
+def _world(rank, size):
+    return World(
+        rank=rank, world_size=size, local_rank=rank, local_size=size, hostname="n1", launcher="hydra"
+    )
+
+
+def test_ranks_gather_and_broadcast_in_order(store):
+    def body(comm):
+        return comm.allgather([comm.rank, "x"]), comm.bcast(comm.rank + 7), comm.allgather(comm.rank)
+
+    expected = ([[0, "x"], [1, "x"], [2, "x"]], 7, [0, 1, 2])
+    assert _on_ranks(store, 3, body) == [expected] * 3
+
+
+def test_a_barrier_names_who_did_not_come(store):
+    def body(comm):
+        if comm.rank != 1:
+            comm.barrier("the data")
+
+    done = _on_ranks(store, 3, body, timeout_s=1.0)
+    assert done[1] is None
+    assert isinstance(done[0], RendezvousError)
+    assert "the data" in str(done[0])
+    assert "rank 1 did not come" in str(done[0])
+
+
+def test_one_ranks_problem_stops_all_and_is_told_by_rank_0_alone(store):
+    def body(comm):
+        agree(comm, _world(comm.rank, comm.size), "disk full" if comm.rank == 2 else "", 2)
+
+    done = _on_ranks(store, 3, body)
+    assert isinstance(done[0], RequestError)
+    assert "disk full (rank 2; 1 rank(s) in all)" in str(done[0])
+    assert [type(error) for error in done[1:]] == [ReportedElsewhereError] * 2
+    assert [error.exit_code for error in done] == [2, 2, 2]
+    assert all(error.everywhere for error in done)
+
+
+def test_ranks_that_would_use_different_backends_are_named(store):
+    texts = _on_ranks(store, 2, lambda comm: same_everywhere(comm, ["nccl", "gloo"][comm.rank]))
+    assert texts[0] == texts[1]
+    assert "rank 0 would use nccl, rank 1 gloo" in texts[0]
+
+
+def test_only_the_first_failure_is_printed(store):
+    first, second = FailureWatch(store, 0), FailureWatch(store.clone(), 1)
+    assert second.claim("mine")
+    assert not first.claim("mine too")
+
+
+def test_lost_contact_is_one_line_and_other_errors_keep_their_traceback(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    error = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1\nframe #0")
+    text = explain_lost_contact(error, 30.0)
+    assert "another rank" in text
+    assert "frame" not in text
+    assert explain_lost_contact(RuntimeError("mat1 and mat2 shapes cannot be multiplied"), 30.0) == ""
+    assert explain_lost_contact(ValueError("gloo"), 30.0) == ""
+
+
+def test_two_ranks_on_one_device_are_named():
+    uuid = "GPU-1"
+    assert shared_devices([["n1", uuid], ["n2", uuid]]) == ""
+    assert shared_devices([["n1", ""], ["n1", ""]]) == "", "CPUs are shared on purpose"
+    text = shared_devices([["n1", "GPU-0"], ["n1", uuid], ["n1", uuid]])
+    assert "ranks 1 and 2 on n1" in text
+
+
+def test_auto_takes_what_is_there(no_gpu):
+    assert device_kind("auto") == "cpu"
+    assert choose_backend("auto", "cpu") == "gloo"
+    with pytest.raises(RequestError, match="built without it"):
+        choose_backend("mpi", "cpu")
+
+
+def test_a_cpu_clock_counts_data_within_the_step():
+    clock = StepClock(torch.device("cpu"))
+    for _ in range(3):
+        clock.start_step()
+        with clock.data():
+            time.sleep(0.02)
+        time.sleep(0.01)
+        clock.end_step(10)
+    times = clock.read()
+    assert len(times) == 3
+    assert all(0.02 <= data_s <= step_s - 0.01 for data_s, step_s in times)
+    assert clock.read() == []
+    # 20 samples in the two steps after the first.
+    assert clock.samples_per_s() == pytest.approx(20 / sum(step_s for _, step_s in times[1:]))
+
+
+@pytest.mark.parametrize(
+    ("scaling", "expected"), [("linear", 0.008), ("sqrt", 0.001 * 8**0.5), ("none", 0.001)]
+)
+def test_the_learning_rate_grows_with_the_ranks_as_told(scaling, expected):
+    assert TrainConfig(lr_scaling=scaling).scaled_lr(8) == pytest.approx(expected)
+
+
+def test_parameters_are_those_of_a_plain_seed():
+    spec = SampleSpec((1, 64), (20, 64), None)
+    ours = build_model("transformer", spec, 0.1, 7, torch.float32)
+    torch.manual_seed(7)
+    plain = torch.nn.Transformer(d_model=64, batch_first=True)
+    for one, other in zip(ours.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_default_transformer_has_the_lessons_number_of_parameters():
+    model = build_model("transformer", SampleSpec((1, 512), (20, 512), None), 0.1, 0, torch.float32)
+    assert sum(p.numel() for p in model.parameters()) == 44_140_544
+
+
+@pytest.mark.parametrize("shape", [(64,), (8, 8), (1, 8, 8), (3, 28, 28), (2, 2)])
+def test_the_classifier_takes_images_and_vectors(shape):
+    model = build_model("classifier", SampleSpec(shape, (), 10), 0.1, 0, torch.float32)
+    images = torch.zeros(5, *shape)
+    assert TASKS["classifier"].forward(model, images, images).shape == (5, 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "word"),
+    [
+        ("transformer", SampleSpec((512,), (20, 512), None), "length, embedding"),
+        ("transformer", SampleSpec((1, 512), (20, 256), None), "one embedding"),
+        ("classifier", SampleSpec((1, 8, 8), (), None), "one integer label"),
+        ("classifier", SampleSpec((1, 8, 8), (3,), 10), "one integer label"),
+    ],
+)
+def test_samples_that_do_not_fit_the_model_are_refused(name, spec, word):
+    with pytest.raises(RequestError, match=word):
+        build_model(name, spec, 0.1, 0, torch.float32)
+
+
+def test_a_batch_log_gets_plain_lines():
+    log = io.StringIO()
+    progress = Progress(True, log)
+    progress.step(1, 10, "1/1", 2.5, 100.0)
+    progress.step(10, 10, "1/1", 2.0, 100.0)
+    lines = log.getvalue().splitlines()
+    assert len(lines) == 2
+    assert "\r" not in log.getvalue()
+    assert lines[0].startswith("epoch 1/1 step 1/10 loss 2.500000 100.0 samples/s eta 0:00:0")
+
+
+def test_a_terminal_gets_one_line_that_renews_itself():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    screen = Terminal()
+    progress = Progress(True, screen)
+    progress.step(5, 10, "1/1", 2.5, 100.0)
+    progress.say("done")
+    assert screen.getvalue().startswith("[############------------] epoch 1/1 step 5/10")
+    assert screen.getvalue().endswith("\r\x1b[Kdone\n")
+
+
+def test_the_other_ranks_are_silent():
+    log = io.StringIO()
+    progress = Progress(False, log)
+    progress.say("x")
+    progress.step(1, 1, "1/1", 1.0, 1.0)
+    assert log.getvalue() == ""

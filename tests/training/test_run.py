@@ -1,0 +1,120 @@
+"""One entry for every launcher, and what a run leaves behind."""
+
+import json
+
+import pytest
+import torch
+
+from .runs import SMALL, records, succeeded, train
+
+SIZES = ["--num-samples", "128", "--epochs", "2", "--batch-size", "16", *SMALL]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "ranks", "name"),
+    [("mpiexec", 1, "single"), ("mpiexec", 2, "hydra"), ("torchrun", 2, "torchrun")],
+)
+def test_every_launcher_reaches_the_same_training(tmp_path, launcher, ranks, name):
+    done = train(*SIZES, "--summary", "s.json", cwd=tmp_path, ranks=ranks, launcher=launcher)
+    succeeded(done)
+    summary = json.loads((tmp_path / "s.json").read_text())
+    assert summary["world"]["launcher"] == name
+    assert summary["world"]["world_size"] == ranks
+    assert summary["backend"] == ("gloo" if ranks > 1 else "none")
+    assert summary["steps"] == 2 * 128 // (16 * ranks)
+    assert summary["samples"] == 256
+    assert summary["samples_per_s"] > 0
+    assert summary["versions"]["torch"] == torch.__version__
+    assert summary["final_loss"] < summary["first_loss"]
+    assert "samples/s" in done.stdout
+    assert f"{ranks} rank" in done.stdout
+
+
+def test_metrics_are_one_json_line_a_step_from_rank_0(tmp_path):
+    options = ["--warmup-steps", "4", "--lr", "0.001", "--metrics", "out/m.jsonl"]
+    succeeded(train(*SIZES, *options, cwd=tmp_path, ranks=2))
+    lines = records(tmp_path / "out" / "m.jsonl")
+    assert [line["step"] for line in lines] == list(range(1, 9))
+    assert set(lines[0]) == {"step", "epoch", "loss", "lr", "samples", "data_s", "step_s"}
+    assert [line["epoch"] for line in lines] == [1] * 4 + [2] * 4
+    # Linear scaling over two ranks, reached in four steps.
+    assert [line["lr"] for line in lines[:5]] == pytest.approx([0.0005, 0.001, 0.0015, 0.002, 0.002])
+    assert all(0 <= line["data_s"] <= line["step_s"] for line in lines)
+
+
+def test_epochs_is_the_number_of_epochs_that_run(tmp_path):
+    # The lesson that this project comes from parsed --epochs and then ran 10.
+    succeeded(train(*SIZES, "--epochs", "3", "--metrics", "m.jsonl", cwd=tmp_path))
+    assert records(tmp_path / "m.jsonl")[-1]["epoch"] == 3
+
+
+def test_synthetic_data_is_made_once_and_then_used_again(tmp_path):
+    first = succeeded(train(*SIZES, "--max-steps", "1", cwd=tmp_path, ranks=2))
+    (path,) = (tmp_path / "data").iterdir()
+    made = path.stat()
+    second = succeeded(train(*SIZES, "--max-steps", "1", cwd=tmp_path, ranks=2))
+    assert "made data/" in first.stdout
+    assert "using data/" in second.stdout
+    assert path.stat().st_mtime_ns == made.st_mtime_ns
+
+
+def test_only_rank_0_speaks(tmp_path):
+    done = succeeded(train(*SIZES, "--max-steps", "1", cwd=tmp_path, ranks=3))
+    assert done.stdout.count("done: ") == 1
+    assert done.stdout.count("world: ") == 1
+
+
+def test_a_pt_and_a_safetensors_file_give_the_losses_of_the_hdf5_file(tmp_path):
+    import sys
+
+    from .runs import losses, run
+
+    found = []
+    for suffix in ("h5", "pt", "safetensors"):
+        options = ["--num-samples", "64", *SMALL, "--output", f"data.{suffix}"]
+        succeeded(run([sys.executable, "-m", "data_gen", *options], tmp_path))
+        options = [
+            "--data",
+            f"data.{suffix}",
+            "--epochs",
+            "1",
+            "--dropout",
+            "0",
+            "--metrics",
+            f"{suffix}.jsonl",
+        ]
+        succeeded(train(*options, cwd=tmp_path))
+        found.append(losses(tmp_path / f"{suffix}.jsonl"))
+    assert found[0] == found[1] == found[2]
+
+
+def test_device_count_turns_one_process_into_one_rank_a_device(tmp_path, no_gpu):
+    """A CPU counts as one device; torchrun, which is behind it, is what more devices would get."""
+    done = train(
+        *SIZES, "--max-steps", "1", "--discovery", "device_count", "--summary", "s.json", cwd=tmp_path
+    )
+    succeeded(done)
+    world = json.loads((tmp_path / "s.json").read_text())["world"]
+    assert (world["launcher"], world["world_size"]) == ("torchrun", 1)
+
+
+def test_help_needs_no_torch_and_shows_examples(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('torch must not be imported for --help')")
+    done = succeeded(train("--help", cwd=tmp_path, env={"PYTHONPATH": f"{tmp_path}:{_project()}"}))
+    assert "mpiexec -n 8 python -m ddp_hpc.train" in done.stdout
+
+
+def _project():
+    from .runs import PROJECT
+
+    return PROJECT
+
+
+def test_hand_set_threads_and_omp_are_honoured(tmp_path):
+    succeeded(train(*SIZES, "--max-steps", "1", "--threads", "1", "--summary", "s.json", cwd=tmp_path))
+    assert json.loads((tmp_path / "s.json").read_text())["threads"] == 1
+    env = {"OMP_NUM_THREADS": "64"}  # what PBS exports: the whole chunk's cores, to every rank
+    succeeded(train(*SIZES, "--max-steps", "1", "--summary", "s.json", cwd=tmp_path, env=env))
+    import os
+
+    assert json.loads((tmp_path / "s.json").read_text())["threads"] == len(os.sched_getaffinity(0))
