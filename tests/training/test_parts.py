@@ -28,7 +28,7 @@ def store():
 
 
 def _on_ranks(store, size, body, timeout_s=10.0):
-    """Runs `body(comm)` in one thread a rank, each with a connection of its own; errors come back as values."""
+    """Runs `body(comm)` in one thread a rank, each with its own connection; errors come back as values."""
     results = [None] * size
 
     def one(rank):
