@@ -23,7 +23,9 @@ def parse_walltime_s(text: str) -> int:
     how = "write HH:MM:SS, such as 01:30:00"
     word = text.strip()
     if full := _WALLTIME.fullmatch(word):
-        days, hours, minutes, seconds = (int(v or 0) for v in full.group("days", "hours", "minutes", "seconds"))
+        days, hours, minutes, seconds = (
+            int(v or 0) for v in full.group("days", "hours", "minutes", "seconds")
+        )
         for name, value, limit in (("minutes", minutes, 59), ("seconds", seconds, 59)):
             if value > limit:
                 raise RequestError(f"walltime {text!r}: {value} {name} are more than {limit}; {how}")

@@ -17,7 +17,7 @@ from datetime import timedelta
 from ddp_hpc.errors import EXIT_FAILED
 from ddp_hpc.training.store_comm import Store
 
-_CLAIM, _MESSAGE = "failure/claim", "failure/message"
+_CLAIM, _MESSAGE, _LEFT = "failure/claim", "failure/message", "failure/left"
 _FOREVER = timedelta(days=365)
 _GRACE_S = 3.0  # for the main thread to end in its own way, or for the others to hear of it
 
@@ -79,15 +79,30 @@ class FailureWatch:
             time.sleep(1.0)  # the store lives here: let the others hear of it
         return True
 
-    def close(self) -> None:
-        """Stops watching: from here on a vanished store is no failure."""
+    def close(self, size: int) -> None:
+        """The peaceful end, after the last barrier. Collective: every rank must call this.
+
+        The store lives in rank 0 (or in torchrun's agent): it is left by all others
+        first, or their last requests would meet a closed door.
+        """
         self._closed.set()
+        if self._rank == 0:
+            self._store.set(_MESSAGE, "")
+        self._thread.join(_GRACE_S)
+        if self._rank != 0:
+            self._store.add(_LEFT, 1)
+            return
+        end_s = time.monotonic() + _GRACE_S
+        while self._store.add(_LEFT, 0) < size - 1 and time.monotonic() < end_s:
+            time.sleep(0.01)
 
     _heard = False
 
     def _watch(self, store: Store) -> None:
         try:
             store.wait([_MESSAGE], _FOREVER)
+            if self._closed.is_set() or not store.get(_MESSAGE):
+                return
         except RuntimeError:
             # The store went away. In the main thread the next collective fails and tells why.
             return

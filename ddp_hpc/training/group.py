@@ -156,8 +156,8 @@ def joined(world: World, endpoint: Endpoint | None, config: TrainConfig) -> Iter
     )
     # Not in a `finally`: after a failure, taking the group down would wait for the rank that failed.
     comm.barrier("the end of training")
-    watch.close()
     dist.destroy_process_group()
+    watch.close(world.world_size)
 
 
 def _alone(world: World, config: TrainConfig) -> Group:

@@ -1,0 +1,45 @@
+"""How long `ddp-hpc render` takes beside the bare import of its libraries; the aim is a ratio of at most 1.5.
+
+python benchmarks/cli_start.py [--runs 30]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+IMPORTS = [sys.executable, "-c", "import click, jinja2"]
+RENDER = [sys.executable, "-m", "ddp_hpc", "render", "--profile", "polaris", "--nodes", "2"]
+
+
+def median_s(commands: dict[str, list[str]], runs: int) -> dict[str, float]:
+    """Median wall time of each command; they take turns, so that a busy moment hits all of them."""
+    # Compiled files are what an installed package has; without them this would measure the compiler.
+    environ = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    taken: dict[str, list[float]] = {name: [] for name in commands}
+    for turn in range(runs + 1):
+        for name, argv in commands.items():
+            start = time.perf_counter()
+            subprocess.run(argv, check=True, capture_output=True, env=environ)
+            if turn:  # the first one warms the file cache
+                taken[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in taken.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=int, default=30)
+    times = median_s({"imports": IMPORTS, "render": RENDER}, parser.parse_args().runs)
+    print(f"import click, jinja2   {times['imports'] * 1e3:6.1f} ms")
+    print(f"ddp-hpc render         {times['render'] * 1e3:6.1f} ms")
+    print(f"ratio                  {times['render'] / times['imports']:6.2f}")
+
+
+if __name__ == "__main__":
+    main()

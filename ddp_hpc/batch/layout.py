@@ -1,0 +1,139 @@
+"""Ranks, cores and devices of one node: derived from job and site, then checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddp_hpc.batch.job import Job
+from ddp_hpc.batch.site import Queue, Site
+from ddp_hpc.errors import RequestError
+from ddp_hpc.units import format_walltime, parse_walltime_s
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Layout:
+    """What every node of the job looks like. `devices` is 0 where no GPU is known of.
+
+    `cpus_per_rank` counts CPUs as Slurm does (hardware threads where the site
+    has them), `threads_per_rank` counts cores; either is 0 where it is not known.
+    """
+
+    launcher: str
+    ranks_per_node: int
+    devices: int
+    cpus_per_rank: int
+    threads_per_rank: int
+    walltime_s: int | None
+    queue: str
+
+
+def lay_out(job: Job, site: Site) -> Layout:
+    """How the job's ranks lie on a node of the site.
+
+    Raises:
+        RequestError: more ranks than devices or cores, ranks that do not divide
+            the devices, or more than the node has.
+    """
+    devices = _devices(job, site)
+    ranks = job.ranks_per_node or devices or 1
+    if devices:
+        if ranks > devices:
+            raise RequestError(
+                f"{ranks} ranks per node were asked for; {site.title} has {devices} devices a node and NCCL "
+                f"wants a device for each rank; use --ranks-per-node {devices} or fewer"
+            )
+        if devices % ranks:
+            fitting = ", ".join(str(n) for n in range(1, devices + 1) if devices % n == 0)
+            raise RequestError(
+                f"{ranks} ranks per node do not divide {devices} devices evenly; "
+                f"use --ranks-per-node {fitting}"
+            )
+    cpus, cores = _cpus(job, site)
+    if cores and ranks > cores:
+        raise RequestError(
+            f"{ranks} ranks per node were asked for on {cores} cores; each rank needs one; "
+            f"use --ranks-per-node {cores} or fewer"
+        )
+    launcher = job.launcher or site.launch.default
+    # A bound rank has the cores of its own set, however few ranks there are beside it.
+    bound = len(site.launch.cpu_bind) if launcher == "mpiexec" else 0
+    walltime = job.walltime_s
+    if walltime is None and site.default_walltime:
+        walltime = parse_walltime_s(site.default_walltime)
+    return Layout(
+        launcher=launcher,
+        ranks_per_node=ranks,
+        devices=devices,
+        cpus_per_rank=cpus // ranks,
+        threads_per_rank=cores // max(ranks, bound),
+        walltime_s=walltime,
+        queue=job.queue or site.default_queue,
+    )
+
+
+def _devices(job: Job, site: Site) -> int:
+    known = site.node.devices
+    if job.gpus_per_node and known and job.gpus_per_node != known:
+        raise RequestError(
+            f"{job.gpus_per_node} GPUs per node were asked for; {site.title} gives whole nodes of {known}; "
+            "leave --gpus-per-node out and choose --ranks-per-node"
+        )
+    return job.gpus_per_node or known
+
+
+def _cpus(job: Job, site: Site) -> tuple[int, int]:
+    """CPUs as the scheduler counts them, and cores, of one node."""
+    cores, threads = site.node.cores, site.node.threads or site.node.cores
+    if not job.cpus_per_node:
+        return threads, cores
+    if not cores:
+        return job.cpus_per_node, job.cpus_per_node
+    if job.cpus_per_node > threads:
+        raise RequestError(
+            f"{job.cpus_per_node} CPUs per node were asked for; {site.title} has {threads}; "
+            "ask for at most that"
+        )
+    return job.cpus_per_node, max(1, job.cpus_per_node * cores // threads)
+
+
+def advice(job: Job, site: Site) -> list[str]:
+    """What the scheduler may dislike about the job, one line each: only warnings, since queue tables age."""
+    layout = lay_out(job, site)
+    lines = _queue_advice(layout.queue, job.num_nodes, layout.walltime_s or 0, site)
+    if site.account_required and not job.account:
+        lines.append(
+            f"{site.title} wants an account and none was given; use --account PROJECT or DDP_HPC_ACCOUNT, "
+            "or name it when you submit"
+        )
+    return lines
+
+
+def _queue_advice(queue: str, num_nodes: int, walltime_s: int, site: Site) -> list[str]:
+    if not queue or not site.queues:
+        return []
+    entries = [entry for entry in site.queues if entry.name == queue]
+    if not entries:
+        known = ", ".join(dict.fromkeys(entry.name for entry in site.queues))
+        return [f"queue {queue} is not among those of {site.title} on {site.checked} ({known}); is it new?"]
+    if any(_takes(entry, num_nodes, walltime_s) for entry in entries):
+        return []
+    limits = "; ".join(_limits(entry) for entry in entries)
+    return [
+        f"{num_nodes} nodes for {format_walltime(walltime_s)} are outside what queue {queue} took on "
+        f"{site.checked} ({limits}); the scheduler may refuse the job"
+    ]
+
+
+def _takes(queue: Queue, num_nodes: int, walltime_s: int) -> bool:
+    if num_nodes < queue.min_nodes or (queue.max_nodes and num_nodes > queue.max_nodes):
+        return False
+    return not queue.max_walltime or walltime_s <= parse_walltime_s(queue.max_walltime)
+
+
+def _limits(queue: Queue) -> str:
+    nodes = (
+        f"{queue.min_nodes}-{queue.max_nodes} nodes"
+        if queue.max_nodes
+        else f"{queue.min_nodes} nodes or more"
+    )
+    return f"{nodes} up to {queue.max_walltime}" if queue.max_walltime else nodes

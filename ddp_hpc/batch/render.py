@@ -1,0 +1,230 @@
+"""`render(job, site)` is the whole script; `write_script` puts it into a file or not at all.
+
+The contract of every script: directives, then as the first comment the command
+line that writes it again, then plain bash that needs no ddp-hpc on the login
+node. It goes to the folder of submission, prepares the site's software, exports
+what the compute side reads, starts the launcher in the background, hands TERM
+and INT on to it, and ends with its exit code.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import FileSystemLoader, StrictUndefined
+from jinja2.sandbox import SandboxedEnvironment
+
+from ddp_hpc import __version__
+from ddp_hpc.assets import asset_folder
+from ddp_hpc.batch.job import DEFAULT_COMMAND, Job
+from ddp_hpc.batch.launchers import dialect_of, launch_words
+from ddp_hpc.batch.layout import Layout, lay_out
+from ddp_hpc.batch.schedulers import cpus_per_task, scheduler_of
+from ddp_hpc.batch.shell import Raw, Word, sh, sh_join
+from ddp_hpc.batch.site import Site
+from ddp_hpc.errors import DdpHpcError, RequestError
+from ddp_hpc.units import format_walltime
+
+
+@dataclass(frozen=True, eq=False)
+class Export:
+    """One exported variable; `why` becomes the comment above it."""
+
+    name: str
+    value: Word
+    why: str = ""
+
+
+def render(job: Job, site: Site) -> str:
+    """The script for that job at that site, byte for byte what is submitted.
+
+    Raises:
+        RequestError: what the site, its scheduler or the launcher cannot do.
+    """
+    layout = lay_out(job, site)
+    scheduler = scheduler_of(job, site, layout)
+    launcher, program = launch_words(job, site, layout)
+    needs_mpiexec = bool(launcher) and launcher[0] != "srun"
+    exports = _exports(job, site, layout, scheduler.kill_delay_s)
+    multi_node = _multi_node_exports(site)
+    job_env = [Export(name, value) for name, value in job.env.items()]
+    launch_line = f"{sh_join(launcher)} \\\n  {sh_join(program)}" if launcher else sh_join(program)
+    return (
+        _environment()
+        .get_template(scheduler.template)
+        .render(
+            shell=site.shell,
+            version=__version__,
+            written_with=sh_join(written_with(job, site)),
+            notes=_notes(job, site, scheduler.submit),
+            directives=scheduler.directives(job, site, layout),
+            job=job,
+            site=site,
+            layout=layout,
+            exports=exports,
+            multi_node=multi_node,
+            job_env=job_env,
+            exported_names=_names([*exports, *multi_node, *job_env], layout),
+            needs_mpiexec=needs_mpiexec,
+            asks_mpiexec=needs_mpiexec and dialect_of(site) in ("auto", "openmpi"),
+            own_mpiexec=site.launch.own_mpiexec,
+            # One's own machine may have fewer cores than ranks; Open MPI wants that said.
+            oversubscribe=":OVERSUBSCRIBE" if site.scheduler == "local" else "",
+            tasks_per_node=1 if layout.launcher == "torchrun" else layout.ranks_per_node,
+            cpu_bind_why=site.why.get("cpu_bind", "") if layout.launcher == "mpiexec" else "",
+            banner=_banner(site, layout, needs_mpiexec),
+            started_by_srun=launcher[:1] == ["srun"],
+            launch_line=launch_line,
+        )
+    )
+
+
+def render_step() -> str:
+    """`torchrun_script.sh`: what `srun --nodes=2 torchrun_script.sh` runs once on every node."""
+    written = sh_join(["ddp-hpc", "render", "--step"])
+    return (
+        _environment().get_template("torchrun_step.sh.j2").render(version=__version__, written_with=written)
+    )
+
+
+def written_with(job: Job, site: Site) -> list[Word]:
+    """The command line that writes this script again: what differs from the defaults, and no local path."""
+    options: list[tuple[str, object]] = [
+        ("--nodes", job.num_nodes if job.num_nodes != 1 else None),
+        ("--ranks-per-node", job.ranks_per_node),
+        ("--gpus-per-node", job.gpus_per_node),
+        ("--cpus-per-node", job.cpus_per_node),
+        ("--walltime", format_walltime(job.walltime_s) if job.walltime_s else None),
+        ("--queue", job.queue),
+        ("--account", job.account),
+        ("--name", job.name if job.name != "ddp" else None),
+        ("--launcher", job.launcher),
+        ("--mpi", job.mpi),
+        *(("--env", f"{name}={value}") for name, value in job.env.items()),
+        *(("--setup", line) for line in job.setup),
+        ("--run-dir", job.run_dir),
+    ]
+    words: list[Word] = ["ddp-hpc", "render", "--profile", site.name]
+    for option, value in options:
+        if value not in (None, ""):
+            words += [option, str(value)]
+    if job.command != DEFAULT_COMMAND:
+        words += ["--", *job.command]
+    return words
+
+
+def write_script(text: str, path: Path) -> None:
+    """`text` as an executable file: all of it, or the file as it was before.
+
+    Raises:
+        RequestError: the folder is missing, or `path` is something else than a plain file.
+        DdpHpcError: the file system refused.
+    """
+    if not path.parent.is_dir():
+        raise RequestError(f"{path}: the folder {path.parent} does not exist; make it first (mkdir -p)")
+    if path.exists() and not path.is_file():
+        raise RequestError(f"{path} is not a plain file; choose another name for the script")
+    temporary: str | None = None
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:64]}.", dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(script_bytes(text))
+            os.fchmod(file.fileno(), 0o755)
+        Path(temporary).replace(path)
+    except OSError as err:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
+        raise DdpHpcError(
+            f"{path}: cannot be written ({err.strerror}); choose another place with -o"
+        ) from err
+
+
+def script_bytes(text: str) -> bytes:
+    """The script as it is stored; bytes of the command line that are no UTF-8 come out as they went in."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _environment() -> SandboxedEnvironment:
+    environment = SandboxedEnvironment(
+        loader=FileSystemLoader(asset_folder("templates")),
+        undefined=StrictUndefined,
+        autoescape=False,
+        # bash writes ${#NAME}, which holds Jinja's usual opening.
+        comment_start_string="{##",
+        comment_end_string="##}",
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["sh"] = sh
+    return environment
+
+
+def _exports(job: Job, site: Site, layout: Layout, kill_delay_s: int) -> list[Export]:
+    found = [Export(name, value, site.why.get(name, "")) for name, value in site.env.always.items()]
+    threads = layout.threads_per_rank
+    # Where the cores are not known: one thread a rank under a scheduler, as PBS would set the whole chunk's
+    # number for each rank; the machine's own choice where there is no scheduler.
+    if threads or site.scheduler != "local":
+        why = "PBS has set this to the cores of the whole node." if site.scheduler == "pbs" else ""
+        found.append(Export("OMP_NUM_THREADS", str(threads or 1), why))
+    if layout.launcher == "torchrun":
+        found.append(Export("DDP_HPC_RANKS_PER_NODE", str(layout.ranks_per_node)))
+    if layout.launcher == "mpiexec" and site.scheduler == "slurm":
+        why = "mpiexec starts a helper a node by srun, which would bind it and its ranks to one task's CPUs."
+        found.append(Export("SRUN_CPUS_PER_TASK", str(cpus_per_task(layout) * layout.ranks_per_node), why))
+        found.append(Export("SLURM_CPU_BIND", "none"))
+    if site.proxy:
+        why = "The way out of the compute nodes; the nodes themselves are reached without it."
+        found.append(Export("http_proxy", site.proxy.url, why))
+        found.append(Export("https_proxy", site.proxy.url))
+        found.append(Export("no_proxy", site.proxy.no_proxy))
+    found.append(Export("DDP_HPC_PROFILE", site.name))
+    if site.fabric.suffix:
+        found.append(Export("DDP_HPC_FABRIC_SUFFIX", site.fabric.suffix))
+    if site.fabric.interface:
+        found.append(Export("DDP_HPC_FABRIC_INTERFACE", site.fabric.interface))
+    if delay_s := site.kill_delay_s or kill_delay_s:
+        found.append(Export("DDP_HPC_KILL_DELAY_S", str(delay_s)))
+    run_dir = job.run_dir or f"runs/{job.name}"
+    absolute: Word = run_dir if run_dir.startswith("/") else Raw(f'"$PWD"/{sh(run_dir)}')
+    found.append(Export("DDP_HPC_RUN_DIR", absolute))
+    return found
+
+
+def _multi_node_exports(site: Site) -> list[Export]:
+    found = [Export(name, value, site.why.get(name, "")) for name, value in site.env.multi_node.items()]
+    for name, folders in site.env.multi_node_prepend.items():
+        value = Raw(f'{sh(":".join(folders))}"${{{name}:+:${name}}}"')
+        found.append(Export(name, value, site.why.get(name, "")))
+    return found
+
+
+def _names(exports: list[Export], layout: Layout) -> list[str]:
+    """Names of all that is exported, once each, for a launcher that has to be told."""
+    names = [export.name for export in exports]
+    if layout.walltime_s is not None:
+        names.append("DDP_HPC_DEADLINE")
+    given = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
+    return [name for name in dict.fromkeys(names) if name not in given]
+
+
+def _notes(job: Job, site: Site, submit: str) -> list[str]:
+    if site.account_required and not job.account:
+        return [
+            f"{site.title} wants an account and this script names none; "
+            f"submit it with: {submit} -A PROJECT SCRIPT"
+        ]
+    return []
+
+
+def _banner(site: Site, layout: Layout, needs_mpiexec: bool) -> str:
+    job_id = {"pbs": "job ${PBS_JOBID:-none}, ", "slurm": "job ${SLURM_JOB_ID:-none}, "}.get(
+        site.scheduler, ""
+    )
+    ranks = f"{layout.ranks_per_node} ranks each" if layout.launcher == "torchrun" else "$num_ranks ranks"
+    with_mpiexec = " ($mpiexec)" if needs_mpiexec else ""
+    return f"ddp-hpc: {job_id}$num_nodes nodes, {ranks}, by {layout.launcher}{with_mpiexec}"

@@ -1,0 +1,176 @@
+"""The schedulers: which template, which launchers, and how a value of a directive is spelled.
+
+A directive line is not shell: PBS and Slurm read it to the end of the line and
+expand nothing. So values are checked here, never quoted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ddp_hpc.batch.job import Job
+from ddp_hpc.batch.layout import Layout
+from ddp_hpc.batch.site import Site
+from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.units import format_walltime
+
+# Older PBS servers cut or refuse longer names.
+PBS_MAX_NAME_CHARS = 15
+
+_VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@+,=&|/()*-]*")
+
+Directives = dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Scheduler:
+    """One way to run a script. `kill_delay_s` is the usual time from SIGTERM to SIGKILL at the end of a job.
+
+    `kill_delay_s` is 10 for PBS (server default of kill_delay) and 30 for Slurm
+    (default of KillWait); a profile may know better.
+    """
+
+    template: str
+    submit: str
+    launchers: tuple[str, ...]
+    kill_delay_s: int
+    directives: Callable[[Job, Site, Layout], Directives]
+
+
+def scheduler_of(job: Job, site: Site, layout: Layout) -> Scheduler:
+    """The site's scheduler.
+
+    Raises:
+        RequestError: an unknown scheduler, or a launcher that does not work under it.
+    """
+    if site.scheduler not in SCHEDULERS:
+        known = tuple(SCHEDULERS)
+        raise RequestError(
+            f"profile {site.name} names scheduler {site.scheduler!r}{nearest(site.scheduler, known)}; "
+            f"use one of {', '.join(known)}"
+        )
+    scheduler = SCHEDULERS[site.scheduler]
+    if layout.launcher not in scheduler.launchers:
+        raise RequestError(
+            f"launcher {layout.launcher} was asked for; under {site.scheduler} there is "
+            f"{' or '.join(scheduler.launchers)}; choose one of these"
+        )
+    if job.mpi and layout.launcher != "srun":
+        raise RequestError(
+            f"--mpi {job.mpi} is an option of srun, but {layout.launcher} starts the ranks; leave it out"
+        )
+    return scheduler
+
+
+def directive_value(what: str, value: str) -> str:
+    """`value`, fit for a directive line.
+
+    Raises:
+        RequestError: blanks, line breaks, quotes, `$` and whatever else no scheduler takes in a name.
+    """
+    if not _VALUE.fullmatch(value):
+        raise RequestError(
+            f"{what} {value!r} was given; directives take letters, digits and _.:@+,=&|/()*- without "
+            "blanks or quotes; mend it"
+        )
+    return value
+
+
+def _optional(what: str, value: str) -> str:
+    return directive_value(what, value) if value else ""
+
+
+def _walltime(layout: Layout, site: Site) -> str:
+    if layout.walltime_s is None:
+        raise RequestError(f"no walltime was given and {site.title} has no default; use --walltime HH:MM:SS")
+    return format_walltime(layout.walltime_s)
+
+
+def _pbs(job: Job, site: Site, layout: Layout) -> Directives:
+    if len(job.name) > PBS_MAX_NAME_CHARS:
+        raise RequestError(
+            f"job name {job.name!r} has {len(job.name)} characters; PBS takes {PBS_MAX_NAME_CHARS}; "
+            "shorten it"
+        )
+    chunk = site.pbs.chunk or _pbs_chunk(job, layout)
+    return {
+        "name": directive_value("job name", job.name),
+        "select": f"{job.num_nodes}:{directive_value('chunk', chunk)}",
+        "place": _optional("place", site.pbs.place),
+        "walltime": _walltime(layout, site),
+        "filesystems": _optional("filesystems", site.pbs.filesystems),
+        "queue": _optional("queue", layout.queue),
+        "account": _optional("account", job.account),
+        "keep": _optional("keep", site.pbs.keep),
+    }
+
+
+def _pbs_chunk(job: Job, layout: Layout) -> str:
+    cores = job.cpus_per_node or layout.ranks_per_node
+    chunk = f"ncpus={cores}:mpiprocs={layout.ranks_per_node}"
+    return f"{chunk}:ngpus={layout.devices}" if layout.devices else chunk
+
+
+def _slurm(job: Job, site: Site, layout: Layout) -> Directives:
+    # One agent of torchrun a node has all its CPUs; otherwise each rank is a task.
+    per_node = 1 if layout.launcher == "torchrun" else layout.ranks_per_node
+    return {
+        "name": directive_value("job name", job.name),
+        "nodes": str(job.num_nodes),
+        "tasks_per_node": str(per_node),
+        "cpus_per_task": str(cpus_per_task(layout)),
+        "gpus_per_node": str(layout.devices) if layout.devices else "",
+        "walltime": _walltime(layout, site),
+        "account": _optional("account", job.account),
+        "queue_flag": site.slurm.queue_flag,
+        "queue": _optional("queue", layout.queue),
+        "constraint": _optional("constraint", site.slurm.constraint),
+    }
+
+
+def cpus_per_task(layout: Layout) -> int:
+    """CPUs of one Slurm task: one rank's, or one node's where the task is torchrun's agent."""
+    per_rank = layout.cpus_per_rank or 1
+    return per_rank * layout.ranks_per_node if layout.launcher == "torchrun" else per_rank
+
+
+def _local(job: Job, site: Site, layout: Layout) -> Directives:
+    if job.num_nodes != 1:
+        raise RequestError(
+            f"{job.num_nodes} nodes were asked for; profile {site.name} is this one machine; "
+            "leave --nodes out or choose a profile with a scheduler"
+        )
+    for option, value in (("--queue", layout.queue), ("--account", job.account)):
+        if value:
+            raise RequestError(
+                f"{option} {value} was given; profile {site.name} has no scheduler that could use it; "
+                "leave it out"
+            )
+    return {}
+
+
+SCHEDULERS = {
+    "pbs": Scheduler(
+        template="pbs.sh.j2",
+        submit="qsub",
+        launchers=("mpiexec", "torchrun"),
+        kill_delay_s=10,
+        directives=_pbs,
+    ),
+    "slurm": Scheduler(
+        template="slurm.sh.j2",
+        submit="sbatch",
+        launchers=("srun", "mpiexec", "torchrun"),
+        kill_delay_s=30,
+        directives=_slurm,
+    ),
+    "local": Scheduler(
+        template="local.sh.j2",
+        submit="bash",
+        launchers=("mpiexec", "torchrun"),
+        kill_delay_s=0,
+        directives=_local,
+    ),
+}

@@ -1,0 +1,157 @@
+"""TOML into frozen dataclasses. Every complaint names the file and the line.
+
+A dataclass is the schema: its field names are the keys, its annotations the
+types. Understood are `str`, `int`, `float`, `bool`, `tuple[X, ...]`,
+`dict[str, str]`, `X | None` and other such dataclasses.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+import typing
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Any, TypeVar
+
+from ddp_hpc.errors import RequestError, nearest
+
+T = TypeVar("T")
+
+# One step into a document: a key of a table, or the index in an array of tables.
+_Step = str | int
+_Path = tuple[_Step, ...]
+
+
+def read_toml(path: Path, cls: type[T], *, table: str = "") -> T:
+    """The file at `path` as a `cls`; with `table`, only that table of the file, which may be missing.
+
+    Raises:
+        RequestError: where the file cannot be read or does not fit `cls`.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as err:
+        raise RequestError(f"{path}: cannot be read ({err.strerror}); check the path") from err
+    except UnicodeDecodeError as err:
+        raise RequestError(f"{path}: is not UTF-8 text (byte {err.start}); TOML needs UTF-8") from err
+    return parse_toml(text, cls, source=str(path), table=table)
+
+
+def parse_toml(text: str, cls: type[T], *, source: str, table: str = "") -> T:
+    """`text`, or that table of it, as a `cls`; `source` is what error messages call the text.
+
+    Raises:
+        RequestError: broken TOML, an unknown or missing key, a value of another
+            type, or a value that `cls` itself refuses.
+    """
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as err:
+        raise RequestError(f"{source}: is not TOML: {err}; mend that line") from err
+    reader = _Reader(text, source)
+    if table:
+        return typing.cast(T, reader.value(document.get(table, {}), cls, (table,)))
+    return typing.cast(T, reader.table(document, cls, ()))
+
+
+class _Reader:
+    """Walks the parsed document beside its dataclasses, so that errors can look the line up in the text."""
+
+    def __init__(self, text: str, source: str) -> None:
+        self._text = text
+        self._source = source
+
+    def table(self, table: dict[str, Any], cls: type[Any], path: _Path) -> Any:
+        hints = typing.get_type_hints(cls)
+        known = {f.name: f for f in fields(cls)}
+        for key in table:
+            if key not in known:
+                hint = nearest(key, list(known)) or f"; known here: {', '.join(known)}"
+                raise self._error((*path, key), f'unknown key "{key}"{hint}')
+        needed = [name for name, f in known.items() if f.default is MISSING and f.default_factory is MISSING]
+        for key in needed:
+            if key not in table:
+                raise self._error(path, f'"{key}" is missing here; add it')
+        values = {key: self.value(value, hints[key], (*path, key)) for key, value in table.items()}
+        try:
+            return cls(**values)
+        except RequestError as err:
+            raise self._error(path, str(err)) from None
+
+    def value(self, value: Any, kind: Any, path: _Path) -> Any:
+        origin = typing.get_origin(kind)
+        if origin is UnionType or origin is typing.Union:
+            (kind,) = (arg for arg in typing.get_args(kind) if arg is not type(None))
+            origin = typing.get_origin(kind)
+        if is_dataclass(kind) and isinstance(kind, type):
+            if isinstance(value, dict):
+                return self.table(value, kind, path)
+            raise self._wrong_type(path, value, "a table")
+        if origin is tuple and isinstance(value, list):
+            item = typing.get_args(kind)[0]
+            return tuple(self.value(v, item, (*path, i)) for i, v in enumerate(value))
+        if origin is dict and isinstance(value, dict):
+            item = typing.get_args(kind)[1]
+            return {k: self.value(v, item, (*path, k)) for k, v in value.items()}
+        if kind is float and type(value) is int:
+            return float(value)
+        # `type is`, since a bool is an int to isinstance.
+        if type(value) is kind:
+            return value
+        raise self._wrong_type(path, value, _type_name(kind))
+
+    def _wrong_type(self, path: _Path, value: Any, needed: str) -> RequestError:
+        name = ".".join(str(step) for step in path)
+        return self._error(
+            path, f'"{name}" is {value!r}, which is {_type_name(type(value))}; {needed} is needed'
+        )
+
+    def _error(self, path: _Path, message: str) -> RequestError:
+        line = find_line(self._text, path)
+        place = f"{self._source}:{line}" if line else self._source
+        return RequestError(f"{place}: {message}")
+
+
+def find_line(text: str, path: _Path) -> int:
+    """The line, counted from 1, that gives `path` its value, or of the nearest table around it; else 0.
+
+    It looks for headers and keys only, as tomllib does not tell positions; an
+    element of a list is found where its list begins.
+    """
+    # Compiled here, since the login node's commands need them for errors alone.
+    header_pattern = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?")
+    word = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
+    key_pattern = re.compile(rf"\s*({word}(?:\s*\.\s*{word})*)\s*=")
+    best_line, best_depth = 0, 0
+    table: _Path = ()
+    seen: dict[tuple[str, ...], int] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := header_pattern.fullmatch(line):
+            names = _split_dotted(header[2])
+            table = tuple(names)
+            if header[1] == "[[":
+                seen[names] = seen.get(names, -1) + 1
+                table = (*names, seen[names])
+            here = table
+        elif key := key_pattern.match(line):
+            here = (*table, *_split_dotted(key[1]))
+        else:
+            continue
+        depth = len(here)
+        if here == path[:depth] and depth > best_depth:
+            best_line, best_depth = number, depth
+    return best_line
+
+
+def _split_dotted(text: str) -> tuple[str, ...]:
+    return tuple(part.strip().strip("\"'") for part in text.split("."))
+
+
+def _type_name(kind: Any) -> str:
+    if is_dataclass(kind):
+        return "a table"
+    names = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+    origin = typing.get_origin(kind) or kind
+    return names.get(kind) or {tuple: "a list", list: "a list", dict: "a table"}.get(origin, kind.__name__)

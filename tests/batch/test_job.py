@@ -1,0 +1,106 @@
+"""The job: what the options and a job file ask for together, and what is refused before any site is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddp_hpc.batch.job import Job, JobFile, make_job, read_job_file
+from ddp_hpc.errors import RequestError
+
+
+def job_file(tmp_path: Path, text: str) -> JobFile:
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    return read_job_file(path)
+
+
+def test_a_job_file_spells_the_options_with_underscores(tmp_path: Path) -> None:
+    file = job_file(
+        tmp_path,
+        """
+profile = "polaris"
+name = "big"
+nodes = 4
+ranks_per_node = 2
+walltime = "01:30:00"
+setup = ["module load a"]
+command = ["python", "train.py"]
+[env]
+NCCL_DEBUG = "INFO"
+""",
+    )
+    job = make_job(JobFile(), file)
+    assert (job.name, job.num_nodes, job.ranks_per_node, job.walltime_s) == ("big", 4, 2, 5400)
+    assert (job.setup, job.command, job.env) == (
+        ("module load a",),
+        ("python", "train.py"),
+        {"NCCL_DEBUG": "INFO"},
+    )
+
+
+def test_options_win_over_the_file(tmp_path: Path) -> None:
+    file = job_file(tmp_path, 'nodes = 4\nqueue = "prod"\nname = "big"')
+    job = make_job(JobFile(nodes=2, queue="debug"), file)
+    assert (job.num_nodes, job.queue, job.name) == (2, "debug", "big")
+
+
+def test_variables_are_merged_and_setup_lines_follow_each_other(tmp_path: Path) -> None:
+    file = job_file(tmp_path, 'setup = ["first"]\nenv = { A = "file", B = "file" }')
+    job = make_job(JobFile(env={"B": "option", "C": "option"}, setup=("second",)), file)
+    assert job.env == {"A": "file", "B": "option", "C": "option"}
+    assert job.setup == ("first", "second")
+
+
+def test_an_unknown_key_is_an_error_with_file_line_and_nearest_key(tmp_path: Path) -> None:
+    with pytest.raises(
+        RequestError, match=r'job\.toml:2: unknown key "waltime" \(did you mean "walltime"\?\)'
+    ):
+        job_file(tmp_path, 'nodes = 1\nwaltime = "01:00:00"\n')
+
+
+def test_a_missing_job_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"nowhere\.toml: cannot be read \(No such file"):
+        read_job_file(tmp_path / "nowhere.toml")
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [
+        ({"num_nodes": 0}, "0 nodes were asked for; at least 1 is needed"),
+        ({"num_nodes": -2}, "-2 nodes"),
+        ({"ranks_per_node": 0}, "0 ranks per node"),
+        ({"gpus_per_node": 0}, "0 GPUs per node"),
+        ({"cpus_per_node": 0}, "0 CPUs per node"),
+        ({"name": ""}, "job name ''"),
+        ({"name": "1st"}, "job name '1st'"),
+        ({"name": "two words"}, "job name 'two words'"),
+        ({"name": "a\nb"}, "job name"),
+        ({"name": "a/b"}, "job name"),
+        ({"name": "$(touch x)"}, "job name"),
+        ({"name": "n" * 129}, "129 characters"),
+        ({"launcher": "torchrum"}, 'did you mean "torchrun"'),
+        ({"mpi": "pmix2"}, 'did you mean "pmix"'),
+        ({"env": {"A B": "x"}}, "environment name 'A B'"),
+        ({"env": {"UID": "0"}}, "bash allows nobody to set it"),
+        ({"env": {"A": "x\0y"}}, "NUL"),
+        ({"setup": ("one\ntwo",)}, "line break"),
+        ({"command": ()}, "the command is empty"),
+        ({"command": ("",)}, "the command is empty"),
+        ({"command": ("--epochs", "3")}, "the launcher would take as an option"),
+        ({"command": ("a", ":", "b")}, "start of a second program"),
+        ({"command": ("a", "\0")}, "NUL"),
+        ({"run_dir": "a\0b"}, "NUL"),
+    ],
+)
+def test_a_request_that_no_scheduler_could_take_is_refused(job: dict[str, object], said: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        Job(**job)  # type: ignore[arg-type]
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_walltime_that_is_none_is_refused() -> None:
+    with pytest.raises(RequestError, match="99 minutes are more than 59"):
+        make_job(JobFile(walltime="25:99:00"))

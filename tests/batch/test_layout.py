@@ -1,0 +1,110 @@
+"""Ranks, cores and devices of a node, and what is said about queues that may have changed."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddp_hpc.batch.job import Job
+from ddp_hpc.batch.layout import advice, lay_out
+from ddp_hpc.batch.render import render
+from ddp_hpc.batch.site import load_site
+from ddp_hpc.errors import RequestError
+
+
+def test_a_rank_for_each_device_unless_asked_otherwise() -> None:
+    assert lay_out(Job(), load_site("polaris")).ranks_per_node == 4
+    assert lay_out(Job(ranks_per_node=2), load_site("polaris")).ranks_per_node == 2
+    assert lay_out(Job(gpus_per_node=8), load_site("generic_slurm")).ranks_per_node == 8
+    assert lay_out(Job(), load_site("generic_slurm")).ranks_per_node == 1
+
+
+def test_a_rank_gets_its_share_of_cores_as_threads_and_of_cpus_as_slurm_counts_them() -> None:
+    layout = lay_out(Job(), load_site("perlmutter"))
+    assert (layout.threads_per_rank, layout.cpus_per_rank) == (16, 32)
+    layout = lay_out(Job(ranks_per_node=2), load_site("perlmutter"))
+    assert (layout.threads_per_rank, layout.cpus_per_rank) == (32, 64)
+
+
+def test_a_bound_rank_has_no_more_threads_than_the_cores_it_is_bound_to() -> None:
+    assert lay_out(Job(ranks_per_node=1), load_site("polaris")).threads_per_rank == 8
+    assert lay_out(Job(ranks_per_node=1, launcher="torchrun"), load_site("polaris")).threads_per_rank == 32
+
+
+@pytest.mark.parametrize(
+    ("job", "profile", "said"),
+    [
+        (Job(ranks_per_node=8), "polaris", "Polaris (ALCF) has 4 devices a node"),
+        (Job(ranks_per_node=3), "polaris", "do not divide 4 devices evenly; use --ranks-per-node 1, 2, 4"),
+        (
+            Job(ranks_per_node=5, cpus_per_node=4),
+            "generic_slurm",
+            "5 ranks per node were asked for on 4 cores",
+        ),
+        (Job(gpus_per_node=2), "perlmutter", "gives whole nodes of 4"),
+        (Job(cpus_per_node=256), "perlmutter", "has 128"),
+    ],
+)
+def test_more_than_a_node_has_is_refused(job: Job, profile: str, said: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        lay_out(job, load_site(profile))
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("job", "profile", "said"),
+    [
+        (Job(launcher="srun"), "polaris", "under pbs there is mpiexec or torchrun"),
+        (Job(launcher="srun"), "local", "under local there is mpiexec or torchrun"),
+        (Job(launcher="mpiexec", mpi="pmi2"), "generic_slurm", "--mpi pmi2 is an option of srun"),
+        (Job(name="sixteencharacter"), "generic_pbs", "PBS takes 15"),
+        (Job(num_nodes=2), "local", "profile local is this one machine"),
+        (Job(queue="debug"), "local", "--queue debug was given"),
+        (Job(launcher="torchrun", command=("./run.sh",)), "polaris", "'./run.sh' is none"),
+        (Job(launcher="torchrun", command=("python", "-c", "1")), "polaris", "cannot give it '-c'"),
+    ],
+)
+def test_what_the_scheduler_or_launcher_cannot_do_is_refused(job: Job, profile: str, said: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        render(job, load_site(profile))
+    assert said in str(caught.value)
+
+
+def test_a_long_name_is_fine_where_the_scheduler_takes_it() -> None:
+    assert "#SBATCH --job-name=sixteencharacter\n" in render(
+        Job(name="sixteencharacter"), load_site("generic_slurm")
+    )
+
+
+def polaris_advice(**job: object) -> list[str]:
+    return advice(Job(account="P", **job), load_site("polaris"))  # type: ignore[arg-type]
+
+
+def test_a_job_that_fits_its_queue_is_not_commented_on() -> None:
+    assert polaris_advice(num_nodes=2, queue="debug", walltime_s=3600) == []
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "hours", "fits"), [(24, 3, True), (24, 4, False), (25, 6, True), (9, 1, False)]
+)
+def test_a_queue_may_give_larger_jobs_more_time(num_nodes: int, hours: int, fits: bool) -> None:
+    assert (polaris_advice(num_nodes=num_nodes, queue="prod", walltime_s=hours * 3600) == []) is fits
+
+
+def test_a_request_over_the_limits_is_warned_about_with_the_date_of_the_fact() -> None:
+    (line,) = polaris_advice(num_nodes=3, queue="debug", walltime_s=3600)
+    assert line == (
+        "3 nodes for 01:00:00 are outside what queue debug took on 2026-08-19 (1-2 nodes up to 01:00:00); "
+        "the scheduler may refuse the job"
+    )
+
+
+def test_a_queue_that_the_profile_does_not_know_is_warned_about() -> None:
+    (line,) = polaris_advice(queue="brandnew")
+    assert "queue brandnew is not among those of Polaris (ALCF) on 2026-08-19" in line
+
+
+def test_a_site_that_wants_an_account_says_so_and_the_script_says_how_to_give_it_later() -> None:
+    site = load_site("polaris")
+    assert advice(Job(), site)[-1].startswith("Polaris (ALCF) wants an account")
+    assert "submit it with: qsub -A PROJECT SCRIPT\n" in render(Job(), site)
+    assert "PROJECT" not in render(Job(account="mine"), site)

@@ -1,0 +1,249 @@
+"""Rendered scripts, run by bash with stand-ins for the launchers."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from ddp_hpc.batch.job import Job
+from ddp_hpc.batch.render import render, render_step
+from ddp_hpc.batch.site import load_site
+from tests.batch.conftest import Sandbox
+
+MODULES = "module() { :; }\nconda() { :; }\nexport -f module conda\n"
+
+
+def script(profile: str, **job: object) -> str:
+    return render(Job(**job), load_site(profile))  # type: ignore[arg-type]
+
+
+def pbs(sandbox: Sandbox, *hosts: str, **extra: str) -> dict[str, str]:
+    """The environment of a PBS job whose nodefile has these lines."""
+    nodefile = sandbox.folder / "nodefile"
+    nodefile.write_text("".join(f"{host}\n" for host in hosts))
+    # What `#!/bin/bash -l` would bring: the site's module command.
+    setup = sandbox.folder / "modules.sh"
+    setup.write_text(MODULES)
+    given = {"PBS_O_WORKDIR": str(sandbox.work), "PBS_NODEFILE": str(nodefile), "PBS_JOBID": "12.pbs-srv"}
+    return {**given, "BASH_ENV": str(setup), **extra}
+
+
+def slurm(sandbox: Sandbox, num_nodes: int, **extra: str) -> dict[str, str]:
+    return {"SLURM_SUBMIT_DIR": str(sandbox.work), "SLURM_JOB_NUM_NODES": str(num_nodes), **extra}
+
+
+def test_pals_is_given_ranks_for_each_host_of_the_nodefile_however_often_it_is_named(
+    sandbox: Sandbox,
+) -> None:
+    sandbox.launcher("mpiexec", version="PALS")
+    done = sandbox.run(script("polaris", num_nodes=2), **pbs(sandbox, "a", "a", "b", "b"))
+    assert done.returncode == 0, done.stderr
+    options = ["-n", "8", "--ppn", "4", "--cpu-bind", "list:24-31:16-23:8-15:0-7"]
+    assert sandbox.words() == [*options, "python", "-m", "ddp_hpc.train"]
+
+
+def test_the_network_of_several_nodes_is_set_up_for_several_nodes_only(sandbox: Sandbox) -> None:
+    sandbox.launcher("mpiexec", version="PALS")
+    text = script("polaris", num_nodes=2)
+    sandbox.run(text, **pbs(sandbox, "a", "b"))
+    assert sandbox.seen()["NCCL_NET"] == "AWS Libfabric"
+    sandbox.run(text, **pbs(sandbox, "a", "a"))
+    assert "NCCL_NET" not in sandbox.seen()
+
+
+def test_ranks_see_the_contract_of_the_compute_side(sandbox: Sandbox) -> None:
+    sandbox.launcher("mpiexec", version="PALS")
+    before = time.time()
+    sandbox.run(script("polaris", walltime_s=600), **pbs(sandbox, "a", OMP_NUM_THREADS="64"))
+    seen = sandbox.seen()
+    assert seen["DDP_HPC_PROFILE"] == "polaris"
+    assert seen["DDP_HPC_FABRIC_SUFFIX"] == ".hsn.cm.polaris.alcf.anl.gov"
+    assert seen["DDP_HPC_KILL_DELAY_S"] == "10"
+    assert seen["DDP_HPC_RUN_DIR"] == f"{sandbox.work}/runs/ddp"
+    assert before + 590 <= int(seen["DDP_HPC_DEADLINE"]) <= time.time() + 600
+    assert seen["OMP_NUM_THREADS"] == "8"
+    assert "*.polaris.alcf.anl.gov" in seen["no_proxy"]
+
+
+def test_slurms_own_end_time_is_the_deadline(sandbox: Sandbox) -> None:
+    sandbox.launcher("srun")
+    sandbox.run(script("generic_slurm"), **slurm(sandbox, 1, SLURM_JOB_END_TIME="1234567890"))
+    assert sandbox.seen()["DDP_HPC_DEADLINE"] == "1234567890"
+
+
+@pytest.mark.parametrize(("given", "seen"), [("/var/tmp/pbs.1.x", "/var/tmp/pbs.1.x"), ("/v" * 30, "/tmp")])
+def test_a_tmpdir_too_long_for_sockets_becomes_tmp(sandbox: Sandbox, given: str, seen: str) -> None:
+    sandbox.launcher("mpiexec", version="PALS")
+    sandbox.run(script("generic_pbs"), **pbs(sandbox, "a", TMPDIR=given))
+    assert sandbox.seen()["TMPDIR"] == seen
+
+
+def test_files_of_a_pbs_job_can_be_read_by_others(sandbox: Sandbox) -> None:
+    sandbox.launcher("mpiexec", then="touch made")
+    text = "umask 0077\n" + script("generic_pbs")
+    done = sandbox.run(text, **pbs(sandbox, "a"))
+    assert done.returncode == 0, done.stderr
+    assert (sandbox.work / "made").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize(
+    ("version", "options"),
+    [
+        ("HYDRA build details:", ["-ppn", "2"]),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.13", ["-ppn", "2"]),
+        ("mpiexec version 1.3.2 revision 0", ["--ppn", "2"]),
+    ],
+)
+def test_a_generic_script_asks_mpiexec_for_its_dialect(
+    sandbox: Sandbox, version: str, options: list[str]
+) -> None:
+    sandbox.launcher("mpiexec", version=version)
+    sandbox.run(script("generic_pbs", ranks_per_node=2), **pbs(sandbox, "a", "a", "b", "b"))
+    assert sandbox.words()[:-3] == ["-n", "4", *options]
+
+
+@pytest.mark.parametrize("version", ["mpiexec (OpenRTE) 4.1.5", "mpiexec (Open MPI) 5.0.11"])
+def test_open_mpi_is_told_which_variables_to_hand_on(sandbox: Sandbox, version: str) -> None:
+    sandbox.launcher("mpiexec", version=version)
+    job = script("generic_pbs", ranks_per_node=2, env={"GREETING": "hello"})
+    sandbox.run(job, **pbs(sandbox, "a", "a", "b", "b"))
+    words = sandbox.words()
+    assert words[:6] == ["-n", "4", "--map-by", "ppr:2:node", "--bind-to", "none"]
+    handed_on = {words[i + 1] for i, word in enumerate(words) if word == "-x"}
+    assert {"PATH", "DDP_HPC_DEADLINE", "OMP_NUM_THREADS", "GREETING"} <= handed_on
+    assert "LD_LIBRARY_PATH" not in handed_on  # not set here; Open MPI would warn
+
+
+def test_the_mpiexec_of_a_virtual_environment_does_not_hide_the_machines(sandbox: Sandbox) -> None:
+    sandbox.launcher("mpiexec", version="PALS", then="exit 0")
+    venv = sandbox.work / ".venv"
+    sandbox.launcher("mpiexec", folder=venv / "bin", then="exit 9")
+    (venv / "bin" / "activate").write_text(f'export VIRTUAL_ENV={venv} PATH="{venv}/bin:$PATH"\n')
+    done = sandbox.run(script("generic_pbs"), **pbs(sandbox, "a"))
+    assert done.returncode == 0, done.stderr
+    assert sandbox.seen()["VIRTUAL_ENV"] == str(venv)
+
+
+def test_the_mpiexec_of_a_virtual_environment_is_used_where_there_is_no_other(sandbox: Sandbox) -> None:
+    venv = sandbox.work / ".venv"
+    sandbox.launcher("mpiexec", folder=venv / "bin")
+    (venv / "bin" / "activate").write_text(f'export VIRTUAL_ENV={venv} PATH="{venv}/bin:/usr/bin:/bin"\n')
+    done = sandbox.run(script("generic_pbs"), **pbs(sandbox, "a"))
+    assert f"({venv}/bin/mpiexec)" in done.stdout.decode()
+
+
+def test_a_virtual_environment_beside_the_job_is_left_alone_while_another_is_active(sandbox: Sandbox) -> None:
+    sandbox.launcher("srun")
+    (sandbox.work / ".venv" / "bin").mkdir(parents=True)
+    (sandbox.work / ".venv" / "bin" / "activate").write_text("exit 9\n")
+    done = sandbox.run(script("generic_slurm"), **slurm(sandbox, 1, CONDA_PREFIX="/opt/conda"))
+    assert done.returncode == 0, done.stderr
+
+
+def test_pbs_own_mpiexec_which_starts_nothing_is_refused(sandbox: Sandbox) -> None:
+    sandbox.launcher("mpiexec", version_code=1)
+    done = sandbox.run(script("generic_pbs"), **pbs(sandbox, "a", PATH=f"{sandbox.bin}:/bin"))
+    assert done.returncode == 2
+    assert done.stderr.decode().splitlines()[-1].startswith("error: mpiexec was not found as an MPI launcher")
+    assert not sandbox.record.exists()
+
+
+def test_site_software_may_read_variables_that_are_not_set(sandbox: Sandbox) -> None:
+    sandbox.launcher("srun")
+    job = script("generic_slurm", setup=('FOUND="$NOT_SET_ANYWHERE"; export FOUND',))
+    done = sandbox.run(job, **slurm(sandbox, 1))
+    assert done.returncode == 0, done.stderr
+    assert sandbox.seen()["FOUND"] == ""
+
+
+def test_srun_is_told_everything_it_does_not_take_from_sbatch(sandbox: Sandbox) -> None:
+    sandbox.launcher("srun")
+    job = script("generic_slurm", num_nodes=2, ranks_per_node=2, cpus_per_node=8, mpi="pmi2")
+    sandbox.run(job, **slurm(sandbox, 2))
+    tasks = ["--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--cpus-per-task=4"]
+    assert sandbox.words() == [*tasks, "--kill-on-bad-exit=1", "--mpi=pmi2", "python", "-m", "ddp_hpc.train"]
+
+
+def test_torchrun_gets_one_agent_a_node(sandbox: Sandbox) -> None:
+    sandbox.launcher("srun")
+    step = sandbox.program("torchrun_script.sh", render_step(), sandbox.work)
+    job = script("generic_slurm", num_nodes=2, ranks_per_node=4, cpus_per_node=8, launcher="torchrun")
+    done = sandbox.run(job, **slurm(sandbox, 2))
+    assert done.returncode == 0, done.stderr
+    tasks = ["--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=8"]
+    assert sandbox.words() == [*tasks, "--kill-on-bad-exit=1", str(step), "python", "-m", "ddp_hpc.train"]
+    assert sandbox.seen()["DDP_HPC_RANKS_PER_NODE"] == "4"
+
+
+def test_a_torchrun_job_without_its_step_script_says_how_to_get_it(sandbox: Sandbox) -> None:
+    done = sandbox.run(script("generic_slurm", launcher="torchrun"), **slurm(sandbox, 1))
+    assert done.returncode == 2
+    assert "ddp-hpc render --step -o torchrun_script.sh" in done.stderr.decode().splitlines()[-1]
+
+
+@pytest.mark.parametrize("code", [0, 1, 75, 137])
+def test_the_script_ends_with_the_launchers_exit_code(sandbox: Sandbox, code: int) -> None:
+    sandbox.launcher("srun", then=f"exit {code}")
+    assert sandbox.run(script("generic_slurm"), **slurm(sandbox, 1)).returncode == code
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_reaches_the_launcher_whose_exit_code_is_waited_for(sandbox: Sandbox, sent: int) -> None:
+    # It takes half a second to stop, and ends with a code of its own.
+    then = """trap 'sleep 0.5; echo saved >saved; exit 75' TERM
+echo up >up
+while :; do sleep 0.05; done"""
+    sandbox.launcher("srun", then=then)
+    path = sandbox.write(script("generic_slurm"))
+    environ = sandbox.environ(**slurm(sandbox, 1))
+    with subprocess.Popen(["bash", path], cwd=sandbox.work, env=environ, stdout=subprocess.PIPE) as process:
+        _wait_for(sandbox.work / "up")
+        process.send_signal(sent)
+        assert process.wait(timeout=20) == 75
+    assert (sandbox.work / "saved").exists()
+
+
+def test_ranks_of_srun_get_term_from_scancel_as_srun_itself_would_kill_them(sandbox: Sandbox) -> None:
+    then = """trap 'touch killed; exit 137' TERM
+trap 'exit 75' USR1
+echo $$ >rank.tmp; mv rank.tmp rank
+while :; do sleep 0.05; done"""
+    sandbox.launcher("srun", then=then)
+    sandbox.program("scancel", '#!/bin/bash\necho "$*" >scancelled; kill -USR1 "$(cat rank)"\n')
+    path = sandbox.write(script("generic_slurm"))
+    environ = sandbox.environ(**slurm(sandbox, 1, SLURM_JOB_ID="7"))
+    with subprocess.Popen(["bash", path], cwd=sandbox.work, env=environ, stdout=subprocess.PIPE) as process:
+        _wait_for(sandbox.work / "rank")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 75
+    assert (sandbox.work / "scancelled").read_text() == "--signal=TERM 7\n"
+    assert not (sandbox.work / "killed").exists()
+
+
+def test_a_script_started_by_hand_says_how_to_submit_it(sandbox: Sandbox) -> None:
+    done = sandbox.run(script("generic_slurm"))
+    assert done.returncode != 0
+    assert "submit this script with sbatch" in done.stderr.decode()
+
+
+def test_the_local_job_runs_its_ranks_here(sandbox: Sandbox) -> None:
+    ranks = 'while [[ $1 == -* ]]; do shift 2; done\nfor rank in 0 1; do PMI_RANK=$rank "$@"; done'
+    sandbox.launcher("mpiexec", then=ranks)
+    sandbox.program("python", '#!/bin/bash\necho "rank $PMI_RANK: $*"\n')
+    done = sandbox.run(script("local", ranks_per_node=2, command=("python", "train.py", "a b")))
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.decode().splitlines()
+    assert said[0] == f"ddp-hpc: 1 nodes, 2 ranks, by mpiexec ({sandbox.bin}/mpiexec)"
+    assert said[1:] == ["rank 0: train.py a b", "rank 1: train.py a b"]
+    assert sandbox.words()[:4] == ["-n", "2", "-ppn", "2"]
+
+
+def _wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path.name} never came; {list(path.parent.iterdir())}"
+        time.sleep(0.02)

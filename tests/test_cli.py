@@ -1,0 +1,226 @@
+"""`ddp-hpc` as a user meets it: a process with stdout, stderr and an exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ddp_hpc import __version__
+from tests.batch.conftest import ROOT, clean_environ, run_cli
+
+
+def refused(*args: str, cwd: Path | None = None, **environ: str) -> str:
+    """The one line on stderr of a request that is wrong; nothing on stdout, exit code 2."""
+    done = run_cli(*args, cwd=cwd, **environ)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == b""
+    last = done.stderr.decode().splitlines()[-1]
+    assert last.startswith("error: ")
+    return last
+
+
+def test_the_script_alone_goes_to_stdout_and_the_choice_of_profile_to_stderr() -> None:
+    done = run_cli("render", "--profile", "local")
+    assert done.returncode == 0
+    assert done.stdout.startswith(b"#!/bin/bash\n# Written by ddp-hpc ")
+    assert done.stderr == b"profile local: named by --profile\n"
+
+
+def test_the_file_of_o_is_executable_and_equals_stdout(tmp_path: Path) -> None:
+    run_cli("render", "--profile", "local", "-o", "job.sh", cwd=tmp_path)
+    assert (tmp_path / "job.sh").read_bytes() == run_cli("render", "--profile", "local").stdout
+    assert (tmp_path / "job.sh").stat().st_mode & 0o777 == 0o755
+
+
+def test_a_refused_request_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text("precious")
+    refused("render", "--profile", "local", "--nodes", "0", "-o", "job.sh", cwd=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["job.sh"]
+    assert (tmp_path / "job.sh").read_text() == "precious"
+
+
+def test_an_old_script_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text("old")
+    assert run_cli("render", "--profile", "local", "-o", "job.sh", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "job.sh").read_text() != "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["job.sh"]
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    said = refused("render", "--profile", "local", "-o", "no/job.sh", cwd=tmp_path)
+    assert said == "error: no/job.sh: the folder no does not exist; make it first (mkdir -p)"
+
+
+@pytest.mark.parametrize("target", ["folder", "pipe"])
+def test_only_a_plain_file_is_replaced(tmp_path: Path, target: str) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    assert "is not a plain file" in refused("render", "--profile", "local", "-o", target, cwd=tmp_path)
+
+
+def test_a_file_system_that_refuses_is_an_error_in_one_line() -> None:
+    done = run_cli("render", "--profile", "local", "-o", "/proc/job.sh")
+    assert done.returncode == 1
+    assert done.stderr.decode().splitlines()[-1].startswith("error: /proc/job.sh: cannot be written (")
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--profile", "poalris"], "profile 'poalris' is not known (did you mean \"polaris\"?)"),
+        (["--profile", "../polaris"], "is not known"),
+        (["--profile", "local", "--nodes", "0"], "0 nodes were asked for"),
+        (["--profile", "local", "--ranks-per-node", "0"], "0 ranks per node"),
+        (["--profile", "local", "--walltime", "25:99"], "ambiguous"),
+        (["--profile", "local", "--name", "a\nb"], "job name 'a\\nb'"),
+        (["--profile", "local", "--env", "NAME"], "NAME=VALUE is needed"),
+        (["--profile", "local", "--job", "none.toml"], "none.toml: cannot be read"),
+        (["--step", "--nodes", "2"], "--step and --nodes were given"),
+        (["--step", "--profile", "polaris"], "--step and --profile were given"),
+    ],
+)
+def test_a_wrong_request_is_one_line_and_exit_code_2(args: list[str], said: str) -> None:
+    assert said in refused("render", *args)
+
+
+def test_an_unknown_option_is_exit_code_2_with_the_nearest_one() -> None:
+    done = run_cli("render", "--node", "2", "--walltme", "1h")
+    assert done.returncode == 2
+    assert b"No such option" in done.stderr
+
+
+def test_everything_after_the_first_word_of_the_command_belongs_to_it() -> None:
+    done = run_cli("render", "--profile", "local", "python", "train.py", "--nodes", "7")
+    assert b"\n  python train.py --nodes 7 &\n" in done.stdout
+    assert (
+        done.stdout
+        == run_cli("render", "--profile", "local", "--", "python", "train.py", "--nodes", "7").stdout
+    )
+
+
+def test_the_account_may_come_from_the_environment() -> None:
+    done = run_cli("render", "--profile", "polaris", DDP_HPC_ACCOUNT="Proj")
+    assert b"\n#PBS -A Proj\n" in done.stdout
+    assert b"--account Proj" in done.stdout
+    done = run_cli("render", "--profile", "polaris", "--account", "Mine", DDP_HPC_ACCOUNT="Proj")
+    assert b"\n#PBS -A Mine\n" in done.stdout
+
+
+def test_the_account_of_the_environment_does_not_disturb_a_machine_without_scheduler() -> None:
+    assert run_cli("render", "--profile", "local", DDP_HPC_ACCOUNT="Proj").returncode == 0
+
+
+def test_a_site_that_wants_an_account_is_rendered_for_all_the_same_with_a_warning() -> None:
+    done = run_cli("render", "--profile", "polaris")
+    assert done.returncode == 0
+    assert b"warning: Polaris (ALCF) wants an account" in done.stderr
+
+
+def test_the_profile_may_come_from_the_job_file(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text('profile = "generic_pbs"\nnodes = 3\n')
+    done = run_cli("render", "--job", "job.toml", "--nodes", "4", cwd=tmp_path)
+    assert done.stderr == b"profile generic_pbs: named by the job file\n"
+    assert b"#PBS -l select=4:ncpus=1:mpiprocs=1\n" in done.stdout
+    assert b"job.toml" not in done.stdout  # the header writes the script again without the file
+
+
+def test_bytes_that_are_no_utf8_come_out_as_they_went_in() -> None:
+    argv = [
+        sys.executable.encode(),
+        b"-m",
+        b"ddp_hpc",
+        b"render",
+        b"--profile",
+        b"local",
+        b"--",
+        b"./run",
+        b"\xff",
+    ]
+    done = subprocess.run(argv, env=clean_environ(LC_ALL="C"), capture_output=True, timeout=60)
+    assert b"\n  ./run '\xff' &\n" in done.stdout
+
+
+def test_the_step_script_is_the_same_wherever_it_is_written() -> None:
+    assert run_cli("render", "--step").stdout == (ROOT / "jobs" / "torchrun_script.sh").read_bytes()
+
+
+def test_profiles_are_listed_with_scheduler_and_date() -> None:
+    lines = run_cli("profiles", "list").stdout.decode().splitlines()
+    assert "polaris        pbs    2026-08-19  Polaris (ALCF)" in lines
+    assert [line.split()[0] for line in lines] == sorted(
+        path.stem for path in (ROOT / "profiles").glob("*.toml")
+    )
+
+
+def test_a_profile_is_shown_as_its_file_is() -> None:
+    assert run_cli("profiles", "show", "polaris").stdout == (ROOT / "profiles" / "polaris.toml").read_bytes()
+    assert 'did you mean "polaris"' in refused("profiles", "show", "polari")
+
+
+def test_a_broken_profile_of_the_user_is_named_with_its_line(tmp_path: Path) -> None:
+    folder = tmp_path / "ddp-hpc" / "profiles"
+    folder.mkdir(parents=True)
+    (folder / "mine.toml").write_text('title = "x"\nschedular = "pbs"\n')
+    said = refused("render", "--profile", "mine", XDG_CONFIG_HOME=str(tmp_path))
+    assert 'mine.toml:2: unknown key "schedular" (did you mean "scheduler"?)' in said
+
+
+def test_version_and_help() -> None:
+    assert run_cli("--version").stdout.decode().strip().endswith(__version__)
+    for command in ([], ["render"], ["profiles"], ["profiles", "list"], ["profiles", "show"], ["env"]):
+        done = run_cli(*command, "--help")
+        assert done.returncode == 0
+        assert done.stdout.startswith(b"Usage: ddp-hpc")
+
+
+def test_help_shows_the_examples_line_by_line() -> None:
+    lines = run_cli("render", "--help").stdout.decode().splitlines()
+    assert "    ddp-hpc render --step -o torchrun_script.sh" in lines
+
+
+def test_shell_completion_knows_the_commands() -> None:
+    environ = {"_DDP_HPC_COMPLETE": "bash_complete", "COMP_WORDS": "ddp-hpc ren", "COMP_CWORD": "1"}
+    assert run_cli(**environ).stdout == b"plain,render\n"
+
+
+def test_a_reader_that_goes_away_is_not_a_traceback() -> None:
+    argv = f"{sys.executable} -m ddp_hpc profiles show polaris | true"
+    done = subprocess.run(["bash", "-c", argv], env=clean_environ(), capture_output=True, timeout=60)
+    assert done.stderr == b""
+
+
+def test_ctrl_c_is_exit_code_130(tmp_path: Path) -> None:
+    # Reading a job file from a pipe that nobody writes to: it would wait for ever.
+    os.mkfifo(tmp_path / "job.toml")
+    argv = [sys.executable, "-m", "ddp_hpc", "render", "--job", "job.toml"]
+    with subprocess.Popen(argv, cwd=tmp_path, env=clean_environ(), stderr=subprocess.PIPE) as process:
+        writer = os.open(tmp_path / "job.toml", os.O_WRONLY)  # returns once the reader has it open
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 130
+        os.close(writer)
+        assert process.stderr is not None
+        assert process.stderr.read().strip() == b"interrupted"
+
+
+def test_env_prints_the_world_of_this_process() -> None:
+    done = run_cli("env", "--discovery", "single", "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(b"{")
+
+
+def test_starting_up_imports_none_of_the_commands_modules() -> None:
+    program = """
+import sys, ddp_hpc.cli
+print(*sorted(name for name in sys.modules if name.startswith(("ddp_hpc.", "jinja2"))))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=clean_environ(), capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["ddp_hpc.cli", "ddp_hpc.errors"]

@@ -1,0 +1,84 @@
+"""Walltimes and byte sizes."""
+
+from __future__ import annotations
+
+import doctest
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_hpc import units
+from ddp_hpc.errors import RequestError
+from ddp_hpc.units import format_bytes, format_walltime, parse_walltime_s
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("01:30:00", 5400),
+        ("1:30:00", 5400),
+        ("168:00:00", 604800),
+        ("00:00:01", 1),
+        ("2-12:00:00", 216000),
+        ("90m", 5400),
+        ("90min", 5400),
+        ("2h", 7200),
+        ("1h30m", 5400),
+        ("1d", 86400),
+        (" 01:00:00 ", 3600),
+    ],
+)
+def test_a_walltime_is_read(text: str, seconds: int) -> None:
+    assert parse_walltime_s(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("25:99", "ambiguous"),
+        ("25:30", "ambiguous"),
+        ("01:99:00", "99 minutes are more than 59"),
+        ("01:00:60", "60 seconds are more than 59"),
+        ("1-24:00:00", "24 hours beside a day count"),
+        ("00:00:00", "no time at all"),
+        ("0m", "no time at all"),
+        ("", "not a time"),
+        ("90", "not a time"),
+        ("-01:00:00", "not a time"),
+        ("1:00:00; rm x", "not a time"),
+        ("01:00:00\n", None),
+        ("1.5h", "not a time"),
+    ],
+)
+def test_anything_else_is_refused_with_the_way_to_write_it(text: str, said: str | None) -> None:
+    if said is None:  # blanks around are nobody's mistake
+        assert parse_walltime_s(text) == 3600
+        return
+    with pytest.raises(RequestError, match="HH:MM:SS") as caught:
+        parse_walltime_s(text)
+    assert said in str(caught.value)
+
+
+@given(st.integers(min_value=1, max_value=99999 * 3600))
+def test_what_is_written_is_read_back(seconds: int) -> None:
+    assert parse_walltime_s(format_walltime(seconds)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1536, "1.5 KiB"),
+        (2**30, "1.0 GiB"),
+        (2**60, "1024.0 PiB"),
+    ],
+)
+def test_bytes_are_written_for_people(num_bytes: int, text: str) -> None:
+    assert format_bytes(num_bytes) == text
+
+
+def test_the_examples_in_the_docstrings_hold() -> None:
+    assert doctest.testmod(units).failed == 0
