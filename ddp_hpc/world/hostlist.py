@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 from ddp_hpc.errors import LaunchError
 
-_BRACKETS = re.compile(r"\[([0-9,-]+)\]")
+# The most nodes that Slurm itself handles (MAX_SLURM_NODES): a longer list is damage, or an attack on memory.
+MAX_HOSTS = 65536
+
+_PIECES = re.compile(r"\[([0-9,-]+)\]|([^\[\]]+)")
+_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
+_COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 
 
 def expand_hostlist(text: str) -> list[str]:
@@ -16,50 +22,86 @@ def expand_hostlist(text: str) -> list[str]:
     containers lack. Several brackets in one name multiply, the last one fastest.
 
     Raises:
-        LaunchError: for text that is no host list.
+        LaunchError: for text that is no host list, or one of more than `MAX_HOSTS`.
     """
     hosts: list[str] = []
     for item in _split_outside_brackets(text.strip()):
         if not item:
             raise LaunchError(
-                f"the host list {text!r} has an empty entry; Slurm writes lists such as n[1-2,5]"
+                f"the host list {_short(text)} has an empty entry; Slurm writes lists such as n[1-2,5]"
             )
-        hosts.extend(_expand_one(item, text))
+        hosts.extend(_expand_one(item, text, MAX_HOSTS - len(hosts)))
     return hosts
 
 
 def _split_outside_brackets(text: str) -> list[str]:
-    return re.split(r",(?![^\[]*\])", text)
+    items, start, inside = [], 0, False
+    for i, letter in enumerate(text):
+        if letter in "[]":
+            inside = letter == "["
+        elif letter == "," and not inside:
+            items.append(text[start:i])
+            start = i + 1
+    return [*items, text[start:]]
 
 
-def _expand_one(item: str, whole: str) -> list[str]:
-    bracket = _BRACKETS.search(item)
-    if bracket is None:
-        if "[" in item or "]" in item:
-            raise LaunchError(f"the host list {whole!r} has brackets that hold no numbers")
-        return [item]
-    before, after = item[: bracket.start()], item[bracket.end() :]
-    hosts: list[str] = []
-    for part in bracket[1].split(","):
-        first, dash, last = part.partition("-")
-        if not first or (dash and not last) or "-" in last:
-            raise LaunchError(f"the host list {whole!r} has a range {part!r} that cannot be read")
-        width = len(first)
-        for number in range(int(first), int(last or first) + 1):
-            hosts.extend(_expand_one(f"{before}{number:0{width}d}{after}", whole))
-    return hosts
+def _expand_one(item: str, whole: str, room: int) -> list[str]:
+    pieces: list[list[str]] = []
+    num_hosts, end = 1, 0
+    for match in _PIECES.finditer(item):
+        if match.start() != end:
+            break
+        end = match.end()
+        pieces.append(_numbers(match[1], whole, room) if match[1] else [match[2]])
+        num_hosts *= len(pieces[-1])
+        if num_hosts > room:
+            raise _too_many(whole)
+    if end != len(item):
+        raise LaunchError(
+            f"the host list {_short(whole)} has brackets that hold no numbers; Slurm writes n[1-2,5]"
+        )
+    return ["".join(parts) for parts in itertools.product(*pieces)]
+
+
+def _numbers(text: str, whole: str, room: int) -> list[str]:
+    """The numbers in one pair of brackets, each as wide as the first of its range."""
+    numbers: list[str] = []
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if match is None or last < first:
+            raise LaunchError(
+                f"the host list {_short(whole)} has a range {_short(part)} that cannot be read; "
+                "Slurm writes n[1-2,5]"
+            )
+        if last - first >= room - len(numbers):
+            raise _too_many(whole)
+        numbers += [f"{number:0{len(match[1])}d}" for number in range(first, last + 1)]
+    return numbers
 
 
 def expand_counts(text: str) -> list[int]:
     """Tasks of each node from SLURM_STEP_TASKS_PER_NODE: `2(x3),1` gives 2, 2, 2, 1.
 
     Raises:
-        LaunchError: for text that is no such list.
+        LaunchError: for text that is no such list, or one of more than `MAX_HOSTS` nodes.
     """
     counts: list[int] = []
     for part in text.strip().split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        match = _COUNT.fullmatch(part.strip())
         if match is None:
-            raise LaunchError(f"{text!r} is no list of tasks per node; Slurm writes 2(x3),1")
+            raise LaunchError(f"{_short(text)} is no list of tasks per node; Slurm writes 2(x3),1")
+        if int(match[2] or 1) > MAX_HOSTS - len(counts):
+            raise _too_many(text)
         counts.extend([int(match[1])] * int(match[2] or 1))
     return counts
+
+
+def _too_many(text: str) -> LaunchError:
+    return LaunchError(
+        f"the list {_short(text)} stands for more than {MAX_HOSTS} nodes, the most that Slurm has; unset it"
+    )
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 200 else text[:200] + "...")

@@ -52,7 +52,7 @@ def local_address_towards(host: str, port: int) -> str | None:
     """
     try:
         infos = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_DGRAM)
-    except OSError:
+    except (OSError, UnicodeError):  # the second for a label of more than 63 letters
         return None
     for family, kind, protocol, _, target in infos:
         with socket.socket(family, kind, protocol) as probe:
@@ -68,6 +68,6 @@ def is_loopback(host: str) -> bool:
     """True where a name or address leads to this host's loopback, as Debian's `127.0.1.1 NAME` does."""
     try:
         infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):
         return False
     return all(str(info[4][0]).startswith("127.") or info[4][0] == "::1" for info in infos)

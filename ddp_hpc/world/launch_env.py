@@ -188,7 +188,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
         name="cray_shasta",
         title="Slurm (srun --mpi=cray_shasta)",
         any_of=("PALS_RANKID", "PALS_APID"),
-        all_of=("SLURM_STEP_ID", "SLURM_PROCID"),
+        all_of=("SLURM_STEP_ID",),
         rank="SLURM_PROCID",
         world_size="SLURM_STEP_NUM_TASKS",
         local_rank="SLURM_LOCALID",
@@ -253,7 +253,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
         name="hydra_port",
         title="MPICH Hydra (PMI_PORT)",
         any_of=("PMI_ID",),
-        all_of=("PMI_PORT", "MPI_LOCALRANKID"),
+        all_of=("PMI_PORT",),
         rank="PMI_ID",
         local_rank="MPI_LOCALRANKID",
         local_size="MPI_LOCALNRANKS",
@@ -264,8 +264,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
     Launcher(
         name="slurm",
         title="Slurm step",
-        any_of=("SLURM_STEP_ID",),
-        all_of=("SLURM_PROCID",),
+        any_of=("SLURM_STEP_ID",),  # in_slurm_step tells a task from a shell
         rank="SLURM_PROCID",
         world_size="SLURM_STEP_NUM_TASKS",
         local_rank="SLURM_LOCALID",
@@ -302,7 +301,8 @@ LAUNCHERS: tuple[Launcher, ...] = (
     ),
 )
 BY_NAME = {launcher.name: launcher for launcher in LAUNCHERS}
-_COUNTS = ("rank", "world_size", "local_rank", "local_size", "node_rank", "num_nodes")
+_VALUES = ("rank", "world_size", "local_rank", "local_size", "node_rank", "num_nodes")
+_SIZES = ("world_size", "local_size", "num_nodes")
 
 
 def read_claim(launcher: Launcher, environ: Environ) -> Claim:
@@ -313,10 +313,10 @@ def read_claim(launcher: Launcher, environ: Environ) -> Claim:
     """
     values: dict[str, int] = {}
     sources: dict[str, str] = {}
-    for name in _COUNTS:
+    for name in _VALUES:
         variable = getattr(launcher, name)
         if variable and variable in environ:
-            values[name] = _number(variable, environ[variable])
+            values[name] = _number(variable, environ[variable], least=1 if name in _SIZES else 0)
             sources[name] = variable
     claim = Claim(launcher=launcher.name, sources=sources, **values)
     return launcher.complete(environ, claim) if launcher.complete else claim
@@ -325,22 +325,25 @@ def read_claim(launcher: Launcher, environ: Environ) -> Claim:
 def peek_rank(environ: Environ) -> int:
     """The rank that the environment seems to give, for choosing who prints an error; 0 where none does."""
     for launcher in present_launchers(environ):
-        text = environ.get(launcher.rank, "")
-        if text.isdecimal():
-            return int(text)
+        rank = _plain_number(environ.get(launcher.rank, ""))
+        if rank is not None:
+            return rank
     return 0
 
 
-def _number(variable: str, text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = -1
-    if number < 0:
+def _number(variable: str, text: str, least: int) -> int:
+    number = _plain_number(text)
+    if number is None or number < least:
         raise LaunchError(
-            f"{variable}={text!r} is no count or rank; a launcher sets it to a number from 0 up"
+            f"{variable}={text[:80]!r} is no {'size' if least else 'rank'}; a launcher sets it to a number "
+            f"from {least} up: unset it, or start the ranks anew"
         )
     return number
+
+
+def _plain_number(text: str) -> int | None:
+    """The number that a launcher wrote; None for the rest that `int` takes: signs, blanks, `1_000`."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else None
 
 
 def present_launchers(environ: Environ) -> list[Launcher]:
@@ -355,13 +358,16 @@ def in_slurm_step(environ: Environ) -> bool:
     The batch shell carries SLURM_PROCID=0 and SLURM_NTASKS=N like a rank 0 of
     N; only a task has a step id that counts up from 0.
     """
-    step = environ.get("SLURM_STEP_ID", "")
-    return step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP
+    step = _plain_number(environ.get("SLURM_STEP_ID", ""))
+    return step is not None and step < _FIRST_SPECIAL_STEP
 
 
 def batch_shell_tasks(environ: Environ) -> int:
-    """Tasks of the Slurm allocation whose batch or salloc shell this is; 0 where it is none."""
+    """Tasks of the Slurm allocation whose batch or salloc shell this is; 0 where it is none.
+
+    `sbatch --nodes=2` alone sets no SLURM_NTASKS: srun would start one task a node.
+    """
     if "SLURM_JOB_ID" not in environ or in_slurm_step(environ):
         return 0
-    text = environ.get("SLURM_NTASKS", "1")
-    return int(text) if text.isdecimal() else 1
+    told = [_plain_number(environ.get(name, "")) for name in ("SLURM_NTASKS", "SLURM_JOB_NUM_NODES")]
+    return max([number for number in told if number is not None], default=1)

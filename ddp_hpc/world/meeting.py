@@ -133,15 +133,15 @@ class Welcome:
     """The other side's answer, and the open connection on which `go` will come."""
 
     connection: socket.socket
+    lines: _Lines
     port: int
     answer: dict[str, str | int]
 
     def wait_for_go(self, timeout_s: float) -> str:
         """Rank 0's verdict: `go`, or why not; empty where it went away without one."""
         with self.connection:
-            self.connection.settimeout(timeout_s)
             try:
-                return _read_line(self.connection)
+                return self.lines.read(timeout_s)
             except OSError:
                 return ""
 
@@ -150,8 +150,8 @@ def knock(host: str, ports: Sequence[int], key: str, number: int, timeout_s: flo
     """Tries the ports in turn, again and again, until the door with this key answers.
 
     Raises:
-        RendezvousError: after `timeout_s`, with the last cause; a cause such as "Connection refused"
-            of a single known port is final after a few tries, as its door was opened before.
+        RendezvousError: after `timeout_s`, with the last cause. Until then every cause is taken for
+            one that passes: rank 0 may not have started yet.
     """
     end = time.monotonic() + timeout_s
     greeting = f"{_GREETING} {key} {number} {socket.gethostname()}\n".encode()
@@ -163,7 +163,7 @@ def knock(host: str, ports: Sequence[int], key: str, number: int, timeout_s: flo
                 break
             try:
                 return _try_port(host, port, greeting, min(_KNOCK_S, left))
-            except OSError as error:
+            except (OSError, UnicodeError) as error:
                 causes[port] = _plain_cause(error)
         if time.monotonic() + _RETRY_S > end:
             first = causes.get(ports[0], "no answer in time")
@@ -176,11 +176,11 @@ def _try_port(host: str, port: int, greeting: bytes, timeout_s: float) -> Welcom
     connection = socket.create_connection((host, port), timeout=timeout_s)
     try:
         connection.sendall(greeting)
-        line = _read_line(connection)
-        word, _, text = line.partition(" ")
+        lines = _Lines(connection)
+        word, _, text = lines.read(timeout_s).partition(" ")
         if word != "welcome":
             raise OSError(f"port {port} belongs to something else")
-        return Welcome(connection, port, json.loads(text))
+        return Welcome(connection, lines, port, json.loads(text))
     except ValueError as error:
         connection.close()
         raise OSError(f"port {port} answers in another language") from error
@@ -189,17 +189,29 @@ def _try_port(host: str, port: int, greeting: bytes, timeout_s: float) -> Welcom
         raise
 
 
-def _read_line(connection: socket.socket) -> str:
-    text = b""
-    while not text.endswith(b"\n") and len(text) < _LINE_LIMIT:
-        piece = connection.recv(_LINE_LIMIT)
-        if not piece:
-            break
-        text += piece
-    return text.decode("utf-8", "replace").strip()
+class _Lines:
+    """The lines of a connection, one at a time: welcome and verdict may arrive in one piece."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._buffer = b""
+
+    def read(self, timeout_s: float) -> str:
+        """The next line; TimeoutError where it is not whole in time, however steadily its letters drip in."""
+        end = time.monotonic() + timeout_s
+        while b"\n" not in self._buffer and len(self._buffer) < _LINE_LIMIT:
+            self._connection.settimeout(max(end - time.monotonic(), 0.001))
+            piece = self._connection.recv(_LINE_LIMIT)
+            if not piece:
+                break
+            self._buffer += piece
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line.decode("utf-8", "replace").strip()
 
 
-def _plain_cause(error: OSError) -> str:
+def _plain_cause(error: OSError | UnicodeError) -> str:
+    if isinstance(error, UnicodeError):
+        return "the name does not resolve (a part of it is empty or has more than 63 letters)"
     if isinstance(error, socket.gaierror):
         return f"the name does not resolve ({error.strerror})"
     if isinstance(error, TimeoutError):

@@ -75,7 +75,7 @@ def rendezvous(world: World, environ: Environ, timeout_s: float, watchdog: Watch
     if world.launcher == "torchrun" and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return _at_agent(world, environ, timeout_s)
     if world.mpi is not None:
-        return _over_mpi(world, world.mpi, environ, watchdog)
+        return _over_mpi(world, world.mpi, environ, timeout_s, watchdog)
     watchdog.stage("for the ranks to meet at rank 0's address")
     return _by_knocking(world, environ, timeout_s)
 
@@ -139,7 +139,7 @@ def offer(world: World, environ: Environ) -> tuple[Address, socket.socket]:
     return address, open_listener(ports, loopback_only=address.host == "127.0.0.1")
 
 
-def _over_mpi(world: World, comm: Comm, environ: Environ, watchdog: Watchdog) -> Endpoint:
+def _over_mpi(world: World, comm: Comm, environ: Environ, timeout_s: float, watchdog: Watchdog) -> Endpoint:
     """Rank 0's address and port by broadcast, then a knock from each node. Collective."""
     watchdog.stage("in MPI for rank 0's address")
     failure, key, host, port, why, listener = "", "", "", 0, "", None
@@ -161,7 +161,7 @@ def _over_mpi(world: World, comm: Comm, environ: Environ, watchdog: Watchdog) ->
     problem = ""
     if world.local_rank == 0:
         try:
-            knock(host, [port], key, world.rank, _PROBE_S).connection.close()
+            knock(host, [port], key, world.rank, min(timeout_s, _PROBE_S)).connection.close()
         except RendezvousError as error:
             problem = (
                 f"node {world.hostname} (rank {world.rank}) cannot reach rank 0 at {host}:{port}: {error}"
@@ -260,8 +260,9 @@ def meeting_point(world: World, environ: Environ) -> MeetingPoint:
         why = "first node of the job" + (", fabric suffix" if suffix else "")
         return MeetingPoint(host, candidate_ports(key), key, why)
     raise LaunchError(
-        f"{world.launcher} started {world.world_size} ranks, but without mpi4py they cannot tell each other "
-        "an address: pip install mpi4py, or export MASTER_ADDR and MASTER_PORT on every rank"
+        f"{world.launcher} started {world.world_size} ranks, but without MPI they cannot tell each other "
+        "an address: pip install mpi4py (and leave --discovery out), or export MASTER_ADDR and MASTER_PORT "
+        "on every rank"
     )
 
 
@@ -291,11 +292,13 @@ def _check_first_node(world: World, host: str) -> None:
 
 def _at_agent(world: World, environ: Environ, timeout_s: float) -> Endpoint:
     """The agent of torchrun keeps the store: only the way to it is proved, once a node."""
-    host, port = environ["MASTER_ADDR"], _port(environ)
+    host, port = environ.get("MASTER_ADDR", ""), _port(environ)
+    if not host:
+        raise LaunchError("torchrun is here but MASTER_ADDR is not set; start the ranks with torchrun anew")
     if world.local_rank == 0:
         try:
             socket.create_connection((host, port), timeout=min(timeout_s, _PROBE_S)).close()
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise RendezvousError(
                 f"node {world.hostname} cannot reach torchrun's store at {host}:{port}; pass the fabric's "
                 "address with --local-addr (torchrun_script.sh does)"
@@ -334,7 +337,7 @@ def _is_mine(host: str) -> bool:
     """True where a socket of this host can carry this name or address."""
     try:
         infos = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):  # the second for a label of more than 63 letters
         return False
     for family, kind, protocol, _, target in infos:
         with socket.socket(family, kind, protocol) as probe:

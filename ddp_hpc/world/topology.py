@@ -100,10 +100,7 @@ def discover(environ: Environ, choice: str = "auto", load_mpi: MpiLoader = comm_
         found = [launcher, *(x for x in present_launchers(environ) if x is not launcher)]
 
     claim = read_claim(launcher, environ)
-    if claim.rank is not None and claim.world_size is not None and claim.rank >= claim.world_size:
-        raise LaunchError(
-            f"{launcher.title} says {claim.place()}: a rank is below the size; unset the stale one"
-        )
+    _refuse_rank_beyond_size(launcher, claim)
     notes = _compare(launcher, claim, found[1:], environ, strict=choice == "auto")
     wants_mpi = _uses_mpi(launcher, environ) and (choice == "auto" or _needs_mpi(claim))
     mpi = load_mpi(launcher.mpi, launcher.title) if wants_mpi and comm_module.mpi4py_is_installed() else None
@@ -151,7 +148,7 @@ def _compare(
         said = read_claim(other, environ)
         if said.rank is None and said.world_size is None:
             continue
-        same_rank = said.rank is None or said.rank == claim.rank
+        same_rank = None in (said.rank, claim.rank) or said.rank == claim.rank
         same_size = None in (said.world_size, claim.world_size) or said.world_size == claim.world_size
         if same_rank and same_size:
             notes.append(f"{other.title} agrees: {said.place()}")
@@ -178,12 +175,23 @@ def _started_by(launcher: Launcher, claim: Claim, said: Claim) -> bool:
     shell in which the inner launcher was typed.
     """
     if said.world_size is None:
-        return launcher.name == "torchrun"
+        # PMIx and PALS tell a rank without a size: an agent's is below the number of agents.
+        num_agents = claim.num_nodes if launcher.name == "torchrun" else None
+        return num_agents is not None and said.rank is not None and said.rank < num_agents
     if said.world_size == 1:
         return True
     if launcher.name == "torchrun":
         return said.world_size == claim.num_nodes
-    return said.local_size == 1
+    # Proxies carry ranks that know of each other: a lone rank is left over from another launch.
+    return said.local_size == 1 and claim.world_size != 1
+
+
+def _refuse_rank_beyond_size(launcher: Launcher, claim: Claim) -> None:
+    if claim.rank is not None and claim.world_size is not None and claim.rank >= claim.world_size:
+        raise LaunchError(
+            f"{launcher.title} says {claim.place()}: a rank is below the size; unset the stale one, "
+            "or ask MPI with --discovery mpi"
+        )
 
 
 def _refuse_singletons(launcher: Launcher, claim: Claim, mpi: MpiComm) -> None:
@@ -199,13 +207,20 @@ def _refuse_singletons(launcher: Launcher, claim: Claim, mpi: MpiComm) -> None:
 
 def _complete_from_mpi(launcher: Launcher, claim: Claim, mpi: MpiComm) -> Claim:
     """The claim with what it lacks from MPI, after both were compared. Collective."""
-    for name, ours, theirs in (("rank", claim.rank, mpi.rank), ("size", claim.world_size, mpi.size)):
+    problem = ""
+    for name, ours, theirs in (("size", claim.world_size, mpi.size), ("rank", claim.rank, mpi.rank)):
         if ours is not None and ours != theirs:
-            raise LaunchError(
+            problem = (
                 f"{launcher.title} says {claim.place()}, but MPI_COMM_WORLD says rank {mpi.rank} of "
                 f"{mpi.size}: the {name} differs; unset stale variables, or choose with "
                 f"--discovery {launcher.name} or --discovery mpi"
             )
+    # Rank 0 often agrees with variables left over from another rank 0: it must not go on alone.
+    problems = [text for text in mpi.allgather(problem) if text]
+    if problems:
+        error = LaunchError(problems[0])
+        error.everywhere = True
+        raise error
     local_rank, local_size, node_rank, num_nodes = mpi.node_layout()
     layout = {
         "rank": (mpi.rank, "MPI_COMM_WORLD"),
@@ -263,6 +278,7 @@ def _single(why: str) -> World:
 
 def _world(launcher: Launcher, claim: Claim, notes: tuple[str, ...], mpi: MpiComm | None) -> World:
     """The finished world; what may be worked out from the rest is worked out here and nowhere else."""
+    _refuse_rank_beyond_size(launcher, claim)  # again: the size may have come from MPI or a derivation
     sources = dict(claim.sources)
     if claim.local_rank is None and claim.world_size == 1:
         claim = replace(claim, local_rank=0)
@@ -291,6 +307,11 @@ def _world(launcher: Launcher, claim: Claim, notes: tuple[str, ...], mpi: MpiCom
         raise LaunchError(
             f"{launcher.title} says local rank {claim.local_rank} ({sources['local_rank']}) of "
             f"{claim.local_size} ({sources['local_size']}): a local rank is below the local size"
+        )
+    if claim.local_size > claim.world_size:
+        raise LaunchError(
+            f"{launcher.title} says {claim.local_size} ranks on this node ({sources['local_size']}) of "
+            f"{claim.world_size} in all ({sources['world_size']}): unset the stale one"
         )
     num_nodes = claim.num_nodes
     if num_nodes is None and claim.local_size == claim.world_size:

@@ -30,10 +30,10 @@ class Watchdog:
 
 @contextmanager
 def time_limit(limit_s: float, prefix: str) -> Iterator[Watchdog]:
-    """Ends this process with exit code 1 and one line if the block takes longer than `limit_s`.
+    """Ends this process with SIGKILL and one line on stderr if the block takes longer than `limit_s`.
 
-    The line is `PREFIXerror: waited N s STAGE`, with the last text given to
-    `Watchdog.stage`.
+    Nothing milder ends a process that is stuck in C; launchers and shells show 137. The line
+    is `PREFIXerror: waited N s STAGE`, with the last text given to `Watchdog.stage`.
     """
     reader, writer = os.pipe()
     sys.stderr.flush()

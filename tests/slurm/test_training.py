@@ -1,0 +1,152 @@
+"""The training on a real Slurm of two nodes: the rendered scripts, and the lines that people type."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from .cluster import Cluster
+
+pytestmark = pytest.mark.slurm
+
+PROJECT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+OPTIONS = ["--num-samples", "64", "--epochs", "1", "--batch-size", "4", "--src-shape", "1,64"]
+OPTIONS += ["--tgt-shape", "20,64", "--summary", "summary.json", "--init-timeout", "90"]
+ENVIRONMENT = {"PYTHONPATH": str(PROJECT)}
+
+
+def _render(cluster: Cluster, folder: Path, *options: str, command: list[str] | None = None) -> Path:
+    """The script that `ddp-hpc render` writes for two nodes of two ranks."""
+    script = folder / "job.sbatch"
+    command = command if command is not None else ["python", "-m", "ddp_hpc.train", *OPTIONS]
+    argv = [str(BIN / "python"), "-m", "ddp_hpc", "render", "--profile", "generic_slurm", "--nodes", "2"]
+    argv += ["--ranks-per-node", "2", "--walltime", "00:05:00", *options, "-o", str(script), "--", *command]
+    done = cluster.run(argv, env=ENVIRONMENT, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return script
+
+
+def _submit_and_wait(cluster: Cluster, script: Path, env: dict[str, str] | None = None) -> str:
+    """The output of the job, which must have ended well."""
+    job = cluster.sbatch(script, env=ENVIRONMENT | (env or {}), cwd=script.parent)
+    end = cluster.wait(job, timeout=150)
+    output = "".join(path.read_text() for path in script.parent.glob(f"*-{job}.out"))
+    assert (end.state, end.exit_code) == ("COMPLETED", 0), output
+    return output
+
+
+def _world(folder: Path) -> dict[str, object]:
+    return json.loads((folder / "summary.json").read_text())["world"]
+
+
+def _check(folder: Path, launcher: str) -> None:
+    world = _world(folder)
+    assert (world["launcher"], world["world_size"], world["num_nodes"]) == (launcher, 4, 2)
+    assert world["local_size"] == 2
+
+
+def test_a_rendered_script_trains_by_srun_on_both_nodes(cluster: Cluster, tmp_path: Path) -> None:
+    output = _submit_and_wait(cluster, _render(cluster, tmp_path))
+    _check(tmp_path, "slurm")
+    assert "4 ranks on 2 nodes (slurm), gloo on cpu" in output
+    assert "first node of the job" in output
+
+
+def test_a_rendered_script_trains_by_mpiexec_inside_the_allocation(cluster: Cluster, tmp_path: Path) -> None:
+    output = _submit_and_wait(cluster, _render(cluster, tmp_path, "--launcher", "mpiexec"))
+    _check(tmp_path, "hydra")
+    assert "describes what started MPICH Hydra" in output
+
+
+def test_a_rendered_script_trains_by_srun_with_pmi2(cluster: Cluster, tmp_path: Path) -> None:
+    output = _submit_and_wait(cluster, _render(cluster, tmp_path, "--mpi", "pmi2"))
+    _check(tmp_path, "slurm")
+    assert "PMI agrees" in output
+
+
+def test_a_rendered_script_trains_by_open_mpi_under_srun_with_pmix(cluster: Cluster, tmp_path: Path) -> None:
+    openmpi = BIN.parent / "openmpi" / "bin"
+    setup = f"PATH={shlex.quote(str(openmpi))}:$PATH"
+    output = _submit_and_wait(cluster, _render(cluster, tmp_path, "--mpi", "pmix", "--setup", setup))
+    _check(tmp_path, "slurm")
+    assert "PMIx agrees" in output
+
+
+def test_a_rendered_script_trains_by_torchrun(cluster: Cluster, tmp_path: Path) -> None:
+    output = _submit_and_wait(cluster, _render(cluster, tmp_path, "--launcher", "torchrun"))
+    _check(tmp_path, "torchrun")
+    assert "4 ranks on 2 nodes (torchrun)" in output
+
+
+def test_srun_torchrun_script_works_as_typed(cluster: Cluster, tmp_path: Path) -> None:
+    env = ENVIRONMENT | {"DDP_HPC_RANKS_PER_NODE": "2"}
+    done = cluster.run(
+        ["srun", "--nodes=2", "torchrun_script.sh", *OPTIONS], env=env, cwd=tmp_path, timeout=150
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    _check(tmp_path, "torchrun")
+
+
+def test_two_torchruns_of_one_job_do_not_take_each_others_port(cluster: Cluster, tmp_path: Path) -> None:
+    """Two steps on the same two nodes at once, each with a rendezvous of its own."""
+    lines = ["#!/bin/bash"]
+    for name in ("one", "two"):
+        step = f"srun --overlap --mem=1G --nodes=2 --ntasks=2 --ntasks-per-node=1 --chdir={tmp_path}/{name}"
+        lines.append(f"mkdir -p {tmp_path}/{name}; {step} torchrun_script.sh {shlex.join(OPTIONS)} & ")
+        lines.append(f"{name}=$!")
+    lines.append("wait $one && wait $two")
+    script = tmp_path / "two.sbatch"
+    script.write_text("\n".join(lines) + "\n")
+    job = cluster.sbatch(
+        script, "--nodes=2", "--ntasks-per-node=2", "--mem=4G", env=ENVIRONMENT, cwd=tmp_path
+    )
+    end = cluster.wait(job, timeout=150)
+    assert end.exit_code == 0, cluster.job_output(job)
+    for name in ("one", "two"):
+        assert _world(tmp_path / name)["world_size"] == 2
+
+
+def test_the_batch_shell_is_no_rank(cluster: Cluster, tmp_path: Path) -> None:
+    """`python -m ddp_hpc.train` without srun in a script: an error at once, not ranks that never come."""
+    script = tmp_path / "forgot_srun.sbatch"
+    script.write_text(f"#!/bin/bash\n{BIN}/python -m ddp_hpc.train {shlex.join(OPTIONS)}\n")
+    job = cluster.sbatch(script, "--nodes=2", "--ntasks-per-node=2", env=ENVIRONMENT, cwd=tmp_path)
+    end = cluster.wait(job, timeout=60)
+    output = cluster.job_output(job)
+    assert end.exit_code == 2, output
+    assert "batch shell" in output
+    assert "srun" in output
+
+
+def test_one_failing_rank_ends_the_step_on_all_nodes(cluster: Cluster, tmp_path: Path) -> None:
+    planted = PROJECT / "tests" / "training" / "planted.py"
+    argv = ["srun", "--nodes=2", "--ntasks-per-node=2", str(BIN / "python"), str(planted), *OPTIONS]
+    done = cluster.run(argv, env=ENVIRONMENT | {"PLANT": "raise:3"}, cwd=tmp_path, timeout=90)
+    assert done.returncode != 0
+    said = [line for line in done.stderr.splitlines() if line.startswith("[rank ")]
+    assert len(said) == 1, done.stderr
+    assert said[0].startswith(f"[rank 3/4 {cluster.node_names[1]}]")
+    assert "ValueError: planted in one rank" in done.stderr
+
+
+def test_a_walltime_kill_reaches_the_ranks_and_the_script_ends(cluster: Cluster, tmp_path: Path) -> None:
+    endless = ["python", "-m", "ddp_hpc.train", *OPTIONS, "--epochs", "1000000"]
+    script = _render(cluster, tmp_path, command=endless)
+    job = cluster.sbatch(script, env=ENVIRONMENT, cwd=tmp_path)
+
+    import time
+
+    log = tmp_path / f"ddp-{job}.out"
+    end_s = time.monotonic() + 60
+    while not (log.exists() and "epoch 1/" in log.read_text()):
+        assert time.monotonic() < end_s, "no step within a minute"
+        time.sleep(0.5)
+    assert cluster.run(["scancel", job]).returncode == 0
+    end = cluster.wait(job, timeout=60)
+    assert end.state == "CANCELLED"
+    assert "Traceback" not in log.read_text()
