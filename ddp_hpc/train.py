@@ -258,6 +258,7 @@ def _ensure_synthetic(config: TrainConfig, group: Group, progress: Any) -> Path:
             progress.say(f"{verb} {path} ({made.elapsed_s:.1f} s)")
         except DdpHpcError as error:
             problem, code = str(error), error.exit_code
+    group.comm.barrier("rank 0 to make the data (--timeout)")
     problem = group.comm.bcast(problem)
     code = group.comm.bcast(code)
     if problem:
