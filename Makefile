@@ -53,6 +53,8 @@ $(VENV)/.made:
 
 $(VENV)/.train: $(VENV)/.made pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[train,mpich,digits]'
+	# Compiled once here, as in an installed package: the start of `ddp-hpc` shows it.
+	$(BIN)/python -m compileall -q ddp_hpc data_gen
 	touch $@
 
 $(VENV)/.test: $(VENV)/.train

@@ -115,8 +115,11 @@ def mpi4py_is_installed() -> bool:
     return importlib.util.find_spec("mpi4py") is not None
 
 
-def load_mpi(launcher_family: str, launcher_title: str) -> MpiComm:
+def load_mpi(launcher_family: str, launcher_title: str) -> MpiComm | None:
     """MPI_COMM_WORLD, after MPI_Init. Collective: every rank must call this.
+
+    `launcher_family` is `mpich`, `openmpi` or `any`; with ` or none` behind it a
+    library of another family is left alone, and None is what the caller gets.
 
     The library is asked its name before MPI_Init (which the standard allows):
     MPICH's MPI_Init under Open MPI's mpiexec aborts the process with a text
@@ -139,9 +142,13 @@ def load_mpi(launcher_family: str, launcher_title: str) -> MpiComm:
             "module, or `pip install mpich` for an MPI of its own, or choose a launcher that needs no MPI "
             "with --discovery"
         ) from None
-    library = MPI.Get_library_version()
-    if launcher_family == "openmpi" and "MPICH" in library and not MPI.Is_initialized():
-        raise LaunchError(f"{wrong_library(launcher_title)}; MPI_Init would abort")
+    family, _, optional = launcher_family.partition(" ")
+    own_family = "openmpi" if "Open MPI" in MPI.Get_library_version() else "mpich"
+    if not MPI.Is_initialized() and family != own_family:
+        if optional:
+            return None
+        if family == "openmpi":
+            raise LaunchError(f"{wrong_library(launcher_title)}; MPI_Init would abort")
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     return MpiComm(MPI.COMM_WORLD)

@@ -252,8 +252,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
     Launcher(
         name="hydra_port",
         title="MPICH Hydra (PMI_PORT)",
-        any_of=("PMI_ID",),
-        all_of=("PMI_PORT",),
+        any_of=("PMI_ID", "PMI_PORT"),
         rank="PMI_ID",
         local_rank="MPI_LOCALRANKID",
         local_size="MPI_LOCALNRANKS",

@@ -26,7 +26,7 @@ from ddp_hpc.world.launch_env import (
     read_claim,
 )
 
-MpiLoader = Callable[[str, str], MpiComm]
+MpiLoader = Callable[[str, str], MpiComm | None]
 DISCOVERIES = ("auto", *(launcher.name for launcher in LAUNCHERS), "mpi", "single", "device_count")
 _SPLIT = "MPI Split_type(SHARED)"
 
@@ -102,8 +102,8 @@ def discover(environ: Environ, choice: str = "auto", load_mpi: MpiLoader = comm_
     claim = read_claim(launcher, environ)
     _refuse_rank_beyond_size(launcher, claim)
     notes = _compare(launcher, claim, found[1:], environ, strict=choice == "auto")
-    wants_mpi = _uses_mpi(launcher, environ) and (choice == "auto" or _needs_mpi(claim))
-    mpi = load_mpi(launcher.mpi, launcher.title) if wants_mpi and comm_module.mpi4py_is_installed() else None
+    family = _mpi_family(launcher, environ) if choice == "auto" or _needs_mpi(claim) else ""
+    mpi = load_mpi(family, launcher.title) if family and comm_module.mpi4py_is_installed() else None
     derived = launcher.derive(environ, claim) if launcher.derive else claim
     if mpi is not None:
         _refuse_singletons(launcher, derived, mpi)
@@ -125,12 +125,19 @@ def _chosen(choice: str, environ: Environ) -> Launcher:
     return launcher
 
 
-def _uses_mpi(launcher: Launcher, environ: Environ) -> bool:
-    if launcher.name == "slurm":
-        # With --mpi=none every task would come up as an MPI world of its own.
-        has_pmi = "PMI_RANK" in environ or "PMIX_RANK" in environ
-        return has_pmi or environ.get("SLURM_MPI_TYPE", "none") != "none"
-    return bool(launcher.mpi)
+def _mpi_family(launcher: Launcher, environ: Environ) -> str:
+    """Which MPI the launcher can make one world of; empty where none is to be started.
+
+    A Slurm step tells everything itself, so MPI is only asked where it can come up:
+    with --mpi=none each task would be a world of its own, and MPICH's wheel aborts
+    under --mpi=pmix, the default of many sites.
+    """
+    if launcher.name != "slurm":
+        return launcher.mpi
+    if "PMIX_RANK" in environ or environ.get("SLURM_MPI_TYPE", "").startswith("pmix"):
+        return "openmpi or none"
+    has_pmi = "PMI_RANK" in environ or environ.get("SLURM_MPI_TYPE", "none") != "none"
+    return "mpich or none" if has_pmi else ""
 
 
 def _needs_mpi(claim: Claim) -> bool:
@@ -239,6 +246,7 @@ def _complete_from_mpi(launcher: Launcher, claim: Claim, mpi: MpiComm) -> Claim:
 def _from_mpi_alone(environ: Environ, load_mpi: MpiLoader) -> World:
     """Rank discovery by mpi4py and nothing else. Collective."""
     mpi = load_mpi("any", "mpiexec")
+    assert mpi is not None
     for launcher in present_launchers(environ):
         if launcher.mpi:
             _refuse_singletons(launcher, read_claim(launcher, environ), mpi)

@@ -77,6 +77,13 @@ def test_a_rendered_script_trains_by_open_mpi_under_srun_with_pmix(cluster: Clus
     assert "PMIx agrees" in output
 
 
+def test_mpich_is_left_alone_under_pmix_where_it_would_abort(cluster: Cluster, tmp_path: Path) -> None:
+    """Many sites default to pmix; a Slurm step tells all that is needed without MPI."""
+    output = _submit_and_wait(cluster, _render(cluster, tmp_path, "--mpi", "pmix"))
+    _check(tmp_path, "slurm")
+    assert "first node of the job" in output, "met without MPI"
+
+
 def test_a_rendered_script_trains_by_torchrun(cluster: Cluster, tmp_path: Path) -> None:
     output = _submit_and_wait(cluster, _render(cluster, tmp_path, "--launcher", "torchrun"))
     _check(tmp_path, "torchrun")
