@@ -7,12 +7,16 @@ stands on this; job scripts do not, as there the site is known.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import NoReturn
+
+from ddp_hpc.errors import EXIT_WRONG_REQUEST, RequestError
 
 _TRIAL_S = 60
 _TRIAL = "from mpi4py import MPI; import sys; sys.exit(MPI.COMM_WORLD.Get_size() != 2)"
@@ -36,18 +40,37 @@ def libmpi_of(mpiexec: Path) -> str | None:
 
 def works(mpiexec: Path, environ: dict[str, str]) -> bool:
     """True where two ranks started by it share one MPI_COMM_WORLD."""
+    argv = [str(mpiexec), "-n", "2", sys.executable, "-c", _TRIAL]
+    quiet = subprocess.DEVNULL
     try:
-        argv = [str(mpiexec), "-n", "2", sys.executable, "-c", _TRIAL]
-        trial = subprocess.run(argv, env=environ, capture_output=True, timeout=_TRIAL_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        trial = subprocess.Popen(
+            argv, env=environ, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
+        )
+    except OSError:
         return False
-    return trial.returncode == 0
+    try:
+        return trial.wait(_TRIAL_S) == 0
+    except subprocess.TimeoutExpired:
+        return False
+    finally:
+        # A launcher that hangs has ranks that hang: they go with it.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(trial.pid, signal.SIGKILL)
+        trial.wait()
 
 
 def choose(wanted: str | None) -> tuple[Path, dict[str, str], str]:
-    """The mpiexec, the environment to start it in, and the reason it was taken."""
+    """The mpiexec, the environment to start it in, and the reason it was taken.
+
+    Raises:
+        RequestError: there is none, or not the one that was named.
+    """
     own, environ = embedded(), dict(os.environ)
-    on_path = wanted or shutil.which("mpiexec")
+    on_path = shutil.which(wanted or "mpiexec")
+    if wanted and on_path is None:
+        raise RequestError(
+            f"{wanted} is no program that can be run; name an mpiexec: make MPIEXEC=/path/to/it"
+        )
     if on_path is not None and (own is None or Path(on_path).resolve() != own.resolve()):
         site = Path(on_path)
         library = libmpi_of(site)
@@ -58,16 +81,29 @@ def choose(wanted: str | None) -> tuple[Path, dict[str, str], str]:
             return site, environ, "named by you" if wanted else "found on the PATH, and mpi4py works with it"
         print(f"{site} does not start ranks that mpi4py can join: using the embedded one", file=sys.stderr)  # noqa: T201 - before click
     if own is None:
-        sys.exit("error: no mpiexec on the PATH and none in this environment; pip install 'ddp-hpc[mpich]'")
+        raise RequestError(
+            "no mpiexec on the PATH that mpi4py works with, and none in this environment; "
+            "pip install 'ddp-hpc[mpich]'"
+        )
     return own, dict(os.environ), "of the mpich wheel"
 
 
 def main(argv: list[str]) -> NoReturn:
-    """Becomes mpiexec."""
+    """Becomes mpiexec; exit code 2 where there is none."""
+    if "--" not in argv or argv.index("--") > 1:
+        sys.exit(_wrong("usage: python -m ddp_hpc.local_mpi [MPIEXEC] -- ARGUMENTS OF MPIEXEC"))
     split = argv.index("--")
-    mpiexec, environ, why = choose(argv[0] if split else None)
+    try:
+        mpiexec, environ, why = choose(argv[0] if split else None)
+    except RequestError as error:
+        sys.exit(_wrong(f"error: {error}"))
     print(f"mpiexec: {mpiexec} ({why})", file=sys.stderr)  # noqa: T201 - before click
     os.execve(mpiexec, [str(mpiexec), *argv[split + 1 :]], environ)  # noqa: S606 - an argv list
+
+
+def _wrong(line: str) -> int:
+    print(line, file=sys.stderr)  # noqa: T201 - before click
+    return EXIT_WRONG_REQUEST
 
 
 if __name__ == "__main__":

@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -33,10 +31,8 @@ from ddp_hpc.world.topology import DISCOVERIES, World, discover, short_hostname
 from ddp_hpc.world.watchdog import time_limit
 
 if TYPE_CHECKING:
-    from ddp_hpc.data.samples import Samples
     from ddp_hpc.training.failure import FailureWatch
     from ddp_hpc.training.group import Group
-    from ddp_hpc.training.trainer import Result
 
 _EXAMPLES = """\b
 Examples:
@@ -190,14 +186,16 @@ def _find_the_others(config: TrainConfig) -> tuple[World, Endpoint | None]:
 
 def _train(config: TrainConfig, group: Group) -> None:
     """Data, training, summary. Collective: every rank must call this."""
+    from ddp_hpc.training.prepare import open_data
     from ddp_hpc.training.progress import Progress
+    from ddp_hpc.training.summary import write_summary
     from ddp_hpc.training.trainer import train
 
     progress = Progress(group.world.rank == 0)
     progress.say(f"world: {group.placement}")
     for note in group.world.notes:
         progress.say(f"note: {note}")
-    samples = _open_data(config, group, progress)
+    samples = open_data(config, group, progress)
     result = train(config, group, samples, progress)
     samples.close()
     progress.say(
@@ -205,106 +203,7 @@ def _train(config: TrainConfig, group: Group) -> None:
         f"{result.samples_per_s:.1f} samples/s, loss {result.first_loss:.6f} -> {result.final_loss:.6f}"
     )
     if config.summary is not None and group.world.rank == 0:
-        _write_summary(config, group, samples, result)
-
-
-def _open_data(config: TrainConfig, group: Group, progress: Any) -> Samples:
-    """The samples, made by rank 0 first where there is no --data. Collective: every rank must call this."""
-    from ddp_hpc.data.formats import check_matches, open_samples
-
-    path = config.data or _ensure_synthetic(config, group, progress)
-    problem, samples = "", None
-    try:
-        samples = open_samples(path, src_key=config.src_key, tgt_key=config.tgt_key)
-        if config.data is not None:
-            check_matches(samples, config.src_shape, config.tgt_shape, config.dtype)
-    except RequestError as error:
-        problem = str(error)
-        if group.world.rank != 0 and not path.exists():
-            problem += f" (as seen from {group.world.hostname}: is it on a file system that all nodes share?)"
-    group.agree(problem, RequestError.exit_code)
-    assert samples is not None
-    shapes = " ".join(
-        f"{name} {'x'.join(map(str, shape)) or 'scalar'}"
-        for name, shape in (("src", samples.src_shape), ("tgt", samples.tgt_shape))
-    )
-    progress.say(
-        f"data: {path} ({samples.num_samples:,} samples, {shapes}, {samples.src_dtype}; {samples.reader})"
-    )
-    return samples
-
-
-def _ensure_synthetic(config: TrainConfig, group: Group, progress: Any) -> Path:
-    """The path of the synthetic data: rank 0 makes it, the others wait in the store, not in NCCL."""
-    from data_gen import Recipe, default_file_name, generate
-    from data_gen.progress import report_progress
-
-    src_shape, tgt_shape = config.synthetic_shapes
-    recipe = Recipe(
-        num_samples=config.num_samples,
-        src_shape=src_shape,
-        tgt_shape=tgt_shape,
-        dtype=config.dtype or "float32",
-        seed=config.seed,
-        distribution="learnable" if config.model == "linear" else "uniform",
-    )
-    path = config.data_dir / default_file_name(recipe)
-    problem, code = "", 0
-    if group.world.rank == 0:
-        try:
-            with report_progress(f"making {path.name}") as report:
-                made = generate(recipe, path, progress=report)
-            verb = "using" if made.reused else "made"
-            progress.say(f"{verb} {path} ({made.elapsed_s:.1f} s)")
-        except DdpHpcError as error:
-            problem, code = str(error), error.exit_code
-    group.comm.barrier("rank 0 to make the data (--timeout)")
-    problem = group.comm.bcast(problem)
-    code = group.comm.bcast(code)
-    if problem:
-        from ddp_hpc.training.group import stop_together
-
-        stop_together(group.world.rank, problem, code)
-    return path
-
-
-def _write_summary(config: TrainConfig, group: Group, samples: Samples, result: Result) -> None:
-    from ddp_hpc.training.metrics import versions, write_json
-
-    assert config.summary is not None
-    world = replace(group.world, mpi=None)
-    names = (
-        "rank",
-        "world_size",
-        "local_rank",
-        "local_size",
-        "node_rank",
-        "num_nodes",
-        "launcher",
-        "hostname",
-    )
-    test = result.test
-    summary = {
-        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "world": {name: getattr(world, name) for name in names},
-        "sources": world.sources,
-        "backend": group.backend,
-        "device": str(group.device),
-        "threads": group.threads,
-        "model": {"name": config.model, "parameters": result.num_parameters},
-        "data": {"reader": samples.reader, "samples": samples.num_samples},
-        "steps": result.steps,
-        "samples": result.samples,
-        "samples_per_s": result.samples_per_s,
-        "wall_s": result.wall_s,
-        "first_loss": result.first_loss,
-        "final_loss": result.final_loss,
-        "test": None
-        if test is None
-        else {"samples": test.num_samples, "loss": test.loss, "accuracy": test.accuracy},
-        "versions": versions(),
-    }
-    write_json(config.summary, summary)
+        write_summary(config, group, samples, result)
 
 
 def _become_torchrun() -> NoReturn:

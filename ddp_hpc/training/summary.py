@@ -1,0 +1,48 @@
+"""The `--summary` file: what ran, where, on what, and how it went."""
+
+from __future__ import annotations
+
+import time
+
+from ddp_hpc.data.samples import Samples
+from ddp_hpc.training.config import TrainConfig
+from ddp_hpc.training.group import Group
+from ddp_hpc.training.metrics import versions, write_json
+from ddp_hpc.training.trainer import Result
+
+
+def write_summary(config: TrainConfig, group: Group, samples: Samples, result: Result) -> None:
+    """Writes `--summary`: one JSON object, whole or not at all. Called on rank 0."""
+    assert config.summary is not None
+    names = (
+        "rank",
+        "world_size",
+        "local_rank",
+        "local_size",
+        "node_rank",
+        "num_nodes",
+        "launcher",
+        "hostname",
+    )
+    test = result.test
+    summary = {
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "world": {name: getattr(group.world, name) for name in names},
+        "sources": group.world.sources,
+        "backend": group.backend,
+        "device": str(group.device),
+        "threads": group.threads,
+        "model": {"name": config.model, "parameters": result.num_parameters},
+        "data": {"reader": samples.reader, "samples": samples.num_samples},
+        "steps": result.steps,
+        "samples": result.samples,
+        "samples_per_s": result.samples_per_s,
+        "wall_s": result.wall_s,
+        "first_loss": result.first_loss,
+        "final_loss": result.final_loss,
+        "test": None
+        if test is None
+        else {"samples": test.num_samples, "loss": test.loss, "accuracy": test.accuracy},
+        "versions": versions(),
+    }
+    write_json(config.summary, summary)
