@@ -26,6 +26,7 @@ from ddp_hpc.errors import (
 from ddp_hpc.training.config import BACKENDS, DEVICES, LR_SCALINGS, TrainConfig
 from ddp_hpc.world.comm import abort_mpi
 from ddp_hpc.world.launch_env import peek_rank
+from ddp_hpc.world.once import say_once_a_node
 from ddp_hpc.world.rendezvous import Endpoint, rendezvous
 from ddp_hpc.world.topology import DISCOVERIES, World, discover, short_hostname
 from ddp_hpc.world.watchdog import time_limit
@@ -241,7 +242,7 @@ def _fail(
     """Says once for the whole job what happened here, and ends the other ranks."""
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else EXIT_FAILED
-        text = ""
+        text = "stopped by SIGTERM (scancel, qdel, the walltime, or the launcher)" if code == 143 else ""
     elif isinstance(error, KeyboardInterrupt):
         code, text = EXIT_INTERRUPTED, ""
         if (world.rank if world else peek_rank(os.environ)) == 0:
@@ -253,9 +254,10 @@ def _fail(
     is_first = watch is None or everywhere or watch.claim(text)
     if text and world is not None and world.launcher == "torchrun":
         _tell_torchrun(error)
-    if text and is_first:
-        prefix = world.prefix if world is not None and world.world_size > 1 else ""
-        _print_error(prefix, text, only_rank_0=world is None)
+    if text and is_first and world is None:
+        say_once_a_node(f"[{short_hostname()}] error: {text}", os.environ)
+    elif text and is_first:
+        _print_error(world.prefix if world is not None and world.world_size > 1 else "", text)
     sys.stdout.flush()
     if everywhere or (world is not None and world.world_size == 1):
         sys.exit(code)

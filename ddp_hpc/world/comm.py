@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import time
+import warnings
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ddp_hpc.errors import LaunchError
@@ -105,7 +106,9 @@ def abort_mpi(exit_code: int, patience_s: float) -> None:
     lets the rank that knows why speak first.
     """
     module = sys.modules.get("mpi4py.MPI")
-    if module is not None and module.Is_initialized() and not module.Is_finalized():
+    if module is None or not module.Is_initialized() or module.Is_finalized():
+        return
+    if module.COMM_WORLD.Get_size() > 1:  # a singleton has nobody to end
         time.sleep(patience_s)
         module.COMM_WORLD.Abort(exit_code)
 
@@ -150,7 +153,10 @@ def load_mpi(launcher_family: str, launcher_title: str) -> MpiComm | None:
         if family == "openmpi":
             raise LaunchError(f"{wrong_library(launcher_title)}; MPI_Init would abort")
     if not MPI.Is_initialized():
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        with warnings.catch_warnings():
+            # mpi4py's guess about mixed MPIs, once a rank: `discover` finds out and says it once.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            MPI.Init_thread(MPI.THREAD_MULTIPLE)
     return MpiComm(MPI.COMM_WORLD)
 
 
