@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from .cluster import Cluster
+from .cluster import Cluster, random_prefix
+from .configuration import Settings
 
 pytestmark = pytest.mark.slurm
 
@@ -17,6 +18,8 @@ PROJECT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 OPTIONS = ["--num-samples", "64", "--epochs", "1", "--batch-size", "4", "--src-shape", "1,64"]
 OPTIONS += ["--tgt-shape", "20,64", "--summary", "summary.json", "--init-timeout", "90"]
+# All nodes share this machine's cores, which each of them takes for its own.
+OPTIONS += ["--threads", "1"]
 ENVIRONMENT = {"PYTHONPATH": str(PROJECT)}
 
 
@@ -116,6 +119,17 @@ def test_two_torchruns_of_one_job_do_not_take_each_others_port(cluster: Cluster,
     assert end.exit_code == 0, cluster.job_output(job)
     for name in ("one", "two"):
         assert _world(tmp_path / name)["world_size"] == 2
+
+
+def test_host_names_that_lead_to_loopback_do_no_harm(tmp_path: Path) -> None:
+    """Debian's installer writes `127.0.1.1 NAME` into /etc/hosts: gloo alone fails there in seconds."""
+    with Cluster(Settings(loopback_names=True, node_prefix=random_prefix())) as cluster:
+        for mpi in ("none", "pmi2"):
+            argv = ["srun", f"--mpi={mpi}", "--nodes=2", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
+            argv += [str(BIN / "python"), "-m", "ddp_hpc.train", *OPTIONS]
+            done = cluster.run(argv, env=ENVIRONMENT, cwd=tmp_path, timeout=120)
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert _world(tmp_path)["world_size"] == 2
 
 
 def test_the_batch_shell_is_no_rank(cluster: Cluster, tmp_path: Path) -> None:
