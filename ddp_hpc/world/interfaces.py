@@ -13,9 +13,11 @@ _VIRTUAL = ("lo", "docker", "virbr", "br-", "cni", "flannel", "tun", "tap", "pod
 
 def interface_address(name: str) -> str | None:
     """The IPv4 address of an interface; None where there is no such interface or it has none."""
+    if len(name.encode()) > 15 or "\0" in name:  # the kernel would look at the beginning alone
+        return None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()))
         except OSError:
             return None
     return socket.inet_ntoa(answer[20:24])

@@ -206,9 +206,12 @@ def _refuse_singletons(launcher: Launcher, claim: Claim, mpi: MpiComm) -> None:
     ranks = max(claim.world_size or 1, claim.local_size or 1)
     if mpi.size == 1 and ranks > 1:
         source = claim.sources.get("world_size") or claim.sources.get("local_size")
+        # These two tell everything in the environment, a common meeting place included.
+        alone = launcher.name in ("pals", "slurm", "cray_shasta") and not _needs_mpi(claim)
+        without = f"; or do without MPI: --discovery {launcher.name}" if alone else ""
         raise LaunchError(
-            f"{launcher.title} started {ranks} ranks ({source}), but MPI says 1: "
-            f"{ranks} singletons, each alone in its own world; {comm_module.wrong_library(launcher.title)}"
+            f"{launcher.title} started {ranks} ranks ({source}), but MPI says 1: {ranks} singletons, each "
+            f"alone in its own world; {comm_module.wrong_library(launcher.title)}{without}"
         )
 
 
