@@ -1,0 +1,249 @@
+"""The job's mom: environment, node file, log, walltime, and the end of the job. One process a job.
+
+The tree is PBS's: a login shell as session leader, which reads the path of the
+script's copy from a pipe and runs it. Signals go to every process of that
+session and to no other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from tests.fakes.pbs import server
+
+WALLTIME_EXCEEDED, START_FAILED = -29, -3
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True)
+class Process:
+    """A line of /proc/PID/stat. Zombies are not counted as processes here."""
+
+    pid: int
+    parent: int
+    session: int
+
+
+def processes() -> list[Process]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, parent, _, session, *_ = path.read_text().rpartition(")")[2].split()
+            if state not in "ZX":
+                found.append(Process(int(path.parent.name), int(parent), int(session)))
+    return found
+
+
+def descendants() -> list[Process]:
+    """Everything that this mom's job has left, also what moved to another session."""
+    everything, family = processes(), {os.getpid()}
+    while more := {p.pid for p in everything if p.parent in family} - family:
+        family |= more
+    return [p for p in everything if p.pid in family and p.pid != os.getpid()]
+
+
+def send(number: int, targets: list[Process]) -> None:
+    for process in targets:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, number)
+
+
+class Mom:
+    """One job, from its start to its last line of attributes."""
+
+    def __init__(self, root: Path, number: int) -> None:
+        self.root = root
+        self.number = number
+        self.settings = server.read_settings(root)
+        self.job = server.load(root, number)
+        self.id = f"{number}.{self.job['server']}"
+
+    def run(self) -> None:
+        try:
+            out, err = self.open_logs()
+        except OSError:
+            # As observed: 21 starts within seconds, then held. The script never runs.
+            self.update(
+                job_state="H",
+                Hold_Types="s",
+                run_count=21,
+                Exit_status=START_FAILED,
+                comment="job held, too many failed attempts to run",
+            )
+            return
+        shell = self.start(out, err)
+        nodes = "+".join(f"({c['node'].partition('.')[0]}:ncpus={c['ncpus']})" for c in self.job["_chunks"])
+        on = f"Job run at {time.strftime('%a %b %d at %H:%M')} on {nodes}"
+        self.update(
+            job_state="R", substate=42, stime=time.ctime(), session_id=shell.pid, run_count=1, comment=on
+        )
+        exit_status, how = self.watch(shell, err)
+        self.clear_up()
+        self.deliver_logs()
+        substate = 92 if exit_status == 0 else 91 if "terminated" in how else 93
+        self.update(
+            job_state="F", substate=substate, Exit_status=exit_status, comment=f"{on} and {how}",
+            obittime=time.ctime(),
+        )  # fmt: skip
+
+    def update(self, **attributes: object) -> None:
+        self.job.update(attributes)
+        server.save(self.root, self.number, self.job)
+
+    def open_logs(self) -> tuple[IO[bytes], IO[bytes]]:
+        out = self.open_log("OU", self.job["Output_Path"])
+        joined = self.job["Join_Path"] == "oe"
+        return out, out if joined else self.open_log("ER", self.job["Error_Path"])
+
+    def open_log(self, ending: str, destination: str) -> IO[bytes]:
+        """With -k doe the log itself, appended to; else a spool file that is delivered at the end."""
+        path = Path(destination.partition(":")[2]) if self.writes_direct() else self.spooled(ending)
+        if not self.writes_direct():
+            path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        return os.fdopen(descriptor, "wb", buffering=0)
+
+    def writes_direct(self) -> bool:
+        return "d" in self.job["Keep_Files"]
+
+    def spooled(self, ending: str) -> Path:
+        return self.root / "spool" / f"{self.id}.{ending}"
+
+    def deliver_logs(self) -> None:
+        if self.writes_direct():
+            return
+        for ending, name in (("OU", "Output_Path"), ("ER", "Error_Path")):
+            spooled, destination = self.spooled(ending), Path(self.job[name].partition(":")[2])
+            if not spooled.exists():
+                continue
+            try:
+                shutil.copy(spooled, destination)
+                destination.chmod(0o600)
+                spooled.unlink()
+            except OSError:
+                undelivered = self.root / "undelivered"
+                undelivered.mkdir(exist_ok=True)
+                spooled.replace(undelivered / spooled.name)
+
+    def environment(self) -> dict[str, str]:
+        """What a job's login shell starts with: nothing of the shell that submitted it, no LANG."""
+        home, chunk = str(self.root / "home"), self.job["_chunks"][0]
+        nodefile = self.root / "aux" / self.id
+        nodefile.parent.mkdir(exist_ok=True)
+        lines = [chunk["node"] for chunk in self.job["_chunks"] for _ in range(chunk["mpiprocs"])]
+        nodefile.write_text("".join(f"{line}\n" for line in lines))
+        tmpdir = self.root / "var" / "tmp" / f"pbs.{self.id}"
+        tmpdir.mkdir(parents=True, mode=0o700)
+        account = {"PBS_ACCOUNT": self.job["Account_Name"]} if "Account_Name" in self.job else {}
+        return {
+            "PATH": "/bin:/usr/bin",
+            "HOME": home,
+            "LOGNAME": "pbsuser",
+            "USER": "pbsuser",
+            "SHELL": "/bin/bash",
+            "ENVIRONMENT": "BATCH",
+            "NCPUS": str(chunk["ompthreads"]),
+            "OMP_NUM_THREADS": str(chunk["ompthreads"]),
+            "TMPDIR": str(tmpdir),
+            "PBS_ENVIRONMENT": "PBS_BATCH",
+            "PBS_JOBCOOKIE": secrets.token_hex(16).upper(),
+            "PBS_JOBDIR": home,
+            "PBS_JOBID": self.id,
+            "PBS_JOBNAME": self.job["Job_Name"],
+            "PBS_MOMPORT": "15003",
+            "PBS_NODEFILE": str(nodefile),
+            "PBS_NODENUM": "0",
+            "PBS_QUEUE": self.job["queue"],
+            "PBS_TASKNUM": "1",
+            **account,
+            **self.job["Variable_List"],
+        }
+
+    def start(self, out: IO[bytes], err: IO[bytes]) -> subprocess.Popen[bytes]:
+        environment = self.environment()
+        shell = subprocess.Popen(
+            ["-bash"],
+            executable="/bin/bash",
+            stdin=subprocess.PIPE,
+            stdout=out,
+            stderr=err,
+            cwd=environment["HOME"],
+            env=environment,
+            umask=self.job["_umask"],
+            start_new_session=True,
+        )
+        assert shell.stdin is not None
+        with suppress(BrokenPipeError):
+            shell.stdin.write(f"{self.root}/mom_priv/jobs/{self.id}.SC\n".encode())
+            shell.stdin.close()
+        return shell
+
+    def watch(self, shell: subprocess.Popen[bytes], err: IO[bytes]) -> tuple[int, str]:
+        """Exit_status and its words, once nothing of the session is left."""
+        start_s, limit_s = time.monotonic(), self.job["_walltime_s"]
+        while shell.poll() is None:
+            time.sleep(self.settings.poll_s)
+            used_s = int(time.monotonic() - start_s)
+            if self.keeper_is_gone():
+                self.end(shell, grace_s=0.0)
+                return 256 + signal.SIGKILL, "terminated"
+            if limit_s and used_s > limit_s:
+                err.write(f"=>> PBS: job killed: walltime {used_s} exceeded limit {limit_s}\n".encode())
+                self.end(shell, self.settings.kill_delay_s)
+                return WALLTIME_EXCEEDED, "exceeded resource walltime"
+            if server.delete_request(self.root, self.number).exists():
+                self.end(shell, self.settings.kill_delay_s)
+                return 256 + signal.SIGTERM, "terminated"
+        code = shell.returncode
+        self.end(shell, grace_s=0.0)  # what the script left in the background
+        return (code, "finished" if code == 0 else "failed") if code >= 0 else (256 - code, "failed")
+
+    def keeper_is_gone(self) -> bool:
+        keeper = self.settings.keeper_pid
+        return bool(keeper) and not Path(f"/proc/{keeper}").exists()
+
+    def end(self, shell: subprocess.Popen[bytes], grace_s: float) -> None:
+        """SIGTERM to the session; the shell dies of it, the script's traps have `grace_s`."""
+        if grace_s:
+            send(signal.SIGTERM, self.session(shell))
+        end_s = time.monotonic() + grace_s
+        while self.session(shell) and time.monotonic() < end_s:
+            shell.poll()
+            time.sleep(0.02)
+        send(signal.SIGKILL, self.session(shell))
+        shell.wait()
+
+    def session(self, shell: subprocess.Popen[bytes]) -> list[Process]:
+        return [process for process in processes() if process.session == shell.pid]
+
+    def clear_up(self) -> None:
+        """Real PBS forgets what left the session; here it is named, for the tests, and killed."""
+        end_s = time.monotonic() + 2.0
+        while descendants() and time.monotonic() < end_s:
+            time.sleep(0.02)
+        left = descendants()
+        words = []
+        for process in left:
+            with suppress(OSError):
+                words.append(Path(f"/proc/{process.pid}/cmdline").read_text().replace("\0", " ").strip())
+        send(signal.SIGKILL, left)
+        shutil.rmtree(self.root / "var" / "tmp" / f"pbs.{self.id}", ignore_errors=True)
+        self.update(left_over=words)
+
+
+def main(number: str) -> None:
+    # Orphans of the job become this process's children, so that none outlives a test.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    Mom(server.folder(), int(number)).run()
+    sys.exit(0)

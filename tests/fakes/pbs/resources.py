@@ -1,0 +1,138 @@
+"""Resources: what the server refuses, what no node can ever give, and on which nodes a job lies."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from tests.fakes.pbs.directives import Request
+from tests.fakes.pbs.server import QUEUES, Refused, Settings
+
+_OF_CHUNKS = frozenset({"ncpus", "mpiprocs", "ompthreads", "ngpus", "mem", "host", "vnode", "system"})
+_OF_JOBS = frozenset({"select", "place", "walltime", "filesystems", "mem", "ncpus", "ngpus", "cput"})
+_PLACE = re.compile(r"(free|pack|v?scatter)?(:?(excl|shared|exclhost))?(:?group=\w+)?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """One chunk of `select`, on the node that it was given."""
+
+    ncpus: int
+    ngpus: int
+    mpiprocs: int
+    ompthreads: int
+    system: str
+    node: str = ""
+
+
+def walltime_s(text: str) -> int:
+    """Seconds of `[[HH:]MM:]SS`.
+
+    Raises:
+        Refused: for anything else.
+    """
+    if not re.fullmatch(r"(\d+:){0,2}\d+", text):
+        raise Refused("qsub: Illegal attribute or resource value Resource_List.walltime", 166)
+    seconds = 0
+    for part in text.split(":"):
+        seconds = seconds * 60 + int(part)
+    return seconds
+
+
+def chunks(request: Request, settings: Settings) -> list[Chunk]:
+    """The chunks of `select`, each as often as it was asked for, without nodes.
+
+    Raises:
+        Refused: as the server does.
+    """
+    found = []
+    for group in request.resources.get("select", "1").split("+"):
+        count, *pairs = group.split(":") if group[:1].isdecimal() else ("1", *group.split(":"))
+        given = {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
+        _refuse_unknown(given, _OF_CHUNKS)
+        numbers = {name: given.get(name, "") for name in ("ncpus", "ngpus", "mpiprocs", "ompthreads")}
+        if not count.isdecimal() or any(value and not value.isdecimal() for value in numbers.values()):
+            raise Refused("qsub: Illegal attribute or resource value Resource_List.select", 166)
+        ncpus = int(numbers["ncpus"] or settings.default_chunk_ncpus)
+        chunk = Chunk(
+            ncpus=ncpus,
+            ngpus=int(numbers["ngpus"] or settings.default_chunk_ngpus),
+            mpiprocs=int(numbers["mpiprocs"] or 1),
+            ompthreads=int(numbers["ompthreads"] or ncpus),
+            system=given.get("system", ""),
+        )
+        found += [chunk] * int(count)
+    return found
+
+
+def check(request: Request, settings: Settings) -> None:
+    """What server and hook say at submission.
+
+    Raises:
+        Refused: with the message and the exit code of the real qsub.
+    """
+    if settings.alcf_hook:
+        if not request.account:
+            raise Refused("qsub: Account_Name is required to be set.", 32)
+        for name in ("walltime", "filesystems"):
+            if name not in request.resources:
+                raise Refused(f"qsub: Resource: {name} is required to be set.", 32)
+    _refuse_unknown(request.resources, _OF_JOBS)
+    if "select" in request.resources:
+        for name in ("ncpus", "mem", "ngpus"):
+            if name in request.resources:
+                text = '"-lresource=" cannot be used with "select" or "place", resource is: '
+                raise Refused(f"qsub: {text}{name}", 5)
+    if not _PLACE.fullmatch(request.resources.get("place", "free")):
+        raise Refused("qsub: Illegal attribute or resource value Resource_List.place", 166)
+    queue = QUEUES.get(request.queue or settings.default_queue)
+    if queue is None:
+        raise Refused("qsub: Unknown queue", 170)
+    if queue.from_route_only:
+        raise Refused("qsub: Access to queue is denied", 174)
+    num_nodes, limit_s = len(chunks(request, settings)), walltime_s(request.resources.get("walltime", "0"))
+    too_short = limit_s and limit_s < queue.min_walltime_s
+    too_long = queue.max_walltime_s and limit_s > queue.max_walltime_s
+    if too_short or too_long or (queue.max_nodes and num_nodes > queue.max_nodes):
+        raise Refused("qsub: Job violates queue and/or server resource limits", 188)
+
+
+def why_never(request: Request, settings: Settings) -> str:
+    """The scheduler's comment on a job that stays queued for ever; empty for one that can run."""
+    wanted = chunks(request, settings)
+    for chunk in wanted:
+        if chunk.system and chunk.system != settings.system:
+            why = f"system ({chunk.system} != {settings.system})"
+            return f"Can Never Run: Insufficient amount of resource: {why}"
+        if chunk.ncpus > settings.node_ncpus:
+            why = f"ncpus (R: {chunk.ncpus} A: {settings.node_ncpus} T: {settings.node_ncpus})"
+            return f"Can Never Run: Insufficient amount of resource: {why}"
+    return "" if placed(request, settings) else "Can Never Run: Not enough total nodes available"
+
+
+def placed(request: Request, settings: Settings) -> list[Chunk]:
+    """The chunks on nodes, node by node; empty where there are too few.
+
+    Without scatter, chunks that fit on one node together are packed there.
+    """
+    scatter = "scatter" in request.resources.get("place", "free")
+    free = dict.fromkeys(settings.nodes, (settings.node_ncpus, settings.node_ngpus))
+    found = []
+    for chunk in chunks(request, settings):
+        wanted = (chunk.ncpus, chunk.ngpus)
+        fitting = [name for name, (n, g) in free.items() if n >= wanted[0] and g >= wanted[1]]
+        if not fitting:
+            return []
+        node = fitting[0]
+        ncpus, ngpus = free[node]
+        free[node] = (ncpus - wanted[0], ngpus - wanted[1])
+        if scatter:
+            del free[node]
+        found.append(replace(chunk, node=node))
+    return sorted(found, key=lambda chunk: settings.nodes.index(chunk.node))
+
+
+def _refuse_unknown(given: dict[str, str], known: frozenset[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise Refused(f"qsub: Unknown resource: {name}", 187)

@@ -1,0 +1,174 @@
+"""A PBS machine in one folder: commands, settings, and a user with a home and dotfiles."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.fakes.pals import mpiexec
+from tests.fakes.pbs import server
+from tests.fakes.pbs.server import Settings
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+# A command runs by this Python, without its packages, whatever PATH and PYTHONPATH the job has.
+_COMMAND = """#!/bin/sh
+{export}
+code='import sys; sys.path.insert(0, sys.argv.pop(1)); from {module} import main; main()'
+exec {python} -I -S -c "$code" {project} "$@"
+"""
+
+# PBS brings an mpiexec that is no MPI launcher, whatever it is asked; seen in OpenPBS 23.06.
+_PBS_MPIEXEC = """#!/bin/sh
+echo "mpiexec:  unexpected error - no non-PBS mpiexec in PBS_O_PATH" >&2
+exit 1
+"""
+
+# What the site's modules would do; `module` and `conda` are functions of the login shell there too.
+_DOTFILE = """module() {{ echo "module $*" >>"$HOME/software.log"; }}
+conda() {{
+  echo "conda $*" >>"$HOME/software.log"
+  export CONDA_PREFIX={conda} PATH={conda}/bin:$PATH
+}}
+export -f module conda
+export PATH={path}:$PATH PYTHONPATH={project}
+"""
+
+
+@dataclass(frozen=True)
+class Site:
+    """The machine. Its user submits from `work`, and the job's login shell reads `home/.bash_profile`."""
+
+    root: Path
+
+    @property
+    def home(self) -> Path:
+        return self.root / "home"
+
+    @property
+    def work(self) -> Path:
+        return self.root / "work"
+
+    @property
+    def pbs_bin(self) -> Path:
+        return self.root / "opt" / "pbs" / "bin"
+
+    @property
+    def pals_bin(self) -> Path:
+        return self.root / "opt" / "cray" / "pals" / "bin"
+
+    def dotfile(self, *path: Path, conda: Path = Path(sys.prefix), more: str = "") -> None:
+        """The user's `.bash_profile`: these folders first on the PATH, and the site's software functions."""
+        folders = ":".join(shlex.quote(str(folder)) for folder in path)
+        text = _DOTFILE.format(conda=shlex.quote(str(conda)), path=folders, project=shlex.quote(str(PROJECT)))
+        (self.home / ".bash_profile").write_text(text + more)
+
+    def run(
+        self,
+        *argv: str | Path,
+        stdin: str = "",
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """A command as the user types it on the login node."""
+        login = {
+            "PATH": f"{self.pbs_bin}:/usr/bin:/bin",
+            "HOME": str(self.home),
+            "LANG": "C.UTF-8",
+            "SUBMITTER": "does not reach the job",
+            **(env or {}),
+        }
+        words = [str(word) for word in argv]
+        folder = cwd or self.work
+        return subprocess.run(
+            words, cwd=folder, env=login, input=stdin, capture_output=True, text=True, timeout=60
+        )
+
+    def submit(self, *argv: str | Path, cwd: Path | None = None) -> str:
+        """The id of a job that qsub took."""
+        done = self.run("qsub", *argv, cwd=cwd)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        return done.stdout.removesuffix("\n")
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        """A job's attributes from `qstat -xf`."""
+        done = self.run("qstat", "-xf", "-F", "json", job_id)
+        assert done.returncode == 0, done.stderr
+        attributes: dict[str, Any] = json.loads(done.stdout)["Jobs"][job_id]
+        return attributes
+
+    def wait(self, job_id: str, timeout_s: float = 60.0, states: str = "F") -> dict[str, Any]:
+        """A job's attributes once it is over, or in another of these states."""
+        end_s = time.monotonic() + timeout_s
+        while (job := self.job(job_id))["job_state"] not in states:
+            assert time.monotonic() < end_s, f"{job_id} is not over after {timeout_s:g} s\n{self.logs()}"
+            time.sleep(0.1)
+        return job
+
+    def log(self, job: Mapping[str, Any], name: str = "Output_Path") -> str:
+        """What a job has written to where its output goes."""
+        return Path(job[name].partition(":")[2]).read_text()
+
+    def logs(self) -> str:
+        """Every log there is, for the report of a failed test."""
+        found = [*self.work.glob("*.[oe]*[0-9]"), *self.root.glob("spool/*"), *self.root.glob("mom.*.log")]
+        return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in sorted(found))
+
+    def close(self) -> None:
+        """Ends every job; none is left when this returns."""
+        numbers = [int(path.stem) for path in self.root.glob("jobs/*.json")]
+        server.write_settings(self.root, Settings(keeper_pid=0))
+        for number in numbers:
+            server.delete_request(self.root, number).touch()
+        end_s = time.monotonic() + 15.0
+        while any(_may_run(server.load(self.root, number)) for number in numbers):
+            assert time.monotonic() < end_s, self.logs()
+            time.sleep(0.05)
+
+
+def install(root: Path, settings: Settings) -> Site:
+    """A machine of these settings below `root`, with an empty home and an empty folder to submit from."""
+    site = Site(root)
+    for folder in (site.home, site.work, site.pbs_bin, site.pals_bin):
+        folder.mkdir(parents=True)
+    server.write_settings(root, settings)
+    export = f"export {server.FOLDER_VARIABLE}={shlex.quote(str(root))}"
+    for name in ("qsub", "qstat", "qdel"):
+        _command(site.pbs_bin / name, f"tests.fakes.pbs.{name}", export)
+    export = f"export {mpiexec.FOLDER_VARIABLE}={shlex.quote(str(root))}"
+    _command(site.pals_bin / "mpiexec", "tests.fakes.pals.mpiexec", export)
+    program(site.pbs_bin / "mpiexec", _PBS_MPIEXEC)
+    site.dotfile(site.pbs_bin, site.pals_bin)
+    return site
+
+
+def _may_run(job: Mapping[str, Any]) -> bool:
+    """True for a job that runs or is about to: one that waits has a comment."""
+    return job["job_state"] == "R" or (job["job_state"] == "Q" and "comment" not in job)
+
+
+def program(path: Path, text: str) -> Path:
+    """An executable file of that text."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def _command(path: Path, module: str, export: str) -> None:
+    python, project = shlex.quote(sys.executable), shlex.quote(str(PROJECT))
+    program(path, _COMMAND.format(export=export, python=python, module=module, project=project))
+
+
+def words_of(path: Path) -> Sequence[str]:
+    """NUL-separated words, as the recording programs of the tests write them."""
+    return [os.fsdecode(word) for word in path.read_bytes().split(b"\0")[:-1]]

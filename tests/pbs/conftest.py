@@ -1,0 +1,42 @@
+"""A PBS machine for each test, of which no job is left behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.pbs.server import Settings
+from tests.fakes.site import Site, install
+
+MakeSite = Callable[..., Site]
+
+
+@pytest.fixture
+def make_site(tmp_path: Path) -> Iterator[MakeSite]:
+    """Makes machines of the given settings."""
+    made: list[Site] = []
+
+    def make(**settings: Any) -> Site:
+        root = tmp_path / f"pbs{len(made)}"
+        made.append(install(root, Settings(**{"keeper_pid": os.getpid(), **settings})))
+        return made[-1]
+
+    yield make
+    for site in made:
+        site.close()
+
+
+@pytest.fixture
+def site(make_site: MakeSite) -> Site:
+    """A machine as OpenPBS comes: no hook, one core a chunk."""
+    return make_site()
+
+
+@pytest.fixture
+def alcf(make_site: MakeSite) -> Site:
+    """A machine with ALCF's hook and whole nodes."""
+    return make_site(alcf_hook=True, default_chunk_ncpus=64, default_chunk_ngpus=4)
