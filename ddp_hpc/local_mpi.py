@@ -13,13 +13,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import NoReturn
 
 from ddp_hpc.errors import EXIT_WRONG_REQUEST, RequestError
 
 _TRIAL_S = 60
-_TRIAL = "from mpi4py import MPI; import sys; sys.exit(MPI.COMM_WORLD.Get_size() != 2)"
+_TRIAL = "from mpi4py import MPI; print('size', MPI.COMM_WORLD.Get_size())"
 
 
 def embedded() -> Path | None:
@@ -32,7 +33,8 @@ def libmpi_of(mpiexec: Path) -> str | None:
     """The MPI library in the same installation as an mpiexec; None where it lies elsewhere."""
     root = mpiexec.resolve().parent.parent
     for folder in ("lib", "lib64"):
-        for name in ("libmpi.so", "libmpi.so.12", "libmpi.so.40"):
+        # The bare name comes last: it may be a text for the linker, which cannot be loaded.
+        for name in ("libmpi.so.12", "libmpi.so.40", "libmpi.so"):
             if (root / folder / name).exists():
                 return str(root / folder / name)
     return None
@@ -41,22 +43,30 @@ def libmpi_of(mpiexec: Path) -> str | None:
 def works(mpiexec: Path, environ: dict[str, str]) -> bool:
     """True where two ranks started by it share one MPI_COMM_WORLD."""
     argv = [str(mpiexec), "-n", "2", sys.executable, "-c", _TRIAL]
-    quiet = subprocess.DEVNULL
-    try:
-        trial = subprocess.Popen(
-            argv, env=environ, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
-        )
-    except OSError:
-        return False
-    try:
-        return trial.wait(_TRIAL_S) == 0
-    except subprocess.TimeoutExpired:
-        return False
-    finally:
-        # A launcher that hangs has ranks that hang: they go with it.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(trial.pid, signal.SIGKILL)
-        trial.wait()
+    # A file takes the output: a pipe would keep one waiting for whoever else holds it.
+    with tempfile.TemporaryFile() as output:
+        try:
+            trial = subprocess.Popen(
+                argv,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError:
+            return False
+        try:
+            trial.wait(_TRIAL_S)
+        except subprocess.TimeoutExpired:
+            return False
+        finally:
+            # A launcher that hangs has ranks that hang: they go with it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(trial.pid, signal.SIGKILL)
+            trial.wait()
+        output.seek(0)
+        return trial.returncode == 0 and output.read().count(b"size 2") == 2
 
 
 def choose(wanted: str | None) -> tuple[Path, dict[str, str], str]:

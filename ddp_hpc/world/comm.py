@@ -113,6 +113,16 @@ def abort_mpi(exit_code: int, patience_s: float) -> None:
         module.COMM_WORLD.Abort(exit_code)
 
 
+def finalize_mpi() -> None:
+    """Ends MPI before the process ends, where it was initialised. Collective: every rank must call this.
+
+    A rank in MPI_Finalize waits for the others, and MPICH keeps a core busy while it does.
+    """
+    module = sys.modules.get("mpi4py.MPI")
+    if module is not None and module.Is_initialized() and not module.Is_finalized():
+        module.Finalize()
+
+
 def mpi4py_is_installed() -> bool:
     """True where `import mpi4py` would work. Imports nothing."""
     return importlib.util.find_spec("mpi4py") is not None

@@ -18,6 +18,7 @@ import click
 
 from ddp_hpc.errors import DdpHpcError, LaunchError, RendezvousError
 from ddp_hpc.world import rendezvous as meeting
+from ddp_hpc.world.comm import finalize_mpi
 from ddp_hpc.world.interfaces import interface_address, local_address_towards, outward_interfaces
 from ddp_hpc.world.launch_env import Environ
 from ddp_hpc.world.meeting import Door, open_listener
@@ -113,6 +114,7 @@ def main(num_nodes: int, timeout_s: float) -> None:
             watchdog.stage("for the other nodes' first tasks")
             world = discover(environ)
             host, port, holder = agree(world, num_nodes, environ, timeout_s)
+            finalize_mpi()  # the head node stays, the others go
             line = f"{host} {port} {node_rank_of(world)} {local_address(host, port, environ)}"
     except DdpHpcError as error:
         click.echo(f"{prefix}error: {error}", err=True)

@@ -351,8 +351,8 @@ def _is_mine(host: str) -> bool:
 
 def _port(environ: Environ) -> int:
     text = environ.get("MASTER_PORT", "")
-    if not text.isdecimal() or not 0 < int(text) < 65536:
-        raise LaunchError(f"MASTER_PORT={text!r} is no port; unset it and a free one is found")
+    if not text.isdecimal() or len(text) > 5 or not 0 < int(text) < 65536:
+        raise LaunchError(f"MASTER_PORT={text[:80]!r} is no port; unset it and a free one is found")
     return int(text)
 
 

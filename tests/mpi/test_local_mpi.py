@@ -1,0 +1,165 @@
+"""Which mpiexec `make train` uses: the site's where mpi4py works with it, else the wheel's own."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ddp_hpc import local_mpi
+from ddp_hpc.errors import RequestError
+from tests.conftest import Ended, Launch, clean_environ
+
+from .conftest import OPENMPI_SETTINGS
+
+SAYS_SIZE = "from mpi4py import MPI; print(MPI.COMM_WORLD.Get_size())"
+
+
+def program(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+class Local:
+    """Runs `python -m ddp_hpc.local_mpi` with a site's folder first on the PATH."""
+
+    def __init__(self, launch: Launch, site: Path) -> None:
+        self._launch, self.site = launch, site
+
+    def __call__(self, *words: str | Path, **env: str) -> Ended:
+        path = f"{self.site}:{clean_environ()['PATH']}"
+        return self._launch([sys.executable, "-m", "ddp_hpc.local_mpi", *words], env={"PATH": path, **env})
+
+
+@pytest.fixture
+def local(launch: Launch, tmp_path: Path) -> Local:
+    return Local(launch, tmp_path / "site" / "bin")
+
+
+@pytest.fixture
+def size_of_two() -> list[str]:
+    return ["--", "-n", "2", sys.executable, "-c", SAYS_SIZE]
+
+
+def test_without_a_sites_own_the_wheels_mpiexec_is_taken(
+    local: Local, mpiexec: Path, size_of_two: list[str]
+) -> None:
+    ended = local(*size_of_two)
+    assert ended.stderr == f"mpiexec: {mpiexec} (of the mpich wheel)\n"
+    assert ended.stdout == "2\n2\n"
+
+
+def test_a_sites_own_is_taken_where_its_ranks_find_each_other(
+    local: Local, mpiexec: Path, size_of_two: list[str]
+) -> None:
+    site = program(local.site / "mpiexec", f'exec {mpiexec} "$@"')
+    ended = local(*size_of_two)
+    assert f"mpiexec: {site} (found on the PATH, and mpi4py works with it)" in ended.stderr
+    assert ended.stdout == "2\n2\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["exit 1", "exit 0", "kill -9 $$", 'shift 2; "$@" && "$@"'],
+    ids=["fails", "does nothing", "dies", "starts singletons"],
+)
+def test_a_sites_own_that_starts_no_common_world_is_passed_over(
+    local: Local, mpiexec: Path, size_of_two: list[str], text: str
+) -> None:
+    site = program(local.site / "mpiexec", text)
+    ended = local(*size_of_two)
+    assert f"{site} does not start ranks that mpi4py can join: using the embedded one" in ended.stderr
+    assert f"mpiexec: {mpiexec} (of the mpich wheel)" in ended.stderr
+    assert ended.stdout == "2\n2\n"
+
+
+def test_a_file_that_cannot_be_run_is_no_mpiexec(tmp_path: Path) -> None:
+    broken = tmp_path / "mpiexec"
+    broken.write_bytes(b"\x7fELF nonsense")
+    broken.chmod(0o755)
+    assert not local_mpi.works(broken, clean_environ())
+
+
+def test_one_that_hangs_is_given_up_with_its_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_mpi, "_TRIAL_S", 0.5)
+    hangs = program(tmp_path / "mpiexec", f"sleep 600 & echo $! >{tmp_path}/pid; wait")
+    start = time.monotonic()
+    assert not local_mpi.works(hangs, clean_environ())
+    assert time.monotonic() - start < 5
+    status = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/status")
+    # Whoever adopted it may not have reaped it yet.
+    assert not status.exists() or "State:\tZ" in status.read_text()
+
+
+def test_open_mpis_mpiexec_on_the_path_brings_its_own_library(
+    local: Local, openmpi_mpiexec: Path, size_of_two: list[str]
+) -> None:
+    ended = local(
+        *size_of_two, PATH=f"{openmpi_mpiexec.parent}:{clean_environ()['PATH']}", **OPENMPI_SETTINGS
+    )
+    assert f"mpiexec: {openmpi_mpiexec} (found on the PATH" in ended.stderr
+    assert ended.stdout == "2\n2\n"
+
+
+def test_one_that_the_user_named_is_taken_as_it_is(local: Local, tmp_path: Path) -> None:
+    mine = program(tmp_path / "my mpiexec", 'echo "mine: $*"')
+    ended = local(mine, "--", "-n", "3", "program")
+    assert ended.stderr == f"mpiexec: {mine} (named by you)\n"
+    assert ended.stdout == "mine: -n 3 program\n"
+
+
+def test_a_name_alone_is_looked_for_on_the_path(local: Local) -> None:
+    mine = program(local.site / "mpiexec.site", "echo found")
+    assert local("mpiexec.site", "--", "-n", "3").stderr == f"mpiexec: {mine} (named by you)\n"
+
+
+@pytest.mark.parametrize("kind", ["missing", "no program", "a folder"])
+def test_one_that_the_user_named_and_that_is_none_is_refused(local: Local, tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "x"
+    if kind == "no program":
+        path.write_text("text")
+    elif kind == "a folder":
+        path.mkdir()
+    ended = local(path, "--", "-n", "2", "true")
+    assert (
+        ended.stderr
+        == f"error: {path} is no program that can be run; name an mpiexec: make MPIEXEC=/path/to/it\n"
+    )
+    assert ended.exit_code == 2
+
+
+@pytest.mark.parametrize("words", [[], ["-n", "2"], ["mpiexec", "x", "--"]])
+def test_a_wrong_call_is_told_the_right_one(local: Local, words: list[str]) -> None:
+    ended = local(*words)
+    assert ended.stderr.startswith("usage: python -m ddp_hpc.local_mpi [MPIEXEC] -- ")
+    assert ended.exit_code == 2
+
+
+def test_the_exit_code_is_that_of_the_program(local: Local) -> None:
+    assert local("--", "-n", "2", "sh", "-c", "exit 75").exit_code == 75
+
+
+def test_where_there_is_no_mpiexec_at_all_the_install_line_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_mpi, "embedded", lambda: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RequestError, match=r"none in this environment; pip install 'ddp-hpc\[mpich\]'"):
+        local_mpi.choose(None)
+
+
+def test_the_environment_is_only_changed_for_the_mpiexec(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = program(tmp_path / "bin" / "mpiexec", "true")
+    library = tmp_path / "lib" / "libmpi.so"
+    library.parent.mkdir()
+    library.touch()
+    monkeypatch.delenv("MPI4PY_LIBMPI", raising=False)
+    assert local_mpi.choose(str(mine))[1]["MPI4PY_LIBMPI"] == str(library)
+    assert "MPI4PY_LIBMPI" not in os.environ
+    monkeypatch.setenv("MPI4PY_LIBMPI", "/the/users/own.so")
+    assert local_mpi.choose(str(mine))[1]["MPI4PY_LIBMPI"] == "/the/users/own.so"

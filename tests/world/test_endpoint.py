@@ -1,0 +1,72 @@
+"""torchrun's endpoint on one node; tests/slurm/test_discovery.py has it on two."""
+
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ddp_hpc.errors import LaunchError
+from ddp_hpc.world.endpoint import hold_port, node_rank_of
+from ddp_hpc.world.topology import World
+from tests.conftest import Launch
+
+ENDPOINT = [sys.executable, "-m", "ddp_hpc.world.endpoint"]
+# As torchrun_script.sh has it: a shell that reads the line and goes on.
+SHELL = f"exec {{a}}< <(exec {' '.join(ENDPOINT)} --nodes 1); read -r line <&$a; echo $line; exec sleep 60"
+
+
+def listens(port: int, reuse: bool) -> bool:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+        try:
+            other.bind(("", port))
+            other.listen()
+        except OSError:
+            return False
+        return True
+
+
+def test_a_held_port_is_left_to_torchs_store_alone() -> None:
+    with hold_port() as holder:
+        port = holder.getsockname()[1]
+        assert not listens(port, reuse=False)
+        assert listens(port, reuse=True)
+
+
+def test_the_port_is_held_as_long_as_the_script_runs_and_no_longer(launch: Launch) -> None:
+    script = launch.start(["bash", "-c", SHELL])
+    assert script.stdout is not None
+    host, port, node_rank, address = script.stdout.readline().split()
+    assert (host, node_rank, address) == ("127.0.0.1", "0", "127.0.0.1")
+    time.sleep(1)  # long enough for a helper that ends after its line to be gone
+    assert not listens(int(port), reuse=False)
+    assert listens(int(port), reuse=True)
+    script.send_signal(signal.SIGKILL)
+    script.wait(5)
+    end = time.monotonic() + 10
+    while not listens(int(port), reuse=False):
+        assert time.monotonic() < end, "the helper outlived its script"
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("options", [[], ["--nodes", "0"], ["--nodes", "two"], ["--nodes", "1", "x"]])
+def test_a_wrong_call_is_refused(launch: Launch, options: list[str]) -> None:
+    ended = launch([*ENDPOINT, *options])
+    assert ended.exit_code == 2
+    assert ended.stdout == ""
+
+
+def test_ranks_without_an_address_are_refused(launch: Launch, tmp_path: Path) -> None:
+    by_hand = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    ended = launch([*ENDPOINT, "--nodes", "2", "--timeout-s", "2"], env=by_hand, cwd=tmp_path)
+    assert ended.exit_code == 2
+    assert "without MPI they cannot tell each other an address" in ended.stderr
+
+
+def test_several_tasks_on_a_node_whose_index_nobody_tells_are_refused() -> None:
+    world = World(rank=1, world_size=4, local_rank=1, local_size=2, hostname="n1", launcher="hydra")
+    with pytest.raises(LaunchError, match=r"hydra started 2 tasks on n1 .*start one task a node"):
+        node_rank_of(world)

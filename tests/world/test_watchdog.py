@@ -1,0 +1,89 @@
+"""The time limit: real processes, some of them stuck where Python cannot help."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddp_hpc.world.watchdog import time_limit
+from tests.conftest import Launch
+
+HEAD = "import ctypes, os, sys, time\nfrom ddp_hpc.world.watchdog import time_limit\n"
+
+
+def script(body: str) -> list[str | Path]:
+    return [sys.executable, "-c", HEAD + body]
+
+
+def test_a_process_that_is_stuck_in_c_is_ended_with_one_line(launch: Launch) -> None:
+    # PyDLL keeps the interpreter's lock during the call, as an MPI_Init may: no thread could do anything.
+    ended = launch(
+        script(
+            "with time_limit(0.5, '[rank 3/4 n1] ') as watchdog:\n"
+            "    watchdog.stage('in MPI_Init for the other ranks')\n"
+            "    ctypes.PyDLL(None).pause()\n"
+        )
+    )
+    assert ended.exit_code == -signal.SIGKILL
+    assert ended.stderr == "[rank 3/4 n1] error: waited 0.5 s in MPI_Init for the other ranks\n"
+    assert ended.wall_s < 5
+
+
+def test_the_line_names_the_last_stage(launch: Launch) -> None:
+    ended = launch(
+        script(
+            "with time_limit(0.5, '') as watchdog:\n"
+            "    watchdog.stage('for the first')\n"
+            "    watchdog.stage('for the\\nsecond')\n"
+            "    time.sleep(20)\n"
+        )
+    )
+    assert ended.stderr == "error: waited 0.5 s for the second\n"
+
+
+def test_a_block_that_ends_in_time_goes_on_in_silence(launch: Launch) -> None:
+    ended = launch(script("with time_limit(0.3, ''):\n    pass\ntime.sleep(0.8)\nprint('still here')\n"))
+    assert (ended.exit_code, ended.stdout, ended.stderr) == (0, "still here\n", "")
+
+
+def test_no_child_and_no_zombie_is_left() -> None:
+    with time_limit(30, ""):
+        pass
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_an_error_in_the_block_comes_out_and_leaves_no_child() -> None:
+    with pytest.raises(ValueError, match="mine"), time_limit(30, ""):
+        raise ValueError("mine")
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_a_process_that_is_killed_takes_its_watchdog_along(launch: Launch) -> None:
+    process = launch.start(
+        script("with time_limit(60, ''):\n    print('ready', flush=True)\n    time.sleep(60)\n")
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) == 1
+    process.kill()
+    # The child holds the pipes: they are at their end once it has gone.
+    assert launch.end(process, timeout_s=10).exit_code == -signal.SIGKILL
+
+
+def test_signals_for_the_process_do_not_end_its_watchdog(launch: Launch) -> None:
+    body = (
+        "import signal\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "with time_limit(1, '') as watchdog:\n"
+        "    time.sleep(0.3)\n"
+        "    os.killpg(0, signal.SIGTERM)\n"
+        "    time.sleep(20)\n"
+    )
+    ended = launch(script(body))
+    assert ended.exit_code == -signal.SIGKILL
+    assert "waited 1 s" in ended.stderr
