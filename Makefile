@@ -2,7 +2,7 @@
 # make test    set everything up in .venv and run the tests
 # make lint    ruff, mypy, import-linter
 # make bench   the benchmarks, results on the terminal
-# make clean   remove .venv and what the other targets made
+# make clean   remove .venv, builds and caches; data/ and runs/ stay
 #
 # Settings: make train RANKS=4 EPOCHS=2 ARGS="--batch-size 16"   make test ARGS="-k discovery"
 #           make PYTHON=/path/to/python3.12 ...                  make MPIEXEC=/path/to/mpiexec train
@@ -41,7 +41,7 @@ bench: $(VENV)/.test
 	$(BIN)/python benchmarks/cli_start.py
 
 clean:
-	rm -rf $(VENV) data runs dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(VENV)/.made:
 	@if [ -z "$(PYTHON)" ]; then \

@@ -7,6 +7,7 @@ exit code; everything that does something lives below it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -19,12 +20,14 @@ from ddp_hpc import __version__
 from ddp_hpc.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
+    EXIT_WRONG_REQUEST,
     DdpHpcError,
     ReportedElsewhereError,
     RequestError,
 )
+from ddp_hpc.training.claim import Claim
 from ddp_hpc.training.config import BACKENDS, DEVICES, LR_SCALINGS, TrainConfig
-from ddp_hpc.world.comm import abort_mpi
+from ddp_hpc.world.comm import abort_mpi, finalize_mpi
 from ddp_hpc.world.launch_env import peek_rank
 from ddp_hpc.world.once import say_once_a_node
 from ddp_hpc.world.rendezvous import Endpoint, rendezvous
@@ -62,6 +65,7 @@ class ShapeType(click.ParamType[tuple[int, ...]]):
         return tuple(int(p) for p in parts)
 
 
+_SIGTERM_EXIT = 128 + signal.SIGTERM
 _SHAPE = ShapeType()
 _PATH = click.Path(path_type=Path)
 
@@ -157,19 +161,20 @@ def main(argv: list[str] | None = None) -> NoReturn:
 
 
 def _run(config: TrainConfig) -> None:
-    """Everything after parsing. Leaves by `sys.exit` where it fails."""
+    """Everything after parsing. Leaves by ending the process where it fails."""
     signal.signal(signal.SIGTERM, _on_sigterm)
+    # c10d warns, with C++ frames, of every connection that a failing rank drops, and of hosts without DNS.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     world: World | None = None
     watch: FailureWatch | None = None
     try:
         world, endpoint = _find_the_others(config)
-        from ddp_hpc.training.group import joined
+        from ddp_hpc.training.group import connect, joined
 
-        with joined(world, endpoint, config) as group:
-            watch = group.watch
+        link = connect(world, endpoint, config) if endpoint is not None else None
+        watch = link.watch if link is not None else None
+        with joined(world, endpoint, link, config) as group:
             _train(config, group)
-    except ReportedElsewhereError as error:
-        sys.exit(error.exit_code)
     except BaseException as error:  # the one place where everything ends up
         _fail(error, world, watch, config.timeout_s)
 
@@ -187,6 +192,7 @@ def _find_the_others(config: TrainConfig) -> tuple[World, Endpoint | None]:
 
 def _train(config: TrainConfig, group: Group) -> None:
     """Data, training, summary. Collective: every rank must call this."""
+    from ddp_hpc.training.metrics import check_outputs
     from ddp_hpc.training.prepare import open_data
     from ddp_hpc.training.progress import Progress
     from ddp_hpc.training.summary import write_summary
@@ -196,6 +202,8 @@ def _train(config: TrainConfig, group: Group) -> None:
     progress.say(f"world: {group.placement}")
     for note in group.world.notes:
         progress.say(f"note: {note}")
+    outputs = {"--metrics": config.metrics, "--summary": config.summary}
+    group.agree(check_outputs(outputs) if group.world.rank == 0 else "", EXIT_WRONG_REQUEST)
     samples = open_data(config, group, progress)
     result = train(config, group, samples, progress)
     samples.close()
@@ -231,38 +239,63 @@ def _is_discovery(i: int) -> bool:
 
 
 def _on_sigterm(signum: int, frame: object) -> NoReturn:
-    del frame
+    del signum, frame
     # An exception, so that a half-made data file is removed on the way out.
-    raise SystemExit(128 + signum)
+    raise SystemExit(_SIGTERM_EXIT)
 
 
 def _fail(
     error: BaseException, world: World | None, watch: FailureWatch | None, timeout_s: float
 ) -> NoReturn:
-    """Says once for the whole job what happened here, and ends the other ranks."""
+    """Says once for the whole job what happened here, and ends the other ranks.
+
+    The process ends by `os._exit`: an interpreter that is taken down calls into
+    threads and communicators whose other side may be gone.
+    """
+    # Slurm sends TERM twice at the walltime: the second must not cut the words of the first short.
+    for sig in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(sig, signal.SIG_IGN)
+    code, text = _verdict(error, watch, timeout_s)
+    several = world is not None and world.world_size > 1
+    if isinstance(error, DdpHpcError) and error.everywhere:
+        # All ranks are here together: nobody has to be torn out of a wait.
+        if not isinstance(error, ReportedElsewhereError):
+            _print_error(world.prefix if world is not None and several else "", text)
+        if watch is not None:
+            watch.close()
+        finalize_mpi()
+        _leave(code)
+    claim = watch.claim() if watch is not None else Claim.ALONE if several or world is None else Claim.FIRST
+    if claim is Claim.LATE and code == _SIGTERM_EXIT:
+        code = EXIT_FAILED  # our own watch sent that signal
+    if world is not None and world.launcher == "torchrun" and claim is not Claim.LATE:
+        _tell_torchrun(error)
+    if claim is Claim.ALONE:
+        label = "" if "\n" in text else "error: "
+        say_once_a_node(f"[{short_hostname()}] {label}{text}", os.environ)
+    elif claim is Claim.FIRST:
+        _print_error(world.prefix if world is not None and several else "", text)
+    # MPI_Finalize would wait for ranks that are stuck in a collective: they are ended instead.
+    abort_mpi(code, patience_s=5.0 if claim is Claim.LATE else 0.0)
+    _leave(code)
+
+
+def _verdict(error: BaseException, watch: FailureWatch | None, timeout_s: float) -> tuple[int, str]:
+    """Exit code and words for an error."""
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else EXIT_FAILED
-        text = "stopped by SIGTERM (scancel, qdel, the walltime, or the launcher)" if code == 143 else ""
-    elif isinstance(error, KeyboardInterrupt):
-        code, text = EXIT_INTERRUPTED, ""
-        if (world.rank if world else peek_rank(os.environ)) == 0:
-            click.echo("interrupted", err=True)
-    else:
-        code = error.exit_code if isinstance(error, DdpHpcError) else EXIT_FAILED
-        text = str(error) if isinstance(error, DdpHpcError) else _describe(error, watch, timeout_s)
-    everywhere = isinstance(error, DdpHpcError) and error.everywhere
-    is_first = watch is None or everywhere or watch.claim(text)
-    if text and world is not None and world.launcher == "torchrun":
-        _tell_torchrun(error)
-    if text and is_first and world is None:
-        say_once_a_node(f"[{short_hostname()}] error: {text}", os.environ)
-    elif text and is_first:
-        _print_error(world.prefix if world is not None and world.world_size > 1 else "", text)
-    sys.stdout.flush()
-    if everywhere or (world is not None and world.world_size == 1):
-        sys.exit(code)
-    # MPI_Finalize would wait for ranks that are stuck in a collective: they are ended instead.
-    abort_mpi(code, patience_s=0.0 if is_first else 5.0)
+        stopped = "stopped by SIGTERM (scancel, qdel, the walltime, or the launcher)"
+        return code, stopped if code == _SIGTERM_EXIT else f"a rank ended itself with exit code {code}"
+    if isinstance(error, KeyboardInterrupt):
+        return EXIT_INTERRUPTED, "interrupted"
+    if isinstance(error, DdpHpcError):
+        return error.exit_code, str(error)
+    return EXIT_FAILED, _describe(error, watch, timeout_s)
+
+
+def _leave(code: int) -> NoReturn:
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
     os._exit(code)
 
 

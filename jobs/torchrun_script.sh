@@ -21,10 +21,15 @@ fail() {
 }
 
 # `srun --nodes=2` in an allocation of 4 tasks starts 4 tasks; one agent a node is enough.
-for name in SLURM_LOCALID PALS_LOCAL_RANKID PMI_LOCAL_RANK MPI_LOCALRANKID OMPI_COMM_WORLD_LOCAL_RANK; do
-  if [[ ${!name:-} =~ ^[1-9][0-9]*$ ]]; then
-    echo "torchrun_script.sh: task $name=${!name} of ${HOSTNAME:-this node} has nothing to do, task 0 starts all ranks of the node" >&2
-    exit 0
+if [[ ${SLURM_LOCALID:-0} != 0 ]]; then
+  echo "torchrun_script.sh: task SLURM_LOCALID=$SLURM_LOCALID of ${HOSTNAME:-this node} has nothing to do, task 0 starts all ranks of the node" >&2
+  exit 0
+fi
+# Under an MPI launcher no task may step aside like that: the others would wait for it in MPI_Init.
+for name in PALS_LOCAL_SIZE MPI_LOCALNRANKS OMPI_COMM_WORLD_LOCAL_SIZE; do
+  if [[ ${!name:-1} != 1 ]]; then
+    [[ ${PALS_LOCAL_RANKID:-${MPI_LOCALRANKID:-${OMPI_COMM_WORLD_LOCAL_RANK:-0}}} == 0 ]] || exit 2
+    fail "$name=${!name}: one agent of torchrun on a node starts all its ranks; run it once a node: mpiexec -n NODES --ppn 1"
   fi
 done
 

@@ -177,6 +177,8 @@ def _exports(job: Job, site: Site, layout: Layout, kill_delay_s: int) -> list[Ex
         why = "mpiexec starts a helper a node by srun, which would bind it and its ranks to one task's CPUs."
         found.append(Export("SRUN_CPUS_PER_TASK", str(cpus_per_task(layout) * layout.ranks_per_node), why))
         found.append(Export("SLURM_CPU_BIND", "none"))
+        why = "Where pmix is the default of srun, MPICH's ranks would find two process managers and abort."
+        found.append(Export("SLURM_MPI_TYPE", "none", why))
     if site.proxy:
         why = "The way out of the compute nodes; the nodes themselves are reached without it."
         found.append(Export("http_proxy", site.proxy.url, why))

@@ -13,8 +13,8 @@ class StepClock:
     """Host time spent on data, and the whole step's time.
 
     On a CPU the host's clock tells both. A GPU works behind the host's back: there
-    each step ends in a device event, and steps are timed from event to event when
-    the losses are read, which waits for the device anyway.
+    each step lies between two device events, which are compared when the losses are
+    read, which waits for the device anyway.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -22,7 +22,8 @@ class StepClock:
         self._has_events = device.type != "cpu"
         self._data_s: list[float] = []
         self._step_s: list[float] = []
-        self._events: list[torch.Event] = []
+        self._events: list[tuple[torch.Event, torch.Event]] = []
+        self._started: torch.Event | None = None
         self._start_s = 0.0
         self._steps = self._samples = 0
         self._rated_s = 0.0
@@ -30,8 +31,8 @@ class StepClock:
 
     def start_step(self) -> None:
         """The step begins now."""
-        if self._has_events and not self._events:
-            self._events.append(self._event())
+        if self._has_events:
+            self._started = self._event()
         self._data_s.append(0.0)
         self._start_s = time.perf_counter()
 
@@ -45,7 +46,8 @@ class StepClock:
     def end_step(self, num_samples: int) -> None:
         """The step's work is done, or queued on the device."""
         if self._has_events:
-            self._events.append(self._event())
+            assert self._started is not None
+            self._events.append((self._started, self._event()))
         else:
             self._step_s.append(time.perf_counter() - self._start_s)
         self._num_samples.append(num_samples)
@@ -53,11 +55,11 @@ class StepClock:
     def read(self) -> list[tuple[float, float]]:
         """`data_s` and `step_s` of each step since the last call. Waits for the device."""
         if self._has_events:
-            self._events[-1].synchronize()
-            self._step_s = [
-                a.elapsed_time(b) / 1000 for a, b in zip(self._events, self._events[1:], strict=False)
-            ]
-            self._events = self._events[-1:]
+            self._step_s = []
+            for start, end in self._events:
+                end.synchronize()
+                self._step_s.append(start.elapsed_time(end) / 1000)
+            self._events.clear()
         times = list(zip(self._data_s, self._step_s, strict=True))
         for num_samples, (_, step_s) in zip(self._num_samples, times, strict=True):
             # The first step allocates, connects and compiles: it counts only while it is the only one.

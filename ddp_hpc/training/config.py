@@ -70,6 +70,8 @@ class TrainConfig:
             )
         if not 0 <= self.dropout < 1:
             raise RequestError(f"--dropout {self.dropout}: has to be 0 or more and below 1")
+        if not 0 <= self.seed < 2**63:
+            raise RequestError(f"--seed {self.seed}: has to be 0 or more and below 2**63")
         if self.warmup_steps < 0:
             raise RequestError(f"--warmup-steps {self.warmup_steps}: has to be 0 or more")
         if self.model == "classifier" and self.data is None:

@@ -82,11 +82,11 @@ def pick_device(kind: str, world: World) -> torch.device:
 
 
 def device_identity(device: torch.device) -> str:
-    """What names a physical device wherever it appears: its UUID; empty for CPUs, which ranks share."""
+    """What names a physical device anywhere: its UUID; empty for CPUs, and where torch tells none."""
     if device.type == "cpu":
         return ""
     properties = torch.get_device_module(device.type).get_device_properties(device)
-    return str(getattr(properties, "uuid", f"index {device.index}"))
+    return str(getattr(properties, "uuid", ""))
 
 
 def shared_devices(identities: list[list[str]]) -> str:

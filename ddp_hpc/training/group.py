@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from ddp_hpc.errors import DdpHpcError, ReportedElsewhereError, RequestError
+from ddp_hpc.errors import DdpHpcError, RendezvousError, ReportedElsewhereError, RequestError
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.devices import (
     choose_backend,
@@ -23,8 +25,10 @@ from ddp_hpc.training.devices import (
 from ddp_hpc.training.failure import FailureWatch
 from ddp_hpc.training.store_comm import PrefixStore, Store, StoreComm, TCPStore
 from ddp_hpc.world.comm import Comm, SingleComm
+from ddp_hpc.world.meeting import Door, open_listener
+from ddp_hpc.world.once import say_once_a_node
 from ddp_hpc.world.placement import own_cores, threads_per_rank
-from ddp_hpc.world.rendezvous import Endpoint
+from ddp_hpc.world.rendezvous import Endpoint, MeetingPoint, knock_and_wait, wait_for_all
 from ddp_hpc.world.topology import World
 
 
@@ -38,7 +42,6 @@ class Group:
     backend: str
     threads: int
     placement: str  # how many nodes, devices and threads, for people
-    watch: FailureWatch | None = None
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """The element-wise sum over ranks, in place. Collective: every rank must call this."""
@@ -84,10 +87,32 @@ def stop_together(rank: int, message: str, exit_code: int) -> None:
     raise error
 
 
-def open_store(endpoint: Endpoint, timeout_s: float) -> Store:
-    """The store at the endpoint. Rank 0's listening socket goes over to it, so its port is never free."""
+@dataclass(frozen=True)
+class Link:
+    """The ranks' store and what runs over it, before there is a process group."""
+
+    store: Store
+    comm: StoreComm
+    watch: FailureWatch
+
+
+def connect(world: World, endpoint: Endpoint, config: TrainConfig) -> Link:
+    """The store at the endpoint, and the failure watch on it. Collective: every rank must call this."""
+    timeout_s = config.init_timeout_s
+    if endpoint.agent_hosts_it:
+        endpoint = _own_endpoint(world, endpoint, timeout_s)
+    store = _open_store(endpoint, timeout_s)
+    gone = (
+        f"[{world.hostname}] error: rank 0 is gone, and with it the ranks' common store: look for its error"
+    )
+    watch = FailureWatch(store, world.rank, world.world_size, lambda: say_once_a_node(gone, os.environ))
+    return Link(store, StoreComm(PrefixStore("comm", store), world.rank, world.world_size, timeout_s), watch)
+
+
+def _open_store(endpoint: Endpoint, timeout_s: float) -> Store:
+    """A store on rank 0's listening socket, which goes over to it: its port is never free in between."""
     listener = endpoint.listener
-    store = TCPStore(
+    return TCPStore(
         endpoint.host,
         endpoint.port,
         None,
@@ -96,25 +121,51 @@ def open_store(endpoint: Endpoint, timeout_s: float) -> Store:
         wait_for_workers=False,
         master_listen_fd=listener.detach() if listener is not None else None,
     )
-    if endpoint.agent_hosts_it:
-        # torchrun's agent keeps one store over restarts: an old attempt's keys must not be read.
-        return PrefixStore(f"ddp-hpc/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-    return store
+
+
+def _own_endpoint(world: World, agent: Endpoint, timeout_s: float) -> Endpoint:
+    """An endpoint of this attempt's own, agreed on through the store of torchrun's agent.
+
+    That store outlives restarts, and gloo would read the addresses of ranks that are
+    gone; its restart count is no help, as nodes do not agree on it. So rank 0
+    writes where its own door is, and the others read until a door there answers to
+    the key that was written beside it.
+    """
+    key = f"ddp-hpc/endpoint/{os.environ.get('TORCHELASTIC_RUN_ID', '')}"
+    store = _open_store(agent, timeout_s)
+    if world.rank == 0:
+        listener = open_listener([0], loopback_only=False)
+        port, nonce = listener.getsockname()[1], secrets.token_hex(8)
+        store.set(key, f"{port} {nonce}")
+        wait_for_all(Door(listener, nonce, {}), set(range(1, world.world_size)), timeout_s, agent.host)
+        return replace(agent, port=port, listener=listener, agent_hosts_it=False)
+    end_s = time.monotonic() + timeout_s
+    while True:
+        store.wait([key], timedelta(seconds=max(1.0, end_s - time.monotonic())))
+        port_text, nonce = store.get(key).decode().split()
+        point = MeetingPoint(agent.host, [int(port_text)], nonce, agent.why)
+        try:
+            knock_and_wait(point, f"node {world.hostname}", world.rank, min(2.0, timeout_s), timeout_s)
+            return replace(agent, port=int(port_text), agent_hosts_it=False)
+        except RendezvousError:
+            # The door of an earlier attempt; rank 0 of this one has not written yet.
+            if time.monotonic() > end_s:
+                raise
 
 
 @contextmanager
-def joined(world: World, endpoint: Endpoint | None, config: TrainConfig) -> Iterator[Group]:
+def joined(
+    world: World, endpoint: Endpoint | None, link: Link | None, config: TrainConfig
+) -> Iterator[Group]:
     """The connected ranks; the process group is taken down after. Collective.
 
     Raises:
         RequestError: a device or backend is not to be had here, or two ranks would share a device.
     """
-    if endpoint is None:
+    if endpoint is None or link is None:
         yield _alone(world, config)
         return
-    store = open_store(endpoint, config.init_timeout_s)
-    watch = FailureWatch(store, world.rank)
-    comm = StoreComm(PrefixStore("comm", store), world.rank, world.world_size, config.timeout_s)
+    comm = link.comm
     problem, device, backend = "", torch.device("cpu"), ""
     try:
         device = pick_device(device_kind(config.device), world)
@@ -123,41 +174,49 @@ def joined(world: World, endpoint: Endpoint | None, config: TrainConfig) -> Iter
         problem = str(error)
     agree(comm, world, problem, RequestError.exit_code)
     agree(comm, world, same_everywhere(comm, f"{backend} on {device.type}"), RequestError.exit_code)
-    identities = comm.allgather([world.hostname, device_identity(device)])
-    agree(comm, world, shared_devices(identities), RequestError.exit_code)
-    cores = comm.allgather(own_cores())
-    of_node = [cores[rank] for rank, (host, _) in enumerate(identities) if host == world.hostname]
+    cores = sum(1 << core for core in own_cores())
+    cards = comm.allgather([world.hostname, device_identity(device), f"{cores:x}"])
+    if backend in ("nccl", "xccl"):
+        agree(comm, world, shared_devices([card[:2] for card in cards]), RequestError.exit_code)
+    of_node = [_core_list(int(mask, 16)) for host, _, mask in cards if host == world.hostname]
     threads, why = _set_threads(config, of_node, world)
     if endpoint.interface and backend == "gloo":
         # gloo asks the host name for its own address otherwise, which Debian answers with 127.0.1.1.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", endpoint.interface)
     dist.init_process_group(
         backend,
-        store=PrefixStore("group", store),
+        store=PrefixStore("group", link.store),
         rank=world.rank,
         world_size=world.world_size,
         timeout=timedelta(seconds=config.timeout_s),
         device_id=device if device.type != "cpu" else None,
     )
-    num_nodes = len({host for host, _ in identities})
+    num_nodes = len({host for host, _, _ in cards})
     placement = (
         f"{world.world_size} ranks on {num_nodes} node{'s' * (num_nodes > 1)} ({world.launcher}), "
         f"{backend} on {device.type}, {threads} thread{'s' * (threads > 1)} a rank ({why}), "
         f"store {endpoint.host}:{endpoint.port} ({endpoint.why})"
     )
-    yield Group(
+    group = Group(
         world=world,
         comm=comm,
         device=device,
         backend=backend,
         threads=threads,
         placement=placement,
-        watch=watch,
     )
+    comm.timeout_s = config.timeout_s
+    yield group
     # Not in a `finally`: after a failure, taking the group down would wait for the rank that failed.
     comm.barrier("the end of training")
     dist.destroy_process_group()
-    watch.close(world.world_size)
+    # Taking NCCL down may take one rank longer than another, and rank 0 keeps the store.
+    comm.barrier("the end of the process group")
+    link.watch.close()
+
+
+def _core_list(mask: int) -> list[int]:
+    return [core for core in range(mask.bit_length()) if mask >> core & 1]
 
 
 def _alone(world: World, config: TrainConfig) -> Group:

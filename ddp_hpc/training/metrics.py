@@ -42,7 +42,9 @@ class MetricsFile:
             return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("w", encoding="utf-8")
+            # torchrun starts failed ranks again: what they had written stays.
+            again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+            self._file = path.open("a" if again else "w", encoding="utf-8")
         except OSError as error:
             raise RequestError(f"--metrics {path}: cannot be written") from error
 
@@ -56,6 +58,17 @@ class MetricsFile:
         """Closes the file."""
         if self._file is not None:
             self._file.close()
+
+
+def check_outputs(paths: dict[str, Path | None]) -> str:
+    """Why one of the output files could not be written, by option; empty where all can. Writes nothing."""
+    for option, path in paths.items():
+        if path is None:
+            continue
+        folder = next(p for p in (path.absolute().parent, *path.absolute().parents) if p.exists())
+        if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+            return f"{option} {path}: cannot be written (a folder, or no right in {folder}); name a file"
+    return ""
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

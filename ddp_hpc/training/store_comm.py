@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 class StoreComm:
     """Messages are JSON. Every call is numbered, so ranks that disagree on the order of calls wait in vain
-    and are named, rather than mix messages up.
+    and rank 0 names who is missing, rather than mix messages up.
     """
 
     def __init__(self, store: Store, rank: int, size: int, timeout_s: float) -> None:
         self._store = store
         self.rank = rank
         self.size = size
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s  # for one call; the joining ranks have another than the training
         self._calls = 0
 
     def bcast(self, value: T) -> T:
@@ -64,13 +64,14 @@ class StoreComm:
         return f"{self._calls}/{what}"
 
     def _wait(self, keys: list[str], what: str) -> None:
+        # Rank 0 knows who is missing: it is to give up first.
+        limit_s = self.timeout_s + (0.0 if self.rank == 0 else 10.0)
         try:
-            self._store.wait(keys, timedelta(seconds=self._timeout_s))
+            self._store.wait(keys, timedelta(seconds=limit_s))
         except RuntimeError as error:
             # DistStoreError for a time-out, DistNetworkError where the store is gone: both are RuntimeErrors.
             raise RendezvousError(
-                f"rank {self.rank} waited in vain ({self._timeout_s:g} s at most) for {what}"
-                f"{self._missing(keys)}"
+                f"rank {self.rank} waited in vain ({limit_s:g} s at most) for {what}{self._missing(keys)}"
             ) from error
 
     def _missing(self, keys: list[str]) -> str:

@@ -67,7 +67,7 @@ def train(config: TrainConfig, group: Group, samples: Samples, progress: Progres
     bare = build_model(config.model, spec, config.dropout, config.seed, dtype).to(device)
     model = _wrap(bare, group)
     # Ranks draw different dropout masks from here on; the parameters above are the same on all.
-    torch.manual_seed(config.seed * 1_000_003 + group.world.rank + 1)
+    torch.manual_seed((config.seed * 1_000_003 + group.world.rank + 1) % 2**63)
     optimizer = torch.optim.Adam(
         bare.parameters(), lr=config.scaled_lr(world_size), fused=device.type == "cuda" or None
     )

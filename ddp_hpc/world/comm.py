@@ -149,6 +149,8 @@ def load_mpi(launcher_family: str, launcher_title: str) -> MpiComm | None:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
+        if launcher_family.endswith(" or none"):
+            return None
         # "cannot load MPI library" is a RuntimeError.
         raise LaunchError(
             f"mpi4py cannot be used under {launcher_title} ({_first_line(error)}): load the site's MPI "

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import click
 
-from ddp_hpc.errors import DdpHpcError, LaunchError, RendezvousError
+from ddp_hpc.errors import DdpHpcError, LaunchError, RendezvousError, ReportedElsewhereError
 from ddp_hpc.world import rendezvous as meeting
 from ddp_hpc.world.comm import finalize_mpi
 from ddp_hpc.world.interfaces import interface_address, local_address_towards, outward_interfaces
@@ -51,8 +51,17 @@ def agree(world: World, num_nodes: int, environ: Environ, timeout_s: float) -> t
     if num_nodes == 1:
         return "127.0.0.1", own_port, holder
     if world.mpi is not None:
-        address = meeting.choose_address(replace(world, local_size=1), environ) if world.rank == 0 else None
-        host, port = world.mpi.bcast((address.host if address is not None else "", own_port))
+        host, failure = "", ""
+        if world.rank == 0:
+            try:
+                host = meeting.choose_address(replace(world, local_size=1), environ).host
+            except RendezvousError as error:
+                failure = str(error)
+        host, port, failure = world.mpi.bcast((host, own_port, failure))
+        if failure and world.rank != 0:
+            raise ReportedElsewhereError(failure)
+        if failure:
+            raise RendezvousError(failure)
         return host, port, holder
     # A world of agents: MASTER_PORT, if the user set one, is the training's own.
     wanted = {name: value for name, value in environ.items() if name != "MASTER_PORT"}
@@ -62,7 +71,7 @@ def agree(world: World, num_nodes: int, environ: Environ, timeout_s: float) -> t
         meeting.wait_for_all(door, set(range(1, num_nodes)), timeout_s, point.host)
         door.listener.close()
         return point.host, own_port, holder
-    answer = meeting.knock_and_wait(point, f"node {world.hostname}", node_rank, timeout_s)
+    answer = meeting.knock_and_wait(point, f"node {world.hostname}", node_rank, timeout_s, timeout_s + 10.0)
     return point.host, int(answer["port"]), None
 
 
@@ -117,7 +126,9 @@ def main(num_nodes: int, timeout_s: float) -> None:
             finalize_mpi()  # the head node stays, the others go
             line = f"{host} {port} {node_rank_of(world)} {local_address(host, port, environ)}"
     except DdpHpcError as error:
-        click.echo(f"{prefix}error: {error}", err=True)
+        if not isinstance(error, ReportedElsewhereError):
+            click.echo(f"{prefix}error: {error}", err=True)
+        finalize_mpi()
         sys.exit(error.exit_code)
     with contextlib.suppress(BrokenPipeError):
         click.echo(line)

@@ -8,7 +8,7 @@ import struct
 
 _SIOCGIFADDR = 0x8915  # <linux/sockios.h>
 # Bridges and tunnels of containers and virtual machines lead to no other node.
-_VIRTUAL = ("lo", "docker", "virbr", "br-", "cni", "flannel", "tun", "tap", "podman")
+_VIRTUAL = ("docker", "virbr", "br-", "cni", "cali", "flannel", "tun", "tap", "podman", "veth")
 
 
 def interface_address(name: str) -> str | None:
@@ -34,7 +34,8 @@ def outward_interfaces() -> dict[str, str]:
     found = {
         name: address
         for name, address in all_interfaces().items()
-        if not name.startswith(_VIRTUAL) and not address.startswith("127.")
+        # 169.254/16 is the link to the board's own management controller, more often than not.
+        if not name.startswith(_VIRTUAL) and not address.startswith(("127.", "169.254."))
     }
     return dict(sorted(found.items(), key=lambda item: (not item[0].startswith(("hsn", "ib")), item[0])))
 

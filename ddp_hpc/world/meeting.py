@@ -13,6 +13,7 @@ import errno
 import hashlib
 import json
 import os
+import resource
 import selectors
 import socket
 import threading
@@ -40,9 +41,13 @@ def candidate_ports(key: str) -> list[int]:
 def open_listener(ports: Sequence[int], loopback_only: bool) -> socket.socket:
     """A listening socket on the first port of the list that is free; 0 lets the kernel choose.
 
+    Raises this process's limit of open files as far as it may: the door, and the
+    store after it, hold a few connections for each rank.
+
     Raises:
         RendezvousError: where none is free.
     """
+    _raise_file_limit()
     for port in ports:
         try:
             if loopback_only:
@@ -62,6 +67,13 @@ def open_listener(ports: Sequence[int], loopback_only: bool) -> socket.socket:
             "free one is found"
         )
     raise RendezvousError(f"none of the ports {ports[0]}, {ports[1]}, ... is free on {socket.gethostname()}")
+
+
+def _raise_file_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 @dataclass

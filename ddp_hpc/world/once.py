@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -32,8 +33,9 @@ def say_once_a_node(text: str, environ: Environ) -> None:
     with socket.socket(socket.AF_UNIX) as mark:
         try:
             mark.bind(f"\0ddp-hpc-{os.getuid()}-{environ.get('SLURM_JOB_ID', '')}-{launch}-{kind}")
-        except OSError:
-            return
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return  # said already; whatever else is wrong with the mark must not swallow the error
         _write(text)
         time.sleep(_LINGER_S)
 

@@ -189,7 +189,9 @@ def _by_knocking(world: World, environ: Environ, timeout_s: float) -> Endpoint:
         door = Door(listener, point.key, {"host": host, "port": listener.getsockname()[1]})
         wait_for_all(door, set(range(1, world.world_size)), timeout_s, point.host)
         return _endpoint(world, environ, host, listener.getsockname()[1], why, listener)
-    answer = knock_and_wait(point, f"node {world.hostname} (rank {world.rank})", world.rank, timeout_s)
+    who = f"node {world.hostname} (rank {world.rank})"
+    # Rank 0 counts from its own start and knows who is missing: it is to give up first.
+    answer = knock_and_wait(point, who, world.rank, timeout_s, timeout_s + 10.0)
     return _endpoint(world, environ, str(answer["host"]), int(answer["port"]), point.why, None)
 
 
@@ -208,7 +210,9 @@ def wait_for_all(door: Door, ids: set[int], timeout_s: float, host: str) -> None
     door.dismiss()
 
 
-def knock_and_wait(point: MeetingPoint, who: str, number: int, timeout_s: float) -> dict[str, str | int]:
+def knock_and_wait(
+    point: MeetingPoint, who: str, number: int, knock_s: float, verdict_s: float
+) -> dict[str, str | int]:
     """The others' part of a meeting: finds the door, waits inside for `go`, gives rank 0's answer.
 
     Raises:
@@ -216,17 +220,18 @@ def knock_and_wait(point: MeetingPoint, who: str, number: int, timeout_s: float)
         ReportedElsewhereError: where rank 0 says why the job cannot go on.
     """
     try:
-        welcome = knock(point.host, point.ports, point.key, number, timeout_s)
+        welcome = knock(point.host, point.ports, point.key, number, knock_s)
     except RendezvousError as error:
         way = local_address_towards(point.host, point.ports[0])
         interface = interface_of(way) if way else None
         raise RendezvousError(
             f"{who} cannot reach rank 0 ({point.why}; from here by interface {interface or 'none'})"
         ) from error
-    # Rank 0 may wait as long as this, counted from its own start.
-    verdict = welcome.wait_for_go(timeout_s + 10.0)
+    verdict = welcome.wait_for_go(verdict_s)
+    if not verdict:
+        raise RendezvousError(f"{who}: rank 0 at {point.host}:{welcome.port} ended, or waits for other ranks")
     if verdict != "go":
-        raise ReportedElsewhereError(verdict or f"rank 0 at {point.host}:{welcome.port} went away")
+        raise ReportedElsewhereError(verdict)
     return welcome.answer
 
 
@@ -364,7 +369,7 @@ def _missing_text(
     came = f"; ranks on {', '.join(hosts[:8])} did" if hosts else ""
     return (
         f"{len(missing)} of {len(ids)} ranks did not come to rank 0 ({short_hostname()}, {where}) within "
-        f"{timeout_s:g} s: rank {ranks}{came}; look for their errors above, or raise --init-timeout"
+        f"{timeout_s:g} s: rank {ranks}{came}; look for their errors above, or raise the time limit"
     )
 
 

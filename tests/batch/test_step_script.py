@@ -116,14 +116,27 @@ def test_where_the_nodes_do_not_meet_nothing_is_started(sandbox: Sandbox) -> Non
     assert not sandbox.record.exists()
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["SLURM_LOCALID", "PALS_LOCAL_RANKID", "PMI_LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK"],
-)
-def test_a_second_task_of_a_node_steps_aside(step: Sandbox, name: str) -> None:
-    done = run(step, **{name: "1"})
+def test_a_second_slurm_task_of_a_node_steps_aside(step: Sandbox) -> None:
+    done = run(step, SLURM_LOCALID="1")
     assert done.returncode == 0
     assert len(done.stderr.decode().splitlines()) == 1
+    assert not step.record.exists()
+
+
+@pytest.mark.parametrize(
+    ("size", "rank"),
+    [
+        ("PALS_LOCAL_SIZE", "PALS_LOCAL_RANKID"),
+        ("MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ],
+)
+def test_several_mpi_tasks_on_a_node_are_refused_and_one_says_so(step: Sandbox, size: str, rank: str) -> None:
+    """None may step aside: the others would wait for it in MPI_Init."""
+    ends = [run(step, **{size: "2", rank: local_rank}) for local_rank in ("0", "1")]
+    assert [done.returncode for done in ends] == [2, 2]
+    assert [len(done.stderr.decode().splitlines()) for done in ends] == [1, 0]
+    assert "--ppn 1" in ends[0].stderr.decode()
     assert not step.record.exists()
 
 

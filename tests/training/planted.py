@@ -1,29 +1,55 @@
-"""The training with a fault planted in one rank at one step: `PLANT=raise:1` raises in rank 1."""
+"""The training with a fault planted in one rank: `PLANT=raise:1` lets rank 1 raise in its second step."""
 
 import os
 import signal
+import sys
 import time
 
-from ddp_hpc import train
-from ddp_hpc.training import trainer
+# As the entry does it, before torch is imported: here that happens earlier.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+from ddp_hpc import train  # noqa: E402
+from ddp_hpc.training import group, trainer  # noqa: E402
 
 kind, _, rank = os.environ["PLANT"].partition(":")
 step_as_it_is = trainer._Run.one_step
+pick_as_it_is = group.pick_device
+destroy_as_it_is = group.dist.destroy_process_group
 
 
 def one_step(self, step, *rest):
     if step == 1 and self.group.world.rank == int(rank):
         if kind == "raise":
             raise ValueError("planted in one rank")
+        if kind == "once" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            raise ValueError("planted in one rank")
         if kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        if kind == "interrupt":
-            os.kill(os.getppid(), signal.SIGINT)
-            time.sleep(30)
+        if kind == "exit":
+            sys.exit(3)
         if kind == "stick":
             time.sleep(600)
+    if step == 1 and kind == "stuck_others":
+        # As in a kernel that waits for a rank which is gone: nothing but our watch can end these.
+        if self.group.world.rank == int(rank):
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(600)
     return step_as_it_is(self, step, *rest)
 
 
+def pick_device(kind_of_device, world):
+    if kind == "pick" and world.rank == int(rank):
+        raise RuntimeError("planted before the process group")
+    return pick_as_it_is(kind_of_device, world)
+
+
+def destroy(*args):
+    if kind == "slow_end" and group.dist.get_rank() == int(rank):
+        time.sleep(6)
+    destroy_as_it_is(*args)
+
+
 trainer._Run.one_step = one_step
+group.pick_device = pick_device
+group.dist.destroy_process_group = destroy
 train.main()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .runs import SMALL, clean_environment, start, train
+from .runs import SMALL, clean_environment, run, start, train
 
 SIZES = ["--num-samples", "96", "--epochs", "1", "--batch-size", "4", *SMALL]
 PLANTED = str(Path(__file__).with_name("planted.py"))
@@ -37,25 +37,73 @@ def test_an_exception_in_one_rank_ends_the_job_with_its_traceback_alone(tmp_path
     assert "ValueError: planted in one rank" in done.stderr
 
 
-def test_ranks_without_mpi_or_agent_are_ended_too(tmp_path):
-    """Started by hand, nothing but our own watch ends the ranks that wait in a collective."""
+def _by_hand(tmp_path, fault, *options, ranks=3, timeout_s=60):
+    """Ranks with nothing around them: no MPI, no agent, no srun that would end the others."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    ranks = []
-    for rank in range(3):
-        env = {"RANK": str(rank), "WORLD_SIZE": "3", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "3"}
-        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PLANT": "raise:1"}
-        argv = [sys.executable, PLANTED, *SIZES]
-        ranks.append(
-            subprocess.Popen(
-                argv, cwd=tmp_path, env=clean_environment(env), stderr=subprocess.PIPE, text=True
-            )
-        )
-    errors = [process.communicate(timeout=90)[1] for process in ranks]
-    assert [process.returncode for process in ranks] == [1, 1, 1]
-    assert "ValueError: planted in one rank" in errors[1]
-    assert "Traceback" not in errors[0] + errors[2]
+    started = []
+    for rank in range(ranks):
+        env = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
+        env |= {"LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        argv = [sys.executable, PLANTED, *SIZES, *options]
+        env = clean_environment(env | {"PLANT": fault})
+        started.append(subprocess.Popen(argv, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True))
+    try:
+        errors = [process.communicate(timeout=timeout_s)[1] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    return [process.returncode for process in started], errors
+
+
+@pytest.mark.parametrize("fault", ["raise:1", "pick:1"])
+def test_ranks_without_mpi_or_agent_are_ended_too(tmp_path, fault):
+    codes, errors = _by_hand(tmp_path, fault)
+    assert codes == [1, 1, 1]
+    assert "planted" in errors[1]
+    assert _without_progress(errors[0] + errors[2]) == ""
+
+
+def test_a_rank_that_ends_itself_is_named(tmp_path):
+    codes, errors = _by_hand(tmp_path, "exit:1")
+    assert codes == [1, 3, 1]
+    assert "exit code 3" in errors[1]
+    assert _without_progress(errors[0] + errors[2]) == ""
+
+
+def test_ranks_that_are_stuck_when_rank_0_dies_are_ended_with_one_line(tmp_path):
+    codes, errors = _by_hand(tmp_path, "stuck_others:0")
+    assert codes == [-9, 1, 1]
+    assert "".join(errors).count("error: ") == 1
+    assert "rank 0 is gone" in "".join(errors)
+
+
+def test_a_rank_that_is_slow_to_end_does_not_turn_success_into_failure(tmp_path):
+    codes, errors = _by_hand(tmp_path, "slow_end:2")
+    assert (codes, _without_progress("".join(errors))) == ([0, 0, 0], "")
+
+
+def _without_progress(text):
+    return "".join(line for line in text.splitlines() if not line.startswith("making "))
+
+
+def test_what_all_ranks_know_ends_all_of_them_alike_every_time(tmp_path):
+    """Such an end once met threads that were still waiting, and turned into SIGABRT now and then."""
+    for _ in range(4):
+        codes, errors = _by_hand(tmp_path, "none:0", "--data", "nope.h5")
+        assert codes == [2, 2, 2], errors
+        assert errors[0].count("error: ") == 1
+        assert _without_progress(errors[1] + errors[2]) == ""
+
+
+def test_torchrun_starts_a_failed_rank_again_and_gloo_finds_the_new_ones(tmp_path):
+    """The agent's store keeps the addresses of the ranks before: workers that share it never meet again."""
+    argv = [*start(2, "torchrun"), "--max-restarts=1", PLANTED, *SIZES, "--summary", "s.json"]
+    done = run(argv, tmp_path, env={"PLANT": "once:1"})
+    assert done.returncode == 0, done.stderr
+    assert "ValueError: planted in one rank" in done.stderr
+    assert (tmp_path / "s.json").exists()
 
 
 def test_a_killed_rank_ends_the_job(tmp_path):

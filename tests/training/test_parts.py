@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ddp_hpc.errors import RendezvousError, ReportedElsewhereError, RequestError
+from ddp_hpc.training.claim import Claim
 from ddp_hpc.training.clock import StepClock
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.devices import choose_backend, device_kind, shared_devices
@@ -90,20 +91,60 @@ def test_ranks_that_would_use_different_backends_are_named(store):
     assert "rank 0 would use nccl, rank 1 gloo" in texts[0]
 
 
-def test_only_the_first_failure_is_printed(store):
-    first, second = FailureWatch(store, 0), FailureWatch(store.clone(), 1)
-    assert second.claim("mine")
-    assert not first.claim("mine too")
+def _watch(store, rank, size=2):
+    """A watch whose process is this one: it must not be told of a failure that it did not claim itself."""
+    return FailureWatch(store, rank, size, lambda: None)
 
 
-def test_lost_contact_is_one_line_and_other_errors_keep_their_traceback(monkeypatch):
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+def test_only_the_first_failure_speaks(store, monkeypatch):
+    monkeypatch.setattr("os.kill", lambda *_: None)
+    monkeypatch.setattr("os._exit", lambda *_: None)
+    first, second = _watch(store, 0), _watch(store.clone(), 1)
+    assert second.claim() is Claim.FIRST
+    assert first.claim() is Claim.LATE
+
+
+def test_ranks_part_in_peace_and_rank_0_last(store):
+    ended = []
+
+    def rank_1():
+        watch = _watch(store.clone(), 1)
+        time.sleep(0.5)
+        watch.close()
+        ended.append(1)
+
+    other = threading.Thread(target=rank_1)
+    other.start()
+    watch = _watch(store, 0)
+    watch.close()
+    ended.append(0)
+    other.join(10)
+    assert ended == [1, 0], "rank 0 keeps the store until all others have left it"
+
+
+def test_outputs_that_cannot_be_written_are_found_before_the_work(tmp_path):
+    from ddp_hpc.training.metrics import check_outputs
+
+    (tmp_path / "file").write_text("")
+    assert check_outputs({"--metrics": None, "--summary": tmp_path / "new" / "s.json"}) == ""
+    assert not (tmp_path / "new").exists()
+    for path in (tmp_path, tmp_path / "file" / "s.json"):
+        assert f"--summary {path}: cannot be written" in check_outputs({"--summary": path})
+
+
+def test_lost_contact_is_one_line_and_other_errors_keep_their_traceback():
     error = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1\nframe #0")
     text = explain_lost_contact(error, 30.0)
     assert "another rank" in text
     assert "frame" not in text
     assert explain_lost_contact(RuntimeError("mat1 and mat2 shapes cannot be multiplied"), 30.0) == ""
-    assert explain_lost_contact(ValueError("gloo"), 30.0) == ""
+    assert explain_lost_contact(ValueError("gloo: connection closed"), 30.0) == ""
+    nccl = "NCCL error in: x.cpp:1, remote process exited or there was a network error\nLast error: peer n2"
+    assert "Last error: peer n2" in explain_lost_contact(torch.distributed.DistBackendError(nccl), 30.0)
+    own = torch.distributed.DistBackendError(
+        "NCCL error in: x.cpp:1, invalid usage\nLast error: Duplicate GPU"
+    )
+    assert explain_lost_contact(own, 30.0) == "", "not the others' fault"
 
 
 def test_two_ranks_on_one_device_are_named():
