@@ -78,7 +78,7 @@ def cli(
     output: Path | None,
     force: bool,
 ) -> None:
-    r"""Write a data file to train on; without a command, a synthetic one.
+    """Write a data file to train on; without a command, a synthetic one.
 
     An equal file that is there is used again, any other is refused. The path is
     printed on stdout, everything else on stderr.
@@ -92,7 +92,7 @@ def cli(
     python -m data_gen digits
         real images, with a test split, for --model classifier
     python -m data_gen idx train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz
-    """
+    """  # noqa: D301 - a true \b tells click to leave the lines alone
     if context.invoked_subcommand is not None:
         for option in context.params:
             if context.get_parameter_source(option) == ParameterSource.COMMANDLINE:
@@ -124,12 +124,12 @@ def cli(
 @_output_option
 @_force_option
 def digits(seed: int, output: Path | None, force: bool) -> None:
-    r"""Handwritten digits: 1,797 real 8 x 8 images from scikit-learn, a fifth of them for testing.
+    """Handwritten digits: 1,797 real 8 x 8 images from scikit-learn, a fifth of them for testing.
 
     \b
     python -m data_gen digits                           data/digits.h5
     python -m data_gen digits --output digits.pt
-    """
+    """  # noqa: D301 - a true \b tells click to leave the lines alone
     path = output or _FOLDER / "digits.h5"
 
     def write(progress: Progress) -> GenerateResult:
@@ -155,13 +155,13 @@ def idx(
     output: Path | None,
     force: bool,
 ) -> None:
-    r"""MNIST's files, and those of its kin: IMAGES and LABELS in the IDX format, plain or gzipped.
+    """MNIST's files, and those of its kin: IMAGES and LABELS in the IDX format, plain or gzipped.
 
     \b
     python -m data_gen idx train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz \
         --test-images t10k-images-idx3-ubyte.gz --test-labels t10k-labels-idx1-ubyte.gz \
         --output data/mnist.h5
-    """
+    """  # noqa: D301 - a true \b tells click to leave the lines alone
     path = output or _FOLDER / f"{images.name.removesuffix('.gz')}.h5"
 
     def write(progress: Progress) -> GenerateResult:

@@ -116,10 +116,29 @@ def _render_job(profile: str | None, job_file: Path | None, options: dict[str, A
     # On one's own machine nobody bills; the variable is for the other profiles then.
     if site.scheduler != "local":
         job = with_account(job, os.environ.get("DDP_HPC_ACCOUNT", ""))
+    _check_bash(job.setup)
     text = render(job, site)
     for line in advice(job, site):
         _say(f"warning: {line}")
     return text
+
+
+def _check_bash(setup: tuple[str, ...]) -> None:
+    """The user's own lines are bash, and a quote that is not closed would show only after the queue."""
+    if not setup:
+        return
+    import shutil
+    import subprocess
+
+    bash = shutil.which("bash")
+    if bash is None:
+        return
+    checked = subprocess.run(
+        [bash, "-n"], input="\n".join(setup), capture_output=True, text=True, check=False
+    )
+    if checked.returncode:
+        complaint = checked.stderr.strip().splitlines()[0].partition(": ")[2]
+        raise RequestError(f"--setup: bash does not understand {'; '.join(setup)!r} ({complaint})")
 
 
 def _variable(text: str) -> tuple[str, str]:
@@ -182,6 +201,9 @@ def main() -> None:
     """The console script: errors become one line on stderr and their exit code."""
     # A command of a tenth of a second leaves no garbage worth a search (3 % of its time).
     gc.disable()
+    if sys.stdout is None:
+        _say("error: stdout is closed; leave it open, or write to a file")
+        sys.exit(EXIT_FAILED)
     try:
         code = cli.main(prog_name="ddp-hpc", standalone_mode=False)
         sys.stdout.flush()
@@ -194,8 +216,10 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         _say("interrupted")
         code = EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader, such as `head`, has gone; python must not try to flush into it again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as err:
+        # Python must not try to flush into it again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if not isinstance(err, BrokenPipeError):  # the reader, such as `head`, has gone
+            _say(f"error: cannot write the output ({err.strerror}); write it to a file with room")
         code = EXIT_FAILED
     sys.exit(code)

@@ -8,6 +8,7 @@ exit code; everything that does something lives below it.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import signal
 import sys
@@ -163,6 +164,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
 def _run(config: TrainConfig) -> None:
     """Everything after parsing. Leaves by ending the process where it fails."""
     signal.signal(signal.SIGTERM, _on_sigterm)
+    if sys.stderr is not None:
+        faulthandler.enable()  # says where, if a data file is cut under the memory map (SIGBUS)
     # c10d warns, with C++ frames, of every connection that a failing rank drops, and of hosts without DNS.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     world: World | None = None
@@ -203,7 +206,7 @@ def _train(config: TrainConfig, group: Group) -> None:
     for note in group.world.notes:
         progress.say(f"note: {note}")
     outputs = {"--metrics": config.metrics, "--summary": config.summary}
-    group.agree(check_outputs(outputs) if group.world.rank == 0 else "", EXIT_WRONG_REQUEST)
+    group.agree(check_outputs(outputs, config.data) if group.world.rank == 0 else "", EXIT_WRONG_REQUEST)
     samples = open_data(config, group, progress)
     result = train(config, group, samples, progress)
     samples.close()
@@ -294,7 +297,7 @@ def _verdict(error: BaseException, watch: FailureWatch | None, timeout_s: float)
 
 
 def _leave(code: int) -> NoReturn:
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stdout.flush()
     os._exit(code)
 

@@ -6,8 +6,12 @@ import re
 
 from ddp_hpc.errors import RequestError
 
-_WALLTIME = re.compile(r"(?:(?P<days>\d{1,4})-)?(?P<hours>\d{1,5}):(?P<minutes>\d{1,2}):(?P<seconds>\d{1,2})")
-_SHORT = re.compile(r"(?:(?P<days>\d{1,4})d)?(?:(?P<hours>\d{1,5})h)?(?:(?P<minutes>\d{1,6})m(?:in)?)?")
+_WALLTIME = re.compile(
+    r"(?:(?P<days>\d{1,4})-)?(?P<hours>\d{1,5}):(?P<minutes>\d{1,2}):(?P<seconds>\d{1,2})", re.ASCII
+)
+_SHORT = re.compile(
+    r"(?:(?P<days>\d{1,4})d)?(?:(?P<hours>\d{1,5})h)?(?:(?P<minutes>\d{1,6})m(?:in)?)?", re.ASCII
+)
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 

@@ -125,7 +125,8 @@ def test_a_site_that_wants_an_account_is_rendered_for_all_the_same_with_a_warnin
 def test_the_profile_may_come_from_the_job_file(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text('profile = "generic_pbs"\nnodes = 3\n')
     done = run_cli("render", "--job", "job.toml", "--nodes", "4", cwd=tmp_path)
-    assert done.stderr == b"profile generic_pbs: named by the job file\n"
+    assert done.stderr.startswith(b"profile generic_pbs: named by the job file\n")
+    assert b"--gpus-per-node G" in done.stderr, "a profile without GPU facts asks for none, and says so"
     assert b"#PBS -l select=4:ncpus=1:mpiprocs=1\n" in done.stdout
     assert b"job.toml" not in done.stdout  # the header writes the script again without the file
 

@@ -105,6 +105,10 @@ def advice(job: Job, site: Site) -> list[str]:
             f"{site.title} wants an account and none was given; use --account PROJECT or DDP_HPC_ACCOUNT, "
             "or name it when you submit"
         )
+    if site.scheduler != "local" and not site.node.devices and not job.gpus_per_node:
+        lines.append(
+            f"profile {site.name} knows no GPUs, so the script asks for none; for GPUs give --gpus-per-node G"
+        )
     return lines
 
 

@@ -109,8 +109,5 @@ def shared_devices(identities: list[list[str]]) -> str:
 
 
 def to_device(array: np.ndarray[Any, Any], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """A tensor on the device; floating-point data in the model's dtype, labels as they are."""
-    tensor = torch.from_numpy(array)
-    if tensor.is_floating_point():
-        return tensor.to(device=device, dtype=dtype)
-    return tensor.to(device=device, dtype=torch.int64)
+    """The array as a tensor of that type on the device."""
+    return torch.from_numpy(array).to(device=device, dtype=dtype)

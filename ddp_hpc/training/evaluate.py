@@ -52,7 +52,9 @@ def evaluate(
     model.eval()
     for first in range(start, stop, batch_size):
         indices = np.arange(first, min(first + batch_size, stop), dtype=np.int64)
-        src, tgt = (to_device(array, group.device, dtype) for array in samples.read(indices))
+        src_array, tgt_array = samples.read(indices)
+        src = to_device(src_array, group.device, dtype)
+        tgt = to_device(tgt_array, group.device, task.tgt_dtype(dtype))
         output = task.forward(model, src, tgt)
         sums[0] += task.loss(output, tgt) * len(indices)
         if task.num_correct is not None:

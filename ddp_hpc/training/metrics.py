@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -9,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from ddp_hpc.errors import RequestError
+import click
+
+from ddp_hpc.errors import DdpHpcError, RequestError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,35 +54,59 @@ class MetricsFile:
     def write(self, records: list[StepRecord]) -> None:
         """Appends the records, whole lines at once."""
         if self._file is not None:
-            self._file.write("".join(json.dumps(vars(record)) + "\n" for record in records))
-            self._file.flush()
+            try:
+                self._file.write("".join(json.dumps(vars(record)) + "\n" for record in records))
+                self._file.flush()
+            except OSError as error:
+                # A full disk is no reason to end a training that runs.
+                text = f"warning: --metrics {self._file.name}: no more lines ({error.strerror})"
+                click.echo(text, err=True)
+                self._file = None
 
     def close(self) -> None:
         """Closes the file."""
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):
+                self._file.close()
 
 
-def check_outputs(paths: dict[str, Path | None]) -> str:
-    """Why one of the output files could not be written, by option; empty where all can. Writes nothing."""
-    for option, path in paths.items():
-        if path is None:
-            continue
+def check_outputs(paths: dict[str, Path | None], data: Path | None) -> str:
+    """Why one of the output files must not or cannot be written; empty where all can. Writes nothing.
+
+    A file that is there is only overwritten by its like: JSON. Anything else was
+    named by mistake.
+    """
+    given = [(option, path) for option, path in paths.items() if path is not None]
+    for i, (option, path) in enumerate(given):
+        if any(path.absolute() == other.absolute() for _, other in given[:i]):
+            return f"{option} {path}: {given[0][0]} names the same file; give each its own"
+        if path.is_file() and path.stat().st_size and not _starts_as_json(path):
+            is_data = data is not None and data.exists() and path.samefile(data)
+            what = "is the data" if is_data else "exists and is no JSON"
+            return f"{option} {path}: {what} and would be overwritten; name another file, or remove it"
         folder = next(p for p in (path.absolute().parent, *path.absolute().parents) if p.exists())
         if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
             return f"{option} {path}: cannot be written (a folder, or no right in {folder}); name a file"
     return ""
 
 
+def _starts_as_json(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(1) == b"{"
+
+
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Writes a JSON file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    text = json.dumps(value, indent=2) + "\n"
     try:
-        temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise DdpHpcError(f"{path}: cannot be written") from error
 
 
 def versions() -> dict[str, str]:

@@ -41,6 +41,10 @@ class Task:
     loss: Callable[[Tensor, Tensor], Tensor]
     num_correct: Callable[[Tensor, Tensor], Tensor] | None = None
 
+    def tgt_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """The type of targets beside inputs of `dtype`: labels are counted, everything else is a number."""
+        return torch.int64 if self.num_correct is not None else dtype
+
 
 def _build_transformer(spec: SampleSpec, dropout: float) -> nn.Module:
     if len(spec.src_shape) != 2 or len(spec.tgt_shape) != 2 or spec.src_shape[1] != spec.tgt_shape[1]:

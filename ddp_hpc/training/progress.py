@@ -11,11 +11,13 @@ class Progress:
     """Rank 0's voice. The other ranks have one too, which stays silent."""
 
     def __init__(self, speaks: bool, stream: TextIO | None = None) -> None:
-        self._speaks = speaks
-        self._stream = stream if stream is not None else sys.stdout
-        self._renews = speaks and self._stream.isatty()
+        stream = stream if stream is not None else sys.stdout
+        self._speaks = speaks and stream is not None  # stdout may have been closed
+        self._stream = stream
+        self._renews = self._speaks and self._stream.isatty()
         self._open_line = False
-        self._start_s = time.perf_counter()
+        self._first_step = 0
+        self._start_s = 0.0
 
     def say(self, text: str) -> None:
         """One line that stays."""
@@ -27,8 +29,13 @@ class Progress:
         """Where the training is: `epoch 1/10 step 10/640 loss 29.95 61.3 samples/s eta 0:10:12`."""
         if not self._speaks:
             return
-        left_s = int((time.perf_counter() - self._start_s) / done * (total - done))
-        eta = f"{left_s // 3600}:{left_s % 3600 // 60:02d}:{left_s % 60:02d}"
+        now_s = time.perf_counter()
+        if not self._first_step:  # which takes longer than any other: nothing is told from it
+            self._first_step, self._start_s = done, now_s
+            eta = "?"
+        else:
+            left_s = int((now_s - self._start_s) / (done - self._first_step) * (total - done))
+            eta = f"{left_s // 3600}:{left_s % 3600 // 60:02d}:{left_s % 60:02d}"
         text = f"epoch {epoch} step {done}/{total} loss {loss:.6f} {samples_per_s:.1f} samples/s eta {eta}"
         if not self._renews:
             self.say(text)

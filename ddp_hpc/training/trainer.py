@@ -81,7 +81,7 @@ def train(config: TrainConfig, group: Group, samples: Samples, progress: Progres
     clock, pending = StepClock(device), _Pending()
     run = _Run(config, group, samples, task, model, optimizer, dtype, clock)
     first_loss = final_loss = math.nan
-    done_samples = 0
+    done_samples, warned = 0, False
     test: Evaluation | None = None
     start_s = time.perf_counter()
     for step, epoch, order, shares in _steps(config, samples.num_samples, group):
@@ -92,6 +92,11 @@ def train(config: TrainConfig, group: Group, samples: Samples, progress: Progres
             records = _settle(pending, group, clock)
             metrics.write(records)
             final_loss = records[-1].loss
+            if not warned and (bad := next((r for r in records if not math.isfinite(r.loss)), None)):
+                warned = True
+                progress.say(
+                    f"warning: the loss is {bad.loss} at step {bad.step}: look at the data and the lr"
+                )
             first_loss = records[0].loss if step == 0 else first_loss
             seconds = sum(r.step_s for r in records)
             rate = sum(r.samples for r in records) / seconds if seconds else math.inf
@@ -200,7 +205,7 @@ class _Run:
             src, tgt = self.samples.read(order.take(first, share.stop))
             return (
                 to_device(src, self.group.device, self.dtype),
-                to_device(tgt, self.group.device, self.dtype),
+                to_device(tgt, self.group.device, self.task.tgt_dtype(self.dtype)),
             )
 
     def _sync(self, last: bool) -> AbstractContextManager[None]:

@@ -94,7 +94,7 @@ def choose_address(world: World, environ: Environ) -> Address:
         if not _is_mine(given):
             raise RendezvousError(
                 f"MASTER_ADDR={given} is no address of {world.hostname}, where rank 0 runs "
-                f"({_list(all_interfaces())}); unset it, or set it to one of these"
+                f"({_list(outward_interfaces() or all_interfaces())}); unset it, or set it to one of these"
             )
         return Address(given, "MASTER_ADDR")
     if not world.is_multi_node:

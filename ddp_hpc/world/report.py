@@ -6,7 +6,9 @@ import json
 import os
 import sys
 
-from ddp_hpc.world.topology import World, discover
+from ddp_hpc.errors import LaunchError
+from ddp_hpc.world.once import say_once_a_node
+from ddp_hpc.world.topology import World, discover, short_hostname
 from ddp_hpc.world.watchdog import time_limit
 
 _VALUES = ("rank", "world_size", "local_rank", "local_size", "node_rank", "num_nodes")
@@ -28,12 +30,16 @@ def run(discovery: str = "auto", as_json: bool = False, timeout_s: float = 60.0)
 
     Collective where MPI is asked: every rank must call this.
 
-    Raises:
-        LaunchError: where the world cannot be told (see `discover`).
+    Ends the process with one line and exit code 2 where the world cannot be told (see `discover`).
     """
-    with time_limit(timeout_s, "") as watchdog:
-        watchdog.stage("in MPI_Init for the other ranks")
-        world = discover(dict(os.environ), discovery)
+    try:
+        with time_limit(timeout_s, "") as watchdog:
+            watchdog.stage("in MPI_Init for the other ranks")
+            world = discover(dict(os.environ), discovery)
+    except LaunchError as error:
+        # Most often every rank's: one line a node.
+        say_once_a_node(f"[{short_hostname()}] error: {error}", os.environ)
+        sys.exit(error.exit_code)
     text = json.dumps(as_dict(world)) if as_json else "\n".join(table(world))
     # One write a rank, so that lines of different ranks do not mix.
     sys.stdout.write(text + "\n")

@@ -8,8 +8,8 @@ import time
 # As the entry does it, before torch is imported: here that happens earlier.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
-from ddp_hpc import train  # noqa: E402
-from ddp_hpc.training import group, trainer  # noqa: E402
+from ddp_hpc import train
+from ddp_hpc.training import group, trainer
 
 kind, _, rank = os.environ["PLANT"].partition(":")
 step_as_it_is = trainer._Run.one_step

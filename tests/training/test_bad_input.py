@@ -92,6 +92,32 @@ def test_a_metrics_file_that_cannot_be_written_is_refused(tmp_path):
     assert "--metrics folder" in _refused(tmp_path, *options, "--metrics", "folder", ranks=2)
 
 
+def test_a_summary_that_cannot_be_written_is_refused_before_the_training(tmp_path):
+    (tmp_path / "folder").mkdir()
+    options = ["--src-shape", "1,64", "--tgt-shape", "20,64", "--num-samples", "8"]
+    assert "--summary folder" in _refused(tmp_path, *options, "--summary", "folder", ranks=2)
+    assert not (tmp_path / "data").exists()
+
+
+def test_integer_data_is_trained_on_as_numbers(tmp_path):
+    with h5py.File(tmp_path / "int.h5", "w") as file:
+        file["src"] = np.arange(160, dtype=np.int32).reshape(16, 10) % 7
+        file["tgt"] = np.arange(16, dtype=np.int64).reshape(16, 1) % 3
+    done = train("--model", "linear", "--data", "int.h5", "--epochs", "1", "--batch-size", "4", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_loss_that_is_not_a_number_is_said_aloud_with_its_step(tmp_path):
+    src = np.zeros((16, 10), dtype=np.float32)
+    src[9] = np.nan
+    with h5py.File(tmp_path / "nan.h5", "w") as file:
+        file["src"] = src
+        file["tgt"] = np.zeros((16, 1), dtype=np.float32)
+    options = ["--model", "linear", "--data", "nan.h5", "--epochs", "1", "--batch-size", "4", "--no-shuffle"]
+    done = train(*options, cwd=tmp_path)
+    assert done.stdout.count("warning: the loss is nan at step 3") == 1
+
+
 def test_an_interrupted_summary_leaves_the_old_one(tmp_path, monkeypatch):
     from ddp_hpc.training.metrics import write_json
 

@@ -15,6 +15,7 @@ from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.devices import choose_backend, device_kind, shared_devices
 from ddp_hpc.training.failure import FailureWatch, explain_lost_contact
 from ddp_hpc.training.group import agree, same_everywhere
+from ddp_hpc.training.metrics import MetricsFile, StepRecord
 from ddp_hpc.training.models import TASKS, SampleSpec, build_model
 from ddp_hpc.training.progress import Progress
 from ddp_hpc.training.store_comm import PrefixStore, StoreComm, TCPStore
@@ -126,10 +127,35 @@ def test_outputs_that_cannot_be_written_are_found_before_the_work(tmp_path):
     from ddp_hpc.training.metrics import check_outputs
 
     (tmp_path / "file").write_text("")
-    assert check_outputs({"--metrics": None, "--summary": tmp_path / "new" / "s.json"}) == ""
+    assert check_outputs({"--metrics": None, "--summary": tmp_path / "new" / "s.json"}, None) == ""
     assert not (tmp_path / "new").exists()
     for path in (tmp_path, tmp_path / "file" / "s.json"):
-        assert f"--summary {path}: cannot be written" in check_outputs({"--summary": path})
+        assert f"--summary {path}: cannot be written" in check_outputs({"--summary": path}, None)
+
+
+def test_no_output_overwrites_the_data_or_anything_else_that_is_no_json(tmp_path):
+    from ddp_hpc.training.metrics import check_outputs
+
+    data, old, notes = (tmp_path / name for name in ("train.h5", "old.json", "notes.txt"))
+    data.write_bytes(b"\x89HDF\r\n")
+    old.write_text('{"steps": 1}\n')
+    notes.write_text("mine")
+    assert "is the data" in check_outputs({"--metrics": data}, data)
+    assert "is no JSON" in check_outputs({"--summary": notes}, data)
+    assert "the same file" in check_outputs({"--metrics": old, "--summary": old}, data)
+    assert check_outputs({"--metrics": old, "--summary": tmp_path / "new.json"}, data) == ""
+    assert (data.read_bytes(), notes.read_text()) == (b"\x89HDF\r\n", "mine")
+
+
+def test_a_full_disk_under_the_metrics_is_a_warning_and_the_training_goes_on(capsys):
+    from pathlib import Path
+
+    metrics = MetricsFile(Path("/dev/full"))
+    record = StepRecord(step=1, epoch=1, loss=1.0, lr=0.1, samples=1, data_s=0.0, step_s=0.1)
+    metrics.write([record])
+    metrics.write([record])
+    metrics.close()
+    assert capsys.readouterr().err.count("no more lines (No space left on device)") == 1
 
 
 def test_lost_contact_is_one_line_and_other_errors_keep_their_traceback():
@@ -228,7 +254,8 @@ def test_a_batch_log_gets_plain_lines():
     lines = log.getvalue().splitlines()
     assert len(lines) == 2
     assert "\r" not in log.getvalue()
-    assert lines[0].startswith("epoch 1/1 step 1/10 loss 2.500000 100.0 samples/s eta 0:00:0")
+    assert lines[0] == "epoch 1/1 step 1/10 loss 2.500000 100.0 samples/s eta ?"
+    assert lines[1] == "epoch 1/1 step 10/10 loss 2.000000 100.0 samples/s eta 0:00:00"
 
 
 def test_a_terminal_gets_one_line_that_renews_itself():
