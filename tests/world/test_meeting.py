@@ -199,7 +199,7 @@ def test_ranks_that_do_not_come_are_named_to_all_who_did() -> None:
 
         def guest() -> None:
             try:
-                knock_and_wait(point, "node x (rank 2)", 2, 5)
+                knock_and_wait(point, "node x (rank 2)", 2, 5, 15)
             except ReportedElsewhereError as error:
                 told.append(error)
 
@@ -223,8 +223,8 @@ def test_a_rank_0_that_dies_sets_its_guests_free() -> None:
 
     def guest() -> None:
         try:
-            knock_and_wait(point, "node x (rank 1)", 1, 30)
-        except ReportedElsewhereError as error:
+            knock_and_wait(point, "node x (rank 1)", 1, 30, 30)
+        except RendezvousError as error:
             told.append(str(error))
 
     thread = threading.Thread(target=guest)
@@ -234,7 +234,8 @@ def test_a_rank_0_that_dies_sets_its_guests_free() -> None:
         connection.close()
     listener.close()
     thread.join(5)
-    assert told == [f"rank 0 at {HERE}:{point.ports[0]} went away"]
+    assert len(told) == 1
+    assert told[0].startswith(f"node x (rank 1): rank 0 at {HERE}:{point.ports[0]} ended")
 
 
 def test_a_port_that_was_asked_for_and_is_taken_is_said_to_be() -> None:

@@ -47,7 +47,7 @@ def test_the_users_address_comes_first() -> None:
 @pytest.mark.parametrize("given", ["192.0.2.1", "no.such.host.invalid", "n" * 64, "n1..x"])
 def test_an_address_that_rank_0_does_not_have_is_refused(given: str) -> None:
     with pytest.raises(
-        RendezvousError, match=rf"MASTER_ADDR={given} is no address of .*lo 127\.0\.0\.1.*unset"
+        RendezvousError, match=rf"MASTER_ADDR={given} is no address of .* rank 0 runs .*unset"
     ):
         choose_address(ONE_NODE, {"MASTER_ADDR": given})
 
@@ -174,7 +174,7 @@ def test_a_rank_that_does_not_come_is_named_by_rank_0_alone() -> None:
     assert isinstance(results[0], RendezvousError)
     assert "1 of 2 ranks did not come to rank 0" in str(results[0])
     assert "rank 2; ranks on" in str(results[0])
-    assert "raise --init-timeout" in str(results[0])
+    assert "raise the time limit" in str(results[0])
     assert isinstance(results[1], ReportedElsewhereError)
     assert time.monotonic() - start < 5
 

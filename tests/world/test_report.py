@@ -1,6 +1,7 @@
 """`ddp-hpc env`: real processes in recorded environments."""
 
 import json
+import socket
 import sys
 from pathlib import Path
 
@@ -60,7 +61,7 @@ def test_a_refusal_is_one_line_and_exit_code_2(launch: Launch, case: str, stale:
     ended = launch(ENV, env=as_recorded(case, 0) | stale)
     assert ended.exit_code == 2
     assert ended.stdout == ""
-    assert ended.stderr.startswith("error: ")
+    assert ended.stderr.startswith(f"[{socket.gethostname().partition('.')[0]}] error: ")
     assert ended.stderr.count("\n") == 1
 
 
