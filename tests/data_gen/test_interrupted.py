@@ -63,8 +63,11 @@ def test_a_signal_removes_what_was_written(tmp_path, generator, signum, code):
         process.send_signal(signum)
         _, stderr = process.communicate(timeout=30)
     assert process.returncode == code
-    assert list(tmp_path.iterdir()) == []
     assert "Traceback" not in stderr
+    assert partials(tmp_path) == []
+    path = tmp_path / "file.h5"
+    if path.exists():  # On a busy machine the signal may come after the rename: then everything is there.
+        assert path.stat().st_size >= read_stamp(path, ".h5").end
 
 
 def test_a_signal_that_the_program_handles_stays_the_programs(tmp_path):
