@@ -130,5 +130,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")]
     # isdecimal alone takes digits of other scripts.
     if not all(word.isascii() and word.isdecimal() and len(word) <= 18 and int(word) for word in words):
-        raise RequestError(f"shape {text!r} is not a list of sizes; write them with commas, such as 20,512")
+        raise RequestError(
+            f"shape {text!r} is not a list of sizes; write positive sizes with commas, such as 20,512"
+        )
     return tuple(map(int, words))

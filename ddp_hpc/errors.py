@@ -7,6 +7,8 @@ do, on one line.
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_WRONG_REQUEST = 2
@@ -60,6 +62,17 @@ class ReportedElsewhereError(DdpHpcError):
         super().__init__(message)
         self.exit_code = exit_code
         self.everywhere = True
+
+
+def stop_together(rank: int, error: DdpHpcError) -> NoReturn:
+    """Raises on every rank what all of them know, so that only rank 0 prints it.
+
+    Collective: every rank must call this.
+    """
+    if rank != 0:
+        raise ReportedElsewhereError(str(error), error.exit_code)
+    error.everywhere = True
+    raise error
 
 
 def nearest(word: str, known: list[str] | tuple[str, ...]) -> str:

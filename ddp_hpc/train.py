@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from data_gen.recipe import parse_shape
 from ddp_hpc import __version__
 from ddp_hpc.errors import (
     EXIT_FAILED,
@@ -49,25 +50,11 @@ Examples:
 """
 
 
-class ShapeType(click.ParamType[tuple[int, ...]]):
-    """`1,512` as (1, 512): the shape of one sample, without the batch."""
-
-    name = "D1,D2,..."
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        """The tuple of positive sizes."""
-        if isinstance(value, tuple):
-            return value
-        parts = str(value).split(",")
-        if not all(p.strip().isdecimal() and int(p) > 0 for p in parts):
-            self.fail(f"{value!r} is no shape; write positive sizes with commas, such as 1,512", param, ctx)
-        return tuple(int(p) for p in parts)
+def _shape(_: click.Context, __: click.Parameter, text: str | None) -> tuple[int, ...] | None:
+    return None if text is None else parse_shape(text)
 
 
 _SIGTERM_EXIT = 128 + signal.SIGTERM
-_SHAPE = ShapeType()
 _PATH = click.Path(path_type=Path)
 
 
@@ -79,8 +66,18 @@ _PATH = click.Path(path_type=Path)
 @click.option("--src-key", default="src", help="Dataset of the inputs.")
 @click.option("--tgt-key", default="tgt", help="Dataset of the targets.")
 @click.option("--num-samples", type=int, default=2048, help="Samples of synthetic data.")
-@click.option("--src-shape", type=_SHAPE, help="Shape of one input.  [default: 1,512; linear: 20]")
-@click.option("--tgt-shape", type=_SHAPE, help="Shape of one target.  [default: 20,512; linear: 1]")
+@click.option(
+    "--src-shape",
+    callback=_shape,
+    metavar="D1,D2,...",
+    help="Shape of one input.  [default: 1,512; linear: 20]",
+)
+@click.option(
+    "--tgt-shape",
+    callback=_shape,
+    metavar="D1,D2,...",
+    help="Shape of one target.  [default: 20,512; linear: 1]",
+)
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "float64", "float16"]),
@@ -154,7 +151,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
             error.show()
         code = error.exit_code
     except RequestError as error:
-        _print_error("", str(error), only_rank_0=True)
+        if peek_rank(os.environ) == 0:
+            _speak(Claim.FIRST, str(error), None)
         code = error.exit_code
     except (KeyboardInterrupt, click.Abort):
         code = EXIT_INTERRUPTED
@@ -176,7 +174,7 @@ def _run(config: TrainConfig) -> None:
 
         link = connect(world, endpoint, config) if endpoint is not None else None
         watch = link.watch if link is not None else None
-        with joined(world, endpoint, link, config) as group:
+        with joined(world, link, config) as group:
             _train(config, group)
     except BaseException as error:  # the one place where everything ends up
         _fail(error, world, watch, config.timeout_s)
@@ -226,19 +224,10 @@ def _become_torchrun() -> NoReturn:
 
     kind = device_kind("auto")
     count = 1 if kind == "cpu" else torch.get_device_module(kind).device_count()
-    options = [a for i, a in enumerate(sys.argv[1:], 1) if not _is_discovery(i)]
-    os.execv(  # noqa: S606 - the same interpreter, an argv list
-        sys.executable,
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"),
-            *("-m", "ddp_hpc.train", *options),
-        ],
-    )
-
-
-def _is_discovery(i: int) -> bool:
-    word, before = sys.argv[i], sys.argv[i - 1]
-    return word == "--discovery" or word.startswith("--discovery=") or before == "--discovery"
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+    # Of an option that is given twice the last counts.
+    training = ["-m", "ddp_hpc.train", *sys.argv[1:], "--discovery", "auto"]
+    os.execv(sys.executable, [sys.executable, *torchrun, *training])  # noqa: S606 - an argv list
 
 
 def _on_sigterm(signum: int, frame: object) -> NoReturn:
@@ -259,28 +248,45 @@ def _fail(
     for sig in (signal.SIGTERM, signal.SIGINT):
         signal.signal(sig, signal.SIG_IGN)
     code, text = _verdict(error, watch, timeout_s)
-    several = world is not None and world.world_size > 1
-    if isinstance(error, DdpHpcError) and error.everywhere:
-        # All ranks are here together: nobody has to be torn out of a wait.
-        if not isinstance(error, ReportedElsewhereError):
-            _print_error(world.prefix if world is not None and several else "", text)
+    together = isinstance(error, DdpHpcError) and error.everywhere
+    claim = _claim(error, world, watch, together)
+    if claim is Claim.LATE and code == _SIGTERM_EXIT:
+        code = EXIT_FAILED  # our own watch sent that signal
+    _speak(claim, text, world)
+    if together:
+        # All ranks are here: nobody has to be torn out of a wait.
         if watch is not None:
             watch.close()
         finalize_mpi()
         _leave(code)
-    claim = watch.claim() if watch is not None else Claim.ALONE if several or world is None else Claim.FIRST
-    if claim is Claim.LATE and code == _SIGTERM_EXIT:
-        code = EXIT_FAILED  # our own watch sent that signal
     if world is not None and world.launcher == "torchrun" and claim is not Claim.LATE:
         _tell_torchrun(error)
-    if claim is Claim.ALONE:
-        label = "" if "\n" in text else "error: "
-        say_once_a_node(f"[{short_hostname()}] {label}{text}", os.environ)
-    elif claim is Claim.FIRST:
-        _print_error(world.prefix if world is not None and several else "", text)
     # MPI_Finalize would wait for ranks that are stuck in a collective: they are ended instead.
     abort_mpi(code, patience_s=5.0 if claim is Claim.LATE else 0.0)
     _leave(code)
+
+
+def _claim(error: BaseException, world: World | None, watch: FailureWatch | None, together: bool) -> Claim:
+    """Whether this rank speaks: of several that fail, one."""
+    if isinstance(error, ReportedElsewhereError):
+        return Claim.LATE
+    if world is None:
+        return Claim.ALONE
+    if together or world.world_size == 1:
+        return Claim.FIRST
+    return watch.claim() if watch is not None else Claim.ALONE
+
+
+def _speak(claim: Claim, text: str, world: World | None) -> None:
+    """One line; a traceback, which has its own label, as it is."""
+    worded = text if "\n" in text else f"error: {text}"
+    if claim is Claim.ALONE:
+        say_once_a_node(f"[{short_hostname()}] {worded}", os.environ)
+    elif claim is Claim.FIRST:
+        prefix = world.prefix if world is not None and world.world_size > 1 else ""
+        # One write, so that lines of different ranks do not mix.
+        sys.stderr.write(f"{prefix}{worded}\n")
+        sys.stderr.flush()
 
 
 def _verdict(error: BaseException, watch: FailureWatch | None, timeout_s: float) -> tuple[int, str]:
@@ -323,16 +329,6 @@ def _describe(error: BaseException, watch: FailureWatch | None, timeout_s: float
             return text
 
     return "".join(traceback.format_exception(error)).rstrip()
-
-
-def _print_error(prefix: str, text: str, only_rank_0: bool = False) -> None:
-    if only_rank_0 and peek_rank(os.environ) != 0:
-        return
-    first, newline, rest = text.partition("\n")
-    label = "" if newline else "error: "
-    # One write, so that lines of different ranks do not mix.
-    sys.stderr.write(f"{prefix}{label}{first}{newline}{rest}\n")
-    sys.stderr.flush()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.errors import RequestError, nearest
 
 # The lesson's workload: arXiv 1706.03762's Transformer on uniform random numbers.
 TRANSFORMER_SHAPES = ((1, 512), (20, 512))
@@ -63,8 +63,6 @@ class TrainConfig:
                     f"--{name.removesuffix('_s').replace('_', '-')} {value}: has to be above 0"
                 )
         if self.model not in MODELS:
-            from ddp_hpc.errors import nearest
-
             raise RequestError(
                 f"--model {self.model}: unknown{nearest(self.model, MODELS)}; one of {', '.join(MODELS)}"
             )

@@ -13,7 +13,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from ddp_hpc.errors import DdpHpcError, RendezvousError, ReportedElsewhereError, RequestError
+from ddp_hpc.errors import DdpHpcError, RendezvousError, RequestError, stop_together
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.devices import (
     choose_backend,
@@ -64,7 +64,7 @@ def agree(comm: Comm, world: World, problem: str, exit_code: int) -> None:
     if found:
         rank, text = found[0]
         where = "" if len(found) == world.world_size else f" (rank {rank}; {len(found)} rank(s) in all)"
-        stop_together(world.rank, text + where, exit_code)
+        stop_together(world.rank, failure_of(text + where, exit_code))
 
 
 def same_everywhere(comm: Comm, value: str) -> str:
@@ -78,19 +78,16 @@ def same_everywhere(comm: Comm, value: str) -> str:
     )
 
 
-def stop_together(rank: int, message: str, exit_code: int) -> None:
-    """Raises on every rank what all of them know, so that only rank 0 prints it."""
-    if rank != 0:
-        raise ReportedElsewhereError(message, exit_code)
-    error = RequestError(message) if exit_code == RequestError.exit_code else DdpHpcError(message)
-    error.everywhere = True
-    raise error
+def failure_of(message: str, exit_code: int) -> DdpHpcError:
+    """The error that ends in that exit code."""
+    return RequestError(message) if exit_code == RequestError.exit_code else DdpHpcError(message)
 
 
 @dataclass(frozen=True)
 class Link:
     """The ranks' store and what runs over it, before there is a process group."""
 
+    endpoint: Endpoint
     store: Store
     comm: StoreComm
     watch: FailureWatch
@@ -106,7 +103,8 @@ def connect(world: World, endpoint: Endpoint, config: TrainConfig) -> Link:
         f"[{world.hostname}] error: rank 0 is gone, and with it the ranks' common store: look for its error"
     )
     watch = FailureWatch(store, world.rank, world.world_size, lambda: say_once_a_node(gone, os.environ))
-    return Link(store, StoreComm(PrefixStore("comm", store), world.rank, world.world_size, timeout_s), watch)
+    comm = StoreComm(PrefixStore("comm", store), world.rank, world.world_size, timeout_s)
+    return Link(endpoint, store, comm, watch)
 
 
 def _open_store(endpoint: Endpoint, timeout_s: float) -> Store:
@@ -154,18 +152,16 @@ def _own_endpoint(world: World, agent: Endpoint, timeout_s: float) -> Endpoint:
 
 
 @contextmanager
-def joined(
-    world: World, endpoint: Endpoint | None, link: Link | None, config: TrainConfig
-) -> Iterator[Group]:
+def joined(world: World, link: Link | None, config: TrainConfig) -> Iterator[Group]:
     """The connected ranks; the process group is taken down after. Collective.
 
     Raises:
         RequestError: a device or backend is not to be had here, or two ranks would share a device.
     """
-    if endpoint is None or link is None:
+    if link is None:
         yield _alone(world, config)
         return
-    comm = link.comm
+    comm, endpoint = link.comm, link.endpoint
     problem, device, backend = "", torch.device("cpu"), ""
     try:
         device = pick_device(device_kind(config.device), world)

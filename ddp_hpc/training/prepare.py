@@ -8,9 +8,9 @@ from data_gen import Recipe, default_file_name, generate
 from data_gen.progress import report_progress
 from ddp_hpc.data.formats import check_matches, open_samples
 from ddp_hpc.data.samples import Samples
-from ddp_hpc.errors import DdpHpcError, RequestError
+from ddp_hpc.errors import DdpHpcError, RequestError, stop_together
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.group import Group, stop_together
+from ddp_hpc.training.group import Group, failure_of
 from ddp_hpc.training.progress import Progress
 
 
@@ -63,5 +63,5 @@ def _ensure_synthetic(config: TrainConfig, group: Group, progress: Progress) -> 
     problem = group.comm.bcast(problem)
     code = group.comm.bcast(code)
     if problem:
-        stop_together(group.world.rank, problem, code)
+        stop_together(group.world.rank, failure_of(problem, code))
     return path

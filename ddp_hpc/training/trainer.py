@@ -8,8 +8,8 @@ of the step, so an uneven tail needs neither padding nor a special case.
 from __future__ import annotations
 
 import math
+import sys
 import time
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,7 +76,8 @@ def train(config: TrainConfig, group: Group, samples: Samples, progress: Progres
         f"model: {config.model}, {num_parameters:,} parameters; Adam, lr {config.scaled_lr(world_size):g} "
         f"({config.lr:g}, {config.lr_scaling} scaling over {world_size})"
     )
-    total = _total_steps(config, samples.num_samples, world_size)
+    per_epoch = steps_per_epoch(samples.num_samples, config.batch_size, world_size, config.accumulate)
+    total = min(config.epochs * per_epoch, config.max_steps or sys.maxsize)
     metrics = MetricsFile(config.metrics if group.world.rank == 0 else None)
     clock, pending = StepClock(device), _Pending()
     run = _Run(config, group, samples, task, model, optimizer, dtype, clock)
@@ -84,7 +85,13 @@ def train(config: TrainConfig, group: Group, samples: Samples, progress: Progres
     done_samples, warned = 0, False
     test: Evaluation | None = None
     start_s = time.perf_counter()
-    for step, epoch, order, shares in _steps(config, samples.num_samples, group):
+    for step in range(total):
+        epoch, in_epoch = divmod(step, per_epoch)
+        if in_epoch == 0:
+            order = EpochOrder(samples.num_samples, config.seed, epoch, config.shuffle)
+        shares = micro_batches(
+            samples.num_samples, config.batch_size, world_size, group.world.rank, config.accumulate, in_epoch
+        )
         run.one_step(step, order, shares, pending, epoch)
         done_samples += shares[0].step_samples
         last_of_run = step + 1 == total
@@ -101,7 +108,7 @@ def train(config: TrainConfig, group: Group, samples: Samples, progress: Progres
             seconds = sum(r.step_s for r in records)
             rate = sum(r.samples for r in records) / seconds if seconds else math.inf
             progress.step(step + 1, total, f"{epoch + 1}/{config.epochs}", final_loss, rate)
-        if samples.test is not None and (last_of_run or _ends_epoch(config, samples, world_size, step)):
+        if samples.test is not None and (last_of_run or in_epoch + 1 == per_epoch):
             test = evaluate(bare, task, samples.test, group, config.batch_size, dtype)
             progress.say(f"epoch {epoch + 1}/{config.epochs} test: {test}")
     wall_s = time.perf_counter() - start_s
@@ -123,33 +130,6 @@ def _wrap(model: nn.Module, group: Group) -> nn.Module:
         return model
     ids = None if group.device.type == "cpu" else [group.device]
     return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
-
-
-def _total_steps(config: TrainConfig, num_samples: int, world_size: int) -> int:
-    steps = config.epochs * steps_per_epoch(num_samples, config.batch_size, world_size, config.accumulate)
-    return min(steps, config.max_steps) if config.max_steps else steps
-
-
-def _ends_epoch(config: TrainConfig, samples: Samples, world_size: int, step: int) -> bool:
-    per_epoch = steps_per_epoch(samples.num_samples, config.batch_size, world_size, config.accumulate)
-    return (step + 1) % per_epoch == 0
-
-
-def _steps(
-    config: TrainConfig, num_samples: int, group: Group
-) -> Iterator[tuple[int, int, EpochOrder, tuple[Share, ...]]]:
-    """Step and epoch from 0, the epoch's order, and this rank's micro-batches."""
-    world_size = group.world.world_size
-    per_epoch = steps_per_epoch(num_samples, config.batch_size, world_size, config.accumulate)
-    order = None
-    for step in range(_total_steps(config, num_samples, world_size)):
-        epoch, in_epoch = divmod(step, per_epoch)
-        if order is None or in_epoch == 0:
-            order = EpochOrder(num_samples, config.seed, epoch, config.shuffle)
-        shares = micro_batches(
-            num_samples, config.batch_size, world_size, group.world.rank, config.accumulate, in_epoch
-        )
-        yield step, epoch, order, shares
 
 
 @dataclass
@@ -175,8 +155,7 @@ class _Run:
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = lr
         self.optimizer.zero_grad(set_to_none=True)
-        loss_sum = torch.zeros((), dtype=torch.float64 if self.dtype == torch.float64 else torch.float32)
-        loss_sum = loss_sum.to(self.group.device)
+        loss_sum = torch.zeros((), dtype=self.dtype, device=self.group.device)
         for i, share in enumerate(shares):
             src, tgt = self._load(order, share)
             with self._sync(last=i + 1 == len(shares)):

@@ -16,10 +16,16 @@ from dataclasses import replace
 
 import click
 
-from ddp_hpc.errors import DdpHpcError, LaunchError, RendezvousError, ReportedElsewhereError
+from ddp_hpc.errors import (
+    DdpHpcError,
+    LaunchError,
+    RendezvousError,
+    ReportedElsewhereError,
+    stop_together,
+)
 from ddp_hpc.world import rendezvous as meeting
 from ddp_hpc.world.comm import finalize_mpi
-from ddp_hpc.world.interfaces import interface_address, local_address_towards, outward_interfaces
+from ddp_hpc.world.interfaces import fabric_interface, local_address_towards, outward_interfaces
 from ddp_hpc.world.launch_env import Environ
 from ddp_hpc.world.meeting import Door, open_listener
 from ddp_hpc.world.topology import World, discover, short_hostname
@@ -58,10 +64,8 @@ def agree(world: World, num_nodes: int, environ: Environ, timeout_s: float) -> t
             except RendezvousError as error:
                 failure = str(error)
         host, port, failure = world.mpi.bcast((host, own_port, failure))
-        if failure and world.rank != 0:
-            raise ReportedElsewhereError(failure)
         if failure:
-            raise RendezvousError(failure)
+            stop_together(world.rank, RendezvousError(failure))
         return host, port, holder
     # A world of agents: MASTER_PORT, if the user set one, is the training's own.
     wanted = {name: value for name, value in environ.items() if name != "MASTER_PORT"}
@@ -93,9 +97,8 @@ def node_rank_of(world: World) -> int:
 
 def local_address(host: str, port: int, environ: Environ) -> str:
     """The address under which the other nodes reach this one."""
-    for name in environ.get("DDP_HPC_FABRIC_INTERFACE", "").split(","):
-        if name.strip() and (address := interface_address(name.strip())):
-            return address
+    if found := fabric_interface(environ):
+        return found[1]
     if host == "127.0.0.1":
         return host
     own = local_address_towards(host, port)

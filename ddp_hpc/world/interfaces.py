@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import socket
 import struct
+from collections.abc import Mapping
+from typing import Any
 
 _SIOCGIFADDR = 0x8915  # <linux/sockios.h>
 # Bridges and tunnels of containers and virtual machines lead to no other node.
@@ -48,29 +51,44 @@ def interface_of(address: str) -> str | None:
     return "lo" if address.startswith("127.") else None
 
 
+def fabric_interface(environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """Name and address of the first interface in DDP_HPC_FABRIC_INTERFACE that this host has, or None."""
+    for name in environ.get("DDP_HPC_FABRIC_INTERFACE", "").split(","):
+        if name.strip() and (address := interface_address(name.strip())):
+            return name.strip(), address
+    return None
+
+
 def local_address_towards(host: str, port: int) -> str | None:
     """The address from which this host would reach another one; None where it has no way there.
 
     A UDP socket that is connected sends nothing, yet the kernel picks the route.
     """
-    try:
-        infos = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_DGRAM)
-    except (OSError, UnicodeError):  # the second for a label of more than 63 letters
-        return None
-    for family, kind, protocol, _, target in infos:
-        with socket.socket(family, kind, protocol) as probe:
-            try:
-                probe.connect(target)
-            except OSError:
-                continue
+    for family, kind, protocol, _, target in _resolve(host, port, socket.AF_INET, socket.SOCK_DGRAM):
+        with socket.socket(family, kind, protocol) as probe, contextlib.suppress(OSError):
+            probe.connect(target)
             return str(probe.getsockname()[0])
     return None
 
 
+def is_own_address(host: str) -> bool:
+    """True where a socket of this host can carry this name or address."""
+    for family, kind, protocol, _, target in _resolve(host, 0, socket.AF_UNSPEC, socket.SOCK_STREAM):
+        with socket.socket(family, kind, protocol) as probe, contextlib.suppress(OSError):
+            probe.bind(target)
+            return True
+    return False
+
+
 def is_loopback(host: str) -> bool:
     """True where a name or address leads to this host's loopback, as Debian's `127.0.1.1 NAME` does."""
+    addresses = [str(info[4][0]) for info in _resolve(host, 0, socket.AF_UNSPEC, socket.SOCK_STREAM)]
+    return bool(addresses) and all(a.startswith("127.") or a == "::1" for a in addresses)
+
+
+def _resolve(host: str, port: int, family: int, kind: int) -> list[Any]:
+    """What getaddrinfo knows of a name; nothing where it does not resolve."""
     try:
-        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return False
-    return all(str(info[4][0]).startswith("127.") or info[4][0] == "::1" for info in infos)
+        return socket.getaddrinfo(host, port, family, kind)
+    except (OSError, UnicodeError):  # the second for a label of more than 63 letters
+        return []

@@ -12,14 +12,15 @@ import socket
 import threading
 from dataclasses import dataclass
 
-from ddp_hpc.errors import LaunchError, RendezvousError, ReportedElsewhereError
+from ddp_hpc.errors import LaunchError, RendezvousError, ReportedElsewhereError, stop_together
 from ddp_hpc.world.comm import Comm
 from ddp_hpc.world.hostlist import expand_hostlist
 from ddp_hpc.world.interfaces import (
     all_interfaces,
-    interface_address,
+    fabric_interface,
     interface_of,
     is_loopback,
+    is_own_address,
     local_address_towards,
     outward_interfaces,
 )
@@ -91,7 +92,7 @@ def choose_address(world: World, environ: Environ) -> Address:
         RendezvousError: where what was asked for is not there.
     """
     if given := environ.get("MASTER_ADDR"):
-        if not _is_mine(given):
+        if not is_own_address(given):
             raise RendezvousError(
                 f"MASTER_ADDR={given} is no address of {world.hostname}, where rank 0 runs "
                 f"({_list(outward_interfaces() or all_interfaces())}); unset it, or set it to one of these"
@@ -100,16 +101,15 @@ def choose_address(world: World, environ: Environ) -> Address:
     if not world.is_multi_node:
         return Address("127.0.0.1", "all ranks are on one node")
     if wanted := environ.get("DDP_HPC_FABRIC_INTERFACE"):
-        for name in wanted.split(","):
-            if address := interface_address(name.strip()):
-                return Address(address, f"interface {name.strip()} (DDP_HPC_FABRIC_INTERFACE)")
+        if found := fabric_interface(environ):
+            return Address(found[1], f"interface {found[0]} (DDP_HPC_FABRIC_INTERFACE)")
         raise RendezvousError(
             f"DDP_HPC_FABRIC_INTERFACE={wanted}: {world.hostname} has no such interface with an address; "
             f"it has {_list(all_interfaces())}"
         )
     if suffix := environ.get("DDP_HPC_FABRIC_SUFFIX"):
         name = with_suffix(world.hostname, suffix)
-        if not _is_mine(name) or is_loopback(name):
+        if not is_own_address(name) or is_loopback(name):
             raise RendezvousError(
                 f"{name} (host name and DDP_HPC_FABRIC_SUFFIX) is no address of {world.hostname}; it has "
                 f"{_list(all_interfaces())}: unset the suffix, or name the interface in "
@@ -117,7 +117,7 @@ def choose_address(world: World, environ: Environ) -> Address:
             )
         return Address(name, "host name and DDP_HPC_FABRIC_SUFFIX")
     own = socket.gethostname()
-    if _is_mine(own) and not is_loopback(own):
+    if is_own_address(own) and not is_loopback(own):
         return Address(own, "host name")
     for name, address in outward_interfaces().items():
         return Address(address, f"interface {name}, as the name {own} leads to loopback or nowhere")
@@ -150,7 +150,8 @@ def _over_mpi(world: World, comm: Comm, environ: Environ, timeout_s: float, watc
         except RendezvousError as error:
             failure = str(error)
     failure, key, host, port, why = comm.bcast((failure, key, host, port, why))
-    _stop_together(world, failure)
+    if failure:
+        stop_together(world.rank, RendezvousError(failure))
 
     watchdog.stage(f"in MPI for every node to reach {host}:{port}")
     door, helper = None, None
@@ -175,7 +176,8 @@ def _over_mpi(world: World, comm: Comm, environ: Environ, timeout_s: float, watc
     comm.barrier("the end of the rendezvous")
     if problems:
         hint = "name the right network in DDP_HPC_FABRIC_INTERFACE or MASTER_ADDR"
-        _stop_together(world, f"{problems[0]} ({why}); {len(problems)} node(s) cannot; {hint}")
+        text = f"{problems[0]} ({why}); {len(problems)} node(s) cannot; {hint}"
+        stop_together(world.rank, RendezvousError(text))
     return _endpoint(world, environ, host, port, why, listener)
 
 
@@ -237,11 +239,8 @@ def knock_and_wait(
 
 def _store_host(point: MeetingPoint, environ: Environ) -> tuple[str, str]:
     """The store's address: the fabric's, where the profile names an interface only rank 0 can look up."""
-    wanted = environ.get("DDP_HPC_FABRIC_INTERFACE", "")
-    if wanted and "MASTER_ADDR" not in environ and point.host != "127.0.0.1":
-        for name in wanted.split(","):
-            if address := interface_address(name.strip()):
-                return address, f"interface {name.strip()} (DDP_HPC_FABRIC_INTERFACE)"
+    if "MASTER_ADDR" not in environ and point.host != "127.0.0.1" and (found := fabric_interface(environ)):
+        return found[1], f"interface {found[0]} (DDP_HPC_FABRIC_INTERFACE)"
     return point.host, point.why
 
 
@@ -288,7 +287,7 @@ def _first_host(environ: Environ) -> str:
 
 def _check_first_node(world: World, host: str) -> None:
     """With an arbitrary task distribution rank 0 may be on another node than the list's first."""
-    if not _is_mine(host) and host.partition(".")[0] != world.hostname:
+    if not is_own_address(host) and host.partition(".")[0] != world.hostname:
         raise RendezvousError(
             f"the ranks are to meet at {host}, but rank 0 runs on {world.hostname}; "
             f"export MASTER_ADDR={world.hostname} before the launch"
@@ -328,30 +327,13 @@ def _interface_towards(world: World, environ: Environ, host: str, port: int) -> 
     """The interface on which peers shall reach this rank: the fabric's, else the one that leads to rank 0."""
     if not world.is_multi_node:
         return "lo"
-    for name in environ.get("DDP_HPC_FABRIC_INTERFACE", "").split(","):
-        if name.strip() and interface_address(name.strip()):
-            return name.strip()
+    if found := fabric_interface(environ):
+        return found[0]
     own = local_address_towards(host, port)
     if own is None or own.startswith("127."):
         # Rank 0's own name may lead to loopback (Debian's 127.0.1.1); its peers come from outside.
         return next(iter(outward_interfaces()), None)
     return interface_of(own)
-
-
-def _is_mine(host: str) -> bool:
-    """True where a socket of this host can carry this name or address."""
-    try:
-        infos = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):  # the second for a label of more than 63 letters
-        return False
-    for family, kind, protocol, _, target in infos:
-        with socket.socket(family, kind, protocol) as probe:
-            try:
-                probe.bind(target)
-            except OSError:
-                continue
-            return True
-    return False
 
 
 def _port(environ: Environ) -> int:
@@ -371,15 +353,6 @@ def _missing_text(
         f"{len(missing)} of {len(ids)} ranks did not come to rank 0 ({short_hostname()}, {where}) within "
         f"{timeout_s:g} s: rank {ranks}{came}; look for their errors above, or raise the time limit"
     )
-
-
-def _stop_together(world: World, failure: str) -> None:
-    if failure and world.rank == 0:
-        error = RendezvousError(failure)
-        error.everywhere = True
-        raise error
-    if failure:
-        raise ReportedElsewhereError(failure)
 
 
 def _list(interfaces: dict[str, str]) -> str:
