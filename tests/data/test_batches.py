@@ -1,4 +1,4 @@
-"""Which samples a step trains on, and which rank takes which of them."""
+"""Which positions of the epoch a step trains on, and which rank takes which of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_hpc.data.batches import Share, micro_batches, steps_per_epoch, weight
-from ddp_hpc.data.order import EpochOrder
 
 SIZES = {
     "num_samples": st.integers(1, 400),
@@ -16,50 +15,6 @@ SIZES = {
     "world_size": st.integers(1, 9),
     "accumulate": st.integers(1, 5),
 }
-
-
-def test_each_sample_comes_once_an_epoch():
-    order = EpochOrder(1000, seed=3, epoch=2).take(0, 1000)
-    assert order.dtype == np.int64
-    assert sorted(order) == list(range(1000))
-
-
-def test_the_order_is_a_function_of_seed_and_epoch():
-    orders = {
-        key: tuple(EpochOrder(100, *key).take(0, 100))
-        for key in [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (2, 0)]
-    }
-    assert len(set(orders.values())) == len(orders)
-    assert tuple(EpochOrder(100, 0, 1).take(0, 100)) == orders[0, 1]
-
-
-def test_the_order_of_a_seed_never_changes():
-    # Recorded: a job that goes on after an upgrade must see the samples it has not seen yet.
-    assert EpochOrder(10, seed=0, epoch=0).take(0, 10).tolist() == [8, 0, 3, 7, 6, 4, 1, 5, 2, 9]
-
-
-def test_a_part_is_that_part_of_the_whole():
-    order = EpochOrder(100, seed=0, epoch=0)
-    assert [*order.take(0, 40), *order.take(40, 40), *order.take(40, 100)] == order.take(0, 100).tolist()
-
-
-def test_what_is_done_to_a_part_does_not_change_the_order():
-    order = EpochOrder(10, seed=0, epoch=0)
-    first = order.take(0, 10)
-    before = first.tolist()
-    first[:] = 0
-    assert order.take(0, 10).tolist() == before
-
-
-def test_without_shuffle_samples_come_as_they_lie():
-    assert EpochOrder(10, seed=5, epoch=7, shuffle=False).take(3, 6).tolist() == [3, 4, 5]
-
-
-@pytest.mark.parametrize("span", [(-1, 3), (3, 2), (0, 11), (11, 12)])
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_positions_outside_the_epoch_are_an_error(span, shuffle):
-    with pytest.raises(IndexError):
-        EpochOrder(10, 0, 0, shuffle).take(*span)
 
 
 @given(**SIZES)

@@ -1,0 +1,165 @@
+"""The order of an epoch: every sample once, any part of it at once, at no cost however long it is."""
+
+from __future__ import annotations
+
+import pickle
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_hpc.data.order import BLOCK, STORED_UP_TO, EpochOrder, KeyedPermutation, epoch_keys
+
+STORED, COMPUTED = 1000, STORED_UP_TO + 3 * BLOCK + 17
+either_kind = pytest.mark.parametrize("num_samples", [STORED, COMPUTED])
+keys = st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=9).map(tuple)
+
+
+@pytest.mark.parametrize("num_samples", [1, 2, STORED, STORED_UP_TO, STORED_UP_TO + 1, COMPUTED, 10**6])
+def test_each_sample_comes_once_an_epoch(num_samples):
+    order = EpochOrder(num_samples, seed=3, epoch=2).take(0, num_samples)
+    assert order.dtype == np.int64
+    assert np.array_equal(np.sort(order), np.arange(num_samples))
+
+
+@either_kind
+def test_the_order_is_a_function_of_seed_and_epoch(num_samples):
+    orders = {
+        key: tuple(EpochOrder(num_samples, *key).take(0, 100))
+        for key in [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (2, 0)]
+    }
+    assert len(set(orders.values())) == len(orders)
+    assert tuple(EpochOrder(num_samples, 0, 1).take(0, 100)) == orders[0, 1]
+
+
+def test_a_seed_of_more_than_32_bits_is_not_another_seed_s_later_epoch():
+    # NumPy's SeedSequence((5 * 2**32 + 1, 0)) equals SeedSequence((1, 5)).
+    assert epoch_keys(5 * 2**32 + 1, 0) != epoch_keys(1, 5)
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "start", "expected"),
+    [
+        (10, 0, [8, 0, 3, 7, 6, 4, 1, 5, 2, 9]),
+        (65_536, 0, [40131, 19721, 64529, 49295]),
+        (65_537, 0, [59118, 61442, 6935, 967]),
+        (10**10, 0, [848521198, 8396903845, 3800356003]),
+        (10**10, 9_999_999_996, [9332476807, 4864170836, 4844483221, 9164144051]),
+        (2**62, 2**61, [2192125162264340054, 523115814863446701]),
+    ],
+)
+def test_the_order_of_a_seed_never_changes(num_samples, start, expected):
+    # Recorded: a job that goes on, after an upgrade or on another machine, must see what is left to see.
+    assert EpochOrder(num_samples, seed=0, epoch=0).take(start, start + len(expected)).tolist() == expected
+
+
+@either_kind
+@given(data=st.data())
+def test_a_part_is_that_part_of_the_whole(num_samples, data):
+    order = EpochOrder(num_samples, seed=0, epoch=0)
+    whole = order.take(0, num_samples)
+    for _ in range(5):  # forward and back, within a block and across several
+        start = data.draw(st.integers(0, num_samples))
+        stop = data.draw(st.integers(start, num_samples))
+        assert np.array_equal(order.take(start, stop), whole[start:stop])
+
+
+@either_kind
+def test_an_epoch_taken_batch_by_batch_is_the_whole(num_samples):
+    order = EpochOrder(num_samples, seed=0, epoch=0)
+    batches = [order.take(start, min(start + 33, num_samples)) for start in range(0, num_samples, 33)]
+    assert np.array_equal(np.concatenate(batches), order.take(0, num_samples))
+
+
+@either_kind
+def test_what_is_done_to_a_part_does_not_change_the_order(num_samples):
+    order = EpochOrder(num_samples, seed=0, epoch=0)
+    first = order.take(0, 10)
+    before = first.tolist()
+    first[:] = 0
+    assert order.take(0, 10).tolist() == before
+
+
+@either_kind
+def test_an_order_in_use_can_be_sent_to_another_process(num_samples):
+    order = EpochOrder(num_samples, seed=0, epoch=0)
+    taken = order.take(5, 50)
+    sent = pickle.loads(pickle.dumps(order))
+    assert sent == order
+    assert np.array_equal(sent.take(5, 50), taken)
+
+
+def test_without_shuffle_samples_come_as_they_lie():
+    assert EpochOrder(10, seed=5, epoch=7, shuffle=False).take(3, 6).tolist() == [3, 4, 5]
+    assert EpochOrder(10**10, seed=5, epoch=7, shuffle=False).take(10**10 - 1, 10**10).tolist() == [
+        10**10 - 1
+    ]
+
+
+@either_kind
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_positions_outside_the_epoch_are_an_error(num_samples, shuffle):
+    order = EpochOrder(num_samples, 0, 0, shuffle)
+    for span in [(-1, 3), (3, 2), (0, num_samples + 1), (num_samples + 1, num_samples + 2)]:
+        with pytest.raises(IndexError):
+            order.take(*span)
+
+
+def test_an_epoch_of_no_samples_has_nothing_to_take():
+    assert EpochOrder(0, 0, 0).take(0, 0).tolist() == []
+
+
+@pytest.mark.parametrize("num_samples", [STORED_UP_TO, STORED_UP_TO + 1, 10**10, 2**62])
+def test_opening_an_epoch_takes_less_than_a_millisecond_and_a_megabyte(num_samples):
+    def open_epoch(epoch):
+        start_s = time.perf_counter()
+        EpochOrder(num_samples, seed=0, epoch=epoch).take(num_samples // 2, num_samples // 2 + 32)
+        return time.perf_counter() - start_s
+
+    # The quickest of some: the others had to wait for the machine.
+    assert min(open_epoch(epoch) for epoch in range(30)) < 1e-3
+    tracemalloc.start()
+    open_epoch(0)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 2**20
+
+
+def test_a_keyed_permutation_of_any_size_reaches_every_number_once():
+    for size in [*range(1, 1500), 2**16 - 1, 2**16, 2**16 + 1, 999_983, 1_000_001]:
+        moved = KeyedPermutation(size, epoch_keys(0, 0)).forward(np.arange(size))
+        assert np.array_equal(np.bincount(moved), np.ones(size)), size
+
+
+@given(size=st.integers(1, 2**62), keys=keys, data=st.data())
+def test_a_keyed_permutation_can_be_undone(size, keys, data):
+    numbers = np.array(data.draw(st.lists(st.integers(0, size - 1), max_size=40)), dtype=np.int64)
+    before = numbers.copy()
+    permutation = KeyedPermutation(size, keys)
+    for there, back in (
+        (permutation.forward, permutation.inverse),
+        (permutation.inverse, permutation.forward),
+    ):
+        moved = there(numbers)
+        assert moved.dtype == np.int64
+        assert ((moved >= 0) & (moved < size)).all()
+        assert np.array_equal(back(moved), numbers)
+    assert np.array_equal(numbers, before)  # the caller's array is left alone
+
+
+@pytest.mark.parametrize("size", [1, 10, 1000, 2**62])
+@pytest.mark.parametrize("direction", ["forward", "inverse"])
+def test_a_number_that_is_not_among_them_is_an_error(size, direction):
+    # Some of them would never come back inside, and the search for the place inside never end.
+    for number in [-1, size, size + 1, 2**63 - 1, -(2**63)]:
+        with pytest.raises(IndexError):
+            getattr(KeyedPermutation(size, epoch_keys(0, 0)), direction)(np.array([0, number]))
+
+
+@pytest.mark.parametrize("size", [0, -1, 2**62 + 1])
+def test_a_size_that_cannot_be_permuted_is_an_error(size):
+    with pytest.raises(ValueError, match=r"2\*\*62"):
+        KeyedPermutation(size, epoch_keys(0, 0))
