@@ -77,8 +77,10 @@ class FailureWatch:
     def claim(self) -> Claim:
         """Whether this rank is the first to fail, and so the one to speak; the others then stop."""
         self._closed.set()
+        # Looked at before the claim: a second rank that fails at once may tell ours of it in between.
+        heard = self._heard
         try:
-            is_first = self._store.add(_CLAIM, 1) == 1 and not self._heard
+            is_first = self._store.add(_CLAIM, 1) == 1 and not heard
             self._store.set(_VERDICT, _FAILED.decode())
         except RuntimeError:
             return Claim.LATE if self._heard else Claim.ALONE
