@@ -25,6 +25,10 @@ ATTR_FINGERPRINT = "fingerprint"
 ATTR_NUM_CLASSES = "num_classes"
 ATTR_SOURCE = "source"
 
+# NumPy and HDF5 lack it: the dataset holds uint16, and this attribute of the dataset says what it means.
+ATTR_DTYPE = "dtype"
+BFLOAT16 = "bfloat16"
+
 HDF5_SUFFIXES = (".h5", ".hdf5")
 PT_SUFFIX = ".pt"
 SAFETENSORS_SUFFIX = ".safetensors"

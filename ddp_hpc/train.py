@@ -54,6 +54,12 @@ def _shape(_: click.Context, __: click.Parameter, text: str | None) -> tuple[int
     return None if text is None else parse_shape(text)
 
 
+def _folder(_: click.Context, __: click.Parameter, text: str | None) -> Path | None:
+    if text == "":  # which would be the current folder
+        raise RequestError('--stage "" names no folder: the variable it was made of is empty or not set')
+    return None if text is None else Path(text)
+
+
 _SIGTERM_EXIT = 128 + signal.SIGTERM
 _PATH = click.Path(path_type=Path)
 
@@ -63,6 +69,13 @@ _PATH = click.Path(path_type=Path)
     "--data", type=_PATH, help="File to train on: .h5, .pt or .safetensors. Without it, synthetic data."
 )
 @click.option("--data-dir", type=_PATH, default=Path("data"), help="Where synthetic data is made, once.")
+@click.option(
+    "--stage",
+    callback=_folder,
+    metavar="DIR",
+    help="Copy the file once a node to this folder, such as $TMPDIR, and read it there.",
+)
+@click.option("--check-data", is_flag=True, help="First look for NaN and infinities in all samples.")
 @click.option("--src-key", default="src", help="Dataset of the inputs.")
 @click.option("--tgt-key", default="tgt", help="Dataset of the targets.")
 @click.option("--num-samples", type=int, default=2048, help="Samples of synthetic data.")
@@ -89,6 +102,12 @@ _PATH = click.Path(path_type=Path)
 @click.option("--max-steps", type=int, help="Stop after this many steps, whatever --epochs says.")
 @click.option("--batch-size", type=int, default=32, help="Samples a rank and micro-batch.")
 @click.option("--shuffle/--no-shuffle", default=True, help="A new order of samples each epoch.")
+@click.option(
+    "--workers",
+    type=int,
+    default=0,
+    help="Processes a rank that read data, for compressed files; 0: a thread.",
+)
 @click.option("--seed", type=int, default=0, help="Of the data, the parameters, the order and the dropout.")
 @click.option("--lr", type=float, default=0.001, help="Adam's learning rate, for one rank.")
 @click.option(
@@ -247,6 +266,8 @@ def _fail(
     # Slurm sends TERM twice at the walltime: the second must not cut the words of the first short.
     for sig in (signal.SIGTERM, signal.SIGINT):
         signal.signal(sig, signal.SIG_IGN)
+    # torch's handler raises wherever it is called, here too, when the workers of --workers end.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     code, text = _verdict(error, watch, timeout_s)
     together = isinstance(error, DdpHpcError) and error.everywhere
     claim = _claim(error, world, watch, together)
@@ -297,6 +318,9 @@ def _verdict(error: BaseException, watch: FailureWatch | None, timeout_s: float)
         return code, stopped if code == _SIGTERM_EXIT else f"a rank ended itself with exit code {code}"
     if isinstance(error, KeyboardInterrupt):
         return EXIT_INTERRUPTED, "interrupted"
+    if "is killed by signal: Terminated" in str(error):
+        # A worker of --workers got the job's SIGTERM a moment before this process did.
+        return _verdict(SystemExit(_SIGTERM_EXIT), watch, timeout_s)
     if isinstance(error, DdpHpcError):
         return error.exit_code, str(error)
     return EXIT_FAILED, _describe(error, watch, timeout_s)
@@ -322,12 +346,16 @@ def _describe(error: BaseException, watch: FailureWatch | None, timeout_s: float
     """
     import traceback
 
+    if "ddp_hpc.training.loader" in sys.modules:
+        from ddp_hpc.training.loader import explain_lost_worker
+
+        if text := explain_lost_worker(error):
+            return text
     if watch is not None:
         from ddp_hpc.training.failure import explain_lost_contact
 
         if text := explain_lost_contact(error, timeout_s):
             return text
-
     return "".join(traceback.format_exception(error)).rstrip()
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-import numpy as np
-
 from ddp_hpc.data.samples import Samples
 from ddp_hpc.errors import DataError, nearest
 from ddp_hpc.h5_layout import HDF5_SUFFIXES, PT_SUFFIX, SAFETENSORS_SUFFIX, SRC, SUFFIXES, TGT
@@ -55,24 +53,24 @@ def check_matches(
     Shapes are those of one sample. The dtype is src's, and tgt's unless tgt holds
     integers: class numbers stay class numbers. None asks for nothing.
     """
-    for option, key, wanted, found in (
-        ("--src-shape", samples.src_key, src_shape, samples.src_shape),
-        ("--tgt-shape", samples.tgt_key, tgt_shape, samples.tgt_shape),
+    for option, info, wanted in (
+        ("--src-shape", samples.src, src_shape),
+        ("--tgt-shape", samples.tgt, tgt_shape),
     ):
-        if wanted is not None and tuple(wanted) != found:
-            given, there = (",".join(map(str, shape)) or "()" for shape in (wanted, found))
+        if wanted is not None and tuple(wanted) != info.shape:
+            given, there = (",".join(map(str, shape)) or "()" for shape in (wanted, info.shape))
             raise DataError(
-                f"{samples.path}: samples of {key} have shape {there} and {option} {given} was asked for; "
-                f"leave {option} out, or name another file"
+                f"{samples.path}: samples of {info.key} have shape {there} and {option} {given} was asked "
+                f"for; leave {option} out, or name another file"
             )
     if dtype is None:
         return
-    for key, found_dtype in ((samples.src_key, samples.src_dtype), (samples.tgt_key, samples.tgt_dtype)):
-        if key == samples.tgt_key and found_dtype.kind != "f":
+    for info in (samples.src, samples.tgt):
+        if info is samples.tgt and info.dtype.kind != "f" and not info.bfloat16:
             continue
-        if found_dtype != np.dtype(dtype):
+        if info.dtype_name != dtype:
             raise DataError(
-                f"{samples.path}: {key} is {found_dtype} and --dtype {dtype} was asked for; "
+                f"{samples.path}: {info.key} is {info.dtype_name} and --dtype {dtype} was asked for; "
                 "leave --dtype out, or name another file"
             )
 

@@ -8,9 +8,12 @@ systems refuse the lock.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from ddp_hpc.data.mapped import ArrayPlace, FileIdentity, check_within, open_mapped
+from ddp_hpc.data.mapped import ArrayPlace, FileIdentity, OpenFile, check_within, open_mapped
 from ddp_hpc.data.samples import (
     ArrayInfo,
     Gather,
@@ -30,7 +33,8 @@ from ddp_hpc.data.samples import (
     first_line,
 )
 from ddp_hpc.errors import DataError, nearest
-from ddp_hpc.h5_layout import ATTR_NUM_CLASSES, TEST_GROUP
+from ddp_hpc.h5_layout import ATTR_DTYPE, ATTR_NUM_CLASSES, BFLOAT16, TEST_GROUP
+from ddp_hpc.units import format_bytes
 
 # What h5py raises from a damaged file, by the damage.
 _H5PY_ERRORS = (
@@ -45,6 +49,13 @@ _H5PY_ERRORS = (
 )
 # Names listed in an error.
 _MAX_LISTED = 12
+# Samples of arrays without compressed chunks are read together as far as they lie within so many bytes.
+_MERGE_BYTES = 256 * 1024
+# Of unpacked chunks a process keeps for each array.
+_CACHE_BYTES = 128 * 1024 * 1024
+# Where two rows of chunks take more than that.
+_MAX_CACHE_BYTES = 256 * 1024 * 1024
+_MAX_SLOTS = 1_000_003
 
 
 def open_hdf5(path: Path, src_key: str, tgt_key: str) -> Samples:
@@ -60,11 +71,11 @@ def open_hdf5(path: Path, src_key: str, tgt_key: str) -> Samples:
         test_keys = [f"{TEST_GROUP}/{key}" for key in (src_key, tgt_key)]
         # A foreign file may call anything "test".
         has_test = any(isinstance(_get(file, key), h5py.Dataset) for key in test_keys)
-        test = tuple(_dataset(path, file, key, None) for key in test_keys) if has_test else ()
-        train_info = _check(path, *train)
+        test = [_dataset(path, file, key, None) for key in test_keys] if has_test else []
+        train_info = _check(path, (src_key, tgt_key), train)
         test_samples = None
         if test:
-            test_info = _check(path, test[0], test[1])
+            test_info = _check(path, (test_keys[0], test_keys[1]), test)
             check_test(path, train_info, test_info)
             test_samples = _samples(path, identity, test_info, (test[0], test[1]), num_classes, None)
         return _samples(path, identity, train_info, train, num_classes, test_samples)
@@ -78,8 +89,9 @@ def _samples(
     num_classes: int | None,
     test: Samples | None,
 ) -> Samples:
+    other_files, advice = any(_lies_elsewhere(path, dataset) for dataset in datasets), ""
     offsets = [_raw_offset(dataset) for dataset in datasets]
-    if offsets[0] is not None and offsets[1] is not None:
+    if not other_files and offsets[0] is not None and offsets[1] is not None:
         places = ArrayPlace(infos[0], offsets[0]), ArrayPlace(infos[1], offsets[1])
         for place in places:
             check_within(path, identity, place)
@@ -87,24 +99,50 @@ def _samples(
     else:
         for dataset in datasets:
             _check_filters(path, dataset)
-        reader, open_arrays = "hdf5 chunked", partial(_open_chunked, path, identity, *infos)
-    return Samples(path, *infos, num_classes=num_classes, reader=reader, open_arrays=open_arrays, test=test)
+        reads = _ReadPlan.of(datasets[0], infos[0]), _ReadPlan.of(datasets[1], infos[1])
+        reader, open_arrays = "hdf5 chunked", partial(_open_chunked, path, identity, *reads)
+        advice = next((plan.advice for plan in reads if plan.advice), "")
+    return Samples(
+        path,
+        *infos,
+        num_classes=num_classes,
+        reader=reader,
+        open_arrays=open_arrays,
+        test=test,
+        other_files=other_files or (test is not None and test.other_files),
+        advice=advice,
+    )
+
+
+def _file(path: Path, **options: int) -> Any:
+    try:
+        return h5py.File(path, "r", locking=False, **options)
+    except OSError as error:
+        if "file locking flag values don't match" not in str(error):
+            raise
+        # The caller's own code has it open, with a lock: HDF5 wants the same of all handles in a process.
+        return h5py.File(path, "r", **options)
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     """The open file; whatever h5py raises about it as a DataError of one line."""
     try:
-        with h5py.File(path, "r", locking=False) as file:
+        with _file(path) as file:
             yield file
     except _H5PY_ERRORS as error:
         text = first_line(error)
+        if "unable to lock file" in text or "required for file locking" in text:
+            raise DataError(
+                f"{path} cannot be opened with a lock ({text}); it is only read and needs none: "
+                "unset HDF5_USE_FILE_LOCKING, or export HDF5_USE_FILE_LOCKING=FALSE"
+            ) from None
         if "signature not found" in text:
             raise DataError(
                 f"{path} is not an HDF5 file, or its first bytes are damaged; write it again"
             ) from error
         seen = "was cut short" if "truncated file" in text else "is damaged"
-        raise DataError(f"{path} {seen}: {text}; copy or write it again") from error
+        raise DataError(f"{path} {seen}: {text}; copy or write it again") from None
 
 
 def _get(file: Any, key: str) -> Any:
@@ -130,19 +168,24 @@ def _dataset(path: Path, file: Any, key: str, option: str | None) -> Any:
     )
 
 
-def _check(path: Path, src: Any, tgt: Any) -> tuple[ArrayInfo, ArrayInfo]:
+def _check(path: Path, keys: tuple[str, str], datasets: Sequence[Any]) -> tuple[ArrayInfo, ArrayInfo]:
     infos = []
-    for dataset in (src, tgt):
-        key = dataset.name.lstrip("/")
+    # Not by the dataset's own name: at the end of a link it may have another one.
+    for key, dataset in zip(keys, datasets, strict=True):
         try:
             dtype = dataset.dtype
         except TypeError as error:
             raise DataError(
                 f"{path}: {key} has a type that NumPy lacks ({first_line(error)}); write it as float32"
-            ) from error
-        infos.append(check_array(path, key, dataset.shape, dtype))
+            ) from None
+        bfloat16 = dtype == np.uint16 and _text(dataset.attrs.get(ATTR_DTYPE)) == BFLOAT16
+        infos.append(check_array(path, key, dataset.shape, dtype, bfloat16))
     check_pair(path, infos[0], infos[1])
     return infos[0], infos[1]
+
+
+def _text(value: object) -> object:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def _num_classes(path: Path, file: Any) -> int | None:
@@ -172,6 +215,29 @@ def _raw_offset(dataset: Any) -> int | None:
     return offset
 
 
+def _lies_elsewhere(path: Path, dataset: Any) -> bool:
+    """Whether the values are in other files than this one.
+
+    Raises:
+        DataError: where such a file is missing: HDF5 would read zeros in its place.
+    """
+    if dataset.is_virtual:
+        names = {source.file_name for source in dataset.virtual_sources()} - {"."}
+        folders = [os.environ.get("HDF5_VDS_PREFIX", ""), str(path.parent), "."]
+        for name in sorted(names):
+            # A pattern stands for as many files as there are.
+            if "%" not in name and not any(Path(folder, name).exists() for folder in folders):
+                raise DataError(
+                    f"{path}: {dataset.name} is put together from other files and {name} is not there; "
+                    "copy it too, or write the data into one file with `python -m data_gen convert`"
+                )
+        return bool(names)
+    if dataset.id.get_create_plist().get_external_count():
+        return True
+    # Reached by an external link, a dataset has its offset in the other file.
+    return not path.samefile(dataset.file.filename)
+
+
 def _check_filters(path: Path, dataset: Any) -> None:
     creation = dataset.id.get_create_plist()
     # Only chunked data has filters, and HDF5 refuses to count those of virtual data.
@@ -186,31 +252,78 @@ def _check_filters(path: Path, dataset: Any) -> None:
             )
 
 
-def _open_chunked(path: Path, identity: FileIdentity, src: ArrayInfo, tgt: ArrayInfo) -> OpenArrays:
-    identity.check(path)
-    try:
-        file = h5py.File(path, "r", locking=False)
-        return OpenArrays(
-            _gather_chunked(path, file[src.key], src), _gather_chunked(path, file[tgt.key], tgt), file.close
-        )
-    except _H5PY_ERRORS as error:
-        raise DataError(f"{path} cannot be opened again: {first_line(error)}; start again") from error
+@dataclass(frozen=True)
+class _ReadPlan:
+    """How h5py is to read one array."""
+
+    info: ArrayInfo
+    rows: int
+    """Samples that lie in one row of chunks: they are read at once, so that a batch unpacks a chunk once."""
+    cache_bytes: int
+    """HDF5's own megabyte would not keep one chunk of many files, and unpack it for each sample again."""
+    cache_slots: int
+    advice: str = ""
+
+    @classmethod
+    def of(cls, dataset: Any, info: ArrayInfo) -> _ReadPlan:
+        sample_bytes = max(1, dataset.nbytes // info.num_samples)
+        rows = max(1, _MERGE_BYTES // sample_bytes)
+        if dataset.chunks is None:
+            return cls(info, rows, 0, 1)
+        chunk_bytes = prod(dataset.chunks) * dataset.dtype.itemsize
+        across = prod(-(-size // chunk) for size, chunk in zip(info.shape, dataset.chunks[1:], strict=True))
+        along = -(-info.num_samples // dataset.chunks[0])
+        row_bytes = across * chunk_bytes
+        # Two rows of chunks serve a batch in order; all of them, any order.
+        wanted = min(max(min(2 * row_bytes, _MAX_CACHE_BYTES), _CACHE_BYTES), along * row_bytes)
+        # A hundred slots a chunk (manual of H5Pset_chunk_cache), or chunks evict each other.
+        slots = min(100 * max(1, wanted // chunk_bytes), _MAX_SLOTS) | 1
+        has_filters = dataset.id.get_create_plist().get_nfilters() > 0
+        advice = ""
+        if has_filters and row_bytes > _MAX_CACHE_BYTES:
+            advice = (
+                f"a sample of {info.key} lies in {across} chunks of {format_bytes(chunk_bytes)}, which each "
+                "batch unpacks anew; write the file again with `python -m data_gen convert OLD.h5 NEW.h5`"
+            )
+        # A plain chunk need not be read whole, however large it is.
+        whole = max(1, _MAX_CACHE_BYTES // sample_bytes) if has_filters else rows
+        return cls(info, min(whole, dataset.chunks[0]), wanted, slots, advice)
 
 
-def _gather_chunked(path: Path, dataset: Any, info: ArrayInfo) -> Gather:
-    def gather(indices: NDArray[np.int64]) -> NDArray[Any]:
-        if not len(indices):
-            return np.empty((0, *info.shape), info.dtype)
-        # h5py takes ascending numbers only, each once.
-        wanted, places = np.unique(indices, return_inverse=True)
+def _open_chunked(path: Path, identity: FileIdentity, src: _ReadPlan, tgt: _ReadPlan) -> OpenArrays:
+    with ExitStack() as stack:
+        opened = OpenFile.open(path, identity)
+        stack.callback(opened.file.close)
         try:
-            found = dataset[wanted]
+            slots = max(src.cache_slots, tgt.cache_slots)
+            file = _file(path, rdcc_nbytes=max(src.cache_bytes, tgt.cache_bytes), rdcc_nslots=slots)
+            stack.callback(file.close)
+            gathers = [_gather_chunked(path, file[plan.info.key], plan) for plan in (src, tgt)]
+        except _H5PY_ERRORS as error:
+            raise DataError(f"{path} cannot be opened again: {first_line(error)}; start again") from None
+        return OpenArrays(gathers[0], gathers[1], check=opened.check, close=stack.pop_all().close)
+
+
+def _gather_chunked(path: Path, dataset: Any, plan: _ReadPlan) -> Gather:
+    def gather(indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+        try:
+            if len(indices) and bool((np.diff(indices) == 1).all()):
+                dataset.read_direct(out, np.s_[indices[0] : indices[-1] + 1])
+            else:
+                scatter(indices, out)
         except _H5PY_ERRORS as error:
             raise DataError(
-                f"{path}: samples of {info.key} cannot be read: {first_line(error)}; "
+                f"{path}: samples of {plan.info.key} cannot be read: {first_line(error)}; "
                 "copy or write the file again"
-            ) from error
-        in_order: NDArray[Any] = found[places].astype(info.dtype, copy=False)
-        return in_order
+            ) from None
+
+    def scatter(indices: NDArray[np.int64], out: NDArray[Any]) -> None:
+        places = np.argsort(indices)
+        wanted = indices[places]
+        cuts = np.flatnonzero(np.diff(wanted // plan.rows)) + 1
+        for some, where in zip(np.split(wanted, cuts), np.split(places, cuts), strict=True):
+            if len(some):
+                # Plain slices take h5py's short way in C; its read_direct costs several times as much a call.
+                out[where] = dataset[int(some[0]) : int(some[-1]) + 1][some - some[0]]
 
     return gather

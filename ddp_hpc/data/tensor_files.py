@@ -10,8 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ddp_hpc.data.mapped import ArrayPlace, FileIdentity, check_within, gather_from, open_mapped
+from ddp_hpc.data.mapped import (
+    ArrayPlace,
+    FileIdentity,
+    OpenFile,
+    check_within,
+    gather_from,
+    open_mapped,
+)
 from ddp_hpc.data.samples import (
     ArrayInfo,
     OpenArrays,
@@ -24,7 +32,8 @@ from ddp_hpc.data.samples import (
 from ddp_hpc.errors import DataError, nearest
 from ddp_hpc.h5_layout import ATTR_NUM_CLASSES, TEST_GROUP
 
-# https://huggingface.co/docs/safetensors, those that NumPy has.
+# https://huggingface.co/docs/safetensors, those that NumPy has, and the bits of bfloat16.
+_SAFETENSORS_BFLOAT16 = "BF16"
 _SAFETENSORS_DTYPES = {
     "BOOL": "bool",
     "U8": "uint8",
@@ -36,6 +45,7 @@ _SAFETENSORS_DTYPES = {
     "U64": "uint64",
     "I64": "int64",
     "F16": "float16",
+    _SAFETENSORS_BFLOAT16: "uint16",
     "F32": "float32",
     "F64": "float64",
 }
@@ -60,12 +70,12 @@ def open_pt(path: Path, src_key: str, tgt_key: str) -> Samples:
     """
     identity = FileIdentity.of(path)
     entries = _load_pt(path)
-    infos = {key: _pt_info(path, key, entries[key]) for key in _wanted(path, entries, src_key, tgt_key)}
+    infos = {key: _pt_info(path, key, entries[key]) for key in wanted_keys(path, entries, src_key, tgt_key)}
     return _samples(
         path,
         infos,
         (src_key, tgt_key),
-        num_classes=_num_classes(path, entries.get(ATTR_NUM_CLASSES)),
+        num_classes=read_num_classes(path, entries.get(ATTR_NUM_CLASSES)),
         reader="pt",
         opener=lambda src, tgt: partial(_open_pt, path, identity, src.key, tgt.key),
     )
@@ -82,21 +92,22 @@ def open_safetensors(path: Path, src_key: str, tgt_key: str) -> Samples:
     metadata = header.pop("__metadata__", {})
     infos: dict[str, ArrayInfo] = {}
     places: dict[str, ArrayPlace] = {}
-    for key in _wanted(path, header, src_key, tgt_key):
+    for key in wanted_keys(path, header, src_key, tgt_key):
         entry = header[key]
         if entry["dtype"] not in _SAFETENSORS_DTYPES:
             raise DataError(
                 f"{path}: {key} has dtype {entry['dtype']}, which NumPy lacks; save it as float32"
             )
         dtype = np.dtype(_SAFETENSORS_DTYPES[entry["dtype"]])
-        infos[key] = check_array(path, key, tuple(entry["shape"]), dtype)
+        bfloat16 = entry["dtype"] == _SAFETENSORS_BFLOAT16
+        infos[key] = check_array(path, key, tuple(entry["shape"]), dtype, bfloat16)
         places[key] = ArrayPlace(infos[key], behind_header + entry["data_offsets"][0])
         check_within(path, identity, places[key])
     return _samples(
         path,
         infos,
         (src_key, tgt_key),
-        num_classes=_num_classes(path, metadata.get(ATTR_NUM_CLASSES)),
+        num_classes=read_num_classes(path, metadata.get(ATTR_NUM_CLASSES)),
         reader="safetensors",
         opener=lambda src, tgt: partial(open_mapped, path, identity, places[src.key], places[tgt.key]),
     )
@@ -125,7 +136,7 @@ def _samples(
     return split(*train, test=split(*test, test=None))
 
 
-def _wanted(path: Path, names: Iterable[str], src_key: str, tgt_key: str) -> list[str]:
+def wanted_keys(path: Path, names: Iterable[str], src_key: str, tgt_key: str) -> list[str]:
     """The keys to read, those of the test split too where there is one."""
     there = [name for name in names if isinstance(name, str)]
     listed = ", ".join(there[:_MAX_LISTED]) + (", ..." if len(there) > _MAX_LISTED else "")
@@ -142,7 +153,12 @@ def _wanted(path: Path, names: Iterable[str], src_key: str, tgt_key: str) -> lis
     return [src_key, tgt_key, *found]
 
 
-def _num_classes(path: Path, value: object) -> int | None:
+def read_num_classes(path: Path, value: object) -> int | None:
+    """The number of classes that a file's metadata says; None where it says nothing.
+
+    Raises:
+        DataError: where it says something else.
+    """
     if value is None:
         return None
     # Metadata of safetensors is text.
@@ -161,23 +177,26 @@ def _load_pt(path: Path) -> dict[str, Any]:
         raise DataError(
             f"{path} is damaged or no dict of tensors: torch.load says {first_line(error)}; "
             "copy it again, or save a dict of tensors with torch.save"
-        ) from error
+        ) from None
     if not isinstance(entries, dict):
         raise DataError(f"{path} holds a {type(entries).__name__}; a dict with the tensors is needed")
     return entries
 
 
 def _pt_info(path: Path, key: str, tensor: object) -> ArrayInfo:
-    return check_array(path, key, (array := _as_array(path, key, tensor)).shape, array.dtype)
+    array, bfloat16 = _as_array(path, key, tensor)
+    return check_array(path, key, array.shape, array.dtype, bfloat16)
 
 
-def _as_array(path: Path, key: str, tensor: object) -> Any:
+def _as_array(path: Path, key: str, tensor: object) -> tuple[NDArray[Any], bool]:
+    """The tensor as NumPy sees it, and whether its uint16 stand for bfloat16."""
     import torch
 
     if not isinstance(tensor, torch.Tensor):
         raise DataError(f"{path}: {key} is a {type(tensor).__name__}; a tensor is needed")
     try:
-        return tensor.detach().numpy()
+        bfloat16 = tensor.dtype is torch.bfloat16
+        return (tensor.view(torch.uint16) if bfloat16 else tensor).detach().numpy(), bfloat16
     except (TypeError, RuntimeError) as error:
         raise DataError(
             f"{path}: {key} is a tensor of {tensor.dtype}, {tensor.layout}; "
@@ -186,10 +205,10 @@ def _as_array(path: Path, key: str, tensor: object) -> Any:
 
 
 def _open_pt(path: Path, identity: FileIdentity, src_key: str, tgt_key: str) -> OpenArrays:
-    identity.check(path)
+    file = OpenFile.open(path, identity)
     entries = _load_pt(path)
-    gathers = [gather_from(_as_array(path, key, entries[key])) for key in (src_key, tgt_key)]
-    return OpenArrays(gathers[0], gathers[1], close=lambda: None)
+    src, tgt = (gather_from(_as_array(path, key, entries[key])[0]) for key in (src_key, tgt_key))
+    return OpenArrays(src, tgt, check=file.check, close=file.file.close)
 
 
 def _load_header(path: Path) -> tuple[dict[str, Any], int]:
@@ -204,5 +223,5 @@ def _load_header(path: Path) -> tuple[dict[str, Any], int]:
     except (SafetensorError, OSError, ValueError) as error:
         raise DataError(
             f"{path} is damaged or no safetensors file: {first_line(error)}; copy it again"
-        ) from error
+        ) from None
     return header, 8 + length

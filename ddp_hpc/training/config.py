@@ -26,6 +26,8 @@ class TrainConfig:
 
     data: Path | None = None
     data_dir: Path = Path("data")
+    stage: Path | None = None
+    check_data: bool = False
     src_key: str = "src"
     tgt_key: str = "tgt"
     num_samples: int = 2048
@@ -38,6 +40,7 @@ class TrainConfig:
     max_steps: int | None = None
     batch_size: int = 32  # samples a rank and micro-batch
     shuffle: bool = True
+    workers: int = 0  # processes a rank that read
     seed: int = 0
     lr: float = 0.001
     lr_scaling: str = "linear"
@@ -70,8 +73,9 @@ class TrainConfig:
             raise RequestError(f"--dropout {self.dropout}: has to be 0 or more and below 1")
         if not 0 <= self.seed < 2**63:
             raise RequestError(f"--seed {self.seed}: has to be 0 or more and below 2**63")
-        if self.warmup_steps < 0:
-            raise RequestError(f"--warmup-steps {self.warmup_steps}: has to be 0 or more")
+        for name in ("warmup_steps", "workers"):
+            if getattr(self, name) < 0:
+                raise RequestError(f"--{name.replace('_', '-')} {getattr(self, name)}: has to be 0 or more")
         if self.model == "classifier" and self.data is None:
             raise RequestError(
                 "--model classifier needs --data with images and labels; "

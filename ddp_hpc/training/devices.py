@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from ddp_hpc.errors import RequestError
 from ddp_hpc.world.topology import World
@@ -106,8 +102,3 @@ def shared_devices(identities: list[list[str]]) -> str:
                 "start at most as many ranks a node as it has devices"
             )
     return ""
-
-
-def to_device(array: np.ndarray[Any, Any], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """The array as a tensor of that type on the device."""
-    return torch.from_numpy(array).to(device=device, dtype=dtype)

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from ddp_hpc.data.samples import Samples
-from ddp_hpc.training.devices import to_device
 from ddp_hpc.training.group import Group
+from ddp_hpc.training.loader import Loader
 from ddp_hpc.training.models import Task
 
 
@@ -37,7 +37,14 @@ class Evaluation:
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, task: Task, samples: Samples, group: Group, batch_size: int, dtype: torch.dtype
+    model: nn.Module,
+    task: Task,
+    samples: Samples,
+    group: Group,
+    *,
+    batch_size: int,
+    dtype: torch.dtype,
+    timeout_s: float,
 ) -> Evaluation:
     """The model's loss and accuracy on all samples. Collective: every rank must call this.
 
@@ -50,13 +57,14 @@ def evaluate(
     sums = torch.zeros(2, dtype=torch.float64, device=group.device)
     was_training = model.training
     model.eval()
-    for first in range(start, stop, batch_size):
-        indices = np.arange(first, min(first + batch_size, stop), dtype=np.int64)
-        src_array, tgt_array = samples.read(indices)
-        src = to_device(src_array, group.device, dtype)
-        tgt = to_device(tgt_array, group.device, task.tgt_dtype(dtype))
+    wanted = (
+        np.arange(first, min(first + batch_size, stop), dtype=np.int64)
+        for first in range(start, stop, batch_size)
+    )
+    for src_read, tgt_read in Loader(samples, group.device, timeout_s=timeout_s).batches(wanted):
+        src, tgt = src_read.to(dtype), tgt_read.to(task.tgt_dtype(dtype))
         output = task.forward(model, src, tgt)
-        sums[0] += task.loss(output, tgt) * len(indices)
+        sums[0] += task.loss(output, tgt) * len(tgt)
         if task.num_correct is not None:
             sums[1] += task.num_correct(output, tgt)
     model.train(was_training)

@@ -97,10 +97,10 @@ def _starts_as_json(path: Path) -> bool:
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Writes a JSON file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     text = json.dumps(value, indent=2) + "\n"
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     except OSError as error:

@@ -65,7 +65,7 @@ class StoreComm:
 
     def _wait(self, keys: list[str], what: str) -> None:
         # Rank 0 knows who is missing: it is to give up first.
-        limit_s = self.timeout_s + (0.0 if self.rank == 0 else 10.0)
+        limit_s = self.timeout_s + (0.0 if self.rank == 0 else min(10.0, self.timeout_s))
         try:
             self._store.wait(keys, timedelta(seconds=limit_s))
         except RuntimeError as error:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,12 +26,13 @@ from ddp_hpc.data.order import EpochOrder
 from ddp_hpc.data.samples import Samples
 from ddp_hpc.training.clock import StepClock
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.devices import to_device
 from ddp_hpc.training.evaluate import Evaluation, evaluate
 from ddp_hpc.training.group import Group
+from ddp_hpc.training.loader import Batch, Loader
 from ddp_hpc.training.metrics import MetricsFile, StepRecord
 from ddp_hpc.training.models import TASKS, SampleSpec, Task, build_model
 from ddp_hpc.training.progress import Progress
+from ddp_hpc.world.topology import World
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,19 +83,19 @@ def train(config: TrainConfig, group: Group, samples: Samples, progress: Progres
     total = min(config.epochs * per_epoch, config.max_steps or sys.maxsize)
     metrics = MetricsFile(config.metrics if group.world.rank == 0 else None)
     clock, pending = StepClock(device), _Pending()
-    run = _Run(config, group, samples, task, model, optimizer, dtype, clock)
+    loader = Loader(samples, device, workers=config.workers, timeout_s=config.timeout_s)
+    batches = loader.batches(_wanted(config, group.world, samples.num_samples, total))
+    run = _Run(config, group, batches, task, model, optimizer, dtype, clock)
     first_loss = final_loss = math.nan
     done_samples, warned = 0, False
     test: Evaluation | None = None
     start_s = time.perf_counter()
     for step in range(total):
         epoch, in_epoch = divmod(step, per_epoch)
-        if in_epoch == 0:
-            order = EpochOrder(samples.num_samples, config.seed, epoch, config.shuffle)
         shares = micro_batches(
             samples.num_samples, config.batch_size, world_size, group.world.rank, config.accumulate, in_epoch
         )
-        run.one_step(step, order, shares, pending, epoch)
+        run.one_step(step, shares, pending, epoch)
         done_samples += shares[0].step_samples
         last_of_run = step + 1 == total
         if (step + 1) % config.log_every == 0 or last_of_run or step == 0:
@@ -109,9 +112,18 @@ def train(config: TrainConfig, group: Group, samples: Samples, progress: Progres
             rate = sum(r.samples for r in records) / seconds if seconds else math.inf
             progress.step(step + 1, total, f"{epoch + 1}/{config.epochs}", final_loss, rate)
         if samples.test is not None and (last_of_run or in_epoch + 1 == per_epoch):
-            test = evaluate(bare, task, samples.test, group, config.batch_size, dtype)
+            test = evaluate(
+                bare,
+                task,
+                samples.test,
+                group,
+                batch_size=config.batch_size,
+                dtype=dtype,
+                timeout_s=config.timeout_s,
+            )
             progress.say(f"epoch {epoch + 1}/{config.epochs} test: {test}")
     wall_s = time.perf_counter() - start_s
+    batches.close()
     metrics.close()
     return Result(
         num_parameters=num_parameters,
@@ -123,6 +135,25 @@ def train(config: TrainConfig, group: Group, samples: Samples, progress: Progres
         final_loss=final_loss,
         test=test,
     )
+
+
+def _wanted(
+    config: TrainConfig, world: World, num_samples: int, num_steps: int
+) -> Iterator[NDArray[np.int64]]:
+    """The numbers of the samples of each micro-batch that this rank takes, over the whole run.
+
+    A rank without a sample in an uneven tail takes one all the same, of weight 0:
+    the others' allreduce waits for its backward.
+    """
+    per_epoch = steps_per_epoch(num_samples, config.batch_size, world.world_size, config.accumulate)
+    for step in range(num_steps):
+        epoch, in_epoch = divmod(step, per_epoch)
+        if in_epoch == 0:
+            order = EpochOrder(num_samples, config.seed, epoch, config.shuffle)
+        for share in micro_batches(
+            num_samples, config.batch_size, world.world_size, world.rank, config.accumulate, in_epoch
+        ):
+            yield order.take(min(share.start, share.stop - 1), share.stop)
 
 
 def _wrap(model: nn.Module, group: Group) -> nn.Module:
@@ -138,16 +169,14 @@ class _Run:
 
     config: TrainConfig
     group: Group
-    samples: Samples
+    batches: Iterator[Batch]
     task: Task
     model: nn.Module
     optimizer: torch.optim.Optimizer
     dtype: torch.dtype
     clock: StepClock
 
-    def one_step(
-        self, step: int, order: EpochOrder, shares: tuple[Share, ...], pending: _Pending, epoch: int
-    ) -> None:
+    def one_step(self, step: int, shares: tuple[Share, ...], pending: _Pending, epoch: int) -> None:
         """Gradients of all micro-batches, one update. Collective: every rank must call this."""
         world_size = self.group.world.world_size
         self.clock.start_step()
@@ -157,7 +186,9 @@ class _Run:
         self.optimizer.zero_grad(set_to_none=True)
         loss_sum = torch.zeros((), dtype=self.dtype, device=self.group.device)
         for i, share in enumerate(shares):
-            src, tgt = self._load(order, share)
+            with self.clock.data():
+                src, tgt = next(self.batches)
+                src, tgt = src.to(self.dtype), tgt.to(self.task.tgt_dtype(self.dtype))
             with self._sync(last=i + 1 == len(shares)):
                 loss = self.task.loss(self.task.forward(self.model, src, tgt), tgt)
                 factor = weight(share, world_size)
@@ -172,20 +203,6 @@ class _Run:
         pending.records.append(
             {"step": step + 1, "epoch": epoch + 1, "lr": lr, "samples": shares[0].step_samples}
         )
-
-    def _load(self, order: EpochOrder, share: Share) -> tuple[Tensor, Tensor]:
-        """This rank's part of a micro-batch on its device: (b, *src_shape) and (b, *tgt_shape).
-
-        A rank without a sample in an uneven tail takes one all the same, of weight 0:
-        the others' allreduce waits for its backward.
-        """
-        with self.clock.data():
-            first = min(share.start, share.stop - 1)
-            src, tgt = self.samples.read(order.take(first, share.stop))
-            return (
-                to_device(src, self.group.device, self.dtype),
-                to_device(tgt, self.group.device, self.task.tgt_dtype(self.dtype)),
-            )
 
     def _sync(self, last: bool) -> AbstractContextManager[None]:
         """Gradients cross the network once a step, with its last micro-batch."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import random
+import subprocess
+import sys
 
 import h5py
 import numpy as np
 import pytest
 
+from ddp_hpc.data import hdf5
 from ddp_hpc.data.formats import open_samples
 from ddp_hpc.data.mapped import ArrayPlace, FileIdentity, check_within
 from ddp_hpc.data.samples import ArrayInfo
 from ddp_hpc.errors import DataError
+from tests.conftest import PROJECT, clean_environ
 
 ORDER = np.array([22, 3, 3, 0])
 
@@ -40,6 +45,90 @@ def test_chunks_are_read_by_h5py(tmp_path, values, options):
         file.create_dataset("src", data=values["src"], **{**options, "chunks": (4, 2, 5)})
         file.create_dataset("tgt", data=values["tgt"], **options)
     check_read(path, values, "hdf5 chunked")
+
+
+@pytest.mark.parametrize("chunks", [(1, 1, 1), (3, 2, 5), (23, 1, 3), (8, 2, 4)])
+@pytest.mark.parametrize("options", [{}, {"compression": "gzip"}])
+def test_any_order_out_of_any_chunks(tmp_path, values, chunks, options):
+    path = tmp_path / "file.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("src", data=values["src"], chunks=chunks, **options)
+        file["tgt"] = values["tgt"]
+    samples = open_samples(path)
+    stream = np.random.default_rng(0)
+    orders = [np.arange(5, 20), np.arange(23), np.array([4]), *(stream.integers(0, 23, 9) for _ in range(20))]
+    for indices in orders:
+        np.testing.assert_array_equal(samples.read(indices)[0], values["src"][indices])
+
+
+def test_each_chunk_of_a_batch_is_asked_for_once(tmp_path, values, monkeypatch):
+    path = tmp_path / "file.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("src", data=values["src"], chunks=(8, 2, 5), compression="gzip")
+        file.create_dataset("tgt", data=values["tgt"], chunks=(23, 3), compression="gzip")
+    asked: list[tuple[str, int, int]] = []
+    getitem = h5py.Dataset.__getitem__
+
+    def spy(dataset, part):
+        asked.append((dataset.name, part.start, part.stop))
+        return getitem(dataset, part)
+
+    monkeypatch.setattr(h5py.Dataset, "__getitem__", spy)
+    open_samples(path).read(np.array([22, 3, 9, 3, 0, 21]))
+    assert asked == [("/src", 0, 4), ("/src", 9, 10), ("/src", 21, 23), ("/tgt", 0, 23)]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "cache_bytes"), [((1, 4096), 32 * 16384), ((32, 4096), 32 * 16384), ((5, 1000), 35 * 5 * 4000)]
+)
+def test_the_cache_holds_what_the_access_needs(tmp_path, monkeypatch, chunks, cache_bytes):
+    # HDF5's own cache of a megabyte keeps no chunk that is larger, and unpacks it for each sample again.
+    path = tmp_path / "file.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("src", shape=(32, 4096), dtype="f4", chunks=chunks, compression="gzip")
+        file["tgt"] = np.arange(32)
+    given: list[dict[str, int]] = []
+    opened = h5py.File
+    monkeypatch.setattr(
+        h5py, "File", lambda *names, **options: given.append(options) or opened(*names, **options)
+    )
+    open_samples(path).read(np.array([5]))
+    assert given[-1]["rdcc_nbytes"] == cache_bytes
+    assert given[-1]["rdcc_nslots"] > 99 * cache_bytes // (chunks[0] * chunks[1] * 4)
+
+
+def test_a_lock_that_the_environment_asks_for_is_explained(write, values, tmp_path):
+    path = write(".h5", values)
+    program = (
+        "import sys; from pathlib import Path; from ddp_hpc.data.formats import open_samples\n"
+        "try: open_samples(Path(sys.argv[1]))\n"
+        "except Exception as error: print(type(error).__name__, error)"
+    )
+    with path.open("r+b") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        outputs = [
+            subprocess.run(
+                [sys.executable, "-c", program, str(path)],
+                env=clean_environ({"HDF5_USE_FILE_LOCKING": value, "PYTHONPATH": str(PROJECT)}),
+                capture_output=True,
+                text=True,
+                timeout=60,
+            ).stdout
+            for value in ("TRUE", "FALSE")
+        ]
+    assert outputs[0].startswith("DataError")
+    assert "export HDF5_USE_FILE_LOCKING=FALSE" in outputs[0]
+    assert outputs[1] == ""
+
+
+@pytest.mark.parametrize("chunks", [None, (4, 3)])
+def test_a_file_that_the_callers_own_code_has_open(write, values, chunks):
+    path = write(".h5", values)
+    with h5py.File(path, "r+") as file:
+        del file["tgt"]
+        file.create_dataset("tgt", data=values["tgt"], chunks=chunks)
+    with h5py.File(path):
+        np.testing.assert_array_equal(open_samples(path).read(ORDER)[1], values["tgt"][ORDER])
 
 
 def test_the_other_byte_order_arrives_in_ours(write, values):
@@ -71,6 +160,47 @@ def test_values_in_a_file_beside_are_read(tmp_path, values):
         outside = [(str(tmp_path / "raw.bin"), 0, src.nbytes)]
         file.create_dataset("src", shape=src.shape, dtype=src.dtype, external=outside)[:] = src
     check_read(path, values, "hdf5 chunked")
+
+
+@pytest.mark.parametrize("chunks", [None, (4,)])
+def test_a_dataset_behind_a_link_into_another_file(tmp_path, chunks):
+    # Its offset there means nothing here, and its name there may be another dataset's here.
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file.create_dataset("tgt", data=np.arange(100, 123), chunks=chunks)
+    path = tmp_path / "file.h5"
+    with h5py.File(path, "w") as file:
+        file["tgt"] = np.arange(23)
+        file["src"] = h5py.ExternalLink("other.h5", "/tgt")
+    samples = open_samples(path)
+    assert samples.read(ORDER)[0].tolist() == [122, 103, 103, 100]
+    assert samples.other_files
+
+
+def test_a_virtual_dataset_without_its_sources_is_refused_not_read_as_zeros(tmp_path, values, write, refusal):
+    part = write(".h5", values, name="part")
+    path = tmp_path / "file.h5"
+    with h5py.File(path, "w", libver="latest") as file:
+        for key, array in values.items():
+            layout = h5py.VirtualLayout(shape=array.shape, dtype=array.dtype)
+            layout[:] = h5py.VirtualSource("part.h5", key, shape=array.shape)
+            file.create_virtual_dataset(key, layout)
+    check_read(path, values, "hdf5 chunked")
+    assert open_samples(path).other_files
+    part.unlink()
+    assert "put together from other files and part.h5 is not there" in refusal(path)
+
+
+def test_chunks_that_each_batch_would_unpack_in_full_are_told_and_read_in_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(hdf5, "_MAX_CACHE_BYTES", 64 * 1024)
+    monkeypatch.setattr(hdf5, "_CACHE_BYTES", 32 * 1024)
+    src = np.random.default_rng(0).random((1000, 64), np.float32)  # two chunks of 128 KB side by side
+    path = tmp_path / "file.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("src", data=src, chunks=(1000, 32), compression="gzip")
+        file["tgt"] = np.arange(1000)
+    samples = open_samples(path)
+    np.testing.assert_array_equal(samples.read(np.array([999, 0, 500]))[0], src[[999, 0, 500]])
+    assert "a sample of src lies in 2 chunks of 125.0 KiB, which each batch unpacks anew" in samples.advice
 
 
 def test_a_virtual_dataset_is_read(tmp_path, values, write):

@@ -6,8 +6,11 @@ import multiprocessing
 import os
 import pickle
 
+import h5py
 import numpy as np
 import pytest
+import safetensors.torch
+import torch
 
 from ddp_hpc.data.formats import check_matches, open_samples
 from ddp_hpc.errors import DataError
@@ -64,6 +67,48 @@ def test_dtypes_arrive_as_they_are(write, values, suffix, dtype):
     src, _ = samples.read(np.arange(23))
     assert src.dtype == samples.src_dtype == dtype
     np.testing.assert_array_equal(src, cast["src"])
+
+
+def test_bfloat16_arrives_as_its_bits(tmp_path, suffix):
+    path = tmp_path / f"file{suffix}"
+    src = torch.tensor([[1.5, -2.0], [0.0078125, 3e38], [0.5, 9.0]], dtype=torch.bfloat16)
+    arrays = {"src": src, "tgt": torch.tensor([0, 1, 2])}
+    if suffix == ".pt":
+        torch.save(arrays, path)
+    elif suffix == ".safetensors":
+        safetensors.torch.save_file(arrays, path)
+    else:
+        with h5py.File(path, "w") as file:
+            file["src"] = src.view(torch.uint16).numpy()
+            file["src"].attrs["dtype"] = "bfloat16"
+            file["tgt"] = arrays["tgt"].numpy()
+    samples = open_samples(path)
+    assert (samples.src_bfloat16, samples.tgt_bfloat16) == (True, False)
+    assert samples.src_dtype == np.uint16
+    bits, _ = samples.read(np.array([2, 0]))
+    assert torch.equal(torch.from_numpy(bits).view(torch.bfloat16), src[[2, 0]])
+
+
+def test_a_batch_lands_in_the_buffers_it_was_given(write, values, suffix):
+    samples = open_samples(write(suffix, values))
+    buffers = samples.buffers(4)
+    src, tgt = samples.read(np.array([7, 7, 1]), out=buffers)
+    assert src.base is buffers[0]
+    assert tgt.base is buffers[1]
+    np.testing.assert_array_equal(src, values["src"][[7, 7, 1]])
+    np.testing.assert_array_equal(tgt, values["tgt"][[7, 7, 1]])
+
+
+@pytest.mark.parametrize("change", ["cut", "grown"])
+def test_a_file_that_changes_under_the_reader_is_an_error_not_a_crash(write, values, suffix, change):
+    path = write(suffix, values)
+    samples = open_samples(path)
+    samples.read(np.array([22]))
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2 if change == "cut" else path.stat().st_size + 1)
+    with pytest.raises(DataError, match="changed while it was read") as caught:
+        samples.read(np.array([22]))
+    assert "\n" not in str(caught.value)
 
 
 def test_labels_need_no_axis_of_their_own(write, values, suffix):

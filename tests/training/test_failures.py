@@ -123,9 +123,16 @@ def test_a_rank_that_hangs_is_waited_for_only_as_long_as_timeout_says(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_ctrl_c_ends_all_ranks_with_130_and_no_traceback(tmp_path):
+@pytest.mark.parametrize(
+    ("signum", "options"),
+    [
+        (signal.SIGINT, []),
+        (signal.SIGTERM, ["--workers", "1"]),
+    ],
+)
+def test_a_signal_ends_all_ranks_and_their_workers_without_a_traceback(tmp_path, signum, options):
     env = clean_environ({"PYTHONUNBUFFERED": "1"})
-    argv = [*start(2), "-m", "ddp_hpc.train", *SIZES, "--epochs", "10000"]
+    argv = [*start(2), "-m", "ddp_hpc.train", *SIZES, "--epochs", "10000", *options]
     job = subprocess.Popen(
         argv,
         cwd=tmp_path,
@@ -140,7 +147,7 @@ def test_ctrl_c_ends_all_ranks_with_130_and_no_traceback(tmp_path):
         assert job.stdout is not None
         while "step" not in (line := job.stdout.readline()):
             assert line, "ended before its first step"
-        os.killpg(job.pid, signal.SIGINT)
+        os.killpg(job.pid, signum)
         _, err = job.communicate(timeout=30)
     finally:
         if job.poll() is None:

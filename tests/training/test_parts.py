@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 import torch
 
+from ddp_hpc import train as entry
 from ddp_hpc.errors import RendezvousError, ReportedElsewhereError, RequestError
 from ddp_hpc.training.claim import Claim
 from ddp_hpc.training.clock import StepClock
@@ -15,6 +16,7 @@ from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.devices import choose_backend, device_kind, shared_devices
 from ddp_hpc.training.failure import FailureWatch, explain_lost_contact
 from ddp_hpc.training.group import agree, same_everywhere
+from ddp_hpc.training.loader import explain_lost_worker
 from ddp_hpc.training.metrics import MetricsFile, StepRecord
 from ddp_hpc.training.models import TASKS, SampleSpec, build_model
 from ddp_hpc.training.progress import Progress
@@ -103,6 +105,41 @@ def test_only_the_first_failure_speaks(store, monkeypatch):
     first, second = _watch(store, 0), _watch(store.clone(), 1)
     assert second.claim() is Claim.FIRST
     assert first.claim() is Claim.LATE
+
+
+def test_of_two_that_fail_at_once_one_speaks(store, monkeypatch):
+    # The second may tell the first one's watch of the failure while the first is still claiming it.
+    monkeypatch.setattr("os.kill", lambda *_: None)
+    monkeypatch.setattr("os._exit", lambda *_: None)
+    first, second = _watch(store.clone(), 1), _watch(store, 0)
+    claims = {}
+
+    class Slow:
+        def add(self, key, amount):
+            count = store.add(key, amount)
+            claims["second"] = second.claim()
+            first._thread.join(10)
+            return count
+
+        def set(self, key, value):
+            store.set(key, value)
+
+    first._store = Slow()
+    assert first.claim() is Claim.FIRST
+    assert claims["second"] is Claim.LATE
+
+
+@pytest.mark.parametrize(
+    ("signal_name", "code", "words"),
+    [("Killed", 1, "DataLoader worker (pid 7)"), ("Terminated", 143, "SIGTERM")],
+)
+def test_a_worker_that_ended_is_one_line_wherever_torch_says_so(signal_name, code, words):
+    error = RuntimeError(f"DataLoader worker (pid 7) is killed by signal: {signal_name}. \nAnd more.")
+    assert explain_lost_worker(error)
+    exit_code, text = entry._verdict(error, None, 1.0)
+    assert exit_code == code
+    assert words in text
+    assert "\n" not in text
 
 
 def test_ranks_part_in_peace_and_rank_0_last(store):

@@ -1,0 +1,269 @@
+"""Batches on their way from the file to the device, read ahead while the device computes.
+
+    file -> reused buffer, pinned where the device is not a CPU -> device, on a stream of its own
+
+One thread does this for a rank: reading out of the page cache costs one copy, and
+NumPy releases the interpreter's lock meanwhile. Compressed HDF5 keeps a core busy
+and the lock held; `workers` are processes that unpack it side by side.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import tempfile
+import threading
+from collections.abc import Generator, Iterable
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ddp_hpc.data.samples import ArrayInfo, Samples, first_line
+from ddp_hpc.errors import DataError, DdpHpcError
+
+Indices: TypeAlias = NDArray[np.int64]
+Batch: TypeAlias = tuple[Tensor, Tensor]
+
+_FAREWELL_S = 1.0
+# sun_path has 108 bytes (unix(7)), and multiprocessing appends names of its own to the folder.
+_MAX_SOCKET_FOLDER = 60
+
+
+class Loader:
+    """The samples of a file in batches of any numbers, as tensors on a device.
+
+    `ahead` batches are read before they are asked for, by a thread; 0 reads in the
+    caller's. `workers` above 0 reads in that many spawned processes instead: never
+    forked ones, as a fork under MPI can hang. Nothing starts before the first batch.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        device: torch.device,
+        *,
+        workers: int = 0,
+        ahead: int = 2,
+        timeout_s: float = 1800.0,
+    ) -> None:
+        self._samples = samples
+        self._device = device
+        self._workers = workers
+        self._ahead = ahead
+        self._timeout_s = timeout_s
+
+    def batches(self, wanted: Iterable[Indices]) -> Generator[Batch, None, None]:
+        """The tensors src and tgt (len(indices), ...) of each array of sample numbers, in the file's dtype.
+
+        They are valid until the next batch is asked for: the buffers are used again. Closing
+        the generator ends its thread or its workers.
+
+        Raises:
+            DdpHpcError: the file cannot be read, a worker ended, or a batch did not come within `timeout_s`.
+        """
+        try:
+            if self._workers:
+                yield from self._from_workers(wanted)
+            else:
+                yield from self._from_thread(wanted) if self._ahead else self._direct(wanted)
+        except DataError as error:
+            # Work has begun: what fails now is no longer a wrong request.
+            raise DdpHpcError(str(error)) from None
+
+    def _direct(self, wanted: Iterable[Indices]) -> Generator[Batch, None, None]:
+        slot = _Slot(self._samples, self._device)
+        for indices in wanted:
+            slot.fill(indices)
+            yield slot.batch()
+
+    def _from_thread(self, wanted: Iterable[Indices]) -> Generator[Batch, None, None]:
+        free: queue.SimpleQueue[_Slot | None] = queue.SimpleQueue()
+        ready: queue.SimpleQueue[_Slot | BaseException | None] = queue.SimpleQueue()
+        closed = threading.Event()
+        for _ in range(self._ahead + 1):  # one more is in the caller's hands
+            free.put(_Slot(self._samples, self._device))
+
+        def read() -> None:
+            try:
+                if self._device.type != "cpu":
+                    torch.get_device_module(self._device).set_device(self._device)
+                for indices in wanted:
+                    slot = free.get()
+                    if slot is None or closed.is_set():
+                        return
+                    slot.fill(indices)
+                    ready.put(slot)
+                ready.put(None)
+            except BaseException as error:  # it is the caller's, whatever it is
+                ready.put(error)
+
+        # A thread that a dead file system holds must not hold the process.
+        thread = threading.Thread(target=read, name="read ahead", daemon=True)
+        thread.start()
+        try:
+            while (slot := self._next(ready)) is not None:
+                yield slot.batch()
+                free.put(slot)
+        finally:
+            closed.set()
+            free.put(None)
+            thread.join(_FAREWELL_S)  # the caller may close the file next
+
+    def _next(self, ready: queue.SimpleQueue[_Slot | BaseException | None]) -> _Slot | None:
+        try:
+            found = ready.get(timeout=self._timeout_s)
+        except queue.Empty:
+            raise self._late("no answer from its file system") from None
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def _from_workers(self, wanted: Iterable[Indices]) -> Generator[Batch, None, None]:
+        _prepare_for_workers()
+        loader: Iterable[Batch | DataError] = torch.utils.data.DataLoader(
+            _Reads(self._samples),
+            sampler=wanted,
+            batch_size=None,
+            num_workers=self._workers,
+            multiprocessing_context="spawn",
+            prefetch_factor=max(1, self._ahead),
+            pin_memory=self._device.type == "cuda",
+            timeout=self._timeout_s,
+            generator=torch.Generator(),  # it draws a seed: not out of the stream that dropout draws from
+        )
+        try:
+            for batch in loader:
+                if isinstance(batch, DataError):
+                    raise batch
+                yield (
+                    batch[0].to(self._device, non_blocking=True),
+                    batch[1].to(self._device, non_blocking=True),
+                )
+        except (RuntimeError, OSError, EOFError) as error:
+            if "timed out" in str(error):
+                raise self._late(f"{self._workers} workers") from None
+            # A worker that is gone in the middle of a batch shows as a dead socket; and there may be too
+            # many open files to start one.
+            text = explain_lost_worker(error)
+            if not text and isinstance(error, RuntimeError):
+                raise
+            raise DdpHpcError(
+                f"reading {self._samples.path} with --workers {self._workers}: {text or first_line(error)}"
+            ) from None
+
+    def _late(self, who: str) -> DdpHpcError:
+        return DdpHpcError(
+            f"waited {self._timeout_s:g} s for samples of {self._samples.path}: {who}; "
+            "look at the file system, or raise --timeout"
+        )
+
+
+def explain_lost_worker(error: BaseException) -> str:
+    """One line where `error` is torch's about a worker that ended; empty for any other.
+
+    torch raises it out of a SIGCHLD handler: wherever the main thread is, in the
+    middle of a backward pass too.
+    """
+    if not (isinstance(error, RuntimeError) and "DataLoader worker" in str(error)):
+        return ""
+    return f"{first_line(error)} (where a job runs out of memory, the kernel kills such processes first)"
+
+
+class _Slot:
+    """A reused buffer for one batch, and where it goes on the device."""
+
+    def __init__(self, samples: Samples, device: torch.device) -> None:
+        self._samples = samples
+        self._device = device
+        self._num = 0
+        self._on_device: Batch | None = None
+        self._grow(0)
+        if device.type == "cpu":
+            return
+        module = torch.get_device_module(device)
+        self._stream: Any = module.Stream(device)
+        self._copied: Any = module.Event()
+
+    def fill(self, indices: Indices) -> None:
+        """Reads the samples, and starts their copy to the device."""
+        self._on_device = None
+        self._num = len(indices)
+        if self._device.type != "cpu":
+            self._copied.synchronize()  # the buffer's last contents may still be on their way
+        if self._num > len(self._arrays[0]):
+            self._grow(self._num)
+        self._samples.read(indices, out=self._arrays)
+        if self._device.type != "cpu":
+            with torch.get_device_module(self._device).stream(self._stream):
+                src, tgt = self._filled()
+                self._on_device = (
+                    src.to(self._device, non_blocking=True),
+                    tgt.to(self._device, non_blocking=True),
+                )
+                self._copied.record(self._stream)
+
+    def batch(self) -> Batch:
+        """The tensors, for the current stream to use."""
+        if self._on_device is None:
+            return self._filled()
+        stream = torch.get_device_module(self._device).current_stream(self._device)
+        stream.wait_event(self._copied)
+        for tensor in self._on_device:
+            tensor.record_stream(stream)  # their memory belongs to the copying stream
+        return self._on_device
+
+    def _grow(self, num: int) -> None:
+        pinned = self._device.type != "cpu"
+        self._src = _buffer(self._samples.src, num, pinned)
+        self._tgt = _buffer(self._samples.tgt, num, pinned)
+        self._arrays = _as_array(self._src), _as_array(self._tgt)
+
+    def _filled(self) -> Batch:
+        if self._num == len(self._arrays[0]):
+            return self._src, self._tgt  # a slice costs as much as a small batch's copy
+        return self._src[: self._num], self._tgt[: self._num]
+
+
+class _Reads(torch.utils.data.Dataset[Batch | DataError]):
+    """In a worker: a batch by its numbers. An error is sent as a value, or torch wraps it in a traceback."""
+
+    def __init__(self, samples: Samples) -> None:
+        self._samples = samples
+
+    def __getitem__(self, indices: Indices) -> Batch | DataError:
+        try:
+            src, tgt = self._samples.read(indices)
+        except DataError as error:
+            return error
+        return _as_tensor(src, self._samples.src), _as_tensor(tgt, self._samples.tgt)
+
+
+def _as_tensor(array: NDArray[Any], info: ArrayInfo) -> Tensor:
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if info.bfloat16 else tensor
+
+
+def _buffer(info: ArrayInfo, num: int, pinned: bool) -> Tensor:
+    dtype = _as_tensor(np.empty(0, info.dtype), info).dtype
+    return torch.empty((num, *info.shape), dtype=dtype, pin_memory=pinned)
+
+
+def _as_array(tensor: Tensor) -> NDArray[Any]:
+    bits = tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor
+    array: NDArray[Any] = bits.numpy()
+    return array
+
+
+def _prepare_for_workers() -> None:
+    """Changes this process's environment, which its workers get.
+
+    They pass tensors through sockets in TMPDIR, which PBS makes too long for a
+    socket's name ("AF_UNIX path too long": https://github.com/python/cpython/issues/93852).
+    And where a run ends by a signal, a helper of multiprocessing warns of what it cleans up.
+    """
+    if len(tempfile.gettempdir()) > _MAX_SOCKET_FOLDER:
+        tempfile.tempdir = os.environ["TMPDIR"] = "/tmp"  # noqa: S108 - sockets in a private folder there
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.resource_tracker")

@@ -1,0 +1,272 @@
+"""A copy on the node's own storage: verified, used again, and never in the way of what was there."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import socket
+import stat
+import sys
+import time
+from collections import namedtuple
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddp_hpc.data import stage
+from ddp_hpc.data.stage import NotStagedError, stage_file
+from tests.conftest import Launch
+
+DEAD_PID = 2**22 + 1  # above the kernel's largest
+DiskUsage = namedtuple("DiskUsage", "total used free")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A file of two and a bit blocks, none like the other."""
+    path = tmp_path / "lustre" / "train.h5"
+    path.parent.mkdir()
+    path.write_bytes(os.urandom(2 * stage._BLOCK_BYTES + 12345))
+    return path
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    """Where the copies go; it does not exist yet."""
+    return tmp_path / "node" / "local"
+
+
+def refusal(source: Path, local: Path, **options: object) -> str:
+    """Why there is no copy; nothing is left of it, and the source is what it was."""
+    before = source.read_bytes()
+    with pytest.raises(NotStagedError) as caught:
+        stage_file(source, local, **options)
+    assert not local.is_dir() or list(local.iterdir()) == []
+    assert source.read_bytes() == before
+    return str(caught.value)
+
+
+def test_the_copy_has_the_bytes_of_the_file_and_its_suffix(source: Path, local: Path) -> None:
+    staged = stage_file(source, local)
+    assert staged.path.parent == local
+    assert staged.path.name.startswith("train-")
+    assert staged.path.suffix == ".h5"
+    assert staged.path.read_bytes() == source.read_bytes()
+    assert (staged.reused, staged.num_bytes) == (False, source.stat().st_size)
+    assert list(local.iterdir()) == [staged.path]
+
+
+def test_only_its_owner_may_read_the_copy_in_a_folder_of_everybody(source: Path, local: Path) -> None:
+    source.chmod(0o644)
+    assert stat.S_IMODE(stage_file(source, local).path.stat().st_mode) == 0o600
+
+
+def test_an_empty_file_is_copied_too(tmp_path: Path, local: Path) -> None:
+    (tmp_path / "empty.h5").touch()
+    assert stage_file(tmp_path / "empty.h5", local).path.read_bytes() == b""
+
+
+def test_a_second_run_uses_the_copy_again(source: Path, local: Path) -> None:
+    first = stage_file(source, local)
+    made = first.path.stat()
+    second = stage_file(source, local)
+    assert second.path == first.path
+    assert second.reused
+    assert second.path.stat().st_mtime_ns == made.st_mtime_ns
+
+
+def test_a_file_reached_by_a_link_is_the_same_file(source: Path, local: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.h5").symlink_to(source)
+    assert stage_file(source, local).path == stage_file(tmp_path / "train.h5", local).path
+
+
+def test_a_file_that_was_written_anew_gets_a_new_copy(source: Path, local: Path) -> None:
+    first = stage_file(source, local)
+    source.write_bytes(b"other bytes")
+    second = stage_file(source, local)
+    assert second.path != first.path
+    assert second.path.read_bytes() == b"other bytes"
+
+
+def test_a_copy_that_was_cut_is_made_again(source: Path, local: Path) -> None:
+    path = stage_file(source, local).path
+    os.truncate(path, 100)
+    assert not stage_file(source, local).reused
+    assert path.read_bytes() == source.read_bytes()
+
+
+def test_a_copy_that_somebody_wrote_to_is_made_again(source: Path, local: Path) -> None:
+    path = stage_file(source, local).path
+    with path.open("r+b") as file:
+        file.write(bytes(4096))
+    assert not stage_file(source, local).reused
+    assert path.read_bytes() == source.read_bytes()
+
+
+def test_the_copy_of_another_job_that_was_faster_stays_as_it_is(source: Path, local: Path) -> None:
+    """Its readers would take another file under the name for a change of their data."""
+    path = stage_file(source, local).path
+    path.rename(local / "theirs")
+    inode = (local / "theirs").stat().st_ino
+
+    def finish_the_other(done_bytes: int, total_bytes: int) -> None:
+        if done_bytes == total_bytes:
+            (local / "theirs").rename(path)
+
+    assert stage_file(source, local, progress=finish_the_other).path == path
+    assert path.stat().st_ino == inode
+    assert list(local.iterdir()) == [path]
+
+
+def test_a_link_under_the_copys_name_is_not_followed(source: Path, local: Path, tmp_path: Path) -> None:
+    """In /tmp anybody may put something under any name."""
+    path = stage_file(source, local).path
+    path.unlink()
+    planted = tmp_path / "planted"
+    planted.write_bytes(bytes(source.stat().st_size))
+    path.symlink_to(planted)
+    assert stage_file(source, local).path.read_bytes() == source.read_bytes()
+    assert not path.is_symlink()
+    assert planted.read_bytes() == bytes(source.stat().st_size)
+
+
+def test_a_file_that_does_not_fit_is_not_begun(
+    source: Path, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: DiskUsage(10**9, 10**9, 3 * 2**20))
+    said = refusal(source, local)
+    # 16 MiB of data, and a margin for others who write there.
+    assert said == f"{local} has 3.0 MiB free of 80.2 MiB needed"
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """A limit that is met half-way, as a disk that somebody else fills meanwhile."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (stage._BLOCK_BYTES + 5, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_fills_up_half_way_leaves_nothing(source: Path, local: Path, small_files: None) -> None:
+    assert "File too large" in refusal(source, local)
+
+
+def test_a_folder_that_cannot_be_made_is_a_reason(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "Not a directory" in refusal(source, tmp_path / "file" / "local")
+    assert "File exists" in refusal(source, tmp_path / "file")
+
+
+def test_a_folder_that_may_not_be_written_is_a_reason(as_nobody, open_folder: Path) -> None:
+    source, local = open_folder / "a.h5", open_folder / "local"
+    source.write_bytes(b"abc")
+    local.mkdir(mode=0o555)
+    with as_nobody():
+        assert "Permission denied" in refusal(source, local)
+
+
+def test_a_file_that_changes_while_it_is_copied_is_not_used(source: Path, local: Path) -> None:
+    def touch(done_bytes: int, total_bytes: int) -> None:
+        os.utime(source, ns=(0, done_bytes))
+
+    assert "changed while it was copied" in refusal(source, local, progress=touch)
+
+
+def test_a_file_that_grows_without_end_ends_the_copy(source: Path, local: Path) -> None:
+    size = source.stat().st_size
+
+    def grow(done_bytes: int, total_bytes: int) -> None:
+        assert done_bytes <= size + stage._BLOCK_BYTES
+        os.truncate(source, source.stat().st_size + 2 * stage._BLOCK_BYTES)
+
+    with pytest.raises(NotStagedError, match="changed while it was copied"):
+        stage_file(source, local, progress=grow)
+    assert list(local.iterdir()) == []
+
+
+def test_a_copy_that_reads_back_differently_is_not_used(source: Path, local: Path) -> None:
+    def damage(done_bytes: int, total_bytes: int) -> None:
+        if done_bytes == total_bytes:
+            (partial,) = local.iterdir()
+            with partial.open("r+b") as file:
+                byte = file.read(1)[0]
+                file.seek(0)
+                file.write(bytes([byte ^ 1]))
+
+    assert "differs" in refusal(source, local, progress=damage)
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_leaves_nothing(source: Path, local: Path, stop: type[BaseException]) -> None:
+    def interrupted(done_bytes: int, total_bytes: int) -> None:
+        raise stop
+
+    with pytest.raises(stop):
+        stage_file(source, local, progress=interrupted)
+    assert list(local.iterdir()) == []
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_leaves_nothing(tmp_path: Path, local: Path, launch: Launch, signum: int) -> None:
+    """SIGTERM as the training takes it: an exception."""
+    source = tmp_path / "large.h5"
+    source.touch()
+    os.truncate(source, 2**31)  # hardly any of it is written before the signal
+    program = (
+        "import pathlib, signal, sys\n"
+        "from ddp_hpc.data.stage import stage_file\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
+        "stage_file(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))\n"
+    )
+    process = launch.start([sys.executable, "-c", program, source, local])
+    while not (local.is_dir() and list(local.iterdir())):
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.001)
+    process.send_signal(signum)
+    assert launch.end(process).exit_code == {signal.SIGTERM: 143, signal.SIGINT: -signal.SIGINT}[signum]
+    assert list(local.iterdir()) == []
+
+
+def test_what_a_killed_run_left_goes_with_the_next(source: Path, local: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        stage_file(source, local, progress=lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        os._exit(1)
+    _, how = os.waitpid(child, 0)
+    assert os.WTERMSIG(how) == signal.SIGKILL
+    (left,) = local.iterdir()
+    assert left.name.endswith(".partial")
+    copy = stage_file(source, local).path
+    assert list(local.iterdir()) == [copy]
+
+
+def test_a_long_name_is_a_name(tmp_path: Path, local: Path) -> None:
+    source = tmp_path / ("\U0001f600" * 62 + ".h5")
+    source.write_bytes(b"abc")
+    assert stage_file(source, local).path.read_bytes() == b"abc"
+
+
+def test_what_others_write_stays(source: Path, local: Path) -> None:
+    local.mkdir(parents=True)
+    host = socket.gethostname()
+    names = [
+        f".a.h5.stage-{host}-{os.getppid()}.partial",
+        f".a.h5.stage-another-{DEAD_PID}.partial",
+        f".a.h5.other_writer-{host}-{DEAD_PID}.partial",
+        f"a.h5.stage-{host}-{DEAD_PID}.partial",
+    ]
+    for name in names:
+        (local / name).touch()
+    copy = stage_file(source, local).path
+    assert {path.name for path in local.iterdir()} == {*names, copy.name}
+
+
+def test_progress_comes_with_each_block_and_ends_with_the_whole(source: Path, local: Path) -> None:
+    told: list[tuple[int, int]] = []
+    stage_file(source, local, progress=lambda *numbers: told.append(numbers))
+    size = source.stat().st_size
+    assert told == [(stage._BLOCK_BYTES, size), (2 * stage._BLOCK_BYTES, size), (size, size)]

@@ -1,0 +1,145 @@
+"""The loader: every way of reading gives the same batches, in buffers that are used again."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from ddp_hpc.data.formats import open_samples
+from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.training.loader import Loader
+from tests.training.runs import run
+
+CPU = torch.device("cpu")
+NUM_SAMPLES = 40
+WAYS = [{"ahead": 0}, {"ahead": 1}, {"ahead": 3}]
+
+
+@pytest.fixture
+def path(tmp_path):
+    """src (40, 3) float32 and tgt (40,) int64; sample i holds 3i, 3i + 1, 3i + 2 and i."""
+    path = tmp_path / "file.h5"
+    with h5py.File(path, "w") as file:
+        file["src"] = np.arange(NUM_SAMPLES * 3, dtype=np.float32).reshape(NUM_SAMPLES, 3)
+        file["tgt"] = np.arange(NUM_SAMPLES)
+    return path
+
+
+def wanted(*sizes: int) -> list[np.ndarray]:
+    stream = np.random.default_rng(0)
+    return [stream.integers(0, NUM_SAMPLES, size) for size in sizes]
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "read ahead"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_each_batch_holds_the_samples_asked_for(path, way):
+    asked = wanted(4, 4, 1, 9, 0, 4)
+    got = [
+        (src.clone(), tgt.clone()) for src, tgt in Loader(open_samples(path), CPU, **way).batches(iter(asked))
+    ]
+    assert [tgt.tolist() for _, tgt in got] == [indices.tolist() for indices in asked]
+    assert all(torch.equal(src, (3 * tgt[:, None] + torch.arange(3)).float()) for src, tgt in got)
+    assert got[0][0].dtype == torch.float32
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_buffers_are_used_again(path, way):
+    batches = Loader(open_samples(path), CPU, **way).batches(wanted(*[8] * 50))
+    places = {(src.data_ptr(), tgt.data_ptr()) for src, tgt in batches}
+    assert len(places) == way["ahead"] + 1
+
+
+def test_a_batch_stays_as_it_is_until_the_next_is_asked_for(path):
+    asked = wanted(*[8] * 20)
+    for indices, (_, tgt) in zip(asked, Loader(open_samples(path), CPU, ahead=2).batches(asked), strict=True):
+        time.sleep(0.002)  # long enough for the thread to fill whatever it may
+        assert tgt.tolist() == indices.tolist()
+
+
+def test_bfloat16_is_bfloat16_again(tmp_path):
+    src = torch.randn(5, 4).bfloat16()
+    torch.save({"src": src, "tgt": torch.arange(5)}, tmp_path / "file.pt")
+    [(got, _)] = Loader(open_samples(tmp_path / "file.pt"), CPU).batches([np.array([3, 1])])
+    assert torch.equal(got, src[[3, 1]])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_error_comes_up_where_the_batch_is_asked_for(path, way):
+    batches = Loader(open_samples(path), CPU, **way).batches([np.array([0]), np.array([NUM_SAMPLES])])
+    assert next(batches)[1].tolist() == [0]
+    with pytest.raises(IndexError):
+        next(batches)
+
+
+def test_the_thread_ends_with_the_batches(path):
+    loader = Loader(open_samples(path), CPU, ahead=1)
+    for _ in loader.batches(wanted(4, 4, 4)):
+        break
+    list(loader.batches(wanted(4, 4)))
+    deadline = time.monotonic() + 10
+    while threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threads() == []
+
+
+def test_a_file_system_that_does_not_answer_is_waited_for_only_so_long(path, monkeypatch):
+    samples = open_samples(path)
+    monkeypatch.setattr(samples, "read", lambda indices, out: time.sleep(30))
+    with pytest.raises(DdpHpcError, match=r"waited 0.2 s for samples of .*file.h5: no answer"):
+        next(Loader(samples, CPU, timeout_s=0.2).batches(wanted(4)))
+
+
+WITH_WORKERS = """
+import multiprocessing, os, signal, sys
+from itertools import islice
+from pathlib import Path
+import numpy as np, torch
+from ddp_hpc.data.formats import open_samples
+from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.training.loader import Loader
+
+def drain(batches):
+    try:
+        list(batches)
+    except DdpHpcError as error:
+        print("DdpHpcError", error)
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1])
+    asked = [np.array([3, 1]), np.array([39]), np.arange(20)]
+    loader = Loader(open_samples(path), torch.device("cpu"), workers=2, timeout_s=60.0)
+    batches = loader.batches(asked * 100)
+    before = torch.get_rng_state()
+    got = [(src.tolist(), tgt.tolist()) for src, tgt in islice(batches, 3)]
+    assert torch.equal(torch.get_rng_state(), before), "the workers' seeds came out of dropout's stream"
+    assert [tgt for _, tgt in got] == [indices.tolist() for indices in asked], got
+    assert got[0][0] == [[9.0, 10.0, 11.0], [3.0, 4.0, 5.0]], got
+    os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+    drain(batches)
+    batches = loader.batches(asked * 100)
+    next(batches)
+    os.truncate(path, 100)
+    drain(batches)
+"""
+
+
+def test_workers_read_the_same_and_their_end_is_one_line(path, tmp_path):
+    # PBS makes TMPDIR too long for the name of a socket in it.
+    long_folder = tmp_path / ("x" * 100)
+    long_folder.mkdir()
+    program = tmp_path / "program.py"
+    program.write_text(WITH_WORKERS)
+    done = run([sys.executable, str(program), str(path)], tmp_path, {"TMPDIR": str(long_folder)})
+    assert done.returncode == 0, done.stderr
+    killed, cut = done.stdout.splitlines()
+    assert "--workers 2: " in killed
+    assert "changed" in cut

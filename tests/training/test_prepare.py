@@ -1,0 +1,208 @@
+"""The data of a run on its nodes: copies, what is said where there is none, and the check of the numbers.
+
+Ranks are threads here; two runs at the end are real.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from ddp_hpc.data.samples import Samples
+from ddp_hpc.data.stage import NotStagedError, Staged, stage_file
+from ddp_hpc.errors import DataError, ReportedElsewhereError, RequestError
+from ddp_hpc.training import prepare
+from ddp_hpc.training.config import TrainConfig
+from ddp_hpc.training.group import Group
+from ddp_hpc.training.prepare import open_data
+from ddp_hpc.training.progress import Progress
+from ddp_hpc.world.topology import World
+from tests.world.stand_in import mpi_world, on_all_ranks
+
+from .runs import error_lines, succeeded, train
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """16 samples, of which every value is a number; a test split of 4."""
+    path = tmp_path / "train.h5"
+    with h5py.File(path, "w") as file:
+        for name, num in (("", 16), ("test/", 4)):
+            file[f"{name}src"] = np.arange(num * 10, dtype=np.float32).reshape(num, 10)
+            file[f"{name}tgt"] = np.zeros((num, 1), dtype=np.float32)
+    return path
+
+
+here = threading.local()
+
+
+def prepared(config: TrainConfig, num_nodes: int = 1, ranks_per_node: int = 2) -> tuple[list[Any], str]:
+    """What each rank opened, or raised, and what was said."""
+    said = io.StringIO()
+    comms: list[Any] = mpi_world(num_nodes * ranks_per_node, ranks_per_node)
+
+    def of_rank(rank: int) -> Samples:
+        here.node, local_rank = divmod(rank, ranks_per_node)
+        world = World(
+            rank=rank,
+            world_size=len(comms),
+            local_rank=local_rank,
+            local_size=ranks_per_node,
+            hostname=f"node{here.node}",
+            launcher="hydra",
+        )
+        group = Group(
+            world=world, comm=comms[rank], device=torch.device("cpu"), backend="none", threads=1, placement=""
+        )
+        return open_data(config, group, Progress(rank == 0, said))
+
+    return on_all_ranks(of_rank, len(comms)), said.getvalue()
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
+    """Why there is no copy on a node. A node's storage is the folder of its number below --stage."""
+    reasons: dict[int, str] = {}
+
+    def stage_on_node(source: Path, folder: Path, **options: Any) -> Staged:
+        if here.node in reasons:
+            raise NotStagedError(reasons[here.node])
+        return stage_file(source, folder / str(here.node), **options)
+
+    monkeypatch.setattr(prepare, "stage_file", stage_on_node)
+    return reasons
+
+
+def warnings(said: str) -> list[str]:
+    return [line for line in said.splitlines() if line.startswith("warning: ")]
+
+
+def test_one_copy_a_node_is_made_and_read_by_all_its_ranks(
+    data: Path, tmp_path: Path, failing: dict[int, str]
+) -> None:
+    opened, said = prepared(TrainConfig(data=data, stage=tmp_path / "local"), num_nodes=2)
+    copies = [next((tmp_path / "local" / node).iterdir()) for node in "01"]
+    assert [samples.path for samples in opened] == [copies[0], copies[0], copies[1], copies[1]]
+    assert f"made the copy {copies[0]} (" in said
+    assert warnings(said) == []
+
+
+def test_a_second_run_says_that_it_uses_the_copy(data: Path, tmp_path: Path) -> None:
+    config = TrainConfig(data=data, stage=tmp_path / "local")
+    prepared(config)
+    assert "using the copy" in prepared(config)[1]
+
+
+def test_a_copy_that_takes_long_says_how_far_it_is(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepared(TrainConfig(data=data, stage=tmp_path / "quick"))
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(prepare, "_PATIENCE_S", 0.0)
+    prepared(TrainConfig(data=data, stage=tmp_path / "local"))
+    assert capsys.readouterr().err.startswith("copying train.h5: 100 % of ")
+
+
+def test_nodes_without_a_copy_read_the_file_and_one_warning_counts_them(
+    data: Path, tmp_path: Path, failing: dict[int, str]
+) -> None:
+    failing.update({1: "/local has 3.0 GiB free of 10.0 GiB needed", 3: "something else"})
+    config = TrainConfig(data=data, stage=tmp_path / "local")
+    opened, said = prepared(config, num_nodes=4, ranks_per_node=1)
+    assert [samples.path == data for samples in opened] == [False, True, False, True]
+    assert warnings(said) == [
+        f"warning: --stage {config.stage}: 2 of 4 nodes read {data} itself: "
+        "node1: /local has 3.0 GiB free of 10.0 GiB needed"
+    ]
+
+
+def test_a_rank_that_cannot_see_the_copy_reads_the_file(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where each task has a /tmp of its own."""
+    gone = Staged(path=tmp_path / "another" / "train.h5", reused=False, num_bytes=1, elapsed_s=0.0)
+    monkeypatch.setattr(prepare, "stage_file", lambda *_, **__: gone)
+    opened, said = prepared(TrainConfig(data=data, stage=tmp_path / "local"))
+    assert [samples.path for samples in opened] == [data, data]
+    assert warnings(said)[0].endswith(f"node0: rank 0 does not see {gone.path}")
+
+
+def test_a_file_that_is_refused_is_not_copied_first(data: Path, tmp_path: Path) -> None:
+    os.truncate(data, 600)
+    opened, _ = prepared(TrainConfig(data=data, stage=tmp_path / "local"))
+    assert isinstance(opened[0], RequestError)
+    assert str(data) in str(opened[0])
+    assert not (tmp_path / "local").exists()
+
+
+def test_finite_samples_pass_the_check(data: Path) -> None:
+    _, said = prepared(TrainConfig(data=data, check_data=True), ranks_per_node=3)
+    assert "checked: 16 samples are finite numbers (" in said
+
+
+@pytest.mark.parametrize(("ranks", "bad"), [(1, (3, 9)), (3, (9, 12)), (5, (12, 15)), (20, (9, 15))])
+def test_the_first_bad_sample_of_the_file_is_named_whoever_reads_it(
+    data: Path, ranks: int, bad: tuple[int, ...]
+) -> None:
+    with h5py.File(data, "r+") as file:
+        for number in bad:
+            file["src"][number, 4] = np.nan
+    opened, _ = prepared(TrainConfig(data=data, check_data=True), ranks_per_node=ranks)
+    assert type(opened[0]) is DataError
+    assert str(opened[0]) == (
+        f"{data}: sample {bad[0]} of src holds a NaN, and --check-data wants finite numbers; "
+        "mend the file, or leave the option out"
+    )
+    assert all(isinstance(error, ReportedElsewhereError) for error in opened[1:])
+
+
+def test_the_test_split_is_looked_at_too(data: Path) -> None:
+    with h5py.File(data, "r+") as file:
+        file["test/tgt"][2] = np.inf
+    opened, _ = prepared(TrainConfig(data=data, check_data=True))
+    assert "sample 2 of test/tgt holds an infinity" in str(opened[0])
+
+
+def test_a_problem_of_the_copy_is_told_with_the_name_the_user_knows(data: Path, tmp_path: Path) -> None:
+    with h5py.File(data, "r+") as file:
+        file["src"][7, 0] = np.nan
+    opened, _ = prepared(TrainConfig(data=data, stage=tmp_path / "local", check_data=True))
+    assert str(opened[0]).startswith(f"{data}: sample 7 of src")
+
+
+def test_two_real_ranks_train_on_the_copy_of_checked_data(data: Path, tmp_path: Path) -> None:
+    options = ["--model", "linear", "--data", str(data), "--epochs", "1", "--batch-size", "4"]
+    done = succeeded(train(*options, "--stage", "local", "--check-data", cwd=tmp_path, ranks=2))
+    (copy,) = (tmp_path / "local").iterdir()
+    assert copy.read_bytes() == data.read_bytes()
+    assert done.stdout.count("made the copy local/train-") == 1
+    assert done.stdout.count("checked: 16 samples are finite numbers") == 1
+    assert "done: 2 steps, 16 samples" in done.stdout
+
+
+def test_bad_data_and_a_folder_that_cannot_be_end_two_real_ranks_with_one_warning_and_one_line(
+    data: Path, tmp_path: Path
+) -> None:
+    with h5py.File(data, "r+") as file:
+        file["src"][9, 4] = np.nan
+    options = ["--model", "linear", "--data", str(data), "--stage", "/proc/none", "--check-data"]
+    done = train(*options, cwd=tmp_path, ranks=2)
+    assert done.returncode == 2, done.stderr
+    (line,) = error_lines(done)
+    assert "sample 9 of src holds a NaN" in line
+    assert len(warnings(done.stdout)) == 1
+    assert "1 of 1 nodes read" in done.stdout
+
+
+def test_an_empty_stage_is_refused_as_a_variable_that_is_not_set(tmp_path: Path) -> None:
+    done = train("--stage", "", cwd=tmp_path)
+    assert done.returncode == 2
+    assert 'error: --stage "" names no folder' in done.stderr
