@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,16 +13,27 @@ import click
 from click.core import ParameterSource
 
 from data_gen.progress import report_progress
+from data_gen.ranks import joined
 from data_gen.recipe import DISTRIBUTIONS, DTYPE_BYTES, Recipe, default_file_name, parse_shape
 from ddp_hpc import __version__
-from ddp_hpc.errors import EXIT_INTERRUPTED, DdpHpcError, RequestError
+from ddp_hpc.errors import (
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    DdpHpcError,
+    ReportedElsewhereError,
+    RequestError,
+    stop_together,
+)
 from ddp_hpc.units import format_bytes
+from ddp_hpc.world.launch_env import peek_rank
 
 if TYPE_CHECKING:
     from data_gen.writer import GenerateResult, Progress
+    from ddp_hpc.world.comm import Comm
 
 _DEFAULT = Recipe()
 _FOLDER = Path("data")
+_TIMEOUT_S = 1800.0
 
 _output_option = click.option(
     "--output",
@@ -60,11 +73,27 @@ def _shape_option(name: str, default: tuple[int, ...]) -> Callable[[Any], Any]:
     type=click.Choice(list(DISTRIBUTIONS)),
     default=_DEFAULT.distribution,
     show_default=True,
-    help="uniform: values in [0, 1). learnable: tgt is a fixed linear map of src plus small noise.",
+    help="uniform: values in [0, 1). normal: standard normal. learnable: tgt is a fixed linear map of src "
+    "plus small noise. tokens: integers; tgt is (3 * src + 1) mod the vocabulary, and in a tenth noise.",
+)
+@click.option(
+    "--vocab-size",
+    type=int,
+    default=_DEFAULT.vocab_size,
+    show_default=True,
+    help="Tokens are below it.",
 )
 @_seed_option
 @_output_option
 @_force_option
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=1.0),
+    default=_TIMEOUT_S,
+    show_default=True,
+    help="Seconds that one rank waits for the others, where there are several.",
+)
 @click.version_option(__version__, prog_name="data_gen")
 @click.pass_context
 def cli(
@@ -74,9 +103,11 @@ def cli(
     tgt_shape: tuple[int, ...],
     dtype: str,
     distribution: str,
+    vocab_size: int,
     seed: int,
     output: Path | None,
     force: bool,
+    timeout_s: float,
 ) -> None:
     """Write a data file to train on; without a command, a synthetic one.
 
@@ -86,9 +117,11 @@ def cli(
     \b
     python -m data_gen
         data/synthetic-2048-1x512-20x512-float32-seed0-dc1ba503.h5, 84.0 MiB
-    python -m data_gen --num-samples 65536 --output /scratch/$USER/big.h5
+    mpiexec -n 4 python -m data_gen --num-samples 65536 --output /scratch/$USER/big.h5
+        the same file, written by four ranks together
     python -m data_gen --src-shape 20 --tgt-shape 1 --distribution learnable
         for --model linear
+    python -m data_gen --src-shape 128 --tgt-shape 128 --dtype int32 --distribution tokens
     python -m data_gen digits
         real images, with a test split, for --model classifier
     python -m data_gen idx train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz
@@ -108,15 +141,17 @@ def cli(
         dtype=dtype,
         seed=seed,
         distribution=distribution,
+        vocab_size=vocab_size,
     )
     path = output or _FOLDER / default_file_name(recipe)
 
-    def write(progress: Progress) -> GenerateResult:
+    def write(progress: Progress, comm: Comm) -> GenerateResult:
         from data_gen.synthetic import generate
 
-        return generate(recipe, path, force=force, progress=progress)
+        return generate(recipe, path, force=force, progress=progress, comm=comm)
 
-    _write_and_tell(path, write)
+    with joined(timeout_s) as comm:
+        _write_by(comm, path, write)
 
 
 @cli.command()
@@ -180,33 +215,92 @@ def idx(
     _write_and_tell(path, write)
 
 
+@cli.command()
+@click.argument("inputs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="INPUT...")
+@click.argument("output", type=click.Path(path_type=Path))
+@click.option("--src-key", default="src", show_default=True, help="Name of src in an INPUT with both arrays.")
+@click.option("--tgt-key", default="tgt", show_default=True, help="Name of tgt in an INPUT with both arrays.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "float64", "float16", "bfloat16"]),
+    help="Convert floats to it; integers stay as they are.",
+)
+@_force_option
+def convert(
+    inputs: tuple[Path, ...], output: Path, src_key: str, tgt_key: str, dtype: str | None, force: bool
+) -> None:
+    """HDF5, .pt, .safetensors, .npz, .npy and IDX files into each other, of any size.
+
+    INPUT is one file with both arrays (.h5 .hdf5 .pt .safetensors .npz), or two with one
+    each (.npy or IDX, plain or gzipped): src, then tgt. The suffix of OUTPUT decides the
+    format; .npy and .idx hold one array each, so x.npy is written as x.src.npy and
+    x.tgt.npy. A test split, num_classes and source are kept; .npy and .idx have no place
+    for the last two. Values stay as they are; it is the command idx that scales images.
+
+    \b
+    python -m data_gen convert images.npy labels.npy train.h5
+    python -m data_gen convert --src-key x --tgt-key y theirs.npz train.safetensors
+    python -m data_gen convert --dtype bfloat16 train.h5 small.pt
+    """  # noqa: D301 - a true \b tells click to leave the lines alone
+
+    def write(progress: Progress) -> GenerateResult:
+        from data_gen.convert import convert
+
+        *others, last = convert(
+            inputs, output, src_key=src_key, tgt_key=tgt_key, dtype=dtype, force=force, progress=progress
+        )
+        for other in others:
+            click.echo(str(other.path))
+        return replace(last, num_bytes=last.num_bytes + sum(other.num_bytes for other in others))
+
+    _write_and_tell(output, write)
+
+
 def _write_and_tell(path: Path, write: Callable[[Progress], GenerateResult]) -> None:
+    """Runs `write` and prints what came of it; several ranks are refused."""
+    with joined(_TIMEOUT_S) as comm:
+        if comm.size > 1:
+            text = f"{path} is written by one process and {comm.size} ranks were started; leave mpiexec out"
+            stop_together(comm.rank, RequestError(text))
+        _write_by(comm, path, lambda progress, _: write(progress))
+
+
+def _write_by(comm: Comm, path: Path, write: Callable[[Progress, Comm], GenerateResult]) -> None:
+    """Collective: every rank must call this."""
     try:
         with report_progress(f"writing {path.name}") as progress:
-            result = write(progress)
+            result = write(progress, comm)
     except ModuleNotFoundError as error:
         raise RequestError(
             f"writing {path} needs {error.name}, which is not installed; pip install 'ddp-hpc[train]'"
         ) from error
+    if comm.rank != 0:
+        return
+    if result.note:
+        click.echo(f"warning: {result.note}", err=True)
     size = format_bytes(result.num_bytes)
     if result.reused:
         click.echo(f"{size} with the same recipe are there already: used as they are", err=True)
     else:
-        click.echo(f"{size} written in {result.elapsed_s:.2f} s", err=True)
+        by = f" by {comm.size} ranks" if comm.size > 1 else ""
+        click.echo(f"{size} written in {result.elapsed_s:.2f} s{by}", err=True)
     click.echo(str(result.path))
 
 
 def main() -> None:
     """Run the command line; errors end in one line on stderr and the exit code of their class."""
+    code, line = EXIT_DONE, ""
     try:
         code = cli.main(prog_name="python -m data_gen", standalone_mode=False)
     except click.ClickException as error:
-        click.echo(f"error: {' '.join(error.format_message().split())}", err=True)
+        code, line = error.exit_code, f"error: {' '.join(error.format_message().split())}"
+    except ReportedElsewhereError as error:
         code = error.exit_code
     except DdpHpcError as error:
-        click.echo(f"error: {error}", err=True)
-        code = error.exit_code
+        code, line = error.exit_code, f"error: {error}"
     except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted: nothing was written", err=True)
-        code = EXIT_INTERRUPTED
+        code, line = EXIT_INTERRUPTED, "interrupted: nothing was written"
+    # A wrong request is wrong on every rank.
+    if line and peek_rank(os.environ) == 0:
+        click.echo(line, err=True)
     sys.exit(code)

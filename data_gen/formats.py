@@ -7,26 +7,53 @@ plain writes at byte offsets, a piece at a time, whatever the size of an array.
 from __future__ import annotations
 
 import json
-import os
 import struct
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from data_gen.recipe import canonical_json, fingerprint
+from data_gen import array_files
+from data_gen.array_streams import npz_keys, open_npz_array, read_npz_marks
+from data_gen.recipe import DTYPE_BYTES, canonical_json, fingerprint
 from ddp_hpc import __version__, h5_layout
-from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.data.formats import open_samples
+from ddp_hpc.data.samples import first_line
+from ddp_hpc.errors import DataError, RequestError, nearest
 
-ITEM_BYTES = {"float16": 2, "float32": 4, "float64": 8, "int64": 8}
+ITEM_BYTES = {**DTYPE_BYTES, "bool": 1, "int8": 1, "uint16": 2, "uint32": 4, "uint64": 8}
 # Names of the safetensors format, https://huggingface.co/docs/safetensors.
-_SAFETENSORS_DTYPES = {"float16": "F16", "float32": "F32", "float64": "F64", "int64": "I64"}
+_SAFETENSORS_DTYPES = {
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "bool": "BOOL",
+    "uint8": "U8",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
+    "int8": "I8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+}
+# Of a library's text.
+_MAX_SAID = 200
 # A page: mapped arrays start on one, and so do writes that skip the page cache.
 _ALIGNMENT = 4096
-_ARRAY_NAMES = (h5_layout.SRC, h5_layout.TGT, h5_layout.TEST_SRC, h5_layout.TEST_TGT)
+ARRAY_NAMES = (h5_layout.SRC, h5_layout.TGT, h5_layout.TEST_SRC, h5_layout.TEST_TGT)
+# All that is read of an HDF5 file's attributes: others may have types that NumPy lacks.
+_MARKS = (
+    h5_layout.ATTR_RECIPE,
+    h5_layout.ATTR_FINGERPRINT,
+    h5_layout.ATTR_NUM_CLASSES,
+    h5_layout.ATTR_SOURCE,
+)
 
 
 class ForeignFileError(Exception):
@@ -63,37 +90,42 @@ class Contents:
         return sum(array.num_bytes for array in self.arrays)
 
 
-@dataclass(frozen=True)
-class Stamp:
-    """What a file that is there says of itself."""
-
-    recipe: Mapping[str, object]
-    arrays: tuple[Array, ...]
-    end: int
-    """Bytes that the file must have for its arrays to be in it."""
-
-
-def format_of(path: Path) -> str:
+def format_of(path: Path, suffixes: Sequence[str] = h5_layout.SUFFIXES) -> str:
     """The suffix of `path`, which names its format.
 
     Raises:
-        RequestError: for a suffix that is none of the formats.
+        RequestError: for a suffix that is none of `suffixes`.
     """
     suffix = path.suffix.lower()
-    if suffix not in h5_layout.SUFFIXES:
-        hint = nearest(suffix, h5_layout.SUFFIXES)
+    if suffix not in suffixes:
+        hint = nearest(suffix, tuple(suffixes))
         raise RequestError(
-            f"{path}: the suffix {suffix!r} names no format{hint}; use one of {' '.join(h5_layout.SUFFIXES)}"
+            f"{path}: the suffix {suffix!r} names no format{hint}; use one of {' '.join(suffixes)}"
         )
     return suffix
 
 
+def plain_text(text: str) -> str:
+    """The text as all formats can keep it: file names need not be UTF-8, and HDF5 ends a text at a NUL."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "")
+
+
 def lay_out(path: Path, suffix: str, contents: Contents) -> dict[str, int]:
-    """The byte offset of each array in the new file `path`, which has everything but their values."""
+    """The byte offset of each array in the new file `path`, which has everything but their values.
+
+    An empty file that is there is filled, not replaced: it may lie on its disks by a plan.
+    Once it is filled, `seal` completes it.
+    """
+    if suffix == array_files.NPZ_SUFFIX:
+        return array_files.lay_out_npz(path, contents.arrays)
+    if suffix in array_files.SINGLE_SUFFIXES:
+        (array,) = contents.arrays
+        return array_files.lay_out_single(path, suffix, array)
     marks: dict[str, int | str] = {
         h5_layout.ATTR_FORMAT_VERSION: h5_layout.FORMAT_VERSION,
         h5_layout.ATTR_GENERATOR: f"ddp-hpc data_gen {__version__}",
-        h5_layout.ATTR_CREATED: datetime.now(UTC).isoformat(timespec="seconds"),
+        # The day alone: files of one recipe are the same byte for byte, whoever wrote them that day.
+        h5_layout.ATTR_CREATED: datetime.now(UTC).date().isoformat(),
         h5_layout.ATTR_RECIPE: canonical_json(contents.recipe),
         h5_layout.ATTR_FINGERPRINT: fingerprint(contents.recipe),
         **contents.attributes,
@@ -105,27 +137,85 @@ def lay_out(path: Path, suffix: str, contents: Contents) -> dict[str, int]:
     return _lay_out_hdf5(path, contents.arrays, marks)
 
 
-def read_stamp(path: Path, suffix: str) -> Stamp:
-    """What the existing file `path` claims to hold, without reading the arrays.
+def seal(path: Path, suffix: str, contents: Contents) -> None:
+    """Adds to the filled file what follows from the values: the checksums of an .npz file."""
+    if suffix == array_files.NPZ_SUFFIX:
+        recipe = canonical_json(contents.recipe)
+        array_files.seal_npz(path, {h5_layout.ATTR_RECIPE: recipe, **contents.attributes})
+
+
+def read_stamp(path: Path, suffix: str) -> tuple[Mapping[str, object], tuple[Array, ...]]:
+    """The recipe of the existing file `path`, and the arrays that are in it, which are not read.
 
     Raises:
         ForeignFileError: where it is no file of data_gen's, or a damaged one.
     """
-    if suffix == h5_layout.PT_SUFFIX:
-        marks, arrays, end = _read_pt(path)
-    elif suffix == h5_layout.SAFETENSORS_SUFFIX:
-        marks, arrays, end = _read_safetensors(path)
-    else:
-        marks, arrays, end = _read_hdf5(path)
+    marks = read_marks(path, suffix)
     try:
-        recipe = json.loads(str(marks[h5_layout.ATTR_RECIPE]))
-        if fingerprint(recipe) != marks[h5_layout.ATTR_FINGERPRINT]:
+        recipe = dict(json.loads(str(marks[h5_layout.ATTR_RECIPE])))
+        # The zip file has a checksum of it.
+        if suffix != array_files.NPZ_SUFFIX and fingerprint(recipe) != marks[h5_layout.ATTR_FINGERPRINT]:
             raise ForeignFileError("its recipe and its fingerprint disagree")
     except KeyError as error:
-        raise ForeignFileError(f"it has no {error.args[0]}") from error
-    except (ValueError, AttributeError) as error:
-        raise ForeignFileError("its recipe is not JSON") from error
-    return Stamp(recipe, arrays, end)
+        raise ForeignFileError(f"it has no {error.args[0]}") from None
+    except (ValueError, TypeError, RecursionError):
+        raise ForeignFileError("its recipe is no JSON object") from None
+    try:
+        return recipe, _arrays(path, suffix)
+    except DataError as error:
+        raise ForeignFileError(str(error)) from None
+
+
+def read_marks(path: Path, suffix: str) -> Mapping[str, Any]:
+    """What anybody's file says of itself, `_MARKS` at least; nothing of its arrays.
+
+    Raises:
+        ForeignFileError: where the file is damaged, or of a format that says nothing.
+    """
+    if suffix in array_files.SINGLE_SUFFIXES:
+        raise ForeignFileError(f"{suffix} files do not say what they were made from")
+    try:
+        if suffix == array_files.NPZ_SUFFIX:
+            return read_npz_marks(path)
+        if suffix == h5_layout.PT_SUFFIX:
+            import torch
+
+            return dict(torch.load(path, weights_only=True, mmap=True, map_location="cpu"))
+        if suffix == h5_layout.SAFETENSORS_SUFFIX:
+            from safetensors import safe_open
+
+            with safe_open(path, framework="np") as file:
+                return file.metadata() or {}
+        return _read_hdf5_marks(path)
+    # A damaged file raises nearly anything out of the libraries.
+    except Exception as error:
+        raise ForeignFileError(f"it cannot be read: {first_line(error)[:_MAX_SAID]}") from None
+
+
+def _read_hdf5_marks(path: Path) -> dict[str, Any]:
+    import h5py
+
+    marks = {}
+    with h5py.File(path, "r", locking=False) as file:
+        for mark in _MARKS:
+            with suppress(KeyError, TypeError):
+                marks[mark] = file.attrs[mark]
+    return marks
+
+
+def _arrays(path: Path, suffix: str) -> tuple[Array, ...]:
+    """The arrays that are there, each whole."""
+    if suffix == array_files.NPZ_SUFFIX:
+        keys = npz_keys(path)
+        infos = [open_npz_array(path, name).info for name in ARRAY_NAMES if name in keys]
+    else:
+        samples = open_samples(path)
+        infos = [samples.src, samples.tgt]
+        infos += [samples.test.src, samples.test.tgt] if samples.test else []
+    return tuple(
+        Array(name, (info.num_samples, *info.shape), info.dtype_name)
+        for name, info in zip(ARRAY_NAMES, infos, strict=False)
+    )
 
 
 def _lay_out_hdf5(path: Path, arrays: tuple[Array, ...], marks: Mapping[str, int | str]) -> dict[str, int]:
@@ -137,6 +227,7 @@ def _lay_out_hdf5(path: Path, arrays: tuple[Array, ...], marks: Mapping[str, int
     # The place is fixed now and the fill value never written: the offset is what we fill at.
     plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     plist.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    plist.set_obj_track_times(False)
     offsets = {}
     # No lock: nobody else knows the name, and some parallel file systems refuse flock.
     with h5py.File(
@@ -145,26 +236,14 @@ def _lay_out_hdf5(path: Path, arrays: tuple[Array, ...], marks: Mapping[str, int
         file.attrs.update(marks)
         for array in arrays:
             group = file.require_group(Path("/", array.name).parent.as_posix())
-            dtype = h5py.h5t.py_create(np.dtype(array.dtype))
+            is_bfloat16 = array.dtype == h5_layout.BFLOAT16
+            dtype = h5py.h5t.py_create(np.dtype("uint16" if is_bfloat16 else array.dtype))
             space = h5py.h5s.create_simple(array.shape)
             dataset = h5py.h5d.create(group.id, Path(array.name).name.encode(), dtype, space, plist)
             offsets[array.name] = int(dataset.get_offset())
+            if is_bfloat16:
+                file[array.name].attrs[h5_layout.ATTR_DTYPE] = h5_layout.BFLOAT16
     return offsets
-
-
-def _read_hdf5(path: Path) -> tuple[dict[str, Any], tuple[Array, ...], int]:
-    import h5py
-
-    try:
-        with h5py.File(path, "r", locking=False) as file:
-            marks = dict(file.attrs)
-            found = [(name, file[name]) for name in _ARRAY_NAMES if isinstance(file.get(name), h5py.Dataset)]
-            arrays = tuple(Array(name, tuple(data.shape), data.dtype.name) for name, data in found)
-            end = max(((data.id.get_offset() or 0) + data.nbytes for _, data in found), default=0)
-    # A damaged file raises nearly anything out of h5py.
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError) as error:
-        raise ForeignFileError(f"h5py cannot read it: {error}") from error
-    return marks, arrays, end
 
 
 def _lay_out_pt(path: Path, arrays: tuple[Array, ...], marks: Mapping[str, int | str]) -> dict[str, int]:
@@ -172,40 +251,17 @@ def _lay_out_pt(path: Path, arrays: tuple[Array, ...], marks: Mapping[str, int |
 
     # Never touched, so the pages of these tensors are never taken.
     tensors = {array.name: torch.empty(array.shape, dtype=getattr(torch, array.dtype)) for array in arrays}
-    with torch.serialization.skip_data():
-        torch.save({**tensors, **marks}, path)
+    # Given a path, torch would write its name, which is a passing one, into the file.
+    with torch.serialization.skip_data(), path.open("wb") as new:
+        torch.save({**tensors, **marks}, new)
     offsets = {}
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
         # torch numbers the storages in the order of the dict. Their CRC-32 fields stay
         # those of the skipped data: torch.load does not look at them, unzip does.
         members = {Path(info.filename).parts[1:]: info for info in archive.infolist()}
         for number, array in enumerate(arrays):
-            info = members["data", str(number)]
-            file.seek(info.header_offset)
-            # The zip format's local header: 30 bytes, the last four the lengths of name and extra field.
-            name_bytes, extra_bytes = struct.unpack("<26x2H", file.read(30))
-            offsets[array.name] = info.header_offset + 30 + name_bytes + extra_bytes
+            offsets[array.name] = array_files.member_start(file, members["data", str(number)])
     return offsets
-
-
-def _read_pt(path: Path) -> tuple[dict[str, Any], tuple[Array, ...], int]:
-    import pickle
-
-    import torch
-
-    try:
-        entries = torch.load(path, weights_only=True, mmap=True, map_location="cpu")
-    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        raise ForeignFileError(f"torch.load cannot read it: {str(error).splitlines()[0]}") from error
-    if not isinstance(entries, dict):
-        raise ForeignFileError("it holds no dict")
-    arrays = tuple(
-        Array(name, tuple(entries[name].shape), str(entries[name].dtype).removeprefix("torch."))
-        for name in _ARRAY_NAMES
-        if isinstance(entries.get(name), torch.Tensor)
-    )
-    # A zip file ends in its directory: torch.load cannot open one that was cut.
-    return entries, arrays, 0
 
 
 def _lay_out_safetensors(
@@ -215,7 +271,8 @@ def _lay_out_safetensors(
     header: dict[str, object] = {"__metadata__": {key: str(value) for key, value in marks.items()}}
     starts = {}
     end = 0
-    for array in arrays:
+    # The larger items first: so each array begins at a multiple of its items' size.
+    for array in sorted(arrays, key=lambda array: -ITEM_BYTES[array.dtype]):
         starts[array.name], end = end, end + array.num_bytes
         header[array.name] = {
             "dtype": _SAFETENSORS_DTYPES[array.dtype],
@@ -229,23 +286,3 @@ def _lay_out_safetensors(
         file.write(struct.pack("<Q", len(encoded)) + encoded)
         file.truncate(behind_header + end)
     return {name: behind_header + start for name, start in starts.items()}
-
-
-def _read_safetensors(path: Path) -> tuple[dict[str, Any], tuple[Array, ...], int]:
-    numpy_names = {theirs: ours for ours, theirs in _SAFETENSORS_DTYPES.items()}
-    try:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > os.fstat(file.fileno()).st_size:
-                raise ForeignFileError("its header is longer than the file")
-            header = json.loads(file.read(length))
-        marks = header.pop("__metadata__", {})
-        arrays = tuple(
-            Array(name, tuple(header[name]["shape"]), numpy_names.get(header[name]["dtype"], "other"))
-            for name in _ARRAY_NAMES
-            if name in header
-        )
-        end = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
-        return dict(marks), arrays, end
-    except (OSError, struct.error, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ForeignFileError("its safetensors header cannot be read") from error

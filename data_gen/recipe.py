@@ -11,8 +11,13 @@ from math import prod
 from ddp_hpc.errors import RequestError, nearest
 from ddp_hpc.h5_layout import FORMAT_VERSION
 
-DTYPE_BYTES = {"float32": 4, "float64": 8, "float16": 2}
-DISTRIBUTIONS = ("uniform", "learnable")
+_FLOATS = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
+_INTEGERS = {"uint8": 1, "int16": 2, "int32": 4, "int64": 8}
+DTYPE_BYTES = {**_FLOATS, **_INTEGERS}
+DISTRIBUTIONS = ("uniform", "normal", "learnable", "tokens")
+
+# Ten times as many are drawn from 32 bits, see `synthetic`.
+MAX_VOCAB = 2**28
 
 # HDF5 and NumPy 1 stop at 32 axes, and one is the samples'.
 MAX_AXES = 31
@@ -41,7 +46,11 @@ class Recipe:
     dtype: str = "float32"
     seed: int = 0
     distribution: str = "uniform"
-    """`uniform`: both in [0, 1). `learnable`: src in [0, 1), tgt a fixed linear map of src plus noise."""
+    """`uniform`: both in [0, 1). `normal`: both standard normal. `learnable`: src in [0, 1), tgt a fixed
+    linear map of src plus noise. `tokens`: integers, tgt = (3 * src + 1) mod vocab_size, save for a tenth
+    of its elements, which are random."""
+    vocab_size: int = 256
+    """Of `tokens` alone: they are 0 to vocab_size - 1."""
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
@@ -61,6 +70,7 @@ class Recipe:
             raise RequestError(
                 f"distribution {self.distribution!r} is none of {', '.join(DISTRIBUTIONS)}{hint}"
             )
+        self._check_kind_of_values()
         if not 0 <= self.seed <= MAX_SEED:
             raise RequestError(f"seed {self.seed} is not within 0 to 2**63 - 1")
         if self.num_bytes > MAX_BYTES:
@@ -76,10 +86,40 @@ class Recipe:
                 "use smaller shapes or --distribution uniform"
             )
 
+    def _check_kind_of_values(self) -> None:
+        is_tokens = self.distribution == "tokens"
+        dtypes = _INTEGERS if is_tokens else _FLOATS
+        if self.dtype not in dtypes:
+            raise RequestError(
+                f"{self.distribution} values cannot be {self.dtype}; use dtype {', '.join(dtypes)}"
+                + ("" if is_tokens else ", or the distribution tokens")
+            )
+        if not is_tokens:
+            if self.vocab_size != type(self).vocab_size:
+                raise RequestError(
+                    f"vocab_size {self.vocab_size} is for tokens and the distribution is "
+                    f"{self.distribution}; leave it out, or use the distribution tokens"
+                )
+            return
+        most = min(MAX_VOCAB, 2 ** (8 * _INTEGERS[self.dtype] - (self.dtype != "uint8")))
+        if not 2 <= self.vocab_size <= most:
+            raise RequestError(
+                f"vocab_size {self.vocab_size} is not within 2 to {most}, all that fit {self.dtype}"
+            )
+        if self.tgt_shape != self.src_shape:
+            src, tgt = (",".join(map(str, shape)) for shape in (self.src_shape, self.tgt_shape))
+            raise RequestError(
+                f"tgt_shape {tgt} is not src_shape {src}, and of tokens each target is made from one of src; "
+                "ask for the same shape twice"
+            )
+
     @property
     def fields(self) -> dict[str, object]:
         """The recipe as it stands in the file: JSON types only."""
         as_json: dict[str, object] = json.loads(json.dumps({"kind": "synthetic", **asdict(self)}))
+        # It came later: recipes that do not use it keep their fingerprints.
+        if self.distribution != "tokens":
+            del as_json["vocab_size"]
         return as_json
 
     @property
@@ -131,6 +171,7 @@ def parse_shape(text: str) -> tuple[int, ...]:
     # isdecimal alone takes digits of other scripts.
     if not all(word.isascii() and word.isdecimal() and len(word) <= 18 and int(word) for word in words):
         raise RequestError(
-            f"shape {text!r} is not a list of sizes; write positive sizes with commas, such as 20,512"
+            f"shape {text!r} is not a list of sizes, so no shape; "
+            "write positive sizes with commas, such as 20,512"
         )
     return tuple(map(int, words))

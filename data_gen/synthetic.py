@@ -1,14 +1,14 @@
 """Random arrays as a function of (seed, array, block of samples), whoever draws them and in whatever order.
 
-Each block has a stream of its own, so several writers can share a file later:
-SFC64 (1.3 GB/s of float32 on one core, the fastest NumPy has) seeded by
-`SeedSequence(seed, spawn_key=(array, block))`.
+Each block has a stream of its own, so several writers share a file and nobody
+can tell how many there were: SFC64 (the fastest bit generator NumPy has) seeded
+by `SeedSequence(seed, spawn_key=(array, block))`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
+from itertools import cycle
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from data_gen.bfloat16 import to_bfloat16
 from data_gen.formats import Array, Contents
 from data_gen.recipe import Recipe
-from data_gen.writer import GenerateResult, Piece, Progress, write_file
-from ddp_hpc.h5_layout import ATTR_SEED, SRC, TGT
+from data_gen.writer import PIECES_IN_FLIGHT, GenerateResult, Piece, Progress, write_file
+from ddp_hpc.h5_layout import ATTR_SEED, BFLOAT16, SRC, TGT
+from ddp_hpc.world.comm import Comm, SingleComm
 
 _BLOCK_BYTES = 32 * 1024 * 1024
-# Elements drawn at a time into one reused buffer: it stays in a core's cache, and a signal is soon seen.
+# Elements drawn at a time: they stay in a core's cache, and a signal is soon seen.
 _BUFFER_ELEMENTS = 512 * 1024
 
 # The first word of a spawn key. Part of the format: other numbers give other data.
@@ -33,12 +35,33 @@ _SRC_KEY, _TGT_KEY, _MAP_KEY = 0, 1, 2
 _MAP_UNIT = 128
 _NOISE = 0.01
 
+# Uniform values are rounded down to multiples of 2**-11 or 2**-8, all of which the small types
+# have: plain rounding would reach 1.0.
+_STEPS = {"float16": 2048.0, BFLOAT16: 256.0}
+
+# One of so many targets among tokens is noise.
+_NOISE_SHARE = 10
+
 
 def generate(
-    recipe: Recipe, path: Path, *, force: bool = False, progress: Progress | None = None
+    recipe: Recipe,
+    path: Path,
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+    comm: Comm | None = None,
 ) -> GenerateResult:
     """The same as `data_gen.generate`."""
-    contents = Contents(
+    comm = SingleComm() if comm is None else comm
+    rank, size = comm.rank, comm.size
+    return write_file(
+        path, contents(recipe), lambda: part(recipe, rank, size), force=force, progress=progress, comm=comm
+    )
+
+
+def contents(recipe: Recipe) -> Contents:
+    """What the file of this recipe holds."""
+    return Contents(
         arrays=(
             Array(SRC, (recipe.num_samples, *recipe.src_shape), recipe.dtype),
             Array(TGT, (recipe.num_samples, *recipe.tgt_shape), recipe.dtype),
@@ -46,8 +69,22 @@ def generate(
         recipe=recipe.fields,
         attributes={ATTR_SEED: recipe.seed},
     )
-    draw = _learnable if recipe.distribution == "learnable" else _uniform
-    return write_file(path, contents, partial(draw, recipe), force=force, progress=progress)
+
+
+def part(recipe: Recipe, rank: int = 0, size: int = 1) -> Iterator[Piece]:
+    """The values of rank's part of `size`: neighbouring blocks, of which rank 0 has the most.
+
+    A piece's buffer is used again after PIECES_IN_FLIGHT more pieces.
+    """
+    step = block_samples(recipe)
+    num_blocks = -(-recipe.num_samples // step)
+    first, last = (-(-each * num_blocks // size) for each in (rank, rank + 1))
+    blocks = range(first, last)
+    if recipe.distribution == "learnable":
+        return _learnable(recipe, blocks)
+    if recipe.distribution == "tokens":
+        return _tokens(recipe, blocks)
+    return _independent(recipe, blocks, _draw_normal if recipe.distribution == "normal" else _draw_uniform)
 
 
 def block_samples(recipe: Recipe) -> int:
@@ -58,46 +95,51 @@ def block_samples(recipe: Recipe) -> int:
     return max(1, _BLOCK_BYTES // recipe.bytes_per_sample)
 
 
+def _span(recipe: Recipe, block: int) -> tuple[int, int]:
+    """A block's first sample and the one behind its last."""
+    step = block_samples(recipe)
+    return block * step, min((block + 1) * step, recipe.num_samples)
+
+
 def _stream(recipe: Recipe, *spawn_key: int) -> np.random.Generator:
     return np.random.Generator(np.random.SFC64(np.random.SeedSequence(recipe.seed, spawn_key=spawn_key)))
 
 
-def _blocks(recipe: Recipe) -> Iterator[tuple[int, int, int]]:
-    """Number, first sample and sample behind the last, of each block."""
-    step = block_samples(recipe)
-    for block, start in enumerate(range(0, recipe.num_samples, step)):
-        yield block, start, min(start + step, recipe.num_samples)
-
-
-def _draw(stream: np.random.Generator, out: NDArray[Any]) -> None:
-    """Fill `out` (float32 or float64) with the stream's next values in [0, 1)."""
+def _draw_uniform(stream: np.random.Generator, out: NDArray[Any], dtype: str) -> None:
+    """Fill `out` (float32 or float64) with the stream's next values in [0, 1), below 1 in `dtype` too."""
     stream.random(dtype=out.dtype, out=out)
+    if steps := _STEPS.get(dtype):
+        out *= steps
+        np.floor(out, out=out)
+        out /= steps
 
 
-def _to_half_grid(values: NDArray[Any]) -> None:
-    """Round down to multiples of 2**-11, all of which float16 has: plain rounding would reach 1.0."""
-    values *= 2048.0
-    np.floor(values, out=values)
-    values /= 2048.0
+def _draw_normal(stream: np.random.Generator, out: NDArray[Any], _: str) -> None:
+    stream.standard_normal(dtype=out.dtype, out=out)
 
 
-def _uniform(recipe: Recipe) -> Iterator[Piece]:
-    dtype = np.dtype(recipe.dtype)
-    drawn = np.empty(_BUFFER_ELEMENTS, np.float64 if recipe.dtype == "float64" else np.float32)
+def _cast(values: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """The values in `dtype`, rounded to the nearest; bfloat16 as its bits."""
+    return to_bfloat16(values) if dtype == BFLOAT16 else values.astype(dtype, copy=False)
+
+
+def _independent(
+    recipe: Recipe, blocks: range, draw: Callable[[np.random.Generator, NDArray[Any], str], None]
+) -> Iterator[Piece]:
+    drawn_dtype = np.float64 if recipe.dtype == "float64" else np.float32
+    buffers = cycle([np.empty(_BUFFER_ELEMENTS, drawn_dtype) for _ in range(PIECES_IN_FLIGHT + 1)])
     for name, key, shape in ((SRC, _SRC_KEY, recipe.src_shape), (TGT, _TGT_KEY, recipe.tgt_shape)):
-        for block, start, stop in _blocks(recipe):
+        for block in blocks:
+            start, stop = _span(recipe, block)
             stream = _stream(recipe, key, block)
             end = stop * prod(shape)
             for first in range(start * prod(shape), end, _BUFFER_ELEMENTS):
-                values = drawn[: min(_BUFFER_ELEMENTS, end - first)]
-                _draw(stream, values)
-                if recipe.dtype == "float16":
-                    _to_half_grid(values)
-                yield name, first, values.astype(dtype, copy=False)
+                values = next(buffers)[: min(_BUFFER_ELEMENTS, end - first)]
+                draw(stream, values, recipe.dtype)
+                yield name, first, _cast(values, recipe.dtype)
 
 
-def _learnable(recipe: Recipe) -> Iterator[Piece]:
-    dtype = np.dtype(recipe.dtype)
+def _learnable(recipe: Recipe, blocks: range) -> Iterator[Piece]:
     num_src, num_tgt = prod(recipe.src_shape), prod(recipe.tgt_shape)
     weights = (
         _stream(recipe, _MAP_KEY)
@@ -107,16 +149,33 @@ def _learnable(recipe: Recipe) -> Iterator[Piece]:
     # Keeps the spread of tgt the same for every size of src.
     scale = 1.0 / (_MAP_UNIT * np.sqrt(num_src))
     rows = max(1, _BUFFER_ELEMENTS // max(num_src, num_tgt))
-    for block, start, stop in _blocks(recipe):
+    for block in blocks:
+        start, stop = _span(recipe, block)
         src_stream, noise_stream = _stream(recipe, _SRC_KEY, block), _stream(recipe, _TGT_KEY, block)
         for first in range(start, stop, rows):
             num = min(rows, stop - first)
             src = np.empty((num, num_src), np.float32)
-            _draw(src_stream, src)
-            if recipe.dtype == "float16":
-                _to_half_grid(src)
-            noise = np.empty((num, num_tgt), np.float64)
-            _draw(noise_stream, noise)
+            _draw_uniform(src_stream, src, recipe.dtype)
+            noise = noise_stream.random((num, num_tgt))
             tgt = (src.astype(np.float64) @ weights) * scale + _NOISE * (2.0 * noise - 1.0)
-            yield SRC, first * num_src, src.astype(dtype, copy=False)
-            yield TGT, first * num_tgt, tgt.astype(dtype, copy=False)
+            yield SRC, first * num_src, _cast(src, recipe.dtype)
+            yield TGT, first * num_tgt, _cast(tgt, recipe.dtype)
+
+
+def _tokens(recipe: Recipe, blocks: range) -> Iterator[Piece]:
+    """Targets are (3 * src + 1) mod vocab_size, the same for every seed; a tenth is random instead."""
+    dtype, vocab = np.dtype(recipe.dtype), np.uint32(recipe.vocab_size)
+    per_sample = prod(recipe.src_shape)
+    for block in blocks:
+        start, stop = _span(recipe, block)
+        src_stream, noise_stream = _stream(recipe, _SRC_KEY, block), _stream(recipe, _TGT_KEY, block)
+        end = stop * per_sample
+        for first in range(start * per_sample, end, _BUFFER_ELEMENTS):
+            num = min(_BUFFER_ELEMENTS, end - first)
+            # 32 bits whatever the dtype: from smaller ones NumPy keeps bits back between two calls.
+            src = src_stream.integers(0, vocab, num, dtype=np.uint32)
+            # One draw is both: the tenth that is a token is noise, the rest says to keep the rule.
+            noise = noise_stream.integers(0, _NOISE_SHARE * recipe.vocab_size, num, dtype=np.uint32)
+            tgt = np.where(noise < vocab, noise, (3 * src + 1) % vocab)
+            yield SRC, first, src.astype(dtype)
+            yield TGT, first, tgt.astype(dtype)

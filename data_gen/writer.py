@@ -1,35 +1,45 @@
-"""A file that is complete or not there at all: reuse, refusal, temporary name, rename."""
+"""Files that are complete or not there at all, written by one process or by several ranks."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
-import shutil
-import signal
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from numpy.typing import NDArray
 
-from data_gen.formats import Contents, ForeignFileError, format_of, lay_out, read_stamp
-from ddp_hpc.errors import DdpHpcError, RequestError
+from data_gen.formats import Contents, format_of, lay_out, seal
+from data_gen.partial import WRITER, end_by_signal, signals_held
+from data_gen.striping import stripe
+from data_gen.target import Target
+from ddp_hpc.errors import DdpHpcError, RequestError, stop_together
+from ddp_hpc.h5_layout import SUFFIXES
+from ddp_hpc.partial_files import give_name, partial_file
 from ddp_hpc.units import format_bytes
+from ddp_hpc.world.comm import Comm, SingleComm
 
+T = TypeVar("T")
 # Name of an array, first element of it (flat), C-contiguous values from there on.
 Piece: TypeAlias = tuple[str, int, NDArray[Any]]
 Progress: TypeAlias = Callable[[int, int], None]
 
-# What HDF5, zip and safetensors add around the arrays, generously.
-_OVERHEAD_BYTES = 64 * 1024
+# Pieces that may be unwritten while the next one is made: a source that reuses its
+# buffers has one more than this.
+PIECES_IN_FLIGHT = 2
+
 _WRITE_BYTES = 8 * 1024 * 1024
-_PARTIAL = re.compile(r"\..+\.data_gen-(?P<host>.+)-(?P<pid>\d+)\.partial")
+# Every format tells itself by its first bytes. They come last, so that what a killed
+# writer leaves opens as nothing, whatever its name.
+_HEAD_BYTES = 8
+# Rank 0 removes the file within that time when a signal ends all ranks.
+_LINGER_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -42,6 +52,19 @@ class GenerateResult:
     num_bytes: int
     """Size of the file on disk."""
     elapsed_s: float
+    note: str = ""
+    """A warning on how the file lies on the file system, empty where there is none."""
+
+
+@dataclass(frozen=True)
+class _Partial:
+    """A file in the making, with room for its arrays."""
+
+    path: Path
+    offsets: dict[str, int]
+    """Of each array, in bytes."""
+    head: bytes
+    """The first bytes, which are held back."""
 
 
 def write_file(
@@ -51,188 +74,215 @@ def write_file(
     *,
     force: bool = False,
     progress: Progress | None = None,
+    comm: Comm | None = None,
 ) -> GenerateResult:
-    """A finished file of these contents at `path`; `pieces()` yields every element once.
+    """A finished file of these contents at `path`, as `write_files` makes it."""
+    return write_files([(path, contents)], pieces, force=force, progress=progress, comm=comm)[0]
+
+
+def write_files(
+    files: Sequence[tuple[Path, Contents]],
+    pieces: Callable[[], Iterable[Piece]],
+    *,
+    suffixes: Sequence[str] = SUFFIXES,
+    force: bool = False,
+    progress: Progress | None = None,
+    comm: Comm | None = None,
+) -> list[GenerateResult]:
+    """Finished files, named one after the other when all are on disk; `pieces()` yields every element once.
+
+    Collective with a `comm`: every rank must call this, with the same request. Then the
+    `pieces()` of all ranks together are every element once, rank 0's the most, and
+    `progress` is called on rank 0. A thread writes while the next piece is made:
+    values stay as they are until PIECES_IN_FLIGHT more pieces have been asked for.
 
     Raises:
-        RequestError: unknown suffix, too little space, or another file at `path` and not `force`.
+        RequestError: none of `suffixes`, too little space, or another file there and not `force`.
         DdpHpcError: the writing itself failed; nothing is left behind.
+        ReportedElsewhereError: on the other ranks, where rank 0 raises one of these.
     """
+    comm = SingleComm() if comm is None else comm
     started = time.monotonic()
-    suffix = format_of(path)
-    # A link at `path` is followed: it is the file behind it that is replaced.
-    target = Path(os.path.realpath(path))
-    _refuse_no_file(path, target)
-    if not force and _is_there(path, target, suffix, contents):
-        return GenerateResult(path, True, target.stat().st_size, time.monotonic() - started)
-    _prepare_folder(path, target.parent, contents.num_bytes + _OVERHEAD_BYTES)
+    targets = [Target.of(path, contents, force) for path, contents in files]
+    leads = comm.rank == 0
+    partials: list[_Partial] = []
+    with contextlib.ExitStack() as cleanup:
+        cleanup.enter_context(end_by_signal(0.0 if leads else _LINGER_S))
+        places, note = _together(
+            comm, lambda: _begin(targets, suffixes, partials, cleanup) if leads else ([], "")
+        )[0]
+        if places:
+            done_bytes = _together(
+                comm, lambda: _fill(targets, places, pieces(), progress if leads else None, comm)
+            )
+            assert sum(done_bytes) == _num_bytes(targets), f"{done_bytes} bytes were made of {targets}"
+        reused, sizes = _together(comm, lambda: _finish(targets, partials) if leads else (True, []))[0]
+    elapsed_s = time.monotonic() - started
+    return [
+        GenerateResult(target.path, reused, size, elapsed_s, note)
+        for target, size in zip(targets, sizes, strict=True)
+    ]
+
+
+def _num_bytes(targets: Sequence[Target]) -> int:
+    return sum(target.contents.num_bytes for target in targets)
+
+
+def _together(comm: Comm, action: Callable[[], T]) -> list[T]:
+    """What `action` gives on each rank, by rank. Collective: every rank must call this.
+
+    Raises:
+        DdpHpcError: on rank 0 the first error of any rank; the others raise ReportedElsewhereError.
+    """
+    value, own = None, None
     try:
-        with _new_file(target) as partial:
-            offsets = lay_out(partial, suffix, contents)
-            _fill(partial, contents, offsets, pieces(), progress)
-            # Somebody may have put a file there in the meantime.
-            if not force and _is_there(path, target, suffix, contents):
-                return GenerateResult(path, True, target.stat().st_size, time.monotonic() - started)
-            _sync(partial)
-            partial.replace(target)
-        with contextlib.suppress(OSError):  # The file is in place; some file systems cannot sync a folder.
-            _sync(target.parent)
-        return GenerateResult(path, False, target.stat().st_size, time.monotonic() - started)
+        value = action()
+    except DdpHpcError as error:
+        own = error
+    told = comm.allgather((value, str(own or ""), own.exit_code if own else 0))
+    for rank, (_, text, code) in enumerate(told):
+        if code:
+            other = RequestError(text) if code == RequestError.exit_code else DdpHpcError(text)
+            stop_together(comm.rank, own if own is not None and rank == comm.rank else other)
+    return [value for value, _, _ in told]  # type: ignore[misc]  # without an error it is a T
+
+
+@contextlib.contextmanager
+def _as_one_error(targets: Sequence[Target], where: str = "") -> Iterator[None]:
+    try:
+        yield
     # HDF5 reports a full disk as either.
     except (OSError, RuntimeError) as error:
+        paths = " and ".join(str(target.path) for target in targets)
+        needed = format_bytes(_num_bytes(targets))
         raise DdpHpcError(
-            f"{path} was not written: {error}; {target.parent} needs {format_bytes(contents.num_bytes)}; "
+            f"{paths} was not written{where}: {error}; {targets[0].file.parent} needs {needed}; "
             "nothing is left behind; free space there or name a file in another folder"
         ) from error
 
 
-def _refuse_no_file(path: Path, target: Path) -> None:
-    try:
-        if target.is_dir():
-            raise RequestError(f"{path} is a folder; name a file in it")
-        if target.exists() and not target.is_file():
-            raise RequestError(f"{path} is not a regular file; name another")
-    except OSError as error:
-        raise RequestError(f"{path} cannot be looked at: {error}; name a file in another folder") from error
+def _begin(
+    targets: Sequence[Target],
+    suffixes: Sequence[str],
+    partials: list[_Partial],
+    cleanup: contextlib.ExitStack,
+) -> tuple[list[tuple[str, dict[str, int]]], str]:
+    """Rank 0's first step: fills `partials`, unless the files are there; `cleanup` removes them.
 
-
-def _is_there(path: Path, target: Path, suffix: str, contents: Contents) -> bool:
-    """Whether a complete file of these contents is there already; any other file is refused."""
-    if not target.exists():
-        return False
-    ways_out = "name another file, remove this one, or overwrite it with `python -m data_gen --force`"
-    try:
-        stamp = read_stamp(target, suffix)
-    except ForeignFileError as error:
-        raise RequestError(
-            f"{path} exists and is not a file that data_gen wrote, or a damaged one ({error}); {ways_out}"
-        ) from error
-    if stamp.recipe != contents.recipe:
-        keys = sorted({*stamp.recipe, *contents.recipe})
-        differences = ", ".join(
-            f"{key} {_shown(stamp.recipe.get(key))} there and {_shown(contents.recipe.get(key))} asked for"
-            for key in keys
-            if stamp.recipe.get(key) != contents.recipe.get(key)
-        )
-        raise RequestError(f"{path} exists and holds other data: {differences}; {ways_out}")
-    size = target.stat().st_size
-    if stamp.arrays != contents.arrays or size < stamp.end:
-        arrays = ", ".join(f"{array.name} {array.shape} {array.dtype}" for array in stamp.arrays)
-        raise RequestError(
-            f"{path} has the recipe asked for but is damaged: it holds {arrays or 'no array'} "
-            f"in {size} bytes of {stamp.end}; {ways_out}"
-        )
-    return True
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, list):
-        return ",".join(map(str, value))
-    return "nothing" if value is None else str(value)
-
-
-def _prepare_folder(path: Path, folder: Path, needed_bytes: int) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _remove_stale(folder)
-        free_bytes = shutil.disk_usage(folder).free
-    except OSError as error:
-        raise RequestError(f"no folder for {path}: {error}; name a file in another folder") from error
-    if free_bytes < needed_bytes:
-        raise RequestError(
-            f"{path} needs {format_bytes(needed_bytes)} and {folder} has {format_bytes(free_bytes)} free; "
-            "free space, ask for fewer samples, or name a file in another folder"
-        )
-
-
-def _remove_stale(folder: Path) -> None:
-    """Remove what killed writers of this host left; one process writes one file at a time."""
-    for entry in folder.iterdir():
-        match = _PARTIAL.fullmatch(entry.name)
-        if match and match["host"] == socket.gethostname() and not _is_other_process(int(match["pid"])):
-            entry.unlink(missing_ok=True)
-
-
-def _is_other_process(pid: int) -> bool:
-    if pid == os.getpid():
-        return False
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-@contextlib.contextmanager
-def _new_file(target: Path) -> Iterator[Path]:
-    """A hidden name beside `target`, gone afterwards unless it was renamed, also on SIGTERM and Ctrl-C."""
-    partial = target.with_name(f".{target.name}.data_gen-{socket.gethostname()}-{os.getpid()}.partial")
-    with _end_by_signal():
-        try:
-            yield partial
-        finally:
-            partial.unlink(missing_ok=True)
-
-
-class _Stopped(BaseException):
-    """A signal that would have ended the process at once."""
-
-
-@contextlib.contextmanager
-def _end_by_signal() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP unwind the stack first, then end the process as they would have.
-
-    A handler that the program has set keeps the signal: a trainer's flag decides there.
+    Returns what the other ranks need of them, and a warning.
     """
-    ours: list[signal.Signals] = []
-    stopped_by: list[int] = []
+    for target in targets:
+        format_of(target.path, suffixes)
+        target.refuse_no_file()
+    if any(target.is_there() for target in targets):
+        return [], ""
+    for target in targets:
+        target.prepare_folder(_num_bytes(targets))
+    notes = []
+    for target in targets:
+        path = cleanup.enter_context(partial_file(target.file, WRITER))
+        with _as_one_error([target]):
+            notes.append(stripe(path, target.contents.num_bytes))
+            with signals_held():
+                offsets = lay_out(path, target.suffix, target.contents)
+            with path.open("r+b", buffering=0) as file:
+                head = file.read(_HEAD_BYTES)
+                os.pwrite(file.fileno(), bytes(_HEAD_BYTES), 0)
+        partials.append(_Partial(path, offsets, head))
+    return [(str(partial.path), partial.offsets) for partial in partials], next(filter(None, notes), "")
 
-    def stop(signum: int, _: FrameType | None) -> None:
-        if not stopped_by:  # A second signal must not interrupt the cleaning up.
-            stopped_by.append(signum)
-            raise _Stopped
 
-    try:
-        if threading.current_thread() is threading.main_thread():
-            for signum in (signal.SIGTERM, signal.SIGHUP):
-                if signal.getsignal(signum) is signal.SIG_DFL:
-                    ours.append(signum)
-                    signal.signal(signum, stop)
-        yield
-    finally:
-        for signum in ours:
-            signal.signal(signum, signal.SIG_DFL)
-        if stopped_by:
-            os.kill(os.getpid(), stopped_by[0])
+def _finish(targets: Sequence[Target], partials: Sequence[_Partial]) -> tuple[bool, list[int]]:
+    """Rank 0's last step: whether somebody's files are kept, and the bytes of each file."""
+    # Without partial files they were there from the beginning.
+    reused = not partials
+    with _as_one_error(targets):
+        for target, partial in zip(targets, partials, strict=False):
+            with partial.path.open("r+b", buffering=0) as file:
+                os.pwrite(file.fileno(), partial.head, 0)
+                seal(partial.path, target.suffix, target.contents)
+                os.fsync(file.fileno())
+        # Another start may have been faster, even since this line: then the name is taken.
+        reused = reused or any(target.is_there() for target in targets)
+        for target, partial in zip(targets, [] if reused else partials, strict=False):
+            try:
+                give_name(partial.path, target.file, replace=target.force)
+            except FileExistsError:
+                if not target.is_there():
+                    raise
+                reused = True
+            with contextlib.suppress(OSError):  # It is in place; some file systems cannot sync a folder.
+                _sync(target.file.parent)
+        return reused, [target.file.stat().st_size for target in targets]
 
 
 def _fill(
-    partial: Path,
-    contents: Contents,
-    offsets: dict[str, int],
+    targets: Sequence[Target],
+    places: Sequence[tuple[str, dict[str, int]]],
     pieces: Iterable[Piece],
     progress: Progress | None,
-) -> None:
-    total_bytes = contents.num_bytes
+    comm: Comm,
+) -> int:
+    """Bytes of this rank's part, which are on disk."""
+    total_bytes = _num_bytes(targets)
     done_bytes = 0
-    fd = os.open(partial, os.O_WRONLY)
+    pending: deque[Future[int]] = deque()
+
+    def settle(most: int) -> None:
+        nonlocal done_bytes
+        while len(pending) > most:
+            done_bytes += pending.popleft().result()
+            if progress is not None:
+                # The other ranks' parts are as large as rank 0's or smaller.
+                progress(min(done_bytes * comm.size, total_bytes), total_bytes)
+
+    where = "" if comm.size == 1 else f" by rank {comm.rank} on {socket.gethostname()}"
+    with _as_one_error(targets, where), contextlib.ExitStack() as files:
+        fds: dict[str, tuple[int, int]] = {}
+        for target, (path, offsets) in zip(targets, places, strict=True):
+            fd = files.enter_context(_opened(target, path, comm.rank))
+            fds |= {name: (fd, offset) for name, offset in offsets.items()}
+        with ThreadPoolExecutor(1) as disk:
+            for name, first, values in pieces:
+                fd, offset = fds[name]
+                position = offset + first * values.itemsize
+                pending.append(disk.submit(_write, fd, values.data.cast("B"), position))
+                settle(PIECES_IN_FLIGHT)
+            settle(0)
+        for fd in {fd for fd, _ in fds.values()}:
+            os.fsync(fd)
+    return done_bytes
+
+
+@contextlib.contextmanager
+def _opened(target: Target, partial: str, rank: int) -> Iterator[int]:
     try:
-        for name, first, values in pieces:
-            data = values.data.cast("B")
-            position = offsets[name] + first * values.itemsize
-            while data:
-                written = os.pwrite(fd, data[:_WRITE_BYTES], position)
-                data, position, done_bytes = data[written:], position + written, done_bytes + written
-                if progress is not None:
-                    progress(done_bytes, total_bytes)
+        fd = os.open(partial, os.O_WRONLY)
+    except FileNotFoundError as error:
+        raise DdpHpcError(
+            f"{target.path} was not written: rank {rank} on {socket.gethostname()} does not see the file "
+            "that rank 0 made; name a file in a folder that all nodes share, or start one process"
+        ) from error
+    try:
+        yield fd
     finally:
         os.close(fd)
-    assert done_bytes == total_bytes, f"{done_bytes} of {total_bytes} bytes were produced"
+
+
+def _write(fd: int, data: memoryview, position: int) -> int:
+    left, end = data, position + len(data)
+    while left:
+        written = os.pwrite(fd, left[:_WRITE_BYTES], end - len(left))
+        left = left[written:]
+    # Sends the pages on their way to the disk now rather than all of them at the end; what is on
+    # its way stays in memory for the first reader.
+    with contextlib.suppress(OSError):
+        os.posix_fadvise(fd, position, len(data), os.POSIX_FADV_DONTNEED)
+    return len(data)
 
 
 def _sync(path: Path) -> None:
+    """Returns once a file, or the names in a folder, are on disk."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

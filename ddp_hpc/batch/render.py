@@ -189,6 +189,9 @@ def _exports(job: Job, site: Site, layout: Layout, kill_delay_s: int) -> list[Ex
         found.append(Export("DDP_HPC_FABRIC_SUFFIX", site.fabric.suffix))
     if site.fabric.interface:
         found.append(Export("DDP_HPC_FABRIC_INTERFACE", site.fabric.interface))
+    if site.lustre.hint:
+        why = "How a data file made on Lustre is striped: the count, and the size if the site names one."
+        found.append(Export("DDP_HPC_LUSTRE_STRIPE", site.lustre.hint, why))
     if delay_s := site.kill_delay_s or kill_delay_s:
         found.append(Export("DDP_HPC_KILL_DELAY_S", str(delay_s)))
     run_dir = job.run_dir or f"runs/{job.name}"

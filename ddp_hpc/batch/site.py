@@ -13,6 +13,8 @@ from ddp_hpc.units import parse_walltime_s
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+# Lustre wants a multiple of 64 KiB below 4 GiB.
+_STRIPE_SIZE = re.compile(r"[1-9][0-9]{0,2}M")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -106,6 +108,32 @@ class Fabric:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Lustre:
+    """How a large data file is laid out where the data lies on Lustre: `lfs setstripe -c` and `-S`.
+
+    A count of 0 leaves the layout to the file system, -1 takes all its targets; no
+    size leaves that to the file system.
+    """
+
+    stripe_count: int = 0
+    stripe_size: str = ""
+
+    def __post_init__(self) -> None:
+        if not -1 <= self.stripe_count <= 2000:  # LOV_MAX_STRIPE_COUNT
+            raise RequestError(f"stripe_count is {self.stripe_count}; -1, 0, or 1 to 2000 is needed")
+        if self.stripe_size and not (self.stripe_count and _STRIPE_SIZE.fullmatch(self.stripe_size)):
+            raise RequestError(
+                f"stripe_size is {self.stripe_size!r} with a stripe_count of {self.stripe_count}; "
+                'megabytes such as "4M" beside a count other than 0 are needed'
+            )
+
+    @property
+    def hint(self) -> str:
+        """`8,4M` or `8` for the generator of data; empty where the file system decides."""
+        return ",".join(filter(None, (str(self.stripe_count or ""), self.stripe_size)))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Proxy:
     """The way out of a compute node, and the names that must not take it."""
 
@@ -143,6 +171,7 @@ class Site:
     slurm: Slurm = field(default_factory=Slurm)
     env: Env = field(default_factory=Env)
     fabric: Fabric = field(default_factory=Fabric)
+    lustre: Lustre = field(default_factory=Lustre)
     proxy: Proxy | None = None
     software: tuple[str, ...] = ()
     why: dict[str, str] = field(default_factory=dict)

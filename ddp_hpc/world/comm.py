@@ -13,12 +13,14 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ddp_hpc.errors import LaunchError
+from ddp_hpc.errors import LaunchError, RendezvousError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 T = TypeVar("T")
+
+_POLL_S = 0.002
 
 
 class Comm(Protocol):
@@ -82,6 +84,24 @@ class MpiComm:
     def barrier(self, what: str) -> None:  # noqa: ARG002 - an MPI barrier has no name
         """Collective: every rank must call this."""
         self._comm.Barrier()
+
+    def wait_for_all(self, what: str, timeout_s: float) -> None:
+        """Returns once all ranks have come. Collective: every rank must call this.
+
+        It sleeps in between, so that signals are heard and the core is free for others:
+        MPI's own waits keep it busy and never end.
+
+        Raises:
+            RendezvousError: they have not within `timeout_s`; `what` says what was waited for.
+        """
+        request, end = self._comm.Ibarrier(), time.monotonic() + timeout_s
+        while not request.Test():
+            if time.monotonic() > end:
+                raise RendezvousError(
+                    f"rank {self.rank} waited {timeout_s:g} s for {what}; look for their errors, "
+                    "or raise the time limit"
+                )
+            time.sleep(_POLL_S)
 
     def node_layout(self) -> tuple[int, int, int, int]:
         """Local rank, local size, node rank and number of nodes. Collective: every rank must call this.

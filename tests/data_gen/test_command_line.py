@@ -41,7 +41,7 @@ def test_options_become_the_recipe(tmp_path, run_generator):
         (["--num-samples", "many"], "'many' is not a valid integer"),
         (["--num-samples", "0"], "num_samples 0"),
         (["--src-shape", "1x512"], "shape '1x512'"),
-        (["--dtype", "int64"], "'int64' is not one of"),
+        (["--dtype", "int64"], "uniform values cannot be int64"),
         (["--output", "file.npz"], "'.npz' names no format"),
         (["--output", "."], "names no format"),
         (["digit"], "No such command 'digit'"),

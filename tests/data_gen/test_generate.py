@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
-from datetime import UTC, datetime, timedelta
+import tracemalloc
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import h5py
@@ -13,10 +15,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from data_gen import Recipe, generate, synthetic
+from data_gen.recipe import canonical_json, fingerprint
 from data_gen.synthetic import block_samples
 from ddp_hpc import __version__
+from ddp_hpc.data.formats import open_samples
 from ddp_hpc.errors import RequestError
 
 SMALL = Recipe(num_samples=10, src_shape=(1, 8), tgt_shape=(3, 8))
@@ -56,8 +61,8 @@ def test_hdf5_is_contiguous_and_says_where_it_comes_from(tmp_path):
         assert file.attrs["generator"] == f"ddp-hpc data_gen {__version__}"
         assert json.loads(file.attrs["recipe"])["tgt_shape"] == [20, 512]
         assert file.attrs["fingerprint"] == Recipe(num_samples=3, seed=5).fingerprint
-        created = datetime.fromisoformat(file.attrs["created"])
-    assert abs(datetime.now(UTC) - created) < timedelta(minutes=1)
+        created = date.fromisoformat(file.attrs["created"])
+    assert abs(datetime.now(UTC).date() - created) <= timedelta(days=1)
 
 
 # SHA-256 of src and tgt, first digits, recorded from the first version. Other values are another
@@ -158,6 +163,36 @@ def test_an_equal_file_is_reused_whenever_it_was_created(tmp_path):
     assert calls == []
 
 
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    recipe = Recipe(num_samples=1500)
+    tracemalloc.start()
+    generate(recipe, tmp_path / "file.h5")
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # Three buffers of 2 MiB, and what h5py takes.
+    assert peak_bytes < 16 * 2**20 < recipe.num_bytes / 3
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_bfloat16_and_integers_have_a_home_in_every_format(tmp_path, suffix):
+    recipe = Recipe(num_samples=10, src_shape=(8,), tgt_shape=(3,), dtype="bfloat16", distribution="normal")
+    path = generate(recipe, tmp_path / f"floats{suffix}").path
+    wanted = [values.copy() for _, _, values in synthetic.part(recipe)]
+    samples = open_samples(path)
+    assert (samples.src_bfloat16, samples.tgt_bfloat16) == (True, True)
+    for found, values in zip(samples.read(np.arange(10)), wanted, strict=True):
+        np.testing.assert_array_equal(found.ravel(), values)
+    samples.close()
+    assert generate(recipe, path).reused
+    for dtype in ("uint8", "int16", "int32", "int64"):
+        recipe = Recipe(
+            num_samples=10, src_shape=(8,), tgt_shape=(8,), dtype=dtype, distribution="tokens", vocab_size=9
+        )
+        path = generate(recipe, tmp_path / f"{dtype}{suffix}").path
+        assert {array.dtype.name for array in arrays(path).values()} == {dtype}
+        assert generate(recipe, path).reused
+
+
 def test_progress_counts_bytes_up_to_all_of_them(tmp_path):
     calls: list[tuple[int, int]] = []
     generate(SMALL, tmp_path / "file.h5", progress=lambda done, total: calls.append((done, total)))
@@ -226,6 +261,15 @@ def test_a_recipe_that_was_edited_is_not_believed(tmp_path):
         generate(SMALL, path)
 
 
+@pytest.mark.parametrize("recipe", ["", "mine", "[[1]]", "7", "null", "[" * 10**5])
+def test_a_recipe_that_is_none_is_not_believed(tmp_path, recipe):
+    path = generate(SMALL, tmp_path / "file.safetensors").path
+    digest = hashlib.sha256(recipe.encode()).hexdigest()
+    save_file(arrays(path), path, {"recipe": recipe, "fingerprint": digest})
+    with pytest.raises(RequestError, match="its recipe is no JSON object"):
+        generate(SMALL, path)
+
+
 def test_a_dataset_that_was_replaced_is_noticed(tmp_path):
     path = generate(SMALL, tmp_path / "file.h5").path
     with h5py.File(path, "r+") as file:
@@ -279,6 +323,60 @@ def test_a_file_that_appears_while_ours_is_written_is_kept(tmp_path):
         generate(SMALL, path, progress=lambda done, total: path.write_bytes(b"a thesis"))
     assert path.read_bytes() == b"a thesis"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.fixture
+def at_the_last_moment(monkeypatch):
+    """Does something when the file is on disk and about to get its name."""
+
+    def arrange(action):
+        link = os.link
+
+        def link_after(*arguments):
+            action()
+            link(*arguments)
+
+        monkeypatch.setattr(os, "link", link_after)
+
+    return arrange
+
+
+def test_a_file_that_appears_at_the_last_moment_is_kept(tmp_path, at_the_last_moment):
+    path = tmp_path / "file.h5"
+    at_the_last_moment(lambda: path.write_bytes(b"a thesis"))
+    with pytest.raises(RequestError, match="is not a file that data_gen wrote"):
+        generate(SMALL, path)
+    assert path.read_bytes() == b"a thesis"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_file_of_a_faster_start_is_used(tmp_path, at_the_last_moment):
+    path = tmp_path / "a" / "file.h5"
+    other = generate(SMALL, tmp_path / "b" / "file.h5").path
+    inode = other.stat().st_ino
+    at_the_last_moment(lambda: other.rename(path))
+    assert generate(SMALL, path).reused
+    assert path.stat().st_ino == inode
+
+
+def test_a_file_system_without_hard_links_will_do(tmp_path, monkeypatch):
+    def no_links(*_):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    path = generate(SMALL, tmp_path / "file.h5").path
+    assert arrays(path)["src"].shape == (10, 1, 8)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_another_files_endless_recipe_is_not_quoted_at_length(tmp_path):
+    recipe = {"\x1b[31m" * 5000: ["\x1b[0m" * 5000], **{str(number): number for number in range(5000)}}
+    path = generate(SMALL, tmp_path / "file.safetensors").path
+    save_file(arrays(path), path, {"recipe": canonical_json(recipe), "fingerprint": fingerprint(recipe)})
+    with pytest.raises(RequestError, match="holds other data") as caught:
+        generate(SMALL, path)
+    assert len(str(caught.value)) < 2500
+    assert str(caught.value).isprintable()
 
 
 def test_hostile_names_are_only_names(tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import os
+import signal
 import struct
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import h5py
 import numpy as np
 import pytest
 
-from data_gen import idx
+from data_gen import array_streams
 from data_gen.idx import convert_idx
 from ddp_hpc.errors import DataError
 
@@ -39,7 +41,7 @@ def refused(tmp_path: Path, images: Path, labels: Path, **test_set: Path) -> str
 
 
 def test_images_become_floats_and_labels_integers(tmp_path, files, monkeypatch):
-    monkeypatch.setattr(idx, "_CHUNK_BYTES", 300)  # several chunks, the last one smaller
+    monkeypatch.setattr(array_streams, "_BLOCK_BYTES", 300)  # several chunks, the last one smaller
     with h5py.File(convert_idx(*files, tmp_path / "out.h5").path) as file:
         np.testing.assert_array_equal(file["src"][:], IMAGES[:, np.newaxis] / np.float32(255))
         np.testing.assert_array_equal(file["tgt"][:], LABELS)
@@ -70,6 +72,20 @@ def test_a_missing_file_is_named(tmp_path, files):
     assert "nowhere cannot be read" in refused(tmp_path, tmp_path / "nowhere", files[1])
 
 
+def test_a_pipe_is_refused_and_never_waited_for(tmp_path, files):
+    def give_up(*_: object) -> None:
+        raise AssertionError("still waiting")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(5)
+    try:
+        os.mkfifo(tmp_path / "pipe")
+        assert "pipe is not a regular file" in refused(tmp_path, tmp_path / "pipe", files[1])
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_images_and_labels_the_wrong_way_round_are_noticed(tmp_path, files):
     assert "begins with 00000801, an IDX file of images with 00000803" in refused(
         tmp_path, files[1], files[0]
@@ -94,6 +110,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path, files, compress):
         (b"\0\0\x08\x03" + struct.pack(">3I", 70, 0, 4), "holds no values"),
         (b"\0\0\x08\x03" + b"\xff" * 12, "only 0 bytes"),
         (gzip.compress(idx_bytes(IMAGES))[:-8] + bytes(8), "CRC check failed"),
+        (gzip.compress(b"\0\0\x08\x03" + struct.pack(">3I", 70, 2**32 - 1, 2**32 - 1)), "after 0 of 70"),
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path, files, content, message):

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import filecmp
 import os
 import random
 import resource
 import shutil
 import signal
-import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import h5py
 import pytest
+import torch
+from safetensors import safe_open
 
-from data_gen import Recipe, generate, writer
+from data_gen import Recipe, generate
 from data_gen.formats import read_stamp
+from data_gen.partial import WRITER
 from ddp_hpc.errors import DdpHpcError, RequestError
+from ddp_hpc.partial_files import partial_file
 
 SMALL = Recipe(num_samples=10, src_shape=(1, 8), tgt_shape=(3, 8))
 # 690 MB: long enough to be hit, and hardly any of it is written before that.
 LARGE = ("--num-samples", "16000", "--output", "file.h5")
+# 129 MB: some tenths of a second.
+KILLED = Recipe(num_samples=3000)
 DEAD_PID = 2**22 + 1  # above the kernel's largest
 
 
@@ -37,20 +44,81 @@ def wait_for_partial(folder: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.001)
 
 
-@pytest.mark.parametrize("number", range(5))
-def test_a_killed_writer_leaves_nothing_that_looks_finished(tmp_path, generator, number):
-    with generator(*LARGE) as process:
-        wait_for_partial(tmp_path, process)
-        time.sleep(random.Random(number).uniform(0, 0.15))
-        process.kill()
+@pytest.fixture(scope="module")
+def whole_file(tmp_path_factory):
+    """What the file of the killed writers is to be."""
+    return generate(KILLED, tmp_path_factory.mktemp("whole") / "file.h5").path
+
+
+def writers_of(path: Path) -> list[int]:
+    """Process ids of the Pythons that write `path`."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = entry.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if words[0] == os.fsencode(sys.executable) and os.fsencode(path) in words:
+            found.append(int(entry.parent.name))
+    return sorted(found)
+
+
+@pytest.mark.parametrize(
+    "number", [*range(5), *(pytest.param(number, marks=pytest.mark.soak) for number in range(5, 55))]
+)
+def test_a_killed_writer_leaves_nothing_that_looks_finished(tmp_path, launch, mpiexec, whole_file, number):
+    chance = random.Random(number)
     path = tmp_path / "file.h5"
-    if path.exists():  # The kill came after the rename: then everything is there.
-        stamp = read_stamp(path, ".h5")
-        assert path.stat().st_size >= stamp.end
+    command = [sys.executable, "-m", "data_gen", "--num-samples", str(KILLED.num_samples), "--output", path]
+    several = [mpiexec, "-n", "2"] if number % 2 else []
+    process = launch.start([*several, *command])
+    # Most of the time is spent after the partial file is there; a tenth of the kills come before.
+    if chance.random() < 0.9:
+        while not (partials(tmp_path) or path.exists()):
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.001)
+        time.sleep(chance.uniform(0, 0.4))
     else:
-        assert len(partials(tmp_path)) == 1
-    generate(SMALL, tmp_path / "next.h5")
-    assert partials(tmp_path) == []
+        time.sleep(chance.uniform(0, 0.5))
+    if alive := writers_of(path):
+        os.kill(chance.choice(alive), signal.SIGKILL)
+    launch.end(process)
+    assert writers_of(path) == []
+    if path.exists():  # The kill came after the rename: then everything is there.
+        assert filecmp.cmp(path, whole_file, shallow=False)
+    for left in partials(tmp_path):
+        assert not opens(left, ".h5") or filecmp.cmp(left, whole_file, shallow=False)
+    generate(KILLED, path)
+    assert filecmp.cmp(path, whole_file, shallow=False)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def opens(path: Path, suffix: str) -> bool:
+    """Whether the library of that format takes the file for one of its own."""
+    try:
+        if suffix == ".h5":
+            h5py.File(path).close()
+        elif suffix == ".pt":
+            torch.load(path, weights_only=True, mmap=True)
+        else:
+            with safe_open(path, framework="np") as file:
+                file.get_slice("src")
+    except Exception:  # each library has its own
+        return False
+    return True
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".pt", ".safetensors"])
+def test_a_file_in_the_making_opens_as_nothing(tmp_path, suffix):
+    seen: list[bool] = []
+
+    def look(done: int, total: int) -> None:
+        (partial,) = partials(tmp_path)
+        seen.append(opens(partial, suffix))
+
+    path = generate(SMALL, tmp_path / f"file{suffix}", progress=look).path
+    assert opens(path, suffix)
+    assert seen == [False, False]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +135,15 @@ def test_a_signal_removes_what_was_written(tmp_path, generator, signum, code):
     assert partials(tmp_path) == []
     path = tmp_path / "file.h5"
     if path.exists():  # On a busy machine the signal may come after the rename: then everything is there.
-        assert path.stat().st_size >= read_stamp(path, ".h5").end
+        assert [array.name for array in read_stamp(path, ".h5")[1]] == ["src", "tgt"]
+
+
+def test_a_job_that_is_ended_removes_what_its_ranks_wrote(tmp_path, launch, mpiexec):
+    process = launch.start([mpiexec, "-n", "2", sys.executable, "-m", "data_gen", *LARGE], cwd=tmp_path)
+    wait_for_partial(tmp_path, process)
+    process.terminate()
+    assert launch.end(process).exit_code != 0
+    assert partials(tmp_path) == []
 
 
 def test_a_signal_that_the_program_handles_stays_the_programs(tmp_path):
@@ -100,13 +176,18 @@ def test_an_exception_on_the_way_leaves_nothing_and_keeps_the_old_file(tmp_path)
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_only_leftovers_of_dead_writers_of_this_host_are_removed(tmp_path):
-    host = socket.gethostname()
-    dead = tmp_path / f".old.h5.data_gen-{host}-{DEAD_PID}.partial"
+def leftover(folder: Path, pid: int) -> Path:
+    """What another process of this host would call its partial file."""
+    with partial_file(folder / "old.h5", WRITER) as own:
+        return own.with_name(own.name.replace(f"-{os.getpid()}.", f"-{pid}."))
+
+
+def test_only_leftovers_of_dead_writers_are_removed(tmp_path):
+    dead = leftover(tmp_path, DEAD_PID)
     kept = [
-        tmp_path / f".old.h5.data_gen-{host}-{os.getppid()}.partial",
-        tmp_path / f".old.h5.data_gen-other{host}-{DEAD_PID}.partial",
-        tmp_path / f"old.h5.data_gen-{host}-{DEAD_PID}.partial",
+        leftover(tmp_path, os.getppid()),
+        dead.with_name(dead.name.replace("data_gen-", "data_gen-other")),
+        dead.with_name(dead.name.removeprefix(".")),
         tmp_path / ".mine.partial",
     ]
     for path in [dead, *kept]:
@@ -114,6 +195,28 @@ def test_only_leftovers_of_dead_writers_of_this_host_are_removed(tmp_path):
     generate(SMALL, tmp_path / "file.h5")
     assert not dead.exists()
     assert all(path.exists() for path in kept)
+
+
+def test_leftovers_of_other_hosts_are_removed_an_hour_after_the_last_write(tmp_path, monkeypatch):
+    now_s = time.time()
+    ages_s = {1: 3700, 2: 3500, 3: 0}
+    left = {pid: tmp_path / f".old.h5.data_gen-other-{pid}.partial" for pid in ages_s}
+    for pid, path in left.items():
+        path.write_bytes(b"x")
+        os.utime(path, (now_s, now_s - ages_s[pid]))
+    # This host's clock is a day ahead of the file system's.
+    monkeypatch.setattr(time, "time", lambda: now_s + 86_400)
+    generate(SMALL, tmp_path / "file.h5")
+    assert [pid for pid, path in left.items() if path.exists()] == [2, 3]
+
+
+def test_leftovers_that_may_not_be_removed_hinder_nobody(open_folder, as_nobody):
+    open_folder.chmod(0o1777)
+    left = leftover(open_folder, DEAD_PID)
+    left.write_bytes(b"x")
+    with as_nobody():
+        generate(SMALL, open_folder / "file.h5")
+    assert (open_folder / "file.h5").exists()
 
 
 @pytest.mark.parametrize("suffix", [".h5", ".pt", ".safetensors"])
@@ -154,7 +257,7 @@ def test_a_disk_too_small_is_refused_before_anything_is_written(tiny_disk):
 @pytest.mark.parametrize("suffix", [".h5", ".pt", ".safetensors"])
 def test_a_disk_that_fills_up_on_the_way_is_one_error(tiny_disk, monkeypatch, suffix):
     free = shutil.disk_usage("/")._replace(free=2**40)
-    monkeypatch.setattr(writer.shutil, "disk_usage", lambda folder: free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: free)
     with pytest.raises(DdpHpcError) as caught:
         generate(Recipe(), tiny_disk / f"file{suffix}")
     assert caught.value.exit_code == 1

@@ -50,7 +50,7 @@ def test_every_field_changes_fingerprint_and_name(field):
         ({"tgt_shape": (20, 0)}, "tgt_shape 20,0"),
         ({"tgt_shape": (1,) * 32}, "1 to 31 sizes"),
         ({"dtype": "float31"}, 'did you mean "float32"'),
-        ({"distribution": "normal"}, "none of uniform, learnable"),
+        ({"distribution": "gauss"}, "none of uniform, normal, learnable, tokens"),
         ({"seed": -1}, "seed -1"),
         ({"seed": 2**63}, "within 0 to 2**63 - 1"),
         ({"distribution": "learnable", "src_shape": (5000,), "tgt_shape": (5000,)}, "25000000 entries"),

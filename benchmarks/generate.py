@@ -1,0 +1,159 @@
+"""How fast data_gen fills a file, beside writing without generating and generating without a file.
+
+python benchmarks/generate.py [--gib 4] [--folder data] [--distribution uniform] [--runs 3] [--json FILE]
+
+Each row is a process (or two under mpiexec) of its own, and the rows take turns. generate: the
+values are made, in memory alone. write: one buffer of them is written again and again, by the
+same code: layout, size of a write, fsync, rename. data_gen: both. Seconds are the fastest run's,
+without the start of Python; peak: the most resident memory of any rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import filecmp
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_gen import Recipe, synthetic
+from data_gen.ranks import joined
+from ddp_hpc.bench import report
+from ddp_hpc.units import format_bytes
+
+ROWS = [("generate", 1), ("write", 1), ("data_gen", 1), ("write", 2), ("data_gen", 2)]
+FILLED: set[int] = set()
+COLUMNS = [
+    report.Column("name", "what"),
+    report.Column("ranks", "writers"),
+    report.Column("seconds", "s", "{:.2f}".format),
+    report.Column("bytes_per_s", "GB/s", lambda rate: f"{rate / 1e9:.2f}"),
+    report.Column("vs_write", "of write", "{:.2f}".format),
+    report.Column("vs_generate", "of generate", "{:.2f}".format),
+    report.Column("peak_bytes", "peak", format_bytes),
+]
+
+
+def recipe_of(args: argparse.Namespace) -> Recipe:
+    """The main job's samples, as many as fit into the size asked for; of tokens 20 x 512 twice."""
+    kind = {"distribution": args.distribution}
+    if args.distribution == "tokens":
+        kind |= {"src_shape": (20, 512), "dtype": "int32"}
+    recipe = Recipe(**kind)
+    return replace(recipe, num_samples=max(1, int(args.gib * 2**30) // recipe.bytes_per_sample))
+
+
+def draw_once(stream: np.random.Generator, out: NDArray[Any], _: str) -> None:
+    """Values for a buffer that has none yet."""
+    buffer = out if out.base is None else out.base
+    if buffer.ctypes.data not in FILLED:
+        FILLED.add(buffer.ctypes.data)
+        stream.random(dtype=buffer.dtype, out=buffer)
+
+
+def file_of(args: argparse.Namespace, what: str, ranks: int) -> Path:
+    return args.folder / f"{what}-{ranks}.h5"
+
+
+def run_row(what: str, args: argparse.Namespace) -> None:
+    """One row, in this process: its seconds and its memory as JSON on stdout, by rank 0."""
+    recipe = recipe_of(args)
+    with joined(600.0) as comm:
+        start = time.perf_counter()
+        if what == "generate":
+            for _ in synthetic.part(recipe):
+                pass
+        else:
+            if what == "write":
+                recipe = replace(recipe, distribution="uniform", dtype="float32")
+                synthetic._draw_uniform = draw_once
+            synthetic.generate(recipe, file_of(args, what, comm.size), comm=comm)
+        seconds = time.perf_counter() - start
+        lines = Path("/proc/self/status").read_text().splitlines()
+        peak = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+        peaks = comm.allgather(peak)
+    if comm.rank == 0:
+        print(json.dumps({"seconds": seconds, "peak_bytes": max(peaks)}))
+
+
+def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+    num_bytes = recipe_of(args).num_bytes
+    best: dict[tuple[str, int], dict[str, Any]] = {}
+    for _ in range(args.runs):
+        for what, ranks in ROWS:
+            os.sync()  # what the last row left to write is not this row's
+            # Right before the start: in a virtual machine the host takes free memory back after two
+            # seconds, and giving it again costs more than all that is measured here.
+            file_of(args, what, ranks).unlink(missing_ok=True)
+            argv = [sys.executable, __file__, "--row", what, "--gib", str(args.gib)]
+            argv += ["--folder", str(args.folder), "--distribution", args.distribution]
+            if ranks > 1:
+                argv = [str(Path(sys.executable).parent / "mpiexec"), "-n", str(ranks), *argv]
+            done = subprocess.run(argv, stdout=subprocess.PIPE, text=True)
+            if done.returncode != 0:
+                sys.exit(f"error: {what} with {ranks} writers ended with exit code {done.returncode}")
+            row = json.loads(done.stdout)
+            if (what, ranks) not in best or row["seconds"] < best[what, ranks]["seconds"]:
+                best[what, ranks] = row
+    rates = {key: num_bytes / row["seconds"] for key, row in best.items()}
+    return [
+        {
+            "name": what,
+            "ranks": ranks,
+            "bytes": num_bytes,
+            **best[what, ranks],
+            "bytes_per_s": rates[what, ranks],
+            "vs_write": rates[what, ranks] / rates["write", 1],
+            "vs_generate": rates[what, ranks] / rates["generate", 1],
+        }
+        for what, ranks in ROWS
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--gib", type=float, default=4.0, help="GiB of the file")
+    parser.add_argument("--folder", type=Path, default=Path("data"), help="where the files lie for a while")
+    parser.add_argument("--distribution", default="uniform")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--row", choices=sorted({what for what, _ in ROWS}), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.row:
+        run_row(args.row, args)
+        return
+    report.check_files(args.json, None)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    needed_bytes = (len(ROWS) - 1) * recipe_of(args).num_bytes
+    free_bytes = shutil.disk_usage(args.folder).free
+    if free_bytes < needed_bytes:
+        sys.exit(
+            f"error: {args.folder} has {format_bytes(free_bytes)} free and {format_bytes(needed_bytes)} are "
+            "needed; choose another --folder, or less with --gib"
+        )
+    try:
+        rows = measure(args)
+        same = filecmp.cmp(*(file_of(args, "data_gen", ranks) for ranks in (1, 2)), shallow=False)
+    finally:
+        for row in ROWS:
+            file_of(args, *row).unlink(missing_ok=True)
+    print(report.table(COLUMNS, rows))
+    print(f"one writer's file and two writers' file: {'the same bytes' if same else 'NOT the same bytes'}")
+    result = report.document("generate", rows, machine=report.machine(), same_bytes=same)
+    report.write_files(result, args.json, None, [], "")
+    sys.exit(not same)
+
+
+if __name__ == "__main__":
+    main()

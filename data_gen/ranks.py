@@ -1,0 +1,108 @@
+"""The ranks that a launcher started `python -m data_gen` as. Without a launcher mpi4py is never touched."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from ddp_hpc.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    DdpHpcError,
+    LaunchError,
+    ReportedElsewhereError,
+    RequestError,
+    stop_together,
+)
+from ddp_hpc.world.comm import Comm, MpiComm, SingleComm, abort_mpi, finalize_mpi
+from ddp_hpc.world.launch_env import Environ, peek_rank, present_launchers, read_claim
+from ddp_hpc.world.once import say_once_a_node
+from ddp_hpc.world.topology import discover, short_hostname
+from ddp_hpc.world.watchdog import time_limit
+
+T = TypeVar("T")
+
+
+class LimitedComm:
+    """MPI ranks whose waits for one another end."""
+
+    def __init__(self, comm: MpiComm, timeout_s: float) -> None:
+        self._comm, self._timeout_s = comm, timeout_s
+        self.rank, self.size = comm.rank, comm.size
+
+    def bcast(self, value: T) -> T:
+        """Rank 0's value. Collective: every rank must call this."""
+        self.barrier("rank 0")
+        return self._comm.bcast(value)
+
+    def allgather(self, value: T) -> list[T]:
+        """Every rank's value, by rank. Collective: every rank must call this."""
+        self.barrier("the other ranks to do their part of the file (--timeout)")
+        return self._comm.allgather(value)
+
+    def barrier(self, what: str) -> None:
+        """Collective: every rank must call this."""
+        self._comm.wait_for_all(what, self._timeout_s)
+
+
+@contextmanager
+def joined(timeout_s: float) -> Iterator[Comm]:
+    """All ranks of this launch; no wait for another rank takes longer than `timeout_s`.
+
+    Collective where several were started. An error that this rank alone has ends the others.
+
+    Raises:
+        RequestError: several ranks without MPI.
+        RendezvousError: the others did not come in time.
+        ReportedElsewhereError: the launch itself is broken, and a line says so.
+    """
+    comm = _join(os.environ, timeout_s)
+    try:
+        yield comm
+    except BaseException as error:
+        if comm.size > 1 and not (isinstance(error, DdpHpcError) and error.everywhere):
+            # MPI_Finalize would wait for ranks that wait for this one.
+            code, text = _verdict(error)
+            os.write(2, f"[rank {comm.rank}/{comm.size} {short_hostname()}] {text}\n".encode())
+            abort_mpi(code, patience_s=0.0)
+        raise
+    finally:
+        finalize_mpi()
+
+
+def _verdict(error: BaseException) -> tuple[int, str]:
+    if isinstance(error, DdpHpcError):
+        return error.exit_code, f"error: {error}"
+    if isinstance(error, KeyboardInterrupt):
+        return EXIT_INTERRUPTED, "interrupted: nothing was written"
+    return EXIT_FAILED, traceback.format_exc().rstrip()
+
+
+def _join(environ: Environ, timeout_s: float) -> Comm:
+    launchers = present_launchers(environ)
+    if not launchers:
+        return SingleComm()
+    prefix = f"[rank {peek_rank(environ)} {short_hostname()}] "
+    try:
+        # One rank needs no MPI; a launcher that does not tell the size may have started many.
+        if read_claim(launchers[0], environ).world_size == 1:
+            return SingleComm()
+        with time_limit(timeout_s, prefix) as watchdog:
+            watchdog.stage("in MPI_Init for the other ranks: one of them did not start, or ended before it")
+            world = discover(environ)
+    except LaunchError as error:
+        say_once_a_node(f"error: {error}", environ)
+        abort_mpi(error.exit_code, patience_s=0.0)
+        raise ReportedElsewhereError(str(error), error.exit_code) from None
+    if world.world_size == 1:
+        return SingleComm()
+    if world.mpi is None:
+        text = (
+            f"{world.launcher} started {world.world_size} ranks, which share one file only through MPI; "
+            "start them with mpiexec and mpi4py installed, or start one process"
+        )
+        stop_together(world.rank, RequestError(text))
+    return LimitedComm(world.mpi, timeout_s)

@@ -1,0 +1,143 @@
+"""The values a recipe asks for: where they lie, how they are rounded, and what can be learned from them."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+
+from data_gen import Recipe, synthetic
+from data_gen.synthetic import part
+from ddp_hpc.errors import RequestError
+
+
+def values(recipe: Recipe) -> dict[str, np.ndarray]:
+    """src and tgt, flat, as they lie in the file."""
+    pieces: dict[str, list[np.ndarray]] = {"src": [], "tgt": []}
+    for name, first, piece in part(recipe):
+        assert first == sum(each.size for each in pieces[name])
+        pieces[name].append(piece.ravel().copy())
+    return {name: np.concatenate(each) for name, each in pieces.items()}
+
+
+def floats(bits: np.ndarray) -> np.ndarray:
+    """What the bits of bfloat16 mean."""
+    return torch.from_numpy(bits).view(torch.bfloat16).float().numpy()
+
+
+def tokens(num_samples: int = 400, shape: tuple[int, ...] = (50,), **fields: object) -> Recipe:
+    return Recipe(
+        **{
+            "num_samples": num_samples,
+            "src_shape": shape,
+            "tgt_shape": shape,
+            "dtype": "int32",
+            "distribution": "tokens",
+            **fields,
+        }
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_normal_values_have_mean_0_and_spread_1(dtype):
+    recipe = Recipe(num_samples=4000, src_shape=(50,), tgt_shape=(50,), dtype=dtype, distribution="normal")
+    for found in values(recipe).values():
+        found = floats(found) if dtype == "bfloat16" else found.astype(np.float64)
+        # 200,000 values: 6 standard errors.
+        assert abs(found.mean()) < 6 / np.sqrt(found.size)
+        assert abs(found.std() - 1) < 6 / np.sqrt(2 * found.size)
+        assert abs((np.abs(found) < 1).mean() - 0.6827) < 0.007
+        assert np.isfinite(found).all()
+
+
+def test_uniform_bfloat16_stays_below_1():
+    recipe = Recipe(num_samples=4000, src_shape=(64,), tgt_shape=(1,), dtype="bfloat16")
+    found = floats(values(recipe)["src"])
+    assert (found.min(), found.max()) == (0.0, 255 / 256)
+    assert len(np.unique(found)) == 256
+
+
+def test_bfloat16_is_rounded_as_torch_does():
+    stream = np.random.Generator(np.random.SFC64(3))
+    exponents = 2.0 ** stream.integers(-120, 120, 20_000)
+    several = (stream.standard_normal(20_000) * exponents).astype(np.float32)
+    ties = np.arange(0x3F80_8000, 0x3F90_8000, 0x1_0000, dtype=np.uint32).view(np.float32)
+    for each in (several, ties):
+        wanted = torch.from_numpy(each).to(torch.bfloat16).view(torch.uint16).numpy()
+        np.testing.assert_array_equal(synthetic._cast(each, "bfloat16"), wanted)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "vocab_size"),
+    [("uint8", 256), ("uint8", 2), ("int16", 2**15), ("int32", 50_257), ("int64", 2**28)],
+)
+def test_tokens_follow_the_rule_save_for_a_tenth(dtype, vocab_size):
+    found = values(tokens(dtype=dtype, vocab_size=vocab_size))
+    assert {array.dtype.name for array in found.values()} == {dtype}
+    for array in found.values():
+        assert array.min() >= 0
+        assert array.max() < vocab_size
+        assert abs(array.mean(dtype=float) / (vocab_size - 1) - 0.5) < 0.02
+    follows = found["tgt"] == (3 * found["src"].astype(np.int64) + 1) % vocab_size
+    # Noise may hit the rule's token by chance; 20,000 elements, 6 standard errors.
+    assert abs(follows.mean() - (0.9 + 0.1 / vocab_size)) < 6 * np.sqrt(0.09 / follows.size)
+
+
+def test_the_rule_of_tokens_is_the_same_for_every_seed():
+    for seed in (0, 1):
+        found = values(tokens(seed=seed, vocab_size=1000))
+        assert ((found["tgt"] == (3 * found["src"] + 1) % 1000).mean()) > 0.85
+
+
+# SHA-256 of src and tgt, first digits. Other values are another format: raise FORMAT_VERSION.
+VALUES = {
+    ("normal", "float16"): "ba0888271ec8204e",
+    ("normal", "bfloat16"): "25d82caa8c86a00c",
+    ("normal", "float32"): "75782c1a544a5857",
+    ("normal", "float64"): "bdbd5c599dba6456",
+    ("uniform", "bfloat16"): "4357d0bc61577adb",
+    ("learnable", "bfloat16"): "539b70f3b0e77cbe",
+    ("tokens", "uint8"): "1eb06df112de645e",
+    ("tokens", "int16"): "51dce38e50fd67f3",
+    ("tokens", "int64"): "f0e91a7c9575d411",
+}
+
+
+@pytest.mark.parametrize(("distribution", "dtype"), VALUES)
+def test_the_values_of_a_seed_never_change_whatever_the_buffer(monkeypatch, distribution, dtype):
+    recipe = Recipe(
+        num_samples=300,
+        src_shape=(1, 64),
+        tgt_shape=(1, 64) if distribution == "tokens" else (3, 50),
+        dtype=dtype,
+        distribution=distribution,
+    )
+    for buffer_elements in (synthetic._BUFFER_ELEMENTS, 333):
+        monkeypatch.setattr(synthetic, "_BUFFER_ELEMENTS", buffer_elements)
+        found = values(recipe)
+        digest = hashlib.sha256(found["src"].tobytes() + found["tgt"].tobytes()).hexdigest()
+        assert digest[:16] == VALUES[distribution, dtype]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"dtype": "float32"}, "tokens values cannot be float32; use dtype uint8, int16, int32, int64"),
+        ({"distribution": "normal"}, "normal values cannot be int32"),
+        ({"dtype": "uint8", "vocab_size": 257}, "vocab_size 257 is not within 2 to 256, all that fit uint8"),
+        ({"dtype": "int16", "vocab_size": 2**15 + 1}, "not within 2 to 32768"),
+        ({"dtype": "int64", "vocab_size": 2**28 + 1}, "not within 2 to 268435456"),
+        ({"vocab_size": 1}, "vocab_size 1 is not within"),
+        ({"tgt_shape": (49,)}, "tgt_shape 49 is not src_shape 50"),
+        (
+            {"distribution": "uniform", "dtype": "float32", "vocab_size": 100},
+            "vocab_size 100 is for tokens and the distribution is uniform",
+        ),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(fields, message):
+    with pytest.raises(RequestError) as caught:
+        tokens(**fields)
+    assert message in str(caught.value)
