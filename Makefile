@@ -1,5 +1,6 @@
 # make train   set everything up in .venv and run the main job on 2 ranks
 # make test    set everything up in .venv and run the tests
+# make soak    the tests that take minutes: many kills, long runs
 # make lint    ruff, mypy, import-linter
 # make bench   the benchmarks, results on the terminal
 # make clean   remove .venv, builds and caches; data/ and runs/ stay
@@ -10,7 +11,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: train test lint bench clean
+.PHONY: train test soak lint bench clean
 
 RANKS ?= 2
 EPOCHS ?= 1
@@ -31,6 +32,9 @@ train: $(VENV)/.train
 test: $(VENV)/.test
 	@$(BIN)/python -m pytest $(ARGS)
 
+soak: $(VENV)/.test
+	@$(BIN)/python -m pytest -m soak $(ARGS)
+
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -39,6 +43,9 @@ lint: $(VENV)/.test
 
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/cli_start.py
+	$(BIN)/python benchmarks/generate.py --gib 1
+	$(BIN)/python benchmarks/order.py
+	$(BIN)/ddp-hpc bench io
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

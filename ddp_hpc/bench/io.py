@@ -1,0 +1,312 @@
+"""How long a batch takes to read: every format through the trainer's own loader, beside other ways.
+
+All rows of an access and a batch size read the same samples in the same order.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import click
+import h5py
+import numpy as np
+import torch
+
+from data_gen import Recipe, generate
+from data_gen.recipe import parse_shape
+from ddp_hpc.bench import loaders, report
+from ddp_hpc.bench.loaders import Arrays, Order
+from ddp_hpc.bench.turns import Source, measure
+from ddp_hpc.data.formats import Samples, open_samples
+from ddp_hpc.data.order import EpochOrder
+from ddp_hpc.errors import DdpHpcError, RequestError, nearest
+from ddp_hpc.h5_layout import HDF5_SUFFIXES, SRC, TGT
+from ddp_hpc.units import format_bytes
+
+_FILES = {
+    "hdf5": "contiguous.h5",
+    "hdf5_chunked": "chunked.h5",
+    "hdf5_gzip": "gzip.h5",
+    "pt": "data.pt",
+    "safetensors": "data.safetensors",
+}
+FORMATS = tuple(_FILES)
+BASELINES = ("naive_hdf5", "memory", "memcpy")
+
+# Enough for memcpy to miss every cache.
+_MEMCPY_BYTES = 2**30
+_MAX_BATCHES = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class IoBench:
+    """The options of `ddp-hpc bench io`, which documents and checks each."""
+
+    recipe: Recipe = field(default_factory=Recipe)
+    data: Path | None = None
+    src_key: str = SRC
+    tgt_key: str = TGT
+    formats: tuple[str, ...] = FORMATS
+    accesses: tuple[str, ...] = ("shuffled",)
+    batch_sizes: tuple[int, ...] = (32,)
+    workers: tuple[int, ...] = (0,)
+    ahead: tuple[int, ...] = (0, 2)
+    rounds: int = 8
+    seconds: float = 0.25
+    cold: bool = False
+    folder: Path | None = None
+
+
+def command(json_file: Path | None, picture: Path | None, **options: Any) -> None:
+    """`ddp-hpc bench io`, with its options as they were typed: None is one that was not."""
+    names = ("num_samples", "src_shape", "tgt_shape", "dtype", "formats", "folder")
+    typed: dict[str, Any] = {name: value for name in names if (value := options.pop(name)) is not None}
+    if options["data"] and typed:
+        raise RequestError(
+            f"--data {options['data']}: the file says what is in it; leave out what synthetic data needs "
+            "(--num-samples --src-shape --tgt-shape --dtype --formats --dir)"
+        )
+    formats = typed.pop("formats", None)
+    options |= {"formats": formats.split(",") if formats else FORMATS, "folder": typed.pop("folder", None)}
+    for word in options["formats"]:
+        if word not in FORMATS:
+            raise RequestError(
+                f"--formats {word!r}: unknown{nearest(word, FORMATS)}; one of {', '.join(FORMATS)}"
+            )
+    typed |= {name: parse_shape(typed[name]) for name in ("src_shape", "tgt_shape") if name in typed}
+    config = IoBench(recipe=Recipe(**typed), **options)
+    report.check_files(json_file, picture, config.data)
+    result = run(config)
+    try:
+        report.write_files(result, json_file, picture, panels(result), "microseconds a batch, median")
+    finally:
+        click.echo(table(result))
+
+
+def run(config: IoBench) -> dict[str, Any]:
+    """The rows and what they depend on, as JSON has them; how far it is goes to stderr.
+
+    Files that it makes are gone afterwards, also after Ctrl-C and SIGTERM.
+
+    Raises:
+        RequestError: for a batch larger than the data, or too little room on disk or in memory.
+        DataError: for a file of `--data` that is not what training needs.
+        DdpHpcError: where the files cannot be written.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(_one_thread_and_sigterm())
+        files = {_format_of(config.data): config.data} if config.data else make_files(config, stack)
+        keys = {"src_key": config.src_key, "tgt_key": config.tgt_key}
+        opened = {name: open_samples(path, **keys) for name, path in files.items()}
+        samples = next(iter(opened.values()))
+        sources = all_sources(config, files, _in_memory(samples, max(config.batch_sizes)), samples)
+        _check_sizes(sources, samples, max(config.batch_sizes))
+        machine = report.machine()
+        _say(f"{machine['host']}: {machine['cpu']}, {machine['cores']} cores, torch on 1 thread")
+        rows: list[report.Row] = []
+        for access, batch_size in product(config.accesses, config.batch_sizes):
+            about_s = len(sources) * config.rounds * config.seconds
+            _say(f"{access}, batches of {batch_size}: {len(sources)} rows, {about_s:.0f} s and a warm-up")
+            order = _order(samples.num_samples, batch_size, access)
+            times = measure(sources, order, rounds=config.rounds, seconds=config.seconds, cold=config.cold)
+            case = {"access": access, "batch_size": batch_size}
+            rows += _rows(sources, times, case, batch_size * _sample_bytes(samples))
+    settings = {
+        "place": str(config.data or config.folder or tempfile.gettempdir()),
+        "num_samples": samples.num_samples,
+        "src": f"{samples.src.dtype} {samples.src.shape}",
+        "tgt": f"{samples.tgt.dtype} {samples.tgt.shape}",
+        "readers": {name: one.reader for name, one in opened.items()},
+        "rounds": config.rounds,
+        "seconds": config.seconds,
+        "page_cache": "cold" if config.cold else "warm",
+    }
+    packages = ("h5py", "safetensors")
+    return report.document("io", rows, packages, machine=machine, settings=settings)
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result's rows as text; microseconds a batch."""
+    us = "{:,.0f}".format
+    columns = [
+        report.Column("name", "loader"),
+        report.Column("access", "access"),
+        report.Column("batch_size", "batch"),
+        report.Column("median_us", "median us", us),
+        report.Column("p99_us", "p99 us", us),
+        report.Column("max_us", "max us", us),
+        report.Column("bytes_per_s", "GB/s", lambda rate: f"{rate / 1e9:.2f}"),
+        *(report.Column(f"vs_{name}", f"/ {name}", "{:.2f}".format) for name in BASELINES),
+    ]
+    return report.table(columns, result["rows"])
+
+
+def panels(result: dict[str, Any]) -> list[report.Panel]:
+    """The result's medians as bars, a panel for each access and batch size."""
+    found: dict[str, list[tuple[str, float, str]]] = {}
+    for row in result["rows"]:
+        bars = found.setdefault(f"{row['access']}, batches of {row['batch_size']}", [])
+        bars.append((row["name"], row["median_us"], f"{row['median_us']:,.0f}"))
+    return [report.Panel(title, bars) for title, bars in found.items()]
+
+
+def make_files(config: IoBench, stack: ExitStack) -> dict[str, Path]:
+    """The synthetic data in each format, in a folder that is gone when `stack` unwinds."""
+    folder = config.folder or Path(tempfile.gettempdir())
+    # The contiguous file is there in any case: the baselines read it.
+    formats = dict.fromkeys(("hdf5", *config.formats))
+    size, free = config.recipe.num_bytes, shutil.disk_usage(folder).free
+    if len(formats) * size > free:
+        raise RequestError(
+            f"{len(formats)} files of {format_bytes(size)} are needed and {folder} has {format_bytes(free)} "
+            "free; ask for fewer samples or --formats, or name another --dir"
+        )
+    try:
+        made = tempfile.TemporaryDirectory(prefix="ddp-hpc-bench-", dir=folder)
+    except OSError as error:
+        raise RequestError(f"--dir {folder}: cannot be written ({error.strerror}); name another") from error
+    files = {name: Path(stack.enter_context(made)) / _FILES[name] for name in formats}
+    _say(f"writing {format_bytes(size)} as {', '.join(formats)} in {made.name}")
+    for name, path in files.items():
+        if name in ("hdf5_chunked", "hdf5_gzip"):
+            _rewrite_in_chunks(files["hdf5"], path, "gzip" if name == "hdf5_gzip" else None)
+        else:
+            generate(config.recipe, path)
+    return files
+
+
+def _rewrite_in_chunks(source: Path, target: Path, compression: str | None) -> None:
+    """The same data in chunks as h5py guesses them, which is what most files of others have."""
+    try:
+        with h5py.File(source, "r", locking=False) as old, h5py.File(target, "w", locking=False) as new:
+            for key in (SRC, TGT):
+                shape, dtype = old[key].shape, old[key].dtype
+                made = new.create_dataset(key, shape, dtype, chunks=True, compression=compression)
+                made.attrs.update(old[key].attrs)
+                for chunk in made.iter_chunks():
+                    made[chunk] = old[key][chunk]
+    except (OSError, RuntimeError) as error:  # HDF5 reports a full disk as either
+        raise DdpHpcError(f"{target} was not written; free space there, or name another --dir") from error
+
+
+def all_sources(config: IoBench, files: dict[str, Path], arrays: Arrays, samples: Samples) -> list[Source]:
+    """Every row of a case: those it is compared with, then the trainer's loader for each format and way."""
+    keys = config.src_key, config.tgt_key
+    found = [Source("memcpy", "memory", partial(loaders.memcpy, arrays))]
+    if len(arrays[0]) == samples.num_samples:
+        found.append(Source("memory", "memory", partial(loaders.memory, arrays)))
+        found.append(Source("memory_indexed", "memory", partial(loaders.memory_indexed, arrays)))
+        found.append(Source("memory_gather", "memory", partial(loaders.memory_gather, arrays)))
+    else:
+        _say("the data is too large for memory: no row reads it from there")
+    if path := files.get("hdf5"):
+        found.append(Source("naive_hdf5", "hdf5", partial(loaders.naive_hdf5, path, keys), path))
+        found.append(Source("h5py_batch", "hdf5", partial(loaders.h5py_batch, path, keys), path))
+    ways = [(f" ahead={ahead}" if ahead else "", 0, ahead) for ahead in dict.fromkeys(config.ahead)]
+    ways = ways if 0 in config.workers else []
+    ways += [(f" workers={workers}", workers, 2) for workers in dict.fromkeys(config.workers) if workers]
+    for name in files if config.data else dict.fromkeys(config.formats):
+        for extra, workers, ahead in ways:
+            opens = partial(loaders.reader, files[name], keys, workers=workers, ahead=ahead)
+            found.append(Source(name + extra, name, opens, files[name], workers, ahead))
+    return found
+
+
+def _rows(
+    sources: list[Source], times: list[list[float]], case: dict[str, Any], batch_bytes: int
+) -> list[report.Row]:
+    medians = {source.name: statistics.median(taken) for source, taken in zip(sources, times, strict=True)}
+    return [
+        {
+            "name": source.name,
+            "format": source.format,
+            **case,
+            "workers": source.workers,
+            "ahead": source.ahead,
+            "batches": len(taken) * source.together,
+            "bytes": batch_bytes,
+            "median_us": medians[source.name] * 1e6,
+            "p99_us": float(np.percentile(taken, 99)) * 1e6,
+            "max_us": max(taken) * 1e6,
+            "bytes_per_s": batch_bytes / statistics.fmean(taken),
+            **{
+                f"vs_{name}": medians[source.name] / medians[name] if name in medians else None
+                for name in BASELINES
+            },
+        }
+        for source, taken in zip(sources, times, strict=True)
+    ]
+
+
+def _order(num_samples: int, batch_size: int, access: str) -> Order:
+    """The numbers of the first batches of an epoch; a smaller one at its end is left out."""
+    num_batches = min(num_samples // batch_size, _MAX_BATCHES)
+    order = EpochOrder(num_samples, seed=0, epoch=0, shuffle=access == "shuffled")
+    return list(order.take(0, num_batches * batch_size).reshape(num_batches, batch_size))
+
+
+def _in_memory(samples: Samples, batch_size: int) -> Arrays:
+    """All samples where they take at most a quarter of the free memory, else as many as memcpy needs."""
+    num, sample_bytes = samples.num_samples, _sample_bytes(samples)
+    if num * sample_bytes > _available_bytes() // 4:
+        num = min(num, max(batch_size, _MEMCPY_BYTES // sample_bytes))
+    arrays = samples.read(np.arange(num))
+    samples.close()
+    return arrays
+
+
+def _check_sizes(sources: list[Source], samples: Samples, batch_size: int) -> None:
+    if batch_size > samples.num_samples:
+        raise RequestError(
+            f"--batch-size {batch_size} is more than the {samples.num_samples} samples there are; "
+            "ask for smaller batches or more samples"
+        )
+    needed = batch_size * _sample_bytes(samples) * sum(source.prefetched + 2 for source in sources)
+    if needed > _available_bytes():
+        raise RequestError(
+            f"batches of {batch_size} samples in {len(sources)} rows need {format_bytes(needed)} of memory; "
+            f"{format_bytes(_available_bytes())} are free; ask for smaller batches or fewer --formats"
+        )
+
+
+def _available_bytes() -> int:
+    with Path("/proc/meminfo").open(encoding="ascii") as file:
+        return 1024 * next(int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
+
+
+def _format_of(path: Path) -> str:
+    suffix = path.suffix.lower()
+    return "hdf5" if suffix in HDF5_SUFFIXES else suffix.removeprefix(".")
+
+
+def _sample_bytes(samples: Samples) -> int:
+    return sum(prod(info.shape) * info.dtype.itemsize for info in (samples.src, samples.tgt))
+
+
+@contextmanager
+def _one_thread_and_sigterm() -> Iterator[None]:
+    """One thread for every loader alike; and a SIGTERM, a job's end, that lets the files go first."""
+    threads = torch.get_num_threads()
+    handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        signal.signal(signal.SIGTERM, handler)
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)

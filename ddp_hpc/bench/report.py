@@ -1,0 +1,145 @@
+"""What every benchmark does with its rows: the machine they came from, a table, JSON, a picture."""
+
+from __future__ import annotations
+
+import io
+import os
+import platform
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ddp_hpc.errors import DdpHpcError, RequestError
+from ddp_hpc.partial_files import partial_file
+from ddp_hpc.training.metrics import check_outputs, versions, write_json
+
+Row: TypeAlias = dict[str, Any]
+_PICTURES = {".png": (b"\x89PNG",), ".svg": (b"<?xml", b"<svg")}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table: the field of the rows, its heading, and how a value is written."""
+
+    field: str
+    title: str
+    write: Callable[[Any], str] = str
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A group of bars in the picture: a label, a length and a note for each."""
+
+    title: str
+    bars: Sequence[tuple[str, float, str]]
+
+
+def machine() -> dict[str, Any]:
+    """What of this machine a number depends on."""
+    import torch
+
+    model = platform.processor() or platform.machine()
+    with suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8") as file:
+        model = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), model)
+    return {
+        "host": platform.node(),
+        "system": platform.platform(),
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "load_average": round(os.getloadavg()[0], 2),
+        "torch_threads": torch.get_num_threads(),
+    }
+
+
+def document(name: str, rows: list[Row], packages: Sequence[str] = (), **more: Any) -> dict[str, Any]:
+    """The benchmark's JSON object: `more` adds fields to it, and `packages` to its versions."""
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    found = versions() | {package: version(package) for package in packages}
+    return {"name": name, "created": created, "versions": found, **more, "rows": rows}
+
+
+def table(columns: Sequence[Column], rows: Sequence[Row]) -> str:
+    """Aligned text, a line for each row: the first column to the left, the others to the right."""
+    lines = [[column.title for column in columns]]
+    lines += [
+        ["-" if row[column.field] is None else column.write(row[column.field]) for column in columns]
+        for row in rows
+    ]
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if i else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    )
+
+
+def check_files(json_file: Path | None, picture: Path | None, data: Path | None = None) -> None:
+    """Raises RequestError for an output that could not be written, or that would overwrite something else."""
+    if picture is not None:
+        suffix = picture.suffix.lower()
+        if suffix not in _PICTURES:
+            raise RequestError(f"--picture {picture}: the suffix {suffix!r} is none of {' '.join(_PICTURES)}")
+        if find_spec("matplotlib") is None:
+            raise RequestError(
+                "--picture needs matplotlib, which is not installed; pip install 'ddp-hpc[report]'"
+            )
+        if picture.is_file() and not _begins(picture).startswith(_PICTURES[suffix]):
+            raise RequestError(
+                f"--picture {picture}: exists and is no such picture; name another file, or remove it"
+            )
+    old_picture = picture is not None and picture.is_file()
+    if why := check_outputs({"--json": json_file, "--picture": None if old_picture else picture}, data):
+        raise RequestError(why)
+
+
+def _begins(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(8)
+
+
+def write_files(
+    result: dict[str, Any], json_file: Path | None, picture: Path | None, panels: Sequence[Panel], axis: str
+) -> None:
+    """Writes the JSON and the picture that were asked for, each whole or not at all.
+
+    Raises:
+        DdpHpcError: where one cannot be written.
+    """
+    if json_file is not None:
+        write_json(json_file, result)
+    if picture is not None:
+        _write_picture(picture, f"ddp-hpc bench {result['name']}, {result['created'][:10]}", panels, axis)
+
+
+def _write_picture(path: Path, title: str, panels: Sequence[Panel], axis: str) -> None:
+    from matplotlib.figure import Figure
+
+    num_bars = sum(len(panel.bars) for panel in panels)
+    figure = Figure(figsize=(9, 1 + 0.6 * len(panels) + 0.3 * num_bars), layout="constrained")
+    figure.suptitle(title)
+    ratios = [len(panel.bars) + 1 for panel in panels]
+    axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=ratios)[:, 0]
+    for one, panel in zip(axes, panels, strict=True):
+        labels, lengths, notes = zip(*panel.bars, strict=True)
+        bars = one.barh(range(len(labels)), lengths)
+        one.set_yticks(range(len(labels)), labels)
+        one.bar_label(bars, notes, padding=3)
+        one.invert_yaxis()
+        one.margins(x=0.1)
+        one.set(title=panel.title, xlabel=axis, xscale="log")
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=path.suffix[1:].lower())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial_file(path, "bench") as partial:
+            partial.write_bytes(drawn.getvalue())
+            partial.replace(path)
+    except OSError as error:
+        raise DdpHpcError(f"{path}: cannot be written") from error
