@@ -93,7 +93,7 @@ _PATH = click.Path(path_type=Path)
 )
 @click.option(
     "--dtype",
-    type=click.Choice(["float32", "float64", "float16"]),
+    type=click.Choice(["float32", "float64", "float16", "bfloat16"]),
     help="Type of the data; float64 also trains in it.  [default: float32]",
 )
 @click.option("--model", default="transformer", help="transformer, classifier or linear.")

@@ -160,7 +160,8 @@ def check_array(
         )
     if dtype.kind not in _KINDS or dtype.itemsize > _MAX_ITEM_BYTES:
         raise DataError(
-            f"{path}: {key} has dtype {dtype}; numbers that torch has are needed, such as float32 or int64"
+            f"{path}: {key} has dtype {str(dtype)[:100]}; "
+            "numbers that torch has are needed, such as float32 or int64"
         )
     return ArrayInfo(key, shape[0], tuple(shape[1:]), dtype.newbyteorder("="), bfloat16)
 
