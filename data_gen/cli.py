@@ -193,8 +193,8 @@ def idx(
     """MNIST's files, and those of its kin: IMAGES and LABELS in the IDX format, plain or gzipped.
 
     \b
-    python -m data_gen idx train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz \
-        --test-images t10k-images-idx3-ubyte.gz --test-labels t10k-labels-idx1-ubyte.gz \
+    python -m data_gen idx train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz \\
+        --test-images t10k-images-idx3-ubyte.gz --test-labels t10k-labels-idx1-ubyte.gz \\
         --output data/mnist.h5
     """  # noqa: D301 - a true \b tells click to leave the lines alone
     path = output or _FOLDER / f"{images.name.removesuffix('.gz')}.h5"

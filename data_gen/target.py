@@ -80,7 +80,7 @@ class Target:
         """
         if self.force or not self.file.exists():
             return False
-        ways_out = "name another file, remove this one, or overwrite it with `python -m data_gen --force`"
+        ways_out = "name another file, remove this one, or overwrite it: data_gen's commands have --force"
         try:
             with signals_held():
                 theirs, arrays = read_stamp(self.file, self.suffix)
@@ -92,6 +92,8 @@ class Target:
         ours = self.contents.recipe
         if theirs != ours:
             keys = [key for key in sorted({*theirs, *ours}) if theirs.get(key) != ours.get(key)]
+            if "kind" in keys:  # then nothing else is comparable
+                keys = ["kind"]
             differences = ", ".join(
                 f"{_shown(key)} {_shown(theirs.get(key))} there and {_shown(ours.get(key))} asked for"
                 for key in keys[:_MAX_DIFFERENCES]

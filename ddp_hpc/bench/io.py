@@ -28,7 +28,7 @@ from data_gen import Recipe, generate
 from data_gen.recipe import parse_shape
 from ddp_hpc.bench import loaders, report
 from ddp_hpc.bench.loaders import Arrays, Order
-from ddp_hpc.bench.turns import Source, measure
+from ddp_hpc.bench.turns import WARM_UP_S, Source, measure
 from ddp_hpc.data.formats import Samples, open_samples
 from ddp_hpc.data.order import EpochOrder
 from ddp_hpc.errors import DdpHpcError, RequestError, nearest
@@ -117,8 +117,8 @@ def run(config: IoBench) -> dict[str, Any]:
         _say(f"{machine['host']}: {machine['cpu']}, {machine['cores']} cores, torch on 1 thread")
         rows: list[report.Row] = []
         for access, batch_size in product(config.accesses, config.batch_sizes):
-            about_s = len(sources) * config.rounds * config.seconds
-            _say(f"{access}, batches of {batch_size}: {len(sources)} rows, {about_s:.0f} s and a warm-up")
+            about_s = len(sources) * (config.rounds * config.seconds + WARM_UP_S)
+            _say(f"{access}, batches of {batch_size}: {len(sources)} rows, about {about_s:.0f} s")
             order = _order(samples.num_samples, batch_size, access)
             times = measure(sources, order, rounds=config.rounds, seconds=config.seconds, cold=config.cold)
             case = {"access": access, "batch_size": batch_size}

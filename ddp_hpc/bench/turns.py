@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ddp_hpc.bench.loaders import Batches, Order
 
-_WARM_UP_S = 2.0
+WARM_UP_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def measure(
                     opened[source.name] = source.open(order)
                     stack.callback(opened[source.name].close)
                 if turn < 0:
-                    _turn(opened[source.name], source, _WARM_UP_S, most=len(order))
+                    _turn(opened[source.name], source, WARM_UP_S, most=len(order))
                     continue
                 # The second time round, the pages are there.
                 taken += _turn(opened[source.name], source, seconds, len(order) if cold else sys.maxsize)

@@ -25,7 +25,7 @@ def open_samples(path: Path, *, src_key: str = SRC, tgt_key: str = TGT) -> Sampl
     if suffix not in SUFFIXES:
         raise DataError(
             f"{path}: the suffix {suffix!r} names no format{nearest(suffix, SUFFIXES)}; "
-            f"one of {' '.join(SUFFIXES)} is needed"
+            f"one of {' '.join(SUFFIXES)} is needed; for .npy, .npz and IDX see `python -m data_gen convert`"
         )
     _check_file(path)
     if suffix == PT_SUFFIX:

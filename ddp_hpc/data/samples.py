@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from ddp_hpc.h5_layout import BFLOAT16
 # What torch.from_numpy takes and a model can use: bool, integers and floats of up to 8 bytes.
 _KINDS = "biuf"
 _MAX_ITEM_BYTES = 8
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True)
@@ -190,5 +192,6 @@ def first_line(error: BaseException) -> str:
     # The text of a KeyError is the repr of its text.
     lines = str(error.args[0] if isinstance(error, KeyError) and error.args else error).splitlines()
     # Some colour their words.
-    line = "".join(char for char in lines[0] if char.isprintable()).strip() if lines else ""
+    line = _COLOUR.sub("", lines[0]) if lines else ""
+    line = "".join(char for char in line if char.isprintable()).strip()
     return line or type(error).__name__

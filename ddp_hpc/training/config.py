@@ -13,6 +13,7 @@ LINEAR_SHAPES = ((20,), (1,))
 MODELS = ("transformer", "classifier", "linear")
 LR_SCALINGS = ("linear", "sqrt", "none")
 BACKENDS = ("auto", "nccl", "gloo", "mpi", "xccl")
+MAX_WORKERS = 64
 DEVICES = ("auto", "cuda", "cpu", "xpu")
 
 
@@ -73,9 +74,13 @@ class TrainConfig:
             raise RequestError(f"--dropout {self.dropout}: has to be 0 or more and below 1")
         if not 0 <= self.seed < 2**63:
             raise RequestError(f"--seed {self.seed}: has to be 0 or more and below 2**63")
-        for name in ("warmup_steps", "workers"):
-            if getattr(self, name) < 0:
-                raise RequestError(f"--{name.replace('_', '-')} {getattr(self, name)}: has to be 0 or more")
+        if self.warmup_steps < 0:
+            raise RequestError(f"--warmup-steps {self.warmup_steps}: has to be 0 or more")
+        if not 0 <= self.workers <= MAX_WORKERS:
+            raise RequestError(
+                f"--workers {self.workers}: has to be 0 to {MAX_WORKERS}; each rank starts as many, "
+                "and each takes half a gigabyte"
+            )
         if self.model == "classifier" and self.data is None:
             raise RequestError(
                 "--model classifier needs --data with images and labels; "

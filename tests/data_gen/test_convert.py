@@ -22,7 +22,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from data_gen import array_streams
+from data_gen import Recipe, array_streams, generate
 from data_gen import convert as convert_module
 from data_gen.bfloat16 import from_bfloat16, to_bfloat16
 from data_gen.convert import convert
@@ -263,6 +263,13 @@ def test_a_file_made_of_another_input_is_refused_and_forced(tmp_path, h5, end):
     os.utime(h5, ns=(0, 0))
     assert "holds other data" in refused([h5], output, RequestError)
     assert not convert([h5], output, force=True)[0].reused
+
+
+def test_of_another_kind_of_file_only_the_kind_is_told(tmp_path, h5):
+    output = tmp_path / "out.h5"
+    generate(Recipe(num_samples=2, src_shape=(3,), tgt_shape=(1,)), output)
+    text = refused([h5], output, RequestError)
+    assert "holds other data: kind synthetic there and converted asked for; " in text
 
 
 def test_the_file_says_where_its_values_came_from(tmp_path, h5):

@@ -26,6 +26,7 @@ def _refused(tmp_path, *options, ranks=1, code=2):
         (["--dropout", "1"], ["--dropout 1", "below 1"]),
         (["--model", "transformr"], ["transformr", 'did you mean "transformer"']),
         (["--src-shape", "1,0"], ["1,0", "positive sizes"]),
+        (["--workers", "1000"], ["--workers 1000", "0 to 64"]),
         (["--src-shape", "1,512;rm"], ["no shape"]),
         (["--epoch", "3"], ["No such option", "--epochs"]),
         (["--model", "classifier"], ["--data", "data_gen digits"]),
