@@ -208,7 +208,7 @@ def _of_streams(streams: Sequence[Stream]) -> tuple[_Infos, Callable[[], _Blocks
 
 
 def _of_samples(samples: Samples) -> tuple[_Infos, Callable[[], _Blocks]]:
-    sample_bytes = sum(array.nbytes for array in samples.buffers(1))
+    sample_bytes = samples.sample_bytes
     step = max(1, _BLOCK_BYTES // sample_bytes)
     splits = [samples, *([samples.test] if samples.test else [])]
 

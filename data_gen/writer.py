@@ -19,7 +19,7 @@ from data_gen.formats import Contents, format_of, lay_out, seal
 from data_gen.partial import WRITER, end_by_signal, signals_held
 from data_gen.striping import stripe
 from data_gen.target import Target
-from ddp_hpc.errors import DdpHpcError, RequestError, stop_together
+from ddp_hpc.errors import DdpHpcError, failure_of, stop_together
 from ddp_hpc.h5_layout import SUFFIXES
 from ddp_hpc.partial_files import give_name, partial_file
 from ddp_hpc.units import format_bytes
@@ -142,8 +142,7 @@ def _together(comm: Comm, action: Callable[[], T]) -> list[T]:
     told = comm.allgather((value, str(own or ""), own.exit_code if own else 0))
     for rank, (_, text, code) in enumerate(told):
         if code:
-            other = RequestError(text) if code == RequestError.exit_code else DdpHpcError(text)
-            stop_together(comm.rank, own if own is not None and rank == comm.rank else other)
+            stop_together(comm.rank, own if own is not None and rank == comm.rank else failure_of(text, code))
     return [value for value, _, _ in told]  # type: ignore[misc]  # without an error it is a T
 
 

@@ -75,6 +75,11 @@ def stop_together(rank: int, error: DdpHpcError) -> NoReturn:
     raise error
 
 
+def failure_of(message: str, exit_code: int) -> DdpHpcError:
+    """The error that ends in that exit code."""
+    return RequestError(message) if exit_code == RequestError.exit_code else DdpHpcError(message)
+
+
 def nearest(word: str, known: list[str] | tuple[str, ...]) -> str:
     """A hint such as ` (did you mean "walltime"?)`, or nothing where no known word is near."""
     from difflib import get_close_matches

@@ -15,7 +15,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +121,7 @@ def run(config: IoBench) -> dict[str, Any]:
             order = _order(samples.num_samples, batch_size, access)
             times = measure(sources, order, rounds=config.rounds, seconds=config.seconds, cold=config.cold)
             case = {"access": access, "batch_size": batch_size}
-            rows += _rows(sources, times, case, batch_size * _sample_bytes(samples))
+            rows += _rows(sources, times, case, batch_size * samples.sample_bytes)
     settings = {
         "place": str(config.data or config.folder or tempfile.gettempdir()),
         "num_samples": samples.num_samples,
@@ -259,7 +258,7 @@ def _order(num_samples: int, batch_size: int, access: str) -> Order:
 
 def _in_memory(samples: Samples, batch_size: int) -> Arrays:
     """All samples where they take at most a quarter of the free memory, else as many as memcpy needs."""
-    num, sample_bytes = samples.num_samples, _sample_bytes(samples)
+    num, sample_bytes = samples.num_samples, samples.sample_bytes
     if num * sample_bytes > _available_bytes() // 4:
         num = min(num, max(batch_size, _MEMCPY_BYTES // sample_bytes))
     arrays = samples.read(np.arange(num))
@@ -273,7 +272,7 @@ def _check_sizes(sources: list[Source], samples: Samples, batch_size: int) -> No
             f"--batch-size {batch_size} is more than the {samples.num_samples} samples there are; "
             "ask for smaller batches or more samples"
         )
-    needed = batch_size * _sample_bytes(samples) * sum(source.prefetched + 2 for source in sources)
+    needed = batch_size * samples.sample_bytes * sum(source.prefetched + 2 for source in sources)
     if needed > _available_bytes():
         raise RequestError(
             f"batches of {batch_size} samples in {len(sources)} rows need {format_bytes(needed)} of memory; "
@@ -289,10 +288,6 @@ def _available_bytes() -> int:
 def _format_of(path: Path) -> str:
     suffix = path.suffix.lower()
     return "hdf5" if suffix in HDF5_SUFFIXES else suffix.removeprefix(".")
-
-
-def _sample_bytes(samples: Samples) -> int:
-    return sum(prod(info.shape) * info.dtype.itemsize for info in (samples.src, samples.tgt))
 
 
 @contextmanager

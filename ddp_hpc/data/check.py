@@ -36,8 +36,7 @@ def first_bad_sample(samples: Samples, start: int, stop: int) -> BadSample | Non
     arrays = (samples.src, samples.tgt)
     if not any(_is_float(array) for array in arrays):
         return None
-    bytes_a_sample = sum(int(np.prod(array.shape)) * array.dtype.itemsize for array in arrays)
-    num_a_block = max(1, min(_BLOCK_BYTES // bytes_a_sample, stop - start))
+    num_a_block = max(1, min(_BLOCK_BYTES // samples.sample_bytes, stop - start))
     buffers = samples.buffers(num_a_block)
     for first in range(start, stop, num_a_block):
         numbers = np.arange(first, min(first + num_a_block, stop), dtype=np.int64)

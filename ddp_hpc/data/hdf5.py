@@ -31,6 +31,7 @@ from ddp_hpc.data.samples import (
     check_pair,
     check_test,
     first_line,
+    listing,
 )
 from ddp_hpc.errors import DataError, nearest
 from ddp_hpc.h5_layout import ATTR_DTYPE, ATTR_NUM_CLASSES, BFLOAT16, TEST_GROUP
@@ -47,8 +48,6 @@ _H5PY_ERRORS = (
     OverflowError,
     MemoryError,
 )
-# Names listed in an error.
-_MAX_LISTED = 12
 # Samples of arrays without compressed chunks are read together as far as they lie within so many bytes.
 _MERGE_BYTES = 256 * 1024
 # Of unpacked chunks a process keeps for each array.
@@ -160,7 +159,7 @@ def _dataset(path: Path, file: Any, key: str, option: str | None) -> Any:
     seen = "is a group" if isinstance(found, h5py.Group) else "is not there"
     names: list[str] = []
     file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
-    listed = ", ".join(names[:_MAX_LISTED]) + (", ..." if len(names) > _MAX_LISTED else "")
+    listed = listing(names)
     way_out = f"name one with {option}" if option else "write both datasets of the test split, or none"
     raise DataError(
         f"{path}: the dataset {key!r} {seen}{nearest(key, names)}; "

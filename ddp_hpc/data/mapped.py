@@ -57,9 +57,7 @@ class ArrayPlace:
     @property
     def num_bytes(self) -> int:
         """Bytes of the values."""
-        return (
-            self.info.num_samples * int(np.prod(self.info.shape, dtype=np.int64)) * self.info.dtype.itemsize
-        )
+        return self.info.num_samples * self.info.sample_bytes
 
 
 def check_within(path: Path, identity: FileIdentity, place: ArrayPlace) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ from ddp_hpc.h5_layout import BFLOAT16
 # What torch.from_numpy takes and a model can use: bool, integers and floats of up to 8 bytes.
 _KINDS = "biuf"
 _MAX_ITEM_BYTES = 8
+_MAX_LISTED = 12
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -33,6 +35,11 @@ class ArrayInfo:
     """Of what `read` returns: native byte order, whatever the file has."""
     bfloat16: bool = False
     """NumPy lacks the type: `dtype` is uint16 then, and each value the bits of a bfloat16."""
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of one sample of it."""
+        return prod(self.shape) * self.dtype.itemsize
 
     @property
     def dtype_name(self) -> str:
@@ -120,6 +127,11 @@ class Samples:
         self._opened.tgt(indices, tgt[:num])
         return src[:num], tgt[:num]
 
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of one sample of src and of tgt together."""
+        return self.src.sample_bytes + self.tgt.sample_bytes
+
     def buffers(self, num: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Room for `num` samples, to be handed to `read` again and again."""
         return (
@@ -195,3 +207,8 @@ def first_line(error: BaseException) -> str:
     line = _COLOUR.sub("", lines[0]) if lines else ""
     line = "".join(char for char in line if char.isprintable()).strip()
     return line or type(error).__name__
+
+
+def listing(names: Sequence[str]) -> str:
+    """The names for an error, the first dozen of many; empty for none."""
+    return ", ".join(names[:_MAX_LISTED]) + (", ..." if len(names) > _MAX_LISTED else "")

@@ -28,6 +28,7 @@ from ddp_hpc.data.samples import (
     check_pair,
     check_test,
     first_line,
+    listing,
 )
 from ddp_hpc.errors import DataError, nearest
 from ddp_hpc.h5_layout import ATTR_NUM_CLASSES, TEST_GROUP
@@ -49,7 +50,6 @@ _SAFETENSORS_DTYPES = {
     "F32": "float32",
     "F64": "float64",
 }
-_MAX_LISTED = 12
 _TORCH_ERRORS = (
     OSError,
     RuntimeError,
@@ -139,7 +139,7 @@ def _samples(
 def wanted_keys(path: Path, names: Iterable[str], src_key: str, tgt_key: str) -> list[str]:
     """The keys to read, those of the test split too where there is one."""
     there = [name for name in names if isinstance(name, str)]
-    listed = ", ".join(there[:_MAX_LISTED]) + (", ..." if len(there) > _MAX_LISTED else "")
+    listed = listing(there)
     for key, option in ((src_key, "--src-key"), (tgt_key, "--tgt-key")):
         if key not in there:
             raise DataError(

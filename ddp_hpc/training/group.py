@@ -13,7 +13,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from ddp_hpc.errors import DdpHpcError, RendezvousError, RequestError, stop_together
+from ddp_hpc.errors import RendezvousError, RequestError, failure_of, stop_together
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.devices import (
     choose_backend,
@@ -76,11 +76,6 @@ def same_everywhere(comm: Comm, value: str) -> str:
         if other is None
         else f"rank 0 would use {values[0]}, rank {other} {values[other]}: all have to agree"
     )
-
-
-def failure_of(message: str, exit_code: int) -> DdpHpcError:
-    """The error that ends in that exit code."""
-    return RequestError(message) if exit_code == RequestError.exit_code else DdpHpcError(message)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 import click
 
 from ddp_hpc.errors import DdpHpcError, RequestError
+from ddp_hpc.partial_files import partial_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,15 +98,13 @@ def _starts_as_json(path: Path) -> bool:
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Writes a JSON file whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     text = json.dumps(value, indent=2) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        with partial_file(path, "json") as partial:
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise DdpHpcError(f"{path}: cannot be written") from error
 
 
