@@ -32,6 +32,7 @@ from ddp_hpc.data.formats import Samples, open_samples
 from ddp_hpc.data.order import EpochOrder
 from ddp_hpc.errors import DdpHpcError, RequestError, nearest
 from ddp_hpc.h5_layout import HDF5_SUFFIXES, SRC, TGT
+from ddp_hpc.training.loader import batches_at_once
 from ddp_hpc.units import format_bytes
 
 _FILES = {
@@ -110,12 +111,16 @@ def run(config: IoBench) -> dict[str, Any]:
         keys = {"src_key": config.src_key, "tgt_key": config.tgt_key}
         opened = {name: open_samples(path, **keys) for name, path in files.items()}
         samples = next(iter(opened.values()))
-        sources = all_sources(config, files, _in_memory(samples, max(config.batch_sizes)), samples)
-        _check_sizes(sources, samples, max(config.batch_sizes))
+        largest = max(config.batch_sizes)
+        arrays = _in_memory(samples, largest)
+        _check_sizes(all_sources(config, files, arrays, samples, largest), samples, largest)
+        if len(arrays[0]) < samples.num_samples:
+            _say("the data is too large for memory: no row reads it from there")
         machine = report.machine()
         _say(f"{machine['host']}: {machine['cpu']}, {machine['cores']} cores, torch on 1 thread")
         rows: list[report.Row] = []
         for access, batch_size in product(config.accesses, config.batch_sizes):
+            sources = all_sources(config, files, arrays, samples, batch_size)
             about_s = len(sources) * (config.rounds * config.seconds + WARM_UP_S)
             _say(f"{access}, batches of {batch_size}: {len(sources)} rows, about {about_s:.0f} s")
             order = _order(samples.num_samples, batch_size, access)
@@ -138,18 +143,25 @@ def run(config: IoBench) -> dict[str, Any]:
 
 def table(result: dict[str, Any]) -> str:
     """The result's rows as text; microseconds a batch."""
-    us = "{:,.0f}".format
     columns = [
         report.Column("name", "loader"),
         report.Column("access", "access"),
         report.Column("batch_size", "batch"),
-        report.Column("median_us", "median us", us),
-        report.Column("p99_us", "p99 us", us),
-        report.Column("max_us", "max us", us),
+        report.Column("median_us", "median us", _us),
+        report.Column("p99_us", "p99 us", _us),
+        report.Column("max_us", "max us", _us),
         report.Column("bytes_per_s", "GB/s", lambda rate: f"{rate / 1e9:.2f}"),
-        *(report.Column(f"vs_{name}", f"/ {name}", "{:.2f}".format) for name in BASELINES),
+        *(report.Column(f"vs_{name}", f"/ {name}", _ratio) for name in BASELINES),
     ]
     return report.table(columns, result["rows"])
+
+
+def _us(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _ratio(value: float) -> str:
+    return f"{value:,.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
 def panels(result: dict[str, Any]) -> list[report.Panel]:
@@ -200,7 +212,9 @@ def _rewrite_in_chunks(source: Path, target: Path, compression: str | None) -> N
         raise DdpHpcError(f"{target} was not written; free space there, or name another --dir") from error
 
 
-def all_sources(config: IoBench, files: dict[str, Path], arrays: Arrays, samples: Samples) -> list[Source]:
+def all_sources(
+    config: IoBench, files: dict[str, Path], arrays: Arrays, samples: Samples, batch_size: int
+) -> list[Source]:
     """Every row of a case: those it is compared with, then the trainer's loader for each format and way."""
     keys = config.src_key, config.tgt_key
     found = [Source("memcpy", "memory", partial(loaders.memcpy, arrays))]
@@ -208,18 +222,18 @@ def all_sources(config: IoBench, files: dict[str, Path], arrays: Arrays, samples
         found.append(Source("memory", "memory", partial(loaders.memory, arrays)))
         found.append(Source("memory_indexed", "memory", partial(loaders.memory_indexed, arrays)))
         found.append(Source("memory_gather", "memory", partial(loaders.memory_gather, arrays)))
-    else:
-        _say("the data is too large for memory: no row reads it from there")
     if path := files.get("hdf5"):
         found.append(Source("naive_hdf5", "hdf5", partial(loaders.naive_hdf5, path, keys), path))
         found.append(Source("h5py_batch", "hdf5", partial(loaders.h5py_batch, path, keys), path))
     ways = [(f" ahead={ahead}" if ahead else "", 0, ahead) for ahead in dict.fromkeys(config.ahead)]
     ways = ways if 0 in config.workers else []
     ways += [(f" workers={workers}", workers, 2) for workers in dict.fromkeys(config.workers) if workers]
+    several = batches_at_once(batch_size * samples.sample_bytes)
     for name in files if config.data else dict.fromkeys(config.formats):
         for extra, workers, ahead in ways:
+            at_once = 1 if workers else several
             opens = partial(loaders.reader, files[name], keys, workers=workers, ahead=ahead)
-            found.append(Source(name + extra, name, opens, files[name], workers, ahead))
+            found.append(Source(name + extra, name, opens, files[name], workers, ahead, at_once))
     return found
 
 

@@ -26,16 +26,18 @@ class Source:
     path: Path | None = None
     workers: int = 0
     ahead: int = 0
+    at_once: int = 1
+    """Batches that come of one read."""
 
     @property
     def prefetched(self) -> int:
         """Batches that may lie ready before they are asked for."""
-        return max(1, self.workers) * self.ahead
+        return max(1, self.workers) * self.ahead * self.at_once
 
     @property
     def together(self) -> int:
-        """Batches timed as one: those read ahead come in bursts, whose median would tell too little."""
-        return max(1, 2 * self.prefetched)
+        """Batches timed as one: those read at once or ahead come in bursts, whose median tells too little."""
+        return max(self.at_once, 2 * self.prefetched)
 
 
 def measure(
@@ -43,8 +45,8 @@ def measure(
 ) -> list[list[float]]:
     """Seconds a batch of each source, from `rounds` turns that last `seconds`, but for one time at least.
 
-    Each time is the mean over `together` batches, so over one where nothing is
-    read ahead. An epoch, or two seconds of it, goes before as a warm-up. `cold`
+    Each time is the mean over `together` batches, so over one where a read is of
+    one and nothing is read ahead. An epoch, or two seconds of it, goes before as a warm-up. `cold`
     drops the file's pages before each turn, as far as the kernel follows, opens
     the file anew within the turn's first batch, and ends the turn with the epoch.
     """

@@ -27,6 +27,9 @@ from ddp_hpc.errors import DataError, DdpHpcError
 Indices: TypeAlias = NDArray[np.int64]
 Batch: TypeAlias = tuple[Tensor, Tensor]
 
+# A small batch costs less to copy than to ask for: so many are read at once, while they have so few bytes.
+_READ_BATCHES = 64
+_READ_BYTES = 2**20
 _FAREWELL_S = 1.0
 # sun_path has 108 bytes (unix(7)), and multiprocessing appends names of its own to the folder.
 _MAX_SOCKET_FOLDER = 60
@@ -35,9 +38,10 @@ _MAX_SOCKET_FOLDER = 60
 class Loader:
     """The samples of a file in batches of any numbers, as tensors on a device.
 
-    `ahead` batches are read before they are asked for, by a thread; 0 reads in the
-    caller's. `workers` above 0 reads in that many spawned processes instead: never
-    forked ones, as a fork under MPI can hang. Nothing starts before the first batch.
+    `ahead` reads are done before their batches are asked for, by a thread; 0 reads in
+    the caller's. A read is one batch, or several small ones. `workers` above 0 reads in
+    that many spawned processes instead: never forked ones, as a fork under MPI can hang.
+    Nothing starts before the first batch.
     """
 
     def __init__(
@@ -75,9 +79,22 @@ class Loader:
 
     def _direct(self, wanted: Iterable[Indices]) -> Generator[Batch, None, None]:
         slot = _Slot(self._samples, self._device)
+        for several in self._reads(wanted):
+            slot.fill(several)
+            yield from slot.batches()
+
+    def _reads(self, wanted: Iterable[Indices]) -> Generator[list[Indices], None, None]:
+        most = _READ_BYTES // self._samples.sample_bytes
+        several: list[Indices] = []
+        num = 0
         for indices in wanted:
-            slot.fill(indices)
-            yield slot.batch()
+            num += len(indices)
+            if several and (num > most or len(several) == _READ_BATCHES):
+                yield several
+                several, num = [], len(indices)
+            several.append(indices)
+        if several:
+            yield several
 
     def _from_thread(self, wanted: Iterable[Indices]) -> Generator[Batch, None, None]:
         free: queue.SimpleQueue[_Slot | None] = queue.SimpleQueue()
@@ -90,11 +107,11 @@ class Loader:
             try:
                 if self._device.type != "cpu":
                     torch.get_device_module(self._device).set_device(self._device)
-                for indices in wanted:
+                for several in self._reads(wanted):
                     slot = free.get()
                     if slot is None or closed.is_set():
                         return
-                    slot.fill(indices)
+                    slot.fill(several)
                     ready.put(slot)
                 ready.put(None)
             except BaseException as error:  # it is the caller's, whatever it is
@@ -105,7 +122,7 @@ class Loader:
         thread.start()
         try:
             while (slot := self._next(ready)) is not None:
-                yield slot.batch()
+                yield from slot.batches()
                 free.put(slot)
         finally:
             closed.set()
@@ -161,6 +178,11 @@ class Loader:
         )
 
 
+def batches_at_once(batch_bytes: int) -> int:
+    """How many batches of this size one read has, where no workers read."""
+    return max(1, min(_READ_BATCHES, _READ_BYTES // batch_bytes))
+
+
 def explain_lost_worker(error: BaseException) -> str:
     """One line where `error` is torch's about a worker that ended; empty for any other.
 
@@ -173,12 +195,13 @@ def explain_lost_worker(error: BaseException) -> str:
 
 
 class _Slot:
-    """A reused buffer for one batch, and where it goes on the device."""
+    """A reused buffer for one read, and where it goes on the device."""
 
     def __init__(self, samples: Samples, device: torch.device) -> None:
         self._samples = samples
         self._device = device
-        self._num = 0
+        self._sizes: list[int] = []
+        self._batches: list[Batch] = []
         self._on_device: Batch | None = None
         self._grow(0)
         if device.type == "cpu":
@@ -187,44 +210,48 @@ class _Slot:
         self._stream: Any = module.Stream(device)
         self._copied: Any = module.Event()
 
-    def fill(self, indices: Indices) -> None:
-        """Reads the samples, and starts their copy to the device."""
-        self._on_device = None
-        self._num = len(indices)
+    def fill(self, several: list[Indices]) -> None:
+        """Reads the samples of some batches, and starts their copy to the device."""
+        sizes = [len(indices) for indices in several]
+        num = sum(sizes)
         if self._device.type != "cpu":
+            self._on_device = None
             self._copied.synchronize()  # the buffer's last contents may still be on their way
-        if self._num > len(self._arrays[0]):
-            self._grow(self._num)
-        self._samples.read(indices, out=self._arrays)
+        if num > len(self._arrays[0]):
+            self._grow(num)
+        self._samples.read(several[0] if len(several) == 1 else np.concatenate(several), out=self._arrays)
         if self._device.type != "cpu":
             with torch.get_device_module(self._device).stream(self._stream):
-                src, tgt = self._filled()
                 self._on_device = (
-                    src.to(self._device, non_blocking=True),
-                    tgt.to(self._device, non_blocking=True),
+                    self._src[:num].to(self._device, non_blocking=True),
+                    self._tgt[:num].to(self._device, non_blocking=True),
                 )
                 self._copied.record(self._stream)
+            self._batches = _split(self._on_device, sizes)
+        elif sizes != self._sizes:  # views cost as much as a small batch's copy
+            self._batches = _split((self._src[:num], self._tgt[:num]), sizes)
+        self._sizes = sizes
 
-    def batch(self) -> Batch:
-        """The tensors, for the current stream to use."""
-        if self._on_device is None:
-            return self._filled()
-        stream = torch.get_device_module(self._device).current_stream(self._device)
-        stream.wait_event(self._copied)
-        for tensor in self._on_device:
-            tensor.record_stream(stream)  # their memory belongs to the copying stream
-        return self._on_device
+    def batches(self) -> list[Batch]:
+        """Each batch's tensors, for the current stream to use."""
+        if self._on_device is not None:
+            stream = torch.get_device_module(self._device).current_stream(self._device)
+            stream.wait_event(self._copied)
+            for tensor in self._on_device:
+                tensor.record_stream(stream)  # their memory belongs to the copying stream
+        return self._batches
 
     def _grow(self, num: int) -> None:
         pinned = self._device.type != "cpu"
         self._src = _buffer(self._samples.src, num, pinned)
         self._tgt = _buffer(self._samples.tgt, num, pinned)
         self._arrays = _as_array(self._src), _as_array(self._tgt)
+        self._sizes = []
 
-    def _filled(self) -> Batch:
-        if self._num == len(self._arrays[0]):
-            return self._src, self._tgt  # a slice costs as much as a small batch's copy
-        return self._src[: self._num], self._tgt[: self._num]
+
+def _split(both: Batch, sizes: list[int]) -> list[Batch]:
+    src, tgt = both
+    return list(zip(torch.split(src, sizes), torch.split(tgt, sizes), strict=True))
 
 
 class _Reads(torch.utils.data.Dataset[Batch | DataError]):

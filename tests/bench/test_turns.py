@@ -62,6 +62,13 @@ def test_batches_read_ahead_come_in_bursts_so_a_time_is_the_mean_of_several() ->
     assert 0.005 <= times[0][0] <= wall_s / 12, "12 batches in all"
 
 
+def test_the_batches_of_one_read_are_timed_together() -> None:
+    log: list[str] = []
+    one = source("a", log, at_once=5)
+    [times] = measure([one], ORDER, rounds=2, seconds=0)
+    assert (one.together, len(times), log.count("a")) == (5, 2, 15)
+
+
 def test_a_cold_turn_opens_anew_and_ends_with_the_epoch(tmp_path: Path) -> None:
     log: list[str] = []
     path = tmp_path / "data"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import h5py
 import numpy as np
@@ -40,6 +41,13 @@ def threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "read ahead"]
 
 
+def until(happened: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 10
+    while not happened():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_each_batch_holds_the_samples_asked_for(path, way):
     asked = wanted(4, 4, 1, 9, 0, 4)
@@ -53,15 +61,49 @@ def test_each_batch_holds_the_samples_asked_for(path, way):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_buffers_are_used_again(path, way):
-    batches = Loader(open_samples(path), CPU, **way).batches(wanted(*[8] * 50))
-    places = {(src.data_ptr(), tgt.data_ptr()) for src, tgt in batches}
+    batches = Loader(open_samples(path), CPU, **way).batches(wanted(*[8] * 1000))
+    places = {(src.untyped_storage().data_ptr(), tgt.untyped_storage().data_ptr()) for src, tgt in batches}
     assert len(places) == way["ahead"] + 1
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("num", "reads"), [(1, 130), (50_000, 50)])
+def test_small_batches_are_read_together_and_large_ones_alone(path, monkeypatch, way, num, reads):
+    samples = open_samples(path)
+    read, asked = samples.read, []
+
+    def counting(indices, out):
+        asked.append(len(indices))
+        return read(indices, out)
+
+    monkeypatch.setattr(samples, "read", counting)
+    sizes = [num] * reads
+    got = [(len(src), len(tgt)) for src, tgt in Loader(samples, CPU, **way).batches(wanted(*sizes))]
+    assert got == [(num, num)] * reads
+    assert asked == ([64, 64, 2] if num == 1 else [num] * reads)
+
+
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_the_next_ones_are_read_while_the_caller_computes(path, monkeypatch, ahead):
+    samples = open_samples(path)
+    read, done = samples.read, []
+
+    def counting(indices, out):
+        read(indices, out)
+        done.append(len(indices))
+
+    monkeypatch.setattr(samples, "read", counting)
+    sizes = [60_000] * 8  # large enough to be read one by one
+    batches = Loader(samples, CPU, ahead=ahead).batches(wanted(*sizes))
+    for taken in range(1, len(sizes) + 1):
+        next(batches)
+        until(lambda: len(done) == min(len(sizes), taken + ahead))  # noqa: B023 - called at once
+
+
 def test_a_batch_stays_as_it_is_until_the_next_is_asked_for(path):
-    asked = wanted(*[8] * 20)
+    asked = wanted(*[8] * 300)
     for indices, (_, tgt) in zip(asked, Loader(open_samples(path), CPU, ahead=2).batches(asked), strict=True):
-        time.sleep(0.002)  # long enough for the thread to fill whatever it may
+        time.sleep(0.001)  # long enough for the thread to fill whatever it may
         assert tgt.tolist() == indices.tolist()
 
 
@@ -74,8 +116,9 @@ def test_bfloat16_is_bfloat16_again(tmp_path):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_an_error_comes_up_where_the_batch_is_asked_for(path, way):
-    batches = Loader(open_samples(path), CPU, **way).batches([np.array([0]), np.array([NUM_SAMPLES])])
-    assert next(batches)[1].tolist() == [0]
+    good = np.zeros(2**20 // 20, dtype=np.int64)  # too large to be read together with others
+    batches = Loader(open_samples(path), CPU, **way).batches([good, np.array([NUM_SAMPLES])])
+    assert next(batches)[1].tolist() == good.tolist()
     with pytest.raises(IndexError):
         next(batches)
 
@@ -85,10 +128,7 @@ def test_the_thread_ends_with_the_batches(path):
     for _ in loader.batches(wanted(4, 4, 4)):
         break
     list(loader.batches(wanted(4, 4)))
-    deadline = time.monotonic() + 10
-    while threads() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threads() == []
+    until(lambda: threads() == [])
 
 
 def test_a_file_system_that_does_not_answer_is_waited_for_only_so_long(path, monkeypatch):
