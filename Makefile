@@ -45,6 +45,7 @@ bench: $(VENV)/.test
 	$(BIN)/python benchmarks/cli_start.py
 	$(BIN)/python benchmarks/generate.py --gib 1
 	$(BIN)/python benchmarks/order.py
+	$(BIN)/python benchmarks/survival.py
 	$(BIN)/ddp-hpc bench io
 
 clean:

@@ -59,6 +59,12 @@ def cli() -> None:
 @click.option(
     "--run-dir", metavar="DIR", help="Folder of the run, from the folder of submission.  [runs/NAME]"
 )
+@click.option(
+    "--max-attempts", type=int, metavar="N", help="Starts in all of a run that goes on by itself.  [20]"
+)
+@click.option(
+    "--min-nodes", type=int, metavar="M", help="Go on with M nodes where others are lost; with torchrun."
+)
 @click.option("--step", is_flag=True, help="Write torchrun_script.sh instead, which runs once on each node.")
 @click.option(
     "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write FILE instead of stdout."
@@ -78,6 +84,8 @@ def render(
       ddp-hpc render --profile perlmutter --launcher torchrun --nodes 4 -- python train.py --lr 0.1
       ddp-hpc render --profile local --ranks-per-node 2 | bash
       ddp-hpc render --job job.toml --setup 'module load cuda' --env NCCL_DEBUG=INFO
+      ddp-hpc render --walltime 02:00:00 --max-attempts 5 -- python -m ddp_hpc.train --epochs 100
+      ddp-hpc render --launcher torchrun --nodes 4 --min-nodes 3 -o job.sh
       ddp-hpc render --step -o torchrun_script.sh
     """  # noqa: D301 - a true \b tells click to leave the lines alone
     from ddp_hpc.batch import render as scripts

@@ -23,7 +23,7 @@ def partial_file(target: Path, writer: str) -> Iterator[Path]:
 
     `writer` is a word that tells one kind of writer from another.
     """
-    partial = target.with_name(f".{_shortened(target.name)}.{writer}-{_home()}-{os.getpid()}.partial")
+    partial = target.with_name(f".{_shortened(target.name)}.{writer}-{process_home()}-{os.getpid()}.partial")
     try:
         yield partial
     finally:
@@ -77,7 +77,7 @@ def _shortened(name: str) -> str:
     return encoded[: _MAX_NAME_BYTES - len(digest)].decode("utf-8", "ignore") + digest
 
 
-def _home() -> str:
+def process_home() -> str:
     """Where a process id means one process: the host, and the PID namespace of a container on it."""
     try:
         namespace = Path("/proc/self/ns/pid").stat().st_ino
@@ -87,7 +87,7 @@ def _home() -> str:
 
 
 def _is_abandoned(entry: Path, name: re.Match[str]) -> bool:
-    if name["home"] == _home():
+    if name["home"] == process_home():
         return not _is_other_process(int(name["pid"]))
     return _clock_s(entry.parent) - entry.stat().st_mtime > _ABANDONED_S
 

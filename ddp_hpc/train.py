@@ -12,6 +12,7 @@ import faulthandler
 import os
 import signal
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,6 +21,8 @@ import click
 from data_gen.recipe import parse_shape
 from ddp_hpc import __version__
 from ddp_hpc.errors import (
+    EXIT_AGAIN,
+    EXIT_DONE,
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_WRONG_REQUEST,
@@ -39,6 +42,8 @@ from ddp_hpc.world.watchdog import time_limit
 if TYPE_CHECKING:
     from ddp_hpc.training.failure import FailureWatch
     from ddp_hpc.training.group import Group
+    from ddp_hpc.training.heartbeat import Heartbeat
+    from ddp_hpc.training.survival import Survival
 
 _EXAMPLES = """\b
 Examples:
@@ -54,9 +59,9 @@ def _shape(_: click.Context, __: click.Parameter, text: str | None) -> tuple[int
     return None if text is None else parse_shape(text)
 
 
-def _folder(_: click.Context, __: click.Parameter, text: str | None) -> Path | None:
+def _folder(_: click.Context, option: click.Parameter, text: str | None) -> Path | None:
     if text == "":  # which would be the current folder
-        raise RequestError('--stage "" names no folder: the variable it was made of is empty or not set')
+        raise RequestError(f'{option.opts[0]} "" names no folder: its variable is empty or not set')
     return None if text is None else Path(text)
 
 
@@ -142,6 +147,30 @@ _PATH = click.Path(path_type=Path)
     default=1800.0,
     help=("Seconds a rank waits for the others in one collective, or for the data to be made."),
 )
+@click.option(
+    "--snapshot-dir",
+    callback=_folder,
+    metavar="DIR",
+    help=(
+        "Save the state of the training here, stop in time before the walltime, and go on from the newest "
+        "snapshot.  [default: $DDP_HPC_RUN_DIR/snapshots in a job script, else nothing is saved]"
+    ),
+)
+@click.option("--snapshot-every-steps", type=int, help="Save after every so many steps.")
+@click.option(
+    "--snapshot-every-s",
+    type=float,
+    default=600.0,
+    help="Save when the last snapshot is so many seconds old.",
+)
+@click.option("--keep", type=int, default=3, help="Snapshots that are kept.")
+@click.option(
+    "--hang-timeout",
+    "hang_timeout_s",
+    type=float,
+    default=600.0,
+    help="Seconds without any progress after which the job is ended, with the rank that hangs by name.",
+)
 @click.option("--metrics", type=_PATH, help="JSON lines, one a step, written by rank 0.")
 @click.option("--summary", type=_PATH, help="One JSON object at the end, written by rank 0.")
 @click.option("--log-every", type=int, default=10, help="Steps between two lines of progress.")
@@ -178,6 +207,16 @@ def main(argv: list[str] | None = None) -> NoReturn:
     sys.exit(code)
 
 
+@dataclass
+class _Parts:
+    """What of a run is there so far, for the words and the deeds of its end."""
+
+    world: World | None = None
+    watch: FailureWatch | None = None
+    heart: Heartbeat | None = None
+    survival: Survival | None = None
+
+
 def _run(config: TrainConfig) -> None:
     """Everything after parsing. Leaves by ending the process where it fails."""
     signal.signal(signal.SIGTERM, _on_sigterm)
@@ -185,18 +224,23 @@ def _run(config: TrainConfig) -> None:
         faulthandler.enable()  # says where, if a data file is cut under the memory map (SIGBUS)
     # c10d warns, with C++ frames, of every connection that a failing rank drops, and of hosts without DNS.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    world: World | None = None
-    watch: FailureWatch | None = None
+    parts = _Parts()
     try:
-        world, endpoint = _find_the_others(config)
+        parts.world, endpoint = world, _ = _find_the_others(config)
         from ddp_hpc.training.group import connect, joined
 
         link = connect(world, endpoint, config) if endpoint is not None else None
-        watch = link.watch if link is not None else None
+        parts.watch = link.watch if link is not None else None
         with joined(world, link, config) as group:
-            _train(config, group)
+            stopped = _train(config, group, parts)
     except BaseException as error:  # the one place where everything ends up
-        _fail(error, world, watch, config.timeout_s)
+        _fail(error, parts, config.timeout_s)
+    # torchrun would start again what ends with another code than 0; the run folder's `state` tells.
+    if stopped and world.launcher != "torchrun":
+        finalize_mpi()
+        # Launchers give the largest code, or all of them ORed. Rank 0 ends last: a launcher that ends the
+        # others because of it finds nobody.
+        _leave(EXIT_AGAIN if world.rank == 0 else EXIT_DONE)
 
 
 def _find_the_others(config: TrainConfig) -> tuple[World, Endpoint | None]:
@@ -210,29 +254,64 @@ def _find_the_others(config: TrainConfig) -> tuple[World, Endpoint | None]:
         return world, rendezvous(world, environ, config.init_timeout_s, watchdog)
 
 
-def _train(config: TrainConfig, group: Group) -> None:
-    """Data, training, summary. Collective: every rank must call this."""
+def _train(config: TrainConfig, group: Group, parts: _Parts) -> str:
+    """Data, training, summary; gives why it stopped before its end. Collective: every rank must call this."""
+    from ddp_hpc.training.heartbeat import start_heartbeat
     from ddp_hpc.training.metrics import check_outputs
     from ddp_hpc.training.prepare import open_data
     from ddp_hpc.training.progress import Progress
     from ddp_hpc.training.summary import write_summary
+    from ddp_hpc.training.survival import survive
     from ddp_hpc.training.trainer import train
 
-    progress = Progress(group.world.rank == 0)
+    world = group.world
+    progress = Progress(world.rank == 0)
     progress.say(f"world: {group.placement}")
-    for note in group.world.notes:
+    for note in world.notes:
         progress.say(f"note: {note}")
     outputs = {"--metrics": config.metrics, "--summary": config.summary}
-    group.agree(check_outputs(outputs, config.data) if group.world.rank == 0 else "", EXIT_WRONG_REQUEST)
+    group.agree(check_outputs(outputs, config.data) if world.rank == 0 else "", EXIT_WRONG_REQUEST)
     samples = open_data(config, group, progress)
-    result = train(config, group, samples, progress)
+
+    def last_words(text: str) -> None:
+        _end_from_thread(text, parts, _claim(DdpHpcError(text), parts, together=False))
+
+    def on_lost(text: str) -> None:
+        # Where rank 0 is lost the store is too: nobody can be asked who speaks.
+        is_rank_0 = world.rank == 0
+        claim = _claim(DdpHpcError(text), parts, together=False) if is_rank_0 else Claim.ALONE
+        _end_from_thread(text, parts, claim)
+
+    def is_lost() -> bool:
+        return parts.watch is not None and parts.watch.heard
+
+    with survive(config, group, progress, last_words=last_words, is_lost=is_lost) as survival:
+        parts.survival = survival
+        parts.heart = heart = start_heartbeat(
+            world,
+            group.comm,
+            group.host,
+            stuck_s=config.hang_timeout_s,
+            first_s=max(config.timeout_s, config.hang_timeout_s),
+            stacks=survival.stacks,
+            on_lost=on_lost,
+        )
+        if heart.note:
+            progress.say(f"note: {heart.note}")
+        result = train(config, group, samples, progress, survival, heart)
+        heart.close()
     samples.close()
+    here = f" ({result.steps - result.resumed_from} here)" if result.resumed_from else ""
+    if result.stopped:
+        progress.say(f"stopping, the state is saved, run it again to go on: {result.stopped}")
+    how = f"stopped: {result.steps} of {result.total_steps}" if result.stopped else f"done: {result.steps}"
     progress.say(
-        f"done: {result.steps} steps, {result.samples:,} samples in {result.wall_s:.1f} s, "
+        f"{how} steps{here}, {result.samples:,} samples in {result.wall_s:.1f} s, "
         f"{result.samples_per_s:.1f} samples/s, loss {result.first_loss:.6f} -> {result.final_loss:.6f}"
     )
-    if config.summary is not None and group.world.rank == 0:
+    if config.summary is not None and world.rank == 0:
         write_summary(config, group, samples, result)
+    return result.stopped
 
 
 def _become_torchrun() -> NoReturn:
@@ -255,9 +334,16 @@ def _on_sigterm(signum: int, frame: object) -> NoReturn:
     raise SystemExit(_SIGTERM_EXIT)
 
 
-def _fail(
-    error: BaseException, world: World | None, watch: FailureWatch | None, timeout_s: float
-) -> NoReturn:
+def _end_from_thread(text: str, parts: _Parts, claim: Claim) -> NoReturn:
+    """The end where the main thread may never return from a collective."""
+    _speak(claim, text, parts.world)
+    if parts.survival is not None:
+        parts.survival.failed(text, again=True)
+    abort_mpi(EXIT_FAILED, patience_s=0.0)
+    _leave(EXIT_FAILED)
+
+
+def _fail(error: BaseException, parts: _Parts, timeout_s: float) -> NoReturn:
     """Says once for the whole job what happened here, and ends the other ranks.
 
     The process ends by `os._exit`: an interpreter that is taken down calls into
@@ -268,34 +354,38 @@ def _fail(
         signal.signal(sig, signal.SIG_IGN)
     # torch's handler raises wherever it is called, here too, when the workers of --workers end.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    code, text = _verdict(error, watch, timeout_s)
+    code, text = _verdict(error, parts, timeout_s)
+    if parts.heart is not None:
+        parts.heart.close()  # or the others would count this rank as gone without a word
     together = isinstance(error, DdpHpcError) and error.everywhere
-    claim = _claim(error, world, watch, together)
+    claim = _claim(error, parts, together)
     if claim is Claim.LATE and code == _SIGTERM_EXIT:
         code = EXIT_FAILED  # our own watch sent that signal
-    _speak(claim, text, world)
+    _speak(claim, text, parts.world)
+    if parts.survival is not None and claim is not Claim.LATE and code in (EXIT_FAILED, EXIT_WRONG_REQUEST):
+        parts.survival.failed(text.splitlines()[-1], again=_is_lost_contact(error, timeout_s))
     if together:
         # All ranks are here: nobody has to be torn out of a wait.
-        if watch is not None:
-            watch.close()
+        if parts.watch is not None:
+            parts.watch.close()
         finalize_mpi()
         _leave(code)
-    if world is not None and world.launcher == "torchrun" and claim is not Claim.LATE:
+    if parts.world is not None and parts.world.launcher == "torchrun" and claim is not Claim.LATE:
         _tell_torchrun(error)
     # MPI_Finalize would wait for ranks that are stuck in a collective: they are ended instead.
     abort_mpi(code, patience_s=5.0 if claim is Claim.LATE else 0.0)
     _leave(code)
 
 
-def _claim(error: BaseException, world: World | None, watch: FailureWatch | None, together: bool) -> Claim:
+def _claim(error: BaseException, parts: _Parts, together: bool) -> Claim:
     """Whether this rank speaks: of several that fail, one."""
     if isinstance(error, ReportedElsewhereError):
         return Claim.LATE
-    if world is None:
+    if parts.world is None:
         return Claim.ALONE
-    if together or world.world_size == 1:
+    if together or parts.world.world_size == 1:
         return Claim.FIRST
-    return watch.claim() if watch is not None else Claim.ALONE
+    return parts.watch.claim() if parts.watch is not None else Claim.ALONE
 
 
 def _speak(claim: Claim, text: str, world: World | None) -> None:
@@ -310,7 +400,7 @@ def _speak(claim: Claim, text: str, world: World | None) -> None:
         sys.stderr.flush()
 
 
-def _verdict(error: BaseException, watch: FailureWatch | None, timeout_s: float) -> tuple[int, str]:
+def _verdict(error: BaseException, parts: _Parts, timeout_s: float) -> tuple[int, str]:
     """Exit code and words for an error."""
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else EXIT_FAILED
@@ -320,10 +410,18 @@ def _verdict(error: BaseException, watch: FailureWatch | None, timeout_s: float)
         return EXIT_INTERRUPTED, "interrupted"
     if "is killed by signal: Terminated" in str(error):
         # A worker of --workers got the job's SIGTERM a moment before this process did.
-        return _verdict(SystemExit(_SIGTERM_EXIT), watch, timeout_s)
+        return _verdict(SystemExit(_SIGTERM_EXIT), parts, timeout_s)
     if isinstance(error, DdpHpcError):
         return error.exit_code, str(error)
-    return EXIT_FAILED, _describe(error, watch, timeout_s)
+    return EXIT_FAILED, _describe(error, parts, timeout_s)
+
+
+def _is_lost_contact(error: BaseException, timeout_s: float) -> bool:
+    if "torch" not in sys.modules:
+        return False
+    from ddp_hpc.training.failure import explain_lost_contact
+
+    return bool(explain_lost_contact(error, timeout_s))
 
 
 def _leave(code: int) -> NoReturn:
@@ -339,7 +437,7 @@ def _tell_torchrun(error: BaseException) -> None:
     get_error_handler().record_exception(error)
 
 
-def _describe(error: BaseException, watch: FailureWatch | None, timeout_s: float) -> str:
+def _describe(error: BaseException, parts: _Parts, timeout_s: float) -> str:
     """The whole traceback of an error that nobody foresaw: it is a bug, or the user's own code.
 
     That another rank went away is foreseen, and takes one line.
@@ -351,11 +449,12 @@ def _describe(error: BaseException, watch: FailureWatch | None, timeout_s: float
 
         if text := explain_lost_worker(error):
             return text
-    if watch is not None:
+    if parts.watch is not None:
         from ddp_hpc.training.failure import explain_lost_contact
 
         if text := explain_lost_contact(error, timeout_s):
-            return text
+            gone = parts.heart.who_is_gone() if parts.heart is not None else ""
+            return f"{gone} is gone: {text}" if gone else text
     return "".join(traceback.format_exception(error)).rstrip()
 
 

@@ -10,6 +10,7 @@
 #   mpiexec -n 2 --ppn 1 torchrun_script.sh                   the same under PBS
 #
 # DDP_HPC_RANKS_PER_NODE   ranks on each node; else its GPUs, else 1
+# DDP_HPC_MIN_NODES        go on with so few nodes when others are lost; else all of them are needed
 # DDP_HPC_MAX_RESTARTS     how often torchrun starts the ranks again (3)
 # DDP_HPC_INIT_TIMEOUT_S   how long the nodes wait for each other (300)
 
@@ -80,11 +81,16 @@ elif [[ -z $ranks_per_node ]] && type -P nvidia-smi >/dev/null; then
   ranks_per_node=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true)
 fi
 if [[ ${ranks_per_node:-0} == 0 ]]; then ranks_per_node=1; fi
-for name in num_nodes ranks_per_node; do
-  if ! [[ ${!name} =~ ^[1-9][0-9]*$ ]]; then
-    fail "$name is '${!name}'; a whole number from 1 on is needed; check DDP_HPC_RANKS_PER_NODE"
+min_nodes=${DDP_HPC_MIN_NODES:-$num_nodes}
+for name in num_nodes min_nodes ranks_per_node; do
+  if ! [[ ${!name} =~ ^[1-9][0-9]{0,8}$ ]]; then
+    fail "$name is '${!name}'; a whole number from 1 on is needed; check DDP_HPC_RANKS_PER_NODE and DDP_HPC_MIN_NODES"
   fi
 done
+if ((min_nodes > num_nodes)); then
+  fail "DDP_HPC_MIN_NODES=$min_nodes nodes are needed and there are $num_nodes; ask for more, or set it lower"
+fi
+if ((min_nodes < num_nodes)); then nodes=$min_nodes:$num_nodes; else nodes=$num_nodes; fi
 
 # The nodes agree on one address: `HOST PORT NODE_RANK LOCAL_ADDR`. On the head node the helper then holds the
 # port until this script, its parent, is gone. It is not killed: under Hydra, a process of an MPI job that ends
@@ -102,9 +108,11 @@ if [[ $node_rank == 0 ]]; then is_host=1; fi
 # restarted gloo ranks are then refused until no restart is left. Their own store each time avoids that.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 
+# Slurm signals all processes of a step. torchrun would die of these; the ranks have handlers of their own.
+trap '' USR1 USR2
 # In the background, since bash runs a trap only after its foreground command.
 "$python" -m torch.distributed.run \
-  --nnodes="$num_nodes" \
+  --nnodes="$nodes" \
   --nproc-per-node="$ranks_per_node" \
   --rdzv-backend=c10d \
   --rdzv-id="${SLURM_JOB_ID:-${PBS_JOBID:-ddp-hpc}}${SLURM_STEP_ID:+.$SLURM_STEP_ID}" \

@@ -14,6 +14,7 @@ from ddp_hpc.units import parse_walltime_s
 LAUNCHERS = ("mpiexec", "srun", "torchrun")
 MPI_KINDS = ("none", "pmi2", "pmix", "cray_shasta")
 DEFAULT_COMMAND = ("python", "-m", "ddp_hpc.train")
+DEFAULT_MAX_ATTEMPTS = 20
 MAX_NAME_CHARS = 128
 
 # What PBS and Slurm both take as a job name; it also becomes part of file names.
@@ -27,7 +28,8 @@ _READONLY = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS",
 class Job:
     """One request, checked as far as it can be without knowing the site.
 
-    An empty string, and None, mean "as the profile says".
+    An empty string, and None, mean "as the profile says". `max_attempts` counts the first start too;
+    with `min_nodes` torchrun goes on with so few nodes when others are lost.
 
     Raises:
         RequestError: on construction, for a value no scheduler could take.
@@ -46,6 +48,8 @@ class Job:
     env: dict[str, str] = field(default_factory=dict)
     setup: tuple[str, ...] = ()
     run_dir: str = ""
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS
+    min_nodes: int | None = None
     command: tuple[str, ...] = DEFAULT_COMMAND
 
     def __post_init__(self) -> None:
@@ -63,9 +67,16 @@ class Job:
             ("ranks per node", self.ranks_per_node),
             ("GPUs per node", self.gpus_per_node),
             ("CPUs per node", self.cpus_per_node),
+            ("attempts at most", self.max_attempts),
+            ("nodes at least", self.min_nodes),
         ):
             if count is not None and count < 1:
                 raise RequestError(f"{count} {what} were asked for; at least 1 is needed")
+        if self.min_nodes is not None and self.min_nodes > self.num_nodes:
+            raise RequestError(
+                f"--min-nodes {self.min_nodes} was given; the job has {self.num_nodes} nodes; "
+                "ask for at most that"
+            )
         _one_of("launcher", self.launcher, LAUNCHERS)
         _one_of("kind of MPI", self.mpi, MPI_KINDS)
         _check_env(self.env)
@@ -136,6 +147,8 @@ class JobFile:
     env: dict[str, str] | None = None
     setup: tuple[str, ...] | None = None
     run_dir: str | None = None
+    max_attempts: int | None = None
+    min_nodes: int | None = None
     command: tuple[str, ...] | None = None
 
 

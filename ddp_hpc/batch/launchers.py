@@ -23,6 +23,11 @@ STEP_SCRIPT = Raw('"$step_script"')
 # The script fills this array after it has asked mpiexec what it is.
 PER_NODE = Raw('"${per_node[@]}"')
 
+# Without it the ranks beside a dead one wait for it until the walltime.
+_END_TOGETHER = ("--kill-on-bad-exit=1",)
+# Said aloud, as a site may have made 1 the default (KillOnBadExit).
+_GO_ON_WITHOUT_THE_LOST = ("--no-kill", "--kill-on-bad-exit=0")
+
 Words = Sequence[Word]
 Launcher = Callable[[Job, Site, Layout], Words]
 
@@ -63,7 +68,7 @@ def _mpiexec(_job: Job, site: Site, layout: Layout) -> Words:
 
 
 def _srun(job: Job, site: Site, layout: Layout) -> Words:
-    words = [*_srun_tasks(NUM_RANKS, layout.ranks_per_node, layout)]
+    words = [*_srun_tasks(NUM_RANKS, layout.ranks_per_node, layout), *_END_TOGETHER]
     if site.slurm.gpu_bind:
         words.append(f"--gpu-bind={site.slurm.gpu_bind}")
     if site.slurm.cpu_bind:
@@ -74,22 +79,21 @@ def _srun(job: Job, site: Site, layout: Layout) -> Words:
 
 
 def _srun_tasks(num_tasks: Raw, tasks_per_node: int, layout: Layout) -> Words:
-    # srun >= 22.05 does not take --cpus-per-task from sbatch, so it is given again; without
-    # --kill-on-bad-exit the ranks beside a dead one wait for it until the walltime.
+    # srun >= 22.05 does not take --cpus-per-task from sbatch, so it is given again.
     return [
         "srun",
         Raw(f"--nodes={NUM_NODES}"),
         Raw(f"--ntasks={num_tasks}"),
         f"--ntasks-per-node={tasks_per_node}",
         f"--cpus-per-task={cpus_per_task(layout)}",
-        "--kill-on-bad-exit=1",
     ]
 
 
-def _torchrun(_job: Job, site: Site, layout: Layout) -> Words:
+def _torchrun(job: Job, site: Site, layout: Layout) -> Words:
     """One agent a node, which starts the node's ranks by itself."""
     if site.scheduler == "slurm":
-        return _srun_tasks(NUM_NODES, 1, layout)
+        end = _GO_ON_WITHOUT_THE_LOST if job.min_nodes else _END_TOGETHER
+        return [*_srun_tasks(NUM_NODES, 1, layout), *end]
     if site.scheduler == "pbs":
         words = [MPIEXEC, "-n", NUM_NODES, *_PER_NODE[dialect_of(site)](1)]
         # PALS would otherwise bind the agent, and with it all the ranks, to one core.

@@ -3,8 +3,10 @@
 The contract of every script: directives, then as the first comment the command
 line that writes it again, then plain bash that needs no ddp-hpc on the login
 node. It goes to the folder of submission, prepares the site's software, exports
-what the compute side reads, starts the launcher in the background, hands TERM
-and INT on to it, and ends with its exit code.
+what the compute side reads, starts the launcher in the background, hands
+signals on to it, and ends with its exit code. Under a scheduler it reads the run
+folder's `state` too: where the trainer says `again` it has itself run again and
+ends with 75; `attempts` in the same folder counts the starts.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from ddp_hpc import __version__
 from ddp_hpc.assets import asset_folder
-from ddp_hpc.batch.job import DEFAULT_COMMAND, Job
+from ddp_hpc.batch.job import DEFAULT_COMMAND, DEFAULT_MAX_ATTEMPTS, Job
 from ddp_hpc.batch.launchers import dialect_of, launch_words
 from ddp_hpc.batch.layout import Layout, lay_out
 from ddp_hpc.batch.schedulers import cpus_per_task, scheduler_of
@@ -75,6 +77,7 @@ def render(job: Job, site: Site) -> str:
             oversubscribe=":OVERSUBSCRIBE" if site.scheduler == "local" else "",
             tasks_per_node=1 if layout.launcher == "torchrun" else layout.ranks_per_node,
             cpu_bind_why=site.why.get("cpu_bind", "") if layout.launcher == "mpiexec" else "",
+            submit=scheduler.submit,
             banner=_banner(site, layout, needs_mpiexec),
             started_by_srun=launcher[:1] == ["srun"],
             launch_line=launch_line,
@@ -106,6 +109,8 @@ def written_with(job: Job, site: Site) -> list[Word]:
         *(("--env", f"{name}={value}") for name, value in job.env.items()),
         *(("--setup", line) for line in job.setup),
         ("--run-dir", job.run_dir),
+        ("--max-attempts", job.max_attempts if job.max_attempts != DEFAULT_MAX_ATTEMPTS else None),
+        ("--min-nodes", job.min_nodes),
     ]
     words: list[Word] = ["ddp-hpc", "render", "--profile", site.name]
     for option, value in options:
@@ -173,6 +178,8 @@ def _exports(job: Job, site: Site, layout: Layout, kill_delay_s: int) -> list[Ex
         found.append(Export("OMP_NUM_THREADS", str(threads or 1), why))
     if layout.launcher == "torchrun":
         found.append(Export("DDP_HPC_RANKS_PER_NODE", str(layout.ranks_per_node)))
+    if job.min_nodes:
+        found.append(Export("DDP_HPC_MIN_NODES", str(job.min_nodes)))
     if layout.launcher == "mpiexec" and site.scheduler == "slurm":
         why = "mpiexec starts a helper a node by srun, which would bind it and its ranks to one task's CPUs."
         found.append(Export("SRUN_CPUS_PER_TASK", str(cpus_per_task(layout) * layout.ranks_per_node), why))
@@ -197,6 +204,8 @@ def _exports(job: Job, site: Site, layout: Layout, kill_delay_s: int) -> list[Ex
     run_dir = job.run_dir or f"runs/{job.name}"
     absolute: Word = run_dir if run_dir.startswith("/") else Raw(f'"$PWD"/{sh(run_dir)}')
     found.append(Export("DDP_HPC_RUN_DIR", absolute))
+    if site.scheduler != "local":
+        found.append(Export("DDP_HPC_MAX_ATTEMPTS", str(job.max_attempts)))
     return found
 
 
@@ -218,12 +227,15 @@ def _names(exports: list[Export], layout: Layout) -> list[str]:
 
 
 def _notes(job: Job, site: Site, submit: str) -> list[str]:
+    notes = []
     if site.account_required and not job.account:
-        return [
+        notes.append(
             f"{site.title} wants an account and this script names none; "
             f"submit it with: {submit} -A PROJECT SCRIPT"
-        ]
-    return []
+        )
+    if not site.pbs.submit_from_nodes:
+        notes.append("Compute nodes may not submit here; for more than one walltime: bash SCRIPT --chain N")
+    return notes
 
 
 def _banner(site: Site, layout: Layout, needs_mpiexec: bool) -> str:

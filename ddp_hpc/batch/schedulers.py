@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ddp_hpc.batch.job import Job
+from ddp_hpc.batch.job import DEFAULT_MAX_ATTEMPTS, Job
 from ddp_hpc.batch.layout import Layout
 from ddp_hpc.batch.site import Site
 from ddp_hpc.errors import RequestError, nearest
@@ -56,6 +56,11 @@ def scheduler_of(job: Job, site: Site, layout: Layout) -> Scheduler:
         raise RequestError(
             f"launcher {layout.launcher} was asked for; under {site.scheduler} there is "
             f"{' or '.join(scheduler.launchers)}; choose one of these"
+        )
+    if job.min_nodes and layout.launcher != "torchrun":
+        raise RequestError(
+            f"--min-nodes {job.min_nodes} was given; only torchrun goes on with fewer nodes and "
+            f"{layout.launcher} starts the ranks; use --launcher torchrun"
         )
     if job.mpi and layout.launcher != "srun":
         raise RequestError(
@@ -142,7 +147,9 @@ def _local(job: Job, site: Site, layout: Layout) -> Directives:
             f"{job.num_nodes} nodes were asked for; profile {site.name} is this one machine; "
             "leave --nodes out or choose a profile with a scheduler"
         )
-    for option, value in (("--queue", layout.queue), ("--account", job.account)):
+    attempts = str(job.max_attempts) if job.max_attempts != DEFAULT_MAX_ATTEMPTS else ""
+    given = (("--queue", layout.queue), ("--account", job.account), ("--max-attempts", attempts))
+    for option, value in given:
         if value:
             raise RequestError(
                 f"{option} {value} was given; profile {site.name} has no scheduler that could use it; "

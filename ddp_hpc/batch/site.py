@@ -53,12 +53,16 @@ class Queue:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Pbs:
-    """Resources of a PBS site. An empty `chunk` asks for cores, ranks and GPUs by number."""
+    """Resources of a PBS site. An empty `chunk` asks for cores, ranks and GPUs by number.
+
+    Without `submit_from_nodes` a script never calls qsub from its job.
+    """
 
     chunk: str = ""
     place: str = ""
     filesystems: str = ""
     keep: str = ""
+    submit_from_nodes: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

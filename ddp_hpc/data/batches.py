@@ -16,6 +16,25 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Position:
+    """How far a run is: between two optimizer steps."""
+
+    step: int = 0  # that were done
+    epoch: int = 0
+    begin: int = 0
+    """Samples of the epoch that were used: the next step's first position."""
+    samples: int = 0  # that were used, over all epochs
+
+    def after(self, share: Share, num_samples: int) -> Position:
+        """The position after the step of which `share` is a part."""
+        begin = self.begin + share.step_samples
+        ends = begin == num_samples
+        return Position(
+            self.step + 1, self.epoch + ends, 0 if ends else begin, self.samples + share.step_samples
+        )
+
+
+@dataclass(frozen=True)
 class Share:
     """The positions `start` up to `stop` of an epoch that one rank takes in one micro-batch, maybe none."""
 
@@ -25,28 +44,34 @@ class Share:
     """Samples of the whole step, over all ranks and micro-batches."""
 
 
-def steps_per_epoch(num_samples: int, batch_size: int, world_size: int, accumulate: int = 1) -> int:
-    """Optimizer steps in an epoch, the last of which may be a smaller one."""
-    return -(-num_samples // _global_batch(num_samples, batch_size, world_size, accumulate))
+def steps_left(
+    num_samples: int, batch_size: int, world_size: int, accumulate: int, epochs: int, position: Position
+) -> int:
+    """Optimizer steps from `position` to the end of the last epoch; an epoch's last may be a smaller one."""
+    global_batch = _global_batch(num_samples, batch_size, world_size, accumulate)
+    if position.epoch >= epochs:
+        return 0
+    whole = epochs - position.epoch - 1
+    return -(-(num_samples - position.begin) // global_batch) + whole * -(-num_samples // global_batch)
 
 
 def micro_batches(
-    num_samples: int, batch_size: int, world_size: int, rank: int, accumulate: int, step: int
+    num_samples: int, batch_size: int, world_size: int, rank: int, accumulate: int, begin: int
 ) -> tuple[Share, ...]:
-    """This rank's shares of step `step`, 0 to steps_per_epoch - 1, one for each micro-batch.
+    """This rank's shares of the step that begins at position `begin` of the epoch, one for each micro-batch.
 
     Every rank gets equally many, so that collective calls match; in the last step
     of an epoch there may be fewer, and a share may be empty.
 
     Raises:
-        ValueError: for a rank or a step that does not exist.
+        ValueError: for a rank or a position that does not exist.
     """
     global_batch = _global_batch(num_samples, batch_size, world_size, accumulate)
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} of {world_size}")
-    begin, end = step * global_batch, min((step + 1) * global_batch, num_samples)
+    end = min(begin + global_batch, num_samples)
     if not 0 <= begin < end:
-        raise ValueError(f"step {step} of an epoch of {num_samples} samples, {global_batch} a step")
+        raise ValueError(f"position {begin} of an epoch of {num_samples} samples")
     micro = batch_size * world_size
     shares = []
     for first in range(begin, end, micro):

@@ -54,17 +54,23 @@ class TrainConfig:
     threads: int | None = None
     init_timeout_s: float = 300.0
     timeout_s: float = 1800.0
+    snapshot_dir: Path | None = None
+    snapshot_every_steps: int | None = None
+    snapshot_every_s: float = 600.0
+    keep: int = 3
+    hang_timeout_s: float = 600.0
     metrics: Path | None = None
     summary: Path | None = None
     log_every: int = 10
 
     def __post_init__(self) -> None:
         positive = ("num_samples", "epochs", "batch_size", "accumulate", "log_every", "max_steps", "threads")
-        for name in (*positive, "lr", "clip_norm", "init_timeout_s", "timeout_s"):
+        times = ("init_timeout_s", "timeout_s", "snapshot_every_s", "hang_timeout_s")
+        for name in (*positive, "snapshot_every_steps", "keep", "lr", "clip_norm", *times):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise RequestError(
-                    f"--{name.removesuffix('_s').replace('_', '-')} {value}: has to be above 0"
+                    f"--{name.replace('timeout_s', 'timeout').replace('_', '-')} {value}: has to be above 0"
                 )
         if self.model not in MODELS:
             raise RequestError(

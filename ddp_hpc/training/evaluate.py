@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,12 +46,13 @@ def evaluate(
     batch_size: int,
     dtype: torch.dtype,
     timeout_s: float,
+    tick: Callable[[], None],
 ) -> Evaluation:
     """The model's loss and accuracy on all samples. Collective: every rank must call this.
 
     Ranks take slices of different lengths where the number does not divide; the
     bare model is used, which has no collectives, so nobody waits for anybody
-    before the sums at the end.
+    before the sums at the end. `tick` is called before each batch.
     """
     world = group.world
     start, stop = (samples.num_samples * (world.rank + i) // world.world_size for i in (0, 1))
@@ -62,6 +64,7 @@ def evaluate(
         for first in range(start, stop, batch_size)
     )
     for src_read, tgt_read in Loader(samples, group.device, timeout_s=timeout_s).batches(wanted):
+        tick()
         src, tgt = src_read.to(dtype), tgt_read.to(task.tgt_dtype(dtype))
         output = task.forward(model, src, tgt)
         sums[0] += task.loss(output, tgt) * len(tgt)

@@ -68,7 +68,8 @@ class FailureWatch:
         self._size = size
         self._on_lost_store = on_lost_store
         self._closed = threading.Event()
-        self._heard = False
+        self.heard = False
+        """Another rank failed: this one is to end, without a word."""
         # A waiting call holds its connection: the watcher needs another one.
         own_connection = store.clone()  # type: ignore[attr-defined]  # missing from torch's stubs
         self._thread = threading.Thread(target=self._watch, args=(own_connection,), daemon=True)
@@ -78,12 +79,12 @@ class FailureWatch:
         """Whether this rank is the first to fail, and so the one to speak; the others then stop."""
         self._closed.set()
         # Looked at before the claim: a second rank that fails at once may tell ours of it in between.
-        heard = self._heard
+        heard = self.heard
         try:
             is_first = self._store.add(_CLAIM, 1) == 1 and not heard
             self._store.set(_VERDICT, _FAILED.decode())
         except RuntimeError:
-            return Claim.LATE if self._heard else Claim.ALONE
+            return Claim.LATE if self.heard else Claim.ALONE
         if self._rank == 0:
             time.sleep(1.0)  # the store lives here: let the others hear of it
         return Claim.FIRST if is_first else Claim.LATE
@@ -112,13 +113,13 @@ class FailureWatch:
             store.wait([_VERDICT], _FOREVER)
             if store.get(_VERDICT) == _PEACE:
                 return
-            self._heard = True
+            self.heard = True
         except RuntimeError:
             # Rank 0 died with the store. The next collective tells the main thread, if it ever gets there.
             if self._closed.wait(_GRACE_S):
                 return
             self._on_lost_store()
-            self._heard = True
+            self.heard = True
         if self._closed.is_set():
             return
         # First as the launcher would: a file that is being written is then removed.

@@ -23,6 +23,7 @@ from ddp_hpc.training.devices import (
     shared_devices,
 )
 from ddp_hpc.training.failure import FailureWatch
+from ddp_hpc.training.flight_recorder import turn_on_flight_recorder
 from ddp_hpc.training.store_comm import PrefixStore, Store, StoreComm, TCPStore
 from ddp_hpc.world.comm import Comm, SingleComm
 from ddp_hpc.world.meeting import Door, open_listener
@@ -42,12 +43,24 @@ class Group:
     backend: str
     threads: int
     placement: str  # how many nodes, devices and threads, for people
+    host: str = ""  # rank 0's address; empty in a world of one
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """The element-wise sum over ranks, in place. Collective: every rank must call this."""
         if self.backend != "none":
             dist.all_reduce(values)
         return values
+
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
+        """Every rank's values, which are alike in shape: (world_size, ...).
+
+        Collective: every rank must call this.
+        """
+        if self.backend == "none":
+            return values.unsqueeze(0)
+        found = values.new_empty((self.world.world_size, *values.shape))
+        dist.all_gather(list(found), values.contiguous())
+        return found
 
     def agree(self, problem: str, exit_code: int) -> None:
         """Stops all ranks if any has a problem. Collective: every rank must call this."""
@@ -174,6 +187,7 @@ def joined(world: World, link: Link | None, config: TrainConfig) -> Iterator[Gro
     if endpoint.interface and backend == "gloo":
         # gloo asks the host name for its own address otherwise, which Debian answers with 127.0.1.1.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", endpoint.interface)
+    turn_on_flight_recorder(os.environ)
     dist.init_process_group(
         backend,
         store=PrefixStore("group", link.store),
@@ -195,6 +209,7 @@ def joined(world: World, link: Link | None, config: TrainConfig) -> Iterator[Gro
         backend=backend,
         threads=threads,
         placement=placement,
+        host=endpoint.host,
     )
     comm.timeout_s = config.timeout_s
     yield group

@@ -36,18 +36,23 @@ class StepRecord:
 class MetricsFile:
     """JSON lines on rank 0; a run without `--metrics` and the other ranks write nothing.
 
+    A run that goes on after `start_step` steps goes on in its file: lines of later steps,
+    which are trained again, go first.
+
     Raises:
         RequestError: where the file cannot be written.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, start_step: int = 0) -> None:
         self._file: TextIO | None = None
         if path is None:
             return
+        # torchrun starts failed ranks again: what they had written stays.
+        again = start_step > 0 or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # torchrun starts failed ranks again: what they had written stays.
-            again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+            if start_step and path.exists():
+                _cut_after(path, start_step)
             self._file = path.open("a" if again else "w", encoding="utf-8")
         except OSError as error:
             raise RequestError(f"--metrics {path}: cannot be written") from error
@@ -69,6 +74,19 @@ class MetricsFile:
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.close()
+
+
+def _cut_after(path: Path, step: int) -> None:
+    """Takes off what follows the line of that step; a killed process may have left half a line."""
+    with path.open("r+b") as file:
+        end = 0
+        for line in file:
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                if line.endswith(b"\n") and json.loads(line)["step"] <= step:
+                    end += len(line)
+                    continue
+            break
+        file.truncate(end)
 
 
 def check_outputs(paths: dict[str, Path | None], data: Path | None) -> str:

@@ -35,6 +35,8 @@ def write_summary(config: TrainConfig, group: Group, samples: Samples, result: R
         "model": {"name": config.model, "parameters": result.num_parameters},
         "data": {"reader": samples.reader, "samples": samples.num_samples},
         "steps": result.steps,
+        "resumed_from": result.resumed_from,
+        "stopped": result.stopped or None,
         "samples": result.samples,
         "samples_per_s": result.samples_per_s,
         "wall_s": result.wall_s,

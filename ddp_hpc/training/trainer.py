@@ -11,28 +11,34 @@ import math
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_hpc.data.batches import Share, micro_batches, steps_per_epoch, weight
+from ddp_hpc.data.batches import Position, Share, micro_batches, steps_left
 from ddp_hpc.data.order import EpochOrder
 from ddp_hpc.data.samples import Samples
 from ddp_hpc.training.clock import StepClock
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.evaluate import Evaluation, evaluate
 from ddp_hpc.training.group import Group
-from ddp_hpc.training.loader import Batch, Loader
-from ddp_hpc.training.metrics import MetricsFile, StepRecord
+from ddp_hpc.training.heartbeat import Heartbeat
+from ddp_hpc.training.loader import Loader
+from ddp_hpc.training.metrics import MetricsFile
 from ddp_hpc.training.models import TASKS, SampleSpec, Task, build_model
 from ddp_hpc.training.progress import Progress
+from ddp_hpc.training.random_state import seed_generators
+from ddp_hpc.training.step import Pending, Stepper
+from ddp_hpc.training.survival import Losses, Survival
 from ddp_hpc.world.topology import World
+
+# Ranks tell each other about as often as this whether to stop, but not more than once a step.
+_TALK_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,27 +47,32 @@ class Result:
 
     num_parameters: int
     steps: int
+    """Of the run, those of earlier attempts counted in."""
+    resumed_from: int
+    total_steps: int
     samples: int
+    """That this attempt trained on."""
     wall_s: float
     samples_per_s: float
     first_loss: float
     final_loss: float
     test: Evaluation | None
+    stopped: str
+    """Why it stopped before its end, its state saved; empty: it did not."""
 
 
-@dataclass
-class _Pending:
-    """Steps whose losses are still on the device: summed over ranks a few at a time, never per step."""
-
-    losses: list[Tensor] = field(default_factory=list)  # this rank's sum over its samples, a scalar each
-    records: list[dict[str, Any]] = field(default_factory=list)
-
-
-def train(config: TrainConfig, group: Group, samples: Samples, progress: Progress) -> Result:
+def train(
+    config: TrainConfig,
+    group: Group,
+    samples: Samples,
+    progress: Progress,
+    survival: Survival,
+    heart: Heartbeat,
+) -> Result:
     """Trains the configured model on the samples. Collective: every rank must call this.
 
     Raises:
-        RequestError: where the samples do not fit the model.
+        RequestError: where the samples or a snapshot do not fit the model.
     """
     world_size, device = group.world.world_size, group.device
     task = TASKS[config.model]
@@ -70,7 +81,7 @@ def train(config: TrainConfig, group: Group, samples: Samples, progress: Progres
     bare = build_model(config.model, spec, config.dropout, config.seed, dtype).to(device)
     model = _wrap(bare, group)
     # Ranks draw different dropout masks from here on; the parameters above are the same on all.
-    torch.manual_seed((config.seed * 1_000_003 + group.world.rank + 1) % 2**63)
+    seed_generators((config.seed * 1_000_003 + group.world.rank + 1) % 2**63)
     optimizer = torch.optim.Adam(
         bare.parameters(), lr=config.scaled_lr(world_size), fused=device.type == "cuda" or None
     )
@@ -79,39 +90,49 @@ def train(config: TrainConfig, group: Group, samples: Samples, progress: Progres
         f"model: {config.model}, {num_parameters:,} parameters; Adam, lr {config.scaled_lr(world_size):g} "
         f"({config.lr:g}, {config.lr_scaling} scaling over {world_size})"
     )
-    per_epoch = steps_per_epoch(samples.num_samples, config.batch_size, world_size, config.accumulate)
-    total = min(config.epochs * per_epoch, config.max_steps or sys.maxsize)
-    metrics = MetricsFile(config.metrics if group.world.rank == 0 else None)
-    clock, pending = StepClock(device), _Pending()
+    snapshot = survival.open()
+    if group.comm.bcast(snapshot is not None):
+        _settle_buckets(model, task, samples, dtype, device)
+    position, losses = survival.resume(snapshot, bare, optimizer, samples)
+    del snapshot
+    resumed = position
+    left = steps_left(
+        samples.num_samples, config.batch_size, world_size, config.accumulate, config.epochs, position
+    )
+    total = min(position.step + left, config.max_steps or sys.maxsize)
+    metrics = MetricsFile(config.metrics if group.world.rank == 0 else None, position.step)
+    clock, pending = StepClock(device), Pending()
     loader = Loader(samples, device, workers=config.workers, timeout_s=config.timeout_s)
-    batches = loader.batches(_wanted(config, group.world, samples.num_samples, total))
-    run = _Run(config, group, batches, task, model, optimizer, dtype, clock)
-    first_loss = final_loss = math.nan
-    done_samples, warned = 0, False
+    batches = loader.batches(_wanted(config, group.world, samples.num_samples, position, total))
+    stepper = Stepper(config, group, batches, task, model, optimizer, dtype, clock, heart)
+    talk_at, warned, stop = 0, False, ""
     test: Evaluation | None = None
     start_s = time.perf_counter()
-    for step in range(total):
-        epoch, in_epoch = divmod(step, per_epoch)
-        shares = micro_batches(
-            samples.num_samples, config.batch_size, world_size, group.world.rank, config.accumulate, in_epoch
-        )
-        run.one_step(step, shares, pending, epoch)
-        done_samples += shares[0].step_samples
-        last_of_run = step + 1 == total
-        if (step + 1) % config.log_every == 0 or last_of_run or step == 0:
-            records = _settle(pending, group, clock)
+    while position.step < total and not stop:
+        epoch = position.epoch
+        shares = _shares(config, group.world, samples.num_samples, position)
+        stepper.one_step(position, shares, pending)
+        position = position.after(shares[0], samples.num_samples)
+        last = position.step == total
+        is_first = position.step == resumed.step + 1
+        logs = position.step % config.log_every == 0 or last or is_first
+        decision = None
+        if logs or position.step >= talk_at or survival.saves_at(position.step):
+            heart.at(position.step, "settle")
+            records, signs = pending.settle(group, clock, survival.signs)
+            decision = survival.decide(signs, position, last)
             metrics.write(records)
-            final_loss = records[-1].loss
+            losses = Losses(records[0].loss if position.step == 1 else losses.first, records[-1].loss)
+            slowest_s = max(step_s for _, _, step_s in signs)
+            talk_at = position.step + max(1, int(_TALK_EVERY_S / slowest_s)) if slowest_s else 0
             if not warned and (bad := next((r for r in records if not math.isfinite(r.loss)), None)):
                 warned = True
                 progress.say(
                     f"warning: the loss is {bad.loss} at step {bad.step}: look at the data and the lr"
                 )
-            first_loss = records[0].loss if step == 0 else first_loss
-            seconds = sum(r.step_s for r in records)
-            rate = sum(r.samples for r in records) / seconds if seconds else math.inf
-            progress.step(step + 1, total, f"{epoch + 1}/{config.epochs}", final_loss, rate)
-        if samples.test is not None and (last_of_run or in_epoch + 1 == per_epoch):
+        if logs:
+            progress.step(position.step, total, f"{epoch + 1}/{config.epochs}", losses.last, pending.rate())
+        if samples.test is not None and (last or position.epoch > epoch):
             test = evaluate(
                 bare,
                 task,
@@ -120,40 +141,73 @@ def train(config: TrainConfig, group: Group, samples: Samples, progress: Progres
                 batch_size=config.batch_size,
                 dtype=dtype,
                 timeout_s=config.timeout_s,
+                tick=partial(heart.at, position.step, "evaluation"),
             )
             progress.say(f"epoch {epoch + 1}/{config.epochs} test: {test}")
+        if decision is not None and decision.save:
+            heart.at(position.step, "snapshot")
+            survival.save(position, losses, bare, optimizer, samples)
+            stop = decision.stop
     wall_s = time.perf_counter() - start_s
     batches.close()
     metrics.close()
+    heart.at(position.step, "snapshot")
+    survival.finish(position, stop)
     return Result(
         num_parameters=num_parameters,
-        steps=total,
-        samples=done_samples,
+        steps=position.step,
+        resumed_from=resumed.step,
+        total_steps=total,
+        samples=position.samples - resumed.samples,
         wall_s=wall_s,
         samples_per_s=clock.samples_per_s(),
-        first_loss=first_loss,
-        final_loss=final_loss,
+        first_loss=losses.first,
+        final_loss=losses.last,
         test=test,
+        stopped=stop,
+    )
+
+
+def _shares(config: TrainConfig, world: World, num_samples: int, position: Position) -> tuple[Share, ...]:
+    return micro_batches(
+        num_samples, config.batch_size, world.world_size, world.rank, config.accumulate, position.begin
     )
 
 
 def _wanted(
-    config: TrainConfig, world: World, num_samples: int, num_steps: int
+    config: TrainConfig, world: World, num_samples: int, position: Position, num_steps: int
 ) -> Iterator[NDArray[np.int64]]:
-    """The numbers of the samples of each micro-batch that this rank takes, over the whole run.
+    """The numbers of the samples of each micro-batch that this rank takes, from `position` on.
 
     A rank without a sample in an uneven tail takes one all the same, of weight 0:
     the others' allreduce waits for its backward.
     """
-    per_epoch = steps_per_epoch(num_samples, config.batch_size, world.world_size, config.accumulate)
-    for step in range(num_steps):
-        epoch, in_epoch = divmod(step, per_epoch)
-        if in_epoch == 0:
+    epoch = -1
+    while position.step < num_steps:
+        if position.epoch != epoch:
+            epoch = position.epoch
             order = EpochOrder(num_samples, config.seed, epoch, config.shuffle)
-        for share in micro_batches(
-            num_samples, config.batch_size, world.world_size, world.rank, config.accumulate, in_epoch
-        ):
+        shares = _shares(config, world, num_samples, position)
+        for share in shares:
             yield order.take(min(share.start, share.stop - 1), share.stop)
+        position = position.after(shares[0], num_samples)
+
+
+def _settle_buckets(
+    model: nn.Module, task: Task, samples: Samples, dtype: torch.dtype, device: torch.device
+) -> None:
+    """One backward pass whose gradients nobody wants. Collective: every rank must call this.
+
+    DDP lays out its buckets anew after the first one, by the order in which gradients came.
+    Of three ranks or more the sum of a gradient depends, in its last bit, on where in a bucket it
+    lies: without this the first step after a restart would differ from what it was to be.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        return
+    src = torch.zeros((2, *samples.src_shape), dtype=dtype, device=device)
+    tgt = torch.zeros((2, *samples.tgt_shape), dtype=task.tgt_dtype(dtype), device=device)
+    task.loss(task.forward(model, src, tgt), tgt).backward()  # type: ignore[no-untyped-call]
+    model.zero_grad(set_to_none=True)
 
 
 def _wrap(model: nn.Module, group: Group) -> nn.Module:
@@ -161,64 +215,3 @@ def _wrap(model: nn.Module, group: Group) -> nn.Module:
         return model
     ids = None if group.device.type == "cpu" else [group.device]
     return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
-
-
-@dataclass
-class _Run:
-    """The parts that one step needs."""
-
-    config: TrainConfig
-    group: Group
-    batches: Iterator[Batch]
-    task: Task
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    dtype: torch.dtype
-    clock: StepClock
-
-    def one_step(self, step: int, shares: tuple[Share, ...], pending: _Pending, epoch: int) -> None:
-        """Gradients of all micro-batches, one update. Collective: every rank must call this."""
-        world_size = self.group.world.world_size
-        self.clock.start_step()
-        lr = self.config.lr_at(step, world_size)
-        for parameters in self.optimizer.param_groups:
-            parameters["lr"] = lr
-        self.optimizer.zero_grad(set_to_none=True)
-        loss_sum = torch.zeros((), dtype=self.dtype, device=self.group.device)
-        for i, share in enumerate(shares):
-            with self.clock.data():
-                src, tgt = next(self.batches)
-                src, tgt = src.to(self.dtype), tgt.to(self.task.tgt_dtype(self.dtype))
-            with self._sync(last=i + 1 == len(shares)):
-                loss = self.task.loss(self.task.forward(self.model, src, tgt), tgt)
-                factor = weight(share, world_size)
-                # An even batch has factor 1 and takes the very path of a plain loop.
-                (loss if factor == 1.0 else loss * factor).backward()  # type: ignore[no-untyped-call]
-            loss_sum += loss.detach() * (share.stop - share.start)
-        if self.config.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
-        self.optimizer.step()
-        self.clock.end_step(shares[0].step_samples)
-        pending.losses.append(loss_sum)
-        pending.records.append(
-            {"step": step + 1, "epoch": epoch + 1, "lr": lr, "samples": shares[0].step_samples}
-        )
-
-    def _sync(self, last: bool) -> AbstractContextManager[None]:
-        """Gradients cross the network once a step, with its last micro-batch."""
-        if last or not isinstance(self.model, DistributedDataParallel):
-            return nullcontext()
-        return self.model.no_sync()
-
-
-def _settle(pending: _Pending, group: Group, clock: StepClock) -> list[StepRecord]:
-    """The pending steps with their losses summed over ranks and their times read. Collective."""
-    sums = group.sum(torch.stack(pending.losses)).tolist()
-    times = clock.read()
-    records = [
-        StepRecord(loss=total / record["samples"], data_s=data_s, step_s=step_s, **record)
-        for total, record, (data_s, step_s) in zip(sums, pending.records, times, strict=True)
-    ]
-    pending.losses.clear()
-    pending.records.clear()
-    return records

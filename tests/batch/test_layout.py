@@ -59,6 +59,8 @@ def test_more_than_a_node_has_is_refused(job: Job, profile: str, said: str) -> N
         (Job(name="sixteencharacter"), "generic_pbs", "PBS takes 15"),
         (Job(num_nodes=2), "local", "profile local is this one machine"),
         (Job(queue="debug"), "local", "--queue debug was given"),
+        (Job(max_attempts=5), "local", "--max-attempts 5 was given"),
+        (Job(num_nodes=2, min_nodes=1), "perlmutter", "--min-nodes 1 was given; only torchrun"),
         (Job(launcher="torchrun", command=("./run.sh",)), "polaris", "'./run.sh' is none"),
         (Job(launcher="torchrun", command=("python", "-c", "1")), "polaris", "cannot give it '-c'"),
     ],

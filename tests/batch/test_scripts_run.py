@@ -179,6 +179,19 @@ def test_torchrun_gets_one_agent_a_node(sandbox: Sandbox) -> None:
     assert sandbox.seen()["DDP_HPC_RANKS_PER_NODE"] == "4"
 
 
+def test_with_fewer_nodes_allowed_neither_slurm_nor_srun_ends_the_job_when_a_node_is_lost(
+    sandbox: Sandbox,
+) -> None:
+    sandbox.launcher("srun")
+    sandbox.program("torchrun_script.sh", render_step(), sandbox.work)
+    job = script("generic_slurm", num_nodes=4, launcher="torchrun", min_nodes=3)
+    assert "\n#SBATCH --no-kill\n" in job
+    sandbox.run(job, **slurm(sandbox, 4))
+    assert {"--no-kill", "--kill-on-bad-exit=0"} <= set(sandbox.words())
+    assert "--kill-on-bad-exit=1" not in sandbox.words()
+    assert sandbox.seen()["DDP_HPC_MIN_NODES"] == "3"
+
+
 def test_a_torchrun_job_without_its_step_script_says_how_to_get_it(sandbox: Sandbox) -> None:
     done = sandbox.run(script("generic_slurm", launcher="torchrun"), **slurm(sandbox, 1))
     assert done.returncode == 2

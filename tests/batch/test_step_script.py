@@ -99,6 +99,23 @@ def test_the_agents_meet_where_the_endpoint_helper_says(step: Sandbox) -> None:
     assert step.seen()["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
 
 
+@pytest.mark.parametrize(("min_nodes", "nodes"), [("2", "2:4"), ("4", "4")])
+def test_torchrun_goes_on_with_as_few_nodes_as_allowed(step: Sandbox, min_nodes: str, nodes: str) -> None:
+    run(step, SLURM_STEP_NUM_NODES="4", DDP_HPC_MIN_NODES=min_nodes)
+    assert f"--nnodes={nodes}" in step.words()
+    asked = Path(f"{step.record}.endpoint").read_text().split("\0")[2:4]
+    assert asked == ["--nodes", "4"]  # at the start all have to be there
+
+
+@pytest.mark.parametrize("min_nodes", ["3", "0", "two", "x[$(touch canary)]"])
+def test_a_least_number_of_nodes_that_cannot_be_is_refused(step: Sandbox, min_nodes: str) -> None:
+    done = run(step, SLURM_STEP_NUM_NODES="2", DDP_HPC_MIN_NODES=min_nodes)
+    assert done.returncode == 2
+    assert "DDP_HPC_MIN_NODES" in done.stderr.decode()
+    assert not step.record.exists()
+    assert not (step.work / "canary").exists()
+
+
 def test_the_head_node_hosts_the_store_and_its_helper_ends_with_the_script(sandbox: Sandbox) -> None:
     sandbox.program("python", PYTHON.format(endpoint=HEAD, agent="exit 5"))
     # capture_output waits until the helper has let go of stderr: a helper that stayed would time out here.
@@ -197,6 +214,14 @@ def test_the_virtual_environment_in_this_folder_is_used(sandbox: Sandbox) -> Non
     (venv / "bin" / "activate").write_text(f'export VIRTUAL_ENV={venv} PATH="{venv}/bin:$PATH"\n')
     assert run(sandbox).returncode == 0
     assert sandbox.seen()["VIRTUAL_ENV"] == str(venv)
+
+
+def test_usr1_which_slurm_sends_to_the_whole_step_ends_neither_torchrun_nor_its_script(
+    sandbox: Sandbox,
+) -> None:
+    agent = "kill -USR1 $PPID $$; exit 5"
+    sandbox.program("python", PYTHON.format(endpoint=OTHER, agent=agent))
+    assert run(sandbox).returncode == 5
 
 
 def test_a_signal_is_handed_on_to_torchrun(sandbox: Sandbox) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_hpc.data.batches import Share, micro_batches, steps_per_epoch, weight
+from ddp_hpc.data.batches import Position, Share, micro_batches, steps_left, weight
 
 SIZES = {
     "num_samples": st.integers(1, 400),
@@ -17,31 +17,53 @@ SIZES = {
 }
 
 
-@given(**SIZES)
-def test_no_sample_is_repeated_or_left_out(num_samples, batch_size, world_size, accumulate):
+def steps_of(num_samples, batch_size, world_size, accumulate, position, epochs):
+    """The shares of each rank and micro-batch, step by step, to the end of the last epoch."""
+    while position.epoch < epochs:
+        by_rank = [
+            micro_batches(num_samples, batch_size, world_size, rank, accumulate, position.begin)
+            for rank in range(world_size)
+        ]
+        yield position, by_rank
+        position = position.after(by_rank[0][0], num_samples)
+
+
+@given(**SIZES, data=st.data())
+def test_no_sample_is_repeated_or_left_out(num_samples, batch_size, world_size, accumulate, data):
+    # From any place on: a run that goes on may have another number of ranks than before.
+    begin = data.draw(st.integers(0, num_samples - 1))
+    start = Position(step=7, epoch=1, begin=begin, samples=0)
+    steps = list(steps_of(num_samples, batch_size, world_size, accumulate, start, epochs=3))
     taken = [
-        position
-        for step in range(steps_per_epoch(num_samples, batch_size, world_size, accumulate))
-        for shares in zip(
-            *(
-                micro_batches(num_samples, batch_size, world_size, rank, accumulate, step)
-                for rank in range(world_size)
-            ),
-            strict=True,  # every rank has as many micro-batches
-        )
+        (before.epoch, position)
+        for before, by_rank in steps
+        for shares in zip(*by_rank, strict=True)  # every rank has as many micro-batches
         for share in shares
         for position in range(share.start, share.stop)
     ]
     # In order too: over micro-batches first, then over ranks.
-    assert taken == list(range(num_samples))
+    whole = [(epoch, position) for epoch in (1, 2) for position in range(num_samples)]
+    assert taken == whole[begin:]
+    assert len(steps) == steps_left(num_samples, batch_size, world_size, accumulate, 3, start)
+    assert [before.step for before, _ in steps] == list(range(7, 7 + len(steps)))
+
+
+def test_a_position_counts_steps_epochs_and_samples():
+    share = Share(0, 4, 8)
+    assert Position(3, 0, 24, 24).after(share, 32) == Position(4, 1, 0, 32)
+    assert Position(3, 0, 16, 16).after(share, 32) == Position(4, 0, 24, 24)
+
+
+def test_nothing_is_left_after_the_last_epoch():
+    assert steps_left(10, 2, 1, 1, 3, Position(15, 3, 0, 30)) == 0
+    assert steps_left(10, 2, 1, 1, 3, Position(20, 4, 0, 40)) == 0
 
 
 @given(**SIZES, data=st.data())
 def test_shares_differ_by_one_sample_at_most(num_samples, batch_size, world_size, accumulate, data):
-    steps = steps_per_epoch(num_samples, batch_size, world_size, accumulate)
-    step = data.draw(st.integers(0, steps - 1))
+    begin = data.draw(st.integers(0, num_samples - 1))
     by_rank = [
-        micro_batches(num_samples, batch_size, world_size, rank, accumulate, step)
+        micro_batches(num_samples, batch_size, world_size, rank, accumulate, begin)
         for rank in range(world_size)
     ]
     for shares in zip(*by_rank, strict=True):
@@ -55,13 +77,12 @@ def test_shares_differ_by_one_sample_at_most(num_samples, batch_size, world_size
 def test_weighted_means_averaged_over_ranks_are_the_mean_of_the_step(
     num_samples, batch_size, world_size, accumulate, data
 ):
-    steps = steps_per_epoch(num_samples, batch_size, world_size, accumulate)
-    step = data.draw(st.integers(0, steps - 1))
+    begin = data.draw(st.integers(0, num_samples - 1))
     losses = np.arange(num_samples, dtype=np.float64) ** 2
     by_rank = np.zeros(world_size)
     seen: list[int] = []
     for rank in range(world_size):
-        for share in micro_batches(num_samples, batch_size, world_size, rank, accumulate, step):
+        for share in micro_batches(num_samples, batch_size, world_size, rank, accumulate, begin):
             mine = losses[share.start : share.stop]
             if len(mine):
                 by_rank[rank] += weight(share, world_size) * mine.mean()
@@ -82,19 +103,19 @@ def test_even_shares_weigh_one_over_accumulate_exactly(batch_size, world_size, a
     ("batch_size", "world_size", "accumulate"), [(32, 1, 1), (16, 2, 1), (8, 4, 1), (16, 1, 2), (4, 4, 2)]
 )
 def test_a_step_covers_the_same_positions_in_every_world(batch_size, world_size, accumulate):
-    assert steps_per_epoch(100, batch_size, world_size, accumulate) == 4
+    assert steps_left(100, batch_size, world_size, accumulate, 1, Position()) == 4
     for step in range(4):
         shares = [
             share
             for rank in range(world_size)
-            for share in micro_batches(100, batch_size, world_size, rank, accumulate, step)
+            for share in micro_batches(100, batch_size, world_size, rank, accumulate, 32 * step)
         ]
         assert min(share.start for share in shares) == 32 * step
         assert max(share.stop for share in shares) == min(32 * (step + 1), 100)
 
 
 def test_a_tail_smaller_than_the_world_leaves_some_ranks_nothing():
-    assert [micro_batches(10, 2, 4, rank, 1, 1) for rank in range(4)] == [
+    assert [micro_batches(10, 2, 4, rank, 1, 8) for rank in range(4)] == [
         (Share(8, 9, 2),),
         (Share(9, 10, 2),),
         (Share(10, 10, 2),),
@@ -107,7 +128,7 @@ def test_a_tail_smaller_than_the_world_leaves_some_ranks_nothing():
     [
         (10, 2, 4, 4, 1, 0),
         (10, 2, 4, -1, 1, 0),
-        (10, 2, 4, 0, 1, 2),
+        (10, 2, 4, 0, 1, 10),
         (10, 2, 4, 0, 1, -1),
         (0, 2, 4, 0, 1, 0),
         (10, 0, 4, 0, 1, 0),
@@ -116,5 +137,5 @@ def test_a_tail_smaller_than_the_world_leaves_some_ranks_nothing():
     ],
 )
 def test_what_does_not_exist_is_an_error(arguments):
-    with pytest.raises(ValueError, match=r"rank|step|at least 1"):
+    with pytest.raises(ValueError, match=r"rank|position|at least 1"):
         micro_batches(*arguments)

@@ -99,6 +99,16 @@ class Site:
         assert done.stderr == ""
         return done.stdout.removesuffix("\n")
 
+    def requeue(self, job_id: str, grace_s: float = 7.0) -> None:
+        """Ends a job and runs it again, as qrerun and preemption do; after a lost node there is no grace."""
+        request = server.rerun_request(self.root, int(job_id.partition(".")[0]))
+        request.with_suffix(".new").write_text(str(grace_s))
+        request.with_suffix(".new").replace(request)
+
+    def num_jobs(self) -> int:
+        """Jobs ever submitted."""
+        return len(list(self.root.glob("jobs/*.json")))
+
     def job(self, job_id: str) -> dict[str, Any]:
         """A job's attributes from `qstat -xf`."""
         done = self.run("qstat", "-xf", "-F", "json", job_id)
@@ -125,12 +135,15 @@ class Site:
 
     def close(self) -> None:
         """Ends every job; none is left when this returns."""
-        numbers = [int(path.stem) for path in self.root.glob("jobs/*.json")]
         server.write_settings(self.root, Settings(keeper_pid=0))
-        for number in numbers:
-            server.delete_request(self.root, number).touch()
         end_s = time.monotonic() + 15.0
-        while any(_may_run(server.load(self.root, number)) for number in numbers):
+        while True:
+            # Anew each time, as a job may submit another in its last seconds.
+            numbers = [int(path.stem) for path in self.root.glob("jobs/*.json")]
+            for number in numbers:
+                server.delete_request(self.root, number).touch()
+            if not any(_may_run(server.load(self.root, number)) for number in numbers):
+                return
             assert time.monotonic() < end_s, self.logs()
             time.sleep(0.05)
 
@@ -142,7 +155,7 @@ def install(root: Path, settings: Settings) -> Site:
         folder.mkdir(parents=True)
     server.write_settings(root, settings)
     export = f"export {server.FOLDER_VARIABLE}={shlex.quote(str(root))}"
-    for name in ("qsub", "qstat", "qdel"):
+    for name in ("qsub", "qstat", "qdel", "qsig"):
         _command(site.pbs_bin / name, f"tests.fakes.pbs.{name}", export)
     export = f"export {mpiexec.FOLDER_VARIABLE}={shlex.quote(str(root))}"
     _command(site.pals_bin / "mpiexec", "tests.fakes.pals.mpiexec", export)

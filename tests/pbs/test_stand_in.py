@@ -225,6 +225,55 @@ def test_what_leaves_the_session_of_the_job_is_named_and_ended(site: Site) -> No
     assert job["left_over"] == ["sleep 61"]
 
 
+def test_a_job_after_another_waits_held_until_that_is_over_however_it_ended(site: Site) -> None:
+    first = site.submit(write(site, "until [[ -e $PBS_O_WORKDIR/go ]]; do sleep 0.05; done; exit 3"))
+    second = site.submit("-W", f"depend=afterany:{first}", write(site, "true", name="b.sh"))
+    waiting = site.job(second)
+    assert (waiting["job_state"], waiting["Hold_Types"]) == ("H", "s")
+    assert waiting["depend"] == "afterany:12.pbs-srv@pbs-srv"
+    (site.work / "go").touch()
+    assert site.wait(second)["Exit_status"] == 0
+    assert site.job(first)["Exit_status"] == 3
+
+
+@pytest.mark.parametrize(
+    ("depend", "message"),
+    [("afterany:99", "Unknown Job Id 99.pbs-srv"), ("afterok:12", "illegal -W value"), ("x", "illegal -W")],
+)
+def test_a_dependency_that_the_stand_in_does_not_know_is_refused(
+    site: Site, depend: str, message: str
+) -> None:
+    done = site.run("qsub", "-W", f"depend={depend}", write(site, "true"))
+    assert done.returncode != 0
+    assert f"qsub: {message}" in done.stderr
+    assert site.num_jobs() == 0
+
+
+def test_a_requeued_job_has_the_same_id_and_nothing_in_its_environment_tells(site: Site) -> None:
+    script = write(site, "env >>$PBS_O_WORKDIR/env; until [[ -e $PBS_O_WORKDIR/go ]]; do sleep 0.05; done")
+    job_id = site.submit(script)
+    env = site.work / "env"
+    for num_runs in (1, 2):
+        while not (env.exists() and env.read_text().count("PBS_JOBID=") == num_runs):
+            assert site.job(job_id)["job_state"] in "QR"
+        if num_runs == 1:
+            site.requeue(job_id, grace_s=0.0)
+    (site.work / "go").touch()
+    assert site.wait(job_id)["run_count"] == 2
+    lines = env.read_text().splitlines()
+    once = {line.partition("=")[0] for line in lines if lines.count(line) == 1}
+    assert once == {"PBS_JOBCOOKIE"}
+
+
+def test_a_signal_by_qsig_ends_a_job_whatever_its_script_traps(site: Site) -> None:
+    script = write(site, "trap : USR1", "touch $PBS_O_WORKDIR/up", "while :; do sleep 0.05; done")
+    job_id = site.submit(script)
+    while not (site.work / "up").exists():
+        assert site.job(job_id)["job_state"] in "QR"
+    site.run("qsig", "-s", "USR1", job_id)
+    assert site.wait(job_id)["Exit_status"] == 256 + 10
+
+
 # qstat.
 
 

@@ -9,16 +9,16 @@ import time
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 from ddp_hpc import train
-from ddp_hpc.training import group, trainer
+from ddp_hpc.training import group, step
 
 kind, _, rank = os.environ["PLANT"].partition(":")
-step_as_it_is = trainer._Run.one_step
+step_as_it_is = step.Stepper.one_step
 pick_as_it_is = group.pick_device
 destroy_as_it_is = group.dist.destroy_process_group
 
 
-def one_step(self, step, *rest):
-    if step == 1 and self.group.world.rank == int(rank):
+def one_step(self, position, *rest):
+    if position.step == 1 and self.group.world.rank == int(rank):
         if kind == "raise":
             raise ValueError("planted in one rank")
         if kind == "once" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
@@ -29,12 +29,12 @@ def one_step(self, step, *rest):
             sys.exit(3)
         if kind == "stick":
             time.sleep(600)
-    if step == 1 and kind == "stuck_others":
+    if position.step == 1 and kind == "stuck_others":
         # As in a kernel that waits for a rank which is gone: nothing but our watch can end these.
         if self.group.world.rank == int(rank):
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(600)
-    return step_as_it_is(self, step, *rest)
+    return step_as_it_is(self, position, *rest)
 
 
 def pick_device(kind_of_device, world):
@@ -49,7 +49,7 @@ def destroy(*args):
     destroy_as_it_is(*args)
 
 
-trainer._Run.one_step = one_step
+step.Stepper.one_step = one_step
 group.pick_device = pick_device
 group.dist.destroy_process_group = destroy
 train.main()

@@ -31,6 +31,7 @@ class Request:
     output: str = ""
     error: str = ""
     umask: int = 0o077
+    after: tuple[str, ...] = ()
     resources: dict[str, str] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
 
@@ -114,8 +115,12 @@ def _change(request: Request, option: str, value: str, environ: Mapping[str, str
             _check(value in ("y", "n"), option)
             return {}
         case "-W":
+            name, _, text = value.partition("=")
+            if name == "depend":
+                _check(re.fullmatch(r"afterany(:[0-9][^:]*)+", text) is not None, option)
+                return {"after": tuple(text.split(":")[1:])}
             _check(re.fullmatch("umask=[0-7]{1,4}", value) is not None, option)
-            return {"umask": int(value.partition("=")[2], 8)}
+            return {"umask": int(text, 8)}
     return {{"-A": "account", "-q": "queue", "-o": "output", "-e": "error"}[option]: value}
 
 

@@ -23,6 +23,7 @@ from typing import IO
 from tests.fakes.pbs import server
 
 WALLTIME_EXCEEDED, START_FAILED = -29, -3
+_RERUN = "will run again"
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -70,6 +71,14 @@ class Mom:
         self.id = f"{number}.{self.job['server']}"
 
     def run(self) -> None:
+        """The job to its end, as often as it is requeued; then the jobs that waited for it."""
+        while self.run_once() == _RERUN:
+            # The same id and variables; nothing in the environment tells the runs apart.
+            self.update(job_state="Q", substate=10)
+        if not self.keeper_is_gone():
+            server.release(self.root)
+
+    def run_once(self) -> str:
         try:
             out, err = self.open_logs()
         except OSError:
@@ -81,21 +90,25 @@ class Mom:
                 Exit_status=START_FAILED,
                 comment="job held, too many failed attempts to run",
             )
-            return
+            return "held"
         shell = self.start(out, err)
         nodes = "+".join(f"({c['node'].partition('.')[0]}:ncpus={c['ncpus']})" for c in self.job["_chunks"])
         on = f"Job run at {time.strftime('%a %b %d at %H:%M')} on {nodes}"
         self.update(
-            job_state="R", substate=42, stime=time.ctime(), session_id=shell.pid, run_count=1, comment=on
-        )
+            job_state="R", substate=42, stime=time.ctime(), session_id=shell.pid, comment=on,
+            run_count=self.job.get("run_count", 0) + 1,
+        )  # fmt: skip
         exit_status, how = self.watch(shell, err)
         self.clear_up()
         self.deliver_logs()
+        if how == _RERUN:
+            return how
         substate = 92 if exit_status == 0 else 91 if "terminated" in how else 93
         self.update(
             job_state="F", substate=substate, Exit_status=exit_status, comment=f"{on} and {how}",
             obittime=time.ctime(),
         )  # fmt: skip
+        return how
 
     def update(self, **attributes: object) -> None:
         self.job.update(attributes)
@@ -205,6 +218,11 @@ class Mom:
             if server.delete_request(self.root, self.number).exists():
                 self.end(shell, self.settings.kill_delay_s)
                 return 256 + signal.SIGTERM, "terminated"
+            rerun = server.rerun_request(self.root, self.number)
+            if rerun.exists():
+                self.end(shell, float(rerun.read_text()))
+                rerun.unlink()
+                return 256 + signal.SIGTERM, _RERUN
         code = shell.returncode
         self.end(shell, grace_s=0.0)  # what the script left in the background
         return (code, "finished" if code == 0 else "failed") if code >= 0 else (256 - code, "failed")

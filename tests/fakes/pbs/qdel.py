@@ -24,9 +24,11 @@ def delete(argv: Sequence[str], environ: Mapping[str, str]) -> None:
         if job["job_state"] == "F":
             raise Refused(f"qdel: Job has finished {number}.{job['server']}", server.FINISHED)
         server.delete_request(root, number).touch()
-        if "comment" in job and job["job_state"] in "QH":
+        waits = "comment" in job or "depend" in job
+        if waits and job["job_state"] in "QH":
             # It never ran: no Exit_status, no stime.
             server.save(root, number, {**job, "job_state": "F", "substate": 91})
+            server.release(root)
 
 
 def main() -> NoReturn:

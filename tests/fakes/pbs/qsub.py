@@ -6,7 +6,6 @@ import getopt
 import os
 import shlex
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -32,6 +31,7 @@ def submit(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     script = _script(operands)
     request = read_request(argv, script, environ)
     check(request, settings)
+    after = [server.job_number("qsub", word, root) for word in request.after]
 
     number = server.new_number(root)
     copy = root / "mom_priv" / "jobs" / f"{number}.{settings.server}.SC"
@@ -40,10 +40,16 @@ def submit(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     copy.chmod(0o700)
     name = request.name or (Path(operands[0]).name if operands else "STDIN")
     job = _attributes(request, settings, number, name, argv, environ)
-    never = why_never(request, settings)
-    server.save(root, number, {**job, "comment": never} if never else job)
-    if not never:
-        _start_mom(root, number)
+    if never := why_never(request, settings):
+        server.save(root, number, {**job, "comment": never})
+    elif after:
+        depend = "afterany:" + ":".join(f"{before}.{settings.server}@{settings.server}" for before in after)
+        waits = {"job_state": "H", "Hold_Types": "s", "depend": depend, "_after": after}
+        server.save(root, number, {**job, **waits})
+        server.release(root)
+    else:
+        server.save(root, number, job)
+        server.start_mom(root, number)
     sys.stdout.write(f"{number}.{settings.server}\n")
 
 
@@ -128,23 +134,6 @@ def _log(asked: str, workdir: str, default: str, number: int, ending: str) -> st
     """Nothing is expanded: `~/x` is a folder named `~`."""
     path = os.path.join(workdir, asked or default)  # noqa: PTH118 - a trailing slash means a folder
     return f"{path}{number}.{ending}" if path.endswith("/") else path
-
-
-def _start_mom(root: Path, number: int) -> None:
-    words = [sys.executable, "-I", "-S", "-c", MOM, str(Path(__file__).resolve().parents[3]), str(number)]
-    with (root / f"mom.{number}.log").open("w") as log:
-        subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            cwd="/",
-            env={server.FOLDER_VARIABLE: str(root), "PATH": "/usr/bin:/bin"},
-        )
-
-
-MOM = "import sys; sys.path.insert(0, sys.argv[1]); from tests.fakes.pbs.mom import main; main(sys.argv[2])"
 
 
 def main() -> NoReturn:

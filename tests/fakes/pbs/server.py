@@ -5,8 +5,10 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -96,6 +98,50 @@ def job_file(root: Path, number: int) -> Path:
 def delete_request(root: Path, number: int) -> Path:
     """The file by which qdel tells the job's mom to end it."""
     return root / "jobs" / f"{number}.delete"
+
+
+def rerun_request(root: Path, number: int) -> Path:
+    """The file by which a job's mom is told to end it and run it again; it holds the grace in seconds."""
+    return root / "jobs" / f"{number}.rerun"
+
+
+def start_mom(root: Path, number: int) -> None:
+    """The process that runs the job."""
+    project = Path(__file__).resolve().parents[3]
+    words = [sys.executable, "-I", "-S", "-c", _MOM, str(project), str(number)]
+    with (root / f"mom.{number}.log").open("a") as log:
+        subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd="/",
+            env={FOLDER_VARIABLE: str(root), "PATH": "/usr/bin:/bin"},
+        )
+
+
+_MOM = "import sys; sys.path.insert(0, sys.argv[1]); from tests.fakes.pbs.mom import main; main(sys.argv[2])"
+
+
+def release(root: Path) -> None:
+    """Starts the jobs that wait for others which are over by now. Called wherever a job comes or ends."""
+    with _locked(root / "release.lock"):
+        for path in sorted((root / "jobs").glob("*.json")):
+            number = int(path.stem)
+            job = load(root, number)
+            if job["job_state"] != "H" or "depend" not in job or delete_request(root, number).exists():
+                continue
+            if all(load(root, before)["job_state"] == "F" for before in job["_after"]):
+                save(root, number, {**job, "job_state": "Q", "Hold_Types": "n"})
+                start_mom(root, number)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def save(root: Path, number: int, job: Attributes) -> None:

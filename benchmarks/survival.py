@@ -1,0 +1,173 @@
+"""What survival costs a training: the pause of a save, and deadline and heartbeat in every step.
+
+python benchmarks/survival.py [--rounds 6] [--folder data] [--json FILE]
+
+save: the default model and Adam on one rank. A round is a step, torch.save of model and optimizer
+into one file (blocking, as tutorials have it), a step, our save (the state is copied, a thread
+writes it), and a step beside that thread. Pauses are what the loop waits. step: on two ranks the
+calls that a step makes for deadline and heartbeat, each timed over many calls, beside the step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from ddp_hpc.bench import report
+from ddp_hpc.data.batches import Position
+from ddp_hpc.train import _find_the_others
+from ddp_hpc.training.config import TrainConfig
+from ddp_hpc.training.group import connect, joined
+from ddp_hpc.training.heartbeat import start_heartbeat
+from ddp_hpc.training.models import SampleSpec, build_model
+from ddp_hpc.training.progress import Progress
+from ddp_hpc.training.snapshots import SnapshotFolder
+from ddp_hpc.training.state import optimizer_tensors
+from ddp_hpc.training.survival import survive
+
+SPEC = SampleSpec((1, 512), (20, 512), None)
+COLUMNS = [
+    report.Column("name", "what"),
+    report.Column("median_s", "s", "{:.6f}".format),
+    report.Column("max_s", "max s", "{:.6f}".format),
+    report.Column("vs_torch_save", "/ torch_save", "{:.3f}".format),
+    report.Column("vs_step", "/ step", "{:.5f}".format),
+]
+
+
+class Training:
+    """Steps of the default model, on random numbers."""
+
+    def __init__(self, batch_size: int) -> None:
+        self.model = build_model("transformer", SPEC, 0.1, 0, torch.float32)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
+        self.src, self.tgt = torch.rand(batch_size, 1, 512), torch.rand(batch_size, 20, 512)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        functional.cross_entropy(self.model(self.src, self.tgt), self.tgt).backward()
+        self.optimizer.step()
+
+
+def timed(call: Callable[[], Any]) -> float:
+    start_s = time.perf_counter()
+    call()
+    return time.perf_counter() - start_s
+
+
+def measure_saves(folder: Path, rounds: int) -> dict[str, list[float]]:
+    training = Training(batch_size=32)
+    taken: dict[str, list[float]] = {
+        name: [] for name in ("step", "torch_save", "save", "step_while_writing", "written")
+    }
+    ours = SnapshotFolder(folder / "snapshots", 1, lambda line: print(line, file=sys.stderr), lambda _: None)
+
+    def blocking() -> None:
+        state = {"model": training.model.state_dict(), "optimizer": training.optimizer.state_dict()}
+        torch.save(state, folder / "blocking.pt")
+
+    def beside(number: int) -> None:
+        model, optimizer = training.model, training.optimizer
+        ours.save(number, {}, model.state_dict(), optimizer_tensors(model, optimizer))
+
+    for number in range(rounds + 1):  # the first allocates
+        row = {"step": timed(training.step), "torch_save": timed(blocking)}
+        training.step()
+        row |= {"save": timed(lambda n=number: beside(n)), "step_while_writing": timed(training.step)}
+        row["written"] = ours.wait().seconds
+        if number:
+            for name, seconds in row.items():
+                taken[name].append(seconds)
+    ours.close()
+    return taken
+
+
+def measure_step(folder: Path) -> dict[str, list[float]]:
+    """Collective, under mpiexec: what a step does for deadline and heartbeat, and the step itself."""
+    config = TrainConfig(snapshot_dir=folder / "step", backend="gloo")
+    taken: dict[str, list[float]] = {}
+    with ExitStack() as stack:
+        world, endpoint = _find_the_others(config)
+        link = connect(world, endpoint, config) if endpoint is not None else None
+        group = stack.enter_context(joined(world, link, config))
+        quiet = Progress(speaks=False)
+        survival = stack.enter_context(survive(config, group, quiet, last_words=print, is_lost=lambda: False))
+        survival.open()
+        heart = start_heartbeat(
+            world, group.comm, group.host, stuck_s=600, first_s=600, stacks=None, on_lost=print
+        )
+        training = Training(batch_size=32)
+        model = torch.nn.parallel.DistributedDataParallel(training.model)
+        training.model = model
+        training.step()
+        taken["step"] = [timed(training.step) for _ in range(8)]
+
+        def calls() -> None:
+            for phase in ("data", "forward", "backward", "optimizer", "settle"):
+                heart.at(1, phase)
+            signs = survival.signs(1.0)
+            survival.decide([signs, signs], Position(1, 0, 64, 64), last=False)
+
+        taken["deadline_and_heartbeat"] = [timed(calls) for _ in range(2000)]
+        told = torch.zeros(4, dtype=torch.float64)
+        taken["telling_each_other"] = [timed(lambda: group.gather(told).tolist()) for _ in range(2000)]
+        heart.close()
+    return taken
+
+
+def rows_of(taken: dict[str, list[float]], group: str) -> list[dict[str, Any]]:
+    medians = {name: statistics.median(seconds) for name, seconds in taken.items()}
+    return [
+        {
+            "name": f"{group}: {name}",
+            "median_s": medians[name],
+            "max_s": max(seconds),
+            "vs_torch_save": medians[name] / medians["torch_save"] if "torch_save" in medians else None,
+            "vs_step": medians[name] / medians["step"],
+        }
+        for name, seconds in taken.items()
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--folder", type=Path, help="where the files go; a temporary folder")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--part", choices=("step",), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.part:
+        print(json.dumps(rows_of(measure_step(args.folder), "step on 2 ranks")), flush=True)
+        return
+    with tempfile.TemporaryDirectory(prefix="ddp-hpc-bench-", dir=args.folder) as made:
+        folder = Path(made)
+        rows = rows_of(measure_saves(folder, args.rounds), "save")
+        mpiexec = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
+        argv = [str(mpiexec), "-n", "2", sys.executable, __file__, "--part", "step", "--folder", str(folder)]
+        done = subprocess.run(argv, stdout=subprocess.PIPE, text=True)
+        if done.returncode != 0:
+            sys.exit(f"error: the part under mpiexec ended with exit code {done.returncode}")
+        rows += json.loads(done.stdout.splitlines()[0])
+    result = report.document("survival", rows, machine=report.machine())
+    print(report.table(COLUMNS, rows))
+    if args.json is not None:
+        report.write_files(result, args.json, None, [], "")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""`python -m ddp_hpc.export`: the model out of a snapshot, as a file that plain torch reads."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from ddp_hpc import __version__
+from ddp_hpc.errors import EXIT_INTERRUPTED, DataError, DdpHpcError, RequestError
+from ddp_hpc.partial_files import give_name, partial_file
+
+if TYPE_CHECKING:
+    from ddp_hpc.training.snapshot import Snapshot
+
+_EXAMPLES = """\b
+Examples:
+  python -m ddp_hpc.export runs/ddp/snapshots model.safetensors
+  python -m ddp_hpc.export runs/ddp/snapshots/step_00000120 model.pt
+
+\b
+In Python:
+  model.load_state_dict(safetensors.torch.load_file("model.safetensors"))
+  model.load_state_dict(torch.load("model.pt"))
+"""
+
+
+@click.command(epilog=_EXAMPLES, context_settings={"max_content_width": 100})
+@click.argument("snapshot", type=click.Path(path_type=Path))
+@click.argument("output", type=click.Path(path_type=Path))
+@click.option("--force", is_flag=True, help="Replace OUTPUT if it exists.")
+@click.version_option(__version__, prog_name="ddp-hpc")
+def command(snapshot: Path, output: Path, force: bool) -> None:
+    """Write the model of SNAPSHOT to OUTPUT, which ends in .safetensors or .pt.
+
+    SNAPSHOT is a folder such as step_00000120, or one of snapshots, of which the newest is taken.
+    Its checksums are verified first. The names are those of the model without DDP around it.
+    """
+    if output.suffix not in (".safetensors", ".pt"):
+        raise RequestError(f"{output}: the suffix {output.suffix!r} is neither .safetensors nor .pt")
+    if output.exists() and not force:
+        raise RequestError(f"{output}: is there already; name another file, or give --force")
+    if output.is_dir() or not output.absolute().parent.is_dir():
+        raise RequestError(f"{output}: is a folder, or lies in a folder that does not exist; name a file")
+    from ddp_hpc.training.snapshot import MODEL, find_snapshots, read_snapshot, step_of
+
+    path = snapshot
+    if step_of(path) < 0:
+        found = find_snapshots(path)
+        if not found:
+            raise DataError(f"{path}: no snapshot is there; name a folder with some such as step_00000120")
+        path = found[0]
+    read = read_snapshot(path)
+    try:
+        with partial_file(output, "export") as partial:
+            if output.suffix == ".pt":
+                _write_pt(read, partial)
+            else:
+                shutil.copyfile(path / MODEL, partial)
+            give_name(partial, output, replace=force)
+    except OSError as error:
+        raise DdpHpcError(f"{output}: cannot be written") from error
+    num_values = sum(tensor.numel() for tensor in read.model.values())
+    click.echo(f"wrote {output}: {len(read.model)} tensors, {num_values:,} values, of {path}", err=True)
+
+
+def _write_pt(read: Snapshot, path: Path) -> None:
+    import torch
+
+    try:
+        torch.save(read.model, path)
+    except RuntimeError as error:  # torch's writer reports a full disk so
+        raise OSError(str(error).splitlines()[0]) from error
+
+
+def main(argv: list[str] | None = None) -> NoReturn:
+    """Runs the command and ends the process with its exit code."""
+    try:
+        command.main(args=argv, prog_name="python -m ddp_hpc.export", standalone_mode=False)
+        code = 0
+    except click.exceptions.Exit as stop:
+        code = stop.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except DdpHpcError as error:
+        click.echo(f"error: {error}", err=True)
+        code = error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        code = EXIT_INTERRUPTED
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""The run folder's word on how far a run is: one line that job scripts read too.
+
+Launchers bend exit codes, so the line is the truth: `STATE STEP REASON`, replaced as
+a whole. In bash: `read -r state step reason <"$DDP_HPC_RUN_DIR/state"`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.partial_files import partial_file
+
+STATES = ("running", "again", "done", "failed")
+_NAME = "state"
+
+
+@dataclass(frozen=True)
+class RunState:
+    """`running`: training; `again`: stopped on purpose, start it again; `done`; `failed`."""
+
+    state: str
+    step: int  # of the newest complete snapshot; 0: there is none
+    reason: str
+
+
+def read_state(folder: Path) -> RunState | None:
+    """What the folder says; None where nothing was written yet.
+
+    Raises:
+        DdpHpcError: the file is there and is not such a line, or cannot be read.
+    """
+    path = folder / _NAME
+    try:
+        words = path.read_text(encoding="utf-8").split(maxsplit=2)
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DdpHpcError(f"{path}: cannot be read") from error
+    if len(words) < 2 or words[0] not in STATES or not words[1].isascii() or not words[1].isdigit():
+        raise DdpHpcError(f"{path}: is not `STATE STEP REASON`; remove the file, or name another run folder")
+    return RunState(words[0], int(words[1]), words[2].strip() if len(words) > 2 else "")
+
+
+def write_state(folder: Path, state: RunState) -> None:
+    """Replaces the line; a reader sees the old one or the new one.
+
+    Raises:
+        DdpHpcError: it cannot be written.
+    """
+    path = folder / _NAME
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with partial_file(path, _NAME) as partial:
+            with partial.open("w", encoding="utf-8") as file:
+                file.write(f"{state.state} {state.step} {' '.join(state.reason.split())}".rstrip() + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+    except OSError as error:
+        raise DdpHpcError(f"{path}: cannot be written") from error

@@ -1,0 +1,151 @@
+"""When to stop before the end: signals set a flag, rank 0 looks at the clock, all ranks decide together.
+
+Nothing is sent for this: each rank's wish travels with the losses that ranks exchange anyway.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import TextIO
+
+from ddp_hpc.errors import EXIT_FAILED
+from ddp_hpc.world.deadline import Deadline
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+# SIGKILL follows these, where a scheduler sent them; users ask for the others long before the end.
+_LAST_WARNINGS = (signal.SIGTERM, signal.SIGINT)
+DEADLINE = 1000
+"""The wish of a rank 0 whose time is up; other wishes are numbers of signals, and 0 is none."""
+
+# Before SIGKILL, for the words to get out.
+_LAST_WORDS_S = 2.0
+_POLL_S = 0.25
+_SAVE_RESERVE, _STEP_RESERVE = 1.5, 2.0
+
+
+class Stopping:
+    """This rank's wish to stop, from `with` to its end, where the old signal handlers come back.
+
+    `last_words` gets one line where the process is still there shortly before the scheduler's SIGKILL,
+    and ends the process; where even that cannot run, since Python is locked in a C call, a timer below
+    Python writes all stacks to `stacks` (None: stderr) and ends it.
+    """
+
+    def __init__(
+        self,
+        deadline: Deadline | None,
+        kill_delay_s: float | None,
+        *,
+        judges_clock: bool,
+        stacks: Path | None,
+        last_words: Callable[[str], None],
+        is_lost: Callable[[], bool],
+    ) -> None:
+        self._deadline = deadline
+        self._kill_delay_s = kill_delay_s
+        self._judges_clock = judges_clock
+        self._stacks = stacks
+        self._last_words = last_words
+        self._is_lost = is_lost
+        self._signal = 0
+        self._longest_step_s = self._longest_save_s = self._expected_save_s = 0.0
+        self._file: TextIO | None = None
+        # A signal handler must not start threads: this one waits from the beginning.
+        self._over = threading.Event()
+        self._ends_s, self._when = float("inf"), ""
+
+    def __enter__(self) -> Stopping:
+        threading.Thread(target=self._watch, name="last resort", daemon=True).start()
+        self._old = {sig: signal.signal(sig, self._on_signal) for sig in SIGNALS}
+        if self._deadline is not None:
+            left_s = self._deadline.at_s - time.time() + (self._kill_delay_s or 0.0)
+            self._end_in(left_s, f"at the end of the allocation ({self._deadline.source})")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        faulthandler.cancel_dump_traceback_later()
+        if self._file is not None:
+            self._file.close()
+            with suppress(OSError):  # nobody's stacks
+                if self._stacks is not None and not self._stacks.stat().st_size:
+                    self._stacks.unlink()
+                    self._stacks.parent.rmdir()
+        for sig, handler in self._old.items():
+            signal.signal(sig, handler)
+
+    def wish(self) -> int:
+        """0, or why this rank wants all to stop: a signal's number, or `DEADLINE`."""
+        if self._signal:
+            return self._signal
+        if self._judges_clock and self._deadline is not None:
+            return DEADLINE if time.time() > self._deadline.at_s - self.margin_s() else 0
+        return 0
+
+    def measured(self, *, step_s: float = 0.0, save_s: float = 0.0) -> None:
+        """Tells how long a step or a whole save took; the longest count."""
+        self._longest_step_s = max(self._longest_step_s, step_s)
+        self._longest_save_s = max(self._longest_save_s, save_s)
+
+    def expect_save(self, save_s: float) -> None:
+        """A guess, which counts until a save was measured."""
+        self._expected_save_s = save_s
+
+    def margin_s(self) -> float:
+        """How long before the allocation's end to stop: a save, steps until all know, the kill delay."""
+        return (
+            _SAVE_RESERVE * (self._longest_save_s or self._expected_save_s)
+            + _STEP_RESERVE * self._longest_step_s
+            + (self._kill_delay_s or 0.0)
+        )
+
+    def explain(self, wish: int, rank: int) -> str:
+        """The wish in words."""
+        if wish != DEADLINE:
+            return f"rank {rank} got {signal.Signals(wish).name}"
+        source = self._deadline.source if self._deadline is not None else "the clock"
+        return f"the allocation ends soon ({source}; {self.margin_s():.0f} s are kept for saving)"
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        del frame
+        if self._is_lost():  # another rank failed, and our own watch wants this one to end
+            raise SystemExit(128 + signum)
+        if self._signal and signum == signal.SIGINT:
+            raise KeyboardInterrupt  # twice Ctrl-C: now
+        self._signal = signum
+        if signum in _LAST_WARNINGS and self._kill_delay_s is not None:
+            self._end_in(self._kill_delay_s, f"{self._kill_delay_s:g} s after {signal.Signals(signum).name}")
+
+    def _end_in(self, seconds: float, when: str) -> None:
+        """Arms the last resort, to be done with `seconds` from now, unless an earlier one is armed."""
+        seconds = max(seconds - _LAST_WORDS_S, 0.5)
+        if (ends_s := time.monotonic() + seconds) >= self._ends_s:
+            return
+        self._ends_s, self._when = ends_s, when
+        if self._file is None and self._stacks is not None:
+            with suppress(OSError):
+                self._stacks.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self._stacks.open("w", encoding="utf-8")
+        if (file := self._file or sys.stderr) is not None:
+            faulthandler.dump_traceback_later(seconds + _LAST_WORDS_S / 2, exit=True, file=file)
+
+    def _watch(self) -> None:
+        while not self._over.wait(_POLL_S):
+            if time.monotonic() > self._ends_s:
+                break
+        else:
+            return
+        if self._file is not None:
+            faulthandler.dump_traceback(self._file)
+        where = f"; its stacks: {self._stacks}" if self._file is not None else ""
+        self._last_words(f"still in a step or a save {self._when}, and SIGKILL is next{where}")
+        os._exit(EXIT_FAILED)

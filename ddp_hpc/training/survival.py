@@ -1,0 +1,371 @@
+"""What carries a run over its walltime: where it goes on, when it saves and stops, what the run folder says.
+
+All ranks take part; rank 0 reads, writes and looks at the clock. Without a snapshot
+folder there is nothing to go on from: signals then end the run as they end any program.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ddp_hpc.data.batches import Position
+from ddp_hpc.data.samples import Samples
+from ddp_hpc.errors import EXIT_FAILED, DataError, DdpHpcError, RequestError
+from ddp_hpc.run_folder import RunState, read_state, write_state
+from ddp_hpc.training.config import TrainConfig
+from ddp_hpc.training.group import Group
+from ddp_hpc.training.metrics import versions
+from ddp_hpc.training.progress import Progress
+from ddp_hpc.training.random_state import seed_generators
+from ddp_hpc.training.snapshot import Snapshot
+from ddp_hpc.training.snapshots import SnapshotFolder
+from ddp_hpc.training.state import all_generators, check_model, optimizer_tensors, restore
+from ddp_hpc.training.stopping import Stopping
+from ddp_hpc.world.deadline import Deadline, find_deadline, kill_delay_s
+
+# Of a busy parallel file system; counts until the first save was measured.
+_SLOW_DISK_BYTES_PER_S = 200e6
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a run keeps what it needs to go on."""
+
+    run: Path
+    """The run folder, with the file `state`."""
+    snapshots: Path
+
+
+def places_of(config: TrainConfig, environ: dict[str, str]) -> Places | None:
+    """`--snapshot-dir`, else `snapshots` in `DDP_HPC_RUN_DIR`; None where neither is given."""
+    run = environ.get("DDP_HPC_RUN_DIR", "")
+    if config.snapshot_dir is None and not run:
+        return None
+    snapshots = config.snapshot_dir or Path(run) / "snapshots"
+    return Places(Path(run) if run else snapshots, snapshots)
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The run's first and last loss, over all its attempts."""
+
+    first: float = float("nan")
+    last: float = float("nan")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What all ranks do after this step."""
+
+    save: bool
+    stop: str
+    """Why to stop here; empty: go on."""
+
+
+class Survival:
+    """This rank's part. Made by `survive`."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        group: Group,
+        progress: Progress,
+        places: Places | None,
+        stopping: Stopping | None,
+    ) -> None:
+        self._config = config
+        self._group = group
+        self._progress = progress
+        self._places = places
+        self._stopping = stopping
+        self._folder: SnapshotFolder | None = None  # on rank 0, where there is one
+        self._last_save_s = time.monotonic()
+        self._talks = self._start_step = 0
+        self._opened = False
+
+    @property
+    def stacks(self) -> Path | None:
+        """The folder for stacks of ranks that hang."""
+        return None if self._places is None else self._places.run / "stacks"
+
+    @property
+    def on(self) -> bool:
+        """Whether this run saves."""
+        return self._places is not None
+
+    def open(self) -> Snapshot | None:
+        """Locks the folder; rank 0 gets the newest good snapshot. Collective: every rank must call this.
+
+        Raises:
+            DataError: the folder is another job's, or nothing in it is good.
+        """
+        if self._places is None:
+            return None
+        problem, snapshot = "", None
+        if self._group.world.rank == 0:
+            try:
+                self._folder = SnapshotFolder(
+                    self._places.snapshots, self._config.keep, self._progress.say, self._on_saved
+                )
+                snapshot = self._folder.newest_good()
+            except RequestError as error:
+                problem = str(error)
+        self._group.agree(problem, RequestError.exit_code)
+        self._opened = True
+        return snapshot
+
+    def resume(
+        self, snapshot: Snapshot | None, model: nn.Module, optimizer: torch.optim.Optimizer, samples: Samples
+    ) -> tuple[Position, Losses]:
+        """Where to go on, with everything as it was there. Collective: every rank must call this.
+
+        Raises:
+            DataError: the snapshot is of another model, other data or another order.
+        """
+        group, problem = self._group, ""
+        if snapshot is not None:
+            try:
+                check_model(model, snapshot.model, str(snapshot.path))
+                self._check_run(snapshot, samples)
+            except DataError as error:
+                problem = str(error)
+        group.agree(problem, RequestError.exit_code)
+        about = group.comm.bcast(None if snapshot is None else snapshot.about)
+        if about is None:
+            position, losses = Position(), Losses()
+        else:
+            position, losses = Position(**about["position"]), Losses(**about["losses"])
+            model_tensors = None if snapshot is None else snapshot.model
+            training = None if snapshot is None else snapshot.training
+            exact = restore(model, optimizer, group, model_tensors, training)
+            if not exact:
+                # Deterministic, and of this place: not the numbers that earlier steps had.
+                seed = (self._config.seed * 1_000_003 + group.world.rank + 1) * 1_000_003 + position.step
+                seed_generators(seed % 2**63)
+            self._say_resumed(about, position, exact)
+        if self._stopping is not None:
+            # Adam holds two more of each parameter.
+            num_bytes = 3 * sum(parameter.nbytes for parameter in model.parameters())
+            self._stopping.expect_save(num_bytes / _SLOW_DISK_BYTES_PER_S)
+        self._start_step = position.step
+        self._write_state("running", position.step, f"since {time.strftime('%Y-%m-%d %H:%M:%S')}")
+        self._last_save_s = time.monotonic()
+        return position, losses
+
+    def signs(self, step_s: float) -> list[float]:
+        """What this rank tells the others: its wish to stop, whether to save, how long a step takes."""
+        if self._stopping is None:
+            return [0.0, 0.0, step_s]
+        self._talks += 1
+        if self._talks > 1:  # the first step allocates, connects and compiles
+            self._stopping.measured(step_s=step_s)
+        due = (
+            self._folder is not None and time.monotonic() - self._last_save_s > self._config.snapshot_every_s
+        )
+        return [float(self._stopping.wish()), float(due), step_s]
+
+    def saves_at(self, step: int) -> bool:
+        """Whether `--snapshot-every-steps` wants a snapshot after this step."""
+        every = self._config.snapshot_every_steps
+        return self.on and every is not None and step % every == 0
+
+    def decide(self, signs: list[list[float]], position: Position, last: bool) -> Decision:
+        """The same on every rank, of all ranks' signs by rank."""
+        if self._stopping is None:
+            return Decision(save=False, stop="")
+        wish, rank = next(((int(one[0]), rank) for rank, one in enumerate(signs) if one[0]), (0, 0))
+        due = bool(signs[0][1]) or self.saves_at(position.step)
+        stop = self._stopping.explain(wish, rank) if wish and not last else ""
+        return Decision(save=due or last or bool(stop), stop=stop)
+
+    def save(
+        self,
+        position: Position,
+        losses: Losses,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        samples: Samples,
+    ) -> None:
+        """Copies the state; a thread writes it. Collective: every rank must call this."""
+        generators = all_generators(self._group)
+        self._last_save_s = time.monotonic()
+        if self._folder is not None:
+            about = {
+                "position": asdict(position),
+                "losses": asdict(losses),
+                "model": self._config.model,
+                "world_size": self._group.world.world_size,
+                "global_batch": self._global_batch(),
+                "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                "config": {
+                    name: value if isinstance(value, int | float | None) else str(value)
+                    for name, value in asdict(self._config).items()
+                },
+                "versions": versions(),
+                **self._order(samples),
+            }
+            training = {**optimizer_tensors(model, optimizer), **generators}
+            self._folder.save(position.step, about, model.state_dict(), training)
+
+    def finish(self, position: Position, stop: str) -> None:
+        """Waits for the last save and says in the run folder how the run ended. Collective.
+
+        Raises:
+            DdpHpcError: the last state could not be saved.
+        """
+        if self._places is None:
+            return
+        problem = ""
+        if self._folder is not None:
+            saved = self._folder.wait()
+            if saved.step != position.step:
+                problem = (
+                    f"step {position.step} could not be saved in {self._places.snapshots}; "
+                    f"the newest snapshot is of step {saved.step}; make room, then run it again"
+                )
+            else:
+                self._write_state("again" if stop else "done", position.step, stop or "all steps are trained")
+        self._group.agree(problem, EXIT_FAILED)
+
+    def failed(self, reason: str, *, again: bool) -> None:
+        """Says in the run folder that it failed; any rank may be the one to say it.
+
+        `again`: a machine was at fault. Then the run is to go on, if this attempt saved anything.
+        """
+        if self._places is None or not self._opened:
+            return
+        with suppress(DdpHpcError):  # there is a better error already
+            found = read_state(self._places.run)
+            step = found.step if found is not None else 0
+            state = "again" if again and step > self._start_step else "failed"
+            write_state(self._places.run, RunState(state, step, reason))
+
+    def close(self) -> None:
+        """Lets others have the folder, once what is being written is complete."""
+        if self._folder is not None:
+            self._folder.close()
+
+    def abandon(self) -> None:
+        """Lets others have the folder at once: this process is about to end by an error."""
+        if self._folder is not None:
+            self._folder.release()
+
+    def _on_saved(self, step: int) -> None:
+        assert self._folder is not None
+        if self._stopping is not None:
+            self._stopping.measured(save_s=self._folder.saved.seconds)
+        self._write_state("running", step, "saved a snapshot")
+
+    def _write_state(self, state: str, step: int, reason: str) -> None:
+        if self._places is None or self._group.world.rank != 0:
+            return
+        try:
+            write_state(self._places.run, RunState(state, step, reason))
+        except DdpHpcError as error:
+            self._progress.say(f"WARNING: {error}; job scripts and their chain will not know of step {step}")
+
+    def _check_run(self, snapshot: Snapshot, samples: Samples) -> None:
+        for name, value in self._order(samples).items():
+            if (theirs := snapshot.about.get(name)) != value:
+                raise DataError(
+                    f"{snapshot.path}: was made with {name.replace('_', ' ')} {theirs} and not {value}: "
+                    "its order of samples would be another; give the same data and options, or name another "
+                    "--snapshot-dir"
+                )
+
+    def _order(self, samples: Samples) -> dict[str, Any]:
+        """What determines which sample comes when."""
+        return {
+            "num_samples": samples.num_samples,
+            "seed": self._config.seed,
+            "shuffle": self._config.shuffle,
+        }
+
+    def _global_batch(self) -> int:
+        return self._config.batch_size * self._group.world.world_size * self._config.accumulate
+
+    def _say_resumed(self, about: dict[str, Any], position: Position, exact: bool) -> None:
+        world_size = self._group.world.world_size
+        self._progress.say(
+            f"going on after step {position.step} (epoch {position.epoch + 1}, "
+            f"{position.begin:,} of its samples used)"
+        )
+        if about["world_size"] != world_size:
+            self._progress.say(f"note: it ran on {about['world_size']} ranks, now on {world_size}")
+        elif not exact:
+            self._progress.say("note: on another kind of device: random numbers are others from here on")
+        if about["global_batch"] != self._global_batch():
+            self._progress.say(
+                f"note: a step had {about['global_batch']} samples and has {self._global_batch()} now; "
+                "steps are counted on, and no sample of the epoch is used twice"
+            )
+
+
+@contextmanager
+def survive(
+    config: TrainConfig,
+    group: Group,
+    progress: Progress,
+    *,
+    last_words: Callable[[str], None],
+    is_lost: Callable[[], bool],
+) -> Iterator[Survival]:
+    """The run's survival, with its signal handlers. Collective: every rank must call this.
+
+    `last_words` and `is_lost` are those of `Stopping`.
+
+    Raises:
+        RequestError: a variable of the deadline is no time.
+    """
+    environ = dict(os.environ)
+    places = places_of(config, environ)
+    found = group.comm.bcast(None if places is None else [str(places.run), str(places.snapshots)])
+    places = None if found is None else Places(*map(Path, found))
+    deadline, delay_s = _deadline(group, environ)
+    if places is None:
+        if deadline is not None:
+            left_min = (deadline.at_s - time.time()) / 60
+            progress.say(f"note: the job ends in {left_min:.0f} min and nothing is saved; see --snapshot-dir")
+        yield Survival(config, group, progress, None, None)
+        return
+    stacks = places.run / "stacks" / f"rank{group.world.rank:05d}-at-the-end.txt"
+    watching = Stopping(
+        deadline,
+        delay_s,
+        judges_clock=group.world.rank == 0,
+        stacks=stacks,
+        last_words=last_words,
+        is_lost=is_lost,
+    )
+    with watching as stopping:
+        survival = Survival(config, group, progress, places, stopping)
+        try:
+            yield survival
+        except BaseException:
+            survival.abandon()
+            raise
+        survival.close()
+
+
+def _deadline(group: Group, environ: dict[str, str]) -> tuple[Deadline | None, float | None]:
+    """What rank 0 finds out, on every rank. Collective: every rank must call this."""
+    problem = ""
+    found: tuple[list[Any] | None, float | None] = None, None
+    if group.world.rank == 0:
+        try:
+            deadline = find_deadline(environ)
+            found = ([deadline.at_s, deadline.source] if deadline else None), kill_delay_s(environ)
+        except RequestError as error:
+            problem = str(error)
+    group.agree(problem, RequestError.exit_code)
+    ends, delay_s = group.comm.bcast(found)
+    return (Deadline(*ends) if ends else None), delay_s

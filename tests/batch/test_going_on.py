@@ -1,0 +1,381 @@
+"""What a script makes of the run folder's `state`: at its start, at its end, and on a signal. Under Slurm
+here, with stand-ins for its commands; chains of real jobs under PBS are in tests/pbs/test_chain.py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from ddp_hpc.batch.site import load_site, profile_files
+from tests.batch.conftest import Sandbox
+from tests.batch.test_scripts_run import _wait_for, pbs, script, slurm
+
+SAY = 'say() { echo "$*" >"$DDP_HPC_RUN_DIR/.s"; mv "$DDP_HPC_RUN_DIR/.s" "$DDP_HPC_RUN_DIR/state"; }\n'
+# Records its words and environment, one file for each start.
+COMMAND = '#!/bin/bash\necho "$*" >>"{record}"\nenv >"{record}.env"\necho "{says}"\nexit {code}\n'
+
+
+@pytest.fixture
+def job(sandbox: Sandbox) -> Sandbox:
+    """A sandbox in which scontrol, sbatch and qsub do as they are told."""
+    for name in ("scontrol", "sbatch", "qsub"):
+        command(sandbox, name)
+    return sandbox
+
+
+def command(job: Sandbox, name: str, code: int = 0, says: str = "") -> None:
+    job.program(name, COMMAND.format(record=f"{job.record}.{name}", code=code, says=says))
+
+
+def folder(job: Sandbox, **files: str) -> Path:
+    """The run folder, with these files in it."""
+    path = job.work / "runs" / "ddp"
+    path.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (path / name).write_text(text)
+    return path
+
+
+def run(job: Sandbox, then: str = "", **environ: str) -> subprocess.CompletedProcess[bytes]:
+    """Slurm job 7, whose srun runs the bash text `then`."""
+    job.launcher("srun", then=SAY + then)
+    return job.run(script("generic_slurm"), **slurm(job, 1, SLURM_JOB_ID="7", **environ))
+
+
+def calls(job: Sandbox, name: str) -> list[str]:
+    path = Path(f"{job.record}.{name}")
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def started(job: Sandbox) -> bool:
+    return job.record.exists()
+
+
+# At the end.
+
+
+@pytest.mark.parametrize(
+    ("before", "then", "code"),
+    [
+        ("", "exit 0", 0),
+        ("", "exit 75", 75),
+        ("done 9\n", "exit 0", 0),
+        ("done 9\n", "exit 3", 3),
+        ("again 9\n", "exit 3", 3),
+        ("", "echo 'state of my own' >$DDP_HPC_RUN_DIR/state; exit 5", 5),
+    ],
+)
+def test_a_program_that_says_nothing_in_this_attempt_keeps_its_exit_code(
+    job: Sandbox, before: str, then: str, code: int
+) -> None:
+    if before:
+        folder(job, state=before)
+    assert run(job, then).returncode == code
+    assert calls(job, "scontrol") == []
+
+
+@pytest.mark.parametrize(
+    ("says", "launcher_code", "code"),
+    [
+        ("done 9", 0, 0),
+        ("done 9", 9, 0),
+        ("failed 3 loss is nan", 0, 1),
+        ("failed 3 loss is nan", 31, 31),
+        ("running 3", 0, 1),
+        ("running 0", 137, 137),
+        ("running 3", 137, 75),
+        ("again 3 no time left", 0, 75),
+        ("again 3 no time left", 255, 75),
+    ],
+)
+def test_the_trainers_word_counts_and_not_the_launchers_bent_exit_code(
+    job: Sandbox, says: str, launcher_code: int, code: int
+) -> None:
+    assert run(job, f"say {says}; exit {launcher_code}").returncode == code
+    # A launcher that died after something was saved is taken for a lost rank or node.
+    assert len(calls(job, "scontrol")) == (1 if code == 75 else 0)
+
+
+def test_again_is_turned_into_a_requeue_of_the_same_job(job: Sandbox) -> None:
+    done = run(job, "say again 3 no time left")
+    assert calls(job, "scontrol") == ["requeue 7"]
+    assert calls(job, "sbatch") == []
+    assert done.stdout.decode().endswith("ddp-hpc: stopped at step 3: no time left; attempt 2 goes on\n")
+
+
+def test_the_same_word_again_is_a_word_of_this_attempt(job: Sandbox) -> None:
+    """The file is replaced, so it has changed though its text has not."""
+    folder(job, state="again 3\n")
+    done = run(job, "say again 3")
+    assert done.returncode == 1
+    assert b"no step of progress" in done.stderr
+
+
+def test_an_attempt_without_progress_is_the_last(job: Sandbox) -> None:
+    folder(job, state="again 3\n", attempts="1 6 0 1700000000\n")
+    done = run(job, "say again 3 no time left")
+    assert done.returncode == 1
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith(
+        "error: attempt 1 made no step of progress: it began at step 3 and stopped at step 3: no time left; "
+    )
+    assert calls(job, "scontrol") == []
+
+
+def test_where_requeue_is_not_possible_a_job_of_its_own_is_submitted_without_the_old_ones_variables(
+    job: Sandbox,
+) -> None:
+    command(job, "scontrol", code=1)
+    old = {"SLURM_PROCID": "0", "PMI_RANK": "0", "PALS_RANKID": "0", "RANK": "0", "LOCAL_RANK": "0"}
+    old |= {"WORLD_SIZE": "2", "MASTER_ADDR": "old", "CUDA_VISIBLE_DEVICES": "0"}
+    kept = {"SLURM_CONF": "/etc/slurm.conf", "LD_LIBRARY_PATH": "/opt/lib"}
+    given = {"SLURM_JOB_ACCOUNT": "proj", "SLURM_JOB_PARTITION": "gpu"}
+    assert run(job, "say again 3", **old, **kept, **given).returncode == 75
+    copy = folder(job) / "job.sh"
+    options = "--dependency=afterany:7 --partition=gpu --account=proj"
+    assert calls(job, "sbatch") == [f"{options} {copy}"]
+    assert copy.read_text() == (job.folder / "job.sh").read_text()
+    seen = dict(line.partition("=")[::2] for line in calls(job, "sbatch.env"))
+    assert not {name for name in seen if name.startswith(("SLURM_", "PMI", "PALS", "MASTER_"))} - {
+        "SLURM_CONF"
+    }
+    assert not set(old) & set(seen)
+    assert seen | kept | {"DDP_HPC_ATTEMPT": "2"} == seen
+
+
+def test_a_job_that_slurm_has_requeued_meanwhile_is_not_submitted_a_second_time(job: Sandbox) -> None:
+    command(job, "scontrol", code=1, says="Job is pending execution for job 7")
+    assert run(job, "say again 3").returncode == 75
+    assert calls(job, "sbatch") == []
+
+
+def test_where_nothing_can_be_submitted_it_says_how_to_go_on(job: Sandbox) -> None:
+    for name in ("scontrol", "sbatch"):
+        command(job, name, code=1)
+    done = run(job, "say again 3")
+    assert done.returncode == 75
+    last = done.stderr.decode().splitlines()[-1]
+    assert (
+        last
+        == f"error: stopped at step 3, and no successor could be queued; to go on: cd {job.work} && "
+        + (f"sbatch {job.work}/runs/ddp/job.sh")
+    )
+
+
+def test_the_last_attempt_says_how_to_go_on(job: Sandbox) -> None:
+    folder(job, state="again 90\n", attempts="19 7 80 1700000000\n")
+    done = run(job, "say again 95")
+    assert done.returncode == 75
+    assert calls(job, "scontrol") == []
+    assert b"; attempt 20 was the last (--max-attempts); to go on: cd " in done.stdout
+
+
+# At the start.
+
+
+def test_each_start_is_noted_with_the_step_it_begins_at(job: Sandbox) -> None:
+    folder(job, state="again 3\n", attempts="1 7 0 1700000000\n")
+    run(job, "say done 9")
+    *_, line = (folder(job) / "attempts").read_text().splitlines()
+    assert line.split()[:3] == ["2", "7", "3"]
+    assert int(line.split()[3]) > 1700000000
+
+
+def test_a_submission_by_hand_is_attempt_1_whatever_was_before(job: Sandbox) -> None:
+    """The trainer decides by itself what to make of a run that failed, is done or used up its attempts."""
+    for said in ("done 9\n", "failed 3 loss is nan\n", "running 3\n"):
+        folder(job, state=said, attempts="20 6 3 1700000000\n")
+        run(job, "say done 9")
+        assert started(job), said
+        job.record.unlink()
+        assert (folder(job) / "attempts").read_text().splitlines()[-1].startswith("1 7 ")
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "line"),
+    [
+        ("done 9", 0, "ddp-hpc: all 9 steps are trained; attempt 2 has nothing to do"),
+        ("failed 3 loss is nan", 1, "error: the attempt before this one failed: loss is nan; mend that"),
+        ("running 0", 1, "error: the attempt before this one made no step of progress"),
+        ("again 0", 1, "error: the attempt before this one made no step of progress"),
+        ("", 1, "error: the attempt before this one made no step of progress"),
+        ("running x[$(touch canary)]", 1, "error: the attempt before this one made no step of progress"),
+    ],
+)
+def test_a_successor_does_not_start_where_that_makes_no_sense(
+    job: Sandbox, said: str, code: int, line: str
+) -> None:
+    folder(job, attempts="1 6 0 1700000000\n", **({"state": f"{said}\n"} if said else {}))
+    done = run(job, DDP_HPC_ATTEMPT="2")
+    assert done.returncode == code
+    assert (done.stdout + done.stderr).decode().startswith(line)
+    assert not started(job)
+    assert not (job.work / "canary").exists()
+
+
+@pytest.mark.parametrize("said", ["again 3", "running 3"])
+def test_a_successor_starts_where_the_attempt_before_made_progress(job: Sandbox, said: str) -> None:
+    folder(job, state=f"{said}\n", attempts="1 6 0 1700000000\n")
+    done = run(job, "say done 9", DDP_HPC_ATTEMPT="2")
+    assert done.returncode == 0
+    assert b"ddp-hpc: attempt 2 of at most 20, from step 3\n" in done.stdout
+
+
+@pytest.mark.parametrize("said", ["running 0", "failed 0 rank 3 lost its peers"])
+def test_a_job_that_the_scheduler_requeued_starts_whatever_the_lost_node_left(
+    job: Sandbox, said: str
+) -> None:
+    folder(job, state=f"{said}\n", attempts="1 7 0 1700000000\n")
+    run(job, "say done 9")
+    assert started(job)
+
+
+def test_after_the_last_attempt_a_requeued_job_starts_nothing(job: Sandbox) -> None:
+    folder(job, state="running 90\n", attempts="20 7 80 1700000000\n")
+    done = run(job)
+    assert done.returncode == 75
+    assert b"the run is at step 90 after 20 attempts, the most it may have (--max-attempts)" in done.stdout
+    assert not started(job)
+
+
+@pytest.mark.parametrize("line", ["x[$(touch canary)] 7 0 0", "1 7", "08 7 0 1", "1 7 0 1 more"])
+def test_attempts_that_nobody_can_read_are_refused(job: Sandbox, line: str) -> None:
+    path = folder(job, state="again 3\n", attempts=f"{line}\n")
+    done = run(job)
+    assert done.returncode == 1
+    assert "ATTEMPT JOBID STEP UNIX_S is needed; remove the file" in done.stderr.decode()
+    assert not started(job)
+    assert (path / "attempts").read_text() == f"{line}\n"
+    assert not (job.work / "canary").exists()
+
+
+def test_an_attempt_that_is_no_number_is_refused(job: Sandbox) -> None:
+    done = run(job, DDP_HPC_ATTEMPT="x[$(touch canary)]")
+    assert done.returncode == 2
+    assert not (job.work / "canary").exists()
+
+
+def test_a_run_folder_that_cannot_be_made_ends_the_job_before_its_ranks(job: Sandbox) -> None:
+    (job.work / "runs").write_text("a file")
+    assert run(job).returncode == 1
+    assert not started(job)
+
+
+# Signals.
+
+# Ranks that stop on either signal and say which it was.
+STOPS = """trap 'say again 3 TERM; exit 1' TERM
+trap 'say again 3 USR1; exit 1' USR1
+echo $$ >rank.tmp; mv rank.tmp rank
+while :; do sleep 0.05; done"""
+
+
+@contextmanager
+def running(job: Sandbox, text: str, environ: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """The script, once its ranks are up; nothing of it is left behind."""
+    process = subprocess.Popen(
+        ["bash", job.write(text)],
+        cwd=job.work,
+        env=job.environ(**environ),
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        _wait_for(job.work / "rank")
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("sent", "left_s", "goes_on"),
+    [
+        (signal.SIGTERM, 3600, False),  # scancel, qdel, preemption
+        (signal.SIGTERM, 5, True),  # the walltime
+        (signal.SIGUSR1, 3600, True),  # sbatch --signal=B:USR1@600
+    ],
+)
+def test_a_signal_goes_to_the_ranks_and_only_term_before_the_end_ends_the_run(
+    job: Sandbox, sent: signal.Signals, left_s: int, goes_on: bool
+) -> None:
+    name = sent.name.removeprefix("SIG")
+    job.launcher("srun", then=SAY + STOPS)
+    job.program("scancel", '#!/bin/bash\nkill "-${1#--signal=}" "$(cat rank)"\n')
+    end_s = int(time.time()) + left_s
+    environ = slurm(job, 1, SLURM_JOB_ID="7", SLURM_JOB_END_TIME=str(end_s))
+    with running(job, script("generic_slurm"), environ) as process:
+        process.send_signal(sent)
+        said = process.communicate(timeout=20)[0]
+        assert process.returncode == 75
+    assert (folder(job) / "state").read_text() == f"again 3 {name}\n"
+    assert calls(job, "scontrol") == (["requeue 7"] if goes_on else [])
+    assert ("before the end of the walltime, so nothing is submitted; to go on: cd " in said) is not goes_on
+
+
+def test_the_signal_of_the_requeue_itself_disturbs_nothing(job: Sandbox) -> None:
+    command(job, "scancel")
+    job.program("scontrol", f'#!/bin/bash\nkill -TERM "$(<{job.work}/script)"; sleep 0.2\n')
+    done = run(job, "echo $PPID >script; say again 3")
+    assert done.returncode == 75
+    assert done.stdout.decode().endswith("attempt 2 goes on\n")
+    assert calls(job, "scancel") == []
+
+
+# PBS, where it differs.
+
+
+def test_usr1_becomes_term_for_a_launcher_that_may_not_hand_usr1_on(job: Sandbox) -> None:
+    job.launcher("mpiexec", version="PALS", then=SAY + STOPS)
+    with running(job, script("generic_pbs"), pbs(job, "a")) as process:
+        process.send_signal(signal.SIGUSR1)
+        process.communicate(timeout=20)
+        assert process.returncode == 75
+    assert (folder(job) / "state").read_text() == "again 3 TERM\n"
+    assert len(calls(job, "qsub")) == 1  # a warning is no end
+
+
+def run_pbs(job: Sandbox, profile: str, **environ: str) -> subprocess.CompletedProcess[bytes]:
+    """PBS job 12, which stops at step 3."""
+    launcher = SAY + "say again 3"
+    job.launcher("mpiexec", version="PALS", then=launcher)
+    return job.run(script(profile), **pbs(job, "a", **environ))
+
+
+def test_the_queue_that_was_asked_for_is_asked_again_and_not_where_routing_has_led(job: Sandbox) -> None:
+    run_pbs(job, "polaris", PBS_QUEUE="small", PBS_O_QUEUE="prod", PBS_ACCOUNT="proj")
+    (words,) = calls(job, "qsub")
+    copy = folder(job) / "job.sh"
+    assert words == f"-A proj -q prod -W depend=afterany:12.pbs-srv -v DDP_HPC_ATTEMPT=2 {copy}"
+
+
+def test_a_job_of_a_chain_submits_nothing_itself(job: Sandbox) -> None:
+    done = run_pbs(job, "generic_pbs", DDP_HPC_ATTEMPT="1", DDP_HPC_CHAINED="3")
+    assert (done.returncode, calls(job, "qsub")) == (75, [])
+    assert b"ddp-hpc: stopped at step 3; that was job 1 of a chain of 3;" in done.stdout
+
+
+def test_where_compute_nodes_may_not_submit_the_job_does_not_try_and_names_the_chain(
+    job: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    profile = tmp_path / "config" / "ddp-hpc" / "profiles" / "strict.toml"
+    profile.parent.mkdir(parents=True)
+    text = profile_files()["generic_pbs"].read_text()
+    profile.write_text(text.replace("[pbs]\n", "[pbs]\nsubmit_from_nodes = false\n"))
+    assert not load_site("strict").pbs.submit_from_nodes
+    done = run_pbs(job, "strict")
+    assert (done.returncode, calls(job, "qsub")) == (75, [])
+    last = done.stdout.decode().splitlines()[-1]
+    assert last.endswith(f"on the login node: cd {job.work} && bash {job.work}/runs/ddp/job.sh --chain N")
+    assert "qsub ${PBS_ACCOUNT" not in script("strict")

@@ -1,0 +1,234 @@
+"""A run that goes on by itself under PBS: jobs one after the other, whose program says how far it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.site import Site, program
+from tests.pbs.conftest import MakeSite
+from tests.pbs.jobs import render
+
+# "steps_an_attempt last_step how": the trainer's word after each attempt, without the training.
+TRAINER = """#!/bin/bash
+folder=$DDP_HPC_RUN_DIR
+read -r _ step _ <"$folder/state" 2>/dev/null || step=0
+say() { echo "$*" >"$folder/.state"; mv "$folder/.state" "$folder/state"; }
+say running "$step"
+step=$((step + $1)) how=$3
+if ((step >= $2)); then step=$2 how=done; fi
+case $how in
+  again) say again "$step" no time left; exit 13 ;;  # launchers bend the trainer's 75
+  done) say done "$step" ;;
+  failed) say failed "$step" loss is nan; exit 1 ;;
+  on_signal) trap 'say again "$step" SIGTERM; exit 13' TERM ;;
+  stubborn) trap '' TERM ;;
+esac
+if [[ $how == on_signal || $how == stubborn ]]; then
+  say running "$step"
+  touch "$folder/up"
+  for ((i = 0; i < 600; i++)); do sleep 0.05; done
+fi
+"""
+# Starts one rank and is a launcher otherwise.
+MPIEXEC = """#!/bin/bash
+if [[ $1 == --version ]]; then echo "HYDRA build details:"; exit 0; fi
+while [[ $1 == -* ]]; do shift 2; done
+exec "$@"
+"""
+
+
+def chain_script(site: Site, *words: str, options: Sequence[str] = (), profile: str = "generic_pbs") -> Path:
+    """The script of a job whose program is TRAINER with these words."""
+    mpiexec = program(site.root / "bin" / "mpiexec", MPIEXEC)
+    site.dotfile(mpiexec.parent, site.pbs_bin)
+    trainer = program(site.root / "trainer.sh", TRAINER)
+    return render(site, profile, *options, command=[str(trainer), *words])
+
+
+def run_dir(site: Site) -> Path:
+    return site.work / "runs" / "ddp"
+
+
+def state(site: Site) -> str:
+    return (run_dir(site) / "state").read_text().strip()
+
+
+def attempts(site: Site) -> list[str]:
+    """`ATTEMPT JOBID STEP` of each start."""
+    lines = (run_dir(site) / "attempts").read_text().splitlines()
+    return [line.rpartition(" ")[0] for line in lines]
+
+
+def queue_chain(site: Site, script: Path, num_jobs: int, *options: str) -> list[str]:
+    """The ids of a chain queued on the login node."""
+    done = site.run("bash", script, "--chain", str(num_jobs), *options)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+def wait_until_up(site: Site) -> None:
+    end_s = time.monotonic() + 30
+    while not (run_dir(site) / "up").exists():
+        assert time.monotonic() < end_s, site.logs()
+        time.sleep(0.05)
+
+
+# Each job submits its successor.
+
+
+def test_three_jobs_train_a_run_that_is_too_long_for_one(site: Site) -> None:
+    script = chain_script(site, "10", "25", "again")
+    site.submit("-A", "PROJECT", "-q", "preemptable", script)
+    jobs = [site.wait(f"{number}.pbs-srv") for number in (12, 13, 14)]
+    assert [job["Exit_status"] for job in jobs] == [75, 75, 0]
+    assert state(site) == "done 25"
+    assert attempts(site) == ["1 12.pbs-srv 0", "2 13.pbs-srv 10", "3 14.pbs-srv 20"]
+    assert {(job["Account_Name"], job["queue"]) for job in jobs} == {("PROJECT", "preemptable")}
+    assert jobs[1]["depend"] == "afterany:12.pbs-srv@pbs-srv"
+    assert site.num_jobs() == 3
+
+
+def test_the_successor_and_its_qsub_see_nothing_of_the_old_jobs_ranks_and_scheduler(site: Site) -> None:
+    variables = ["PMI_RANK=1", "PALS_RANKID=1", "SLURM_PROCID=1", "RANK=1", "MASTER_ADDR=old"]
+    first_only = f"if [[ -z ${{DDP_HPC_ATTEMPT:-}} ]]; then export {' '.join(variables)}; fi"
+    setup = ["--setup", first_only, "--setup", 'env >"env.$PBS_JOBID"']
+    script = chain_script(site, "10", "20", "again", options=setup)
+    recorder = f'#!/bin/bash\nenv >"{site.root}/env.qsub"\nexec "{site.pbs_bin}/qsub" "$@"\n'
+    program(site.root / "bin" / "qsub", recorder)
+    site.wait(site.submit(script))
+    assert site.wait("13.pbs-srv")["Exit_status"] == 0, site.logs()
+    seen = {line.partition("=")[0] for line in (site.root / "env.qsub").read_text().splitlines()}
+    assert seen == {"HOME", "USER", "LOGNAME", "SHELL", "PATH", "PWD", "SHLVL", "_"}
+    old, new = ((site.work / f"env.{number}.pbs-srv").read_text().splitlines() for number in (12, 13))
+    assert set(variables) <= set(old)
+    assert not set(variables) & set(new)
+
+
+def test_a_job_that_is_deleted_saves_its_state_and_does_not_go_on(site: Site) -> None:
+    job_id = site.submit(chain_script(site, "10", "25", "on_signal"))
+    wait_until_up(site)
+    site.run("qdel", job_id)
+    job = site.wait(job_id)
+    assert (job["Exit_status"], job["left_over"]) == (256 + 15, [])
+    assert state(site) == "again 10 SIGTERM"
+    assert "before the end of the walltime, so nothing is submitted; to go on: cd " in site.log(job)
+    assert site.num_jobs() == 1
+
+
+def test_at_the_end_of_the_walltime_the_successor_is_submitted_within_the_kill_delay(site: Site) -> None:
+    """PBS warns nobody: its first signal is the end, and kills the login shell above the script."""
+    job = site.wait(
+        site.submit(chain_script(site, "10", "20", "on_signal", options=["--walltime", "00:00:01"]))
+    )
+    assert (job["Exit_status"], job["left_over"]) == (-29, [])
+    assert "; attempt 2 goes on\n" in site.log(job)
+    assert site.wait("13.pbs-srv")["Exit_status"] == 0
+    assert state(site) == "done 20"
+
+
+def test_a_signal_by_qsig_ends_the_job_through_its_login_shell_and_the_run_can_still_go_on(
+    site: Site,
+) -> None:
+    script = chain_script(site, "10", "20", "on_signal")
+    job_id = site.submit(script)
+    wait_until_up(site)
+    assert site.run("qsig", "-s", "USR1", job_id).returncode == 0
+    job = site.wait(job_id)
+    assert (job["Exit_status"], job["left_over"]) == (256 + 10, [])
+    # Killed at once or stopped within its last moments: either way a step and no successor of its own will.
+    assert state(site).split()[:2] in (["running", "10"], ["again", "10"])
+    assert site.num_jobs() == 1
+    site.wait(site.submit(script))
+    assert state(site) == "done 20"
+
+
+def test_a_requeued_job_keeps_counting_although_its_environment_does_not_tell(site: Site) -> None:
+    job_id = site.submit(chain_script(site, "10", "25", "stubborn", options=["--max-attempts", "2"]))
+    for _ in range(2):
+        wait_until_up(site)
+        (run_dir(site) / "up").unlink()
+        site.requeue(job_id, grace_s=0.0)
+    job = site.wait(job_id)
+    assert attempts(site) == ["1 12.pbs-srv 0", "2 12.pbs-srv 10"]
+    assert (job["Exit_status"], job["run_count"]) == (75, 3)
+    assert "after 2 attempts, the most it may have (--max-attempts)" in site.log(job)
+
+
+# The chain is queued on the login node.
+
+
+def test_a_chain_that_was_queued_up_front_ends_at_the_done_marker(site: Site) -> None:
+    script = chain_script(site, "10", "20", "again")
+    ids = queue_chain(site, script, 3, "-A", "PROJECT")
+    jobs = [site.wait(job_id) for job_id in ids]
+    assert [job["Exit_status"] for job in jobs] == [75, 0, 0]
+    assert {job["Account_Name"] for job in jobs} == {"PROJECT"}
+    assert site.log(jobs[2]) == "ddp-hpc: all 20 steps are trained; attempt 3 has nothing to do\n"
+    assert attempts(site) == [f"1 {ids[0]} 0", f"2 {ids[1]} 10"]
+    assert site.num_jobs() == 3
+
+
+def test_each_job_of_a_chain_waits_for_the_one_before(site: Site) -> None:
+    ids = queue_chain(site, chain_script(site, "10", "20", "on_signal"), 3)
+    wait_until_up(site)
+    waiting = [site.job(job_id) for job_id in ids[1:]]
+    assert [(job["job_state"], job["Hold_Types"]) for job in waiting] == [("H", "s"), ("H", "s")]
+    site.run("qdel", *reversed(ids))  # a job waits no longer once the one before it is deleted
+    site.wait(ids[0])
+    assert attempts(site) == [f"1 {ids[0]} 0"]
+
+
+def test_a_failure_ends_the_chain_with_its_reason(site: Site) -> None:
+    ids = queue_chain(site, chain_script(site, "10", "25", "failed"), 3)
+    jobs = [site.wait(job_id) for job_id in ids]
+    assert [job["Exit_status"] for job in jobs] == [1, 1, 1]
+    assert "error: the attempt before this one failed: loss is nan; mend that" in site.log(jobs[2])
+    assert attempts(site) == [f"1 {ids[0]} 0"]
+
+
+@pytest.mark.parametrize(("steps", "ends"), [("10", 0), ("0", 1)])
+def test_after_a_job_killed_without_a_word_the_chain_goes_on_if_it_had_made_progress(
+    make_site: MakeSite, steps: str, ends: int
+) -> None:
+    """afterok would never start the next job; afterany does, and `state` decides."""
+    site = make_site(kill_delay_s=0.3)
+    ids = queue_chain(site, chain_script(site, steps, "20", "stubborn"), 2, "-l", "walltime=1")
+    first, second = (site.wait(job_id) for job_id in ids)
+    assert (first["Exit_status"], first["left_over"]) == (-29, [])
+    assert second["Exit_status"] == ends, site.logs()
+    assert state(site) == ("done 20" if ends == 0 else "running 0")
+    if ends:
+        assert "made no step of progress and the run is still at step 0" in site.log(second)
+
+
+def test_a_chain_that_is_refused_half_way_says_what_is_queued(site: Site) -> None:
+    script = chain_script(site, "10", "20", "again")
+    no_more = 'if [[ $* == *depend* ]]; then echo "qsub: no" >&2; exit 32; fi'
+    program(site.root / "bin" / "qsub", f'#!/bin/bash\n{no_more}\nexec {site.pbs_bin}/qsub "$@"\n')
+    done = site.run("bash", script, "--chain", "3", env={"PATH": f"{site.root}/bin:/usr/bin:/bin"})
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("qsub: no\nerror: qsub refused job 2 of 3; queued so far: 12.pbs-srv; ")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "--chain '' was given"),
+        (["0"], "--chain '0' was given"),
+        (["x[$(touch canary)]"], "a number of jobs from 1 to 20 (--max-attempts) is needed"),
+        (["21"], "--chain '21' was given"),
+        (["3", "-v", "A=1"], "-v was given, which the chain needs for itself"),
+    ],
+)
+def test_a_chain_that_makes_no_sense_is_refused_and_nothing_is_queued(
+    site: Site, words: list[str], said: str
+) -> None:
+    done = site.run("bash", chain_script(site, "1", "1", "done"), "--chain", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert site.num_jobs() == 0
+    assert not list(site.work.glob("canary"))

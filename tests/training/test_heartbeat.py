@@ -1,0 +1,373 @@
+"""A rank that hangs is named: real processes, real signals, a network that is really cut."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from ddp_hpc.training import heartbeat as heartbeat_module
+from ddp_hpc.training.flight_recorder import turn_on_flight_recorder, write_flight_record
+from ddp_hpc.training.heartbeat import start_heartbeat
+from ddp_hpc.training.heartbeat_watch import Watch
+from ddp_hpc.training.heartbeat_words import Beat, Limits
+from ddp_hpc.world.comm import SingleComm
+from ddp_hpc.world.topology import World
+from tests.conftest import clean_environ
+from tests.world.stand_in import mpi_world, on_all_ranks
+
+from .beating import LOST
+
+BEATING = Path(__file__).with_name("beating.py")
+
+
+class Ranks:
+    """Ranks of `beating.py`, which are killed at the end."""
+
+    def __init__(self, folder, fault, *limits, size=2):
+        argv = [sys.executable, str(BEATING)]
+        self.processes = [
+            subprocess.Popen(
+                [*argv, str(rank), str(size), str(folder), fault, *limits],
+                env=clean_environ(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(size)
+        ]
+
+    def words_of(self, rank, timeout_s=20):
+        """What a rank says until it ends, and how it ends."""
+        text, _ = self.processes[rank].communicate(timeout=timeout_s)
+        return text, self.processes[rank].returncode
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    started = []
+
+    def start(*words, **more):
+        started.append(Ranks(tmp_path, *words, **more))
+        return started[-1]
+
+    yield start
+    for process in (p for job in started for p in job.processes):
+        process.kill()
+        process.communicate()
+
+
+def test_ranks_that_work_are_not_missed_and_part_in_peace(ranks):
+    job = ranks("none:", "stuck_s=1", "silent_s=1", "gone_s=0.1", "first_s=5", size=3)
+    assert [job.words_of(rank) for rank in range(3)] == [("", 0)] * 3
+
+
+def test_a_rank_that_sleeps_is_named_with_node_step_phase_and_code(ranks, tmp_path):
+    text, code = ranks("sleep:2", "stuck_s=0.4", size=3).words_of(0)
+    assert code == LOST
+    assert text.count("\n") == 1
+    found = re.match(
+        r"rank 2 on n2 has been in step 3, data for (\S+) s \((.*)\) and all others wait; ", text
+    )
+    assert found, text
+    assert 0.4 <= float(found[1]) < 5
+    assert re.fullmatch(r"at beating\.py:\d+ read_from_a_dead_server", found[2])
+    stack = (tmp_path / "stacks" / "rank00002.txt").read_text()
+    assert str(tmp_path / "stacks" / "rank00002.txt") in text
+    assert "in main" in stack
+    assert "in read_from_a_dead_server" in stack
+
+
+def test_a_run_folder_that_hangs_does_not_hold_the_verdict_back(ranks, tmp_path):
+    (tmp_path / "stacks").mkdir()
+    os.mkfifo(tmp_path / "stacks" / "rank00001.txt")  # to write there waits for ever
+    text, code = ranks("sleep:1", "stuck_s=0.4").words_of(0)
+    assert code == LOST
+    assert "read_from_a_dead_server) and all others wait; if it was only slow" in text
+
+
+def test_rank_0_itself_can_be_the_one_that_hangs(ranks):
+    text, _ = ranks("sleep:0", "stuck_s=0.4").words_of(0)
+    assert text.startswith("rank 0 on n0 has been in step 3, data")
+    assert "read_from_a_dead_server" in text
+
+
+def test_one_process_watches_itself(ranks):
+    text, code = ranks("sleep:0", "stuck_s=0.4", size=1).words_of(0)
+    assert (text[: text.index(" for ")], code) == ("rank 0 on n0 has been in step 3, data", LOST)
+    assert "others" not in text
+
+
+def test_where_all_ranks_hang_at_one_place_none_is_blamed(ranks):
+    text, _ = ranks("wait:all", "stuck_s=0.4").words_of(0)
+    assert re.match(
+        r"all 2 ranks have been in step 3, backward for \S+ s \(at beating\.py:\d+ wait_where_all_wait\) "
+        "and none lags: look at the network",
+        text,
+    )
+
+
+@pytest.mark.parametrize("kind", ["stop", "lock"])
+def test_a_rank_that_cannot_answer_is_named_where_it_was_last(ranks, kind):
+    """A stopped process, and one that holds Python's lock in C code."""
+    text, code = ranks(f"{kind}:1", "stuck_s=0.4", "first_s=0.4").words_of(0)
+    assert code == LOST
+    assert re.match(r"rank 1 on n1 has been .* and all others wait", text), text
+    assert "no answer: its process is stopped, or Python is locked in a C call" in text
+
+
+def test_a_rank_that_is_killed_is_gone(ranks):
+    text, code = ranks("kill:1", "gone_s=0.3").words_of(0)
+    assert code == LOST
+    assert text.startswith("rank 1 on n1 is gone: the connection closed without a goodbye 0.3 s ago")
+
+
+def test_the_others_can_ask_at_once_who_is_gone(ranks):
+    """For the words of a rank that only knows that some peer has closed its connection."""
+    job = ranks("who:1", size=3)
+    assert [job.words_of(0)[0], job.words_of(2)[0]] == ["rank 1 on n1\n"] * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "limit", "words"),
+    [
+        ("kill", "gone_s=0.3", "rank 0 on n0 is gone: its connection closed"),
+        ("stop", "stuck_s=0.4", "lost contact with rank 0 on n0: no word for "),
+    ],
+)
+def test_the_others_notice_a_lost_rank_0(ranks, kind, limit, words):
+    job = ranks(f"{kind}:0", limit)
+    text, code = job.words_of(1)
+    assert text.startswith(words)
+    assert code == LOST
+
+
+def test_a_cut_network_is_told_from_a_process_that_is_silent(tmp_path):
+    """Nothing closes a connection over a cable that is out: only a time limit notices."""
+    if subprocess.run(["unshare", "-rnpf", "true"], capture_output=True).returncode != 0:
+        pytest.skip("no right to a network of its own (unshare -rnpf)")
+    rank = f"{sys.executable} {BEATING} %d 2 {tmp_path} cut:1 silent_s=1"
+    both = f"ip link set lo up; {rank % 0} & {rank % 1}; wait"
+    done = subprocess.run(
+        ["unshare", "-rnpf", "--kill-child", "sh", "-c", both],
+        env=clean_environ(),
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    lines = sorted(done.stdout.splitlines())
+    assert lines[0].startswith("lost contact with rank 0 on n0: the node or the network to it is gone")
+    assert lines[1].startswith("rank 1 on n1 is cut off, last seen ")
+
+
+@pytest.mark.parametrize(
+    ("fault", "size"),
+    [
+        ("moving:1", 2),  # the others wait for longer than they may, but rightly
+        ("pause:all", 2),  # the job was suspended
+        ("pause:0", 1),
+    ],
+)
+def test_ranks_that_go_on_are_left_alone(ranks, fault, size):
+    job = ranks(fault, "stuck_s=1", "silent_s=1", size=size)
+    assert [job.words_of(rank) for rank in range(size)] == [("", 0)] * size
+
+
+def _world(rank, size):
+    return World(rank=rank, world_size=size, local_rank=rank, local_size=size, hostname="n", launcher="hand")
+
+
+class _Overhears:
+    """A `Comm` that keeps what rank 0 says."""
+
+    def __init__(self, comm):
+        self._comm, self.heard = comm, []
+
+    def bcast(self, value):
+        self.heard.append(self._comm.bcast(value))
+        return self.heard[-1]
+
+    def allgather(self, value):
+        return self._comm.allgather(value)
+
+
+def _two_ranks(lost, **limits):
+    comms = [_Overhears(comm) for comm in mpi_world(2, 2)]
+    limits = {"stuck_s": 0.4, "first_s": 60, "gone_s": 0.2} | limits
+    hearts = on_all_ranks(
+        lambda rank: start_heartbeat(
+            _world(rank, 2), comms[rank], "127.0.0.1", stacks=None, on_lost=lost.append, **limits
+        ),
+        2,
+    )
+    return hearts, comms[1].heard[0]
+
+
+def test_strangers_at_the_port_are_shown_out_and_harm_nobody():
+    lost = []
+    hearts, (port, nonce, _) = _two_ranks(lost)
+    greetings = [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\xff\x00\n" * 9,
+        b"x" * 5000,
+        b"hello 0000000000000000 1 n\n",
+        f"hello {nonce} 2 n\n".encode(),  # a rank that is not
+        f"hello {nonce} -1 n\n".encode(),
+        f"hello {nonce} 1 n\n".encode(),  # a rank that is here already
+        f"hello {nonce} one n\n".encode(),
+        b"hello\n",
+        b"bye\n",
+    ]
+    for greeting in greetings:
+        with socket.create_connection(("127.0.0.1", int(port)), timeout=5) as stranger:
+            stranger.sendall(greeting)
+            with suppress(ConnectionResetError):
+                assert stranger.recv(1) == b"", greeting
+    time.sleep(0.5)
+    assert lost == []
+    assert all(heart.thread.thread.is_alive() for heart in hearts)
+    for heart in reversed(hearts):
+        heart.close()
+    assert not any(heart.thread.thread.is_alive() for heart in hearts)
+    assert lost == []
+
+
+def test_without_the_right_word_nobody_takes_a_ranks_place():
+    listener = socket.create_server(("127.0.0.1", 0))
+    limits = Limits(silent_s=60, stuck_s=60, first_s=60, gone_s=60, period_s=2, answer_s=5)
+    watch = Watch(_world(0, 2), limits, lambda _: Beat(), (listener, "right"), None, print)
+    watch.thread.start()
+    answers = []
+    for word in ("wrong", "right"):
+        with socket.create_connection(listener.getsockname(), timeout=5) as guest:
+            guest.sendall(f"hello {word} 1 n\n{Beat().line()}\n".encode())
+            with suppress(ConnectionResetError):
+                answers.append((word, guest.recv(1)))
+    watch.stop()
+    watch.thread.join(5)
+    assert answers[-1] == ("right", b"\n")
+    assert ("wrong", b"\n") not in answers
+
+
+def test_who_knows_why_a_connection_ended_has_time_to_speak_first():
+    lost = []
+    hearts, _ = _two_ranks(lost, gone_s=0.7)
+    hearts[1].thread._connection.shutdown(socket.SHUT_RDWR)  # as the kernel does for a dead process
+    assert hearts[0].who_is_gone(2.0) == "rank 1 on n"
+    time.sleep(0.3)
+    assert lost == []
+    for heart in hearts:
+        heart.thread.thread.join(5)
+    assert sorted(text[:6] for text in lost) == ["rank 0", "rank 1"]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_whoever_closes_first_is_not_missed(first):
+    lost = []
+    hearts, _ = _two_ranks(lost)
+    hearts[first].close()
+    hearts[first].close()
+    time.sleep(0.6)
+    assert lost == []
+    hearts[1 - first].close()
+
+
+def test_a_port_that_cannot_be_reached_costs_the_heartbeat_and_nothing_else(monkeypatch):
+    def refuse(address, timeout):
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(heartbeat_module.socket, "create_connection", refuse)
+    lost = []
+    hearts, _ = _two_ranks(lost)
+    for heart in hearts:
+        assert "no heartbeat" in heart.note
+        assert "rank 1 on n" in heart.note
+        assert "Connection refused" in heart.note
+        heart.at(0, "data")
+        heart.close()
+    assert lost == []
+
+
+def test_the_order_of_places_follows_steps_micro_batches_and_phases():
+    heart = start_heartbeat(
+        _world(0, 1), SingleComm(), "", stuck_s=60, first_s=60, stacks=None, on_lost=print
+    )
+    places = []
+    for step, phase in [
+        (7, "data"),
+        (7, "backward"),
+        (7, "data"),  # the second micro-batch
+        (7, "backward"),
+        (7, "optimizer"),
+        (8, "data"),
+    ]:
+        heart.at(step, phase)
+        places.append(heart.now().place)
+    heart.close()
+    assert places == sorted(set(places))
+
+
+def test_the_first_step_of_a_process_has_a_limit_of_its_own():
+    heart = start_heartbeat(
+        _world(0, 1), SingleComm(), "", stuck_s=10, first_s=90, stacks=None, on_lost=print
+    )
+    limits = [heart.now().limit_s]
+    for step, phase in [(120, "data"), (120, "settle"), (121, "data")]:
+        heart.at(step, phase)
+        limits.append(heart.now().limit_s)
+    heart.close()
+    assert limits == [90, 90, 90, 10]
+
+
+def test_the_flight_recorder_writes_to_the_run_folder(tmp_path):
+    environ = {"DDP_HPC_RUN_DIR": str(tmp_path / "run")}
+    turn_on_flight_recorder(environ)
+    assert environ == {
+        "DDP_HPC_RUN_DIR": str(tmp_path / "run"),
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "run" / "flight" / "rank_"),
+    }
+    assert (tmp_path / "run" / "flight").is_dir()
+
+
+def test_what_the_user_has_set_for_the_flight_recorder_stays(tmp_path):
+    own = {
+        "DDP_HPC_RUN_DIR": str(tmp_path),
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "7",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/somewhere/rank_",
+    }
+    environ = dict(own)
+    turn_on_flight_recorder(environ)
+    assert environ == own
+
+
+def test_without_a_run_folder_that_can_be_made_nothing_is_recorded(tmp_path):
+    (tmp_path / "file").write_text("")
+    for environ in ({}, {"DDP_HPC_RUN_DIR": str(tmp_path / "file")}):
+        before = dict(environ)
+        turn_on_flight_recorder(environ)
+        assert environ == before
+
+
+def test_the_record_of_a_process_group_is_written_and_read_back(tmp_path, monkeypatch):
+    import pickle
+
+    import torch
+    import torch.distributed as dist
+
+    monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(tmp_path / "rank_"))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        dist.all_reduce(torch.ones(1))
+        write_flight_record(0, 5.0)
+    finally:
+        dist.destroy_process_group()
+    entries = pickle.loads((tmp_path / "rank_0").read_bytes())["entries"]
+    assert "gloo:all_reduce" in [entry["profiling_name"] for entry in entries]
