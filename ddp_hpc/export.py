@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -45,7 +44,9 @@ def command(snapshot: Path, output: Path, force: bool) -> None:
         raise RequestError(f"{output}: is there already; name another file, or give --force")
     if output.is_dir() or not output.absolute().parent.is_dir():
         raise RequestError(f"{output}: is a folder, or lies in a folder that does not exist; name a file")
-    from ddp_hpc.training.snapshot import MODEL, find_snapshots, read_snapshot, step_of
+    import safetensors.torch
+
+    from ddp_hpc.training.snapshot import find_snapshots, read_snapshot, step_of
 
     path = snapshot
     if step_of(path) < 0:
@@ -59,7 +60,8 @@ def command(snapshot: Path, output: Path, force: bool) -> None:
             if output.suffix == ".pt":
                 _write_pt(read, partial)
             else:
-                shutil.copyfile(path / MODEL, partial)
+                # Not a copy of the file: a run that goes on may remove it by now.
+                partial.write_bytes(safetensors.torch.save(read.model))
             give_name(partial, output, replace=force)
     except OSError as error:
         raise DdpHpcError(f"{output}: cannot be written") from error

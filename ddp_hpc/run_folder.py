@@ -54,7 +54,7 @@ def write_state(folder: Path, state: RunState) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with partial_file(path, _NAME) as partial:
-            with partial.open("w", encoding="utf-8") as file:
+            with partial.open("w", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(f"{state.state} {state.step} {' '.join(state.reason.split())}".rstrip() + "\n")
                 file.flush()
                 os.fsync(file.fileno())

@@ -27,6 +27,7 @@ from ddp_hpc.errors import (
     EXIT_INTERRUPTED,
     EXIT_WRONG_REQUEST,
     DdpHpcError,
+    RendezvousError,
     ReportedElsewhereError,
     RequestError,
 )
@@ -204,6 +205,12 @@ def main(argv: list[str] | None = None) -> NoReturn:
         code = error.exit_code
     except (KeyboardInterrupt, click.Abort):
         code = EXIT_INTERRUPTED
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        # Python would end with 120 where the log cannot be written: that is no failure of the training.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(code)
 
 
@@ -219,7 +226,8 @@ class _Parts:
 
 def _run(config: TrainConfig) -> None:
     """Everything after parsing. Leaves by ending the process where it fails."""
-    signal.signal(signal.SIGTERM, _on_sigterm)
+    for sig in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(sig, _on_signal)
     if sys.stderr is not None:
         faulthandler.enable()  # says where, if a data file is cut under the memory map (SIGBUS)
     # c10d warns, with C++ frames, of every connection that a failing rank drops, and of hosts without DNS.
@@ -240,7 +248,9 @@ def _run(config: TrainConfig) -> None:
         finalize_mpi()
         # Launchers give the largest code, or all of them ORed. Rank 0 ends last: a launcher that ends the
         # others because of it finds nobody.
-        _leave(EXIT_AGAIN if world.rank == 0 else EXIT_DONE)
+        # Hydra gives one rank's code once they have left MPI: seen with MPICH 5.0, 75 and 0 gave either.
+        all_say_it = world.launcher.startswith("hydra")
+        _leave(EXIT_AGAIN if world.rank == 0 or all_say_it else EXIT_DONE)
 
 
 def _find_the_others(config: TrainConfig) -> tuple[World, Endpoint | None]:
@@ -328,10 +338,11 @@ def _become_torchrun() -> NoReturn:
     os.execv(sys.executable, [sys.executable, *torchrun, *training])  # noqa: S606 - an argv list
 
 
-def _on_sigterm(signum: int, frame: object) -> NoReturn:
-    del signum, frame
+def _on_signal(signum: int, frame: object) -> NoReturn:
+    """Until the training takes them over."""
+    del frame
     # An exception, so that a half-made data file is removed on the way out.
-    raise SystemExit(_SIGTERM_EXIT)
+    raise SystemExit(128 + signum)
 
 
 def _end_from_thread(text: str, parts: _Parts, claim: Claim) -> NoReturn:
@@ -362,7 +373,7 @@ def _fail(error: BaseException, parts: _Parts, timeout_s: float) -> NoReturn:
     if claim is Claim.LATE and code == _SIGTERM_EXIT:
         code = EXIT_FAILED  # our own watch sent that signal
     _speak(claim, text, parts.world)
-    if parts.survival is not None and claim is not Claim.LATE and code in (EXIT_FAILED, EXIT_WRONG_REQUEST):
+    if parts.survival is not None and claim is not Claim.LATE and code == EXIT_FAILED:
         parts.survival.failed(text.splitlines()[-1], again=_is_lost_contact(error, timeout_s))
     if together:
         # All ranks are here: nobody has to be torn out of a wait.
@@ -395,17 +406,20 @@ def _speak(claim: Claim, text: str, world: World | None) -> None:
         say_once_a_node(f"[{short_hostname()}] {worded}", os.environ)
     elif claim is Claim.FIRST:
         prefix = world.prefix if world is not None and world.world_size > 1 else ""
-        # One write, so that lines of different ranks do not mix.
-        sys.stderr.write(f"{prefix}{worded}\n")
-        sys.stderr.flush()
+        # One write, so that lines of different ranks do not mix. A full disk does not keep it from its end.
+        with contextlib.suppress(OSError, AttributeError):
+            sys.stderr.write(f"{prefix}{worded}\n")
+            sys.stderr.flush()
 
 
 def _verdict(error: BaseException, parts: _Parts, timeout_s: float) -> tuple[int, str]:
     """Exit code and words for an error."""
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else EXIT_FAILED
-        stopped = "stopped by SIGTERM (scancel, qdel, the walltime, or the launcher)"
-        return code, stopped if code == _SIGTERM_EXIT else f"a rank ended itself with exit code {code}"
+        if code - 128 in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+            name = signal.Signals(code - 128).name
+            return code, f"stopped by {name} (scancel, qdel, the walltime, or the launcher)"
+        return code, f"a rank ended itself with exit code {code}"
     if isinstance(error, KeyboardInterrupt):
         return EXIT_INTERRUPTED, "interrupted"
     if "is killed by signal: Terminated" in str(error):
@@ -421,7 +435,7 @@ def _is_lost_contact(error: BaseException, timeout_s: float) -> bool:
         return False
     from ddp_hpc.training.failure import explain_lost_contact
 
-    return bool(explain_lost_contact(error, timeout_s))
+    return isinstance(error, RendezvousError) or bool(explain_lost_contact(error, timeout_s))
 
 
 def _leave(code: int) -> NoReturn:

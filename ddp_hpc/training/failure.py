@@ -48,7 +48,8 @@ def explain_lost_contact(error: BaseException, timeout_s: float) -> str:
         return ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     # NCCL puts what really happened behind this, not into its first line.
-    cause = next((line for line in lines if line.startswith("Last error")), lines[0])[:300]
+    cause = next((line for line in lines if line.startswith("Last error")), lines[0])
+    cause = cause.partition(". This is typically")[0][:300]  # gloo's advice, with a pictogram
     return (
         f"lost contact with another rank in a collective ({cause}); it ended or does not come: look for its "
         f"own error above or in its node's log; a rank waits {timeout_s:g} s for the others (--timeout)"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_hpc.errors import DataError
-from ddp_hpc.partial_files import process_home
+from ddp_hpc.partial_files import partial_file, process_home
 
 TOUCH_S = 5.0
 # A file system may take its time to show one node what another one wrote.
@@ -70,16 +70,21 @@ class FolderLock:
         }
         text = json.dumps(holder)
         try:
-            with self._path.open("x") as file:
-                file.write(text)
+            file = self._path.open("x")
         except FileExistsError:
             self._wait_for_silence(waits, stale_s)
         else:
+            try:
+                with file:
+                    file.write(text)
+            except OSError:  # a full disk
+                self._path.unlink()
+                raise
             return
         # Two may come here at once: the one whose words are there after a moment has it.
-        partial = self._path.with_name(f"{_NAME}.{self._nonce}")
-        partial.write_text(text)
-        partial.replace(self._path)
+        with partial_file(self._path, self._nonce) as partial:
+            partial.write_text(text)
+            partial.replace(self._path)
         time.sleep(_SETTLE_S)
         if not self._is_ours():
             self._refuse(self._read())
@@ -122,7 +127,7 @@ class FolderLock:
     def _read(self) -> dict[str, Any]:
         try:
             found = json.loads(self._path.read_bytes())
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import tempfile
 import threading
 from collections.abc import Generator, Iterable
@@ -149,6 +150,7 @@ class Loader:
             prefetch_factor=max(1, self._ahead),
             pin_memory=self._device.type == "cuda",
             timeout=self._timeout_s,
+            worker_init_fn=_leave_signals_to_the_rank,
             generator=torch.Generator(),  # it draws a seed: not out of the stream that dropout draws from
         )
         try:
@@ -282,6 +284,15 @@ def _as_array(tensor: Tensor) -> NDArray[Any]:
     bits = tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor
     array: NDArray[Any] = bits.numpy()
     return array
+
+
+def _leave_signals_to_the_rank(_: int) -> None:
+    """In a worker: schedulers and terminals signal it too, and the rank goes on for a while to save.
+
+    It ends with the rank: it looks every few seconds whether its parent is there.
+    """
+    for sig in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
+        signal.signal(sig, signal.SIG_IGN)
 
 
 def _prepare_for_workers() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from typing import TextIO
 
 
@@ -22,8 +23,7 @@ class Progress:
     def say(self, text: str) -> None:
         """One line that stays."""
         if self._speaks:
-            self._stream.write(self._clear() + text + "\n")
-            self._stream.flush()
+            self._write(self._clear() + text + "\n")
 
     def step(self, done: int, total: int, epoch: str, loss: float, samples_per_s: float) -> None:
         """Where the training is: `epoch 1/10 step 10/640 loss 29.95 61.3 samples/s eta 0:10:12`."""
@@ -41,9 +41,14 @@ class Progress:
             self.say(text)
             return
         filled = 24 * done // total
-        self._stream.write(f"{self._clear()}[{'#' * filled}{'-' * (24 - filled)}] {text}")
-        self._stream.flush()
+        self._write(f"{self._clear()}[{'#' * filled}{'-' * (24 - filled)}] {text}")
         self._open_line = True
+
+    def _write(self, text: str) -> None:
+        # A log on a full disk, or a reader that left, is no reason to end a training that runs.
+        with suppress(OSError):
+            self._stream.write(text)
+            self._stream.flush()
 
     def _clear(self) -> str:
         was_open, self._open_line = self._open_line, False

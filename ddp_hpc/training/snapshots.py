@@ -46,6 +46,7 @@ _TRANSIENT = {
     errno.ESHUTDOWN,
 }
 _NICE = 10
+_TICK_S = 5.0
 _RETRY_AFTER_S = (1.0, 4.0, 15.0)
 
 Say = Callable[[str], None]
@@ -70,7 +71,7 @@ class SnapshotFolder:
     """
 
     def __init__(self, folder: Path, keep: int, say: Say, on_saved: Callable[[int], None]) -> None:
-        self._folder = folder
+        self._folder = self.path = folder
         self._keep = keep
         self._say = say
         self._on_saved = on_saved
@@ -114,12 +115,19 @@ class SnapshotFolder:
         self._writer = threading.Thread(target=self._write, args=(step, dict(about)), name="save")
         self._writer.start()
 
-    def wait(self) -> Saved:
-        """Returns when nothing is being written any more."""
-        if self._writer is not None:
-            self._writer.join()
-            self._writer = None
+    def wait(self, tick: Callable[[], None] = lambda: None) -> Saved:
+        """Returns when nothing is being written any more; calls `tick` every few seconds meanwhile."""
+        while self._writer is not None:
+            tick()
+            self._writer.join(_TICK_S)
+            if not self._writer.is_alive():
+                self._writer = None
         return self.saved
+
+    @property
+    def lost(self) -> bool:
+        """Whether another job has taken the folder over."""
+        return self._lock.lost
 
     def close(self) -> None:
         """Waits for the writer and lets others have the folder."""
@@ -151,9 +159,10 @@ class SnapshotFolder:
         self.saved = Saved(step_of(path), time.monotonic() - begin_s)
         self._on_saved(step)
         # One of a later step was found damaged when the run went back behind it: it is nobody's to delete.
-        passed = [path for path in find_snapshots(self._folder) if step_of(path) <= step]
-        for old in passed[self._keep :]:
-            discard(old)
+        with suppress(OSError, DataError):  # the next save tries again
+            passed = [path for path in find_snapshots(self._folder) if step_of(path) <= step]
+            for old in passed[self._keep :]:
+                discard(old)
 
     def _write_patiently(self, step: int, about: dict[str, Any]) -> Path:
         for wait_s in (*_RETRY_AFTER_S, None):

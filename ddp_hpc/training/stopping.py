@@ -28,8 +28,11 @@ DEADLINE = 1000
 
 # Before SIGKILL, for the words to get out.
 _LAST_WORDS_S = 2.0
+_SAME_SIGNAL_S = 1.0
 _POLL_S = 0.25
 _SAVE_RESERVE, _STEP_RESERVE = 1.5, 2.0
+# Ranks tell each other their wishes about as often.
+_TALK_S = 1.0
 
 
 class Stopping:
@@ -55,8 +58,8 @@ class Stopping:
         self._judges_clock = judges_clock
         self._stacks = stacks
         self._last_words = last_words
-        self._is_lost = is_lost
-        self._signal = 0
+        self.is_lost = is_lost
+        self._signal, self._signalled_s = 0, 0.0
         self._longest_step_s = self._longest_save_s = self._expected_save_s = 0.0
         self._file: TextIO | None = None
         # A signal handler must not start threads: this one waits from the beginning.
@@ -101,11 +104,16 @@ class Stopping:
         self._expected_save_s = save_s
 
     def margin_s(self) -> float:
-        """How long before the allocation's end to stop: a save, steps until all know, the kill delay."""
+        """How long before the allocation's end to stop: a save, the time until all know, the kill delay.
+
+        Without a kill delay too it is before the last resort, which keeps some time for its words.
+        """
         return (
             _SAVE_RESERVE * (self._longest_save_s or self._expected_save_s)
             + _STEP_RESERVE * self._longest_step_s
             + (self._kill_delay_s or 0.0)
+            + _TALK_S
+            + _LAST_WORDS_S
         )
 
     def explain(self, wish: int, rank: int) -> str:
@@ -117,11 +125,13 @@ class Stopping:
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         del frame
-        if self._is_lost():  # another rank failed, and our own watch wants this one to end
+        if self.is_lost():  # another rank failed, and our own watch wants this one to end
             raise SystemExit(128 + signum)
-        if self._signal and signum == signal.SIGINT:
-            raise KeyboardInterrupt  # twice Ctrl-C: now
-        self._signal = signum
+        now_s = time.monotonic()
+        # A terminal sends Ctrl-C to the ranks and to the launcher, which hands it on.
+        if self._signal and signum == signal.SIGINT and now_s - self._signalled_s > _SAME_SIGNAL_S:
+            raise KeyboardInterrupt
+        self._signal, self._signalled_s = signum, now_s
         if signum in _LAST_WARNINGS and self._kill_delay_s is not None:
             self._end_in(self._kill_delay_s, f"{self._kill_delay_s:g} s after {signal.Signals(signum).name}")
 
@@ -134,9 +144,12 @@ class Stopping:
         if self._file is None and self._stacks is not None:
             with suppress(OSError):
                 self._stacks.parent.mkdir(parents=True, exist_ok=True)
-                self._file = self._stacks.open("w", encoding="utf-8")
+                self._file = self._stacks.open("a", encoding="utf-8")  # an earlier attempt's stay
+        self._end_below_python(seconds + _LAST_WORDS_S / 2)
+
+    def _end_below_python(self, seconds: float) -> None:
         if (file := self._file or sys.stderr) is not None:
-            faulthandler.dump_traceback_later(seconds + _LAST_WORDS_S / 2, exit=True, file=file)
+            faulthandler.dump_traceback_later(seconds, exit=True, file=file)
 
     def _watch(self) -> None:
         while not self._over.wait(_POLL_S):
@@ -144,6 +157,8 @@ class Stopping:
                 break
         else:
             return
+        # Python runs, and its words are better: rank 0 takes a second to let the others hear first.
+        self._end_below_python(_LAST_WORDS_S - 2 * _POLL_S)
         if self._file is not None:
             faulthandler.dump_traceback(self._file)
         where = f"; its stacks: {self._stacks}" if self._file is not None else ""

@@ -89,8 +89,10 @@ class Survival:
         self._stopping = stopping
         self._folder: SnapshotFolder | None = None  # on rank 0, where there is one
         self._last_save_s = time.monotonic()
-        self._talks = self._start_step = 0
+        self._talks = 0
         self._opened = False
+        self._over = False  # by an error
+        self._start_step: int | None = None  # until it is known
 
     @property
     def stacks(self) -> Path | None:
@@ -138,6 +140,8 @@ class Survival:
                 self._check_run(snapshot, samples)
             except DataError as error:
                 problem = str(error)
+            except (KeyError, TypeError) as error:
+                problem = f"{snapshot.path}: was not written by ddp-hpc: {error} is missing or wrong"
         group.agree(problem, RequestError.exit_code)
         about = group.comm.bcast(None if snapshot is None else snapshot.about)
         if about is None:
@@ -162,9 +166,18 @@ class Survival:
         return position, losses
 
     def signs(self, step_s: float) -> list[float]:
-        """What this rank tells the others: its wish to stop, whether to save, how long a step takes."""
+        """What this rank tells the others: its wish to stop, whether to save, how long a step takes.
+
+        Raises:
+            DdpHpcError: another job has taken the folder over.
+        """
         if self._stopping is None:
             return [0.0, 0.0, step_s]
+        if self._folder is not None and self._folder.lost:
+            raise DdpHpcError(
+                f"{self._folder.path}: another job has taken it over, as this one was silent for long "
+                "(or its file .lock was removed); the run is that job's"
+            )
         self._talks += 1
         if self._talks > 1:  # the first step allocates, connects and compiles
             self._stopping.measured(step_s=step_s)
@@ -172,6 +185,11 @@ class Survival:
             self._folder is not None and time.monotonic() - self._last_save_s > self._config.snapshot_every_s
         )
         return [float(self._stopping.wish()), float(due), step_s]
+
+    def evaluated(self, evaluation_s: float) -> None:
+        """Tells how long nobody could ask to stop, as in a step."""
+        if self._stopping is not None:
+            self._stopping.measured(step_s=evaluation_s)
 
     def saves_at(self, step: int) -> bool:
         """Whether `--snapshot-every-steps` wants a snapshot after this step."""
@@ -216,8 +234,10 @@ class Survival:
             training = {**optimizer_tensors(model, optimizer), **generators}
             self._folder.save(position.step, about, model.state_dict(), training)
 
-    def finish(self, position: Position, stop: str) -> None:
+    def finish(self, position: Position, stop: str, tick: Callable[[], None]) -> None:
         """Waits for the last save and says in the run folder how the run ended. Collective.
+
+        `tick` is called every few seconds where that takes long.
 
         Raises:
             DdpHpcError: the last state could not be saved.
@@ -226,7 +246,7 @@ class Survival:
             return
         problem = ""
         if self._folder is not None:
-            saved = self._folder.wait()
+            saved = self._folder.wait(tick)
             if saved.step != position.step:
                 problem = (
                     f"step {position.step} could not be saved in {self._places.snapshots}; "
@@ -241,13 +261,19 @@ class Survival:
 
         `again`: a machine was at fault. Then the run is to go on, if this attempt saved anything.
         """
+        self._over = True
         if self._places is None or not self._opened:
             return
+        if self._folder is not None and self._folder.lost:
+            return  # it is another job's state
         with suppress(DdpHpcError):  # there is a better error already
             found = read_state(self._places.run)
+            begun = self._start_step is not None
+            if found is not None and (found.state == "done" or (begun and found.state != "running")):
+                return  # what fails after the run's end, or after another rank's word, changes neither
             step = found.step if found is not None else 0
-            state = "again" if again and step > self._start_step else "failed"
-            write_state(self._places.run, RunState(state, step, reason))
+            goes_on = again and self._start_step is not None and step > self._start_step
+            write_state(self._places.run, RunState("again" if goes_on else "failed", step, reason))
 
     def close(self) -> None:
         """Lets others have the folder, once what is being written is complete."""
@@ -256,6 +282,7 @@ class Survival:
 
     def abandon(self) -> None:
         """Lets others have the folder at once: this process is about to end by an error."""
+        self._over = True
         if self._folder is not None:
             self._folder.release()
 
@@ -263,6 +290,8 @@ class Survival:
         assert self._folder is not None
         if self._stopping is not None:
             self._stopping.measured(save_s=self._folder.saved.seconds)
+            if self._over or self._stopping.is_lost():
+                return  # a rank has failed meanwhile, and its word stands
         self._write_state("running", step, "saved a snapshot")
 
     def _write_state(self, state: str, step: int, reason: str) -> None:
@@ -274,6 +303,10 @@ class Survival:
             self._progress.say(f"WARNING: {error}; job scripts and their chain will not know of step {step}")
 
     def _check_run(self, snapshot: Snapshot, samples: Samples) -> None:
+        for name, kind in (("position", Position), ("losses", Losses)):
+            kind(**snapshot.about[name])
+        for name in ("world_size", "global_batch"):
+            int(snapshot.about[name])
         for name, value in self._order(samples).items():
             if (theirs := snapshot.about.get(name)) != value:
                 raise DataError(
@@ -324,13 +357,13 @@ def survive(
     `last_words` and `is_lost` are those of `Stopping`.
 
     Raises:
-        RequestError: a variable of the deadline is no time.
+        RequestError: a variable of the deadline is no time, or one that has passed.
     """
     environ = dict(os.environ)
     places = places_of(config, environ)
     found = group.comm.bcast(None if places is None else [str(places.run), str(places.snapshots)])
     places = None if found is None else Places(*map(Path, found))
-    deadline, delay_s = _deadline(group, environ)
+    deadline, delay_s = _deadline(group, environ, saves=places is not None)
     if places is None:
         if deadline is not None:
             left_min = (deadline.at_s - time.time()) / 60
@@ -356,7 +389,7 @@ def survive(
         survival.close()
 
 
-def _deadline(group: Group, environ: dict[str, str]) -> tuple[Deadline | None, float | None]:
+def _deadline(group: Group, environ: dict[str, str], *, saves: bool) -> tuple[Deadline | None, float | None]:
     """What rank 0 finds out, on every rank. Collective: every rank must call this."""
     problem = ""
     found: tuple[list[Any] | None, float | None] = None, None
@@ -364,6 +397,11 @@ def _deadline(group: Group, environ: dict[str, str]) -> tuple[Deadline | None, f
         try:
             deadline = find_deadline(environ)
             found = ([deadline.at_s, deadline.source] if deadline else None), kill_delay_s(environ)
+            if saves and deadline and (late_s := time.time() - deadline.at_s - (found[1] or 0.0)) > 0:
+                problem = (
+                    f"{deadline.source} says that the allocation ended {late_s:.0f} s ago; "
+                    "unset what is left of an earlier job, or give DDP_HPC_DEADLINE its true end"
+                )
         except RequestError as error:
             problem = str(error)
     group.agree(problem, RequestError.exit_code)

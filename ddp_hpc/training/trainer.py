@@ -105,6 +105,25 @@ def train(
     loader = Loader(samples, device, workers=config.workers, timeout_s=config.timeout_s)
     batches = loader.batches(_wanted(config, group.world, samples.num_samples, position, total))
     stepper = Stepper(config, group, batches, task, model, optimizer, dtype, clock, heart)
+
+    def test_after(epoch: int) -> Evaluation | None:
+        if samples.test is None:
+            return None
+        begin_s = time.monotonic()
+        found = evaluate(
+            bare,
+            task,
+            samples.test,
+            group,
+            batch_size=config.batch_size,
+            dtype=dtype,
+            timeout_s=config.timeout_s,
+            tick=partial(heart.at, position.step, "evaluation"),
+        )
+        survival.evaluated(time.monotonic() - begin_s)
+        progress.say(f"epoch {epoch}/{config.epochs} test: {found}")
+        return found
+
     talk_at, warned, stop = 0, False, ""
     test: Evaluation | None = None
     start_s = time.perf_counter()
@@ -132,27 +151,19 @@ def train(
                 )
         if logs:
             progress.step(position.step, total, f"{epoch + 1}/{config.epochs}", losses.last, pending.rate())
-        if samples.test is not None and (last or position.epoch > epoch):
-            test = evaluate(
-                bare,
-                task,
-                samples.test,
-                group,
-                batch_size=config.batch_size,
-                dtype=dtype,
-                timeout_s=config.timeout_s,
-                tick=partial(heart.at, position.step, "evaluation"),
-            )
-            progress.say(f"epoch {epoch + 1}/{config.epochs} test: {test}")
         if decision is not None and decision.save:
             heart.at(position.step, "snapshot")
             survival.save(position, losses, bare, optimizer, samples)
             stop = decision.stop
+        if position.epoch > epoch and not last and not stop:  # a run that stops has no time for it
+            test = test_after(epoch + 1)
+    if not stop:  # also where an attempt before this one was ended in the middle of it
+        test = test_after(position.epoch + (position.begin > 0))
     wall_s = time.perf_counter() - start_s
     batches.close()
     metrics.close()
     heart.at(position.step, "snapshot")
-    survival.finish(position, stop)
+    survival.finish(position, stop, partial(heart.at, position.step, "snapshot"))
     return Result(
         num_parameters=num_parameters,
         steps=position.step,

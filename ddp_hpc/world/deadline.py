@@ -40,7 +40,7 @@ def find_deadline(environ: Mapping[str, str]) -> Deadline | None:
     """
     for name in ("DDP_HPC_DEADLINE", "SLURM_JOB_END_TIME"):
         if text := environ.get(name, ""):
-            if not re.fullmatch(r"\d{1,12}(\.\d*)?", text):
+            if not re.fullmatch(r"\d{1,10}(\.\d*)?", text):
                 raise RequestError(
                     f"{name} is {text!r}; seconds of the Unix clock are needed, such as date +%s gives"
                 )

@@ -159,7 +159,7 @@ def _compare(
         same_size = None in (said.world_size, claim.world_size) or said.world_size == claim.world_size
         if same_rank and same_size:
             notes.append(f"{other.title} agrees: {said.place()}")
-        elif _started_by(launcher, claim, said):
+        elif _started_by(launcher, claim, said, environ):
             notes.append(
                 f"{other.title} describes what started {launcher.title}, not this rank: {said.place()}"
             )
@@ -174,7 +174,7 @@ def _compare(
     return tuple(notes)
 
 
-def _started_by(launcher: Launcher, claim: Claim, said: Claim) -> bool:
+def _started_by(launcher: Launcher, claim: Claim, said: Claim, environ: Environ) -> bool:
     """True where the other launcher started the first one's agents or proxies, one a node.
 
     Hydra's proxies and Open MPI's daemons are one Slurm task a node, torchrun's
@@ -188,6 +188,9 @@ def _started_by(launcher: Launcher, claim: Claim, said: Claim) -> bool:
     if said.world_size == 1:
         return True
     if launcher.name == "torchrun":
+        if "DDP_HPC_MIN_NODES" in environ and claim.num_nodes is not None:
+            # When a node was lost the group has fewer members than agents were started.
+            return claim.num_nodes <= said.world_size and said.local_size == 1
         return said.world_size == claim.num_nodes
     # Proxies carry ranks that know of each other: a lone rank is left over from another launch.
     return said.local_size == 1 and claim.world_size != 1

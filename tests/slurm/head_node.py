@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,8 +128,10 @@ class HeadNode:
             raise ClusterError(f"job {job_id} is an array; ask for one element, such as {job_id}_0")
         return dict(re.findall(r"(\S+?)=(.*?)(?= \S+=| *$)", text))
 
-    def wait(self, job_id: str, timeout: float = 120.0) -> JobEnd:
+    def wait(self, job_id: str, timeout: float = 120.0, *, requeues_at_once: bool = False) -> JobEnd:
         """How a job ended, as soon as it has. `sbatch --wait` would notice up to 32 s late.
+
+        `requeues_at_once`: whenever it is requeued it starts at once.
 
         Raises:
             ClusterError: after `timeout` seconds, with the job's state and output; the job is cancelled.
@@ -136,6 +139,8 @@ class HeadNode:
 
         def ended() -> dict[str, str]:
             job = self.job(job_id)
+            if requeues_at_once:
+                self.start_requeued(job_id)
             return job if job["JobState"] in _ENDED else {}
 
         try:
@@ -147,6 +152,16 @@ class HeadNode:
             raise ClusterError(f"{error}: {seen}; its output:\n{output}") from None
         code, _, number = job["ExitCode"].partition(":")
         return JobEnd(job["JobState"], int(code) or (128 + int(number) if int(number) else 0))
+
+    def start_requeued(self, job_id: str) -> bool:
+        """Lets a requeued job start now, as root may, and not after cred_expire. Whether there was one."""
+        job = self.job(job_id)
+        waits = (job["JobState"], job.get("Reason")) == ("PENDING", "BeginTime")
+        if waits:
+            # What was revoked with the last attempt are all credentials up to that second.
+            time.sleep(1.5)
+            self._ask("scontrol", "update", f"jobid={job_id}", "StartTime=now")
+        return waits
 
     def job_output(self, job_id: str) -> str:
         """What a batch job wrote so far: standard output, then standard error if that has its own file."""

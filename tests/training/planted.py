@@ -29,6 +29,8 @@ def one_step(self, position, *rest):
             sys.exit(3)
         if kind == "stick":
             time.sleep(600)
+        if kind.startswith("SIG"):
+            os.kill(os.getpid(), signal.Signals[kind])
     if position.step == 1 and kind == "stuck_others":
         # As in a kernel that waits for a rank which is gone: nothing but our watch can end these.
         if self.group.world.rank == int(rank):

@@ -1,0 +1,97 @@
+"""A training of two nodes with a rank each, submitted as `ddp-hpc render` writes it, and what it leaves."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from .cluster import Cluster
+from .head_node import JobEnd
+from .nodes import ClusterError, wait_for
+
+PROJECT = Path(__file__).resolve().parents[2]
+PYTHON = Path(sys.executable).parent / "python"
+SLOW = PROJECT / "tests" / "slurm" / "slow_training.py"
+# All nodes share this machine's cores, which each of them takes for its own.
+OPTIONS = ["--model", "linear", "--num-samples", "2000", "--batch-size", "4", "--threads", "1"]
+OPTIONS += ["--init-timeout", "60", "--metrics", "metrics.jsonl"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A submitted training."""
+
+    cluster: Cluster
+    folder: Path
+    job: str
+
+    @property
+    def log(self) -> str:
+        return "".join(path.read_text() for path in self.folder.glob(f"*-{self.job}.out"))
+
+    @property
+    def state(self) -> str:
+        """What the run folder says; empty before it says anything."""
+        path = self.folder / "runs" / "ddp" / "state"
+        return path.read_text().strip() if path.exists() else ""
+
+    @property
+    def attempts(self) -> list[tuple[int, str, int]]:
+        """Of each start: its number, its job id, and the step from which it went on."""
+        lines = (self.folder / "runs" / "ddp" / "attempts").read_text().splitlines()
+        return [(int(number), job, int(step)) for number, job, step, _ in map(str.split, lines)]
+
+    @property
+    def losses(self) -> list[tuple[int, float]]:
+        """Of each line of --metrics: its step and its loss."""
+        return read_losses(self.folder / "metrics.jsonl")
+
+    def wait_for_words(self, words: str, timeout: float = 60.0) -> None:
+        """Returns when the job's log has these words in it."""
+        try:
+            wait_for(f"'{words}'", lambda: words in self.log, timeout, 0.1)
+        except ClusterError as error:
+            raise ClusterError(f"{error}; state: {self.state}; log:\n{self.log}") from None
+
+    def wait_for_step(self, step: int) -> None:
+        """Returns when all ranks are known to be behind that step."""
+        self.wait_for_words(f" step {step}/")
+
+    def kill_rank(self, rank: int) -> None:
+        """SIGKILL for the rank, from its own node."""
+        pid = (self.folder / f"pid-{rank}").read_text()
+        self.cluster.run(["kill", "-KILL", pid], node=self.cluster.node_names[rank]).check_returncode()
+
+    def end(self, timeout: float = 120.0) -> JobEnd:
+        """How the job ended at last. Root lets it start at once after each requeue."""
+        return self.cluster.wait(self.job, timeout, requeues_at_once=True)
+
+
+def submit(
+    cluster: Cluster, folder: Path, *options: str, num_steps: int, step_s: float, render: tuple[str, ...] = ()
+) -> Run:
+    """Renders and submits a training of so many steps; `options` are those of ddp_hpc.train."""
+    script = folder / "job.sbatch"
+    argv = [PYTHON, "-m", "ddp_hpc", "render", "--profile", "generic_slurm", "--nodes", "2"]
+    argv += ["--ranks-per-node", "1", "--walltime", "00:05:00", *render, "-o", script, "--"]
+    argv += ["python", SLOW, *OPTIONS, "--max-steps", num_steps, *options]
+    env = {"PYTHONPATH": str(PROJECT), "STEP_S": str(step_s)}
+    done = cluster.run(list(map(str, argv)), env=env, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return Run(cluster, folder, cluster.sbatch(script, env=env, cwd=folder))
+
+
+def losses_of_a_quiet_run(cluster: Cluster, folder: Path, num_steps: int) -> list[tuple[int, float]]:
+    """The same training by srun alone, with nothing saved and nothing in its way."""
+    argv = ["srun", "--nodes=2", "--ntasks-per-node=1", PYTHON, "-m", "ddp_hpc.train", *OPTIONS]
+    argv += ["--max-steps", str(num_steps)]
+    done = cluster.run(argv, env={"PYTHONPATH": str(PROJECT)}, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return read_losses(folder / "metrics.jsonl")
+
+
+def read_losses(path: Path) -> list[tuple[int, float]]:
+    records = map(json.loads, path.read_text().splitlines())
+    return [(record["step"], record["loss"]) for record in records]

@@ -1,0 +1,156 @@
+"""A job that survives on a real Slurm: limits, requeues, and the loss of ranks, daemons, nodes and cables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .cluster import Cluster, random_prefix
+from .configuration import Settings
+from .nodes import wait_for
+from .survival_runs import Run, losses_of_a_quiet_run, submit
+
+pytestmark = pytest.mark.slurm
+
+# Every snapshot of these is one from which a lost rank's successor goes on.
+SAVING = ["--log-every", "5", "--snapshot-every-steps", "5"]
+# What the project promises: an end, or an error that names the node, so many seconds after the loss.
+PROMISED_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def quiet(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, float]]:
+    """Step and loss of each step of a run that nothing happens to."""
+    return losses_of_a_quiet_run(cluster, tmp_path_factory.mktemp("quiet"), 40)
+
+
+def check_done(run: Run, quiet: list[tuple[int, float]], num_steps: int) -> None:
+    """Every step was trained exactly once, with the very losses of the run that nothing happened to."""
+    end = run.end(1.5 * PROMISED_S)  # the training included
+    assert (end.state, end.exit_code) == ("COMPLETED", 0), run.log
+    assert run.state.startswith(f"done {num_steps}"), run.log
+    assert run.losses == quiet[:num_steps]
+
+
+def test_a_limit_that_is_too_short_makes_a_chain_of_one_job(
+    cluster: Cluster, quiet: list[tuple[int, float]], tmp_path: Path
+) -> None:
+    # As Slurm 23 and later exports it. The kill delay takes 30 s of these: there is time for a step a link.
+    limit = "export SLURM_JOB_END_TIME=$(($(date +%s) + 31)); echo restart ${SLURM_RESTART_COUNT:-0}"
+    run = submit(cluster, tmp_path, num_steps=3, step_s=0.5, render=("--setup", limit))
+    check_done(run, quiet, 3)
+    assert run.attempts == [(1, run.job, 0), (2, run.job, 1), (3, run.job, 2)]
+    # One log, to which each link was appended.
+    assert re.findall(r"^restart \d+$", run.log, re.MULTILINE) == ["restart 0", "restart 1", "restart 2"]
+    stopped = (
+        "stopping, the state is saved, run it again to go on: the allocation ends soon (DDP_HPC_DEADLINE;"
+    )
+    assert run.log.count(stopped) == 2
+    assert run.log.count("; attempt 3 goes on\n") == 1
+
+
+def test_a_killed_rank_is_named_and_the_job_goes_on(
+    cluster: Cluster, quiet: list[tuple[int, float]], tmp_path: Path
+) -> None:
+    run = submit(cluster, tmp_path, *SAVING, num_steps=20, step_s=0.1)
+    run.wait_for_step(10)
+    run.kill_rank(1)
+    check_done(run, quiet, 20)
+    lost = f"rank 1 on {cluster.node_names[1]} is gone"
+    assert f"[rank 0/2 {cluster.node_names[0]}] error: {lost}" in run.log
+    assert f"ddp-hpc: stopped at step {run.attempts[1][2]}: {lost}" in run.log
+
+
+def test_a_requeued_job_goes_on_and_a_cancelled_one_saves_and_stays_away(
+    cluster: Cluster, quiet: list[tuple[int, float]], tmp_path: Path
+) -> None:
+    run = submit(cluster, tmp_path, *SAVING, num_steps=40, step_s=0.2)
+    run.wait_for_step(10)
+    cluster.run(["scontrol", "requeue", run.job]).check_returncode()
+    wait_for("requeued job", lambda: cluster.start_requeued(run.job))
+    run.wait_for_step(20)
+    cluster.run(["scancel", run.job]).check_returncode()
+    assert cluster.wait(run.job).state == "CANCELLED"
+    assert [job for _, job, _ in run.attempts] == [run.job, run.job]
+    assert "nothing is submitted; to go on: cd " in run.log
+    step = run.losses[-1][0]
+    assert run.state == f"again {step} rank 0 got SIGTERM"
+    assert 20 <= step < 40
+    assert run.losses == quiet[:step]
+
+
+def test_torchrun_starts_a_killed_rank_again_from_the_newest_snapshot(
+    cluster: Cluster, quiet: list[tuple[int, float]], tmp_path: Path
+) -> None:
+    run = submit(cluster, tmp_path, *SAVING, num_steps=20, step_s=0.1, render=("--launcher", "torchrun"))
+    run.wait_for_step(10)
+    run.kill_rank(1)
+    check_done(run, quiet, 20)
+    assert len(run.attempts) == 1, "torchrun did it, not Slurm"
+    assert f"rank 1 on {cluster.node_names[1]} is gone" in run.log
+    assert "going on after step 1" in run.log
+
+
+def power_off(cluster: Cluster, name: str) -> None:
+    cluster.power_off(name)
+
+
+def kill_slurmd(cluster: Cluster, name: str) -> None:
+    cluster.slurmd(name, "kill")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("lose", "num_steps"), [(power_off, 40), (kill_slurmd, 240)])
+def test_a_lost_node_is_replaced_by_a_spare_one(
+    lose: Callable[[Cluster, str], None], num_steps: int, rank: int, tmp_path: Path
+) -> None:
+    """Slurm notices after SlurmdTimeout, and requeues. On a node without slurmd ranks live on meanwhile."""
+    with Cluster(Settings(num_nodes=3, node_prefix=random_prefix(), slurmd_timeout_s=10)) as cluster:
+        quiet = losses_of_a_quiet_run(cluster, tmp_path, num_steps)
+        run = submit(cluster, tmp_path, *SAVING, num_steps=num_steps, step_s=0.2)
+        run.wait_for_step(10)
+        lose(cluster, cluster.node_names[rank])
+        check_done(run, quiet, num_steps)
+        assert len(run.attempts) == 2
+        assert run.attempts[1][2] >= 10
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_cut_cable_is_named_and_the_job_goes_on_when_it_is_mended(rank: int, tmp_path: Path) -> None:
+    """With Slurm's usual SlurmdTimeout, within which it finds nothing amiss."""
+    with Cluster(Settings(node_prefix=random_prefix(), slurmd_timeout_s=300)) as cluster:
+        here, there = cluster.node_names
+        quiet = losses_of_a_quiet_run(cluster, tmp_path, 40)
+        run = submit(cluster, tmp_path, *SAVING, num_steps=40, step_s=0.2)
+        run.wait_for_step(10)
+        cluster.set_link(cluster.node_names[rank], "down")
+        named = f"[rank 0/2 {here}] error: rank 1 on {there} is cut off, last seen in step "
+        run.wait_for_words(named, PROMISED_S)
+        # Each side blames the other. Rank 1 was first to write it down, as the link is all that it has lost.
+        assert f" lost contact with rank 0 on {here}: the node or the network to it is gone" in run.state
+        cluster.set_link(cluster.node_names[rank], "up")
+        check_done(run, quiet, 40)
+        # The end of rank 1 was told while nobody could hear it: srun would wait for it until the limit.
+        assert "ddp-hpc: srun is ended" in run.log
+        assert len(run.attempts) == 2
+
+
+@pytest.mark.soak
+def test_torchrun_goes_on_with_fewer_nodes(tmp_path: Path) -> None:
+    with Cluster(Settings(node_prefix=random_prefix())) as cluster:
+        elastic = ("--launcher", "torchrun", "--min-nodes", "1")
+        run = submit(cluster, tmp_path, *SAVING, num_steps=40, step_s=0.2, render=elastic)
+        run.wait_for_step(10)
+        cluster.power_off(cluster.node_names[1])
+        end = run.end(2 * PROMISED_S)
+        assert (end.state, end.exit_code) == ("COMPLETED", 0), run.log
+        assert run.state.startswith("done 40")
+        assert [step for step, _ in run.losses] == list(range(1, 41))
+        assert f"rank 1 on {cluster.node_names[1]} is cut off, last seen in step" in run.log
+        assert "note: it ran on 2 ranks, now on 1" in run.log
+        assert len(run.attempts) == 1, "torchrun did it, not Slurm"

@@ -1,0 +1,87 @@
+"""The line `state`: Python writes it, Python and bash read it, and it is never half there."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.run_folder import STATES, RunState, read_state, write_state
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_what_is_written_is_what_is_read_by_python_and_by_bash(tmp_path: Path, state: str) -> None:
+    word = RunState(state, 120, "rank 1 got SIGTERM; $(touch pwned) `x` \\ 'y' \u00fc")
+    write_state(tmp_path, word)
+    assert read_state(tmp_path) == word
+    script = 'read -r state step reason <"$1/state"; printf "%s|%s|%s" "$state" "$step" "$reason"'
+    done = subprocess.run(
+        ["bash", "-c", script, "bash", tmp_path], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stdout == f"{state}|120|{word.reason}"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["state"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "read"),
+    [("", ""), ("  ", ""), ("two\nlines\r\nand\ta tab", "two lines and a tab"), ("done 9", "done 9")],
+)
+def test_a_reason_is_on_the_one_line_whatever_is_in_it(tmp_path: Path, reason: str, read: str) -> None:
+    write_state(tmp_path, RunState("again", 3, reason))
+    assert (tmp_path / "state").read_text().count("\n") == 1
+    assert read_state(tmp_path) == RunState("again", 3, read)
+
+
+def test_the_newest_word_counts_and_a_missing_folder_is_made(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    assert read_state(folder) is None
+    write_state(folder, RunState("running", 1, "a long reason that is not to shine through"))
+    write_state(folder, RunState("done", 2, ""))
+    assert read_state(folder) == RunState("done", 2, "")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\n",
+        b"done",
+        b"finished 3 x",
+        b"DONE 3",
+        b"done x",
+        b"done -1",
+        b"done 1.5",
+        b"done \xb2",
+        b"\xff\xfe",
+    ],
+    ids=range(10),
+)
+def test_anything_else_is_an_error_that_names_the_file(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "state").write_bytes(content)
+    with pytest.raises(DdpHpcError, match=f"{tmp_path}/state: ") as caught:
+        read_state(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_in_its_place_is_an_error_to_read_and_to_write(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    with pytest.raises(DdpHpcError, match="cannot be read"):
+        read_state(tmp_path)
+    with pytest.raises(DdpHpcError, match="cannot be written"):
+        write_state(tmp_path, RunState("done", 1, ""))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["state"]
+
+
+def test_where_it_may_not_be_written_the_old_word_stays(
+    open_folder: Path, as_nobody: Callable[[], AbstractContextManager[None]]
+) -> None:
+    write_state(open_folder, RunState("running", 1, ""))
+    open_folder.chmod(0o555)
+    with as_nobody(), pytest.raises(DdpHpcError, match="cannot be written"):
+        write_state(open_folder, RunState("done", 2, ""))
+    open_folder.chmod(0o755)
+    assert read_state(open_folder) == RunState("running", 1, "")

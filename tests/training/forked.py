@@ -1,0 +1,178 @@
+"""Ranks that start at once: a process which has imported torch already forks them.
+
+`python forked.py` reads requests, one JSON object a line. Each makes a leader, which forks the ranks
+into one process group, answers with their ids, and writes their exit codes when all have ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import clean_environ
+
+
+@dataclass(frozen=True)
+class Job:
+    """Running ranks, and where their words and exit codes go."""
+
+    pids: list[int]
+    log: Path
+
+    def running(self) -> bool:
+        return not self._codes.exists()
+
+    def wait(self, timeout_s: float = 60.0) -> list[int]:
+        """The exit codes by rank; of a signal the negative number. Kills what takes too long."""
+        end_s = time.monotonic() + timeout_s
+        while self.running():
+            if time.monotonic() > end_s:
+                self.kill()
+                raise AssertionError(f"still running after {timeout_s:g} s\n{self.words()}")
+            time.sleep(0.002)
+        codes: list[int] = json.loads(self._codes.read_text())
+        return codes
+
+    def kill(self) -> None:
+        """SIGKILL to all ranks at once, which nothing can prepare for."""
+        if self.running():
+            os.killpg(self.pids[0], signal.SIGKILL)
+
+    def words(self) -> str:
+        """What the ranks have printed."""
+        return self.log.read_text()
+
+    def errors(self) -> list[str]:
+        return [line for line in self.words().splitlines() if "error: " in line]
+
+    @property
+    def _codes(self) -> Path:
+        return self.log.with_suffix(".codes")
+
+
+class Forks:
+    """The process that forks; `close` ends it and what it has started."""
+
+    def __init__(self) -> None:
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "tests.training.forked"],
+            env=clean_environ(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._jobs: list[Job] = []
+
+    def start(
+        self,
+        *options: str | Path,
+        cwd: Path,
+        ranks: int,
+        env: Mapping[str, str] | None = None,
+        program: str = "ddp_hpc.train",
+    ) -> Job:
+        """`python -m ddp_hpc.train` on ranks that find each other by RANK, WORLD_SIZE and MASTER_PORT."""
+        log = cwd / f"job{len(self._jobs)}.log"
+        argv = [str(word) for word in options]
+        request = {"argv": argv, "cwd": str(cwd), "ranks": ranks, "log": str(log), "env": dict(env or {})}
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps({**request, "program": program}) + "\n")
+        self._server.stdin.flush()
+        job = Job(json.loads(self._server.stdout.readline()), log)
+        self._jobs.append(job)
+        return job
+
+    def run(self, *options: str | Path, cwd: Path, ranks: int, env: Mapping[str, str] | None = None) -> Job:
+        """The job at its end, which must be a good one."""
+        job = self.start(*options, cwd=cwd, ranks=ranks, env=env)
+        assert job.wait() == [0] * ranks, job.words()
+        return job
+
+    def close(self) -> None:
+        for job in self._jobs:
+            job.kill()
+        self._server.communicate()
+
+
+def _serve() -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # leaders are nobody's to wait for
+    for line in sys.stdin:
+        if os.fork() == 0:
+            _lead(json.loads(line))
+
+
+def _lead(request: dict[str, Any]) -> None:
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    pids: list[int] = []
+    port = _free_port()
+    for rank in range(request["ranks"]):
+        # The leader is no member of the group: it outlives the group's SIGKILL.
+        pid = os.fork()
+        if pid == 0:
+            _be_rank(request, rank, port)
+        os.setpgid(pid, pids[0] if pids else pid)
+        pids.append(pid)
+    print(json.dumps(pids), flush=True)
+    ended = dict(os.wait() for _ in pids)
+    codes = Path(request["log"]).with_suffix(".codes")
+    codes.with_suffix(".part").write_text(json.dumps([os.waitstatus_to_exitcode(ended[pid]) for pid in pids]))
+    codes.with_suffix(".part").rename(codes)
+    os._exit(0)
+
+
+def _be_rank(request: dict[str, Any], rank: int, port: int) -> None:
+    size = str(request["ranks"])
+    own = {"RANK": str(rank), "WORLD_SIZE": size, "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": size}
+    os.environ.update(
+        {**own, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **request["env"]}
+        if request["ranks"] > 1
+        else request["env"]
+    )
+    os.chdir(request["cwd"])
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for old, new in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(old, new)
+    # A process that was started begins with these.
+    random.seed()
+    np.random.seed()
+    sys.argv = ["train", *request["argv"]]
+    try:
+        importlib.import_module(request["program"]).main(request["argv"])
+    except SystemExit as end:
+        os._exit(end.code if isinstance(end.code, int) else 1)
+    except BaseException:
+        traceback.print_exc()
+    os._exit(1)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+if __name__ == "__main__":
+    import importlib
+    import socket
+    import traceback
+
+    # All that a rank imports.
+    import numpy as np
+
+    for name in ("torch._dynamo", "ddp_hpc.train", "ddp_hpc.training.survival", "ddp_hpc.training.prepare"):
+        importlib.import_module(name)
+    importlib.import_module("ddp_hpc.training.trainer")
+    _serve()

@@ -1,0 +1,208 @@
+"""One running job a snapshot folder: live holders are respected wherever they are, dead ones block nobody."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from ddp_hpc.errors import DataError
+from ddp_hpc.training import folder_lock
+from ddp_hpc.training.folder_lock import FolderLock
+from tests.conftest import Launch
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from ddp_hpc.training.folder_lock import FolderLock
+lock = FolderLock(Path(sys.argv[1]), print)
+print("held", flush=True)
+time.sleep(60)
+"""
+STALE_S = 0.3
+
+
+@pytest.fixture
+def take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], FolderLock]]:
+    """Takes the lock on `tmp_path/run`; what was said before is in `.said`."""
+    monkeypatch.setattr(folder_lock, "_SETTLE_S", 0.05)  # nobody else wants it
+    taken: list[FolderLock] = []
+
+    def one() -> FolderLock:
+        taken.append(FolderLock(tmp_path / "run", said.append, STALE_S))
+        return taken[-1]
+
+    said: list[str] = []
+    one.said = said  # type: ignore[attr-defined]
+    yield one
+    for lock in taken:
+        lock.release()
+
+
+def _lock_of_another_host(folder: Path, **more: object) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / ".lock"
+    words = {
+        "nonce": "theirs",
+        "home": "n7-1",
+        "pid": os.getpid(),
+        "host": "n7",
+        "job": "4711",
+        "started": "1",
+    }
+    path.write_text(json.dumps(words | more))
+    return path
+
+
+def test_a_folder_is_taken_and_given_back_without_a_trace(
+    tmp_path: Path, take: Callable[[], FolderLock]
+) -> None:
+    take().release()
+    assert list((tmp_path / "run").iterdir()) == []
+    take()
+
+
+def test_a_second_holder_is_refused_at_once_with_process_host_and_job(
+    tmp_path: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = launch.start([sys.executable, "-c", HOLD, tmp_path], env={"SLURM_JOB_ID": "4711"})
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    before = (tmp_path / ".lock").read_bytes()
+    began_s = time.monotonic()
+    with pytest.raises(DataError) as caught:
+        FolderLock(tmp_path, pytest.fail)
+    assert time.monotonic() - began_s < 2
+    words = f"job 4711 (process {holder.pid} on {os.uname().nodename}) is using it; wait for its end"
+    assert words in str(caught.value)
+    assert (tmp_path / ".lock").read_bytes() == before
+    # It is killed: nothing tells, and nobody waits.
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.wait()
+    FolderLock(tmp_path, pytest.fail).release()
+    assert not (tmp_path / ".lock").exists()
+
+
+def test_a_process_that_has_the_id_of_a_dead_holder_is_not_taken_for_it(
+    tmp_path: Path, take: Callable[[], FolderLock]
+) -> None:
+    take()
+    holder = json.loads((tmp_path / "run" / ".lock").read_text())
+    assert holder["pid"] == os.getpid()
+    (tmp_path / "run" / ".lock").write_text(json.dumps(holder | {"nonce": "x", "started": "1"}))
+    assert not take().lost
+    assert take.said == []  # type: ignore[attr-defined]
+
+
+def test_the_silent_lock_of_another_host_is_taken_over_after_a_while_that_is_said(
+    tmp_path: Path, take: Callable[[], FolderLock]
+) -> None:
+    _lock_of_another_host(tmp_path / "run")
+    began_s = time.monotonic()
+    take()
+    assert time.monotonic() - began_s > STALE_S
+    assert take.said == [  # type: ignore[attr-defined]
+        f"waiting 0.3 s to see whether job 4711 (process {os.getpid()} on n7) still uses {tmp_path}/run"
+    ]
+
+
+def test_the_lock_of_another_host_that_gives_a_sign_of_life_is_respected(
+    tmp_path: Path, take: Callable[[], FolderLock]
+) -> None:
+    path = _lock_of_another_host(tmp_path / "run", job="")
+    before = path.read_bytes()
+    touch = threading.Timer(STALE_S / 2, os.utime, [path])
+    touch.start()
+    with pytest.raises(DataError, match=r"another run \(process \d+ on n7\) is using it"):
+        take()
+    touch.join()
+    assert path.read_bytes() == before
+
+
+def test_a_lock_that_its_holder_gives_back_meanwhile_is_taken(
+    tmp_path: Path, take: Callable[[], FolderLock]
+) -> None:
+    path = _lock_of_another_host(tmp_path / "run")
+    threading.Timer(STALE_S / 4, path.unlink).start()
+    take()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"null", b'{"pid": "x"}', b"\xff", b"[" * 100_000], ids=range(7)
+)
+def test_a_lock_with_anything_in_it_is_one_of_an_unknown_holder(
+    tmp_path: Path, take: Callable[[], FolderLock], content: bytes
+) -> None:
+    _lock_of_another_host(tmp_path / "run").write_bytes(content)
+    take()
+    assert "process " in take.said[0]  # type: ignore[attr-defined]
+
+
+def test_of_many_that_want_a_dead_holders_folder_one_gets_it(tmp_path: Path) -> None:
+    _lock_of_another_host(tmp_path)
+    got: list[FolderLock] = []
+    refused: list[DataError] = []
+
+    def want() -> None:
+        try:
+            got.append(FolderLock(tmp_path, lambda text: None, STALE_S))
+        except DataError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=want) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(got), len(refused)) == (1, 5)
+    got[0].release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_holder_gives_signs_of_life_and_notices_when_it_was_robbed(
+    tmp_path: Path, take: Callable[[], FolderLock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder_lock, "TOUCH_S", 0.05)
+    lock = take()
+    path = tmp_path / "run" / ".lock"
+    os.utime(path, (1, 1))
+    _until(lambda: path.stat().st_mtime > 1)
+    assert not lock.lost
+    _lock_of_another_host(tmp_path / "run")
+    _until(lambda: lock.lost)
+    lock.release()
+    assert "theirs" in path.read_text(), "what is another's now stays"
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+def test_a_folder_that_is_a_file_is_refused_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(DataError, match=r"is no folder that can be written; name another: .*file"):
+            FolderLock(folder, pytest.fail)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_folder_that_may_not_be_written_is_refused(
+    open_folder: Path, as_nobody: Callable[[], AbstractContextManager[None]]
+) -> None:
+    open_folder.chmod(0o555)
+    with as_nobody():
+        for folder in (open_folder, open_folder / "below"):
+            with pytest.raises(DataError, match=r"is no folder that can be written; .*Permission denied"):
+                FolderLock(folder, pytest.fail)
+    assert list(open_folder.iterdir()) == []

@@ -1,0 +1,205 @@
+"""A run that is killed and goes on is the run that was never interrupted: real ranks, real SIGKILL."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Launch
+
+from .forked import Forks, Job
+from .runs import start, succeeded, train
+from .tiny import DATA, EPOCHS, EVERY_STEP, STEPS, assert_equal, make_home, snapshot_files, state_of, trained
+
+
+@pytest.fixture
+def used(whole: Path, home: Path) -> Path:
+    """One's own copy of the whole run's home."""
+    shutil.copytree(whole / "run", home / "run")
+    shutil.copy(whole / "m.jsonl", home)
+    return home
+
+
+def _kill_often(
+    home: Path, start_one: Callable[[], Job | _MpiJob], chance: random.Random, kills: int, start_s: float
+) -> None:
+    """SIGKILL to all ranks at random moments: while they start, in steps, in saves."""
+    for _ in range(kills):
+        more_steps = chance.randint(0, 3)
+        target = state_of(home).step + more_steps
+        job = start_one()
+        while job.running() and state_of(home).step < target:
+            time.sleep(0.001)
+        # Up to two steps with their saves, or somewhere in the start.
+        time.sleep(chance.uniform(0, 0.1 if more_steps else start_s))
+        assert job.running(), f"it ended by itself: more steps are needed\n{job.words()}"
+        job.kill()
+        job.wait()
+
+
+def test_a_run_that_is_killed_at_random_moments_ends_as_if_it_was_not(
+    home: Path, whole: Path, forks: Forks
+) -> None:
+    options = [*DATA, *EVERY_STEP, "--epochs", str(EPOCHS)]
+    _kill_often(home, lambda: forks.start(*options, cwd=home, ranks=2), random.Random(1), 4, 0.3)
+    forks.run(*options, cwd=home, ranks=2)
+    assert_equal(home, whole, STEPS)
+
+
+class _MpiJob:
+    """A `Job` under mpiexec."""
+
+    def __init__(self, launch: Launch, options: list[str], cwd: Path) -> None:
+        self._process = launch.start([*start(2), "-m", "ddp_hpc.train", *options], cwd=cwd)
+
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def words(self) -> str:
+        return "".join(self._process.communicate())
+
+    def kill(self) -> None:
+        """SIGKILL to mpiexec and to all that it started, whatever groups it made."""
+        session = ["pgrep", "-s", str(self._process.pid)]
+        for pid in subprocess.run(session, capture_output=True, text=True).stdout.split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+
+    def wait(self) -> None:
+        self._process.communicate(timeout=30)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_under_mpiexec_a_run_that_is_killed_40_times_ends_as_if_it_was_not(
+    home: Path, tiny_data: Path, launch: Launch
+) -> None:
+    options = [*DATA, *EVERY_STEP, "--epochs", "60"]
+    whole = make_home(home / "whole", tiny_data)
+    for place in (whole, home):
+        if place == home:
+            _kill_often(home, lambda: _MpiJob(launch, options, home), random.Random(40), 40, 3.0)
+        succeeded(train(*options, cwd=place, ranks=2, timeout_s=300))
+    assert_equal(home, whole, 4 * 60)
+
+
+def test_three_ranks_go_on_bit_for_bit_too(home: Path, tiny_data: Path, forks: Forks) -> None:
+    """With three the order of a sum counts: DDP lays its buckets out anew after the first step."""
+    options = [*DATA, *EVERY_STEP, "--epochs", "2"]
+    other = make_home(home / "other", tiny_data)
+    forks.run(*options, cwd=other, ranks=3)
+    _kill_often(home, lambda: forks.start(*options, cwd=home, ranks=3), random.Random(3), 1, 0.3)
+    forks.run(*options, cwd=home, ranks=3)
+    assert_equal(home, other, 6)
+
+
+def test_on_other_numbers_of_ranks_it_sees_the_same_samples_and_losses(
+    home: Path, tiny_data: Path, forks: Forks
+) -> None:
+    """The global batch stays: 8. In float32 Adam would magnify rounding."""
+    options = ["--data", "float64.h5", "--dropout", "0", "--lr-scaling", "none"]
+    options += ["--epochs", "2", "--metrics", "m.jsonl"]
+    other = make_home(home / "other", tiny_data)
+    forks.run(*options, "--batch-size", "8", cwd=other, ranks=1)
+    words = ""
+    for ranks, batch_size, steps in ((2, "4", "4"), (4, "2", "9"), (1, "8", "99")):
+        limits = ["--batch-size", batch_size, "--max-steps", steps, "--snapshot-dir", "run"]
+        words += forks.run(*options, *limits, cwd=home, ranks=ranks).words()
+    assert "note: it ran on 2 ranks, now on 4" in words
+    assert "note: it ran on 4 ranks, now on 1" in words
+    whole, parts = trained(other), trained(home)
+    assert [line.pop("loss") for line in parts] == pytest.approx(
+        [line.pop("loss") for line in whole], abs=1e-9
+    )
+    assert parts == whole
+
+
+def test_on_another_global_batch_no_sample_of_the_epoch_is_used_twice_or_left_out(
+    home: Path, forks: Forks
+) -> None:
+    options = ["--data", "train.h5", "--epochs", "2", "--metrics", "m.jsonl", "--snapshot-dir", "run"]
+    forks.run(*options, "--batch-size", "8", "--max-steps", "2", cwd=home, ranks=2)
+    words = forks.run(*options, "--batch-size", "3", cwd=home, ranks=2).words()
+    assert "note: a step had 16 samples and has 6 now" in words
+    counts = [(line["epoch"], line["samples"]) for line in trained(home)]
+    assert counts == [(1, 16)] * 2 + [(1, 6)] * 3 + [(1, 1)] + [(2, 6)] * 8 + [(2, 3)]
+
+
+def test_lines_of_steps_that_are_trained_again_are_cut_and_half_a_line_too(
+    used: Path, whole: Path, forks: Forks
+) -> None:
+    for step in (STEPS, STEPS - 1):
+        shutil.rmtree(used / "run" / f"step_{step:08d}")
+    with (used / "m.jsonl").open("a") as file:
+        file.write('{"step": 21, "epo')
+    words = forks.run(*DATA, *EVERY_STEP, "--epochs", str(EPOCHS), cwd=used, ranks=2).words()
+    assert f"going on after step {STEPS - 2} " in words
+    assert_equal(used, whole, STEPS)
+
+
+def test_a_run_that_is_done_trains_nothing_more_until_more_is_asked_for(
+    used: Path, whole: Path, forks: Forks
+) -> None:
+    words = forks.run(*DATA, *EVERY_STEP, "--epochs", str(EPOCHS), cwd=used, ranks=2).words()
+    assert f"done: {STEPS} steps (0 here)" in words
+    assert_equal(used, whole, STEPS)
+    state = state_of(used)
+    assert (state.state, state.step) == ("done", STEPS)
+    forks.run(*DATA, *EVERY_STEP, "--epochs", str(EPOCHS + 1), cwd=used, ranks=2)
+    assert trained(used)[:STEPS] == trained(whole)
+    assert [line["epoch"] for line in trained(used)[STEPS:]] == [EPOCHS + 1] * 4
+    assert state_of(used).step == STEPS + 4
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--model", "linear"], "is of another model: "),
+        (["--seed", "1"], "was made with seed 0 and not 1"),
+        (["--no-shuffle"], "was made with shuffle True and not False"),
+        (["--data", "fewer.h5"], "was made with num samples 51 and not 50"),
+        (["--data", "wider.h5"], "is of another model: "),
+        (["--data", "float64.h5"], "float32 there and "),
+    ],
+)
+def test_a_snapshot_of_another_run_is_refused_in_one_line_and_stays(
+    used: Path, forks: Forks, options: list[str], words: str
+) -> None:
+    before = snapshot_files(used)
+    job = forks.start(*DATA, *EVERY_STEP, "--epochs", "9", *options, cwd=used, ranks=2)
+    assert job.wait() == [2, 2]
+    [line] = job.errors()
+    assert words in line
+    assert "name another --snapshot-dir" in line
+    assert "Traceback" not in job.words()
+    assert snapshot_files(used) == before
+    assert len(trained(used)) == STEPS
+    state = state_of(used)
+    assert (state.state, state.step) == ("done", STEPS), "nothing was started, so nothing is said"
+
+
+def test_a_folder_that_a_running_job_uses_is_refused_and_that_job_does_not_notice(
+    home: Path, forks: Forks
+) -> None:
+    endless = [*DATA, "--epochs", "100000", "--snapshot-dir", "run"]
+    first = forks.start(*endless, cwd=home, ranks=1)
+    while not (home / "run" / "state").exists():
+        assert first.running(), first.words()
+        time.sleep(0.01)
+    before = snapshot_files(home), (home / "run" / "state").read_bytes()
+    second = forks.start(*endless, cwd=home, ranks=2)
+    assert second.wait() == [2, 2]
+    [line] = second.errors()
+    assert f"another run (process {first.pids[0]} on " in line
+    assert (snapshot_files(home), (home / "run" / "state").read_bytes()) == before
+    assert first.running()
+    first.kill()

@@ -1,0 +1,318 @@
+"""One snapshot on the disk: it is read as it was written, or not at all, and nothing in it is run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from ddp_hpc.errors import DataError, DdpHpcError
+from ddp_hpc.training.image import _DTYPES, FileImage
+from ddp_hpc.training.snapshot import (
+    MODEL,
+    TRAINING,
+    DamagedSnapshotError,
+    _sealed,
+    find_snapshots,
+    read_about,
+    read_snapshot,
+    write_snapshot,
+)
+
+MANIFEST = "snapshot.json"
+DTYPES = sorted(_DTYPES, key=str)
+ABOUT = {"position": {"step": 7}, "seed": 0, "losses": {"last": 1 / 3}, "model": "linear"}
+
+
+def _tensors(seed: int = 0) -> dict[str, torch.Tensor]:
+    """Each dtype, in odd sizes that would not be aligned by themselves; 0-d and empty ones."""
+    draw = torch.Generator().manual_seed(seed)
+    found = {f"odd.{dtype}": (torch.randn(3, 5, generator=draw) * 50).to(dtype) for dtype in DTYPES}
+    return {
+        **found,
+        "step": torch.tensor(12.0),
+        "flag": torch.tensor(True),
+        "empty": torch.empty(0, 4),
+        "\u00fc.name with spaces": torch.tensor([float("nan"), float("inf"), -0.0]),
+    }
+
+
+def _write(folder: Path, step: int = 7, seed: int = 0) -> Path:
+    files = {}
+    for name in (MODEL, TRAINING):
+        tensors = _tensors(seed)
+        files[name] = FileImage(tensors)
+        files[name].fill(tensors)
+    return write_snapshot(folder, step, ABOUT, files)
+
+
+def _bits(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size, bytes]:
+    return tensor.dtype, tensor.shape, tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _write(tmp_path_factory.mktemp("written"))
+
+
+@pytest.fixture
+def snapshot(written: Path, tmp_path: Path) -> Path:
+    """One's own copy of a good snapshot, to be damaged."""
+    return Path(shutil.copytree(written, tmp_path / written.name))
+
+
+def _seal(snapshot: Path, about: dict[str, object]) -> None:
+    """Puts a manifest there whose checksum is right, as one who wants to deceive would."""
+    (snapshot / MANIFEST).write_bytes(_sealed(about))
+
+
+def _about(snapshot: Path) -> dict[str, object]:
+    about = json.loads((snapshot / MANIFEST).read_text())
+    del about["sha256"]
+    return dict(about)
+
+
+def test_what_is_written_is_what_is_read_to_the_last_bit(written: Path) -> None:
+    found = read_snapshot(written)
+    expected = {name: _bits(tensor) for name, tensor in _tensors().items()}
+    assert {name: _bits(tensor) for name, tensor in found.model.items()} == expected
+    assert {name: _bits(tensor) for name, tensor in found.training.items()} == expected
+    assert {key: found.about[key] for key in ABOUT} == ABOUT
+    assert find_snapshots(written.parent) == [written]
+
+
+def test_its_tensors_open_with_plain_safetensors(written: Path) -> None:
+    loaded = safetensors.torch.load_file(written / MODEL)
+    assert {name: _bits(tensor) for name, tensor in loaded.items()} == {
+        name: _bits(tensor) for name, tensor in _tensors().items()
+    }
+
+
+def test_sha256sum_gives_the_sums_of_the_manifest(written: Path) -> None:
+    files = json.loads((written / MANIFEST).read_text())["files"]
+    listed = "".join(f"{entry['sha256']}  {name}\n" for name, entry in files.items())
+    done = subprocess.run(["sha256sum", "--check", "--strict"], cwd=written, input=listed, text=True)
+    assert done.returncode == 0
+    assert {name: entry["bytes"] for name, entry in files.items()} == {
+        name: (written / name).stat().st_size for name in (MODEL, TRAINING)
+    }
+
+
+def test_an_image_is_filled_again_in_place_and_only_for_tensors_that_fit() -> None:
+    first, second = _tensors(1), _tensors(2)
+    image = FileImage(first)
+    image.fill(first)
+    place = image.bytes.data_ptr()
+    image.fill(second)
+    assert image.bytes.data_ptr() == place
+    assert _bits(safetensors.torch.load(image.bytes.numpy().tobytes())["odd.torch.int8"]) == _bits(
+        second["odd.torch.int8"]
+    )
+    assert image.fits(second)
+    assert not image.fits({**second, "step": second["step"].double()})
+    assert not image.fits({**second, "step": second["step"].reshape(1)})
+    assert not image.fits({name: second[name] for name in list(second)[1:]})
+
+
+def test_a_tensor_that_is_a_slice_of_another_is_saved_as_its_own_values() -> None:
+    matrix = torch.arange(12.0).reshape(3, 4)
+    image = FileImage({"column": matrix[:, 1], "transposed": matrix.t()})
+    image.fill({"column": matrix[:, 1], "transposed": matrix.t()})
+    loaded = safetensors.torch.load(image.bytes.numpy().tobytes())
+    assert torch.equal(loaded["column"], torch.tensor([1.0, 5.0, 9.0]))
+    assert torch.equal(loaded["transposed"], matrix.t())
+
+
+def test_a_dtype_that_the_format_does_not_have_is_named() -> None:
+    with pytest.raises(TypeError, match=r"wave is of torch\.complex64"):
+        FileImage({"wave": torch.zeros(2, dtype=torch.complex64)})
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_snapshot_that_is_cut_or_has_one_wrong_bit_is_not_loaded(snapshot: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    path = snapshot / (MANIFEST, MODEL, TRAINING)[seed % 3]
+    content = bytearray(path.read_bytes())
+    if seed % 2:
+        place = chance.randrange(len(content))
+        content[place] ^= 1 << chance.randrange(8)
+    else:
+        del content[chance.randrange(len(content)) :]
+    path.write_bytes(content)
+    with pytest.raises(DamagedSnapshotError, match=path.name):
+        read_snapshot(snapshot)
+
+
+def test_bytes_behind_the_end_are_damage_too(snapshot: Path) -> None:
+    for name in (MANIFEST, MODEL, TRAINING):
+        with (snapshot / name).open("ab") as file:
+            file.write(b"\n")
+        with pytest.raises(DamagedSnapshotError, match=name):
+            read_snapshot(snapshot)
+        with (snapshot / name).open("r+b") as file:
+            file.truncate((snapshot / name).stat().st_size - 1)
+    read_snapshot(snapshot)
+
+
+@pytest.mark.parametrize("name", [MANIFEST, MODEL, TRAINING])
+def test_a_missing_file_is_damage(snapshot: Path, name: str) -> None:
+    (snapshot / name).unlink()
+    with pytest.raises(DamagedSnapshotError, match=f"{name}: cannot be read: .*No such file"):
+        read_snapshot(snapshot)
+
+
+@pytest.mark.parametrize("name", [MANIFEST, MODEL, TRAINING])
+def test_a_folder_or_a_pipe_in_place_of_a_file_is_damage_and_is_not_waited_for(
+    snapshot: Path, name: str
+) -> None:
+    for make in (Path.mkdir, os.mkfifo):
+        path = snapshot / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        make(path)
+        with pytest.raises(DamagedSnapshotError, match=name):
+            read_snapshot(snapshot)
+
+
+def test_files_of_two_snapshots_do_not_make_one(written: Path, tmp_path: Path) -> None:
+    other = _write(tmp_path, seed=1)
+    shutil.copy(written / MODEL, other / MODEL)
+    with pytest.raises(DamagedSnapshotError, match=f"{MODEL}: its SHA-256"):
+        read_snapshot(other)
+
+
+def test_a_newer_format_is_refused_as_such_and_is_no_damage(snapshot: Path) -> None:
+    _seal(snapshot, {**_about(snapshot), "format": 2})
+    for read in (read_snapshot, read_about):
+        with pytest.raises(DataError, match="is of format 2 and this ddp-hpc reads format 1; update"):
+            read(snapshot)
+
+
+class _Runs:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str, int]]:
+        return os.mkdir, (str(self.path), 0o755)
+
+
+def test_a_pickle_is_never_run_whatever_its_name_and_checksum(snapshot: Path, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    hostile = pickle.dumps(_Runs(ran))
+    pickle.loads(hostile)  # it is one indeed
+    ran.rmdir()
+    for name in ("model.pt", "optimizer.pkl", "__init__.py"):
+        (snapshot / name).write_bytes(hostile)
+    read_snapshot(snapshot)
+    (snapshot / MODEL).write_bytes(hostile)
+    about = _about(snapshot)
+    entry = {"bytes": len(hostile), "sha256": hashlib.sha256(hostile).hexdigest()}
+    _seal(snapshot, {**about, "files": {**about["files"], MODEL: entry}})  # type: ignore[dict-item]
+    with pytest.raises(DamagedSnapshotError, match="is no safetensors file"):
+        read_snapshot(snapshot)
+    assert not ran.exists()
+
+
+def test_a_manifest_that_names_other_files_does_not_open_them(snapshot: Path) -> None:
+    about = _about(snapshot)
+    elsewhere = "../../../../../../etc/passwd"
+    _seal(snapshot, {**about, "files": {elsewhere: {"bytes": 1, "sha256": "0" * 64}}})
+    with pytest.raises(DamagedSnapshotError, match=f"does not tell of {MODEL}"):
+        read_snapshot(snapshot)
+    _seal(snapshot, {**about, "files": {**about["files"], elsewhere: {}}})  # type: ignore[dict-item]
+    read_snapshot(snapshot)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        None,
+        [],
+        "x",
+        7,
+        {},
+        {MODEL: None},
+        {MODEL: {}},
+        {MODEL: {"bytes": 1}},
+        {MODEL: {"bytes": "1", "sha256": 3}},
+    ],
+)
+def test_a_forged_list_of_files_is_damage(snapshot: Path, files: object) -> None:
+    _seal(snapshot, {**_about(snapshot), "files": files})
+    with pytest.raises(DamagedSnapshotError):
+        read_snapshot(snapshot)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "7",
+        "null",
+        '"x"',
+        "{}",
+        '{"format": 1}',
+        "[" * 100_000,
+        "\x00" * 50,
+        '{"format": 1e999}',
+        "\ud83d",
+    ],
+)
+def test_a_manifest_that_is_something_else_is_damage(snapshot: Path, text: str) -> None:
+    (snapshot / MANIFEST).write_bytes(text.encode("utf-8", "surrogatepass"))
+    with pytest.raises(DamagedSnapshotError, match=MANIFEST):
+        read_snapshot(snapshot)
+
+
+def test_what_has_a_snapshots_name_and_is_none_is_said_to_be_none(tmp_path: Path) -> None:
+    (tmp_path / "step_00000001").write_text("a file")
+    (tmp_path / "step_00000002").symlink_to("step_00000002")
+    (tmp_path / "step_00000003").symlink_to("nowhere")
+    (tmp_path / "step_12").mkdir()
+    (tmp_path / "step_00000004.old").mkdir()
+    found = find_snapshots(tmp_path)
+    assert [path.name for path in found] == ["step_00000003", "step_00000002", "step_00000001"]
+    for path in found:
+        with pytest.raises(DdpHpcError, match=path.name):
+            read_snapshot(path)
+
+
+def test_a_folder_that_is_a_file_or_a_loop_is_refused_a_missing_one_is_empty(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("file", "loop"):
+        with pytest.raises(DataError, match=f"{name}: is no folder that can be read"):
+            find_snapshots(tmp_path / name)
+    assert find_snapshots(tmp_path / "missing") == []
+
+
+def test_a_writer_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = _write(tmp_path)
+    before = {entry.name: entry.read_bytes() for entry in old.iterdir()}
+
+    def refuse(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", refuse)
+        with pytest.raises(OSError, match="No space left"):
+            _write(tmp_path, seed=1)
+    assert list(tmp_path.iterdir()) == [old]
+    assert {entry.name: entry.read_bytes() for entry in old.iterdir()} == before
+    new = _write(tmp_path, seed=1)
+    assert new == old
+    assert (new / MODEL).read_bytes() != before[MODEL]

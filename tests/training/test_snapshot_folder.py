@@ -1,0 +1,261 @@
+"""The snapshot folder of a run: what is kept, what it goes on from, and what a bad disk does to it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+from ddp_hpc.errors import DataError
+from ddp_hpc.training import snapshots
+from ddp_hpc.training.snapshot import MODEL, _sealed, read_snapshot, write_snapshot
+from ddp_hpc.training.snapshots import SnapshotFolder
+
+
+@dataclass
+class Run:
+    """A folder, what was said about it, and the steps that were told to be complete."""
+
+    folder: SnapshotFolder
+    said: list[str] = field(default_factory=list)
+    complete: list[int] = field(default_factory=list)
+
+    def save(self, *steps: int, num_values: int = 8) -> None:
+        for step in steps:
+            values = {"w": torch.full((num_values,), float(step))}
+            self.folder.save(step, {"step": step}, values, values)
+        self.folder.wait()
+
+
+@pytest.fixture
+def open_run() -> Iterator[Callable[..., Run]]:
+    runs: list[Run] = []
+
+    def one(path: Path, keep: int = 2) -> Run:
+        said: list[str] = []
+        complete: list[int] = []
+        runs.append(Run(SnapshotFolder(path, keep, said.append, complete.append), said, complete))
+        return runs[-1]
+
+    yield one
+    for run in runs:
+        run.folder.close()
+
+
+def _steps(folder: Path) -> list[int]:
+    """All that is in the folder but the lock, which must be whole snapshots."""
+    found = sorted(entry.name for entry in folder.iterdir() if entry.name != ".lock")
+    for name in found:
+        assert read_snapshot(folder / name).model["w"][0] == int(name[5:])
+    return [int(name[5:]) for name in found]
+
+
+def _damage(folder: Path, step: int) -> None:
+    (folder / f"step_{step:08d}" / MODEL).write_bytes(b"x")
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+def test_the_newest_few_are_kept_and_the_newest_is_gone_on_from(
+    tmp_path: Path, open_run: Callable[..., Run]
+) -> None:
+    run = open_run(tmp_path, keep=2)
+    assert run.folder.newest_good() is None
+    run.save(1, 2, 3, 9, 10)
+    assert _steps(tmp_path) == [9, 10]
+    assert run.complete == [1, 2, 3, 9, 10]
+    assert run.said == []
+    run.folder.close()
+    again = open_run(tmp_path)
+    snapshot = again.folder.newest_good()
+    assert snapshot is not None
+    assert snapshot.about["step"] == 10
+    assert again.folder.saved.step == 10
+
+
+def test_a_damaged_one_is_said_passed_over_and_replaced_when_the_run_comes_by_again(
+    tmp_path: Path, open_run: Callable[..., Run]
+) -> None:
+    open_run(tmp_path).save(4, 10)
+    _damage(tmp_path, 10)
+    run = _again(open_run, tmp_path, keep=1)
+    before = _content(tmp_path)
+    snapshot = run.folder.newest_good()
+    assert snapshot is not None
+    assert snapshot.about["step"] == 4
+    [words] = run.said
+    assert words.startswith(f"warning: {tmp_path}/step_00000010/{MODEL}: has 1 bytes")
+    assert "the one before it is looked at" in words
+    assert _content(tmp_path) == before
+    run.save(5)
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", "step_00000005", "step_00000010"}
+    run.save(10)
+    assert _steps(tmp_path) == [10]
+
+
+def _again(open_run: Callable[..., Run], folder: Path, keep: int = 2) -> Run:
+    """Another run in a folder whose lock was given back."""
+    (folder / ".lock").unlink()
+    return open_run(folder, keep)
+
+
+def test_where_all_are_damaged_it_is_refused_and_nothing_is_deleted(
+    tmp_path: Path, open_run: Callable[..., Run]
+) -> None:
+    open_run(tmp_path).save(1, 2)
+    for step in (1, 2):
+        _damage(tmp_path, step)
+    run = _again(open_run, tmp_path)
+    before = _content(tmp_path)
+    with pytest.raises(DataError, match="none of its 2 snapshots is good; nothing was deleted"):
+        run.folder.newest_good()
+    assert _content(tmp_path) == before
+    assert [words.split(":")[0] for words in run.said] == ["warning"] * 2
+
+
+def test_one_of_a_newer_version_stops_the_run_rather_than_being_passed_over(
+    tmp_path: Path, open_run: Callable[..., Run]
+) -> None:
+    run = open_run(tmp_path)
+    run.save(1, 2)
+    manifest = tmp_path / "step_00000002" / "snapshot.json"
+    about = json.loads(manifest.read_text())
+    del about["sha256"]
+    manifest.write_bytes(_sealed({**about, "format": 2}))
+    with pytest.raises(DataError, match="step_00000002: is of format 2"):
+        run.folder.newest_good()
+
+
+def test_what_is_saved_is_the_state_of_that_moment_and_the_next_save_waits(
+    tmp_path: Path, open_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+
+    def slow(*args: object) -> Path:
+        assert go.wait(10)
+        return write_snapshot(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(snapshots, "write_snapshot", slow)
+    run = open_run(tmp_path)
+    weights = torch.full((8,), 1.0)
+    run.folder.save(1, {}, {"w": weights}, {"w": weights})
+    weights.fill_(2.0)  # the training goes on
+    assert run.complete == []
+    threading.Timer(0.1, go.set).start()
+    run.folder.save(2, {}, {"w": weights}, {"w": weights})
+    assert run.complete[:1] == [1]
+    run.folder.wait()
+    assert _steps(tmp_path) == [1, 2]
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    argv = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    mounted = subprocess.run(argv, capture_output=True, text=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"a file system of 1 MiB needs root and the right to mount: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_fills_up_costs_a_warning_and_no_snapshot_that_was_there(
+    tiny_disk: Path, open_run: Callable[..., Run]
+) -> None:
+    run = open_run(tiny_disk, keep=3)
+    quarter = 2**18 // 8  # two files of 128 KiB
+    run.save(1, 2, num_values=quarter)
+    (tiny_disk / "others.bin").write_bytes(bytes(2**18 + 2**16))
+    run.save(3, num_values=quarter)
+    [words] = run.said
+    assert words.startswith(f"WARNING: the snapshot of step 3 (256.2 KiB) was NOT saved in {tiny_disk}: ")
+    assert "No space left on device; the one of step 2 stays the newest, and training goes on" in words
+    assert run.folder.saved.step == 2
+    (tiny_disk / "others.bin").unlink()
+    assert _steps(tiny_disk) == [1, 2]
+    run.save(4, num_values=quarter)
+    assert _steps(tiny_disk) == [1, 2, 4]
+    assert run.complete == [1, 2, 4]
+    run.folder.close()
+
+
+def _failing(errors: list[int]) -> Callable[..., Path]:
+    """`write_snapshot` that first fails with these."""
+
+    def write(*args: object) -> Path:
+        if errors:
+            code = errors.pop(0)
+            raise OSError(code, os.strerror(code))
+        return write_snapshot(*args)  # type: ignore[arg-type]
+
+    return write
+
+
+def test_what_a_server_that_restarts_says_is_tried_again(
+    tmp_path: Path, open_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "_RETRY_AFTER_S", (0.01, 0.02, 0.03))
+    monkeypatch.setattr(snapshots, "write_snapshot", _failing([errno.EIO, errno.ESTALE]))
+    run = open_run(tmp_path)
+    run.save(1)
+    assert _steps(tmp_path) == [1]
+    assert run.said == [
+        "warning: the snapshot of step 1: Input/output error; tried again in 0.01 s",
+        "warning: the snapshot of step 1: Stale file handle; tried again in 0.02 s",
+    ]
+    monkeypatch.setattr(snapshots, "write_snapshot", _failing([errno.EIO] * 4))
+    run.save(2, 3)
+    assert _steps(tmp_path) == [1, 3]
+    assert [words.split(":")[0] for words in run.said[2:]] == ["warning"] * 3 + ["WARNING"]
+
+
+def test_a_full_disk_is_not_waited_for(
+    tmp_path: Path, open_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "write_snapshot", _failing([errno.ENOSPC]))
+    run = open_run(tmp_path)
+    run.save(1)
+    [words] = run.said
+    assert "there is none yet" in words
+    assert _steps(tmp_path) == []
+
+
+def test_leftovers_of_a_killed_writer_go_with_the_next_run_and_nothing_else_does(
+    tmp_path: Path, open_run: Callable[..., Run]
+) -> None:
+    for name in (".step_00000003.99.partial", ".step_00000002.99.removed"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / MODEL).write_bytes(b"half")
+    kept = [tmp_path / name for name in ("notes.txt", ".mine.partial", "step_00000007.partial")]
+    for path in kept:
+        path.mkdir()
+    open_run(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", *(path.name for path in kept)}
+
+
+def test_a_run_that_lost_the_folder_to_another_does_not_write_there_any_more(
+    tmp_path: Path, open_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = open_run(tmp_path)
+    run.save(1)
+    monkeypatch.setattr(run.folder._lock, "lost", True)
+    run.save(2)
+    [words] = run.said
+    assert "another job has taken the folder over" in words
+    assert _steps(tmp_path) == [1]

@@ -1,0 +1,73 @@
+"""Random numbers go on where they were: torch's, NumPy's and Python's, the half-used pairs of Gauss too."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from ddp_hpc.training.random_state import generator_state, seed_generators, set_generator_state
+
+CPU = torch.device("cpu")
+
+
+def _draw() -> list[float]:
+    return [
+        *torch.rand(3).tolist(),
+        *torch.randn(3).tolist(),
+        *np.random.standard_normal(3).tolist(),
+        np.random.random(),
+        random.gauss(0, 1),
+        random.random(),
+    ]
+
+
+@pytest.mark.parametrize("used", range(3))
+def test_what_is_drawn_after_it_is_what_would_have_been_drawn(used: int) -> None:
+    seed_generators(3)
+    for _ in range(used):  # one of a pair leaves the other in the generator's pocket
+        np.random.standard_normal()
+        random.gauss(0, 1)
+        torch.randn(1)
+    state = generator_state(CPU)
+    expected = _draw()
+    _draw()
+    set_generator_state(state, CPU)
+    assert _draw() == expected
+
+
+def test_the_same_seed_begins_all_of_them_alike() -> None:
+    seed_generators(2**63 - 1)
+    first = _draw()
+    seed_generators(2**63 - 1)
+    assert _draw() == first
+    seed_generators(4)
+    assert not set(_draw()) & set(first)
+
+
+def test_states_are_equally_long_whenever_they_are_taken() -> None:
+    sizes = set()
+    for _ in range(5):
+        sizes.add(generator_state(CPU).shape)
+        np.random.standard_normal()
+        random.gauss(0, 1)
+    assert len(sizes) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state[:-1],
+        lambda state: torch.cat([state, state[:16]]),
+        lambda state: state[:0],
+        lambda state: state.to(torch.int32),
+        lambda state: state.reshape(1, -1),
+    ],
+)
+def test_a_state_of_another_kind_is_refused_and_changes_nothing(change) -> None:  # type: ignore[no-untyped-def]
+    state = generator_state(CPU)
+    with pytest.raises(ValueError, match="a state of"):
+        set_generator_state(change(state), CPU)
+    assert torch.equal(generator_state(CPU), state)

@@ -1,0 +1,180 @@
+"""Stopping on purpose, by a signal or the clock: all ranks together and saved; at the last, by force."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ddp_hpc.run_folder import RunState
+from ddp_hpc.training.stopping import DEADLINE, SIGNALS, Stopping
+from ddp_hpc.world.deadline import Deadline
+
+from .forked import Forks
+from .runs import error_lines, train
+from .tiny import DATA, EPOCHS, SAVING, STEPS, assert_equal, state_of, trained
+
+PLANTED = "tests.training.planted"
+RUN = [*DATA, *SAVING, "--epochs", str(EPOCHS), "--log-every", "1"]
+ENDLESS = [*DATA, *SAVING, "--epochs", "100000", "--log-every", "1"]
+
+
+@pytest.mark.parametrize(("name", "rank"), [("SIGTERM", 1), ("SIGUSR1", 0), ("SIGUSR2", 1), ("SIGINT", 0)])
+def test_a_signal_to_one_rank_stops_all_after_that_step_with_their_state_saved(
+    home: Path, whole: Path, forks: Forks, name: str, rank: int
+) -> None:
+    job = forks.start(*RUN, cwd=home, ranks=2, program=PLANTED, env={"PLANT": f"{name}:{rank}"})
+    assert job.wait() == [75, 0]
+    assert job.errors() == []
+    why = f"rank {rank} got {name}"
+    assert job.words().count(why) == 1
+    assert (
+        f"stopping, the state is saved, run it again to go on: {why}\nstopped: 2 of {STEPS} steps"
+        in job.words()
+    )
+    assert state_of(home) == RunState("again", 2, why)
+    assert sorted(path.name for path in (home / "run").iterdir()) == ["state", "step_00000002"]
+    assert trained(home) == trained(whole)[:2]
+
+
+def test_the_next_run_goes_on_as_if_nothing_had_been(home: Path, whole: Path, forks: Forks) -> None:
+    stopped = forks.start(*RUN, cwd=home, ranks=2, program=PLANTED, env={"PLANT": "SIGTERM:0"})
+    stopped.wait()
+    words = forks.run(*RUN, cwd=home, ranks=2).words()
+    assert "going on after step 2 (epoch 1, 32 of its samples used)" in words
+    assert f"done: {STEPS} steps ({STEPS - 2} here)" in words
+    assert_equal(home, whole, STEPS)
+    assert state_of(home) == RunState("done", STEPS, "all steps are trained")
+
+
+@pytest.mark.parametrize(("launcher", "code"), [("mpiexec", 75), ("torchrun", 0)])
+def test_the_launcher_ends_with_75_or_where_it_would_start_again_with_0(
+    home: Path, launcher: str, code: int
+) -> None:
+    program = ["-m", PLANTED] if launcher == "mpiexec" else [str(Path(__file__).with_name("planted.py"))]
+    done = train(*RUN, cwd=home, ranks=2, launcher=launcher, program=program, env={"PLANT": "SIGTERM:1"})
+    assert done.returncode == code, done.stderr
+    assert error_lines(done) == []
+    assert "Traceback" not in done.stderr
+    assert state_of(home) == RunState("again", 2, "rank 1 got SIGTERM")
+
+
+def test_workers_leave_signals_to_their_rank(home: Path, forks: Forks) -> None:
+    job = forks.start(*ENDLESS, "--workers", "1", cwd=home, ranks=1)
+    _until(lambda: (home / "m.jsonl").exists() and len(trained(home)) > 1)
+    children = Path(f"/proc/{job.pids[0]}/task/{job.pids[0]}/children").read_text().split()
+    for pid in (*map(int, children), job.pids[0]):
+        os.kill(pid, signal.SIGTERM)  # to all of the job, as schedulers do
+    assert job.wait() == [75], job.words()
+    assert state_of(home).state == "again"
+
+
+def test_a_deadline_that_has_passed_is_refused_in_one_line(home: Path, forks: Forks) -> None:
+    job = forks.start(*RUN, cwd=home, ranks=2, env={"DDP_HPC_DEADLINE": str(int(time.time()) - 100)})
+    assert job.wait() == [2, 2]
+    [line] = job.errors()
+    assert "DDP_HPC_DEADLINE" in line
+
+
+def test_a_job_that_lost_its_folder_to_another_one_ends_and_leaves_the_state_alone(
+    home: Path, forks: Forks
+) -> None:
+    job = forks.start(*ENDLESS, cwd=home, ranks=2)
+    _until(lambda: (home / "m.jsonl").exists() and len(trained(home)) > 1)
+    (home / "run" / ".lock").write_text('{"nonce": "another", "job": "7"}')
+    codes = job.wait()
+    assert 0 not in codes
+    [line] = job.errors()
+    assert "another job has taken it over" in line
+    assert state_of(home).state == "running", "the other job's word, from here on"
+
+
+def test_it_stops_before_the_allocation_ends(home: Path, forks: Forks) -> None:
+    """In the folder that a job script names; the last resort, which comes later, is not needed."""
+    options = [*DATA, "--epochs", "100000", "--metrics", "m.jsonl"]
+    end_s = time.time() + 5.0
+    env = {"DDP_HPC_RUN_DIR": str(home / "run"), "DDP_HPC_DEADLINE": f"{end_s:.2f}"}
+    job = forks.start(*options, cwd=home, ranks=2, env=env)
+    assert job.wait() == [75, 0], job.words()
+    assert time.time() < end_s
+    state = state_of(home)
+    assert state.state == "again"
+    assert state.reason.startswith("the allocation ends soon (DDP_HPC_DEADLINE; ")
+    assert state.step == trained(home)[-1]["step"]
+    assert [path.name for path in (home / "run" / "snapshots").iterdir()] == [f"step_{state.step:08d}"]
+
+
+def test_a_rank_that_is_stuck_does_not_let_the_scheduler_kill_the_job_without_a_word(
+    home: Path, forks: Forks
+) -> None:
+    env = {"PLANT": "stick:1", "DDP_HPC_KILL_DELAY_S": "4"}
+    job = forks.start(*ENDLESS, cwd=home, ranks=2, program=PLANTED, env=env)
+    _until(lambda: (home / "m.jsonl").exists() and len(trained(home)) == 1)
+    os.killpg(job.pids[0], signal.SIGTERM)  # as schedulers do
+    began_s = time.monotonic()
+    codes = job.wait()
+    assert time.monotonic() - began_s < 4
+    assert 0 not in codes
+    [line] = job.errors()
+    assert "still in a step or a save 4 s after SIGTERM, and SIGKILL is next; its stacks: " in line
+    stack = next((home / "run" / "stacks").glob("rank00001*.txt")).read_text()
+    assert "planted.py" in stack
+    assert "one_step" in stack
+    assert state_of(home).state == "failed"
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.005)
+
+
+def _stopping(deadline: Deadline | None, kill_delay_s: float | None = None, rank: int = 0) -> Stopping:
+    return Stopping(
+        deadline,
+        kill_delay_s,
+        judges_clock=rank == 0,
+        stacks=None,
+        last_words=pytest.fail,
+        is_lost=lambda: False,
+    )
+
+
+def test_what_is_kept_for_the_end_is_a_save_some_steps_and_the_kill_delay() -> None:
+    stopping = _stopping(Deadline(time.time() + 100, "squeue"), 30.0)
+    least_s = stopping.margin_s()
+    assert 30 < least_s < 35
+    stopping.expect_save(10)
+    stopping.measured(step_s=2)
+    stopping.measured(step_s=1)
+    assert stopping.margin_s() == least_s + 15 + 4
+    assert stopping.wish() == 0
+    stopping.measured(save_s=20)  # counts more than what was expected, and the longest counts
+    stopping.measured(save_s=4)
+    assert stopping.margin_s() == least_s + 30 + 4
+    assert stopping.wish() == 0
+    stopping.measured(step_s=22)
+    assert stopping.wish() == DEADLINE
+    assert stopping.explain(DEADLINE, 0) == "the allocation ends soon (squeue; 107 s are kept for saving)"
+
+
+def test_only_one_rank_looks_at_the_clock() -> None:
+    past = Deadline(time.time() - 1, "squeue")
+    assert _stopping(past, rank=0).wish() == DEADLINE
+    assert _stopping(past, rank=1).wish() == 0
+
+
+def test_the_programs_own_handlers_come_back_afterwards() -> None:
+    before = [
+        signal.getsignal(sig) for sig in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+    ]
+    with _stopping(None) as stopping:
+        signal.raise_signal(signal.SIGUSR2)
+        assert stopping.wish() == signal.SIGUSR2
+        assert stopping.explain(stopping.wish(), 5) == "rank 5 got SIGUSR2"
+    assert [signal.getsignal(sig) for sig in SIGNALS] == before
