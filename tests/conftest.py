@@ -17,6 +17,11 @@ import pytest
 
 PROJECT = Path(__file__).resolve().parents[1]
 
+# `make test &` in a script: a shell without job control lets its background jobs ignore Ctrl-C, and they
+# hand that on to every process that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 def clean_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """A plain login with this Python's environment active: nothing of any launcher, scheduler or user."""
