@@ -9,9 +9,11 @@ and the lock held; `workers` are processes that unpack it side by side.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import queue
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Generator, Iterable
@@ -32,6 +34,7 @@ Batch: TypeAlias = tuple[Tensor, Tensor]
 _READ_BATCHES = 64
 _READ_BYTES = 2**20
 _FAREWELL_S = 1.0
+_PR_SET_PDEATHSIG = 1
 # sun_path has 108 bytes (unix(7)), and multiprocessing appends names of its own to the folder.
 _MAX_SOCKET_FOLDER = 60
 
@@ -289,10 +292,14 @@ def _as_array(tensor: Tensor) -> NDArray[Any]:
 def _leave_signals_to_the_rank(_: int) -> None:
     """In a worker: schedulers and terminals signal it too, and the rank goes on for a while to save.
 
-    It ends with the rank: it looks every few seconds whether its parent is there.
+    It ends with the rank, by the kernel's doing (prctl(2)).
     """
     for sig in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
         signal.signal(sig, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # multiprocessing's thread in a worker tells a rank's sudden end by a traceback of a lost connection.
+    report = sys.excepthook
+    sys.excepthook = lambda kind, *rest: None if issubclass(kind, OSError | EOFError) else report(kind, *rest)
 
 
 def _prepare_for_workers() -> None:

@@ -64,6 +64,7 @@ def test_a_killed_rank_is_named_and_the_job_goes_on(
     assert f"ddp-hpc: stopped at step {run.attempts[1][2]}: {lost}" in run.log
 
 
+@pytest.mark.soak
 def test_a_requeued_job_goes_on_and_a_cancelled_one_saves_and_stays_away(
     cluster: Cluster, quiet: list[tuple[int, float]], tmp_path: Path
 ) -> None:

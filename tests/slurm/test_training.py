@@ -102,6 +102,7 @@ def test_srun_torchrun_script_works_as_typed(cluster: Cluster, tmp_path: Path) -
     _check(tmp_path, "torchrun")
 
 
+@pytest.mark.soak
 def test_two_torchruns_of_one_job_do_not_take_each_others_port(cluster: Cluster, tmp_path: Path) -> None:
     """Two steps on the same two nodes at once, each with a rendezvous of its own."""
     lines = ["#!/bin/bash"]

@@ -27,6 +27,7 @@ def test_two_ranks_reach_97_percent_on_the_test_split(digits, tmp_path, launcher
     assert f"accuracy {100 * test['accuracy']:.2f} %" in done.stdout
 
 
+@pytest.mark.soak
 def test_accuracy_counts_each_test_image_once_whatever_the_ranks(digits, tmp_path):
     """359 test images do not divide by 2 or 3: padding would count some twice."""
     options = ["--model", "classifier", "--data", str(digits), "--max-steps", "1", "--lr-scaling", "none"]

@@ -81,6 +81,7 @@ def test_ranks_that_are_stuck_when_rank_0_dies_are_ended_with_one_line(tmp_path)
     assert "rank 0 is gone" in "".join(errors)
 
 
+@pytest.mark.soak
 def test_a_rank_that_is_slow_to_end_does_not_turn_success_into_failure(tmp_path):
     codes, errors = _by_hand(tmp_path, "slow_end:2")
     assert (codes, _without_progress("".join(errors))) == ([0, 0, 0], "")
