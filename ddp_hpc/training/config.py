@@ -103,6 +103,10 @@ class TrainConfig:
         src, tgt = LINEAR_SHAPES if self.model == "linear" else TRANSFORMER_SHAPES
         return self.src_shape or src, self.tgt_shape or tgt
 
+    def rank_seed(self, rank: int) -> int:
+        """Where a rank's own random numbers, such as dropout's, begin."""
+        return (self.seed * 1_000_003 + rank + 1) % 2**63
+
     def scaled_lr(self, world_size: int) -> float:
         """The learning rate for this many ranks: arXiv 1706.02677 scales it with the global batch."""
         factor: float = {"linear": float(world_size), "sqrt": float(world_size**0.5), "none": 1.0}[

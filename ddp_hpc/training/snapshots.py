@@ -71,7 +71,7 @@ class SnapshotFolder:
     """
 
     def __init__(self, folder: Path, keep: int, say: Say, on_saved: Callable[[int], None]) -> None:
-        self._folder = self.path = folder
+        self.path = folder
         self._keep = keep
         self._say = say
         self._on_saved = on_saved
@@ -87,7 +87,7 @@ class SnapshotFolder:
         Raises:
             DataError: there are snapshots, but no good one; or one of a newer format.
         """
-        found = find_snapshots(self._folder)
+        found = find_snapshots(self.path)
         for path in found:
             try:
                 snapshot = read_snapshot(path)
@@ -98,7 +98,7 @@ class SnapshotFolder:
             return snapshot
         if found:
             raise DataError(
-                f"--snapshot-dir {self._folder}: none of its {len(found)} snapshots is good; "
+                f"--snapshot-dir {self.path}: none of its {len(found)} snapshots is good; "
                 "nothing was deleted; look into it, or name another folder to begin anew"
             )
         return None
@@ -153,14 +153,14 @@ class SnapshotFolder:
             )
             self._say(
                 f"WARNING: the snapshot of step {step} ({format_bytes(num_bytes)}) was NOT saved in "
-                f"{self._folder}: {error.strerror or error}; {newest}, and training goes on: make room"
+                f"{self.path}: {error.strerror or error}; {newest}, and training goes on: make room"
             )
             return
         self.saved = Saved(step_of(path), time.monotonic() - begin_s)
         self._on_saved(step)
         # One of a later step was found damaged when the run went back behind it: it is nobody's to delete.
         with suppress(OSError, DataError):  # the next save tries again
-            passed = [path for path in find_snapshots(self._folder) if step_of(path) <= step]
+            passed = [path for path in find_snapshots(self.path) if step_of(path) <= step]
             for old in passed[self._keep :]:
                 discard(old)
 
@@ -171,7 +171,7 @@ class SnapshotFolder:
                     errno.EBUSY, "another job has taken the folder over, as this one was silent for long"
                 )
             try:
-                return write_snapshot(self._folder, step, about, self._images)
+                return write_snapshot(self.path, step, about, self._images)
             except OSError as error:
                 if error.errno not in _TRANSIENT or wait_s is None:
                     raise

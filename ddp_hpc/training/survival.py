@@ -99,11 +99,6 @@ class Survival:
         """The folder for stacks of ranks that hang."""
         return None if self._places is None else self._places.run / "stacks"
 
-    @property
-    def on(self) -> bool:
-        """Whether this run saves."""
-        return self._places is not None
-
     def open(self) -> Snapshot | None:
         """Locks the folder; rank 0 gets the newest good snapshot. Collective: every rank must call this.
 
@@ -153,7 +148,7 @@ class Survival:
             exact = restore(model, optimizer, group, model_tensors, training)
             if not exact:
                 # Deterministic, and of this place: not the numbers that earlier steps had.
-                seed = (self._config.seed * 1_000_003 + group.world.rank + 1) * 1_000_003 + position.step
+                seed = self._config.rank_seed(group.world.rank) * 1_000_003 + position.step
                 seed_generators(seed % 2**63)
             self._say_resumed(about, position, exact)
         if self._stopping is not None:
@@ -194,7 +189,7 @@ class Survival:
     def saves_at(self, step: int) -> bool:
         """Whether `--snapshot-every-steps` wants a snapshot after this step."""
         every = self._config.snapshot_every_steps
-        return self.on and every is not None and step % every == 0
+        return self._places is not None and every is not None and step % every == 0
 
     def decide(self, signs: list[list[float]], position: Position, last: bool) -> Decision:
         """The same on every rank, of all ranks' signs by rank."""

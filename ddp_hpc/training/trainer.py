@@ -81,7 +81,7 @@ def train(
     bare = build_model(config.model, spec, config.dropout, config.seed, dtype).to(device)
     model = _wrap(bare, group)
     # Ranks draw different dropout masks from here on; the parameters above are the same on all.
-    seed_generators((config.seed * 1_000_003 + group.world.rank + 1) % 2**63)
+    seed_generators(config.rank_seed(group.world.rank))
     optimizer = torch.optim.Adam(
         bare.parameters(), lr=config.scaled_lr(world_size), fused=device.type == "cuda" or None
     )
