@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ddp_hpc.errors import DdpHpcError
+
 # Writers write all the time: one that has been silent for so long is no more.
 _ABANDONED_S = 3600.0
 # A name ends at 255 bytes. The rest of a hidden one is at most 110: a host's name has 64.
@@ -30,6 +32,24 @@ def partial_file(target: Path, writer: str) -> Iterator[Path]:
         # What went wrong in the block is the better error.
         with suppress(OSError):
             partial.unlink()
+
+
+def write_whole(path: Path, content: bytes, writer: str) -> None:
+    """Lets `path`, whose folder is made if need be, hold `content`: the old file is seen, or the new one.
+
+    Raises:
+        DdpHpcError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial_file(path, writer) as partial:
+            with partial.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+    except OSError as error:
+        raise DdpHpcError(f"{path}: cannot be written") from error
 
 
 def give_name(partial: Path, target: Path, *, replace: bool) -> None:

@@ -6,12 +6,11 @@ a whole. In bash: `read -r state step reason <"$DDP_HPC_RUN_DIR/state"`.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_hpc.errors import DdpHpcError
-from ddp_hpc.partial_files import partial_file
+from ddp_hpc.partial_files import write_whole
 
 STATES = ("running", "again", "done", "failed")
 _NAME = "state"
@@ -50,14 +49,5 @@ def write_state(folder: Path, state: RunState) -> None:
     Raises:
         DdpHpcError: it cannot be written.
     """
-    path = folder / _NAME
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with partial_file(path, _NAME) as partial:
-            with partial.open("w", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(f"{state.state} {state.step} {' '.join(state.reason.split())}".rstrip() + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
-    except OSError as error:
-        raise DdpHpcError(f"{path}: cannot be written") from error
+    line = f"{state.state} {state.step} {' '.join(state.reason.split())}".rstrip() + "\n"
+    write_whole(folder / _NAME, line.encode("utf-8", "backslashreplace"), _NAME)

@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.partial_files import partial_file
+from ddp_hpc.errors import RequestError
+from ddp_hpc.partial_files import write_whole
 from ddp_hpc.training.metrics import check_outputs, versions, write_json
 
 Row: TypeAlias = dict[str, Any]
@@ -136,10 +136,4 @@ def _write_picture(path: Path, title: str, panels: Sequence[Panel], axis: str) -
         one.set(title=panel.title, xlabel=axis, xscale="log")
     drawn = io.BytesIO()
     figure.savefig(drawn, format=path.suffix[1:].lower())
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial_file(path, "bench") as partial:
-            partial.write_bytes(drawn.getvalue())
-            partial.replace(path)
-    except OSError as error:
-        raise DdpHpcError(f"{path}: cannot be written") from error
+    write_whole(path, drawn.getvalue(), "bench")

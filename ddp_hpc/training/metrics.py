@@ -12,8 +12,8 @@ from typing import Any, TextIO
 
 import click
 
-from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.partial_files import partial_file
+from ddp_hpc.errors import RequestError
+from ddp_hpc.partial_files import write_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,14 +116,7 @@ def _starts_as_json(path: Path) -> bool:
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Writes a JSON file whole or not at all."""
-    text = json.dumps(value, indent=2) + "\n"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial_file(path, "json") as partial:
-            partial.write_text(text, encoding="utf-8")
-            partial.replace(path)
-    except OSError as error:
-        raise DdpHpcError(f"{path}: cannot be written") from error
+    write_whole(path, (json.dumps(value, indent=2) + "\n").encode(), "json")
 
 
 def versions() -> dict[str, str]:
