@@ -7,6 +7,7 @@
 #
 # Settings: make train RANKS=4 EPOCHS=2 ARGS="--batch-size 16"   make test ARGS="-k discovery"
 #           make PYTHON=/path/to/python3.12 ...                  make MPIEXEC=/path/to/mpiexec train
+#           make JOBS=0 test                                     one test after the other
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -15,6 +16,8 @@ SHELL := /bin/bash
 
 RANKS ?= 2
 EPOCHS ?= 1
+# Processes that run the tests. More are no use: many tests start several ranks, and wait for their clocks.
+JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_ARGS ?=
@@ -30,7 +33,7 @@ train: $(VENV)/.train
 	@$(BIN)/python -m ddp_hpc.local_mpi $(MPIEXEC) -- -n $(RANKS) $(BIN)/python -m ddp_hpc.train --epochs $(EPOCHS) $(ARGS)
 
 test: $(VENV)/.test
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
 
 soak: $(VENV)/.test
 	@$(BIN)/python -m pytest -m soak $(ARGS)

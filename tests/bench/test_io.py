@@ -19,7 +19,7 @@ from data_gen import Recipe, generate
 from ddp_hpc.bench import io
 from ddp_hpc.bench.io import FORMATS, IoBench
 from ddp_hpc.cli import cli
-from ddp_hpc.cli import io as bench_io
+from ddp_hpc.commands.bench import io as bench_io
 from ddp_hpc.data.formats import open_samples
 from ddp_hpc.errors import RequestError
 from ddp_hpc.training.loader import batches_at_once

@@ -1,0 +1,56 @@
+"""`ddp-hpc render`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ddp_hpc.commands.job_options import TAKES_A_COMMAND, given_options, job_options, request_of
+from ddp_hpc.errors import RequestError
+
+
+@click.command("render", context_settings=TAKES_A_COMMAND)
+@job_options
+@click.option("--step", is_flag=True, help="Write torchrun_script.sh instead, which runs once on each node.")
+@click.option(
+    "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write FILE instead of stdout."
+)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def command(step: bool, output: Path | None, **options: Any) -> None:
+    """Write a job script for PBS, Slurm or this machine.
+
+    COMMAND is what each rank runs, after --; without it: python -m ddp_hpc.train.
+
+    \b
+    Examples:
+      ddp-hpc render --nodes 2 --walltime 01:00:00 -o job.sh
+      ddp-hpc render --profile polaris --nodes 2 --queue debug --account MYPROJECT -o job.pbs
+      ddp-hpc render --profile perlmutter --launcher torchrun --nodes 4 -- python train.py --lr 0.1
+      ddp-hpc render --profile local --ranks-per-node 2 | bash
+      ddp-hpc render --job job.toml --setup 'module load cuda' --env NCCL_DEBUG=INFO
+      ddp-hpc render --walltime 02:00:00 --max-attempts 5 -- python -m ddp_hpc.train --epochs 100
+      ddp-hpc render --launcher torchrun --nodes 4 --min-nodes 3 -o job.sh
+      ddp-hpc render --step -o torchrun_script.sh
+    """  # noqa: D301 - a true \b tells click to leave the lines alone
+    from ddp_hpc.batch import render as scripts
+    from ddp_hpc.batch.layout import advice
+
+    if step:
+        if given := given_options(options):
+            raise RequestError(
+                f"--step and {given[0]} were given; the step script is the same for every job; "
+                "give --step alone, or with -o"
+            )
+        text = scripts.render_step()
+    else:
+        job, site = request_of(options)
+        text = scripts.render(job, site)
+        for line in advice(job, site):
+            click.echo(f"warning: {line}", err=True)
+    if output is None or str(output) == "-":
+        sys.stdout.buffer.write(scripts.script_bytes(text))
+    else:
+        scripts.write_script(text, output)
