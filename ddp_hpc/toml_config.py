@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import tomllib
 import typing
+from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
@@ -24,19 +25,22 @@ _Step = str | int
 _Path = tuple[_Step, ...]
 
 
-def read_toml(path: Path, cls: type[T], *, table: str = "") -> T:
+def read_toml(path: Path, cls: type[T], *, table: str = "", base: Callable[[str], Path] | None = None) -> T:
     """The file at `path` as a `cls`; with `table`, only that table of the file, which may be missing.
 
+    With `base`, a key `extends` names another file, which `base` finds: this one's
+    tables are merged into that one's key by key, and its other values, lists too,
+    take the place of that one's.
+
     Raises:
-        RequestError: where the file cannot be read or does not fit `cls`.
+        RequestError: where the file cannot be read or does not fit `cls`, or files extend
+            each other in a ring.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as err:
-        raise RequestError(f"{path}: cannot be read ({err.strerror}); check the path") from err
-    except UnicodeDecodeError as err:
-        raise RequestError(f"{path}: is not UTF-8 text (byte {err.start}); TOML needs UTF-8") from err
-    return parse_toml(text, cls, source=str(path), table=table)
+    text = _read_text(path)
+    document = _parse(text, str(path))
+    if base is not None:
+        document = _extended(document, path, base)
+    return _fit(document, cls, text, str(path), table)
 
 
 def parse_toml(text: str, cls: type[T], *, source: str, table: str = "") -> T:
@@ -46,14 +50,56 @@ def parse_toml(text: str, cls: type[T], *, source: str, table: str = "") -> T:
         RequestError: broken TOML, an unknown or missing key, a value of another
             type, or a value that `cls` itself refuses.
     """
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as err:
-        raise RequestError(f"{source}: is not TOML: {err}; mend that line") from err
+    return _fit(_parse(text, source), cls, text, source, table)
+
+
+def _fit(document: dict[str, Any], cls: type[T], text: str, source: str, table: str) -> T:
     reader = _Reader(text, source)
     if table:
         return typing.cast(T, reader.value(document.get(table, {}), cls, (table,)))
     return typing.cast(T, reader.table(document, cls, ()))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as err:
+        raise RequestError(f"{path}: cannot be read ({err.strerror}); check the path") from err
+    except UnicodeDecodeError as err:
+        raise RequestError(f"{path}: is not UTF-8 text (byte {err.start}); TOML needs UTF-8") from err
+
+
+def _parse(text: str, source: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as err:
+        raise RequestError(f"{source}: is not TOML: {err}; mend that line") from err
+    except RecursionError as err:
+        raise RequestError(f"{source}: is nested too deeply; write it flatter") from err
+
+
+def _extended(document: dict[str, Any], path: Path, base: Callable[[str], Path]) -> dict[str, Any]:
+    chain = [path]
+    merged = document
+    while name := document.get("extends"):
+        if not isinstance(name, str):
+            raise RequestError(f'{chain[-1]}: "extends" is {name!r}; the name of a profile is needed')
+        below = base(name)
+        if any(below.resolve() == known.resolve() for known in chain):
+            ring = " -> ".join(known.stem for known in [*chain, below])
+            raise RequestError(f"{path}: extends itself ({ring}); break the ring")
+        chain.append(below)
+        document = _parse(_read_text(below), str(below))
+        merged = _merged(document, merged)
+    return merged
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    merged = {**below, **above}
+    for key, value in above.items():
+        if isinstance(value, dict) and isinstance(below.get(key), dict):
+            merged[key] = _merged(below[key], value)
+    return merged
 
 
 class _Reader:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -153,7 +154,7 @@ def test_the_step_script_is_the_same_wherever_it_is_written() -> None:
 
 def test_profiles_are_listed_with_scheduler_and_date() -> None:
     lines = run_cli("profiles", "list").stdout.decode().splitlines()
-    assert "polaris        pbs    2026-08-19  Polaris (ALCF)" in lines
+    assert re.search(r"^polaris +pbs +high +2026-08-19  Polaris \(ALCF\)$", "\n".join(lines), re.MULTILINE)
     assert [line.split()[0] for line in lines] == sorted(
         path.stem for path in (ROOT / "profiles").glob("*.toml")
     )

@@ -48,6 +48,8 @@ class Job:
     env: dict[str, str] = field(default_factory=dict)
     setup: tuple[str, ...] = ()
     run_dir: str = ""
+    filesystems: str = ""
+    fallback: str = ""
     max_attempts: int = DEFAULT_MAX_ATTEMPTS
     min_nodes: int | None = None
     command: tuple[str, ...] = DEFAULT_COMMAND
@@ -147,6 +149,8 @@ class JobFile:
     env: dict[str, str] | None = None
     setup: tuple[str, ...] | None = None
     run_dir: str | None = None
+    filesystems: str | None = None
+    fallback: str | None = None
     max_attempts: int | None = None
     min_nodes: int | None = None
     command: tuple[str, ...] | None = None

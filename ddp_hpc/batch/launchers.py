@@ -41,8 +41,8 @@ def launch_words(job: Job, site: Site, layout: Layout) -> tuple[list[Word], list
     launcher = [*LAUNCHERS[layout.launcher](job, site, layout)]
     if layout.launcher == "torchrun":
         _check_python(job.command)
-        return launcher, [STEP_SCRIPT, *job.command]
-    return launcher, [*job.command]
+        return launcher, [*site.launch.wrap, STEP_SCRIPT, *job.command]
+    return launcher, [*site.launch.wrap, *job.command]
 
 
 def dialect_of(site: Site) -> str:
@@ -62,6 +62,7 @@ def dialect_of(site: Site) -> str:
 
 def _mpiexec(_job: Job, site: Site, layout: Layout) -> Words:
     words = [MPIEXEC, "-n", NUM_RANKS, *_PER_NODE[dialect_of(site)](layout.ranks_per_node)]
+    words += site.launch.options
     if site.launch.cpu_bind:
         words += ["--cpu-bind", "list:" + ":".join(site.launch.cpu_bind[: layout.ranks_per_node])]
     return words
@@ -69,10 +70,7 @@ def _mpiexec(_job: Job, site: Site, layout: Layout) -> Words:
 
 def _srun(job: Job, site: Site, layout: Layout) -> Words:
     words = [*_srun_tasks(NUM_RANKS, layout.ranks_per_node, layout), *_END_TOGETHER]
-    if site.slurm.gpu_bind:
-        words.append(f"--gpu-bind={site.slurm.gpu_bind}")
-    if site.slurm.cpu_bind:
-        words.append(f"--cpu-bind={site.slurm.cpu_bind}")
+    words += site.slurm.srun_options
     if job.mpi:
         words.append(f"--mpi={job.mpi}")
     return words

@@ -100,10 +100,16 @@ def advice(job: Job, site: Site) -> list[str]:
     """What the scheduler may dislike about the job, one line each: only warnings, since queue tables age."""
     layout = lay_out(job, site)
     lines = _queue_advice(layout.queue, job.num_nodes, layout.walltime_s or 0, site)
-    if site.account_required and not job.account:
+    if site.account.required and not job.account:
         lines.append(
             f"{site.title} wants an account and none was given; use --account PROJECT or DDP_HPC_ACCOUNT, "
             "or name it when you submit"
+        )
+    account, spelled = job.account, site.account
+    if account and not (account.startswith(spelled.prefix) and account.endswith(spelled.suffix)):
+        like = f"{spelled.prefix}PROJECT{spelled.suffix}"
+        lines.append(
+            f"account {account} was given; at {site.title} such names look like {like}; is it whole?"
         )
     if site.scheduler != "local" and not site.node.devices and not job.gpus_per_node:
         lines.append(

@@ -26,7 +26,7 @@ from ddp_hpc.batch.launchers import dialect_of, launch_words
 from ddp_hpc.batch.layout import Layout, lay_out
 from ddp_hpc.batch.schedulers import cpus_per_task, scheduler_of
 from ddp_hpc.batch.shell import Raw, Word, sh, sh_join
-from ddp_hpc.batch.site import Site
+from ddp_hpc.batch.site import Site, with_fallback
 from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.units import format_walltime
 
@@ -46,12 +46,13 @@ def render(job: Job, site: Site) -> str:
     Raises:
         RequestError: what the site, its scheduler or the launcher cannot do.
     """
+    site = with_fallback(site, job.fallback)
     layout = lay_out(job, site)
     scheduler = scheduler_of(job, site, layout)
     launcher, program = launch_words(job, site, layout)
     needs_mpiexec = bool(launcher) and launcher[0] != "srun"
     exports = _exports(job, site, layout, scheduler.kill_delay_s)
-    multi_node = _multi_node_exports(site)
+    single_node, multi_node = _single_node_exports(site), _multi_node_exports(site)
     job_env = [Export(name, value) for name, value in job.env.items()]
     launch_line = f"{sh_join(launcher)} \\\n  {sh_join(program)}" if launcher else sh_join(program)
     return (
@@ -67,9 +68,10 @@ def render(job: Job, site: Site) -> str:
             site=site,
             layout=layout,
             exports=exports,
+            single_node=single_node,
             multi_node=multi_node,
             job_env=job_env,
-            exported_names=_names([*exports, *multi_node, *job_env], layout),
+            exported_names=_names([*exports, *single_node, *multi_node, *job_env], layout),
             needs_mpiexec=needs_mpiexec,
             asks_mpiexec=needs_mpiexec and dialect_of(site) in ("auto", "openmpi"),
             own_mpiexec=site.launch.own_mpiexec,
@@ -109,10 +111,12 @@ def written_with(job: Job, site: Site) -> list[Word]:
         *(("--env", f"{name}={value}") for name, value in job.env.items()),
         *(("--setup", line) for line in job.setup),
         ("--run-dir", job.run_dir),
+        ("--filesystems", job.filesystems),
+        ("--fallback", job.fallback),
         ("--max-attempts", job.max_attempts if job.max_attempts != DEFAULT_MAX_ATTEMPTS else None),
         ("--min-nodes", job.min_nodes),
     ]
-    words: list[Word] = ["ddp-hpc", "render", "--profile", site.name]
+    words: list[Word] = ["ddp-hpc", "render", "--profile", site.file or site.name]
     for option, value in options:
         if value not in (None, ""):
             words += [option, str(value)]
@@ -190,7 +194,10 @@ def _exports(job: Job, site: Site, layout: Layout, kill_delay_s: int) -> list[Ex
         why = "The way out of the compute nodes; the nodes themselves are reached without it."
         found.append(Export("http_proxy", site.proxy.url, why))
         found.append(Export("https_proxy", site.proxy.url))
-        found.append(Export("no_proxy", site.proxy.no_proxy))
+        if site.proxy.all:
+            found.append(Export("all_proxy", site.proxy.all))
+        if site.proxy.no_proxy:
+            found.append(Export("no_proxy", site.proxy.no_proxy))
     found.append(Export("DDP_HPC_PROFILE", site.name))
     if site.fabric.suffix:
         found.append(Export("DDP_HPC_FABRIC_SUFFIX", site.fabric.suffix))
@@ -207,6 +214,10 @@ def _exports(job: Job, site: Site, layout: Layout, kill_delay_s: int) -> list[Ex
     if site.scheduler != "local":
         found.append(Export("DDP_HPC_MAX_ATTEMPTS", str(job.max_attempts)))
     return found
+
+
+def _single_node_exports(site: Site) -> list[Export]:
+    return [Export(name, value, site.why.get(name, "")) for name, value in site.env.single_node.items()]
 
 
 def _multi_node_exports(site: Site) -> list[Export]:
@@ -228,14 +239,19 @@ def _names(exports: list[Export], layout: Layout) -> list[str]:
 
 def _notes(job: Job, site: Site, submit: str) -> list[str]:
     notes = []
-    if site.account_required and not job.account:
+    if site.account.required and not job.account:
         notes.append(
             f"{site.title} wants an account and this script names none; "
-            f"submit it with: {submit} -A PROJECT SCRIPT"
+            f"submit it with: {submit} {_account_words(site)} SCRIPT"
         )
     if not site.pbs.submit_from_nodes:
         notes.append("Compute nodes may not submit here; for more than one walltime: bash SCRIPT --chain N")
     return notes
+
+
+def _account_words(site: Site) -> str:
+    option = site.account.option if site.scheduler == "pbs" else "-A"
+    return f"{option}PROJECT" if option.endswith("=") else f"{option} PROJECT"
 
 
 def _banner(site: Site, layout: Layout, needs_mpiexec: bool) -> str:

@@ -7,7 +7,7 @@ expand nothing. So values are checked here, never quoted.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ddp_hpc.batch.job import DEFAULT_MAX_ATTEMPTS, Job
@@ -21,7 +21,10 @@ PBS_MAX_NAME_CHARS = 15
 
 _VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@+,=&|/()*-]*")
 
-Directives = dict[str, str]
+# A chunk for each node; no more is known of a site that says nothing.
+_CHUNK = "select={nodes}:ncpus={cpus}:mpiprocs={ranks}"
+
+Directives = dict[str, str | Sequence[str]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -99,23 +102,34 @@ def _pbs(job: Job, site: Site, layout: Layout) -> Directives:
             f"job name {job.name!r} has {len(job.name)} characters; PBS takes {PBS_MAX_NAME_CHARS}; "
             "shorten it"
         )
-    chunk = site.pbs.chunk or _pbs_chunk(job, layout)
     return {
         "name": directive_value("job name", job.name),
-        "select": f"{job.num_nodes}:{directive_value('chunk', chunk)}",
-        "place": _optional("place", site.pbs.place),
+        "resources": [directive_value("resource", text) for text in _resources(job, site, layout)],
         "walltime": _walltime(layout, site),
-        "filesystems": _optional("filesystems", site.pbs.filesystems),
+        "filesystems_resource": site.pbs.filesystems_resource,
+        "filesystems": _optional("filesystems", job.filesystems or site.pbs.filesystems),
         "queue": _optional("queue", layout.queue),
+        "account_option": site.account.option,
         "account": _optional("account", job.account),
-        "keep": _optional("keep", site.pbs.keep),
+        "options": site.pbs.options,
     }
 
 
-def _pbs_chunk(job: Job, layout: Layout) -> str:
-    cores = job.cpus_per_node or layout.ranks_per_node
-    chunk = f"ncpus={cores}:mpiprocs={layout.ranks_per_node}"
-    return f"{chunk}:ngpus={layout.devices}" if layout.devices else chunk
+def _resources(job: Job, site: Site, layout: Layout) -> list[str]:
+    """The values of PBS's -l with this job's numbers."""
+    cpus = job.cpus_per_node or site.node.threads or site.node.cores or layout.ranks_per_node
+    numbers = {
+        "nodes": job.num_nodes,
+        "ranks": layout.ranks_per_node,
+        "devices": layout.devices,
+        "cpus": cpus,
+        "all_ranks": job.num_nodes * layout.ranks_per_node,
+        "all_devices": job.num_nodes * layout.devices,
+        "all_cpus": job.num_nodes * cpus,
+    }
+    of_queue = next((queue.resources for queue in site.queues if queue.name == layout.queue), ())
+    resources = of_queue or site.pbs.resources or (_CHUNK + (":ngpus={devices}" if layout.devices else ""),)
+    return [text.format_map(numbers) for text in resources]
 
 
 def _slurm(job: Job, site: Site, layout: Layout) -> Directives:
@@ -126,13 +140,24 @@ def _slurm(job: Job, site: Site, layout: Layout) -> Directives:
         "nodes": str(job.num_nodes),
         "tasks_per_node": str(per_node),
         "cpus_per_task": str(cpus_per_task(layout)),
-        "gpus_per_node": str(layout.devices) if layout.devices else "",
+        "gpus": _gpus(site, layout),
         "walltime": _walltime(layout, site),
         "account": _optional("account", job.account),
-        "queue_flag": site.slurm.queue_flag,
-        "queue": _optional("queue", layout.queue),
+        "queue_option": site.slurm.queue_option,
+        "queue": _optional("queue", layout.queue if site.slurm.queue_option else ""),
+        "qos": next((entry.qos for entry in site.queues if entry.name == layout.queue), ""),
         "constraint": _optional("constraint", site.slurm.constraint),
+        "options": site.slurm.options,
     }
+
+
+def _gpus(site: Site, layout: Layout) -> str:
+    """The option that asks for a node's GPUs; nothing where nodes come whole."""
+    option = site.slurm.gpu_option
+    if not layout.devices or not option:
+        return ""
+    named = f"{site.slurm.gpu_type}:{layout.devices}" if site.slurm.gpu_type else str(layout.devices)
+    return f"--gres=gpu:{named}" if option == "gres" else f"--gpus-per-node={named}"
 
 
 def cpus_per_task(layout: Layout) -> int:

@@ -58,6 +58,14 @@ _OPTIONS = [
         "--run-dir", metavar="DIR", help="Folder of the run, from the folder of submission.  [runs/NAME]"
     ),
     click.option(
+        "--filesystems", metavar="F", help="File systems the job needs, where the site asks for them."
+    ),
+    click.option(
+        "--fallback",
+        metavar="NAME",
+        help="The profile's other settings for ranks that hang; see profiles show.",
+    ),
+    click.option(
         "--max-attempts", type=int, metavar="N", help="Starts in all of a run that goes on by itself.  [20]"
     ),
     click.option(
