@@ -20,9 +20,12 @@ Shell completion, for bash (zsh and fish likewise):
 # The module in ddp_hpc/commands/, and what `ddp-hpc --help` says of the command without importing it.
 _COMMANDS = {
     "render": "Write a job script for PBS, Slurm or this machine.",
+    "lint": "What is wrong with a job script or a request, before it queues.",
     "profiles": "The sites that scripts can be rendered for.",
     "env": "The world this process finds itself in, and where each value came from.",
+    "doctor": "Check this environment before the queue does.",
     "bench": "Benchmarks of this machine.",
+    "estimate": "How much memory training takes a rank, by state, precision and strategy.",
 }
 
 

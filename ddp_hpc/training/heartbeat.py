@@ -37,7 +37,7 @@ from ddp_hpc.world.topology import World
 PHASES = ("data", "forward", "backward", "optimizer", "settle", "snapshot", "evaluation")
 _ORDER = {phase: number for number, phase in enumerate(PHASES, start=1)}
 _CONNECT_S = 20.0
-_CLOSE_S = 2.0
+_CLOSE_S = 3.0
 _ANSWER_S = 5.0
 _BEATS_PER_S = 50  # at rank 0, for which each is 0.1 ms of a core (measured with 1000 connections)
 

@@ -29,7 +29,7 @@ _LINE_BYTES = 1 << 20
 _GREETING_S = 5.0
 _MAX_NEWS = 8  # ranks that are told to all others as gone: after so many the rest is no news
 _MAX_FILES = 64
-FAREWELL_S = 0.5
+FAREWELL_S = 2.0
 _NO_WAY = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 

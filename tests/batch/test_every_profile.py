@@ -1,41 +1,122 @@
-"""What holds for every shipped profile, with every launcher its scheduler has."""
+"""What holds for every shipped profile, for every launcher its scheduler has and every size it takes."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from ddp_hpc.batch.check_profile import faults_of
 from ddp_hpc.batch.job import Job
+from ddp_hpc.batch.layout import advice
 from ddp_hpc.batch.render import render
 from ddp_hpc.batch.schedulers import SCHEDULERS
-from ddp_hpc.batch.site import load_site, profile_files
+from ddp_hpc.batch.site import Queue, Site, load_site, profile_files
+from ddp_hpc.units import parse_walltime_s
 from tests.batch.conftest import clean_environ
 from tests.batch.test_written_scripts import SHELLCHECK
 
-NAMES = [path.stem for path in sorted((Path(__file__).parents[2] / "profiles").glob("*.toml"))]
-CASES = [(name, launcher) for name in NAMES for launcher in SCHEDULERS[load_site(name).scheduler].launchers]
+FOLDER = Path(__file__).parents[2] / "profiles"
+NAMES = [path.stem for path in sorted(FOLDER.glob("*.toml"))]
+# These promise what a scheduler promises, and nothing of a site.
+GENERIC = {"generic_pbs", "generic_slurm", "local"}
 
 
-@pytest.mark.parametrize(("name", "launcher"), CASES)
-def test_its_scripts_are_good_bash(name: str, launcher: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_its_scripts_are_good_bash(name: str, tmp_path: Path) -> None:
     site = load_site(name)
-    num_nodes = 1 if site.scheduler == "local" else 3
-    script = tmp_path / "job.sh"
-    script.write_text(render(Job(num_nodes=num_nodes, launcher=launcher), site))
+    others = [
+        render(Job(launcher=launcher), site)
+        for launcher in SCHEDULERS[site.scheduler].launchers
+        if launcher != site.launch.default
+    ]
+    # To bash and shellcheck directives are comments and numbers are alike: most sizes are one script.
+    distinct = {
+        re.sub(r"(?m)^#.*\n|\d+", "", text.removeprefix("#!")): text for text in [*scripts(name), *others]
+    }
+    files = [tmp_path / f"{number}.sh" for number in range(len(distinct))]
+    for file, text in zip(files, distinct.values(), strict=True):
+        file.write_text(text)
+        subprocess.run(["bash", "-n", file], check=True)
 
-    subprocess.run(["bash", "-n", script], check=True)
-    found = subprocess.run([str(SHELLCHECK), str(script)], capture_output=True, text=True)
+    found = subprocess.run([str(SHELLCHECK), *map(str, files)], capture_output=True, text=True)
     assert found.returncode == 0, found.stdout
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_says_who_keeps_it_and_when_it_was_checked(name: str) -> None:
+def test_its_scripts_ask_for_so_many_nodes_and_for_that_queue(name: str) -> None:
+    site = load_site(name)
+    asked = [directives(text) for text in scripts(name)]
+    # PBS counts in units of the site's, some of which are not nodes; two of them are more than one in all.
+    assert site.scheduler == "local" or asked[0] != asked[1]
+    for job, words in zip(sizes(site), asked, strict=True):
+        if site.scheduler == "slurm":
+            assert f"--nodes={job.num_nodes}" in words
+            assert not job.queue or f"--{site.slurm.queue_option}={job.queue}" in words
+        elif site.scheduler == "pbs":
+            assert not job.queue or job.queue in words
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_scripts_hold_no_option_that_it_says_the_site_refuses(name: str) -> None:
+    refused = set(load_site(name).slurm.forbidden)
+    for text in scripts(name):
+        assert not refused & set(text.replace("=", " ").split())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_defaults_and_its_largest_job_are_within_its_own_table_of_queues(name: str) -> None:
+    site = load_site(name)
+    smallest, *_, largest = [Job(), *sizes(site)]
+    for job in (smallest, largest):
+        assert not [line for line in advice(job, site) if "queue" in line]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_check_finds_nothing(name: str) -> None:
+    assert faults_of(FOLDER / f"{name}.toml") == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_says_who_keeps_it_how_sure_it_is_and_when_it_was_checked(name: str) -> None:
     site = load_site(name)
     assert site.owner
     assert site.sources or site.scheduler == "local"
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d", site.checked)
+    assert site.confidence or name in GENERIC
+
+
+@cache
+def scripts(name: str) -> list[str]:
+    site = load_site(name)
+    return [render(job, site) for job in sizes(site)]
+
+
+def sizes(site: Site) -> list[Job]:
+    """One node, two, and the most that its largest queue takes, for as long as that queue lets them run."""
+    if site.scheduler == "local":
+        return [Job()]
+    jobs = [Job(), Job(num_nodes=2)]
+    queues = [queue for queue in site.queues if queue.submit]
+    if queues:
+        largest = max(queues, key=most_nodes)
+        walltime_s = parse_walltime_s(largest.max_walltime) if largest.max_walltime else None
+        jobs.append(Job(num_nodes=most_nodes(largest), queue=largest.name, walltime_s=walltime_s))
+    return jobs
+
+
+def most_nodes(queue: Queue) -> int:
+    """The queue's own limit; where it has none, more nodes than it needs at least."""
+    return queue.max_nodes or queue.min_nodes + 1
+
+
+def directives(script: str) -> list[str]:
+    lines = [line for line in script.splitlines() if line.startswith(("#PBS", "#SBATCH"))]
+    return [word for line in lines for word in line.split()[1:]]
 
 
 def test_all_render_where_the_heavy_libraries_cannot_be_imported() -> None:

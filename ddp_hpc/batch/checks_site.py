@@ -1,0 +1,223 @@
+"""Checks of a script against the profile of the site it is meant for. Queue tables age, so they only warn."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ddp_hpc.batch.checks_registry import Seen, Subject, check, shown, whole
+from ddp_hpc.batch.job import Job
+from ddp_hpc.batch.render import render
+from ddp_hpc.batch.script import Script, parse_script
+from ddp_hpc.batch.site import Queue, Site
+from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.units import format_walltime, parse_walltime_s
+
+_MASTER_BY_HOSTNAME = re.compile(
+    r"\$\(hostname(?: -s| --short| -f| --fqdn)?\)|`hostname(?: -s)?`|\$HOSTNAME|\$\{HOSTNAME\}"
+)
+
+
+def _same_scheduler(subject: Subject) -> Site | None:
+    site = subject.site
+    return site if site and subject.script.scheduler and site.scheduler == subject.script.scheduler else None
+
+
+def _own_script(subject: Subject) -> Script | None:
+    """What `ddp-hpc render` writes for the site: the measure of what a script must ask for there."""
+    site = _same_scheduler(subject)
+    if site is None:
+        return None
+    try:
+        job = Job(
+            num_nodes=subject.num_nodes or 1, queue=site.default_queue, walltime_s=600, account="PROJECT"
+        )
+        return parse_script(render(job, site))
+    except RequestError:
+        return None
+
+
+@check("SITE001", "error", "a script for another scheduler")
+def _other_scheduler(subject: Subject) -> Iterator[Seen]:
+    site, script = subject.site, subject.script
+    if site and script.scheduler and site.scheduler != script.scheduler:
+        yield Seen(
+            script.read()[0].line if script.read() else 1,
+            f"the directives are for {script.scheduler} and {site.title} has {site.scheduler}",
+            "choose another --profile, or render the job for this one",
+        )
+
+
+@check("SITE002", "warning", "no account")
+def _no_account(subject: Subject) -> Iterator[Seen]:
+    site = _same_scheduler(subject)
+    if site is None or not site.account.required:
+        return
+    option = site.account.option if site.scheduler == "pbs" else "--account"
+    flag, _, attribute = option.partition(" ")
+    if not any(d.flag == flag and attribute in d.value for d in subject.script.read()):
+        yield Seen(
+            1,
+            f"{site.title} wants an account and the script names none",
+            f"add {option or 'it'} to the directives, or name it when you submit",
+        )
+
+
+@check("SITE003", "error", "no file systems")
+def _no_file_systems(subject: Subject) -> Iterator[Seen]:
+    own = _own_script(subject)
+    if own is None or subject.site is None:
+        return
+    asked = {name for _, name, _ in subject.script.resources()}
+    for _, name, value in own.resources():
+        if name == subject.site.pbs.filesystems_resource and name not in asked:
+            yield Seen(
+                1,
+                f"{subject.site.title} refuses a job that does not name its file systems",
+                f"add #PBS -l {name}={value}",
+            )
+
+
+@check("SITE004", "warning", "no GPUs")
+def _no_gpus(subject: Subject) -> Iterator[Seen]:
+    own = _own_script(subject)
+    if own is None or subject.site is None or _asks_for_gpus(subject.script):
+        return
+    if gpus := _asks_for_gpus(own):
+        yield Seen(
+            1,
+            f"the script asks for no GPU, and {subject.site.title} gives none that was not asked for",
+            f"add {gpus}",
+        )
+
+
+def _asks_for_gpus(script: Script) -> str:
+    for d in script.read():
+        if "gpu" in d.flag or "gpu" in d.value:
+            prefix = "#PBS" if d.scheduler == "pbs" else "#SBATCH"
+            return f"{prefix} {d.text}"
+    return ""
+
+
+def _entries(subject: Subject) -> tuple[Queue, ...]:
+    site = _same_scheduler(subject)
+    if site is None or subject.queue is None:
+        return ()
+    return tuple(entry for entry in site.queues if entry.name == subject.queue[1])
+
+
+def _nodes(subject: Subject) -> int | None:
+    """Nodes of the job, unless the directives of the site or of the queue count something else."""
+    if subject.site and subject.script.scheduler == "pbs" and not subject.asked_nodes:
+        units = [subject.site.pbs.resources, *(entry.resources for entry in _entries(subject))]
+        if any(texts and not any("{nodes}" in text for text in texts) for texts in units):
+            return None
+    return subject.num_nodes
+
+
+@check("SITE005", "warning", "a queue that the profile does not know")
+def _unknown_queue(subject: Subject) -> Iterator[Seen]:
+    site = _same_scheduler(subject)
+    if site and site.queues and subject.queue and not _entries(subject):
+        line, queue = subject.queue
+        known = list(dict.fromkeys(entry.name for entry in site.queues))
+        yield Seen(
+            line,
+            f"queue {shown(queue)} was unknown at {site.title} on {site.checked}{nearest(queue[:80], known)}",
+            f"use one of {', '.join(known)}",
+        )
+
+
+@check("SITE006", "warning", "more or fewer nodes than the queue takes")
+def _nodes_of_queue(subject: Subject) -> Iterator[Seen]:
+    entries, nodes = _entries(subject), _nodes(subject)
+    if nodes and entries and subject.queue and not any(_takes_nodes(entry, nodes) for entry in entries):
+        least, most = min(e.min_nodes for e in entries), max(e.max_nodes for e in entries)
+        limits = f"{least} to {most}" if most else f"{least} or more"
+        yield Seen(
+            subject.queue[0],
+            f"{nodes} nodes are asked for; queue {subject.queue[1]} took {limits}",
+            "choose another queue, or another number of nodes",
+        )
+
+
+@check("SITE007", "warning", "a longer walltime than the queue has")
+def _walltime_of_queue(subject: Subject) -> Iterator[Seen]:
+    walltime_s, nodes = subject.walltime_s, _nodes(subject)
+    fitting = [e for e in _entries(subject) if nodes is None or _takes_nodes(e, nodes)]
+    limits = [parse_walltime_s(e.max_walltime) if e.max_walltime else None for e in fitting]
+    known = [limit for limit in limits if limit is not None]
+    if not (walltime_s and subject.walltime and subject.queue and known and len(known) == len(limits)):
+        return
+    if walltime_s > max(known):
+        for_nodes = f" for {nodes} nodes" if nodes else ""
+        yield Seen(
+            subject.walltime[0],
+            f"{format_walltime(walltime_s)} is asked for; queue {subject.queue[1]} gives "
+            f"{format_walltime(max(known))}{for_nodes}",
+            "ask for less time, or choose another queue; a routing queue may drop the job without a word",
+        )
+
+
+def _takes_nodes(queue: Queue, nodes: int) -> bool:
+    return queue.min_nodes <= nodes and (not queue.max_nodes or nodes <= queue.max_nodes)
+
+
+@check("SITE008", "error", "more GPUs or CPUs than a node has")
+def _larger_than_a_node(subject: Subject) -> Iterator[Seen]:
+    site, script = _same_scheduler(subject), subject.script
+    if site is None:
+        return
+    gpus, devices = subject.gpus_per_node, site.node.devices
+    if gpus and devices and gpus > devices:
+        yield Seen(
+            subject.line_of("--gpus-per-node", "--gres", "-l"),
+            f"{gpus} GPUs on each node are asked for; {site.title} has {devices}",
+            f"ask for {devices}, and for more nodes",
+        )
+    threads = site.node.threads or site.node.cores
+    per_task, tasks = whole(script.value("--cpus-per-task")), subject.ranks_per_node
+    if threads and per_task and tasks and per_task * tasks > threads:
+        yield Seen(
+            subject.line_of("--cpus-per-task"),
+            f"{tasks} tasks x {per_task} CPUs are asked for on each node; {site.title} has {threads}",
+            f"--cpus-per-task={max(1, threads // tasks)}",
+        )
+
+
+@check("SITE009", "warning", "MASTER_ADDR by hostname where the fast network has another name")
+def _slow_master(subject: Subject) -> Iterator[Seen]:
+    site = subject.site
+    if site is None or not (site.fabric.suffix or site.fabric.interface):
+        return
+    for line, name, value in subject.script.assignments:
+        if name == "MASTER_ADDR" and _MASTER_BY_HOSTNAME.fullmatch(value):
+            fast = f"the name with {site.fabric.suffix}" if site.fabric.suffix else site.fabric.interface
+            yield Seen(
+                line,
+                f"hostname is the slow network's name on {site.title}; the fast one is {fast}",
+                "leave MASTER_ADDR out: ddp-hpc takes the fast network by itself"
+                if not site.fabric.suffix
+                else f"export MASTER_ADDR=$(hostname -s){site.fabric.suffix}",
+            )
+
+
+@check("SITE010", "error", "an option that the site refuses")
+def _refused_option(subject: Subject) -> Iterator[Seen]:
+    site = _same_scheduler(subject)
+    refused = {f"--{word.lstrip('-')}" for word in site.slurm.forbidden} if site else set()
+    for d in subject.script.read():
+        if d.flag in refused and site:
+            yield Seen(d.line, f"{d.flag} is refused by {site.title}", "take it out")
+
+
+@check("SITE011", "error", "a queue that only the scheduler fills")
+def _inner_queue(subject: Subject) -> Iterator[Seen]:
+    site, entries = _same_scheduler(subject), _entries(subject)
+    if site and subject.queue and entries and not any(entry.submit for entry in entries):
+        known = dict.fromkeys(entry.name for entry in site.queues if entry.submit)
+        yield Seen(
+            subject.queue[0],
+            f"nobody can submit to queue {subject.queue[1]} of {site.title}; a routing queue fills it",
+            f"use one of {', '.join(known)}",
+        )

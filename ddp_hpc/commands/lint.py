@@ -1,0 +1,128 @@
+"""`ddp-hpc lint`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ddp_hpc.commands.job_options import given_options, job_options, request_of
+from ddp_hpc.errors import EXIT_DONE, EXIT_FAILED, DdpHpcError, RequestError
+
+if TYPE_CHECKING:
+    from ddp_hpc.batch.lint import Finding
+    from ddp_hpc.batch.site import Site
+
+_REQUEST = "the request"
+
+
+class _ScriptOrRequest(click.Command):
+    """Words after `--` are the command of a request; options may stand before and after SCRIPT."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        cut = args.index("--") if "--" in args else len(args)
+        ctx.meta["ddp_hpc.command"] = tuple(args[cut + 1 :])
+        return super().parse_args(ctx, args[:cut])
+
+
+@click.command("lint", cls=_ScriptOrRequest)
+@job_options
+@click.option(
+    "--test-only", "ask_sbatch", is_flag=True, help="Ask sbatch --test-only too, where there is one."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON list.")
+@click.option("--list", "list_checks", is_flag=True, help="Print every check: id, severity, title.")
+@click.argument("script", required=False, type=click.Path(path_type=Path))
+def command(
+    script: Path | None,
+    ask_sbatch: bool,
+    as_json: bool,
+    list_checks: bool,
+    **options: Any,
+) -> None:
+    """Find what is wrong with a job script, or with a request, before it queues.
+
+    SCRIPT is any PBS or Slurm script; without it the options are those of `ddp-hpc render`, and what they
+    would write is looked at. Nothing of a script is run. Ends with 1 where a finding is an error.
+    docs/lint/ has a page for each check.
+
+    \b
+    Examples:
+      ddp-hpc lint job.sh
+      ddp-hpc lint --profile polaris job.pbs
+      ddp-hpc lint job.sbatch --test-only
+      ddp-hpc lint --profile polaris --nodes 12 --queue prod --walltime 06:00:00 --account MYPROJECT
+      ddp-hpc lint --json job.sh
+      ddp-hpc lint --list
+    """  # noqa: D301 - a true \b tells click to leave the lines alone
+    from ddp_hpc.batch import lint
+
+    ctx = click.get_current_context()
+    request = {**options, "command": ctx.meta["ddp_hpc.command"]}
+    if list_checks:
+        for one in lint.CHECKS.values():
+            click.echo(f"{one.id:<9} {one.severity:<8} {one.title}")
+        return
+    if script is None:
+        if ask_sbatch:
+            raise RequestError(
+                "--test-only was given without a script; write it first (ddp-hpc render -o FILE)"
+            )
+        if not given_options(request):
+            raise RequestError("nothing to look at; give a SCRIPT, or the options of ddp-hpc render")
+        found = lint.lint_request(*request_of(request))
+    else:
+        profile = request.pop("profile")
+        if given := given_options(request):
+            raise RequestError(f"{script} and {given[0]} were given; give a script, or a request, to look at")
+        text = _read(script)
+        found = lint.lint_script(text, _site_of(text, profile))
+        if ask_sbatch:
+            found += lint.ask_sbatch(script)
+    _print(found, click.format_filename(script) if script else _REQUEST, as_json=as_json)
+    ctx.exit(EXIT_FAILED if any(finding.severity == "error" for finding in found) else EXIT_DONE)
+
+
+def _read(path: Path) -> str:
+    from ddp_hpc.batch.script import MAX_CHARS
+
+    # A pipe or a device might never end.
+    if not path.is_file():
+        what = "is not a plain file" if path.exists() else "does not exist"
+        raise RequestError(f"{click.format_filename(path)} {what}; give a job script")
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_CHARS + 1).decode("utf-8", "surrogateescape")
+    except OSError as err:
+        raise DdpHpcError(f"{click.format_filename(path)}: cannot be read ({err.strerror})") from err
+
+
+def _site_of(text: str, profile: str | None) -> Site | None:
+    """The site named by --profile, or the one that this machine is, if it takes such scripts."""
+    from ddp_hpc.batch.detect import choose_profile
+    from ddp_hpc.batch.script import parse_script
+    from ddp_hpc.batch.site import load_site
+
+    name, why = choose_profile(profile or "", "", os.environ)
+    site = load_site(name)
+    if not profile and site.scheduler != parse_script(text).scheduler:
+        return None
+    click.echo(f"profile {name}: {why}", err=True)
+    return site
+
+
+def _print(found: list[Finding], name: str, *, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    if as_json:
+        json.dump([asdict(finding) for finding in found], sys.stdout, indent=2)
+        click.echo()
+        return
+    for finding in found:
+        click.echo(
+            f"{name}:{finding.line}: {finding.severity} {finding.check}: {finding.what}; {finding.remedy}"
+        )

@@ -1,0 +1,411 @@
+"""`ddp-hpc estimate`: against the papers' own numbers, and against real models measured on the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
+
+from ddp_hpc.batch.estimate import (
+    GIB,
+    STRATEGIES,
+    Machine,
+    Training,
+    activation_bytes,
+    fits,
+    footprint,
+    layer_activation_bytes,
+    smallest_ranks,
+)
+from ddp_hpc.commands.estimate import command
+from ddp_hpc.errors import RequestError
+from tests.batch.conftest import clean_environ, run_cli
+
+
+def words(text: str) -> list[str]:
+    return text.split()
+
+
+# layers, hidden, heads, seq, batch
+SHAPES = [(2, 128, 4, 64, 4), (3, 64, 1, 128, 2), (1, 256, 8, 32, 8)]
+LLAMA_LIKE = Training(params=7 * 10**9, layers=32, hidden=4096, seq=4096, batch=1, dtype="mixed")
+SMALL = words("--params 1e6 --layers 2 --hidden 256 --seq 64 --batch 4")
+
+
+class Stack(nn.Module):
+    """A plain pre-norm Transformer encoder, as PyTorch ships its layers."""
+
+    def __init__(
+        self, layers: int, hidden: int, heads: int, vocab: int = 0, checkpointing: bool = False
+    ) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.checkpointing = checkpointing
+        self.embedding = nn.Embedding(vocab, hidden) if vocab else None
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(
+                hidden, heads, 4 * hidden, 0.0, activation="gelu", batch_first=True, norm_first=True
+            )
+            for _ in range(layers)
+        )
+        self.head = nn.Linear(hidden, vocab, bias=False) if vocab else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.embedding:
+            x = self.embedding(x)
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if self.checkpointing else layer(x)
+        return self.head(x) if self.head else x
+
+
+def num_params(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def num_bytes(tensors: Any) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def saved_bytes(model: nn.Module, x: torch.Tensor, *, amp: bool = False, math: bool = False) -> int:
+    """Bytes of the distinct storages that a forward pass keeps, parameters excluded."""
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage  # held, so that no address is used twice
+        return tensor
+
+    kernel = sdpa_kernel(SDPBackend.MATH) if math else contextlib.nullcontext()
+    with (
+        saved_tensors_hooks(pack, lambda tensor: tensor),
+        torch.autocast("cpu", torch.bfloat16, enabled=amp),
+        kernel,
+    ):
+        model(x.requires_grad_())
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+def peak_bytes(work: Any) -> tuple[int, int]:
+    """The most that `work` had allocated at once beyond what was there before, and what it left."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        work()
+    now = top = 0
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            top = max(top, now)
+    return top, now
+
+
+def training_of(model: Stack, shape: tuple[int, ...], **more: Any) -> Training:
+    layers, hidden, heads, seq, batch = shape
+    sizes = {"layers": layers, "hidden": hidden, "heads": heads, "seq": seq, "batch": batch}
+    return Training(params=num_params(model), **sizes, **more)
+
+
+# --- against real models
+
+
+@pytest.mark.parametrize(("dtype", "torch_dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_parameters_gradients_and_adam_states_are_right_to_the_byte(dtype, torch_dtype):
+    model = Stack(2, 64, 4).to(torch_dtype)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.rand(2, 8, 64, dtype=torch_dtype)).sum().backward()
+    optimizer.step()
+    need = footprint(training_of(model, (2, 64, 4, 8, 2), dtype=dtype, optimizer="adamw"), "single", 1)
+    assert need.parameters_bytes == num_bytes(model.parameters())
+    assert need.gradients_bytes == num_bytes(parameter.grad for parameter in model.parameters())
+    states = optimizer.state.values()
+    assert need.optimizer_bytes == num_bytes(
+        state[key] for state in states for key in ("exp_avg", "exp_avg_sq")
+    )
+
+
+@pytest.mark.parametrize(("optimizer", "momentum"), [("sgd", 0.0), ("momentum", 0.9)])
+def test_the_states_of_sgd_are_its_momentum_alone(optimizer, momentum):
+    model = Stack(1, 64, 4)
+    stepper = torch.optim.SGD(model.parameters(), 0.1, momentum=momentum)
+    model(torch.rand(2, 8, 64)).sum().backward()
+    stepper.step()
+    buffers = [
+        state["momentum_buffer"]
+        for state in stepper.state.values()
+        if state.get("momentum_buffer") is not None
+    ]
+    training = training_of(model, (1, 64, 4, 8, 2), optimizer=optimizer)
+    assert footprint(training, "single", 1).optimizer_bytes == num_bytes(buffers)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_activations_are_those_that_a_real_model_keeps(shape):
+    layers, hidden, heads, seq, batch = shape
+    model = Stack(layers, hidden, heads)
+    measured = saved_bytes(model, torch.rand(batch, seq, hidden))
+    assert activation_bytes(training_of(model, shape)) == pytest.approx(measured, rel=0.02)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_checkpointing_keeps_the_inputs_of_layers_and_one_layer_whole(shape):
+    layers, hidden, heads, seq, batch = shape
+    model = Stack(layers, hidden, heads, checkpointing=True)
+    x = torch.rand(batch, seq, hidden)
+    # The layer that is computed again shares its input with the checkpoint.
+    measured = saved_bytes(model, x) + saved_bytes(Stack(1, hidden, heads), x) - x.nbytes
+    assert activation_bytes(training_of(model, shape, checkpointing=True)) == pytest.approx(
+        measured, rel=0.02
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_autocast_keeps_half_activations_whole_norm_inputs_and_cast_weights(shape):
+    layers, hidden, heads, seq, batch = shape
+    model = Stack(layers, hidden, heads)
+    need = footprint(training_of(model, shape, dtype="amp"), "single", 1)
+    measured = saved_bytes(model, torch.rand(batch, seq, hidden), amp=True)
+    assert need.activations_bytes + need.cast_weights_bytes == pytest.approx(measured, rel=0.02)
+
+
+def test_stored_scores_grow_with_the_square_of_the_sequence():
+    # PyTorch's own kernel keeps scaled copies of query and key too; a hand-written one does not.
+    layers, hidden, heads, seq, batch = shape = (2, 64, 8, 128, 2)
+    model = Stack(layers, hidden, heads)
+    measured = saved_bytes(model, torch.rand(batch, seq, hidden), math=True)
+    assert activation_bytes(training_of(model, shape, attention="stored")) == pytest.approx(measured, rel=0.1)
+    assert activation_bytes(training_of(model, shape)) < measured / 1.8
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "amp"])
+@pytest.mark.parametrize(
+    ("shape", "vocab", "checkpointing"),
+    [((4, 128, 4, 64, 4), 1000, False), ((4, 128, 4, 64, 4), 1000, True), ((1, 16, 1, 128, 4), 2000, False)],
+    ids=["layers", "checkpointing", "logits"],
+)
+def test_the_sum_lies_just_above_the_measured_peak_of_a_step(dtype, shape, vocab, checkpointing):
+    layers, hidden, heads, seq, batch = shape
+    model = Stack(layers, hidden, heads, vocab, checkpointing)
+    optimizer = torch.optim.Adam(model.parameters(), foreach=True)
+    x, y = torch.randint(vocab, (batch, seq)), torch.randint(vocab, (batch * seq,))
+
+    def forward_and_backward() -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "amp"):
+            logits = model(x).view(-1, vocab)
+        nn.functional.cross_entropy(logits.float(), y).backward()
+
+    forward_and_backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    top, left = peak_bytes(forward_and_backward)
+    step_top, _ = peak_bytes(optimizer.step)
+    measured = num_params(model) * (4 + 8) + max(top, left + step_top)
+
+    training = training_of(
+        model, shape, vocab=vocab, dtype=dtype, checkpointing=checkpointing, overhead_bytes=0
+    )
+    assert measured <= footprint(training, "single", 1).total_bytes <= 1.25 * measured
+
+
+# --- against the papers
+
+
+def test_activations_in_sixteen_bits_are_the_papers_formula():
+    # Korthikanti et al., equation 1: s b h (34 + 5 a s / h) bytes a layer; GPT-3's 5 a s / h is 80.
+    seq, batch, hidden, heads = 2048, 1, 12288, 96
+    gpt3 = Training(
+        params=175 * 10**9, layers=96, hidden=hidden, heads=heads, seq=seq, batch=batch, dtype="mixed",
+        attention="stored", dropout=True,
+    )  # fmt: skip
+    assert layer_activation_bytes(gpt3) == pytest.approx(seq * batch * hidden * (34 + 80), rel=1e-4)
+
+
+@pytest.mark.parametrize(("strategy", "gigabytes"), [("single", 120), ("ddp", 120), ("fsdp", 1.9)])
+def test_states_of_sixteen_bytes_a_parameter_are_those_of_zero(strategy, gigabytes):
+    # ZeRO, figure 1: 7.5e9 parameters on 64 GPUs, 120 GB unsharded and 1.9 GB fully sharded.
+    need = footprint(replace(LLAMA_LIKE, params=75 * 10**8), strategy, 64)
+    assert states_bytes(need) / 1e9 == pytest.approx(gigabytes, abs=0.05)
+
+
+def test_zero1_divides_the_optimizers_part_alone():
+    # ZeRO, figure 1: 31.4 GB.
+    need = footprint(replace(LLAMA_LIKE, params=75 * 10**8), "zero1", 64)
+    assert states_bytes(need) / 1e9 == pytest.approx(31.4, abs=0.05)
+
+
+def states_bytes(need: Any) -> int:
+    return need.parameters_bytes + need.master_copy_bytes + need.gradients_bytes + need.optimizer_bytes
+
+
+# --- strategies and machines
+
+
+@pytest.mark.parametrize("strategy", list(STRATEGIES))
+def test_the_rows_add_up(strategy):
+    need = footprint(LLAMA_LIKE, strategy, 8)
+    assert need.total_bytes + need.host_bytes == sum(asdict(need).values())
+
+
+def test_ddp_without_bucket_views_holds_the_gradients_twice():
+    views = footprint(LLAMA_LIKE, "ddp", 8)
+    copies = footprint(replace(LLAMA_LIKE, bucket_view=False), "ddp", 8)
+    assert views.ddp_buckets_bytes == 0
+    assert copies.ddp_buckets_bytes == copies.gradients_bytes
+
+
+def test_offloading_moves_the_shards_to_the_host():
+    kept, moved = footprint(LLAMA_LIKE, "fsdp", 8), footprint(LLAMA_LIKE, "fsdp-offload", 8)
+    assert moved.host_bytes == states_bytes(kept)
+    assert states_bytes(moved) == 0
+    assert moved.gathered_bytes == kept.gathered_bytes > 0
+
+
+def test_a_fused_step_makes_no_temporaries():
+    tight = replace(LLAMA_LIKE, seq=1)
+    assert footprint(tight, "single", 1).optimizer_step_bytes > 0
+    assert footprint(replace(tight, fused=True), "single", 1).optimizer_step_bytes == 0
+
+
+@pytest.mark.parametrize("gpu_gib", [40, 80])
+@pytest.mark.parametrize("strategy", ["zero1", "fsdp"])
+def test_the_fewest_gpus_fit_and_one_less_does_not(strategy, gpu_gib):
+    training = replace(LLAMA_LIKE, checkpointing=True)
+    machine = Machine(gpu_memory_bytes=gpu_gib * GIB)
+    least = smallest_ranks(training, strategy, machine)
+    assert least is not None
+    assert fits(training, strategy, least, machine)
+    assert not fits(training, strategy, least - 1, machine)
+
+
+def test_what_is_not_divided_never_fits():
+    machine = Machine(gpu_memory_bytes=40 * GIB)
+    assert smallest_ranks(LLAMA_LIKE, "ddp", machine) is None
+    assert smallest_ranks(replace(LLAMA_LIKE, batch=1000), "fsdp", machine) is None
+
+
+def test_the_ranks_of_a_node_share_its_memory():
+    # 7e9 parameters of 16 bytes, on nodes of 4 GPUs and 64 GiB: 4 shards of one in 7 are 59.6 GiB.
+    machine = Machine(gpu_memory_bytes=80 * GIB, gpus_per_node=4, host_memory_bytes=64 * GIB)
+    assert smallest_ranks(LLAMA_LIKE, "fsdp-offload", machine) == 7
+    assert smallest_ranks(LLAMA_LIKE, "fsdp-offload", replace(machine, host_memory_bytes=None)) == 1
+
+
+# --- the command
+
+
+def rows_of(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, dict[str, Any]]:
+    command.main([*args, "--json"], standalone_mode=False)
+    return {row["name"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+
+
+def test_json_has_a_row_for_each_strategy(capsys):
+    rows = rows_of(capsys, *SMALL, "--gpu-memory-gib", "16", "--gpus-per-node", "4", "--ranks", "8")
+    assert list(rows) == list(STRATEGIES)
+    assert (rows["single"]["ranks"], rows["ddp"]["ranks"]) == (1, 8)
+    assert rows["ddp"]["parameters_bytes"] == 4_000_000
+    assert rows["fsdp"]["optimizer_bytes"] == 1_000_000
+    assert rows["ddp"]["all_ranks_bytes"] == 8 * rows["ddp"]["total_bytes"]
+    assert (rows["ddp"]["fits"], rows["ddp"]["min_gpus"], rows["ddp"]["min_nodes"]) == (True, 1, 1)
+
+
+def test_a_trillion_parameters_are_counted_in_full(capsys):
+    # Not the 8.8 TB that such lessons add up: Adam's float32 states are 8 TB, the master copy 4.
+    sizes = words("--params 1e12 --layers 120 --hidden 12288 --seq 2048 --batch 128 --dtype mixed")
+    row = rows_of(capsys, *sizes, "--strategy", "single")["single"]
+    names = ("parameters", "gradients", "master_copy", "optimizer")
+    assert [row[f"{name}_bytes"] / 1e12 for name in names] == [2, 2, 4, 8]
+    assert row["activations_bytes"] / 1e12 == pytest.approx(12.4, abs=0.05)
+
+
+def test_the_overhead_may_be_nothing(capsys):
+    rows = rows_of(capsys, *SMALL, "--overhead-gib", "0", "--strategy", "ddp")
+    assert rows["ddp"]["overhead_bytes"] == 0
+
+
+def test_a_count_may_be_written_in_three_ways(capsys):
+    assert len({str(rows_of(capsys, *SMALL[2:], "--params", text)) for text in ("1000000", "1e6", "1M")}) == 1
+
+
+def test_the_table_says_what_fits_where():
+    options = "--params 7B --layers 32 --hidden 4096 --seq 4096 --batch 1 --dtype mixed --checkpointing"
+    done = run_cli("estimate", *options.split(), "--gpus-per-node", "4", "--gpu-memory-gib", "40")
+    assert (done.returncode, done.stderr) == (0, b"")
+    table = {line[:22].strip(): line[22:].split() for line in done.stdout.decode().splitlines()}
+    assert table["a rank, ~ estimated"] == list(STRATEGIES)
+    assert table["fits"] == ["no", "no", "no", "yes", "yes"]
+    assert table["fewest GPUs"][:2] == ["never", "never"]
+
+
+def test_sizes_that_do_not_make_that_many_parameters_are_warned_of(capsys):
+    command.main([*SMALL[2:], "--params", "7B"], standalone_mode=False)
+    assert "warning: --params 7e+09, but layers of these sizes have about 1.57e+06" in capsys.readouterr().err
+
+
+def test_no_torch_is_needed():
+    block = (
+        "import sys; sys.modules['torch'] = sys.modules['numpy'] = None; from ddp_hpc.cli import main; main()"
+    )
+    argv = [sys.executable, "-c", block, "estimate", *SMALL]
+    done = subprocess.run(argv, env=clean_environ(), capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+NO_COUNTS = ["0", "-1", "1e400", "1e99", "7.5", "1e-3", "nan", "inf", "many", "", "\u0667", "7\n8", "0x10"]
+
+
+@pytest.mark.parametrize(
+    "option", ["--params", "--layers", "--batch", "--vocab", "--ranks", "--gpus-per-node"]
+)
+@pytest.mark.parametrize("text", [*NO_COUNTS, pytest.param("9" * 10_000, id="ten thousand digits")])
+def test_a_number_that_is_no_count_is_refused(option, text):
+    with pytest.raises(
+        RequestError, match=f"^{option} .{{1,90}} was given; a whole number from 1 to 1e18"
+    ) as refused:
+        command.main([*SMALL, option, text], standalone_mode=False)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--heads", "3"], "give a number of heads that divides it"),
+        (["--attention", "stored"], "give --heads"),
+        (["--dtype", "bf61"], 'did you mean "bf16"'),
+        (["--optimizer", "adam8bit"], "is not one of sgd, momentum, adam, adamw"),
+        (["--strategy", "zer1"], 'did you mean "zero1"'),
+        (["--gpu-memory-gib", "0"], "a number of GiB above 0"),
+        (["--gpu-memory-gib", "0.0000000001"], "a number of GiB above 0"),
+        (["--gpu-memory-gib", "1e400"], "a number of GiB above 0"),
+        (["--overhead-gib", "-1"], "a number of GiB"),
+        (["--host-memory-gib", "512"], "give both"),
+    ],
+)
+def test_a_request_that_cannot_be_is_refused_with_what_to_do(args, said):
+    with pytest.raises(RequestError, match=said):
+        command.main([*SMALL, *args], standalone_mode=False)
+
+
+def test_the_largest_sizes_there_may_be_are_answered(capsys):
+    every = ["--params", "--layers", "--hidden", "--seq", "--batch", "--heads", "--vocab", "--ranks"]
+    huge = [word for option in every for word in (option, "1e18")]
+    assert (
+        rows_of(capsys, *huge, "--attention", "stored", "--gpu-memory-gib", "1")["fsdp"]["min_gpus"] is None
+    )
+    command.main(huge, standalone_mode=False)
+
+
+def test_a_refusal_is_one_line_and_exit_code_2():
+    done = run_cli("estimate", *SMALL, "--hidden", "1e400")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.decode().startswith("error: --hidden '1e400' was given;")
+    assert done.stderr.count(b"\n") == 1

@@ -1,0 +1,291 @@
+"""A profile of one's own: a file, or a few lines on top of a shipped one, and what is said of mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ddp_hpc.batch.check_profile import faults_of
+from ddp_hpc.batch.job import Job
+from ddp_hpc.batch.layout import advice
+from ddp_hpc.batch.render import render
+from ddp_hpc.batch.site import load_site
+from ddp_hpc.cli import cli
+from ddp_hpc.errors import RequestError
+from tests.batch.conftest import run_cli
+
+MINE = """\
+title = "mine"
+scheduler = "pbs"
+owner = "me"
+checked = "2026-11-21"
+[launch]
+default = "mpiexec"
+[[sources]]
+where = "our own handbook"
+read = "2026-11-20"
+of = ["launch"]
+"""
+
+Own = Callable[..., Path]
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Own:
+    """Writes a profile beside the job; with `in_home`, where it has a name like a shipped one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+    def write(text: str, name: str = "mine", *, in_home: bool = False) -> Path:
+        folder = tmp_path / "config/ddp-hpc/profiles" if in_home else tmp_path
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{name}.toml"
+        path.write_text(text)
+        return path if in_home else Path(f"./{name}.toml")
+
+    return write
+
+
+def refused(path: Path | str) -> str:
+    with pytest.raises(RequestError) as caught:
+        load_site(str(path))
+    return str(caught.value)
+
+
+def exports(script: str) -> set[str]:
+    return {line.strip()[7:] for line in script.splitlines() if line.strip().startswith("export ")}
+
+
+def test_a_file_is_a_profile(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(MINE)
+    done = run_cli("render", "--profile", "./mine.toml", "--walltime", "1h", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    script = done.stdout.decode()
+    assert "#PBS -l walltime=01:00:00" in script
+    assert "export DDP_HPC_PROFILE=mine" in script
+    # The command line that writes the script again has to find the file again.
+    assert "ddp-hpc render --profile ./mine.toml --walltime 01:00:00" in script
+
+
+@pytest.mark.parametrize("name", ["./missing.toml", ".", "./folder.toml"])
+def test_a_file_that_cannot_be_read_is_refused(own: Own, name: str) -> None:
+    Path("folder.toml").mkdir()
+    said = refused(name)
+    assert name.removeprefix("./").removesuffix(".toml") in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("name", ["my site", "-x", "a;b", "x$(id)"])
+def test_a_file_whose_name_no_variable_could_carry_is_refused(own: Own, name: str) -> None:
+    own(MINE, name)
+    assert "rename the file" in refused(f"./{name}.toml")
+
+
+class TestExtends:
+    def test_holds_only_what_differs(self, own: Own) -> None:
+        own('extends = "polaris"\nowner = "me"\n[env.multi_node]\nNCCL_CROSS_NIC = "2"\nMINE = "1"\n')
+        site, below = load_site("./mine.toml"), load_site("polaris")
+        assert (site.name, site.owner, site.title) == ("mine", "me", below.title)
+        # A table is merged key by key ...
+        assert site.env.multi_node == {**below.env.multi_node, "NCCL_CROSS_NIC": "2", "MINE": "1"}
+        assert site.proxy is not None
+        assert below.proxy is not None
+        assert site.proxy.url == below.proxy.url
+
+    def test_a_list_takes_the_place_of_the_other_one(self, own: Own) -> None:
+        own('extends = "polaris"\nsoftware = ["module load mine"]\n[[queues]]\nname = "reservation"\n')
+        site = load_site("./mine.toml")
+        assert site.software == ("module load mine",)
+        assert [queue.name for queue in site.queues] == ["reservation"]
+
+    def test_may_go_over_several_files(self, own: Own) -> None:
+        own('extends = "polaris"\nowner = "group"\ntitle = "ours"\n', "group", in_home=True)
+        own('extends = "group"\nowner = "me"\n')
+        site = load_site("./mine.toml")
+        assert (site.owner, site.title, site.node.devices) == ("me", "ours", 4)
+
+    def test_only_what_is_new_needs_a_source(self, own: Own) -> None:
+        path = own('extends = "polaris"\nowner = "me"\n')
+        assert faults_of(path) == []
+
+    def test_of_itself_is_refused(self, own: Own) -> None:
+        path = own('extends = "mine"\n' + MINE, in_home=True)
+        assert refused("mine") == f"{path}: extends itself (mine -> mine); break the ring"
+
+    def test_in_a_ring_is_refused(self, own: Own) -> None:
+        own('extends = "b"\n' + MINE, "a", in_home=True)
+        own('extends = "c"\n' + MINE, "b", in_home=True)
+        own('extends = "a"\n' + MINE, "c", in_home=True)
+        assert "extends itself (a -> b -> c -> a); break the ring" in refused("a")
+
+    def test_a_ring_further_down_is_refused_too(self, own: Own) -> None:
+        own('extends = "b"\n' + MINE, "a", in_home=True)
+        own('extends = "a"\n' + MINE, "b", in_home=True)
+        assert "(mine -> a -> b -> a)" in refused(own('extends = "a"\n' + MINE))
+
+    def test_a_file_that_hides_the_shipped_one_cannot_extend_it(self, own: Own) -> None:
+        own('extends = "polaris"\nowner = "me"\n', "polaris", in_home=True)
+        assert "(polaris -> polaris)" in refused("polaris")
+
+    def test_of_an_unknown_profile_names_the_nearest(self, own: Own) -> None:
+        said = refused(own('extends = "polarsi"\n' + MINE))
+        assert "profile 'polarsi' is not known (did you mean \"polaris\"?)" in said
+
+    @pytest.mark.parametrize("value", ["3", '["polaris"]', "true", "{ name = 'polaris' }"])
+    def test_of_something_that_is_no_name_is_refused(self, own: Own, value: str) -> None:
+        assert "the name of a profile is needed" in refused(own(f"extends = {value}\n{MINE}"))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            'defualt_queue = "debug"',
+            'mine.toml:1: unknown key "defualt_queue" (did you mean "default_queue"?)',
+        ),
+        ('pbs.filesystem = "home"', 'mine.toml:1: unknown key "filesystem" (did you mean "filesystems"?)'),
+        ("zzz = 1", 'mine.toml:1: unknown key "zzz"; known here: title, scheduler'),
+        ("title2 = 1\nnode.cores = 1", 'mine.toml:1: unknown key "title2" (did you mean "title"?)'),
+    ],
+)
+def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_one(own: Own, line: str, said: str) -> None:
+    assert said in refused(own(f"{line}\n{MINE}"))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("node.cores = '64'", "\"node.cores\" is '64', which is text; a whole number is needed"),
+        ("node.cores = 64.0", '"node.cores" is 64.0, which is a number; a whole number is needed'),
+        ("node.cores = true", '"node.cores" is True, which is true or false; a whole number is needed'),
+        ("notes = 'one'", "\"notes\" is 'one', which is text; a list is needed"),
+        ("software = [1]", '"software.0" is 1, which is a whole number; text is needed'),
+        ("env.always = { A = 1 }", '"env.always.A" is 1, which is a whole number; text is needed'),
+        ("account = 'mine'", "\"account\" is 'mine', which is text; a table is needed"),
+        ("queues = { name = 'q' }", "which is a table; a list is needed"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_with_its_line(own: Own, line: str, said: str) -> None:
+    complaint = refused(own(f"{line}\n{MINE}"))
+    assert said in complaint
+    assert complaint.startswith("mine.toml:1: ")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("account.option = '-B'", "option is '-B'; one of '-A', '-P', '-W group_list=', '' is needed"),
+        ("confidence = 'sure'", 'confidence is \'sure\'; "high", "medium" or "low" is needed'),
+        ("pbs.resources = ['select={node}']", '{node} is not known (did you mean "nodes"?)'),
+        ("pbs.options = ['-v A=$HOME']", "is none that a directive can carry"),
+        ('pbs.options = ["-k doe\\n#PBS -q x"]', "is none that a directive can carry"),
+        ('env.unset = ["A; rm -rf /"]', "is not the name of a variable"),
+        ('notes = ["one\\ntwo"]', "holds a line break; one line is needed"),
+        ("default_walltime = 'soon'", "soon"),
+        ("slurm.gpu_option = 'gpus'", "gpu_option is 'gpus'"),
+        ('launch = { default = "mpiexec", cpu_bind = ["0-7"] }', "1 sets of cores for 0 devices"),
+    ],
+)
+def test_a_value_that_means_nothing_is_refused_with_what_would(own: Own, line: str, said: str) -> None:
+    text = MINE.replace('[launch]\ndefault = "mpiexec"\n', "") if line.startswith("launch") else MINE
+    assert said in refused(own(f"{line}\n{text}"))
+
+
+@pytest.mark.parametrize("key", ["title", "scheduler", "owner", "checked", "default"])
+def test_a_key_that_every_profile_needs_is_asked_for(own: Own, key: str) -> None:
+    text = "".join(line for line in MINE.splitlines(True) if not line.startswith(f"{key} ="))
+    assert f'"{key}" is missing here; add it' in refused(own(text))
+
+
+class TestCheck:
+    def test_is_silent_where_nothing_is_wrong(self, own: Own) -> None:
+        own('default_walltime = "00:30:00"\n' + MINE)
+        result = CliRunner().invoke(cli, ["profiles", "check", "./mine.toml"], standalone_mode=False)
+        assert result.exception is None
+        assert result.output == ""
+
+    def test_wants_a_source_for_what_ages(self, own: Own) -> None:
+        path = own('default_walltime = "1h"\nenv.always = { A = "1" }\nsoftware = ["x"]\n' + MINE)
+        assert [line.partition(";")[0] for line in faults_of(path)] == [
+            'mine.toml: "env" has no source',
+            'mine.toml: "software" has no source',
+        ]
+
+    def test_knows_the_keys_that_a_source_is_of(self, own: Own) -> None:
+        path = own('default_walltime = "1h"\n' + MINE.replace('of = ["launch"]', 'of = ["lunch", "launch"]'))
+        (fault,) = faults_of(path)
+        assert "a source is said to be of 'lunch', which is no key (did you mean \"launch\"?)" in fault
+
+    def test_says_all_faults_of_all_files_at_once(self, own: Own, tmp_path: Path) -> None:
+        own(
+            'default_walltime = "1h"\ndefault_queue = "debgu"\n'
+            + MINE
+            + '[[queues]]\nname = "debug"\nmin_nodes = 4\nmax_nodes = 2\n',
+            "one",
+        )
+        own("defualt_queue = 'x'\n" + MINE, "two")
+        done = run_cli("profiles", "check", "./one.toml", "./two.toml", cwd=tmp_path)
+        assert done.returncode == 2
+        assert done.stdout == b""
+        lines = done.stderr.decode().splitlines()
+        assert [line.startswith("error: ") for line in lines] == [True] * 4
+        for line, said in zip(
+            lines,
+            (
+                'one.toml: "queues" has no source',
+                "one.toml: queue debug has max_nodes 2 below min_nodes 4",
+                "one.toml: default_queue 'debgu' is none of its queues (did you mean \"debug\"?)",
+                'two.toml:1: unknown key "defualt_queue"',
+            ),
+            strict=True,
+        ):
+            assert said in line
+
+    def test_tries_its_scripts(self, own: Own) -> None:
+        text = MINE.replace('default = "mpiexec"', 'default = "srun"')
+        faults = faults_of(own('default_walltime = "1h"\n' + text))
+        assert [line.partition(":")[0] for line in faults] == ["mine.toml", "mine.toml"]
+        assert "gives no script for 1 nodes: launcher srun was asked for" in faults[0]
+
+
+class TestFallback:
+    def test_a_known_one_leaves_out_and_adds(self, own: Own) -> None:
+        own(
+            'extends = "polaris"\n[[fallbacks]]\nname = "tcp"\nwhy = "w"\n'
+            'without = ["NCCL_NET", "NCCL_CROSS_NIC"]\nenv = { NCCL_CROSS_NIC = "0", MINE = "1" }\n'
+        )
+        site = load_site("./mine.toml")
+        plain, tcp = (exports(render(Job(num_nodes=2, fallback=name), site)) for name in ("", "tcp"))
+        assert {"NCCL_NET='AWS Libfabric'", "NCCL_CROSS_NIC=1"} <= plain
+        assert tcp - plain == {"NCCL_CROSS_NIC=0", "MINE=1"}
+        assert plain - tcp == {"NCCL_NET='AWS Libfabric'", "NCCL_CROSS_NIC=1"}
+
+    def test_the_script_says_which_one_was_asked_for(self) -> None:
+        script = render(Job(num_nodes=2, fallback="no-gdr"), load_site("polaris"))
+        assert "ddp-hpc render --profile polaris --nodes 2 --fallback no-gdr\n" in script
+
+    def test_an_unknown_one_is_refused_with_those_there_are(self) -> None:
+        with pytest.raises(RequestError, match=r'did you mean "no-gdr".*profile polaris has no-gdr, no-nccl'):
+            render(Job(fallback="no-gdrr"), load_site("polaris"))
+
+    def test_where_there_are_none_that_is_said(self) -> None:
+        with pytest.raises(RequestError, match="profile generic_pbs has none"):
+            render(Job(fallback="no-gdr"), load_site("generic_pbs"))
+
+
+def test_a_queue_that_the_profile_does_not_have_is_a_warning_since_tables_age(own: Own) -> None:
+    own('extends = "polaris"\nowner = "me"\n')
+    site = load_site("./mine.toml")
+    job = Job(queue="R123456", account="a", walltime_s=600)
+    (line,) = advice(job, site)
+    assert "queue R123456 is not among those of Polaris (ALCF) on 2026-08-19" in line
+    assert "#PBS -q R123456\n" in render(job, site)
+
+
+def test_the_own_file_is_shown_as_it_is(own: Own, tmp_path: Path) -> None:
+    own(MINE + "# a comment\n")
+    done = run_cli("profiles", "show", "./mine.toml", cwd=tmp_path)
+    assert done.stdout.decode() == MINE + "# a comment\n"

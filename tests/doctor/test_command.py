@@ -1,0 +1,113 @@
+"""`ddp-hpc doctor` as a user meets it."""
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Ended, Launch
+
+CHEAP = ("--only", "python", "--only", "shm", "--only", "open-files")
+
+
+def doctor(launch: Launch, *args: str, cwd: Path, **env: str) -> Ended:
+    return launch([sys.executable, "-m", "ddp_hpc", "doctor", *args], env=env, cwd=cwd)
+
+
+def test_lines_go_to_stdout_and_the_sum_up_to_stderr(launch: Launch, tmp_path: Path) -> None:
+    ended = doctor(launch, *CHEAP, cwd=tmp_path)
+    lines = ended.stdout.splitlines()
+    assert [line.split()[1] for line in lines] == ["python", "open-files", "shm"]
+    assert all(line.split()[0] in ("ok", "warn", "fail") for line in lines)
+    assert ended.stderr.endswith(" fail\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_json_object(launch: Launch, tmp_path: Path) -> None:
+    said = json.loads(doctor(launch, *CHEAP, "--json", cwd=tmp_path).stdout)
+    assert said["num_nodes"] == 1
+    assert [list(row) for row in said["results"]] == [["name", "status", "what", "remedy"]] * 3
+
+
+def test_a_failure_is_exit_code_1(launch: Launch, tmp_path: Path) -> None:
+    ended = doctor(launch, "--only", "tmp-space", cwd=tmp_path, TMPDIR=str(tmp_path / "none"))
+    assert ended.stdout.startswith("fail  tmp-space  ")
+    assert (ended.exit_code, ended.stderr) == (1, "0 ok, 0 warn, 1 fail\n")
+
+
+def test_a_working_folder_that_is_gone_is_a_failure_and_no_crash(launch: Launch, tmp_path: Path) -> None:
+    program = (
+        f"mkdir gone && cd gone && rmdir ../gone && {sys.executable} -m ddp_hpc doctor --only work-space"
+    )
+    ended = launch(["bash", "-c", program], cwd=tmp_path)
+    assert ended.stdout.startswith("fail  work-space ")
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--only", "tourch"), 'did you mean "torch"'),
+        (("--only", "shm", "--skip", "shm"), "leave no check"),
+        (("--wait-s", "0"), "--wait-s"),
+        (("extra",), "unexpected extra argument"),
+    ],
+)
+def test_a_wrong_request_is_exit_code_2(
+    launch: Launch, tmp_path: Path, args: tuple[str, ...], said: str
+) -> None:
+    ended = doctor(launch, *args, cwd=tmp_path)
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert said in ended.stderr
+
+
+def test_the_list_names_every_check_of_the_page(launch: Launch, tmp_path: Path) -> None:
+    names = [line.split()[0] for line in doctor(launch, "--list", cwd=tmp_path).stdout.splitlines()]
+    page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")
+    assert names == [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")][: len(names)]
+
+
+def test_without_the_heavy_packages_every_check_answers(launch: Launch, tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "class Refuse:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in heavy: raise ModuleNotFoundError(name)\n"
+        "import importlib.util as u\n"
+        "heavy, found = ('torch', 'mpi4py', 'h5py', 'numpy'), u.find_spec\n"
+        "u.find_spec = lambda name, package=None: None if name in heavy else found(name, package)\n"
+        "sys.meta_path.insert(0, Refuse())\n"
+        "sys.argv = ['ddp-hpc', 'doctor', '--json']\n"
+        "from ddp_hpc.cli import main; main()\n"
+    )
+    ended = launch([sys.executable, "-c", program], cwd=tmp_path)
+    rows = {row["name"]: row for row in json.loads(ended.stdout)["results"]}
+    assert not [row for row in rows.values() if "given up" in row["what"]]
+    for name in ("torch", "nccl", "mpi4py", "hdf5-locking", "allreduce"):
+        assert rows[name]["status"] == "warn"
+        assert "not installed" in rows[name]["what"]
+
+
+def test_ctrl_c_ends_the_checks_too(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho $$ >pid\nexec /bin/sleep 60\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    argv = [sys.executable, "-m", "ddp_hpc", "doctor", "--only", "gpus"]
+    process = launch.start(argv, env={"PATH": str(tmp_path)}, cwd=tmp_path)
+    pid = tmp_path / "pid"
+    wait_until(lambda: pid.exists() and pid.read_text().endswith("\n"))
+    process.send_signal(signal.SIGINT)
+    ended = launch.end(process)
+    assert (ended.exit_code, ended.stdout, ended.stderr.strip()) == (130, "", "interrupted")
+    status = Path(f"/proc/{pid.read_text().strip()}/stat")
+    wait_until(lambda: not status.exists() or status.read_text().split()[2] == "Z")
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
+    end_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.02)

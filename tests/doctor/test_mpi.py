@@ -1,0 +1,102 @@
+"""mpi4py's library, alone and under mpiexec, with two real MPIs; and two ranks over gloo."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddp_hpc.doctor import allreduce, mpi
+from ddp_hpc.doctor.result import Here
+from tests.conftest import Launch, clean_environ
+
+
+def doctor(*checks: str) -> tuple[str, ...]:
+    return ("-m", "ddp_hpc", "doctor", *(word for name in checks for word in ("--only", name)))
+
+
+@pytest.mark.parametrize(
+    ("version", "family"),
+    [
+        ("mpiexec (Open MPI) 5.0.11", "Open MPI"),
+        ("mpirun (PRRTE) 3.0", "Open MPI"),
+        ("HYDRA build details:\n    Version: 5.0.2", "MPICH"),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.11", "MPICH"),
+        ("mpiexec version 1.2.12", ""),  # PALS: it starts MPICH's ranks and says nothing
+        ("", ""),
+        ("MPI VERSION    : CRAY MPICH version 8.1.28.29 (ANL base 3.4a2)", "MPICH"),
+        ("Open MPI v5.0.11, package: Open MPI", "Open MPI"),
+    ],
+)
+def test_the_family_by_a_version_text(version: str, family: str) -> None:
+    assert mpi.family_of(version) == family
+
+
+def test_an_mpiexec_that_hangs_has_no_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mpi, "_VERSION_LIMIT_S", 0.2)
+    program = tmp_path / "mpiexec"
+    program.write_text("#!/bin/sh\nexec /bin/sleep 30\n")
+    program.chmod(0o755)
+    assert mpi.version_of(program) == ""
+
+
+def test_a_missing_mpi4py_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mpi, "find_spec", lambda _name: None)
+    found = mpi.mpi4py_binding(Here({}))
+    assert (found.status, "ddp-hpc[mpich]" in found.remedy) == ("warn", True)
+    assert mpi.mpi_launcher(Here({"PATH": "/nonexistent"})).status == "warn"
+
+
+def test_the_mpiexec_of_the_same_mpi_brings_two_ranks_together(launch: Launch) -> None:
+    ended = launch([sys.executable, *doctor("mpi4py", "mpi-launcher")])
+    lines = ended.stdout.splitlines()
+    assert lines[0].startswith("ok    mpi4py          MPICH ")
+    assert lines[1].startswith("ok    mpi-launcher  ")
+    assert lines[1].endswith("both of two ranks found each other")
+    assert ended.exit_code == 0
+
+
+def test_the_mpiexec_of_another_mpi_first_on_the_path_fails(launch: Launch, openmpi_mpiexec: Path) -> None:
+    path = f"{openmpi_mpiexec.parent}:{clean_environ()['PATH']}"
+    ended = launch([sys.executable, *doctor("mpi-launcher")], env={"PATH": path})
+    assert ended.stdout.startswith(
+        f"fail  mpi-launcher    {openmpi_mpiexec} is Open MPI, mpi4py is bound to MPICH"
+    )
+    assert "MPI4PY_LIBMPI=" in ended.stdout
+    assert "did not find each other" not in ended.stdout, "no trial is needed to tell"
+    assert ended.exit_code == 1
+
+
+def test_an_mpi_library_that_cannot_be_loaded_fails(launch: Launch, tmp_path: Path) -> None:
+    ended = launch([sys.executable, *doctor("mpi4py")], env={"MPI4PY_LIBMPI": str(tmp_path / "libmpi.so")})
+    assert ended.stdout.startswith("fail  mpi4py          mpi4py cannot be used (")
+    assert ended.exit_code == 1
+
+
+def test_under_mpiexec_one_rank_a_node_speaks(launch: Launch, mpiexec: Path) -> None:
+    ended = launch([mpiexec, "-n", "2", sys.executable, *doctor("launch", "mpi4py", "mpi-launcher")])
+    lines = ended.stdout.splitlines()
+    assert [line.split()[:2] for line in lines] == [
+        ["ok", "launch"],
+        ["ok", "mpi4py"],
+        ["ok", "mpi-launcher"],
+    ]
+    assert "rank 0 of 2, started by hydra" in lines[0]
+    assert ended.exit_code == 0
+
+
+def test_two_ranks_add_numbers() -> None:
+    found = allreduce.two_ranks(Here(clean_environ()))
+    assert found.status == "ok", found.what
+
+
+def test_two_ranks_that_never_meet_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allreduce, "LIMIT_S", 0.5)
+    monkeypatch.setattr(allreduce, "_PROGRAM", "import time; time.sleep(60)")
+    found = allreduce.two_ranks(Here(clean_environ()))
+    assert (found.status, "no answer within 0.5 s" in found.what) == ("fail", True)
+
+
+def test_a_rank_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allreduce, "_PROGRAM", "raise SystemExit('gloo: no such device')")
+    found = allreduce.two_ranks(Here(clean_environ()))
+    assert (found.status, "(gloo: no such device)" in found.what) == ("fail", True)

@@ -1,0 +1,126 @@
+"""Interfaces, names, the launch and the scheduler's commands."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from ddp_hpc.doctor import network
+from ddp_hpc.doctor.result import Here
+
+
+@pytest.fixture
+def cray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node with Slingshot."""
+    found = {"lo": "127.0.0.1", "hsn0": "10.1.0.1", "hsn1": "10.1.0.2", "bond0": "10.0.0.1"}
+    monkeypatch.setattr("ddp_hpc.world.interfaces.all_interfaces", lambda: found)
+    monkeypatch.setattr(network, "all_interfaces", lambda: found)
+    monkeypatch.setattr(network, "interface_address", found.get)
+
+
+@pytest.mark.usefixtures("cray")
+def test_nodes_are_compared_by_their_interfaces_not_by_addresses() -> None:
+    found = network.fabric(Here({}))
+    assert found.what == "hsn0 10.1.0.1, hsn1 10.1.0.2, bond0 10.0.0.1"
+    assert found.compared_by == "ok hsn0, hsn1, bond0"
+
+
+@pytest.mark.usefixtures("cray")
+@pytest.mark.parametrize(
+    ("variable", "value", "status"),
+    [
+        ("NCCL_SOCKET_IFNAME", "hsn", "ok"),  # a prefix
+        ("NCCL_SOCKET_IFNAME", "=hsn", "fail"),  # the whole name
+        ("NCCL_SOCKET_IFNAME", "=hsn0", "ok"),
+        ("NCCL_SOCKET_IFNAME", "^docker0", "ok"),  # all but
+        ("NCCL_SOCKET_IFNAME", "ib0,ib1", "fail"),
+        ("GLOO_SOCKET_IFNAME", "hsn", "fail"),  # gloo takes no prefix
+        ("GLOO_SOCKET_IFNAME", "hsn0,hsn1", "ok"),
+        ("DDP_HPC_FABRIC_INTERFACE", "ib0,hsn0", "ok"),  # the first that is here
+        ("DDP_HPC_FABRIC_INTERFACE", ",", "fail"),
+    ],
+)
+def test_interfaces_that_the_environment_names(variable: str, value: str, status: str) -> None:
+    found = network.fabric(Here({variable: value}))
+    assert found.status == status
+    if status == "fail":
+        assert found.what.startswith(f"{variable}={value}, but the interfaces here are bond0, hsn0")
+
+
+@pytest.mark.parametrize(("num_nodes", "status"), [(1, "warn"), (2, "fail")])
+def test_loopback_alone(num_nodes: int, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "outward_interfaces", dict)
+    assert network.fabric(Here({}, num_nodes=num_nodes)).status == status
+
+
+def test_the_loopback_trap() -> None:
+    found = network.name_finding("localhost")
+    assert found.status == "warn"
+    assert "loopback" in found.what
+    assert "GLOO_SOCKET_IFNAME" in found.remedy
+
+
+@pytest.mark.parametrize("name", ["no-such-host.invalid", "", "x" * 64, "a..b"])
+def test_a_name_that_leads_nowhere(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: object, **_options: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)  # a resolver may be slow to say no
+    assert "does not resolve" in network.name_finding(name).what
+
+
+def test_an_address_that_other_nodes_can_reach() -> None:
+    assert network.name_finding("192.0.2.1").status == "ok"
+
+
+STEP = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+}
+
+
+def test_a_rank_is_told_without_mpi() -> None:
+    assert network.launch(Here(STEP)).what == "rank 3 of 4, started by slurm"
+
+
+def test_ranks_of_one_launch_do_not_count_as_different() -> None:
+    assert (
+        network.launch(Here(STEP)).compared_by
+        == network.launch(Here(STEP | {"SLURM_PROCID": "2"})).compared_by
+    )
+
+
+def test_a_launch_that_contradicts_itself_fails_with_the_reason() -> None:
+    found = network.launch(Here(STEP | {"SLURM_PROCID": "9"}))
+    assert found.status == "fail"
+    assert "SLURM_PROCID=9" in found.what
+
+
+def test_a_batch_shell_is_a_warning() -> None:
+    found = network.launch(Here({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}))
+    assert found.status == "warn"
+    assert "put `srun` in front" in found.what
+
+
+@pytest.mark.parametrize(
+    ("commands", "status", "words"),
+    [
+        ("", "warn", "neither sbatch nor qsub"),
+        ("qsub qstat qdel", "ok", "PBS (qsub, qstat, qdel)"),
+        ("sbatch srun squeue scancel scontrol", "ok", "Slurm"),
+        ("sbatch srun squeue scancel scontrol qsub", "ok", "Slurm"),  # its own wrapper
+        ("sbatch", "warn", "no srun, squeue, scancel, scontrol"),
+    ],
+)
+def test_the_schedulers_commands(tmp_path: Path, commands: str, status: str, words: str) -> None:
+    for command in commands.split():
+        (tmp_path / command).touch(mode=0o755)
+    found = network.scheduler(Here({"PATH": str(tmp_path)}))
+    assert found.status == status
+    assert words in found.what
