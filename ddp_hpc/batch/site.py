@@ -380,8 +380,10 @@ def with_fallback(site: Site, name: str) -> Site:
             f"{', '.join(known) or 'none'}"
         )
 
+    gone = {*found[0].without, *found[0].env}
+
     def left(table: dict[str, T]) -> dict[str, T]:
-        return {key: value for key, value in table.items() if key not in found[0].without}
+        return {key: value for key, value in table.items() if key not in gone}
 
     env = replace(
         site.env,
