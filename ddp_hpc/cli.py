@@ -10,7 +10,7 @@ from importlib import import_module
 import click
 
 from ddp_hpc import __version__
-from ddp_hpc.errors import EXIT_FAILED, EXIT_INTERRUPTED, DdpHpcError
+from ddp_hpc.errors import EXIT_FAILED, EXIT_INTERRUPTED, DdpHpcError, RequestError, nearest
 
 _EPILOG = """\b
 Shell completion, for bash (zsh and fish likewise):
@@ -38,6 +38,14 @@ class _Commands(click.Group):
             return None
         command: click.Command = import_module(f"ddp_hpc.commands.{cmd_name}").command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not args[0].startswith("-") and args[0] not in _COMMANDS:
+            hint = nearest(args[0], list(_COMMANDS))
+            raise RequestError(f"{args[0]!r} is no command{hint}; see ddp-hpc --help")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
         with formatter.section("Commands"):

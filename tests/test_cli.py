@@ -10,9 +10,11 @@ import sys
 import time
 from pathlib import Path
 
+import click
 import pytest
 
 from ddp_hpc import __version__
+from ddp_hpc.cli import cli
 from tests.batch.conftest import ROOT, clean_environ, run_cli
 
 
@@ -94,6 +96,18 @@ def test_an_unknown_option_is_exit_code_2_with_the_nearest_one() -> None:
     done = run_cli("render", "--node", "2", "--walltme", "1h")
     assert done.returncode == 2
     assert b"No such option" in done.stderr
+
+
+def test_an_unknown_command_is_exit_code_2_with_the_nearest_one() -> None:
+    assert refused("rendre") == "error: 'rendre' is no command (did you mean \"render\"?); see ddp-hpc --help"
+
+
+def test_every_command_in_the_list_is_there_under_its_name_with_a_help() -> None:
+    for name in cli.list_commands(click.Context(cli)):
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        assert command.name == name
+        assert command.help
 
 
 def test_everything_after_the_first_word_of_the_command_belongs_to_it() -> None:
