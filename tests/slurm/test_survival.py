@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -115,7 +116,11 @@ def test_a_lost_node_is_replaced_by_a_spare_one(
         run = submit(cluster, tmp_path, *SAVING, num_steps=num_steps, step_s=0.2)
         run.wait_for_step(10)
         lose(cluster, cluster.node_names[rank])
+        lost_s = time.monotonic()
         check_done(run, quiet, num_steps)
+        waited_s = time.monotonic() - lost_s - 0.2 * (num_steps - 10)
+        assert waited_s < PROMISED_S, f"{waited_s:.0f} s beyond the training itself"
+        print(f"{waited_s:.0f} s beyond the training itself")
         assert len(run.attempts) == 2
         assert run.attempts[1][2] >= 10
 
