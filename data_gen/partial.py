@@ -6,11 +6,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 WRITER = "data_gen"
+
+# Below the time that schedulers leave between SIGTERM and SIGKILL: PBS 10 s, Slurm 30 s.
+_LINGER_S = 8.0
 
 
 @contextmanager
@@ -39,10 +42,10 @@ class _Stopped(BaseException):
 
 
 @contextmanager
-def end_by_signal(linger_s: float = 0.0) -> Iterator[None]:
+def end_by_signal(others_are_done: Callable[[], bool] = lambda: True) -> Iterator[None]:
     """Let SIGTERM and SIGHUP unwind the stack first, then end the process as they would have.
 
-    `linger_s` is slept before that: a launcher kills the other ranks when the first one ends.
+    Before that `others_are_done` is waited for: launchers kill the other ranks when the first one ends.
     A handler that the program has set keeps the signal: a trainer's flag decides there.
     """
     ours: list[signal.Signals] = []
@@ -64,5 +67,7 @@ def end_by_signal(linger_s: float = 0.0) -> Iterator[None]:
         for signum in ours:
             signal.signal(signum, signal.SIG_DFL)
         if stopped_by:
-            time.sleep(linger_s)
+            limit_s = time.monotonic() + _LINGER_S
+            while not others_are_done() and time.monotonic() < limit_s:
+                time.sleep(0.01)
             os.kill(os.getpid(), stopped_by[0])

@@ -38,8 +38,6 @@ _WRITE_BYTES = 8 * 1024 * 1024
 # Every format tells itself by its first bytes. They come last, so that what a killed
 # writer leaves opens as nothing, whatever its name.
 _HEAD_BYTES = 8
-# Rank 0 removes the file within that time when a signal ends all ranks.
-_LINGER_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -106,8 +104,15 @@ def write_files(
     targets = [Target.of(path, contents, force) for path, contents in files]
     leads = comm.rank == 0
     partials: list[_Partial] = []
+    places: list[tuple[str, dict[str, int]]] | None = None
+
+    def rank_0_is_done() -> bool:
+        return leads or (places is not None and not any(os.path.lexists(path) for path, _ in places))
+
     with contextlib.ExitStack() as cleanup:
-        cleanup.enter_context(end_by_signal(0.0 if leads else _LINGER_S))
+        cleanup.enter_context(end_by_signal(rank_0_is_done))
+        # A rank without that handler dies of a signal at once, and launchers kill rank 0 with it.
+        comm.barrier("the other ranks to begin the file")
         places, note = _together(
             comm, lambda: _begin(targets, suffixes, partials, cleanup) if leads else ([], "")
         )[0]

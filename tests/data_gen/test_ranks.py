@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,18 @@ def test_progress_is_rank_0s_and_ends_at_all_bytes(tmp_path, small_blocks):
     by_ranks(4, SMALL, tmp_path / "file.h5", progress=lambda done, total: calls.append((done, total)))
     assert calls == sorted(calls)
     assert calls[-1] == (SMALL.num_bytes, SMALL.num_bytes)
+
+
+def test_no_file_is_begun_before_every_rank_can_be_told_to_end(tmp_path):
+    """A rank that comes later would die of a signal at once, and its launcher would kill rank 0 with it."""
+    shared = {"barrier": threading.Barrier(2)}
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(generate, SMALL, tmp_path / "file.h5", comm=ThreadComm(0, 2, shared))
+        while not shared["barrier"].n_waiting:
+            time.sleep(0.001)
+        assert list(tmp_path.iterdir()) == []
+        generate(SMALL, tmp_path / "file.h5", comm=ThreadComm(1, 2, shared))
+        assert not first.result().reused
 
 
 def test_a_refusal_is_said_by_rank_0_alone(tmp_path):
