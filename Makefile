@@ -7,7 +7,7 @@
 #
 # Settings: make train RANKS=4 EPOCHS=2 ARGS="--batch-size 16"   make test ARGS="-k discovery"
 #           make PYTHON=/path/to/python3.12 ...                  make MPIEXEC=/path/to/mpiexec train
-#           make JOBS=2 test                                     two tests at a time
+#           make JOBS=0 test                                     one test after the other
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -16,8 +16,8 @@ SHELL := /bin/bash
 
 RANKS ?= 2
 EPOCHS ?= 1
-# Processes that run the tests; 2 takes ten minutes in place of sixteen, and tests that watch the clock may fail.
-JOBS ?= 0
+# Processes that run the tests. More are no use: many tests start several ranks, and wait for their clocks.
+JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_ARGS ?=
