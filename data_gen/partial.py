@@ -64,10 +64,10 @@ def end_by_signal(others_are_done: Callable[[], bool] = lambda: True) -> Iterato
                     signal.signal(signum, stop)
         yield
     finally:
+        limit_s = time.monotonic() + _LINGER_S
+        while stopped_by and not others_are_done() and time.monotonic() < limit_s:
+            time.sleep(0.01)
         for signum in ours:
             signal.signal(signum, signal.SIG_DFL)
         if stopped_by:
-            limit_s = time.monotonic() + _LINGER_S
-            while not others_are_done() and time.monotonic() < limit_s:
-                time.sleep(0.01)
             os.kill(os.getpid(), stopped_by[0])

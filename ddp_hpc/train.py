@@ -33,6 +33,7 @@ from ddp_hpc.errors import (
 )
 from ddp_hpc.training.claim import Claim
 from ddp_hpc.training.config import BACKENDS, DEVICES, LR_SCALINGS, TrainConfig
+from ddp_hpc.training.stopping import SIGNALS
 from ddp_hpc.world.comm import abort_mpi, finalize_mpi
 from ddp_hpc.world.launch_env import peek_rank
 from ddp_hpc.world.once import say_once_a_node
@@ -245,6 +246,7 @@ def _run(config: TrainConfig) -> None:
         _fail(error, parts, config.timeout_s)
     # torchrun would start again what ends with another code than 0; the run folder's `state` tells.
     if stopped and world.launcher != "torchrun":
+        _ignore_signals()
         finalize_mpi()
         # Launchers give the largest code, or all of them ORed. Rank 0 ends last: a launcher that ends the
         # others because of it finds nobody.
@@ -345,6 +347,12 @@ def _on_signal(signum: int, frame: object) -> NoReturn:
     raise SystemExit(128 + signum)
 
 
+def _ignore_signals() -> None:
+    """Slurm sends TERM twice at the walltime, and job scripts hand on USR1: none may cut the end short."""
+    for sig in SIGNALS:
+        signal.signal(sig, signal.SIG_IGN)
+
+
 def _end_from_thread(text: str, parts: _Parts, claim: Claim) -> NoReturn:
     """The end where the main thread may never return from a collective."""
     _speak(claim, text, parts.world)
@@ -360,9 +368,7 @@ def _fail(error: BaseException, parts: _Parts, timeout_s: float) -> NoReturn:
     The process ends by `os._exit`: an interpreter that is taken down calls into
     threads and communicators whose other side may be gone.
     """
-    # Slurm sends TERM twice at the walltime: the second must not cut the words of the first short.
-    for sig in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(sig, signal.SIG_IGN)
+    _ignore_signals()
     # torch's handler raises wherever it is called, here too, when the workers of --workers end.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     code, text = _verdict(error, parts, timeout_s)

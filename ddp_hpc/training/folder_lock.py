@@ -117,7 +117,7 @@ class FolderLock:
         while not self._released.wait(TOUCH_S):
             with suppress(OSError):
                 if not self._is_ours():
-                    self.lost = True
+                    self.lost = not self._released.is_set()
                     return
                 os.utime(self._path)
 

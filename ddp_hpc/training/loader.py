@@ -26,6 +26,7 @@ from torch import Tensor
 
 from ddp_hpc.data.samples import ArrayInfo, Samples, first_line
 from ddp_hpc.errors import DataError, DdpHpcError
+from ddp_hpc.training.stopping import SIGNALS
 
 Indices: TypeAlias = NDArray[np.int64]
 Batch: TypeAlias = tuple[Tensor, Tensor]
@@ -294,7 +295,7 @@ def _leave_signals_to_the_rank(_: int) -> None:
 
     It ends with the rank, by the kernel's doing (prctl(2)).
     """
-    for sig in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT):
+    for sig in SIGNALS:
         signal.signal(sig, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # multiprocessing's thread in a worker tells a rank's sudden end by a traceback of a lost connection.

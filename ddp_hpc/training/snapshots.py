@@ -104,10 +104,15 @@ class SnapshotFolder:
         return None
 
     def save(
-        self, step: int, about: Mapping[str, Any], model: Mapping[str, Tensor], training: Mapping[str, Tensor]
+        self,
+        step: int,
+        about: Mapping[str, Any],
+        model: Mapping[str, Tensor],
+        training: Mapping[str, Tensor],
+        tick: Callable[[], None] = lambda: None,
     ) -> None:
-        """Copies the state and writes it in a thread; waits for the save before this one."""
-        self.wait()
+        """Copies the state and writes it in a thread; waits for the save before this one, as `wait` does."""
+        self.wait(tick)
         for name, tensors in ((MODEL, model), (TRAINING, training)):
             if name not in self._images or not self._images[name].fits(tensors):
                 self._images[name] = FileImage(tensors)

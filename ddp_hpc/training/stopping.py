@@ -31,8 +31,8 @@ _LAST_WORDS_S = 2.0
 _SAME_SIGNAL_S = 1.0
 _POLL_S = 0.25
 _SAVE_RESERVE, _STEP_RESERVE = 1.5, 2.0
-# Ranks tell each other their wishes about as often.
-_TALK_S = 1.0
+TALK_S = 1.0
+"""Ranks tell each other their wishes about as often, but not more than once a step."""
 
 
 class Stopping:
@@ -112,7 +112,7 @@ class Stopping:
             _SAVE_RESERVE * (self._longest_save_s or self._expected_save_s)
             + _STEP_RESERVE * self._longest_step_s
             + (self._kill_delay_s or 0.0)
-            + _TALK_S
+            + TALK_S
             + _LAST_WORDS_S
         )
 

@@ -7,6 +7,7 @@ folder there is nothing to go on from: signals then end the run as they end any 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -34,6 +35,7 @@ from ddp_hpc.world.deadline import Deadline, find_deadline, kill_delay_s
 
 # Of a busy parallel file system; counts until the first save was measured.
 _SLOW_DISK_BYTES_PER_S = 200e6
+_HUNG_DISK_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ class Survival:
         self._talks = 0
         self._opened = False
         self._over = False  # by an error
+        self._writing_state = threading.Lock()  # of the thread that saves; `failed` has the last word
         self._start_step: int | None = None  # until it is known
 
     @property
@@ -207,8 +210,12 @@ class Survival:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         samples: Samples,
+        tick: Callable[[], None],
     ) -> None:
-        """Copies the state; a thread writes it. Collective: every rank must call this."""
+        """Copies the state; a thread writes it. Collective: every rank must call this.
+
+        `tick` is called every few seconds while the save before this one is waited for.
+        """
         generators = all_generators(self._group)
         self._last_save_s = time.monotonic()
         if self._folder is not None:
@@ -227,7 +234,7 @@ class Survival:
                 **self._order(samples),
             }
             training = {**optimizer_tensors(model, optimizer), **generators}
-            self._folder.save(position.step, about, model.state_dict(), training)
+            self._folder.save(position.step, about, model.state_dict(), training, tick)
 
     def finish(self, position: Position, stop: str, tick: Callable[[], None]) -> None:
         """Waits for the last save and says in the run folder how the run ended. Collective.
@@ -261,14 +268,12 @@ class Survival:
             return
         if self._folder is not None and self._folder.lost:
             return  # it is another job's state
+        # A disk may hang, and this process must not hang with it: after that time without the lock.
+        locked = self._writing_state.acquire(timeout=_HUNG_DISK_S)
         with suppress(DdpHpcError):  # there is a better error already
-            found = read_state(self._places.run)
-            begun = self._start_step is not None
-            if found is not None and (found.state == "done" or (begun and found.state != "running")):
-                return  # what fails after the run's end, or after another rank's word, changes neither
-            step = found.step if found is not None else 0
-            goes_on = again and self._start_step is not None and step > self._start_step
-            write_state(self._places.run, RunState("again" if goes_on else "failed", step, reason))
+            self._write_failed(self._places.run, reason, again)
+        if locked:
+            self._writing_state.release()
 
     def close(self) -> None:
         """Lets others have the folder, once what is being written is complete."""
@@ -281,13 +286,23 @@ class Survival:
         if self._folder is not None:
             self._folder.release()
 
+    def _write_failed(self, run: Path, reason: str, again: bool) -> None:
+        found = read_state(run)
+        begun = self._start_step is not None
+        if found is not None and (found.state == "done" or (begun and found.state != "running")):
+            return  # what fails after the run's end, or after another rank's word, changes neither
+        step = found.step if found is not None else 0
+        goes_on = again and self._start_step is not None and step > self._start_step
+        write_state(run, RunState("again" if goes_on else "failed", step, reason))
+
     def _on_saved(self, step: int) -> None:
         assert self._folder is not None
         if self._stopping is not None:
             self._stopping.measured(save_s=self._folder.saved.seconds)
-            if self._over or self._stopping.is_lost():
+        with self._writing_state:
+            if self._over or (self._stopping is not None and self._stopping.is_lost()):
                 return  # a rank has failed meanwhile, and its word stands
-        self._write_state("running", step, "saved a snapshot")
+            self._write_state("running", step, "saved a snapshot")
 
     def _write_state(self, state: str, step: int, reason: str) -> None:
         if self._places is None or self._group.world.rank != 0:

@@ -34,11 +34,9 @@ from ddp_hpc.training.models import TASKS, SampleSpec, Task, build_model
 from ddp_hpc.training.progress import Progress
 from ddp_hpc.training.random_state import seed_generators
 from ddp_hpc.training.step import Pending, Stepper
+from ddp_hpc.training.stopping import TALK_S
 from ddp_hpc.training.survival import Losses, Survival
 from ddp_hpc.world.topology import World
-
-# Ranks tell each other about as often as this whether to stop, but not more than once a step.
-_TALK_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +141,7 @@ def train(
             metrics.write(records)
             losses = Losses(records[0].loss if position.step == 1 else losses.first, records[-1].loss)
             slowest_s = max(step_s for _, _, step_s in signs)
-            talk_at = position.step + max(1, int(_TALK_EVERY_S / slowest_s)) if slowest_s else 0
+            talk_at = position.step + max(1, int(TALK_S / slowest_s)) if slowest_s else 0
             if not warned and (bad := next((r for r in records if not math.isfinite(r.loss)), None)):
                 warned = True
                 progress.say(
@@ -153,7 +151,8 @@ def train(
             progress.step(position.step, total, f"{epoch + 1}/{config.epochs}", losses.last, pending.rate())
         if decision is not None and decision.save:
             heart.at(position.step, "snapshot")
-            survival.save(position, losses, bare, optimizer, samples)
+            tick = partial(heart.at, position.step, "snapshot")
+            survival.save(position, losses, bare, optimizer, samples, tick)
             stop = decision.stop
         if position.epoch > epoch and not last and not stop:  # a run that stops has no time for it
             test = test_after(epoch + 1)

@@ -23,6 +23,7 @@ from data_gen.formats import read_stamp
 from data_gen.partial import WRITER
 from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.partial_files import partial_file
+from tests.conftest import PROJECT
 
 SMALL = Recipe(num_samples=10, src_shape=(1, 8), tgt_shape=(3, 8))
 # 690 MB: long enough to be hit, and hardly any of it is written before that.
@@ -144,6 +145,20 @@ def test_a_job_that_is_ended_removes_what_its_ranks_wrote(tmp_path, launch, mpie
     process.terminate()
     assert launch.end(process).exit_code != 0
     assert partials(tmp_path) == []
+
+
+def test_a_second_signal_does_not_end_the_wait_for_the_other_ranks():
+    """Slurm sends TERM twice; a rank that goes first has its launcher kill rank 0, which cleans up."""
+    words = "with end_by_signal(lambda: time.monotonic() > end): print(flush=True); time.sleep(60)"
+    program = f"import time; from data_gen.partial import end_by_signal; end = time.monotonic() + 2\n{words}"
+    began_s = time.monotonic()
+    with subprocess.Popen([sys.executable, "-c", program], cwd=PROJECT, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        process.terminate()
+        time.sleep(0.3)
+        process.terminate()
+        assert process.wait(20) == -signal.SIGTERM
+    assert time.monotonic() - began_s > 2
 
 
 def test_a_signal_that_the_program_handles_stays_the_programs(tmp_path):

@@ -124,6 +124,13 @@ def test_a_rank_that_hangs_is_waited_for_only_as_long_as_timeout_says(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_while_a_failure_is_told_does_not_cut_it_short(tmp_path, signum):
+    done, _ = _run(tmp_path, f"raise:1:{signum.name}", ranks=2)
+    assert done.returncode == 1
+    assert "ValueError: planted in one rank" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("signum", "options"),
     [

@@ -182,6 +182,28 @@ def test_the_holder_gives_signs_of_life_and_notices_when_it_was_robbed(
     assert "theirs" in path.read_text(), "what is another's now stays"
 
 
+def test_a_holder_that_gives_the_folder_back_was_not_robbed(
+    tmp_path: Path, take: Callable[[], FolderLock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder_lock, "TOUCH_S", 0.01)
+    lock = take()
+    looks, looked = threading.Event(), threading.Event()
+    is_ours = lock._is_ours
+
+    def slow() -> bool:
+        if threading.current_thread() is not threading.main_thread():
+            looks.set()
+            assert looked.wait(10)
+        return is_ours()
+
+    monkeypatch.setattr(lock, "_is_ours", slow)
+    assert looks.wait(10)
+    lock.release()
+    looked.set()
+    time.sleep(0.1)
+    assert not lock.lost
+
+
 def _until(condition: Callable[[], bool]) -> None:
     end_s = time.monotonic() + 10
     while not condition():

@@ -156,8 +156,10 @@ def test_what_is_saved_is_the_state_of_that_moment_and_the_next_save_waits(
     weights.fill_(2.0)  # the training goes on
     assert run.complete == []
     threading.Timer(0.1, go.set).start()
-    run.folder.save(2, {}, {"w": weights}, {"w": weights})
+    waited: list[int] = []
+    run.folder.save(2, {}, {"w": weights}, {"w": weights}, tick=lambda: waited.append(1))
     assert run.complete[:1] == [1]
+    assert waited, "a rank that waits for its disk gives signs of life"
     run.folder.wait()
     assert _steps(tmp_path) == [1, 2]
 
