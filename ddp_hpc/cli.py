@@ -86,9 +86,12 @@ def main() -> None:
         _say("interrupted")
         code = EXIT_INTERRUPTED
     except OSError as err:
-        # Python must not try to flush into it again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        if not isinstance(err, BrokenPipeError):  # the reader, such as `head`, has gone
-            _say(f"error: cannot write the output ({err.strerror}); write it to a file with room")
         code = EXIT_FAILED
+        if err.filename is not None:
+            _say(f"error: {err.filename}: {err.strerror}")
+        else:
+            # Python must not try to flush into it again at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            if not isinstance(err, BrokenPipeError):  # the reader, such as `head`, has gone
+                _say(f"error: cannot write the output ({err.strerror}); write it to a file with room")
     sys.exit(code)

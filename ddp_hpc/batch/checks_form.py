@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 from difflib import get_close_matches
 
+from ddp_hpc.batch.bash_syntax import bash_complaint
 from ddp_hpc.batch.checks_registry import Seen, Subject, check, plain, shown
 from ddp_hpc.batch.script import MAX_CHARS, PREFIXES
 
@@ -15,8 +14,7 @@ _SECRET = re.compile(
     r"[A-Z0-9_]*(?:API_?KEY|SECRET|PASSWORD|PASSWD|AUTH_TOKEN|ACCESS_TOKEN|HF_TOKEN|GITHUB_TOKEN)[A-Z0-9_]*"
 )
 # A comment that begins like a directive: `#PSB -l`, `# SBATCH --nodes`, `#sbatch -N 2`.
-_NEARLY = re.compile(r"#(#?)([ \t]*)([A-Za-z]{3,8}):?([ \t]*)(-{1,2}[A-Za-z])")
-_BASH_LIMIT_S = 10
+_NEARLY = re.compile(r"#(#?)([ \t]*)([A-Za-z]{3,8}:?)([ \t]*)(-{1,2}[A-Za-z])")
 
 
 @check("JOB001", "error", "the script is empty, or no text")
@@ -44,23 +42,11 @@ def _windows_line_ends(subject: Subject) -> Iterator[Seen]:
 @check("JOB003", "error", "bash does not understand the script")
 def _broken_bash(subject: Subject) -> Iterator[Seen]:
     script = subject.script
-    bash = shutil.which("bash")
-    if bash is None or not re.search(r"\b(?:ba)?sh\b", script.shebang) or "\0" in script.text:
+    if not re.search(r"\b(?:ba)?sh\b", script.shebang):
         return
-    # -n reads the script and runs nothing of it.
-    given = script.text.replace("\r\n", "\n").encode("utf-8", "surrogateescape")
-    try:
-        done = subprocess.run(
-            [bash, "-n"], input=given, capture_output=True, check=False, timeout=_BASH_LIMIT_S
-        )
-    except subprocess.TimeoutExpired:
-        return
-    # A here-document that is never closed is only a warning to bash, and eats the rest of the script.
-    for complaint in done.stderr.decode("utf-8", "replace").splitlines():
-        match = re.match(r".*?: line (\d{1,9}): (.*)", complaint)
-        if match and (done.returncode or "here-document" in match[2]):
-            yield Seen(int(match[1]), f"bash -n says: {plain(match[2])}", "close the quote or the block")
-            return
+    if found := bash_complaint(script.text.replace("\r\n", "\n")):
+        line, words = found
+        yield Seen(line, f"bash -n says: {plain(words)}", "close the quote or the block")
 
 
 @check("JOB004", "error", "directive after the first command")
@@ -81,7 +67,7 @@ def _nearly_directives(subject: Subject) -> Iterator[Seen]:
         # `##PBS` is how people switch a directive off.
         if not match or match[1] or (match[3] in known and not match[2] and match[4]):
             continue
-        for word in get_close_matches(match[3].upper(), known, n=1, cutoff=0.6):
+        for word in get_close_matches(match[3].rstrip(":").upper(), known, n=1, cutoff=0.6):
             yield Seen(
                 number,
                 f"{shown(match[0])} is a comment to the scheduler, and the option after it is not read",

@@ -75,20 +75,17 @@ def _torchrun_per_rank(subject: Subject) -> Iterator[Seen]:
 @check("RANK002", "error", "torchrun that knows of one node only")
 def _torchrun_alone(subject: Subject) -> Iterator[Seen]:
     nodes = subject.num_nodes or 1
+    if nodes < 2:
+        return
+    in_a_loop = any(command.words[0] == "for" for command in subject.script.commands)
     for command, words in _torchruns(subject):
-        if nodes < 2:
-            return
         if "--standalone" in words[:40] or _given(words, "--nnodes") in (None, "1"):
             yield Seen(
                 command.line,
                 f"the job has {nodes} nodes, and this torchrun forms a world of one",
                 f"torchrun --nnodes={nodes} --rdzv-backend=c10d --rdzv-endpoint=FIRST_NODE:PORT",
             )
-        elif (
-            not command.launched
-            and command.name not in ("ssh", "pbsdsh")
-            and "for " not in subject.script.text
-        ):
+        elif not command.launched and command.name not in ("ssh", "pbsdsh") and not in_a_loop:
             yield Seen(
                 command.line,
                 f"torchrun --nnodes waits for {nodes} nodes, and the script starts it on the first one alone",

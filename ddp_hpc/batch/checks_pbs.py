@@ -137,7 +137,11 @@ def _no_log_folder(subject: Subject) -> Iterator[Seen]:
         if d.flag not in ("-o", "-e") or not path or re.search(r"[$~\0^]", path) or len(path) > 1000:
             continue
         folder = Path(path) if path.endswith("/") else Path(path).parent
-        if not folder.is_dir():
+        try:
+            there = folder.is_dir()
+        except OSError:  # a folder above it may not be read, or a name is too long
+            continue
+        if not there:
             yield Seen(
                 d.line,
                 f"the folder {shown(str(folder))} is not there; under -k doe PBS holds the job",
@@ -243,7 +247,7 @@ def _whole_environment(subject: Subject) -> Iterator[Seen]:
 @check("PBS019", "warning", "OMP_NUM_THREADS is left to PBS")
 def _threads_of_the_chunk(subject: Subject) -> Iterator[Seen]:
     script = subject.script
-    if script.sets("OMP_NUM_THREADS") or "OMP_NUM_THREADS" in script.text:
+    if "OMP_NUM_THREADS" in script.text:
         return
     for command in script.launches():
         per_node = command.option("--ppn", "-ppn")

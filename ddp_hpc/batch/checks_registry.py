@@ -114,7 +114,7 @@ class Subject:
         """The launchers that bash waits for before it looks at anything else."""
         commands = self.script.commands
         for index, command in enumerate(commands):
-            if command.name in ("srun", "mpiexec", "mpirun", "torchrun") and command.argv is not None:
+            if command.name in ("srun", "mpiexec", "mpirun", "torchrun"):
                 last = index
                 while commands[last].ends == "|" and last + 1 < len(commands):
                     last += 1

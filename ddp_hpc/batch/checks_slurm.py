@@ -177,7 +177,6 @@ def _requeue_truncates(subject: Subject) -> Iterator[Seen]:
     script = subject.script
     asked = [d.line for d in script.read() if d.flag == "--requeue"]
     asked += [c.line for c in script.commands if c.argv[:2] == ("scontrol", "requeue")]
-    # A pattern that names the restart keeps the files apart.
     if asked and script.value("--open-mode") != "append":
         yield Seen(
             asked[0],

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import dropwhile
 
 # Slurm takes no script beyond 4 MB (slurm.conf.5, max_script_size); nobody writes such a body by hand.
 MAX_CHARS = 4 * 1024 * 1024
@@ -335,15 +336,12 @@ def _end_of_document(text: str, position: int, opening: str) -> int:
 
 def _assignments(commands: tuple[Command, ...]) -> Iterator[tuple[int, str, str]]:
     for command in commands:
-        words = (
-            command.words[1:]
-            if command.words[0] in ("export", "declare", "local", "readonly")
-            else command.words
-        )
-        for word in words:
+        words = list(dropwhile(_KEYWORDS.__contains__, command.words))
+        declares = words[:1] in (["export"], ["declare"], ["local"], ["readonly"])
+        for word in words[declares:]:
             match = _ASSIGNMENT.match(word)
             if match:
                 name = match[0].rstrip("+=")
                 yield command.line, name, word[match.end() :]
-            elif words is command.words:
+            elif not declares:
                 break

@@ -119,18 +119,11 @@ def _check_bash(setup: tuple[str, ...]) -> None:
     """The user's own lines are bash, and a quote that is not closed would show only after the queue."""
     if not setup:
         return
-    import shutil
-    import subprocess
+    from ddp_hpc.batch.bash_syntax import bash_complaint
 
-    bash = shutil.which("bash")
-    if bash is None:
-        return
-    checked = subprocess.run(
-        [bash, "-n"], input="\n".join(setup), capture_output=True, text=True, check=False
-    )
-    if checked.returncode:
-        complaint = checked.stderr.strip().splitlines()[0].partition(": ")[2]
-        raise RequestError(f"--setup: bash does not understand {'; '.join(setup)!r} ({complaint})")
+    if found := bash_complaint("\n".join(setup)):
+        line, words = found
+        raise RequestError(f"--setup: bash does not understand {'; '.join(setup)!r} (line {line}: {words})")
 
 
 def _variable(text: str) -> tuple[str, str]:

@@ -38,7 +38,7 @@ def locked_memory(_here: Here) -> Finding:
     if fabric is None:
         return ok(f"{size}; no RDMA device here that would need more")
     raise_it = "ulimit -l unlimited in the job script" if hard == resource.RLIM_INFINITY else "ask the site"
-    return warn(f"{size} beside {fabric}: NCCL and MPI lock the memory they send from", f"{raise_it}")
+    return warn(f"{size} beside {fabric}: NCCL and MPI lock the memory they send from", raise_it)
 
 
 def shared_memory(_here: Here) -> Finding:
