@@ -14,8 +14,6 @@ from ddp_hpc.errors import (
     DdpHpcError,
     LaunchError,
     ReportedElsewhereError,
-    RequestError,
-    stop_together,
 )
 from ddp_hpc.world.comm import Comm, MpiComm, SingleComm, abort_mpi, finalize_mpi
 from ddp_hpc.world.launch_env import Environ, peek_rank, present_launchers, read_claim
@@ -55,7 +53,6 @@ def joined(timeout_s: float) -> Iterator[Comm]:
     Collective where several were started. An error that this rank alone has ends the others.
 
     Raises:
-        RequestError: several ranks without MPI.
         RendezvousError: the others did not come in time.
         ReportedElsewhereError: the launch itself is broken, and a line says so.
     """
@@ -93,16 +90,13 @@ def _join(environ: Environ, timeout_s: float) -> Comm:
         with time_limit(timeout_s, prefix) as watchdog:
             watchdog.stage("in MPI_Init for the other ranks: one of them did not start, or ended before it")
             world = discover(environ)
+        if world.world_size > 1 and world.mpi is None:
+            raise LaunchError(
+                f"{world.launcher} started {world.world_size} ranks, which share one file only through MPI; "
+                "start them with mpiexec and mpi4py installed, or start one process"
+            )
     except LaunchError as error:
         say_once_a_node(f"error: {error}", environ)
         abort_mpi(error.exit_code, patience_s=0.0)
         raise ReportedElsewhereError(str(error), error.exit_code) from None
-    if world.world_size == 1:
-        return SingleComm()
-    if world.mpi is None:
-        text = (
-            f"{world.launcher} started {world.world_size} ranks, which share one file only through MPI; "
-            "start them with mpiexec and mpi4py installed, or start one process"
-        )
-        stop_together(world.rank, RequestError(text))
-    return LimitedComm(world.mpi, timeout_s)
+    return SingleComm() if world.mpi is None else LimitedComm(world.mpi, timeout_s)
