@@ -21,6 +21,10 @@ Shell completion, for bash (zsh and fish likewise):
 _COMMANDS = {
     "render": "Write a job script for PBS, Slurm or this machine.",
     "lint": "What is wrong with a job script or a request, before it queues.",
+    "submit": "Queue a job script, or the script for a request.",
+    "status": "How a job is: in the queue, training, or why it ended and what to do.",
+    "logs": "The log of a job, also while it grows.",
+    "cancel": "Cancel a job and those that are to go on after it.",
     "profiles": "The sites that scripts can be rendered for.",
     "env": "The world this process finds itself in, and where each value came from.",
     "doctor": "Check this environment before the queue does.",

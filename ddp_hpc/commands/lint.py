@@ -20,16 +20,17 @@ if TYPE_CHECKING:
 _REQUEST = "the request"
 
 
-class _ScriptOrRequest(click.Command):
+class ScriptOrRequest(click.Command):
     """Words after `--` are the command of a request; options may stand before and after SCRIPT."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """What click makes of the words before `--`; those after it are kept aside."""
         cut = args.index("--") if "--" in args else len(args)
         ctx.meta["ddp_hpc.command"] = tuple(args[cut + 1 :])
         return super().parse_args(ctx, args[:cut])
 
 
-@click.command("lint", cls=_ScriptOrRequest)
+@click.command("lint", cls=ScriptOrRequest)
 @job_options
 @click.option(
     "--test-only", "ask_sbatch", is_flag=True, help="Ask sbatch --test-only too, where there is one."
@@ -79,15 +80,20 @@ def command(
         profile = request.pop("profile")
         if given := given_options(request):
             raise RequestError(f"{script} and {given[0]} were given; give a script, or a request, to look at")
-        text = _read(script)
-        found = lint.lint_script(text, _site_of(text, profile))
+        text = read_script(script)
+        found = lint.lint_script(text, site_of(text, profile))
         if ask_sbatch:
             found += lint.ask_sbatch(script)
     _print(found, click.format_filename(script) if script else _REQUEST, as_json=as_json)
     ctx.exit(EXIT_FAILED if any(finding.severity == "error" for finding in found) else EXIT_DONE)
 
 
-def _read(path: Path) -> str:
+def read_script(path: Path) -> str:
+    """The text of a job script, with bytes that are no UTF-8 as surrogates.
+
+    Raises:
+        RequestError: it is no plain file.
+    """
     from ddp_hpc.batch.script import MAX_CHARS
 
     # A pipe or a device might never end.
@@ -101,7 +107,7 @@ def _read(path: Path) -> str:
         raise DdpHpcError(f"{click.format_filename(path)}: cannot be read ({err.strerror})") from err
 
 
-def _site_of(text: str, profile: str | None) -> Site | None:
+def site_of(text: str, profile: str | None) -> Site | None:
     """The site named by --profile, or the one that this machine is, if it takes such scripts."""
     from ddp_hpc.batch.detect import choose_profile
     from ddp_hpc.batch.script import parse_script

@@ -1,0 +1,109 @@
+"""What Slurm 22.05 and OpenPBS 23.06 said on real clusters, with shorter paths and names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_SLURM = (
+    "JobId={job_id} JobName={name} UserId={user}(1000) GroupId=me(1000) MCS_label=N/A Priority=42949 Nice=0 "
+    "Account=(null) QOS=(null) JobState={state} Reason={reason} Dependency=(null) Requeue=1 Restarts=0 "
+    "BatchFlag=1 Reboot=0 ExitCode={exit} RunTime={run_time} TimeLimit={limit} TimeMin=N/A "
+    "SubmitTime=2026-11-21T16:12:27 EligibleTime=2026-11-21T16:12:27 AccrueTime=2026-11-21T16:12:27 "
+    "StartTime={start} EndTime=2026-11-21T16:12:30 Deadline=N/A PreemptEligibleTime=2026-11-21T16:12:29 "
+    "PreemptTime=None SuspendTime=None SecsPreSuspend=0 LastSchedEval=2026-11-21T16:12:29 Scheduler=Backfill "
+    "Partition=debug AllocNode:Sid=head:0 ReqNodeList=(null) ExcNodeList=(null) NodeList={nodes} "
+    "BatchHost=n1 NumNodes=2 NumCPUs=2 NumTasks=2 CPUs/Task=1 ReqB:S:C:T=0:0:*:* TRES=cpu=2,mem=400M,node=2 "
+    "Socks/Node=* NtasksPerN:B:S:C=1:0:*:* CoreSpec=* MinCPUsNode=1 MinMemoryNode=200M MinTmpDiskNode=0 "
+    "Features=(null) DelayBoot=00:00:00 OverSubscribe=OK Contiguous=0 Licenses=(null) Network=(null) "
+    "Command={script} WorkDir={work} StdErr={log} StdIn=/dev/null StdOut={log} Power= \n"
+)
+
+
+def slurm(**changes: str) -> str:
+    """The answer of `scontrol --oneliner show job 12`, of a job that runs unless told otherwise."""
+    known = {
+        "job_id": "12",
+        "name": "ddp",
+        "user": "me",
+        "state": "RUNNING",
+        "reason": "None",
+        "exit": "0:0",
+        "run_time": "00:10:00",
+        "limit": "01:00:00",
+        "start": "2026-11-21T16:12:29",
+        "nodes": "n[1-2]",
+        "script": "/w/job.sh",
+        "work": "/w",
+        "log": "/w/ddp-12.out",
+    }
+    return _SLURM.format(**{**known, **changes})
+
+
+def pbs(**changes: Any) -> dict[str, Any]:
+    """The answer of `qstat -xf -F json 12`, of a job that runs; None takes an attribute away."""
+    job = {
+        "Job_Name": "ddp",
+        "Job_Owner": "me@pbs-login.pbs.lab",
+        "resources_used": {"cput": "00:00:00", "mem": "1368kb", "ncpus": 8, "walltime": "00:10:00"},
+        "job_state": "R",
+        "queue": "debug",
+        "server": "pbs-srv",
+        "Account_Name": "proj",
+        "ctime": "Sat Nov 21 01:36:05 2026",
+        "Error_Path": "pbs-login.pbs.lab:/w/ddp.e12",
+        "exec_host": "x3001c0s1b0n0/0*4+x3001c0s1b1n0/0*4",
+        "Hold_Types": "n",
+        "Join_Path": "oe",
+        "Keep_Files": "doe",
+        "Output_Path": "pbs-login.pbs.lab:/w/ddp.o12",
+        "Resource_List": {"nodect": 2, "place": "free", "select": 1, "walltime": "01:00:00"},
+        "stime": "Sat Nov 21 01:36:05 2026",
+        "substate": 42,
+        "Variable_List": {"PBS_O_HOME": "/home/me", "PBS_O_WORKDIR": "/w", "FOO": 5, "HUGE": 1e300},
+        "comment": "Job run at Sat Nov 21 at 01:36 on (x3001c0s1b0n0:ncpus=4)+(x3001c0s1b1n0:ncpus=4)",
+        "run_count": 1,
+        "Submit_arguments": "-A proj -q debug 'my job.sh'",
+        "project": "_pbs_project_default",
+        **changes,
+    }
+    job = {key: value for key, value in job.items() if value is not None}
+    return {
+        "timestamp": 1795228160,
+        "pbs_version": "23.06.06",
+        "pbs_server": "pbs-srv",
+        "Jobs": {"12.pbs-srv": job},
+    }
+
+
+# `qstat -xf` of a job that reached its walltime, with lines as it wraps them.
+PBS_TEXT = """\
+Job Id: 67.pbs-srv
+    Job_Name = ms2
+    Job_Owner = pbsuser@pbs-login.pbs.lab
+    resources_used.cput = 00:00:00
+    resources_used.walltime = 00:00:37
+    job_state = F
+    queue = workq
+    Error_Path = pbs-login.pbs.lab:/home/pbsuser/w/ms2.e67
+    exec_host = x3001c0s1b0n0/0*64+x3001c0s1b1n0/0*64
+    exec_vnode = (x3001c0s1b0n0:ncpus=64:ngpus=4)+(x3001c0s1b1n0:ncpus=64:ngpus
+\t=4)
+    Join_Path = n
+    Keep_Files = doe
+    Output_Path = pbs-login.pbs.lab:/home/pbsuser/w/ms2.o67
+    Resource_List.select = 2:system=polaris
+    Resource_List.walltime = 00:00:10
+    stime = Sat Nov 21 02:02:45 2026
+    substate = 93
+    Variable_List = PBS_O_HOME=/home/pbsuser,PBS_O_LOGNAME=pbsuser,
+\tPBS_O_PATH=/usr/local/bin:/usr/bin:/bin:/usr/local/games:/usr/games:/o
+\tpt/pbs/bin,PBS_O_MAIL=/var/mail/pbsuser,PBS_O_SHELL=/bin/bash,
+\tPBS_O_WORKDIR=/home/pbsuser/w,PBS_O_SYSTEM=Linux,PBS_O_QUEUE=workq
+    comment = Job run at Sat Nov 21 at 02:02 on (x3001c0s1b0n0:ncpus=64:ngpus=4
+\t)+(x3001c0s1b1n0:ncpus=64:ngpus=4) and exceeded resource walltime
+    run_count = 1
+    Exit_status = -29
+    Submit_arguments = -A p -q workq -l filesystems=home:eagle -l select=2:syst
+\tem=polaris -l place=scatter -N ms2 -l walltime=10 mpisig.sh
+    project = _pbs_project_default
+"""

@@ -1,0 +1,98 @@
+"""Schedulers' commands as small programs that give recorded answers, and `ddp-hpc` in this process."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ddp_hpc import cli
+from ddp_hpc.queue import commands, follow
+from tests.batch.conftest import nothing_set
+
+__all__ = ["nothing_set"]
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command of `ddp-hpc` ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Done]
+
+
+class Programs:
+    """A folder first on the PATH, on which there is no real scheduler."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.calls = folder / "calls"
+
+    def program(self, name: str, text: str) -> None:
+        """A bash program; every call of it is one line of `calls`."""
+        path = self.folder / name
+        path.write_text(f'#!/bin/bash\nprintf "%s\\n" "{name} $*" >>"{self.calls}"\n{text}\n')
+        path.chmod(0o755)
+
+    def answers(self, name: str, text: str, *, code: int = 0, err: str = "") -> None:
+        """A program that says the same whatever it is asked."""
+        (self.folder / f"{name}.out").write_text(text)
+        (self.folder / f"{name}.err").write_text(err)
+        folder = self.folder
+        self.program(name, f'cat "{folder}/{name}.out"; cat "{folder}/{name}.err" >&2; exit {code}')
+
+    def called(self, name: str = "") -> list[str]:
+        lines = self.calls.read_text().splitlines() if self.calls.exists() else []
+        return [line for line in lines if line.startswith(name)]
+
+
+@pytest.fixture
+def programs(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Programs:
+    folder = tmp_path_factory.mktemp("bin")
+    # The schedulers' real commands may be in /usr/bin: only what the stand-ins need is handed on.
+    for name in ("bash", "cat", "sleep", "yes", "mkdir", "kill"):
+        (folder / name).symlink_to(f"/usr/bin/{name}")
+    monkeypatch.setenv("PATH", str(folder))
+    return Programs(folder)
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(follow, "LOOK_S", 0.01)
+    monkeypatch.setattr(follow, "ASK_FIRST_S", 0.01)
+    monkeypatch.setattr(follow, "LATE_S", 0.05)
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, from which the user submits."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """`ddp-hpc ARGS`, without the cost of a process."""
+
+    def run(*args: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["ddp-hpc", *args])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        captured = capsys.readouterr()
+        code = end.value.code
+        return Done(code if isinstance(code, int) else 0, captured.out, captured.err)
+
+    yield run
+    gc.enable()

@@ -1,0 +1,123 @@
+"""A scheduler that is slow, gone, busy, or talks nonsense."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from ddp_hpc.errors import RequestError
+from ddp_hpc.queue import commands
+from ddp_hpc.queue.commands import NoAnswerError, ask, need, submit
+from tests.queue.conftest import Programs
+
+BUSY = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+LOST = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
+
+
+def fails_first(programs: Programs, name: str, num_failures: int, message: str) -> None:
+    """A program that fails so many times, and then says `well`."""
+    fails = f'if ((${{#calls[@]}} <= {num_failures})); then echo "{message}" >&2; exit 1; fi'
+    programs.program(name, f'mapfile -t calls <"{programs.calls}"; {fails}; echo well')
+
+
+def test_a_program_that_does_not_answer_ends_at_the_limit_with_all_it_has_started(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(commands, "QUESTION_LIMIT_S", 0.3)
+    programs.program("qstat", f'sleep 60 & echo $! >"{tmp_path}/child"; wait')
+    start_s = time.monotonic()
+    with pytest.raises(NoAnswerError, match=r"qstat gave no answer within 0\.3 s"):
+        ask("qstat")
+    assert time.monotonic() - start_s < 5
+    child = (tmp_path / "child").read_text().strip()
+    end_s = time.monotonic() + 5
+    while is_alive(child) and time.monotonic() < end_s:
+        time.sleep(0.02)
+    assert not is_alive(child)
+
+
+def is_alive(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_a_child_that_keeps_the_output_open_does_not_hold_us_for_ever(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "QUESTION_LIMIT_S", 0.3)
+    programs.program("qstat", "echo here; sleep 60 & exit 0")
+    with pytest.raises(NoAnswerError, match="no answer within"):
+        ask("qstat")
+
+
+def test_endless_output_is_no_answer(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "MAX_BYTES", 100_000)
+    programs.program("qstat", "exec yes")
+    with pytest.raises(NoAnswerError, match="more than 100000 bytes"):
+        ask("qstat")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        BUSY,
+        "slurm_load_jobs error: Socket timed out on send/recv operation",
+        "Connection refused\nqstat: cannot connect to server pbs-srv (errno=15010)",
+    ],
+)
+def test_a_question_is_asked_again_while_the_server_is_too_busy(programs: Programs, message: str) -> None:
+    fails_first(programs, "scontrol", 2, message)
+    assert ask("scontrol", "show").out == "well\n"
+    assert len(programs.called("scontrol")) == 3
+
+
+def test_a_server_that_stays_away_is_named_after_three_tries(programs: Programs) -> None:
+    programs.answers("scontrol", "", code=1, err=BUSY)
+    with pytest.raises(
+        NoAnswerError, match="scontrol was tried 3 times and says: slurm_load_jobs error: Unable"
+    ):
+        ask("scontrol")
+    assert len(programs.called("scontrol")) == 3
+
+
+def test_another_refusal_is_an_answer(programs: Programs) -> None:
+    programs.answers("scontrol", "", code=1, err="slurm_load_jobs error: Invalid job id specified\n")
+    assert ask("scontrol").said == "slurm_load_jobs error: Invalid job id specified"
+    assert len(programs.called("scontrol")) == 1
+
+
+def test_a_submission_is_tried_again_only_where_it_cannot_have_arrived(programs: Programs) -> None:
+    fails_first(programs, "sbatch", 1, BUSY)
+    assert submit("sbatch", "job.sh").out == "well\n"
+    programs.answers("qsub", "", code=1, err=LOST)
+    with pytest.raises(NoAnswerError, match="whether the request was taken is not known"):
+        submit("qsub", "job.sh")
+    assert len(programs.called("qsub")) == 1, "a second one might be a second job"
+
+
+def test_bytes_that_are_no_text_are_kept_and_shown_without_harm(programs: Programs) -> None:
+    programs.program("qstat", r"printf '\xff\x1b[31mred\n' >&2; exit 1")
+    answer = ask("qstat")
+    assert answer.err == "\udcff\x1b[31mred\n"
+    assert answer.said == "??[31mred"
+
+
+def test_a_program_that_is_not_there_is_named_with_what_to_do(programs: Programs) -> None:
+    with pytest.raises(
+        RequestError, match="qsub was looked for on the PATH and is not there; why; run this on"
+    ):
+        need("qsub", "why")
+    with pytest.raises(NoAnswerError, match="qsub cannot be started"):
+        ask("qsub")
+
+
+def test_a_users_way_to_spell_times_does_not_reach_slurm(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
+    programs.program("scontrol", 'echo "${SLURM_TIME_FORMAT:-none}"')
+    assert ask("scontrol").out == "none\n"

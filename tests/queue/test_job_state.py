@@ -1,0 +1,77 @@
+"""Ids that are ids, and times as schedulers spell them."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddp_hpc.errors import RequestError
+from ddp_hpc.queue.job_state import check_job_id, clock_s, duration_s, same_job
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["1", "349726.polaris-pbs-01.hsn.cm.polaris.alcf.anl.gov", "12_3", "53[2].pbs-srv", "12.x", "53[2]"],
+)
+def test_ids_of_both_schedulers(text: str) -> None:
+    assert check_job_id(text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "-1",
+        "--help",
+        "all",
+        "12\n13",
+        "12\n",
+        "12 13",
+        "12;scancel 13",
+        "$(touch x)",
+        "`x`",
+        "12_",
+        "53[].pbs-srv",
+        "12_[1-3]",
+        "../12",
+        "\u0661\u0662",
+        "12.\x1b[31m",
+        "1" * 10_000,
+    ],
+)
+def test_anything_else_never_becomes_an_argument(text: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        check_job_id(text)
+    assert str(refused.value).isascii()
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 400
+
+
+def test_pbs_ids_are_the_same_with_and_without_the_server() -> None:
+    assert same_job("12", "12.pbs-srv")
+    assert not same_job("12", "123.pbs-srv")
+    assert not same_job("12_1", "12_2")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("00:00:00", 0),
+        ("1-02:03:04", 93784),
+        ("100:00:00", 360000),
+        ("10:12", 612),
+        ("0:10:12", 612),
+        ("UNLIMITED", None),
+        ("Partition_Limit", None),
+        ("", None),
+        ("?", None),
+        ("-1:00:00", None),
+        ("99999999999999:00:00", None),
+    ],
+)
+def test_durations(text: str, seconds: int | None) -> None:
+    assert duration_s(text) == seconds
+
+
+def test_a_time_of_another_form_is_none() -> None:
+    assert clock_s("Unknown", "%Y-%m-%dT%H:%M:%S") is None
+    assert clock_s("99999-01-01T00:00:00", "%Y-%m-%dT%H:%M:%S") is None

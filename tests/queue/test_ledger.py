@@ -1,0 +1,151 @@
+"""What a run folder remembers, and how the run folder of a job is found."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.queue import ledger
+from ddp_hpc.queue.ledger import Attempt, Submission
+from ddp_hpc.queue.slurm import parse_scontrol
+from tests.conftest import PROJECT
+from tests.queue.answers import slurm
+
+
+def submission(job_id: str, at_s: int = 1000, **changes: str) -> Submission:
+    known = {"user": "me", "host": "login", "script": "/w/job.sh", "sha256": "0" * 64, "work_dir": "/w"}
+    argv = ("sbatch", "--parsable", "/w/job.sh")
+    return Submission(job_id=job_id, scheduler="slurm", at_s=at_s, argv=argv, **{**known, **changes})
+
+
+def make_run(folder: Path, *attempts: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "attempts").write_text("".join(f"{line}\n" for line in attempts))
+    return folder
+
+
+def test_what_is_recorded_is_read_in_its_order(tmp_path: Path) -> None:
+    first, second = submission("12"), submission("13", 1001, after="12", script="/w/a b;$(x)\n.sh")
+    ledger.record(tmp_path, first)
+    ledger.record(tmp_path, second)
+    assert ledger.submissions(tmp_path) == [first, second]
+    assert ledger.submission_of(tmp_path, "13") == second
+    assert len((tmp_path / "submitted").read_text().splitlines()) == 2
+
+
+def test_a_damaged_line_costs_only_itself(tmp_path: Path) -> None:
+    good = submission("12")
+    ledger.record(tmp_path, good)
+    with (tmp_path / "submitted").open("ab") as file:
+        file.write(b'{"job_id": "13"\n\xff\xfe\n[]\n5\nnull\n{"job_id": 1}\n' + b"[" * 5000 + b"\n")
+    ledger.record(tmp_path, good)
+    assert ledger.submissions(tmp_path) == [good, good]
+    make_run(tmp_path, "1 12 0 1000", "x", "2 12 5", "2 12 -5 9", "3 13.srv 60 2000", "")
+    assert ledger.attempts(tmp_path) == [
+        Attempt(number=1, job_id="12", first_step=0, at_s=1000),
+        Attempt(number=3, job_id="13.srv", first_step=60, at_s=2000),
+    ]
+
+
+def test_a_ledger_that_cannot_be_written_is_an_error_and_one_that_is_not_there_is_empty(
+    open_folder: Path, as_nobody: Callable[[], AbstractContextManager[None]]
+) -> None:
+    assert ledger.submissions(open_folder) == []
+    with as_nobody(), pytest.raises(DdpHpcError, match=r"submitted: cannot be written: .*Permission denied"):
+        ledger.record(open_folder, submission("12"))
+
+
+def test_lines_of_two_processes_do_not_mix(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from tests.queue.test_ledger import submission\n"
+        "from ddp_hpc.queue import ledger\n"
+        "for i in range(200): ledger.record(Path(sys.argv[1]), submission(sys.argv[2] + str(i)))"
+    )
+    argv = [sys.executable, "-c", code, str(tmp_path)]
+    running = [subprocess.Popen([*argv, number], cwd=PROJECT) for number in ("1", "2")]
+    assert [process.wait(60) for process in running] == [0, 0]
+    assert len(ledger.submissions(tmp_path)) == 400
+
+
+def test_the_jobs_of_a_run_by_the_time_they_are_first_spoken_of(tmp_path: Path) -> None:
+    make_run(tmp_path, "1 12.srv 0 1010", "2 13.srv 60 2000", "3 13.srv 90 3000")
+    ledger.record(tmp_path, submission("12.srv", 1000))
+    ledger.record(tmp_path, submission("14.srv", 4000))
+    assert ledger.job_ids(tmp_path) == ["12.srv", "13.srv", "14.srv"]
+
+
+def test_the_next_job_is_the_chains_or_the_one_that_started_after_it(tmp_path: Path) -> None:
+    make_run(tmp_path, "1 12.srv 0 1000", "2 12.srv 30 1500", "3 13.srv 60 2000", "1 20.srv 0 3000")
+    assert ledger.next_job(tmp_path, "12") == "13.srv"
+    assert ledger.next_job(tmp_path, "13") == "", "20 began the run anew"
+    ledger.record(tmp_path, submission("14.srv", after="13.srv"))
+    assert ledger.next_job(tmp_path, "13") == "14.srv"
+    assert ledger.next_job(tmp_path, "99") == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ('export DDP_HPC_RUN_DIR="$PWD"/runs/ddp', "/w/runs/ddp"),
+        ("export DDP_HPC_RUN_DIR=\"$PWD\"/'runs/a b'", "/w/runs/a b"),
+        ("export DDP_HPC_RUN_DIR=/scratch/me/run", "/scratch/me/run"),
+        ("export DDP_HPC_RUN_DIR=${PWD}/x", "/w/x"),
+        ("export DDP_HPC_RUN_DIR=$SCRATCH/run", None),
+        ('export DDP_HPC_RUN_DIR="$(touch x)"', None),
+        ("export DDP_HPC_RUN_DIR=runs/ddp", None),
+        ("echo hello", None),
+    ],
+)
+def test_the_run_folder_that_a_script_names(line: str, found: str | None) -> None:
+    assert ledger.run_dir_in(f"#!/bin/bash\n#SBATCH -N1\n{line}\n", Path("/w")) == (
+        Path(found) if found else None
+    )
+
+
+def test_the_run_folder_of_a_job_is_found_from_where_it_was_submitted(tmp_path: Path) -> None:
+    make_run(tmp_path / "w" / "runs" / "other", "1 7 0 900")
+    run = make_run(tmp_path / "w" / "runs" / "ddp", "1 12 0 1000")
+    job = parse_scontrol(slurm(work=str(tmp_path / "w"), script=f"{tmp_path}/w/job.sh"), "12")
+    assert ledger.find_run_dir("12", job, Path("/")) == run
+    assert ledger.find_run_dir("12", None, tmp_path / "w") == run, "the scheduler has forgotten the job"
+    assert ledger.find_run_dir("12", None, run) == run
+    assert ledger.find_run_dir("13", None, tmp_path / "w") is None
+
+
+def test_the_run_folder_of_a_successor_is_where_its_script_is(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "far" / "run", "1 11 0 900", "2 12 30 1000")
+    job = parse_scontrol(slurm(work=str(tmp_path), script=f"{run}/job.sh"), "12")
+    assert ledger.find_run_dir("12", job, Path("/")) == run
+
+
+def test_the_run_folder_of_a_job_that_waits_is_in_its_script(tmp_path: Path) -> None:
+    run = tmp_path / "far" / "run"
+    run.mkdir(parents=True)
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/bash\n#SBATCH -N1\nexport DDP_HPC_RUN_DIR={run}\n")
+    job = parse_scontrol(slurm(work=str(tmp_path), script=str(script)), "12")
+    assert ledger.find_run_dir("12", job, Path("/")) == run
+    script.unlink()
+    assert ledger.find_run_dir("12", job, Path("/")) is None
+
+
+def test_runs_are_listed_with_the_newest_last(tmp_path: Path) -> None:
+    new = make_run(tmp_path / "runs" / "a", "1 13 0 2000")
+    old = make_run(tmp_path / "runs" / "b", "1 12 0 1000")
+    (tmp_path / "runs" / "notes").mkdir()
+    assert ledger.runs_in(tmp_path) == [old, new]
+    assert ledger.runs_in(tmp_path / "nowhere") == []
+
+
+def test_the_ledger_is_json_that_other_tools_read(tmp_path: Path) -> None:
+    ledger.record(tmp_path, submission("12"))
+    line = json.loads((tmp_path / "submitted").read_text())
+    assert line["job_id"] == "12"
+    assert line["argv"] == ["sbatch", "--parsable", "/w/job.sh"]

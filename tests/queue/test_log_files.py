@@ -1,0 +1,91 @@
+"""Logs that grow, shrink, or are no files; and the training's last word in them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ddp_hpc.queue.log_files import Reader, log_paths, read_tail, successor_in, usual_logs
+from ddp_hpc.queue.progress import Progress, read_progress
+from ddp_hpc.queue.slurm import parse_scontrol
+from tests.queue.answers import slurm
+
+LINE = "epoch 1/10 step {step}/640 loss {loss} 61.3 samples/s eta {eta}\n"
+
+
+def test_a_reader_gives_each_byte_once_and_begins_anew_when_the_file_is_cut(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    reader = Reader(path)
+    assert b"".join(reader.new()) == b"", "it is not there yet"
+    path.write_bytes(b"one\n\xff")
+    assert b"".join(reader.new()) == b"one\n\xff"
+    with path.open("ab") as file:
+        file.write(b"two\n")
+    assert b"".join(reader.new()) == b"two\n"
+    assert b"".join(reader.new()) == b""
+    path.write_bytes(b"new\n")
+    assert b"".join(reader.new()) == b"new\n"
+
+
+def test_a_pipe_is_never_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert read_tail([tmp_path / "pipe", tmp_path / "none", Path("/dev/zero"), tmp_path]) == ""
+    assert list(Reader(tmp_path / "pipe").new()) == []
+
+
+def test_of_a_long_log_the_end_is_read(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"x" * 10_000_000 + b"the end")
+    tail = read_tail([tmp_path / "log"])
+    assert tail.endswith("the end")
+    assert len(tail) < 1_000_000
+
+
+def test_the_log_of_a_job_that_only_the_accounts_know_is_looked_for_by_its_usual_names(
+    tmp_path: Path,
+) -> None:
+    job = parse_scontrol(slurm(log="(null)", work=str(tmp_path)), "12")
+    assert log_paths(job) == []
+    for name in ("ddp-12.out", "ddp-112.out", "ddp-12.out.old"):
+        (tmp_path / name).touch()
+    assert log_paths(job) == [tmp_path / "ddp-12.out"]
+    for name in ("ddp.o12", "ddp.e12", "ddp.o123"):
+        (tmp_path / name).touch()
+    assert usual_logs(tmp_path, "12.pbs-srv") == [
+        tmp_path / name for name in ("ddp-12.out", "ddp.o12", "ddp.e12")
+    ]
+    assert usual_logs(tmp_path / "none", "12[3]") == []
+
+
+@pytest.mark.parametrize(
+    ("said", "job_id"),
+    [
+        ("Submitted batch job 13\nddp-hpc: stopped at step 60: the end; attempt 2 goes on\n", "13"),
+        ("13.pbs-srv\nddp-hpc: stopped at step 60; attempt 2 goes on\n", "13.pbs-srv"),
+        ("12\nddp-hpc: stopped at step 60; attempt 2 goes on\n", ""),
+        ("Submitted batch job 13\n", ""),
+        ("12.5\n", ""),
+    ],
+)
+def test_the_successor_that_a_log_names(said: str, job_id: str) -> None:
+    assert successor_in(f"lines\n{said}", "12") == job_id
+
+
+def test_the_last_line_of_progress_counts() -> None:
+    log = (
+        LINE.format(step=10, loss="29.95", eta="?") + LINE.format(step=20, loss="1.5", eta="1:10:12") + "x\n"
+    )
+    assert read_progress(log, None, "") == Progress(step=20, num_steps=640, loss=1.5, left_s=4212)
+    first = read_progress(LINE.format(step=10, loss="nonsense", eta="?"), None, "")
+    assert first == Progress(step=10, num_steps=640)
+    assert read_progress("no such line", None, "") is None
+
+
+@pytest.mark.parametrize("words", ["--metrics m.jsonl", "--metrics=m.jsonl"])
+def test_a_log_that_comes_late_is_made_up_for_by_the_metrics(tmp_path: Path, words: str) -> None:
+    """PBS without -k doe keeps the log on the node until the job ends."""
+    (tmp_path / "job.sh").write_text(f"#!/bin/bash\nmpiexec -n 2 \\\n  python -m ddp_hpc.train {words} &\n")
+    assert read_progress("", tmp_path, str(tmp_path)) is None
+    (tmp_path / "m.jsonl").write_text('{"step": 7, "loss": 0.5}\n{"step": 8, "loss": 0.25}\n{"step": 9, "lo')
+    assert read_progress("", tmp_path, str(tmp_path)) == Progress(step=8, loss=0.25)

@@ -1,0 +1,171 @@
+"""The four commands on the stand-in for PBS: real processes, real logs, real ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PROJECT
+from tests.fakes.site import Site, program
+from tests.pbs.conftest import MakeSite, make_site, site
+from tests.pbs.test_chain import chain_script, wait_until_up
+
+__all__ = ["make_site", "site"]
+
+QUIET = {"PYTHONPATH": str(PROJECT), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def ddp_hpc(site: Site, *args: str) -> subprocess.CompletedProcess[str]:
+    return site.run(sys.executable, "-m", "ddp_hpc", *args, env=QUIET)
+
+
+def submit(site: Site, script: Path, *options: str) -> list[str]:
+    """The ids of the jobs that were queued."""
+    done = ddp_hpc(site, "submit", "--profile", "generic_pbs", script.name, *options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def status(site: Site, job_id: str) -> dict[str, object]:
+    done = ddp_hpc(site, "status", job_id, "--json")
+    found: dict[str, object] = json.loads(done.stdout)
+    return {**found, "exit": done.returncode}
+
+
+def write_script(site: Site, body: str, *directives: str) -> Path:
+    lines = "".join(f"#PBS {one}\n" for one in ("-l select=1", "-l walltime=00:10:00", *directives))
+    return program(site.work / "job.pbs", f"#!/bin/bash\n{lines}cd $PBS_O_WORKDIR\n{body}\n")
+
+
+def test_a_run_of_three_jobs_is_followed_to_its_end(site: Site) -> None:
+    """Each job queues the next from its compute node, which no ledger of the login node can know."""
+    chain_script(site, "10", "25", "again")
+    [job_id] = submit(site, site.work / "job.pbs")
+    done = ddp_hpc(site, "logs", job_id, "--follow")
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stderr.splitlines() if "goes on" in line] == [
+        "-- the run goes on as job 13.pbs-srv",
+        "-- the run goes on as job 14.pbs-srv",
+    ]
+    assert done.stdout.count("ddp-hpc: job 1") == 3
+    first, last = status(site, job_id), status(site, "14")
+    assert (first["verdict"], first["exit"], first["next_job"]) == ("again", 75, "13.pbs-srv")
+    assert (last["verdict"], last["exit"], last["post_mortem"]) == ("done", 0, None)
+    assert [one["job_id"] for one in last["attempts"]] == ["12.pbs-srv", "13.pbs-srv", "14.pbs-srv"]  # type: ignore[attr-defined]
+    assert ddp_hpc(site, "status").stdout.startswith("job       14.pbs-srv (ddp of pbsuser): done, F")
+
+
+def test_a_chain_that_was_queued_up_front_is_cancelled_whole(site: Site) -> None:
+    chain_script(site, "10", "20", "on_signal")
+    ids = submit(site, site.work / "job.pbs", "--chain", "3")
+    assert ids == ["12.pbs-srv", "13.pbs-srv", "14.pbs-srv"]
+    wait_until_up(site)
+    assert status(site, ids[1])["verdict"] == "waiting"
+    done = ddp_hpc(site, "cancel", "12")
+    assert (done.returncode, done.stdout.splitlines()) == (0, list(reversed(ids)))
+    job = site.wait(ids[0])
+    assert job["Exit_status"] == 256 + 15
+    assert {site.wait(one)["job_state"] for one in ids} == {"F"}
+    ended = status(site, ids[0])
+    assert (ended["verdict"], ended["exit"]) == ("again", 75), "the trainer had time to save"
+    again = ddp_hpc(site, "cancel", "14")
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "job 14.pbs-srv has already ended (F)\n")
+
+
+def test_the_walltime_is_named(make_site: MakeSite) -> None:
+    site = make_site(kill_delay_s=0.3)
+    write_script(site, "sleep 30", "-j oe", "-k doe", "-l walltime=1")
+    [job_id] = submit(site, site.work / "job.pbs", "--force")
+    site.wait(job_id)
+    found = status(site, job_id)
+    assert (found["verdict"], found["exit"]) == ("failed", 1)
+    dead = found["post_mortem"]
+    assert isinstance(dead, dict)
+    assert dead["cause"] == "walltime"
+    assert "it reached its walltime of 00:00:01; Job run at " in dead["what"]
+    assert dead["lines"][-1].startswith("=>> PBS: job killed: walltime ")
+
+
+def test_a_rank_that_failed_under_pals_is_named(site: Site) -> None:
+    said = "x3001c0s1b1n0: rank 3 died from signal 9"  # as the stand-in for PALS says it
+    write_script(site, f"echo before; echo '{said}' >&2; exit 137", "-j oe")
+    [job_id] = submit(site, site.work / "job.pbs")
+    site.wait(job_id)
+    done = ddp_hpc(site, "status", job_id)
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert lines[-5].startswith("why       failed: exit code 137 (SIGKILL); Job run at ")
+    assert lines[-4:-1] == ["first     rank 3 on x3001c0s1b1n0", "  | before", f"  | {said}"]
+
+
+def test_a_job_that_can_never_run_is_told_so(site: Site) -> None:
+    write_script(site, "true", "-l select=1:system=aurora")
+    [job_id] = submit(site, site.work / "job.pbs", "--force")
+    done = ddp_hpc(site, "status", job_id)
+    assert done.returncode == 0
+    assert "waits     Can Never Run: " in done.stdout
+    assert "do        it would wait for ever; cancel it, and mend the request" in done.stdout
+    assert ddp_hpc(site, "cancel", job_id).stdout == f"{job_id}\n"
+    assert status(site, job_id)["verdict"] == "cancelled"
+
+
+def test_submit_makes_the_folder_without_which_pbs_holds_the_job(site: Site) -> None:
+    write_script(site, "echo here", "-j oe", "-k doe", "-o logs/ddp/")
+    [job_id] = submit(site, site.work / "job.pbs")
+    assert site.wait(job_id, states="FH")["job_state"] == "F"
+    assert ddp_hpc(site, "logs", job_id).stdout == "here\n"
+    held = site.submit("-o", "nowhere/log", "-k", "doe", "job.pbs")
+    assert site.wait(held, states="FH")["job_state"] == "H"
+    found = status(site, held)
+    assert found["verdict"] == "waiting"
+    assert "see that the folder of its log is there" in str(found["advice"])
+
+
+def test_the_log_that_pbs_keeps_until_the_end_is_waited_for(site: Site) -> None:
+    write_script(
+        site, "for i in {1..600}; do if [[ -e go ]]; then break; fi; sleep 0.05; done; echo here", "-j oe"
+    )
+    [job_id] = submit(site, site.work / "job.pbs")
+    site.wait(job_id, states="R")
+    argv = [sys.executable, "-m", "ddp_hpc", "logs", job_id, "--follow"]
+    env = {"PATH": f"{site.pbs_bin}:/usr/bin:/bin", "HOME": str(site.home), **QUIET}
+    with subprocess.Popen(
+        argv, cwd=site.work, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as following:
+        assert following.stderr is not None
+        assert "PBS brings its log when it ends" in following.stderr.readline()
+        (site.work / "go").touch()
+        out, _ = following.communicate(timeout=60)
+    assert (following.returncode, out) == (0, "here\n")
+
+
+def test_a_refusal_of_qsub_is_one_line(site: Site) -> None:
+    write_script(site, "true", "-q nosuch")
+    done = ddp_hpc(site, "submit", "--profile", "generic_pbs", "job.pbs")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1].startswith(
+        "error: qsub refused the job: Unknown queue; nothing was queued;"
+    )
+    assert site.num_jobs() == 0
+
+
+def test_a_job_that_pbs_does_not_know(site: Site) -> None:
+    done = ddp_hpc(site, "status", "99")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: job 99 is known neither to the scheduler nor to a run folder in ")
+
+
+@pytest.mark.parametrize("answers", ["", "{", "garbage", '{"Jobs": {"13.pbs-srv": {"job_state": "R"}}}'])
+def test_a_qstat_that_answers_garbage_is_one_line(site: Site, answers: str) -> None:
+    program(site.pbs_bin / "qstat", f"#!/bin/sh\nprintf '%s' '{answers}'\n")
+    start_s = time.monotonic()
+    done = ddp_hpc(site, "status", "12")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: qstat was asked for job 12 and answers ")
+    assert done.stderr.count("\n") == 1
+    assert time.monotonic() - start_s < 20

@@ -1,0 +1,164 @@
+"""qstat, as it answers and as it might."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from ddp_hpc.errors import DdpHpcError, RequestError
+from ddp_hpc.queue.job_state import JobState
+from ddp_hpc.queue.pbs import parse_json, parse_text, read_job
+from tests.queue.answers import PBS_TEXT, pbs
+from tests.queue.conftest import Programs
+
+
+def parsed(**changes: Any) -> JobState:
+    return parse_json(json.dumps(pbs(**changes)), "12")
+
+
+def test_a_job_that_runs() -> None:
+    job = parsed()
+    assert (job.job_id, job.phase, job.word, job.end) == ("12.pbs-srv", "running", "R", "")
+    assert (job.name, job.owner, job.nodes) == ("ddp", "me", "x3001c0s1b0n0+x3001c0s1b1n0")
+    assert (job.walltime_s, job.exit_code) == (3600, None)
+    assert (job.log, job.error_log, job.log_is_live) == ("/w/ddp.o12", "", True)
+    assert (job.work_dir, job.script) == ("/w", "/w/my job.sh")
+
+
+def test_the_time_of_a_running_job_does_not_wait_for_the_first_update() -> None:
+    job = parsed(resources_used=None, stime=time.ctime(time.time() - 100))
+    assert job.elapsed_s is not None
+    assert 99 <= job.elapsed_s <= 110
+    assert parsed(job_state="F", Exit_status=0).elapsed_s == 600
+
+
+def test_a_job_that_waits_says_why_and_when_it_may_start() -> None:
+    start = {"exec_vnode": "(x:ncpus=4)", "start_time": "Sat Nov 21 18:00:00 2026"}
+    job = parsed(
+        job_state="Q", comment="Not Running: Insufficient amount of resource: ncpus", estimated=start
+    )
+    assert (job.phase, job.reason) == ("waiting", "Not Running: Insufficient amount of resource: ncpus")
+    assert job.starts_at_s == time.mktime((2026, 11, 21, 18, 0, 0, 0, 0, -1))
+    after = parsed(job_state="H", comment=None, depend="afterany:11.pbs-srv@pbs-srv")
+    assert after.reason == "it waits for afterany:11.pbs-srv@pbs-srv"
+
+
+@pytest.mark.parametrize(
+    ("changes", "end", "code", "signal"),
+    [
+        ({"Exit_status": 0}, "done", 0, None),
+        ({"Exit_status": 75, "substate": 93}, "failed", 75, None),
+        ({"Exit_status": 271, "substate": 91}, "cancelled", None, 15),
+        ({"Exit_status": 271, "substate": 93}, "failed", None, 15),
+        ({"Exit_status": 265, "substate": 93}, "failed", None, 9),
+        ({"Exit_status": -29, "substate": 93}, "walltime", None, None),
+        ({"Exit_status": -27}, "memory", None, None),
+        ({"Exit_status": -20}, "node", None, None),
+        ({"Exit_status": -3}, "not started", None, None),
+        ({"Exit_status": -99}, "failed", None, None),
+        ({"stime": None}, "cancelled", None, None),
+    ],
+)
+def test_every_way_to_end(changes: dict[str, Any], end: str, code: int | None, signal: int | None) -> None:
+    job = parsed(job_state="F", **changes)
+    assert (job.phase, job.end, job.exit_code, job.signal) == ("ended", end, code, signal)
+
+
+@pytest.mark.parametrize(
+    ("changes", "log", "errors", "is_live"),
+    [
+        ({"Join_Path": "n"}, "/w/ddp.o12", "/w/ddp.e12", True),
+        ({"Keep_Files": "n"}, "/w/ddp.o12", "", False),
+        ({"Output_Path": "host:/w/logs/"}, "/w/logs/12.pbs-srv.OU", "", True),
+        ({"Output_Path": ""}, "", "", True),
+    ],
+)
+def test_where_the_log_is(changes: dict[str, Any], log: str, errors: str, is_live: bool) -> None:
+    job = parsed(**changes)
+    assert (job.log, job.error_log, job.log_is_live) == (log, errors, is_live)
+
+
+@pytest.mark.parametrize("value", [5, 1.5, None, True, [1], {"a": {"b": 1}}])
+@pytest.mark.parametrize(
+    "key", ["Job_Name", "Exit_status", "stime", "Output_Path", "comment", "exec_host", "depend"]
+)
+def test_a_number_where_a_string_was_is_read_as_its_digits(key: str, value: Any) -> None:
+    job = parsed(job_state="F", **{key: value})
+    assert job.phase == "ended"
+    if key == "Job_Name" and value == 5:
+        assert job.name == "5"
+
+
+def test_the_answer_may_hold_line_breaks_and_other_jobs_but_must_hold_this_one() -> None:
+    text = json.dumps(pbs(Job_Name="a\tb")).replace("\\t", "\t")
+    assert parse_json(text, "12.pbs-srv").name == "a\tb"
+    with pytest.raises(DdpHpcError, match=r"was asked for job 13 and answers '12\.pbs-srv'"):
+        parse_json(json.dumps(pbs()), "13")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "no json", "[]", "{}", '{"Jobs": 5}', '{"Jobs": {}}', '{"Jobs": {"12.x": 5}}', "[" * 100_000]
+)
+def test_what_is_no_answer_is_a_value_error(text: str) -> None:
+    with pytest.raises(ValueError, match=r"qstat|Expecting|unpack"):
+        parse_json(text, "12")
+
+
+def test_a_state_that_pbs_does_not_have() -> None:
+    with pytest.raises(DdpHpcError, match=r"says that job 12\.pbs-srv is '\?'"):
+        parsed(job_state="\x1b")
+    with pytest.raises(RequestError, match=r"is an array; name one job of it, such as 53\[0\]\.pbs-srv"):
+        parse_json(json.dumps({"Jobs": {"53[].pbs-srv": {"job_state": "B"}}}), "53[].pbs-srv")
+
+
+def test_the_text_form_with_its_wrapped_lines() -> None:
+    job = parse_text(PBS_TEXT, "67")
+    assert (job.end, job.walltime_s, job.elapsed_s) == ("walltime", 10, 37)
+    assert job.reason.startswith("Job run at Sat Nov 21 at 02:02 on (x3001c0s1b0n0")
+    assert job.reason.endswith(":ngpus=4) and exceeded resource walltime")
+    assert (job.work_dir, job.script) == ("/home/pbsuser/w", "/home/pbsuser/w/mpisig.sh")
+    assert (job.log, job.error_log) == ("/home/pbsuser/w/ms2.o67", "/home/pbsuser/w/ms2.e67")
+
+
+def test_json_that_cannot_be_read_is_asked_for_as_text(programs: Programs, tmp_path: Any) -> None:
+    """openpbs issues 1255, 2541 and 2603: a value of -V with a quote or a backslash in it."""
+    (tmp_path / "text").write_text(PBS_TEXT)
+    programs.program(
+        "qstat", f'if [[ $2 == -F ]]; then echo \'{{"Jobs": {{"A": "\\q"}}}}\'; else cat {tmp_path}/text; fi'
+    )
+    job = read_job("67")
+    assert job is not None
+    assert job.end == "walltime"
+    assert programs.called() == ["qstat -xf -F json 67", "qstat -xfw 67"]
+
+
+def test_garbage_in_both_forms_says_what_came(programs: Programs) -> None:
+    programs.answers("qstat", "core dumped\n")
+    with pytest.raises(DdpHpcError, match="qstat was asked for job 12 and answers 'core dumped"):
+        read_job("12")
+
+
+def test_a_server_without_history_is_asked_for_jobs_that_are_there(programs: Programs) -> None:
+    (programs.folder / "answer").write_text(json.dumps(pbs()))
+    refuses = 'echo "qstat: PBS is not configured to maintain job history" >&2; exit 1'
+    programs.program("qstat", f'if [[ $1 == -xf ]]; then {refuses}; fi; cat "{programs.folder}/answer"')
+    job = read_job("12")
+    assert job is not None
+    assert job.phase == "running"
+
+
+def test_a_job_that_pbs_does_not_know_is_none(programs: Programs) -> None:
+    programs.answers("qstat", "", code=153, err="qstat: Unknown Job Id 12.pbs-srv\n")
+    assert read_job("12") is None
+    assert len(programs.called()) == 1
+
+
+def test_another_refusal_is_passed_on(programs: Programs) -> None:
+    programs.answers("qstat", "", code=1, err="qstat: illegally formed job identifier: 12\n")
+    with pytest.raises(
+        DdpHpcError, match="qstat says: qstat: illegally formed job identifier: 12; try it by hand"
+    ):
+        read_job("12")

@@ -1,0 +1,220 @@
+"""Why a job ended: from the scheduler's word and from the logs that real launchers left."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddp_hpc.queue.job_state import End, JobState
+from ddp_hpc.queue.post_mortem import PostMortem, advice_while_waiting, examine
+from ddp_hpc.run_folder import RunState
+
+BANNER = "ddp-hpc: job 12, 2 nodes, 4 ranks, by srun\n"
+OOM = """\
+srun: error: n2: task 1: Out Of Memory
+srun: launch/slurm: _step_signal: Terminating StepId=1.0
+slurmstepd-n1: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-21T16:12:29 ***
+slurmstepd-n2: error: Detected 1 oom-kill event(s) in StepId=1.0. Some of your processes may have been killed
+srun: error: n1: task 0: Terminated
+"""
+EXIT_3 = """\
+hi from 0
+hi from 1
+srun: error: n2: task 1: Exited with exit code 3
+slurmstepd-n1: error: *** STEP 2.0 ON n1 CANCELLED AT 2026-11-21T16:12:29 ***
+srun: error: n1: task 0: Terminated
+"""
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    main()
+ValueError: the data is odd
+"""
+TORCHRUN = (
+    TRACEBACK
+    + """\
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-11-21_05:44:28
+  host      : n1
+  rank      : 0 (local_rank: 0)
+  exitcode  : -15 (pid: 6175)
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_05:44:27
+  host      : n2
+  rank      : 3 (local_rank: 1)
+  exitcode  : 1 (pid: 6174)
+  error_file: <N/A>
+============================================================
+srun: error: n2: task 1: Exited with exit code 1
+"""
+)
+HYDRA = """\
+===================================================================================
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   PID 4711 RUNNING AT x3001c0s1b1n0
+=   EXIT CODE: 9
+=   CLEANING UP REMAINING PROCESSES
+"""
+OPEN_MPI = (
+    "mpirun noticed that process rank 1 with PID 0 on node n2 exited on signal 9 (Killed).\n"  # Open MPI 4
+)
+
+
+def failed(log: str, state: RunState | None = None, next_job: str = "", **changes: object) -> PostMortem:
+    """The findings for a job that ended with exit code 1, unless told otherwise."""
+    known: dict[str, object] = {"end": "failed", "exit_code": 1, **changes}
+    job = JobState(job_id="12", scheduler="slurm", phase="ended", word="FAILED", walltime_s=3600, **known)  # type: ignore[arg-type]
+    found = examine(job, state, log, next_job)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("log", "rank", "host", "last"),
+    [
+        (EXIT_3, 1, "n2", "srun: error: n2: task 1: Exited with exit code 3"),
+        (OOM, 1, "n2", "srun: error: n2: task 1: Out Of Memory"),
+        ("srun: error: Node failure on n2\n" + EXIT_3, None, "n2", "srun: error: Node failure on n2"),
+        (TORCHRUN, 3, "n2", "exitcode : 1 (pid: 6174)"),
+        (
+            "x3001: rank 2 died from signal 9\nx3002: rank 3 exited with code 1\n",
+            2,
+            "x3001",
+            "x3001: rank 2 died from signal 9",
+        ),
+        (HYDRA, None, "x3001c0s1b1n0", "= EXIT CODE: 9"),
+        (OPEN_MPI, 1, "n2", "process rank 1 with PID 0 on node n2 exited on signal 9 (Killed)."),
+        (
+            "[rank 1/2 n2] error: data.h5: is damaged\n" + EXIT_3,
+            1,
+            "n2",
+            "[rank 1/2 n2] error: data.h5: is damaged",
+        ),
+        (
+            "[rank 0/2 n1] error: rank 1 on n2 is gone: its node says no more\n",
+            1,
+            "n2",
+            "[rank 0/2 n1] error: rank 1 on n2 is gone: its node says no more",
+        ),
+        (f"[rank 1/2 n2] {TRACEBACK}more\n", 1, "n2", "ValueError: the data is odd"),
+        ("[n2] error: torch is missing\n", None, "n2", "[n2] error: torch is missing"),
+        (f"{TRACEBACK}{EXIT_3}", 1, "n2", "srun: error: n2: task 1: Exited with exit code 3"),
+        (TRACEBACK, None, "", "ValueError: the data is odd"),
+        ("no word about ranks\n", None, "", "no word about ranks"),
+        ("", None, "", None),
+    ],
+)
+def test_the_first_rank_that_failed_by_its_launcher(
+    log: str, rank: int | None, host: str, last: str | None
+) -> None:
+    found = failed(BANNER + log if log else "")
+    assert (found.rank, found.host) == (rank, host)
+    assert (found.lines[-1] if found.lines else None) == last
+
+
+def test_a_traceback_before_the_launchers_word_is_shown_with_it() -> None:
+    lines = failed(BANNER + TRACEBACK + EXIT_3).lines
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-2:] == ("ValueError: the data is odd", "srun: error: n2: task 1: Exited with exit code 3")
+
+
+def test_what_an_earlier_start_said_in_the_same_log_is_another_matter() -> None:
+    """A requeued job of Slurm appends to its log, and so do ranks that torchrun starts again."""
+    begins_again = "going on after step 60 (epoch 1, 480 of its samples used)\n"
+    assert failed(BANNER + "[rank 1/2 n2] error: lost\n" + begins_again + EXIT_3).lines[-1] in EXIT_3
+    found = failed(BANNER + OOM + BANNER + EXIT_3)
+    assert found.cause == "failed"
+    assert "Exited with exit code 3" in found.lines[-1]
+
+
+def test_a_long_traceback_is_cut_in_its_middle() -> None:
+    frames = "".join(f'  File "x.py", line {i}\n' for i in range(100))
+    lines = failed(f"[rank 1/2 n2] Traceback (most recent call last):\n{frames}{'E' * 5000}\n").lines
+    assert len(lines) == 12
+    assert lines[1] == "  ..."
+    assert lines[-1] == "E" * 300
+
+
+@pytest.mark.parametrize(
+    ("log", "end", "cause"),
+    [
+        (OOM, "failed", "memory"),
+        ("", "memory", "memory"),
+        ("=>> PBS: job killed: mem 2097152kb exceeded limit 1048576kb\n", "failed", "memory"),
+        ("", "walltime", "walltime"),
+        (
+            "slurmstepd-n2: error: *** STEP 9.0 ON n2 CANCELLED AT 2026 DUE TO TIME LIMIT ***\n",
+            "failed",
+            "walltime",
+        ),
+        ("", "node", "node"),
+        ("srun: error: Node failure on n2\n", "failed", "node"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n", "failed", "gpu memory"),
+        ("OSError: [Errno 28] No space left on device\n", "failed", "disk"),
+        ("", "preempted", "preempted"),
+        (OOM, "cancelled", "cancelled"),
+        ("", "not started", "not started"),
+        ("anything", "failed", "failed"),
+    ],
+)
+def test_the_cause_and_something_to_do(log: str, end: End, cause: str) -> None:
+    found = failed(log, end=end)
+    assert found.cause == cause
+    assert found.remedy
+
+
+def test_the_walltime_the_code_and_the_runs_own_reason_are_told() -> None:
+    assert failed("", end="walltime").what == "it reached its walltime of 01:00:00"
+    assert failed("", exit_code=143).what == "exit code 143 (SIGTERM)"
+    assert failed("", exit_code=127).what == "exit code 127 (the shell did not find the command)"
+    assert failed("", exit_code=0, signal=9).what == "killed by SIGKILL"
+    assert failed("", end="memory", exit_code=0, signal=125).what == "it used more memory than it had"
+    assert (
+        failed("", RunState("failed", 60, "loss is nan"), reason="NonZeroExitCode").what
+        == "exit code 1; loss is nan"
+    )
+
+
+def test_what_to_do_knows_of_snapshots_and_of_the_job_that_goes_on() -> None:
+    state = RunState("again", 60, "rank 0 got SIGTERM")
+    assert failed("", state, end="cancelled").remedy.endswith("; it goes on after step 60")
+    assert failed("", state, end="walltime", next_job="13").remedy == "nothing: the run goes on as job 13"
+    assert failed("", state, exit_code=75).cause == "again"
+    assert (
+        failed(EXIT_3, RunState("running", 0, "")).remedy == "mend what the lines say, then submit it again"
+    )
+    assert "(sbatch --exclude=n2)" in failed("[rank 0/2 n1] error: rank 1 on n2 is gone\n", end="node").remedy
+
+
+def test_ranks_that_were_ended_from_outside_have_not_failed() -> None:
+    assert failed(EXIT_3, end="cancelled").rank is None
+
+
+def test_a_job_that_ended_well_or_not_at_all_has_no_post_mortem() -> None:
+    job = JobState(job_id="12", scheduler="slurm", phase="ended", word="COMPLETED", end="done")
+    assert examine(job, None, OOM, "") is None
+    assert examine(JobState(job_id="12", scheduler="slurm", phase="running", word="R"), None, OOM, "") is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "advice"),
+    [
+        ("Resources", ""),
+        ("Priority", ""),
+        ("PartitionTimeLimit", "it would wait for ever"),
+        (
+            "Can Never Run: Insufficient amount of resource: system (aurora != polaris)",
+            "it would wait for ever",
+        ),
+        ("job held, too many failed attempts to run", "see that the folder of its log is there"),
+    ],
+)
+def test_a_job_that_waits_for_what_will_not_come(reason: str, advice: str) -> None:
+    job = JobState(job_id="12", scheduler="pbs", phase="waiting", word="Q", reason=reason)
+    assert (advice in advice_while_waiting(job)) if advice else advice_while_waiting(job) == ""

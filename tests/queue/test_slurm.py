@@ -1,0 +1,136 @@
+"""scontrol and sacct, as they answer and as they might."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from ddp_hpc.errors import DdpHpcError, RequestError
+from ddp_hpc.queue.slurm import parse_scontrol, read_job
+from tests.queue.answers import slurm
+from tests.queue.conftest import Programs
+
+UNKNOWN = "slurm_load_jobs error: Invalid job id specified\n"
+
+
+def test_a_job_that_runs() -> None:
+    job = parse_scontrol(slurm(), "12")
+    assert (job.phase, job.word, job.end, job.reason) == ("running", "RUNNING", "", "")
+    assert (job.name, job.owner, job.nodes) == ("ddp", "me", "n[1-2]")
+    assert (job.elapsed_s, job.walltime_s, job.exit_code) == (600, 3600, None)
+    assert (job.log, job.error_log, job.work_dir, job.script) == ("/w/ddp-12.out", "", "/w", "/w/job.sh")
+
+
+def test_a_job_that_waits_with_the_estimate_of_its_start() -> None:
+    text = slurm(state="PENDING", reason="Resources", start="2026-11-21T16:17:31", nodes="")
+    job = parse_scontrol(text, "12")
+    assert (job.phase, job.reason, job.nodes) == ("waiting", "Resources", "")
+    assert job.starts_at_s == time.mktime((2026, 11, 21, 16, 17, 31, 0, 0, -1))
+    assert parse_scontrol(slurm(state="PENDING", start="Unknown"), "12").starts_at_s is None
+
+
+@pytest.mark.parametrize(
+    ("state", "exit_", "end", "code", "signal"),
+    [
+        ("COMPLETED", "0:0", "done", 0, None),
+        ("FAILED", "143:0", "failed", 143, None),
+        ("FAILED", "0:53", "not started", 0, 53),
+        ("TIMEOUT", "0:15", "walltime", 0, 15),
+        ("OUT_OF_MEMORY", "0:125", "memory", 0, 125),
+        ("NODE_FAIL", "1:0", "node", 1, None),
+        ("CANCELLED", "0:15", "cancelled", 0, 15),
+        ("PREEMPTED", "0:0", "preempted", 0, None),
+    ],
+)
+def test_every_way_to_end(state: str, exit_: str, end: str, code: int, signal: int | None) -> None:
+    job = parse_scontrol(slurm(state=state, exit=exit_), "12")
+    assert (job.phase, job.end, job.exit_code, job.signal) == ("ended", end, code, signal)
+
+
+def test_a_name_that_pretends_to_be_other_fields_is_only_a_name() -> None:
+    job = parse_scontrol(slurm(name="x UserId=root(0) JobState=COMPLETED ExitCode=0:0"), "12")
+    assert (job.owner, job.phase) == ("me", "running")
+    assert parse_scontrol(slurm(name="two\nlines"), "12").phase == "running"
+
+
+def test_paths_may_hold_blanks() -> None:
+    job = parse_scontrol(slurm(work="/my work", log="/my work/ddp 12.out", script="/my work/job.sh"), "12")
+    assert (job.work_dir, job.log, job.script) == ("/my work", "/my work/ddp 12.out", "/my work/job.sh")
+
+
+def test_one_job_of_an_array_is_a_job_and_the_array_is_not() -> None:
+    one = slurm(job_id="13 ArrayJobId=12 ArrayTaskId=1")
+    assert parse_scontrol(one, "12_1").job_id == "12_1"
+    for array in (slurm(job_id="12 ArrayJobId=12 ArrayTaskId=0-2"), one + one):
+        with pytest.raises(RequestError, match="job 12 is an array; name one job of it, such as 12_0"):
+            parse_scontrol(array, "12")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "was asked for job 12 and answers ''"),
+        ("Segmentation fault\x1b[2J", "answers 'Segmentation fault?[2J'"),
+        ("JobId=12 JobName=", "was asked for job 12 and answers"),
+        (slurm(job_id="13"), "was asked for job 12 and answers 'JobId=13"),
+        (slurm(state="DANCING"), "says that job 12 is 'DANCING', no state of squeue's manual"),
+    ],
+)
+def test_garbage_is_an_error_that_says_what_came(text: str, said: str) -> None:
+    with pytest.raises(DdpHpcError, match=r"scontrol") as error:
+        parse_scontrol(text, "12")
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("piece", ["A", " ", "A=", " A", "JobId=12 ", "\n"])
+def test_megabytes_of_garbage_are_refused_at_once(piece: str) -> None:
+    with pytest.raises(DdpHpcError):
+        parse_scontrol(piece * (4_000_000 // len(piece)), "12")
+
+
+def test_numbers_that_are_none_are_unknown() -> None:
+    job = parse_scontrol(slurm(run_time="INVALID", limit="UNLIMITED", exit="x:y", state="FAILED"), "12")
+    assert (job.elapsed_s, job.walltime_s, job.exit_code, job.signal) == (None, None, None, None)
+
+
+def test_what_scontrol_has_forgotten_is_looked_up_in_the_accounts(programs: Programs) -> None:
+    """The form of sacct's lines is its manual's: no cluster with accounts was at hand."""
+    programs.answers("scontrol", "", code=1, err=UNKNOWN)
+    lines = (
+        "PREEMPTED|0:0|60|60|me|n1|None|ddp|/w\nCANCELLED by 4294967294|0:15|77|60|me|n[1-2]|None|a|b|/w\n"
+    )
+    programs.answers("sacct", lines)
+    job = read_job("12")
+    assert job is not None
+    assert (job.end, job.reason, job.signal) == ("cancelled", "cancelled by 4294967294", 15)
+    assert (job.elapsed_s, job.walltime_s, job.owner, job.nodes) == (77, 3600, "me", "n[1-2]")
+    assert "--jobs=12" in programs.called("sacct")[0]
+
+
+def test_who_cancelled_a_job_is_in_the_accounts_alone(programs: Programs) -> None:
+    programs.answers("scontrol", slurm(state="CANCELLED", exit="0:15"))
+    job = read_job("12")
+    assert job is not None
+    assert job.reason == ""
+    programs.answers("sacct", "CANCELLED by 0|0:15|77|60|me|n1|None|ddp|/w\n")
+    job = read_job("12")
+    assert job is not None
+    assert (job.reason, job.log) == ("cancelled by root", "/w/ddp-12.out")
+
+
+def test_a_job_that_nobody_knows_is_none(programs: Programs) -> None:
+    programs.answers("scontrol", "", code=1, err=UNKNOWN)
+    assert read_job("12") is None, "no sacct on the PATH"
+    programs.answers("sacct", "", code=1, err="Slurm accounting storage is disabled\n")
+    assert read_job("12") is None
+    programs.answers("sacct", "")
+    assert read_job("12") is None
+
+
+def test_another_refusal_is_passed_on(programs: Programs) -> None:
+    programs.answers("scontrol", "", code=1, err="scontrol: error: fetch_config: DNS SRV lookup failed\n")
+    with pytest.raises(
+        DdpHpcError, match="scontrol says: scontrol: error: fetch_config: DNS SRV lookup failed;"
+    ):
+        read_job("12")

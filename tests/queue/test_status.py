@@ -1,0 +1,410 @@
+"""`ddp-hpc status`, `logs` and `cancel` with schedulers that give recorded answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ddp_hpc.queue import ledger
+from ddp_hpc.run_folder import RunState, write_state
+from tests.conftest import PROJECT, clean_environ
+from tests.queue.answers import pbs, slurm
+from tests.queue.conftest import Programs, Run
+from tests.queue.test_ledger import make_run, submission
+
+LOG = "epoch 1/10 step 100/640 loss 1.25 61.3 samples/s eta 0:30:00\n"
+
+
+def answer(programs: Programs, work: Path, **changes: str) -> Path:
+    """Lets scontrol tell of job 12, whose log is in the current folder; the log's path."""
+    known = {"work": str(work), "log": str(work / "ddp-12.out"), "script": str(work / "job.sh")}
+    programs.answers("scontrol", slurm(**{**known, **changes}))
+    return work / "ddp-12.out"
+
+
+def test_a_job_that_trains(work: Path, programs: Programs, run: Run) -> None:
+    answer(programs, work).write_text(LOG)
+    folder = make_run(work / "runs" / "ddp", "1 12 0 1000")
+    write_state(folder, RunState("running", 90, "saved a snapshot"))
+    done = run("status", "12")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines() == [
+        "job       12 (ddp of me): running, RUNNING on n[1-2]",
+        "time      00:10:00 of 01:00:00",
+        "step      100 of 640, loss 1.25",
+        "eta       00:30:00 to go, 00:20:00 before the walltime ends",
+        "state     running 90 saved a snapshot",
+        "attempts  1 (job 12 from step 0)",
+        f"log       {work}/ddp-12.out",
+        f"run       {folder}",
+    ]
+
+
+def test_a_training_that_its_walltime_is_too_short_for(work: Path, programs: Programs, run: Run) -> None:
+    answer(programs, work, run_time="00:50:00").write_text(LOG)
+    assert "more than the walltime has; it will not be done in this job" in run("status", "12").out
+    make_run(work / "runs" / "ddp", "1 12 0 1000")
+    assert "00:20:00 more than the walltime has; it is to go on in another job" in run("status", "12").out
+
+
+def test_what_is_left_is_counted_from_the_logs_last_line(work: Path, programs: Programs, run: Run) -> None:
+    log = answer(programs, work)
+    log.write_text(LOG)
+    ten_minutes_ago = time.time() - 600
+    os.utime(log, (ten_minutes_ago, ten_minutes_ago))
+    assert "eta       00:20:00 to go" in run("status", "12").out.replace("00:19:59", "00:20:00")
+
+
+def test_a_job_that_waits(work: Path, programs: Programs, run: Run) -> None:
+    start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 5400))
+    answer(programs, work, state="PENDING", reason="Resources", start=start, nodes="", run_time="00:00:00")
+    done = run("status", "12")
+    assert done.code == 0
+    lines = done.out.splitlines()
+    assert lines[:2] == ["job       12 (ddp of me): waiting, PENDING", "waits     Resources"]
+    assert lines[2].startswith(f"starts    about {start[:10]} ")
+    assert lines[3] == "time      01:00:00 asked for"
+
+
+def test_a_job_that_would_wait_for_ever(work: Path, programs: Programs, run: Run) -> None:
+    answer(programs, work, state="PENDING", reason="PartitionTimeLimit", start="Unknown")
+    assert "do        it would wait for ever; cancel it, and mend the request" in run("status", "12").out
+
+
+def test_a_job_that_failed(work: Path, programs: Programs, run: Run) -> None:
+    log = answer(programs, work, state="FAILED", exit="1:0", reason="NonZeroExitCode")
+    log.write_text("[rank 1/2 n2] error: data.h5: is damaged\n")
+    folder = make_run(work / "runs" / "ddp", "1 12 0 1000")
+    write_state(folder, RunState("failed", 0, "data.h5: is damaged"))
+    done = run("status", "12")
+    assert done.code == 1
+    assert done.out.splitlines()[-4:] == [
+        "why       failed: exit code 1; data.h5: is damaged",
+        "first     rank 1 on n2",
+        "  | [rank 1/2 n2] error: data.h5: is damaged",
+        "do        mend what the lines say, then submit it again",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("state", "exit_", "code"),
+    [
+        ("COMPLETED", "0:0", 0),
+        ("RUNNING", "0:0", 0),
+        ("FAILED", "75:0", 75),
+        ("CANCELLED", "0:15", 1),
+        ("TIMEOUT", "0:9", 1),
+    ],
+)
+def test_the_exit_code_tells_how_the_job_is(
+    work: Path, programs: Programs, run: Run, state: str, exit_: str, code: int
+) -> None:
+    answer(programs, work, state=state, exit=exit_)
+    assert run("status", "12").code == code
+
+
+def test_a_job_at_its_walltime_whose_run_is_to_go_on_is_not_a_failure(
+    work: Path, programs: Programs, run: Run
+) -> None:
+    answer(programs, work, state="TIMEOUT", exit="0:15", reason="TimeLimit")
+    folder = make_run(work / "runs" / "ddp", "1 12 0 1000")
+    write_state(folder, RunState("again", 60, "the allocation ends soon"))
+    done = run("status", "12")
+    assert done.code == 75
+    assert (
+        "do        ask for a longer --walltime, or save snapshots so that the next job goes on; "
+        "it goes on after step 60" in done.out
+    )
+    make_run(folder, "1 12 0 1000", "2 13 60 2000")
+    assert "do        nothing: the run goes on as job 13" in run("status", "12").out
+
+
+def test_json_holds_everything_and_is_json_even_if_the_loss_is_no_number(
+    work: Path, programs: Programs, run: Run
+) -> None:
+    answer(programs, work, name="\x1b[31m\"'").write_text(LOG.replace("1.25", "nan"))
+    ledger.record(make_run(work / "runs" / "ddp"), submission("12"))
+    found = json.loads(run("status", "12", "--json").out, parse_constant=pytest.fail)
+    assert (found["verdict"], found["job"]["phase"], found["job"]["name"]) == (
+        "running",
+        "running",
+        "\x1b[31m\"'",
+    )
+    assert found["progress"] == {"step": 100, "num_steps": 640, "loss": None, "left_s": 1800}
+    assert found["submission"]["user"] == "me"
+    assert found["post_mortem"] is None
+
+
+def test_what_others_wrote_does_not_steer_the_terminal(work: Path, programs: Programs, run: Run) -> None:
+    log = answer(programs, work, name="\x1b[31mred", state="FAILED", exit="1:0")
+    log.write_text("[rank 1/2 n2] error: \x1b]0;title\x07\n")
+    assert run("status", "12").out.replace("\n", "").isprintable()
+
+
+def test_without_a_job_the_last_one_of_each_run_here_is_told(
+    work: Path, programs: Programs, run: Run
+) -> None:
+    programs.program("scontrol", f'cat "{programs.folder}/$4"')
+    for job_id, state in (("12", "RUNNING"), ("14", "PENDING")):
+        text = slurm(job_id=job_id, state=state, work=str(work), log=str(work / f"{job_id}.out"))
+        (programs.folder / job_id).write_text(text)
+    make_run(work / "runs" / "one", "1 11 0 900", "2 12 0 1000")
+    ledger.record(make_run(work / "runs" / "two"), submission("14", 2000))
+    done = run("status")
+    assert [line.split()[1] for line in done.out.splitlines() if line.startswith("job ")] == ["12", "14"]
+    assert len(json.loads(run("status", "--json").out)) == 2
+    assert run("status", "--run-dir", "runs/one").out.startswith("job       12 ")
+
+
+def test_a_run_folder_tells_what_it_knows_where_there_is_no_scheduler(
+    work: Path, programs: Programs, run: Run
+) -> None:
+    folder = make_run(work / "runs" / "ddp", "1 12 0 1000")
+    write_state(folder, RunState("done", 640, "all steps are trained"))
+    done = run("status")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines()[:2] == [
+        "job       12: done; the scheduler no longer knows it",
+        "state     done 640 all steps are trained",
+    ]
+    write_state(folder, RunState("running", 90, ""))
+    assert run("status").code == 1, "nobody can say"
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "cancel"])
+def test_a_wrong_job_is_one_line(work: Path, programs: Programs, run: Run, command: str) -> None:
+    done = run(command, "12")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("error: neither scontrol (Slurm) nor qstat (PBS) is on the PATH; run this on")
+    programs.answers("scontrol", "", code=1, err="slurm_load_jobs error: Invalid job id specified\n")
+    done = run(command, "99")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("error: job 99 is known neither to the scheduler nor to a run folder in ")
+    for hostile in ("12\n13", "$(touch canary)", "12;13", "../12"):
+        done = run(command, hostile)
+        assert (done.code, done.out) == (2, "")
+        assert "is no job id" in done.err
+    assert not (work / "canary").exists()
+    assert len(programs.called("scontrol")) == 1
+
+
+def test_no_job_and_no_run_is_one_line(work: Path, programs: Programs, run: Run) -> None:
+    done = run("status")
+    assert done.code == 2
+    assert "no job was named, and " in done.err
+
+
+def test_a_machine_with_both_schedulers_asks_the_one_whose_ids_look_like_this(
+    work: Path, programs: Programs, run: Run
+) -> None:
+    answer(programs, work)
+    programs.answers("qstat", json.dumps(pbs(Exit_status=0, job_state="F")))
+    assert "12 (ddp of me): running, RUNNING" in run("status", "12").out
+    assert "12.pbs-srv (ddp of me): done, F" in run("status", "12.pbs-srv").out
+
+
+def test_a_pbs_machine_with_slurms_clients_is_a_pbs_machine(work: Path, programs: Programs, run: Run) -> None:
+    programs.answers(
+        "scontrol", "", code=1, err="scontrol: fatal: Could not establish a configuration source"
+    )
+    programs.answers("qstat", json.dumps(pbs(Exit_status=0, job_state="F")))
+    assert "12.pbs-srv (ddp of me): done, F" in run("status", "12").out
+    programs.answers("qstat", "", code=153, err="qstat: Unknown Job Id 12\n")
+    assert run("status", "12").code == 2
+    programs.answers("scontrol", "", code=1, err="slurm_load_jobs error: Unable to contact slurm controller")
+    assert run("status", "12").code == 1, "it may know the job once it is back"
+
+
+def test_the_log_is_printed_byte_for_byte(work: Path, programs: Programs, run: Run) -> None:
+    answer(programs, work, state="COMPLETED").write_bytes(b"one\ntwo, without an end")
+    done = run("logs", "12")
+    assert (done.code, done.out, done.err) == (0, "one\ntwo, without an end", "")
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ("PENDING", "job 12 has not started (Priority); there is no log yet"),
+        ("RUNNING", "job 12 has written nothing yet"),
+        ("FAILED", "job 12 ended (FAILED) without a log"),
+    ],
+)
+def test_a_log_that_is_not_there_has_a_reason(
+    work: Path, programs: Programs, run: Run, state: str, said: str
+) -> None:
+    answer(programs, work, state=state, reason="Priority")
+    done = run("logs", "12")
+    assert (done.code, done.out) == (1, "")
+    assert said in done.err
+
+
+def test_a_log_that_pbs_keeps_on_the_node_is_explained(work: Path, programs: Programs, run: Run) -> None:
+    programs.answers("qstat", json.dumps(pbs(Keep_Files="n", Output_Path=f"host:{work}/ddp.o12")))
+    assert "PBS brings its log when it ends" in run("logs", "12").err
+
+
+def lives(programs: Programs, work: Path, *states: str) -> None:
+    """Lets job 12 be in each of these states at one question, and in the last one from then on."""
+    for index, state in enumerate(states):
+        text = slurm(
+            state=state, reason="Priority", work=str(work), log=str(work / "log"), script=f"{work}/job.sh"
+        )
+        (programs.folder / f"{index}.txt").write_text(text)
+    grow = f'echo "line of question ${{#calls[@]}}" >>"{work}/log"'
+    last = len(states) - 1
+    programs.program(
+        "scontrol",
+        f'mapfile -t calls <"{programs.calls}"; n=$((${{#calls[@]}} - 1)); if ((n > 0)); then {grow}; fi\n'
+        f'if ((n > {last})); then n={last}; fi; cat "{programs.folder}/$n.txt"',
+    )
+
+
+def test_the_log_of_a_job_that_the_scheduler_has_forgotten_is_found_by_its_usual_name(
+    work: Path, programs: Programs, run: Run
+) -> None:
+    programs.answers("scontrol", "", code=1, err="slurm_load_jobs error: Invalid job id specified\n")
+    ledger.record(make_run(work / "runs" / "ddp", "1 12 0 1000"), submission("12", work_dir=str(work)))
+    (work / "ddp-12.out").write_text("a line\n")
+    for words in (["12"], ["12", "--follow"]):
+        done = run("logs", *words)
+        assert (done.code, done.out) == (0, "a line\n")
+
+
+def test_following_waits_for_the_start_and_ends_with_the_job(
+    work: Path, programs: Programs, run: Run
+) -> None:
+    lives(programs, work, "PENDING", "PENDING", "RUNNING", "RUNNING", "COMPLETED")
+    done = run("logs", "12", "--follow")
+    assert done.code == 0
+    assert done.out.splitlines() == [f"line of question {n}" for n in (2, 3, 4, 5)]
+    assert done.err.splitlines() == ["-- job 12 has not started (Priority)", "-- job 12: done"]
+
+
+def test_following_goes_on_through_a_requeue(work: Path, programs: Programs, run: Run) -> None:
+    lives(programs, work, "RUNNING", "COMPLETING", "PENDING", "RUNNING", "COMPLETED")
+    done = run("logs", "12", "--follow")
+    assert done.out.splitlines() == [f"line of question {n}" for n in (2, 3, 4, 5)]
+    assert done.err.splitlines() == ["-- job 12 has not started (Priority)", "-- job 12: done"]
+
+
+def test_following_goes_on_with_the_successor(work: Path, programs: Programs, run: Run) -> None:
+    programs.program("scontrol", f'cat "{programs.folder}/$4"')
+    for job_id, exit_ in (("12", "75:0"), ("13", "0:0")):
+        state = "FAILED" if exit_ == "75:0" else "COMPLETED"
+        text = slurm(job_id=job_id, state=state, exit=exit_, work=str(work), log=f"{work}/{job_id}.out")
+        (programs.folder / job_id).write_text(text)
+    said = "Submitted batch job 13\nddp-hpc: stopped at step 60: no time; attempt 2 goes on\n"
+    (work / "12.out").write_text(said)
+    (work / "13.out").write_text("done\n")
+    done = run("logs", "12", "--follow")
+    assert (done.code, done.out) == (0, f"{said}done\n")
+    assert "-- the run goes on as job 13" in done.err
+
+
+def test_following_survives_a_scheduler_that_is_away_for_a_while(
+    work: Path, programs: Programs, run: Run
+) -> None:
+    running, ended = (
+        slurm(work=str(work), log=f"{work}/log"),
+        slurm(state="COMPLETED", work=str(work), log=f"{work}/log"),
+    )
+    (work / "log").write_text("a line\n")
+    (programs.folder / "running").write_text(running)
+    (programs.folder / "ended").write_text(ended)
+    away = 'echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1'
+    programs.program(
+        "scontrol",
+        f'mapfile -t calls <"{programs.calls}"; n=${{#calls[@]}}\n'
+        f'if ((n == 1)); then cat "{programs.folder}/running"\n'
+        f'elif ((n < 6)); then {away}; else cat "{programs.folder}/ended"; fi',
+    )
+    done = run("logs", "12", "-f")
+    assert (done.code, done.out) == (0, "a line\n")
+    assert "-- scontrol was tried 3 times and says" in done.err
+
+
+def test_ctrl_c_ends_the_printing_and_not_the_job(work: Path, programs: Programs) -> None:
+    answer(programs, work).write_text("a line\n")
+    argv = [sys.executable, "-m", "ddp_hpc", "logs", "12", "--follow"]
+    env = {**clean_environ(), "PATH": str(programs.folder)}
+    with subprocess.Popen(argv, cwd=work, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"a line\n"
+        process.send_signal(2)
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, out, err) == (130, b"", b"\ninterrupted\n")
+    assert not programs.called("scancel")
+
+
+def test_a_job_is_cancelled_with_those_after_it_the_last_one_first(
+    work: Path, programs: Programs, run: Run
+) -> None:
+    programs.program("qstat", f'cat "{programs.folder}/${{!#}}"')
+    programs.answers("qdel", "")
+    folder = make_run(work / "runs" / "ddp", "1 12.pbs-srv 0 1000")
+    states = {"12": "R", "13": "H", "14": "F", "15": "H"}
+    for job_id, state in states.items():
+        name = f"{job_id}.pbs-srv"
+        job = pbs(job_state=state, Variable_List={"PBS_O_WORKDIR": str(work)}, stime=None)["Jobs"][
+            "12.pbs-srv"
+        ]
+        for spelling in (job_id, name):
+            (programs.folder / spelling).write_text(json.dumps({"Jobs": {name: job}}))
+        after = "" if job_id == "12" else f"{int(job_id) - 1}.pbs-srv"
+        ledger.record(folder, submission(name, after=after))
+    done = run("cancel", "12")
+    assert (done.code, done.out, done.err) == (0, "15.pbs-srv\n13.pbs-srv\n12.pbs-srv\n", "")
+    assert programs.called("qdel") == ["qdel 15.pbs-srv", "qdel 13.pbs-srv", "qdel 12.pbs-srv"]
+    assert run("cancel", "12", "--only").out == "12.pbs-srv\n"
+
+
+def test_a_job_that_has_ended_is_no_error(work: Path, programs: Programs, run: Run) -> None:
+    answer(programs, work, state="FAILED", exit="1:0")
+    programs.answers("scancel", "")
+    done = run("cancel", "12")
+    assert (done.code, done.out, done.err) == (0, "", "job 12 has already ended (FAILED)\n")
+    assert not programs.called("scancel")
+
+
+@pytest.mark.parametrize(
+    ("program", "refusal"),
+    [
+        ("scancel", "scancel: error: Kill job error on job id 12: Access/permission denied"),
+        ("qdel", "qdel: Unauthorized Request 12.pbs-srv"),
+    ],
+)
+def test_someone_elses_job_is_left_alone_in_one_line(
+    work: Path, programs: Programs, run: Run, program: str, refusal: str
+) -> None:
+    if program == "scancel":
+        answer(programs, work, user="you")
+    else:
+        programs.answers("qstat", json.dumps(pbs(Job_Owner="you@login")))
+    programs.answers(program, "", code=1, err=f"{refusal}\n")
+    done = run("cancel", "12")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith(f"error: {refusal} (job 12")
+    assert "of you is left as it was" in done.err
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["submit", "status", "logs", "cancel"])
+def test_no_heavy_library_is_imported(command: str) -> None:
+    code = (
+        f"import sys\nsys.argv = ['ddp-hpc', {command!r}, '--help']\n"
+        "from ddp_hpc.cli import cli\n"
+        "try:\n    cli.main(standalone_mode=False)\nfinally:\n"
+        "    heavy = {'torch', 'numpy', 'mpi4py', 'h5py', 'jinja2'} & set(sys.modules)\n"
+        "    assert not heavy, heavy\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Examples:" in done.stdout

@@ -1,0 +1,258 @@
+"""`ddp-hpc submit` with an sbatch and a qsub that note what they are given."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.queue.conftest import Programs, Run
+
+REQUEST = ["--profile", "generic_slurm", "--nodes", "2", "--ranks-per-node", "1", "--gpus-per-node", "4"]
+REQUEST += ["--walltime", "00:10:00"]
+SCRIPT = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --time=00:10:00\nhostname\n"
+PBS_SCRIPT = "#!/bin/bash\n#PBS -l select=1\n#PBS -l walltime=00:10:00\ncd $PBS_O_WORKDIR\nhostname\n"
+
+
+@pytest.fixture
+def sbatch(programs: Programs) -> Programs:
+    programs.answers("sbatch", "12\n")
+    return programs
+
+
+def test_the_id_alone_is_printed_and_the_bytes_are_those_of_render(
+    work: Path, sbatch: Programs, run: Run
+) -> None:
+    rendered = run("render", *REQUEST, "--", "python", "train.py").out
+    done = run("submit", *REQUEST, "--", "python", "train.py")
+    assert (done.code, done.out) == (0, "12\n")
+    [script] = (work / "runs" / "ddp").glob("job-*.sh")
+    assert script.read_text() == rendered
+    assert sbatch.called("sbatch") == [f"sbatch --parsable {script}"]
+
+
+def test_the_run_folder_remembers_who_queued_what(work: Path, sbatch: Programs, run: Run) -> None:
+    run("submit", *REQUEST)
+    [script] = (work / "runs" / "ddp").glob("job-*.sh")
+    line = json.loads((work / "runs" / "ddp" / "submitted").read_text())
+    assert (line["job_id"], line["scheduler"], line["work_dir"]) == ("12", "slurm", str(work))
+    assert line["argv"] == ["sbatch", "--parsable", str(script)]
+    assert line["sha256"].startswith(script.stem.removeprefix("job-"))
+    assert line["user"]
+
+
+def test_a_dry_run_prints_the_bytes_and_the_command_and_touches_nothing(
+    work: Path, sbatch: Programs, run: Run
+) -> None:
+    rendered = run("render", *REQUEST).out
+    done = run("submit", *REQUEST, "--dry-run")
+    assert (done.code, done.out) == (0, rendered)
+    assert "would run: sbatch --parsable " in done.err
+    assert not list(work.iterdir())
+    assert not sbatch.called()
+
+
+def test_a_dry_run_needs_no_scheduler(work: Path, programs: Programs, run: Run) -> None:
+    assert run("submit", *REQUEST, "--dry-run").code == 0
+
+
+def test_somebodys_own_script_is_handed_over_as_it_is(work: Path, sbatch: Programs, run: Run) -> None:
+    (work / "job.sh").write_text(SCRIPT)
+    done = run("submit", "job.sh")
+    assert (done.code, done.out) == (0, "12\n")
+    assert sbatch.called() == ["sbatch --parsable job.sh"]
+    assert [path.name for path in work.iterdir()] == ["job.sh"], "it names no run folder"
+
+
+def test_a_script_by_the_name_of_an_option_is_no_option(work: Path, sbatch: Programs, run: Run) -> None:
+    (work / "--wrap=x").write_text(SCRIPT)
+    run("submit", "./--wrap=x")
+    assert sbatch.called() == ["sbatch --parsable ./--wrap=x"]
+
+
+def test_nothing_in_a_script_or_its_name_is_run_by_a_shell(work: Path, sbatch: Programs, run: Run) -> None:
+    name = "a b;touch canary;$(touch canary).sh"
+    (work / name).write_text(SCRIPT + "touch canary\n")
+    assert run("submit", name).code == 0
+    assert sbatch.called() == [f"sbatch --parsable {name}"]
+    assert not (work / "canary").exists()
+
+
+def test_errors_of_lint_keep_a_script_out_of_the_queue(work: Path, sbatch: Programs, run: Run) -> None:
+    (work / "job.sh").write_text(SCRIPT.replace("--time=00:10:00", "--time=soon"))
+    done = run("submit", "job.sh")
+    assert (done.code, done.out) == (2, "")
+    assert "error: JOB011, line 3: " in done.err
+    assert done.err.splitlines()[-1] == (
+        "error: lint finds 1 error; nothing was submitted; mend them, or use --force"
+    )
+    assert not sbatch.called()
+    assert run("submit", "job.sh", "--force").out == "12\n"
+
+
+def test_warnings_of_lint_are_said_and_no_more(work: Path, sbatch: Programs, run: Run) -> None:
+    (work / "job.sh").write_text("#!/bin/bash\n#SBATCH --nodes=1\nhostname\n")
+    done = run("submit", "job.sh")
+    assert (done.code, done.out) == (0, "12\n")
+    assert "warning: JOB010, line 1: no walltime is asked for" in done.err
+
+
+def test_the_folders_of_logs_are_made_first(work: Path, programs: Programs, run: Run) -> None:
+    """PBS would hold the job, Slurm would end it without a word."""
+    programs.program("sbatch", '[[ -d logs/a && -d /"$PWD"/errors ]] && echo 12')
+    logs = f"#SBATCH --output=logs/a/%j.out\n#SBATCH --error={work}/errors/%j/x.err\n"
+    (work / "job.sh").write_text(
+        SCRIPT.replace("hostname", "").replace("#SBATCH --time", f"{logs}#SBATCH --time")
+    )
+    (work / "errors").mkdir()
+    assert run("submit", "job.sh").out == "12\n"
+    assert not (work / "errors" / "%j").exists()
+    programs.program("qsub", "[[ -d out ]] && echo 12.srv")
+    (work / "job.pbs").write_text(PBS_SCRIPT.replace("#PBS -l select", "#PBS -o out/\n#PBS -l select"))
+    done = run("submit", "job.pbs")
+    assert done.out == "12.srv\n"
+    assert "PBS011" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("profile", "words"),
+    [
+        ("generic_pbs", "qsub -A PROJECT job.pbs"),
+        ("gadi", "qsub -P PROJECT job.pbs"),
+        ("miyabi_g", "qsub -W group_list=PROJECT job.pbs"),
+    ],
+)
+def test_an_account_is_handed_to_qsub_as_the_site_wants_it(
+    work: Path, programs: Programs, run: Run, profile: str, words: str
+) -> None:
+    programs.answers("qsub", "12.srv\n")
+    (work / "job.pbs").write_text(PBS_SCRIPT)
+    done = run("submit", "job.pbs", "--profile", profile, "--account", "PROJECT", "--force")
+    assert done.out == "12.srv\n"
+    assert programs.called() == [words]
+    assert "wants an account" not in done.err
+
+
+def test_a_chain_is_queued_one_after_the_other_with_the_variables_of_the_script(
+    work: Path, programs: Programs, run: Run
+) -> None:
+    programs.program("qsub", f'mapfile -t calls <"{programs.calls}"; echo "$((11 + ${{#calls[@]}})).srv"')
+    text = run("render", "--profile", "generic_pbs", "--gpus-per-node", "1", "--walltime", "00:10:00").out
+    (work / "job.pbs").write_text(text.replace("#PBS -j oe", "#PBS -v USE_SSH=1\n#PBS -j oe"))
+    done = run("submit", "job.pbs", "--chain", "3")
+    assert (done.code, done.out) == (0, "12.srv\n13.srv\n14.srv\n")
+    assert programs.called() == [
+        "qsub -v USE_SSH=1,DDP_HPC_ATTEMPT=1,DDP_HPC_CHAINED=3 job.pbs",
+        "qsub -W depend=afterany:12.srv -v USE_SSH=1,DDP_HPC_ATTEMPT=2,DDP_HPC_CHAINED=3 job.pbs",
+        "qsub -W depend=afterany:13.srv -v USE_SSH=1,DDP_HPC_ATTEMPT=3,DDP_HPC_CHAINED=3 job.pbs",
+    ]
+    lines = map(json.loads, (work / "runs" / "ddp" / "submitted").read_text().splitlines())
+    assert [(line["job_id"], line["after"]) for line in lines] == [
+        ("12.srv", ""),
+        ("13.srv", "12.srv"),
+        ("14.srv", "13.srv"),
+    ]
+
+
+def test_a_chain_that_is_refused_half_way_says_how_to_take_it_back(
+    work: Path, programs: Programs, run: Run
+) -> None:
+    programs.program("qsub", 'if [[ $* == *depend* ]]; then echo "qsub: no" >&2; exit 32; fi; echo 12.srv')
+    (work / "job.pbs").write_text(f"{PBS_SCRIPT}# DDP_HPC_CHAINED\n")
+    done = run("submit", "job.pbs", "--chain", "3")
+    assert (done.code, done.out) == (1, "12.srv\n")
+    assert (
+        "error: job 2 of 3 was refused, 1 are queued; to take them back: ddp-hpc cancel 12.srv: " in done.err
+    )
+    assert "qsub refused the job: no; " in done.err
+
+
+def test_only_scripts_that_know_of_chains_are_chained(work: Path, sbatch: Programs, run: Run) -> None:
+    (work / "job.sh").write_text(SCRIPT)
+    for words in (["job.sh"], REQUEST):
+        done = run("submit", *words, "--chain", "3")
+        assert (done.code, done.out) == (2, "")
+        assert "only PBS scripts of ddp-hpc are queued as a chain" in done.err
+    assert [path.name for path in work.iterdir()] == ["job.sh"]
+    assert not sbatch.called()
+
+
+def test_a_machine_without_the_scripts_scheduler_says_what_was_looked_for(
+    work: Path, sbatch: Programs, run: Run
+) -> None:
+    (work / "job.pbs").write_text(PBS_SCRIPT)
+    done = run("submit", "--profile", "generic_pbs", "job.pbs")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.splitlines()[-1] == (
+        "error: qsub was looked for on the PATH and is not there; the script's #PBS lines are for PBS, which "
+        "takes them by qsub; run this on a login node of such a machine, or load the module that has it"
+    )
+
+
+def test_a_refusal_is_passed_on_in_one_line(work: Path, programs: Programs, run: Run) -> None:
+    refusal = (
+        "sbatch: error: invalid partition specified: nosuch\nsbatch: error: Batch job submission failed: no\n"
+    )
+    programs.answers("sbatch", "", code=1, err=refusal)
+    done = run("submit", *REQUEST)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.splitlines()[-1] == (
+        "error: sbatch refused the job: invalid partition specified: nosuch; Batch job submission failed: no"
+        "; nothing was queued; mend what it names, ddp-hpc lint tells more"
+    )
+    assert not (work / "runs" / "ddp" / "submitted").exists()
+
+
+@pytest.mark.parametrize("answer", ["", "Submitted!\n", "12 13\n", "$(touch x)\n", "-1\n"])
+def test_an_answer_without_an_id_is_an_error_that_warns_of_a_second_job(
+    work: Path, programs: Programs, run: Run, answer: str
+) -> None:
+    programs.answers("sbatch", answer)
+    done = run("submit", *REQUEST)
+    assert (done.code, done.out) == (1, "")
+    assert "and no job id; look whether it is queued before you try again" in done.err
+
+
+def test_a_job_that_is_queued_is_told_even_if_the_run_folder_cannot_be(
+    work: Path, sbatch: Programs, run: Run
+) -> None:
+    (work / "runs" / "ddp" / "submitted").mkdir(parents=True)
+    done = run("submit", *REQUEST)
+    assert (done.code, done.out) == (0, "12\n")
+    assert "warning: job 12 is queued, and the run folder could not be told: " in done.err
+
+
+def test_a_run_folder_that_cannot_be_made_is_said_before_anything_is_queued(
+    work: Path, sbatch: Programs, run: Run
+) -> None:
+    (work / "runs").write_text("a file")
+    done = run("submit", *REQUEST)
+    assert (done.code, done.out) == (1, "")
+    assert "cannot be made, and the job needs it" in done.err
+    assert not sbatch.called()
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ([], "nothing to submit; give a SCRIPT, or the options of ddp-hpc render"),
+        (["job.sh", "--nodes", "2"], "job.sh and --nodes were given; give a script, or a request, to submit"),
+        (["none.sh"], "none.sh does not exist; give a job script"),
+        (["pipe"], "pipe is not a plain file; give a job script"),
+        (["plain.sh"], "plain.sh has neither #SBATCH nor #PBS lines, so it is no job script"),
+        (["--profile", "local"], "the profile's scheduler is 'local'; jobs are submitted to slurm or pbs"),
+        (["--profile", "nosuch"], "profile 'nosuch' is not known"),
+    ],
+)
+def test_a_wrong_request_is_one_line(
+    work: Path, sbatch: Programs, run: Run, args: list[str], said: str
+) -> None:
+    (work / "job.sh").write_text(SCRIPT)
+    (work / "plain.sh").write_text("#!/bin/bash\nhostname\n")
+    os.mkfifo(work / "pipe")
+    done = run("submit", *args)
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err.splitlines()[-1]
+    assert not sbatch.called()

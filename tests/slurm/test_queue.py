@@ -1,0 +1,275 @@
+"""submit, status, logs, cancel and the post-mortem on a real Slurm."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .cluster import Cluster
+from .configuration import has_cgroup_v1
+from .nodes import wait_for
+from .survival_runs import OPTIONS, PROJECT, PYTHON, SLOW
+
+pytestmark = pytest.mark.slurm
+
+REQUEST = ["--profile", "generic_slurm", "--nodes", "2", "--ranks-per-node", "1", "--walltime", "00:05:00"]
+# The trainer's words without the training: the first attempt has no time left, the second is done.
+TRAINER = """#!/bin/bash
+if [[ $SLURM_PROCID != 0 ]]; then exit 0; fi
+read -r _ step _ <"$DDP_HPC_RUN_DIR/state" 2>/dev/null || step=0
+say() { echo "$*" >"$DDP_HPC_RUN_DIR/.state"; mv "$DDP_HPC_RUN_DIR/.state" "$DDP_HPC_RUN_DIR/state"; }
+say running "$step"
+echo "epoch 1/1 step $((step + 10))/20 loss 0.5 8.0 samples/s eta 0:00:07"
+if [[ $step == 0 ]]; then say again 10 no time left; exit 75; fi
+say done 20
+"""
+# Takes memory on the second node until the kernel objects.
+GREEDY = "if [[ $SLURM_PROCID == 1 ]]; then exec python3 -c 'bytearray(600 * 2**20)'; else sleep 30; fi"
+
+
+def start(
+    cluster: Cluster, folder: Path, *args: str | Path, env: dict[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """`ddp-hpc ARGS` on the head node, in that folder."""
+    argv = cluster.command([PYTHON, "-m", "ddp_hpc", *args], cwd=folder)
+    environ = cluster.environment({"PYTHONPATH": str(PROJECT), **(env or {})})
+    return subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ddp_hpc(
+    cluster: Cluster, folder: Path, *args: str | Path, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    process = start(cluster, folder, *args, env=env)
+    out, err = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(list(map(str, args)), process.returncode, out, err)
+
+
+def submit(cluster: Cluster, folder: Path, *args: str | Path, env: dict[str, str] | None = None) -> str:
+    done = ddp_hpc(cluster, folder, "submit", *args, env=env)
+    assert done.returncode == 0, done.stderr
+    job_id = done.stdout.removesuffix("\n")
+    assert job_id.isdecimal(), done.stdout
+    return job_id
+
+
+def status(cluster: Cluster, folder: Path, job_id: str) -> dict[str, Any]:
+    done = ddp_hpc(cluster, folder, "status", job_id, "--json")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return {**found, "exit": done.returncode}
+
+
+def write_script(folder: Path, body: str, *directives: str) -> Path:
+    lines = "".join(
+        f"#SBATCH {one}\n" for one in ("--nodes=2", "--ntasks-per-node=1", "--time=5", *directives)
+    )
+    path = folder / "job.sh"
+    path.write_text(f"#!/bin/bash\n{lines}{body}\n")
+    return path
+
+
+def end_soon(cluster: Cluster, job_id: str) -> None:
+    """Lets the walltime of a running job end in a moment, as root may."""
+    wait_for("start of the job", lambda: cluster.job(job_id)["JobState"] == "RUNNING")
+    at = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 2))
+    cluster.run(["scontrol", "update", f"jobid={job_id}", f"EndTime={at}"]).check_returncode()
+
+
+def test_a_request_is_queued_trains_and_is_followed_to_its_end(cluster: Cluster, tmp_path: Path) -> None:
+    training = ["python", "-m", "ddp_hpc.train", *OPTIONS, "--max-steps", "12", "--log-every", "4"]
+    request = [*REQUEST, "--", *training]
+    rendered = ddp_hpc(cluster, tmp_path, "render", *request).stdout
+    env = {"PYTHONPATH": str(PROJECT)}
+    job_id = submit(cluster, tmp_path, *request, env=env)
+    script = cluster.run(["scontrol", "write", "batch_script", job_id, "-"]).stdout
+    assert script == rendered
+    done = ddp_hpc(cluster, tmp_path, "logs", job_id, "--follow")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == cluster.job_output(job_id)
+    assert "done: 12 steps" in done.stdout
+    assert done.stderr.splitlines()[-1] == f"-- job {job_id}: done"
+    found = status(cluster, tmp_path, job_id)
+    assert (found["verdict"], found["exit"], found["post_mortem"]) == ("done", 0, None)
+    assert (found["progress"]["step"], found["progress"]["num_steps"]) == (12, 12)
+    assert found["state"]["state"] == "done"
+    assert [one["job_id"] for one in found["attempts"]] == [job_id]
+    assert found["submission"]["sha256"]
+
+
+def test_a_training_is_told_of_and_its_killed_rank_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    """Nothing was saved yet, so the run does not go on by itself."""
+    training = ["python", str(SLOW), *OPTIONS, "--max-steps", "200", "--log-every", "1"]
+    env = {"PYTHONPATH": str(PROJECT), "STEP_S": "0.2"}
+    job_id = submit(cluster, tmp_path, *REQUEST, "--", *training, env=env)
+    wait_for("second step", lambda: " step 2/200 " in cluster.job_output(job_id), 90)
+    running = ddp_hpc(cluster, tmp_path, "status", job_id)
+    assert running.returncode == 0
+    lines = dict(line.split(maxsplit=1) for line in running.stdout.splitlines())
+    assert lines["job"].startswith(f"{job_id} (ddp of root): running, RUNNING on ")
+    assert " of 200, loss " in lines["step"]
+    assert "before the walltime ends" in lines["eta"]
+    pid = (tmp_path / "pid-1").read_text()
+    node = cluster.node_names[1]
+    cluster.run(["kill", "-KILL", pid], node=node).check_returncode()
+    assert cluster.wait(job_id).state == "FAILED"
+    found = status(cluster, tmp_path, job_id)
+    assert (found["verdict"], found["exit"]) == ("failed", 1)
+    dead = found["post_mortem"]
+    assert (dead["rank"], dead["host"]) == (1, node)
+    assert f"error: rank 1 on {node} is gone" in dead["lines"][0]
+
+
+def test_a_rank_of_any_program_that_fails_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    rank = "if [[ $SLURM_PROCID == 1 ]]; then exit 3; fi; sleep 30"
+    body = f"srun --ntasks=2 --kill-on-bad-exit=1 bash -c '{rank}'"
+    job_id = submit(cluster, tmp_path, write_script(tmp_path, body).name)
+    cluster.wait(job_id)
+    done = ddp_hpc(cluster, tmp_path, "status", job_id)
+    assert done.returncode == 1
+    node = cluster.node_names[1]
+    assert f"first     rank 1 on {node}\n" in done.stdout
+    assert f"  | srun: error: {node}: task 1: Exited with exit code 3\n" in done.stdout
+    assert done.stdout.splitlines()[-1] == "do        mend what the lines say, then submit it again"
+
+
+@pytest.mark.skipif(
+    not has_cgroup_v1(), reason="memory is no limit without cgroups v1, which Slurm here needs"
+)
+def test_an_out_of_memory_kill_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "greedy.sh").write_text(GREEDY)
+    body = "srun --ntasks=2 --kill-on-bad-exit=1 bash greedy.sh"
+    job_id = submit(cluster, tmp_path, write_script(tmp_path, body, "--mem=200").name)
+    end = cluster.wait(job_id)
+    assert end.state == "FAILED", "the batch script's own end: Slurm's word is not OUT_OF_MEMORY"
+    dead = status(cluster, tmp_path, job_id)["post_mortem"]
+    assert (dead["cause"], dead["rank"], dead["host"]) == ("memory", 1, cluster.node_names[1])
+    assert dead["what"] == "it used more memory than it had, exit code 1"
+    assert "ask for more memory a node" in dead["remedy"]
+
+
+@pytest.mark.skipif(
+    not has_cgroup_v1(), reason="memory is no limit without cgroups v1, which Slurm here needs"
+)
+def test_an_out_of_memory_kill_of_the_batch_script_is_slurms_own_word(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    job_id = submit(
+        cluster,
+        tmp_path,
+        write_script(tmp_path, "exec python3 -c 'bytearray(600 * 2**20)'", "--mem=200").name,
+    )
+    assert cluster.wait(job_id).state == "OUT_OF_MEMORY"
+    found = status(cluster, tmp_path, job_id)
+    assert (found["verdict"], found["post_mortem"]["cause"]) == ("failed", "memory")
+
+
+def test_a_walltime_kill_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    job_id = submit(cluster, tmp_path, write_script(tmp_path, "srun --ntasks=2 sleep 60").name)
+    end_soon(cluster, job_id)
+    assert cluster.wait(job_id).state == "TIMEOUT"
+    wait_for("slurmd's last word", lambda: "JOB" in cluster.job_output(job_id), 30)
+    found = status(cluster, tmp_path, job_id)
+    assert (found["verdict"], found["exit"]) == ("failed", 1)
+    dead = found["post_mortem"]
+    assert (dead["cause"], dead["rank"]) == ("walltime", None)
+    assert dead["what"].startswith("it reached its walltime of 00:0")
+    assert any("DUE TO TIME LIMIT" in line for line in dead["lines"])
+
+
+def test_a_run_is_followed_through_its_wait_and_its_requeue(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "trainer.sh").write_text(TRAINER)
+    first = cluster.sbatch("#!/bin/bash\nsleep 60\n", "--nodes=2", "--exclusive")
+    job_id = submit(cluster, tmp_path, *REQUEST, "--", "bash", "trainer.sh")
+    following = start(cluster, tmp_path, "logs", job_id, "--follow")
+    try:
+        assert following.stderr is not None
+        assert following.stderr.readline().startswith(f"-- job {job_id} has not started")
+        waits = status(cluster, tmp_path, job_id)
+        assert (waits["verdict"], waits["exit"]) == ("waiting", 0)
+        cluster.run(["scancel", first]).check_returncode()
+        wait_for("requeued job", lambda: cluster.start_requeued(job_id), 60)
+        out, err = following.communicate(timeout=90)
+    finally:
+        following.kill()
+    assert following.returncode == 0, err
+    assert [line for line in out.splitlines() if line.startswith("epoch")] == [
+        "epoch 1/1 step 10/20 loss 0.5 8.0 samples/s eta 0:00:07",
+        "epoch 1/1 step 20/20 loss 0.5 8.0 samples/s eta 0:00:07",
+    ]
+    assert out == cluster.job_output(job_id)
+    assert err.splitlines()[-1] == f"-- job {job_id}: done"
+    assert [one["number"] for one in status(cluster, tmp_path, job_id)["attempts"]] == [1, 2]
+
+
+def test_a_run_is_followed_into_the_job_that_its_script_has_queued(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "trainer.sh").write_text(TRAINER)
+    forbidden = 'scontrol() { echo "scontrol is forbidden here"; return 1; }'
+    job_id = submit(cluster, tmp_path, *REQUEST, "--setup", forbidden, "--", "bash", "trainer.sh")
+    done = ddp_hpc(cluster, tmp_path, "logs", job_id, "--follow")
+    assert done.returncode == 0, done.stderr
+    next_id = str(int(job_id) + 1)
+    assert f"-- the run goes on as job {next_id}\n" in done.stderr
+    assert done.stderr.splitlines()[-1] == f"-- job {next_id}: done"
+    assert done.stdout == cluster.job_output(job_id) + cluster.job_output(next_id)
+    found = status(cluster, tmp_path, job_id)
+    assert (found["verdict"], found["exit"], found["next_job"]) == ("again", 75, next_id)
+    assert found["post_mortem"]["remedy"] == f"nothing: the run goes on as job {next_id}"
+
+
+def test_a_job_is_cancelled_once_and_by_its_owner(cluster: Cluster, tmp_path: Path) -> None:
+    job_id = submit(cluster, tmp_path, write_script(tmp_path, "sleep 60").name)
+    # The capability lets him read this Python wherever it lies; to Slurm he is nobody.
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    nobody += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+    argv = [*nobody, PYTHON, "-m", "ddp_hpc", "cancel", job_id]
+    other = cluster.run(argv, env={"PYTHONPATH": str(PROJECT)}, cwd="/tmp")
+    assert (other.returncode, other.stdout) == (1, "")
+    refusal = f"scancel: error: Kill job error on job id {job_id}: Access/permission denied"
+    assert other.stderr == (
+        f"error: {refusal} (job {job_id} of root is left as it was); "
+        "only its owner or the site can cancel it\n"
+    )
+    done = ddp_hpc(cluster, tmp_path, "cancel", job_id)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{job_id}\n", "")
+    assert cluster.wait(job_id).state == "CANCELLED"
+    again = ddp_hpc(cluster, tmp_path, "cancel", job_id)
+    assert (again.returncode, again.stdout, again.stderr) == (
+        0,
+        "",
+        f"job {job_id} has already ended (CANCELLED)\n",
+    )
+    found = status(cluster, tmp_path, job_id)
+    assert (found["verdict"], found["exit"]) == ("cancelled", 1)
+
+
+def test_refusals_and_unknown_jobs_are_one_line(cluster: Cluster, tmp_path: Path) -> None:
+    done = ddp_hpc(cluster, tmp_path, "submit", write_script(tmp_path, "true", "--partition=nosuch").name)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1].startswith(
+        "error: sbatch refused the job: invalid partition specified: nosuch; "
+    )
+    for command in ("status", "logs", "cancel"):
+        done = ddp_hpc(cluster, tmp_path, command, "99999")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith(
+            "error: job 99999 is known neither to the scheduler nor to a run folder in "
+        )
+        assert done.stderr.count("\n") == 1
+
+
+def test_a_controller_that_is_away_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
+    conf = tmp_path / "slurm.conf"
+    text = cluster.layout.conf.read_text()
+    conf.write_text(text.replace("SlurmctldTimeout", "SlurmctldPort=1\nSlurmctldTimeout"))
+    # Slurm itself goes on for as long as MessageTimeout says.
+    conf.write_text(conf.read_text() + "MessageTimeout=2\n")
+    shutil.copy(cluster.layout.conf.parent / "cgroup.conf", tmp_path)
+    done = ddp_hpc(cluster, tmp_path, "status", "1", env={"SLURM_CONF": str(conf)})
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: scontrol was tried 3 times and says: ")
+    assert done.stderr.count("\n") == 1
