@@ -14,9 +14,11 @@ from ddp_hpc.errors import RequestError, nearest
 # What changes without notice, so that a reader has to know where it came from and when.
 AGEING = (
     "account",
+    "age",
     "env",
     "fabric",
     "fallbacks",
+    "flux",
     "launch",
     "lustre",
     "node",

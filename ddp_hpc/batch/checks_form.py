@@ -184,3 +184,16 @@ def _zero_walltime(subject: Subject) -> Iterator[Seen]:
             f"walltime {text} is no time at all (on Slurm: no limit, which a partition with one refuses)",
             "write HH:MM:SS, such as 01:30:00",
         )
+
+
+@check("JOB014", "note", "directives of a scheduler that is not looked at")
+def _unknown_scheduler(subject: Subject) -> Iterator[Seen]:
+    for number, line in enumerate(subject.script.lines, start=1):
+        if match := re.match(r"#\$ -|#[ ]?flux: ?-|#BSUB -|#PJM -", line):
+            name = {"#$": "Grid Engine", "#B": "LSF", "#P": "Fujitsu's scheduler"}.get(match[0][:2], "Flux")
+            yield Seen(
+                number,
+                f"these are directives of {name}; only the body of the script is looked at",
+                "nothing, unless the script is for PBS or Slurm",
+            )
+            return

@@ -15,6 +15,11 @@ from ddp_hpc.units import parse_walltime_s
 
 Severity = Literal["error", "warning", "note"]
 
+# sbatch(1), --time; pbs_resources(7), walltime. Days and hours are Slurm's alone.
+_BARE = re.compile(r"\d{1,9}")
+_MINUTES_SECONDS = re.compile(r"(\d{1,9}):(\d{1,2})")
+_DAYS_HOURS = re.compile(r"(\d{1,6})-(\d{1,2})(?::(\d{1,2}))?")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
@@ -80,9 +85,18 @@ class Subject:
 
     @cached_property
     def walltime_s(self) -> int | None:
-        """The walltime in seconds; None where there is none that can be read."""
+        """The walltime in seconds, as the scheduler reads it; None where there is none that can be read."""
+        text = self.walltime[1] if self.walltime else ""
+        slurm = self.script.scheduler == "slurm"
+        if _BARE.fullmatch(text):
+            return int(text) * (60 if slurm else 1)
+        if match := _MINUTES_SECONDS.fullmatch(text):
+            return int(match[1]) * 60 + int(match[2])
+        if slurm and (match := _DAYS_HOURS.fullmatch(text)):
+            days, hours, minutes = (int(part or 0) for part in match.groups())
+            return ((days * 24 + hours) * 60 + minutes) * 60
         try:
-            return parse_walltime_s(self.walltime[1]) if self.walltime else None
+            return parse_walltime_s(text)
         except RequestError:
             return None
 
@@ -94,6 +108,14 @@ class Subject:
             flag = f"--{self.site.slurm.queue_option if self.site else 'partition'}"
         found = [(d.line, d.value) for d in self.script.read() if d.flag == flag]
         return found[-1] if found else None
+
+    @property
+    def qos(self) -> str:
+        """The QOS that is asked for beside a partition."""
+        beside = self.script.scheduler == "slurm" and not (
+            self.site and self.site.slurm.queue_option == "qos"
+        )
+        return (self.script.value("--qos") or "") if beside else ""
 
     @cached_property
     def _chunks(self) -> tuple[int, dict[str, str]] | None:
@@ -107,8 +129,10 @@ class Subject:
         return int(count[:9]), dict(part.partition("=")[::2] for part in parts)
 
     def line_of(self, *flags: str) -> int:
-        """The line of the last directive with one of these flags; the first line where there is none."""
-        return max((d.line for d in self.script.read() if d.flag in flags), default=1)
+        """The line of the last directive with one of these flags, or resource of -l; else the first line."""
+        lines = [d.line for d in self.script.read() if d.flag in flags]
+        lines += [d.line for d, name, _ in self.script.resources() if name in flags]
+        return max(lines, default=1)
 
     def in_foreground(self) -> Iterator[Command]:
         """The launchers that bash waits for before it looks at anything else."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ddp_hpc.batch.checks_registry import Seen, Subject, check, shown, whole
+from ddp_hpc.batch.checks_registry import Seen, Subject, check, plain, shown, whole
 from ddp_hpc.batch.job import Job
 from ddp_hpc.batch.render import render
 from ddp_hpc.batch.script import Script, parse_script
-from ddp_hpc.batch.site import Queue, Site
+from ddp_hpc.batch.site import Site, queue_entries
+from ddp_hpc.batch.site_tables import Queue
 from ddp_hpc.errors import RequestError, nearest
 from ddp_hpc.units import format_walltime, parse_walltime_s
 
+_GPUS_IN = ("-l", "--gres", "--constraint", "--tres-per-task")
 _MASTER_BY_HOSTNAME = re.compile(
     r"\$\(hostname(?: -s| --short| -f| --fqdn)?\)|`hostname(?: -s)?`|\$HOSTNAME|\$\{HOSTNAME\}"
 )
@@ -93,7 +95,8 @@ def _no_gpus(subject: Subject) -> Iterator[Seen]:
 
 def _asks_for_gpus(script: Script) -> str:
     for d in script.read():
-        if "gpu" in d.flag or "gpu" in d.value:
+        # A partition or a job may have the word in its name.
+        if "gpu" in d.flag or ("gpu" in d.value and d.flag in _GPUS_IN):
             prefix = "#PBS" if d.scheduler == "pbs" else "#SBATCH"
             return f"{prefix} {d.text}"
     return ""
@@ -103,7 +106,7 @@ def _entries(subject: Subject) -> tuple[Queue, ...]:
     site = _same_scheduler(subject)
     if site is None or subject.queue is None:
         return ()
-    return tuple(entry for entry in site.queues if entry.name == subject.queue[1])
+    return queue_entries(site, subject.queue[1], subject.qos)
 
 
 def _nodes(subject: Subject) -> int | None:
@@ -118,20 +121,30 @@ def _nodes(subject: Subject) -> int | None:
 @check("SITE005", "warning", "a queue that the profile does not know")
 def _unknown_queue(subject: Subject) -> Iterator[Seen]:
     site = _same_scheduler(subject)
-    if site and site.queues and subject.queue and not _entries(subject):
-        line, queue = subject.queue
+    if not (site and site.queues and subject.queue) or _entries(subject):
+        return
+    line, queue = subject.queue
+    beside = [entry.qos for entry in site.queues if entry.name == queue]
+    if not beside:
         known = list(dict.fromkeys(entry.name for entry in site.queues))
         yield Seen(
             line,
             f"queue {shown(queue)} was unknown at {site.title} on {site.checked}{nearest(queue[:80], known)}",
             f"use one of {', '.join(known)}",
         )
+    elif named := [qos for qos in dict.fromkeys(beside) if qos]:
+        yield Seen(
+            subject.line_of("--qos"),
+            f"QOS {shown(subject.qos)} beside {plain(queue)} was unknown at {site.title} on {site.checked}"
+            f"{nearest(subject.qos[:80], named)}",
+            f"use one of {', '.join(named)}, or none",
+        )
 
 
 @check("SITE006", "warning", "more or fewer nodes than the queue takes")
 def _nodes_of_queue(subject: Subject) -> Iterator[Seen]:
     entries, nodes = _entries(subject), _nodes(subject)
-    if nodes and entries and subject.queue and not any(_takes_nodes(entry, nodes) for entry in entries):
+    if nodes and entries and subject.queue and not any(entry.takes_nodes(nodes) for entry in entries):
         least, most = min(e.min_nodes for e in entries), max(e.max_nodes for e in entries)
         limits = f"{least} to {most}" if most else f"{least} or more"
         yield Seen(
@@ -144,7 +157,7 @@ def _nodes_of_queue(subject: Subject) -> Iterator[Seen]:
 @check("SITE007", "warning", "a longer walltime than the queue has")
 def _walltime_of_queue(subject: Subject) -> Iterator[Seen]:
     walltime_s, nodes = subject.walltime_s, _nodes(subject)
-    fitting = [e for e in _entries(subject) if nodes is None or _takes_nodes(e, nodes)]
+    fitting = [e for e in _entries(subject) if nodes is None or e.takes_nodes(nodes)]
     limits = [parse_walltime_s(e.max_walltime) if e.max_walltime else None for e in fitting]
     known = [limit for limit in limits if limit is not None]
     if not (walltime_s and subject.walltime and subject.queue and known and len(known) == len(limits)):
@@ -159,21 +172,17 @@ def _walltime_of_queue(subject: Subject) -> Iterator[Seen]:
         )
 
 
-def _takes_nodes(queue: Queue, nodes: int) -> bool:
-    return queue.min_nodes <= nodes and (not queue.max_nodes or nodes <= queue.max_nodes)
-
-
 @check("SITE008", "error", "more GPUs or CPUs than a node has")
 def _larger_than_a_node(subject: Subject) -> Iterator[Seen]:
     site, script = _same_scheduler(subject), subject.script
     if site is None:
         return
     gpus, devices = subject.gpus_per_node, site.node.devices
-    if gpus and devices and gpus > devices:
+    if gpus and gpus > devices and (devices or site.node.cpu_only):
         yield Seen(
-            subject.line_of("--gpus-per-node", "--gres", "-l"),
-            f"{gpus} GPUs on each node are asked for; {site.title} has {devices}",
-            f"ask for {devices}, and for more nodes",
+            subject.line_of("--gpus-per-node", "--gres", "select"),
+            f"{gpus} GPUs on each node are asked for; {site.title} has {devices or 'none'}",
+            f"ask for {devices}, and for more nodes" if devices else "ask for none",
         )
     threads = site.node.threads or site.node.cores
     per_task, tasks = whole(script.value("--cpus-per-task")), subject.ranks_per_node
@@ -220,4 +229,33 @@ def _inner_queue(subject: Subject) -> Iterator[Seen]:
             subject.queue[0],
             f"nobody can submit to queue {subject.queue[1]} of {site.title}; a routing queue fills it",
             f"use one of {', '.join(known)}",
+        )
+
+
+@check("SITE012", "error", "a shorter walltime than the queue takes")
+def _too_short_for_queue(subject: Subject) -> Iterator[Seen]:
+    least = [parse_walltime_s(e.min_walltime) if e.min_walltime else 0 for e in _entries(subject)]
+    if (
+        subject.queue
+        and subject.walltime
+        and subject.walltime_s
+        and subject.walltime_s < min(least, default=0)
+    ):
+        yield Seen(
+            subject.walltime[0],
+            f"{format_walltime(subject.walltime_s)} is asked for; queue {plain(subject.queue[1])} takes "
+            f"{format_walltime(min(least))} or more",
+            f"ask for {format_walltime(min(least))} or more",
+        )
+
+
+@check("SITE013", "warning", "more GPUs than the queue gives")
+def _gpus_of_queue(subject: Subject) -> Iterator[Seen]:
+    nodes, gpus = _nodes(subject), subject.gpus_per_node
+    most = [entry.max_devices for entry in _entries(subject)]
+    if subject.queue and nodes and gpus and most and all(most) and nodes * gpus > max(most):
+        yield Seen(
+            subject.queue[0],
+            f"{nodes * gpus} GPUs are asked for in all; queue {plain(subject.queue[1])} gives {max(most)}",
+            "choose another queue, or fewer nodes",
         )

@@ -7,7 +7,8 @@ import shutil
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
-from ddp_hpc.batch.site import Detect, profile_files
+from ddp_hpc.batch.site import profile_files
+from ddp_hpc.batch.site_tables import Detect
 from ddp_hpc.toml_config import read_toml
 
 

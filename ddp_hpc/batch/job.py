@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ddp_hpc.batch.site_tables import VARIABLE
 from ddp_hpc.errors import RequestError, nearest
 from ddp_hpc.toml_config import read_toml
 from ddp_hpc.units import parse_walltime_s
 
-LAUNCHERS = ("mpiexec", "srun", "torchrun")
+LAUNCHERS = ("mpiexec", "srun", "ibrun", "flux", "torchrun")
 MPI_KINDS = ("none", "pmi2", "pmix", "cray_shasta")
 DEFAULT_COMMAND = ("python", "-m", "ddp_hpc.train")
 DEFAULT_MAX_ATTEMPTS = 20
@@ -19,7 +20,6 @@ MAX_NAME_CHARS = 128
 
 # What PBS and Slurm both take as a job name; it also becomes part of file names.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]*")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # bash refuses to set these, which would end the script at its first lines.
 _READONLY = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"})
 
@@ -42,6 +42,7 @@ class Job:
     cpus_per_node: int | None = None
     walltime_s: int | None = None
     queue: str = ""
+    qos: str = ""
     account: str = ""
     launcher: str = ""
     mpi: str = ""
@@ -52,6 +53,7 @@ class Job:
     fallback: str = ""
     max_attempts: int = DEFAULT_MAX_ATTEMPTS
     min_nodes: int | None = None
+    template: str = ""
     command: tuple[str, ...] = DEFAULT_COMMAND
 
     def __post_init__(self) -> None:
@@ -84,8 +86,9 @@ class Job:
         _check_env(self.env)
         _check_setup(self.setup)
         _check_command(self.command)
-        if "\0" in self.run_dir:
-            raise RequestError("the run folder holds a NUL character; a path is needed")
+        for what, path in (("run folder", self.run_dir), ("template", self.template)):
+            if "\0" in path:
+                raise RequestError(f"the {what} holds a NUL character; a path is needed")
 
 
 def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:
@@ -97,7 +100,7 @@ def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:
 
 def _check_env(env: dict[str, str]) -> None:
     for name, value in env.items():
-        if not _VARIABLE.fullmatch(name):
+        if not VARIABLE.fullmatch(name):
             raise RequestError(f"environment name {name!r} was given; letters, digits and _ are needed")
         if name in _READONLY:
             raise RequestError(
@@ -143,6 +146,7 @@ class JobFile:
     cpus_per_node: int | None = None
     walltime: str | None = None
     queue: str | None = None
+    qos: str | None = None
     account: str | None = None
     launcher: str | None = None
     mpi: str | None = None
@@ -153,6 +157,7 @@ class JobFile:
     fallback: str | None = None
     max_attempts: int | None = None
     min_nodes: int | None = None
+    template: str | None = None
     command: tuple[str, ...] | None = None
 
 

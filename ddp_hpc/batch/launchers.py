@@ -19,6 +19,7 @@ from ddp_hpc.errors import RequestError, nearest
 NUM_NODES = Raw('"$num_nodes"')
 NUM_RANKS = Raw('"$num_ranks"')
 MPIEXEC = Raw('"$mpiexec"')
+HOSTS = Raw('"$hosts"')
 STEP_SCRIPT = Raw('"$step_script"')
 # The script fills this array after it has asked mpiexec what it is.
 PER_NODE = Raw('"${per_node[@]}"')
@@ -62,6 +63,8 @@ def dialect_of(site: Site) -> str:
 
 def _mpiexec(_job: Job, site: Site, layout: Layout) -> Words:
     words = [MPIEXEC, "-n", NUM_RANKS, *_PER_NODE[dialect_of(site)](layout.ranks_per_node)]
+    if site.scheduler == "age":
+        words += ["--hostfile", HOSTS]
     words += site.launch.options
     if site.launch.cpu_bind:
         words += ["--cpu-bind", "list:" + ":".join(site.launch.cpu_bind[: layout.ranks_per_node])]
@@ -87,11 +90,29 @@ def _srun_tasks(num_tasks: Raw, tasks_per_node: int, layout: Layout) -> Words:
     ]
 
 
+def _ibrun(_job: Job, _site: Site, _layout: Layout) -> Words:
+    # It finds the MPI beneath, and takes nodes and tasks a node from the directives.
+    return ["ibrun", "-np", NUM_RANKS]
+
+
+def _flux(_job: Job, _site: Site, layout: Layout) -> Words:
+    return [
+        "flux",
+        "run",
+        "--exclusive",
+        Raw(f"--nodes={NUM_NODES}"),
+        f"--tasks-per-node={layout.ranks_per_node}",
+    ]
+
+
 def _torchrun(job: Job, site: Site, layout: Layout) -> Words:
     """One agent a node, which starts the node's ranks by itself."""
+    if site.launch.default == "ibrun":
+        return ["ibrun", "-np", NUM_NODES]
     if site.scheduler == "slurm":
         end = _GO_ON_WITHOUT_THE_LOST if job.min_nodes else _END_TOGETHER
-        return [*_srun_tasks(NUM_NODES, 1, layout), *end]
+        gpus = [text.format(devices=layout.devices) for text in site.slurm.agent_options]
+        return [*_srun_tasks(NUM_NODES, 1, layout), *end, *gpus]
     if site.scheduler == "pbs":
         words = [MPIEXEC, "-n", NUM_NODES, *_PER_NODE[dialect_of(site)](1)]
         # PALS would otherwise bind the agent, and with it all the ranks, to one core.
@@ -115,7 +136,13 @@ def _check_python(command: tuple[str, ...]) -> None:
         )
 
 
-LAUNCHERS: dict[str, Launcher] = {"mpiexec": _mpiexec, "srun": _srun, "torchrun": _torchrun}
+LAUNCHERS: dict[str, Launcher] = {
+    "mpiexec": _mpiexec,
+    "srun": _srun,
+    "ibrun": _ibrun,
+    "flux": _flux,
+    "torchrun": _torchrun,
+}
 
 _PER_NODE: dict[str, Callable[[int], Words]] = {
     "pals": lambda n: ["--ppn", str(n)],

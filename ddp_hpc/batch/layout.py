@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddp_hpc.batch.job import Job
-from ddp_hpc.batch.site import Queue, Site
+from ddp_hpc.batch.site import Site, queue_entries
+from ddp_hpc.batch.site_tables import Queue
 from ddp_hpc.errors import RequestError
 from ddp_hpc.units import format_walltime, parse_walltime_s
 
@@ -73,6 +74,11 @@ def lay_out(job: Job, site: Site) -> Layout:
 
 def _devices(job: Job, site: Site) -> int:
     known = site.node.devices
+    if job.gpus_per_node and site.node.cpu_only:
+        raise RequestError(
+            f"{job.gpus_per_node} GPUs per node were asked for; {site.title} has none; "
+            "leave --gpus-per-node out or choose another profile"
+        )
     if job.gpus_per_node and known and job.gpus_per_node != known:
         raise RequestError(
             f"{job.gpus_per_node} GPUs per node were asked for; {site.title} gives whole nodes of {known}; "
@@ -99,7 +105,7 @@ def _cpus(job: Job, site: Site) -> tuple[int, int]:
 def advice(job: Job, site: Site) -> list[str]:
     """What the scheduler may dislike about the job, one line each: only warnings, since queue tables age."""
     layout = lay_out(job, site)
-    lines = _queue_advice(layout.queue, job.num_nodes, layout.walltime_s or 0, site)
+    lines = _queue_advice(job, layout, site)
     if site.account.required and not job.account:
         lines.append(
             f"{site.title} wants an account and none was given; use --account PROJECT or DDP_HPC_ACCOUNT, "
@@ -111,39 +117,68 @@ def advice(job: Job, site: Site) -> list[str]:
         lines.append(
             f"account {account} was given; at {site.title} such names look like {like}; is it whole?"
         )
-    if site.scheduler != "local" and not site.node.devices and not job.gpus_per_node:
+    if site.scheduler != "local" and not layout.devices and not site.node.cpu_only:
         lines.append(
             f"profile {site.name} knows no GPUs, so the script asks for none; for GPUs give --gpus-per-node G"
         )
     return lines
 
 
-def _queue_advice(queue: str, num_nodes: int, walltime_s: int, site: Site) -> list[str]:
-    if not queue or not site.queues:
+def _queue_advice(job: Job, layout: Layout, site: Site) -> list[str]:
+    if not layout.queue or not site.queues:
         return []
-    entries = [entry for entry in site.queues if entry.name == queue]
+    queue = f"queue {layout.queue}" + (f" with QOS {job.qos}" if job.qos else "")
+    entries = queue_entries(site, layout.queue, job.qos)
     if not entries:
-        known = ", ".join(dict.fromkeys(entry.name for entry in site.queues))
-        return [f"queue {queue} is not among those of {site.title} on {site.checked} ({known}); is it new?"]
-    if any(_takes(entry, num_nodes, walltime_s) for entry in entries):
+        known = ", ".join(dict.fromkeys(_called(entry) for entry in site.queues))
+        return [f"{queue} is not among those of {site.title} on {site.checked} ({known}); is it new?"]
+    walltime_s = layout.walltime_s or 0
+    counts = [(entry, devices_of(job, layout, site, entry)) for entry in entries]
+    if any(takes(entry, job.num_nodes, devices, walltime_s) for entry, devices in counts):
         return []
     limits = "; ".join(_limits(entry) for entry in entries)
+    limited = max((devices for entry, devices in counts if entry.max_devices), default=0)
+    gpus = f" with {limited} GPUs" if limited else ""
     return [
-        f"{num_nodes} nodes for {format_walltime(walltime_s)} are outside what queue {queue} took on "
+        f"{job.num_nodes} nodes{gpus} for {format_walltime(walltime_s)} are outside what {queue} took on "
         f"{site.checked} ({limits}); the scheduler may refuse the job"
     ]
 
 
-def _takes(queue: Queue, num_nodes: int, walltime_s: int) -> bool:
-    if num_nodes < queue.min_nodes or (queue.max_nodes and num_nodes > queue.max_nodes):
+def devices_of(job: Job, layout: Layout, site: Site, queue: Queue) -> int:
+    """Devices that the whole job takes from the queue.
+
+    Those of its nodes; one a rank where the site's PBS is not told a number of devices.
+    """
+    a_rank_each = site.scheduler == "pbs" and not any(
+        "devices}" in text for text in queue.resources or site.pbs.resources
+    )
+    return job.num_nodes * (layout.ranks_per_node if a_rank_each else layout.devices)
+
+
+def takes(queue: Queue, num_nodes: int, devices: int, walltime_s: int) -> bool:
+    """Whether the entry's limits leave room for so many nodes and devices for so long."""
+    if not queue.takes_nodes(num_nodes):
+        return False
+    if queue.max_devices and devices > queue.max_devices:
+        return False
+    if queue.min_walltime and walltime_s < parse_walltime_s(queue.min_walltime):
         return False
     return not queue.max_walltime or walltime_s <= parse_walltime_s(queue.max_walltime)
 
 
+def _called(queue: Queue) -> str:
+    return f"{queue.name} with QOS {queue.qos}" if queue.qos else queue.name
+
+
 def _limits(queue: Queue) -> str:
-    nodes = (
+    limits = (
         f"{queue.min_nodes}-{queue.max_nodes} nodes"
         if queue.max_nodes
         else f"{queue.min_nodes} nodes or more"
     )
-    return f"{nodes} up to {queue.max_walltime}" if queue.max_walltime else nodes
+    if queue.max_devices:
+        limits += f" and {queue.max_devices} GPUs"
+    if queue.min_walltime:
+        return f"{limits} for {queue.min_walltime} to {queue.max_walltime or 'any time'}"
+    return f"{limits} up to {queue.max_walltime}" if queue.max_walltime else limits

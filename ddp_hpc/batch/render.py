@@ -16,17 +16,14 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import FileSystemLoader, StrictUndefined
-from jinja2.sandbox import SandboxedEnvironment
-
 from ddp_hpc import __version__
-from ddp_hpc.assets import asset_folder
 from ddp_hpc.batch.job import DEFAULT_COMMAND, DEFAULT_MAX_ATTEMPTS, Job
-from ddp_hpc.batch.launchers import dialect_of, launch_words
+from ddp_hpc.batch.launchers import MPIEXEC, dialect_of, launch_words
 from ddp_hpc.batch.layout import Layout, lay_out
 from ddp_hpc.batch.schedulers import cpus_per_task, scheduler_of
 from ddp_hpc.batch.shell import Raw, Word, sh, sh_join
 from ddp_hpc.batch.site import Site, with_fallback
+from ddp_hpc.batch.templates import find_template, render_own, render_shipped
 from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.units import format_walltime
 
@@ -50,49 +47,48 @@ def render(job: Job, site: Site) -> str:
     layout = lay_out(job, site)
     scheduler = scheduler_of(job, site, layout)
     launcher, program = launch_words(job, site, layout)
-    needs_mpiexec = bool(launcher) and launcher[0] != "srun"
+    needs_mpiexec = launcher[:1] == [MPIEXEC]
     exports = _exports(job, site, layout, scheduler.kill_delay_s)
     single_node, multi_node = _single_node_exports(site), _multi_node_exports(site)
     job_env = [Export(name, value) for name, value in job.env.items()]
     launch_line = f"{sh_join(launcher)} \\\n  {sh_join(program)}" if launcher else sh_join(program)
-    return (
-        _environment()
-        .get_template(scheduler.template)
-        .render(
-            shell=site.shell,
-            version=__version__,
-            written_with=sh_join(written_with(job, site)),
-            notes=_notes(job, site, scheduler.submit),
-            directives=scheduler.directives(job, site, layout),
-            job=job,
-            site=site,
-            layout=layout,
-            exports=exports,
-            single_node=single_node,
-            multi_node=multi_node,
-            job_env=job_env,
-            exported_names=_names([*exports, *single_node, *multi_node, *job_env], layout),
-            needs_mpiexec=needs_mpiexec,
-            asks_mpiexec=needs_mpiexec and dialect_of(site) in ("auto", "openmpi"),
-            own_mpiexec=site.launch.own_mpiexec,
-            # One's own machine may have fewer cores than ranks; Open MPI wants that said.
-            oversubscribe=":OVERSUBSCRIBE" if site.scheduler == "local" else "",
-            tasks_per_node=1 if layout.launcher == "torchrun" else layout.ranks_per_node,
-            cpu_bind_why=site.why.get("cpu_bind", "") if layout.launcher == "mpiexec" else "",
-            submit=scheduler.submit,
-            banner=_banner(site, layout, needs_mpiexec),
-            started_by_srun=launcher[:1] == ["srun"],
-            launch_line=launch_line,
-        )
-    )
+    # docs/templates.md tells the users what each of these is.
+    names: dict[str, object] = {
+        "shell": site.shell,
+        "version": __version__,
+        "written_with": sh_join(written_with(job, site)),
+        "notes": _notes(job, site, scheduler.submit),
+        "directives": scheduler.directives(job, site, layout),
+        "job": job,
+        "site": site,
+        "layout": layout,
+        "exports": exports,
+        "single_node": single_node,
+        "multi_node": multi_node,
+        "job_env": job_env,
+        "exported_names": _names([*exports, *single_node, *multi_node, *job_env], layout),
+        "needs_mpiexec": needs_mpiexec,
+        "asks_mpiexec": needs_mpiexec and dialect_of(site) in ("auto", "openmpi"),
+        "own_mpiexec": site.launch.own_mpiexec,
+        # One's own machine may have fewer cores than ranks; Open MPI wants that said.
+        "oversubscribe": ":OVERSUBSCRIBE" if site.scheduler == "local" else "",
+        "tasks_per_node": 1 if layout.launcher == "torchrun" else layout.ranks_per_node,
+        "cpu_bind_why": site.why.get("cpu_bind", "") if layout.launcher == "mpiexec" else "",
+        "submit": _submit(job, site, scheduler.submit),
+        "goes_on": scheduler.goes_on,
+        "banner": _banner(site, layout, needs_mpiexec),
+        "started_by_srun": launcher[:1] == ["srun"],
+        "launch_line": launch_line,
+    }
+    if job.template or site.template:
+        return render_own(find_template(job.template) if job.template else Path(site.template), names)
+    return render_shipped(scheduler.template, names)
 
 
 def render_step() -> str:
     """`torchrun_script.sh`: what `srun --nodes=2 torchrun_script.sh` runs once on every node."""
     written = sh_join(["ddp-hpc", "render", "--step"])
-    return (
-        _environment().get_template("torchrun_step.sh.j2").render(version=__version__, written_with=written)
-    )
+    return render_shipped("torchrun_step.sh.j2", {"version": __version__, "written_with": written})
 
 
 def written_with(job: Job, site: Site) -> list[Word]:
@@ -104,6 +100,7 @@ def written_with(job: Job, site: Site) -> list[Word]:
         ("--cpus-per-node", job.cpus_per_node),
         ("--walltime", format_walltime(job.walltime_s) if job.walltime_s else None),
         ("--queue", job.queue),
+        ("--qos", job.qos),
         ("--account", job.account),
         ("--name", job.name if job.name != "ddp" else None),
         ("--launcher", job.launcher),
@@ -115,6 +112,7 @@ def written_with(job: Job, site: Site) -> list[Word]:
         ("--fallback", job.fallback),
         ("--max-attempts", job.max_attempts if job.max_attempts != DEFAULT_MAX_ATTEMPTS else None),
         ("--min-nodes", job.min_nodes),
+        ("--template", job.template),
     ]
     words: list[Word] = ["ddp-hpc", "render", "--profile", site.file or site.name]
     for option, value in options:
@@ -156,22 +154,6 @@ def script_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def _environment() -> SandboxedEnvironment:
-    environment = SandboxedEnvironment(
-        loader=FileSystemLoader(asset_folder("templates")),
-        undefined=StrictUndefined,
-        autoescape=False,
-        # bash writes ${#NAME}, which holds Jinja's usual opening.
-        comment_start_string="{##",
-        comment_end_string="##}",
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["sh"] = sh
-    return environment
-
-
 def _exports(job: Job, site: Site, layout: Layout, kill_delay_s: int) -> list[Export]:
     found = [Export(name, value, site.why.get(name, "")) for name, value in site.env.always.items()]
     threads = layout.threads_per_rank
@@ -203,6 +185,9 @@ def _exports(job: Job, site: Site, layout: Layout, kill_delay_s: int) -> list[Ex
         found.append(Export("DDP_HPC_FABRIC_SUFFIX", site.fabric.suffix))
     if site.fabric.interface:
         found.append(Export("DDP_HPC_FABRIC_INTERFACE", site.fabric.interface))
+    if site.scheduler != "local":
+        named = {export.name for export in found}
+        found += [export for export in _cache_exports(site) if export.name not in named]
     if site.lustre.hint:
         why = "How a data file made on Lustre is striped: the count, and the size if the site names one."
         found.append(Export("DDP_HPC_LUSTRE_STRIPE", site.lustre.hint, why))
@@ -213,6 +198,18 @@ def _exports(job: Job, site: Site, layout: Layout, kill_delay_s: int) -> list[Ex
     found.append(Export("DDP_HPC_RUN_DIR", absolute))
     if site.scheduler != "local":
         found.append(Export("DDP_HPC_MAX_ATTEMPTS", str(job.max_attempts)))
+    return found
+
+
+def _cache_exports(site: Site) -> list[Export]:
+    """Where kernels that are compiled during the run are kept, unless the submitting shell has said it."""
+    variable, slash, below = site.node.local_folder.removeprefix("$").partition("/")
+    local = f"${{{variable}:-/tmp}}{slash}{below}" if variable else f"/{below}".rstrip("/")
+    why = "Compiled kernels stay on the node: Triton's default is the home folder, which all nodes share."
+    found = []
+    for name, folder in (("TRITON_CACHE_DIR", "triton"), ("TORCHINDUCTOR_CACHE_DIR", "torchinductor")):
+        found.append(Export(name, Raw(f'"${{{name}:-{local}/{folder}-$UID}}"'), why))
+        why = ""
     return found
 
 
@@ -237,8 +234,18 @@ def _names(exports: list[Export], layout: Layout) -> list[str]:
     return [name for name in dict.fromkeys(names) if name not in given]
 
 
+def _submit(job: Job, site: Site, submit: str) -> str:
+    """The command that submits a script again; Grid Engine is told the group in no other way."""
+    return (
+        f"{submit} {site.account.option} {job.account}" if job.account and site.scheduler == "age" else submit
+    )
+
+
 def _notes(job: Job, site: Site, submit: str) -> list[str]:
     notes = []
+    if site.scheduler == "age" and job.account:
+        command = _submit(job, site, submit)
+        notes.append(f"No directive names the group that pays; submit this script with: {command} SCRIPT")
     if site.account.required and not job.account:
         notes.append(
             f"{site.title} wants an account and this script names none; "
@@ -250,14 +257,16 @@ def _notes(job: Job, site: Site, submit: str) -> list[str]:
 
 
 def _account_words(site: Site) -> str:
-    option = site.account.option if site.scheduler == "pbs" else "-A"
+    option = {"slurm": "-A", "flux": "--setattr=bank="}.get(site.scheduler, site.account.option)
     return f"{option}PROJECT" if option.endswith("=") else f"{option} PROJECT"
 
 
 def _banner(site: Site, layout: Layout, needs_mpiexec: bool) -> str:
-    job_id = {"pbs": "job ${PBS_JOBID:-none}, ", "slurm": "job ${SLURM_JOB_ID:-none}, "}.get(
-        site.scheduler, ""
-    )
+    job_id = {
+        "local": "",
+        "pbs": "job ${PBS_JOBID:-none}, ",
+        "slurm": "job ${SLURM_JOB_ID:-none}, ",
+    }.get(site.scheduler, "job $job_id, ")
     ranks = f"{layout.ranks_per_node} ranks each" if layout.launcher == "torchrun" else "$num_ranks ranks"
     with_mpiexec = " ($mpiexec)" if needs_mpiexec else ""
     return f"ddp-hpc: {job_id}$num_nodes nodes, {ranks}, by {layout.launcher}{with_mpiexec}"

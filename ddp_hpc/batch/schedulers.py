@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ddp_hpc.batch.job import DEFAULT_MAX_ATTEMPTS, Job
 from ddp_hpc.batch.layout import Layout
-from ddp_hpc.batch.site import Site
+from ddp_hpc.batch.site import Site, queue_entries
 from ddp_hpc.errors import RequestError, nearest
 from ddp_hpc.units import format_walltime
 
@@ -32,13 +32,16 @@ class Scheduler:
     """One way to run a script. `kill_delay_s` is the usual time from SIGTERM to SIGKILL at the end of a job.
 
     `kill_delay_s` is 10 for PBS (server default of kill_delay) and 30 for Slurm
-    (default of KillWait); a profile may know better.
+    (default of KillWait), next to nothing for Grid Engine, whose h_rt is a SIGKILL
+    (queue_conf.5), and 0 for Flux, of which it is not known; a profile may know better.
+    With `goes_on` a script can have itself run again.
     """
 
     template: str
     submit: str
     launchers: tuple[str, ...]
     kill_delay_s: int
+    goes_on: bool
     directives: Callable[[Job, Site, Layout], Directives]
 
 
@@ -65,11 +68,25 @@ def scheduler_of(job: Job, site: Site, layout: Layout) -> Scheduler:
             f"--min-nodes {job.min_nodes} was given; only torchrun goes on with fewer nodes and "
             f"{layout.launcher} starts the ranks; use --launcher torchrun"
         )
+    if job.qos:
+        _check_qos(job, site)
     if job.mpi and layout.launcher != "srun":
         raise RequestError(
             f"--mpi {job.mpi} is an option of srun, but {layout.launcher} starts the ranks; leave it out"
         )
     return scheduler
+
+
+def _check_qos(job: Job, site: Site) -> None:
+    if site.scheduler != "slurm":
+        reason = f"a QOS is asked of Slurm, and {site.title} has {site.scheduler}"
+    elif site.slurm.queue_option == "qos":
+        reason = f"at {site.title} --queue is the QOS"
+    elif "--qos" in site.slurm.forbidden:
+        reason = f"{site.title} refuses it"
+    else:
+        return
+    raise RequestError(f"--qos {job.qos} was given; {reason}; leave it out")
 
 
 def directive_value(what: str, value: str) -> str:
@@ -112,11 +129,20 @@ def _pbs(job: Job, site: Site, layout: Layout) -> Directives:
         "account_option": site.account.option,
         "account": _optional("account", job.account),
         "options": site.pbs.options,
+        "variables": pbs_variables(site),
     }
 
 
+def pbs_variables(site: Site) -> str:
+    """What the profile's own `-v` hands to a job, as `A=1,B=2`.
+
+    A `-v` on qsub's command line takes the place of the script's, so it has to say this again.
+    """
+    return ",".join(re.findall(r"(?:^| )-v *(\S+)", " ".join(site.pbs.options)))
+
+
 def _resources(job: Job, site: Site, layout: Layout) -> list[str]:
-    """The values of PBS's -l with this job's numbers."""
+    """The values of qsub's -l with this job's numbers."""
     cpus = job.cpus_per_node or site.node.threads or site.node.cores or layout.ranks_per_node
     numbers = {
         "nodes": job.num_nodes,
@@ -127,12 +153,16 @@ def _resources(job: Job, site: Site, layout: Layout) -> list[str]:
         "all_devices": job.num_nodes * layout.devices,
         "all_cpus": job.num_nodes * cpus,
     }
-    of_queue = next((queue.resources for queue in site.queues if queue.name == layout.queue), ())
-    resources = of_queue or site.pbs.resources or (_CHUNK + (":ngpus={devices}" if layout.devices else ""),)
+    of_queue = next((queue.resources for queue in queue_entries(site, layout.queue)), ())
+    of_site = site.age.resources if site.scheduler == "age" else site.pbs.resources
+    resources = of_queue or of_site or (_CHUNK + (":ngpus={devices}" if layout.devices else ""),)
     return [text.format_map(numbers) for text in resources]
 
 
 def _slurm(job: Job, site: Site, layout: Layout) -> Directives:
+    _refuse_unread(site, [("--filesystems", job.filesystems)])
+    if not site.slurm.queue_option:
+        _refuse_unread(site, [("--queue", job.queue)])
     # One agent of torchrun a node has all its CPUs; otherwise each rank is a task.
     per_node = 1 if layout.launcher == "torchrun" else layout.ranks_per_node
     return {
@@ -145,7 +175,8 @@ def _slurm(job: Job, site: Site, layout: Layout) -> Directives:
         "account": _optional("account", job.account),
         "queue_option": site.slurm.queue_option,
         "queue": _optional("queue", layout.queue if site.slurm.queue_option else ""),
-        "qos": next((entry.qos for entry in site.queues if entry.name == layout.queue), ""),
+        "qos": _optional("QOS", job.qos)
+        or next((entry.qos for entry in queue_entries(site, layout.queue)), ""),
         "constraint": _optional("constraint", site.slurm.constraint),
         "options": site.slurm.options,
     }
@@ -166,6 +197,38 @@ def cpus_per_task(layout: Layout) -> int:
     return per_rank * layout.ranks_per_node if layout.launcher == "torchrun" else per_rank
 
 
+def _flux(job: Job, site: Site, layout: Layout) -> Directives:
+    _refuse_unread(site, [("--filesystems", job.filesystems)])
+    _walltime(layout, site)
+    return {
+        "name": directive_value("job name", job.name),
+        "nodes": str(job.num_nodes),
+        # Flux takes no HH:MM:SS: a number and a unit (RFC 23).
+        "walltime": f"{layout.walltime_s}s",
+        "queue": _optional("queue", layout.queue),
+        "account": _optional("account", job.account),
+        "options": site.flux.options,
+    }
+
+
+def _age(job: Job, site: Site, layout: Layout) -> Directives:
+    _refuse_unread(site, [("--filesystems", job.filesystems)])
+    # A queue is a kind of node here, which the resources name.
+    if layout.queue and not queue_entries(site, layout.queue):
+        known = list(dict.fromkeys(entry.name for entry in site.queues))
+        raise RequestError(
+            f"queue {layout.queue!r} is not known{nearest(layout.queue, known)}; {site.title} has "
+            f"{', '.join(known)}"
+        )
+    _optional("account", job.account)  # for the command line of qsub, which a comment shows
+    return {
+        "name": directive_value("job name", job.name),
+        "resources": [directive_value("resource", text) for text in _resources(job, site, layout)],
+        "walltime": _walltime(layout, site),
+        "options": site.age.options,
+    }
+
+
 def _local(job: Job, site: Site, layout: Layout) -> Directives:
     if job.num_nodes != 1:
         raise RequestError(
@@ -173,14 +236,18 @@ def _local(job: Job, site: Site, layout: Layout) -> Directives:
             "leave --nodes out or choose a profile with a scheduler"
         )
     attempts = str(job.max_attempts) if job.max_attempts != DEFAULT_MAX_ATTEMPTS else ""
-    given = (("--queue", layout.queue), ("--account", job.account), ("--max-attempts", attempts))
+    given = [("--queue", layout.queue), ("--account", job.account), ("--max-attempts", attempts)]
+    _refuse_unread(site, [*given, ("--filesystems", job.filesystems)])
+    return {}
+
+
+def _refuse_unread(site: Site, given: Sequence[tuple[str, str]]) -> None:
     for option, value in given:
         if value:
             raise RequestError(
                 f"{option} {value} was given; profile {site.name} has no scheduler that could use it; "
                 "leave it out"
             )
-    return {}
 
 
 SCHEDULERS = {
@@ -189,20 +256,39 @@ SCHEDULERS = {
         submit="qsub",
         launchers=("mpiexec", "torchrun"),
         kill_delay_s=10,
+        goes_on=True,
         directives=_pbs,
     ),
     "slurm": Scheduler(
         template="slurm.sh.j2",
         submit="sbatch",
-        launchers=("srun", "mpiexec", "torchrun"),
+        launchers=("srun", "mpiexec", "ibrun", "torchrun"),
         kill_delay_s=30,
+        goes_on=True,
         directives=_slurm,
+    ),
+    "flux": Scheduler(
+        template="flux.sh.j2",
+        submit="flux batch",
+        launchers=("flux",),
+        kill_delay_s=0,
+        goes_on=False,
+        directives=_flux,
+    ),
+    "age": Scheduler(
+        template="age.sh.j2",
+        submit="qsub",
+        launchers=("mpiexec",),
+        kill_delay_s=1,
+        goes_on=False,
+        directives=_age,
     ),
     "local": Scheduler(
         template="local.sh.j2",
         submit="bash",
         launchers=("mpiexec", "torchrun"),
         kill_delay_s=0,
+        goes_on=False,
         directives=_local,
     ),
 }

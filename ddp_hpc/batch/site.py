@@ -8,260 +8,43 @@ from pathlib import Path
 from typing import TypeVar
 
 from ddp_hpc.assets import asset_folder, user_folder
+from ddp_hpc.batch.site_tables import (
+    DATE,
+    VARIABLE,
+    Account,
+    Age,
+    Detect,
+    Env,
+    Fabric,
+    Fallback,
+    Flux,
+    Launch,
+    Lustre,
+    Node,
+    Pbs,
+    Proxy,
+    Queue,
+    Slurm,
+    Source,
+)
 from ddp_hpc.errors import RequestError, nearest
 from ddp_hpc.toml_config import read_toml
 from ddp_hpc.units import parse_walltime_s
 
 T = TypeVar("T")
 
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-# Lustre wants a multiple of 64 KiB below 4 GiB.
-_STRIPE_SIZE = re.compile(r"[1-9][0-9]{0,2}M")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# An option as it is typed in a directive, which bash never reads: no quotes, no dollar, no comment.
-_OPTION = re.compile(r"-[A-Za-z0-9_.:@+,=&|/()*~ -]+")
-_PLACE = re.compile(r"\{([^{}]*)\}")
-
-# What `Pbs.resources` and `Queue.resources` may ask to be filled in.
-PLACES = ("nodes", "ranks", "devices", "cpus", "all_ranks", "all_devices", "all_cpus")
-
-
-def _check_places(text: str) -> None:
-    for name in _PLACE.findall(text):
-        if name not in PLACES:
-            raise RequestError(
-                f"{{{name}}} is not known{nearest(name, PLACES)}; use one of {', '.join(PLACES)}"
-            )
-
-
-def _check_options(options: tuple[str, ...]) -> None:
-    for option in options:
-        if not _OPTION.fullmatch(option):
-            raise RequestError(f"option {option!r} is none that a directive can carry; mend it")
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Detect:
-    """What a machine says of itself where it is this site: shell globs, of which one match is enough."""
-
-    host_patterns: tuple[str, ...] = ()
-    environment: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Source:
-    """Where facts were read, and when; `of` names the keys of the profile that rest on it."""
-
-    where: str
-    read: str = ""
-    of: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.read and not _DATE.fullmatch(self.read):
-            raise RequestError(f"read is {self.read!r}; a date such as 2026-11-21 is needed")
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Account:
-    """How the project that pays is named: PBS's option for it, and what its name begins or ends with."""
-
-    required: bool = False
-    option: str = "-A"
-    prefix: str = ""
-    suffix: str = ""
-
-    def __post_init__(self) -> None:
-        known = ("-A", "-P", "-W group_list=", "")
-        if self.option not in known:
-            raise RequestError(f"option is {self.option!r}; one of {', '.join(map(repr, known))} is needed")
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Node:
-    """One compute node; 0 where it is not known or differs from node to node.
-
-    `cores` and `threads` count those that jobs may use; `devices` counts what a rank
-    drives, so a GPU of two dies counts twice; memory is that of one device.
-    """
-
-    cores: int = 0
-    threads: int = 0
-    devices: int = 0
-    device: str = ""
-    device_memory_gib: int = 0
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Queue:
-    """What one queue took when the profile was checked; 0 and "" where that is not known.
-
-    A queue whose walltime depends on the node count has an entry for each range. One
-    with `submit = false` is filled by the scheduler and cannot be asked for. `resources`
-    stands in the place of PBS's where this queue counts in other units.
-    """
-
-    name: str
-    min_nodes: int = 1
-    max_nodes: int = 0
-    max_devices: int = 0
-    max_walltime: str = ""
-    submit: bool = True
-    qos: str = ""
-    resources: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.max_walltime:
-            parse_walltime_s(self.max_walltime)
-        for text in self.resources:
-            _check_places(text)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Pbs:
-    """What a PBS site wants to be told.
-
-    `resources` are values of -l with numbers of the job to fill in: {nodes}, {ranks},
-    {devices} and {cpus} of a node, {all_ranks}, {all_devices} and {all_cpus} of the job.
-    Empty, they are a chunk a node of cores, ranks and GPUs. `options` are directives as
-    they are typed. Without `submit_from_nodes` a script never calls qsub from its job.
-    """
-
-    resources: tuple[str, ...] = ()
-    filesystems: str = ""
-    filesystems_resource: str = "filesystems"
-    options: tuple[str, ...] = ()
-    submit_from_nodes: bool = True
-
-    def __post_init__(self) -> None:
-        for text in self.resources:
-            _check_places(text)
-        _check_options(self.options)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Slurm:
-    """What a Slurm site wants to be told.
-
-    `queue_option` is what --queue turns into: partition, qos, or nothing where the
-    scheduler chooses. `gpu_option` is how GPUs are asked for: gpus-per-node, gres (with
-    `gpu_type` where the site wants one), or nothing where nodes are whole. `options`
-    are directives, `srun_options` words of srun, both as they are typed; `forbidden`
-    are options that the site refuses.
-    """
-
-    queue_option: str = "partition"
-    gpu_option: str = "gpus-per-node"
-    gpu_type: str = ""
-    constraint: str = ""
-    options: tuple[str, ...] = ()
-    srun_options: tuple[str, ...] = ()
-    forbidden: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name, value, known in (
-            ("queue_option", self.queue_option, ("partition", "qos", "")),
-            ("gpu_option", self.gpu_option, ("gpus-per-node", "gres", "")),
-        ):
-            if value not in known:
-                raise RequestError(f"{name} is {value!r}; one of {', '.join(map(repr, known))} is needed")
-        _check_options((*self.options, *self.srun_options))
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Launch:
-    """How ranks are started.
-
-    `dialect` is what mpiexec understands, `auto` lets the script ask it.
-    `cpu_bind` lists the cores for local rank 0, 1, ... in PALS's spelling.
-    `own_mpiexec` says that the mpiexec of an active Python environment is right.
-    `options` are words for mpiexec; `wrap` are words between the launcher and the
-    program, such as a container's. With `one_device_a_rank` the scheduler shows each
-    rank a single device.
-    """
-
-    default: str
-    dialect: str = "auto"
-    cpu_bind: tuple[str, ...] = ()
-    own_mpiexec: bool = False
-    options: tuple[str, ...] = ()
-    wrap: tuple[str, ...] = ()
-    one_device_a_rank: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Env:
-    """Variables for the ranks: always, on one node, beyond one node, and folders to put in front of a path.
-
-    `unset` are variables that the site's software sets and training is better without.
-    """
-
-    always: dict[str, str] = field(default_factory=dict)
-    single_node: dict[str, str] = field(default_factory=dict)
-    multi_node: dict[str, str] = field(default_factory=dict)
-    multi_node_prepend: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    unset: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Fallback:
-    """Settings to try where ranks hang: variables of `env` that are left out, and others."""
-
-    name: str
-    why: str
-    without: tuple[str, ...] = ()
-    env: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Fabric:
-    """The fast network: a suffix that makes a host name its fast one, or the name of the interface."""
-
-    suffix: str = ""
-    interface: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Lustre:
-    """How a large data file is laid out where the data lies on Lustre: `lfs setstripe -c` and `-S`.
-
-    A count of 0 leaves the layout to the file system, -1 takes all its targets; no
-    size leaves that to the file system.
-    """
-
-    stripe_count: int = 0
-    stripe_size: str = ""
-
-    def __post_init__(self) -> None:
-        if not -1 <= self.stripe_count <= 2000:  # LOV_MAX_STRIPE_COUNT
-            raise RequestError(f"stripe_count is {self.stripe_count}; -1, 0, or 1 to 2000 is needed")
-        if self.stripe_size and not (self.stripe_count and _STRIPE_SIZE.fullmatch(self.stripe_size)):
-            raise RequestError(
-                f"stripe_size is {self.stripe_size!r} with a stripe_count of {self.stripe_count}; "
-                'megabytes such as "4M" beside a count other than 0 are needed'
-            )
-
-    @property
-    def hint(self) -> str:
-        """`8,4M` or `8` for the generator of data; empty where the file system decides."""
-        return ",".join(filter(None, (str(self.stripe_count or ""), self.stripe_size)))
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Proxy:
-    """The way out of a compute node, and the names that must not take it."""
-
-    url: str
-    no_proxy: str = ""
-    all: str = ""
+_TEMPLATE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,200}")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Site:
     """One profile. `checked` is the date on which the facts were last compared with `sources`.
 
-    `file` is the path that the user gave instead of a name. `why` holds one line of
-    reason for a variable, or for `cpu_bind`; the script carries it as a comment.
+    `file` is the path that the user gave instead of a name. `template` is a file beside
+    the profile, or in the user's own folder of templates, that takes the place of the
+    scheduler's. `why` holds one line of reason for a variable, or for `cpu_bind`; the
+    script carries it as a comment.
 
     Raises:
         RequestError: on construction, for facts that contradict each other.
@@ -281,6 +64,7 @@ class Site:
     shell: str = "/bin/bash"
     default_queue: str = ""
     default_walltime: str = ""
+    template: str = ""
     account: Account = field(default_factory=Account)
     kill_delay_s: int = 0
     detect: Detect = field(default_factory=Detect)
@@ -288,6 +72,8 @@ class Site:
     queues: tuple[Queue, ...] = ()
     pbs: Pbs = field(default_factory=Pbs)
     slurm: Slurm = field(default_factory=Slurm)
+    flux: Flux = field(default_factory=Flux)
+    age: Age = field(default_factory=Age)
     env: Env = field(default_factory=Env)
     fallbacks: tuple[Fallback, ...] = ()
     fabric: Fabric = field(default_factory=Fabric)
@@ -298,7 +84,7 @@ class Site:
     why: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not _DATE.fullmatch(self.checked):
+        if not DATE.fullmatch(self.checked):
             raise RequestError(f"checked is {self.checked!r}; a date such as 2026-11-21 is needed")
         if self.default_walltime:
             parse_walltime_s(self.default_walltime)
@@ -312,8 +98,11 @@ class Site:
         for line in (*self.software, *self.notes, *self.why.values()):
             if "\n" in line or "\r" in line:
                 raise RequestError(f"{line!r} holds a line break; one line is needed")
-        for name in (*self.env.unset, *(name for fallback in self.fallbacks for name in fallback.without)):
-            if not _VARIABLE.fullmatch(name):
+        env = self.env
+        names = [*env.always, *env.single_node, *env.multi_node, *env.multi_node_prepend, *env.unset]
+        names += [name for fallback in self.fallbacks for name in (*fallback.without, *fallback.env)]
+        for name in names:
+            if not VARIABLE.fullmatch(name):
                 raise RequestError(f"{name!r} is not the name of a variable")
 
 
@@ -361,7 +150,29 @@ def read_site(path: Path) -> Site:
     """
     if not _NAME.fullmatch(path.stem):
         raise RequestError(f"{path}: a profile's name has letters, digits, _ and - only; rename the file")
-    return replace(read_toml(path, Site, base=profile_file), name=path.stem)
+    site = read_toml(path, Site, base=profile_file)
+    template = str(_template_file(site.template, path)) if site.template else ""
+    return replace(site, name=path.stem, template=template)
+
+
+def _template_file(name: str, profile: Path) -> Path:
+    places = (profile.resolve().parent, user_folder("templates"))
+    for folder in places if _TEMPLATE.fullmatch(name) else ():
+        if (folder / name).is_file():
+            return folder / name
+    raise RequestError(
+        f"{profile}: template {name!r} is no file in {' or '.join(map(str, places))}; put it there"
+    )
+
+
+def queue_entries(site: Site, queue: str, qos: str = "") -> tuple[Queue, ...]:
+    """What the profile says of that queue with that QOS beside it; nothing where it does not know the pair.
+
+    A queue of which every entry has a QOS is asked for together with the first one's.
+    """
+    named = [entry for entry in site.queues if entry.name == queue]
+    chosen = [entry for entry in named if entry.qos == qos]
+    return tuple(chosen or ([] if qos else named))
 
 
 def with_fallback(site: Site, name: str) -> Site:

@@ -37,10 +37,13 @@ _OPTIONS = [
     ),
     click.option("--walltime", metavar="HH:MM:SS", help="How long the job may run; also 90m, 2h, 1h30m."),
     click.option("--queue", metavar="Q", help="Queue, partition or QOS, whichever the site has."),
+    click.option("--qos", metavar="Q", help="QOS beside the partition, where the site has both."),
     click.option("--account", metavar="A", help="Project that pays.  [DDP_HPC_ACCOUNT]"),
     click.option("--name", metavar="NAME", help="Name of the job; at most 15 characters on PBS.  [ddp]"),
     click.option(
-        "--launcher", metavar="mpiexec|srun|torchrun", help="What starts the ranks.  [as the profile says]"
+        "--launcher",
+        metavar="mpiexec|srun|ibrun|flux|torchrun",
+        help="What starts the ranks.  [as the profile says]",
     ),
     click.option(
         "--mpi", metavar="none|pmi2|pmix|cray_shasta", help="How srun starts MPI ranks.  [the site's default]"
@@ -70,6 +73,9 @@ _OPTIONS = [
     ),
     click.option(
         "--min-nodes", type=int, metavar="M", help="Go on with M nodes where others are lost; with torchrun."
+    ),
+    click.option(
+        "--template", metavar="FILE", help="Your own template of the script, in place of the scheduler's."
     ),
 ]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+DIRECTIVES = ("#PBS", "#SBATCH", "#flux:", "#$")
 
 # Prints as `KEY=value` lines ended by NUL what the program under a launcher would see.
 RECORDER = """#!/bin/bash

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddp_hpc.batch.detect import choose_profile, match
-from ddp_hpc.batch.site import Detect
+from ddp_hpc.batch.site_tables import Detect
 
 
 def commands(folder: Path, *names: str) -> dict[str, str]:

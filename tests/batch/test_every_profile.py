@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -12,12 +13,14 @@ import pytest
 
 from ddp_hpc.batch.check_profile import faults_of
 from ddp_hpc.batch.job import Job
-from ddp_hpc.batch.layout import advice
+from ddp_hpc.batch.layout import advice, devices_of, lay_out
+from ddp_hpc.batch.lint import lint_script
 from ddp_hpc.batch.render import render
 from ddp_hpc.batch.schedulers import SCHEDULERS
-from ddp_hpc.batch.site import Queue, Site, load_site, profile_files
+from ddp_hpc.batch.site import Site, load_site, profile_files
+from ddp_hpc.batch.site_tables import Queue
 from ddp_hpc.units import parse_walltime_s
-from tests.batch.conftest import clean_environ
+from tests.batch.conftest import DIRECTIVES, clean_environ
 from tests.batch.test_written_scripts import SHELLCHECK
 
 FOLDER = Path(__file__).parents[2] / "profiles"
@@ -57,8 +60,20 @@ def test_its_scripts_ask_for_so_many_nodes_and_for_that_queue(name: str) -> None
         if site.scheduler == "slurm":
             assert f"--nodes={job.num_nodes}" in words
             assert not job.queue or f"--{site.slurm.queue_option}={job.queue}" in words
+        elif site.scheduler == "flux":
+            assert {f"--nodes={job.num_nodes}", f"--queue={job.queue or site.default_queue}"} <= set(words)
         elif site.scheduler == "pbs":
             assert not job.queue or job.queue in words
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lint_finds_nothing_in_its_scripts(name: str) -> None:
+    """But a note, where lint knows nothing of the scheduler."""
+    site = load_site(name)
+    for job, text in zip(sizes(site), scripts(name), strict=True):
+        found = lint_script(text, site, num_nodes=job.num_nodes)
+        expected = [] if site.scheduler in ("pbs", "slurm", "local") else ["JOB014"]
+        assert [finding.check for finding in found] == expected, (job.num_nodes, found)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -100,13 +115,25 @@ def sizes(site: Site) -> list[Job]:
     """One node, two, and the most that its largest queue takes, for as long as that queue lets them run."""
     if site.scheduler == "local":
         return [Job()]
-    jobs = [Job(), Job(num_nodes=2)]
-    queues = [queue for queue in site.queues if queue.submit]
+    jobs = [Job(account=an_account(site)), Job(num_nodes=2, account=an_account(site))]
+    queues = [queue for queue in site.queues if queue.submit and not queue.qos and holds(queue, site)]
     if queues:
         largest = max(queues, key=most_nodes)
         walltime_s = parse_walltime_s(largest.max_walltime) if largest.max_walltime else None
-        jobs.append(Job(num_nodes=most_nodes(largest), queue=largest.name, walltime_s=walltime_s))
+        jobs.append(
+            replace(jobs[0], num_nodes=most_nodes(largest), queue=largest.name, walltime_s=walltime_s)
+        )
     return jobs
+
+
+def an_account(site: Site) -> str:
+    return f"{site.account.prefix}proj{site.account.suffix}"
+
+
+def holds(queue: Queue, site: Site) -> bool:
+    """Whether the queue has devices for as many nodes as it takes: Kestrel's debug has half a node's."""
+    job = Job(num_nodes=most_nodes(queue))
+    return not queue.max_devices or devices_of(job, lay_out(job, site), site, queue) <= queue.max_devices
 
 
 def most_nodes(queue: Queue) -> int:
@@ -115,7 +142,7 @@ def most_nodes(queue: Queue) -> int:
 
 
 def directives(script: str) -> list[str]:
-    lines = [line for line in script.splitlines() if line.startswith(("#PBS", "#SBATCH"))]
+    lines = [line for line in script.splitlines() if line.startswith(DIRECTIVES)]
     return [word for line in lines for word in line.split()[1:]]
 
 

@@ -5,6 +5,7 @@ here, with stand-ins for its commands; chains of real jobs under PBS are in test
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -357,6 +358,52 @@ def test_the_queue_that_was_asked_for_is_asked_again_and_not_where_routing_has_l
     (words,) = calls(job, "qsub")
     copy = folder(job) / "job.sh"
     assert words == f"-A proj -q prod -W depend=afterany:12.pbs-srv -v DDP_HPC_ATTEMPT=2 {copy}"
+
+
+@pytest.mark.parametrize(
+    ("profile", "server_says", "words"),
+    [
+        ("aspire2a", "    project = proj", "-P proj"),
+        ("aspire2a", "    project = _pbs_project_default", ""),
+        ("miyabi_g", "    group_list = g1", "-W group_list=g1"),
+        ("miyabi_g", "", ""),
+    ],
+)
+def test_the_account_is_handed_on_by_the_option_that_the_site_has_for_it(
+    job: Sandbox, profile: str, server_says: str, words: str
+) -> None:
+    command(job, "qstat", says=f"Job Id: 12.pbs-srv\n    Job_Name = ddp\n{server_says}")
+    run_pbs(job, profile, PBS_O_QUEUE="q", PBS_ACCOUNT="not this")
+    assert calls(job, "qstat") == ["-f 12.pbs-srv"]
+    (said,) = calls(job, "qsub")
+    assert said.split(" -q q ")[0] == words if words else said.startswith("-q q ")
+
+
+def test_without_an_answer_of_the_server_the_script_names_the_account(job: Sandbox) -> None:
+    command(job, "qstat", code=1)
+    done = run_pbs(job, "miyabi_g", PBS_O_QUEUE="q")
+    (said,) = calls(job, "qsub")
+    assert said.startswith("-q q -W depend=afterany:12.pbs-srv ")
+    assert done.returncode == 75
+
+
+def test_variables_that_the_site_wants_for_each_job_are_given_to_the_next_one_too(job: Sandbox) -> None:
+    """A -v on qsub's command line takes the place of the one in the script."""
+    text = script("abci3")
+    assert "#PBS -v USE_SSH=1\n" in text
+    job.launcher("mpiexec", version="Open MPI", then=SAY + "say again 3")
+    # The file of the site's that is not here.
+    job.run(text.replace("source /etc/profile.d/modules.sh", ""), **pbs(job, "a"))
+    (said,) = calls(job, "qsub")
+    assert " -v USE_SSH=1,DDP_HPC_ATTEMPT=2 " in said
+
+
+def test_variables_that_the_site_wants_for_each_job_are_given_to_those_of_a_chain(job: Sandbox) -> None:
+    command(job, "qsub", says="13.pbs-srv")
+    path = job.write(script("abci3"))
+    subprocess.run(["bash", path, "--chain", "2"], cwd=job.work, env=job.environ(), check=True)
+    said = [re.findall(r"-v (\S+)", line) for line in calls(job, "qsub")]
+    assert said == [[f"USE_SSH=1,DDP_HPC_ATTEMPT={n},DDP_HPC_CHAINED=2"] for n in (1, 2)]
 
 
 def test_a_job_of_a_chain_submits_nothing_itself(job: Sandbox) -> None:

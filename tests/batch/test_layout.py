@@ -59,6 +59,11 @@ def test_more_than_a_node_has_is_refused(job: Job, profile: str, said: str) -> N
         (Job(name="sixteencharacter"), "generic_pbs", "PBS takes 15"),
         (Job(num_nodes=2), "local", "profile local is this one machine"),
         (Job(queue="debug"), "local", "--queue debug was given"),
+        (Job(filesystems="home"), "generic_slurm", "--filesystems home was given"),
+        (Job(qos="debug"), "polaris", "a QOS is asked of Slurm, and Polaris (ALCF) has pbs; leave it out"),
+        (Job(qos="debug"), "perlmutter", "--queue is the QOS; leave it out"),
+        (Job(qos="debug"), "della", "refuses it"),
+        (Job(gpus_per_node=4), "crux", "Crux (ALCF) has none"),
         (Job(max_attempts=5), "local", "--max-attempts 5 was given"),
         (Job(num_nodes=2, min_nodes=1), "perlmutter", "--min-nodes 1 was given; only torchrun"),
         (Job(launcher="torchrun", command=("./run.sh",)), "polaris", "'./run.sh' is none"),
@@ -95,9 +100,70 @@ def test_a_queue_may_give_larger_jobs_more_time(num_nodes: int, hours: int, fits
 def test_a_request_over_the_limits_is_warned_about_with_the_date_of_the_fact() -> None:
     (line,) = polaris_advice(num_nodes=3, queue="debug", walltime_s=3600)
     assert line == (
-        "3 nodes for 01:00:00 are outside what queue debug took on 2026-08-19 (1-2 nodes up to 01:00:00); "
+        "3 nodes for 01:00:00 are outside what queue debug took on 2026-08-19 (1-2 nodes for 00:05:00 to "
+        "01:00:00); "
         "the scheduler may refuse the job"
     )
+
+
+def lines_about_queues(profile: str, **job: object) -> list[str]:
+    return [line for line in advice(Job(**job), load_site(profile)) if "queue" in line]  # type: ignore[arg-type]
+
+
+def test_a_request_for_more_gpus_than_the_queue_gives_is_warned_about() -> None:
+    (line,) = lines_about_queues("kestrel", queue="debug", walltime_s=3600)
+    assert line.startswith(
+        "1 nodes with 4 GPUs for 01:00:00 are outside what queue debug took on 2025-07-30 "
+        "(1-2 nodes and 2 GPUs up to 01:00:00)"
+    )
+
+
+@pytest.mark.parametrize(("ranks", "fits"), [(1, True), (8, False)])
+def test_where_pbs_counts_ranks_one_gpu_each_is_what_the_queue_counts(ranks: int, fits: bool) -> None:
+    assert (lines_about_queues("abci3", queue="rt_HG", ranks_per_node=ranks) == []) is fits
+
+
+@pytest.mark.parametrize(
+    ("job", "fits"),
+    [
+        ({"walltime_s": 24 * 3600}, True),
+        ({"walltime_s": 1800, "qos": "boost_qos_dbg"}, True),
+        ({"walltime_s": 1801, "qos": "boost_qos_dbg"}, False),
+        ({"qos": "boost_qos_debug"}, False),
+    ],
+)
+def test_limits_that_depend_on_a_qos_beside_the_partition(job: dict[str, object], fits: bool) -> None:
+    assert (lines_about_queues("leonardo", **job) == []) is fits
+
+
+def test_a_qos_stands_beside_its_partition_in_the_script() -> None:
+    asked = render(Job(qos="boost_qos_dbg"), load_site("leonardo"))
+    assert "\n#SBATCH --partition=boost_usr_prod\n#SBATCH --qos=boost_qos_dbg\n" in asked
+    assert "--qos boost_qos_dbg" in asked.partition(" with: ")[2]
+    assert "qos" not in render(Job(), load_site("leonardo"))
+
+
+def test_a_machine_without_gpus_is_not_told_how_to_ask_for_them() -> None:
+    assert advice(Job(account="P"), load_site("crux")) == []
+    assert "for GPUs give --gpus-per-node G" in advice(Job(), load_site("generic_pbs"))[-1]
+
+
+def test_the_one_agent_of_torchrun_is_given_the_gpus_where_the_step_asks_for_them() -> None:
+    asked = render(Job(launcher="torchrun"), load_site("frontier"))
+    (line,) = [line for line in asked.splitlines() if line.startswith("srun ")]
+    assert line.endswith(" --gpus-per-task=8 \\")
+    assert "--gpu-bind" not in line
+
+
+@pytest.mark.parametrize(
+    ("launcher", "line"),
+    [("", 'ibrun -np "$num_ranks" \\'), ("torchrun", 'ibrun -np "$num_nodes" \\')],
+)
+def test_tacc_starts_ranks_and_agents_by_ibrun(launcher: str, line: str) -> None:
+    asked = render(Job(num_nodes=2, launcher=launcher), load_site("stampede3")).splitlines()
+    assert line in asked
+    assert f"#SBATCH --ntasks-per-node={1 if launcher else 4}" in asked
+    assert not [one for one in asked if "mpiexec" in one]
 
 
 def test_a_queue_that_the_profile_does_not_know_is_warned_about() -> None:

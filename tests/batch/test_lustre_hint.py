@@ -8,7 +8,8 @@ import pytest
 
 from ddp_hpc.batch.job import Job
 from ddp_hpc.batch.render import render
-from ddp_hpc.batch.site import Lustre, Site, load_site
+from ddp_hpc.batch.site import Site, load_site
+from ddp_hpc.batch.site_tables import Lustre
 from ddp_hpc.errors import RequestError
 from ddp_hpc.toml_config import parse_toml
 from tests.batch.conftest import Sandbox

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,27 @@ from ddp_hpc.batch.check_profile import faults_of
 from ddp_hpc.batch.job import Job
 from ddp_hpc.batch.layout import advice
 from ddp_hpc.batch.render import render
-from ddp_hpc.batch.site import load_site
+from ddp_hpc.batch.site import Site, load_site
+from ddp_hpc.batch.site_tables import (
+    Account,
+    Age,
+    Detect,
+    Env,
+    Fabric,
+    Fallback,
+    Flux,
+    Launch,
+    Lustre,
+    Node,
+    Pbs,
+    Proxy,
+    Queue,
+    Slurm,
+    Source,
+)
 from ddp_hpc.cli import cli
 from ddp_hpc.errors import RequestError
-from tests.batch.conftest import run_cli
+from tests.batch.conftest import ROOT, run_cli
 
 MINE = """\
 title = "mine"
@@ -82,6 +101,22 @@ def test_a_file_that_cannot_be_read_is_refused(own: Own, name: str) -> None:
 def test_a_file_whose_name_no_variable_could_carry_is_refused(own: Own, name: str) -> None:
     own(MINE, name)
     assert "rename the file" in refused(f"./{name}.toml")
+
+
+@pytest.mark.parametrize(
+    ("extends", "text", "said"),
+    [
+        ("polaris", '[pbs]\nresources = ["select={nodes"]\n', "has a brace without its other one"),
+        ("polaris", '[pbs]\nfilesystems = "home eagle"\n', "filesystems is 'home eagle'"),
+        ("leonardo", '[slurm]\ngpu_type = "a100\\n#SBATCH --hold"\n', "which no directive can carry"),
+        ("leonardo", '[[queues]]\nname = "q"\nqos = "a b"\n', "qos is 'a b'"),
+        ("polaris", '[env.always]\n"A B" = "x"\n', "'A B' is not the name of a variable"),
+        ("polaris", '[env.multi_node_prepend]\n"A;id" = ["x"]\n', "'A;id' is not the name of a variable"),
+    ],
+)
+def test_a_value_that_would_break_the_script_is_refused(own: Own, extends: str, text: str, said: str) -> None:
+    own(f'extends = "{extends}"\n{text}')
+    assert said in refused("./mine.toml")
 
 
 class TestExtends:
@@ -177,7 +212,7 @@ def test_a_value_of_another_type_is_refused_with_its_line(own: Own, line: str, s
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("account.option = '-B'", "option is '-B'; one of '-A', '-P', '-W group_list=', '' is needed"),
+        ("account.option = '-B'", "option is '-B'; one of '-A', '-P', '-W group_list=', '-g', '' is needed"),
         ("confidence = 'sure'", 'confidence is \'sure\'; "high", "medium" or "low" is needed'),
         ("pbs.resources = ['select={node}']", '{node} is not known (did you mean "nodes"?)'),
         ("pbs.options = ['-v A=$HOME']", "is none that a directive can carry"),
@@ -289,3 +324,26 @@ def test_the_own_file_is_shown_as_it_is(own: Own, tmp_path: Path) -> None:
     own(MINE + "# a comment\n")
     done = run_cli("profiles", "show", "./mine.toml", cwd=tmp_path)
     assert done.stdout.decode() == MINE + "# a comment\n"
+
+
+class TestThePage:
+    PAGE = (ROOT / "docs" / "profiles.md").read_text()
+
+    def test_it_names_every_key(self) -> None:
+        named = set(re.findall(r"`\[*([a-z_]+)\]*", self.PAGE))
+        tables = {"account": Account, "detect": Detect, "node": Node, "queues": Queue, "pbs": Pbs}
+        tables |= {"slurm": Slurm, "flux": Flux, "age": Age, "launch": Launch, "env": Env}
+        tables |= {
+            "fallbacks": Fallback,
+            "fabric": Fabric,
+            "lustre": Lustre,
+            "proxy": Proxy,
+            "sources": Source,
+        }
+        keys = {field.name for kind in (Site, *tables.values()) for field in fields(kind)}
+        # What the reader of a file fills in.
+        assert keys - named == {"file"}
+
+    def test_its_example_is_a_profile_without_fault(self, own: Own) -> None:
+        (text,) = re.findall(r"```toml\n(extends.*?)```", self.PAGE, re.DOTALL)
+        assert faults_of(own(text)) == []

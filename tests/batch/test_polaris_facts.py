@@ -146,6 +146,8 @@ def test_what_is_left_out_where_ranks_hang(
     [  # all of RUNNING_JOBS; between two ranges of prod a job may vanish without a word: KNOWN_ISSUES
         ("debug", 2, "01:00:00", True),
         ("debug", 3, "01:00:00", False),
+        ("debug", 1, "00:05:00", True),
+        ("debug", 1, "00:04:59", False),
         ("debug-scaling", 10, "01:00:00", True),
         ("debug-scaling", 11, "01:00:00", False),
         ("prod", 9, "03:00:00", False),

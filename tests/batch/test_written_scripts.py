@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.batch.conftest import ROOT, run_cli
+from tests.batch.conftest import DIRECTIVES, ROOT, run_cli
 
 JOBS = sorted((ROOT / "jobs").iterdir())
 GOLDEN = sorted((ROOT / "tests" / "golden").iterdir())
@@ -18,7 +18,7 @@ SHELLCHECK = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(R
 def header(script: Path) -> str:
     """The command line in the first comment after the directives."""
     lines = script.read_text().splitlines()
-    first = next(line for line in lines[1:] if not line.startswith(("#PBS", "#SBATCH")))
+    first = next(line for line in lines[1:] if not line.startswith(DIRECTIVES))
     assert first.startswith("# Written by ddp-hpc ")
     return first.split(" with: ", 1)[1]
 
@@ -58,8 +58,8 @@ def test_shellcheck_finds_nothing(script: Path) -> None:
 @pytest.mark.parametrize("script", [*JOBS, *GOLDEN], ids=lambda path: path.name)
 def test_directives_come_first_and_stand_alone(script: Path) -> None:
     lines = script.read_text().splitlines()
-    directives = [number for number, line in enumerate(lines) if line.startswith(("#PBS", "#SBATCH"))]
+    directives = [number for number, line in enumerate(lines) if line.startswith(DIRECTIVES)]
     assert directives == list(range(1, len(directives) + 1))
     for number in directives:
-        assert not set("$'\"`#") & set(lines[number][1:])
+        assert not set("$'\"`#") & set(lines[number].removeprefix("#$")[1:])
         assert " #" not in lines[number]

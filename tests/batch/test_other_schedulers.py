@@ -1,0 +1,128 @@
+"""Scripts for Flux and Grid Engine: their directives, their launch, and that they do not go on by themselves.
+
+Neither scheduler was here to be tried: the stand-ins do what the manual pages of flux-core and the scripts of
+TSUBAME4's users say.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddp_hpc.batch.job import Job
+from ddp_hpc.batch.render import render
+from ddp_hpc.batch.site import load_site
+from ddp_hpc.errors import RequestError
+from tests.batch.conftest import DIRECTIVES, Sandbox
+from tests.batch.test_going_on import SAY, folder
+from tests.batch.test_scripts_run import MODULES, script
+
+FLUX = """#!/bin/bash
+case $1 in
+  resource) [[ $* == "resource list -s up -no {nnodes}" ]] && echo 2 ;;
+  getattr) [[ $2 == jobid ]] && echo \u0192AbC ;;
+  run)
+    printf '%s\\0' "$@" >"$RECORD"
+    env -0 >"$RECORD.env"
+    """
+
+
+def directives(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith(DIRECTIVES)]
+
+
+class TestFlux:
+    def test_its_directives_are_options_of_flux_batch_and_the_time_has_a_unit(self) -> None:
+        job = Job(num_nodes=2, account="bank1", queue="pbatch", walltime_s=5400)
+        assert directives(render(job, load_site("tuolumne"))) == [
+            "#flux: --job-name=ddp",
+            "#flux: --nodes=2",
+            "#flux: --exclusive",
+            "#flux: --time-limit=5400s",
+            "#flux: --queue=pbatch",
+            "#flux: --setattr=bank=bank1",
+            "#flux: --output=ddp-{{id}}.out",
+        ]
+
+    def test_ranks_are_started_by_flux_run_on_the_nodes_that_it_counts(self, sandbox: Sandbox) -> None:
+        sandbox.program("flux", FLUX + f"{SAY}say done 9 ;;\nesac\n")
+        done = sandbox.run(script("tuolumne", num_nodes=2), FLUX_URI="local:///x")
+        assert done.returncode == 0, done.stderr
+        assert sandbox.words()[:5] == ["run", "--exclusive", "--nodes=2", "--tasks-per-node=4", "python"]
+        assert sandbox.seen()["DDP_HPC_PROFILE"] == "tuolumne"
+        assert "ddp-hpc: job \u0192AbC, 2 nodes, 8 ranks, by flux\n" in done.stdout.decode()
+
+    def test_a_run_that_is_not_done_says_how_to_go_on_by_hand(self, sandbox: Sandbox) -> None:
+        sandbox.program("flux", FLUX + f"{SAY}say again 3 no time left ;;\nesac\n")
+        done = sandbox.run(script("tuolumne"), FLUX_URI="local:///x")
+        assert done.returncode == 75
+        assert done.stdout.decode().endswith(
+            "stopped at step 3: no time left; this script submits no successor under Flux; "
+            f"to go on: cd {sandbox.work} && flux batch {folder(sandbox)}/job.sh\n"
+        )
+
+    def test_started_by_hand_it_says_how_to_submit_it(self, sandbox: Sandbox) -> None:
+        done = sandbox.run(script("tuolumne"))
+        assert done.returncode != 0
+        assert b"submit this script with flux batch" in done.stderr
+
+
+class TestGridEngine:
+    def environ(self, sandbox: Sandbox) -> dict[str, str]:
+        """What Grid Engine gives a job on two nodes; its list has three more columns behind a name."""
+        hosts = sandbox.folder / "pe_hostfile"
+        hosts.write_text("a 192 all.q@a UNDEFINED\nb 192 all.q@b UNDEFINED\n")
+        modules = sandbox.folder / "modules.sh"
+        modules.write_text(MODULES)
+        given = {"PE_HOSTFILE": str(hosts), "NHOSTS": "2", "JOB_ID": "7", "TMPDIR": str(sandbox.folder)}
+        return {**given, "SGE_O_WORKDIR": str(sandbox.work), "BASH_ENV": str(modules)}
+
+    def test_its_directives_name_the_kind_of_node_and_no_group(self) -> None:
+        text = render(Job(num_nodes=2, account="tga-x", walltime_s=5400), load_site("tsubame4"))
+        assert directives(text) == [
+            "#$ -N ddp",
+            "#$ -S /bin/bash",
+            "#$ -cwd",
+            "#$ -l node_f=2",
+            "#$ -l h_rt=01:30:00",
+            "#$ -j y",
+        ]
+        assert (
+            "# No directive names the group that pays; submit this script with: qsub -g tga-x SCRIPT\n"
+            in text
+        )
+
+    def test_a_queue_is_a_kind_of_node(self) -> None:
+        asked = render(Job(queue="node_q", ranks_per_node=1), load_site("tsubame4"))
+        assert "#$ -l node_q=1\n" in asked
+        with pytest.raises(
+            RequestError, match=r"queue 'node_h' is not known .*TSUBAME4.* has node_f, node_q"
+        ):
+            render(Job(queue="node_h"), load_site("tsubame4"))
+
+    def test_open_mpi_is_told_the_nodes_in_its_own_spelling(self, sandbox: Sandbox) -> None:
+        sandbox.launcher("mpiexec", version="Open MPI 5.0.7", then=f"{SAY}say done 9")
+        done = sandbox.run(script("tsubame4", num_nodes=2), **self.environ(sandbox))
+        assert done.returncode == 0, done.stderr
+        words = sandbox.words()
+        assert words[:5] == ["-n", "8", "--map-by", "ppr:4:node", "--bind-to"]
+        hosts = words[words.index("--hostfile") + 1]
+        assert hosts.startswith(f"{sandbox.folder}/hosts.")
+        assert Path(hosts).read_text() == "a slots=4\nb slots=4\n"
+
+    def test_a_run_that_is_not_done_says_how_to_go_on_with_its_group(self, sandbox: Sandbox) -> None:
+        sandbox.launcher("mpiexec", version="Open MPI 5.0.7", then=f"{SAY}say again 3 no time left")
+        done = sandbox.run(script("tsubame4", account="tga-x"), **self.environ(sandbox))
+        assert done.returncode == 75
+        assert done.stdout.decode().endswith(
+            "this script submits no successor under Grid Engine; "
+            f"to go on: cd {sandbox.work} && qsub -g tga-x {folder(sandbox)}/job.sh\n"
+        )
+
+
+@pytest.mark.parametrize("profile", ["tuolumne", "tsubame4"])
+@pytest.mark.parametrize("asked", [{"launcher": "torchrun"}, {"launcher": "srun"}, {"qos": "debug"}])
+def test_what_they_do_not_have_is_refused(profile: str, asked: dict[str, str]) -> None:
+    with pytest.raises(RequestError):
+        render(Job(**asked), load_site(profile))  # type: ignore[arg-type]

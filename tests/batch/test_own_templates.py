@@ -1,0 +1,231 @@
+"""A template of one's own: what it may have, and how one ends that is broken, hostile or endless."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from ddp_hpc.batch import templates
+from ddp_hpc.batch.job import Job
+from ddp_hpc.batch.render import render
+from ddp_hpc.batch.site import load_site
+from ddp_hpc.errors import RequestError
+from tests.batch.conftest import ROOT, run_cli
+
+MINE = """\
+{% extends "slurm.sh.j2" %}
+{% block start %}
+echo "mine, {{ job.num_nodes }} nodes of {{ site.title }}"
+{{ super() }}
+{%- endblock %}
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+def own(text: str, path: str = "mine.j2") -> str:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(text)
+    return path
+
+
+def refused(text: str) -> str:
+    """What the child process would say, without a process."""
+    names = {"job": Job(), "exports": [], "site": load_site("generic_slurm")}
+    said, code = templates._answer(Path(own(text)).resolve(), names)
+    assert code == 2
+    assert "\n" not in said
+    return f"mine.j2{said}"
+
+
+def refused_by_render(text: str) -> str:
+    with pytest.raises(RequestError) as caught:
+        render(Job(template=own(text)), load_site("generic_slurm"))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_it_extends_a_shipped_one_and_changes_one_part(tmp_path: Path) -> None:
+    own(MINE)
+    done = run_cli("render", "--profile", "generic_slurm", "--template", "mine.j2", cwd=tmp_path)
+    shipped = render(Job(), load_site("generic_slurm"))
+    words = "--profile generic_slurm"
+    changed = shipped.replace(words, f"{words} --template mine.j2").replace(
+        '\ncd "${SLURM_SUBMIT_DIR', '\necho "mine, 1 nodes of any Slurm machine"\ncd "${SLURM_SUBMIT_DIR'
+    )
+    assert done.stdout.decode() == changed
+
+
+def test_it_includes_a_file_beside_it_wherever_the_command_runs(tmp_path: Path) -> None:
+    own("# {{ job.name }}\n", "site/part.j2")
+    path = own('#!/bin/bash\n{% include "part.j2" %}', "site/mine.j2")
+    assert render(Job(template=path), load_site("generic_slurm")) == "#!/bin/bash\n# ddp\n"
+
+
+def test_one_with_a_shipped_name_may_extend_the_shipped_one() -> None:
+    path = own(MINE, "slurm.sh.j2")
+    assert "mine, 1 nodes" in render(Job(template=path), load_site("generic_slurm"))
+
+
+def test_a_bare_name_is_found_in_the_users_folder_of_templates() -> None:
+    own(MINE, "config/ddp-hpc/templates/mine.j2")
+    assert "mine, 1 nodes" in render(Job(template="mine.j2"), load_site("generic_slurm"))
+
+
+@pytest.mark.parametrize("folder", ["here", "config/ddp-hpc/templates"])
+def test_a_profile_names_one_beside_it_or_in_the_users_folder(folder: str) -> None:
+    own(MINE, f"{folder}/mine.j2")
+    own('extends = "generic_slurm"\nowner = "me"\ntemplate = "mine.j2"\n', "here/mysite.toml")
+    script = render(Job(), load_site("here/mysite.toml"))
+    assert "mine, 1 nodes" in script
+    assert "--template" not in script
+
+
+@pytest.mark.parametrize("name", ["none.j2", "../mine.j2", "/etc/passwd", "a\nb", "..", "x" * 10_000])
+def test_a_profile_that_names_one_elsewhere_is_refused(name: str) -> None:
+    own(MINE)
+    text = 'extends = "generic_slurm"\nowner = "me"\ntemplate = """' + name + '"""\n'
+    with pytest.raises(RequestError, match=r"mysite.toml: template .* is no file in"):
+        load_site(own(text, "here/mysite.toml"))
+
+
+@pytest.mark.parametrize("path", ["none.j2", ".", "/dev/zero", "x/mine.j2", "a\0b", "x" * 10_000])
+def test_one_that_is_no_file_is_refused(path: str) -> None:
+    with pytest.raises(RequestError, match="template"):
+        render(Job(template=path), load_site("generic_slurm"))
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("#!/bin/bash\n{{ jbo.name }}", ":2", "'jbo' is undefined"),
+        ("#!/bin/bash\n{{ job.nmae }}", ":2", "has no attribute 'nmae'"),
+        ("#!/bin/bash\n\n{% if %}", ":3", "Expected an expression"),
+        ("#!/bin/bash\n{% for x in 1 %}\n{% endfor %}", ":2", "not iterable"),
+        ("#!/bin/bash\n{{ 1 / 0 }}", "", "division by zero"),
+        ("#!/bin/bash\n{{ 'x' | nofilter }}", ":2", "nofilter"),
+        ("#!/bin/bash\n{{ ('a' * 5000) ~ jbo }}", ":2", "'jbo' is undefined"),
+        ("#!/bin/bash\n{% include 'mine.j2' %}", ":2", "maximum recursion depth exceeded"),
+        ("#!/bin/bash\n{% extends 'none.j2' %}", "", "none.j2 is neither a shipped template"),
+        ("#!/bin/bash\n{{ 'a\0b' }}", "", "holds a NUL character"),
+        ("#!/bin/bash\n{{ 'x' * 5000000 }}", "", "larger than 4 MB"),
+        ("#!/bin/bash\n{{ '\\ud800' }}", "", "surrogates not allowed"),
+        ("#" * (1024 * 1024 + 1), "", "mine.j2 is larger than 1 MiB"),
+    ],
+)
+def test_a_broken_one_is_refused_with_its_line(text: str, line: str, said: str) -> None:
+    found = refused(text)
+    assert found.startswith(f"mine.j2{line}: ") or not line
+    assert said in found
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "job.__class__.__mro__",
+        "''.__class__.__base__.__subclasses__()",
+        "exports.append(1)",
+        "job.env.update(A='1')",
+        "self.__init__.__globals__",
+        "cycler.__init__.__globals__.os.popen('id').read()",
+        "'{0.__class__}'.format(job)",
+        "lipsum.__globals__['os'].system('touch canary')",
+        "(job | attr('__class__')).x",
+        "([job] | map(attribute='__class__') | first).x",
+    ],
+)
+def test_one_that_reaches_for_pythons_internals_is_refused(expression: str) -> None:
+    said = refused("#!/bin/bash\n{{ " + expression + " }}")
+    assert "unsafe" in said or "undefined" in said
+    assert not Path("canary").exists()
+
+
+@pytest.mark.parametrize("tag", ["include", "import", "extends"])
+@pytest.mark.parametrize(
+    "name", ["/etc/passwd", "../secret", "sub/secret", "link", "./secret", "pipe", "sub"]
+)
+def test_one_that_reads_other_files_is_refused(tag: str, name: str) -> None:
+    own("SECRET", "sub/secret")
+    own("SECRET", "secret-elsewhere")
+    Path("link").symlink_to("secret-elsewhere")
+    os.mkfifo("pipe")
+    said = refused(f'#!/bin/bash\n{{% {tag} "{name}" {"as x" if tag == "import" else ""} %}}')
+    assert "is neither a shipped template nor a plain file beside this one" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            "does a loop of it",
+        ),
+        ("{{ 9 ** (9 ** 99) }}", "does a loop of it"),
+        ("{{ 'a' * 10 ** 10 }}", "more than 1 GiB of memory"),
+        (
+            "{% set x = namespace(s='aaaa') %}{% for i in range(99) %}{% set x.s = x.s ~ x.s %}{% endfor %}",
+            "",
+        ),
+    ],
+    ids=["loops", "power", "large", "doubling"],
+)
+def test_one_that_never_ends_or_fills_the_memory_is_ended(
+    text: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(templates, "_CHILD", templates._CHILD.replace("child()", "child(max_cpu_s=1)"))
+    began_s = time.monotonic()
+    found = refused_by_render(f"#!/bin/bash\n{text}")
+    assert time.monotonic() - began_s < 50
+    assert said in found
+    assert found.startswith("mine.j2: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("echo no shebang", "mine.j2: what the template gives does not begin with #!"),
+        ("#!/bin/bash\n{{ jbo.name }}", "mine.j2:2: 'jbo' is undefined; mend the template"),
+        ("#!/bin/bash\n{% include '/etc/passwd' %}", "mine.j2: /etc/passwd is neither a shipped template"),
+        (
+            "#!/bin/bash\n{{ job.__class__ }}",
+            "mine.j2:2: access to attribute '__class__' of 'Job' object is unsafe",
+        ),
+    ],
+)
+def test_render_ends_in_that_line(text: str, said: str) -> None:
+    assert refused_by_render(text).startswith(said)
+
+
+def test_values_of_directives_are_checked_before_it_sees_them() -> None:
+    path = own("#!/bin/bash\n#SBATCH -p {{ directives.queue }}\n")
+    with pytest.raises(RequestError, match="queue"):
+        render(Job(template=path, queue="x\n#SBATCH --uid=0"), load_site("generic_slurm"))
+
+
+def test_the_page_names_everything_that_a_template_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: set[str] = set()
+
+    def seen(_name: str, names: dict[str, object]) -> str:
+        given.update(names)
+        return ""
+
+    monkeypatch.setattr("ddp_hpc.batch.render.render_shipped", seen)
+    render(Job(), load_site("polaris"))
+    page = (ROOT / "docs" / "templates.md").read_text()
+    table = "".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| `"))
+    assert set(re.findall(r"`(\w+)`", table)) == given
+
+
+def test_the_example_of_the_page_works() -> None:
+    page = (ROOT / "docs" / "templates.md").read_text()
+    (text,) = re.findall(r"```jinja\n(.*?)```", page, re.DOTALL)
+    script = render(Job(template=own(text), num_nodes=2), load_site("perlmutter"))
+    assert 'echo "job $SLURM_JOB_ID of ddp on 2 nodes" >>jobs.log\n' in script

@@ -1,0 +1,176 @@
+#!/bin/bash
+#$ -N ddp
+#$ -S /bin/bash
+#$ -cwd
+#$ -l node_f=2
+#$ -l h_rt=00:10:00
+#$ -j y
+# Written by ddp-hpc 0.1.0 with: ddp-hpc render --profile tsubame4 --nodes 2
+# TSUBAME4 (Science Tokyo) wants an account and this script names none; submit it with: qsub -g PROJECT SCRIPT
+
+set -euo pipefail
+cd "${SGE_O_WORKDIR:?is not set; submit this script with qsub}"
+
+# The site's software. Module and conda scripts read variables that are not set, so -u rests meanwhile.
+set +u
+module load cuda nccl openmpi
+set -u
+
+# A virtual environment beside the job, unless one is active already.
+if [[ -z ${VIRTUAL_ENV:-}${CONDA_PREFIX:-} && -f .venv/bin/activate ]]; then
+  set +u
+  # shellcheck disable=SC1091
+  source .venv/bin/activate
+  set -u
+fi
+
+num_nodes=$NHOSTS
+# Open MPI's spelling of the nodes: Grid Engine's list has other columns behind the names.
+hosts=${TMPDIR:-/tmp}/hosts.$$
+while read -r host _; do
+  echo "$host slots=4"
+done <"$PE_HOSTFILE" >"$hosts"
+num_ranks=$((num_nodes * 4))
+
+# What the ranks read.
+export OMP_NUM_THREADS=1
+export DDP_HPC_PROFILE=tsubame4
+export DDP_HPC_FABRIC_INTERFACE=bond0
+# Compiled kernels stay on the node: Triton's default is the home folder, which all nodes share.
+export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-/tmp/triton-$UID}"
+export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-/tmp/torchinductor-$UID}"
+export DDP_HPC_KILL_DELAY_S=1
+export DDP_HPC_RUN_DIR="$PWD"/runs/ddp
+export DDP_HPC_MAX_ATTEMPTS=20
+# When the job is killed, in unix seconds: SECONDS counts from the start of this shell.
+DDP_HPC_DEADLINE=$(($(date +%s) - SECONDS + 600))
+export DDP_HPC_DEADLINE
+
+job_id=${JOB_ID:-$$}
+# How far the run is, in the trainer's words, and which attempt this one is.
+mkdir -p "$DDP_HPC_RUN_DIR"
+read_state() {
+  state='' step=0 reason=''
+  written=$(stat -c '%i %y' "$DDP_HPC_RUN_DIR/state" 2>/dev/null || true)
+  if [[ -n $written ]]; then read -r state step reason <"$DDP_HPC_RUN_DIR/state" || true; fi
+  if ! [[ $state =~ ^(running|again|done|failed)$ && $step =~ ^(0|[1-9][0-9]{0,14})$ ]]; then state='' step=0; fi
+}
+read_state
+first_step=$step attempt=${DDP_HPC_ATTEMPT:-1} requeued=false last_step=0
+if [[ -s $DDP_HPC_RUN_DIR/attempts ]]; then
+  last_line=$(tail -n 1 "$DDP_HPC_RUN_DIR/attempts")
+  pattern='^([1-9][0-9]{0,5}) ([^ ]+) (0|[1-9][0-9]{0,14}) [0-9]+$'
+  if ! [[ $last_line =~ $pattern ]]; then
+    echo "error: $DDP_HPC_RUN_DIR/attempts ends in '$last_line'; ATTEMPT JOBID STEP UNIX_S is needed; remove the file" >&2
+    exit 1
+  fi
+  last_step=${BASH_REMATCH[3]}
+  # Nothing else tells a requeued job of PBS from its first run.
+  if [[ ${BASH_REMATCH[2]} == "$job_id" ]]; then requeued=true attempt=$((BASH_REMATCH[1] + 1)); fi
+fi
+if ! [[ $attempt =~ ^[1-9][0-9]{0,6}$ ]]; then
+  echo "error: DDP_HPC_ATTEMPT is '$attempt'; a whole number from 1 on is needed; leave it out" >&2
+  exit 2
+fi
+if ((attempt > 1)); then
+  if [[ $state == "done" ]]; then
+    echo "ddp-hpc: all $step steps are trained; attempt $attempt has nothing to do"
+    exit 0
+  fi
+  # A requeue is the scheduler's will or a person's, and may follow a failure that a lost node caused.
+  if [[ $state == failed ]] && ! $requeued; then
+    echo "error: the attempt before this one failed${reason:+: $reason}; mend that, then submit the script again" >&2
+    exit 1
+  elif ((step <= last_step)) && ! $requeued; then
+    echo "error: the attempt before this one made no step of progress and the run is still at step $step; look for the reason in its log, then submit the script again" >&2
+    exit 1
+  elif ((attempt > DDP_HPC_MAX_ATTEMPTS)); then
+    echo "ddp-hpc: the run is at step $step after $DDP_HPC_MAX_ATTEMPTS attempts, the most it may have (--max-attempts); to go on, submit the script again"
+    exit 75
+  fi
+  echo "ddp-hpc: attempt $attempt of at most $DDP_HPC_MAX_ATTEMPTS, from step $step"
+fi
+echo "$attempt $job_id $first_step $(date +%s)" >>"$DDP_HPC_RUN_DIR/attempts"
+# The scheduler's copy of this script is gone when the job is.
+cp -- "$0" "$DDP_HPC_RUN_DIR/job.sh.new" && mv -f -- "$DDP_HPC_RUN_DIR/job.sh.new" "$DDP_HPC_RUN_DIR/job.sh"
+
+# The machine's mpiexec, not one that a Python environment brings along (the mpich wheel does): ranks started
+# by that one would not find each other through the machine's MPI. And not $PBS_EXEC/bin/mpiexec, which only
+# looks like one: it fails --version. To choose by hand, set DDP_HPC_MPIEXEC.
+mpiexec=${DDP_HPC_MPIEXEC:-}
+spare_mpiexec=
+while [[ -z $mpiexec ]] && IFS= read -r candidate; do
+  "$candidate" --version </dev/null &>/dev/null || continue
+  case $candidate in
+    "${VIRTUAL_ENV:-no environment}"/* | "${CONDA_PREFIX:-no environment}"/*)
+      spare_mpiexec=${spare_mpiexec:-$candidate}
+      ;;
+    *) mpiexec=$candidate ;;
+  esac
+done < <(type -aP mpiexec || true)
+mpiexec=${mpiexec:-$spare_mpiexec}
+if ! type -P "$mpiexec" >/dev/null; then
+  echo "error: ${mpiexec:-mpiexec} was not found as an MPI launcher; load the MPI module (ddp-hpc render --setup 'module load ...') or install the PyPI package mpich" >&2
+  exit 2
+fi
+# Three spellings of "so many ranks a node".
+case $("$mpiexec" --version 2>&1 || true) in
+  *"Open MPI"* | *OpenRTE* | *PRRTE*)
+    per_node=(--map-by ppr:4:node --bind-to none)
+    # Open MPI hands the environment on to other nodes only by name.
+    for name in PATH LD_LIBRARY_PATH PYTHONPATH OMP_NUM_THREADS DDP_HPC_PROFILE DDP_HPC_FABRIC_INTERFACE TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR DDP_HPC_KILL_DELAY_S DDP_HPC_RUN_DIR DDP_HPC_MAX_ATTEMPTS DDP_HPC_DEADLINE; do
+      if [[ -v $name ]]; then per_node+=(-x "$name"); fi
+    done
+    ;;
+  *HYDRA* | *Hydra* | *"Intel(R) MPI"*) per_node=(-ppn 4) ;;
+  *) per_node=(--ppn 4) ;;
+esac
+
+echo "ddp-hpc: job $job_id, $num_nodes nodes, $num_ranks ranks, by mpiexec ($mpiexec)"
+# In the background, since bash runs a trap only after its foreground command.
+"$mpiexec" -n "$num_ranks" "${per_node[@]}" --hostfile "$hosts" \
+  python -m ddp_hpc.train &
+launcher=$!
+hand_on=(kill -TERM "$launcher")
+warn=("${hand_on[@]}") # not every launcher hands USR1 on to the ranks
+stopped=false
+stopped_s=0
+# Never CONT: Slurm sends it right after other signals, and bash would lose those.
+trap 'stopped=true stopped_s=$(date +%s); "${hand_on[@]}" 2>/dev/null || true' TERM INT
+trap 'stopped=true; "${warn[@]}" 2>/dev/null || true' USR1
+code=0
+wait "$launcher" || code=$?
+# A trap cuts the wait short; the launcher's own exit code comes with the next one.
+while $stopped; do
+  stopped=false
+  code=0
+  wait "$launcher" || code=$?
+done
+
+# What comes next. Launchers bend exit codes, so the trainer's word counts where it spoke in this attempt.
+trap '' TERM INT USR1
+before=$written
+read_state
+# While this node was cut off the scheduler may have started the job anew elsewhere: the run is that attempt's.
+if [[ $(tail -n 1 "$DDP_HPC_RUN_DIR/attempts") != "$attempt $job_id "* ]]; then exit "$code"; fi
+if [[ $written == "$before" || -z $state ]]; then exit "$code"; fi
+if [[ $state == "done" ]]; then exit 0; fi
+if [[ $state == running ]] && ((code && step > first_step)); then
+  # A rank or a node was lost without a word. What was saved before makes another attempt worth it.
+  state=again reason="the launcher ended with $code and no rank could say why"
+fi
+if [[ $state != again ]]; then exit "$((code ? code : 1))"; fi
+stopped_at="stopped at step $step${reason:+: $reason}"
+printf -v by_hand 'cd %q && qsub %q' "$PWD" "$DDP_HPC_RUN_DIR/job.sh"
+# A signal well before the end is somebody's will, or the scheduler is going to requeue the job by itself.
+if ((stopped_s && stopped_s < DDP_HPC_DEADLINE - 30)); then
+  echo "ddp-hpc: $stopped_at; that was a signal before the end of the walltime, so nothing is submitted; to go on: $by_hand"
+elif ((step <= first_step)); then
+  echo "error: attempt $attempt made no step of progress: it began at step $first_step and $stopped_at; give it more time, then: $by_hand" >&2
+  exit 1
+elif ((attempt >= DDP_HPC_MAX_ATTEMPTS)); then
+  echo "ddp-hpc: $stopped_at; attempt $attempt was the last (--max-attempts); to go on: $by_hand"
+else
+  echo "ddp-hpc: $stopped_at; this script submits no successor under Grid Engine; to go on: $by_hand"
+fi
+exit 75
