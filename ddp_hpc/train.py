@@ -279,6 +279,8 @@ def _train(config: TrainConfig, group: Group, parts: _Parts) -> str:
     world = group.world
     progress = Progress(world.rank == 0)
     progress.say(f"world: {group.placement}")
+    for line in group.checked:
+        progress.say(line)
     for note in world.notes:
         progress.say(f"note: {note}")
     outputs = {"--metrics": config.metrics, "--summary": config.summary}

@@ -106,7 +106,7 @@ def request_of(options: dict[str, Any]) -> tuple[Job, Site]:
 
     asked_for = dict(options)
     profile, job_file = asked_for.pop("profile"), asked_for.pop("job_file")
-    env = [_variable(text) for text in asked_for.pop("env")]
+    env = [name_and_value(text) for text in asked_for.pop("env")]
     command = asked_for.pop("command")
     asked = JobFile(**asked_for, env=dict(env), command=command or None)
     file = read_job_file(job_file) if job_file else JobFile()
@@ -132,7 +132,12 @@ def _check_bash(setup: tuple[str, ...]) -> None:
         raise RequestError(f"--setup: bash does not understand {'; '.join(setup)!r} (line {line}: {words})")
 
 
-def _variable(text: str) -> tuple[str, str]:
+def name_and_value(text: str) -> tuple[str, str]:
+    """The two halves of `--env NAME=VALUE`.
+
+    Raises:
+        RequestError: it has no `=`.
+    """
     name, equals, value = text.partition("=")
     if not equals:
         raise RequestError(

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_hpc.errors import RequestError
+from ddp_hpc.world.rank_place import Device
 from ddp_hpc.world.topology import World
 
 _BACKEND_OF = {"cuda": "nccl", "xpu": "xccl", "cpu": "gloo"}
@@ -77,28 +78,13 @@ def pick_device(kind: str, world: World) -> torch.device:
     return device
 
 
-def device_identity(device: torch.device) -> str:
-    """What names a physical device anywhere: its UUID; empty for CPUs, and where torch tells none."""
+def device_place(device: torch.device) -> Device:
+    """What names a physical device anywhere: its UUID and its place on the PCI bus, as far as torch tells."""
     if device.type == "cpu":
-        return ""
+        return Device()
     properties = torch.get_device_module(device.type).get_device_properties(device)
-    return str(getattr(properties, "uuid", ""))
-
-
-def shared_devices(identities: list[list[str]]) -> str:
-    """Names the ranks that would share one device; empty where none would.
-
-    Args:
-        identities: host name and `device_identity` of each rank, by rank.
-    """
-    owners: dict[tuple[str, str], int] = {}
-    for rank, (host, identity) in enumerate(identities):
-        if not identity:
-            continue
-        first = owners.setdefault((host, identity), rank)
-        if first != rank:
-            return (
-                f"ranks {first} and {rank} on {host} would share one device ({identity}): NCCL refuses that; "
-                "start at most as many ranks a node as it has devices"
-            )
-    return ""
+    pci = ""
+    if all(hasattr(properties, f"pci_{part}_id") for part in ("domain", "bus", "device")):
+        # Linux's spelling of the folder in sysfs; a GPU's function is 0.
+        pci = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+    return Device(name=str(device), identity=str(getattr(properties, "uuid", "")), pci=pci)

@@ -15,15 +15,10 @@ import torch.distributed as dist
 
 from ddp_hpc.errors import RendezvousError, RequestError, failure_of, stop_together
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.devices import (
-    choose_backend,
-    device_identity,
-    device_kind,
-    pick_device,
-    shared_devices,
-)
+from ddp_hpc.training.devices import choose_backend, device_kind, pick_device
 from ddp_hpc.training.failure import FailureWatch
 from ddp_hpc.training.flight_recorder import turn_on_flight_recorder
+from ddp_hpc.training.placement import check_placement
 from ddp_hpc.training.store_comm import PrefixStore, Store, StoreComm, TCPStore
 from ddp_hpc.world.comm import Comm, SingleComm
 from ddp_hpc.world.meeting import Door, open_listener
@@ -44,6 +39,7 @@ class Group:
     threads: int
     placement: str  # how many nodes, devices and threads, for people
     host: str = ""  # rank 0's address; empty in a world of one
+    checked: tuple[str, ...] = ()  # on rank 0: lines on where the ranks run
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """The element-wise sum over ranks, in place. Collective: every rank must call this."""
@@ -179,10 +175,9 @@ def joined(world: World, link: Link | None, config: TrainConfig) -> Iterator[Gro
     agree(comm, world, problem, RequestError.exit_code)
     agree(comm, world, same_everywhere(comm, f"{backend} on {device.type}"), RequestError.exit_code)
     cores = sum(1 << core for core in own_cores())
-    cards = comm.allgather([world.hostname, device_identity(device), f"{cores:x}"])
-    if backend in ("nccl", "xccl"):
-        agree(comm, world, shared_devices([card[:2] for card in cards]), RequestError.exit_code)
-    of_node = [_core_list(int(mask, 16)) for host, _, mask in cards if host == world.hostname]
+    cards = comm.allgather([world.hostname, f"{cores:x}"])
+    of_node = [_core_list(int(mask, 16)) for host, mask in cards if host == world.hostname]
+    checked = check_placement(comm, world, device, backend)
     threads, why = _set_threads(config, of_node, world)
     if endpoint.interface and backend == "gloo":
         # gloo asks the host name for its own address otherwise, which Debian answers with 127.0.1.1.
@@ -196,7 +191,7 @@ def joined(world: World, link: Link | None, config: TrainConfig) -> Iterator[Gro
         timeout=timedelta(seconds=config.timeout_s),
         device_id=device if device.type != "cpu" else None,
     )
-    num_nodes = len({host for host, _, _ in cards})
+    num_nodes = len({host for host, _ in cards})
     placement = (
         f"{world.world_size} ranks on {num_nodes} node{'s' * (num_nodes > 1)} ({world.launcher}), "
         f"{backend} on {device.type}, {threads} thread{'s' * (threads > 1)} a rank ({why}), "
@@ -210,6 +205,7 @@ def joined(world: World, link: Link | None, config: TrainConfig) -> Iterator[Gro
         threads=threads,
         placement=placement,
         host=endpoint.host,
+        checked=checked,
     )
     comm.timeout_s = config.timeout_s
     yield group
@@ -231,7 +227,13 @@ def _alone(world: World, config: TrainConfig) -> Group:
     threads, why = _set_threads(config, [own_cores()], world)
     placement = f"1 rank ({world.launcher}) on {device}, {threads} thread{'s' * (threads > 1)} ({why})"
     return Group(
-        world=world, comm=SingleComm(), device=device, backend="none", threads=threads, placement=placement
+        world=world,
+        comm=SingleComm(),
+        device=device,
+        backend="none",
+        threads=threads,
+        placement=placement,
+        checked=check_placement(None, world, device, "none"),
     )
 
 

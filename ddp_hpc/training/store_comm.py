@@ -44,6 +44,15 @@ class StoreComm:
         """
         return self._collect("allgather", value)
 
+    def gather(self, what: str, value: T) -> list[T]:
+        """Every rank's value on rank 0, by rank; nothing on the others, which do not wait.
+
+        Collective: every rank must call this.
+        """
+        key = self._next_key(what)
+        self._store.set(f"{key}/{self.rank}", json.dumps(value))
+        return [json.loads(text) for text in self._gathered(key, what)] if self.rank == 0 else []
+
     def barrier(self, what: str) -> None:
         """Returns once all have come; an error names `what` and who is missing. Collective."""
         self._collect(what, None)
@@ -52,12 +61,15 @@ class StoreComm:
         key = self._next_key(what)
         self._store.set(f"{key}/{self.rank}", json.dumps(value))
         if self.rank == 0:
-            keys = [f"{key}/{rank}" for rank in range(self.size)]
-            self._wait(keys, what)
-            self._store.set(key, "[" + ",".join(text.decode() for text in self._store.multi_get(keys)) + "]")
+            self._store.set(key, "[" + ",".join(text.decode() for text in self._gathered(key, what)) + "]")
         else:
             self._wait([key], f"rank 0 and all others at {what}")
         return json.loads(self._store.get(key))  # type: ignore[no-any-return]  # as above
+
+    def _gathered(self, key: str, what: str) -> list[bytes]:
+        keys = [f"{key}/{rank}" for rank in range(self.size)]
+        self._wait(keys, what)
+        return self._store.multi_get(keys)
 
     def _next_key(self, what: str) -> str:
         self._calls += 1

@@ -13,7 +13,7 @@ from ddp_hpc.errors import RendezvousError, ReportedElsewhereError, RequestError
 from ddp_hpc.training.claim import Claim
 from ddp_hpc.training.clock import StepClock
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.devices import choose_backend, device_kind, shared_devices
+from ddp_hpc.training.devices import choose_backend, device_kind
 from ddp_hpc.training.failure import FailureWatch, explain_lost_contact
 from ddp_hpc.training.group import agree, same_everywhere
 from ddp_hpc.training.loader import explain_lost_worker
@@ -208,14 +208,6 @@ def test_lost_contact_is_one_line_and_other_errors_keep_their_traceback():
         "NCCL error in: x.cpp:1, invalid usage\nLast error: Duplicate GPU"
     )
     assert explain_lost_contact(own, 30.0) == "", "not the others' fault"
-
-
-def test_two_ranks_on_one_device_are_named():
-    uuid = "GPU-1"
-    assert shared_devices([["n1", uuid], ["n2", uuid]]) == ""
-    assert shared_devices([["n1", ""], ["n1", ""]]) == "", "CPUs are shared on purpose"
-    text = shared_devices([["n1", "GPU-0"], ["n1", uuid], ["n1", uuid]])
-    assert "ranks 1 and 2 on n1" in text
 
 
 def test_auto_takes_what_is_there(no_gpu):

@@ -1,0 +1,483 @@
+"""`ddp-hpc launch`: the rendered script's launch line, in the shell of an allocation or on this machine."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ddp_hpc.batch.allocation import cpus_here, find_allocation, gpus_here, ranks_for
+from ddp_hpc.batch.job import Job
+from ddp_hpc.batch.launch import Launch, plan
+from ddp_hpc.batch.render import render
+from ddp_hpc.batch.site import load_site
+from ddp_hpc.errors import RequestError
+from tests.batch.conftest import Sandbox, clean_environ, run_cli
+from tests.batch.test_scripts_run import pbs
+from tests.environments import load
+
+PROGRAM = ("true", "two words", "$(touch hacked)", "a'b\"c", "line\nbreak", "", "--lr", "0.1")
+
+
+def slurm(num_nodes: int, **extra: str) -> dict[str, str]:
+    """A shell of a Slurm job whose nodes have 64 CPUs."""
+    cpus = f"64(x{num_nodes})"
+    return {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NUM_NODES": str(num_nodes),
+        "SLURM_JOB_CPUS_PER_NODE": cpus,
+        "SLURM_SUBMIT_DIR": "/",
+        **extra,
+    }
+
+
+def planned(
+    environ: dict[str, str], profile: str = "", num_ranks: int | None = None, **job: object
+) -> Launch:
+    return plan(Job(**{"command": ("true",), **job}), profile, num_ranks, environ)  # type: ignore[arg-type]
+
+
+def options(launch: Launch) -> list[str]:
+    """The words between the launcher and the program."""
+    return list(launch.argv[1 : launch.argv.index("true")])
+
+
+def refused(environ: dict[str, str], profile: str = "", num_ranks: int | None = None, **job: object) -> str:
+    with pytest.raises(RequestError) as caught:
+        planned(environ, profile, num_ranks, **job)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# The line itself
+
+
+@pytest.mark.parametrize(
+    ("profile", "version", "job"),
+    [
+        ("polaris", "PALS", {}),
+        ("polaris", "PALS", {"ranks_per_node": 2, "fallback": "no-nccl", "env": {"NCCL_DEBUG": "A B$(id)'"}}),
+        ("polaris", "PALS", {"launcher": "torchrun"}),
+        ("generic_pbs", "HYDRA build details", {"cpus_per_node": 64, "ranks_per_node": 4}),
+        ("generic_pbs", "mpirun (Open MPI) 5.0.7", {"cpus_per_node": 64, "ranks_per_node": 4}),
+        ("generic_pbs", "HYDRA", {"cpus_per_node": 64, "ranks_per_node": 4, "launcher": "torchrun"}),
+        ("perlmutter", "", {"mpi": "cray_shasta"}),
+        ("perlmutter", "", {"launcher": "torchrun"}),
+        ("perlmutter", "HYDRA", {"launcher": "mpiexec", "ranks_per_node": 2}),
+    ],
+)
+def test_the_launcher_gets_what_the_rendered_script_gives_it(
+    sandbox: Sandbox, profile: str, version: str, job: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddp_hpc.batch.fit.cpus_here", lambda: 64)
+    program = ("python", "a.py", "$x y") if job.get("launcher") == "torchrun" else PROGRAM
+    site, asked = load_site(profile), Job(**{"num_nodes": 2, "command": program, **job})  # type: ignore[arg-type]
+    started = "srun" if site.scheduler == "slurm" and asked.launcher != "mpiexec" else "mpiexec"
+    sandbox.launcher(started, version=version)
+    for name in ("torchrun_script.sh", "python"):
+        sandbox.program(name, "")
+    (sandbox.work / "a.py").touch()
+    monkeypatch.chdir(sandbox.work)
+    given = pbs(sandbox, "a", "b")  # and the site's module command
+    if site.scheduler == "slurm":
+        given = {**slurm(2), "SLURM_SUBMIT_DIR": str(sandbox.work), "BASH_ENV": given["BASH_ENV"]}
+        given["SLURM_JOB_CPUS_PER_NODE"] = f"{site.node.threads}(x2)"  # whole nodes
+    environ = sandbox.environ(**given, LD_LIBRARY_PATH="/mine")
+
+    done = sandbox.run(render(asked, site), **given, LD_LIBRARY_PATH="/mine")
+    assert done.returncode == 0, done.stderr
+    words, seen = sandbox.words(), sandbox.seen()
+    for passed in (f"{sandbox.work}/torchrun_script.sh", f"{sandbox.bin}/torchrun_script.sh"):
+        words = ["torchrun_script.sh" if word == passed else word for word in words]
+    # Only a script has these.
+    of_a_chain = {"DDP_HPC_RUN_DIR", "DDP_HPC_MAX_ATTEMPTS", "DDP_HPC_DEADLINE", "DDP_HPC_ATTEMPT"}
+    words = " ".join(f"[{word}]" for word in words)
+    for name in of_a_chain:
+        words = words.replace(f"[-x] [{name}] ", "")
+
+    launch = plan(asked, profile, None, environ)
+    subprocess.run(launch.argv, env=launch.environ(environ), check=True, cwd=sandbox.work)
+    mine = [word.replace(f"{sandbox.bin}/torchrun", "torchrun") for word in sandbox.words()]
+    assert " ".join(f"[{word}]" for word in mine) == words
+    ours = sandbox.seen()
+    exported = {name for name in seen if name not in environ} - of_a_chain - {"SHLVL", "PWD", "OLDPWD", "_"}
+    assert {name: ours.get(name) for name in exported} == {name: seen[name] for name in exported}
+    assert {name: seen.get(name) for name in launch.exports} == launch.exports
+    assert not of_a_chain & ours.keys()
+
+
+@pytest.fixture
+def profile_with(tmp_path: Path) -> Callable[[str], str]:
+    """Makes a profile of one's own, any Slurm machine with these lines; gives its path."""
+
+    def write(text: str) -> str:
+        path = tmp_path / "mine.toml"
+        path.write_text(f'extends = "generic_slurm"\n{text}\n')
+        return str(path)
+
+    return write
+
+
+def test_settings_of_several_nodes_are_for_several_nodes_only(sandbox: Sandbox) -> None:
+    sandbox.launcher("mpiexec", version="PALS")
+    environ = sandbox.environ(**pbs(sandbox, "a", "b"))
+    assert "NCCL_NET" in planned(environ, "polaris").exports
+    assert "NCCL_NET" not in planned(environ, "polaris", num_ranks=4).exports, "which one node holds"
+
+
+def test_variables_that_the_site_does_without_are_taken_away(
+    sandbox: Sandbox, profile_with: Callable[[str], str]
+) -> None:
+    sandbox.launcher("srun")
+    environ = sandbox.environ(**slurm(1), BAD="1", GOOD="1", PATHS="old")
+    profile = profile_with(
+        '[env]\nunset = ["BAD", "ABSENT", "PATHS"]\nmulti_node_prepend = { PATHS = ["/x"] }'
+    )
+    launch = planned(environ, profile)
+    assert launch.line().startswith("env -u BAD -u PATHS ")
+    assert "ABSENT" not in launch.line()
+    assert {"BAD", "PATHS", "GOOD"} & launch.environ(environ).keys() == {"GOOD"}
+    launch = planned(environ | slurm(2), profile)
+    assert launch.environ(environ)["PATHS"] == "/x", "nothing of the old value"
+
+
+def test_what_is_only_inside_a_container_is_not_looked_for(
+    sandbox: Sandbox, profile_with: Callable[[str], str]
+) -> None:
+    sandbox.launcher("srun")
+    profile = profile_with('[launch]\ndefault = "srun"\nwrap = ["apptainer", "exec", "my image.sif"]')
+    launch = planned(sandbox.environ(**slurm(1)), profile, command=("program-of-the-image",))
+    assert launch.argv[-4:] == ("apptainer", "exec", "my image.sif", "program-of-the-image")
+
+
+def test_in_the_shell_of_srun_pty_the_ranks_do_not_wait_for_that_shells_cpus(sandbox: Sandbox) -> None:
+    sandbox.launcher("srun")
+    environ = sandbox.environ(**slurm(1, SLURM_STEP_ID="0", SLURM_STEP_NUM_TASKS="1"))
+    assert planned(environ).exports["SLURM_OVERLAP"] == "1"
+    assert "SLURM_OVERLAP" not in planned(sandbox.environ(**slurm(1))).exports
+
+
+def test_the_dry_run_prints_one_line_that_bash_runs_as_it_is(sandbox: Sandbox) -> None:
+    sandbox.launcher("srun")
+    environ = sandbox.environ(**slurm(2))
+    argv = [sys.executable, "-m", "ddp_hpc", "launch", "--env", "A=x y", "--dry-run", "--", *PROGRAM]
+    done = subprocess.run(argv, env=environ, cwd=sandbox.work, capture_output=True, check=True)
+    assert done.stdout.count(b"\n") == 1
+    assert done.stdout.startswith(b"env ")
+    assert b"'A=x y'" in done.stdout
+    assert not sandbox.record.exists(), "a dry run starts nothing"
+    subprocess.run(["bash", "-c", done.stdout], env=environ, cwd=sandbox.work, check=True)
+    assert tuple(sandbox.words()[-len(PROGRAM) :]) == PROGRAM
+    assert sandbox.seen()["A"] == "x y"
+    assert not (sandbox.work / "hacked").exists()
+
+
+@pytest.mark.parametrize("separator", [[], ["--"]], ids=["without --", "with --"])
+def test_the_command_begins_with_the_first_word_that_is_no_option(
+    sandbox: Sandbox, separator: list[str]
+) -> None:
+    sandbox.launcher("srun")
+    environ = sandbox.environ(**slurm(1), PATH=f"{sandbox.bin}:{Path(sys.executable).parent}:/usr/bin:/bin")
+    command = ["python", "-m", "ddp_hpc.train", "-n", "3", "--dry-run"]
+    argv = [sys.executable, "-m", "ddp_hpc", "launch", "-n", "8", *separator, *command]
+    subprocess.run(argv, env=environ, cwd=sandbox.work, check=True)
+    assert sandbox.words()[-6:] == command
+    assert "--ntasks=8" in sandbox.words()
+
+
+# How many
+
+
+def test_all_gpus_of_all_nodes_of_the_profile_are_used(sandbox: Sandbox) -> None:
+    sandbox.launcher("mpiexec", version="PALS")
+    # A node is repeated for each of its mpiprocs.
+    launch = planned(sandbox.environ(**pbs(sandbox, "a", "a", "b", "b", "c", "c")), "polaris")
+    assert options(launch)[:4] == ["-n", "12", "--ppn", "4"]
+    assert "12 ranks on 3 nodes of pbs job 12.pbs-srv" in launch.about
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "expected"),
+    [
+        (8, ["--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--cpus-per-task=16"]),
+        (6, ["--nodes=2", "--ntasks=6", "--ntasks-per-node=3", "--cpus-per-task=16"]),
+        (3, ["--nodes=1", "--ntasks=3", "--ntasks-per-node=3", "--cpus-per-task=16"]),
+        (1, ["--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--cpus-per-task=16"]),
+    ],
+)
+def test_n_ranks_fill_as_few_nodes_as_they_need_and_those_evenly(
+    sandbox: Sandbox, num_ranks: int, expected: list[str]
+) -> None:
+    sandbox.launcher("srun")
+    launch = planned(sandbox.environ(**slurm(2, SLURM_GPUS_ON_NODE="4")), num_ranks=num_ranks)
+    assert options(launch)[:4] == expected
+
+
+def test_slurms_word_on_gpus_counts_where_the_profile_knows_none(sandbox: Sandbox) -> None:
+    sandbox.launcher("srun")
+    for told in ({"SLURM_GPUS_ON_NODE": "2"}, {"SLURM_GPUS_PER_NODE": "a100:2"}):
+        launch = planned(sandbox.environ(**slurm(1, **told)))
+        assert "--ntasks=2" in options(launch)
+
+
+def test_a_part_of_a_node_has_as_many_ranks_as_it_has_gpus(sandbox: Sandbox) -> None:
+    sandbox.launcher("srun")
+    environ = sandbox.environ(**slurm(1, SLURM_GPUS_ON_NODE="2", SLURM_JOB_CPUS_PER_NODE="32"))
+    assert {"--ntasks=2", "--cpus-per-task=16"} <= set(options(planned(environ, "perlmutter")))
+
+
+def test_without_gpus_the_tasks_that_the_job_named_count(sandbox: Sandbox) -> None:
+    sandbox.launcher("srun")
+    named = sandbox.environ(**slurm(2, SLURM_NTASKS="6", SLURM_TASKS_PER_NODE="3(x2)"))
+    assert "--ntasks=6" in options(planned(named))
+    # Slurm sets the second variable in every job.
+    unnamed = sandbox.environ(**slurm(2, SLURM_TASKS_PER_NODE="64(x2)"))
+    assert {"--ntasks=16", "--cpus-per-task=8"} <= set(options(planned(unnamed)))
+
+
+def test_without_gpus_n_ranks_spread_over_all_nodes(sandbox: Sandbox) -> None:
+    sandbox.launcher("srun")
+    launch = planned(sandbox.environ(**slurm(2)), num_ranks=6)
+    assert {"--nodes=2", "--ntasks-per-node=3", "--cpus-per-task=21"} <= set(options(launch))
+
+
+@pytest.mark.parametrize(("cores", "ranks"), [(1, 1), (2, 2), (8, 2), (64, 8), (128, 16)])
+def test_a_node_without_gpus_has_a_rank_for_each_8_cores(cores: int, ranks: int) -> None:
+    assert ranks_for(cores) == ranks
+
+
+@pytest.mark.parametrize(
+    ("extra", "num_ranks", "job", "message"),
+    [
+        ({"SLURM_GPUS_ON_NODE": "4"}, 9, {}, "2 nodes of slurm job 7 with 4 GPUs each has room for 8 ranks"),
+        ({}, 129, {}, "with 64 CPUs each has room for 128 ranks"),
+        ({}, 5, {"ranks_per_node": 2}, "2 ranks each has room for 4 ranks"),
+        ({"SLURM_GPUS_ON_NODE": "4"}, None, {"ranks_per_node": 8}, "NCCL wants a device for each rank"),
+        ({}, 0, {}, "-n 0 was given; at least 1 rank"),
+        ({}, -3, {}, "-n -3 was given; at least 1 rank"),
+        ({}, None, {"ranks_per_node": 0}, "0 ranks per node were asked for; at least 1"),
+        (
+            {"SLURM_GPUS_ON_NODE": "4"},
+            7,
+            {"launcher": "torchrun", "command": ("a.py",)},
+            "torchrun starts as many ranks on each; use -n 8",
+        ),
+    ],
+)
+def test_what_the_allocation_has_no_room_for_is_refused(
+    sandbox: Sandbox, extra: dict[str, str], num_ranks: int | None, job: dict[str, object], message: str
+) -> None:
+    sandbox.launcher("srun")
+    assert message in refused(sandbox.environ(**slurm(2, **extra)), num_ranks=num_ranks, **job)
+
+
+# Which allocation, which profile
+
+
+def test_the_shells_of_sbatch_and_salloc_tell_their_nodes() -> None:
+    for case, gpus in (("sbatch-shell", 2), ("salloc-shell", 0)):
+        found = find_allocation(load(case, 0))
+        assert (found.scheduler, found.num_nodes, found.tasks_per_node) == ("slurm", 2, 2)
+        assert (found.cpus_per_node, found.gpus_per_node) == (2, gpus)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "srun-none",
+        "srun-pmi2",
+        "srun-pmix",
+        "mpich-one-host",
+        "openmpi-one-host",
+        "pals-cray-pmi",
+        "pals-pmix",
+    ],
+)
+def test_a_rank_does_not_start_all_ranks_again(case: str) -> None:
+    with pytest.raises(RequestError, match="this is one of several ranks already"):
+        find_allocation(load(case, 1))
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"PBS_NODEFILE": "/nowhere"}, "PBS_NODEFILE=/nowhere cannot be read"),
+        ({"PBS_NODEFILE": "/dev/null"}, "names no node"),
+        ({"PBS_NODEFILE": "/bin/true"}, "cannot be read"),
+        ({"SLURM_JOB_ID": "7"}, "the number of nodes is needed"),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "two"}, "SLURM_JOB_NUM_NODES is 'two'"),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "9" * 30}, "the number of nodes is needed"),
+    ],
+)
+def test_variables_that_tell_no_nodes_are_refused(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(RequestError, match=message.replace("(", r"\(")):
+        find_allocation(environ)
+
+
+def test_garbage_in_the_other_variables_of_slurm_counts_as_not_told(sandbox: Sandbox) -> None:
+    names = ("SLURM_JOB_CPUS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_GPUS_ON_NODE", "SLURM_NTASKS")
+    found = find_allocation(slurm(2, **dict.fromkeys(names, "x(x,")))
+    assert (found.cpus_per_node, found.tasks_per_node, found.gpus_per_node) == (0, 0, 0)
+
+
+def test_inside_an_allocation_a_guess_gives_way_to_its_scheduler(sandbox: Sandbox) -> None:
+    sandbox.launcher("mpiexec")
+    sandbox.program("sbatch", "")
+    assert "profile generic_pbs: inside" in planned(sandbox.environ(**pbs(sandbox, "a"))).why
+
+
+def test_a_profile_of_another_scheduler_is_refused(sandbox: Sandbox) -> None:
+    text = refused(sandbox.environ(**slurm(1)), "polaris")
+    assert "profile polaris is of a machine with pbs (named by --profile), and this is inside 1 node" in text
+
+
+@pytest.mark.parametrize(("profile", "get_one"), [("polaris", "qsub -I"), ("perlmutter", "salloc")])
+def test_a_sites_login_node_starts_no_ranks(sandbox: Sandbox, profile: str, get_one: str) -> None:
+    assert f"get one with {get_one}, or say --profile local" in refused(sandbox.environ(), profile)
+
+
+def test_a_scheduler_whose_allocations_are_not_understood_is_named(sandbox: Sandbox) -> None:
+    text = refused(sandbox.environ(), "tuolumne")
+    assert (
+        "has flux, and launch knows allocations of pbs and slurm; write a script with ddp-hpc render" in text
+    )
+
+
+def test_without_a_scheduler_this_machine_is_used(sandbox: Sandbox) -> None:
+    sandbox.program("sbatch", "")  # one's own machine may have it
+    launch = planned(sandbox.environ(), num_ranks=3)
+    assert launch.why.startswith("profile local: this shell is in no allocation")
+    assert launch.argv[1:3] == ("-n", "3")
+    assert launch.exports["DDP_HPC_PROFILE"] == "local"
+    assert launch.about.startswith("3 ranks on this machine, by ")
+
+
+def test_profile_local_in_an_allocation_means_this_node_alone(sandbox: Sandbox) -> None:
+    launch = planned(sandbox.environ(**slurm(2)), "local", num_ranks=2)
+    assert launch.about.startswith("2 ranks on this machine")
+
+
+def test_this_machine_may_be_overcommitted_but_not_beyond_the_ranks_a_node_that_were_named(
+    sandbox: Sandbox,
+) -> None:
+    assert planned(sandbox.environ(), "local", 4 * cpus_here()).argv[2] == str(4 * cpus_here())
+    text = refused(sandbox.environ(), "local", 4, ranks_per_node=2)
+    assert "this machine with 2 ranks each has room for 2" in text
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"), [("0,1,2", 3), ("GPU-1b,GPU-2c", 2), ("", 0), ("-1", 0), ("0,-1,1", 1)]
+)
+def test_cuda_visible_devices_hides_gpus(visible: str, count: int) -> None:
+    assert gpus_here({"CUDA_VISIBLE_DEVICES": visible}) == count
+
+
+def test_gpus_are_counted_by_nvidia_smi(sandbox: Sandbox) -> None:
+    listed = "#!/bin/sh\nprintf 'GPU 0: A100 (UUID: GPU-1)\\n  MIG 1g.5gb (UUID: MIG-1)\\nGPU 1: A100\\n'\n"
+    sandbox.program("nvidia-smi", listed)
+    assert gpus_here(sandbox.environ()) == 2
+    sandbox.program("nvidia-smi", "#!/bin/sh\necho NVIDIA-SMI has failed\nexit 9\n")
+    assert gpus_here(sandbox.environ()) == 0
+    sandbox.program("nvidia-smi", "no program at all")
+    assert gpus_here(sandbox.environ()) == 0
+
+
+# What is missing
+
+
+def test_without_a_command_it_says_what_is_needed() -> None:
+    done = run_cli("launch", "-n", "2")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"a program is needed: ddp-hpc launch -n 8 -- python -m ddp_hpc.train" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("no-such-program", "no-such-program was not found"),
+        ("./plain", r"\./plain cannot be executed \(chmod"),
+        ("/", "/ was not found"),
+        ("--lr", "the launcher would take as an option"),
+        ("a\nb", "was not found"),
+        ("", "the command is empty"),
+    ],
+)
+def test_a_program_that_is_not_there_is_known_before_ranks_are_started(
+    sandbox: Sandbox, program: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox.launcher("srun")
+    (sandbox.work / "plain").touch()
+    monkeypatch.chdir(sandbox.work)
+    with pytest.raises(RequestError, match=message) as caught:
+        planned(sandbox.environ(**slurm(1)), command=(program,))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_launcher_that_is_not_there_is_named(sandbox: Sandbox) -> None:
+    environ = sandbox.environ(**slurm(1))
+    for name in ("bash", "true"):
+        (sandbox.bin / name).symlink_to(f"/bin/{name}")
+    environ["PATH"] = str(sandbox.bin)
+    assert "srun was not found on the PATH" in refused(environ)
+    assert "mpiexec was not found as an MPI launcher" in refused(environ, launcher="mpiexec")
+    sandbox.program("mpiexec", "#!/bin/bash\nexit 1\n")  # as PBS's own
+    assert "mpiexec was not found as an MPI launcher" in refused(environ, launcher="mpiexec")
+    environ["DDP_HPC_MPIEXEC"] = "/no/mpiexec"
+    assert "DDP_HPC_MPIEXEC=/no/mpiexec is no program" in refused(environ, launcher="mpiexec")
+
+
+def test_the_machines_mpiexec_goes_before_that_of_a_python_environment(sandbox: Sandbox) -> None:
+    own = sandbox.launcher("mpiexec", folder=sandbox.folder / "venv" / "bin")
+    environ = sandbox.environ(**slurm(1), VIRTUAL_ENV=str(sandbox.folder / "venv"))
+    environ["PATH"] = f"{own.parent}:{environ['PATH']}"
+    assert planned(environ, launcher="mpiexec").argv[0] == str(own)
+    site = sandbox.launcher("mpiexec")
+    assert planned(environ, launcher="mpiexec").argv[0] == str(site)
+
+
+# The launcher takes this process's place
+
+
+def launching(sandbox: Sandbox, *command: str) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-m", "ddp_hpc", "launch", *command]
+    environ = sandbox.environ(**slurm(1))
+    return subprocess.Popen(
+        argv, env=environ, cwd=sandbox.work, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def test_the_exit_code_is_the_launchers_own(sandbox: Sandbox) -> None:
+    sandbox.launcher("srun", then="exit 37")
+    process = launching(sandbox, "true")
+    assert process.communicate(timeout=30)[0] == b""
+    assert process.returncode == 37
+
+
+def test_signals_reach_the_launcher_and_are_not_ignored_by_it(sandbox: Sandbox) -> None:
+    sandbox.launcher(
+        "srun", then="trap 'exit 5' TERM; grep SigIgn /proc/$$/status; while :; do sleep 0.02; done"
+    )
+    process = launching(sandbox, "true")
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert not int(line.split()[1], 16) >> (signal.SIGPIPE - 1) & 1, "as Python does"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 5
+
+
+def test_ranks_on_this_machine_meet_over_the_local_mpiexec(tmp_path: Path) -> None:
+    program = "import os; print(os.environ['PMI_RANK'], os.environ['PMI_SIZE'], os.environ['A'])"
+    argv = [sys.executable, "-m", "ddp_hpc", "launch", "--profile", "local", "-n", "2", "--env", "A=b c"]
+    start = time.monotonic()
+    environ = clean_environ(PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin")
+    done = subprocess.run(
+        [*argv, "--", "python", "-c", program], env=environ, cwd=tmp_path, capture_output=True, timeout=60
+    )
+    assert sorted(done.stdout.splitlines()) == [b"0 2 b c", b"1 2 b c"], done.stderr
+    assert time.monotonic() - start < 30

@@ -1,0 +1,87 @@
+"""`ddp-hpc launch` and the placement check in allocations of a real Slurm."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .cluster import Cluster
+from .test_training import ENVIRONMENT, OPTIONS
+
+pytestmark = pytest.mark.slurm
+
+LAUNCH = [sys.executable, "-m", "ddp_hpc", "launch"]
+FOUR = ["--nodes=2", "--ntasks-per-node=2"]
+TRAIN = ["python", "-m", "ddp_hpc.train", *OPTIONS]
+
+
+def salloc(
+    cluster: Cluster, folder: Path, options: list[str], *words: str
+) -> subprocess.CompletedProcess[str]:
+    """`ddp-hpc launch` in the shell of an allocation, on the node where salloc was typed."""
+    argv = ["salloc", "--quiet", *options, *LAUNCH, *words]
+    return cluster.run(argv, env=ENVIRONMENT, cwd=folder, timeout=100)
+
+
+def test_all_ranks_of_an_allocation_train_and_their_places_are_written(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    done = salloc(cluster, tmp_path, FOUR, "--env", f"DDP_HPC_RUN_DIR={tmp_path}", "--", *TRAIN)
+    assert done.returncode == 0, done.stderr
+    assert "4 ranks on 2 nodes of slurm job" in done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("placement: ")]
+    assert line.startswith("placement: 4 ranks on 2 nodes, ")
+    told = json.loads((tmp_path / "placement.json").read_text())
+    assert [rank["host"] for rank in told["ranks"]] == [name for name in cluster.node_names for _ in range(2)]
+    assert [rank["allotted_cpus"] for rank in told["ranks"]] == [2] * 4
+
+
+def test_n_ranks_are_spread_evenly_and_keep_the_launchers_exit_code(cluster: Cluster, tmp_path: Path) -> None:
+    said = 'echo $SLURM_PROCID $SLURMD_NODENAME "$1"; test $SLURM_PROCID != 2 || exit 9'
+    done = salloc(cluster, tmp_path, FOUR, "-n", "3", "--", "sh", "-c", said, "sh", "a  $(b)")
+    first, second = cluster.node_names
+    expected = [f"0 {first} a  $(b)", f"1 {first} a  $(b)", f"2 {second} a  $(b)"]
+    assert sorted(done.stdout.splitlines()) == expected, done.stderr
+    assert done.returncode == 9
+
+
+def test_more_ranks_than_the_allocation_has_cpus_are_refused(cluster: Cluster, tmp_path: Path) -> None:
+    done = salloc(cluster, tmp_path, FOUR, "-n", "5", "--", "true")
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "-n 5 was given; 2 nodes of slurm job" in line
+    assert "with 2 CPUs each has room for 4 ranks" in line
+
+
+def test_a_step_does_not_launch_again(cluster: Cluster, tmp_path: Path) -> None:
+    done = cluster.run(["srun", "--ntasks=2", *LAUNCH, "true"], env=ENVIRONMENT, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "SLURM_STEP_NUM_TASKS=2: this is one of several ranks already" in done.stderr
+
+
+def test_torchrun_starts_the_ranks_of_each_node(cluster: Cluster, tmp_path: Path) -> None:
+    options = ["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2"]
+    words = ["--launcher", "torchrun", "--ranks-per-node", "2", "--", *TRAIN]
+    done = salloc(cluster, tmp_path, options, *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "placement: 4 ranks on 2 nodes, " in done.stdout
+
+
+def test_a_rank_bound_to_one_of_the_jobs_two_cpus_is_warned_of(cluster: Cluster, tmp_path: Path) -> None:
+    # As srun >= 22.05 binds it without --cpus-per-task; this cluster binds nothing by itself.
+    command = ["srun", "--nodes=1", "--ntasks=1", "--cpus-per-task=2", "taskset", "-c", "0", *TRAIN]
+    done = cluster.run(command, env=ENVIRONMENT, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    warning = f"warning: rank 0 on {cluster.node_names[0]} has CPU 0 of 2: all its threads and loader workers"
+    assert warning in done.stdout
+
+
+def test_the_shell_of_srun_pty_launches_on_its_own_cpus(cluster: Cluster, tmp_path: Path) -> None:
+    argv = ["srun", "--nodes=1", "--ntasks=1", "--cpus-per-task=2", *LAUNCH, "-n", "2", "--", "hostname"]
+    done = cluster.run(argv, env=ENVIRONMENT, cwd=tmp_path, timeout=40)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 2
