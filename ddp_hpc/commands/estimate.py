@@ -96,13 +96,16 @@ def _number(text: str) -> Fraction | None:
 )
 @click.option("--strategy", metavar="NAME", help="One alone of single, ddp, zero1, fsdp, fsdp-offload.")
 @click.option("--ranks", callback=_count, metavar="N", help="Ranks, one a GPU.  [the GPUs of a node]")
-@click.option("--gpus-per-node", callback=_count, metavar="N", default="1", show_default=True)
+@click.option(
+    "--profile", metavar="NAME", help="The site whose nodes are meant: see `ddp-hpc profiles list`."
+)
+@click.option("--gpus-per-node", callback=_count, metavar="N", help="[the profile's, else 1]")
 @click.option(
     "--gpu-memory-gib",
     "gpu_memory_bytes",
     callback=_gib,
     metavar="GIB",
-    help="Memory of a GPU: says what fits.",
+    help="Memory of a GPU: says what fits.  [the profile's]",
 )
 @click.option(
     "--host-memory-gib",
@@ -124,7 +127,8 @@ def _number(text: str) -> Fraction | None:
 def command(
     strategy: str | None,
     ranks: int | None,
-    gpus_per_node: int,
+    profile: str | None,
+    gpus_per_node: int | None,
     gpu_memory_bytes: int | None,
     host_memory_bytes: int | None,
     no_bucket_view: bool,
@@ -139,12 +143,18 @@ def command(
     Examples:
       ddp-hpc estimate --params 7B --layers 32 --hidden 4096 --seq 4096 --batch 1 --dtype amp
       ddp-hpc estimate --params 7B --layers 32 --hidden 4096 --seq 4096 --batch 1 --dtype mixed \\
-          --checkpointing --vocab 32000 --gpus-per-node 4 --gpu-memory-gib 40
+          --checkpointing --vocab 32000 --profile polaris
+      ddp-hpc estimate --params 7B --layers 32 --hidden 4096 --seq 4096 --batch 1 --dtype mixed \\
+          --gpus-per-node 8 --gpu-memory-gib 80 --ranks 64
       ddp-hpc estimate --params 1e12 --layers 120 --hidden 12288 --seq 2048 --batch 1 --strategy fsdp --json
     """  # noqa: D301 - a true \b tells click to leave the lines alone
     from ddp_hpc.batch.estimate import STRATEGIES, Machine, Training
 
     training = Training(**sizes, bucket_view=not no_bucket_view)
+    if profile:
+        of_profile = _node_of(profile, known=bool(gpus_per_node and gpu_memory_bytes))
+        gpus_per_node, gpu_memory_bytes = gpus_per_node or of_profile[0], gpu_memory_bytes or of_profile[1]
+    gpus_per_node = gpus_per_node or 1
     if host_memory_bytes and not gpu_memory_bytes:
         raise RequestError("--host-memory-gib says what fits beside --gpu-memory-gib; give both")
     machine = None
@@ -164,9 +174,23 @@ def command(
     rows = [_row(training, name, ranks or gpus_per_node, machine) for name in names]
     if as_json:
         request = {**asdict(training), "gpus_per_node": gpus_per_node, "gpu_memory_bytes": gpu_memory_bytes}
+        request["host_memory_bytes"] = host_memory_bytes
         click.echo(json.dumps({"name": "estimate", "request": request, "rows": rows}, indent=2))
     else:
         click.echo(_table(training, rows))
+
+
+def _node_of(profile: str, *, known: bool) -> tuple[int, int]:
+    """GPUs of a node of that site, and bytes of one; whatever they are where the user has said both."""
+    from ddp_hpc.batch.site import load_site
+
+    site = load_site(profile)
+    if not known and not (site.node.devices and site.node.device_memory_gib):
+        raise RequestError(
+            f"profile {profile} does not say how many GPUs a node of {site.title} has, or their memory; "
+            "say it with --gpus-per-node and --gpu-memory-gib"
+        )
+    return site.node.devices, site.node.device_memory_gib * 2**30
 
 
 def _row(training: Training, strategy: str, ranks: int, machine: Machine | None) -> dict[str, Any]:

@@ -346,6 +346,20 @@ def test_the_table_says_what_fits_where():
     assert table["fewest GPUs"][:2] == ["never", "never"]
 
 
+def test_a_profile_tells_the_gpus_of_a_node_and_their_memory(capsys):
+    by_hand = rows_of(capsys, *SMALL, "--gpu-memory-gib", "40", "--gpus-per-node", "4")
+    assert rows_of(capsys, *SMALL, "--profile", "polaris") == by_hand
+    two = rows_of(capsys, *SMALL, "--gpu-memory-gib", "40", "--gpus-per-node", "2")
+    assert rows_of(capsys, *SMALL, "--profile", "polaris", "--gpus-per-node", "2") == two
+
+
+def test_a_profile_that_does_not_know_its_gpus_is_said(capsys):
+    with pytest.raises(RequestError, match="generic_slurm does not say how many GPUs .* --gpus-per-node"):
+        command.main([*SMALL, "--profile", "generic_slurm"], standalone_mode=False)
+    both = ["--gpu-memory-gib", "40", "--gpus-per-node", "2"]
+    assert rows_of(capsys, *SMALL, "--profile", "generic_slurm", *both) == rows_of(capsys, *SMALL, *both)
+
+
 def test_sizes_that_do_not_make_that_many_parameters_are_warned_of(capsys):
     command.main([*SMALL[2:], "--params", "7B"], standalone_mode=False)
     assert "warning: --params 7e+09, but layers of these sizes have about 1.57e+06" in capsys.readouterr().err
