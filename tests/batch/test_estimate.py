@@ -354,7 +354,7 @@ def test_a_profile_tells_the_gpus_of_a_node_and_their_memory(capsys):
 
 
 def test_a_profile_that_does_not_know_its_gpus_is_said(capsys):
-    with pytest.raises(RequestError, match="generic_slurm does not say how many GPUs .* --gpus-per-node"):
+    with pytest.raises(RequestError, match=r"generic_slurm does not say how many GPUs .* --gpus-per-node"):
         command.main([*SMALL, "--profile", "generic_slurm"], standalone_mode=False)
     both = ["--gpu-memory-gib", "40", "--gpus-per-node", "2"]
     assert rows_of(capsys, *SMALL, "--profile", "generic_slurm", *both) == rows_of(capsys, *SMALL, *both)
