@@ -16,6 +16,8 @@ from tests.conftest import clean_environ
 BIN = Path(sys.executable).parent
 # A Transformer that is quick on two cores: the default's layers with an embedding of 64.
 SMALL = ["--src-shape", "1,64", "--tgt-shape", "20,64"]
+# Where it does not matter what is trained: the interpreter's start takes longer.
+LINEAR = ["--model", "linear", "--src-shape", "20", "--tgt-shape", "1"]
 
 
 def start(ranks: int, launcher: str = "mpiexec") -> list[str]:

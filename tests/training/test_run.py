@@ -5,9 +5,10 @@ import json
 import pytest
 import torch
 
-from .runs import SMALL, records, succeeded, train
+from .runs import LINEAR, SMALL, records, succeeded, train
 
 SIZES = ["--num-samples", "128", "--epochs", "2", "--batch-size", "16", *SMALL]
+QUICK = ["--num-samples", "128", "--epochs", "2", "--batch-size", "16", *LINEAR]
 
 
 @pytest.mark.parametrize(
@@ -44,22 +45,22 @@ def test_metrics_are_one_json_line_a_step_from_rank_0(tmp_path):
 
 def test_epochs_is_the_number_of_epochs_that_run(tmp_path):
     # The lesson that this project comes from parsed --epochs and then ran 10.
-    succeeded(train(*SIZES, "--epochs", "3", "--metrics", "m.jsonl", cwd=tmp_path))
+    succeeded(train(*QUICK, "--epochs", "3", "--metrics", "m.jsonl", cwd=tmp_path))
     assert records(tmp_path / "m.jsonl")[-1]["epoch"] == 3
 
 
 def test_synthetic_data_is_made_once_and_then_used_again(tmp_path):
-    first = succeeded(train(*SIZES, "--max-steps", "1", cwd=tmp_path, ranks=2))
+    first = succeeded(train(*QUICK, "--max-steps", "1", cwd=tmp_path, ranks=2))
     (path,) = (tmp_path / "data").iterdir()
     made = path.stat()
-    second = succeeded(train(*SIZES, "--max-steps", "1", cwd=tmp_path, ranks=2))
+    second = succeeded(train(*QUICK, "--max-steps", "1", cwd=tmp_path, ranks=2))
     assert "made data/" in first.stdout
     assert "using data/" in second.stdout
     assert path.stat().st_mtime_ns == made.st_mtime_ns
 
 
 def test_only_rank_0_speaks(tmp_path):
-    done = succeeded(train(*SIZES, "--max-steps", "1", cwd=tmp_path, ranks=3))
+    done = succeeded(train(*QUICK, "--max-steps", "1", cwd=tmp_path, ranks=3))
     assert done.stdout.count("done: ") == 1
     assert done.stdout.count("world: ") == 1
 
@@ -71,15 +72,15 @@ def test_a_pt_and_a_safetensors_file_give_the_losses_of_the_hdf5_file(tmp_path):
 
     found = []
     for suffix in ("h5", "pt", "safetensors"):
-        options = ["--num-samples", "64", *SMALL, "--output", f"data.{suffix}"]
+        shapes = [*LINEAR[2:], "--distribution", "learnable"]
+        options = ["--num-samples", "64", *shapes, "--output", f"data.{suffix}"]
         succeeded(run([sys.executable, "-m", "data_gen", *options], tmp_path))
         options = [
             "--data",
             f"data.{suffix}",
             "--epochs",
             "1",
-            "--dropout",
-            "0",
+            *LINEAR[:2],
             "--metrics",
             f"{suffix}.jsonl",
         ]

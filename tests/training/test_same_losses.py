@@ -8,7 +8,7 @@ from torch import nn
 
 from ddp_hpc.data.order import EpochOrder
 
-from .runs import SMALL, losses, records, succeeded, train
+from .runs import LINEAR, SMALL, losses, records, succeeded, train
 
 # 100 samples: three whole global batches of 32 and a tail of 4, which 3 ranks cannot share evenly.
 SIZES = ["--num-samples", "100", "--epochs", "2", *SMALL, "--dropout", "0", "--lr-scaling", "none"]
@@ -97,7 +97,8 @@ def test_the_transformer_in_float32_agrees_to_1e_5_of_its_loss(tmp_path):
 
 def test_each_sample_is_used_once_an_epoch(tmp_path):
     metrics = tmp_path / "m.jsonl"
-    succeeded(train(*SIZES, "--batch-size", "16", "--metrics", str(metrics), cwd=tmp_path, ranks=2))
+    options = ["--num-samples", "100", "--epochs", "2", "--batch-size", "16", *LINEAR]
+    succeeded(train(*options, "--metrics", str(metrics), cwd=tmp_path, ranks=2))
     samples = [(r["epoch"], r["samples"]) for r in records(metrics)]
     assert sum(n for epoch, n in samples if epoch == 1) == 100
     assert sum(n for epoch, n in samples if epoch == 2) == 100
