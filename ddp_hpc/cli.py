@@ -27,6 +27,7 @@ _COMMANDS = {
     "cancel": "Cancel a job and those that are to go on after it.",
     "profiles": "The sites that scripts can be rendered for.",
     "launch": "Start ranks in this allocation, or on this machine.",
+    "rehearse": "Run a job script here, with stand-ins for its scheduler and launcher.",
     "env": "The world this process finds itself in, and where each value came from.",
     "doctor": "Check this environment before the queue does.",
     "bench": "Benchmarks of this machine.",

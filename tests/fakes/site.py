@@ -13,24 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.fakes.pals import mpiexec
-from tests.fakes.pbs import server
-from tests.fakes.pbs.server import Settings
+from ddp_hpc.rehearse import jobs
+from ddp_hpc.rehearse.machine import install_pbs, program
+from ddp_hpc.rehearse.pbs import server
+from ddp_hpc.rehearse.pbs.server import Settings
+
+__all__ = ["PROJECT", "Site", "install", "program", "words_of"]
 
 PROJECT = Path(__file__).resolve().parents[2]
-
-# A command runs by this Python, without its packages, whatever PATH and PYTHONPATH the job has.
-_COMMAND = """#!/bin/sh
-{export}
-code='import sys; sys.path.insert(0, sys.argv.pop(1)); from {module} import main; main()'
-exec {python} -I -S -c "$code" {project} "$@"
-"""
-
-# PBS brings an mpiexec that is no MPI launcher, whatever it is asked; seen in OpenPBS 23.06.
-_PBS_MPIEXEC = """#!/bin/sh
-echo "mpiexec:  unexpected error - no non-PBS mpiexec in PBS_O_PATH" >&2
-exit 1
-"""
 
 # What the site's modules would do; `module` and `conda` are functions of the login shell there too.
 _DOTFILE = """module() {{ echo "module $*" >>"$HOME/software.log"; }}
@@ -101,13 +91,13 @@ class Site:
 
     def requeue(self, job_id: str, grace_s: float = 7.0) -> None:
         """Ends a job and runs it again, as qrerun and preemption do; after a lost node there is no grace."""
-        request = server.rerun_request(self.root, int(job_id.partition(".")[0]))
+        request = jobs.rerun_request(self.root, int(job_id.partition(".")[0]))
         request.with_suffix(".new").write_text(str(grace_s))
         request.with_suffix(".new").replace(request)
 
     def num_jobs(self) -> int:
         """Jobs ever submitted."""
-        return len(list(self.root.glob("jobs/*.json")))
+        return len(jobs.numbers(self.root))
 
     def job(self, job_id: str) -> dict[str, Any]:
         """A job's attributes from `qstat -xf`."""
@@ -139,10 +129,10 @@ class Site:
         end_s = time.monotonic() + 15.0
         while True:
             # Anew each time, as a job may submit another in its last seconds.
-            numbers = [int(path.stem) for path in self.root.glob("jobs/*.json")]
+            numbers = jobs.numbers(self.root)
             for number in numbers:
-                server.delete_request(self.root, number).touch()
-            if not any(_may_run(server.load(self.root, number)) for number in numbers):
+                jobs.delete_request(self.root, number).touch()
+            if not any(_may_run(jobs.load(self.root, number)) for number in numbers):
                 return
             assert time.monotonic() < end_s, self.logs()
             time.sleep(0.05)
@@ -154,12 +144,7 @@ def install(root: Path, settings: Settings) -> Site:
     for folder in (site.home, site.work, site.pbs_bin, site.pals_bin):
         folder.mkdir(parents=True)
     server.write_settings(root, settings)
-    export = f"export {server.FOLDER_VARIABLE}={shlex.quote(str(root))}"
-    for name in ("qsub", "qstat", "qdel", "qsig"):
-        _command(site.pbs_bin / name, f"tests.fakes.pbs.{name}", export)
-    export = f"export {mpiexec.FOLDER_VARIABLE}={shlex.quote(str(root))}"
-    _command(site.pals_bin / "mpiexec", "tests.fakes.pals.mpiexec", export)
-    program(site.pbs_bin / "mpiexec", _PBS_MPIEXEC)
+    install_pbs(root, site.pbs_bin, site.pals_bin)
     site.dotfile(site.pbs_bin, site.pals_bin)
     return site
 
@@ -167,19 +152,6 @@ def install(root: Path, settings: Settings) -> Site:
 def _may_run(job: Mapping[str, Any]) -> bool:
     """True for a job that runs or is about to: one that waits has a comment."""
     return job["job_state"] == "R" or (job["job_state"] == "Q" and "comment" not in job)
-
-
-def program(path: Path, text: str) -> Path:
-    """An executable file of that text."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    path.chmod(0o755)
-    return path
-
-
-def _command(path: Path, module: str, export: str) -> None:
-    python, project = shlex.quote(sys.executable), shlex.quote(str(PROJECT))
-    program(path, _COMMAND.format(export=export, python=python, module=module, project=project))
 
 
 def words_of(path: Path) -> Sequence[str]:

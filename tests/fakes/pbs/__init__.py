@@ -1,1 +1,1 @@
-"""A stand-in for OpenPBS: one folder, no daemons, the jobs run here. What it does not do: ../README.md."""
+"""What tests take from the stand-in for OpenPBS, ddp_hpc/rehearse/pbs."""

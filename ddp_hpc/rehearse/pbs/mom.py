@@ -7,7 +7,6 @@ session and to no other.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import secrets
 import shutil
@@ -16,48 +15,14 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from tests.fakes.pbs import server
+from ddp_hpc.rehearse import jobs, processes
+from ddp_hpc.rehearse.pbs import server
 
 WALLTIME_EXCEEDED, START_FAILED = -29, -3
 _RERUN = "will run again"
-_PR_SET_CHILD_SUBREAPER = 36
-
-
-@dataclass(frozen=True)
-class Process:
-    """A line of /proc/PID/stat. Zombies are not counted as processes here."""
-
-    pid: int
-    parent: int
-    session: int
-
-
-def processes() -> list[Process]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            state, parent, _, session, *_ = path.read_text().rpartition(")")[2].split()
-            if state not in "ZX":
-                found.append(Process(int(path.parent.name), int(parent), int(session)))
-    return found
-
-
-def descendants() -> list[Process]:
-    """Everything that this mom's job has left, also what moved to another session."""
-    everything, family = processes(), {os.getpid()}
-    while more := {p.pid for p in everything if p.parent in family} - family:
-        family |= more
-    return [p for p in everything if p.pid in family and p.pid != os.getpid()]
-
-
-def send(number: int, targets: list[Process]) -> None:
-    for process in targets:
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, number)
 
 
 class Mom:
@@ -67,7 +32,7 @@ class Mom:
         self.root = root
         self.number = number
         self.settings = server.read_settings(root)
-        self.job = server.load(root, number)
+        self.job = jobs.load(root, number)
         self.id = f"{number}.{self.job['server']}"
 
     def run(self) -> None:
@@ -79,6 +44,7 @@ class Mom:
             server.release(self.root)
 
     def run_once(self) -> str:
+        """One start of the job; how it ended."""
         try:
             out, err = self.open_logs()
         except OSError:
@@ -111,10 +77,12 @@ class Mom:
         return how
 
     def update(self, **attributes: object) -> None:
+        """Changes what others see of the job."""
         self.job.update(attributes)
-        server.save(self.root, self.number, self.job)
+        jobs.save(self.root, self.number, self.job)
 
     def open_logs(self) -> tuple[IO[bytes], IO[bytes]]:
+        """The files of stdout and stderr."""
         out = self.open_log("OU", self.job["Output_Path"])
         joined = self.job["Join_Path"] == "oe"
         return out, out if joined else self.open_log("ER", self.job["Error_Path"])
@@ -128,12 +96,15 @@ class Mom:
         return os.fdopen(descriptor, "wb", buffering=0)
 
     def writes_direct(self) -> bool:
+        """True where the job writes its log in place."""
         return "d" in self.job["Keep_Files"]
 
     def spooled(self, ending: str) -> Path:
+        """A log that is delivered at the end."""
         return self.root / "spool" / f"{self.id}.{ending}"
 
     def deliver_logs(self) -> None:
+        """Copies what was spooled to where the user wants it."""
         if self.writes_direct():
             return
         for ending, name in (("OU", "Output_Path"), ("ER", "Error_Path")):
@@ -184,6 +155,7 @@ class Mom:
         }
 
     def start(self, out: IO[bytes], err: IO[bytes]) -> subprocess.Popen[bytes]:
+        """The login shell, which is told the script's copy."""
         environment = self.environment()
         shell = subprocess.Popen(
             ["-bash"],
@@ -204,7 +176,7 @@ class Mom:
 
     def watch(self, shell: subprocess.Popen[bytes], err: IO[bytes]) -> tuple[int, str]:
         """Exit_status and its words, once nothing of the session is left."""
-        start_s, limit_s = time.monotonic(), self.job["_walltime_s"]
+        start_s, limit_s = time.monotonic(), self.settings.walltime_s or self.job["_walltime_s"]
         while shell.poll() is None:
             time.sleep(self.settings.poll_s)
             used_s = int(time.monotonic() - start_s)
@@ -215,10 +187,10 @@ class Mom:
                 err.write(f"=>> PBS: job killed: walltime {used_s} exceeded limit {limit_s}\n".encode())
                 self.end(shell, self.settings.kill_delay_s)
                 return WALLTIME_EXCEEDED, "exceeded resource walltime"
-            if server.delete_request(self.root, self.number).exists():
+            if jobs.delete_request(self.root, self.number).exists():
                 self.end(shell, self.settings.kill_delay_s)
                 return 256 + signal.SIGTERM, "terminated"
-            rerun = server.rerun_request(self.root, self.number)
+            rerun = jobs.rerun_request(self.root, self.number)
             if rerun.exists():
                 self.end(shell, float(rerun.read_text()))
                 rerun.unlink()
@@ -228,40 +200,31 @@ class Mom:
         return (code, "finished" if code == 0 else "failed") if code >= 0 else (256 - code, "failed")
 
     def keeper_is_gone(self) -> bool:
+        """True where nobody is left to whom this machine matters."""
         keeper = self.settings.keeper_pid
-        return bool(keeper) and not Path(f"/proc/{keeper}").exists()
+        return bool(keeper) and not processes.is_running(keeper)
 
     def end(self, shell: subprocess.Popen[bytes], grace_s: float) -> None:
         """SIGTERM to the session; the shell dies of it, the script's traps have `grace_s`."""
         if grace_s:
-            send(signal.SIGTERM, self.session(shell))
+            processes.send(signal.SIGTERM, processes.of_session(shell.pid))
         end_s = time.monotonic() + grace_s
-        while self.session(shell) and time.monotonic() < end_s:
+        while processes.of_session(shell.pid) and time.monotonic() < end_s:
             shell.poll()
             time.sleep(0.02)
-        send(signal.SIGKILL, self.session(shell))
+        processes.send(signal.SIGKILL, processes.of_session(shell.pid))
         shell.wait()
-
-    def session(self, shell: subprocess.Popen[bytes]) -> list[Process]:
-        return [process for process in processes() if process.session == shell.pid]
 
     def clear_up(self) -> None:
         """Real PBS forgets what left the session; here it is named, for the tests, and killed."""
-        end_s = time.monotonic() + 2.0
-        while descendants() and time.monotonic() < end_s:
-            time.sleep(0.02)
-        left = descendants()
-        words = []
-        for process in left:
-            with suppress(OSError):
-                words.append(Path(f"/proc/{process.pid}/cmdline").read_text().replace("\0", " ").strip())
-        send(signal.SIGKILL, left)
+        words = processes.end_descendants(2.0)
         shutil.rmtree(self.root / "var" / "tmp" / f"pbs.{self.id}", ignore_errors=True)
         self.update(left_over=words)
 
 
 def main(number: str) -> None:
+    """The daemon's process."""
     # Orphans of the job become this process's children, so that none outlives a test.
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    processes.adopt_orphans()
     Mom(server.folder(), int(number)).run()
     sys.exit(0)

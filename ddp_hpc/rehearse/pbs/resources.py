@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from tests.fakes.pbs.directives import Request
-from tests.fakes.pbs.server import QUEUES, Refused, Settings
+from ddp_hpc.rehearse.launchers.options import RefusedError
+from ddp_hpc.rehearse.pbs.directives import Request
+from ddp_hpc.rehearse.pbs.server import QUEUES, Settings
 
 _OF_CHUNKS = frozenset({"ncpus", "mpiprocs", "ompthreads", "ngpus", "mem", "host", "vnode", "system"})
 _OF_JOBS = frozenset({"select", "place", "walltime", "filesystems", "mem", "ncpus", "ngpus", "cput"})
+_MAX_CHUNKS = 10_000
 _PLACE = re.compile(r"(free|pack|v?scatter)?(:?(excl|shared|exclhost))?(:?group=\w+)?")
 
 
@@ -29,10 +31,10 @@ def walltime_s(text: str) -> int:
     """Seconds of `[[HH:]MM:]SS`.
 
     Raises:
-        Refused: for anything else.
+        RefusedError: for anything else.
     """
     if not re.fullmatch(r"(\d+:){0,2}\d+", text):
-        raise Refused("qsub: Illegal attribute or resource value Resource_List.walltime", 166)
+        raise RefusedError("qsub: Illegal attribute or resource value Resource_List.walltime", 166)
     seconds = 0
     for part in text.split(":"):
         seconds = seconds * 60 + int(part)
@@ -43,16 +45,17 @@ def chunks(request: Request, settings: Settings) -> list[Chunk]:
     """The chunks of `select`, each as often as it was asked for, without nodes.
 
     Raises:
-        Refused: as the server does.
+        RefusedError: as the server does.
     """
     found = []
     for group in request.resources.get("select", "1").split("+"):
         count, *pairs = group.split(":") if group[:1].isdecimal() else ("1", *group.split(":"))
         given = {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
-        _refuse_unknown(given, _OF_CHUNKS)
+        if not settings.any_site:
+            _refuse_unknown(given, _OF_CHUNKS)
         numbers = {name: given.get(name, "") for name in ("ncpus", "ngpus", "mpiprocs", "ompthreads")}
         if not count.isdecimal() or any(value and not value.isdecimal() for value in numbers.values()):
-            raise Refused("qsub: Illegal attribute or resource value Resource_List.select", 166)
+            raise RefusedError("qsub: Illegal attribute or resource value Resource_List.select", 166)
         ncpus = int(numbers["ncpus"] or settings.default_chunk_ncpus)
         chunk = Chunk(
             ncpus=ncpus,
@@ -61,7 +64,8 @@ def chunks(request: Request, settings: Settings) -> list[Chunk]:
             ompthreads=int(numbers["ompthreads"] or ncpus),
             system=given.get("system", ""),
         )
-        found += [chunk] * int(count)
+        # No machine has so many nodes; a longer list would only cost memory.
+        found += [chunk] * min(int(count), _MAX_CHUNKS)
     return found
 
 
@@ -69,36 +73,43 @@ def check(request: Request, settings: Settings) -> None:
     """What server and hook say at submission.
 
     Raises:
-        Refused: with the message and the exit code of the real qsub.
+        RefusedError: with the message and the exit code of the real qsub.
     """
     if settings.alcf_hook:
         if not request.account:
-            raise Refused("qsub: Account_Name is required to be set.", 32)
+            raise RefusedError("qsub: Account_Name is required to be set.", 32)
         for name in ("walltime", "filesystems"):
             if name not in request.resources:
-                raise Refused(f"qsub: Resource: {name} is required to be set.", 32)
-    _refuse_unknown(request.resources, _OF_JOBS)
+                raise RefusedError(f"qsub: Resource: {name} is required to be set.", 32)
+    if not settings.any_site:
+        _refuse_unknown(request.resources, _OF_JOBS)
     if "select" in request.resources:
         for name in ("ncpus", "mem", "ngpus"):
             if name in request.resources:
                 text = '"-lresource=" cannot be used with "select" or "place", resource is: '
-                raise Refused(f"qsub: {text}{name}", 5)
+                raise RefusedError(f"qsub: {text}{name}", 5)
     if not _PLACE.fullmatch(request.resources.get("place", "free")):
-        raise Refused("qsub: Illegal attribute or resource value Resource_List.place", 166)
+        raise RefusedError("qsub: Illegal attribute or resource value Resource_List.place", 166)
+    if settings.any_site:
+        walltime_s(request.resources.get("walltime", "0"))
+        chunks(request, settings)
+        return
     queue = QUEUES.get(request.queue or settings.default_queue)
     if queue is None:
-        raise Refused("qsub: Unknown queue", 170)
+        raise RefusedError("qsub: Unknown queue", 170)
     if queue.from_route_only:
-        raise Refused("qsub: Access to queue is denied", 174)
+        raise RefusedError("qsub: Access to queue is denied", 174)
     num_nodes, limit_s = len(chunks(request, settings)), walltime_s(request.resources.get("walltime", "0"))
     too_short = limit_s and limit_s < queue.min_walltime_s
     too_long = queue.max_walltime_s and limit_s > queue.max_walltime_s
     if too_short or too_long or (queue.max_nodes and num_nodes > queue.max_nodes):
-        raise Refused("qsub: Job violates queue and/or server resource limits", 188)
+        raise RefusedError("qsub: Job violates queue and/or server resource limits", 188)
 
 
 def why_never(request: Request, settings: Settings) -> str:
     """The scheduler's comment on a job that stays queued for ever; empty for one that can run."""
+    if settings.any_site:
+        return ""
     wanted = chunks(request, settings)
     for chunk in wanted:
         if chunk.system and chunk.system != settings.system:
@@ -115,6 +126,9 @@ def placed(request: Request, settings: Settings) -> list[Chunk]:
 
     Without scatter, chunks that fit on one node together are packed there.
     """
+    if settings.any_site:
+        pairs = zip(settings.nodes, chunks(request, settings), strict=False)
+        return [replace(chunk, node=node) for node, chunk in pairs]
     scatter = "scatter" in request.resources.get("place", "free")
     free = dict.fromkeys(settings.nodes, (settings.node_ncpus, settings.node_ngpus))
     found = []
@@ -135,4 +149,4 @@ def placed(request: Request, settings: Settings) -> list[Chunk]:
 def _refuse_unknown(given: dict[str, str], known: frozenset[str]) -> None:
     for name in given:
         if name not in known:
-            raise Refused(f"qsub: Unknown resource: {name}", 187)
+            raise RefusedError(f"qsub: Unknown resource: {name}", 187)

@@ -10,27 +10,28 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from tests.fakes.pbs import server
-from tests.fakes.pbs.server import Refused
+from ddp_hpc.rehearse import jobs
+from ddp_hpc.rehearse.launchers.options import RefusedError
+from ddp_hpc.rehearse.pbs import server
 
 
-def show(argv: Sequence[str], environ: Mapping[str, str]) -> None:
+def show(argv: Sequence[str], _environ: Mapping[str, str]) -> None:
     """Prints the job.
 
     Raises:
-        Refused: unknown, or finished and asked for without -x.
+        RefusedError: unknown, or finished and asked for without -x.
     """
     options, words = {word for word in argv if word.startswith("-")}, [w for w in argv if w[0] != "-"]
     long = "".join(sorted(options)).replace("-", "")
     if not set(long) <= set("xfF") or "f" not in long or words[:1] != ["json"] or len(words) != 2:
-        raise Refused("qstat: the stand-in knows `qstat [-x] -f -F json JOB` alone", 99)
+        raise RefusedError("qstat: the stand-in knows `qstat [-x] -f -F json JOB` alone", 99)
     root = server.folder()
     number = server.job_number("qstat", words[1], root)
-    job = server.load(root, number)
+    job = jobs.load(root, number)
     name = f"{number}.{job['server']}"
     if job["job_state"] == "F" and "x" not in long:
         text = f"qstat: {name} Job has finished, use -x or -H to obtain historical job information"
-        raise Refused(text, server.FINISHED)
+        raise RefusedError(text, server.FINISHED)
     shown = {key: _wobble(value) for key, value in job.items() if not key.startswith("_")}
     answer = {
         "timestamp": int(time.time()),
@@ -54,4 +55,5 @@ def _wobble(value: Any) -> Any:
 
 
 def main() -> NoReturn:
+    """The installed command."""
     server.run(show, sys.argv[1:], os.environ)

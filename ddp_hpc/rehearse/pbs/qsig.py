@@ -9,26 +9,27 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from tests.fakes.pbs import mom, server
-from tests.fakes.pbs.server import Refused
+from ddp_hpc.rehearse import jobs, processes
+from ddp_hpc.rehearse.launchers.options import RefusedError
+from ddp_hpc.rehearse.pbs import server
 
 
-def send(argv: Sequence[str], environ: Mapping[str, str]) -> None:
+def send(argv: Sequence[str], _environ: Mapping[str, str]) -> None:
     """Signals the job.
 
     Raises:
-        Refused: unknown, or not running.
+        RefusedError: unknown, or not running.
     """
     options, words = getopt.getopt(list(argv), "s:")
     root = server.folder()
     number = server.job_number("qsig", words[0], root)
-    job = server.load(root, number)
+    job = jobs.load(root, number)
     if job["job_state"] != "R":
-        raise Refused(f"qsig: Request invalid for state of job {number}.{job['server']}", 15018 % 256)
+        raise RefusedError(f"qsig: Request invalid for state of job {number}.{job['server']}", 15018 % 256)
     name = dict(options).get("-s", "TERM").removeprefix("SIG")
-    session = [process for process in mom.processes() if process.session == job["session_id"]]
-    mom.send(signal.Signals[f"SIG{name}"], session)
+    processes.send(signal.Signals[f"SIG{name}"], processes.of_session(job["session_id"]))
 
 
 def main() -> NoReturn:
+    """The installed command."""
     server.run(send, sys.argv[1:], os.environ)

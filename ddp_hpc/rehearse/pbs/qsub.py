@@ -13,17 +13,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
-from tests.fakes.pbs import server
-from tests.fakes.pbs.directives import OPTIONS, Request, read_request
-from tests.fakes.pbs.resources import check, placed, walltime_s, why_never
-from tests.fakes.pbs.server import Refused, Settings
+from ddp_hpc.rehearse import jobs
+from ddp_hpc.rehearse.launchers.options import RefusedError
+from ddp_hpc.rehearse.pbs import server
+from ddp_hpc.rehearse.pbs.directives import OPTIONS, Request, read_request
+from ddp_hpc.rehearse.pbs.resources import check, placed, walltime_s, why_never
+from ddp_hpc.rehearse.pbs.server import Settings
 
 
 def submit(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     """Takes one script, or stdin.
 
     Raises:
-        Refused: nothing was submitted.
+        RefusedError: nothing was submitted.
     """
     root = server.folder()
     settings = server.read_settings(root)
@@ -33,7 +35,7 @@ def submit(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     check(request, settings)
     after = [server.job_number("qsub", word, root) for word in request.after]
 
-    number = server.new_number(root)
+    number = jobs.next_number(root / "next_job", server.FIRST_JOB)
     copy = root / "mom_priv" / "jobs" / f"{number}.{settings.server}.SC"
     copy.parent.mkdir(parents=True, exist_ok=True)
     copy.write_text(script, encoding="utf-8", errors="surrogateescape")
@@ -41,14 +43,14 @@ def submit(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     name = request.name or (Path(operands[0]).name if operands else "STDIN")
     job = _attributes(request, settings, number, name, argv, environ)
     if never := why_never(request, settings):
-        server.save(root, number, {**job, "comment": never})
+        jobs.save(root, number, {**job, "comment": never})
     elif after:
         depend = "afterany:" + ":".join(f"{before}.{settings.server}@{settings.server}" for before in after)
         waits = {"job_state": "H", "Hold_Types": "s", "depend": depend, "_after": after}
-        server.save(root, number, {**job, **waits})
+        jobs.save(root, number, {**job, **waits})
         server.release(root)
     else:
-        server.save(root, number, job)
+        jobs.save(root, number, job)
         server.start_mom(root, number)
     sys.stdout.write(f"{number}.{settings.server}\n")
 
@@ -67,7 +69,7 @@ def _script(operands: Sequence[str]) -> str:
         with Path(operands[0]).open(encoding="utf-8", errors="surrogateescape", newline="") as file:
             return file.read()
     except OSError as error:
-        raise Refused(f"qsub: script file:: {error.strerror}", 1) from error
+        raise RefusedError(f"qsub: script file:: {error.strerror}", 1) from error
 
 
 def _attributes(
@@ -77,7 +79,7 @@ def _attributes(
     name: str,
     argv: Sequence[str],
     environ: Mapping[str, str],
-) -> server.Attributes:
+) -> jobs.Attributes:
     """The job as `qstat -f` shows it; what starts with `_` is between qsub and its mom."""
     workdir, host = _workdir(environ), socket.gethostname()
     queue = request.queue or settings.default_queue
@@ -137,4 +139,5 @@ def _log(asked: str, workdir: str, default: str, number: int, ending: str) -> st
 
 
 def main() -> NoReturn:
+    """The installed command."""
     server.run(submit, sys.argv[1:], os.environ)

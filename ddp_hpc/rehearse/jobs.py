@@ -1,0 +1,88 @@
+"""The jobs of a stand-in: one JSON file each below its folder, and files by which they are asked to end."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ddp_hpc.rehearse.machine import PACKAGES
+
+Attributes = dict[str, Any]
+
+_MAIN = "import sys; sys.path.insert(0, sys.argv[1]); from {module} import main; main(sys.argv[2])"
+
+
+def next_number(path: Path, first: int) -> int:
+    """The next of a series that is counted in this file, also where several ask at once."""
+    with path.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        number = int(file.read() or first)
+        file.truncate(0)
+        file.write(str(number + 1))
+    return number
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """A block that one process at a time is in."""
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def job_file(root: Path, number: int) -> Path:
+    """Where a job's attributes are."""
+    return root / "jobs" / f"{number}.json"
+
+
+def numbers(root: Path) -> list[int]:
+    """Of all jobs ever submitted, the first one first."""
+    return sorted(int(path.stem) for path in (root / "jobs").glob("*.json"))
+
+
+def delete_request(root: Path, number: int) -> Path:
+    """The file by which a job's daemon is told to end it."""
+    return root / "jobs" / f"{number}.delete"
+
+
+def rerun_request(root: Path, number: int) -> Path:
+    """The file by which a job's daemon is told to end it and run it again."""
+    return root / "jobs" / f"{number}.rerun"
+
+
+def save(root: Path, number: int, job: Attributes) -> None:
+    """Readers see the old attributes or the new ones, never half of them."""
+    path = job_file(root, number)
+    path.parent.mkdir(exist_ok=True)
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    new.write_text(json.dumps(job))
+    new.replace(path)
+
+
+def load(root: Path, number: int) -> Attributes:
+    """A job's attributes."""
+    attributes: Attributes = json.loads(job_file(root, number).read_text())
+    return attributes
+
+
+def start_daemon(root: Path, module: str, number: int, environ: Mapping[str, str]) -> None:
+    """A process of its own session that runs one job; what goes wrong in it is in `mom.N.log`."""
+    code = _MAIN.format(module=module)
+    with (root / f"mom.{number}.log").open("a") as log:
+        subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", code, str(PACKAGES), str(number)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd="/",
+            env={"PATH": "/usr/bin:/bin", **environ},
+        )

@@ -1,0 +1,1 @@
+"""Stand-ins for launchers of ranks, over MPICH's Hydra. What they do not do: docs/rehearse.md."""

@@ -1,0 +1,156 @@
+"""`mpiexec` of Open MPI 5: its options and variables.
+
+The MPI below is MPICH's. Variables reach the ranks of other nodes by name only (`-x`), as
+they do over Open MPI's daemons. PMIX_NAMESPACE is missing: MPICH would abort.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from ddp_hpc.rehearse.launchers import options
+from ddp_hpc.rehearse.launchers.hydra import num_nodes_of
+from ddp_hpc.rehearse.launchers.limits import HERE, read_limits
+from ddp_hpc.rehearse.launchers.options import Line, RefusedError, Table, spellings
+from ddp_hpc.rehearse.launchers.ranks import Place, Step, places, run_step, spool_folder
+
+FOLDER_VARIABLE = "OPENMPI_STAND_IN_HOME"  # set by the installed command
+
+# mpirun(1) of Open MPI 5.0.
+TABLE = Table(
+    values={
+        "num_ranks": ("n", "np", "c"),
+        "per_node": ("N", "npernode"),
+        "map_by": ("map-by",),
+        "bind": ("bind-to", "rank-by", "cpu-set"),
+        "hosts": ("host", "H"),
+        "hostfile": ("hostfile", "machinefile", "default-hostfile"),
+        "x": ("x",),
+        "wdir": ("wdir", "wd"),
+        "prefix": ("prefix", "path", "output", "output-filename", "timeout", "personality"),
+        "tune": ("tune", "am", "pmix", "dvm-uri"),
+    },
+    pairs=frozenset(("mca", "gmca", "prtemca", "pmixmca", "omca")),
+    bare=spellings(
+        "allow-run-as-root oversubscribe nooversubscribe tag-output report-bindings use-hwthread-cpus "
+        "display-map display-allocation version v q verbose quiet nolocal novm enable-recovery "
+        "disable-recovery forward-signals"
+    ),
+)
+_RULE = "-" * 74
+# What a login over ssh has, without the job's own.
+_OF_A_LOGIN = (
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "LANG",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "CUDA_VISIBLE_DEVICES",
+)
+
+
+def launch(line: Line, root: Path) -> int:
+    """Runs the ranks; the largest exit code. One rank's non-zero end ends all others.
+
+    Raises:
+        RefusedError: nothing to run, or more ranks than a node has slots for.
+    """
+    limits = read_limits(root)
+    num_nodes = max(num_nodes_of(line), limits.asked_nodes)
+    if not line.command:
+        raise _refused("No executable was specified on the mpiexec command line.")
+    ppr = re.match(r"ppr:([1-9][0-9]{0,6}):(?:node|l3cache|package|socket)\b", line.values.get("map_by", ""))
+    default = int(ppr[1]) if ppr else 0
+    per_node = line.number("per_node", default, _bad_number) if default or "per_node" in line.values else 0
+    num_ranks = line.number("num_ranks", max(1, per_node) * num_nodes, _bad_number)
+    per_node = per_node or -(-num_ranks // num_nodes)
+    if num_ranks > per_node * num_nodes:
+        raise _refused(
+            f"Your job has requested more processes than the ppr for\nthis topology can support: {num_ranks}"
+        )
+    base = {name: value for name, value in os.environ.items() if name != FOLDER_VARIABLE}
+    handed_on = {word.partition("=")[0] for word in line.all_of("x")}
+    base |= dict(word.split("=", 1) for word in line.all_of("x") if "=" in word)
+    here = limits.environment(base)
+    ranks = places(limits.counts(num_ranks, per_node))
+    command = limits.command(line.command)
+    if limits.ranks_per_node and "ddp_hpc.train" in command and "--discovery" not in command:
+        # Else it asks MPI, which is MPICH here; and without MPI ranks have to know where to meet.
+        command += ["--discovery", "openmpi"]
+        here.setdefault("MASTER_PORT", str(_free_port()))
+    step = Step(
+        command=command,
+        environments=[_environment(here, handed_on, place, len(ranks)) for place in ranks],
+        say=_say,
+        stop_on_failure=True,
+        label="tag-output" in line.flags,
+        folder=line.values.get("wdir", ""),
+        keeper_pid=limits.keeper_pid,
+    )
+    return run_step(spool_folder(root, "ompi."), step)
+
+
+def _environment(base: Mapping[str, str], handed_on: set[str], place: Place, size: int) -> dict[str, str]:
+    known = {
+        name: value
+        for name, value in base.items()
+        if place.node == 0 or name in handed_on or name in _OF_A_LOGIN or name.startswith("OMPI_")
+    }
+    known.setdefault("PATH", os.defpath)
+    return known | {
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(place.local_rank),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": str(place.local_size),
+        "OMPI_COMM_WORLD_NODE_RANK": str(place.local_rank),
+        "OMPI_COMM_WORLD_RANK": str(place.rank),
+        "OMPI_COMM_WORLD_SIZE": str(size),
+        "OMPI_UNIVERSE_SIZE": str(size),
+        "PMIX_RANK": str(place.rank),
+        "PRTE_LAUNCHED": "1",
+    }
+
+
+def _free_port() -> int:
+    with socket.create_server((HERE, 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def _say(rank: int, code: int) -> None:
+    how = f"exit code {code}" if code > 0 else f"signal {-code}"
+    sys.stderr.write(f"{_RULE}\nprterun detected that rank {rank} ended with {how}\n{_RULE}\n")
+
+
+def _refused(message: str) -> RefusedError:
+    return RefusedError(f"{_RULE}\n{message}\n{_RULE}", 213)
+
+
+def _bad_number(text: str, name: str) -> RefusedError:
+    return _refused(f"The value given for {name} is no number of processes: {text}")
+
+
+def read_line(argv: Sequence[str]) -> Line:
+    """The command line.
+
+    Raises:
+        RefusedError: an option that Open MPI does not have, or one without its value.
+    """
+    try:
+        return options.read_line(argv, TABLE)
+    except (options.UnknownOptionError, options.MissingValueError) as error:
+        raise _refused(
+            f"An unrecognized option was included on the mpiexec command line:\n\n  Option: {error}\n\n"
+            'Please use the "mpiexec --help" command to obtain a list of all\nsupported options.'
+        ) from None
+
+
+def main() -> NoReturn:
+    """The installed command."""
+    options.run(read_line, launch, "mpiexec (Open MPI) 5.0.11", FOLDER_VARIABLE)

@@ -1,0 +1,151 @@
+"""Ranks for a launcher: started by the real Hydra beside this Python, each in an environment of its own.
+
+The ranks are in no session of the job: only the launcher gets the scheduler's signals,
+and either hands them on or ends the ranks, as its original does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddp_hpc.rehearse import processes
+
+HYDRA = Path(sys.executable).with_name("mpiexec")
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_STOP_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a rank is among the nodes that are pretended."""
+
+    rank: int
+    node: int
+    local_rank: int
+    local_size: int
+
+
+def places(counts: Sequence[int]) -> list[Place]:
+    """All ranks, node by node."""
+    found: list[Place] = []
+    for node, count in enumerate(counts):
+        found += [Place(rank=len(found) + i, node=node, local_rank=i, local_size=count) for i in range(count)]
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """Ranks that are started together.
+
+    `say` gets a rank and its exit code, if it is not 0; a signal is a negative code. At
+    `kills_on` the launcher says `kill_words` and ends the ranks with SIGKILL instead of handing
+    the signal on; it ends them too when the process `keeper_pid` is gone. Without `keep_pmi` the
+    ranks cannot use MPI.
+    """
+
+    command: Sequence[str]
+    environments: Sequence[Mapping[str, str]]
+    say: Callable[[int, int], None]
+    stop_on_failure: bool
+    keep_pmi: bool = True
+    kills_on: tuple[int, ...] = ()
+    kill_words: str = ""
+    label: bool = False
+    folder: str = ""
+    keeper_pid: int = 0
+    no_program: str = "execve failed"
+    no_program_code: int = 127
+
+
+def spool_folder(root: Path, prefix: str) -> Path:
+    """A folder for one step; `run_step` removes it."""
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=root))
+
+
+def run_step(spool: Path, step: Step) -> int:
+    """Runs the ranks; the largest exit code of those that ended by themselves."""
+    processes.adopt_orphans()
+    told = {
+        "environments": [dict(environment) for environment in step.environments],
+        "keep_pmi": step.keep_pmi,
+        "folder": step.folder or str(Path.cwd()),
+        "no_program": step.no_program,
+        "no_program_code": step.no_program_code,
+    }
+    (spool / "step.json").write_text(json.dumps(told))
+    words = [str(HYDRA), "-launcher", "fork", "-hosts", "localhost", "-n", str(len(step.environments))]
+    if step.label:
+        words.append("-prepend-rank")
+    words += [sys.executable, "-I", "-S", str(Path(__file__).with_name("rank.py")), str(spool)]
+    try:
+        hydra = subprocess.Popen(
+            [*words, *step.command],
+            env=_for_hydra(),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=processes.die_with_parent,  # the job's SIGKILL reaches this process alone
+        )
+
+        def on_signal(sent: int, _frame: object) -> None:
+            if sent in step.kills_on:
+                sys.stderr.write(step.kill_words)
+                processes.send(signal.SIGKILL, processes.descendants(os.getpid()))
+            else:
+                hydra.send_signal(sent)
+
+        for number in _SIGNALS:
+            signal.signal(number, on_signal)
+        return _watch(hydra, spool, step)
+    finally:
+        shutil.rmtree(spool, ignore_errors=True)
+
+
+def processes_of(spools: Iterable[Path]) -> list[processes.Process]:
+    """The ranks of these steps, and everything that they have started."""
+    ranks = set()
+    for file in (file for spool in spools for file in spool.glob("pid.*")):
+        with suppress(OSError, ValueError):
+            ranks.add(int(file.read_text()))
+    children = processes.descendants(*ranks) if ranks else []
+    return [process for process in processes.processes() if process.pid in ranks] + children
+
+
+def _for_hydra() -> dict[str, str]:
+    # It would take the job's own variables for a real scheduler's.
+    return {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "LANG") if name in os.environ}
+
+
+def _watch(hydra: subprocess.Popen[bytes], spool: Path, step: Step) -> int:
+    said: set[str] = set()
+    codes = {0}
+    stop_by_s = float("inf")
+    while True:
+        over = hydra.poll() is not None
+        for file in sorted(spool.glob("rank.*"), key=lambda file: int(file.suffix[1:])):
+            code = int(file.read_text())
+            if code and file.name not in said:
+                said.add(file.name)
+                step.say(int(file.suffix[1:]), code)
+                if stop_by_s == float("inf"):  # ranks that were ended do not count
+                    codes.add(code if code > 0 else 128 - code)
+        if over:
+            return max(codes) or (hydra.returncode if hydra.returncode >= 0 else 128 - hydra.returncode)
+        if step.stop_on_failure and said and stop_by_s == float("inf"):
+            stop_by_s = time.monotonic() + _STOP_S
+            processes.send(signal.SIGTERM, processes_of([spool]))
+        if time.monotonic() > stop_by_s:
+            hydra.kill()
+        if step.keeper_pid and not processes.is_running(step.keeper_pid):
+            processes.send(signal.SIGKILL, processes.descendants(os.getpid()))
+        time.sleep(0.02)

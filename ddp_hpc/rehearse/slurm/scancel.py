@@ -1,0 +1,56 @@
+"""`scancel [--signal=NAME] [--batch] JOB...`: ends jobs, or signals all processes of their steps."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from ddp_hpc.rehearse import jobs, processes
+from ddp_hpc.rehearse.launchers import options
+from ddp_hpc.rehearse.launchers.options import RefusedError, Table, spellings
+from ddp_hpc.rehearse.slurm import controller, steps
+
+_TABLE = Table(
+    values=spellings("signal:s user:u name:n:jobname"),
+    bare=spellings("batch:b full:f quiet:Q verbose:v interactive:i me"),
+    long_only=False,
+)
+
+
+def cancel(argv: Sequence[str], _environ: Mapping[str, str]) -> int:
+    """Signals the jobs, or asks their daemons to end them.
+
+    Raises:
+        RefusedError: an unknown option, job or signal.
+    """
+    try:
+        line = options.read_line(argv, _TABLE)
+    except (options.UnknownOptionError, options.MissingValueError) as error:
+        raise RefusedError(
+            f"scancel: unrecognized option '{error}'\nTry \"scancel --help\" for more information"
+        ) from None
+    root, name = controller.folder(), line.values.get("signal", "").removeprefix("SIG").upper()
+    if name and not (name.isdecimal() or f"SIG{name}" in signal.Signals.__members__):
+        raise RefusedError(f"Unknown job signal: {name}")
+    for word in line.command:
+        # Of an unknown job and one that is over scancel says nothing, unless it is asked to be verbose.
+        if word.isdecimal() and not jobs.job_file(root, int(word)).exists():
+            continue
+        number = controller.job_number(word, root, f"scancel: error: Invalid job id {word}")
+        job = jobs.load(root, number)
+        if job["state"] in controller.OVER:
+            continue
+        if name:
+            wanted = int(name) if name.isdecimal() else signal.Signals[f"SIG{name}"].value
+            processes.send(wanted, steps.of_job(root, number))
+        elif job["state"] == "PENDING":
+            jobs.save(root, number, {**job, "state": "CANCELLED"})
+        else:
+            jobs.delete_request(root, number).touch()
+    return 0
+
+
+def main() -> NoReturn:
+    """The installed command."""
+    controller.run(cancel)

@@ -1,0 +1,189 @@
+"""srun inside a job: the tasks of one step, each with Slurm's variables.
+
+With --mpi=none, the default here, each task is a world of its own to MPI, as on a real
+machine. With pmi2 and cray_shasta MPI works, over Hydra. With pmix there are its
+variables and no server behind them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from ddp_hpc.rehearse import jobs
+from ddp_hpc.rehearse.launchers.limits import Limits, read_limits
+from ddp_hpc.rehearse.launchers.options import Line, RefusedError
+from ddp_hpc.rehearse.launchers.ranks import Place, Step, places, run_step, spool_folder
+from ddp_hpc.rehearse.slurm import controller, steps
+from ddp_hpc.rehearse.slurm.controller import hostlist, run_lengths
+from ddp_hpc.rehearse.slurm.tables import SRUN, count, node_count, read_line
+
+_MPI = ("none", "pmi2", "cray_shasta", "pmix", "pmix_v3", "pmix_v4", "pmix_v5")
+_NOT_DONE = ("multi-prog", "pty", "het-group", "no-allocate", "output", "error", "input", "relative")
+_OUTSIDE = (
+    "srun: error: Unable to allocate resources: the stand-in starts no job of its own; run srun in a job"
+)
+
+
+def launch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Runs the step; the largest exit code of its tasks.
+
+    Raises:
+        RefusedError: nothing was started.
+    """
+    line = read_line("srun", argv, SRUN)
+    if "version" in line.flags:
+        sys.stdout.write("slurm-wlm 22.05.8\n")
+        return 0
+    if not line.command:
+        raise RefusedError("srun: fatal: No command given to execute.")
+    root = controller.folder()
+    number = controller.job_number(environ.get("SLURM_JOB_ID", ""), root, _OUTSIDE)
+    for option in _NOT_DONE:
+        if option in line.values:
+            raise RefusedError(f"srun: the stand-in does not do --{option}")
+    mpi = line.values.get("mpi", environ.get("SLURM_MPI_TYPE", "none"))
+    if mpi not in _MPI:
+        raise RefusedError(
+            f"srun: error: Couldn't find the specified plugin name for mpi/{mpi} looking at all files"
+        )
+    job, limits = jobs.load(root, number), read_limits(root)
+    ranks = places(_counts(line, job, environ, limits))
+    step = jobs.next_number(steps.folder(root) / f"next.{number}", 0)
+    spool = spool_folder(steps.folder(root), f"{number}.{step}.")
+    base = limits.environment(_exported(line, environ))
+    of_step = _of_step(line, job, step, ranks, mpi, spool)
+    nodes = job["nodes"]
+
+    def say(rank: int, code: int) -> None:
+        how = f"Exited with exit code {code}" if code > 0 else signal.strsignal(-code) or f"Signal {-code}"
+        sys.stderr.write(f"srun: error: {nodes[ranks[rank].node]}: task {rank}: {how}\n")
+
+    kill_others = line.values.get("kill-on-bad-exit")
+    return run_step(
+        spool,
+        Step(
+            command=limits.command(line.command),
+            environments=[{**base, **of_step, **_of_task(nodes, ranks, place, mpi)} for place in ranks],
+            say=say,
+            stop_on_failure=kill_others is not None and kill_others != "0",
+            keep_pmi=mpi in ("pmi2", "cray_shasta"),
+            kills_on=(signal.SIGTERM, signal.SIGINT, signal.SIGHUP),
+            kill_words="srun: forcing job termination\n",
+            label="label" in line.flags,
+            folder=line.values.get("chdir", ""),
+            keeper_pid=limits.keeper_pid,
+            no_program="slurmstepd: error: execve()",
+            no_program_code=2,
+        ),
+    )
+
+
+def _counts(line: Line, job: jobs.Attributes, environ: Mapping[str, str], limits: Limits) -> list[int]:
+    """Tasks on each node, as far as they are started here.
+
+    Raises:
+        RefusedError: more than the job has, as its script knows it.
+    """
+    here = len(job["nodes"])
+    believed = max(here, limits.asked_nodes)
+    num_nodes = node_count("srun", line.values.get("nodes", str(here)))
+    if num_nodes > believed:
+        raise RefusedError(f"srun: error: Only allocated {believed} nodes asked for {num_nodes}")
+    of_job = environ.get("SLURM_NTASKS", "")
+    per_node = count("srun", line, "ntasks-per-node", 1)
+    # Inside a job with tasks --ntasks-per-node alone does not change their number (seen in 22.05).
+    default = int(of_job) if of_job.isdecimal() else num_nodes * per_node
+    num_tasks = count("srun", line, "ntasks", default)
+    if num_tasks < num_nodes:
+        sys.stderr.write(
+            f"srun: warning: can't run {num_tasks} processes on {num_nodes} nodes, "
+            f"setting nnodes to {num_tasks}\n"
+        )
+        num_nodes = num_tasks
+    even = -(-num_tasks // num_nodes)
+    if "ntasks-per-node" in line.values and per_node < even:
+        sys.stderr.write(f"srun: warning: can't honor --ntasks-per-node set to {per_node}\n")
+    per_node = max(per_node, even)
+    if num_tasks > sum(job["counts"]) * max(1, believed // here) and "overcommit" not in line.flags:
+        raise RefusedError(
+            f"srun: error: Unable to create step for job {job['number']}: "
+            "More processors requested than permitted"
+        )
+    return limits.counts(num_tasks, per_node)
+
+
+def _exported(line: Line, environ: Mapping[str, str]) -> dict[str, str]:
+    found = {name: value for name, value in environ.items() if name != controller.FOLDER_VARIABLE}
+    words = line.values.get("export", "ALL").split(",")
+    if words == ["NONE"]:
+        found = {name: value for name, value in found.items() if name.startswith("SLURM")}
+    elif "ALL" not in words:
+        kept = {word.partition("=")[0] for word in words}
+        found = {k: v for k, v in found.items() if k in kept or k.startswith("SLURM")}
+    return found | dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def _of_step(
+    line: Line, job: jobs.Attributes, step: int, ranks: Sequence[Place], mpi: str, spool: Path
+) -> dict[str, str]:
+    """Slurm's variables that are the same for all tasks."""
+    counts = [place.local_size for place in ranks if place.local_rank == 0]
+    names, num_tasks, num_nodes = hostlist(job["nodes"][: len(counts)]), str(len(ranks)), str(len(counts))
+    found = {
+        "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
+        "SLURM_NNODES": num_nodes,
+        "SLURM_NPROCS": num_tasks,
+        "SLURM_NTASKS": num_tasks,
+        "SLURM_SRUN_COMM_HOST": "127.0.0.1",
+        "SLURM_STEPID": str(step),
+        "SLURM_STEP_ID": str(step),
+        "SLURM_STEP_NODELIST": names,
+        "SLURM_STEP_NUM_NODES": num_nodes,
+        "SLURM_STEP_NUM_TASKS": num_tasks,
+        "SLURM_STEP_TASKS_PER_NODE": run_lengths(counts),
+        "SLURM_TASKS_PER_NODE": run_lengths(counts),
+        "SLURM_UMASK": f"{os.umask(os.umask(0)):04o}",
+        "SRUN_DEBUG": "3",
+    }
+    said = {"cpus-per-task": "SLURM_CPUS_PER_TASK", "ntasks-per-node": "SLURM_NTASKS_PER_NODE"}
+    found |= {variable: line.values[option] for option, variable in said.items() if option in line.values}
+    job_step = f"{job['number']}.{step}"
+    if mpi != "none":
+        found["SLURM_MPI_TYPE"] = mpi
+    if mpi == "pmi2":
+        found["PMI_JOBID"] = job_step
+    elif mpi == "cray_shasta":
+        apid = {"PALS_APID": job_step, "PALS_APINFO": f"{spool}/apinfo", "PALS_SPOOL_DIR": str(spool)}
+        found |= {**apid, "PMI_JOBID": str(job["number"]), "PMI_UNIVERSE_SIZE": num_tasks}
+    elif mpi.startswith("pmix"):
+        found |= {"PMIX_NAMESPACE": f"slurm.pmix.{job_step}", "PMIX_VERSION": "4.2.2"}
+    return found
+
+
+def _of_task(nodes: Sequence[str], ranks: Sequence[Place], place: Place, mpi: str) -> dict[str, str]:
+    rank, local_rank, local_size = str(place.rank), str(place.local_rank), str(place.local_size)
+    beside = [str(other.rank) for other in ranks if other.node == place.node]
+    found = {
+        "SLURMD_NODENAME": nodes[place.node],
+        "SLURM_GTIDS": ",".join(beside),
+        "SLURM_LOCALID": local_rank,
+        "SLURM_NODEID": str(place.node),
+        "SLURM_PROCID": rank,
+        "SLURM_TOPOLOGY_ADDR": nodes[place.node],
+    }
+    if mpi == "cray_shasta":
+        found |= {"PALS_RANKID": rank, "PALS_LOCAL_RANKID": local_rank, "PALS_NODEID": str(place.node)}
+        found |= {"PMI_LOCAL_RANK": local_rank, "PMI_LOCAL_SIZE": local_size}
+    elif mpi.startswith("pmix"):
+        found |= {"PMIX_RANK": rank, "PMIX_HOSTNAME": nodes[place.node]}
+    return found
+
+
+def main() -> NoReturn:
+    """The installed command."""
+    controller.run(launch)

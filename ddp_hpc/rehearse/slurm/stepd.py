@@ -1,0 +1,237 @@
+"""The daemon of one job: environment, log, signals, time limit, requeue. One process a job.
+
+The batch shell runs the script's copy in the folder of submission. Signals go to all
+processes of the steps and to the batch shell alone, never to srun: it would end the
+ranks at once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+from ddp_hpc.rehearse import jobs, processes
+from ddp_hpc.rehearse.slurm import controller, steps
+from ddp_hpc.rehearse.slurm.controller import hostlist, run_lengths
+
+_REQUEUE = "REQUEUED"
+
+
+class Stepd:
+    """One job, from its start to its last state."""
+
+    def __init__(self, root: Path, number: int) -> None:
+        self.root = root
+        self.number = number
+        self.settings = controller.read_settings(root)
+        self.job = jobs.load(root, number)
+
+    def run(self) -> None:
+        """The job to its end, as often as it is requeued; then the jobs that waited for it."""
+        while self.run_once() == _REQUEUE:
+            if not controller.may_run(self.root):
+                self.update(reason=controller.HELD)
+                return
+
+    def run_once(self) -> str:
+        """One start of the job; the state that it ends in."""
+        try:
+            out, err = self.open_logs()
+        except OSError:
+            # As observed: the batch shell never starts.
+            self.update(state="FAILED", reason="RaisedSignal:53(Real-time_signal_19)", exit_code="0:53")
+            return "FAILED"
+        now_s = int(time.time())
+        limit_s = self.job["walltime_s"]
+        self.update(state="RUNNING", reason="None", runs=self.job["runs"] + 1)
+        self.update(start=now_s, end=now_s + limit_s if limit_s else 0)
+        try:
+            shell = self.start(out, err)
+        except OSError as error:
+            err.write(f"slurmstepd: error: execve(): {self.job['script']}: {error.strerror}\n".encode())
+            self.update(state="FAILED", reason="NonZeroExitCode", exit_code="2:0")
+            return "FAILED"
+        state = self.watch(shell, err)
+        left_over = processes.end_descendants(0.5)
+        code = shell.returncode
+        exit_code = f"{code}:0" if code >= 0 else f"0:{-code}"
+        if state == _REQUEUE:
+            self.update(state="PENDING", reason="BeginTime", left_over=left_over)
+        else:
+            state = state or ("COMPLETED" if code == 0 else "FAILED")
+            self.update(state=state, exit_code=exit_code, left_over=left_over)
+        return state
+
+    def update(self, **attributes: object) -> None:
+        """Changes what others see of the job."""
+        self.job.update(attributes)
+        jobs.save(self.root, self.number, self.job)
+
+    def open_logs(self) -> tuple[IO[bytes], IO[bytes]]:
+        """The files of stdout and stderr, which are one unless --error says otherwise."""
+        out = self.open_log(self.job["output"])
+        return out, self.open_log(self.job["error"]) if self.job["error"] else out
+
+    def open_log(self, pattern: str) -> IO[bytes]:
+        """The file that an output pattern names."""
+        append = self.job["append"]
+        path = log_path(self.job, pattern)
+        flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else os.O_TRUNC)
+        return os.fdopen(os.open(path, flags, 0o644), "wb", buffering=0)
+
+    def environment(self) -> dict[str, str]:
+        """What the batch shell starts with: the submitter's variables, and Slurm's of the job."""
+        job, given, nodes = self.job, self.job["given"], self.job["nodes"]
+        job_id, counts, cpus = str(self.number), job["counts"], int(job["given"].get("cpus-per-task", "1"))
+        names = hostlist(nodes)
+        found = {
+            "ENVIRONMENT": "BATCH",
+            "HOSTNAME": nodes[0],
+            "SLURMD_NODENAME": nodes[0],
+            "SLURM_CLUSTER_NAME": self.settings.cluster,
+            "SLURM_CPUS_ON_NODE": str(counts[0] * cpus),
+            "SLURM_GTIDS": "0",
+            "SLURM_JOBID": job_id,
+            "SLURM_JOB_CPUS_PER_NODE": run_lengths([count * cpus for count in counts]),
+            "SLURM_JOB_GID": str(os.getgid()),
+            "SLURM_JOB_ID": job_id,
+            "SLURM_JOB_NAME": job["name"],
+            "SLURM_JOB_NODELIST": names,
+            "SLURM_JOB_NUM_NODES": str(len(nodes)),
+            "SLURM_JOB_PARTITION": job["partition"],
+            "SLURM_JOB_START_TIME": str(job["start"]),
+            "SLURM_JOB_UID": str(os.getuid()),
+            "SLURM_JOB_USER": job["user"],
+            "SLURM_LOCALID": "0",
+            "SLURM_NNODES": str(len(nodes)),
+            "SLURM_NODEID": "0",
+            "SLURM_NODELIST": names,
+            "SLURM_PRIO_PROCESS": "0",
+            "SLURM_PROCID": "0",
+            "SLURM_SUBMIT_DIR": job["workdir"],
+            "SLURM_SUBMIT_HOST": os.uname().nodename,
+            "SLURM_TASKS_PER_NODE": run_lengths(counts),
+            "SLURM_TOPOLOGY_ADDR": nodes[0],
+            "SLURM_TOPOLOGY_ADDR_PATTERN": "node",
+        }
+        if job["end"]:
+            found["SLURM_JOB_END_TIME"] = str(job["end"])
+        if job["tasks_were_said"]:
+            found["SLURM_NTASKS"] = found["SLURM_NPROCS"] = str(sum(counts))
+        if job["runs"] > 1:
+            found["SLURM_RESTART_COUNT"] = str(job["runs"] - 1)
+        said = {
+            "account": "SLURM_JOB_ACCOUNT",
+            "qos": "SLURM_JOB_QOS",
+            "cpus-per-task": "SLURM_CPUS_PER_TASK",
+            "ntasks-per-node": "SLURM_NTASKS_PER_NODE",
+            "gpus-per-node": "SLURM_GPUS_PER_NODE",
+        }
+        found |= {variable: given[option] for option, variable in said.items() if option in given}
+        gpus = given.get("gpus-per-node", "").rpartition(":")[2]
+        if gpus.isdecimal() and 0 < int(gpus) < 100:
+            visible = ",".join(map(str, range(int(gpus))))
+            found |= {"SLURM_GPUS_ON_NODE": gpus, "SLURM_JOB_GPUS": visible, "CUDA_VISIBLE_DEVICES": visible}
+        return {**self.job["environment"], **found}
+
+    def start(self, out: IO[bytes], err: IO[bytes]) -> subprocess.Popen[bytes]:
+        """The batch shell."""
+        return subprocess.Popen(
+            [self.job["script"], *self.job["arguments"]],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            cwd=self.job["workdir"],
+            env=self.environment(),
+            start_new_session=True,
+        )
+
+    def watch(self, shell: subprocess.Popen[bytes], err: IO[bytes]) -> str:
+        """The state that somebody gave the job; empty where its script ended by itself."""
+        where, name, before_s = self.job["signal"] or ["", "", 0.0]
+        rerun = jobs.rerun_request(self.root, self.number)
+        while shell.poll() is None:
+            time.sleep(self.settings.poll_s)
+            now_s = time.time()
+            if self.keeper_is_gone():
+                self.end(shell, grace_s=0.0)
+                return "CANCELLED"
+            if name and self.job["end"] and now_s >= self.job["end"] - before_s:
+                self.warn(shell, where, name)
+                name = ""
+            if self.job["end"] and now_s >= self.job["end"]:
+                self.stop(shell, err, " DUE TO TIME LIMIT")
+                return self.unless_requeued("TIMEOUT")
+            if jobs.delete_request(self.root, self.number).exists():
+                self.stop(shell, err, "")
+                return "CANCELLED"
+            if rerun.exists():
+                self.stop(shell, err, " DUE TO JOB REQUEUE")
+        return self.unless_requeued("")
+
+    def unless_requeued(self, state: str) -> str:
+        """That state, or the one of a job that somebody, maybe its script in its last seconds, requeued."""
+        rerun = jobs.rerun_request(self.root, self.number)
+        if not rerun.exists():
+            return state
+        rerun.unlink()
+        return _REQUEUE
+
+    def warn(self, shell: subprocess.Popen[bytes], where: str, name: str) -> None:
+        """What --signal asked for: to the batch shell alone with B:, else to the steps alone."""
+        number = int(name) if name.isdecimal() else signal.Signals[f"SIG{name}"].value
+        targets = self.batch_shell(shell) if where == "B" else steps.of_job(self.root, self.number)
+        processes.send(number, targets)
+        processes.send(signal.SIGCONT, targets)
+
+    def stop(self, shell: subprocess.Popen[bytes], err: IO[bytes], why: str) -> None:
+        """What slurmstepd says, SIGTERM to the steps and the batch shell, SIGKILL after KillWait."""
+        when = time.strftime("%Y-%m-%dT%H:%M:%S")
+        node = self.job["nodes"][0]
+        err.write(
+            f"slurmstepd: error: *** JOB {self.number} ON {node} CANCELLED AT {when}{why} ***\n".encode()
+        )
+        self.end(shell, self.settings.kill_wait_s)
+
+    def end(self, shell: subprocess.Popen[bytes], grace_s: float) -> None:
+        """SIGTERM, and SIGKILL after `grace_s` for everything that is left."""
+        if grace_s:
+            for number in (signal.SIGCONT, signal.SIGTERM):
+                processes.send(number, steps.of_job(self.root, self.number))
+            processes.send(signal.SIGTERM, self.batch_shell(shell))
+        end_s = time.monotonic() + grace_s
+        while shell.poll() is None and time.monotonic() < end_s:
+            time.sleep(0.02)
+        processes.end_descendants(0.0)
+        shell.wait()
+
+    def batch_shell(self, shell: subprocess.Popen[bytes]) -> list[processes.Process]:
+        """The shell, if it is there."""
+        return [process for process in processes.processes() if process.pid == shell.pid]
+
+    def keeper_is_gone(self) -> bool:
+        """True where nobody is left to whom this machine matters."""
+        settings = controller.read_settings(self.root)
+        return bool(settings.keeper_pid) and not processes.is_running(settings.keeper_pid)
+
+
+def log_path(job: jobs.Attributes, pattern: str) -> Path:
+    """The file that `%x-%j.out` and the like name for this job."""
+    number = str(job["number"])
+    values = {"%": "%", "j": number, "J": number, "A": number, "x": job["name"], "N": job["nodes"][0]}
+    values |= {"u": job["user"], "n": "0", "t": "0", "s": "batch"}
+    name = re.sub(r"%\d*([%jJAxNunts])", lambda match: values[match[1]], pattern)
+    return Path(job["workdir"]) / name
+
+
+def main(number: str) -> None:
+    """The daemon's process."""
+    processes.adopt_orphans()
+    Stepd(controller.folder(), int(number)).run()
+    sys.exit(0)

@@ -1,0 +1,100 @@
+"""The options that srun and sbatch know (their --help in Slurm 22.05), and how they refuse others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ddp_hpc.rehearse.launchers import options
+from ddp_hpc.rehearse.launchers.options import Line, RefusedError, Table, spellings
+
+# Long names, with the short one after a colon.
+_VALUES_OF_BOTH = """
+account:A acctg-freq bb bbf begin:b chdir:D cluster-constraint clusters:M comment constraint:C container
+core-spec:S cores-per-socket cpu-freq cpus-per-gpu cpus-per-task:c deadline delay-boot dependency:d
+distribution:m error:e exclude:x export extra extra-node-info:B gpu-bind gpu-freq gpus:G gpus-per-node
+gpus-per-socket gpus-per-task gres gres-flags hint input:i job-name:J licenses:L mail-type mail-user
+mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network nodelist:w nodes:N ntasks:n ntasks-per-core
+ntasks-per-gpu ntasks-per-node ntasks-per-socket output:o partition:p power prefer priority profile qos:q
+reservation signal sockets-per-node switches thread-spec threads-per-core time:t time-min tmp tres-per-task
+wckey
+"""
+_BARE_OF_BOTH = """
+contiguous exclusive help:h hold:H nice no-kill:k overcommit:O oversubscribe:s propagate quiet:Q reboot
+spread-job usage use-min-nodes verbose:v version:V
+"""
+_VALUES_OF_SRUN = """
+bcast bcast-exclude cpu-bind epilog het-group jobid mpi open-mode prolog relative:r slurmd-debug task-epilog
+task-prolog threads:T wait:W
+"""
+_BARE_OF_SRUN = """
+compress disable-status:X exact immediate:I kill-on-bad-exit:K label:l multi-prog no-allocate:Z overlap
+preserve-env:E pty quit-on-interrupt resv-ports send-libs unbuffered:u
+"""
+_VALUES_OF_SBATCH = (
+    "array:a batch export-file gid kill-on-invalid-dep nodefile:F open-mode uid wait-all-nodes wrap"
+)
+_BARE_OF_SBATCH = "get-user-env ignore-pbs no-requeue parsable requeue test-only wait:W"
+
+
+def _table(values: str, bare: str) -> Table:
+    return Table(values=spellings(values), bare=spellings(bare), long_only=False)
+
+
+SRUN = _table(_VALUES_OF_BOTH + _VALUES_OF_SRUN, _BARE_OF_BOTH + _BARE_OF_SRUN)
+SBATCH = _table(_VALUES_OF_BOTH + _VALUES_OF_SBATCH, _BARE_OF_BOTH + _BARE_OF_SBATCH)
+_REFUSED = 255
+
+
+def read_line(program: str, argv: Sequence[str], table: Table) -> Line:
+    """The options and the command after them.
+
+    Raises:
+        RefusedError: in the words of Slurm 22.05.
+    """
+    try:
+        return options.read_line(argv, table)
+    except options.UnknownOptionError as error:
+        word = str(error)
+        what = (
+            f"unrecognized option '{word}'" if word.startswith("--") else f"invalid option -- '{word[1:2]}'"
+        )
+    except options.MissingValueError as error:
+        what = f"option '{error}' requires an argument"
+    raise RefusedError(f'{program}: {what}\nTry "{program} --help" for more information', _REFUSED)
+
+
+def count(program: str, line: Line, name: str, default: int) -> int:
+    """A number of tasks and the like."""
+    return line.number(name, default, lambda text, option: _bad_number(program, text, option))
+
+
+def _bad_number(program: str, text: str, name: str) -> RefusedError:
+    return RefusedError(f'{program}: error: Invalid numeric value "{text}" for --{name}.', 1)
+
+
+def node_count(program: str, text: str) -> int:
+    """The fewest nodes of `N` or `MIN-MAX`."""
+    match = re.fullmatch(r"([0-9]{1,7})(?:-([0-9]{1,7}))?", text)
+    if not match or int(match[1]) < 1:
+        raise RefusedError(f'{program}: error: "{text}" is not a valid node count', _REFUSED)
+    return int(match[1])
+
+
+def walltime_s(text: str) -> int:
+    """Seconds of `M`, `M:S`, `H:M:S`, `D-H`, `D-H:M` or `D-H:M:S`; 0 for no limit.
+
+    Raises:
+        RefusedError: for anything else.
+    """
+    if text.lower() in ("unlimited", "infinite", "0"):
+        return 0
+    match = re.fullmatch(r"(?:(\d{1,5})-)?(\d{1,7})(?::(\d{1,7}))?(?::(\d{1,7}))?", text)
+    if not match:
+        raise RefusedError("sbatch: error: Invalid --time specification", _REFUSED)
+    days, parts = match[1], [int(part) for part in match.groups()[1:] if part is not None]
+    if days is not None:
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+    else:
+        hours, minutes, seconds = {1: [0, *parts, 0], 2: [0, *parts], 3: parts}[len(parts)]
+    return int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds

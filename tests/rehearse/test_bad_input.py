@@ -1,0 +1,118 @@
+"""Scripts and options that no rehearsal can be made of, and scripts that misbehave."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ddp_hpc.commands.rehearse import command
+from ddp_hpc.errors import RequestError
+from tests.rehearse.conftest import Rehearse
+
+Script = Callable[..., Path]
+
+NO_SCRIPTS = [
+    (b"", "the script is empty"),
+    (b"\0\1\2\n", "holds a NUL character"),
+    (b"echo hello\n", "has neither #PBS nor #SBATCH lines nor a first line that names a shell"),
+    (b"#!/bin/bash\n#flux: --nodes=2\ntrue\n", "has directives of Flux; scripts of PBS and Slurm"),
+    (b"#!/bin/bash\n#$ -cwd\ntrue\n", "has directives of Grid Engine; scripts of PBS and Slurm"),
+    (b"#!/bin/bash\n#SBATCH --frob=1\ntrue\n", "sbatch: unrecognized option '--frob=1'"),
+    (b"#!/bin/bash\n#SBATCH --nodes=x\ntrue\n", 'sbatch: error: "x" is not a valid node count'),
+    (b"#!/bin/bash\n#SBATCH --time=foo\ntrue\n", "sbatch: error: Invalid --time specification"),
+    (b"#!/bin/bash\n#SBATCH -H\ntrue\n", "the stand-in does not do --hold"),
+    (b"#!/bin/bash\n#SBATCH --array=0-3\ntrue\n", "the stand-in does not do --array"),
+    (b"#SBATCH --nodes=1\ntrue\n", "This does not look like a batch script"),
+    (b"#!/bin/bash\n#PBS -l select=1 # one\ntrue\n", "qsub: directive error: -l select=1 # one"),
+    (b"#!/bin/bash\n#PBS -l walltime=foo\n", "Illegal attribute or resource value Resource_List.walltime"),
+    (b"#!/bin/bash\r\n#PBS -l select=1\r\n", "qsub: script contains cr, lf"),
+    (b"#!/bin/bash\n#PBS -N $(touch${IFS}x)\n", "qsub: illegal -N value"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "said"), NO_SCRIPTS, ids=[case[1][:30] for case in NO_SCRIPTS])
+def test_what_no_scheduler_takes_is_refused_in_one_line(
+    rehearse: Rehearse, tmp_path: Path, text: bytes, said: str
+) -> None:
+    (tmp_path / "job").write_bytes(text)
+    done = rehearse("job")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1].startswith("error: ")
+    assert said in done.stderr.splitlines()[-1]
+
+
+def test_a_folder_a_pipe_and_a_missing_file_are_no_scripts(rehearse: Rehearse, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("folder", "pipe", "nothing", "/dev/zero"):
+        assert rehearse(name, timeout_s=10.0).exit_code == 2
+
+
+OPTIONS = [
+    (["--nodes", "3"], "--nodes 3 was given and the script asks for 2"),
+    (["--nodes", "0"], "--nodes 0 was given; 1 to 64"),
+    (["--ranks-per-node", "65"], "--ranks-per-node 65 was given; 1 to 64"),
+    (["--nodes", "2", "--ranks-per-node", "40"], "2 nodes of 40 ranks are 80; at most 64"),
+    (["--walltime-s", "0"], "--walltime-s 0 was given"),
+    (["--max-jobs", "-1"], "--max-jobs -1 was given"),
+    (["--steps", "-1"], "--steps -1 was given"),
+    (["--args", "'"], "has a quote that is never closed"),
+    (["--profile", "nosuch"], "profile 'nosuch' is not known"),
+]
+
+
+@pytest.mark.parametrize(("options", "said"), OPTIONS, ids=[" ".join(case[0]) for case in OPTIONS])
+def test_options_that_do_not_fit_are_refused(script: Script, options: list[str], said: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(said)):
+        command.main([str(script("pbs", "-l select=2", "true")), *options], standalone_mode=False)
+
+
+def test_a_script_without_a_scheduler_has_no_walltime(rehearse: Rehearse, script: Script) -> None:
+    assert "no scheduler that would end it" in rehearse(script("", "true"), "--walltime-s", "5").stderr
+
+
+def test_a_script_for_500_nodes_gets_a_few_and_is_told_so(rehearse: Rehearse, script: Script) -> None:
+    job = script("pbs", "-l select=500:mpiprocs=4", "-j oe", "sort -u $PBS_NODEFILE | wc -l", "true")
+    done = rehearse(job, "--nodes", "2")
+    assert done.stdout == "2\n"
+    assert "2 of 500 nodes" in done.stderr
+    job = script("slurm", "--nodes=500", "--ntasks-per-node=4", "srun --ntasks=2000 --ntasks-per-node=4 true")
+    done = rehearse(job, "--nodes", "2", "--ranks-per-node", "1")
+    assert "2 of 2000 ranks are started" in done.stdout
+    assert done.exit_code == 0
+
+
+def test_a_hostile_name_is_only_a_name(rehearse: Rehearse, script: Script, tmp_path: Path) -> None:
+    name = "a b\n$(touch hacked)'\";`touch hacked`.pbs"
+    for scheduler, asks in (("pbs", "-l select=1 -N job"), ("slurm", "--nodes=1"), ("", "")):
+        done = rehearse(script(scheduler, asks, "echo ran", name=name))
+        assert (done.exit_code, done.stdout) == (0, "ran\n"), done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_script_that_kills_itself_has_the_exit_code_of_its_scheduler(
+    rehearse: Rehearse, script: Script
+) -> None:
+    done = rehearse(script("pbs", "-l select=1", "kill -KILL $$"))
+    assert "Exit_status 137 (failed)" in done.stderr
+    assert done.exit_code == 1
+    done = rehearse(script("slurm", "--nodes=1", "kill -KILL $$"))
+    assert "FAILED, ExitCode 0:9" in done.stderr
+    assert done.exit_code == 1
+
+
+def test_a_job_that_writes_without_end_is_stopped(rehearse: Rehearse, script: Script) -> None:
+    for scheduler, asks in (("pbs", "-l select=1 -k doe"), ("slurm", "--nodes=1"), ("", "")):
+        done = rehearse(script(scheduler, asks, "yes"))
+        assert done.exit_code == 1
+        assert "have written more than 64.0 MiB to their logs" in done.stderr
+
+
+def test_a_log_that_pbs_cannot_write_holds_the_job_and_is_said(rehearse: Rehearse, script: Script) -> None:
+    done = rehearse(script("pbs", "-l select=1 -k doe -o nosuch/folder/log", "echo ran"))
+    assert "job 12.rehearsal: Exit_status -3 (job held, too many failed attempts to run)" in done.stderr
+    assert (done.exit_code, done.stdout) == (1, "")

@@ -1,0 +1,69 @@
+"""Every job that is shipped trains here, under the launcher that it is written for."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PROJECT, Launch
+from tests.rehearse.conftest import Rehearse
+
+JOBS = PROJECT / "jobs"
+LAUNCHERS = {
+    "generic_pbs_ddp.pbs": "pals",
+    "generic_slurm_ddp.sbatch": "slurm",
+    "generic_slurm_torchrun.sbatch": "torchrun",
+    "local_ddp.sh": "hydra",
+    "perlmutter_ddp.sbatch": "slurm",
+    "polaris_ddp.pbs": "pals",
+    "polaris_torchrun.pbs": "torchrun",
+    "torchrun_script.sh": "torchrun",
+}
+TINY = "--model linear --num-samples 128 --batch-size 8 --max-steps 2"
+
+
+def test_every_shipped_job_is_tried() -> None:
+    assert {path.name for path in JOBS.iterdir() if path.is_file()} == LAUNCHERS.keys()
+
+
+@pytest.mark.parametrize("name", sorted(LAUNCHERS.keys() - {"polaris_ddp.pbs"}))
+def test_a_shipped_job_trains(rehearse: Rehearse, name: str) -> None:
+    done = rehearse(JOBS / name, "--args", TINY, "--ranks-per-node", "1", timeout_s=120.0)
+    assert done.exit_code == 0, done.stdout + done.stderr
+    assert re.search(r"^done: 2 steps", done.stdout, re.MULTILINE)
+    assert re.search(rf"^world: .*{LAUNCHERS[name]}", done.stdout, re.MULTILINE)
+
+
+def test_the_polaris_job_trains_on_two_nodes_with_the_variables_of_pals(rehearse: Rehearse) -> None:
+    done = rehearse(JOBS / "polaris_ddp.pbs", "--args", TINY, "--ranks-per-node", "2", timeout_s=120.0)
+    assert done.exit_code == 0, done.stdout + done.stderr
+    assert "ddp-hpc: job 12.rehearsal, 2 nodes, 8 ranks, by mpiexec" in done.stdout
+    assert (
+        "rehearse: 4 of 8 ranks are started: 2 nodes with at most 2 ranks each are pretended" in done.stdout
+    )
+    assert re.search(r"^world: 4 ranks .*pals.*gloo on cpu", done.stdout, re.MULTILINE)
+    assert done.stdout.splitlines()[-1].startswith("done: 2 steps, 64 samples")
+    assert "rehearse: job 12.rehearsal: Exit_status 0 (finished)" in done.stderr
+
+
+def test_what_is_pretended_is_said_once_and_not_into_the_jobs_log(rehearse: Rehearse, tmp_path: Path) -> None:
+    script = tmp_path / "job.pbs"
+    script.write_text(
+        "#!/bin/bash\n#PBS -l select=3:ncpus=1 -l walltime=00:10:00 -j oe\nmodule load x\necho hello\n"
+    )
+    done = rehearse(script, "--nodes", "1", "--ranks-per-node", "2")
+    assert done.stdout == "rehearse: module load x (nothing is loaded)\nhello\n"
+    assert (
+        done.stderr.count("PBS is pretended, on 1 of 3 nodes: all this machine, at most 2 ranks on each") == 1
+    )
+
+
+def test_two_rehearsals_at_a_time_do_not_meet(launch: Launch, temp: Path, tmp_path: Path) -> None:
+    script = tmp_path / "job.sbatch"
+    script.write_text('#!/bin/bash\n#SBATCH --nodes=1\necho "$SLURM_JOB_ID"\n')
+    words = ["python", "-m", "ddp_hpc", "rehearse", script]
+    both = [launch.start(words, env={"TMPDIR": str(temp)}, cwd=tmp_path) for _ in range(2)]
+    # Ranks without MPI look for each other by the job's id.
+    assert len({launch.end(process).stdout for process in both}) == 2

@@ -1,0 +1,179 @@
+"""What ranks see under the stand-ins for launchers, and what these refuse as their originals do."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.environments import load
+from tests.rehearse.conftest import Rehearse
+
+Script = Callable[..., Path]
+# Ports on which nobody listens here, a process id, and files of a cluster.
+NOT_HERE = {"SLURM_CONF", "SLURM_SRUN_COMM_PORT", "SLURM_STEP_LAUNCHER_PORT", "SLURM_TASK_PID"}
+NOT_HERE |= {"SLURM_WORKING_CLUSTER"}
+
+
+def seen(tmp_path: Path, key: str) -> list[dict[str, str]]:
+    """The environments that DUMP has written, in the order of a variable."""
+    found = [json.loads(path.read_text()) for path in (tmp_path / "seen").iterdir()]
+    return sorted(found, key=lambda environ: int(environ[key]))
+
+
+@pytest.fixture
+def dump(tmp_path: Path) -> str:
+    """A command that writes down a rank's environment."""
+    (tmp_path / "seen").mkdir()
+    program = tmp_path / "dump.py"
+    program.write_text(
+        "import json, os, sys\n"
+        f"open(f'{tmp_path}/seen/{{os.getpid()}}', 'w').write(json.dumps(dict(os.environ)))\n"
+    )
+    return f"python {program}"
+
+
+@pytest.mark.parametrize("mpi", ["none", "pmi2", "pmix"])
+def test_a_task_of_srun_sees_what_was_recorded_under_the_real_one(
+    rehearse: Rehearse, script: Script, tmp_path: Path, dump: str, mpi: str
+) -> None:
+    line = f"srun --nodes=2 --ntasks=4 --ntasks-per-node=2 --mpi={mpi} {dump}"
+    done = rehearse(script("slurm", "--nodes=2", "--ntasks-per-node=2", line), "--ranks-per-node", "2")
+    assert done.exit_code == 0, done.stdout + done.stderr
+    ranks = seen(tmp_path, "SLURM_PROCID")
+    same = (
+        "PROCID",
+        "LOCALID",
+        "NODEID",
+        "NTASKS",
+        "STEP_NUM_TASKS",
+        "STEP_TASKS_PER_NODE",
+        "GTIDS",
+        "MPI_TYPE",
+    )
+    for rank in range(4):
+        recorded = load(f"srun-{mpi}", rank)
+        names = {name for name in recorded if name.startswith(("SLURM", "SRUN", "PMI_"))}
+        names -= {name for name in names if name.startswith("SLURM_PMIX")}
+        assert names - NOT_HERE <= ranks[rank].keys()
+        for name in (f"SLURM_{name}" for name in same):
+            assert ranks[rank].get(name) == recorded.get(name), name
+        assert ranks[rank].get("PMIX_RANK") == recorded.get("PMIX_RANK")
+        assert ("PMI_RANK" in ranks[rank]) == ("PMI_RANK" in recorded)
+
+
+def test_the_batch_shell_looks_like_task_0_of_all_as_it_does_under_slurm(
+    rehearse: Rehearse, script: Script, tmp_path: Path, dump: str
+) -> None:
+    rehearse(script("slurm", "--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2", dump))
+    (environ,) = seen(tmp_path, "SLURM_PROCID")
+    recorded = load("sbatch-shell", 0)
+    names = {name for name in recorded if name.startswith("SLURM")} - NOT_HERE
+    assert names - environ.keys() == {"SLURM_MEM_PER_CPU", "SLURM_NODE_ALIASES"}
+    for name in ("PROCID", "LOCALID", "NTASKS", "TASKS_PER_NODE", "NNODES", "JOB_GPUS", "GPUS_ON_NODE"):
+        assert environ[f"SLURM_{name}"] == recorded[f"SLURM_{name}"], name
+    assert "SLURM_STEP_ID" not in environ
+
+
+def test_open_mpi_hands_variables_to_other_nodes_by_name_only(
+    rehearse: Rehearse, script: Script, tmp_path: Path, dump: str
+) -> None:
+    launch = f"mpiexec -n 4 --map-by ppr:2:node -x PATH -x KNOWN {dump}"
+    lines = ["-l select=2", "export KNOWN=1 UNKNOWN=1 PATH", launch]
+    done = rehearse(script("pbs", *lines), "--ranks-per-node", "2")
+    assert done.exit_code == 0, done.stdout + done.stderr
+    ranks = seen(tmp_path, "OMPI_COMM_WORLD_RANK")
+    places = [(rank["OMPI_COMM_WORLD_LOCAL_RANK"], rank["OMPI_COMM_WORLD_SIZE"]) for rank in ranks]
+    assert places == [("0", "4"), ("1", "4"), ("0", "4"), ("1", "4")]
+    assert [rank.get("UNKNOWN", "") + rank["KNOWN"] for rank in ranks] == ["11", "11", "1", "1"]
+
+
+def test_ranks_have_no_gpu_and_no_network_that_is_not_here(
+    rehearse: Rehearse, script: Script, tmp_path: Path, dump: str
+) -> None:
+    away = "export MASTER_ADDR=node1 NCCL_SOCKET_IFNAME=hsn DDP_HPC_FABRIC_SUFFIX=.hsn CUDA_VISIBLE_DEVICES=3"
+    rehearse(script("slurm", "--nodes=2", away, f"srun {dump}"))
+    for rank in seen(tmp_path, "SLURM_PROCID"):
+        assert (rank["MASTER_ADDR"], rank["CUDA_VISIBLE_DEVICES"]) == ("127.0.0.1", "")
+        assert not {"NCCL_SOCKET_IFNAME", "DDP_HPC_FABRIC_SUFFIX"} & rank.keys()
+
+
+# By the script that they stand in: an mpiexec of another kind is chosen by its options.
+REFUSED = {
+    "slurm": [
+        # As Slurm 22.05 and MPICH 5.0 were seen to say it.
+        ("srun --ppn 2 true", "srun: unrecognized option '--ppn'", 255),
+        ("srun -y true", "srun: invalid option -- 'y'", 255),
+        ("srun --ntasks", "srun: option '--ntasks' requires an argument", 255),
+        ("srun -n x true", 'srun: error: Invalid numeric value "x" for --ntasks.', 1),
+        ("srun --nodes=2-x true", 'srun: error: "2-x" is not a valid node count', 255),
+        ("srun --nodes=3 true", "srun: error: Only allocated 2 nodes asked for 3", 1),
+        ("srun --ntasks=9 true", "More processors requested than permitted", 1),
+        ("srun", "srun: fatal: No command given to execute.", 1),
+        ("mpiexec --frob 2 true", "unrecognized argument frob", 255),
+        ("scontrol frob", "invalid keyword: frob", 1),
+        ("squeue --frob", "squeue: unrecognized option '--frob'", 1),
+        ("scancel --frob", "scancel: unrecognized option '--frob'", 1),
+        ("scancel --signal=FOO $SLURM_JOB_ID", "Unknown job signal: FOO", 1),
+        ("scontrol requeue 999", "Invalid job id specified for job 999", 1),
+        ("srun nosuchprogram", "error: execve(): nosuchprogram: No such file or directory", 2),
+        ("sbatch nofile", "sbatch: error: Unable to open file nofile", 1),
+    ],
+    # Open MPI 5.0.
+    "pbs": [
+        ("mpiexec --map-by node --ppn 2 true", "  Option: --ppn", 213),
+        ("mpiexec --map-by node --cpu-bind none true", "  Option: --cpu-bind", 213),
+        ("qsub -Z", "qsub: invalid option -- 'Z'", 2),
+    ],
+}
+
+
+@pytest.mark.parametrize("scheduler", REFUSED)
+def test_what_the_real_program_does_not_know_is_refused_in_its_words(
+    rehearse: Rehearse, script: Script, scheduler: str
+) -> None:
+    cases = REFUSED[scheduler]
+    asks = ["-l select=2", "-j oe"] if scheduler == "pbs" else ["--nodes=2"]
+    done = rehearse(script(scheduler, *asks, *(f'{line}; echo "=$?"' for line, _, _ in cases)))
+    answers = re.split("^=", done.stdout, flags=re.MULTILINE)
+    for number, (line, said, code) in enumerate(cases):
+        assert said in done.stdout, line
+        assert answers[number + 1].startswith(f"{code}\n"), line
+
+
+def test_srun_ends_the_other_tasks_only_where_it_is_told_to(rehearse: Rehearse, script: Script) -> None:
+    task = "bash -c 'if ((SLURM_PROCID)); then exit 3; fi; sleep 1.5; echo lived'"
+    done = rehearse(script("slurm", "--nodes=2", f"srun {task}", 'echo "code $?"'))
+    assert "lived\n" in done.stdout
+    assert "srun: error: node2: task 1: Exited with exit code 3" in done.stdout
+    assert done.stdout.endswith("code 3\n")
+    done = rehearse(script("slurm", "--nodes=2", f"srun --kill-on-bad-exit=1 {task}", 'echo "code $?"'))
+    assert "lived" not in done.stdout
+    assert done.stdout.endswith("code 3\n")
+
+
+def test_srun_answers_sigterm_with_the_end_of_all_tasks(rehearse: Rehearse, script: Script) -> None:
+    task = "bash -c 'trap \"echo heard\" TERM; for ((i = 0; i < 100; i++)); do sleep 0.1; done'"
+    lines = [f"srun {task} &", "sleep 1", "kill -TERM $!", "wait $!", 'echo "code $?"']
+    done = rehearse(script("slurm", "--nodes=1", *lines), timeout_s=20.0)
+    assert "heard" not in done.stdout
+    assert "srun: forcing job termination\n" in done.stdout
+    assert done.stdout.endswith("code 137\n")
+
+
+def test_scancel_signals_the_tasks_and_not_srun(rehearse: Rehearse, script: Script) -> None:
+    task = "bash -c 'trap \"echo heard; exit 0\" TERM; for ((i = 0; i < 100; i++)); do sleep 0.1; done'"
+    lines = [f"srun {task} &", "sleep 1", "scancel --signal=TERM $SLURM_JOB_ID", "wait $!", 'echo "code $?"']
+    done = rehearse(script("slurm", "--nodes=1", *lines), timeout_s=20.0)
+    assert "heard\n" in done.stdout
+    assert done.stdout.endswith("code 0\n")
+
+
+def test_mpi_works_under_srun_with_pmi2_and_is_alone_without(rehearse: Rehearse, script: Script) -> None:
+    size = "python -c 'from mpi4py import MPI; print(\"size\", MPI.COMM_WORLD.Get_size(), flush=True)'"
+    done = rehearse(script("slurm", "--nodes=2", f"srun --mpi=pmi2 {size}", f"srun --mpi=none {size}"))
+    assert done.stdout.count("size 2\n") == 2
+    assert done.stdout.count("size 1\n") == 2

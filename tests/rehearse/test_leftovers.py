@@ -1,0 +1,89 @@
+"""A rehearsal leaves no process and no file but what the user wants to keep."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Launch
+from tests.rehearse.conftest import Rehearse, leftovers
+
+Script = Callable[..., Path]
+HANGS = "trap '' TERM INT HUP; echo up; while :; do sleep 0.1; done"
+JOBS = [
+    ("pbs", ["-l select=1", "-k doe", f"mpiexec -n 2 bash -c \"{HANGS}\" &", HANGS]),
+    ("slurm", ["--nodes=1", f'srun bash -c "{HANGS}" &', HANGS]),
+    ("", [f'mpiexec -n 2 bash -c "{HANGS}" &', HANGS]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(("scheduler", "lines"), JOBS, ids=["pbs", "slurm", "local"])
+def test_a_rehearsal_that_is_ended_leaves_no_process(
+    launch: Launch, script: Script, temp: Path, scheduler: str, lines: list[str], number: signal.Signals
+) -> None:
+    words = ["python", "-m", "ddp_hpc", "rehearse", script(scheduler, *lines)]
+    process = launch.start(words, env={"TMPDIR": str(temp)})
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(number)
+    ended = launch.end(process, timeout_s=15.0)
+    if number == signal.SIGKILL:  # nobody is there to remove the folder
+        end_s = time.monotonic() + 10.0
+        while len(left := leftovers(temp)) > 1 and time.monotonic() < end_s:
+            time.sleep(0.1)
+        assert len(left) == 1, left
+        return
+    assert leftovers(temp) == []
+    assert (ended.exit_code, ended.stderr.splitlines()[-1]) == (130, "interrupted")
+
+
+def test_a_process_that_left_the_jobs_session_is_named_and_ended(rehearse: Rehearse, script: Script) -> None:
+    done = rehearse(script("pbs", "-l select=1", "setsid sleep 1234 &", "sleep 0.5"))
+    assert "job 12.rehearsal left a process behind, which was ended: sleep 1234" in done.stderr
+
+
+def test_what_is_kept_is_the_folder_with_log_and_run(
+    launch: Launch, script: Script, temp: Path, tmp_path: Path
+) -> None:
+    job = script("slurm", "--nodes=1", "mkdir runs; pwd >runs/here")
+    done = launch(
+        ["python", "-m", "ddp_hpc", "rehearse", job, "--keep"], env={"TMPDIR": str(temp)}, cwd=tmp_path
+    )
+    (folder,) = temp.iterdir()
+    assert f"rehearse: kept: {folder}" in done.stderr
+    assert (folder / "work" / "runs" / "here").read_text() == f"{folder}/work\n"
+    assert len(list((folder / "work").glob("slurm-*.out"))) == 1
+
+
+def test_here_is_where_the_user_is(rehearse: Rehearse, script: Script, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('mine')\n")
+    for scheduler, asks in (("pbs", "-l select=1 -j oe"), ("slurm", "--nodes=1"), ("", "")):
+        done = rehearse(script(scheduler, asks, 'cd "${PBS_O_WORKDIR:-.}"', "python train.py"), "--here")
+        assert done.stdout == "mine\n", done.stderr
+    made = sorted(path.name for path in tmp_path.iterdir())
+    assert made[:2] == ["job.sh", "job.sh.o12"]
+    assert made[2].startswith("slurm-")
+    assert made[3:] == ["train.py"]
+
+
+def test_the_users_own_home_and_jobs_variables_stay_outside(
+    launch: Launch, script: Script, temp: Path, tmp_path: Path
+) -> None:
+    job = script("slurm", "--nodes=1", 'echo "$HOME ${RANK-} ${PBS_JOBID-} ${DDP_HPC_RUN_DIR-} ${MINE-}"')
+    env = {"TMPDIR": str(temp), "RANK": "3", "PBS_JOBID": "7", "DDP_HPC_RUN_DIR": "/old", "MINE": "kept"}
+    done = launch(["python", "-m", "ddp_hpc", "rehearse", job], env=env, cwd=tmp_path)
+    assert done.stdout.startswith(str(temp))
+    assert done.stdout.endswith("/home    kept\n")
+
+
+def test_a_missing_setup_file_is_said_and_passed_over(rehearse: Rehearse, script: Script) -> None:
+    lines = ["set -e", "source /opt/nowhere/setup.sh", "module load cuda", "conda activate base", "echo on"]
+    for scheduler, asks in (("pbs", "-l select=1 -j oe"), ("slurm", "--nodes=1"), ("", "")):
+        done = rehearse(script(scheduler, asks, *lines))
+        assert "source /opt/nowhere/setup.sh: the file is not here and is passed over" in done.stdout
+        assert done.stdout.endswith("on\n")

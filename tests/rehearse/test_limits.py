@@ -1,0 +1,105 @@
+"""What a launch becomes on one machine, and how command lines and times are read."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddp_hpc.rehearse.launchers import pals
+from ddp_hpc.rehearse.launchers.limits import Limits
+from ddp_hpc.rehearse.launchers.options import RefusedError
+from ddp_hpc.rehearse.slurm.controller import hostlist, run_lengths
+from ddp_hpc.rehearse.slurm.tables import SRUN, read_line, walltime_s
+
+LIMITS = Limits(
+    ranks_per_node=2,
+    num_nodes=2,
+    asked_nodes=500,
+    threads=1,
+    of_trainer=("--max-steps", "3"),
+    nodes=("node1", "node2"),
+)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "per_node", "here"),
+    [(8, 4, [2, 2]), (2, 1, [1, 1]), (1, 4, [1]), (3, 2, [2, 1]), (2000, 4, [2, 2]), (10**8, 10**6, [2, 2])],
+)
+def test_ranks_are_cut_to_what_is_pretended(num_ranks: int, per_node: int, here: list[int]) -> None:
+    assert LIMITS.counts(num_ranks, per_node) == here
+
+
+def test_what_is_left_out_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+    LIMITS.counts(4, 2)
+    assert capfd.readouterr().err == ""
+    LIMITS.counts(5, 4)
+    assert "3 of 5 ranks are started" in capfd.readouterr().err
+
+
+def test_without_a_rehearsal_nothing_is_changed() -> None:
+    assert Limits().counts(5, 2) == [2, 2, 1]
+    assert Limits().command(["python", "-m", "ddp_hpc.train"]) == ["python", "-m", "ddp_hpc.train"]
+    assert Limits().environment({"MASTER_ADDR": "node1"}) == {"MASTER_ADDR": "node1"}
+
+
+def test_only_our_trainer_gets_steps_and_only_where_it_says_none_itself() -> None:
+    added = ["--max-steps", "3"]
+    assert LIMITS.command(["python", "-m", "ddp_hpc.train"])[3:] == added
+    assert LIMITS.command(["/x/torchrun_script.sh", "--lr", "1"])[3:] == added
+    assert LIMITS.command(["python", "-m", "ddp_hpc.train", "--max-steps=9"])[3:] == ["--max-steps=9"]
+    assert LIMITS.command(["python", "mine.py"]) == ["python", "mine.py"]
+
+
+@pytest.mark.parametrize(
+    ("word", "here"),
+    [
+        ("node1", "127.0.0.1"),
+        ("node2.hsn.site.gov", "127.0.0.1"),
+        ("--rdzv-endpoint=node1:29500", "--rdzv-endpoint=127.0.0.1:29500"),
+        ("tcp://node2.hsn:80", "tcp://127.0.0.1:80"),
+        ("node10", "node10"),
+        ("mynode1", "mynode1"),
+        ("/data/node1/x", "/data/node1/x"),
+    ],
+)
+def test_the_name_of_a_pretended_node_leads_here(word: str, here: str) -> None:
+    assert LIMITS.command([word]) == [here]
+
+
+def test_agents_of_torchrun_start_no_more_ranks_than_are_done_here() -> None:
+    found = LIMITS.environment({"DDP_HPC_RANKS_PER_NODE": "4", "SLURM_GPUS_ON_NODE": "1"})
+    assert (found["DDP_HPC_RANKS_PER_NODE"], found["SLURM_GPUS_ON_NODE"]) == ("2", "1")
+
+
+def test_options_of_srun_are_read_in_all_their_spellings() -> None:
+    line = read_line(
+        "srun", ["-N2", "-n", "4", "--ntasks-per-no=2", "--cpus-per-task", "8", "-l", "a", "-n"], SRUN
+    )
+    expected = {"nodes": "2", "ntasks": "4", "ntasks-per-node": "2", "cpus-per-task": "8", "label": ""}
+    assert line.values == expected
+    assert line.command == ["a", "-n"]
+
+
+def test_options_of_pals_take_one_dash_or_two() -> None:
+    line = pals.read_line(["-n", "4", "--ppn=2", "-env", "A=b c", "--env=D=e=f", "--", "-x"])
+    assert line.all_of("env") == ["A=b c", "D=e=f"]
+    assert (line.values["num_ranks"], line.values["ppn"], line.command) == ("4", "2", ["-x"])
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 5400), ("10:30", 630), ("1:00:00", 3600), ("1-12", 129600), ("1-00:30", 88200), ("unlimited", 0)],
+)
+def test_slurms_spellings_of_a_time(text: str, seconds: int) -> None:
+    assert walltime_s(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "1:2:3:4", "-1", "1h", "9" * 40])
+def test_other_times_are_refused(text: str) -> None:
+    with pytest.raises(RefusedError, match="Invalid --time specification"):
+        walltime_s(text)
+
+
+def test_slurms_short_spellings_of_lists() -> None:
+    assert hostlist(["node1"]) == "node1"
+    assert hostlist(["node1", "node2", "node3"]) == "node[1-3]"
+    assert run_lengths([2, 2, 1]) == "2(x2),1"

@@ -1,0 +1,122 @@
+"""The end of a job by its scheduler, and the job after it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Launch
+from tests.rehearse.conftest import Rehearse
+
+Script = Callable[..., Path]
+
+# Says how far it is, as the trainer does; the first attempt is stopped by a signal, the second is done.
+TRAINER = """#!/bin/bash
+say() { echo "$*" >"$DDP_HPC_RUN_DIR/.state"; mv "$DDP_HPC_RUN_DIR/.state" "$DDP_HPC_RUN_DIR/state"; }
+read -r _ step _ <"$DDP_HPC_RUN_DIR/state" 2>/dev/null || step=0
+if ((step)); then say done 20; exit 0; fi
+say running 0
+trap 'say again 10 SIGTERM; exit 75' TERM
+while :; do sleep 0.05; done
+"""
+
+
+def rendered(launch: Launch, tmp_path: Path, profile: str) -> Path:
+    """The script that `ddp-hpc render` writes for TRAINER."""
+    trainer, job = tmp_path / "trainer.sh", tmp_path / "job.sh"
+    trainer.write_text(TRAINER)
+    words = ["--profile", profile, "--ranks-per-node", "1", "--walltime", "01:00:00", "-o", job]
+    done = launch(["python", "-m", "ddp_hpc", "render", *words, "--", "bash", trainer])
+    assert done.exit_code == 0, done.stderr
+    return job
+
+
+def fast(tmp_path: Path, scheduler: str) -> list[str | Path]:
+    """A site that kills a second after SIGTERM."""
+    site = tmp_path / "fast.toml"
+    site.write_text(f'extends = "generic_{scheduler}"\nchecked = "2026-11-21"\nkill_delay_s = 1\n')
+    return ["--profile", site]
+
+
+def test_a_run_on_pbs_goes_on_in_a_job_that_it_submits_itself(
+    rehearse: Rehearse, launch: Launch, tmp_path: Path
+) -> None:
+    done = rehearse(rendered(launch, tmp_path, "generic_pbs"), "--walltime-s", "3")
+    assert done.exit_code == 0, done.stdout + done.stderr
+    assert "=>> PBS: job killed: walltime 4 exceeded limit 3" in done.stdout
+    assert "stopped at step 10: SIGTERM; attempt 2 goes on" in done.stdout
+    assert "ddp-hpc: attempt 2 of at most 20, from step 10" in done.stdout
+    assert re.findall(r"job (\S+): (.*)", done.stderr) == [
+        ("12.rehearsal", "Exit_status -29 (exceeded resource walltime)"),
+        ("13.rehearsal", "Exit_status 0 (finished)"),
+    ]
+
+
+def test_a_run_on_slurm_goes_on_in_the_same_job(rehearse: Rehearse, launch: Launch, tmp_path: Path) -> None:
+    done = rehearse(rendered(launch, tmp_path, "generic_slurm"), "--walltime-s", "3")
+    assert done.exit_code == 0, done.stdout + done.stderr
+    assert "DUE TO TIME LIMIT" in done.stdout
+    assert "stopped at step 10: SIGTERM; attempt 2 goes on" in done.stdout
+    assert ": COMPLETED, ExitCode 0:0, started 2 times" in done.stderr
+
+
+def test_no_more_jobs_run_than_were_asked_for(rehearse: Rehearse, launch: Launch, tmp_path: Path) -> None:
+    done = rehearse(rendered(launch, tmp_path, "generic_pbs"), "--walltime-s", "3", "--max-jobs", "1")
+    assert "job 13.rehearsal is not started (again): 1 jobs are over (--max-jobs)" in done.stderr
+    assert "attempt 2 of" not in done.stdout
+
+
+def test_a_script_that_ignores_sigterm_is_killed_after_the_sites_delay(
+    rehearse: Rehearse, script: Script, tmp_path: Path
+) -> None:
+    job = script("pbs", "-l select=1", "-j oe", "trap '' TERM", "while :; do sleep 0.1; done")
+    done = rehearse(job, *fast(tmp_path, "pbs"), "--walltime-s", "1", timeout_s=20.0)
+    assert done.exit_code == 1
+    assert "Exit_status -29" in done.stderr
+    job = script("slurm", "--nodes=1", "trap '' TERM", "while :; do sleep 0.1; done")
+    done = rehearse(job, *fast(tmp_path, "slurm"), "--walltime-s", "1", timeout_s=20.0)
+    assert done.exit_code == 1
+    assert "TIMEOUT, ExitCode 0:9" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [("B:USR1@1", ["shell"]), ("USR1@1", ["rank 0", "rank 1"])],
+    ids=["batch shell", "steps"],
+)
+def test_slurms_signal_ahead_of_the_end_reaches_the_batch_shell_or_the_steps(
+    rehearse: Rehearse, script: Script, tmp_path: Path, option: str, told: list[str]
+) -> None:
+    rank = tmp_path / "rank.sh"
+    rank.write_text(
+        "trap 'echo rank $SLURM_PROCID; exit 0' USR1; for ((i = 0; i < 80; i++)); do sleep 0.1; done"
+    )
+    lines = ["--nodes=2", f"--signal={option}", "trap 'echo shell' USR1", f"srun bash {rank} &"]
+    done = rehearse(script("slurm", *lines, "wait", "wait"), "--walltime-s", "5")
+    assert sorted(re.findall(r"^(?:shell|rank \d)$", done.stdout, re.MULTILINE)) == told
+
+
+def test_a_requeued_job_knows_how_often_it_was_started(rehearse: Rehearse, script: Script) -> None:
+    lines = ['echo "count ${SLURM_RESTART_COUNT-none}"', "scontrol requeue $SLURM_JOB_ID", "sleep 9"]
+    job = script("slurm", "--nodes=1", "--open-mode=append", "--requeue", *lines)
+    done = rehearse(job, "--max-jobs", "2")
+    assert re.findall("count (.*)", done.stdout) == ["none", "1"]
+    assert "DUE TO JOB REQUEUE" in done.stdout
+    assert done.exit_code == 75
+
+
+def test_a_job_without_requeue_is_not_requeued(rehearse: Rehearse, script: Script) -> None:
+    job = script("slurm", "--nodes=1", "--no-requeue", "scontrol requeue $SLURM_JOB_ID")
+    done = rehearse(job)
+    assert "Requested operation is presently disabled for job" in done.stdout
+    assert done.exit_code == 1
+
+
+def test_a_job_that_does_not_end_is_given_up(rehearse: Rehearse, script: Script) -> None:
+    for scheduler, asks in (("pbs", "-l select=1"), ("slurm", "--nodes=1"), ("", "")):
+        done = rehearse(script(scheduler, asks, "sleep 60"), "--limit-s", "1", timeout_s=20.0)
+        assert done.exit_code == 1
+        assert "given up after 1 s (--limit-s)" in done.stderr
