@@ -18,6 +18,8 @@ from ddp_hpc.errors import RequestError
 
 # A shell in which one of these is more than 1 is one of several that a launcher started.
 _SIZES = ("SLURM_STEP_NUM_TASKS", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PALS_LOCAL_SIZE", "MPI_LOCALNRANKS")
+# Only ranks have these; of one rank a node PALS tells no size,.
+_RANKS_ALONE = ("PALS_RANKID", "TORCHELASTIC_RUN_ID")
 _ASK_LIMIT_S = 10.0
 # Of a node without GPUs: cores for one rank, and how many ranks it has at least, so that they are several.
 _CORES_PER_RANK, _LEAST_RANKS = 8, 2
@@ -54,6 +56,12 @@ def find_allocation(environ: Mapping[str, str]) -> Allocation:
     Raises:
         RequestError: this process is one of several ranks, or the scheduler's variables cannot be read.
     """
+    for name in _RANKS_ALONE:
+        if name in environ:
+            raise RequestError(
+                f"{name}={environ[name][:40]}: a launcher has started this process, and each one it starts "
+                "would start all ranks again; call ddp-hpc launch once, without a launcher in front"
+            )
     for name in _SIZES:
         if _first_number(environ.get(name, "")) > 1:
             raise RequestError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ddp_hpc.batch.site_tables import VARIABLE
+from ddp_hpc.batch.site_tables import BASHS_OWN, VARIABLE
 from ddp_hpc.errors import RequestError, nearest
 from ddp_hpc.toml_config import read_toml
 from ddp_hpc.units import parse_walltime_s
@@ -20,8 +20,6 @@ MAX_NAME_CHARS = 128
 
 # What PBS and Slurm both take as a job name; it also becomes part of file names.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]*")
-# bash refuses to set these, which would end the script at its first lines.
-_READONLY = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -102,7 +100,7 @@ def _check_env(env: dict[str, str]) -> None:
     for name, value in env.items():
         if not VARIABLE.fullmatch(name):
             raise RequestError(f"environment name {name!r} was given; letters, digits and _ are needed")
-        if name in _READONLY:
+        if name in BASHS_OWN:
             raise RequestError(
                 f"environment name {name} was given; bash allows nobody to set it; leave it out"
             )

@@ -17,8 +17,8 @@ class Raw(str):
 Word = str | Raw
 
 
-def sh(word: Word) -> str:
-    """`word` as bash reads it back, on one line; a `Raw` is left alone.
+def sh(word: Word | int) -> str:
+    """`word`, or a number, as bash reads it back, on one line; a `Raw` is left alone.
 
     Control characters become `$'...'`: a line break inside a quoted word would
     end the comment that holds it, and qsub refuses a script with a carriage
@@ -26,6 +26,9 @@ def sh(word: Word) -> str:
     """
     if isinstance(word, Raw):
         return word
+    if not isinstance(word, str | int):
+        raise TypeError(f"sh quotes text and numbers, and this is {word!r}: ask for it with an if before")
+    word = str(word)
     if all(ch >= " " and ch != "\x7f" for ch in word):
         return shlex.quote(word)
     escaped = "".join(

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from ddp_hpc.assets import asset_folder, user_folder
 from ddp_hpc.batch.site_tables import (
+    BASHS_OWN,
     DATE,
     VARIABLE,
     Account,
@@ -34,6 +35,7 @@ from ddp_hpc.units import parse_walltime_s
 T = TypeVar("T")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_SHELL = re.compile(r"/[A-Za-z0-9_./+-]+( -[A-Za-z]+)*")
 _TEMPLATE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,200}")
 
 
@@ -104,6 +106,14 @@ class Site:
         for name in names:
             if not VARIABLE.fullmatch(name):
                 raise RequestError(f"{name!r} is not the name of a variable")
+            if name in BASHS_OWN:
+                raise RequestError(
+                    f"{name} is a variable of bash's own, which no script can set; leave it out"
+                )
+        if not _SHELL.fullmatch(self.shell):
+            raise RequestError(f"shell is {self.shell!r}; a path such as /bin/bash, and options, are needed")
+        if self.kill_delay_s < 0:
+            raise RequestError(f"kill_delay_s is {self.kill_delay_s}; a number of seconds is needed")
 
 
 def profile_files() -> dict[str, Path]:

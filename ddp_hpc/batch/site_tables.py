@@ -17,6 +17,12 @@ _OPTION = re.compile(r"-[A-Za-z0-9_.:@+,=&|/()*~ -]+")
 _WORD = re.compile(r"[A-Za-z0-9_.:@+,=&|/()\[\]*-]*")
 _PLACE = re.compile(r"\{([^{}]*)\}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# bash(1), "Shell Variables": the first it refuses to set, which would end the script at its first lines; the
+# others it sets itself, whatever they are given.
+BASHS_OWN = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"}) | {
+    *("BASHPID", "BASH_COMMAND", "BASH_SUBSHELL", "DIRSTACK", "EPOCHREALTIME", "EPOCHSECONDS", "FUNCNAME"),
+    *("GROUPS", "HISTCMD", "LINENO", "RANDOM", "SECONDS", "SRANDOM"),
+}
 # A folder as a script exports it: absolute, or below a variable that the site sets on each node.
 _LOCAL_FOLDER = re.compile(r"(?:/|\$[A-Z][A-Z0-9_]*(?=/|$))[A-Za-z0-9_./-]*")
 
@@ -32,6 +38,12 @@ def _check_places(text: str) -> None:
             )
     if re.search("[{}]", _PLACE.sub("", text)):
         raise RequestError(f"{text!r} has a brace without its other one; a place is written {{nodes}}")
+
+
+def _check_numbers(**values: int) -> None:
+    for name, value in values.items():
+        if value < 0:
+            raise RequestError(f"{name} is {value}; 0, or a number above it, is needed")
 
 
 def _check_words(**values: str) -> None:
@@ -101,6 +113,14 @@ class Node:
     local_folder: str = "/tmp"  # noqa: S108 - what every node has; scripts add the user to it
 
     def __post_init__(self) -> None:
+        _check_numbers(
+            cores=self.cores,
+            threads=self.threads,
+            devices=self.devices,
+            device_memory_gib=self.device_memory_gib,
+        )
+        if self.threads and self.threads < self.cores:
+            raise RequestError(f"threads is {self.threads} below {self.cores} cores; a core has at least one")
         if self.cpu_only and self.devices:
             raise RequestError(f"cpu_only stands beside {self.devices} devices; keep the one that is right")
         if not _LOCAL_FOLDER.fullmatch(self.local_folder):
@@ -132,9 +152,12 @@ class Queue:
     resources: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for walltime in (self.min_walltime, self.max_walltime):
-            if walltime:
-                parse_walltime_s(walltime)
+        _check_numbers(min_nodes=self.min_nodes, max_nodes=self.max_nodes, max_devices=self.max_devices)
+        least_s, most_s = (
+            parse_walltime_s(text) if text else 0 for text in (self.min_walltime, self.max_walltime)
+        )
+        if most_s and least_s > most_s:
+            raise RequestError(f"min_walltime {self.min_walltime} is above max_walltime {self.max_walltime}")
         for text in self.resources:
             _check_places(text)
         _check_words(name=self.name, qos=self.qos)

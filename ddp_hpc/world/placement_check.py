@@ -183,7 +183,9 @@ def _uneven(nodes: dict[str, list[RankPlace]]) -> Iterator[Finding]:
 def summary(places: Sequence[RankPlace]) -> str:
     """`8 ranks on 2 nodes, 8 devices, 16 CPUs a rank`."""
     num_nodes = len({place.host for place in places})
-    devices = {place.identity or place.pci or place.rank for place in places if place.device != "cpu"}
+    devices = {
+        (place.host, place.identity or place.pci or place.rank) for place in places if place.device != "cpu"
+    }
     counts = Counter(len(cpu_numbers(place.cpus)) for place in places)
     least, most = min(counts), max(counts)
     cpus = f"{least} CPU{'s' * (least > 1)} a rank" if least == most else f"{least} to {most} CPUs a rank"

@@ -299,8 +299,14 @@ def test_the_shells_of_sbatch_and_salloc_tell_their_nodes() -> None:
     ],
 )
 def test_a_rank_does_not_start_all_ranks_again(case: str) -> None:
-    with pytest.raises(RequestError, match="this is one of several ranks already"):
+    with pytest.raises(RequestError, match="call ddp-hpc launch once, without"):
         find_allocation(load(case, 1))
+
+
+@pytest.mark.parametrize("name", ["PALS_RANKID", "TORCHELASTIC_RUN_ID"])
+def test_one_rank_a_node_is_told_no_size_and_is_refused_too(name: str) -> None:
+    with pytest.raises(RequestError, match=f"{name}=0: a launcher has started this process"):
+        find_allocation({name: "0", "PALS_LOCAL_SIZE": "1"})
 
 
 @pytest.mark.parametrize(

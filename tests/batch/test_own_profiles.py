@@ -112,6 +112,16 @@ def test_a_file_whose_name_no_variable_could_carry_is_refused(own: Own, name: st
         ("leonardo", '[[queues]]\nname = "q"\nqos = "a b"\n', "qos is 'a b'"),
         ("polaris", '[env.always]\n"A B" = "x"\n', "'A B' is not the name of a variable"),
         ("polaris", '[env.multi_node_prepend]\n"A;id" = ["x"]\n', "'A;id' is not the name of a variable"),
+        ("polaris", '[env.always]\nUID = "3"\n', "UID is a variable of bash's own"),
+        ("polaris", 'shell = "/bin/bash\\ntouch pwned"\n', "a path such as /bin/bash"),
+        ("polaris", "kill_delay_s = -5\n", "kill_delay_s is -5"),
+        ("polaris", "[node]\ndevices = -4\n", "devices is -4"),
+        ("generic_pbs", "[node]\ncores = 64\nthreads = 32\n", "threads is 32 below 64 cores"),
+        (
+            "polaris",
+            '[[queues]]\nname = "q"\nmin_walltime = "02:00:00"\nmax_walltime = "01:00:00"\n',
+            "is above max_walltime",
+        ),
     ],
 )
 def test_a_value_that_would_break_the_script_is_refused(own: Own, extends: str, text: str, said: str) -> None:

@@ -229,3 +229,11 @@ def test_the_example_of_the_page_works() -> None:
     (text,) = re.findall(r"```jinja\n(.*?)```", page, re.DOTALL)
     script = render(Job(template=own(text), num_nodes=2), load_site("perlmutter"))
     assert 'echo "job $SLURM_JOB_ID of ddp on 2 nodes" >>jobs.log\n' in script
+
+
+def test_sh_quotes_numbers_and_refuses_what_is_not_there() -> None:
+    assert templates._answer(Path(own("{{ job.num_nodes | sh }}")).resolve(), {"job": Job(num_nodes=5)}) == (
+        "5",
+        0,
+    )
+    assert "sh quotes text and numbers, and this is None" in refused("{{ job.ranks_per_node | sh }}")

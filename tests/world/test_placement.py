@@ -105,6 +105,8 @@ def found(places: list[RankPlace], backend: str = "nccl") -> list[str]:
 def test_of_well_placed_ranks_there_is_nothing_to_say() -> None:
     assert found(nodes()) == []
     assert summary(nodes()) == "16 ranks on 2 nodes, 16 devices, 32 CPUs a rank"
+    # Without a UUID the place on the PCI bus names a device, and each node has the same places.
+    assert summary(nodes(identity="")) == summary(nodes())
 
 
 def test_unbound_ranks_that_share_all_cpus_of_a_node_are_well() -> None:
