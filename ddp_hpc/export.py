@@ -46,7 +46,7 @@ def command(snapshot: Path, output: Path, force: bool) -> None:
         raise RequestError(f"{output}: is a folder, or lies in a folder that does not exist; name a file")
     import safetensors.torch
 
-    from ddp_hpc.training.snapshot import find_snapshots, read_snapshot, step_of
+    from ddp_hpc.training.snapshot import DamagedSnapshotError, find_snapshots, read_snapshot, step_of
 
     path = snapshot
     if step_of(path) < 0:
@@ -54,7 +54,13 @@ def command(snapshot: Path, output: Path, force: bool) -> None:
         if not found:
             raise DataError(f"{path}: no snapshot is there; name a folder with some such as step_00000120")
         path = found[0]
-    read = read_snapshot(path)
+    try:
+        read = read_snapshot(path)
+    except DamagedSnapshotError as error:
+        others = [other for other in find_snapshots(path.parent) if step_of(other) < step_of(path)]
+        raise DamagedSnapshotError(
+            f"{error}; the one before is {others[0]}" if others else f"{error}"
+        ) from error
     try:
         with partial_file(output, "export") as partial:
             if output.suffix == ".pt":

@@ -323,7 +323,9 @@ def _train(config: TrainConfig, group: Group, parts: _Parts) -> str:
         f"{how} steps{here}, {result.samples:,} samples in {result.wall_s:.1f} s, "
         f"{result.samples_per_s:.1f} samples/s, loss {result.first_loss:.6f} -> {result.final_loss:.6f}"
     )
-    if config.summary is not None and world.rank == 0:
+    trained = result.steps > result.resumed_from
+    # A run that was done already has no speed to tell, and its summary may be there.
+    if config.summary is not None and world.rank == 0 and (trained or not config.summary.exists()):
         write_summary(config, group, samples, result)
     return result.stopped
 
@@ -360,7 +362,8 @@ def _end_from_thread(text: str, parts: _Parts, claim: Claim) -> NoReturn:
     _speak(claim, text, parts.world)
     if parts.survival is not None:
         parts.survival.failed(text, again=True)
-    abort_mpi(EXIT_FAILED, patience_s=0.0)
+    # Several may come to this at once: whoever speaks is not to be aborted before.
+    abort_mpi(EXIT_FAILED, patience_s=1.0 if claim is Claim.LATE else 0.0)
     _leave(EXIT_FAILED)
 
 

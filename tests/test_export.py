@@ -58,6 +58,7 @@ def test_a_damaged_snapshot_is_refused_and_nothing_is_written(folder, tmp_path, 
     code, said = export(folder, tmp_path / "model.safetensors")
     assert (code, len(said.splitlines())) == (1, 1)
     assert "SHA-256" in said
+    assert said.rstrip().endswith("the one before is " + str(folder / "step_00000010"))
     assert not (tmp_path / "model.safetensors").exists()
 
 

@@ -107,14 +107,14 @@ class TrainConfig:
         """Where a rank's own random numbers, such as dropout's, begin."""
         return (self.seed * 1_000_003 + rank + 1) % 2**63
 
-    def scaled_lr(self, world_size: int) -> float:
+    def scaled_lr(self, num_ranks: int) -> float:
         """The learning rate for this many ranks: arXiv 1706.02677 scales it with the global batch."""
-        factor: float = {"linear": float(world_size), "sqrt": float(world_size**0.5), "none": 1.0}[
+        factor: float = {"linear": float(num_ranks), "sqrt": float(num_ranks**0.5), "none": 1.0}[
             self.lr_scaling
         ]
         return self.lr * factor
 
-    def lr_at(self, step: int, world_size: int) -> float:
+    def lr_at(self, step: int, num_ranks: int) -> float:
         """The learning rate of a step, counted from 0: a straight ramp over the warm-up, then constant."""
-        peak = self.scaled_lr(world_size)
+        peak = self.scaled_lr(num_ranks)
         return peak * min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else peak

@@ -77,12 +77,14 @@ class Stepper:
     dtype: torch.dtype
     clock: StepClock
     heart: Heartbeat
+    lr_ranks: int
+    """Ranks for which the learning rate is scaled."""
 
     def one_step(self, position: Position, shares: tuple[Share, ...], pending: Pending) -> None:
         """Gradients of all micro-batches, one update. Collective: every rank must call this."""
         world_size = self.group.world.world_size
         self.clock.start_step()
-        lr = self.config.lr_at(position.step, world_size)
+        lr = self.config.lr_at(position.step, self.lr_ranks)
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = lr
         self.optimizer.zero_grad(set_to_none=True)

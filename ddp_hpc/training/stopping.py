@@ -162,5 +162,5 @@ class Stopping:
         if self._file is not None:
             faulthandler.dump_traceback(self._file)
         where = f"; its stacks: {self._stacks}" if self._file is not None else ""
-        self._last_words(f"still in a step or a save {self._when}, and SIGKILL is next{where}")
+        self._last_words(f"still in its start, a step or a save {self._when}, and SIGKILL is next{where}")
         os._exit(EXIT_FAILED)

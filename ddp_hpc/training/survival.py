@@ -36,6 +36,8 @@ from ddp_hpc.world.deadline import Deadline, find_deadline, kill_delay_s
 # Of a busy parallel file system; counts until the first save was measured.
 _SLOW_DISK_BYTES_PER_S = 200e6
 _HUNG_DISK_S = 2.0
+# Options that may change between attempts, and change the losses. Those that change the order are refused.
+_SHAPING = ("data", "src_key", "tgt_key", "dropout", "lr", "lr_scaling", "warmup_steps", "clip_norm")
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ class Survival:
         self._over = False  # by an error
         self._writing_state = threading.Lock()  # of the thread that saves; `failed` has the last word
         self._start_step: int | None = None  # until it is known
+        self._lr_ranks = 1  # until then
 
     @property
     def stacks(self) -> Path | None:
@@ -125,8 +128,11 @@ class Survival:
 
     def resume(
         self, snapshot: Snapshot | None, model: nn.Module, optimizer: torch.optim.Optimizer, samples: Samples
-    ) -> tuple[Position, Losses]:
-        """Where to go on, with everything as it was there. Collective: every rank must call this.
+    ) -> tuple[Position, Losses, int]:
+        """Where to go on, with everything as it was there, and for how many ranks the rate is scaled.
+
+        With the same global batch that stays what it was: the losses do not change with the ranks.
+        Collective: every rank must call this.
 
         Raises:
             DataError: the snapshot is of another model, other data or another order.
@@ -143,9 +149,11 @@ class Survival:
         group.agree(problem, RequestError.exit_code)
         about = group.comm.bcast(None if snapshot is None else snapshot.about)
         if about is None:
-            position, losses = Position(), Losses()
+            position, losses, self._lr_ranks = Position(), Losses(), group.world.world_size
         else:
             position, losses = Position(**about["position"]), Losses(**about["losses"])
+            same_batch = about["global_batch"] == self._global_batch()
+            self._lr_ranks = about["lr_ranks"] if same_batch else group.world.world_size
             model_tensors = None if snapshot is None else snapshot.model
             training = None if snapshot is None else snapshot.training
             exact = restore(model, optimizer, group, model_tensors, training)
@@ -161,7 +169,7 @@ class Survival:
         self._start_step = position.step
         self._write_state("running", position.step, f"since {time.strftime('%Y-%m-%d %H:%M:%S')}")
         self._last_save_s = time.monotonic()
-        return position, losses
+        return position, losses, self._lr_ranks
 
     def signs(self, step_s: float) -> list[float]:
         """What this rank tells the others: its wish to stop, whether to save, how long a step takes.
@@ -225,11 +233,9 @@ class Survival:
                 "model": self._config.model,
                 "world_size": self._group.world.world_size,
                 "global_batch": self._global_batch(),
+                "lr_ranks": self._lr_ranks,
                 "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                "config": {
-                    name: value if isinstance(value, int | float | None) else str(value)
-                    for name, value in asdict(self._config).items()
-                },
+                "config": _as_json(self._config),
                 "versions": versions(),
                 **self._order(samples),
             }
@@ -313,9 +319,11 @@ class Survival:
             self._progress.say(f"WARNING: {error}; job scripts and their chain will not know of step {step}")
 
     def _check_run(self, snapshot: Snapshot, samples: Samples) -> None:
+        for name in _SHAPING:
+            snapshot.about["config"][name]
         for name, kind in (("position", Position), ("losses", Losses)):
             kind(**snapshot.about[name])
-        for name in ("world_size", "global_batch"):
+        for name in ("world_size", "global_batch", "lr_ranks"):
             int(snapshot.about[name])
         for name, value in self._order(samples).items():
             if (theirs := snapshot.about.get(name)) != value:
@@ -351,6 +359,17 @@ class Survival:
                 f"note: a step had {about['global_batch']} samples and has {self._global_batch()} now; "
                 "steps are counted on, and no sample of the epoch is used twice"
             )
+        before, now = about["config"], _as_json(self._config)
+        others = [
+            f"{name} {now[name]} (was {before[name]})" for name in _SHAPING if now[name] != before[name]
+        ]
+        if others:
+            self._progress.say(f"note: other options than before: {', '.join(others)}")
+
+
+def _as_json(config: TrainConfig) -> dict[str, Any]:
+    values = asdict(config).items()
+    return {name: value if isinstance(value, int | float | None) else str(value) for name, value in values}
 
 
 @contextmanager

@@ -91,18 +91,23 @@ def train(
     snapshot = survival.open()
     if group.comm.bcast(snapshot is not None):
         _settle_buckets(model, task, samples, dtype, device)
-    position, losses = survival.resume(snapshot, bare, optimizer, samples)
+    position, losses, lr_ranks = survival.resume(snapshot, bare, optimizer, samples)
     del snapshot
     resumed = position
     left = steps_left(
         samples.num_samples, config.batch_size, world_size, config.accumulate, config.epochs, position
     )
     total = min(position.step + left, config.max_steps or sys.maxsize)
+    if position.step >= total:
+        progress.say(
+            f"note: all {position.step} steps of this run are trained already; for another run name another "
+            "--snapshot-dir (job scripts: --name or --run-dir), or raise --epochs to train on"
+        )
     metrics = MetricsFile(config.metrics if group.world.rank == 0 else None, position.step)
     clock, pending = StepClock(device), Pending()
     loader = Loader(samples, device, workers=config.workers, timeout_s=config.timeout_s)
     batches = loader.batches(_wanted(config, group.world, samples.num_samples, position, total))
-    stepper = Stepper(config, group, batches, task, model, optimizer, dtype, clock, heart)
+    stepper = Stepper(config, group, batches, task, model, optimizer, dtype, clock, heart, lr_ranks)
 
     def test_after(epoch: int) -> Evaluation | None:
         if samples.test is None:

@@ -105,11 +105,11 @@ def test_three_ranks_go_on_bit_for_bit_too(home: Path, tiny_data: Path, forks: F
 def test_on_other_numbers_of_ranks_it_sees_the_same_samples_and_losses(
     home: Path, tiny_data: Path, forks: Forks
 ) -> None:
-    """The global batch stays: 8. In float32 Adam would magnify rounding."""
-    options = ["--data", "float64.h5", "--dropout", "0", "--lr-scaling", "none"]
+    """The global batch stays: 8, and with it the learning rate. In float32 Adam would magnify rounding."""
+    options = ["--data", "float64.h5", "--dropout", "0"]
     options += ["--epochs", "2", "--metrics", "m.jsonl"]
     other = make_home(home / "other", tiny_data)
-    forks.run(*options, "--batch-size", "8", cwd=other, ranks=1)
+    forks.run(*options, "--batch-size", "4", cwd=other, ranks=2)
     words = ""
     for ranks, batch_size, steps in ((2, "4", "4"), (4, "2", "9"), (1, "8", "99")):
         limits = ["--batch-size", batch_size, "--max-steps", steps, "--snapshot-dir", "run"]
@@ -149,8 +149,12 @@ def test_lines_of_steps_that_are_trained_again_are_cut_and_half_a_line_too(
 def test_a_run_that_is_done_trains_nothing_more_until_more_is_asked_for(
     used: Path, whole: Path, forks: Forks
 ) -> None:
-    words = forks.run(*DATA, *EVERY_STEP, "--epochs", str(EPOCHS), cwd=used, ranks=2).words()
+    (used / "s.json").write_text("{}")
+    options = ["--epochs", str(EPOCHS), "--summary", "s.json"]
+    words = forks.run(*DATA, *EVERY_STEP, *options, cwd=used, ranks=2).words()
+    assert f"note: all {STEPS} steps of this run are trained already; for another run name another" in words
     assert f"done: {STEPS} steps (0 here)" in words
+    assert (used / "s.json").read_text() == "{}"
     assert_equal(used, whole, STEPS)
     state = state_of(used)
     assert (state.state, state.step) == ("done", STEPS)
@@ -158,6 +162,14 @@ def test_a_run_that_is_done_trains_nothing_more_until_more_is_asked_for(
     assert trained(used)[:STEPS] == trained(whole)
     assert [line["epoch"] for line in trained(used)[STEPS:]] == [EPOCHS + 1] * 4
     assert state_of(used).step == STEPS + 4
+
+
+def test_options_that_change_the_losses_and_not_the_order_are_taken_and_said(
+    used: Path, forks: Forks
+) -> None:
+    changed = ["--data", "./train.h5", "--lr", "0.5", "--clip-norm", "3", "--epochs", str(EPOCHS + 1)]
+    words = forks.run(*DATA, *EVERY_STEP, *changed, "--max-steps", str(STEPS + 1), cwd=used, ranks=2).words()
+    assert "note: other options than before: lr 0.5 (was 0.001), clip_norm 3.0 (was None)\n" in words
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_a_rank_that_is_stuck_does_not_let_the_scheduler_kill_the_job_without_a_
     assert time.monotonic() - began_s < 4
     assert 0 not in codes
     [line] = job.errors()
-    assert "still in a step or a save 4 s after SIGTERM, and SIGKILL is next; its stacks: " in line
+    assert "still in its start, a step or a save 4 s after SIGTERM, and SIGKILL is next; its stacks: " in line
     stack = next((home / "run" / "stacks").glob("rank00001*.txt")).read_text()
     assert "planted.py" in stack
     assert "one_step" in stack
