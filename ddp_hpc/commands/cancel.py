@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ddp_hpc.errors import DdpHpcError
+
+if TYPE_CHECKING:
+    from ddp_hpc.queue.job_state import JobState
+    from ddp_hpc.queue.view import View
 
 
 @click.command("cancel")
@@ -21,28 +27,66 @@ def command(job: str, only: bool, run_dir: Path | None) -> None:
     """Cancel a job and those that are queued to go on after it.
 
     Prints the ids of the jobs that are cancelled, the last one first. A job script of ddp-hpc saves
-    its state when it is cancelled and submits no successor. A job that has ended already is no error.
+    its state when it is cancelled and submits no successor. A job that has ended already is no error, and
+    nothing is cancelled then: the job that goes on with its run is named.
 
     \b
     Examples:
       ddp-hpc cancel 1234
       ddp-hpc cancel 1234.pbs-srv --only
     """  # noqa: D301 - a true \b tells click to leave the lines alone
-    from ddp_hpc.queue.scheduler import SCHEDULERS
     from ddp_hpc.queue.view import chain_after, look
 
     seen = look(job, run_dir)
-    jobs = [] if only else chain_after(seen)
-    if seen.job is not None and seen.job.phase != "ended":
-        jobs.insert(0, seen.job)
+    jobs: list[JobState] = []
+    if seen.job is None or seen.job.phase == "ended":
+        click.echo(_ended(seen.job_id, seen.job), err=True)
     else:
-        word = f" ({seen.job.word})" if seen.job else ""
-        click.echo(f"job {seen.job_id} has already ended{word}", err=True)
+        jobs = [seen.job, *([] if only else chain_after(seen))]
     # The last one first: else the next would start when the one before it is gone.
-    for one in reversed(jobs):
-        if refused := SCHEDULERS[one.scheduler].cancel(one.job_id):
-            raise DdpHpcError(
-                f"{refused} (job {one.job_id} of {one.owner} is left as it was); only its owner or the site "
-                "can cancel it"
-            )
-        click.echo(one.job_id)
+    refusals = list(filter(None, map(_cancel, reversed(jobs))))
+    if not only:
+        _name_successor(seen, jobs)
+    for one in refusals[:-1]:
+        click.echo(f"error: {one}", err=True)
+    if refusals:
+        raise DdpHpcError(refusals[-1])
+
+
+def _name_successor(seen: View, cancelled: list[JobState]) -> None:
+    """Says which job goes on with the run. It is not cancelled: two runs may have used one folder."""
+    from ddp_hpc.queue.job_state import same_job
+    from ddp_hpc.queue.view import goes_on_as
+
+    if any(same_job(seen.next_job, one.job_id) for one in cancelled):
+        return
+    try:
+        if later := goes_on_as(seen):
+            to_cancel = f"to cancel that: ddp-hpc cancel {later.job_id}"
+            click.echo(f"the run goes on as job {later.job_id}; {to_cancel}", err=True)
+    except DdpHpcError as error:
+        click.echo(f"warning: {error}", err=True)
+
+
+def _cancel(job: JobState) -> str:
+    """Cancels it and prints its id; what the scheduler has against it, if it has not ended meanwhile."""
+    from ddp_hpc.queue.scheduler import SCHEDULERS, read_job
+
+    named = f"job {job.job_id} of {job.owner}"
+    try:
+        refused = SCHEDULERS[job.scheduler].cancel(job.job_id)
+    except DdpHpcError as error:
+        return f"{error} ({named})"
+    if not refused:
+        click.echo(job.job_id)
+        return ""
+    with suppress(DdpHpcError):
+        now = read_job(job.job_id)
+        if now is None or now.phase == "ended":
+            click.echo(_ended(job.job_id, now), err=True)
+            return ""
+    return f"{refused} ({named} is left as it was); only its owner or the site can cancel it"
+
+
+def _ended(job_id: str, job: JobState | None) -> str:
+    return f"job {job_id} has already ended" + (f" ({job.word})" if job else "")

@@ -40,21 +40,21 @@ def command(job: str | None, as_json: bool, run_dir: Path | None) -> None:
     from ddp_hpc.queue.status_text import lines_of
     from ddp_hpc.queue.view import last_jobs, look
 
-    if job is not None:
-        views = [look(job, run_dir)]
-    else:
-        views = list(last_jobs(run_dir))
-        if not views:
-            raise RequestError(
-                f"no job was named, and {run_dir or Path.cwd()} has no run of ddp-hpc; name a JOB, or go to "
-                "the folder that it was submitted from"
-            )
+    verdict, found = "", []
+    for one in [look(job, run_dir)] if job is not None else last_jobs(run_dir):
+        if as_json:
+            found.append(_plain_numbers(asdict(one)))
+        else:  # at once: each is a question to the scheduler, which takes its time
+            click.echo(("\n" if verdict else "") + "\n".join(lines_of(one)))
+        verdict = one.verdict
+    if not verdict:
+        raise RequestError(
+            f"no job was named, and {run_dir or Path.cwd()} has no run of ddp-hpc; name a JOB, or go to "
+            "the folder that it was submitted from"
+        )
     if as_json:
-        found = [_plain_numbers(asdict(one)) for one in views]
         click.echo(json.dumps(found if job is None else found[0], indent=2))
-    else:
-        click.echo("\n\n".join("\n".join(lines_of(one)) for one in views))
-    click.get_current_context().exit(_EXIT_CODES.get(views[-1].verdict, EXIT_FAILED))
+    click.get_current_context().exit(_EXIT_CODES.get(verdict, EXIT_FAILED))
 
 
 def _plain_numbers(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -36,7 +37,8 @@ def command(script: Path | None, dry_run: bool, force: bool, chain: int | None, 
     """Queue a job script, or the script that `ddp-hpc render` writes for these options.
 
     Prints the job's id alone. The script is linted first; errors keep it from being queued. With SCRIPT
-    the only options of a request are --profile and --account, which is handed to sbatch or qsub.
+    the only options of a request are --profile and --account, which is handed to sbatch or qsub;
+    DDP_HPC_ACCOUNT is, where the script names no account.
 
     \b
     Examples:
@@ -48,7 +50,7 @@ def command(script: Path | None, dry_run: bool, force: bool, chain: int | None, 
       job=$(ddp-hpc submit job.sh) && ddp-hpc logs "$job" --follow
     """  # noqa: D301 - a true \b tells click to leave the lines alone
     from ddp_hpc.queue import submission
-    from ddp_hpc.queue.commands import need
+    from ddp_hpc.queue.commands import held_interrupt, need
 
     command = click.get_current_context().meta["ddp_hpc.command"]
     order, found = _order(script, {**options, "command": command})
@@ -66,20 +68,28 @@ def command(script: Path | None, dry_run: bool, force: bool, chain: int | None, 
     submission.prepare(order)
     sent = submission.send_chain(order, chain) if chain else submission.send_one(order)
     queued: list[str] = []
-    try:
-        for job_id, problem in sent:
-            # At once: the job is there, whatever happens to this process.
-            click.echo(job_id)
-            queued.append(job_id)
-            if problem:
-                click.echo(f"warning: {problem}", err=True)
-    except DdpHpcError as error:
-        if not queued:
+
+    def so_far() -> str:
+        return f"{len(queued)} are queued; to take them back: ddp-hpc cancel {queued[0]}"
+
+    with held_interrupt(scheduler.program) as is_interrupted:
+        try:
+            for job_id, problem in sent:
+                queued.append(job_id)
+                # At once: the job is there, whatever happens to this process.
+                click.echo(job_id)
+                if problem:
+                    click.echo(f"warning: {problem}", err=True)
+                if is_interrupted():
+                    click.echo(so_far(), err=True)
+                    raise KeyboardInterrupt
+        except DdpHpcError as error:
+            if not queued:
+                raise
+            raise DdpHpcError(f"job {len(queued) + 1} of {chain} was refused, {so_far()}") from error
+        except OSError as error:  # of stdout: the reader, such as `head`, has gone
+            click.echo(f"stdout cannot be written ({error.strerror}): {so_far()}", err=True)
             raise
-        raise DdpHpcError(
-            f"job {len(queued) + 1} of {chain} was refused, {len(queued)} are queued; to take them back: "
-            f"ddp-hpc cancel {queued[0]}"
-        ) from error
 
 
 def _order(script: Path | None, request: dict[str, Any]) -> tuple[Order, list[Finding]]:
@@ -103,6 +113,8 @@ def _order(script: Path | None, request: dict[str, Any]) -> tuple[Order, list[Fi
     if given := given_options(request):
         raise RequestError(f"{script} and {given[0]} were given; give a script, or a request, to submit")
     text = read_script(script)
+    if not account and not submission.names_account(text):
+        account = os.environ.get("DDP_HPC_ACCOUNT", "")
     site_or_none = site_of(text, profile)
     found = lint.lint_script(text, site_or_none)
     option = site_or_none.account.option if site_or_none else ""

@@ -13,8 +13,8 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from ddp_hpc.errors import DdpHpcError, RequestError
@@ -22,6 +22,9 @@ from ddp_hpc.errors import DdpHpcError, RequestError
 QUESTION_LIMIT_S = 30.0
 # A busy controller takes its time to accept a job.
 SUBMISSION_LIMIT_S = 60.0
+# What a program has left running, such as a wrapper's logger, may hold its output open long after it.
+DRAIN_S = 1.0
+_LOOK_S = 0.1
 # Before the second and the third try.
 PAUSES_S = (1.0, 3.0)
 # A job of 10,000 nodes has an answer of some 100 kB.
@@ -29,15 +32,16 @@ MAX_BYTES = 8 * 1024 * 1024
 
 # Slurm's slurm_errno.c; PBS's pbs_error.h and its clients: the server was not there to take the request.
 _UNREACHED = re.compile(
-    r"unable to contact slurm controller|connection refused|cannot connect to server|"
+    r"unable to contact slurm controller \(connect|connection refused|cannot connect to server|"
     r"failed to connect|no route to host|network is unreachable",
     re.IGNORECASE,
 )
-# It may have taken it, and its answer was lost.
+# It may have taken it, and its answer was lost. Their own sentences: a refusal may say "try again later" too.
 _LOST = re.compile(
-    r"socket timed out|zero bytes were transmitted|timed out|try again|temporarily un|"
-    r"communication failure|end of file|transport endpoint is not connected|server is busy",
-    re.IGNORECASE,
+    r"unable to contact slurm controller|(?:socket|connection|operation) timed out|"
+    r"zero bytes were transmitted|resource temporarily unavailable|slurm temporarily unable|"
+    r"transport endpoint is not connected|communication failure|^(?:q[a-z]+: )?end of file|server is busy",
+    re.IGNORECASE | re.MULTILINE,
 )
 
 
@@ -107,6 +111,35 @@ def submit(*argv: str) -> Answer:
     return answer
 
 
+@contextmanager
+def held_interrupt(program: str) -> Iterator[Callable[[], bool]]:
+    """Within it Ctrl-C waits, for a job may be queued by now; gives a function that tells whether it came.
+
+    Raises:
+        NoAnswerError: a second Ctrl-C does not wait, and nobody knows then.
+    """
+    came: list[int] = []
+
+    def hold(number: int, _: object) -> None:
+        came.append(number)
+        if len(came) > 1:
+            raise NoAnswerError(
+                f"interrupted before {program} had answered; whether a job was queued is not known: look at "
+                "your jobs before you try again"
+            )
+        os.write(
+            2, f"\nwaiting for {program}, which may have the job already; Ctrl-C again gives up\n".encode()
+        )
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, hold)
+    try:
+        yield lambda: bool(came)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _patiently(argv: Sequence[str], limit_s: float, again: Callable[[Answer], bool]) -> Answer:
     for pause_s in (*PAUSES_S, None):
         answer = _run(argv, limit_s)
@@ -146,22 +179,29 @@ def _run(argv: Sequence[str], limit_s: float) -> Answer:
 
 
 def _read(process: subprocess.Popen[bytes], name: str, limit_s: float) -> tuple[str, str]:
-    """Both outputs to their ends. Not communicate(): a program that never stops writing would fill memory."""
+    """Both outputs to their ends, or until shortly after the program's.
+
+    Not communicate(): a program that never stops writing would fill memory.
+    """
     assert process.stdout is not None
     assert process.stderr is not None
     out, err = bytearray(), bytearray()
-    end_s = time.monotonic() + limit_s
+    end_s, ended = time.monotonic() + limit_s, False
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ, out)
         selector.register(process.stderr, selectors.EVENT_READ, err)
         while selector.get_map():
+            if not ended and process.poll() is not None:
+                ended, end_s = True, min(end_s, time.monotonic() + DRAIN_S)
             left_s = end_s - time.monotonic()
+            if left_s <= 0 and ended:
+                break
             if left_s <= 0:
                 raise NoAnswerError(
                     f"{name} gave no answer within {limit_s:g} s; if it was to change something, look "
                     "whether it has; else try again later"
                 )
-            for key, _ in selector.select(left_s):
+            for key, _ in selector.select(min(left_s, _LOOK_S)):
                 piece = os.read(key.fd, 65536)
                 if not piece:
                     selector.unregister(key.fileobj)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from ddp_hpc.errors import DdpHpcError
-from ddp_hpc.queue.commands import NoAnswerError, plain
+from ddp_hpc.queue.commands import plain
 from ddp_hpc.queue.log_files import Reader, is_plain
-from ddp_hpc.queue.view import View, look
+from ddp_hpc.queue.view import UnknownJobError, View, look
 
 # How often a log's file is looked at, and when the scheduler is asked again: soon at first, for a job that is
 # over at once, then seldom, as thousands of users ask the same server.
@@ -44,24 +45,31 @@ def follow(job_id: str, run_dir: Path | None, write: Write, say: Say) -> None:
     """
     followed: set[str] = set()
     while job_id and job_id not in followed:
+        end = _follow_one(job_id, run_dir, write, say, is_first=not followed)
         followed.add(job_id)
-        end = _follow_one(job_id, run_dir, write, say)
         job_id = end.next_job
         if job_id and job_id not in followed:
             say(f"-- the run goes on as job {job_id}")
 
 
-def _follow_one(job_id: str, run_dir: Path | None, write: Write, say: Say) -> View:
+def _follow_one(job_id: str, run_dir: Path | None, write: Write, say: Say, *, is_first: bool) -> View:
     readers: dict[Path, Reader] = {}
     told, ask_s = "", ASK_FIRST_S
     seen: View | None = None
     while True:
         try:
             seen = look(job_id, run_dir)
-        except NoAnswerError as error:
+        except UnknownJobError:
             if seen is None:
                 raise
+            seen = replace(seen, job=None, verdict="unknown")
+        except DdpHpcError as error:  # the next answer may be a better one
+            if seen is None and is_first:
+                raise
             say(f"-- {error}")
+            if seen is None:
+                time.sleep(ask_s)
+                continue
         for path in [Path(path) for path in seen.logs]:
             readers.setdefault(path, Reader(path))
         ended = seen.job is None or seen.job.phase == "ended"
@@ -93,13 +101,22 @@ def _look_until(end_s: float, readers: dict[Path, Reader], write: Write) -> None
 
 
 def _copy(reader: Reader, write: Write) -> None:
-    try:
-        for piece in reader.new():
-            write(piece)
-    except PermissionError as error:
-        raise DdpHpcError(
-            f"{reader.path}: cannot be read ({error.strerror}); it is the job's owner who can"
-        ) from error
+    for piece in _pieces(reader):
+        write(piece)
+
+
+def _pieces(reader: Reader) -> Iterator[bytes]:
+    new = reader.new()
+    while True:
+        try:
+            piece = next(new, None)
+        except OSError as error:
+            closed = isinstance(error, PermissionError)
+            remedy = "it is the job's owner who can" if closed else "look whether its file system is well"
+            raise DdpHpcError(f"{reader.path}: cannot be read ({error.strerror}); {remedy}") from error
+        if piece is None:
+            return
+        yield piece
 
 
 def _news(seen: View) -> str:
@@ -133,6 +150,8 @@ def _why_none(seen: View) -> str:
 
 
 def _end(seen: View) -> str:
+    if seen.job is None and seen.verdict == "unknown":
+        return "ended; the scheduler no longer knows it"
     if seen.post_mortem is None:
         return seen.verdict
     return f"{seen.verdict}: {plain(seen.post_mortem.what)}; ddp-hpc status {seen.job_id} tells more"

@@ -13,7 +13,10 @@ Phase = Literal["waiting", "running", "ended"]
 # "" while the job has not ended. `failed`: its own exit code says so; the others are the scheduler's word.
 End = Literal["", "done", "failed", "walltime", "memory", "node", "cancelled", "preempted", "not started"]
 
-_JOB_ID = re.compile(r"[0-9]{1,18}(?:_[0-9]{1,9}|\[[0-9]{1,9}\])?(?:\.[A-Za-z0-9][A-Za-z0-9.-]{0,254})?")
+# `12@cm4`: job 12 of the Slurm cluster cm4, where that is not the one of this machine.
+_JOB_ID = re.compile(
+    r"[0-9]{1,18}(?:_[0-9]{1,9}|\[[0-9]{1,9}\])?(?:\.[A-Za-z0-9][A-Za-z0-9.-]{0,254}|@[A-Za-z0-9][A-Za-z0-9_-]{0,62})?"
+)
 _DURATION = re.compile(r"(?:([0-9]{1,6})-)?([0-9]{1,8}):([0-9]{2}):([0-9]{2})")
 _SHORT_DURATION = re.compile(r"[0-9]{1,8}:[0-9]{2}")
 
@@ -48,13 +51,18 @@ class JobState:
     script: str = ""
 
 
+def is_job_id(text: str) -> bool:
+    """Whether it is the id of one job; nothing else may become a scheduler's argument."""
+    return _JOB_ID.fullmatch(text) is not None
+
+
 def check_job_id(text: str) -> str:
     """`text`, which is the id of one job.
 
     Raises:
         RequestError: it is something else; such a word never becomes a scheduler's argument.
     """
-    if not _JOB_ID.fullmatch(text):
+    if not is_job_id(text):
         shown = ascii(text if len(text) <= 80 else f"{text[:77]}...")
         raise RequestError(
             f"{shown} is no job id; a number such as 1234 is needed, or what submit printed; of an array one "

@@ -16,11 +16,13 @@ from pathlib import Path
 
 from ddp_hpc.batch.script import MAX_CHARS, parse_script
 from ddp_hpc.errors import DdpHpcError
-from ddp_hpc.queue.job_state import JobState, same_job
+from ddp_hpc.queue.job_state import JobState, is_job_id, same_job
 
 SUBMITTED, ATTEMPTS = "submitted", "attempts"
 # Thousands of starts; a longer file is something else.
 _MAX_BYTES = 4 * 1024 * 1024
+# Some 30,000 years: more than that, and no clock of this machine can show it.
+_MAX_S = 10**12
 _ATTEMPT = re.compile(r"([1-9][0-9]{0,5}) (\S+) (0|[1-9][0-9]{0,14}) ([0-9]{1,12})")
 _RUN_DIR = "DDP_HPC_RUN_DIR"
 
@@ -57,15 +59,23 @@ def record(folder: Path, submission: Submission) -> None:
     Raises:
         DdpHpcError: it cannot be written.
     """
-    line = json.dumps(asdict(submission)) + "\n"
+    line = f"{json.dumps(asdict(submission))}\n".encode()
     try:
-        handle = os.open(folder / SUBMITTED, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        handle = os.open(folder / SUBMITTED, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            os.write(handle, line.encode())
+            size = os.fstat(handle).st_size
+            # A line that was cut short must not spoil this one.
+            if size and os.pread(handle, 1, size - 1) != b"\n":
+                line = b"\n" + line
+            written = os.write(handle, line)
         finally:
             os.close(handle)
     except OSError as error:
         raise DdpHpcError(f"{folder / SUBMITTED}: cannot be written") from error
+    if written < len(line):
+        raise DdpHpcError(
+            f"{folder / SUBMITTED}: {written} of {len(line)} bytes could be written; look at the quota"
+        )
 
 
 def submissions(folder: Path) -> list[Submission]:
@@ -75,10 +85,11 @@ def submissions(folder: Path) -> list[Submission]:
         try:
             one = json.loads(line)
             known = {field.name: one[field.name] for field in fields(Submission)}
-            if isinstance(known["at_s"], int) and isinstance(known["argv"], list):
-                words = {key: str(value) for key, value in known.items() if key not in ("at_s", "argv")}
-                argv = tuple(map(str, known["argv"]))
-                found.append(Submission(**words, at_s=known["at_s"], argv=argv))
+            at_s, argv = known.pop("at_s"), known.pop("argv")
+            words = {key: str(value) for key, value in known.items()}
+            in_time = isinstance(at_s, int) and 0 <= at_s < _MAX_S
+            if in_time and isinstance(argv, list) and is_job_id(words["job_id"]):
+                found.append(Submission(**words, at_s=at_s, argv=tuple(map(str, argv))))
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
     return found
@@ -86,13 +97,26 @@ def submissions(folder: Path) -> list[Submission]:
 
 def submission_of(folder: Path, job_id: str) -> Submission | None:
     """How that job was queued; None where it was not by `ddp-hpc submit`."""
-    return next((one for one in submissions(folder) if same_job(one.job_id, job_id)), None)
+    return next((one for one in reversed(submissions(folder)) if same_job(one.job_id, job_id)), None)
 
 
 def attempts(folder: Path) -> list[Attempt]:
-    """The starts, oldest first; a damaged line is passed over."""
-    matches = filter(None, map(_ATTEMPT.fullmatch, _lines(folder / ATTEMPTS)))
-    return [Attempt(number=int(m[1]), job_id=m[2], first_step=int(m[3]), at_s=int(m[4])) for m in matches]
+    """The starts, oldest first; a damaged line is passed over.
+
+    A job knows its number alone: of which cluster it is, the ledger tells.
+    """
+    clusters = {
+        number: at + cluster for number, at, cluster in (s.job_id.partition("@") for s in submissions(folder))
+    }
+    found, cluster = [], ""
+    for match in filter(None, map(_ATTEMPT.fullmatch, _lines(folder / ATTEMPTS))):
+        # A successor is queued on the cluster of the job before it.
+        cluster = clusters.get(match[2], cluster)
+        job_id = match[2] + cluster
+        found.append(
+            Attempt(number=int(match[1]), job_id=job_id, first_step=int(match[3]), at_s=int(match[4]))
+        )
+    return found
 
 
 def job_ids(folder: Path) -> list[str]:
@@ -102,16 +126,21 @@ def job_ids(folder: Path) -> list[str]:
     return list(dict.fromkeys(job_id for _, job_id in sorted(first_seen, key=lambda one: one[0])))
 
 
+def chained_job(folder: Path, job_id: str) -> str:
+    """The job that was queued to start after this one; empty where there is none."""
+    waiting = (one for one in reversed(submissions(folder)) if one.after and same_job(one.after, job_id))
+    return next((one.job_id for one in waiting), "")
+
+
 def next_job(folder: Path, job_id: str) -> str:
     """The job that goes on after this one, as far as the folder knows; empty where there is none."""
-    for submission in submissions(folder):
-        if submission.after and same_job(submission.after, job_id):
-            return submission.job_id
+    if chained := chained_job(folder, job_id):
+        return chained
     starts = attempts(folder)
     own = [index for index, start in enumerate(starts) if same_job(start.job_id, job_id)]
     later = starts[own[-1] + 1 :] if own else []
     # A number of 1 begins a run anew.
-    return later[0].job_id if later and later[0].number > 1 else ""
+    return later[0].job_id if later and later[0].number > 1 and is_job_id(later[0].job_id) else ""
 
 
 def run_dir_in(text: str, work_dir: Path) -> Path | None:
@@ -137,10 +166,10 @@ def find_run_dir(job_id: str, job: JobState | None, here: Path) -> Path | None:
             return None
         with script.open("rb") as file:
             text = file.read(MAX_CHARS).decode("utf-8", "surrogateescape")
+        named = run_dir_in(text, Path(job.work_dir))
+        return named if named is not None and named.is_dir() else None
     except OSError:
         return None
-    named = run_dir_in(text, Path(job.work_dir))
-    return named if named is not None and named.is_dir() else None
 
 
 def runs_in(folder: Path) -> list[Path]:
@@ -157,11 +186,15 @@ def _candidates(job: JobState | None, here: Path) -> Iterator[Path]:
         yield Path(job.script).parent  # a successor is queued from the folder's own copy
     if job is not None and job.work_dir:
         yield from reversed(runs_in(Path(job.work_dir)))
-    yield from reversed(runs_in(here))
+    else:  # a run here may hold the same number from another machine, or from years ago
+        yield from reversed(runs_in(here))
 
 
 def _is_run(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (SUBMITTED, ATTEMPTS))
+    try:
+        return any((folder / name).is_file() for name in (SUBMITTED, ATTEMPTS))
+    except OSError:  # one folder that is closed to us must not hide the others
+        return False
 
 
 def _last_s(folder: Path) -> int:

@@ -10,14 +10,14 @@ from contextlib import suppress
 from glob import escape
 from pathlib import Path
 
-from ddp_hpc.queue.job_state import JobState, same_job
+from ddp_hpc.queue.job_state import JobState, is_job_id, same_job
 
 _TAIL_BYTES = 512 * 1024
 _PIECE_BYTES = 1024 * 1024
 _USUAL = ("*-{}.out", "*.o{}", "*.e{}")
 # sbatch says "Submitted batch job 13", qsub the id alone; the script's own word follows.
 _SUCCESSOR = re.compile(
-    r"^(?:Submitted batch job )?([0-9]+(?:\.[A-Za-z0-9.-]+)?)(?: on cluster \S+)?\n"
+    r"^(?:Submitted batch job )?([0-9]+(?:\.[A-Za-z0-9.-]+)?)(?: on cluster (\S+))?\n"
     r"ddp-hpc: stopped at step .*; attempt [0-9]+ goes on$",
     re.MULTILINE,
 )
@@ -35,7 +35,7 @@ def log_paths(job: JobState) -> list[Path]:
 
 def usual_logs(folder: Path, job_id: str) -> list[Path]:
     """What is there by a log's usual names: `NAME-ID.out` on Slurm, `NAME.oID` and `NAME.eID` on PBS."""
-    number = escape(job_id.partition(".")[0])
+    number = escape(re.split(r"[.@]", job_id)[0])
     try:
         found = [path for pattern in _USUAL for path in sorted(folder.glob(pattern.format(number)))]
     except (OSError, ValueError):
@@ -74,7 +74,10 @@ def age_s(paths: list[Path], now_s: float) -> float:
 
 def successor_in(tail: str, job_id: str) -> str:
     """The job that the script has queued as its successor, if its log ends with such words."""
-    found = [one for one in _SUCCESSOR.findall(tail) if not same_job(one, job_id)]
+    own_cluster = job_id.partition("@")[2]
+    named = [(number, cluster or own_cluster) for number, cluster in _SUCCESSOR.findall(tail)]
+    ids = [f"{number}@{cluster}" if cluster else number for number, cluster in named]
+    found = [one for one in ids if is_job_id(one) and not same_job(one, job_id)]
     return found[-1] if found else ""
 
 

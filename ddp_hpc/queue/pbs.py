@@ -102,8 +102,8 @@ def parse_text(text: str, job_id: str) -> JobState:
 
 
 def job_id_of(answer: str) -> str | None:
-    """The id in what qsub prints."""
-    match = re.fullmatch(r"([0-9]+(?:\[\])?(?:\.[A-Za-z0-9.-]+)?)\s*", answer)
+    """The id in qsub's last line."""
+    match = re.fullmatch(r"([0-9]+(?:\[\])?(?:\.[A-Za-z0-9.-]+)?)", answer)
     return match[1] if match else None
 
 

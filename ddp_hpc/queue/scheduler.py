@@ -90,7 +90,7 @@ def _schedulers(job_id: str) -> list[Scheduler]:
             "neither scontrol (Slurm) nor qstat (PBS) is on the PATH; run this on a login node, or load the "
             "module that has them"
         )
-    spelling = "pbs" if "." in job_id or "[" in job_id else "slurm" if "_" in job_id else ""
+    spelling = "pbs" if re.search(r"[.[]", job_id) else "slurm" if re.search("[_@]", job_id) else ""
     return [one for one in found if one.name == spelling] or found
 
 
@@ -108,10 +108,12 @@ def send(scheduler: Scheduler, words: list[str]) -> str:
             f"{scheduler.program} refused the job: {said}; nothing was queued; mend what it names, "
             "ddp-hpc lint tells more"
         )
-    job_id = scheduler.job_id_of(answer.out)
+    # A site's own words, such as a banner, may stand before it.
+    last = (answer.out.rstrip().splitlines() or [""])[-1].strip()
+    job_id = scheduler.job_id_of(last)
     if job_id is None:
         raise commands.NoAnswerError(
-            f"{scheduler.program} answers {commands.plain(answer.out[:80])!r} and no job id; look "
+            f"{scheduler.program} answers {commands.plain(last[:80])!r} and no job id; look "
             "whether it is queued before you try again"
         )
     return job_id

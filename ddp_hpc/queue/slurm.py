@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pwd
 import re
+import shutil
 from contextlib import suppress
 from dataclasses import replace
 
@@ -16,10 +17,15 @@ from ddp_hpc.queue import commands
 from ddp_hpc.queue.job_state import End, JobState, Phase, clock_s, duration_s
 
 _UNKNOWN_JOB = "Invalid job id"
+_NO_ACCOUNTS = re.compile(r"accounting storage is disabled", re.IGNORECASE)
+_SUBMITTED = re.compile(
+    r"(?:Submitted batch job )?([0-9]{1,18})(?:(?:;| on cluster )([A-Za-z0-9][A-Za-z0-9_-]{0,62}))?"
+)
 _TIME = "%Y-%m-%dT%H:%M:%S"
 _FIELD = re.compile(r"(?<![A-Za-z])([A-Z][A-Za-z]{1,40})=(.*?)(?= [A-Z][A-Za-z:/&]{1,40}=|$)", re.DOTALL)
 
-# Job states of squeue.1.
+# Job states of squeue.1. Any other word is of a job that has not ended, such as RUNNING, COMPLETING and
+# UPDATE_DB: releases add flags of jobs that live, and no new ends.
 _WAITING = (
     "PENDING",
     "REQUEUED",
@@ -28,8 +34,9 @@ _WAITING = (
     "RESV_DEL_HOLD",
     "SPECIAL_EXIT",
     "CONFIGURING",
+    "POWER_UP_NODE",
+    "EXPEDITING",
 )
-_RUNNING = ("RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED")
 _ENDED: dict[str, End] = {
     "COMPLETED": "done",
     "FAILED": "failed",
@@ -44,6 +51,7 @@ _ENDED: dict[str, End] = {
     "LAUNCH_FAILED": "not started",
     "RECONFIG_FAIL": "not started",
 }
+_WORD = re.compile(r"[A-Z][A-Z_]{1,39}\b")
 # ExitCode 0:53, Reason JobLaunchFailure: the log's folder is missing or closed. Seen with Slurm 22.05.
 _NO_LOG = "53"
 # In sacct's order; the last two may hold its separator.
@@ -57,12 +65,15 @@ def read_job(job_id: str) -> JobState | None:
         RequestError: it is an array.
         DdpHpcError: Slurm gives no answer, or one that is none.
     """
-    answer = commands.ask("scontrol", "--oneliner", "show", "job", job_id)
+    number, clusters = _number_and_clusters(job_id)
+    answer = commands.ask("scontrol", *clusters, "--oneliner", "show", "job", number)
     if answer.code == 0:
         job = parse_scontrol(answer.out, job_id)
-        # Only the accounts tell by whom.
-        booked = _from_sacct(job_id) if job.end == "cancelled" else None
-        return replace(job, reason=booked.reason) if booked and booked.end == "cancelled" else job
+        if job.end == "cancelled":
+            with suppress(DdpHpcError):  # only the accounts tell by whom
+                if (booked := _from_sacct(job_id)) and booked.end == "cancelled":
+                    return replace(job, reason=booked.reason)
+        return job
     if _UNKNOWN_JOB in answer.err:
         return _from_sacct(job_id)
     raise DdpHpcError(f"scontrol says: {answer.said}; try it by hand: scontrol show job {job_id}")
@@ -84,7 +95,7 @@ def parse_scontrol(text: str, job_id: str) -> JobState:
     if number and (not index.isdecimal() or text.count("\nJobId=")):
         raise RequestError(f"job {job_id} is an array; name one job of it, such as {number}_0")
     ids = (known.get("JobId", ""), f"{number}_{index}")
-    if job_id not in ids or "JobState" not in known:
+    if _number_and_clusters(job_id)[0] not in ids or not _WORD.match(known.get("JobState", "")):
         raise DdpHpcError(
             f"scontrol was asked for job {job_id} and answers {commands.plain(text[:80])!r}; try it by hand: "
             f"scontrol show job {job_id}"
@@ -93,21 +104,30 @@ def parse_scontrol(text: str, job_id: str) -> JobState:
 
 
 def job_id_of(answer: str) -> str | None:
-    """The id in what `sbatch --parsable` prints, `12` or `12;cluster`."""
-    match = re.fullmatch(r"([0-9]+)(?:;\S+)?\s*", answer)
-    return match[1] if match else None
+    """The id in sbatch's last line; of another cluster `12@cm4`, as a shell would cut sbatch's `12;cm4`."""
+    match = _SUBMITTED.fullmatch(answer)
+    if match is None:
+        return None
+    return f"{match[1]}@{match[2]}" if match[2] else match[1]
 
 
 def cancel(job_id: str) -> str:
     """Ends the job; what Slurm has against it, empty where it has nothing."""
-    answer = commands.submit("scancel", job_id)
+    number, clusters = _number_and_clusters(job_id)
+    answer = commands.submit("scancel", *clusters, number)
     # Without an error it may still have written a warning.
     return answer.said if answer.code else ""
 
 
+def _number_and_clusters(job_id: str) -> tuple[str, list[str]]:
+    """The number for Slurm's commands, and the option for the cluster behind an `@`."""
+    number, _, cluster = job_id.partition("@")
+    return number, [f"--clusters={cluster}"] if cluster else []
+
+
 def _state(job_id: str, known: dict[str, str]) -> JobState:
     word = known["JobState"].partition(" ")[0]
-    phase, end = _phase_of(word, job_id)
+    phase, end = _phase_of(word)
     code, _, signal = known.get("ExitCode", "").partition(":")
     if (end, signal) == ("failed", _NO_LOG):
         end = "not started"
@@ -135,33 +155,39 @@ def _state(job_id: str, known: dict[str, str]) -> JobState:
     )
 
 
-def _phase_of(word: str, job_id: str) -> tuple[Phase, End]:
+def _phase_of(word: str) -> tuple[Phase, End]:
     if word in _WAITING:
         return "waiting", ""
-    if word in _RUNNING:
-        return "running", ""
     if word in _ENDED:
         return "ended", _ENDED[word]
-    raise DdpHpcError(
-        f"Slurm says that job {job_id} is {commands.plain(word[:40])!r}, no state of squeue's manual; "
-        f"try it by hand: scontrol show job {job_id}"
-    )
+    return "running", ""
 
 
 def _from_sacct(job_id: str) -> JobState | None:
-    """The job in the accounts; None where it is not there or there are no accounts."""
-    words = ("sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={job_id}", f"--format={_SACCT}")
-    try:
-        answer = commands.ask(*words)
-    except commands.NoAnswerError:
+    """The job in the accounts; None where it is not there or there are no accounts.
+
+    Raises:
+        DdpHpcError: they cannot be read, so nobody knows.
+    """
+    if shutil.which("sacct") is None:
         return None
+    number, clusters = _number_and_clusters(job_id)
+    form = ("--allocations", "--noheader", "--parsable2", f"--format={_SACCT}")
+    answer = commands.ask("sacct", *clusters, *form, f"--jobs={number}")
+    if answer.code and not _NO_ACCOUNTS.search(answer.err):
+        raise DdpHpcError(
+            f"scontrol no longer knows job {job_id}, and sacct says: {answer.said}; try it by hand: "
+            f"sacct -j {number}"
+        )
     lines = answer.out.splitlines()
     if answer.code or not lines:
         return None
     # A requeued job has a line for each run; the last one tells how it ended.
     values = dict(zip(_SACCT.split(","), lines[-1].split("|", _SACCT.count(",")), strict=False))
     word, _, by = values.get("State", "").partition(" ")
-    phase, end = _phase_of(word, job_id)
+    if not _WORD.match(word):
+        raise DdpHpcError(f"sacct was asked for job {job_id} and answers {commands.plain(lines[-1][:80])!r}")
+    phase, end = _phase_of(word)
     code, _, signal = values.get("ExitCode", "").partition(":")
     minutes, elapsed_s = values.get("TimelimitRaw", ""), values.get("ElapsedRaw", "")
     return JobState(

@@ -112,6 +112,14 @@ def order_script(text: str, path: Path, account: str, account_option: str, work_
     )
 
 
+def names_account(text: str) -> bool:
+    """Whether a script's own directives say who pays."""
+    return any(
+        one.flag in ("-A", "-P", "--account") or (one.flag == "-W" and "group_list=" in one.value)
+        for one in parse_script(text).read()
+    )
+
+
 def prepare(order: Order) -> None:
     """Makes what has to be there first: the run folder, the script in it, and the folders of the logs.
 

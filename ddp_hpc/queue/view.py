@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,17 +44,23 @@ class View:
     post_mortem: PostMortem | None
 
 
+class UnknownJobError(RequestError):
+    """Neither the scheduler nor a run folder knows the job: exit code 2."""
+
+
 def look(job_id: str, run_dir: Path | None = None) -> View:
     """The job as it is now.
 
     Raises:
-        RequestError: no such id, or neither the scheduler nor a run folder knows the job.
+        UnknownJobError: neither the scheduler nor a run folder knows the job.
+        RequestError: no such id or folder.
         DdpHpcError: the scheduler does not answer.
     """
+    _check_run_dir(run_dir)
     job = read_job(check_job_id(job_id))
     folder = run_dir or ledger.find_run_dir(job_id, job, Path.cwd())
     if job is None and folder is None:
-        raise RequestError(
+        raise UnknownJobError(
             f"job {job_id} is known neither to the scheduler nor to a run folder in {Path.cwd()}; check the "
             "number, or go to the folder it was submitted from, or name its --run-dir"
         )
@@ -90,6 +96,15 @@ def view(job_id: str, job: JobState | None, folder: Path | None) -> View:
     )
 
 
+def _check_run_dir(run_dir: Path | None) -> None:
+    try:
+        is_there = run_dir is None or run_dir.is_dir()
+    except OSError:
+        is_there = False
+    if not is_there:
+        raise RequestError(f"--run-dir {run_dir} is no folder that can be read; name the run's folder")
+
+
 def _state(folder: Path) -> RunState | None:
     try:
         return read_state(folder)
@@ -111,21 +126,34 @@ def _verdict(job: JobState | None, state: RunState | None) -> str:
 
 
 def chain_after(seen: View) -> list[JobState]:
-    """The jobs that wait or run to go on after this one, in their order.
+    """The jobs that were queued as a chain after this one and have not ended, in their order.
 
     Raises:
         DdpHpcError: the scheduler does not answer.
     """
-    found: list[JobState] = []
+    if not seen.run_dir:
+        return []
+    first = ledger.chained_job(Path(seen.run_dir), seen.job_id)
+    return list(_live(seen, first, ledger.chained_job))
+
+
+def goes_on_as(seen: View) -> JobState | None:
+    """The job that waits or runs to go on with this one's run, as far as its log and its starts tell.
+
+    Raises:
+        DdpHpcError: the scheduler does not answer.
+    """
+    return next(_live(seen, seen.next_job, ledger.next_job), None)
+
+
+def _live(seen: View, job_id: str, following: Callable[[Path, str], str]) -> Iterator[JobState]:
     asked = {seen.job_id}
-    following = seen.next_job
-    while following and following not in asked:
-        asked.add(following)
-        job = read_job(check_job_id(following))
+    while job_id and job_id not in asked:
+        asked.add(job_id)
+        job = read_job(check_job_id(job_id))
         if job is not None and job.phase != "ended":
-            found.append(job)
-        following = ledger.next_job(Path(seen.run_dir), following) if seen.run_dir else ""
-    return found
+            yield job
+        job_id = following(Path(seen.run_dir), job_id) if seen.run_dir else ""
 
 
 def last_jobs(run_dir: Path | None = None) -> Iterator[View]:
@@ -134,8 +162,10 @@ def last_jobs(run_dir: Path | None = None) -> Iterator[View]:
     Where neither scheduler is on the PATH, what the run folders say.
 
     Raises:
+        RequestError: no such folder.
         DdpHpcError: the scheduler does not answer.
     """
+    _check_run_dir(run_dir)
     folders = [run_dir] if run_dir is not None else ledger.runs_in(Path.cwd())[-_MAX_RUNS:]
     for folder in folders:
         if jobs := ledger.job_ids(folder):

@@ -9,7 +9,7 @@ import pytest
 
 from ddp_hpc.errors import RequestError
 from ddp_hpc.queue import commands
-from ddp_hpc.queue.commands import NoAnswerError, ask, need, submit
+from ddp_hpc.queue.commands import Answer, NoAnswerError, ask, need, submit
 from tests.queue.conftest import Programs
 
 BUSY = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
@@ -48,10 +48,12 @@ def is_alive(pid: str) -> bool:
 def test_a_child_that_keeps_the_output_open_does_not_hold_us_for_ever(
     programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commands, "QUESTION_LIMIT_S", 0.3)
-    programs.program("qstat", "echo here; sleep 60 & exit 0")
-    with pytest.raises(NoAnswerError, match="no answer within"):
-        ask("qstat")
+    """The id of a job that is queued would be lost, as with a site's wrapper that logs in the background."""
+    monkeypatch.setattr(commands, "DRAIN_S", 0.1)
+    programs.program("qsub", "echo 77; sleep 20 & exit 0")
+    start_s = time.monotonic()
+    assert submit("qsub") == Answer(0, "77\n", "")
+    assert time.monotonic() - start_s < 5
 
 
 def test_endless_output_is_no_answer(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,6 +99,24 @@ def test_a_submission_is_tried_again_only_where_it_cannot_have_arrived(programs:
     with pytest.raises(NoAnswerError, match="whether the request was taken is not known"):
         submit("qsub", "job.sh")
     assert len(programs.called("qsub")) == 1, "a second one might be a second job"
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    ["too many jobs in partition, try again later", "your certificate timed out", "job script: end of file"],
+)
+def test_a_refusal_in_words_like_those_of_a_lost_answer_is_a_refusal(
+    programs: Programs, refusal: str
+) -> None:
+    programs.answers("qsub", "", code=1, err=f"{refusal}\n")
+    assert submit("qsub", "job.sh").said == refusal
+
+
+def test_a_request_that_may_have_reached_the_controller_is_not_sent_again(programs: Programs) -> None:
+    programs.answers("sbatch", "", code=1, err=BUSY.replace("connect failure", "receive failure"))
+    with pytest.raises(NoAnswerError, match="whether the request was taken is not known"):
+        submit("sbatch", "job.sh")
+    assert len(programs.called("sbatch")) == 1
 
 
 def test_bytes_that_are_no_text_are_kept_and_shown_without_harm(programs: Programs) -> None:

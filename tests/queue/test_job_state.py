@@ -10,7 +10,15 @@ from ddp_hpc.queue.job_state import check_job_id, clock_s, duration_s, same_job
 
 @pytest.mark.parametrize(
     "text",
-    ["1", "349726.polaris-pbs-01.hsn.cm.polaris.alcf.anl.gov", "12_3", "53[2].pbs-srv", "12.x", "53[2]"],
+    [
+        "1",
+        "349726.polaris-pbs-01.hsn.cm.polaris.alcf.anl.gov",
+        "12_3",
+        "53[2].pbs-srv",
+        "12.x",
+        "53[2]",
+        "12@cm4",
+    ],
 )
 def test_ids_of_both_schedulers(text: str) -> None:
     assert check_job_id(text) == text
@@ -27,6 +35,9 @@ def test_ids_of_both_schedulers(text: str) -> None:
         "12\n",
         "12 13",
         "12;scancel 13",
+        "12;cm4",
+        "12@",
+        "12@-x",
         "$(touch x)",
         "`x`",
         "12_",

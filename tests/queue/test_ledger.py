@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,42 @@ def test_a_damaged_line_costs_only_itself(tmp_path: Path) -> None:
         Attempt(number=1, job_id="12", first_step=0, at_s=1000),
         Attempt(number=3, job_id="13.srv", first_step=60, at_s=2000),
     ]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"at_s": 10**20}, {"at_s": -1}, {"job_id": "gar bage"}, {"job_id": "-x"}]
+)
+def test_a_line_with_no_id_or_no_time_is_damaged(tmp_path: Path, changes: dict[str, object]) -> None:
+    line = json.dumps({**asdict(submission("12")), **changes})
+    (tmp_path / "submitted").write_text(f"{line}\n")
+    assert ledger.submissions(tmp_path) == []
+
+
+def test_a_line_that_was_cut_short_spoils_no_other(tmp_path: Path) -> None:
+    ledger.record(tmp_path, submission("12"))
+    with (tmp_path / "submitted").open("a") as file:
+        file.write('{"job_id": "13", "sche')
+    ledger.record(tmp_path, submission("14"))
+    assert [one.job_id for one in ledger.submissions(tmp_path)] == ["12", "14"]
+
+
+def test_a_line_that_does_not_fit_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quota that is full cuts a write short without an error."""
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda handle, line: write(handle, line[:100]))
+    with pytest.raises(
+        DdpHpcError, match=r"submitted: 100 of [0-9]+ bytes could be written; look at the quota"
+    ):
+        ledger.record(tmp_path, submission("12"))
+
+
+def test_a_job_of_another_cluster_is_never_taken_for_the_local_one(tmp_path: Path) -> None:
+    """The script writes its number alone, and its successor is queued where it runs."""
+    make_run(tmp_path, "1 12 0 1010", "2 13 60 2000")
+    ledger.record(tmp_path, submission("12@cm4"))
+    assert ledger.job_ids(tmp_path) == ["12@cm4", "13@cm4"]
+    assert ledger.next_job(tmp_path, "12@cm4") == "13@cm4"
+    assert ledger.next_job(tmp_path, "12") == ""
 
 
 def test_a_ledger_that_cannot_be_written_is_an_error_and_one_that_is_not_there_is_empty(
@@ -119,6 +157,12 @@ def test_the_run_folder_of_a_job_is_found_from_where_it_was_submitted(tmp_path: 
     assert ledger.find_run_dir("13", None, tmp_path / "w") is None
 
 
+def test_a_number_that_was_used_before_is_another_job(tmp_path: Path) -> None:
+    make_run(tmp_path / "here" / "runs" / "old", "1 12 0 1000")
+    job = parse_scontrol(slurm(work=str(tmp_path / "w"), script=f"{tmp_path}/w/job.sh"), "12")
+    assert ledger.find_run_dir("12", job, tmp_path / "here") is None, "Slurm says where it was submitted"
+
+
 def test_the_run_folder_of_a_successor_is_where_its_script_is(tmp_path: Path) -> None:
     run = make_run(tmp_path / "far" / "run", "1 11 0 900", "2 12 30 1000")
     job = parse_scontrol(slurm(work=str(tmp_path), script=f"{run}/job.sh"), "12")
@@ -142,6 +186,15 @@ def test_runs_are_listed_with_the_newest_last(tmp_path: Path) -> None:
     (tmp_path / "runs" / "notes").mkdir()
     assert ledger.runs_in(tmp_path) == [old, new]
     assert ledger.runs_in(tmp_path / "nowhere") == []
+
+
+def test_a_closed_folder_hides_no_other_run(
+    open_folder: Path, as_nobody: Callable[[], AbstractContextManager[None]]
+) -> None:
+    run = make_run(open_folder / "runs" / "mine", "1 12 0 1000")
+    make_run(open_folder / "runs" / "closed", "1 13 0 2000").chmod(0)
+    with as_nobody():
+        assert ledger.runs_in(open_folder) == [run]
 
 
 def test_the_ledger_is_json_that_other_tools_read(tmp_path: Path) -> None:

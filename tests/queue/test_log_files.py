@@ -66,6 +66,10 @@ def test_the_log_of_a_job_that_only_the_accounts_know_is_looked_for_by_its_usual
         ("12\nddp-hpc: stopped at step 60; attempt 2 goes on\n", ""),
         ("Submitted batch job 13\n", ""),
         ("12.5\n", ""),
+        (
+            "Submitted batch job 13 on cluster cm4\nddp-hpc: stopped at step 60; attempt 2 goes on\n",
+            "13@cm4",
+        ),
     ],
 )
 def test_the_successor_that_a_log_names(said: str, job_id: str) -> None:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.queue.slurm import parse_scontrol, read_job
+from ddp_hpc.queue.slurm import cancel, parse_scontrol, read_job
 from tests.queue.answers import slurm
 from tests.queue.conftest import Programs
 
@@ -48,6 +48,38 @@ def test_every_way_to_end(state: str, exit_: str, end: str, code: int, signal: i
     assert (job.phase, job.end, job.exit_code, job.signal) == ("ended", end, code, signal)
 
 
+@pytest.mark.parametrize(
+    ("state", "phase"),
+    [
+        ("POWER_UP_NODE", "waiting"),
+        ("EXPEDITING", "waiting"),
+        ("UPDATE_DB", "running"),
+        ("COMPLETING", "running"),
+        ("DANCING", "running"),
+    ],
+)
+def test_a_state_of_another_release_is_shown_as_it_is(state: str, phase: str) -> None:
+    job = parse_scontrol(slurm(state=state), "12")
+    assert (job.phase, job.word, job.end) == (phase, state, "")
+
+
+def test_the_job_of_another_cluster_is_asked_for_there(programs: Programs) -> None:
+    programs.answers("scontrol", slurm())
+    programs.answers("scancel", "")
+    job = read_job("12@cm4")
+    assert job is not None
+    assert (job.job_id, job.phase) == ("12@cm4", "running")
+    assert cancel("12@cm4") == ""
+    programs.answers("scontrol", "", code=1, err=UNKNOWN)
+    programs.answers("sacct", "COMPLETED|0:0|60|60|me|n1|None|ddp|/w\n")
+    assert read_job("12@cm4") is not None
+    assert programs.called("scontrol")[0] == "scontrol --clusters=cm4 --oneliner show job 12"
+    assert programs.called("scancel") == ["scancel --clusters=cm4 12"]
+    [asked] = programs.called("sacct")
+    assert asked.startswith("sacct --clusters=cm4 ")
+    assert asked.endswith(" --jobs=12")
+
+
 def test_a_name_that_pretends_to_be_other_fields_is_only_a_name() -> None:
     job = parse_scontrol(slurm(name="x UserId=root(0) JobState=COMPLETED ExitCode=0:0"), "12")
     assert (job.owner, job.phase) == ("me", "running")
@@ -74,7 +106,7 @@ def test_one_job_of_an_array_is_a_job_and_the_array_is_not() -> None:
         ("Segmentation fault\x1b[2J", "answers 'Segmentation fault?[2J'"),
         ("JobId=12 JobName=", "was asked for job 12 and answers"),
         (slurm(job_id="13"), "was asked for job 12 and answers 'JobId=13"),
-        (slurm(state="DANCING"), "says that job 12 is 'DANCING', no state of squeue's manual"),
+        (slurm(state="\x1b"), "was asked for job 12 and answers 'JobId=12"),
     ],
 )
 def test_garbage_is_an_error_that_says_what_came(text: str, said: str) -> None:
@@ -126,6 +158,20 @@ def test_a_job_that_nobody_knows_is_none(programs: Programs) -> None:
     assert read_job("12") is None
     programs.answers("sacct", "")
     assert read_job("12") is None
+
+
+def test_accounts_that_cannot_be_read_do_not_mean_that_there_is_no_such_job(programs: Programs) -> None:
+    programs.answers("scontrol", "", code=1, err=UNKNOWN)
+    programs.answers("sacct", "", code=1, err="sacct: error: Problem talking to the database\n")
+    with pytest.raises(
+        DdpHpcError, match="and sacct says: sacct: error: Problem talking to the database; "
+    ) as it:
+        read_job("12")
+    assert it.value.exit_code == 1
+    programs.answers("scontrol", slurm(state="CANCELLED"))
+    job = read_job("12")
+    assert job is not None
+    assert (job.end, job.reason) == ("cancelled", ""), "who did it is all that is missing"
 
 
 def test_another_refusal_is_passed_on(programs: Programs) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ddp_hpc.queue import ledger
+from ddp_hpc.queue.log_files import Reader
 from ddp_hpc.run_folder import RunState, write_state
 from tests.conftest import PROJECT, clean_environ
 from tests.queue.answers import pbs, slurm
@@ -329,6 +332,66 @@ def test_following_survives_a_scheduler_that_is_away_for_a_while(
     assert "-- scontrol was tried 3 times and says" in done.err
 
 
+def test_following_survives_an_answer_that_is_none(work: Path, programs: Programs, run: Run) -> None:
+    (work / "log").write_text("a line\n")
+    lives(programs, work, "RUNNING", "RUNNING", "COMPLETED")
+    (programs.folder / "1.txt").write_text("Segmentation fault\n")
+    done = run("logs", "12", "-f")
+    assert done.code == 0
+    assert done.err.splitlines()[0].startswith("-- scontrol was asked for job 12 and answers 'Segmentation")
+    assert done.err.splitlines()[-1] == "-- job 12: done"
+
+
+def test_a_successor_of_which_nothing_is_known_at_first_is_asked_for_again(
+    work: Path, programs: Programs, run: Run
+) -> None:
+    for job_id, state in (("12", "TIMEOUT"), ("13", "COMPLETED")):
+        text = slurm(job_id=job_id, state=state, work=str(work), log=f"{work}/{job_id}.out")
+        (programs.folder / job_id).write_text(text)
+        (work / f"{job_id}.out").write_text(f"log of {job_id}\n")
+    make_run(work / "runs" / "ddp", "1 12 0 1000", "2 13 60 2000")
+    programs.program(
+        "scontrol",
+        f'mapfile -t calls <"{programs.calls}"; if ((${{#calls[@]}} == 2)); then echo garbage; exit; fi\n'
+        f'cat "{programs.folder}/$4"',
+    )
+    done = run("logs", "12", "-f")
+    assert (done.code, done.out) == (0, "log of 12\nlog of 13\n")
+    assert "-- scontrol was asked for job 13 and answers 'garbage" in done.err
+
+
+def test_a_job_that_is_forgotten_as_soon_as_it_ends_has_ended(
+    work: Path, programs: Programs, run: Run
+) -> None:
+    """PBS without history; and nothing here but the scheduler has known the job."""
+    (programs.folder / "running").write_text(json.dumps(pbs(Output_Path=f"host:{work}/log")))
+    (work / "log").write_text("a line\n")
+    unknown = 'echo "qstat: Unknown Job Id 12" >&2; exit 153'
+    programs.program(
+        "qstat",
+        f'mapfile -t calls <"{programs.calls}"; if ((${{#calls[@]}} > 2)); then {unknown}; fi\n'
+        f'cat "{programs.folder}/running"',
+    )
+    done = run("logs", "12", "-f")
+    assert (done.code, done.out) == (0, "a line\n")
+    assert done.err == "-- job 12.pbs-srv: ended; the scheduler no longer knows it\n"
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES])
+def test_a_log_that_cannot_be_read_is_named(
+    work: Path, programs: Programs, run: Run, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def new(self: Reader) -> Iterator[bytes]:
+        raise OSError(number, os.strerror(number))
+        yield b""
+
+    answer(programs, work).write_text("a line\n")
+    monkeypatch.setattr(Reader, "new", new)
+    done = run("logs", "12")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith(f"error: {work}/ddp-12.out: cannot be read ({os.strerror(number)}); ")
+
+
 def test_ctrl_c_ends_the_printing_and_not_the_job(work: Path, programs: Programs) -> None:
     answer(programs, work).write_text("a line\n")
     argv = [sys.executable, "-m", "ddp_hpc", "logs", "12", "--follow"]
@@ -370,6 +433,97 @@ def test_a_job_that_has_ended_is_no_error(work: Path, programs: Programs, run: R
     done = run("cancel", "12")
     assert (done.code, done.out, done.err) == (0, "", "job 12 has already ended (FAILED)\n")
     assert not programs.called("scancel")
+
+
+def jobs(programs: Programs, work: Path, **states: str) -> None:
+    """Lets scontrol tell of these jobs, `j12="RUNNING"`."""
+    programs.program("scontrol", f'cat "{programs.folder}/${{!#}}"')
+    for name, state in states.items():
+        number = name.removeprefix("j")
+        text = slurm(job_id=number, state=state, work=str(work), log=f"{work}/{number}.out")
+        (programs.folder / number).write_text(text)
+
+
+def test_cancelling_a_job_that_has_ended_cancels_no_other(work: Path, programs: Programs, run: Run) -> None:
+    """11 was submitted by mistake into the folder of a run that 12 goes on with."""
+    jobs(programs, work, j10="TIMEOUT", j11="FAILED", j12="RUNNING")
+    programs.answers("scancel", "")
+    make_run(work / "runs" / "ddp", "1 10 0 1000", "1 11 0 1001", "2 12 60 2000")
+    done = run("cancel", "11")
+    assert (done.code, done.out) == (0, "")
+    assert done.err.splitlines() == [
+        "job 11 has already ended (FAILED)",
+        "the run goes on as job 12; to cancel that: ddp-hpc cancel 12",
+    ]
+    assert not programs.called("scancel")
+
+
+def test_a_job_that_was_not_queued_as_a_chain_is_named_and_left(
+    work: Path, programs: Programs, run: Run
+) -> None:
+    jobs(programs, work, j11="RUNNING", j12="RUNNING")
+    programs.answers("scancel", "")
+    make_run(work / "runs" / "ddp", "1 11 0 1001", "2 12 60 2000")
+    done = run("cancel", "11")
+    assert (done.code, done.out) == (0, "11\n")
+    assert done.err == "the run goes on as job 12; to cancel that: ddp-hpc cancel 12\n"
+
+
+def test_a_refusal_for_one_job_of_a_chain_leaves_no_other(work: Path, programs: Programs, run: Run) -> None:
+    """13 ends while we ask for its end; 14 may not be cancelled."""
+    jobs(programs, work, j12="RUNNING", j13="PENDING", j14="PENDING", j15="PENDING")
+    ended = slurm(job_id="13", state="COMPLETED")
+    (programs.folder / "ended").write_text(ended)
+    programs.program(
+        "scancel",
+        f'if [[ $1 == 13 ]]; then cat "{programs.folder}/ended" >"{programs.folder}/13"; exit 1; fi\n'
+        'if [[ $1 == 14 ]]; then echo "scancel: error: no" >&2; exit 1; fi',
+    )
+    folder = make_run(work / "runs" / "ddp")
+    for number in range(12, 16):
+        ledger.record(folder, submission(str(number), after="" if number == 12 else str(number - 1)))
+    done = run("cancel", "12")
+    assert (done.code, done.out) == (1, "15\n12\n")
+    assert done.err.splitlines() == [
+        "job 13 has already ended (COMPLETED)",
+        "error: scancel: error: no (job 14 of me is left as it was); "
+        "only its owner or the site can cancel it",
+    ]
+
+
+def test_a_job_in_a_state_that_no_manual_knows_is_cancelled(work: Path, programs: Programs, run: Run) -> None:
+    jobs(programs, work, j12="DANCING")
+    programs.answers("scancel", "")
+    assert "12 (ddp of me): running, DANCING on " in run("status", "12").out
+    assert run("cancel", "12").out == "12\n"
+
+
+def test_the_last_job_of_another_cluster_is_asked_for_there(work: Path, programs: Programs, run: Run) -> None:
+    jobs(programs, work, j12="RUNNING")
+    folder = make_run(work / "runs" / "ddp", "1 12 0 1000")
+    ledger.record(folder, submission("12@cm4"))
+    assert run("status").out.startswith("job       12@cm4 (ddp of me): running")
+    assert programs.called() == ["scontrol --clusters=cm4 --oneliner show job 12"]
+
+
+@pytest.mark.parametrize("args", [["status", "12"], ["status"], ["logs", "12"], ["cancel", "12"]])
+def test_a_run_folder_that_is_not_there_is_a_wrong_request(
+    work: Path, programs: Programs, run: Run, args: list[str]
+) -> None:
+    done = run(*args, "--run-dir", "nope")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == "error: --run-dir nope is no folder that can be read; name the run's folder\n"
+    assert not programs.called()
+
+
+def test_each_run_is_told_as_soon_as_it_is_known(work: Path, programs: Programs, run: Run) -> None:
+    jobs(programs, work, j12="RUNNING")
+    make_run(work / "runs" / "one", "1 12 0 1000")
+    make_run(work / "runs" / "two", "1 13 0 2000")
+    done = run("status")
+    assert done.code == 1
+    assert done.out.startswith("job       12 (ddp of me): running"), "though the second question failed"
+    assert done.err.startswith("error: scontrol says: ")
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import clean_environ
 from tests.queue.conftest import Programs, Run
 
 REQUEST = ["--profile", "generic_slurm", "--nodes", "2", "--ranks-per-node", "1", "--gpus-per-node", "4"]
@@ -213,6 +218,104 @@ def test_an_answer_without_an_id_is_an_error_that_warns_of_a_second_job(
     done = run("submit", *REQUEST)
     assert (done.code, done.out) == (1, "")
     assert "and no job id; look whether it is queued before you try again" in done.err
+
+
+@pytest.mark.parametrize(
+    ("answer", "job_id"),
+    [
+        ("---- Welcome ----\n\n --> Verifying... OK\n12\n", "12"),
+        ("Submitted batch job 12\n\n", "12"),
+        ("12;cm4\n", "12@cm4"),
+        ("Submitted batch job 12 on cluster cm4\n", "12@cm4"),
+    ],
+)
+def test_what_a_site_says_before_the_id_is_no_part_of_it(
+    work: Path, programs: Programs, run: Run, answer: str, job_id: str
+) -> None:
+    programs.answers("sbatch", answer)
+    done = run("submit", *REQUEST)
+    assert (done.code, done.out) == (0, f"{job_id}\n")
+    assert json.loads((work / "runs" / "ddp" / "submitted").read_text())["job_id"] == job_id
+
+
+def test_what_a_site_says_before_the_id_of_qsub(work: Path, programs: Programs, run: Run) -> None:
+    programs.answers("qsub", "Welcome\nJobs 3\n12.srv\n")
+    (work / "job.pbs").write_text(PBS_SCRIPT)
+    assert run("submit", "--profile", "generic_pbs", "job.pbs").out == "12.srv\n"
+
+
+def start(work: Path, programs: Programs, *args: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-m", "ddp_hpc", "submit", *args]
+    environ = {**clean_environ(), "PATH": str(programs.folder)}
+    return subprocess.Popen(argv, cwd=work, env=environ, stdout=stdout, stderr=subprocess.PIPE, text=True)
+
+
+def test_ctrl_c_waits_for_the_id_of_a_job_that_may_be_queued(work: Path, programs: Programs) -> None:
+    programs.program("sbatch", "echo >up; until [[ -e go ]]; do sleep 0.02; done; echo 12")
+    with start(work, programs, *REQUEST) as process:
+        wait_for(work / "up")
+        process.send_signal(signal.SIGINT)
+        read_until(process, "waiting for sbatch, which may have the job already")
+        (work / "go").touch()
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (130, "12\n")
+    assert "1 are queued; to take them back: ddp-hpc cancel 12\n" in err
+    assert json.loads((work / "runs" / "ddp" / "submitted").read_text())["job_id"] == "12"
+
+
+def test_a_second_ctrl_c_gives_up_and_says_that_nobody_knows(work: Path, programs: Programs) -> None:
+    programs.program("sbatch", "echo >up; sleep 20; echo 12")
+    with start(work, programs, *REQUEST) as process:
+        wait_for(work / "up")
+        process.send_signal(signal.SIGINT)
+        read_until(process, "Ctrl-C again gives up")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=10)
+    assert (process.returncode, out) == (1, "")
+    assert "whether a job was queued is not known: look at your jobs" in err
+
+
+def read_until(process: subprocess.Popen[str], words: str) -> None:
+    assert process.stderr is not None
+    assert any(words in line for line in process.stderr)
+
+
+def wait_for(path: Path) -> None:
+    end_s = time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+def test_a_chain_whose_reader_goes_away_says_what_is_queued(work: Path, programs: Programs) -> None:
+    programs.program("qsub", "echo 12.srv")
+    (work / "job.pbs").write_text(f"{PBS_SCRIPT}# DDP_HPC_CHAINED\n")
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = ("--profile", "generic_pbs", "job.pbs", "--chain", "5")
+    with start(work, programs, *words, stdout=writer) as process:
+        os.close(writer)
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    said = "stdout cannot be written (Broken pipe): 1 are queued; to take them back: ddp-hpc cancel 12.srv"
+    assert err.splitlines()[-1] == said
+    assert len(programs.called("qsub")) == 1
+
+
+def test_the_account_of_the_environment_is_for_scripts_that_name_none(
+    work: Path, sbatch: Programs, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DDP_HPC_ACCOUNT", "PROJECT")
+    (work / "job.sh").write_text(SCRIPT)
+    run("submit", "job.sh")
+    run("submit", "job.sh", "--account", "OTHER")
+    (work / "job.sh").write_text(SCRIPT.replace("#SBATCH --nodes", "#SBATCH -A mine\n#SBATCH --nodes"))
+    run("submit", "job.sh")
+    assert sbatch.called() == [
+        "sbatch --parsable --account=PROJECT job.sh",
+        "sbatch --parsable --account=OTHER job.sh",
+        "sbatch --parsable job.sh",
+    ]
 
 
 def test_a_job_that_is_queued_is_told_even_if_the_run_folder_cannot_be(
