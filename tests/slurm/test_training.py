@@ -80,6 +80,7 @@ def test_a_rendered_script_trains_by_open_mpi_under_srun_with_pmix(cluster: Clus
     assert "PMIx agrees" in output
 
 
+@pytest.mark.soak
 def test_mpich_is_left_alone_under_pmix_where_it_would_abort(cluster: Cluster, tmp_path: Path) -> None:
     """Many sites default to pmix; a Slurm step tells all that is needed without MPI."""
     output = _submit_and_wait(cluster, _render(cluster, tmp_path, "--mpi", "pmix"))
@@ -122,6 +123,7 @@ def test_two_torchruns_of_one_job_do_not_take_each_others_port(cluster: Cluster,
         assert _world(tmp_path / name)["world_size"] == 2
 
 
+@pytest.mark.soak
 def test_host_names_that_lead_to_loopback_do_no_harm(tmp_path: Path) -> None:
     """Debian's installer writes `127.0.1.1 NAME` into /etc/hosts: gloo alone fails there in seconds."""
     with Cluster(Settings(loopback_names=True, node_prefix=random_prefix())) as cluster:

@@ -12,9 +12,9 @@ import pytest
 
 from tests.conftest import clean_environ
 
-from .runs import SMALL, run, start, train
+from .runs import LINEAR, run, start, train
 
-SIZES = ["--num-samples", "96", "--epochs", "1", "--batch-size", "4", *SMALL]
+SIZES = ["--num-samples", "96", "--epochs", "1", "--batch-size", "4", *LINEAR]
 PLANTED = str(Path(__file__).with_name("planted.py"))
 
 

@@ -16,7 +16,7 @@ QUICK = ["--num-samples", "128", "--epochs", "2", "--batch-size", "16", *LINEAR]
     [("mpiexec", 1, "single"), ("mpiexec", 2, "hydra"), ("torchrun", 2, "torchrun")],
 )
 def test_every_launcher_reaches_the_same_training(tmp_path, launcher, ranks, name):
-    done = train(*SIZES, "--summary", "s.json", cwd=tmp_path, ranks=ranks, launcher=launcher)
+    done = train(*QUICK, "--summary", "s.json", cwd=tmp_path, ranks=ranks, launcher=launcher)
     succeeded(done)
     summary = json.loads((tmp_path / "s.json").read_text())
     assert summary["world"]["launcher"] == name

@@ -8,10 +8,11 @@ from torch import nn
 
 from ddp_hpc.data.order import EpochOrder
 
-from .runs import LINEAR, SMALL, losses, records, succeeded, train
+from .runs import LINEAR, losses, records, succeeded, train
 
 # 100 samples: three whole global batches of 32 and a tail of 4, which 3 ranks cannot share evenly.
-SIZES = ["--num-samples", "100", "--epochs", "2", *SMALL, "--dropout", "0", "--lr-scaling", "none"]
+SHORT = ["--src-shape", "1,64", "--tgt-shape", "6,64"]
+SIZES = ["--num-samples", "100", "--epochs", "2", *SHORT, "--dropout", "0", "--lr-scaling", "none"]
 
 
 def _losses(tmp_path, *options, ranks=1, name="m.jsonl"):

@@ -129,7 +129,7 @@ def _for_hydra() -> dict[str, str]:
 def _watch(hydra: subprocess.Popen[bytes], spool: Path, step: Step) -> int:
     said: set[str] = set()
     codes = {0}
-    stop_by_s = float("inf")
+    stop_by_s, stopped = float("inf"), set[int]()
     while True:
         over = hydra.poll() is not None
         for file in sorted(spool.glob("rank.*"), key=lambda file: int(file.suffix[1:])):
@@ -143,7 +143,10 @@ def _watch(hydra: subprocess.Popen[bytes], spool: Path, step: Step) -> int:
             return max(codes) or (hydra.returncode if hydra.returncode >= 0 else 128 - hydra.returncode)
         if step.stop_on_failure and said and stop_by_s == float("inf"):
             stop_by_s = time.monotonic() + _STOP_S
-            processes.send(signal.SIGTERM, processes_of([spool]))
+        if stop_by_s != float("inf"):  # one may have been on its way when the first one failed
+            late = [process for process in processes_of([spool]) if process.pid not in stopped]
+            processes.send(signal.SIGTERM, late)
+            stopped |= {process.pid for process in late}
         if time.monotonic() > stop_by_s:
             hydra.kill()
         if step.keeper_pid and not processes.is_running(step.keeper_pid):
