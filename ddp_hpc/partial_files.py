@@ -128,4 +128,13 @@ def _is_other_process(pid: int) -> bool:
         return False
     except PermissionError:
         return True
-    return True
+    return not _has_ended(pid)
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether it is a zombie: a killed rank stays one until its launcher looks after it."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] in "ZX"

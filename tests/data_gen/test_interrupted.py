@@ -212,6 +212,18 @@ def test_only_leftovers_of_dead_writers_are_removed(tmp_path):
     assert all(path.exists() for path in kept)
 
 
+def test_a_writer_that_was_killed_and_nobody_has_waited_for_is_dead_too(tmp_path):
+    with subprocess.Popen(["sleep", "60"]) as writer:
+        left = leftover(tmp_path, writer.pid)
+        left.write_bytes(b"x")
+        generate(SMALL, tmp_path / "file.h5")
+        assert left.exists()
+        writer.kill()
+        os.waitid(os.P_PID, writer.pid, os.WEXITED | os.WNOWAIT)  # ended, and still a zombie
+        generate(SMALL, tmp_path / "other.h5")
+        assert not left.exists()
+
+
 def test_leftovers_of_other_hosts_are_removed_an_hour_after_the_last_write(tmp_path, monkeypatch):
     now_s = time.time()
     ages_s = {1: 3700, 2: 3500, 3: 0}
