@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,6 +28,28 @@ def embedded() -> Path | None:
     """The mpiexec beside this Python, which the `mpich` wheel brings."""
     path = Path(sys.prefix) / "bin" / "mpiexec"
     return path if path.exists() else None
+
+
+def ask_version(mpiexec: str, limit_s: float, environ: Mapping[str, str] | None = None) -> tuple[int, str]:
+    """Exit code of `mpiexec --version` and what it prints; 1 and nothing where it gives no answer."""
+    try:
+        done = subprocess.run(
+            [mpiexec, "--version"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=None if environ is None else dict(environ),
+            timeout=limit_s,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 1, ""
+    return done.returncode, done.stdout.decode("utf-8", "replace")
+
+
+def is_open_mpi(version: str) -> bool:
+    """Whether that is what an mpiexec, or a library, of Open MPI says of itself."""
+    return any(word in version for word in ("Open MPI", "OpenRTE", "PRRTE"))
 
 
 def libmpi_of(mpiexec: Path) -> str | None:

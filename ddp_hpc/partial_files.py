@@ -128,13 +128,13 @@ def _is_other_process(pid: int) -> bool:
         return False
     except PermissionError:
         return True
-    return not _has_ended(pid)
+    # A killed rank stays a zombie until its launcher looks after it.
+    return process_stat(pid)[:1] not in (["Z"], ["X"])
 
 
-def _has_ended(pid: int) -> bool:
-    """Whether it is a zombie: a killed rank stays one until its launcher looks after it."""
+def process_stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on (proc(5)); none where nobody tells."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] in "ZX"
+        return []

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ddp_hpc.errors import RequestError
+from ddp_hpc.local_mpi import ask_version, is_open_mpi
 
 _ASK_LIMIT_S = 30.0
 
@@ -46,19 +46,8 @@ def find_mpiexec(environ: Mapping[str, str]) -> str:
 
 def version_of(mpiexec: str, environ: Mapping[str, str]) -> str:
     """What `mpiexec --version` says; empty where it fails."""
-    try:
-        done = subprocess.run(
-            [mpiexec, "--version"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=dict(environ),
-            timeout=_ASK_LIMIT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return "" if done.returncode else done.stdout.decode("utf-8", "replace") or "no words"
+    code, said = ask_version(mpiexec, _ASK_LIMIT_S, environ)
+    return "" if code else said or "no words"
 
 
 def per_node_words(
@@ -68,7 +57,7 @@ def per_node_words(
 
     `handed_on` are the variables that Open MPI has to be told to take to other nodes.
     """
-    if any(word in version for word in ("Open MPI", "OpenRTE", "PRRTE")):
+    if is_open_mpi(version):
         more = ":OVERSUBSCRIBE" if may_oversubscribe else ""
         named = [word for name in handed_on for word in ("-x", name)]
         return ["--map-by", f"ppr:{ranks}:node{more}", "--bind-to", "none", *named]

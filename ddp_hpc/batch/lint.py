@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ddp_hpc.batch import checks_form, checks_launch, checks_pbs, checks_site, checks_slurm
-from ddp_hpc.batch.checks_registry import CHECKS, Check, Finding, Seen, Severity, Subject, check, shown
+from ddp_hpc.batch.checks_registry import CHECKS, Check, Finding, Seen, Severity, Subject, check, plain
 from ddp_hpc.batch.job import Job
 from ddp_hpc.batch.render import render
 from ddp_hpc.batch.script import parse_script
@@ -82,7 +82,7 @@ def ask_sbatch(path: Path) -> list[Finding]:
             return []
         said = done.stderr.decode("utf-8", "replace").splitlines()
         words = [re.sub(r"^(?:sbatch|allocation failure): (?:error: )?", "", line).strip() for line in said]
-        what = f"sbatch --test-only says: {shown('; '.join(filter(None, words)) or 'nothing')[1:-1]}"
+        what = f"sbatch --test-only says: {plain('; '.join(filter(None, words)) or 'nothing')}"
     refused = CHECKS["SLURM900"]
     remedy = "mend what it names; squeue, sinfo and sacctmgr show what the site has"
     return [Finding(check=refused.id, severity=refused.severity, line=1, what=what, remedy=remedy)]

@@ -12,6 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import dropwhile
+from pathlib import Path
+
+from ddp_hpc.errors import RequestError
 
 # Slurm takes no script beyond 4 MB (slurm.conf.5, max_script_size); nobody writes such a body by hand.
 MAX_CHARS = 4 * 1024 * 1024
@@ -186,6 +189,21 @@ class Script:
     def launches(self) -> list[Command]:
         """The commands that start ranks through a launcher."""
         return [command for command in self.commands if command.name in LAUNCHERS]
+
+
+def read_script(path: Path, name: str) -> str:
+    """The text of the script at `path`, with bytes that are no UTF-8 as surrogates; errors call it `name`.
+
+    Raises:
+        RequestError: it is no plain file.
+        OSError: it cannot be read.
+    """
+    # A pipe or a device might never end.
+    if not path.is_file():
+        what = "is not a plain file" if path.exists() else "does not exist"
+        raise RequestError(f"{name} {what}; give a job script")
+    with path.open("rb") as file:
+        return file.read(MAX_CHARS + 1).decode("utf-8", "surrogateescape")
 
 
 def parse_script(text: str) -> Script:

@@ -93,18 +93,15 @@ def read_script(path: Path) -> str:
 
     Raises:
         RequestError: it is no plain file.
+        DdpHpcError: it cannot be read.
     """
-    from ddp_hpc.batch.script import MAX_CHARS
+    from ddp_hpc.batch import script
 
-    # A pipe or a device might never end.
-    if not path.is_file():
-        what = "is not a plain file" if path.exists() else "does not exist"
-        raise RequestError(f"{click.format_filename(path)} {what}; give a job script")
+    name = click.format_filename(path)
     try:
-        with path.open("rb") as file:
-            return file.read(MAX_CHARS + 1).decode("utf-8", "surrogateescape")
+        return script.read_script(path, name)
     except OSError as err:
-        raise DdpHpcError(f"{click.format_filename(path)}: cannot be read ({err.strerror})") from err
+        raise DdpHpcError(f"{name}: cannot be read ({err.strerror})") from err
 
 
 def site_of(text: str, profile: str | None) -> Site | None:

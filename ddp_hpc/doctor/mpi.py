@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -30,14 +29,10 @@ def mpi4py_binding(here: Here) -> Finding:
         return warn("mpi4py is not installed: ranks of plain MPI launchers cannot be told", _NO_MPI)
     for name in set(os.environ) - set(without_launcher(dict(os.environ))):
         del os.environ[name]
-    import mpi4py
+    if problem := _load_mpi():
+        return fail(problem, _NO_MPI)
+    from mpi4py import MPI
 
-    mpi4py.rc.initialize = False
-    mpi4py.rc.finalize = False
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:  # "cannot load MPI library" is a RuntimeError
-        return fail(f"mpi4py cannot be used ({first_line(error)})", _NO_MPI)
     library = mpi_library()
     pid = os.fork()  # MPI_Init may end the process: this one lives to tell
     if pid == 0:
@@ -63,14 +58,10 @@ def mpi_launcher(here: Here) -> Finding:
     launcher = family_of(version_of(mpiexec))
     if find_spec("mpi4py") is None:
         return warn(f"{mpiexec} ({launcher or 'of no known kind'}), but mpi4py is not installed", _NO_MPI)
-    import mpi4py
+    if problem := _load_mpi():
+        return fail(f"{mpiexec}, but {problem}", _NO_MPI)
+    from mpi4py import MPI
 
-    mpi4py.rc.initialize = False
-    mpi4py.rc.finalize = False
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        return fail(f"{mpiexec}, but mpi4py cannot be used ({first_line(error)})", _NO_MPI)
     bound = family_of(MPI.Get_library_version())
     what = f"{mpiexec} is {launcher or 'of an unknown kind'}, mpi4py is bound to {mpi_library()}"
     remedy = "put the other mpiexec first on the PATH, or export MPI4PY_LIBMPI=/path/to/its/libmpi.so"
@@ -84,20 +75,22 @@ def mpi_launcher(here: Here) -> Finding:
     return fail(f"{what}, but two ranks did not find each other", remedy)
 
 
+def _load_mpi() -> str:
+    """Imports mpi4py.MPI without MPI_Init; what is wrong with it, or nothing."""
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    mpi4py.rc.finalize = False
+    try:
+        from mpi4py import MPI  # noqa: F401 - the import is the question
+    except (ImportError, RuntimeError) as error:  # "cannot load MPI library" is a RuntimeError
+        return f"mpi4py cannot be used ({first_line(error)})"
+    return ""
+
+
 def version_of(mpiexec: Path) -> str:
     """What `mpiexec --version` prints; empty where it gives no answer."""
-    try:
-        done = subprocess.run(
-            [str(mpiexec), "--version"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=_VERSION_LIMIT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.decode("utf-8", "replace")
+    return local_mpi.ask_version(str(mpiexec), _VERSION_LIMIT_S)[1]
 
 
 def family_of(version: str) -> str:
@@ -106,7 +99,7 @@ def family_of(version: str) -> str:
     >>> family_of("mpiexec (Open MPI) 5.0.11")
     'Open MPI'
     """
-    if any(word in version for word in ("Open MPI", "OpenRTE", "PRRTE")):
+    if local_mpi.is_open_mpi(version):
         return "Open MPI"
     words = version.upper()
     return "MPICH" if any(word in words for word in ("HYDRA", "MPICH", "INTEL(R) MPI", "MVAPICH")) else ""

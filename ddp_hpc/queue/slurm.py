@@ -53,7 +53,7 @@ _ENDED: dict[str, End] = {
 }
 _WORD = re.compile(r"[A-Z][A-Z_]{1,39}\b")
 # ExitCode 0:53, Reason JobLaunchFailure: the log's folder is missing or closed. Seen with Slurm 22.05.
-_NO_LOG = "53"
+_NO_LOG = 53
 # In sacct's order; the last two may hold its separator.
 _SACCT = "State,ExitCode,ElapsedRaw,TimelimitRaw,User,NodeList,Reason,JobName,WorkDir"
 
@@ -128,7 +128,7 @@ def _number_and_clusters(job_id: str) -> tuple[str, list[str]]:
 def _state(job_id: str, known: dict[str, str]) -> JobState:
     word = known["JobState"].partition(" ")[0]
     phase, end = _phase_of(word)
-    code, _, signal = known.get("ExitCode", "").partition(":")
+    code, signal = _code_and_signal(known.get("ExitCode", ""))
     if (end, signal) == ("failed", _NO_LOG):
         end = "not started"
     ended = phase == "ended"
@@ -146,13 +146,19 @@ def _state(job_id: str, known: dict[str, str]) -> JobState:
         elapsed_s=duration_s(known.get("RunTime", "")),
         walltime_s=duration_s(known.get("TimeLimit", "")),
         starts_at_s=clock_s(known.get("StartTime", ""), _TIME) if phase == "waiting" else None,
-        exit_code=int(code) if ended and code.isdecimal() else None,
-        signal=int(signal) or None if ended and signal.isdecimal() else None,
+        exit_code=code if ended else None,
+        signal=signal if ended else None,
         log=log,
         error_log=error_log if error_log != log else "",
         work_dir=known.get("WorkDir", ""),
         script=known.get("Command", ""),
     )
+
+
+def _code_and_signal(text: str) -> tuple[int | None, int | None]:
+    """Of `CODE:SIGNAL`; None for what is no number, and for signal 0."""
+    code, _, signal = text.partition(":")
+    return int(code) if code.isdecimal() else None, int(signal) or None if signal.isdecimal() else None
 
 
 def _phase_of(word: str) -> tuple[Phase, End]:
@@ -188,7 +194,7 @@ def _from_sacct(job_id: str) -> JobState | None:
     if not _WORD.match(word):
         raise DdpHpcError(f"sacct was asked for job {job_id} and answers {commands.plain(lines[-1][:80])!r}")
     phase, end = _phase_of(word)
-    code, _, signal = values.get("ExitCode", "").partition(":")
+    code, signal = _code_and_signal(values.get("ExitCode", ""))
     minutes, elapsed_s = values.get("TimelimitRaw", ""), values.get("ElapsedRaw", "")
     return JobState(
         job_id=job_id,
@@ -202,8 +208,8 @@ def _from_sacct(job_id: str) -> JobState | None:
         nodes=values.get("NodeList", "").removeprefix("None assigned"),
         elapsed_s=int(elapsed_s) if elapsed_s.isdecimal() else None,
         walltime_s=int(minutes) * 60 if minutes.isdecimal() else None,
-        exit_code=int(code) if code.isdecimal() else None,
-        signal=int(signal) or None if signal.isdecimal() else None,
+        exit_code=code,
+        signal=signal,
         work_dir=values.get("WorkDir", ""),
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_hpc.batch.lint import Finding, lint_script
-from ddp_hpc.batch.script import MAX_CHARS, Script, parse_script
+from ddp_hpc.batch.script import Script, parse_script, read_script
 from ddp_hpc.batch.site import Site, load_site
 from ddp_hpc.errors import RequestError
 from ddp_hpc.rehearse.launchers.options import RefusedError
@@ -57,29 +57,16 @@ class Plan:
     edited: bool = False
 
 
-def read_script(path: Path) -> str:
-    """The script's text.
-
-    Raises:
-        RequestError: it is not there, not a plain file, or cannot be read.
-    """
-    if not path.is_file():
-        what = "is not a plain file" if path.exists() else "does not exist"
-        raise RequestError(f"{_name(path)} {what}; give a job script")
-    try:
-        with path.open("rb") as file:
-            return file.read(MAX_CHARS + 1).decode("utf-8", "surrogateescape")
-    except OSError as error:
-        raise RequestError(f"{_name(path)} cannot be read ({error.strerror}); give a job script") from error
-
-
 def plan(path: Path, wishes: Wishes) -> Plan:
     """What will be done.
 
     Raises:
         RequestError: no job script, or wishes that do not fit it.
     """
-    text = read_script(path)
+    try:
+        text = read_script(path, _name(path))
+    except OSError as error:
+        raise RequestError(f"{_name(path)} cannot be read ({error.strerror}); give a job script") from error
     script = parse_script(text)
     site = _site(script, wishes.profile)
     findings = tuple(lint_script(text, site))

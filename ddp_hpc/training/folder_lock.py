@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_hpc.errors import DataError
-from ddp_hpc.partial_files import partial_file, process_home
+from ddp_hpc.partial_files import partial_file, process_home, process_stat
 
 TOUCH_S = 5.0
 # A file system may take its time to show one node what another one wrote.
@@ -141,11 +141,8 @@ class FolderLock:
 
 def _start_of(pid: int) -> str:
     """When the process began, which tells it from a later one of that id; empty: it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]
+    fields = process_stat(pid)
+    return fields[19] if fields and fields[0] not in "ZX" else ""
 
 
 def _words(holder: dict[str, Any]) -> str:
