@@ -35,7 +35,7 @@ from ddp_hpc.training.heartbeat import start_heartbeat
 from ddp_hpc.training.models import SampleSpec, build_model
 from ddp_hpc.training.progress import Progress
 from ddp_hpc.training.snapshots import SnapshotFolder
-from ddp_hpc.training.state import optimizer_tensors
+from ddp_hpc.training.state import live_tensors, optimizer_tensors
 from ddp_hpc.training.survival import survive
 
 SPEC = SampleSpec((1, 512), (20, 512), None)
@@ -81,7 +81,7 @@ def measure_saves(folder: Path, rounds: int) -> dict[str, list[float]]:
 
     def beside(number: int) -> None:
         model, optimizer = training.model, training.optimizer
-        ours.save(number, {}, model.state_dict(), optimizer_tensors(model, optimizer))
+        ours.save(number, {}, model.state_dict(), optimizer_tensors(live_tensors(model), optimizer))
 
     for number in range(rounds + 1):  # the first allocates
         row = {"step": timed(training.step), "torch_save": timed(blocking)}

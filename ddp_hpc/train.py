@@ -32,7 +32,20 @@ from ddp_hpc.errors import (
     RequestError,
 )
 from ddp_hpc.training.claim import Claim
-from ddp_hpc.training.config import BACKENDS, DEVICES, LR_SCALINGS, TrainConfig
+from ddp_hpc.training.config import (
+    AMPS,
+    BACKENDS,
+    COMPILE_MODES,
+    DEVICES,
+    LR_SCALINGS,
+    LR_SCHEDULES,
+    MATMULS,
+    OPTIMIZERS,
+    PIPELINE_SCHEDULES,
+    STRATEGIES,
+    TrainConfig,
+    parse_option,
+)
 from ddp_hpc.training.stopping import SIGNALS
 from ddp_hpc.world.comm import abort_mpi, finalize_mpi
 from ddp_hpc.world.launch_env import peek_rank
@@ -59,6 +72,12 @@ Examples:
 
 def _shape(_: click.Context, __: click.Parameter, text: str | None) -> tuple[int, ...] | None:
     return None if text is None else parse_shape(text)
+
+
+def _model_options(
+    _: click.Context, __: click.Parameter, texts: tuple[str, ...]
+) -> tuple[tuple[str, Any], ...]:
+    return tuple(map(parse_option, texts))
 
 
 def _folder(_: click.Context, option: click.Parameter, text: str | None) -> Path | None:
@@ -103,7 +122,19 @@ _PATH = click.Path(path_type=Path)
     type=click.Choice(["float32", "float64", "float16", "bfloat16"]),
     help="Type of the data; float64 also trains in it.  [default: float32]",
 )
-@click.option("--model", default="transformer", help="transformer, classifier or linear.")
+@click.option(
+    "--model",
+    default="transformer",
+    help="transformer, classifier, linear, or your own as package.module:factory.",
+)
+@click.option(
+    "--model-option",
+    "model_options",
+    callback=_model_options,
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="An argument of the factory, such as layers=6; may be given again.",
+)
 @click.option("--dropout", type=float, default=0.1, help="Share of activations dropped.")
 @click.option("--epochs", type=int, default=10, help="Passes over the data.")
 @click.option("--max-steps", type=int, help="Stop after this many steps, whatever --epochs says.")
@@ -123,6 +154,62 @@ _PATH = click.Path(path_type=Path)
 @click.option("--warmup-steps", type=int, default=0, help="Steps over which the rate rises to its value.")
 @click.option("--accumulate", type=int, default=1, help="Micro-batches a step.")
 @click.option("--clip-norm", type=float, help="Largest norm of the gradients.")
+@click.option(
+    "--lr-schedule",
+    type=click.Choice(LR_SCHEDULES),
+    default="constant",
+    help="Of the rate, after the warm-up.",
+)
+@click.option("--optimizer", type=click.Choice(OPTIMIZERS), default="adam", help="sgd has momentum 0.9.")
+@click.option("--weight-decay", type=float, default=0.0, help="Of matrices; biases and norms do not decay.")
+@click.option(
+    "--fused/--no-fused", default=None, help="Update all parameters in one pass.  [default: on a GPU]"
+)
+@click.option(
+    "--strategy",
+    type=click.Choice(STRATEGIES),
+    default="ddp",
+    help="How ranks share the training: docs/strategies.md.",
+)
+@click.option(
+    "--mesh", metavar="dp=2,tp=2", help="A grid of ranks of pp, dp, fsdp and tp, instead of --strategy."
+)
+@click.option("--bucket-mib", type=float, default=25.0, help="DDP: gradients that are sent at once.")
+@click.option("--static-graph", is_flag=True, help="DDP: every step uses the same parameters.")
+@click.option(
+    "--find-unused-parameters", is_flag=True, help="DDP: some parameters may be left out of a step."
+)
+@click.option(
+    "--compress-gradients", type=click.Choice(("bf16", "fp16")), help="DDP: send gradients in this type."
+)
+@click.option("--sync-batchnorm", is_flag=True, help="DDP on GPUs: batch norms over all ranks.")
+@click.option("--devices-per-rank", type=int, default=1, help="DDP: a replica over so many devices.")
+@click.option("--cpu-offload", is_flag=True, help="FSDP on GPUs: keep what is not used in host memory.")
+@click.option(
+    "--activation-checkpointing", is_flag=True, help="Compute activations again instead of keeping them."
+)
+@click.option("--pipeline-chunks", type=int, help="Pipeline: parts of a batch.  [default: 2 a stage]")
+@click.option(
+    "--pipeline-schedule", type=click.Choice(PIPELINE_SCHEDULES), default="gpipe", help="Their order."
+)
+@click.option("--amp", type=click.Choice(AMPS), default="off", help="Mixed precision.")
+@click.option(
+    "--matmul-precision",
+    type=click.Choice(MATMULS),
+    default="highest",
+    help="Of float32 products on a GPU; high and medium use TF32 and bfloat16.",
+)
+@click.option(
+    "--compile",
+    "compile",
+    is_flag=False,
+    flag_value="default",
+    type=click.Choice(COMPILE_MODES),
+    help="torch.compile the model, in this mode.",
+)
+@click.option(
+    "--check-gradients", is_flag=True, help="Stop before a bad update, and name its layer and rank."
+)
 @click.option(
     "--discovery",
     type=click.Choice(DISCOVERIES),
@@ -270,8 +357,8 @@ def _train(config: TrainConfig, group: Group, parts: _Parts) -> str:
     """Data, training, summary; gives why it stopped before its end. Collective: every rank must call this."""
     from ddp_hpc.training.heartbeat import start_heartbeat
     from ddp_hpc.training.metrics import check_outputs
-    from ddp_hpc.training.prepare import open_data
     from ddp_hpc.training.progress import Progress
+    from ddp_hpc.training.setup import set_up
     from ddp_hpc.training.summary import write_summary
     from ddp_hpc.training.survival import survive
     from ddp_hpc.training.trainer import train
@@ -285,7 +372,7 @@ def _train(config: TrainConfig, group: Group, parts: _Parts) -> str:
         progress.say(f"note: {note}")
     outputs = {"--metrics": config.metrics, "--summary": config.summary}
     group.agree(check_outputs(outputs, config.data) if world.rank == 0 else "", EXIT_WRONG_REQUEST)
-    samples = open_data(config, group, progress)
+    task, samples = set_up(config, group, progress)
 
     def last_words(text: str) -> None:
         _end_from_thread(text, parts, _claim(DdpHpcError(text), parts, together=False))
@@ -312,7 +399,7 @@ def _train(config: TrainConfig, group: Group, parts: _Parts) -> str:
         )
         if heart.note:
             progress.say(f"note: {heart.note}")
-        result = train(config, group, samples, progress, survival, heart)
+        result = train(config, group, task, samples, progress, survival, heart)
         heart.close()
     samples.close()
     here = f" ({result.steps - result.resumed_from} here)" if result.resumed_from else ""

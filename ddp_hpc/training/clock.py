@@ -21,6 +21,9 @@ class StepClock:
         self._device = device
         self._has_events = device.type != "cpu"
         self._data_s: list[float] = []
+        self._own_s: list[float] = []
+        self._own_events: list[list[tuple[torch.Event, torch.Event]]] = []
+        self._begun: torch.Event | float = 0.0
         self._step_s: list[float] = []
         self._events: list[tuple[torch.Event, torch.Event]] = []
         self._started: torch.Event | None = None
@@ -28,12 +31,16 @@ class StepClock:
         self._steps = self._samples = 0
         self._rated_s = 0.0
         self._num_samples: list[int] = []
+        self.own_s = 0.0
+        """Mean time, in the steps read last, in which this rank waited for no other: data and forward."""
 
     def start_step(self) -> None:
         """The step begins now."""
         if self._has_events:
             self._started = self._event()
         self._data_s.append(0.0)
+        self._own_s.append(0.0)
+        self._own_events.append([])
         self._start_s = time.perf_counter()
 
     @contextmanager
@@ -41,7 +48,17 @@ class StepClock:
         """Time inside counts as waiting for data."""
         begin_s = time.perf_counter()
         yield
-        self._data_s[-1] += time.perf_counter() - begin_s
+        waited_s = time.perf_counter() - begin_s
+        self._data_s[-1] += waited_s
+        self._own_s[-1] += waited_s
+        self._begun = self._event() if self._has_events else time.perf_counter()
+
+    def computed(self) -> None:
+        """The forward pass is done, or queued: from here on ranks may wait for each other."""
+        if isinstance(self._begun, float):
+            self._own_s[-1] += time.perf_counter() - self._begun
+        else:
+            self._own_events[-1].append((self._begun, self._event()))
 
     def end_step(self, num_samples: int) -> None:
         """The step's work is done, or queued on the device."""
@@ -68,7 +85,10 @@ class StepClock:
             self._samples += num_samples
             self._rated_s += step_s
             self._steps += 1
-        self._data_s, self._step_s, self._num_samples = [], [], []
+        for i, pairs in enumerate(self._own_events):
+            self._own_s[i] += sum(begin.elapsed_time(end) for begin, end in pairs) / 1000
+        self.own_s = sum(self._own_s) / max(1, len(times))
+        self._data_s, self._step_s, self._num_samples, self._own_s, self._own_events = [], [], [], [], []
         return times
 
     def samples_per_s(self) -> float:

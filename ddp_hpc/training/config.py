@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ddp_hpc.errors import RequestError, nearest
 
@@ -12,6 +14,26 @@ TRANSFORMER_SHAPES = ((1, 512), (20, 512))
 LINEAR_SHAPES = ((20,), (1,))
 MODELS = ("transformer", "classifier", "linear")
 LR_SCALINGS = ("linear", "sqrt", "none")
+LR_SCHEDULES = ("constant", "cosine")
+OPTIMIZERS = ("adam", "adamw", "sgd")
+STRATEGIES = ("ddp", "zero", "fsdp", "tp", "pp", "dataparallel")
+AMPS = ("off", "bf16", "fp16")
+MATMULS = ("highest", "high", "medium")
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+PIPELINE_SCHEDULES = ("gpipe", "1f1b")
+# What goes with some strategies alone.
+_OF_DDP = ("ddp", "zero")
+_ONLY_WITH: dict[str, tuple[str, ...]] = {
+    "bucket_mib": _OF_DDP,
+    "static_graph": _OF_DDP,
+    "find_unused_parameters": _OF_DDP,
+    "compress_gradients": _OF_DDP,
+    "sync_batchnorm": _OF_DDP,
+    "devices_per_rank": _OF_DDP,
+    "cpu_offload": ("fsdp",),
+    "pipeline_chunks": ("pp",),
+    "pipeline_schedule": ("pp",),
+}
 BACKENDS = ("auto", "nccl", "gloo", "mpi", "xccl")
 MAX_WORKERS = 64
 DEVICES = ("auto", "cuda", "cpu", "xpu")
@@ -36,6 +58,7 @@ class TrainConfig:
     tgt_shape: tuple[int, ...] | None = None
     dtype: str | None = None
     model: str = "transformer"
+    model_options: tuple[tuple[str, Any], ...] = ()
     dropout: float = 0.1
     epochs: int = 10
     max_steps: int | None = None
@@ -48,6 +71,26 @@ class TrainConfig:
     warmup_steps: int = 0
     accumulate: int = 1
     clip_norm: float | None = None
+    lr_schedule: str = "constant"
+    optimizer: str = "adam"
+    weight_decay: float = 0.0
+    fused: bool | None = None  # None: on a GPU
+    strategy: str = "ddp"
+    mesh: str | None = None
+    bucket_mib: float = 25.0
+    static_graph: bool = False
+    find_unused_parameters: bool = False
+    compress_gradients: str | None = None
+    sync_batchnorm: bool = False
+    devices_per_rank: int = 1
+    cpu_offload: bool = False
+    activation_checkpointing: bool = False
+    pipeline_chunks: int | None = None
+    pipeline_schedule: str = "gpipe"
+    amp: str = "off"
+    matmul_precision: str = "highest"
+    compile: str | None = None
+    check_gradients: bool = False
     discovery: str = "auto"
     backend: str = "auto"
     device: str = "auto"
@@ -66,16 +109,21 @@ class TrainConfig:
     def __post_init__(self) -> None:
         positive = ("num_samples", "epochs", "batch_size", "accumulate", "log_every", "max_steps", "threads")
         times = ("init_timeout_s", "timeout_s", "snapshot_every_s", "hang_timeout_s")
-        for name in (*positive, "snapshot_every_steps", "keep", "lr", "clip_norm", *times):
+        more = ("snapshot_every_steps", "keep", "lr", "clip_norm", "bucket_mib", "devices_per_rank")
+        for name in (*positive, *more, "pipeline_chunks", *times):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise RequestError(
                     f"--{name.replace('timeout_s', 'timeout').replace('_', '-')} {value}: has to be above 0"
                 )
-        if self.model not in MODELS:
+        if self.model not in MODELS and not self.is_own_model:
             raise RequestError(
-                f"--model {self.model}: unknown{nearest(self.model, MODELS)}; one of {', '.join(MODELS)}"
+                f"--model {self.model}: unknown{nearest(self.model, MODELS)}; one of {', '.join(MODELS)}, "
+                "or package.module:factory for one of your own"
             )
+        if self.weight_decay < 0:
+            raise RequestError(f"--weight-decay {self.weight_decay}: has to be 0 or more")
+        self._check_strategy()
         if not 0 <= self.dropout < 1:
             raise RequestError(f"--dropout {self.dropout}: has to be 0 or more and below 1")
         if not 0 <= self.seed < 2**63:
@@ -97,6 +145,35 @@ class TrainConfig:
                 f"--backend nccl moves CUDA tensors only, but --device {self.device} was asked for"
             )
 
+    def _check_strategy(self) -> None:
+        if self.mesh is not None and self.strategy != "ddp":
+            raise RequestError(
+                f"--mesh {self.mesh} says how ranks share: leave --strategy {self.strategy} out"
+            )
+        dimensions = [entry.partition("=")[0].strip() for entry in (self.mesh or "").split(",")]
+        used = {self.strategy} if self.mesh is None else {"mesh", *dimensions}
+        for name, strategies in _ONLY_WITH.items():
+            if getattr(self, name) != type(self).__dataclass_fields__[name].default and not used & {
+                *strategies
+            }:
+                raise RequestError(
+                    f"--{name.replace('_', '-')} goes with --strategy {' or '.join(strategies)}, "
+                    f"not with {f'--mesh {self.mesh}' if self.mesh is not None else self.strategy}"
+                )
+        if self.static_graph and self.accumulate > 1:
+            raise RequestError(
+                "--static-graph goes wrong with --accumulate (DDP then leaves gradients out): give one"
+            )
+        if self.static_graph and self.find_unused_parameters:
+            raise RequestError(
+                "--static-graph finds unused parameters itself: leave --find-unused-parameters out"
+            )
+
+    @property
+    def is_own_model(self) -> bool:
+        """Whether --model names the user's own, as package.module:factory."""
+        return ":" in self.model
+
     @property
     def synthetic_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of one sample of synthetic data, as asked for or as the model's default has them."""
@@ -114,7 +191,17 @@ class TrainConfig:
         ]
         return self.lr * factor
 
-    def lr_at(self, step: int, num_ranks: int) -> float:
-        """The learning rate of a step, counted from 0: a straight ramp over the warm-up, then constant."""
-        peak = self.scaled_lr(num_ranks)
-        return peak * min(1.0, (step + 1) / self.warmup_steps) if self.warmup_steps else peak
+
+def parse_option(text: str) -> tuple[str, Any]:
+    """`layers=6` as a name and a value: a Python literal, else the text.
+
+    Raises:
+        RequestError: there is no name.
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise RequestError(f"--model-option {text}: NAME=VALUE is needed, such as layers=6")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return name, value

@@ -1,52 +1,26 @@
-"""The built-in tasks: a model, how its loss is taken, and how right it is.
+"""The built-in tasks.
 
 Shapes: B batch, S source length, T target length, E embedding, C classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
 from math import prod
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ddp_hpc.errors import RequestError
+from ddp_hpc.training.layers import split_evenly
+from ddp_hpc.training.task import Factory, SampleSpec, Task
 
 _HEADS = 8  # torch.nn.Transformer's default
 
 
-@dataclass(frozen=True)
-class SampleSpec:
-    """What one sample looks like, without the batch axis."""
-
-    src_shape: tuple[int, ...]
-    tgt_shape: tuple[int, ...]
-    num_classes: int | None  # for integer targets
-
-
-@dataclass(frozen=True)
-class Task:
-    """What the loop needs to know of a model.
-
-    `forward` gives the model's output for a batch; `loss` the mean loss over the
-    batch as a scalar tensor, every sample weighing the same; `num_correct` how
-    many of a batch's predictions are right (None: no such notion).
-    """
-
-    build: Callable[[SampleSpec, float], nn.Module]
-    forward: Callable[[nn.Module, Tensor, Tensor], Tensor]
-    loss: Callable[[Tensor, Tensor], Tensor]
-    num_correct: Callable[[Tensor, Tensor], Tensor] | None = None
-
-    def tgt_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """The type of targets beside inputs of `dtype`: labels are counted, everything else is a number."""
-        return torch.int64 if self.num_correct is not None else dtype
-
-
-def _build_transformer(spec: SampleSpec, dropout: float) -> nn.Module:
+def transformer(spec: SampleSpec, dropout: float) -> Task:
+    """The lesson's: torch.nn.Transformer, its output against the target as probabilities along T."""
     if len(spec.src_shape) != 2 or len(spec.tgt_shape) != 2 or spec.src_shape[1] != spec.tgt_shape[1]:
         raise RequestError(
             f"--model transformer needs samples of (length, embedding), one embedding for both; "
@@ -58,7 +32,68 @@ def _build_transformer(spec: SampleSpec, dropout: float) -> nn.Module:
             f"--model transformer has {_HEADS} attention heads, which do not divide the embedding "
             f"{embedding}; the nearest that works is {max(_HEADS, round(embedding / _HEADS) * _HEADS)}"
         )
-    return nn.Transformer(d_model=embedding, nhead=_HEADS, dropout=dropout, batch_first=True)
+    return Task(
+        model=nn.Transformer(d_model=embedding, nhead=_HEADS, dropout=dropout, batch_first=True),
+        forward=lambda model, src, tgt: model(src, tgt),
+        loss=functional.cross_entropy,
+        src_indices=False,
+        tgt_indices=False,
+        tensor_parallel=_feed_forward_plan,
+        stages=_transformer_stages,
+    )
+
+
+def _feed_forward_plan(model: nn.Module) -> dict[str, Any]:
+    """The feed-forward halves, which hold two thirds of the parameters.
+
+    nn.MultiheadAttention packs q, k and v into one parameter, which cannot be split by heads.
+    """
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+    layers = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+    plan: dict[str, Any] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, layers):
+            plan[f"{name}.linear1"], plan[f"{name}.linear2"] = ColwiseParallel(), RowwiseParallel()
+    return plan
+
+
+class _Stage(nn.Module):
+    """Some layers of a Transformer, between which source and target go along as a pair."""
+
+    def __init__(self, parts: Sequence[nn.Module], last: bool) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        self._last = last
+
+    def forward(self, src: Tensor, tgt: Tensor) -> Any:
+        for part in self.parts:
+            if isinstance(part, nn.TransformerDecoderLayer):
+                tgt = part(tgt, src)
+            elif isinstance(part, _Norm):
+                tgt = part(tgt)
+            else:
+                src = part(src)
+        return tgt if self._last else (src, tgt)
+
+
+class _Norm(nn.Module):
+    """The decoder's last norm, which works on the target."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, tgt: Tensor) -> Tensor:
+        normed: Tensor = self.norm(tgt)
+        return normed
+
+
+def _transformer_stages(model: nn.Module, num_stages: int) -> list[nn.Module]:
+    assert isinstance(model, nn.Transformer)
+    encoder, decoder = model.encoder, model.decoder
+    parts = [*encoder.layers, encoder.norm, *decoder.layers, _Norm(decoder.norm)]
+    return [_Stage(some, last) for some, last in split_evenly(parts, num_stages)]
 
 
 class Classifier(nn.Module):
@@ -95,50 +130,34 @@ class Classifier(nn.Module):
         return scores
 
 
-def _build_classifier(spec: SampleSpec, dropout: float) -> nn.Module:
+def classifier(spec: SampleSpec, dropout: float) -> Task:
+    """A small network for images or vectors with one label each."""
     if spec.num_classes is None or spec.tgt_shape != () or not 1 <= len(spec.src_shape) <= 3:
         raise RequestError(
             "--model classifier needs images (C, H, W), (H, W) or vectors, and one integer label a sample; "
             f"the data has src {spec.src_shape} and tgt {spec.tgt_shape}"
         )
-    return Classifier(spec.src_shape, spec.num_classes, dropout)
+    return Task(
+        model=Classifier(spec.src_shape, spec.num_classes, dropout),
+        loss=functional.cross_entropy,
+        num_correct=_num_correct,
+        src_indices=False,
+        tgt_indices=True,
+    )
 
 
-def _build_linear(spec: SampleSpec, dropout: float) -> nn.Module:
-    del dropout  # a linear map has none
-    return nn.Sequential(nn.Flatten(), nn.Linear(prod(spec.src_shape), prod(spec.tgt_shape)))
+def linear(spec: SampleSpec) -> Task:
+    """A linear map, and the mean square error."""
+    return Task(
+        model=nn.Sequential(nn.Flatten(), nn.Linear(prod(spec.src_shape), prod(spec.tgt_shape))),
+        loss=lambda output, tgt: functional.mse_loss(output, tgt.flatten(1)),
+        src_indices=False,
+        tgt_indices=False,
+    )
 
 
 def _num_correct(scores: Tensor, labels: Tensor) -> Tensor:
     return (scores.argmax(dim=1) == labels).sum()
 
 
-TASKS: dict[str, Task] = {
-    # Cross entropy between the output and the target as probabilities along T, as the lesson has it.
-    "transformer": Task(
-        build=_build_transformer,
-        forward=lambda model, src, tgt: model(src, tgt),
-        loss=functional.cross_entropy,
-    ),
-    "classifier": Task(
-        build=_build_classifier,
-        forward=lambda model, src, _: model(src),
-        loss=functional.cross_entropy,
-        num_correct=_num_correct,
-    ),
-    "linear": Task(
-        build=_build_linear,
-        forward=lambda model, src, _: model(src),
-        loss=lambda output, tgt: functional.mse_loss(output, tgt.flatten(1)),
-    ),
-}
-
-
-def build_model(name: str, spec: SampleSpec, dropout: float, seed: int, dtype: torch.dtype) -> nn.Module:
-    """The task's model on the CPU, its parameters drawn right after `torch.manual_seed(seed)`.
-
-    Raises:
-        RequestError: where the samples' shapes do not fit the model.
-    """
-    torch.manual_seed(seed)
-    return TASKS[name].build(spec, dropout).to(dtype)
+TASKS: dict[str, Factory] = {"transformer": transformer, "classifier": classifier, "linear": linear}

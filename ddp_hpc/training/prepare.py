@@ -22,12 +22,14 @@ from ddp_hpc.units import format_bytes
 _PATIENCE_S = 3.0
 
 
-def open_data(config: TrainConfig, group: Group, progress: Progress) -> Samples:
+def open_data(config: TrainConfig, group: Group, progress: Progress, brought: Path | None = None) -> Samples:
     """The samples, made first where there is no --data. Collective: every rank must call this.
+
+    `brought`: the file that the user's task names.
 
     What is wrong with the file is found out before anything is copied, and named by the user's path.
     """
-    path = config.data or _ensure_synthetic(config, group, progress)
+    path = config.data or brought or _ensure_synthetic(config, group, progress)
     samples = _open(path, config, group)
     shapes = " ".join(
         f"{name} {'x'.join(map(str, shape)) or 'scalar'}"
@@ -55,7 +57,7 @@ def _open(path: Path, config: TrainConfig, group: Group) -> Samples:
     problem, samples = "", None
     try:
         samples = open_samples(path, src_key=config.src_key, tgt_key=config.tgt_key)
-        if config.data is not None:
+        if config.data is not None or config.is_own_model:
             check_matches(samples, config.src_shape, config.tgt_shape, config.dtype)
     except RequestError as error:
         problem = str(error)

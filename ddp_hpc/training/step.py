@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
 from ddp_hpc.data.batches import Position, Share, weight
 from ddp_hpc.training.clock import StepClock
 from ddp_hpc.training.config import TrainConfig
+from ddp_hpc.training.diagnose import raise_bad_gradients
 from ddp_hpc.training.group import Group
 from ddp_hpc.training.heartbeat import Heartbeat
 from ddp_hpc.training.loader import Batch
 from ddp_hpc.training.metrics import StepRecord
-from ddp_hpc.training.models import Task
+from ddp_hpc.training.optimizers import lr_at
+from ddp_hpc.training.strategies import Strategy
 
 
 @dataclass
 class Pending:
     """Steps whose losses ranks have not told each other yet: they do a few at a time, never per step."""
 
-    losses: list[Tensor] = field(default_factory=list)  # this rank's sum over its samples, a scalar each
+    losses: list[Tensor] = field(default_factory=list)  # this rank's sum over what it reports, a scalar each
     records: list[dict[str, Any]] = field(default_factory=list)
     _rated_samples: int = 0
     _rated_s: float = 0.0
@@ -71,42 +72,42 @@ class Stepper:
     config: TrainConfig
     group: Group
     batches: Iterator[Batch]
-    task: Task
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
+    strategy: Strategy
     dtype: torch.dtype
     clock: StepClock
     heart: Heartbeat
     lr_ranks: int
     """Ranks for which the learning rate is scaled."""
+    total_steps: int
+    """At which the rate's schedule ends."""
 
     def one_step(self, position: Position, shares: tuple[Share, ...], pending: Pending) -> None:
-        """Gradients of all micro-batches, one update. Collective: every rank must call this."""
-        world_size = self.group.world.world_size
+        """Gradients of all micro-batches, one update. Collective: every rank must call this.
+
+        Raises:
+            DdpHpcError: with --check-gradients, for one that is no number; without an update.
+        """
+        strategy, data_size = self.strategy, self.strategy.mesh.data_size
         self.clock.start_step()
-        lr = self.config.lr_at(position.step, self.lr_ranks)
-        for parameters in self.optimizer.param_groups:
+        lr = lr_at(self.config, position.step, self.lr_ranks, self.total_steps)
+        for parameters in strategy.optimizer.param_groups:
             parameters["lr"] = lr
-        self.optimizer.zero_grad(set_to_none=True)
+        strategy.optimizer.zero_grad(set_to_none=True)
         loss_sum = torch.zeros((), dtype=self.dtype, device=self.group.device)
         step = position.step + 1
+        at = partial(self._at, step)
         for i, share in enumerate(shares):
             self.heart.at(step, "data")
             with self.clock.data():
-                src, tgt = next(self.batches)
-                src, tgt = src.to(self.dtype), tgt.to(self.task.tgt_dtype(self.dtype))
-            with self._sync(last=i + 1 == len(shares)):
-                self.heart.at(step, "forward")
-                loss = self.task.loss(self.task.forward(self.model, src, tgt), tgt)
-                factor = weight(share, world_size)
-                self.heart.at(step, "backward")
-                # An even batch has factor 1 and takes the very path of a plain loop.
-                (loss if factor == 1.0 else loss * factor).backward()  # type: ignore[no-untyped-call]
-            loss_sum += loss.detach() * (share.stop - share.start)
+                src, tgt = strategy.task.inputs(*next(self.batches), self.dtype)
+            factor = weight(share, data_size)
+            loss = strategy.micro_batch(src, tgt, factor, i + 1 == len(shares), at)
+            if strategy.mesh.counts_loss:
+                loss_sum += loss * (share.stop - share.start)
         self.heart.at(step, "optimizer")
-        if self.config.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
-        self.optimizer.step()
+        strategy.finish_gradients()
+        self._look_at_gradients(step, src, tgt)
+        strategy.precision.update(strategy.optimizer)
         self.clock.end_step(shares[0].step_samples)
         pending.losses.append(loss_sum)
         pending.records.append(
@@ -118,8 +119,19 @@ class Stepper:
             }
         )
 
-    def _sync(self, last: bool) -> AbstractContextManager[None]:
-        """Gradients cross the network once a step, with its last micro-batch."""
-        if last or not isinstance(self.model, DistributedDataParallel):
-            return nullcontext()
-        return self.model.no_sync()
+    def _look_at_gradients(self, step: int, src: Tensor, tgt: Tensor) -> None:
+        config, strategy = self.config, self.strategy
+        if config.clip_norm is None and not config.check_gradients:
+            return
+        strategy.precision.unscale(strategy.optimizer)
+        if config.check_gradients:
+            norm = strategy.gradient_norm()
+            if not torch.isfinite(norm).item():
+                raise_bad_gradients(strategy, step, src, tgt)
+        if config.clip_norm is not None:
+            strategy.limit_gradients(config.clip_norm)
+
+    def _at(self, step: int, phase: str) -> None:
+        self.heart.at(step, phase)
+        if phase == "backward":
+            self.clock.computed()

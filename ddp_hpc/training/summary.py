@@ -34,6 +34,8 @@ def write_summary(config: TrainConfig, group: Group, samples: Samples, result: R
         "threads": group.threads,
         "model": {"name": config.model, "parameters": result.num_parameters},
         "data": {"reader": samples.reader, "samples": samples.num_samples},
+        "strategy": result.strategy,
+        "memory": {"state_bytes": result.state_bytes, "peak_bytes": result.peak_bytes},
         "steps": result.steps,
         "resumed_from": result.resumed_from,
         "stopped": result.stopped or None,
@@ -44,7 +46,7 @@ def write_summary(config: TrainConfig, group: Group, samples: Samples, result: R
         "final_loss": result.final_loss,
         "test": None
         if test is None
-        else {"samples": test.num_samples, "loss": test.loss, "accuracy": test.accuracy},
+        else {"samples": test.num_samples, "loss": test.loss, "accuracy": test.accuracy, **test.metrics},
         "versions": versions(),
     }
     write_json(config.summary, summary)

@@ -12,11 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch import nn
 
 from ddp_hpc.data.batches import Position
 from ddp_hpc.data.samples import Samples
@@ -29,7 +27,7 @@ from ddp_hpc.training.progress import Progress
 from ddp_hpc.training.random_state import seed_generators
 from ddp_hpc.training.snapshot import Snapshot
 from ddp_hpc.training.snapshots import SnapshotFolder
-from ddp_hpc.training.state import all_generators, check_model, optimizer_tensors, restore
+from ddp_hpc.training.state import TrainingState
 from ddp_hpc.training.stopping import Stopping
 from ddp_hpc.world.deadline import Deadline, find_deadline, kill_delay_s
 
@@ -38,6 +36,15 @@ _SLOW_DISK_BYTES_PER_S = 200e6
 _HUNG_DISK_S = 2.0
 # Options that may change between attempts, and change the losses. Those that change the order are refused.
 _SHAPING = ("data", "src_key", "tgt_key", "dropout", "lr", "lr_scaling", "warmup_steps", "clip_norm")
+# Likewise, but snapshots of earlier versions do not have them.
+_SHAPING_TOO = (
+    "model_options",
+    "lr_schedule",
+    "weight_decay",
+    "amp",
+    "matmul_precision",
+    "compress_gradients",
+)
 
 
 @dataclass(frozen=True)
@@ -98,7 +105,7 @@ class Survival:
         self._over = False  # by an error
         self._writing_state = threading.Lock()  # of the thread that saves; `failed` has the last word
         self._start_step: int | None = None  # until it is known
-        self._lr_ranks = 1  # until then
+        self._lr_ranks = self._data_size = 1  # until then
 
     @property
     def stacks(self) -> Path | None:
@@ -127,20 +134,22 @@ class Survival:
         return snapshot
 
     def resume(
-        self, snapshot: Snapshot | None, model: nn.Module, optimizer: torch.optim.Optimizer, samples: Samples
+        self, snapshot: Snapshot | None, state: TrainingState, samples: Samples, data_size: int
     ) -> tuple[Position, Losses, int]:
         """Where to go on, with everything as it was there, and for how many ranks the rate is scaled.
 
         With the same global batch that stays what it was: the losses do not change with the ranks.
+        `data_size`: to how many ranks, or groups of ranks, the samples of a step are dealt.
         Collective: every rank must call this.
 
         Raises:
             DataError: the snapshot is of another model, other data or another order.
         """
         group, problem = self._group, ""
+        self._data_size = data_size
         if snapshot is not None:
             try:
-                check_model(model, snapshot.model, str(snapshot.path))
+                state.check(snapshot.model, str(snapshot.path))
                 self._check_run(snapshot, samples)
             except DataError as error:
                 problem = str(error)
@@ -149,14 +158,14 @@ class Survival:
         group.agree(problem, RequestError.exit_code)
         about = group.comm.bcast(None if snapshot is None else snapshot.about)
         if about is None:
-            position, losses, self._lr_ranks = Position(), Losses(), group.world.world_size
+            position, losses, self._lr_ranks = Position(), Losses(), data_size
         else:
             position, losses = Position(**about["position"]), Losses(**about["losses"])
             same_batch = about["global_batch"] == self._global_batch()
-            self._lr_ranks = about["lr_ranks"] if same_batch else group.world.world_size
+            self._lr_ranks = about["lr_ranks"] if same_batch else data_size
             model_tensors = None if snapshot is None else snapshot.model
             training = None if snapshot is None else snapshot.training
-            exact = restore(model, optimizer, group, model_tensors, training)
+            exact = state.restore(model_tensors, training)
             if not exact:
                 # Deterministic, and of this place: not the numbers that earlier steps had.
                 seed = self._config.rank_seed(group.world.rank) * 1_000_003 + position.step
@@ -164,7 +173,7 @@ class Survival:
             self._say_resumed(about, position, exact)
         if self._stopping is not None:
             # Adam holds two more of each parameter.
-            num_bytes = 3 * sum(parameter.nbytes for parameter in model.parameters())
+            num_bytes = 3 * sum(prod(shape) * dtype.itemsize for shape, dtype in state.whole.values())
             self._stopping.expect_save(num_bytes / _SLOW_DISK_BYTES_PER_S)
         self._start_step = position.step
         self._write_state("running", position.step, f"since {time.strftime('%Y-%m-%d %H:%M:%S')}")
@@ -215,8 +224,7 @@ class Survival:
         self,
         position: Position,
         losses: Losses,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        state: TrainingState,
         samples: Samples,
         tick: Callable[[], None],
     ) -> None:
@@ -224,7 +232,7 @@ class Survival:
 
         `tick` is called every few seconds while the save before this one is waited for.
         """
-        generators = all_generators(self._group)
+        model, training = state.model_tensors(), state.training_tensors()
         self._last_save_s = time.monotonic()
         if self._folder is not None:
             about = {
@@ -239,8 +247,7 @@ class Survival:
                 "versions": versions(),
                 **self._order(samples),
             }
-            training = {**optimizer_tensors(model, optimizer), **generators}
-            self._folder.save(position.step, about, model.state_dict(), training, tick)
+            self._folder.save(position.step, about, model, training, tick)
 
     def finish(self, position: Position, stop: str, tick: Callable[[], None]) -> None:
         """Waits for the last save and says in the run folder how the run ended. Collective.
@@ -342,7 +349,7 @@ class Survival:
         }
 
     def _global_batch(self) -> int:
-        return self._config.batch_size * self._group.world.world_size * self._config.accumulate
+        return self._config.batch_size * self._data_size * self._config.accumulate
 
     def _say_resumed(self, about: dict[str, Any], position: Position, exact: bool) -> None:
         world_size = self._group.world.world_size
@@ -359,10 +366,10 @@ class Survival:
                 f"note: a step had {about['global_batch']} samples and has {self._global_batch()} now; "
                 "steps are counted on, and no sample of the epoch is used twice"
             )
-        before, now = about["config"], _as_json(self._config)
-        others = [
-            f"{name} {now[name]} (was {before[name]})" for name in _SHAPING if now[name] != before[name]
-        ]
+        now = _as_json(self._config)
+        before = {**now, **about["config"]}
+        names = (*_SHAPING, *_SHAPING_TOO)
+        others = [f"{name} {now[name]} (was {before[name]})" for name in names if now[name] != before[name]]
         if others:
             self._progress.say(f"note: other options than before: {', '.join(others)}")
 

@@ -1,13 +1,14 @@
 """The training loop: every rank runs it, and step s sees the same samples whatever their number.
 
-A step is a global batch: `batch_size * world_size * accumulate` samples, dealt to
-ranks by `ddp_hpc.data.batches`. Gradients and losses are means over the samples
-of the step, so an uneven tail needs neither padding nor a special case.
+A step is a global batch: `batch_size * data_size * accumulate` samples, dealt to the
+ranks that have samples of their own by `ddp_hpc.data.batches`. Gradients and losses are
+means over the samples of the step, so an uneven tail needs neither padding nor a special case.
 """
 
 from __future__ import annotations
 
 import math
+import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -17,26 +18,30 @@ from functools import partial
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from ddp_hpc.data.batches import Position, Share, micro_batches, steps_left
 from ddp_hpc.data.order import EpochOrder
 from ddp_hpc.data.samples import Samples
+from ddp_hpc.errors import RequestError
 from ddp_hpc.training.clock import StepClock
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.evaluate import Evaluation, evaluate
 from ddp_hpc.training.group import Group
 from ddp_hpc.training.heartbeat import Heartbeat
+from ddp_hpc.training.layers import checkpoint_activations
 from ddp_hpc.training.loader import Loader
 from ddp_hpc.training.metrics import MetricsFile
-from ddp_hpc.training.models import TASKS, SampleSpec, Task, build_model
+from ddp_hpc.training.precision import Precision, set_matmul_precision
 from ddp_hpc.training.progress import Progress
 from ddp_hpc.training.random_state import seed_generators
 from ddp_hpc.training.step import Pending, Stepper
 from ddp_hpc.training.stopping import TALK_S
+from ddp_hpc.training.strategies import Strategy, make_strategy
+from ddp_hpc.training.strategies.mesh import Mesh
 from ddp_hpc.training.survival import Losses, Survival
-from ddp_hpc.world.topology import World
+from ddp_hpc.training.task import Task
+
+_OPTIMIZER_NAMES = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +60,12 @@ class Result:
     first_loss: float
     final_loss: float
     test: Evaluation | None
+    strategy: str
+    """How the ranks shared it: `ddp`, or `dp=2,tp=2`."""
+    state_bytes: int
+    """Of parameters, gradients and the optimizer's state on this rank."""
+    peak_bytes: int
+    """The most memory this rank had in use: of the device, on a CPU of the process."""
     stopped: str
     """Why it stopped before its end, its state saved; empty: it did not."""
 
@@ -62,40 +73,43 @@ class Result:
 def train(
     config: TrainConfig,
     group: Group,
+    task: Task,
     samples: Samples,
     progress: Progress,
     survival: Survival,
     heart: Heartbeat,
 ) -> Result:
-    """Trains the configured model on the samples. Collective: every rank must call this.
+    """Trains the task's model on the samples. Collective: every rank must call this.
 
     Raises:
-        RequestError: where the samples or a snapshot do not fit the model.
+        RequestError: where a snapshot does not fit the model, or the strategy is not to be had.
     """
-    world_size, device = group.world.world_size, group.device
-    task = TASKS[config.model]
+    device = group.device
     dtype = torch.float64 if samples.src_dtype == np.float64 else torch.float32
-    spec = SampleSpec(samples.src_shape, samples.tgt_shape, samples.num_classes)
-    bare = build_model(config.model, spec, config.dropout, config.seed, dtype).to(device)
-    model = _wrap(bare, group)
-    # Ranks draw different dropout masks from here on; the parameters above are the same on all.
-    seed_generators(config.rank_seed(group.world.rank))
-    optimizer = torch.optim.Adam(
-        bare.parameters(), lr=config.scaled_lr(world_size), fused=device.type == "cuda" or None
-    )
-    num_parameters = sum(p.numel() for p in bare.parameters())
+    task.model.to(dtype)
+    num_parameters = sum(p.numel() for p in task.model.parameters())
+    if said := set_matmul_precision(config.matmul_precision, device):
+        progress.say(said)
+    strategy = _share(task, group, config)
+    mesh = strategy.mesh
+    # Ranks draw different dropout masks from here on, but those that share samples the same; the
+    # parameters above are the same on all.
+    seed_generators(config.rank_seed(mesh.data_rank))
+    peak_lr = config.scaled_lr(mesh.data_size)
     progress.say(
-        f"model: {config.model}, {num_parameters:,} parameters; Adam, lr {config.scaled_lr(world_size):g} "
-        f"({config.lr:g}, {config.lr_scaling} scaling over {world_size})"
+        f"model: {config.model}, {num_parameters:,} parameters; {_OPTIMIZER_NAMES[config.optimizer]}, lr "
+        f"{peak_lr:g} ({config.lr:g}, {config.lr_scaling} scaling over {mesh.data_size})"
     )
+    if (name := _strategy_name(config, mesh)) not in ("single", "ddp"):
+        progress.say(f"strategy: {name}")
     snapshot = survival.open()
     if group.comm.bcast(snapshot is not None):
-        _settle_buckets(model, task, samples, dtype, device)
-    position, losses, lr_ranks = survival.resume(snapshot, bare, optimizer, samples)
+        strategy.settle(*_dummy(task, samples, dtype, device))
+    position, losses, lr_ranks = survival.resume(snapshot, strategy.state(), samples, mesh.data_size)
     del snapshot
     resumed = position
     left = steps_left(
-        samples.num_samples, config.batch_size, world_size, config.accumulate, config.epochs, position
+        samples.num_samples, config.batch_size, mesh.data_size, config.accumulate, config.epochs, position
     )
     total = min(position.step + left, config.max_steps or sys.maxsize)
     if position.step >= total:
@@ -106,18 +120,16 @@ def train(
     metrics = MetricsFile(config.metrics if group.world.rank == 0 else None, position.step)
     clock, pending = StepClock(device), Pending()
     loader = Loader(samples, device, workers=config.workers, timeout_s=config.timeout_s)
-    batches = loader.batches(_wanted(config, group.world, samples.num_samples, position, total))
-    stepper = Stepper(config, group, batches, task, model, optimizer, dtype, clock, heart, lr_ranks)
+    batches = loader.batches(_wanted(config, mesh, samples.num_samples, position, total))
+    stepper = Stepper(config, group, batches, strategy, dtype, clock, heart, lr_ranks, total)
 
     def test_after(epoch: int) -> Evaluation | None:
         if samples.test is None:
             return None
         begin_s = time.monotonic()
         found = evaluate(
-            bare,
-            task,
+            strategy,
             samples.test,
-            group,
             batch_size=config.batch_size,
             dtype=dtype,
             timeout_s=config.timeout_s,
@@ -132,7 +144,7 @@ def train(
     start_s = time.perf_counter()
     while position.step < total and not stop:
         epoch = position.epoch
-        shares = _shares(config, group.world, samples.num_samples, position)
+        shares = _shares(config, mesh, samples.num_samples, position)
         stepper.one_step(position, shares, pending)
         position = position.after(shares[0], samples.num_samples)
         last = position.step == total
@@ -157,7 +169,7 @@ def train(
         if decision is not None and decision.save:
             heart.at(position.step, "snapshot")
             tick = partial(heart.at, position.step, "snapshot")
-            survival.save(position, losses, bare, optimizer, samples, tick)
+            survival.save(position, losses, strategy.state(), samples, tick)
             stop = decision.stop
         if position.epoch > epoch and not last and not stop:  # a run that stops has no time for it
             test = test_after(epoch + 1)
@@ -179,18 +191,60 @@ def train(
         first_loss=losses.first,
         final_loss=losses.last,
         test=test,
+        strategy=_strategy_name(config, mesh),
+        state_bytes=strategy.state_bytes(),
+        peak_bytes=_peak_bytes(device),
         stopped=stop,
     )
 
 
-def _shares(config: TrainConfig, world: World, num_samples: int, position: Position) -> tuple[Share, ...]:
+def _share(task: Task, group: Group, config: TrainConfig) -> Strategy:
+    """The strategy with the task's model. Collective: every rank must call this."""
+    problem, strategy = "", None
+    try:
+        if config.activation_checkpointing:
+            checkpoint_activations(task.model)
+        strategy = make_strategy(task, group, config, Precision(config.amp, group.device))
+    except RequestError as error:
+        problem = str(error)
+    group.agree(problem, RequestError.exit_code)
+    assert strategy is not None
+    return strategy
+
+
+def _strategy_name(config: TrainConfig, mesh: Mesh) -> str:
+    if mesh.is_single:
+        return "dataparallel" if config.strategy == "dataparallel" else "single"
+    return str(mesh) if config.mesh is not None else config.strategy
+
+
+def _peak_bytes(device: torch.device) -> int:
+    if device.type == "cpu":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return int(torch.get_device_module(device).max_memory_allocated(device))
+
+
+def _dummy(
+    task: Task, samples: Samples, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two samples of zeros."""
+    kinds = (torch.int64 if info.dtype.kind in "biu" and not info.bfloat16 else dtype
+             for info in (samples.src, samples.tgt))  # fmt: skip
+    shapes = (samples.src_shape, samples.tgt_shape)
+    src, tgt = (
+        torch.zeros((2, *shape), dtype=kind, device=device) for shape, kind in zip(shapes, kinds, strict=True)
+    )
+    return task.inputs(src, tgt, dtype)
+
+
+def _shares(config: TrainConfig, mesh: Mesh, num_samples: int, position: Position) -> tuple[Share, ...]:
     return micro_batches(
-        num_samples, config.batch_size, world.world_size, world.rank, config.accumulate, position.begin
+        num_samples, config.batch_size, mesh.data_size, mesh.data_rank, config.accumulate, position.begin
     )
 
 
 def _wanted(
-    config: TrainConfig, world: World, num_samples: int, position: Position, num_steps: int
+    config: TrainConfig, mesh: Mesh, num_samples: int, position: Position, num_steps: int
 ) -> Iterator[NDArray[np.int64]]:
     """The numbers of the samples of each micro-batch that this rank takes, from `position` on.
 
@@ -202,31 +256,7 @@ def _wanted(
         if position.epoch != epoch:
             epoch = position.epoch
             order = EpochOrder(num_samples, config.seed, epoch, config.shuffle)
-        shares = _shares(config, world, num_samples, position)
+        shares = _shares(config, mesh, num_samples, position)
         for share in shares:
             yield order.take(min(share.start, share.stop - 1), share.stop)
         position = position.after(shares[0], num_samples)
-
-
-def _settle_buckets(
-    model: nn.Module, task: Task, samples: Samples, dtype: torch.dtype, device: torch.device
-) -> None:
-    """One backward pass whose gradients nobody wants. Collective: every rank must call this.
-
-    DDP lays out its buckets anew after the first one, by the order in which gradients came.
-    Of three ranks or more the sum of a gradient depends, in its last bit, on where in a bucket it
-    lies: without this the first step after a restart would differ from what it was to be.
-    """
-    if not isinstance(model, DistributedDataParallel):
-        return
-    src = torch.zeros((2, *samples.src_shape), dtype=dtype, device=device)
-    tgt = torch.zeros((2, *samples.tgt_shape), dtype=task.tgt_dtype(dtype), device=device)
-    task.loss(task.forward(model, src, tgt), tgt).backward()  # type: ignore[no-untyped-call]
-    model.zero_grad(set_to_none=True)
-
-
-def _wrap(model: nn.Module, group: Group) -> nn.Module:
-    if group.backend == "none":
-        return model
-    ids = None if group.device.type == "cpu" else [group.device]
-    return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)

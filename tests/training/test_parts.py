@@ -18,9 +18,10 @@ from ddp_hpc.training.failure import FailureWatch, explain_lost_contact
 from ddp_hpc.training.group import agree, same_everywhere
 from ddp_hpc.training.loader import explain_lost_worker
 from ddp_hpc.training.metrics import MetricsFile, StepRecord
-from ddp_hpc.training.models import TASKS, SampleSpec, build_model
+from ddp_hpc.training.models import TASKS
 from ddp_hpc.training.progress import Progress
 from ddp_hpc.training.store_comm import PrefixStore, StoreComm, TCPStore
+from ddp_hpc.training.task import SampleSpec, make_task
 from ddp_hpc.world.topology import World
 
 
@@ -240,9 +241,13 @@ def test_the_learning_rate_grows_with_the_ranks_as_told(scaling, expected):
     assert TrainConfig(lr_scaling=scaling).scaled_lr(8) == pytest.approx(expected)
 
 
+def _built_in(name, spec, seed=0):
+    return make_task(name, TASKS[name], spec, 0.1, {}, seed)
+
+
 def test_parameters_are_those_of_a_plain_seed():
     spec = SampleSpec((1, 64), (20, 64), None)
-    ours = build_model("transformer", spec, 0.1, 7, torch.float32)
+    ours = _built_in("transformer", spec, seed=7).model
     torch.manual_seed(7)
     plain = torch.nn.Transformer(d_model=64, batch_first=True)
     for one, other in zip(ours.parameters(), plain.parameters(), strict=True):
@@ -250,15 +255,15 @@ def test_parameters_are_those_of_a_plain_seed():
 
 
 def test_the_default_transformer_has_the_lessons_number_of_parameters():
-    model = build_model("transformer", SampleSpec((1, 512), (20, 512), None), 0.1, 0, torch.float32)
+    model = _built_in("transformer", SampleSpec((1, 512), (20, 512), None)).model
     assert sum(p.numel() for p in model.parameters()) == 44_140_544
 
 
 @pytest.mark.parametrize("shape", [(64,), (8, 8), (1, 8, 8), (3, 28, 28), (2, 2)])
 def test_the_classifier_takes_images_and_vectors(shape):
-    model = build_model("classifier", SampleSpec(shape, (), 10), 0.1, 0, torch.float32)
+    task = _built_in("classifier", SampleSpec(shape, (), 10))
     images = torch.zeros(5, *shape)
-    assert TASKS["classifier"].forward(model, images, images).shape == (5, 10)
+    assert task.forward(task.model, images, images).shape == (5, 10)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +277,7 @@ def test_the_classifier_takes_images_and_vectors(shape):
 )
 def test_samples_that_do_not_fit_the_model_are_refused(name, spec, word):
     with pytest.raises(RequestError, match=word):
-        build_model(name, spec, 0.1, 0, torch.float32)
+        _built_in(name, spec)
 
 
 def test_a_batch_log_gets_plain_lines():

@@ -1,0 +1,89 @@
+"""Where numbers stop being numbers: the first bad layer, and the rank that has it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from ddp_hpc.errors import DdpHpcError, stop_together
+from ddp_hpc.training.strategies import Strategy
+
+
+def raise_bad_gradients(strategy: Strategy, step: int, src: Tensor, tgt: Tensor) -> NoReturn:
+    """Looks for the cause of a gradient that is no number, and ends the training with it.
+
+    The last micro-batch is computed again, layer by layer, on each rank by itself, before any
+    update. Collective: every rank must call this, as the norm that showed it is all ranks'.
+
+    Raises:
+        DdpHpcError: always; on rank 0 with the first rank that has a cause.
+    """
+    world = strategy.group.world
+    found = strategy.group.comm.allgather(_cause(strategy, src, tgt))
+    rank, cause = next(
+        ((rank, text) for rank, text in enumerate(found) if text), (world.rank, "no layer shows it")
+    )
+    others = sum(map(bool, found)) - 1
+    more = f" (and {others} more rank{'s' * (others > 1)})" if others > 0 else ""
+    error = DdpHpcError(
+        f"step {step}: the gradients are no numbers: rank {rank}: {cause}{more}; the parameters are as "
+        "before the step: look at the data (--check-data), lower --lr, or use --clip-norm"
+    )
+    if world.world_size == 1:
+        raise error
+    stop_together(world.rank, error)
+
+
+def _cause(strategy: Strategy, src: Tensor, tgt: Tensor) -> str:
+    """What of this rank's own is bad; empty where its part is fine."""
+    for name, values in (("src", src), ("tgt", tgt)):
+        if values.is_floating_point() and (text := _bad(values)):
+            return f"{text} in the data ({name})"
+    if strategy.forward_is_collective:
+        return _bad_gradient(strategy)
+    found: list[str] = []
+    names = {module: name for name, module in strategy.bare.named_modules()}
+    hooks = [
+        module.register_forward_hook(partial(_look, found, name))
+        for module, name in names.items()
+        if not any(True for _ in module.children())
+    ]
+    for parameter in strategy.parameters():
+        parameter.grad = None
+    try:
+        loss = strategy.micro_batch(src, tgt, 1.0, False, lambda _: None)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if found:
+        return found[0]
+    if text := _bad(loss):
+        return f"{text} as the loss, though all layers give numbers"
+    return _bad_gradient(strategy)
+
+
+def _look(found: list[str], name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+    del inputs
+    outputs = output if isinstance(output, tuple) else (output,)
+    for values in outputs:
+        if not found and isinstance(values, Tensor) and (text := _bad(values)):
+            found.append(f"{text} first in the output of {name or 'the model'} ({type(module).__name__})")
+
+
+def _bad_gradient(strategy: Strategy) -> str:
+    """The last layer of the model whose gradient is bad: the backward pass comes to it first."""
+    text = ""
+    for name, parameter in strategy.bare.named_parameters():
+        grad = parameter.grad
+        if grad is not None and (bad := _bad(grad.to_local() if hasattr(grad, "to_local") else grad)):
+            text = f"{bad} first in the gradient of {name}"
+    return text
+
+
+def _bad(values: Tensor) -> str:
+    if torch.isnan(values).any():
+        return "NaN"
+    return "an infinity" if torch.isinf(values).any() else ""

@@ -1,0 +1,45 @@
+"""How ranks share a training: who computes what, and how their gradients meet."""
+
+from __future__ import annotations
+
+from ddp_hpc.training.config import TrainConfig
+from ddp_hpc.training.group import Group
+from ddp_hpc.training.precision import Precision
+from ddp_hpc.training.strategies.base import Single, Strategy
+from ddp_hpc.training.strategies.mesh import Mesh, find_mesh
+from ddp_hpc.training.task import Task
+
+__all__ = ["Strategy", "make_strategy"]
+
+
+def make_strategy(task: Task, group: Group, config: TrainConfig, precision: Precision) -> Strategy:
+    """The task's model, shared as `--strategy` and `--mesh` say. Collective: every rank must call this.
+
+    Raises:
+        RequestError: this model, device or number of ranks cannot be shared so.
+    """
+    mesh = find_mesh(config, group)
+    return _kind_of(mesh, config.strategy)(task, group, config, precision, mesh)
+
+
+def _kind_of(mesh: Mesh, strategy: str) -> type[Strategy]:
+    """Each is imported when it is used: some of torch's packages take a second."""
+    if mesh.is_single:
+        from ddp_hpc.training.strategies.data_parallel import DataParallel
+
+        return DataParallel if strategy == "dataparallel" else Single
+    if mesh.has("pp"):
+        from ddp_hpc.training.strategies.pipeline import Pipeline
+
+        return Pipeline
+    if mesh.has("fsdp"):
+        from ddp_hpc.training.strategies.fsdp import Fsdp
+
+        return Fsdp
+    if mesh.has("tp"):
+        from ddp_hpc.training.strategies.tensor import TensorParallel
+
+        return TensorParallel
+    from ddp_hpc.training.strategies.ddp import Ddp, Zero
+
+    return Zero if strategy == "zero" else Ddp

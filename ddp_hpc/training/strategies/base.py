@@ -1,0 +1,119 @@
+"""What every strategy does, and the simplest: one process with the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddp_hpc.errors import RequestError
+from ddp_hpc.training.config import TrainConfig
+from ddp_hpc.training.gradients import global_norm, limit_norm
+from ddp_hpc.training.group import Group
+from ddp_hpc.training.optimizers import optimizer_class, optimizer_options, parameter_groups
+from ddp_hpc.training.precision import Precision
+from ddp_hpc.training.state import TrainingState, plain_state
+from ddp_hpc.training.strategies.mesh import Mesh
+from ddp_hpc.training.task import Task
+
+At = Callable[[str], None]
+
+
+class Strategy:
+    """A model that this rank has a part in. Methods are collective: every rank must call them.
+
+    A subclass wraps the model in `_prepare`, and changes what is different.
+
+    Raises:
+        RequestError: on construction: this model, device or number of ranks cannot be shared so.
+    """
+
+    forward_is_collective = False
+    """Ranks wait for each other in a forward pass: all have to make as many."""
+
+    def __init__(
+        self, task: Task, group: Group, config: TrainConfig, precision: Precision, mesh: Mesh
+    ) -> None:
+        self.task, self.group, self.config, self.precision, self.mesh = task, group, config, precision, mesh
+        self.bare = task.model
+        """Of which the tensors have their names."""
+        self.model = self._prepare()
+        """Which is called."""
+        self.optimizer = self._make_optimizer(config.scaled_lr(mesh.data_size))
+
+    def _prepare(self) -> nn.Module:
+        raise NotImplementedError
+
+    def _make_optimizer(self, lr: float) -> torch.optim.Optimizer:
+        config, device = self.config, self.group.device
+        groups = parameter_groups(self.parameters(), config.weight_decay)
+        return optimizer_class(config)(groups, **optimizer_options(config, device, lr))
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Those of which this rank has gradients."""
+        return list(self.model.parameters())
+
+    def state(self) -> TrainingState:
+        """What is saved of it."""
+        return plain_state(self.bare, self.optimizer, self.group, self.precision.scaler)
+
+    def sync(self, last: bool) -> AbstractContextManager[Any]:
+        """Inside, gradients cross the network if this is the last micro-batch of the step."""
+        del last
+        return nullcontext()
+
+    def micro_batch(self, src: Tensor, tgt: Tensor, factor: float, last: bool, at: At) -> Tensor:
+        """Forward and backward; the mean loss, a scalar on the device. `at` is told where it is."""
+        task = self.task
+        with self.sync(last):
+            at("forward")
+            with self.precision.autocast():
+                loss = task.loss(task.forward(self.model, src, tgt), tgt)
+            at("backward")
+            # An even batch has factor 1 and takes the very path of a plain loop.
+            self.precision.backward(loss if factor == 1.0 else loss * factor)
+        return loss.detach()
+
+    def finish_gradients(self) -> None:
+        """After the last micro-batch: what `sync` has not done."""
+
+    def gradient_norm(self) -> Tensor:
+        """Of all gradients of the whole model, a scalar."""
+        return global_norm(self.parameters())
+
+    def limit_gradients(self, max_norm: float) -> None:
+        """Scales the gradients so that their norm is at most that."""
+        limit_norm(self.parameters(), self.gradient_norm(), max_norm)
+
+    def output(self, src: Tensor, tgt: Tensor) -> Any:
+        """The model's output, without gradients; None on a rank that does not get it."""
+        with self.precision.autocast():
+            return self.task.forward(self.model, src, tgt)
+
+    def settle(self, src: Tensor, tgt: Tensor) -> None:
+        """Before a state is restored: brings the strategy itself into its later state."""
+
+    def state_bytes(self) -> int:
+        """Bytes that parameters, gradients and the optimizer's state take on this rank."""
+        tensors: list[Tensor] = []
+        for parameter in self.parameters():
+            tensors += [parameter, *([] if parameter.grad is None else [parameter.grad])]
+        for values in self._local_optimizer().state.values():
+            tensors += [value for value in values.values() if isinstance(value, Tensor)]
+        return sum((t.to_local() if hasattr(t, "to_local") else t).nbytes for t in tensors)
+
+    def _local_optimizer(self) -> torch.optim.Optimizer:
+        return self.optimizer
+
+    def _refuse(self, why: str, instead: str) -> RequestError:
+        return RequestError(f"--strategy {self.config.strategy}: {why}; {instead}")
+
+
+class Single(Strategy):
+    """One process with the whole model."""
+
+    def _prepare(self) -> nn.Module:
+        return self.bare.to(self.group.device)

@@ -1,0 +1,69 @@
+"""Tensor parallel: each layer's matrices are split over ranks, which all see the same samples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+from torch.distributed.tensor.parallel import parallelize_module
+
+from ddp_hpc.errors import RequestError
+from ddp_hpc.training.gradients import mean_over
+from ddp_hpc.training.state import TrainingState
+from ddp_hpc.training.strategies.base import Strategy
+from ddp_hpc.training.strategies.mesh import Mesh
+from ddp_hpc.training.task import Task
+
+_BUCKET_BYTES = 25 * 2**20  # DDP's default
+
+
+def split_layers(task: Task, mesh: Mesh) -> None:
+    """Splits the layers that the task's plan names, in place. Collective over the grid.
+
+    Raises:
+        RequestError: the task has no plan, or one that does not fit.
+    """
+    if task.tensor_parallel is None:
+        raise RequestError(
+            f"tp={mesh.sizes['tp']}: the task of {type(task.model).__name__} has no `tensor_parallel` plan, "
+            "which says how each layer is split; give it one, or use --strategy fsdp, which needs none"
+        )
+    plan = dict(task.tensor_parallel(task.model))
+    modules = dict(task.model.named_modules())
+    for name in plan:
+        if name not in modules:
+            raise RequestError(f"the `tensor_parallel` plan names {name}, which the model does not have")
+        for key, parameter in modules[name].named_parameters(recurse=False):
+            if max(parameter.shape, default=1) < mesh.sizes["tp"]:
+                raise RequestError(
+                    f"{name}.{key} of shape {tuple(parameter.shape)} cannot be split over "
+                    f"{mesh.sizes['tp']} ranks"
+                )
+    # Its fast path in evaluation reads the layers' parameters by itself.
+    torch.backends.mha.set_fastpath_enabled(False)
+    parallelize_module(task.model, mesh.sub("tp"), plan)
+
+
+class TensorParallel(Strategy):
+    """Split layers, and replicas of them where there are more ranks.
+
+    Replicas average their gradients after the backward pass, not during it as DDP does, which
+    takes no parameters that are spread: with many replicas use fsdp in the place of dp.
+    """
+
+    forward_is_collective = True
+
+    def _prepare(self) -> nn.Module:
+        model = self.bare.to(self.group.device)
+        split_layers(self.task, self.mesh)
+        return model
+
+    def finish_gradients(self) -> None:
+        """The mean over the replicas."""
+        if self.mesh.has("dp"):
+            mean_over(self.parameters(), self.mesh.sub("dp").get_group(), _BUCKET_BYTES)
+
+    def state(self) -> TrainingState:
+        """Rank 0 puts it together."""
+        return replace(super().state(), leads=self.group.world.rank == 0)
