@@ -54,7 +54,9 @@ def _cause(strategy: Strategy, src: Tensor, tgt: Tensor) -> str:
     for parameter in strategy.parameters():
         parameter.grad = None
     try:
-        loss = strategy.micro_batch(src, tgt, 1.0, False, lambda _: None)
+        # What is compiled does not call hooks that came later.
+        with torch.compiler.set_stance("force_eager"):
+            loss = strategy.micro_batch(src, tgt, 1.0, False, lambda _: None)
     finally:
         for hook in hooks:
             hook.remove()
@@ -66,11 +68,15 @@ def _cause(strategy: Strategy, src: Tensor, tgt: Tensor) -> str:
 
 
 def _look(found: list[str], name: str, module: nn.Module, inputs: Any, output: Any) -> None:
-    del inputs
-    outputs = output if isinstance(output, tuple) else (output,)
-    for values in outputs:
-        if not found and isinstance(values, Tensor) and (text := _bad(values)):
-            found.append(f"{text} first in the output of {name or 'the model'} ({type(module).__name__})")
+    if found:
+        return
+    where = f"{name or 'the model'} ({type(module).__name__})"
+    # What a layer gets may come from code between the layers.
+    for place, values in (("input", inputs), ("output", output)):
+        for value in values if isinstance(values, tuple) else (values,):
+            if isinstance(value, Tensor) and value.is_floating_point() and (text := _bad(value)):
+                found.append(f"{text} first in the {place} of {where}")
+                return
 
 
 def _bad_gradient(strategy: Strategy) -> str:

@@ -14,6 +14,7 @@ from ddp_hpc.training.group import Group
 from ddp_hpc.training.models import TASKS
 from ddp_hpc.training.prepare import open_data
 from ddp_hpc.training.progress import Progress
+from ddp_hpc.training.strategies.mesh import parse_mesh
 from ddp_hpc.training.task import Factory, SampleSpec, Task, find_factory, make_task, shapes_text
 
 
@@ -27,6 +28,8 @@ def set_up(config: TrainConfig, group: Group, progress: Progress) -> tuple[Task,
     """
     problem, factory = "", None
     try:
+        if config.mesh is not None:
+            parse_mesh(config.mesh, group.world.world_size)
         factory = find_factory(config.model) if config.is_own_model else TASKS[config.model]
     except RequestError as error:
         problem = str(error)
@@ -58,7 +61,7 @@ def _make(config: TrainConfig, group: Group, factory: Factory, samples: Samples 
     own = shapes_text(task.model)
     first = group.comm.bcast(own)
     if own != first:
-        pairs = zip(own.split(", "), first.split(", "), strict=False)
+        pairs = zip(own.split("; "), first.split("; "), strict=False)
         seen, needed = next((pair for pair in pairs if pair[0] != pair[1]), (own[-80:], first[-80:]))
         problem = (
             f"--model {config.model}: the factory gives other models on other ranks: {seen} on rank "

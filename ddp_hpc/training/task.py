@@ -179,7 +179,7 @@ def as_task(name: str, made: object) -> Task:
 def shapes_text(model: nn.Module) -> str:
     """Names, shapes and types of all parameters and buffers, to be compared over ranks."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return ", ".join(
+    return "; ".join(
         f"{name} {tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for name, t in tensors.items()
     )
 

@@ -24,6 +24,7 @@ from ddp_hpc.data.order import EpochOrder
 from ddp_hpc.data.samples import Samples
 from ddp_hpc.errors import RequestError
 from ddp_hpc.training.clock import StepClock
+from ddp_hpc.training.compiling import Compiled, warm_up
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.evaluate import Evaluation, evaluate
 from ddp_hpc.training.group import Group
@@ -92,6 +93,11 @@ def train(
         progress.say(said)
     strategy = _share(task, group, config)
     mesh = strategy.mesh
+    compiled = None
+    if config.compile is not None:
+        compiled = Compiled()
+        batch = _dummy(task, samples, dtype, device, min(config.batch_size, samples.num_samples))
+        progress.say(f"compiled: {warm_up(strategy, *batch)}")
     # Ranks draw different dropout masks from here on, but those that share samples the same; the
     # parameters above are the same on all.
     seed_generators(config.rank_seed(mesh.data_rank))
@@ -176,6 +182,8 @@ def train(
     if not stop:  # also where an attempt before this one was ended in the middle of it
         test = test_after(position.epoch + (position.begin > 0))
     wall_s = time.perf_counter() - start_s
+    if str(compiled or ""):
+        progress.say(f"note: {compiled}")
     batches.close()
     metrics.close()
     heart.at(position.step, "snapshot")
@@ -225,14 +233,15 @@ def _peak_bytes(device: torch.device) -> int:
 
 
 def _dummy(
-    task: Task, samples: Samples, dtype: torch.dtype, device: torch.device
+    task: Task, samples: Samples, dtype: torch.dtype, device: torch.device, num: int = 2
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two samples of zeros."""
+    """So many samples of zeros."""
     kinds = (torch.int64 if info.dtype.kind in "biu" and not info.bfloat16 else dtype
              for info in (samples.src, samples.tgt))  # fmt: skip
     shapes = (samples.src_shape, samples.tgt_shape)
     src, tgt = (
-        torch.zeros((2, *shape), dtype=kind, device=device) for shape, kind in zip(shapes, kinds, strict=True)
+        torch.zeros((num, *shape), dtype=kind, device=device)
+        for shape, kind in zip(shapes, kinds, strict=True)
     )
     return task.inputs(src, tgt, dtype)
 

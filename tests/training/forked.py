@@ -140,6 +140,7 @@ def _be_rank(request: dict[str, Any], rank: int, port: int) -> None:
         else request["env"]
     )
     os.chdir(request["cwd"])
+    sys.path.insert(0, request["cwd"])  # as `python -m` has it
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     null = os.open(os.devnull, os.O_RDONLY)
     for old, new in ((null, 0), (log, 1), (log, 2)):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ddp_hpc.errors import RequestError
+from ddp_hpc.training.compiling import compile_modules
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.gradients import global_norm, limit_norm
 from ddp_hpc.training.group import Group
@@ -33,6 +34,8 @@ class Strategy:
 
     forward_is_collective = False
     """Ranks wait for each other in a forward pass: all have to make as many."""
+    compiles_blocks = False
+    """The model's layers are compiled one by one, by `_prepare`, as ranks meet between them."""
 
     def __init__(
         self, task: Task, group: Group, config: TrainConfig, precision: Precision, mesh: Mesh
@@ -40,6 +43,8 @@ class Strategy:
         self.task, self.group, self.config, self.precision, self.mesh = task, group, config, precision, mesh
         self.bare = task.model
         """Of which the tensors have their names."""
+        if config.compile is not None and not self.compiles_blocks:
+            compile_modules([self.bare], config.compile)
         self.model = self._prepare()
         """Which is called."""
         self.optimizer = self._make_optimizer(config.scaled_lr(mesh.data_size))

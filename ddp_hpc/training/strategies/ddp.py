@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_hpc.errors import DdpHpcError
 from ddp_hpc.training.optimizers import optimizer_class, optimizer_options, parameter_groups
 from ddp_hpc.training.state import TrainingState
 from ddp_hpc.training.strategies.base import Strategy
@@ -20,6 +21,7 @@ class Ddp(Strategy):
     """A replica a rank, over one device or several."""
 
     model: DistributedDataParallel
+    _is_known = False
 
     def _prepare(self) -> nn.Module:
         config, device = self.config, self.group.device
@@ -44,6 +46,10 @@ class Ddp(Strategy):
             find_unused_parameters=config.find_unused_parameters,
         )
         if config.compress_gradients:
+            if config.compress_gradients == "bf16" and device.type == "cpu":
+                raise self._refuse(
+                    "--compress-gradients bf16 is for NCCL and XCCL; torch's hook refuses gloo", "use fp16"
+                )
             from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
             hook = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
@@ -53,6 +59,25 @@ class Ddp(Strategy):
     def sync(self, last: bool) -> AbstractContextManager[Any]:
         """Gradients cross the network once a step, with its last micro-batch."""
         return nullcontext() if last else self.model.no_sync()
+
+    def finish_gradients(self) -> None:
+        """In the first step, looks for parameters that the forward pass leaves out: DDP waits for them.
+
+        Raises:
+            DdpHpcError: there are any, and no option allows it.
+        """
+        if self._is_known:
+            return
+        self._is_known = True
+        if self.config.find_unused_parameters or self.config.static_graph:
+            return
+        unused = [n for n, p in self.bare.named_parameters() if p.requires_grad and p.grad is None]
+        if unused:
+            raise DdpHpcError(
+                f"{len(unused)} of the model's parameters got no gradient: {', '.join(unused[:5])}"
+                f"{', ...' if len(unused) > 5 else ''}; the forward pass leaves them out: take them out of the "
+                "model, set requires_grad=False, or give --find-unused-parameters"
+            )
 
     def settle(self, src: Tensor, tgt: Tensor) -> None:
         """One backward pass whose gradients nobody wants.

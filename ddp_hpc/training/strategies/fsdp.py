@@ -19,6 +19,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
+from ddp_hpc.training.compiling import compile_modules
 from ddp_hpc.training.layers import blocks_of
 from ddp_hpc.training.precision import AMP_DTYPES, Precision
 from ddp_hpc.training.state import TrainingState
@@ -30,6 +31,7 @@ class Fsdp(Strategy):
     """A part of everything a rank."""
 
     forward_is_collective = True
+    compiles_blocks = True
 
     def _prepare(self) -> nn.Module:
         config, device, mesh = self.config, self.group.device, self.mesh
@@ -47,15 +49,16 @@ class Fsdp(Strategy):
         # Its fast path in evaluation reads parameters of layers that are not gathered.
         torch.backends.mha.set_fastpath_enabled(False)
         if mesh.has("tp"):
-            split_layers(self.task, mesh)
+            split_layers(self.task, mesh, compiles=config.compile is not None)
         options: dict[str, Any] = {
             "mesh": mesh.sub("dp", "fsdp") if mesh.has("dp") else mesh.sub("fsdp"),
-            "mp_policy": _precision_policy(config.amp),
             "offload_policy": CPUOffloadPolicy() if config.cpu_offload else OffloadPolicy(),
         }
+        if config.compile is not None:
+            compile_modules(blocks_of(model), config.compile)
         for block in blocks_of(model):
-            fully_shard(block, **options)
-        fully_shard(model, **options)
+            fully_shard(block, mp_policy=_precision_policy(config.amp), **options)
+        fully_shard(model, mp_policy=_precision_policy(config.amp, torch.float32), **options)
         return model
 
     def sync(self, last: bool) -> AbstractContextManager[Any]:
@@ -69,10 +72,10 @@ class Fsdp(Strategy):
         return replace(super().state(), leads=self.group.world.rank == 0)
 
 
-def _precision_policy(amp: str) -> MixedPrecisionPolicy:
+def _precision_policy(amp: str, output_dtype: torch.dtype | None = None) -> MixedPrecisionPolicy:
     """Layers are gathered in the half type, gradients are summed in float32."""
     if amp == "off":
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(
-        param_dtype=AMP_DTYPES[amp], reduce_dtype=torch.float32, output_dtype=torch.float32
+        param_dtype=AMP_DTYPES[amp], reduce_dtype=torch.float32, output_dtype=output_dtype
     )

@@ -107,6 +107,11 @@ def find_mesh(config: TrainConfig, group: Group) -> Mesh:
         RequestError: as `parse_mesh`.
     """
     world_size = group.world.world_size
+    if config.strategy == "dataparallel" and world_size > 1:
+        raise RequestError(
+            f"--strategy dataparallel: one process drives all GPUs of its node, and {world_size} were "
+            "started; start one, or use --strategy ddp, which is faster"
+        )
     if config.mesh is not None:
         sizes = parse_mesh(config.mesh, world_size)
     elif world_size == 1:

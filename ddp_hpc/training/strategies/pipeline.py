@@ -25,6 +25,7 @@ class Pipeline(Strategy):
     """One stage a rank; replicas of the pipeline average their gradients after the backward pass."""
 
     forward_is_collective = True
+    compiles_blocks = True
 
     def _prepare(self) -> nn.Module:
         mesh, device = self.mesh, self.group.device
@@ -34,9 +35,11 @@ class Pipeline(Strategy):
             )
         if self.config.amp == "fp16":
             raise self._refuse("a pipeline does not scale losses, which fp16 needs", "use --amp bf16")
+        if self.config.compile is not None:
+            raise self._refuse("a pipeline's stages are not compiled", "leave --compile out")
         if mesh.has("tp"):
             self.bare.to(device)
-            split_layers(self.task, mesh)
+            split_layers(self.task, mesh, compiles=False)
         self._live = live_tensors(self.bare)
         self._whole = specs_of(self._live)
         stages = split_stages(self.task, mesh.sizes["pp"])

@@ -18,12 +18,17 @@ from ddp_hpc.training.task import Task
 _BUCKET_BYTES = 25 * 2**20  # DDP's default
 
 
-def split_layers(task: Task, mesh: Mesh) -> None:
+def split_layers(task: Task, mesh: Mesh, *, compiles: bool) -> None:
     """Splits the layers that the task's plan names, in place. Collective over the grid.
 
     Raises:
         RequestError: the task has no plan, or one that does not fit.
     """
+    if compiles:
+        raise RequestError(
+            f"--compile with tp={mesh.sizes['tp']}: torch 2.13's compiler does not get through layers that are "
+            "split so; leave one of them out"
+        )
     if task.tensor_parallel is None:
         raise RequestError(
             f"tp={mesh.sizes['tp']}: the task of {type(task.model).__name__} has no `tensor_parallel` plan, "
@@ -53,10 +58,11 @@ class TensorParallel(Strategy):
     """
 
     forward_is_collective = True
+    compiles_blocks = True
 
     def _prepare(self) -> nn.Module:
         model = self.bare.to(self.group.device)
-        split_layers(self.task, self.mesh)
+        split_layers(self.task, self.mesh, compiles=self.config.compile is not None)
         return model
 
     def finish_gradients(self) -> None:
