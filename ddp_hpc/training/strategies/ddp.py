@@ -75,8 +75,8 @@ class Ddp(Strategy):
         if unused:
             raise DdpHpcError(
                 f"{len(unused)} of the model's parameters got no gradient: {', '.join(unused[:5])}"
-                f"{', ...' if len(unused) > 5 else ''}; the forward pass leaves them out: take them out of the "
-                "model, set requires_grad=False, or give --find-unused-parameters"
+                f"{', ...' if len(unused) > 5 else ''}; the forward pass leaves them out: take them out of "
+                "the model, set requires_grad=False, or give --find-unused-parameters"
             )
 
     def settle(self, src: Tensor, tgt: Tensor) -> None:
@@ -99,7 +99,7 @@ class Ddp(Strategy):
 
 
 class Zero(Ddp):
-    """DDP, and each rank has the optimizer's state of some of the parameters (arXiv 1910.02054, stage 1)."""
+    """DDP; each rank has the optimizer's state of some of the parameters (arXiv 1910.02054, stage 1)."""
 
     def _make_optimizer(self, lr: float) -> torch.optim.Optimizer:
         from torch.distributed.optim import ZeroRedundancyOptimizer

@@ -26,8 +26,8 @@ def split_layers(task: Task, mesh: Mesh, *, compiles: bool) -> None:
     """
     if compiles:
         raise RequestError(
-            f"--compile with tp={mesh.sizes['tp']}: torch 2.13's compiler does not get through layers that are "
-            "split so; leave one of them out"
+            f"--compile with tp={mesh.sizes['tp']}: torch 2.13's compiler does not get through layers that "
+            "are split so; leave one of them out"
         )
     if task.tensor_parallel is None:
         raise RequestError(
