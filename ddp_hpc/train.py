@@ -1,18 +1,15 @@
 """`python -m ddp_hpc.train`: parse, discover, rendezvous, ensure the data, train.
 
 The same code whether one process was started or mpiexec, srun or torchrun
-started many. This module turns errors into one line for the whole job and an
-exit code; everything that does something lives below it.
+started many. Everything that does something lives below it: `training/session.py`
+connects the ranks, `training/ending.py` turns errors into one line for the whole
+job and an exit code.
 """
 
 from __future__ import annotations
 
-import contextlib
-import faulthandler
 import os
-import signal
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,17 +17,7 @@ import click
 
 from data_gen.recipe import parse_shape
 from ddp_hpc import __version__
-from ddp_hpc.errors import (
-    EXIT_AGAIN,
-    EXIT_DONE,
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_WRONG_REQUEST,
-    DdpHpcError,
-    RendezvousError,
-    ReportedElsewhereError,
-    RequestError,
-)
+from ddp_hpc.errors import EXIT_INTERRUPTED, EXIT_WRONG_REQUEST, RequestError
 from ddp_hpc.training.claim import Claim
 from ddp_hpc.training.config import (
     AMPS,
@@ -46,19 +33,13 @@ from ddp_hpc.training.config import (
     TrainConfig,
     parse_option,
 )
-from ddp_hpc.training.stopping import SIGNALS
-from ddp_hpc.world.comm import abort_mpi, finalize_mpi
+from ddp_hpc.training.ending import Parts, end_stopped, speak
+from ddp_hpc.training.session import session, start_watching
 from ddp_hpc.world.launch_env import peek_rank
-from ddp_hpc.world.once import say_once_a_node
-from ddp_hpc.world.rendezvous import Endpoint, rendezvous
-from ddp_hpc.world.topology import DISCOVERIES, World, discover, short_hostname
-from ddp_hpc.world.watchdog import time_limit
+from ddp_hpc.world.topology import DISCOVERIES
 
 if TYPE_CHECKING:
-    from ddp_hpc.training.failure import FailureWatch
     from ddp_hpc.training.group import Group
-    from ddp_hpc.training.heartbeat import Heartbeat
-    from ddp_hpc.training.survival import Survival
 
 _EXAMPLES = """\b
 Examples:
@@ -86,7 +67,6 @@ def _folder(_: click.Context, option: click.Parameter, text: str | None) -> Path
     return None if text is None else Path(text)
 
 
-_SIGTERM_EXIT = 128 + signal.SIGTERM
 _PATH = click.Path(path_type=Path)
 
 
@@ -289,7 +269,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
         code = error.exit_code
     except RequestError as error:
         if peek_rank(os.environ) == 0:
-            _speak(Claim.FIRST, str(error), None)
+            speak(Claim.FIRST, str(error), None)
         code = error.exit_code
     except (KeyboardInterrupt, click.Abort):
         code = EXIT_INTERRUPTED
@@ -302,60 +282,18 @@ def main(argv: list[str] | None = None) -> NoReturn:
     sys.exit(code)
 
 
-@dataclass
-class _Parts:
-    """What of a run is there so far, for the words and the deeds of its end."""
-
-    world: World | None = None
-    watch: FailureWatch | None = None
-    heart: Heartbeat | None = None
-    survival: Survival | None = None
-
-
 def _run(config: TrainConfig) -> None:
     """Everything after parsing. Leaves by ending the process where it fails."""
-    for sig in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(sig, _on_signal)
-    if sys.stderr is not None:
-        faulthandler.enable()  # says where, if a data file is cut under the memory map (SIGBUS)
-    # c10d warns, with C++ frames, of every connection that a failing rank drops, and of hosts without DNS.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    parts = _Parts()
-    try:
-        parts.world, endpoint = world, _ = _find_the_others(config)
-        from ddp_hpc.training.group import connect, joined
-
-        link = connect(world, endpoint, config) if endpoint is not None else None
-        parts.watch = link.watch if link is not None else None
-        with joined(world, link, config) as group:
-            stopped = _train(config, group, parts)
-    except BaseException as error:  # the one place where everything ends up
-        _fail(error, parts, config.timeout_s)
+    parts = Parts()
+    with session(config, parts) as group:
+        stopped = _train(config, group, parts)
     # torchrun would start again what ends with another code than 0; the run folder's `state` tells.
-    if stopped and world.launcher != "torchrun":
-        _ignore_signals()
-        finalize_mpi()
-        # Launchers give the largest code, or all of them ORed. Rank 0 ends last: a launcher that ends the
-        # others because of it finds nobody.
-        # Hydra gives one rank's code once they have left MPI: seen with MPICH 5.0, 75 and 0 gave either.
-        all_say_it = world.launcher.startswith("hydra")
-        _leave(EXIT_AGAIN if world.rank == 0 or all_say_it else EXIT_DONE)
+    if stopped and group.world.launcher != "torchrun":
+        end_stopped(group.world)
 
 
-def _find_the_others(config: TrainConfig) -> tuple[World, Endpoint | None]:
-    """The world and its meeting place, within --init-timeout. Collective: every rank must call this."""
-    environ = dict(os.environ)
-    prefix = f"[rank {peek_rank(environ)} {short_hostname()}] "
-    # The inner limits are to end first: they can name who is missing.
-    with time_limit(config.init_timeout_s + 15.0, prefix) as watchdog:
-        watchdog.stage("in MPI_Init for the other ranks: one of them did not start, or ended before it")
-        world = discover(environ, config.discovery)
-        return world, rendezvous(world, environ, config.init_timeout_s, watchdog)
-
-
-def _train(config: TrainConfig, group: Group, parts: _Parts) -> str:
+def _train(config: TrainConfig, group: Group, parts: Parts) -> str:
     """Data, training, summary; gives why it stopped before its end. Collective: every rank must call this."""
-    from ddp_hpc.training.heartbeat import start_heartbeat
     from ddp_hpc.training.metrics import check_outputs
     from ddp_hpc.training.progress import Progress
     from ddp_hpc.training.setup import set_up
@@ -374,29 +312,9 @@ def _train(config: TrainConfig, group: Group, parts: _Parts) -> str:
     group.agree(check_outputs(outputs, config.data) if world.rank == 0 else "", EXIT_WRONG_REQUEST)
     task, samples = set_up(config, group, progress)
 
-    def last_words(text: str) -> None:
-        _end_from_thread(text, parts, _claim(DdpHpcError(text), parts, together=False))
-
-    def on_lost(text: str) -> None:
-        # Where rank 0 is lost the store is too: nobody can be asked who speaks.
-        is_rank_0 = world.rank == 0
-        claim = _claim(DdpHpcError(text), parts, together=False) if is_rank_0 else Claim.ALONE
-        _end_from_thread(text, parts, claim)
-
-    def is_lost() -> bool:
-        return parts.watch is not None and parts.watch.heard
-
-    with survive(config, group, progress, last_words=last_words, is_lost=is_lost) as survival:
+    with survive(config, group, progress, last_words=parts.last_words, is_lost=parts.is_lost) as survival:
         parts.survival = survival
-        parts.heart = heart = start_heartbeat(
-            world,
-            group.comm,
-            group.host,
-            stuck_s=config.hang_timeout_s,
-            first_s=max(config.timeout_s, config.hang_timeout_s),
-            stacks=survival.stacks,
-            on_lost=on_lost,
-        )
+        heart = start_watching(config, group, parts, survival.stacks)
         if heart.note:
             progress.say(f"note: {heart.note}")
         result = train(config, group, task, samples, progress, survival, heart)
@@ -429,145 +347,6 @@ def _become_torchrun() -> NoReturn:
     # Of an option that is given twice the last counts.
     training = ["-m", "ddp_hpc.train", *sys.argv[1:], "--discovery", "auto"]
     os.execv(sys.executable, [sys.executable, *torchrun, *training])  # noqa: S606 - an argv list
-
-
-def _on_signal(signum: int, frame: object) -> NoReturn:
-    """Until the training takes them over."""
-    del frame
-    # An exception, so that a half-made data file is removed on the way out.
-    raise SystemExit(128 + signum)
-
-
-def _ignore_signals() -> None:
-    """Slurm sends TERM twice at the walltime, and job scripts hand on USR1: none may cut the end short."""
-    for sig in SIGNALS:
-        signal.signal(sig, signal.SIG_IGN)
-
-
-def _end_from_thread(text: str, parts: _Parts, claim: Claim) -> NoReturn:
-    """The end where the main thread may never return from a collective."""
-    _speak(claim, text, parts.world)
-    if parts.survival is not None:
-        parts.survival.failed(text, again=True)
-    # Several may come to this at once: whoever speaks is not to be aborted before.
-    abort_mpi(EXIT_FAILED, patience_s=1.0 if claim is Claim.LATE else 0.0)
-    _leave(EXIT_FAILED)
-
-
-def _fail(error: BaseException, parts: _Parts, timeout_s: float) -> NoReturn:
-    """Says once for the whole job what happened here, and ends the other ranks.
-
-    The process ends by `os._exit`: an interpreter that is taken down calls into
-    threads and communicators whose other side may be gone.
-    """
-    _ignore_signals()
-    # torch's handler raises wherever it is called, here too, when the workers of --workers end.
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    code, text = _verdict(error, parts, timeout_s)
-    if parts.heart is not None:
-        parts.heart.close()  # or the others would count this rank as gone without a word
-    together = isinstance(error, DdpHpcError) and error.everywhere
-    claim = _claim(error, parts, together)
-    if claim is Claim.LATE and code == _SIGTERM_EXIT:
-        code = EXIT_FAILED  # our own watch sent that signal
-    _speak(claim, text, parts.world)
-    if parts.survival is not None and claim is not Claim.LATE and code == EXIT_FAILED:
-        parts.survival.failed(text.splitlines()[-1], again=_is_lost_contact(error, timeout_s))
-    if together:
-        # All ranks are here: nobody has to be torn out of a wait.
-        if parts.watch is not None:
-            parts.watch.close()
-        finalize_mpi()
-        _leave(code)
-    if parts.world is not None and parts.world.launcher == "torchrun" and claim is not Claim.LATE:
-        _tell_torchrun(error)
-    # MPI_Finalize would wait for ranks that are stuck in a collective: they are ended instead.
-    abort_mpi(code, patience_s=5.0 if claim is Claim.LATE else 0.0)
-    _leave(code)
-
-
-def _claim(error: BaseException, parts: _Parts, together: bool) -> Claim:
-    """Whether this rank speaks: of several that fail, one."""
-    if isinstance(error, ReportedElsewhereError):
-        return Claim.LATE
-    if parts.world is None:
-        return Claim.ALONE
-    if together or parts.world.world_size == 1:
-        return Claim.FIRST
-    return parts.watch.claim() if parts.watch is not None else Claim.ALONE
-
-
-def _speak(claim: Claim, text: str, world: World | None) -> None:
-    """One line; a traceback, which has its own label, as it is."""
-    worded = text if "\n" in text else f"error: {text}"
-    if claim is Claim.ALONE:
-        say_once_a_node(f"[{short_hostname()}] {worded}", os.environ)
-    elif claim is Claim.FIRST:
-        prefix = world.prefix if world is not None and world.world_size > 1 else ""
-        # One write, so that lines of different ranks do not mix. A full disk does not keep it from its end.
-        with contextlib.suppress(OSError, AttributeError):
-            sys.stderr.write(f"{prefix}{worded}\n")
-            sys.stderr.flush()
-
-
-def _verdict(error: BaseException, parts: _Parts, timeout_s: float) -> tuple[int, str]:
-    """Exit code and words for an error."""
-    if isinstance(error, SystemExit):
-        code = error.code if isinstance(error.code, int) else EXIT_FAILED
-        if code - 128 in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-            name = signal.Signals(code - 128).name
-            return code, f"stopped by {name} (scancel, qdel, the walltime, or the launcher)"
-        return code, f"a rank ended itself with exit code {code}"
-    if isinstance(error, KeyboardInterrupt):
-        return EXIT_INTERRUPTED, "interrupted"
-    if "is killed by signal: Terminated" in str(error):
-        # A worker of --workers got the job's SIGTERM a moment before this process did.
-        return _verdict(SystemExit(_SIGTERM_EXIT), parts, timeout_s)
-    if isinstance(error, DdpHpcError):
-        return error.exit_code, str(error)
-    return EXIT_FAILED, _describe(error, parts, timeout_s)
-
-
-def _is_lost_contact(error: BaseException, timeout_s: float) -> bool:
-    if "torch" not in sys.modules:
-        return False
-    from ddp_hpc.training.failure import explain_lost_contact
-
-    return isinstance(error, RendezvousError) or bool(explain_lost_contact(error, timeout_s))
-
-
-def _leave(code: int) -> NoReturn:
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stdout.flush()
-    os._exit(code)
-
-
-def _tell_torchrun(error: BaseException) -> None:
-    """Puts the error where torchrun's agent looks for the root cause; else it names whoever ended first."""
-    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
-
-    get_error_handler().record_exception(error)
-
-
-def _describe(error: BaseException, parts: _Parts, timeout_s: float) -> str:
-    """The whole traceback of an error that nobody foresaw: it is a bug, or the user's own code.
-
-    That another rank went away is foreseen, and takes one line.
-    """
-    import traceback
-
-    if "ddp_hpc.training.loader" in sys.modules:
-        from ddp_hpc.training.loader import explain_lost_worker
-
-        if text := explain_lost_worker(error):
-            return text
-    if parts.watch is not None:
-        from ddp_hpc.training.failure import explain_lost_contact
-
-        if text := explain_lost_contact(error, timeout_s):
-            gone = parts.heart.who_is_gone() if parts.heart is not None else ""
-            return f"{gone} is gone: {text}" if gone else text
-    return "".join(traceback.format_exception(error)).rstrip()
 
 
 if __name__ == "__main__":

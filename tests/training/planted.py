@@ -9,12 +9,12 @@ import time
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 from ddp_hpc import train
-from ddp_hpc.training import group, step
+from ddp_hpc.training import ending, group, step
 
 kind, rank, *while_it_fails = os.environ["PLANT"].split(":")
 step_as_it_is = step.Stepper.one_step
 pick_as_it_is = group.pick_device
-verdict_as_it_is = train._verdict
+verdict_as_it_is = ending.verdict
 destroy_as_it_is = group.dist.destroy_process_group
 
 
@@ -59,7 +59,7 @@ def verdict(*args):
 
 
 step.Stepper.one_step = one_step
-train._verdict = verdict
+ending.verdict = verdict
 group.pick_device = pick_device
 group.dist.destroy_process_group = destroy
 train.main()

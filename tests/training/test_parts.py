@@ -8,12 +8,12 @@ from datetime import timedelta
 import pytest
 import torch
 
-from ddp_hpc import train as entry
 from ddp_hpc.errors import RendezvousError, ReportedElsewhereError, RequestError
 from ddp_hpc.training.claim import Claim
 from ddp_hpc.training.clock import StepClock
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.devices import choose_backend, device_kind
+from ddp_hpc.training.ending import Parts, verdict
 from ddp_hpc.training.failure import FailureWatch, explain_lost_contact
 from ddp_hpc.training.group import agree, same_everywhere
 from ddp_hpc.training.loader import explain_lost_worker
@@ -137,7 +137,7 @@ def test_of_two_that_fail_at_once_one_speaks(store, monkeypatch):
 def test_a_worker_that_ended_is_one_line_wherever_torch_says_so(signal_name, code, words):
     error = RuntimeError(f"DataLoader worker (pid 7) is killed by signal: {signal_name}. \nAnd more.")
     assert explain_lost_worker(error)
-    exit_code, text = entry._verdict(error, None, 1.0)
+    exit_code, text = verdict(error, Parts(), 1.0)
     assert exit_code == code
     assert words in text
     assert "\n" not in text
