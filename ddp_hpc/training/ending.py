@@ -26,6 +26,7 @@ from ddp_hpc.errors import (
 from ddp_hpc.training.claim import Claim
 from ddp_hpc.training.stopping import SIGNALS
 from ddp_hpc.world.comm import abort_mpi, finalize_mpi
+from ddp_hpc.world.launch_env import present_launchers
 from ddp_hpc.world.once import say_once_a_node
 from ddp_hpc.world.topology import World, short_hostname
 
@@ -45,6 +46,13 @@ class Parts:
     watch: FailureWatch | None = None
     heart: Heartbeat | None = None
     survival: Survival | None = None
+    in_script: bool = False
+    """It is someone's own program: alone, it ends as Python programs end."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this process has no other ranks beside it, as far as is known."""
+        return self.world.world_size == 1 if self.world is not None else not present_launchers(os.environ)
 
     def last_words(self, text: str) -> NoReturn:
         """The end of a process that SIGKILL is about to meet. Called in a thread."""
@@ -97,6 +105,10 @@ def fail(error: BaseException, parts: Parts, timeout_s: float) -> NoReturn:
 
     The process ends by `os._exit`: an interpreter that is taken down calls into
     threads and communicators whose other side may be gone.
+
+    Raises:
+        BaseException: the error itself, in a script that is alone: it may be a test or a notebook.
+            Errors of this package become SystemExit there.
     """
     _ignore_signals()
     # torch's handler raises wherever it is called, here too, when the workers of --workers end.
@@ -105,6 +117,8 @@ def fail(error: BaseException, parts: Parts, timeout_s: float) -> NoReturn:
     if parts.heart is not None:
         parts.heart.close()  # or the others would count this rank as gone without a word
     together = isinstance(error, DdpHpcError) and error.everywhere
+    if parts.in_script and parts.is_alone:
+        _end_alone(error, parts, code, text)
     claim = _claim(error, parts, together)
     if claim is Claim.LATE and code == _SIGTERM_EXIT:
         code = EXIT_FAILED  # our own watch sent that signal
@@ -122,6 +136,15 @@ def fail(error: BaseException, parts: Parts, timeout_s: float) -> NoReturn:
     # MPI_Finalize would wait for ranks that are stuck in a collective: they are ended instead.
     abort_mpi(code, patience_s=5.0 if claim is Claim.LATE else 0.0)
     _leave(code)
+
+
+def _end_alone(error: BaseException, parts: Parts, code: int, text: str) -> NoReturn:
+    if parts.survival is not None and code == EXIT_FAILED:
+        parts.survival.failed(text.splitlines()[-1], again=False)
+    if isinstance(error, DdpHpcError):
+        speak(Claim.FIRST, text, parts.world)
+        raise SystemExit(code) from error
+    raise error
 
 
 def speak(claim: Claim, text: str, world: World | None) -> None:

@@ -8,6 +8,7 @@ it is by `Heartbeat.at`, which stores one tuple; a thread sends it every few sec
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import selectors
 import socket
@@ -35,6 +36,8 @@ from ddp_hpc.world.topology import World
 
 # In the order of a step; data to backward once for each micro-batch. Another word counts as the last.
 PHASES = ("data", "forward", "backward", "optimizer", "settle", "snapshot", "evaluation")
+RESTING = "outside of a step"
+"""A phase that comes after all others and may last for ever: of a script between its loops."""
 _ORDER = {phase: number for number, phase in enumerate(PHASES, start=1)}
 _CONNECT_S = 20.0
 _CLOSE_S = 3.0
@@ -141,11 +144,17 @@ class Heartbeat:
         # One store, so that the thread never sees half a move.
         self._place = (step, turn, order, phase, time.monotonic())
 
+    def rest(self) -> None:
+        """Nobody judges how long the main thread is where it is, until it is `at` somewhere."""
+        self.at(self._place[0], RESTING)
+
     def now(self, not_before_s: float = 0.0) -> Beat:
         """The beat of this moment; time before `not_before_s` (monotonic) does not count."""
         step, turn, order, phase, since_s = self._place
         is_first = step in (NOT_BEGUN, self._first_step)
         limit_s = self._limits.first_s if is_first else self._limits.stuck_s
+        if phase == RESTING:
+            limit_s = math.inf
         return Beat(step, turn, order, time.monotonic() - max(since_s, not_before_s), limit_s, phase)
 
     def who_is_gone(self, wait_s: float = 1.0) -> str:

@@ -8,9 +8,8 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,8 +48,9 @@ def session(config: TrainConfig, parts: Parts) -> Iterator[Group]:
 def _prepare_process() -> None:
     for sig in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(sig, on_signal)
-    if sys.stderr is not None:
-        faulthandler.enable()  # says where, if a data file is cut under the memory map (SIGBUS)
+    if not faulthandler.is_enabled():
+        with suppress(OSError, RuntimeError, AttributeError):  # stderr may be closed, or a notebook's
+            faulthandler.enable()  # says where, if a data file is cut under the memory map (SIGBUS)
     # c10d warns, with C++ frames, of every connection that a failing rank drops, and of hosts without DNS.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
@@ -64,6 +64,12 @@ def _find_the_others(config: TrainConfig) -> tuple[World, Endpoint | None]:
         watchdog.stage("in MPI_Init for the other ranks: one of them did not start, or ended before it")
         world = discover(environ, config.discovery)
         return world, rendezvous(world, environ, config.init_timeout_s, watchdog)
+
+
+def stacks_of_run() -> Path | None:
+    """The folder for stacks of ranks that hang, where a job script names a run folder."""
+    run = os.environ.get("DDP_HPC_RUN_DIR", "")
+    return Path(run) / "stacks" if run else None
 
 
 def start_watching(config: TrainConfig, group: Group, parts: Parts, stacks: Path | None) -> Heartbeat:

@@ -1,0 +1,110 @@
+"""The examples of docs/library.md run, and what the page says of them is true."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import io
+import re
+import socket
+import subprocess
+import sys
+import tokenize
+from pathlib import Path
+
+import pytest
+
+import ddp_hpc
+from tests.conftest import PROJECT
+from tests.training.runs import run, start, succeeded
+
+EXAMPLES = PROJECT / "docs" / "examples"
+PAGE = (PROJECT / "docs" / "library.md").read_text()
+BY_HAND, OURS = ((EXAMPLES / f"lesson_{name}.py").read_text() for name in ("mpi4py", "ddp_hpc"))
+_SIDE_BY_SIDE, _NAMES = PAGE.split("## One loop with all of it")
+BLOCKS = re.findall(r"```python\n(.*?)```", _NAMES, re.DOTALL)
+
+
+def _free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def _code(script: str) -> list[str]:
+    """The lines that are neither empty, comment nor docstring, without their indentation."""
+    [docstring] = [node for node in ast.parse(script).body[:1] if isinstance(node, ast.Expr)]
+    silent = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+    numbers: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(script).readline):
+        if token.type not in silent and token.start[0] > docstring.lineno:
+            numbers.update(range(token.start[0], token.end[0] + 1))
+    lines = script.splitlines()
+    return [lines[number - 1].strip() for number in sorted(numbers) if number <= len(lines)]
+
+
+def _losses(name: str, cwd: Path, *options: str) -> list[float]:
+    sizes = ["--epochs", "2", "--num-samples", "192", "--embedding", "16", "--dropout", "0"]
+    argv = [*start(2), str(EXAMPLES / f"lesson_{name}.py"), *sizes, *options]
+    done = succeeded(run(argv, cwd, env={"MASTER_PORT": _free_port()} if name == "mpi4py" else None))
+    return [float(line.split()[-1]) for line in done.stdout.splitlines()]
+
+
+def test_both_scripts_train_alike(tmp_path: Path) -> None:
+    by_hand, ours = (_losses(name, tmp_path, "--no-shuffle") for name in ("mpi4py", "ddp_hpc"))
+    assert len(ours) == 6  # 192 samples by 2 * 32, twice
+    # They deal the samples of a step to ranks in another way: sums are rounded differently.
+    assert ours == pytest.approx(by_hand, rel=1e-3)
+    assert ours[:3] == pytest.approx(by_hand[:3], rel=1e-5)
+
+
+def test_the_page_shows_both_scripts_as_they_are() -> None:
+    assert re.findall(r"```python\n(.*?)```", _SIDE_BY_SIDE, re.DOTALL) == [BY_HAND, OURS]
+
+
+def test_the_page_counts_their_lines() -> None:
+    by_hand, ours = _code(BY_HAND), _code(OURS)
+    matcher = difflib.SequenceMatcher(None, by_hand, ours, autojunk=False)
+    num_kept = sum(block.size for block in matcher.get_matching_blocks())
+    told = re.search(r"(\d+) lines of code become (\d+); (\d+) of those are new or changed", PAGE)
+    assert told is not None
+    assert [int(number) for number in told.groups()] == [len(by_hand), len(ours), len(ours) - num_kept]
+
+
+def test_every_name_is_in_an_example() -> None:
+    assert {name for name in ddp_hpc.__all__ if f"ddp_hpc.{name}" not in "".join(BLOCKS)} <= {
+        "Batch", "Snapshots",
+    }, "these two are types of what others give"  # fmt: skip
+    for name in ddp_hpc.__all__:
+        assert f"`ddp_hpc.{name}" in PAGE
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_every_example_runs(tmp_path: Path, ranks: int) -> None:
+    """All of them in one process a rank, one world after another."""
+    for number, block in enumerate(BLOCKS):
+        (tmp_path / f"block{number}.py").write_text(block)
+    program = "".join(f"runpy.run_path('block{number}.py')\n" for number in range(len(BLOCKS)))
+    (tmp_path / "all.py").write_text(f"import runpy\n{program}")
+    done = succeeded(run([*start(ranks), "all.py"], tmp_path))
+    for line in (f"{ranks} ranks on 1 node(s)", "0 steps are done", "epoch 3 loss", "ends epoch 2"):
+        assert done.stdout.count(line) == 1, done.stdout
+    for place in ("runs/all", "runs/own/step_00000025", f"traces/own/rank00000-of-{ranks:05d}.json.gz"):
+        assert (tmp_path / place).exists()
+
+
+@pytest.mark.soak
+def test_the_types_of_the_names_are_known_to_mypy(tmp_path: Path) -> None:
+    (tmp_path / "typed.py").write_text(
+        "import ddp_hpc\n"
+        "with ddp_hpc.distributed() as world:\n"
+        "    for batch in world.loader('x.h5'):\n"
+        "        reveal_type((world, batch.src, batch.step))\n"
+        "ddp_hpc.wrap('no model')\n"
+    )
+    argv = [sys.executable, "-m", "mypy", "--follow-imports=silent", "typed.py"]
+    done = subprocess.run(
+        argv, cwd=tmp_path, capture_output=True, text=True, check=False, env={"MYPYPATH": str(PROJECT)}
+    )
+    assert "tuple[ddp_hpc.library.world.ConnectedWorld, torch._tensor.Tensor, int]" in done.stdout
+    assert 'Argument 1 to "wrap" has incompatible type "str"' in done.stdout

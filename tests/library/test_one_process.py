@@ -1,0 +1,435 @@
+"""The library in one process, which is a world of one and a Python program like any other."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import ddp_hpc
+from ddp_hpc.data.order import EpochOrder
+from ddp_hpc.run_folder import RunState, read_state
+
+
+@pytest.fixture(autouse=True)
+def _at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(("SLURM_", "PBS_", "PMI", "PALS_", "OMPI_", "DDP_HPC_")):
+            monkeypatch.delenv(name)
+
+
+@contextmanager
+def _ends_with(code: int, **options: object) -> Iterator[ddp_hpc.ConnectedWorld]:
+    """A world whose body ends the process with that exit code."""
+    with pytest.raises(SystemExit) as caught, ddp_hpc.distributed(**options) as world:
+        yield world
+    assert caught.value.code == code
+
+
+pytestmark = pytest.mark.usefixtures("no_launcher")
+
+
+def _numbers(num: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.arange(float(num)).unsqueeze(1), torch.zeros(num, 1)
+
+
+def _linear() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = ddp_hpc.wrap(nn.Linear(1, 1))
+    return model, torch.optim.Adam(model.parameters(), lr=0.1)
+
+
+def _train(loader: object, folder: str | None, stop_after: int = 1000, **options: object) -> list[int]:
+    """The steps that were trained."""
+    model, optimizer = _linear()
+    steps = []
+    with ddp_hpc.snapshots(folder, model=model, optimizer=optimizer, loader=loader, **options) as snapshots:
+        for batch in loader:
+            optimizer.zero_grad()
+            (nn.functional.mse_loss(model(batch.src), batch.tgt) * batch.weight).backward()
+            optimizer.step()
+            steps.append(batch.step)
+            if snapshots.step(batch.step) or batch.step == stop_after:
+                break
+    return steps
+
+
+# The names.
+
+
+def test_importing_the_package_imports_nothing_else() -> None:
+    code = "import sys; before = set(sys.modules); import ddp_hpc; print(sorted(set(sys.modules) - before))"
+    argv = [sys.executable, "-S", "-c", code]
+    root = Path(ddp_hpc.__file__).parents[1]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, env={"PYTHONPATH": str(root)})
+    assert done.stdout.strip() == "['ddp_hpc']"
+
+
+def test_every_name_is_there_and_another_is_not() -> None:
+    for name in ddp_hpc.__all__:
+        assert getattr(ddp_hpc, name).__name__ == name
+        assert name in dir(ddp_hpc)
+    with pytest.raises(AttributeError, match="distribute"):
+        _ = ddp_hpc.distribute
+
+
+def test_a_name_that_needs_torch_says_how_to_get_it() -> None:
+    code = "import sys; sys.modules['torch'] = None; import ddp_hpc; ddp_hpc.wrap"
+    root = Path(ddp_hpc.__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=False)
+    assert "ddp_hpc.wrap needs torch, which is not installed: pip install 'ddp-hpc[train]'" in done.stderr
+
+
+# The world.
+
+
+def test_a_process_alone_is_a_world_of_one() -> None:
+    with ddp_hpc.distributed(device="cpu") as world:
+        assert (world.rank, world.world_size, world.local_rank) == (0, 1, 0)
+        assert (world.node_rank, world.num_nodes, world.is_first) == (0, 1, True)
+        assert world.device == torch.device("cpu")
+        assert world.sum(torch.ones(2)).tolist() == [1.0, 1.0]
+        assert world.gather(torch.ones(2)).shape == (1, 2)
+        assert world.broadcast({"a": [1]}) == {"a": [1]}
+        world.barrier()
+
+
+def test_stdout_is_the_scripts_own(capsys: pytest.CaptureFixture[str]) -> None:
+    with ddp_hpc.distributed() as world:
+        world.say("hello")
+    out, err = capsys.readouterr()
+    assert out == "hello\n"
+    assert err.startswith("world: 1 rank (single)")
+
+
+def test_alone_an_exception_is_raised_as_it_is() -> None:
+    with pytest.raises(ZeroDivisionError) as caught, ddp_hpc.distributed():
+        1 / 0  # noqa: B018
+    assert [frame.name for frame in caught.traceback] == ["test_alone_an_exception_is_raised_as_it_is"], (
+        "as if there were no `with`"
+    )
+
+
+def test_alone_an_error_of_ours_is_one_line_and_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    with _ends_with(2):
+        raise ddp_hpc.RequestError("no such thing")
+    assert capsys.readouterr().err.splitlines()[-1] == "error: no such thing"
+
+
+def test_signals_are_handled_as_before_afterwards() -> None:
+    before = [signal.getsignal(sig) for sig in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
+    for fails in (False, True):
+        try:
+            with ddp_hpc.distributed():
+                assert signal.getsignal(signal.SIGTERM) != before[0]
+                assert not fails
+        except AssertionError:
+            assert fails
+        assert [signal.getsignal(sig) for sig in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)] == before
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"backend": "ncl"}, "backend='ncl': unknown; one of auto, nccl, gloo"),
+        ({"device": "gpu"}, "device='gpu': unknown; one of auto, cuda, cpu, xpu"),
+        ({"timeout_s": 0}, "--timeout 0: has to be above 0"),
+        ({"discovery": "slurm"}, "srun"),
+    ],
+)
+def test_a_wrong_option_is_one_line_and_exit_code_2(
+    options: dict[str, object], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught, ddp_hpc.distributed(**options):
+        pass
+    assert caught.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_one_world_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
+    with _ends_with(2), ddp_hpc.distributed():
+        pass
+    assert "is open already" in capsys.readouterr().err
+    with ddp_hpc.distributed():
+        pass  # one after the other is fine
+
+
+def test_a_thread_cannot_have_a_world() -> None:
+    errors = []
+
+    def open_one() -> None:
+        try:
+            with ddp_hpc.distributed():
+                pass
+        except ddp_hpc.RequestError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=open_one)
+    thread.start()
+    thread.join()
+    assert "main thread" in errors[0]
+
+
+def test_outside_of_a_world_each_name_says_where_it_belongs() -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    with pytest.raises(ddp_hpc.RequestError, match=r"wrap\(\) was called outside"):
+        ddp_hpc.wrap(model)
+    for manager in (ddp_hpc.snapshots("x", model=model, optimizer=optimizer), ddp_hpc.tracing("x")):
+        with pytest.raises(ddp_hpc.RequestError, match=r"outside of ddp_hpc\.distributed"), manager:
+            pass
+
+
+# wrap.
+
+
+def test_alone_the_model_is_given_back_bare() -> None:
+    model = nn.Linear(2, 1)
+    with ddp_hpc.distributed():
+        assert ddp_hpc.wrap(model) is model
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"strategy": "dpd"}, 'did you mean "ddp"?'),
+        ({"strategy": "pp"}, "python -m ddp_hpc.train --model package.module:factory --strategy pp"),
+        ({"bucket_cap_mb": 25}, "wrap(..., bucket_cap_mb=): unknown"),
+        ({"cpu_offload": True}, "--cpu-offload goes with --strategy fsdp, not with ddp"),
+        ({"mesh": "dp=2"}, "is a grid of 2 ranks, and 1 were started"),
+        ({"amp": "bf16"}, "put torch.autocast around the forward"),
+    ],
+)
+def test_a_strategy_or_option_that_cannot_be_is_refused(
+    options: dict[str, object], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with _ends_with(2):
+        ddp_hpc.wrap(nn.Linear(2, 1), **options)
+    assert words in capsys.readouterr().err
+
+
+# The loader.
+
+
+def test_batches_are_those_of_the_epochs_order() -> None:
+    with ddp_hpc.distributed() as world:
+        loader = world.loader(_numbers(10), batch_size=4, seed=3, epochs=2)
+        assert (len(loader), loader.num_steps, loader.num_samples) == (6, 6, 10)
+        batches = list(loader)
+    assert [(b.step, b.epoch, b.ends_epoch) for b in batches] == [
+        (1, 1, False), (2, 1, False), (3, 1, True), (4, 2, False), (5, 2, False), (6, 2, True),
+    ]  # fmt: skip
+    for epoch in (0, 1):
+        taken = torch.cat([b.src for b in batches if b.epoch == epoch + 1]).flatten().tolist()
+        assert taken == EpochOrder(10, 3, epoch).take(0, 10).tolist(), "also: a batch that is kept stays"
+    assert {b.weight for b in batches} == {1.0}
+
+
+def test_a_loader_begins_at_a_step() -> None:
+    with ddp_hpc.distributed() as world:
+        whole = list(world.loader(_numbers(10), batch_size=4, epochs=3))
+        rest = list(world.loader(_numbers(10), batch_size=4, epochs=3, start_step=4))
+    assert [b.step for b in rest] == [5, 6, 7, 8, 9]
+    for ours, theirs in zip(rest, whole[4:], strict=True):
+        assert torch.equal(ours.src, theirs.src)
+
+
+def test_a_second_for_over_all_epochs_is_refused_and_not_empty(capsys: pytest.CaptureFixture[str]) -> None:
+    with _ends_with(2) as world:
+        loader = world.loader(_numbers(10), batch_size=4)
+        for _ in range(2):
+            for _ in loader:
+                pass
+    assert "one `for` goes through all: give world.loader(..., epochs=N)" in capsys.readouterr().err
+
+
+def test_a_for_after_a_break_goes_on_there() -> None:
+    with ddp_hpc.distributed() as world:
+        loader = world.loader(_numbers(10), batch_size=4, epochs=2)
+        first = next(step for step in (b.step for b in loader))
+        assert [first, *(b.step for b in loader)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_loader_reads_a_file(tmp_path: Path) -> None:
+    src, tgt = _numbers(10)
+    torch.save({"src": src, "tgt": tgt}, tmp_path / "mine.pt")
+    with ddp_hpc.distributed() as world:
+        [batch] = world.loader("mine.pt", batch_size=10, shuffle=False)
+    assert torch.equal(batch.src, src)
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "words"),
+    [
+        ("nope.h5", {}, "there is no file nope.h5"),
+        (torch.zeros(3, 1), {}, "got a Tensor; a path or a pair (src, tgt)"),
+        ((torch.zeros(3, 1), torch.zeros(4, 1)), {}, "src has 3 samples and tgt has 4"),
+        (_numbers(3), {"batch_size": 0}, "--batch-size 0: has to be above 0"),
+        (_numbers(3), {"epochs": -1}, "--epochs -1"),
+        (_numbers(3), {"start_step": -1}, "start_step=-1: has to be 0 or more"),
+    ],
+)
+def test_wrong_data_is_one_line(
+    data: object, options: dict[str, int], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with _ends_with(2) as world:
+        world.loader(data, **options)
+    assert words in capsys.readouterr().err
+
+
+# Snapshots.
+
+
+def test_a_loop_that_was_left_goes_on_with_the_next_batch(tmp_path: Path) -> None:
+    with ddp_hpc.distributed() as world:
+        assert _train(world.loader(_numbers(10), batch_size=4, epochs=2), "run", stop_after=2) == [1, 2]
+        assert _train(world.loader(_numbers(10), batch_size=4, epochs=2), "run") == [3, 4, 5, 6]
+        assert _train(world.loader(_numbers(10), batch_size=4, epochs=2), "run") == [], "all is done"
+    assert read_state(tmp_path / "run") == RunState("done", 6, "all steps are trained")
+
+
+def test_a_signal_stops_the_loop_and_the_process_ends_with_75(tmp_path: Path) -> None:
+    with _ends_with(75) as world:
+        model, optimizer = _linear()
+        with ddp_hpc.snapshots("run", model=model, optimizer=optimizer) as snapshots:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert snapshots.step(1)
+            assert snapshots.step(2), "it stays so"
+        world.say("the body goes on")
+    assert read_state(tmp_path / "run") == RunState("again", 2, "rank 0 got SIGUSR1")
+
+
+def test_the_newest_are_kept_and_saved_when_due(tmp_path: Path) -> None:
+    with ddp_hpc.distributed():
+        model, optimizer = _linear()
+        with ddp_hpc.snapshots("run", model=model, optimizer=optimizer, every_steps=2, keep=2) as snapshots:
+            assert snapshots.start == 0
+            for step in range(1, 8):
+                snapshots.step(step)
+    found = sorted(path.name for path in (tmp_path / "run").glob("step_*"))
+    assert found == ["step_00000006", "step_00000007"]
+
+
+def test_without_a_folder_nothing_is_saved(tmp_path: Path) -> None:
+    with ddp_hpc.distributed() as world:
+        assert len(_train(world.loader(_numbers(10), batch_size=4), None)) == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def _fail_in_a_loop() -> None:
+    model, optimizer = _linear()
+    with ddp_hpc.snapshots("run", model=model, optimizer=optimizer):
+        raise ValueError("mine")
+
+
+def test_an_error_in_the_loop_is_in_the_run_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="mine"), ddp_hpc.distributed():
+        _fail_in_a_loop()
+    state = read_state(tmp_path / "run")
+    assert state is not None
+    assert (state.state, state.reason) == ("failed", "ValueError: mine")
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ([1, 1], "snapshots.step(1): step 1 is done already; count on from snapshots.start"),
+        ([0], "snapshots.step(0): step 0 is done already"),
+    ],
+)
+def test_a_wrong_step_is_refused(steps: list[int], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with _ends_with(2):
+        model, optimizer = _linear()
+        with ddp_hpc.snapshots("run", model=model, optimizer=optimizer) as snapshots:
+            for step in steps:
+                snapshots.step(step)
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("folder", "options", "words"),
+    [
+        ("", {}, "names no folder"),
+        ("run", {"keep": 0}, "--keep 0: has to be above 0"),
+        ("run", {"every_steps": -1}, "--snapshot-every-steps -1"),
+        ("/dev/null/run", {}, "/dev/null/run"),
+    ],
+)
+def test_a_wrong_snapshot_folder_or_option_is_one_line(
+    folder: str, options: dict[str, int], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with _ends_with(2) as world:
+        _train(world.loader(_numbers(10)), folder, **options)
+    assert words in capsys.readouterr().err
+
+
+# Tracing.
+
+
+def _traced(num_steps: int, **options: object) -> None:
+    with ddp_hpc.distributed():
+        model = ddp_hpc.wrap(nn.Linear(4, 4))
+        with ddp_hpc.tracing("traces", **options) as trace:
+            for _ in range(num_steps):
+                with torch.profiler.record_function("my step"):
+                    model(torch.ones(2, 4))
+                trace.step()
+
+
+def test_a_trace_has_the_steps_of_its_window(tmp_path: Path) -> None:
+    _traced(6, wait=1, warmup=1, active=2)
+    names = sorted(path.name for path in (tmp_path / "traces").iterdir())
+    assert names == ["rank00000-of-00001.json.gz", "rank00000-of-00001.txt"]
+    events = json.loads(gzip.decompress((tmp_path / "traces" / names[0]).read_bytes()))["traceEvents"]
+    assert len([e for e in events if e.get("name") == "my step" and e.get("ph") == "X"]) == 2
+    assert "aten::addmm" in (tmp_path / "traces" / names[1]).read_text()
+
+
+def test_a_loop_that_ends_within_the_window_leaves_what_there_was(tmp_path: Path) -> None:
+    _traced(3, wait=1, warmup=1, active=5)
+    assert len(list((tmp_path / "traces").iterdir())) == 2
+
+
+def test_a_loop_that_ends_before_the_window_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _traced(1)
+    assert "no trace: the loop ended before step 3" in capsys.readouterr().err
+    assert list((tmp_path / "traces").iterdir()) == []
+
+
+def test_rounds_have_numbers_behind_their_names(tmp_path: Path) -> None:
+    _traced(4, wait=0, warmup=1, active=1, repeat=2)
+    names = sorted(path.name for path in (tmp_path / "traces").glob("*.gz"))
+    assert names == ["rank00000-of-00001-2.json.gz", "rank00000-of-00001.json.gz"]
+
+
+def test_a_rank_that_is_not_asked_for_records_nothing(tmp_path: Path) -> None:
+    _traced(4, ranks={7})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("options", [{"active": 0}, {"wait": -1}, {"repeat": 0}])
+def test_a_window_without_a_step_is_refused(
+    options: dict[str, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        _traced(4, **options)
+    assert "have to be 0 or more, active and repeat 1 or more" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

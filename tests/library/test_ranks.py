@@ -1,0 +1,122 @@
+"""A script of a user on some ranks: what they compute together, and how they end together."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from ddp_hpc.run_folder import read_state
+from tests.training.forked import Forks, Job
+
+SCRIPT = "tests.library.script"
+
+
+def _run(forks: Forks, cwd: Path, *words: str, ranks: int = 2) -> tuple[list[int], Job]:
+    job = forks.start(*words, cwd=cwd, ranks=ranks, program=SCRIPT)
+    return job.wait(), job
+
+
+def _losses(folder: Path) -> list[list[float]]:
+    return [json.loads(line) for line in (folder / "losses.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("strategy", "ranks", "batch"), [("ddp", 2, 6), ("ddp", 3, 4), ("fsdp", 2, 6)])
+def test_a_step_has_the_loss_that_it_has_on_one_rank_also_where_samples_do_not_divide(
+    tmp_path: Path, forks: Forks, strategy: str, ranks: int, batch: int
+) -> None:
+    losses = []
+    for num, size in ((1, 12), (ranks, batch)):
+        home = tmp_path / str(num)
+        home.mkdir()
+        codes, job = _run(forks, home, "", strategy, f"batch={size}", ranks=num)
+        assert codes == [0] * num, job.words()
+        assert "each sample was seen [2.0] times" in job.words()
+        losses.append([loss for _, _, loss in _losses(home)])
+    assert len(losses[0]) == 10
+    assert losses[1] == pytest.approx(losses[0], abs=1e-12)
+
+
+def test_an_exception_in_one_rank_ends_all_with_its_traceback_from_the_script_on(
+    tmp_path: Path, forks: Forks
+) -> None:
+    codes, job = _run(forks, tmp_path, "raise:1", ranks=3)
+    assert codes == [1, 1, 1]
+    assert job.words().count("Traceback") == 1
+    first = r"\[rank 1/3 \S+\] Traceback \(most recent call last\):\n  File .*script\.py"
+    assert re.search(first, job.words()), "nothing of ours stands before the script's own lines"
+    assert job.words().rstrip().endswith("ValueError: planted in a script")
+
+
+def test_a_wrong_request_is_one_line_and_exit_code_2(tmp_path: Path, forks: Forks) -> None:
+    codes, job = _run(forks, tmp_path, "request:0")
+    assert codes[0] == 2
+    [line] = job.errors()
+    assert line.endswith("error: planted; nothing was needed; leave it out")
+    assert "Traceback" not in job.words()
+
+
+def test_ranks_that_all_exit_with_0_have_ended_well(tmp_path: Path, forks: Forks) -> None:
+    codes, job = _run(forks, tmp_path, "exit")
+    assert codes == [0, 0]
+    assert job.errors() == []
+
+
+def test_a_signal_without_snapshots_ends_all(tmp_path: Path, forks: Forks) -> None:
+    codes, job = _run(forks, tmp_path, "term:1")
+    assert 0 not in codes
+    [line] = job.errors()
+    assert "stopped by SIGTERM" in line
+
+
+def test_a_signal_with_snapshots_stops_all_after_the_same_step_and_the_next_run_goes_on_exactly(
+    tmp_path: Path, forks: Forks
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole.mkdir()
+    parts.mkdir()
+    assert _run(forks, whole, "", "saves", "dropout")[0] == [0, 0]
+    codes, job = _run(forks, parts, "term:1", "saves", "dropout")
+    assert codes == [75, 0]
+    assert "stopping, the state is saved, run it again to go on: rank 1 got SIGTERM" in job.words()
+    assert "after the with" not in job.words()
+    state = read_state(parts / "run")
+    assert state is not None
+    assert state.state == "again"
+    assert state.step == 4
+    codes, job = _run(forks, parts, "", "saves", "dropout")
+    assert codes == [0, 0]
+    assert f"going on after step {state.step} " in job.words()
+    assert _losses(parts) == _losses(whole)
+
+
+def test_a_spread_model_goes_on_where_a_replicated_one_stopped(tmp_path: Path, forks: Forks) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole.mkdir()
+    parts.mkdir()
+    assert _run(forks, whole, "", "saves", "batch=6")[0] == [0, 0]
+    for words, codes in ((["term:1", "fsdp"], [75, 0]), (["", "ddp"], [0, 0])):
+        ended, job = _run(forks, parts, *words, "saves", "batch=6")
+        assert ended == codes, job.words()
+    assert [loss for _, _, loss in _losses(parts)] == pytest.approx([loss for _, _, loss in _losses(whole)])
+
+
+def test_a_model_that_differs_between_ranks_is_refused(tmp_path: Path, forks: Forks) -> None:
+    codes, job = _run(forks, tmp_path, "wider:1")
+    assert codes == [2, 2]
+    [line] = job.errors()
+    assert "the model is another one on rank 1: 0.weight (9, 4" in line
+
+
+def test_a_rank_that_hangs_in_a_step_is_named(tmp_path: Path, forks: Forks) -> None:
+    codes, job = _run(forks, tmp_path, "sleep:1")
+    assert 0 not in codes
+    assert "rank 1 on " in job.errors()[0]
+    assert "in step 3, script" in job.errors()[0]
+
+
+def test_what_a_script_does_outside_of_its_loops_may_take_long(tmp_path: Path, forks: Forks) -> None:
+    codes, job = _run(forks, tmp_path, "rest")
+    assert codes == [0, 0], job.words()
