@@ -236,11 +236,6 @@ def current_world(what: str) -> ConnectedWorld:
     return _current
 
 
-def open_world() -> ConnectedWorld | None:
-    """The world of the `with` that is open, if any."""
-    return _current
-
-
 def _config(parts: Parts, **options: Any) -> TrainConfig:
     try:
         for name, known in (("backend", BACKENDS), ("device", DEVICES), ("discovery", DISCOVERIES)):

@@ -1,4 +1,4 @@
-"""A Transformer on many GPUs, by hand: mpi4py for the ranks, PALS for the local one, DDP for the gradients."""
+"""A Transformer on many GPUs, by hand: mpi4py for the ranks, PALS for the local one, DDP for gradients."""
 
 import argparse
 import os
