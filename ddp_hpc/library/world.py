@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# The last one turns the process into a torchrun of `ddp_hpc.train`.
+_DISCOVERIES = tuple(name for name in DISCOVERIES if name != "device_count")
 _current: ConnectedWorld | None = None
 
 
@@ -238,7 +240,7 @@ def current_world(what: str) -> ConnectedWorld:
 
 def _config(parts: Parts, **options: Any) -> TrainConfig:
     try:
-        for name, known in (("backend", BACKENDS), ("device", DEVICES), ("discovery", DISCOVERIES)):
+        for name, known in (("backend", BACKENDS), ("device", DEVICES), ("discovery", _DISCOVERIES)):
             if options[name] not in known:
                 raise RequestError(f"{name}={options[name]!r}: unknown; one of {', '.join(known)}")
         return TrainConfig(**options)

@@ -167,6 +167,8 @@ def verdict(error: BaseException, parts: Parts, timeout_s: float) -> tuple[int, 
         if code - 128 in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
             name = signal.Signals(code - 128).name
             return code, f"stopped by {name} (scancel, qdel, the walltime, or the launcher)"
+        if isinstance(error.code, str):  # sys.exit("words") has exit code 1
+            return EXIT_FAILED, error.code
         return code, f"a rank ended itself with exit code {code}"
     if isinstance(error, KeyboardInterrupt):
         return EXIT_INTERRUPTED, "interrupted"

@@ -1,7 +1,7 @@
 """A script of a user, on ranks of `Forks`; its arguments say what goes wrong in it, and on which rank.
 
 script.py                      trains, and leaves the loss of each step in losses.jsonl
-script.py raise:1              rank 1 raises in its third step; likewise request, exit, term, sleep
+script.py raise:1              rank 1 raises in its third step; or request, exit, words, term, kill, sleep
 script.py saves fsdp batch=6   with snapshots in run/, with that strategy, with so many samples a rank
 """
 
@@ -38,6 +38,10 @@ def go_wrong(fault: str, rank: int) -> None:
         raise ddp_hpc.RequestError("planted; nothing was needed; leave it out")
     if kind == "exit":
         sys.exit(0)
+    if kind == "words":
+        sys.exit("planted words")
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
     if kind == "term":
         os.kill(os.getpid(), signal.SIGTERM)
     if kind == "sleep":

@@ -64,6 +64,22 @@ def test_ranks_that_all_exit_with_0_have_ended_well(tmp_path: Path, forks: Forks
     assert job.errors() == []
 
 
+def test_a_rank_that_exits_with_words_ends_all_with_them(tmp_path: Path, forks: Forks) -> None:
+    codes, job = _run(forks, tmp_path, "words:1")
+    assert codes == [1, 1]
+    [line] = job.errors()
+    assert line.startswith("[rank 1/2 ")
+    assert line.endswith("error: planted words")
+
+
+def test_a_rank_that_is_killed_ends_all_and_is_named(tmp_path: Path, forks: Forks) -> None:
+    codes, job = _run(forks, tmp_path, "kill:1")
+    assert codes == [1, -9]
+    [line] = job.errors()
+    assert "error: rank 1 on " in line
+    assert " is gone" in line
+
+
 def test_a_signal_without_snapshots_ends_all(tmp_path: Path, forks: Forks) -> None:
     codes, job = _run(forks, tmp_path, "term:1")
     assert 0 not in codes
