@@ -237,8 +237,17 @@ def test_batches_are_those_of_the_epochs_order() -> None:
     ]  # fmt: skip
     for epoch in (0, 1):
         taken = torch.cat([b.src for b in batches if b.epoch == epoch + 1]).flatten().tolist()
-        assert taken == EpochOrder(10, 3, epoch).take(0, 10).tolist(), "also: a batch that is kept stays"
+        assert taken == EpochOrder(10, 3, epoch).take(0, 10).tolist()
     assert {b.weight for b in batches} == {1.0}
+
+
+def test_a_batch_that_a_script_keeps_stays_what_it_was() -> None:
+    with ddp_hpc.distributed() as world:  # long enough for the reader to use its buffers again
+        batches = list(world.loader(_numbers(1000), batch_size=2))
+    assert (
+        torch.cat([b.src for b in batches]).flatten().tolist()
+        == EpochOrder(1000, 0, 0).take(0, 1000).tolist()
+    )
 
 
 def test_a_loader_begins_at_a_step() -> None:
