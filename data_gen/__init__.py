@@ -1,4 +1,4 @@
-"""Data files for training: synthetic ones, scikit-learn's digits, MNIST's IDX files.
+"""Data files for training: synthetic ones, scikit-learn's digits, MNIST's IDX files, text.
 
     from data_gen import Recipe, generate
     result = generate(Recipe(num_samples=4096), Path("data/train.h5"))

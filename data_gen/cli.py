@@ -36,6 +36,7 @@ _FOLDER = Path("data")
 _TIMEOUT_S = 1800.0
 
 _output_option = click.option(
+    "-o",
     "--output",
     type=click.Path(path_type=Path),
     metavar="FILE",
@@ -125,6 +126,8 @@ def cli(
     python -m data_gen digits
         real images, with a test split, for --model classifier
     python -m data_gen idx train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz
+    python -m data_gen text --suffix .py sources
+        bytes of text, for --model decoder
     """  # noqa: D301 - a true \b tells click to leave the lines alone
     if context.invoked_subcommand is not None:
         for option in context.params:
@@ -208,6 +211,69 @@ def idx(
             path,
             test_images=test_images,
             test_labels=test_labels,
+            force=force,
+            progress=progress,
+        )
+
+    _write_and_tell(path, write)
+
+
+@cli.command()
+@click.argument("inputs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="INPUT...")
+@click.option("--length", type=int, default=128, show_default=True, help="Bytes of a sample.")
+@click.option(
+    "--test-share",
+    type=float,
+    default=0.05,
+    show_default=True,
+    help="Share of the samples that is for testing.",
+)
+@click.option(
+    "--suffix",
+    "suffixes",
+    multiple=True,
+    default=[".txt"],
+    show_default=True,
+    help="Of the files that are taken from folders; may be repeated.",
+)
+@click.option(
+    "--exclude",
+    multiple=True,
+    metavar="NAME",
+    help="Pass over folders of this name within folders; may be repeated.",
+)
+@_output_option
+@_force_option
+def text(
+    inputs: tuple[Path, ...],
+    length: int,
+    test_share: float,
+    suffixes: tuple[str, ...],
+    exclude: tuple[str, ...],
+    output: Path | None,
+    force: bool,
+) -> None:
+    """Text files, and those in folders, as bytes to predict, for --model decoder.
+
+    src has --length bytes, tgt the same moved by one. The files are sorted by their paths, and a zero
+    byte ends each. The test samples are ten stretches of the text; no byte of them is trained on.
+
+    \b
+    python -m data_gen text book.txt                            data/text.h5
+    python -m data_gen text --suffix .py --exclude tests src -o sources.h5
+    """  # noqa: D301 - a true \b tells click to leave the lines alone
+    path = output or _FOLDER / "text.h5"
+
+    def write(progress: Progress) -> GenerateResult:
+        from data_gen.text import write_text
+
+        return write_text(
+            inputs,
+            path,
+            length=length,
+            test_share=test_share,
+            suffixes=suffixes,
+            exclude=exclude,
             force=force,
             progress=progress,
         )

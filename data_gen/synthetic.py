@@ -20,7 +20,7 @@ from data_gen.bfloat16 import to_bfloat16
 from data_gen.formats import Array, Contents
 from data_gen.recipe import Recipe
 from data_gen.writer import PIECES_IN_FLIGHT, GenerateResult, Piece, Progress, write_file
-from ddp_hpc.h5_layout import ATTR_SEED, BFLOAT16, SRC, TGT
+from ddp_hpc.h5_layout import ATTR_NUM_CLASSES, ATTR_SEED, BFLOAT16, SRC, TGT
 from ddp_hpc.world.comm import Comm, SingleComm
 
 _BLOCK_BYTES = 32 * 1024 * 1024
@@ -67,7 +67,10 @@ def contents(recipe: Recipe) -> Contents:
             Array(TGT, (recipe.num_samples, *recipe.tgt_shape), recipe.dtype),
         ),
         recipe=recipe.fields,
-        attributes={ATTR_SEED: recipe.seed},
+        attributes={
+            ATTR_SEED: recipe.seed,
+            **({ATTR_NUM_CLASSES: recipe.vocab_size} if recipe.distribution == "tokens" else {}),
+        },
     )
 
 

@@ -68,7 +68,7 @@ def test_an_existing_file_is_refused_and_force_overwrites_it(tmp_path, run_gener
     assert (tmp_path / "file.h5").stat().st_size > 4 * 21 * 512 * 4
 
 
-@pytest.mark.parametrize("command", [[], ["digits"], ["idx"]])
+@pytest.mark.parametrize("command", [[], ["digits"], ["idx"], ["text"]])
 def test_help_has_an_example(run_generator, command):
     done = run_generator(*command, "--help")
     assert done.returncode == 0

@@ -1,0 +1,207 @@
+"""Text files as bytes to predict: a sample's tgt is its src moved by one.
+
+The files, in the order of their paths, make one text, each ended by a zero byte. It is cut into
+windows of length + 1 bytes that have none in common: the first `length` bytes of a window are src,
+the last `length` are tgt. So no byte of a test sample is in a sample to train on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_gen.array_streams import check_regular
+from data_gen.formats import Array, Contents
+from data_gen.writer import GenerateResult, Piece, Progress, write_file
+from ddp_hpc import h5_layout
+from ddp_hpc.errors import DataError, RequestError
+
+SUFFIX = ".txt"
+LENGTH = 128
+TEST_SHARE = 0.05
+NUM_TOKENS = 256
+END_OF_FILE = b"\0"
+# Of the text, evenly spread: neighbouring samples are alike, and the end of a text is not like all of it.
+_TEST_BLOCKS = 10
+_MAX_TEST_SHARE = 0.5
+_PIECE_BYTES = 1024 * 1024
+
+_Windows: TypeAlias = NDArray[np.uint8]  # (windows, length + 1)
+
+
+def write_text(
+    inputs: Sequence[Path],
+    path: Path,
+    *,
+    length: int = LENGTH,
+    test_share: float = TEST_SHARE,
+    suffixes: Sequence[str] = (SUFFIX,),
+    exclude: Sequence[str] = (),
+    force: bool = False,
+    progress: Progress | None = None,
+) -> GenerateResult:
+    """A file with src and tgt (N, length) uint8 of the bytes of `inputs`, `test_share` of them in `test/`.
+
+    Of a folder all files with one of `suffixes` are taken, save in folders named in `exclude`. A file
+    is taken once, however often it is named. The same text makes the same file, wherever it lies. The
+    text is read twice, a few megabytes at a time.
+
+    Raises:
+        DataError: an input is missing, empty or cannot be read, or the text is shorter than a sample.
+        RequestError: values that make no sense, and as `data_gen.generate` does.
+        DdpHpcError: the writing itself failed; nothing is left behind.
+    """
+    if length < 1:
+        raise RequestError(f"--length {length}: has to be 1 or more")
+    if not 0 <= test_share <= _MAX_TEST_SHARE:
+        raise RequestError(f"--test-share {test_share}: has to be 0 to {_MAX_TEST_SHARE}")
+    files = find_files(inputs, suffixes, exclude)
+    digest = hashlib.sha256()
+    num_bytes = sum(len(piece) for piece in _stream(files, digest))
+    width = length + 1
+    num_samples = num_bytes // width
+    if num_samples == 0:
+        raise DataError(
+            f"the text has {num_bytes} bytes and a sample of --length {length} takes {width}; "
+            "give more text, or a smaller --length"
+        )
+    num_test = int(num_samples * test_share)
+    if test_share and not num_test:
+        raise DataError(
+            f"the text makes {num_samples} samples, and --test-share {test_share} of them is none; "
+            "give more text, a smaller --length, or --test-share 0"
+        )
+    nums = {h5_layout.SRC: num_samples - num_test, h5_layout.TGT: num_samples - num_test}
+    if num_test:
+        nums |= {h5_layout.TEST_SRC: num_test, h5_layout.TEST_TGT: num_test}
+    contents = Contents(
+        arrays=tuple(Array(name, (num, length), "uint8") for name, num in nums.items()),
+        recipe={
+            "kind": "text",
+            "sha256": digest.hexdigest(),
+            "length": length,
+            "test_share": test_share,
+            "format_version": h5_layout.FORMAT_VERSION,
+        },
+        attributes={
+            h5_layout.ATTR_NUM_CLASSES: NUM_TOKENS,
+            h5_layout.ATTR_SOURCE: f"{num_bytes:,} bytes of {len(files):,} text files",
+        },
+    )
+
+    def pieces() -> Iterator[Piece]:
+        again = hashlib.sha256()
+        first = test_first = 0
+        for windows in _windows(_stream(files, again), width):
+            numbers = np.arange(first, min(first + len(windows), num_samples))  # the text may have grown
+            is_test = _is_test(numbers, num_samples, num_test)
+            own = windows[: len(numbers)]
+            yield from _pair(h5_layout.SRC, h5_layout.TGT, first - test_first, own[~is_test])
+            yield from _pair(h5_layout.TEST_SRC, h5_layout.TEST_TGT, test_first, own[is_test])
+            first, test_first = first + len(numbers), test_first + int(is_test.sum())
+        if again.hexdigest() != digest.hexdigest():
+            raise DataError("the text changed while it was read; start again when nobody writes it")
+
+    return write_file(path, contents, pieces, force=force, progress=progress)
+
+
+def find_files(inputs: Sequence[Path], suffixes: Sequence[str], exclude: Sequence[str]) -> list[Path]:
+    """The files with text, each once by its real path, sorted.
+
+    Raises:
+        DataError: nothing is there, it cannot be read, or a folder has no such file.
+    """
+    found: set[str] = set()
+    for path in inputs:
+        if not os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises where it may not look
+            if not check_regular(path).st_size:
+                raise DataError(f"{path} is empty; leave it out")
+            found.add(os.path.realpath(path))
+        elif files := _in_folder(path, suffixes, exclude):
+            found |= {os.path.realpath(file) for file in files if check_regular(file).st_size}
+        else:
+            raise DataError(
+                f"{path} has no file that ends in {' or '.join(suffixes)}; leave it out, or give --suffix"
+            )
+    return [Path(name) for name in sorted(found)]
+
+
+def _in_folder(folder: Path, suffixes: Sequence[str], exclude: Sequence[str]) -> list[Path]:
+    def refuse(error: OSError) -> None:
+        raise DataError(
+            f"{error.filename} cannot be read: {error.strerror}; change its rights, or --exclude it"
+        )
+
+    files = []
+    for parent, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if name not in exclude]
+        files += [Path(parent, name) for name in names if name.endswith(tuple(suffixes))]
+    return [file for file in files if _is_meant(file)]
+
+
+def _is_meant(file: Path) -> bool:
+    """Not what editors and servers leave: links to nothing, sockets. What cannot be looked at is an error."""
+    try:
+        return stat.S_ISREG(file.stat().st_mode)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+
+
+def _stream(files: Sequence[Path], digest: hashlib._Hash) -> Iterator[bytes]:
+    """The text in pieces of up to a megabyte, each also put into `digest`."""
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                while piece := file.read(_PIECE_BYTES):
+                    digest.update(piece)
+                    yield piece
+        except OSError as error:
+            raise DataError(
+                f"{path} cannot be read: {error.strerror}; mend its rights, or leave it out"
+            ) from None
+        digest.update(END_OF_FILE)
+        yield END_OF_FILE
+
+
+def _windows(text: Iterator[bytes], width: int) -> Iterator[_Windows]:
+    """All whole windows of the text, a megabyte or more of them at a time; each array is a new one."""
+    rest = bytearray()
+    for piece in text:
+        rest += piece
+        if len(rest) >= max(width, _PIECE_BYTES):
+            yield _cut(rest, width)
+            del rest[: len(rest) // width * width]
+    yield _cut(rest, width)
+
+
+def _cut(text: bytearray, width: int) -> _Windows:
+    num = len(text) // width
+    return np.frombuffer(bytes(text[: num * width]), np.uint8).reshape(num, width)
+
+
+def _is_test(numbers: NDArray[np.int64], num_samples: int, num_test: int) -> NDArray[np.bool_]:
+    """Which samples are for testing: the ends of ten stretches of the text, of fewer where it is short."""
+    if not num_test:
+        return np.zeros(len(numbers), bool)
+    parts = np.arange(min(_TEST_BLOCKS, num_test) + 1)
+    ends = num_samples * parts // parts[-1]
+    sizes = np.diff(num_test * parts // parts[-1])
+    stretch = np.searchsorted(ends, numbers, side="right")
+    is_test: NDArray[np.bool_] = numbers >= (ends[1:] - sizes)[stretch - 1]
+    return is_test
+
+
+def _pair(src: str, tgt: str, first: int, windows: _Windows) -> Iterator[Piece]:
+    if len(windows):
+        length = windows.shape[1] - 1
+        yield src, first * length, np.ascontiguousarray(windows[:, :-1])
+        yield tgt, first * length, np.ascontiguousarray(windows[:, 1:])
