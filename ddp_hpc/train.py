@@ -105,7 +105,7 @@ _PATH = click.Path(path_type=Path)
 @click.option(
     "--model",
     default="transformer",
-    help="transformer, classifier, linear, or your own as package.module:factory.",
+    help="transformer, classifier, linear, decoder, or your own as package.module:factory.",
 )
 @click.option(
     "--model-option",

@@ -12,7 +12,7 @@ from ddp_hpc.errors import RequestError, nearest
 # The lesson's workload: arXiv 1706.03762's Transformer on uniform random numbers.
 TRANSFORMER_SHAPES = ((1, 512), (20, 512))
 LINEAR_SHAPES = ((20,), (1,))
-MODELS = ("transformer", "classifier", "linear")
+MODELS = ("transformer", "classifier", "linear", "decoder")
 LR_SCALINGS = ("linear", "sqrt", "none")
 LR_SCHEDULES = ("constant", "cosine")
 OPTIMIZERS = ("adam", "adamw", "sgd")
@@ -139,6 +139,10 @@ class TrainConfig:
             raise RequestError(
                 "--model classifier needs --data with images and labels; "
                 "`python -m data_gen digits` makes such a file from scikit-learn's handwritten digits"
+            )
+        if self.model == "decoder" and self.data is None:
+            raise RequestError(
+                "--model decoder needs --data with tokens; `python -m data_gen text` makes such a file"
             )
         if self.backend == "nccl" and self.device in ("cpu", "xpu"):
             raise RequestError(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ddp_hpc.errors import RequestError
+from ddp_hpc.training.decoder import decoder
 from ddp_hpc.training.layers import split_evenly
 from ddp_hpc.training.task import Factory, SampleSpec, Task
 
@@ -160,4 +161,9 @@ def _num_correct(scores: Tensor, labels: Tensor) -> Tensor:
     return (scores.argmax(dim=1) == labels).sum()
 
 
-TASKS: dict[str, Factory] = {"transformer": transformer, "classifier": classifier, "linear": linear}
+TASKS: dict[str, Factory] = {
+    "transformer": transformer,
+    "classifier": classifier,
+    "linear": linear,
+    "decoder": decoder,
+}

@@ -30,6 +30,7 @@ def _refused(tmp_path, *options, ranks=1, code=2):
         (["--src-shape", "1,512;rm"], ["no shape"]),
         (["--epoch", "3"], ["No such option", "--epochs"]),
         (["--model", "classifier"], ["--data", "data_gen digits"]),
+        (["--model", "decoder"], ["--data", "data_gen text"]),
         (["--backend", "nccl", "--device", "cpu"], ["nccl", "CUDA"]),
         (["--discovery", "slrum"], ["slrum"]),
         (["--discovery", "slurm"], ["SLURM_STEP_ID", "srun"]),

@@ -1,0 +1,156 @@
+"""The decoder as a model: what it sees, what it may be split into, what it refuses."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from ddp_hpc.errors import RequestError
+from ddp_hpc.training.decoder import Attention, decoder
+from ddp_hpc.training.task import SampleSpec, Task
+
+SPEC = SampleSpec((16,), (16,), 256)
+
+
+def made(dropout: float = 0.0, spec: SampleSpec = SPEC, **options: object) -> Task:
+    torch.manual_seed(0)
+    return decoder(spec, dropout, **{"layers": 4, "heads": 2, "width": 8, **options})
+
+
+def tokens(samples: int = 3, length: int = 16) -> torch.Tensor:
+    return torch.randint(256, (samples, length), generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def test_at_first_every_byte_is_as_likely_as_any_other():
+    task = made()
+    scores = task.forward(task.model, tokens(), tokens())
+    assert scores.shape == (3, 16, 256)
+    assert float(task.loss(scores, tokens().roll(5))) == pytest.approx(math.log(256), abs=0.1)
+
+
+def test_the_loss_is_the_mean_over_all_tokens():
+    scores = torch.randn(3, 16, 256)
+    chances = scores.log_softmax(-1).gather(-1, tokens()[..., None])
+    assert float(made().loss(scores, tokens())) == pytest.approx(-float(chances.mean()))
+
+
+@torch.no_grad()
+def test_a_score_depends_on_what_came_before_and_on_nothing_behind():
+    model = made().model
+    one, other = tokens(), tokens()
+    other[:, 9] = (other[:, 9] + 1) % 256
+    before, after = model(one), model(other)
+    assert torch.equal(before[:, :9], after[:, :9])
+    assert bool((before[:, 9:] != after[:, 9:]).any(-1).all())
+
+
+@torch.no_grad()
+def test_the_same_token_elsewhere_has_other_scores():
+    scores = made().model(torch.full((1, 16), 7))
+    assert len(scores[0].unique(dim=0)) == 16
+
+
+@torch.no_grad()
+def test_a_beginning_of_any_length_is_scored_as_in_the_whole():
+    model = made().model
+    whole = model(tokens())
+    for length in (1, 7, 16):
+        torch.testing.assert_close(model(tokens()[:, :length]), whole[:, :length])
+
+
+def test_dropout_is_at_work_in_training_alone():
+    model = made(dropout=0.5).model
+    assert not torch.equal(model(tokens()), model(tokens()))
+    model.eval()
+    assert torch.equal(model(tokens()), model(tokens()))
+
+
+def test_the_head_has_weights_of_its_own_only_if_asked_for():
+    tied, untied = made().model, made(tied=False).model
+    num_tied, num_untied = (sum(p.numel() for p in model.parameters()) for model in (tied, untied))
+    assert num_untied - num_tied == 256 * 8
+    tied(tokens()).sum().backward()
+    assert tied.head.scores.weight.grad is tied.embedding.tokens.weight.grad
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("num_stages", [1, 2, 3, 4])
+def test_stages_one_after_another_are_the_model(num_stages):
+    task = made(tied=False)
+    assert task.stages is not None
+    stages = task.stages(task.model, num_stages)
+    assert len(stages) == num_stages
+    x = tokens()
+    for stage in stages:
+        x = stage(x)
+    assert torch.equal(x, task.model(tokens()))
+    of_stages = [id(parameter) for stage in stages for parameter in stage.parameters()]
+    assert sorted(of_stages) == sorted(id(parameter) for parameter in task.model.parameters())
+
+
+def test_one_stage_may_be_tied():
+    task = made()
+    assert task.stages is not None
+    [stage] = task.stages(task.model, 1)
+    assert torch.equal(stage(tokens()), task.model(tokens()))
+
+
+@torch.no_grad()
+def test_attention_with_a_part_of_the_heads_is_a_summand_of_the_whole():
+    """What ColwiseParallel and RowwiseParallel make of it on each of two ranks."""
+    torch.manual_seed(0)
+    whole, x = Attention(8, 4, 0.0), torch.randn(3, 16, 8)
+    total = torch.zeros_like(x)
+    for rank in range(2):
+        part = Attention(8, 4, 0.0)
+        for name in ("query", "key", "value"):
+            getattr(part, name).weight.data = getattr(whole, name).weight.chunk(2, dim=0)[rank]
+        part.out.weight.data = whole.out.weight.chunk(2, dim=1)[rank]
+        total += part(x)
+    torch.testing.assert_close(total, whole(x))
+
+
+def test_the_plan_splits_every_block_and_nothing_else():
+    task = made(layers=2)
+    assert task.tensor_parallel is not None
+    plan = task.tensor_parallel(task.model)
+    linears = {name for name, module in task.model.named_modules() if isinstance(module, torch.nn.Linear)}
+    assert set(plan) == linears - {"head.scores"}
+    rowwise = {name for name, style in plan.items() if type(style).__name__ == "RowwiseParallel"}
+    assert rowwise == {name for name in plan if name.endswith((".out", ".down"))}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"layers": 0}, "layers=0: has to be a whole number above 0"),
+        ({"heads": -1}, "heads=-1"),
+        ({"width": 8.0}, "width=8.0"),
+        ({"layers": True}, "layers=True"),
+        ({"width": "wide"}, "width=wide"),
+        ({"tied": "no"}, "tied=no: has to be True or False"),
+        ({"width": 10, "heads": 4}, "a multiple of 4; the nearest is 8"),
+        ({"width": 1, "heads": 4}, "the nearest is 4"),
+        ({"spec": SampleSpec((16,), (15,), 256)}, "src (16,), tgt (15,) and 256 classes"),
+        ({"spec": SampleSpec((1, 16), (1, 16), 256)}, "needs samples of tokens"),
+        ({"spec": SampleSpec((16,), (16,), None)}, "and no classes; `python -m data_gen text`"),
+    ],
+)
+def test_what_makes_no_decoder_is_refused_in_one_line(options, words):
+    with pytest.raises(RequestError) as caught:
+        made(**options)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "num_stages", "words"),
+    [({}, 2, "give --model-option tied=False"), ({"tied": False}, 5, "layers=5")],
+)
+def test_stages_that_cannot_be_are_refused_in_one_line(options, num_stages, words):
+    task = made(**options)
+    assert task.stages is not None
+    with pytest.raises(RequestError, match=words):
+        task.stages(task.model, num_stages)
