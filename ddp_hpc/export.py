@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from ddp_hpc import __version__
-from ddp_hpc.errors import EXIT_INTERRUPTED, DataError, DdpHpcError, RequestError
+from ddp_hpc.errors import EXIT_INTERRUPTED, DdpHpcError, RequestError
 from ddp_hpc.partial_files import give_name, partial_file
 
 if TYPE_CHECKING:
@@ -46,21 +46,9 @@ def command(snapshot: Path, output: Path, force: bool) -> None:
         raise RequestError(f"{output}: is a folder, or lies in a folder that does not exist; name a file")
     import safetensors.torch
 
-    from ddp_hpc.training.snapshot import DamagedSnapshotError, find_snapshots, read_snapshot, step_of
+    from ddp_hpc.training.snapshot import read_named
 
-    path = snapshot
-    if step_of(path) < 0:
-        found = find_snapshots(path)
-        if not found:
-            raise DataError(f"{path}: no snapshot is there; name a folder with some such as step_00000120")
-        path = found[0]
-    try:
-        read = read_snapshot(path)
-    except DamagedSnapshotError as error:
-        others = [other for other in find_snapshots(path.parent) if step_of(other) < step_of(path)]
-        raise DamagedSnapshotError(
-            f"{error}; the one before is {others[0]}" if others else f"{error}"
-        ) from error
+    read = read_named(snapshot)
     try:
         with partial_file(output, "export") as partial:
             if output.suffix == ".pt":
@@ -72,7 +60,7 @@ def command(snapshot: Path, output: Path, force: bool) -> None:
     except OSError as error:
         raise DdpHpcError(f"{output}: cannot be written") from error
     num_values = sum(tensor.numel() for tensor in read.model.values())
-    click.echo(f"wrote {output}: {len(read.model)} tensors, {num_values:,} values, of {path}", err=True)
+    click.echo(f"wrote {output}: {len(read.model)} tensors, {num_values:,} values, of {read.path}", err=True)
 
 
 def _write_pt(read: Snapshot, path: Path) -> None:

@@ -151,6 +151,27 @@ def read_snapshot(path: Path) -> Snapshot:
     return Snapshot(path, about, tensors[MODEL], tensors[TRAINING])
 
 
+def read_named(path: Path) -> Snapshot:
+    """The snapshot that a user names: a folder such as step_00000120, or the newest in a folder of them.
+
+    Raises:
+        DamagedSnapshotError: it is not what was written; the one before it is named.
+        DataError: it is of a newer version of this package, or no snapshot is there.
+    """
+    if step_of(path) < 0:
+        found = find_snapshots(path)
+        if not found:
+            raise DataError(f"{path}: no snapshot is there; name a folder with some such as step_00000120")
+        path = found[0]
+    try:
+        return read_snapshot(path)
+    except DamagedSnapshotError as error:
+        others = [other for other in find_snapshots(path.parent) if step_of(other) < step_of(path)]
+        raise DamagedSnapshotError(
+            f"{error}; the one before is {others[0]}" if others else f"{error}"
+        ) from error
+
+
 def read_about(path: Path) -> dict[str, Any]:
     """What the snapshot says of itself, without its tensors.
 

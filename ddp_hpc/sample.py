@@ -1,0 +1,155 @@
+"""`python -m ddp_hpc.sample`: text that a decoder of bytes goes on with, out of a snapshot."""
+
+from __future__ import annotations
+
+import ast
+import math
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from ddp_hpc import __version__
+from ddp_hpc.errors import EXIT_FAILED, EXIT_INTERRUPTED, DataError, DdpHpcError, RequestError
+
+if TYPE_CHECKING:
+    from ddp_hpc.training.decoder import Decoder
+    from ddp_hpc.training.snapshot import Snapshot
+
+# What `python -m data_gen text` writes behind each file: a file begins behind it.
+_END_OF_FILE = b"\0"
+_NUM_BYTES = 256
+_EXAMPLES = """\b
+Examples:
+  python -m ddp_hpc.sample runs/ddp/snapshots --prompt "def "
+  python -m ddp_hpc.sample runs/ddp/snapshots/step_00000120 --num-bytes 2000 --seed 7
+  python -m ddp_hpc.sample runs/ddp/snapshots --temperature 0
+"""
+
+
+@click.command(epilog=_EXAMPLES, context_settings={"max_content_width": 100, "show_default": True})
+@click.argument("snapshot", type=click.Path(path_type=Path))
+@click.option("--prompt", default="", help="What the text begins with; without it, as a file begins.")
+@click.option("--num-bytes", type=int, default=400, help="Bytes behind the prompt.")
+@click.option(
+    "--temperature",
+    type=float,
+    default=0.8,
+    help="Below 1 likely bytes become likelier; 0 takes the likeliest.",
+)
+@click.option("--seed", type=int, default=0, help="Of the choice; the same seed gives the same text.")
+@click.version_option(__version__, prog_name="ddp-hpc")
+def command(snapshot: Path, prompt: str, num_bytes: int, temperature: float, seed: int) -> None:
+    """Write the prompt and what the decoder in SNAPSHOT goes on with to stdout.
+
+    SNAPSHOT is a folder such as step_00000120, or one of snapshots, of which the newest is taken.
+    The decoder is one that `--model decoder` trained on a file of `python -m data_gen text`.
+    """
+    if num_bytes < 1:
+        raise RequestError(f"--num-bytes {num_bytes}: has to be above 0")
+    if not (math.isfinite(temperature) and temperature >= 0):
+        raise RequestError(f"--temperature {temperature}: has to be 0 or more")
+    if not 0 <= seed < 2**63:
+        raise RequestError(f"--seed {seed}: has to be 0 or more and below 2**63")
+    import torch
+
+    from ddp_hpc.training.snapshot import read_named
+
+    # What one byte takes is too little to share, and the text does not depend on the number of cores then.
+    torch.set_num_threads(1)
+    model = load_decoder(read_named(snapshot))
+    start = os.fsencode(prompt)
+    out = sys.stdout.buffer
+    out.write(start)
+    for byte in generate(model, start, num_bytes, temperature, seed):
+        out.write(byte)
+        out.flush()
+
+
+def load_decoder(snapshot: Snapshot) -> Decoder:
+    """The decoder of bytes in a snapshot, on the CPU.
+
+    Raises:
+        DataError: it is of another model, or of tokens that are no bytes.
+    """
+    from ddp_hpc.training.decoder import Decoder, decoder
+    from ddp_hpc.training.task import SampleSpec
+
+    name = snapshot.about.get("model")
+    if name != "decoder":
+        raise DataError(f"{snapshot.path}: is of the model {name}; one of --model decoder is needed")
+    try:
+        num_tokens, length = (
+            len(snapshot.model[f"embedding.{part}.weight"]) for part in ("tokens", "positions")
+        )
+        spec = SampleSpec((length,), (length,), num_tokens)
+        options = dict(ast.literal_eval(snapshot.about["config"]["model_options"]))
+        model = decoder(spec, 0.0, **options).model
+        model.load_state_dict(snapshot.model)
+    except (KeyError, TypeError, ValueError, SyntaxError, RuntimeError) as error:
+        raise DataError(
+            f"{snapshot.path}: is of a decoder that this ddp-hpc does not make; use the one that trained it"
+        ) from error
+    if num_tokens != _NUM_BYTES:
+        raise DataError(
+            f"{snapshot.path}: was trained on {num_tokens} tokens, which are no bytes; "
+            "train on a file of `python -m data_gen text`"
+        )
+    assert isinstance(model, Decoder)
+    return model
+
+
+def generate(model: Decoder, prompt: bytes, num_bytes: int, temperature: float, seed: int) -> Iterator[bytes]:
+    """One byte after the other, each from the last `model.length` before it.
+
+    Raises:
+        DdpHpcError: the model gives no numbers.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    text = list(prompt or _END_OF_FILE)
+    for _ in range(num_bytes):
+        with torch.inference_mode():
+            scores = model(torch.tensor([text[-model.length :]]))[0, -1].double()  # (256,)
+            if not scores.isfinite().all():
+                raise DdpHpcError(
+                    "the model gives no finite numbers: its training went wrong; take a snapshot before that"
+                )
+            if temperature:
+                chances = ((scores - scores.max()) / temperature).softmax(0)
+                byte = int(torch.multinomial(chances, 1, generator=generator))
+            else:
+                byte = int(scores.argmax())
+        text.append(byte)
+        yield bytes([byte])
+
+
+def main(argv: list[str] | None = None) -> NoReturn:
+    """Runs the command and ends the process with its exit code."""
+    try:
+        command.main(args=argv, prog_name="python -m ddp_hpc.sample", standalone_mode=False)
+        code = 0
+    except click.exceptions.Exit as stop:
+        code = stop.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except DdpHpcError as error:
+        click.echo(f"error: {error}", err=True)
+        code = error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        code = EXIT_INTERRUPTED
+    except OSError as error:
+        click.echo(f"error: cannot write the text ({error.strerror}); write it to a file with room", err=True)
+        code = EXIT_FAILED
+        # Python must not try to flush into it again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
