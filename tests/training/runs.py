@@ -7,11 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import clean_environ
+from tests.conftest import Launch, clean_environ
 
 BIN = Path(sys.executable).parent
 # A Transformer that is quick on two cores: the default's layers with an embedding of 64.
@@ -85,3 +86,26 @@ def records(metrics: Path) -> list[dict[str, Any]]:
 def error_lines(done: subprocess.CompletedProcess[str]) -> list[str]:
     """The lines of stderr that carry an error of ours."""
     return [line for line in done.stderr.splitlines() if "error: " in line.lower()]
+
+
+class MpiJob:
+    """A `Job` under mpiexec."""
+
+    def __init__(self, launch: Launch, options: Sequence[str], cwd: Path) -> None:
+        self._process = launch.start([*start(2), "-m", "ddp_hpc.train", *options], cwd=cwd)
+
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def words(self) -> str:
+        return "".join(self._process.communicate())
+
+    def kill(self) -> None:
+        """SIGKILL to mpiexec and to all that it started, whatever groups it made."""
+        session = ["pgrep", "-s", str(self._process.pid)]
+        for pid in subprocess.run(session, capture_output=True, text=True).stdout.split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+
+    def wait(self) -> None:
+        self._process.communicate(timeout=30)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
-import signal
-import subprocess
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,7 +13,7 @@ import pytest
 from tests.conftest import Launch
 
 from .forked import Forks, Job
-from .runs import start, succeeded, train
+from .runs import MpiJob, succeeded, train
 from .tiny import DATA, EPOCHS, EVERY_STEP, STEPS, assert_equal, make_home, snapshot_files, state_of, trained
 
 
@@ -30,7 +26,7 @@ def used(whole: Path, home: Path) -> Path:
 
 
 def _kill_often(
-    home: Path, start_one: Callable[[], Job | _MpiJob], chance: random.Random, kills: int, start_s: float
+    home: Path, start_one: Callable[[], Job | MpiJob], chance: random.Random, kills: int, start_s: float
 ) -> None:
     """SIGKILL to all ranks at random moments: while they start, in steps, in saves."""
     for _ in range(kills):
@@ -55,29 +51,6 @@ def test_a_run_that_is_killed_at_random_moments_ends_as_if_it_was_not(
     assert_equal(home, whole, STEPS)
 
 
-class _MpiJob:
-    """A `Job` under mpiexec."""
-
-    def __init__(self, launch: Launch, options: list[str], cwd: Path) -> None:
-        self._process = launch.start([*start(2), "-m", "ddp_hpc.train", *options], cwd=cwd)
-
-    def running(self) -> bool:
-        return self._process.poll() is None
-
-    def words(self) -> str:
-        return "".join(self._process.communicate())
-
-    def kill(self) -> None:
-        """SIGKILL to mpiexec and to all that it started, whatever groups it made."""
-        session = ["pgrep", "-s", str(self._process.pid)]
-        for pid in subprocess.run(session, capture_output=True, text=True).stdout.split():
-            with suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
-
-    def wait(self) -> None:
-        self._process.communicate(timeout=30)
-
-
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_under_mpiexec_a_run_that_is_killed_40_times_ends_as_if_it_was_not(
@@ -87,7 +60,7 @@ def test_under_mpiexec_a_run_that_is_killed_40_times_ends_as_if_it_was_not(
     whole = make_home(home / "whole", tiny_data)
     for place in (whole, home):
         if place == home:
-            _kill_often(home, lambda: _MpiJob(launch, options, home), random.Random(40), 40, 3.0)
+            _kill_often(home, lambda: MpiJob(launch, options, home), random.Random(40), 40, 3.0)
         succeeded(train(*options, cwd=place, ranks=2, timeout_s=300))
     assert_equal(home, whole, 4 * 60)
 

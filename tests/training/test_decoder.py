@@ -1,0 +1,131 @@
+"""The example decoder from text to text: it learns, it goes on after a kill as if nothing was, it writes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from data_gen.text import write_text
+from ddp_hpc.run_folder import read_state
+from ddp_hpc.sample import main
+from tests.conftest import PROJECT, Launch
+
+from .forked import Forks
+from .runs import MpiJob, losses
+from .tiny import assert_equal, state_of
+
+SMALL = ["--model", "decoder", "--model-option", "layers=2", "--model-option", "width=32"]
+STEPS = 60
+OPTIONS = [*SMALL, "--data", "../text.h5", "--batch-size", "8", "--lr", "0.003", "--max-steps", str(STEPS)]
+SAVING = ["--snapshot-dir", "run", "--metrics", "m.jsonl", "--snapshot-every-steps", "10"]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """A folder with text.h5: the sources of Python's json, as bytes."""
+    folder = tmp_path_factory.mktemp("text")
+    sources = Path(json.__file__).parent
+    write_text([sources], folder / "text.h5", length=32, suffixes=[".py"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(text, forks):
+    """The home of a run of 2 ranks that nothing happened to."""
+    home = text / "whole"
+    home.mkdir()
+    forks.run(*OPTIONS, *SAVING, cwd=home, ranks=2)
+    return home
+
+
+def test_the_loss_falls(whole: Path) -> None:
+    found = losses(whole / "m.jsonl")
+    assert found[0] == pytest.approx(5.55, abs=0.2), "nats a byte, all 256 as likely as each other"
+    assert sum(found[-5:]) / 5 < 3.5
+
+
+def test_a_killed_run_ends_as_if_it_was_not(text: Path, whole: Path, forks: Forks) -> None:
+    home = text / "killed"
+    home.mkdir()
+    job = forks.start(*OPTIONS, *SAVING, cwd=home, ranks=2)
+    while job.running() and state_of(home).step < 20:
+        time.sleep(0.001)
+    assert job.running(), f"it ended by itself: more steps are needed\n{job.words()}"
+    job.kill()
+    job.wait()
+    assert "going on after step" in forks.run(*OPTIONS, *SAVING, cwd=home, ranks=2).words()
+    assert_equal(home, whole, STEPS)
+
+
+def test_the_trained_decoder_writes_the_same_text_again(whole: Path, capfdbinary) -> None:
+    texts = [sample(whole / "run", capfdbinary) for _ in range(2)]
+    assert texts[0] == texts[1]
+    assert texts[0].startswith(b"def ")
+    assert len(texts[0]) == 4 + 50
+
+
+def sample(run_folder: Path, capfdbinary) -> bytes:
+    with pytest.raises(SystemExit) as ended:
+        main([str(run_folder), "--prompt", "def ", "--num-bytes", "50"])
+    assert not ended.value.code
+    sys.stdout.flush()
+    return capfdbinary.readouterr().out
+
+
+def commands_of_the_page() -> tuple[list[str], str, str]:
+    """The commands of its first block: that make the data, that trains, that samples."""
+    block = (PROJECT / "docs" / "decoder.md").read_text().split("```")[1].replace("\\\n", "")
+    commands = [line.removeprefix("$ ") for line in block.splitlines() if line.startswith("$ ")]
+    *data, training, sampling = commands
+    assert training.startswith("mpiexec -n 2 python -m ddp_hpc.train ")
+    assert sampling.startswith("python -m ddp_hpc.sample ")
+    return data, training, sampling
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_the_page_reaches_less_than_1_9_nats_a_byte_within_ten_minutes(
+    tmp_path: Path, launch: Launch
+) -> None:
+    """And a run of the same that is killed again and again sees the same losses."""
+    data, training, sampling = commands_of_the_page()
+    script = "\n".join(["set -euo pipefail", *data, training, sampling])
+    done = launch(["bash", "-c", script], cwd=tmp_path, timeout_s=1200)
+    assert done.exit_code == 0, done.stderr
+    [test_loss] = re.findall(r"test: loss (\S+)", done.stdout)
+    print(f"{done.wall_s:.0f} s, {test_loss} nats a byte\n{done.stdout}")
+    assert float(test_loss) < 1.9
+    assert done.wall_s < 600
+    assert len(done.stdout.partition("\ndef ")[2]) > 300
+
+    home = tmp_path / "killed"
+    home.mkdir()
+    (home / "stdlib.h5").symlink_to(tmp_path / "stdlib.h5")
+    options = [*shlex.split(training.partition("ddp_hpc.train ")[2]), "--snapshot-every-steps", "10"]
+    for step in (20, 40, 60):
+        job = MpiJob(launch, options, home)
+        while step_of(home / "runs" / "decoder") < step:
+            assert job.running(), job.words()
+            time.sleep(0.05)
+        job.kill()
+        job.wait()
+    seen = steps_and_losses(home / "decoder.jsonl")
+    assert len(seen) >= 50
+    assert seen == steps_and_losses(tmp_path / "decoder.jsonl")[: len(seen)]
+
+
+def step_of(run_folder: Path) -> int:
+    state = read_state(run_folder)
+    return state.step if state is not None else 0
+
+
+def steps_and_losses(metrics: Path) -> list[tuple[int, float]]:
+    """Of all whole lines."""
+    lines = [json.loads(line) for line in metrics.read_text().split("\n")[:-1]]
+    return [(line["step"], line["loss"]) for line in lines]
