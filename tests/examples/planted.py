@@ -1,0 +1,53 @@
+"""An example of docs/examples/rpc with a fault planted in one rank, in the middle of the training.
+
+`PLANT=kill:1 python planted.py with_rpc.py` kills rank 1 in its 20th step, `stop:1` lets it hang there,
+`raise:1` lets it raise, and rank 0, the server, has its fault when the 20th gradient comes.
+"""
+
+import os
+import runpy
+import signal
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "examples" / "rpc"
+WHEN = 20
+
+
+def plant() -> None:
+    # As the examples do it, before torch is imported: here that happens earlier.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    import ranks
+    import regression
+
+    kind, rank = os.environ["PLANT"].split(":")
+    at_as_it_is, push_as_it_is = ranks.Ranks.at, regression.ParameterServer.push
+
+    def fail() -> None:
+        if kind == "raise":
+            raise ValueError("planted in one rank")
+        os.kill(os.getpid(), signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
+
+    def at(self: ranks.Ranks, step: int) -> None:
+        if step == WHEN and self.world.rank == int(rank):
+            fail()
+        at_as_it_is(self, step)
+
+    def push(self: regression.ParameterServer, gradient: object) -> None:
+        if self.num_updates == WHEN and rank == "0":
+            fail()
+        push_as_it_is(self, gradient)
+
+    ranks.Ranks.at, regression.ParameterServer.push = at, push
+
+
+def main(argv: list[str]) -> None:
+    sys.argv = argv
+    sys.path.insert(0, str(FOLDER))
+    if "PLANT" in os.environ:
+        plant()
+    runpy.run_path(str(FOLDER / argv[0]), run_name="__main__")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
