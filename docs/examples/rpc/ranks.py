@@ -29,7 +29,9 @@ from ddp_hpc.world.topology import World, discover, short_hostname
 from ddp_hpc.world.watchdog import time_limit
 
 SERVER = 0  # the rank that holds the parameters; all others train
+BACKSTOP = 2  # calls wait so many times longer than the heartbeat, which knows who hangs
 _GONE_S = 2.0  # for a rank with better words to speak first
+_PATIENCE_S = 15.0
 _FOREVER_S = 365 * 86400.0  # what is dead or does not move, the heartbeat finds
 
 _COUNT, _SECONDS = click.IntRange(min=1), click.FloatRange(min=1.0)
@@ -82,10 +84,13 @@ def together(options: Options, stuck_s: float | None = None) -> Iterator[Ranks]:
     (by default `options.hang_timeout_s`) ends all others with one line on stderr and exit code 1, under
     any launcher; such a block is never left. Exit code 2: the request was wrong, nothing was started.
     """
-    end = _End(options.hang_timeout_s)
+    end = _End()
     signal.signal(signal.SIGTERM, lambda *_: os._exit(EXIT_FAILED))
     config = TrainConfig(
-        backend="gloo", device="cpu", init_timeout_s=options.init_timeout_s, timeout_s=options.hang_timeout_s
+        backend="gloo",
+        device="cpu",
+        init_timeout_s=options.init_timeout_s,
+        timeout_s=BACKSTOP * options.hang_timeout_s,
     )
     try:
         prefix = f"[rank {peek_rank(os.environ)} {short_hostname()}] "
@@ -106,67 +111,73 @@ def together(options: Options, stuck_s: float | None = None) -> Iterator[Ranks]:
                 stuck_s=stuck_s or options.hang_timeout_s,
                 first_s=stuck_s or options.hang_timeout_s,
                 stacks=None,
-                on_lost=end.with_line,
+                on_lost=end.lost,
                 gone_s=_GONE_S,
             )
+            if heart.note and world.rank == SERVER:
+                sys.stderr.write(f"note: {heart.note}\n")
             link.comm.timeout_s = _FOREVER_S
             yield (ranks := Ranks(world, group.comm, link, heart, options.steps))
             ranks.not_behind()
             group.comm.barrier("the end of the training")
             heart.close()
     except BaseException as error:  # the one place where everything ends up
-        end.with_error(error)
+        end.failed(error)
     finalize_mpi()
 
 
 class _End:
     """What is known so far, for the words and the deeds of an end that was not planned."""
 
-    def __init__(self, hang_timeout_s: float) -> None:
+    def __init__(self) -> None:
         self.world: World | None = None
         self.link: Link | None = None
         self.heart: Heartbeat | None = None
-        self._hang_timeout_s = hang_timeout_s
         self._once = threading.Lock()
 
-    def with_error(self, error: BaseException) -> NoReturn:
-        late = isinstance(error, ReportedElsewhereError)
+    def lost(self, text: str) -> NoReturn:
+        """What the heartbeat calls, in its thread. With rank 0 the store is lost: nobody can be asked."""
+        is_rank_0 = self.world is not None and self.world.rank == 0
+        self._leave(text, EXIT_FAILED, None if is_rank_0 else Claim.ALONE)
+
+    def failed(self, error: BaseException) -> NoReturn:
+        """What the main thread ends with."""
+        if isinstance(error, DdpHpcError) and error.everywhere:  # all ranks are here: nobody waits
+            late = isinstance(error, ReportedElsewhereError)
+            self._leave(str(error), error.exit_code, Claim.LATE if late else Claim.FIRST, abort=False)
         if isinstance(error, DdpHpcError):
-            self._leave(str(error), error.exit_code, late, error.everywhere)
+            alone = self.world is not None and self.world.world_size == 1
+            self._leave(str(error), error.exit_code, Claim.FIRST if alone else None)
         if isinstance(error, KeyboardInterrupt):
             self._leave("interrupted", EXIT_INTERRUPTED)
-        first_line = str(error).strip().partition("\n")[0][:200]
-        if isinstance(error, RuntimeError | TimeoutError):
+        text = "".join(traceback.format_exception(error)).rstrip()
+        if isinstance(error, RuntimeError | TimeoutError):  # all that gloo, TensorPipe and the store raise
+            first_line = str(error).strip().partition("\n")[0][:200]
             if self.heart is not None and (gone := self.heart.who_is_gone()):
-                self.with_line(f"{gone} is gone: look there for its own error, and for what killed it")
-            if "time" in first_line:  # timeout, timed out
-                limit = f"{self._hang_timeout_s:g} s (--hang-timeout-s)"
-                self.with_line(f"no answer from another rank within {limit}: {first_line}")
-        self.with_line("".join(traceback.format_exception(error)).rstrip())
-
-    def with_line(self, text: str) -> NoReturn:
+                text = f"{gone} is gone: look there for its own error, and for what killed it"
+            elif "timeout" in first_line.lower() or "timed out" in first_line.lower():
+                text = f"no answer from another rank (--hang-timeout-s tells when): {first_line}"
         self._leave(text, EXIT_FAILED)
 
-    def _leave(self, text: str, code: int, late: bool = False, everywhere: bool = False) -> NoReturn:
+    def _leave(self, text: str, code: int, claim: Claim | None = None, abort: bool = True) -> NoReturn:
         """Says it once for the whole job, and ends this process and the others."""
-        self._once.acquire()  # for ever: the heartbeat's thread may come to this at the same time
+        self._once.acquire()  # for ever: both threads may come to this
+        bail_out = threading.Timer(_PATIENCE_S, os._exit, [code])  # from a store that hangs with rank 0
+        bail_out.daemon = True
+        bail_out.start()
         if self.heart is not None:
             self.heart.close()  # says goodbye, or the others would call this rank gone
-        if late:
-            claim = Claim.LATE
-        elif self.world is not None and (everywhere or self.world.world_size == 1):
-            claim = Claim.FIRST
-        else:
+        if claim is None:
             claim = self.link.watch.claim() if self.link is not None else Claim.ALONE
         if claim is Claim.ALONE:
             say_once_a_node(f"[{short_hostname()}] error: {text}", os.environ)
         elif claim is Claim.FIRST and self.world is not None:
             sys.stderr.write(f"{self.world.prefix}error: {text}\n")
             sys.stderr.flush()
-        if everywhere:
-            finalize_mpi()
-        else:
+        if abort:
             abort_mpi(code, patience_s=5.0 if claim is Claim.LATE else 0.0)
+        else:
+            finalize_mpi()
         os._exit(code)
 
 

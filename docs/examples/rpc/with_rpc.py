@@ -13,7 +13,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or torch shows C++ fram
 import click
 import torch
 import torch.distributed as dist
-from ranks import SERVER, Ranks, options, say, start, together
+from ranks import BACKSTOP, SERVER, Ranks, options, say, start, together
 from regression import Options, ParameterServer, train
 from torch.distributed import rpc
 
@@ -87,13 +87,13 @@ def main(**given: Any) -> None:
     with together(options) as ranks:
         if ranks.world.rank == SERVER:
             _server = ParameterServer(options, num_trainers=ranks.share[1])
-        connect_rpc(ranks, options.hang_timeout_s)
+        connect_rpc(ranks, BACKSTOP * options.hang_timeout_s)
         if _server is not None:
             serve(_server, ranks)
             say(_server.result())
         else:
             fetch_and_send(options, ranks)
-        rpc.shutdown(timeout=options.hang_timeout_s)
+        rpc.shutdown(timeout=BACKSTOP * options.hang_timeout_s)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,128 @@
+"""The same parameter server as actors of Monarch, which is what PyTorch's own tutorials now show for this."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from typing import Any
+
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or torch shows C++ frames where a rank is lost
+
+import click
+import monarch.actor
+import torch
+from monarch.actor import (
+    Actor,
+    attach_to_workers,
+    current_rank,
+    enable_transport,
+    endpoint,
+    run_worker_loop_until_shutdown,
+    this_proc,
+)
+from ranks import BACKSTOP, SERVER, Ranks, options, say, start, together
+from regression import Options, ParameterServer, train
+
+from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.world.interfaces import local_address_towards
+from ddp_hpc.world.meeting import open_listener
+
+_EXAMPLES = """\b
+Examples:
+  pip install torchmonarch
+  mpiexec -n 3 python docs/examples/rpc/with_monarch.py
+  srun --ntasks=3 python docs/examples/rpc/with_monarch.py --steps 1000
+"""
+_ANYONE = "trust_all_connections"  # the only choice that Monarch offers for TCP
+
+
+class Server(Actor):
+    """The parameter server; a reference to it can be passed on to other actors, as an RRef can."""
+
+    def __init__(self, options: Options, num_trainers: int) -> None:
+        self._server = ParameterServer(options, num_trainers)
+
+    @endpoint
+    def pull(self) -> torch.Tensor:
+        """A copy of the parameters, (21,)."""
+        return self._server.pull()
+
+    @endpoint
+    def push(self, gradient: torch.Tensor) -> None:
+        """One step of the optimizer."""
+        self._server.push(gradient)
+
+    @endpoint
+    def result(self) -> dict[str, float]:
+        """What came of it."""
+        return self._server.result()
+
+
+class Trainer(Actor):
+    """One of a mesh of trainers, in a process that Monarch starts beside the rank."""
+
+    def __init__(self, options: Options, server: Server, num_trainers: int) -> None:
+        self._options, self._server, self._share = options, server, (current_rank().rank, num_trainers)
+
+    @endpoint
+    def train(self) -> None:
+        """All steps of this trainer."""
+        server, limit_s = self._server, BACKSTOP * self._options.hang_timeout_s
+        train(
+            self._options,
+            self._share,
+            lambda: server.pull.call_one().get(timeout=limit_s),
+            lambda gradient: server.push.call_one(gradient).get(timeout=limit_s),
+        )
+
+
+def address_of(ranks: Ranks) -> str:
+    """Where this rank's worker can listen, as the others reach it."""
+    where = ranks.link.endpoint
+    host = where.host if ranks.world.rank == SERVER else local_address_towards(where.host, where.port)
+    with open_listener([0], loopback_only=False) as free:
+        return f"tcp://{host}:{free.getsockname()[1]}"
+
+
+def direct(options: Options, workers: list[str]) -> dict[str, float]:
+    """Rank 0 holds the server and tells all trainers what to do, as if they were one object.
+
+    Raises:
+        DdpHpcError: a trainer's process is gone: Monarch's supervision has found out.
+    """
+    limit_s = BACKSTOP * options.hang_timeout_s
+    # A lost process makes the futures raise as well, which can be worded; the hook would interrupt.
+    monarch.actor.unhandled_fault_hook = lambda _: None
+    hosts = attach_to_workers(ca=_ANYONE, workers=workers)
+    server = this_proc().spawn("server", Server, options, len(workers))
+    processes = hosts.spawn_procs(per_host={"processes": 1})
+    trainers = processes.spawn("trainers", Trainer, options, server, len(workers))
+    try:
+        trainers.train.call().get()
+        result: dict[str, float] = server.result.call_one().get(timeout=limit_s)
+        hosts.shutdown().get(timeout=limit_s)
+    except RuntimeError as error:
+        raise DdpHpcError(f"Monarch lost a trainer: {error}") from None
+    return result
+
+
+@click.command(epilog=_EXAMPLES)
+@options
+def main(**given: Any) -> None:
+    """Rank 0 holds the parameters, all others train: asynchronous SGD over Monarch's actors."""
+    options = Options(**given)
+    # Monarch's processes import this folder's modules as well.
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+    # Monarch watches its own processes; the heartbeat has the ranks that hold them.
+    with together(options, stuck_s=math.inf) as ranks:
+        addresses = ranks.comm.allgather(address_of(ranks))
+        if ranks.world.rank == SERVER:
+            enable_transport(addresses[SERVER])
+            say(direct(options, addresses[1:]))
+        else:
+            run_worker_loop_until_shutdown(address=addresses[ranks.world.rank], ca=_ANYONE)
+
+
+if __name__ == "__main__":
+    start(main)
