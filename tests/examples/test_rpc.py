@@ -74,6 +74,7 @@ def test_under_mpiexec_a_killed_rank_ends_the_job_too(tmp_path, example, rank):
     assert done.returncode != 0
     assert "num_updates" not in done.stdout
     assert len(error_lines(done)) <= 1, done.stderr
+    assert "frame #" not in done.stderr, "nobody needs torch's C++ frames to see that a rank is gone"
     assert time.monotonic() - began < 45
 
 
@@ -94,7 +95,7 @@ def test_a_server_that_raises_shows_its_traceback_alone(forks, tmp_path):
     job = planted(forks, tmp_path, "with_rpc.py", "raise:0")
     assert job.wait(30) == [1, 1, 1], job.words()
     assert "ValueError: planted in one rank" in job.words()
-    print(job.words())
+    assert len(job.errors()) == 1, job.words()
 
 
 def test_one_rank_alone_is_refused(tmp_path):
