@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -85,7 +86,7 @@ def together(options: Options, stuck_s: float | None = None) -> Iterator[Ranks]:
     any launcher; such a block is never left. Exit code 2: the request was wrong, nothing was started.
     """
     end = _End()
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(EXIT_FAILED))
+    signal.signal(signal.SIGTERM, _on_sigterm)
     config = TrainConfig(
         backend="gloo",
         device="cpu",
@@ -124,6 +125,13 @@ def together(options: Options, stuck_s: float | None = None) -> Iterator[Ranks]:
     except BaseException as error:  # the one place where everything ends up
         end.failed(error)
     finalize_mpi()
+
+
+def _on_sigterm(*_: object) -> NoReturn:
+    """The launcher's, the scheduler's, or that of another rank which failed and has said why."""
+    if peek_rank(os.environ) == SERVER:
+        time.sleep(1.0)  # the store is here: the others are to hear of it first
+    os._exit(EXIT_FAILED)
 
 
 class _End:
