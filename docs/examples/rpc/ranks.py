@@ -204,4 +204,4 @@ def start(command: click.Command, argv: list[str] | None = None) -> NoReturn:
 
 def say(result: dict[str, Any]) -> None:
     """The product, one JSON object, on stdout."""
-    print(json.dumps(result), flush=True)  # noqa: T201
+    print(json.dumps(result), flush=True)

@@ -1,0 +1,159 @@
+"""Every strategy with every option that goes with it, beside one process that trains on the same samples.
+
+`python -m tests.training.strategy_rows` runs all of them and writes the table of docs/strategies.md.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from .forked import Forks
+from .runs import losses
+
+PAGE = Path(__file__).parents[2] / "docs" / "strategies.md"
+BEGIN, END = "<!-- the table: python -m tests.training.strategy_rows -->", "<!-- the end of the table -->"
+# 150 samples in steps of 16: ten steps an epoch, the last of 6. A Transformer of 1.7 M parameters.
+TRAINING = [
+    "--num-samples", "150", "--epochs", "2", "--src-shape", "4,32", "--tgt-shape", "6,32", "--dropout", "0",
+    "--lr-scaling", "none", "--log-every", "100",
+]  # fmt: skip
+NUM_STEPS, GLOBAL_BATCH = 20, 16
+# Of a loss of about 5. Half types keep 8 or 11 bits of each number.
+EXACT, COMPILED, HALF = 1e-9, 2e-3, 5e-2
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    options: str
+    data_size: tuple[int, int]
+    """How many parts the samples are dealt to, on 2 and on 4 ranks; 0: not on so many."""
+    tolerance: float = EXACT
+    like: str = ""
+    """Options of the single process too: they change what is trained, not how it is shared."""
+
+    def on(self, ranks: int) -> int:
+        return self.data_size[ranks == 4]
+
+
+DATA, MODEL = (2, 4), (1, 1)
+DECAY = "--optimizer adamw --weight-decay 0.1"
+ROWS = [
+    Row("", DATA),
+    Row("--static-graph", DATA),
+    Row("--find-unused-parameters", DATA),
+    Row("--bucket-mib 1", DATA),
+    Row("--accumulate 2", DATA),
+    Row("--clip-norm 0.5", DATA, like="--clip-norm 0.5"),
+    Row("--check-gradients", DATA),
+    Row("--activation-checkpointing", DATA),
+    Row("--devices-per-rank 2", DATA),
+    Row("--fused", DATA),
+    Row("--compress-gradients fp16", DATA, HALF),
+    Row("--amp bf16", DATA, HALF),
+    Row("--amp fp16", DATA, HALF),
+    Row("--compile", DATA, COMPILED),
+    Row("--strategy zero", DATA),
+    Row("--strategy zero --accumulate 2 --clip-norm 0.5", DATA, like="--clip-norm 0.5"),
+    Row(f"--strategy zero {DECAY}", DATA, like=DECAY),
+    Row("--strategy zero --amp bf16", DATA, HALF),
+    Row("--strategy fsdp", DATA),
+    Row("--strategy fsdp --accumulate 2 --clip-norm 0.5", DATA, like="--clip-norm 0.5"),
+    Row(f"--strategy fsdp {DECAY}", DATA, like=DECAY),
+    Row("--strategy fsdp --activation-checkpointing", DATA),
+    Row("--strategy fsdp --amp bf16", DATA, HALF),
+    Row("--strategy fsdp --compile", DATA, COMPILED),
+    Row("--strategy tp", MODEL),
+    Row("--strategy tp --accumulate 2 --clip-norm 0.5", MODEL, like="--clip-norm 0.5"),
+    Row("--strategy tp --activation-checkpointing", MODEL),
+    Row("--strategy tp --amp bf16", MODEL, HALF),
+    Row("--strategy pp", MODEL),
+    Row("--strategy pp --pipeline-schedule 1f1b", MODEL),
+    Row("--strategy pp --pipeline-chunks 1", MODEL),
+    Row("--strategy pp --accumulate 2 --clip-norm 0.5", MODEL, like="--clip-norm 0.5"),
+    Row("--strategy pp --activation-checkpointing", MODEL),
+    Row("--strategy pp --amp bf16", MODEL, HALF),
+    Row("--mesh dp=2,tp=2", (0, 2)),
+    Row("--mesh pp=2,dp=2", (0, 2)),
+    Row("--mesh dp=2,fsdp=2", (0, 4)),
+    Row("--mesh fsdp=2,tp=2", (0, 2)),
+    Row("--mesh pp=2,tp=2", (0, 1)),
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What came of a row, or of the single process."""
+
+    losses: list[float]
+    state_bytes: int
+
+
+def measure(forks: Forks, home: Path, row: Row, ranks: int, timeout_s: float = 60.0) -> Measured:
+    """Trains; `home` is an empty folder."""
+    accumulate = 2 if "--accumulate" in row.options else 1
+    batch_size = GLOBAL_BATCH // (row.on(ranks) if ranks > 1 else 1) // accumulate
+    options = row.options if ranks > 1 else row.like
+    # Half types and compiled code are made for float32.
+    dtype = ["--dtype", "float64"] if row.tolerance == EXACT else []
+    words = [*TRAINING, *dtype, "--batch-size", batch_size if ranks > 1 else GLOBAL_BATCH, *options.split()]
+    outputs = ["--data-dir", home.parent / "data", "--metrics", "m.jsonl", "--summary", "s.json"]
+    job = forks.start(*map(str, [*words, *outputs]), cwd=home, ranks=ranks)
+    assert job.wait(timeout_s) == [0] * ranks, job.words()
+    state_bytes: int = json.loads((home / "s.json").read_text())["memory"]["state_bytes"]
+    return Measured(losses(home / "m.jsonl"), state_bytes)
+
+
+def distance(row: Measured, single: Measured) -> float:
+    """The largest over the steps."""
+    assert len(row.losses) == len(single.losses) == NUM_STEPS
+    return max(abs(a - b) for a, b in zip(row.losses, single.losses, strict=True))
+
+
+def table(forks: Forks, home: Path) -> str:
+    """All rows, in Markdown; each has to be as near to the single process as its tolerance says."""
+    lines = [
+        "| options | ranks | distance | allowed | MiB a rank | of one process |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    singles: dict[tuple[str, bool], Measured] = {}
+    for number, row in enumerate(ROWS):
+        key = (row.like, row.tolerance == EXACT)
+        for ranks in (1, 2, 4):
+            if (key in singles) if ranks == 1 else not row.on(ranks):
+                continue
+            (folder := home / f"{number}-{ranks}").mkdir()
+            found = measure(forks, folder, row, ranks, timeout_s=400)
+            if ranks == 1:
+                singles[key] = found
+                continue
+            single = singles[key]
+            far = distance(found, single)
+            assert far <= row.tolerance, f"{row.options} on {ranks} ranks: {far}"
+            lines.append(
+                f"| {f'`{row.options}`' if row.options else 'none: DDP'} | {ranks} | {far:.0e} | "
+                f"{row.tolerance:.0e} | {found.state_bytes / 2**20:.1f} | "
+                f"{found.state_bytes / single.state_bytes:.2f} |"
+            )
+            print(lines[-1], file=sys.stderr, flush=True)
+    return "\n".join(lines)
+
+
+def main() -> None:
+    forks = Forks()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            found = table(forks, Path(folder))
+    finally:
+        forks.close()
+    head, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(f"{head}{BEGIN}\n{found}\n{END}{rest.partition(END)[2]}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""However ranks share a training, its losses are those of one process; docs/strategies.md has all rows."""
+
+import pytest
+
+from .runs import error_lines, run, start, succeeded
+from .strategy_rows import BEGIN, END, EXACT, PAGE, ROWS, Row, distance, measure, table
+from .tiny import DATA, SAVING, trained
+
+# One of each kind of sharing; `make soak` runs all.
+SOME = [
+    ("--strategy zero", 2),
+    ("--strategy fsdp --accumulate 2 --clip-norm 0.5", 2),
+    ("--strategy tp", 2),
+    ("--strategy pp --pipeline-schedule 1f1b", 2),
+    ("--devices-per-rank 2", 2),
+    ("--mesh dp=2,tp=2", 4),
+    ("--mesh pp=2,dp=2", 4),
+    ("--mesh dp=2,fsdp=2", 4),
+]
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory, forks):
+    """One process, with and without the limit of the gradients' norm."""
+    homes = {like: tmp_path_factory.mktemp("single") for like in ("", "--clip-norm 0.5")}
+    return {like: measure(forks, home, Row(like, (1, 1), like=like), 1) for like, home in homes.items()}
+
+
+@pytest.mark.parametrize(("options", "ranks"), SOME)
+def test_a_strategy_has_the_losses_of_one_process(options, ranks, single, forks, tmp_path):
+    row = next(row for row in ROWS if row.options == options)
+    (home := tmp_path / "home").mkdir()
+    found = measure(forks, home, row, ranks)
+    assert distance(found, single[row.like]) < EXACT
+
+
+@pytest.mark.parametrize(("strategy", "share"), [("ddp", 1.0), ("zero", 0.75), ("fsdp", 0.5)])
+def test_zero_and_fsdp_take_less_memory_than_ddp(strategy, share, single, forks, tmp_path):
+    # Parameters, gradients and two states of Adam: zero halves the states, fsdp all four.
+    (home := tmp_path / "home").mkdir()
+    found = measure(forks, home, Row(f"--strategy {strategy}", (2, 4)), 2)
+    assert found.state_bytes == pytest.approx(share * single[""].state_bytes, rel=0.01)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_every_strategy_and_option_is_in_the_page_and_has_the_losses_of_one_process(forks, tmp_path):
+    (_, _, rest) = PAGE.read_text().partition(BEGIN)
+    there = rest.partition(END)[0].strip().splitlines()
+    found = table(forks, tmp_path).splitlines()
+
+    def but_the_distance(line):
+        cells = line.split("|")
+        return [*cells[:3], *cells[4:]]
+
+    assert [but_the_distance(line) for line in found] == [but_the_distance(line) for line in there]
+
+
+@pytest.mark.parametrize("options", ["--strategy zero", "--strategy fsdp", "--strategy tp", "--strategy pp"])
+def test_a_run_goes_on_exactly_as_if_it_had_not_stopped(options, forks, home, tiny_data, tmp_path):
+    batch = ["--batch-size", "8"] if options.endswith("p") and "fsdp" not in options else []
+    words = [*DATA, *batch, *options.split(), *SAVING, "--epochs", "2", "--snapshot-every-steps", "3"]
+    forks.run(*words, cwd=home, ranks=2)
+    whole = trained(home)
+    assert len(whole) == 8
+    # What came after the third step is gone.
+    for step in (6, 8):
+        folder = home / "run" / f"step_{step:08d}"
+        folder.rename(home / folder.name)
+    job = forks.run(*words, cwd=home, ranks=2)
+    assert "going on after step 3" in job.words()
+    assert trained(home) == whole
+
+
+def test_a_run_goes_on_with_another_strategy(forks, home, tiny_data):
+    # Without dropout and in the same global batches, so that nothing but the sharing differs.
+    words = ["--data", "float64.h5", "--batch-size", "8", "--dropout", "0", *SAVING, "--keep", "20"]
+    words += ["--snapshot-every-steps", "1"]
+    shared = ["--lr-scaling", "none", "--epochs", "2"]
+    forks.run(*words, *shared, "--batch-size", "16", cwd=home, ranks=1)
+    whole = [line["loss"] for line in trained(home)]
+    for step in (6, 7, 8):
+        (home / "run" / f"step_{step:08d}").rename(home / f"step_{step}")
+    done, rest = 5, ["--strategy fsdp", "--strategy zero", "--strategy tp --batch-size 16"]
+    for step, options in enumerate(rest, start=done + 1):
+        job = forks.run(*words, *shared, *options.split(), "--max-steps", str(step), cwd=home, ranks=2)
+        assert f"going on after step {step - 1}" in job.words()
+    found = [line["loss"] for line in trained(home)]
+    assert found == pytest.approx(whole[: len(found)], abs=1e-9)
+    assert len(found) == done + len(rest)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--mesh dp=3", "a grid of 3 ranks, and 2 were started"),
+        ("--mesh fdsp=2", 'no dimension (did you mean "fsdp"?)'),
+        ("--mesh dp=x", "a whole number of ranks is needed"),
+        ("--mesh dp=2,dp=1", "names dp twice"),
+        ("--mesh dp=2 --strategy fsdp", "leave --strategy fsdp out"),
+        ("--strategy fsdp --static-graph", "goes with --strategy ddp or zero"),
+        ("--strategy fsdp --cpu-offload", "there is no GPU"),
+        ("--strategy fsdp --amp fp16", "use --amp bf16"),
+        ("--strategy dataparallel", "start one, or use --strategy ddp"),
+        ("--sync-batchnorm", "needs GPUs"),
+        ("--compress-gradients bf16", "use fp16"),
+        ("--strategy tp --compile", "leave one of them out"),
+        ("--strategy tp --model linear", "has no `tensor_parallel` plan"),
+        ("--static-graph --accumulate 2", "leaves gradients out"),
+    ],
+)
+def test_what_cannot_be_shared_so_is_refused_in_one_line(options, words, forks, tmp_path, no_gpu):
+    small = ["--num-samples", "8", "--src-shape", "1,8", "--tgt-shape", "2,8", "--epochs", "1"]
+    job = forks.start(*small, *options.split(), cwd=tmp_path, ranks=2)
+    assert job.wait() == [2, 2], job.words()
+    (line,) = job.errors()
+    assert words in line
+    assert "Traceback" not in job.words()
+
+
+def test_dataparallel_is_one_process(tmp_path):
+    options = ["--num-samples", "8", "--src-shape", "1,8", "--tgt-shape", "2,8", "--epochs", "1"]
+    done = succeeded(
+        run([*start(1), "-m", "ddp_hpc.train", *options, "--strategy", "dataparallel"], tmp_path)
+    )
+    assert "strategy: dataparallel" in done.stdout
+    assert not error_lines(done)
