@@ -168,7 +168,8 @@ def train(
             if not warned and (bad := next((r for r in records if not math.isfinite(r.loss)), None)):
                 warned = True
                 progress.say(
-                    f"warning: the loss is {bad.loss} at step {bad.step}: look at the data and the lr"
+                    f"warning: the loss is {bad.loss} at step {bad.step}: look at the data and the lr; "
+                    "--check-gradients finds the layer and the rank"
                 )
         if logs:
             progress.step(position.step, total, f"{epoch + 1}/{config.epochs}", losses.last, pending.rate())

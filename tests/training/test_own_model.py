@@ -1,0 +1,256 @@
+"""A model of the user's own: `--model mine:factory`, found in the folder where the training is started."""
+
+import pytest
+
+from ddp_hpc.errors import RequestError
+from ddp_hpc.training.config import parse_option
+
+from .runs import losses
+
+MINE = """
+import os
+
+import torch
+from torch import nn
+
+from ddp_hpc.training.task import Task
+
+
+class Net(nn.Module):
+    def __init__(self, width=8, unused=False, bad_at=0):
+        super().__init__()
+        self.first, self.second = nn.Linear(20, width), nn.Linear(width, 1)
+        if unused:
+            self.extra = nn.Linear(3, 3)
+        self.calls, self.bad_at = 0, bad_at
+
+    def forward(self, x):
+        self.calls += 1
+        hidden = self.first(x)
+        if self.bad_at and self.calls >= self.bad_at and os.environ.get("RANK", "0") == "1":
+            hidden = hidden * float("nan")
+        return self.second(hidden.relu())
+
+
+def square(output, tgt):
+    return (output - tgt).square().mean()
+
+
+class Brings:  # an object with a task's attributes is a task
+    def __init__(self):
+        numbers = torch.rand(50, 20, generator=torch.Generator().manual_seed(1))
+        self.model, self.loss = Net(), square
+        self.dataset = numbers, numbers.sum(dim=1, keepdim=True)
+        self.metrics = {"far": lambda output, tgt: ((output - tgt).abs() > 0.1).sum()}
+
+
+class Numbers:
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, number):
+        if number == int(os.environ.get("BAD_SAMPLE", "-1")):
+            raise KeyError("lost")
+        return torch.full((20,), number / 40), [float(number)]
+
+
+def numbers():
+    return Task(model=Net(), loss=square, dataset=Numbers())
+
+
+def ragged():
+    class Ragged(Numbers):
+        def __getitem__(self, number):
+            return torch.zeros(20 + (number == 7)), [0.0]
+
+    return Task(model=Net(), loss=square, dataset=Ragged())
+
+
+def raises():
+    raise ValueError("bad width")
+
+
+def nothing():
+    pass
+
+
+def no_parameters():
+    return nn.ReLU()
+
+
+def differs():
+    return Net(8 + int(os.environ.get("RANK", "0")))
+
+
+def needs(layers):
+    return Net(layers)
+
+
+def looks(spec):
+    return nn.Linear(*spec.src_shape, *spec.tgt_shape)
+
+
+number = 3
+"""
+SYNTHETIC = [
+    "--src-shape",
+    "20",
+    "--tgt-shape",
+    "1",
+    "--num-samples",
+    "50",
+    "--batch-size",
+    "8",
+    "--epochs",
+    "2",
+]
+
+
+@pytest.fixture
+def mine(tmp_path):
+    """A folder with the user's module."""
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "broken.py").write_text("import numpy\nimport surely_not_there\n")
+    (tmp_path / "cut.py").write_text("def factory(:\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("factory", ["Net", "Brings", "numbers", "looks"])
+def test_a_model_a_task_or_an_object_like_one_is_trained(factory, mine, forks):
+    data = [] if factory in ("Brings", "numbers") else SYNTHETIC[:6]
+    words = ["--model", f"mine:{factory}", *data, *SYNTHETIC[6:], "--lr", "0.01", "--metrics", "m.jsonl"]
+    forks.run(*words, cwd=mine, ranks=2)
+    found = losses(mine / "m.jsonl")
+    assert found[-1] < found[0]
+
+
+def test_a_tasks_own_data_is_seen_alike_by_any_number_of_ranks(mine, forks):
+    words = ["--model", "mine:numbers", "--lr-scaling", "none", "--epochs", "2"]
+    forks.run(*words, "--batch-size", "16", "--metrics", "one.jsonl", cwd=mine, ranks=1)
+    forks.run(*words, "--batch-size", "8", "--metrics", "two.jsonl", cwd=mine, ranks=2)
+    assert losses(mine / "two.jsonl") == pytest.approx(losses(mine / "one.jsonl"), rel=1e-5)
+
+
+def test_options_reach_the_factory_as_numbers_and_as_text(mine, forks):
+    job = forks.run("--model", "mine:Net", "--model-option", "width=3", *SYNTHETIC, cwd=mine, ranks=1)
+    assert "model: mine:Net, 67 parameters" in job.words()
+    assert parse_option("a=[1, 2]") == ("a", [1, 2])
+    assert parse_option("a=relu") == ("a", "relu")
+    assert parse_option("a=b=c") == ("a", "b=c")
+    for text in ("a", "=1", "a b=1", ""):
+        with pytest.raises(RequestError, match="NAME=VALUE"):
+            parse_option(text)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("mine:raises", "the factory raised ValueError: bad width (", ),
+        ("mine:nothing", "gave nothing (None) without a model"),
+        ("mine:no_parameters", "no parameters to train"),
+        ("mine:needs", "give it --model-option layers=VALUE"),
+        ("mine:nett", "mine has no nett"),
+        ("mine:number", "is a int; a function or a class is needed"),
+        ("surely_not:net", "there is no module surely_not"),
+        ("broken:net", "cannot be imported: ModuleNotFoundError: No module named 'surely_not_there'"),
+        ("cut:net", "cannot be imported: SyntaxError"),
+        ("mine:", "package.module:factory is needed"),
+        ("../mine:net", "package.module:factory is needed"),
+        ("trannsformer", 'did you mean "transformer"?'),
+    ],
+)  # fmt: skip
+def test_a_factory_that_gives_no_model_is_one_line_with_exit_code_2(model, words, mine, forks):
+    job = forks.start("--model", model, *SYNTHETIC, cwd=mine, ranks=1)
+    assert job.wait() == [2]
+    (line,) = job.errors()
+    assert words in line
+    assert "Traceback" not in job.words()
+
+
+def test_an_unknown_option_is_named_with_those_that_there_are(mine, forks):
+    words = ["--model", "mine:Net", "--model-option", "widht=3", *SYNTHETIC]
+    job = forks.start(*words, cwd=mine, ranks=1)
+    assert job.wait() == [2]
+    (line,) = job.errors()
+    assert '(did you mean "width"?); it has width, unused, bad_at' in line
+
+
+def test_models_that_differ_between_ranks_are_stopped_before_the_first_step(mine, forks):
+    job = forks.start("--model", "mine:differs", *SYNTHETIC, cwd=mine, ranks=2)
+    assert job.wait() == [2, 2]
+    (line,) = job.errors()
+    assert "first.weight (9, 20) float32 on rank 1 and first.weight (8, 20) float32 on rank 0" in line
+
+
+@pytest.mark.parametrize(
+    ("factory", "env", "words"),
+    [
+        (
+            "numbers",
+            {"BAD_SAMPLE": "12"},
+            "the dataset's sample 12 is no pair (src, tgt) of arrays: KeyError",
+        ),
+        ("ragged", {}, "sample 7 has shapes (21,) and (1,), sample 0 has (20,) and (1,)"),
+    ],
+)
+def test_a_dataset_that_goes_wrong_names_its_sample(factory, env, words, mine, forks):
+    job = forks.start("--model", f"mine:{factory}", "--batch-size", "8", cwd=mine, ranks=2, env=env)
+    assert job.wait() == [1, 1]
+    (line,) = job.errors()
+    assert words in line
+
+
+def test_without_data_of_its_own_or_of_the_tasks_there_is_nothing_to_train_on(mine, forks):
+    job = forks.start("--model", "mine:Net", cwd=mine, ranks=2)
+    assert job.wait() == [2, 2]
+    (line,) = job.errors()
+    assert "name a file with --data" in line
+
+
+def test_parameters_that_the_forward_pass_leaves_out_are_named(mine, forks):
+    words = ["--model", "mine:Net", "--model-option", "unused=True", *SYNTHETIC]
+    job = forks.start(*words, cwd=mine, ranks=2)
+    assert job.wait() == [1, 1]
+    (line,) = job.errors()
+    assert "2 of the model's parameters got no gradient: extra.weight, extra.bias" in line
+    forks.run(*words, "--find-unused-parameters", cwd=mine, ranks=2)
+
+
+def test_the_first_bad_layer_and_its_rank_are_named_before_the_update(mine, forks):
+    words = ["--model", "mine:Net", "--model-option", "bad_at=3", *SYNTHETIC, "--check-gradients"]
+    job = forks.start(*words, cwd=mine, ranks=2)
+    assert job.wait() == [1, 1]
+    (line,) = job.errors()
+    assert "step 3: the gradients are no numbers: rank 1: NaN first in the input of second (Linear)" in line
+
+
+def test_a_loss_that_is_no_number_is_warned_of(mine, forks):
+    words = ["--model", "mine:Net", "--model-option", "bad_at=3", *SYNTHETIC]
+    job = forks.run(*words, cwd=mine, ranks=2)
+    assert "warning: the loss is nan at step 3" in job.words()
+    assert "--check-gradients" in job.words()
+
+
+def test_the_tasks_other_numbers_are_means_over_all_test_samples(mine, forks):
+    import h5py
+    import numpy as np
+
+    numbers = np.random.default_rng(0).random((50, 20), dtype=np.float32)
+    with h5py.File(mine / "d.h5", "w") as file:
+        for name, part in (("src", numbers), ("test/src", numbers[:7])):
+            file[name] = part
+            file[name.replace("src", "tgt")] = part.sum(axis=1, keepdims=True)
+    words = ["--model", "mine:Brings", "--data", "d.h5", "--epochs", "1", "--batch-size", "4"]
+    job = forks.run(*words, cwd=mine, ranks=2)
+    assert " far 1.0000" in job.words(), "an untrained net is off by more than 0.1 everywhere"
+
+
+def test_a_compiled_model_has_the_losses_of_an_eager_one(mine, forks):
+    words = ["--model", "mine:Net", *SYNTHETIC]
+    forks.run(*words, "--metrics", "eager.jsonl", cwd=mine, ranks=2)
+    env = {"TORCHINDUCTOR_CACHE_DIR": str(mine / "cache")}
+    job = forks.start(*words, "--compile", "--metrics", "compiled.jsonl", cwd=mine, ranks=2, env=env)
+    assert job.wait(150) == [0, 0], job.words()
+    assert "compiled: in " in job.words()
+    assert losses(mine / "compiled.jsonl") == pytest.approx(losses(mine / "eager.jsonl"), rel=1e-5)
+    assert list((mine / "cache").iterdir()), "it was compiled indeed"
