@@ -241,6 +241,17 @@ _PATH = click.Path(path_type=Path)
     help="Seconds without any progress after which the job is ended, with the rank that hangs by name.",
 )
 @click.option("--metrics", type=_PATH, help="JSON lines, one a step, written by rank 0.")
+@click.option(
+    "--tensorboard", type=_PATH, metavar="DIR", help="TensorBoard's event files, written by rank 0."
+)
+@click.option(
+    "--metrics-hook",
+    metavar="MODULE:FUNCTION",
+    help="Your function, called on rank 0 with each step's numbers, for other trackers.",
+)
+@click.option(
+    "--skew-limit", type=float, default=1.5, help="A rank so many times slower than others is named."
+)
 @click.option("--summary", type=_PATH, help="One JSON object at the end, written by rank 0.")
 @click.option("--log-every", type=int, default=10, help="Steps between two lines of progress.")
 @click.version_option(__version__, prog_name="ddp-hpc")

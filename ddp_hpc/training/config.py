@@ -103,6 +103,9 @@ class TrainConfig:
     keep: int = 3
     hang_timeout_s: float = 600.0
     metrics: Path | None = None
+    tensorboard: Path | None = None
+    metrics_hook: str | None = None
+    skew_limit: float = 1.5
     summary: Path | None = None
     log_every: int = 10
 
@@ -120,6 +123,10 @@ class TrainConfig:
             raise RequestError(
                 f"--model {self.model}: unknown{nearest(self.model, MODELS)}; one of {', '.join(MODELS)}, "
                 "or package.module:factory for one of your own"
+            )
+        if not self.skew_limit > 1:
+            raise RequestError(
+                f"--skew-limit {self.skew_limit}: has to be above 1, such as 1.5 times the others"
             )
         if self.weight_decay < 0:
             raise RequestError(f"--weight-decay {self.weight_decay}: has to be 0 or more")

@@ -34,6 +34,8 @@ def write_summary(config: TrainConfig, group: Group, samples: Samples, result: R
         "threads": group.threads,
         "model": {"name": config.model, "parameters": result.num_parameters},
         "data": {"reader": samples.reader, "samples": samples.num_samples},
+        "flops_per_s": result.flops_per_sample * result.samples_per_s or None,
+        "share_of_peak": result.share_of_peak(group.world.world_size),
         "strategy": result.strategy,
         "memory": {"state_bytes": result.state_bytes, "peak_bytes": result.peak_bytes},
         "steps": result.steps,

@@ -90,32 +90,37 @@ def default_loss(output: Any, tgt: Tensor) -> Tensor:
 
 
 def find_factory(name: str) -> Factory:
-    """The function or class that `package.module:factory` names.
+    """The function or class that `--model package.module:factory` names; errors as `find_named`."""
+    return find_named("--model", name)
+
+
+def find_named(option: str, name: str) -> Callable[..., Any]:
+    """The function or class that `package.module:name` names.
 
     Raises:
         RequestError: there is no such module, it cannot be imported, or has no such name in it.
     """
     module_name, _, path = name.partition(":")
     if not all(part.isidentifier() for part in (*module_name.split("."), *path.split("."))):
-        raise RequestError(f"--model {name}: package.module:factory is needed, Python names joined by dots")
+        raise RequestError(f"{option} {name}: package.module:name is needed, Python names joined by dots")
     try:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise RequestError(f"--model {name}: cannot be imported: {_told(error)}") from None
+            raise RequestError(f"{option} {name}: cannot be imported: {_told(error)}") from None
         raise RequestError(
-            f"--model {name}: there is no module {error.name}; start where it can be imported, "
+            f"{option} {name}: there is no module {error.name}; start where it can be imported, "
             "or put its folder into PYTHONPATH"
         ) from None
     except Exception as error:  # the user's code may raise anything
-        raise RequestError(f"--model {name}: cannot be imported: {_told(error)}") from None
+        raise RequestError(f"{option} {name}: cannot be imported: {_told(error)}") from None
     for part in path.split("."):
         if not hasattr(found, part):
             hint = nearest(part, [known for known in vars(found) if not known.startswith("_")])
-            raise RequestError(f"--model {name}: {module_name} has no {part}{hint}")
+            raise RequestError(f"{option} {name}: {module_name} has no {part}{hint}")
         found = getattr(found, part)
     if not callable(found):
-        raise RequestError(f"--model {name}: is a {type(found).__name__}; a function or a class is needed")
+        raise RequestError(f"{option} {name}: is a {type(found).__name__}; a function or a class is needed")
     return found  # type: ignore[no-any-return]
 
 

@@ -27,20 +27,22 @@ from ddp_hpc.training.clock import StepClock
 from ddp_hpc.training.compiling import Compiled, warm_up
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.evaluate import Evaluation, evaluate
+from ddp_hpc.training.flops import flops_per_sample, peak_flops_per_s
 from ddp_hpc.training.group import Group
 from ddp_hpc.training.heartbeat import Heartbeat
 from ddp_hpc.training.layers import checkpoint_activations
 from ddp_hpc.training.loader import Loader
-from ddp_hpc.training.metrics import MetricsFile
 from ddp_hpc.training.precision import Precision, set_matmul_precision
 from ddp_hpc.training.progress import Progress
 from ddp_hpc.training.random_state import seed_generators
+from ddp_hpc.training.sinks import open_sinks
+from ddp_hpc.training.skew import Skew
 from ddp_hpc.training.step import Pending, Stepper
 from ddp_hpc.training.stopping import TALK_S
 from ddp_hpc.training.strategies import Strategy, make_strategy
 from ddp_hpc.training.strategies.mesh import Mesh
 from ddp_hpc.training.survival import Losses, Survival
-from ddp_hpc.training.task import Task
+from ddp_hpc.training.task import SampleSpec, Task
 
 _OPTIMIZER_NAMES = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
 
@@ -61,6 +63,10 @@ class Result:
     first_loss: float
     final_loss: float
     test: Evaluation | None
+    flops_per_sample: float
+    """Of forward and backward; 0: not known."""
+    peak_flops_per_s: float
+    """Of this rank's device; 0: not known."""
     strategy: str
     """How the ranks shared it: `ddp`, or `dp=2,tp=2`."""
     state_bytes: int
@@ -69,6 +75,11 @@ class Result:
     """The most memory this rank had in use: of the device, on a CPU of the process."""
     stopped: str
     """Why it stopped before its end, its state saved; empty: it did not."""
+
+    def share_of_peak(self, world_size: int) -> float | None:
+        """What all devices computed over what they could at most; None where either is not known."""
+        peak = self.peak_flops_per_s * world_size
+        return self.flops_per_sample * self.samples_per_s / peak if peak and self.flops_per_sample else None
 
 
 def train(
@@ -89,6 +100,9 @@ def train(
     dtype = torch.float64 if samples.src_dtype == np.float64 else torch.float32
     task.model.to(dtype)
     num_parameters = sum(p.numel() for p in task.model.parameters())
+    # Rank 0's summary tells it, and it takes a second to count.
+    counts = group.world.rank == 0 and (config.summary is not None or device.type == "cuda")
+    flops = flops_per_sample(task, SampleSpec.of(samples), dtype, _kinds(samples, dtype)) if counts else 0.0
     if said := set_matmul_precision(config.matmul_precision, device):
         progress.say(said)
     strategy = _share(task, group, config)
@@ -123,7 +137,8 @@ def train(
             f"note: all {position.step} steps of this run are trained already; for another run name another "
             "--snapshot-dir (job scripts: --name or --run-dir), or raise --epochs to train on"
         )
-    metrics = MetricsFile(config.metrics if group.world.rank == 0 else None, position.step)
+    sinks = open_sinks(config, group, position.step)
+    skew = Skew(config.skew_limit, group.comm.allgather(group.world.hostname))
     clock, pending = StepClock(device), Pending()
     loader = Loader(samples, device, workers=config.workers, timeout_s=config.timeout_s)
     batches = loader.batches(_wanted(config, mesh, samples.num_samples, position, total))
@@ -159,11 +174,14 @@ def train(
         decision = None
         if logs or position.step >= talk_at or survival.saves_at(position.step):
             heart.at(position.step, "settle")
-            records, signs = pending.settle(group, clock, survival.signs)
+            records, signs = pending.settle(group, clock, lambda s: [*survival.signs(s), clock.own_s])
             decision = survival.decide(signs, position, last)
-            metrics.write(records)
+            for sink in sinks:
+                sink.write(records)
             losses = Losses(records[0].loss if position.step == 1 else losses.first, records[-1].loss)
-            slowest_s = max(step_s for _, _, step_s in signs)
+            slowest_s = max(one[2] for one in signs)
+            if told := skew.look([one[3] for one in signs], slowest_s):
+                progress.say(told)
             talk_at = position.step + max(1, int(TALK_S / slowest_s)) if slowest_s else 0
             if not warned and (bad := next((r for r in records if not math.isfinite(r.loss)), None)):
                 warned = True
@@ -186,7 +204,8 @@ def train(
     if str(compiled or ""):
         progress.say(f"note: {compiled}")
     batches.close()
-    metrics.close()
+    for sink in sinks:
+        sink.close()
     heart.at(position.step, "snapshot")
     survival.finish(position, stop, partial(heart.at, position.step, "snapshot"))
     return Result(
@@ -200,6 +219,8 @@ def train(
         first_loss=losses.first,
         final_loss=losses.last,
         test=test,
+        flops_per_sample=flops,
+        peak_flops_per_s=peak_flops_per_s(device, config.amp, config.matmul_precision),
         strategy=_strategy_name(config, mesh),
         state_bytes=strategy.state_bytes(),
         peak_bytes=_peak_bytes(device),
@@ -237,14 +258,22 @@ def _dummy(
     task: Task, samples: Samples, dtype: torch.dtype, device: torch.device, num: int = 2
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """So many samples of zeros."""
-    kinds = (torch.int64 if info.dtype.kind in "biu" and not info.bfloat16 else dtype
-             for info in (samples.src, samples.tgt))  # fmt: skip
+    kinds = _kinds(samples, dtype)
     shapes = (samples.src_shape, samples.tgt_shape)
     src, tgt = (
         torch.zeros((num, *shape), dtype=kind, device=device)
         for shape, kind in zip(shapes, kinds, strict=True)
     )
     return task.inputs(src, tgt, dtype)
+
+
+def _kinds(samples: Samples, dtype: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
+    """Types of src and tgt: int64 where the data has integers, else that of the training."""
+    src, tgt = (
+        torch.int64 if info.dtype.kind in "biu" and not info.bfloat16 else dtype
+        for info in (samples.src, samples.tgt)
+    )
+    return src, tgt
 
 
 def _shares(config: TrainConfig, mesh: Mesh, num_samples: int, position: Position) -> tuple[Share, ...]:

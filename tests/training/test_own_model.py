@@ -154,8 +154,8 @@ def test_options_reach_the_factory_as_numbers_and_as_text(mine, forks):
         ("surely_not:net", "there is no module surely_not"),
         ("broken:net", "cannot be imported: ModuleNotFoundError: No module named 'surely_not_there'"),
         ("cut:net", "cannot be imported: SyntaxError"),
-        ("mine:", "package.module:factory is needed"),
-        ("../mine:net", "package.module:factory is needed"),
+        ("mine:", "package.module:name is needed"),
+        ("../mine:net", "package.module:name is needed"),
         ("trannsformer", 'did you mean "transformer"?'),
     ],
 )  # fmt: skip

@@ -1,0 +1,136 @@
+"""A rank that all others wait for is named; and where a run's numbers go besides the metrics file."""
+
+import json
+
+import pytest
+
+from ddp_hpc.training.skew import Skew
+
+from .runs import records
+
+SLOW = """
+import os
+import time
+
+from torch import nn
+
+from ddp_hpc.training.task import Task
+
+
+def net():
+    rank, slow = os.environ.get("RANK", "0"), os.environ.get("SLOW_RANK")
+
+    def forward(model, src, tgt):
+        if rank == slow:
+            time.sleep(0.05)
+        return model(src)
+
+    def loss(output, tgt):
+        return (output - tgt).square().mean()
+
+    return Task(model=nn.Linear(20, 1), loss=loss, forward=forward)
+
+
+seen = []
+
+
+def hook(record):
+    seen.append(record)
+    with open("hooked", "a") as file:
+        file.write(f"{record['step']} ")
+    if record["step"] == 3 and os.environ.get("BAD_HOOK"):
+        raise ValueError("no route")
+"""
+WORDS = ["--src-shape", "20", "--tgt-shape", "1", "--num-samples", "96", "--batch-size", "4", "--epochs", "1"]
+
+
+@pytest.fixture
+def mine(tmp_path):
+    (tmp_path / "mine.py").write_text(SLOW)
+    return tmp_path
+
+
+def test_a_slow_rank_is_named_once_with_its_node_and_times(mine, forks):
+    words = [*WORDS, "--model", "mine:net", "--log-every", "2"]
+    job = forks.run(*words, cwd=mine, ranks=3, env={"SLOW_RANK": "2"})
+    (line,) = (line for line in job.words().splitlines() if "is slow" in line)
+    assert line.startswith("note: rank 2 on ")
+    assert 0.05 <= float(line.split("passes take ")[1].split(" s")[0]) < 0.5
+
+
+def test_ranks_that_are_alike_are_not_named():
+    skew = Skew(1.5, ["n1", "n1", "n2"])
+    assert all(skew.look([0.010, 0.012, 0.014], 0.1) == "" for _ in range(10))
+
+
+def test_one_slow_report_is_nothing_and_three_in_a_row_are_told_once():
+    skew = Skew(1.5, ["n1", "n1", "n2"])
+    slow, fine = [0.01, 0.01, 0.09], [0.01, 0.01, 0.01]
+    told = [skew.look(own_s, 0.1) for own_s in (slow, slow, fine, slow, slow, slow, slow)]
+    assert [bool(text) for text in told] == [False] * 5 + [True, False]
+    assert "rank 2 on n2 is slow" in told[5]
+
+
+def test_a_slowness_that_the_step_does_not_feel_is_not_told():
+    skew = Skew(1.5, ["n1", "n2"])
+    assert all(skew.look([0.0001, 0.0009], 1.0) == "" for _ in range(5))
+
+
+def test_of_two_ranks_the_slower_is_told():
+    skew = Skew(1.5, ["n1", "n2"])
+    assert "rank 0 on n1" in [skew.look([0.09, 0.01], 0.1) for _ in range(3)][-1]
+
+
+def test_tensorboard_gets_each_step_and_goes_on_after_a_restart(mine, forks):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    words = [
+        *WORDS,
+        "--model",
+        "mine:net",
+        "--tensorboard",
+        "tb",
+        "--metrics",
+        "m.jsonl",
+        "--snapshot-dir",
+        "run",
+    ]
+    forks.run(*words, "--max-steps", "6", cwd=mine, ranks=2)
+    forks.run(*words, cwd=mine, ranks=2)
+    events = EventAccumulator(str(mine / "tb"))
+    events.Reload()
+    found = [(event.step, event.value) for event in events.Scalars("loss")]
+    expected = [(record["step"], record["loss"]) for record in records(mine / "m.jsonl")]
+    assert [step for step, _ in found] == [step for step, _ in expected] == list(range(1, 13))
+    assert [loss for _, loss in found] == pytest.approx([loss for _, loss in expected], rel=1e-6)
+
+
+def test_a_hook_is_called_with_each_step(mine, forks):
+    forks.run(*WORDS, "--model", "mine:net", "--metrics-hook", "mine:hook", cwd=mine, ranks=2)
+    assert (mine / "hooked").read_text().split() == [str(step) for step in range(1, 13)]
+
+
+def test_a_hook_that_raises_is_a_warning_and_the_training_goes_on(mine, forks):
+    words = [*WORDS, "--model", "mine:net", "--metrics-hook", "mine:hook"]
+    job = forks.run(*words, cwd=mine, ranks=2, env={"BAD_HOOK": "1"})
+    assert job.words().count("warning: --metrics-hook mine:hook: raised ValueError: no route") == 1
+    assert (mine / "hooked").read_text().split() == ["1", "2", "3"]
+    assert "done: 12 steps" in job.words()
+
+
+def test_a_hook_that_is_not_there_stops_before_the_first_step(mine, forks):
+    job = forks.start(*WORDS, "--metrics-hook", "mine:hok", "--model", "mine:net", cwd=mine, ranks=2)
+    assert job.wait() == [2, 2]
+    (line,) = job.errors()
+    assert '--metrics-hook mine:hok: mine has no hok (did you mean "hook"?)' in line
+
+
+def test_the_summary_tells_arithmetic_and_memory(mine, forks):
+    forks.run(*WORDS, "--model", "mine:net", "--summary", "s.json", cwd=mine, ranks=1)
+    summary = json.loads((mine / "s.json").read_text())
+    # Two operations a weight forward, two for the weights' gradients; nobody asks for the input's.
+    assert summary["flops_per_s"] == pytest.approx(80 * summary["samples_per_s"])
+    assert summary["share_of_peak"] is None, "a CPU's peak is not known"
+    # Parameters, gradients and two states of Adam, each 21 numbers, and two counts of steps.
+    assert summary["memory"]["state_bytes"] == 4 * (4 * 21 + 2)
+    assert summary["memory"]["peak_bytes"] > 2**20
