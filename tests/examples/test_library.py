@@ -16,7 +16,7 @@ import pytest
 
 import ddp_hpc
 from tests.conftest import PROJECT
-from tests.training.runs import run, start, succeeded
+from tests.training.runs import BIN, run, start, succeeded
 
 EXAMPLES = PROJECT / "docs" / "examples"
 PAGE = (PROJECT / "docs" / "library.md").read_text()
@@ -91,6 +91,46 @@ def test_every_example_runs(tmp_path: Path, ranks: int) -> None:
         assert done.stdout.count(line) == 1, done.stdout
     for place in ("runs/all", "runs/own/step_00000025", f"traces/own/rank00000-of-{ranks:05d}.json.gz"):
         assert (tmp_path / place).exists()
+
+
+_SLOW_SCRIPT = """
+import time
+import torch
+from torch import nn
+import ddp_hpc
+
+with ddp_hpc.distributed() as world:
+    data = (torch.rand(400, 4), torch.rand(400, 1))
+    model = ddp_hpc.wrap(nn.Linear(4, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    loader = world.loader(data, batch_size=2, epochs=1000)
+    with ddp_hpc.snapshots(None, model=model, optimizer=optimizer, loader=loader) as snapshots:
+        for batch in loader:
+            optimizer.zero_grad()
+            (nn.functional.mse_loss(model(batch.src), batch.tgt) * batch.weight).backward()
+            optimizer.step()
+            time.sleep(0.05)
+            if snapshots.step(batch.step):
+                break
+"""
+
+
+@pytest.mark.soak
+def test_a_script_survives_the_walltime_of_its_jobs(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(_SLOW_SCRIPT)
+    site = ["--profile", "generic_pbs", "--nodes", "1", "--ranks-per-node", "2", "--walltime", "00:10:00"]
+    command = ["--", "python", "mine.py"]
+    for words in (
+        ["render", *site, "--name", "mine", "-o", "mine.pbs", *command],
+        ["rehearse", "mine.pbs", "--here", "--walltime-s", "30", "--max-jobs", "2"],
+    ):
+        done = run([str(BIN / "ddp-hpc"), *words], tmp_path)
+    assert done.returncode == 75, done.stderr
+    said = done.stdout + done.stderr
+    first, second = map(int, re.findall(r"stopped at step (\d+): the allocation ends soon", said))
+    assert 0 < first < second
+    assert f"going on after step {first} " in said
+    assert (tmp_path / "runs" / "mine" / "state").read_text().startswith(f"again {second} ")
 
 
 @pytest.mark.soak

@@ -320,7 +320,7 @@ def test_a_signal_stops_the_loop_and_the_process_ends_with_75(tmp_path: Path) ->
             os.kill(os.getpid(), signal.SIGUSR1)
             assert snapshots.step(1)
             assert snapshots.step(2), "it stays so"
-        world.say("the body goes on")
+        assert world.stopped == "rank 0 got SIGUSR1"
     assert read_state(tmp_path / "run") == RunState("again", 2, "rank 0 got SIGUSR1")
 
 
