@@ -52,8 +52,8 @@ class Batch(NamedTuple):
 class WorldLoader:
     """This rank's batches, for one `for` over all epochs. Made by `world.loader`.
 
-    A `for` that is left before its end can be gone on with by another one. Each batch is
-    collective in so far as all ranks have to ask for equally many.
+    A `for` that is left before its end can be gone on with by another one. All ranks have to ask
+    for equally many batches.
     """
 
     def __init__(

@@ -56,6 +56,7 @@ class ConnectedWorld:
         # For the other modules of the library.
         self.config, self.group, self.parts, self.progress = config, group, parts, progress
         self.shared: list[Strategy] = []
+        self._heart_step = 0
         self.stopped = ""
         """Why the script is to end before its work is done, its state saved."""
 
@@ -150,8 +151,11 @@ class ConnectedWorld:
 
     def at(self, step: int, phase: str) -> None:
         """Tells the heartbeat where the script is. For the other modules of the library."""
+        # A loop within a step, or after another one, counts from 1 again: who is behind is not to be
+        # mistaken for who is ahead.
+        self._heart_step = max(self._heart_step, step)
         if self.parts.heart is not None:
-            self.parts.heart.at(step, phase)
+            self.parts.heart.at(self._heart_step, phase)
 
 
 @contextmanager

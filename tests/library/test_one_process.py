@@ -302,6 +302,25 @@ def test_wrong_data_is_one_line(
     assert words in capsys.readouterr().err
 
 
+def test_an_evaluation_within_a_step_does_not_look_like_falling_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    places = []
+    with ddp_hpc.distributed() as world:
+        heart = world.parts.heart
+        assert heart is not None
+        monkeypatch.setattr(heart, "at", lambda step, phase: places.append((step, phase)))
+        for batch in world.loader(_numbers(8), batch_size=2):
+            if batch.step == 3:
+                for _ in world.loader(_numbers(4), batch_size=2, shuffle=False):
+                    pass
+    assert places == [
+        *((step, phase) for step in (1, 2, 3) for phase in ("data", "script")),
+        *((3, phase) for phase in ("data", "script", "data", "script", "outside of a step")),
+        *((4, phase) for phase in ("data", "script", "outside of a step")),
+    ]
+
+
 # Snapshots.
 
 
