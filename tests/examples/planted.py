@@ -1,13 +1,15 @@
 """An example of docs/examples/rpc with a fault planted in one rank, in the middle of the training.
 
 `PLANT=kill:1 python planted.py with_rpc.py` kills rank 1 in its 20th step, `stop:1` lets it hang there,
-`raise:1` lets it raise, and rank 0, the server, has its fault when the 20th gradient comes.
+`raise:1` lets it raise, and rank 0, the server, has its fault when the 20th gradient comes. `slow:1` is
+slow in every step.
 """
 
 import os
 import runpy
 import signal
 import sys
+import time
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "examples" / "rpc"
@@ -29,7 +31,9 @@ def plant() -> None:
         os.kill(os.getpid(), signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
 
     def at(self: ranks.Ranks, step: int) -> None:
-        if step == WHEN and self.world.rank == int(rank):
+        if kind == "slow" and self.world.rank == int(rank):
+            time.sleep(0.1)
+        elif step == WHEN and self.world.rank == int(rank):
             fail()
         at_as_it_is(self, step)
 

@@ -36,7 +36,8 @@ def planted(forks, tmp_path, example, fault, *options):
 
 
 def words(done):
-    return [line for line in done.stderr.splitlines() if not line.startswith("Monarch internal logs")]
+    """The lines on stderr; where its log is, Monarch says at times in pieces of lines."""
+    return [line for line in done.stderr.splitlines() if "monarch_log" not in line and "Monarch" not in line]
 
 
 @pytest.mark.parametrize("example", [*EXAMPLES, MONARCH])
@@ -89,6 +90,13 @@ def test_a_rank_that_hangs_is_named_and_ends_the_others(forks, tmp_path, rank):
     assert f"rank {rank} on " in line
     assert "its process is stopped" in line
     job.kill()  # the stopped one, which nothing else can end
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_a_trainer_that_is_done_waits_for_a_slow_one_longer_than_for_one_that_hangs(forks, tmp_path, example):
+    job = planted(forks, tmp_path, example, "slow:2", "--hang-timeout-s", "1", "--steps", "40")
+    assert job.wait(30) == [0, 0, 0], job.words()
+    assert '"num_updates": 80' in job.words()
 
 
 def test_a_server_that_raises_shows_its_traceback_alone(forks, tmp_path):

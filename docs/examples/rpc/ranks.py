@@ -76,6 +76,11 @@ class Ranks:
         """The main thread is there, and no trainer waits for it: to be called again and again."""
         self.heart.at(self.steps, "serving")
 
+    def wait_for_all(self) -> None:
+        """Returns when all have come, however long that takes. Collective: every rank must call this."""
+        self.not_behind()
+        self.comm.barrier("the end of the training")
+
 
 @contextmanager
 def together(options: Options, stuck_s: float | None = None) -> Iterator[Ranks]:
@@ -119,8 +124,7 @@ def together(options: Options, stuck_s: float | None = None) -> Iterator[Ranks]:
                 sys.stderr.write(f"note: {heart.note}\n")
             link.comm.timeout_s = _FOREVER_S
             yield (ranks := Ranks(world, group.comm, link, heart, options.steps))
-            ranks.not_behind()
-            group.comm.barrier("the end of the training")
+            ranks.wait_for_all()
             heart.close()
     except BaseException as error:  # the one place where everything ends up
         end.failed(error)

@@ -1,4 +1,4 @@
-"""The same parameter server as actors of Monarch, which is what PyTorch's own tutorials now show for this."""
+"""The same parameter server as actors of Monarch, which PyTorch's tutorials show beside RPC."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import monarch.actor
 import torch
 from monarch.actor import (
     Actor,
+    Future,
     attach_to_workers,
     current_rank,
     enable_transport,
@@ -89,9 +90,9 @@ def direct(options: Options, workers: list[str]) -> dict[str, float]:
     """Rank 0 holds the server and tells all trainers what to do, as if they were one object.
 
     Raises:
-        DdpHpcError: a trainer's process is gone: Monarch's supervision has found out.
+        DdpHpcError: a trainer's process is gone, which Monarch's supervision finds out, or hangs.
     """
-    limit_s = BACKSTOP * options.hang_timeout_s
+    limit_s = options.hang_timeout_s
     # A lost process makes the futures raise as well, which can be worded; the hook would interrupt.
     monarch.actor.unhandled_fault_hook = lambda _: None
     hosts = attach_to_workers(ca=_ANYONE, workers=workers)
@@ -99,12 +100,24 @@ def direct(options: Options, workers: list[str]) -> dict[str, float]:
     processes = hosts.spawn_procs(per_host={"processes": 1})
     trainers = processes.spawn("trainers", Trainer, options, server, len(workers))
     try:
-        trainers.train.call().get()
+        training, seen = trainers.train.call(), -1.0
+        while not _is_done(training, limit_s):
+            before, seen = seen, server.result.call_one().get(timeout=limit_s)["num_updates"]
+            if seen == before:
+                raise DdpHpcError(f"no trainer has sent a gradient for {limit_s:g} s (--hang-timeout-s)")
         result: dict[str, float] = server.result.call_one().get(timeout=limit_s)
         hosts.shutdown().get(timeout=limit_s)
     except RuntimeError as error:
         raise DdpHpcError(f"Monarch lost a trainer: {error}") from None
     return result
+
+
+def _is_done(training: Future[Any], timeout_s: float) -> bool:
+    try:
+        training.get(timeout=timeout_s)
+    except TimeoutError:
+        return False
+    return True
 
 
 @click.command(epilog=_EXAMPLES)

@@ -93,6 +93,7 @@ def main(**given: Any) -> None:
             say(_server.result())
         else:
             fetch_and_send(options, ranks)
+        ranks.wait_for_all()  # RPC's own wait has a time limit, which a slow trainer may exceed
         rpc.shutdown(timeout=BACKSTOP * options.hang_timeout_s)
 
 
