@@ -10,7 +10,10 @@ import runpy
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+from ddp_hpc import ConnectedWorld
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "examples" / "rpc"
 WHEN = 20
@@ -23,26 +26,29 @@ def plant() -> None:
     import regression
 
     kind, rank = os.environ["PLANT"].split(":")
-    at_as_it_is, push_as_it_is = ranks.Ranks.at, regression.ParameterServer.push
+    at_as_it_is, push_as_it_is = ranks.at, regression.ParameterServer.push
 
     def fail() -> None:
         if kind == "raise":
             raise ValueError("planted in one rank")
         os.kill(os.getpid(), signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
 
-    def at(self: ranks.Ranks, step: int) -> None:
-        if kind == "slow" and self.world.rank == int(rank):
-            time.sleep(0.1)
-        elif step == WHEN and self.world.rank == int(rank):
-            fail()
-        at_as_it_is(self, step)
+    def at(world: ConnectedWorld) -> Callable[[int], None]:
+        def step_begins(step: int) -> None:
+            if kind == "slow" and world.rank == int(rank):
+                time.sleep(0.1)
+            elif step == WHEN and world.rank == int(rank):
+                fail()
+            at_as_it_is(world)(step)
+
+        return step_begins
 
     def push(self: regression.ParameterServer, gradient: object) -> None:
         if self.num_updates == WHEN and rank == "0":
             fail()
         push_as_it_is(self, gradient)
 
-    ranks.Ranks.at, regression.ParameterServer.push = at, push
+    ranks.at, regression.ParameterServer.push = at, push
 
 
 def main(argv: list[str]) -> None:

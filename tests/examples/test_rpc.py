@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import time
 
 import pytest
@@ -35,17 +36,13 @@ def planted(forks, tmp_path, example, fault, *options):
     return forks.start(example, *options, cwd=tmp_path, ranks=3, env=env, program=program)
 
 
-def words(done):
-    """The lines on stderr; where its log is, Monarch says at times in pieces of lines."""
-    return [line for line in done.stderr.splitlines() if "monarch_log" not in line and "Monarch" not in line]
-
-
 @pytest.mark.parametrize("example", [*EXAMPLES, MONARCH])
 def test_the_loss_falls_to_the_noise_and_no_gradient_is_lost(tmp_path, example):
     done = run([*start(3), str(FOLDER / example), "--steps", "150"], tmp_path)
-    assert (done.returncode, words(done)) == (0, [])
+    assert (done.returncode, error_lines(done)) == (0, []), done.stderr
+    assert "arning" not in done.stderr
     result = json.loads(done.stdout)
-    assert (result["num_trainers"], result["num_updates"]) == (2, 300)
+    assert result["num_updates"] == 300
     assert result["first_loss"] > 10
     assert result["final_loss"] < 0.02, "the noise alone is 0.01"
 
@@ -62,10 +59,9 @@ def test_a_killed_server_or_trainer_ends_the_others_with_one_line(forks, tmp_pat
     job = planted(forks, tmp_path, example, f"kill:{rank}")
     expected = [1, 1, 1]
     expected[rank] = -9
-    assert job.wait(30) == expected, job.words()
+    assert job.wait(60) == expected, job.words()
     assert len(job.errors()) == 1, job.words()
-    assert f"rank {rank} on " in job.errors()[0]
-    assert "is gone" in job.errors()[0]
+    assert re.search(f"rank {rank}.* is gone", job.errors()[0])
 
 
 @pytest.mark.parametrize(("example", "rank"), [("with_send_recv.py", 2), ("with_rpc.py", 0)])
@@ -103,7 +99,7 @@ def test_a_server_that_raises_shows_its_traceback_alone(forks, tmp_path):
     job = planted(forks, tmp_path, "with_rpc.py", "raise:0")
     assert job.wait(30) == [1, 1, 1], job.words()
     assert "ValueError: planted in one rank" in job.words()
-    assert len(job.errors()) == 1, job.words()
+    assert len(re.findall(r"^\[.*\] Traceback", job.words(), re.MULTILINE)) == 1, job.words()
 
 
 def test_one_rank_alone_is_refused(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROJECT
-from tests.examples.test_rpc import EXAMPLES, MONARCH, words
+from tests.examples.test_rpc import EXAMPLES, MONARCH
 
 from .cluster import Cluster
 
@@ -21,5 +21,5 @@ def test_trainers_on_two_nodes_reach_the_server(cluster: Cluster, example: str) 
     script: Path = PROJECT / "docs" / "examples" / "rpc" / example
     argv = [*THREE, sys.executable, script, "--steps", "50"]
     done = cluster.run(argv, env={"PYTHONPATH": str(PROJECT)}, timeout=100)
-    assert (done.returncode, words(done)) == (0, [])
+    assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["num_updates"] == 100

@@ -47,7 +47,7 @@ class ParameterServer:
         self._data = samples(options.seed)
         self._lock = threading.Lock()
         self._first_loss = self._loss()
-        self.num_trainers = self.num_training = num_trainers
+        self.num_training = num_trainers
         self.num_updates = 0
 
     def pull(self) -> torch.Tensor:
@@ -73,7 +73,6 @@ class ParameterServer:
     def result(self) -> dict[str, float]:
         """What came of it, with the loss over all samples at the start and now."""
         return {
-            "num_trainers": self.num_trainers,
             "num_updates": self.num_updates,
             "first_loss": self._first_loss,
             "final_loss": self._loss(),

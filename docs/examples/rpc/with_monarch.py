@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from typing import Any
@@ -22,10 +21,10 @@ from monarch.actor import (
     run_worker_loop_until_shutdown,
     this_proc,
 )
-from ranks import BACKSTOP, SERVER, Ranks, options, say, start, together
+from ranks import BACKSTOP, SERVER, options, say, start, together, wait_for_all
 from regression import Options, ParameterServer, train
 
-from ddp_hpc.errors import DdpHpcError
+from ddp_hpc import ConnectedWorld, DdpHpcError
 from ddp_hpc.world.interfaces import local_address_towards
 from ddp_hpc.world.meeting import open_listener
 
@@ -78,12 +77,12 @@ class Trainer(Actor):
         )
 
 
-def address_of(ranks: Ranks) -> str:
+def address_of(world: ConnectedWorld) -> str:
     """Where this rank's worker can listen, as the others reach it."""
-    where = ranks.link.endpoint
-    host = where.host if ranks.world.rank == SERVER else local_address_towards(where.host, where.port)
+    host = world.group.host
     with open_listener([0], loopback_only=False) as free:
-        return f"tcp://{host}:{free.getsockname()[1]}"
+        port = free.getsockname()[1]
+    return f"tcp://{host if world.rank == SERVER else local_address_towards(host, port)}:{port}"
 
 
 def direct(options: Options, workers: list[str]) -> dict[str, float]:
@@ -127,14 +126,14 @@ def main(**given: Any) -> None:
     options = Options(**given)
     # Monarch's processes import this folder's modules as well.
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
-    # Monarch watches its own processes; the heartbeat has the ranks that hold them.
-    with together(options, stuck_s=math.inf) as ranks:
-        addresses = ranks.comm.allgather(address_of(ranks))
-        if ranks.world.rank == SERVER:
+    with together(options) as world:
+        addresses = world.group.comm.allgather(address_of(world))
+        if world.rank == SERVER:
             enable_transport(addresses[SERVER])
             say(direct(options, addresses[1:]))
         else:
-            run_worker_loop_until_shutdown(address=addresses[ranks.world.rank], ca=_ANYONE)
+            run_worker_loop_until_shutdown(address=addresses[world.rank], ca=_ANYONE)
+        wait_for_all(world)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,12 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or torch shows C++ fram
 import click
 import torch
 import torch.distributed as dist
-from ranks import BACKSTOP, SERVER, Ranks, options, say, start, together
+from ranks import BACKSTOP, SERVER, at, options, say, server_may_be_lost, share, start, together, wait_for_all
 from regression import Options, ParameterServer, train
 from torch.distributed import rpc
 
-from ddp_hpc.training.store_comm import PrefixStore, Store
+from ddp_hpc import ConnectedWorld
+from ddp_hpc.training.store_comm import Store, TCPStore
 
 _EXAMPLES = """\b
 Examples:
@@ -34,34 +35,31 @@ def the_server() -> ParameterServer | None:
     return _server
 
 
-def connect_rpc(ranks: Ranks, timeout_s: float) -> None:
-    """Starts RPC on the store that the ranks have already. Collective: every rank must call this."""
+def connect_rpc(world: ConnectedWorld, timeout_s: float) -> None:
+    """Starts RPC, at the address that the ranks have met at. Collective: every rank must call this."""
+    host, is_server = world.group.host, world.rank == SERVER
+    server_port = TCPStore(host, 0, is_master=True, wait_for_workers=False) if is_server else None
+    port = world.broadcast(server_port.port if server_port is not None else 0)
+    store = server_port or TCPStore(host, port)
 
     def our_store(_: str, **__: Any) -> Iterator[tuple[Store, int, int]]:
-        yield PrefixStore("rpc", ranks.link.store), ranks.world.rank, ranks.world.world_size
+        yield store, world.rank, world.world_size
 
     dist.register_rendezvous_handler("ddp-hpc", our_store)  # type: ignore[attr-defined, no-untyped-call]
-    if ranks.link.endpoint.interface:
-        # TensorPipe would take the address that this host's name leads to.
-        os.environ.setdefault("TP_SOCKET_IFNAME", ranks.link.endpoint.interface)
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        # The interface that leads to the others; TensorPipe would take the one of this host's name.
+        os.environ.setdefault("TP_SOCKET_IFNAME", os.environ["GLOO_SOCKET_IFNAME"])
     # torch's RPC calls what torch has deprecated: https://github.com/pytorch/pytorch/issues/149393
     warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
     rpc.init_rpc(  # type: ignore[no-untyped-call]
-        f"rank{ranks.world.rank}",
-        rank=ranks.world.rank,
-        world_size=ranks.world.world_size,
+        f"rank{world.rank}",
+        rank=world.rank,
+        world_size=world.world_size,
         rpc_backend_options=rpc.TensorPipeRpcBackendOptions(init_method="ddp-hpc://", rpc_timeout=timeout_s),
     )
 
 
-def serve(server: ParameterServer, ranks: Ranks) -> None:
-    """Waits while RPC's threads answer the trainers."""
-    while server.num_training:
-        ranks.not_behind()
-        time.sleep(0.05)
-
-
-def fetch_and_send(options: Options, ranks: Ranks) -> None:
+def fetch_and_send(options: Options, world: ConnectedWorld) -> None:
     """Trains; the sending of a gradient overlaps the fetching of the next parameters."""
     server = rpc.remote(f"rank{SERVER}", the_server)
     sent: torch.futures.Future[None] | None = None
@@ -72,10 +70,11 @@ def fetch_and_send(options: Options, ranks: Ranks) -> None:
             sent.wait()
         sent = server.rpc_async().push(gradient)
 
-    train(options, ranks.share, server.rpc_sync().pull, push, ranks.at)
-    if sent is not None:
-        sent.wait()
-    server.rpc_sync().leave()
+    with server_may_be_lost():
+        train(options, share(world), server.rpc_sync().pull, push, at(world))
+        if sent is not None:
+            sent.wait()
+        server.rpc_sync().leave()
 
 
 @click.command(epilog=_EXAMPLES)
@@ -84,16 +83,17 @@ def main(**given: Any) -> None:
     """Rank 0 holds the parameters, all others train: asynchronous SGD over torch.distributed.rpc."""
     global _server
     options = Options(**given)
-    with together(options) as ranks:
-        if ranks.world.rank == SERVER:
-            _server = ParameterServer(options, num_trainers=ranks.share[1])
-        connect_rpc(ranks, BACKSTOP * options.hang_timeout_s)
+    with together(options) as world:
+        if world.rank == SERVER:
+            _server = ParameterServer(options, num_trainers=world.world_size - 1)
+        connect_rpc(world, BACKSTOP * options.hang_timeout_s)
         if _server is not None:
-            serve(_server, ranks)
+            while _server.num_training:  # RPC's threads serve meanwhile
+                time.sleep(0.05)
             say(_server.result())
         else:
-            fetch_and_send(options, ranks)
-        ranks.wait_for_all()  # RPC's own wait has a time limit, which a slow trainer may exceed
+            fetch_and_send(options, world)
+        wait_for_all(world)  # RPC's own wait has a time limit, which a slow trainer may exceed
         rpc.shutdown(timeout=BACKSTOP * options.hang_timeout_s)
 
 

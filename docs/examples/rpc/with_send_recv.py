@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from enum import IntEnum
 from typing import Any
 
@@ -12,8 +12,10 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or torch shows C++ fram
 import click
 import torch
 import torch.distributed as dist
-from ranks import SERVER, Ranks, options, say, start, together
+from ranks import SERVER, at, options, say, server_may_be_lost, share, start, together, wait_for_all
 from regression import Options, ParameterServer, train
+
+from ddp_hpc import ConnectedWorld
 
 _EXAMPLES = """\b
 Examples:
@@ -31,16 +33,12 @@ class Word(IntEnum):
     LEAVE = 2
 
 
-def serve(server: ParameterServer, ranks: Ranks) -> None:
+def serve(server: ParameterServer) -> None:
     """Answers each trainer in a thread of its own, so that none waits for another."""
-    pool = ThreadPoolExecutor(server.num_trainers)
-    trainers = [pool.submit(answer, server, rank) for rank in range(1, server.num_trainers + 1)]
-    running = set(trainers)
-    while running:
-        done, running = wait(running, timeout=0.05, return_when=FIRST_EXCEPTION)
-        ranks.not_behind()
-        for trainer in done:
-            trainer.result()  # raises what its thread raised
+    pool = ThreadPoolExecutor(server.num_training)
+    trainers = [pool.submit(answer, server, rank) for rank in range(1, server.num_training + 1)]
+    for trainer in as_completed(trainers):
+        trainer.result()  # raises what its thread raised
 
 
 def answer(server: ParameterServer, trainer: int) -> None:
@@ -58,7 +56,7 @@ def answer(server: ParameterServer, trainer: int) -> None:
             return
 
 
-def fetch_and_send(options: Options, ranks: Ranks) -> None:
+def fetch_and_send(options: Options, world: ConnectedWorld) -> None:
     """Trains."""
     parameters = torch.empty_like(ParameterServer(options, 0).pull())
 
@@ -71,8 +69,9 @@ def fetch_and_send(options: Options, ranks: Ranks) -> None:
         dist.send(torch.tensor(int(Word.PUSH)), dst=SERVER)
         dist.send(gradient, dst=SERVER)
 
-    train(options, ranks.share, pull, push, ranks.at)
-    dist.send(torch.tensor(int(Word.LEAVE)), dst=SERVER)
+    with server_may_be_lost():
+        train(options, share(world), pull, push, at(world))
+        dist.send(torch.tensor(int(Word.LEAVE)), dst=SERVER)
 
 
 @click.command(epilog=_EXAMPLES)
@@ -80,13 +79,14 @@ def fetch_and_send(options: Options, ranks: Ranks) -> None:
 def main(**given: Any) -> None:
     """Rank 0 holds the parameters, all others train: asynchronous SGD over send and recv."""
     options = Options(**given)
-    with together(options) as ranks:
-        if ranks.world.rank == SERVER:
-            server = ParameterServer(options, num_trainers=ranks.share[1])
-            serve(server, ranks)
+    with together(options) as world:
+        if world.rank == SERVER:
+            server = ParameterServer(options, num_trainers=world.world_size - 1)
+            serve(server)
             say(server.result())
         else:
-            fetch_and_send(options, ranks)
+            fetch_and_send(options, world)
+        wait_for_all(world)
 
 
 if __name__ == "__main__":
