@@ -28,15 +28,16 @@ from torch.nn import functional
 
 from ddp_hpc.bench import report
 from ddp_hpc.data.batches import Position
-from ddp_hpc.train import _find_the_others
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.group import connect, joined
+from ddp_hpc.training.ending import Parts
 from ddp_hpc.training.heartbeat import start_heartbeat
-from ddp_hpc.training.models import SampleSpec, build_model
+from ddp_hpc.training.models import TASKS
 from ddp_hpc.training.progress import Progress
+from ddp_hpc.training.session import session
 from ddp_hpc.training.snapshots import SnapshotFolder
 from ddp_hpc.training.state import live_tensors, optimizer_tensors
 from ddp_hpc.training.survival import survive
+from ddp_hpc.training.task import SampleSpec, make_task
 
 SPEC = SampleSpec((1, 512), (20, 512), None)
 COLUMNS = [
@@ -52,7 +53,7 @@ class Training:
     """Steps of the default model, on random numbers."""
 
     def __init__(self, batch_size: int) -> None:
-        self.model = build_model("transformer", SPEC, 0.1, 0, torch.float32)
+        self.model = make_task("transformer", TASKS["transformer"], SPEC, 0.1, {}, 0).model
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
         self.src, self.tgt = torch.rand(batch_size, 1, 512), torch.rand(batch_size, 20, 512)
 
@@ -100,14 +101,12 @@ def measure_step(folder: Path) -> dict[str, list[float]]:
     config = TrainConfig(snapshot_dir=folder / "step", backend="gloo")
     taken: dict[str, list[float]] = {}
     with ExitStack() as stack:
-        world, endpoint = _find_the_others(config)
-        link = connect(world, endpoint, config) if endpoint is not None else None
-        group = stack.enter_context(joined(world, link, config))
+        group = stack.enter_context(session(config, Parts()))
         quiet = Progress(speaks=False)
         survival = stack.enter_context(survive(config, group, quiet, last_words=print, is_lost=lambda: False))
         survival.open()
         heart = start_heartbeat(
-            world, group.comm, group.host, stuck_s=600, first_s=600, stacks=None, on_lost=print
+            group.world, group.comm, group.host, stuck_s=600, first_s=600, stacks=None, on_lost=print
         )
         training = Training(batch_size=32)
         model = torch.nn.parallel.DistributedDataParallel(training.model)

@@ -64,7 +64,8 @@ class FailureWatch:
     """
 
     def __init__(self, store: Store, rank: int, size: int, on_lost_store: Callable[[], None]) -> None:
-        self._store = store
+        # A call of the main thread that waits would hold the connection, and with it the word of a failure.
+        self._store: Store = store.clone()  # type: ignore[attr-defined]  # missing from torch's stubs
         self._rank = rank
         self._size = size
         self._on_lost_store = on_lost_store

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.ending import Parts, fail, on_signal
+from ddp_hpc.training.host_memory import prepare_host_memory
 from ddp_hpc.world.launch_env import peek_rank
 from ddp_hpc.world.rendezvous import Endpoint, rendezvous
 from ddp_hpc.world.topology import World, discover, short_hostname
@@ -53,6 +54,7 @@ def _prepare_process() -> None:
             faulthandler.enable()  # says where, if a data file is cut under the memory map (SIGBUS)
     # c10d warns, with C++ frames, of every connection that a failing rank drops, and of hosts without DNS.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    prepare_host_memory()
 
 
 def _find_the_others(config: TrainConfig) -> tuple[World, Endpoint | None]:

@@ -1,0 +1,190 @@
+"""Our training loop against the lesson's, step by step in turn: same model, same data, same order.
+
+python benchmarks/step.py [--steps 20] [--device auto] [--json FILE]
+
+Each loop is a process of its own, as its user would start it, and all but one wait while it makes a
+step. `lesson` is the loop of the teaching material: a TensorDataset in memory behind a DataLoader,
+torch.nn.Transformer, Adam, CrossEntropyLoss. `ours` is `python -m ddp_hpc.train` on the HDF5 file with
+the lesson's own numerics, each step told and logged. Times are walls from the word to go to the loss.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data_gen import Recipe, generate
+from ddp_hpc.bench import report
+
+BATCH_SIZE, WARM_UP = 32, 3
+SHAPES = (1, 512), (20, 512)
+COLUMNS = [
+    report.Column("name", "loop"),
+    report.Column("median_s", "s", "{:.4f}".format),
+    report.Column("min_s", "min s", "{:.4f}".format),
+    report.Column("max_s", "max s", "{:.4f}".format),
+    report.Column("vs_lesson", "/ lesson", "{:.3f}".format),
+    report.Column("loss_distance", "loss off by", "{:.1e}".format),
+]
+FAST = ["--fused", "--amp", "bf16", "--compile", "--matmul-precision", "high"]
+LOOPS = {
+    "lesson": [],
+    "ours": ["--no-fused"],
+    "ours, fused": ["--fused"],
+}
+ON_GPU = {"ours, fused, bf16, compiled": FAST}
+
+
+def turn(record: dict[str, Any]) -> None:
+    """The hook of `--metrics-hook`: a step is done; waits until it is this loop's turn again."""
+    os.write(int(os.environ["STEP_OUT"]), (json.dumps(record["loss"]) + "\n").encode())
+    os.read(int(os.environ["STEP_IN"]), 1)
+
+
+def lesson(path: Path, device_name: str) -> None:
+    """The lesson's loop. Each step's loss is asked for, as its progress line does."""
+    import h5py
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from ddp_hpc.data.order import EpochOrder
+
+    with h5py.File(path) as file:
+        dataset = TensorDataset(*(torch.from_numpy(file[name][...]) for name in ("src", "tgt")))
+    order = EpochOrder(len(dataset), 0, 0, True).take(0, len(dataset)).tolist()
+    loader = DataLoader(dataset, batch_size=BATCH_SIZE, sampler=order)
+    device = torch.device(device_name)
+    torch.manual_seed(0)
+    model = torch.nn.Transformer(batch_first=True, dropout=0.0).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
+    loss_of = torch.nn.CrossEntropyLoss()
+    for src, tgt in loader:
+        src, tgt = src.to(device), tgt.to(device)
+        optimizer.zero_grad()
+        loss = loss_of(model(src, tgt), tgt)
+        loss.backward()
+        optimizer.step()
+        turn({"loss": loss.item()})
+
+
+@dataclass
+class Loop:
+    """A process that makes a step when it is told to."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    ready: Any
+    go: int
+    times_s: list[float]
+    losses: list[float]
+
+    def step(self) -> None:
+        start_s = time.perf_counter()
+        os.write(self.go, b"!")
+        self.wait()
+        self.times_s.append(time.perf_counter() - start_s)
+
+    def wait(self) -> None:
+        line = self.ready.readline()
+        if not line:
+            raise SystemExit(f"{self.name}: ended with {self.process.wait()}")
+        self.losses.append(json.loads(line))
+
+
+def start(name: str, options: list[str], folder: Path, path: Path, device: str) -> Loop:
+    out_read, out_write = os.pipe()
+    in_read, in_write = os.pipe()
+    if name == "lesson":
+        argv = [sys.executable, __file__, "--lesson", str(path), "--device", device]
+    else:
+        argv = [sys.executable, "-m", "ddp_hpc.train", "--data", str(path), "--dropout", "0", "--epochs", "1"]
+        argv += ["--log-every", "1", "--metrics-hook", "step:turn", "--device", device, *options]
+    here = Path(__file__).resolve().parent
+    env = {**os.environ, "STEP_OUT": str(out_write), "STEP_IN": str(in_read)}
+    # The project's own folder too: `python -m` looks into the current one alone.
+    env["PYTHONPATH"] = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
+    with (folder / f"{len(list(folder.iterdir()))}.log").open("wb") as log:
+        process = subprocess.Popen(
+            argv, cwd=folder, env=env, pass_fds=(out_write, in_read), stdout=log, stderr=subprocess.STDOUT
+        )
+    os.close(out_write)
+    os.close(in_read)
+    return Loop(name, process, os.fdopen(out_read, "rb"), in_write, [], [])
+
+
+def measure(num_steps: int, device: str) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        path = folder / "data.h5"
+        generate(
+            Recipe(
+                num_samples=(num_steps + WARM_UP + 2) * BATCH_SIZE, src_shape=SHAPES[0], tgt_shape=SHAPES[1]
+            ),
+            path,
+        )
+        loops = []
+        try:
+            for loop_name, options in {**LOOPS, **(ON_GPU if device != "cpu" else {})}.items():
+                loops.append(start(loop_name, options, folder, path, device))
+                loops[-1].wait()  # its first step, which allocates and compiles
+            for _ in range(WARM_UP + num_steps):
+                for loop in loops:
+                    loop.step()
+        finally:
+            for loop in loops:
+                loop.process.kill()
+                loop.process.wait()
+    first = loops[0]
+    base_s = statistics.median(first.times_s[WARM_UP:])
+    rows = []
+    for loop in loops:
+        times_s = loop.times_s[WARM_UP:]
+        pairs = zip(loop.losses, first.losses, strict=True)
+        rows.append(
+            {
+                "name": loop.name,
+                "median_s": statistics.median(times_s),
+                "min_s": min(times_s),
+                "max_s": max(times_s),
+                # Of neighbours in time: what slows the machine down slows both.
+                "vs_lesson": statistics.median(
+                    own_s / its_s for own_s, its_s in zip(times_s, first.times_s[WARM_UP:], strict=True)
+                ),
+                "vs_lesson_of_medians": statistics.median(times_s) / base_s,
+                "loss_distance": max(abs(own - its) / its for own, its in pairs),
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--lesson", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.lesson is not None:
+        lesson(args.lesson, args.device)
+        return
+    from ddp_hpc.training.devices import device_kind
+
+    rows = measure(args.steps, device_kind(args.device))
+    print(report.table(COLUMNS, rows))
+    if args.json is not None:
+        report.write_files(report.document("step", rows, machine=report.machine()), args.json, None, [], "")
+
+
+if __name__ == "__main__":
+    main()
