@@ -1,5 +1,8 @@
 """A model of the user's own: `--model mine:factory`, found in the folder where the training is started."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from ddp_hpc.errors import RequestError
@@ -254,3 +257,17 @@ def test_a_compiled_model_has_the_losses_of_an_eager_one(mine, forks):
     assert "compiled: in " in job.words()
     assert losses(mine / "compiled.jsonl") == pytest.approx(losses(mine / "eager.jsonl"), rel=1e-5)
     assert list((mine / "cache").iterdir()), "it was compiled indeed"
+
+
+def test_the_pages_models_are_trained_as_it_says(tmp_path, forks):
+    page = (Path(__file__).parents[2] / "docs" / "own-model.md").read_text()
+    blocks = re.findall(
+        r"```python\n(.*?)```\n\n```\n\$ mpiexec -n 2 python -m ddp_hpc.train (.*?)\n```", page, re.S
+    )
+    assert len(blocks) == 2
+    for number, (code, words) in enumerate(blocks):
+        (home := tmp_path / str(number)).mkdir()
+        (home / "mine.py").write_text(code)
+        forks.run(*words.split(), "--metrics", "m.jsonl", cwd=home, ranks=2)
+        found = losses(home / "m.jsonl")
+        assert found[-1] < found[0]
