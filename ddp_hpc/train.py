@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -31,6 +32,7 @@ from ddp_hpc.training.config import (
     PIPELINE_SCHEDULES,
     STRATEGIES,
     TrainConfig,
+    parse_numbers,
     parse_option,
 )
 from ddp_hpc.training.ending import Parts, end_stopped, speak
@@ -40,6 +42,7 @@ from ddp_hpc.world.topology import DISCOVERIES
 
 if TYPE_CHECKING:
     from ddp_hpc.training.group import Group
+    from ddp_hpc.training.tracing import Trace
 
 _EXAMPLES = """\b
 Examples:
@@ -59,6 +62,14 @@ def _model_options(
     _: click.Context, __: click.Parameter, texts: tuple[str, ...]
 ) -> tuple[tuple[str, Any], ...]:
     return tuple(map(parse_option, texts))
+
+
+def _window(_: click.Context, option: click.Parameter, text: str) -> tuple[int, ...]:
+    return parse_numbers(option.opts[0], text)
+
+
+def _ranks(_: click.Context, option: click.Parameter, text: str) -> frozenset[int] | None:
+    return None if text == "all" else frozenset(parse_numbers(option.opts[0], text))
 
 
 def _folder(_: click.Context, option: click.Parameter, text: str | None) -> Path | None:
@@ -252,6 +263,26 @@ _PATH = click.Path(path_type=Path)
 @click.option(
     "--skew-limit", type=float, default=1.5, help="A rank so many times slower than others is named."
 )
+@click.option(
+    "--trace-dir",
+    callback=_folder,
+    metavar="DIR",
+    help="Chrome traces and tables of torch.profiler, one a rank, of some steps.",
+)
+@click.option(
+    "--trace-window",
+    callback=_window,
+    default="1,1,2,1",
+    metavar="WAIT,WARMUP,ACTIVE,REPEAT",
+    help="Steps to leave out, to warm the profiler up and to record, and how often.",
+)
+@click.option(
+    "--trace-ranks",
+    callback=_ranks,
+    default="all",
+    metavar="all|0|0,7",
+    help="Ranks that record.",
+)
 @click.option("--summary", type=_PATH, help="One JSON object at the end, written by rank 0.")
 @click.option("--log-every", type=int, default=10, help="Steps between two lines of progress.")
 @click.version_option(__version__, prog_name="ddp-hpc")
@@ -328,7 +359,8 @@ def _train(config: TrainConfig, group: Group, parts: Parts) -> str:
         heart = start_watching(config, group, parts, survival.stacks)
         if heart.note:
             progress.say(f"note: {heart.note}")
-        result = train(config, group, task, samples, progress, survival, heart)
+        with _traced(config, group) as trace:
+            result = train(config, group, task, samples, progress, survival, heart, trace)
         heart.close()
     samples.close()
     here = f" ({result.steps - result.resumed_from} here)" if result.resumed_from else ""
@@ -344,6 +376,19 @@ def _train(config: TrainConfig, group: Group, parts: Parts) -> str:
     if config.summary is not None and world.rank == 0 and (trained or not config.summary.exists()):
         write_summary(config, group, samples, result)
     return result.stopped
+
+
+def _traced(config: TrainConfig, group: Group) -> AbstractContextManager[Trace]:
+    from ddp_hpc.training.tracing import traced
+
+    rank = group.world.rank
+    records = config.trace_ranks is None or rank in config.trace_ranks
+    wait, warmup, active, repeat = config.trace_window
+    folder = config.trace_dir if records else None
+    return traced(
+        folder, rank, group.world.world_size, group.device,
+        wait=wait, warmup=warmup, active=active, repeat=repeat,
+    )  # fmt: skip
 
 
 def _become_torchrun() -> NoReturn:

@@ -106,6 +106,9 @@ class TrainConfig:
     tensorboard: Path | None = None
     metrics_hook: str | None = None
     skew_limit: float = 1.5
+    trace_dir: Path | None = None
+    trace_window: tuple[int, ...] = (1, 1, 2, 1)  # steps: wait, warmup, active; and rounds of them
+    trace_ranks: frozenset[int] | None = None  # None: all
     summary: Path | None = None
     log_every: int = 10
 
@@ -127,6 +130,11 @@ class TrainConfig:
         if not self.skew_limit > 1:
             raise RequestError(
                 f"--skew-limit {self.skew_limit}: has to be above 1, such as 1.5 times the others"
+            )
+        if len(self.trace_window) != 4 or min(self.trace_window[:2]) < 0 or min(self.trace_window[2:]) < 1:
+            raise RequestError(
+                f"--trace-window {','.join(map(str, self.trace_window))}: four numbers are needed: steps to wait, "
+                "to warm up (0 or more) and to record, and rounds (1 or more), such as 1,1,2,1"
             )
         if self.weight_decay < 0:
             raise RequestError(f"--weight-decay {self.weight_decay}: has to be 0 or more")
@@ -216,3 +224,14 @@ def parse_option(text: str) -> tuple[str, Any]:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return name, value
+
+
+def parse_numbers(option: str, text: str) -> tuple[int, ...]:
+    """`1,1,2,1` as numbers.
+
+    Raises:
+        RequestError: one of them is no whole number.
+    """
+    if not all(word.strip().isascii() and word.strip().isdigit() for word in text.split(",")):
+        raise RequestError(f"{option} {text}: whole numbers with commas between them are needed, such as 0,7")
+    return tuple(int(word[:18]) for word in text.split(","))

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from ddp_hpc.data.batches import Position, Share, weight
 from ddp_hpc.training.clock import StepClock
@@ -98,16 +99,17 @@ class Stepper:
         at = partial(self._at, step)
         for i, share in enumerate(shares):
             self.heart.at(step, "data")
-            with self.clock.data():
+            with self.clock.data(), record_function("data"):
                 src, tgt = strategy.task.inputs(*next(self.batches), self.dtype)
             factor = weight(share, data_size)
             loss = strategy.micro_batch(src, tgt, factor, i + 1 == len(shares), at)
             if strategy.mesh.counts_loss:
                 loss_sum += loss * (share.stop - share.start)
         self.heart.at(step, "optimizer")
-        strategy.finish_gradients()
-        self._look_at_gradients(step, src, tgt)
-        strategy.precision.update(strategy.optimizer)
+        with record_function("optimizer"):
+            strategy.finish_gradients()
+            self._look_at_gradients(step, src, tgt)
+            strategy.precision.update(strategy.optimizer)
         self.clock.end_step(shares[0].step_samples)
         pending.losses.append(loss_sum)
         pending.records.append(

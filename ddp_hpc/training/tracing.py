@@ -22,9 +22,11 @@ class Trace:
 
     def __init__(self, profiler: profile | None) -> None:
         self._profiler = profiler
+        self.num_steps = 0
 
     def step(self) -> None:
         """A step is over. To be called by every step of the loop."""
+        self.num_steps += 1
         if self._profiler is not None:
             self._profiler.step()
 
@@ -87,8 +89,11 @@ def traced(
         acc_events=True,
     )
     profiler.start()
+    trace = Trace(profiler)
     try:
-        yield Trace(profiler)
+        yield trace
+        if trace.num_steps <= wait + warmup:
+            profiler.on_trace_ready = None  # it would write a trace without a step
     except BaseException:
         profiler.on_trace_ready = None  # the others wait to hear of the error
         raise

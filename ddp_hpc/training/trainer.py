@@ -43,6 +43,7 @@ from ddp_hpc.training.strategies import Strategy, make_strategy
 from ddp_hpc.training.strategies.mesh import Mesh
 from ddp_hpc.training.survival import Losses, Survival
 from ddp_hpc.training.task import SampleSpec, Task
+from ddp_hpc.training.tracing import Trace
 
 _OPTIMIZER_NAMES = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
 
@@ -90,8 +91,11 @@ def train(
     progress: Progress,
     survival: Survival,
     heart: Heartbeat,
+    trace: Trace,
 ) -> Result:
-    """Trains the task's model on the samples. Collective: every rank must call this.
+    """Trains the task's model on the samples; tells `trace` of each step.
+
+    Collective: every rank must call this.
 
     Raises:
         RequestError: where a snapshot does not fit the model, or the strategy is not to be had.
@@ -167,6 +171,7 @@ def train(
         epoch = position.epoch
         shares = _shares(config, mesh, samples.num_samples, position)
         stepper.one_step(position, shares, pending)
+        trace.step()
         position = position.after(shares[0], samples.num_samples)
         last = position.step == total
         is_first = position.step == resumed.step + 1

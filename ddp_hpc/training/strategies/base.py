@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import record_function
 
 from ddp_hpc.errors import RequestError
 from ddp_hpc.training.compiling import compile_modules
@@ -75,11 +76,12 @@ class Strategy:
         task = self.task
         with self.sync(last):
             at("forward")
-            with self.precision.autocast():
+            with record_function("forward"), self.precision.autocast():
                 loss = task.loss(task.forward(self.model, src, tgt), tgt)
             at("backward")
             # An even batch has factor 1 and takes the very path of a plain loop.
-            self.precision.backward(loss if factor == 1.0 else loss * factor)
+            with record_function("backward"):
+                self.precision.backward(loss if factor == 1.0 else loss * factor)
         return loss.detach()
 
     def finish_gradients(self) -> None:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.profiler import record_function
 
 from ddp_hpc.training.gradients import global_norm, mean_over
 from ddp_hpc.training.layers import split_stages
@@ -61,7 +62,8 @@ class Pipeline(Strategy):
         self._factor = factor / self._num_chunks
         self._losses.clear()
         inputs = (src, tgt)[: self._takes] if self._is_first else ()
-        schedule.step(*inputs, target=tgt if self._is_last else None)
+        with record_function("forward and backward"):
+            schedule.step(*inputs, target=tgt if self._is_last else None)
         if not self._is_last:
             return torch.zeros((), device=self.group.device)
         # The first step of a shape calls the loss once more, on zeros, to find out the shapes.

@@ -1,0 +1,71 @@
+"""`--trace-dir`: one Chrome trace and one table a rank, of the steps that were asked for."""
+
+import gzip
+import json
+
+import pytest
+
+WORDS = [
+    "--model",
+    "linear",
+    "--src-shape",
+    "20",
+    "--tgt-shape",
+    "1",
+    "--num-samples",
+    "96",
+    "--batch-size",
+    "4",
+]
+WORDS += ["--epochs", "1"]
+
+
+def _events(folder, rank, ranks):
+    with gzip.open(folder / f"rank{rank:05d}-of-{ranks:05d}.json.gz") as file:
+        return json.load(file)["traceEvents"]
+
+
+def test_each_rank_records_the_window_of_the_lesson_with_its_regions(tmp_path, forks):
+    forks.run(*WORDS, "--trace-dir", "traces", cwd=tmp_path, ranks=2)
+    for rank in (0, 1):
+        names = [event["name"] for event in _events(tmp_path / "traces", rank, 2) if event.get("ph") == "X"]
+        for region in ("data", "forward", "backward", "optimizer"):
+            assert names.count(region) == 2, "two active steps"
+        assert [name for name in names if name.startswith("ProfilerStep")] == [
+            "ProfilerStep#2",
+            "ProfilerStep#3",
+        ]
+        table = (tmp_path / "traces" / f"rank{rank:05d}-of-00002.txt").read_text()
+        assert "Self CPU" in table
+        assert "forward" in table
+
+
+def test_chosen_ranks_and_steps(tmp_path, forks):
+    words = [*WORDS, "--trace-dir", "traces", "--trace-ranks", "1", "--trace-window", "0,1,3,2"]
+    forks.run(*words, cwd=tmp_path, ranks=2)
+    found = sorted(path.name for path in (tmp_path / "traces").iterdir())
+    assert found == [f"rank00001-of-00002{end}" for end in ("-2.json.gz", "-2.txt", ".json.gz", ".txt")]
+    names = [event["name"] for event in _events(tmp_path / "traces", 1, 2)]
+    assert names.count("forward") == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--trace-window 1,1,2", "four numbers are needed"),
+        ("--trace-window 1,1,0,1", "four numbers are needed"),
+        ("--trace-window 1,x,2,1", "whole numbers with commas between them"),
+        ("--trace-ranks some", "whole numbers with commas between them"),
+    ],
+)
+def test_a_window_that_is_none_is_refused(options, words, tmp_path, forks):
+    job = forks.start(*WORDS, "--trace-dir", "traces", *options.split(), cwd=tmp_path, ranks=1)
+    assert job.wait() == [2]
+    (line,) = job.errors()
+    assert words in line
+    assert not (tmp_path / "traces").exists()
+
+
+def test_a_training_that_ends_before_the_window_says_so(tmp_path, forks):
+    job = forks.run(*WORDS, "--trace-dir", "traces", "--max-steps", "2", cwd=tmp_path, ranks=1)
+    assert "no trace: the loop ended before step 3" in job.words()
