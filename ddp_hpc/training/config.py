@@ -133,8 +133,8 @@ class TrainConfig:
             )
         if len(self.trace_window) != 4 or min(self.trace_window[:2]) < 0 or min(self.trace_window[2:]) < 1:
             raise RequestError(
-                f"--trace-window {','.join(map(str, self.trace_window))}: four numbers are needed: steps to wait, "
-                "to warm up (0 or more) and to record, and rounds (1 or more), such as 1,1,2,1"
+                f"--trace-window {','.join(map(str, self.trace_window))}: four numbers are needed: steps to "
+                "wait, to warm up (0 or more) and to record, and rounds (1 or more), such as 1,1,2,1"
             )
         if self.weight_decay < 0:
             raise RequestError(f"--weight-decay {self.weight_decay}: has to be 0 or more")
