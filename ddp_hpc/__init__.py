@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ddp_hpc.library.sharing import wrap
     from ddp_hpc.library.tracing import tracing
     from ddp_hpc.library.world import ConnectedWorld, distributed
+    from ddp_hpc.training.task import Task
 
 __all__ = [
     "Batch",
@@ -18,6 +19,7 @@ __all__ = [
     "DdpHpcError",
     "RequestError",
     "Snapshots",
+    "Task",
     "distributed",
     "snapshots",
     "tracing",
@@ -30,6 +32,7 @@ _MODULES = {
     "DdpHpcError": "errors",
     "RequestError": "errors",
     "Snapshots": "library.saving",
+    "Task": "training.task",
     "distributed": "library.world",
     "snapshots": "library.saving",
     "tracing": "library.tracing",
