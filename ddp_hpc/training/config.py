@@ -188,6 +188,12 @@ class TrainConfig:
                 "--static-graph finds unused parameters itself: leave --find-unused-parameters out"
             )
 
+        if self.check_gradients and self.amp == "fp16":
+            raise RequestError(
+                "--check-gradients with --amp fp16: gradients that overflow are usual there, and their update is "
+                "left out; leave --check-gradients out, or use --amp bf16"
+            )
+
     @property
     def is_own_model(self) -> bool:
         """Whether --model names the user's own, as package.module:factory."""

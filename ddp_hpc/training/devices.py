@@ -64,16 +64,24 @@ def choose_backend(wanted: str, kind: str) -> str:
     return backend
 
 
-def pick_device(kind: str, world: World) -> torch.device:
-    """This rank's device.
+def pick_device(kind: str, world: World, per_rank: int = 1) -> torch.device:
+    """This rank's device, the first of several that follow one another.
 
     The local rank counts it out; where the scheduler shows each rank only a part
     of the node's devices (Slurm's --gpus-per-task shows one), the count starts again.
+
+    Raises:
+        RequestError: fewer devices are seen here than a rank is to have.
     """
     if kind == "cpu":
         return torch.device("cpu")
     module = torch.get_device_module(kind)
-    device = torch.device(kind, world.local_rank % module.device_count())
+    if (count := module.device_count()) < per_rank:
+        raise RequestError(
+            f"--devices-per-rank {per_rank}: rank {world.rank} on {world.hostname} sees {count}; ask the "
+            "scheduler for more a rank, or give a smaller number"
+        )
+    device = torch.device(kind, world.local_rank % (count // per_rank) * per_rank)
     module.set_device(device)
     return device
 

@@ -168,7 +168,7 @@ def joined(world: World, link: Link | None, config: TrainConfig) -> Iterator[Gro
     comm, endpoint = link.comm, link.endpoint
     problem, device, backend = "", torch.device("cpu"), ""
     try:
-        device = pick_device(device_kind(config.device), world)
+        device = pick_device(device_kind(config.device), world, config.devices_per_rank)
         backend = choose_backend(config.backend, device.type)
     except RequestError as error:
         problem = str(error)
@@ -222,7 +222,7 @@ def _core_list(mask: int) -> list[int]:
 
 
 def _alone(world: World, config: TrainConfig) -> Group:
-    device = pick_device(device_kind(config.device), world)
+    device = pick_device(device_kind(config.device), world, config.devices_per_rank)
     choose_backend(config.backend, device.type)
     threads, why = _set_threads(config, [own_cores()], world)
     placement = f"1 rank ({world.launcher}) on {device}, {threads} thread{'s' * (threads > 1)} ({why})"

@@ -12,7 +12,7 @@ from ddp_hpc.errors import RendezvousError, ReportedElsewhereError, RequestError
 from ddp_hpc.training.claim import Claim
 from ddp_hpc.training.clock import StepClock
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.devices import choose_backend, device_kind
+from ddp_hpc.training.devices import choose_backend, device_kind, pick_device
 from ddp_hpc.training.ending import Parts, verdict
 from ddp_hpc.training.failure import FailureWatch, explain_lost_contact
 from ddp_hpc.training.group import agree, same_everywhere
@@ -311,3 +311,32 @@ def test_the_other_ranks_are_silent():
     progress.say("x")
     progress.step(1, 1, "1/1", 1.0, 1.0)
     assert log.getvalue() == ""
+
+
+class _Gpus:
+    """What torch's module of a kind of device tells of a node with some of them."""
+
+    def __init__(self, count):
+        self.count, self.current = count, None
+
+    def device_count(self):
+        return self.count
+
+    def set_device(self, device):
+        self.current = device
+
+
+@pytest.mark.parametrize(
+    ("seen", "per_rank", "expected"),
+    [(4, 1, [0, 1, 2, 3]), (1, 1, [0, 0, 0, 0]), (8, 2, [0, 2, 4, 6]), (2, 2, [0, 0, 0, 0])],
+)
+def test_ranks_of_a_node_get_devices_of_their_own(seen, per_rank, expected, monkeypatch):
+    gpus = _Gpus(seen)
+    monkeypatch.setattr(torch, "get_device_module", lambda _: gpus)
+    assert [pick_device("cuda", _world(rank, 4), per_rank).index for rank in range(4)] == expected
+
+
+def test_a_rank_that_sees_too_few_devices_says_so(monkeypatch):
+    monkeypatch.setattr(torch, "get_device_module", lambda _: _Gpus(1))
+    with pytest.raises(RequestError, match="--devices-per-rank 2: rank 0 on n1 sees 1"):
+        pick_device("cuda", _world(0, 1), 2)

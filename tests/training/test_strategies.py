@@ -107,6 +107,7 @@ def test_a_run_goes_on_with_another_strategy(forks, home, tiny_data):
         ("--strategy tp --compile", "leave one of them out"),
         ("--strategy tp --model linear", "has no `tensor_parallel` plan"),
         ("--static-graph --accumulate 2", "leaves gradients out"),
+        ("--check-gradients --amp fp16", "use --amp bf16"),
     ],
 )
 def test_what_cannot_be_shared_so_is_refused_in_one_line(options, words, forks, tmp_path, no_gpu):
