@@ -190,8 +190,8 @@ class TrainConfig:
 
         if self.check_gradients and self.amp == "fp16":
             raise RequestError(
-                "--check-gradients with --amp fp16: gradients that overflow are usual there, and their update is "
-                "left out; leave --check-gradients out, or use --amp bf16"
+                "--check-gradients with --amp fp16: gradients that overflow are usual there, and their "
+                "update is left out; leave --check-gradients out, or use --amp bf16"
             )
 
     @property

@@ -40,10 +40,10 @@ def one_step(self, position, *rest):
     return step_as_it_is(self, position, *rest)
 
 
-def pick_device(kind_of_device, world):
+def pick_device(kind_of_device, world, per_rank):
     if kind == "pick" and world.rank == int(rank):
         raise RuntimeError("planted before the process group")
-    return pick_as_it_is(kind_of_device, world)
+    return pick_as_it_is(kind_of_device, world, per_rank)
 
 
 def destroy(*args):
