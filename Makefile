@@ -49,6 +49,7 @@ bench: $(VENV)/.test
 	$(BIN)/python benchmarks/generate.py --gib 1
 	$(BIN)/python benchmarks/order.py
 	$(BIN)/python benchmarks/survival.py
+	$(BIN)/python benchmarks/step.py
 	$(BIN)/ddp-hpc bench io
 
 clean:

@@ -370,6 +370,11 @@ def _train(config: TrainConfig, group: Group, parts: Parts) -> str:
     progress.say(
         f"{how} steps{here}, {result.samples:,} samples in {result.wall_s:.1f} s, "
         f"{result.samples_per_s:.1f} samples/s, loss {result.first_loss:.6f} -> {result.final_loss:.6f}"
+        + (
+            f", {share:.0%} of the devices' peak FLOP/s"
+            if (share := result.share_of_peak(world.world_size))
+            else ""
+        )
     )
     trained = result.steps > result.resumed_from
     # A run that was done already has no speed to tell, and its summary may be there.

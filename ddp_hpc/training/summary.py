@@ -34,6 +34,7 @@ def write_summary(config: TrainConfig, group: Group, samples: Samples, result: R
         "threads": group.threads,
         "model": {"name": config.model, "parameters": result.num_parameters},
         "data": {"reader": samples.reader, "samples": samples.num_samples},
+        "tokens_per_s": result.samples_per_s * length if (length := _sequence_length(samples)) else None,
         "flops_per_s": result.flops_per_sample * result.samples_per_s or None,
         "share_of_peak": result.share_of_peak(group.world.world_size),
         "strategy": result.strategy,
@@ -52,3 +53,10 @@ def write_summary(config: TrainConfig, group: Group, samples: Samples, result: R
         "versions": versions(),
     }
     write_json(config.summary, summary)
+
+
+def _sequence_length(samples: Samples) -> int:
+    """Tokens of a sample's target: class numbers in a row, or vectors in a row; 0: it is no sequence."""
+    shape = samples.tgt_shape
+    is_sequence = len(shape) == 2 or (len(shape) == 1 and samples.tgt_dtype.kind in "iu")
+    return shape[0] if is_sequence else 0

@@ -130,6 +130,7 @@ def test_the_summary_tells_arithmetic_and_memory(mine, forks):
     summary = json.loads((mine / "s.json").read_text())
     # Two operations a weight forward, two for the weights' gradients; nobody asks for the input's.
     assert summary["flops_per_s"] == pytest.approx(80 * summary["samples_per_s"])
+    assert summary["tokens_per_s"] is None, "a target of one number is no sequence"
     assert summary["share_of_peak"] is None, "a CPU's peak is not known"
     # Parameters, gradients and two states of Adam, each 21 numbers, and two counts of steps.
     assert summary["memory"]["state_bytes"] == 4 * (4 * 21 + 2)
