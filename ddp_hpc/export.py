@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from ddp_hpc import __version__
-from ddp_hpc.errors import EXIT_INTERRUPTED, DdpHpcError, RequestError
+from ddp_hpc.entry import exit_code_of
+from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.partial_files import give_name, partial_file
 
 if TYPE_CHECKING:
@@ -74,20 +75,7 @@ def _write_pt(read: Snapshot, path: Path) -> None:
 
 def main(argv: list[str] | None = None) -> NoReturn:
     """Runs the command and ends the process with its exit code."""
-    try:
-        command.main(args=argv, prog_name="python -m ddp_hpc.export", standalone_mode=False)
-        code = 0
-    except click.exceptions.Exit as stop:
-        code = stop.exit_code
-    except click.ClickException as error:
-        error.show()
-        code = error.exit_code
-    except DdpHpcError as error:
-        click.echo(f"error: {error}", err=True)
-        code = error.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        code = EXIT_INTERRUPTED
-    sys.exit(code)
+    sys.exit(exit_code_of(command, "python -m ddp_hpc.export", argv))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from ddp_hpc import __version__
-from ddp_hpc.errors import EXIT_FAILED, EXIT_INTERRUPTED, DataError, DdpHpcError, RequestError
+from ddp_hpc.entry import exit_code_of
+from ddp_hpc.errors import EXIT_FAILED, DataError, DdpHpcError, RequestError
 
 if TYPE_CHECKING:
     from ddp_hpc.training.decoder import Decoder
@@ -131,18 +132,7 @@ def generate(model: Decoder, prompt: bytes, num_bytes: int, temperature: float, 
 def main(argv: list[str] | None = None) -> NoReturn:
     """Runs the command and ends the process with its exit code."""
     try:
-        command.main(args=argv, prog_name="python -m ddp_hpc.sample", standalone_mode=False)
-        code = 0
-    except click.exceptions.Exit as stop:
-        code = stop.exit_code
-    except click.ClickException as error:
-        error.show()
-        code = error.exit_code
-    except DdpHpcError as error:
-        click.echo(f"error: {error}", err=True)
-        code = error.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        code = EXIT_INTERRUPTED
+        code = exit_code_of(command, "python -m ddp_hpc.sample", argv)
     except OSError as error:
         click.echo(f"error: cannot write the text ({error.strerror}); write it to a file with room", err=True)
         code = EXIT_FAILED
