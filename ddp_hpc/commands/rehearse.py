@@ -41,7 +41,9 @@ _LAUNCHERS = {"pals": "PALS", "openmpi": "Open MPI", "hydra": "MPICH's Hydra"}
 @click.option("--limit-s", type=int, default=900, show_default=True, help="Give up after so many seconds.")
 @click.option("--profile", default="", metavar="NAME", help="The site.  [as the script says, if ours]")
 @click.option(
-    "--here", is_flag=True, help="Submit from this folder, whose files the job sees and may change."
+    "--here",
+    is_flag=True,
+    help="Submit from this folder: the job sees its files, such as your modules and data.",
 )
 @click.option("--keep", is_flag=True, help="Keep the folder of the rehearsal.")
 @click.argument("script", type=click.Path(path_type=Path))
@@ -126,7 +128,7 @@ def _pretended(plan: Plan, wishes: Wishes, options: Options) -> list[str]:
         f"ranks start as under {launcher}{also}, over the MPI of this Python; no GPU, no fast network, "
         "no binding; modules and conda environments are not loaded"
     )
-    where = "this folder" if options.here else "an empty folder"
+    where = "this folder" if options.here else "an empty folder (--here: this one)"
     found.append(f"the home folder is a new one, and the job is started from {where}")
     if wishes.walltime_s:
         asked = f"{plan.walltime_s} s" if plan.walltime_s else "without limit"

@@ -38,6 +38,9 @@ _OF_ANOTHER_JOB = re.compile(
     r"|(?:\w+_)?RANK$|(?:LOCAL_|GROUP_)?WORLD_SIZE$|BASH_ENV$|ENV$"
 )
 
+# Of scripts that `ddp-hpc render` writes.
+_RUN_DIR = re.compile(r"^export DDP_HPC_RUN_DIR=.*$", re.MULTILINE)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -110,7 +113,10 @@ def rehearse(plan: Plan, wishes: Wishes, options: Options) -> Result:
             work = Path.cwd() if options.here else root / "work"
             script = root / "submitted" / plan.name
             script.parent.mkdir()
-            script.write_text(plan.text, encoding="utf-8", errors="surrogateescape", newline="")
+            # In a run folder of the user's the real job would go on from here, or have nothing left to do.
+            run_dir = f"export DDP_HPC_RUN_DIR={shlex.quote(str(root / 'run'))}"
+            text = _RUN_DIR.sub(lambda _: run_dir, plan.text)
+            script.write_text(text, encoding="utf-8", errors="surrogateescape", newline="")
             environ = _environ(root)
             if plan.scheduler == "local":
                 seen, timed_out = _run_local(root, script, work, environ, options.limit_s)
