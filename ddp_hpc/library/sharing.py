@@ -15,7 +15,7 @@ from ddp_hpc.training.precision import Precision
 from ddp_hpc.training.state import TrainingState, plain_state
 from ddp_hpc.training.strategies import make_strategy
 from ddp_hpc.training.strategies.mesh import parse_mesh
-from ddp_hpc.training.task import Task, default_loss, shapes_text
+from ddp_hpc.training.task import Task, shapes_text
 
 if TYPE_CHECKING:
     from ddp_hpc.training.config import TrainConfig
@@ -56,9 +56,7 @@ def wrap(model: nn.Module, strategy: str = "ddp", **options: Any) -> nn.Module:
     world.group.agree("" if own == first else differs, RequestError.exit_code)
     if config.activation_checkpointing:
         checkpoint_activations(model)
-    shared = make_strategy(
-        Task(model=model, loss=default_loss), world.group, config, Precision(config.amp, world.device)
-    )
+    shared = make_strategy(Task(model=model), world.group, config, Precision(config.amp, world.device))
     world.shared.append(shared)
     return shared.model
 

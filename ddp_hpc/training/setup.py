@@ -43,9 +43,12 @@ def set_up(config: TrainConfig, group: Group, progress: Progress) -> tuple[Task,
                 "name a file with --data, or give --src-shape and --tgt-shape for random numbers",
                 RequestError.exit_code,
             )
-        return task, _samples_of(task.dataset, config, group, progress)
+        return task, _samples_of(task, config, group, progress)
     samples = open_data(config, group, progress)
-    return _make(config, group, factory, samples), samples
+    task = _make(config, group, factory, samples)
+    if config.data is None and task.dataset is not None:
+        progress.say(f"warning: --src-shape: random numbers take the place of the data of {config.model}")
+    return task, samples
 
 
 def _make(config: TrainConfig, group: Group, factory: Factory, samples: Samples | None) -> Task:
@@ -71,25 +74,33 @@ def _make(config: TrainConfig, group: Group, factory: Factory, samples: Samples 
     return task
 
 
-def _samples_of(dataset: Any, config: TrainConfig, group: Group, progress: Progress) -> Samples:
-    """The samples that a task brings. Collective: every rank must call this."""
-    if isinstance(dataset, str | Path):
-        return open_data(config, group, progress, Path(dataset))
-    problem, samples = "", None
+def _samples_of(task: Task, config: TrainConfig, group: Group, progress: Progress) -> Samples:
+    """The samples that a task brings, and its test split. Collective: every rank must call this."""
+    problem, samples, test = "", None, None
     try:
-        samples = (
-            samples_of_arrays(*dataset)
-            if isinstance(dataset, tuple) and len(dataset) == 2
-            else samples_of_dataset(dataset)
-        )
-        check_matches(samples, config.src_shape, config.tgt_shape, config.dtype)
+        if not isinstance(task.dataset, str | Path):
+            samples = _in_memory(task.dataset)
+            check_matches(samples, config.src_shape, config.tgt_shape, config.dtype)
+        if task.test_dataset is not None:
+            test = _in_memory(task.test_dataset)
     except RequestError as error:
         problem = f"--model {config.model}: {error}"
     group.agree(problem, RequestError.exit_code)
-    assert samples is not None
-    group.agree(_differs(samples, group), RequestError.exit_code)
-    progress.say(f"data: of the task ({samples.num_samples:,} samples; {samples.reader})")
+    for brought in filter(None, (samples, test)):
+        group.agree(_differs(brought, group), RequestError.exit_code)
+    if samples is None:
+        samples = open_data(config, group, progress, Path(task.dataset))
+    else:
+        held = "" if test is None else f", {test.num_samples:,} for tests"
+        progress.say(f"data: of the task ({samples.num_samples:,} samples{held}; {samples.reader})")
+    samples.test = test or samples.test
     return samples
+
+
+def _in_memory(dataset: Any) -> Samples:
+    if isinstance(dataset, tuple) and len(dataset) == 2:
+        return samples_of_arrays(*dataset)
+    return samples_of_dataset(dataset)
 
 
 def _differs(samples: Samples, group: Group) -> str:

@@ -13,7 +13,7 @@ import importlib
 import inspect
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -45,6 +45,26 @@ def _of_src(model: nn.Module, src: Tensor, tgt: Tensor) -> Any:
     return model(src)
 
 
+def default_loss(output: Any, tgt: Tensor) -> Tensor:
+    """Cross entropy for integer targets (classes on the output's last axis), else the mean square error.
+
+    Raises:
+        DdpHpcError: the output's shape is not that of the targets; torch would spread one over the other.
+    """
+    has_classes = not tgt.is_floating_point()
+    shape = output.shape if isinstance(output, Tensor) else None
+    if shape is None or (shape[:-1] if has_classes else shape) != tgt.shape:
+        seen, needed = _kind(output) if shape is None else tuple(shape), tuple(tgt.shape)
+        raise DdpHpcError(
+            f"the model's output is {seen} for a batch of targets {needed}, and the default loss needs "
+            f"{needed}{' and an axis of classes behind' * has_classes}; change the model or the data, or "
+            "give a task with a `loss` of its own"
+        )
+    if has_classes:
+        return functional.cross_entropy(output.reshape(-1, output.shape[-1]), tgt.reshape(-1))
+    return functional.mse_loss(output, tgt)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """What the loop needs to know of a model.
@@ -53,7 +73,7 @@ class Task:
     """
 
     model: nn.Module
-    loss: Callable[[Any, Tensor], Tensor]
+    loss: Callable[[Any, Tensor], Tensor] = default_loss
     """Of an output and its tgt: the mean over the batch, a scalar, every sample weighing the same."""
     forward: Callable[[nn.Module, Tensor, Tensor], Any] = _of_src
     """The model's output for src and tgt. The model that it gets may be wrapped: call that one."""
@@ -63,6 +83,8 @@ class Task:
     """More numbers of an evaluation, by name: each the sum over the samples of a batch, a scalar."""
     dataset: Any = None
     """What to train on without --data: a path, two arrays or tensors, or a dataset with `len` and `[i]`."""
+    test_dataset: Any = None
+    """What to evaluate on after each epoch, where `dataset` is used: two arrays, or a dataset."""
     src_indices: bool | None = None
     """Whether src comes as int64, else in the type of the training; None: where the data has integers."""
     tgt_indices: bool | None = None
@@ -80,13 +102,6 @@ def _cast(values: Tensor, indices: bool | None, dtype: torch.dtype) -> Tensor:
     if indices is None:
         indices = not values.is_floating_point()
     return values.to(torch.int64 if indices else dtype)
-
-
-def default_loss(output: Any, tgt: Tensor) -> Tensor:
-    """Cross entropy for integer targets (classes on the output's last axis), else the mean square error."""
-    if tgt.is_floating_point():
-        return functional.mse_loss(output, tgt)
-    return functional.cross_entropy(output.reshape(-1, output.shape[-1]), tgt.reshape(-1))
 
 
 def find_factory(name: str) -> Factory:
@@ -160,15 +175,15 @@ def as_task(name: str, made: object) -> Task:
     elif isinstance(made, nn.Module) and not isinstance(getattr(made, "model", None), nn.Module):
         brings = {f.name: getattr(made, f.name) for f in fields(Task) if f.name in ("loss", "num_correct")
                   and callable(getattr(made, f.name, None))}  # fmt: skip
-        task = Task(**{"model": made, "loss": default_loss, **brings})
+        task = Task(**{"model": made, **brings})
     else:
         given = {f.name: getattr(made, f.name) for f in fields(Task) if hasattr(made, f.name)}
         if not isinstance(given.get("model"), nn.Module):
             raise RequestError(
                 f"--model {name}: the factory gave {_kind(made)} without a model; a torch.nn.Module is "
-                "needed, or an object with `model` and `loss`"
+                "needed, or a task with one"
             )
-        task = Task(**{"loss": default_loss, **given})
+        task = Task(**given)
     if not isinstance(task.model, nn.Module):
         raise RequestError(f"--model {name}: its `model` is {_kind(task.model)}; a torch.nn.Module is needed")
     for part in ("loss", "forward"):
@@ -178,7 +193,22 @@ def as_task(name: str, made: object) -> Task:
             )
     if not any(parameter.requires_grad for parameter in task.model.parameters()):
         raise RequestError(f"--model {name}: the model has no parameters to train")
-    return task
+    return replace(task, loss=_scalar(name, task.loss))
+
+
+def _scalar(name: str, loss: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
+    """The loss, which ends the job in one line where it gives no scalar."""
+
+    def checked(output: Any, tgt: Tensor) -> Tensor:
+        found = loss(output, tgt)
+        if not isinstance(found, Tensor) or found.dim():
+            seen = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else _kind(found)
+            raise DdpHpcError(
+                f"--model {name}: its `loss` gives {seen}; a scalar tensor is needed, the mean over the batch"
+            )
+        return found
+
+    return checked
 
 
 def shapes_text(model: nn.Module) -> str:

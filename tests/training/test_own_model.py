@@ -69,6 +69,22 @@ def ragged():
     return Task(model=Net(), loss=square, dataset=Ragged())
 
 
+def tested():
+    return Task(model=Net(), dataset=Brings().dataset, test_dataset=Numbers(), metrics=Brings().metrics)
+
+
+def a_loss_a_sample():
+    return Task(model=Net(), loss=lambda output, tgt: (output - tgt).square(), dataset=Numbers())
+
+
+def a_number():
+    return Task(model=Net(), loss=lambda output, tgt: square(output, tgt).item(), dataset=Numbers())
+
+
+def flat():
+    return nn.Sequential(nn.Linear(20, 1), nn.Flatten(0))
+
+
 def raises():
     raise ValueError("bad width")
 
@@ -246,6 +262,34 @@ def test_the_tasks_other_numbers_are_means_over_all_test_samples(mine, forks):
     words = ["--model", "mine:Brings", "--data", "d.h5", "--epochs", "1", "--batch-size", "4"]
     job = forks.run(*words, cwd=mine, ranks=2)
     assert " far 1.0000" in job.words(), "an untrained net is off by more than 0.1 everywhere"
+
+
+def test_a_task_brings_data_for_tests_too(mine, forks):
+    job = forks.run("--model", "mine:tested", "--epochs", "1", "--batch-size", "8", cwd=mine, ranks=2)
+    assert "data: of the task (50 samples, 40 for tests; memory)" in job.words()
+    assert "epoch 1/1 test: loss " in job.words()
+    assert " far " in job.words()
+
+
+def test_random_numbers_do_not_take_the_place_of_a_tasks_data_unsaid(mine, forks):
+    job = forks.run("--model", "mine:numbers", *SYNTHETIC, cwd=mine, ranks=1)
+    assert "warning: --src-shape: random numbers take the place of the data of mine:numbers" in job.words()
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        ("a_loss_a_sample", "its `loss` gives a tensor of shape (8, 1); a scalar tensor is needed"),
+        ("a_number", "its `loss` gives an object of type float; a scalar tensor is needed"),
+        ("flat", "output is (8,) for a batch of targets (8, 1), and the default loss needs (8, 1);"),
+    ],
+)
+def test_a_loss_that_cannot_be_trained_on_is_one_line(factory, words, mine, forks):
+    data = SYNTHETIC if factory == "flat" else ["--batch-size", "8"]
+    job = forks.start("--model", f"mine:{factory}", *data, cwd=mine, ranks=2)
+    assert job.wait() == [1, 1]
+    (line,) = job.errors()
+    assert words in line
 
 
 def test_a_compiled_model_has_the_losses_of_an_eager_one(mine, forks):
