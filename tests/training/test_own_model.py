@@ -15,6 +15,7 @@ import os
 
 import torch
 from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from ddp_hpc.training.task import Task
 
@@ -83,6 +84,11 @@ def a_number():
 
 def flat():
     return nn.Sequential(nn.Linear(20, 1), nn.Flatten(0))
+
+
+def split():
+    plan = {"first": ColwiseParallel(), "second": RowwiseParallel()}
+    return Task(model=Net(), dataset=Numbers(), tensor_parallel=lambda model: plan)
 
 
 def raises():
@@ -170,7 +176,7 @@ def test_options_reach_the_factory_as_numbers_and_as_text(mine, forks):
         ("mine:needs", "give it --model-option layers=VALUE"),
         ("mine:nett", "mine has no nett"),
         ("mine:number", "is a int; a function or a class is needed"),
-        ("surely_not:net", "there is no module surely_not"),
+        ("surely_not:net", "there is no module surely_not in /"),
         ("broken:net", "cannot be imported: ModuleNotFoundError: No module named 'surely_not_there'"),
         ("cut:net", "cannot be imported: SyntaxError"),
         ("mine:", "package.module:name is needed"),
@@ -262,6 +268,13 @@ def test_the_tasks_other_numbers_are_means_over_all_test_samples(mine, forks):
     words = ["--model", "mine:Brings", "--data", "d.h5", "--epochs", "1", "--batch-size", "4"]
     job = forks.run(*words, cwd=mine, ranks=2)
     assert " far 1.0000" in job.words(), "an untrained net is off by more than 0.1 everywhere"
+
+
+def test_a_layer_with_one_output_is_split_by_its_inputs(mine, forks):
+    words = ["--model", "mine:split", "--epochs", "1", "--batch-size", "8"]
+    forks.run(*words, "--metrics", "whole.jsonl", cwd=mine, ranks=1)
+    forks.run(*words, "--strategy", "tp", "--metrics", "split.jsonl", cwd=mine, ranks=2)
+    assert losses(mine / "split.jsonl") == pytest.approx(losses(mine / "whole.jsonl"), rel=1e-5)
 
 
 def test_a_task_brings_data_for_tests_too(mine, forks):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 from torch import nn
-from torch.distributed.tensor.parallel import parallelize_module
+from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
 from ddp_hpc.errors import RequestError
 from ddp_hpc.training.gradients import mean_over
@@ -40,6 +40,8 @@ def split_layers(task: Task, mesh: Mesh, *, compiles: bool) -> None:
         if name not in modules:
             raise RequestError(f"the `tensor_parallel` plan names {name}, which the model does not have")
         for key, parameter in modules[name].named_parameters(recurse=False):
+            if key == "bias" and isinstance(plan[name], RowwiseParallel):
+                continue  # it stays whole on each rank
             if max(parameter.shape, default=1) < mesh.sizes["tp"]:
                 raise RequestError(
                     f"{name}.{key} of shape {tuple(parameter.shape)} cannot be split over "
