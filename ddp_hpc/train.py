@@ -51,6 +51,7 @@ Examples:
   srun --ntasks-per-node=4 python -m ddp_hpc.train --data train.h5
   torchrun --standalone --nproc-per-node 2 -m ddp_hpc.train --max-steps 20
   mpiexec -n 2 python -m ddp_hpc.train --model classifier --data data/digits.h5 --epochs 15
+  mpiexec -n 2 python -m ddp_hpc.train --model mine:net --model-option width=64 --data train.h5
 """
 
 
@@ -116,7 +117,8 @@ _PATH = click.Path(path_type=Path)
 @click.option(
     "--model",
     default="transformer",
-    help="transformer, classifier, linear, decoder, or your own as package.module:factory.",
+    help="transformer, classifier, linear, decoder, or your own as package.module:factory "
+    "(docs/own-model.md).",
 )
 @click.option(
     "--model-option",

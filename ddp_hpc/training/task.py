@@ -14,6 +14,7 @@ import inspect
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -124,8 +125,8 @@ def find_named(option: str, name: str) -> Callable[..., Any]:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise RequestError(f"{option} {name}: cannot be imported: {_told(error)}") from None
         raise RequestError(
-            f"{option} {name}: there is no module {error.name}; start where it can be imported, "
-            "or put its folder into PYTHONPATH"
+            f"{option} {name}: there is no module {error.name} in {Path.cwd()} or where else Python looks; "
+            "start in its folder, or put that into PYTHONPATH"
         ) from None
     except Exception as error:  # the user's code may raise anything
         raise RequestError(f"{option} {name}: cannot be imported: {_told(error)}") from None

@@ -9,8 +9,16 @@ from typing import Any
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or torch shows C++ frames where a rank is lost
 
 import click
-import monarch.actor
 import torch
+
+try:
+    import monarch.actor
+except ModuleNotFoundError as error:
+    if error.name != "monarch":
+        raise
+    # Not by its import name: PyPI's "monarch" is another package.
+    print("error: there is no package torchmonarch; pip install torchmonarch", file=sys.stderr)
+    sys.exit(2)
 from monarch.actor import (
     Actor,
     Future,
