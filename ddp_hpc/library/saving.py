@@ -22,6 +22,7 @@ from ddp_hpc.library.world import ConnectedWorld, current_world
 from ddp_hpc.training.heartbeat import RESTING
 from ddp_hpc.training.state import TrainingState
 from ddp_hpc.training.stopping import TALK_S
+from ddp_hpc.training.strategies.mesh import Mesh
 from ddp_hpc.training.survival import Losses, Survival, survive
 
 
@@ -48,8 +49,9 @@ class Snapshots:
     def resume(self) -> None:
         """Goes back to the newest good snapshot, if any. Collective: every rank must call this."""
         snapshot = self._survival.open()
-        num_ranks = self._world.world_size
-        position, _, _ = self._survival.resume(snapshot, self._state(), self._samples, num_ranks)
+        world = self._world
+        samples_are_dealt = Mesh({"dp": world.world_size}, {"dp": world.rank}, None)
+        position, _, _ = self._survival.resume(snapshot, self._state(), self._samples, samples_are_dealt)
         if self._loader is not None:
             self._loader.position = position
         self._position = self._saved = position

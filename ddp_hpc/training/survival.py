@@ -29,6 +29,7 @@ from ddp_hpc.training.snapshot import Snapshot
 from ddp_hpc.training.snapshots import SnapshotFolder
 from ddp_hpc.training.state import TrainingState
 from ddp_hpc.training.stopping import Stopping
+from ddp_hpc.training.strategies.mesh import Mesh
 from ddp_hpc.world.deadline import Deadline, find_deadline, kill_delay_s
 
 # Of a busy parallel file system; counts until the first save was measured.
@@ -106,6 +107,7 @@ class Survival:
         self._writing_state = threading.Lock()  # of the thread that saves; `failed` has the last word
         self._start_step: int | None = None  # until it is known
         self._lr_ranks = self._data_size = 1  # until then
+        self._layout = ""
 
     @property
     def stacks(self) -> Path | None:
@@ -134,19 +136,20 @@ class Survival:
         return snapshot
 
     def resume(
-        self, snapshot: Snapshot | None, state: TrainingState, samples: Samples, data_size: int
+        self, snapshot: Snapshot | None, state: TrainingState, samples: Samples, mesh: Mesh
     ) -> tuple[Position, Losses, int]:
         """Where to go on, with everything as it was there, and for how many ranks the rate is scaled.
 
         With the same global batch that stays what it was: the losses do not change with the ranks.
-        `data_size`: to how many ranks, or groups of ranks, the samples of a step are dealt.
+        `mesh`: to which ranks, or groups of ranks, the samples of a step are dealt.
         Collective: every rank must call this.
 
         Raises:
             DataError: the snapshot is of another model, other data or another order.
         """
         group, problem = self._group, ""
-        self._data_size = data_size
+        data_size = self._data_size = mesh.data_size
+        self._layout = mesh.layout
         if snapshot is not None:
             try:
                 state.check(snapshot.model, str(snapshot.path))
@@ -165,10 +168,12 @@ class Survival:
             self._lr_ranks = about["lr_ranks"] if same_batch else data_size
             model_tensors = None if snapshot is None else snapshot.model
             training = None if snapshot is None else snapshot.training
-            exact = state.restore(model_tensors, training)
+            # Another layout's numbers would give ranks that share samples different dropout masks.
+            same_layout = about.get("layout", f"pp=1,data={about['world_size']},tp=1") == self._layout
+            exact = state.restore(model_tensors, training) and same_layout
             if not exact:
                 # Deterministic, and of this place: not the numbers that earlier steps had.
-                seed = self._config.rank_seed(group.world.rank) * 1_000_003 + position.step
+                seed = self._config.rank_seed(mesh.data_rank) * 1_000_003 + position.step
                 seed_generators(seed % 2**63)
             self._say_resumed(about, position, exact)
         if self._stopping is not None:
@@ -240,6 +245,7 @@ class Survival:
                 "losses": asdict(losses),
                 "model": self._config.model,
                 "world_size": self._group.world.world_size,
+                "layout": self._layout,
                 "global_batch": self._global_batch(),
                 "lr_ranks": self._lr_ranks,
                 "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -360,7 +366,10 @@ class Survival:
         if about["world_size"] != world_size:
             self._progress.say(f"note: it ran on {about['world_size']} ranks, now on {world_size}")
         elif not exact:
-            self._progress.say("note: on another kind of device: random numbers are others from here on")
+            self._progress.say(
+                "note: shared by ranks in another way, or on another kind of device: random numbers are "
+                "others from here on"
+            )
         if about["global_batch"] != self._global_batch():
             self._progress.say(
                 f"note: a step had {about['global_batch']} samples and has {self._global_batch()} now; "

@@ -129,7 +129,7 @@ def train(
     snapshot = survival.open()
     if group.comm.bcast(snapshot is not None):
         strategy.settle(*_dummy(task, samples, dtype, device))
-    position, losses, lr_ranks = survival.resume(snapshot, strategy.state(), samples, mesh.data_size)
+    position, losses, lr_ranks = survival.resume(snapshot, strategy.state(), samples, mesh)
     del snapshot
     resumed = position
     left = steps_left(

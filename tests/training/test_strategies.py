@@ -126,3 +126,36 @@ def test_dataparallel_is_one_process(tmp_path):
     )
     assert "strategy: dataparallel" in done.stdout
     assert not error_lines(done)
+
+
+SPY = """
+import os
+from dataclasses import replace
+
+from ddp_hpc.training.models import transformer
+
+
+def spied(spec, dropout):
+    task = transformer(spec, dropout)
+
+    def forward(model, src, tgt):
+        with open(f"seen{os.environ['RANK']}", "a") as file:
+            print(task.model.encoder.norm.weight.double().sum().item(), file=file)
+        return model(src, tgt)
+
+    return replace(task, forward=forward)
+"""
+
+
+def test_ranks_that_share_samples_draw_the_same_dropout_after_another_strategy_too(forks, home, tiny_data):
+    # Else what each of them holds whole, such as this norm, would drift apart without a word.
+    (home / "spy.py").write_text(SPY)
+    words = [*DATA, *SAVING, "--model", "spy:spied", "--dropout", "0.5"]
+    forks.run(*words, "--max-steps", "1", cwd=home, ranks=2)
+    for seen in home.glob("seen*"):
+        seen.unlink()
+    job = forks.run(*words, "--strategy", "tp", "--max-steps", "4", cwd=home, ranks=2)
+    assert "note: shared by ranks in another way" in job.words()
+    first, second = ((home / f"seen{rank}").read_text().split() for rank in (0, 1))
+    assert first == second
+    assert len(set(first)) > 1

@@ -53,6 +53,11 @@ class Mesh:
         return self.at.get("dp", 0) * self.sizes.get("fsdp", 1) + self.at.get("fsdp", 0)
 
     @property
+    def layout(self) -> str:
+        """What says which ranks share samples: `pp=1,data=2,tp=2`."""
+        return f"pp={self.sizes.get('pp', 1)},data={self.data_size},tp={self.sizes.get('tp', 1)}"
+
+    @property
     def counts_loss(self) -> bool:
         """Whether this rank reports the losses of its samples: of those that share them, one does."""
         return self.at.get("tp", 0) == 0 and self.at.get("pp", 0) == self.sizes.get("pp", 1) - 1
