@@ -56,7 +56,11 @@ def _cause(strategy: Strategy, src: Tensor, tgt: Tensor) -> str:
     try:
         # What is compiled does not call hooks that came later.
         with torch.compiler.set_stance("force_eager"):
-            loss = strategy.micro_batch(src, tgt, 1.0, False, lambda _: None)
+            # Not as a step does it: DDP's forward sends buffers, and a rank with bad data is not here.
+            output = strategy.output(src, tgt)
+            with strategy.precision.autocast():
+                loss = strategy.task.loss(output, tgt)
+            strategy.precision.backward(loss)
     finally:
         for hook in hooks:
             hook.remove()
