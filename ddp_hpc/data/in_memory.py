@@ -55,6 +55,12 @@ def samples_of_dataset(dataset: Any, *, num_classes: int | None = None) -> Sampl
                     f"the dataset's sample {number} has shapes {src.shape} and {tgt.shape}, sample 0 has "
                     f"{first[0].shape} and {first[1].shape}: all have to be alike"
                 )
+            for values, needed in zip((src, tgt), first, strict=True):
+                if not np.can_cast(values.dtype, needed.dtype, "same_kind"):  # 0, then 0.5: it would be 0 too
+                    raise DataError(
+                        f"the dataset's sample {number} has {values.dtype} where sample 0 has "
+                        f"{needed.dtype}: all have to be alike"
+                    )
             out[place] = src
             targets.append(tgt)
         kept[:] = [targets]  # each sample is asked for once

@@ -91,6 +91,29 @@ def split():
     return Task(model=Net(), dataset=Numbers(), tensor_parallel=lambda model: plan)
 
 
+def mixed():
+    class Mixed(Numbers):
+        def __getitem__(self, number):
+            return torch.zeros(20), [number / 40 if number else 0]
+
+    return Task(model=Net(), loss=square, dataset=Mixed())
+
+
+def normed():
+    src = torch.rand(40, 20, generator=torch.Generator().manual_seed(1))
+    src[int(os.environ["BAD_SAMPLE"])] = float("nan")
+    model = nn.Sequential(nn.Linear(20, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    return Task(model=model, loss=square, dataset=(src, torch.zeros(40, 1)))
+
+
+class Steep(nn.Linear):
+    def __init__(self):
+        super().__init__(20, 1)
+
+    def forward(self, x):
+        return super().forward(x) * 30
+
+
 def raises():
     raise ValueError("bad width")
 
@@ -216,6 +239,7 @@ def test_models_that_differ_between_ranks_are_stopped_before_the_first_step(mine
             "the dataset's sample 12 is no pair (src, tgt) of arrays: KeyError",
         ),
         ("ragged", {}, "sample 7 has shapes (21,) and (1,), sample 0 has (20,) and (1,)"),
+        ("mixed", {}, "has float64 where sample 0 has int64"),
     ],
 )
 def test_a_dataset_that_goes_wrong_names_its_sample(factory, env, words, mine, forks):
@@ -247,6 +271,21 @@ def test_the_first_bad_layer_and_its_rank_are_named_before_the_update(mine, fork
     assert job.wait() == [1, 1]
     (line,) = job.errors()
     assert "step 3: the gradients are no numbers: rank 1: NaN first in the input of second (Linear)" in line
+
+
+def test_bad_data_of_one_rank_is_named_where_ranks_share_buffers_too(mine, forks):
+    # DDP's forward pass sends them, and a rank that has found its cause makes none.
+    words = ["--model", "mine:normed", "--batch-size", "8", "--no-shuffle", "--check-gradients"]
+    job = forks.start(*words, cwd=mine, ranks=2, env={"BAD_SAMPLE": "3"})
+    assert job.wait() == [1, 1]
+    (line,) = job.errors()
+    assert "step 1: the gradients are no numbers: rank 0: NaN in the data (src)" in line
+
+
+def test_an_overflow_that_fp16_mends_by_itself_is_no_bad_gradient(mine, forks):
+    words = ["--model", "mine:Steep", *SYNTHETIC, "--amp", "fp16", "--check-gradients"]
+    job = forks.run(*words, cwd=mine, ranks=1)
+    assert "done: 14 steps" in job.words()
 
 
 def test_a_loss_that_is_no_number_is_warned_of(mine, forks):
