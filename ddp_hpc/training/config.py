@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -136,8 +137,8 @@ class TrainConfig:
                 f"--trace-window {','.join(map(str, self.trace_window))}: four numbers are needed: steps to "
                 "wait, to warm up (0 or more) and to record, and rounds (1 or more), such as 1,1,2,1"
             )
-        if self.weight_decay < 0:
-            raise RequestError(f"--weight-decay {self.weight_decay}: has to be 0 or more")
+        if not 0 <= self.weight_decay < inf:
+            raise RequestError(f"--weight-decay {self.weight_decay}: has to be 0 or more, and finite")
         self._check_strategy()
         if not 0 <= self.dropout < 1:
             raise RequestError(f"--dropout {self.dropout}: has to be 0 or more and below 1")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -41,13 +41,30 @@ class TensorBoard:
             raise RequestError("--tensorboard needs tensorboard: pip install 'ddp-hpc[tensorboard]'")
         from torch.utils.tensorboard import SummaryWriter
 
+        self._folder, self._failed = folder, False
         try:
             self._writer = SummaryWriter(folder, purge_step=start_step + 1 if start_step else None)
         except OSError as error:
             raise RequestError(f"--tensorboard {folder}: cannot be written") from error
 
     def write(self, records: list[StepRecord]) -> None:
-        """Six curves."""
+        """Six curves. A full disk is no reason to end a training that runs."""
+        if not self._failed:
+            with self._warned():
+                self._add(records)
+
+    @contextmanager
+    def _warned(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not self._failed:
+                click.echo(
+                    f"warning: --tensorboard {self._folder}: no more steps ({error.strerror})", err=True
+                )
+            self._failed = True
+
+    def _add(self, records: list[StepRecord]) -> None:
         for record in records:
             for name, value in (
                 ("loss", record.loss),
@@ -61,7 +78,7 @@ class TensorBoard:
 
     def close(self) -> None:
         """Writes what is left."""
-        with suppress(OSError):
+        with self._warned():
             self._writer.close()
 
 
@@ -100,12 +117,13 @@ def open_sinks(config: TrainConfig, group: Group, start_step: int) -> list[Sink]
     problem, sinks = "", list[Sink]()
     if group.world.rank == 0:
         try:
-            if config.metrics is not None:
-                sinks.append(MetricsFile(config.metrics, start_step))
-            if config.tensorboard is not None:
-                sinks.append(TensorBoard(config.tensorboard, start_step))
             if config.metrics_hook is not None:
                 sinks.append(Hook(config.metrics_hook))
+            if config.tensorboard is not None:
+                sinks.append(TensorBoard(config.tensorboard, start_step))
+            # The last one: it empties the file, which none of the others may refuse then.
+            if config.metrics is not None:
+                sinks.append(MetricsFile(config.metrics, start_step))
         except RequestError as error:
             problem = str(error)
     group.agree(problem, RequestError.exit_code)

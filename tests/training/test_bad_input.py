@@ -24,6 +24,7 @@ def _refused(tmp_path, *options, ranks=1, code=2):
         (["--epochs", "0"], ["--epochs 0", "above 0"]),
         (["--batch-size", "-1"], ["--batch-size -1"]),
         (["--dropout", "1"], ["--dropout 1", "below 1"]),
+        (["--weight-decay", "nan"], ["--weight-decay nan", "0 or more"]),
         (["--model", "transformr"], ["transformr", 'did you mean "transformer"']),
         (["--src-shape", "1,0"], ["1,0", "positive sizes"]),
         (["--workers", "1000"], ["--workers 1000", "0 to 64"]),

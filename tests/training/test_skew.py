@@ -1,9 +1,12 @@
 """A rank that all others wait for is named; and where a run's numbers go besides the metrics file."""
 
+import errno
 import json
 
 import pytest
 
+from ddp_hpc.training.metrics import StepRecord
+from ddp_hpc.training.sinks import TensorBoard
 from ddp_hpc.training.skew import Skew
 
 from .runs import records
@@ -123,6 +126,27 @@ def test_a_hook_that_is_not_there_stops_before_the_first_step(mine, forks):
     assert job.wait() == [2, 2]
     (line,) = job.errors()
     assert '--metrics-hook mine:hok: mine has no hok (did you mean "hook"?)' in line
+
+
+def test_a_metrics_file_that_is_there_survives_a_hook_that_is_not(mine, forks):
+    (mine / "m.jsonl").write_text("of another run\n")
+    words = [*WORDS, "--model", "mine:net", "--metrics", "m.jsonl", "--metrics-hook", "mine:hok"]
+    assert forks.start(*words, cwd=mine, ranks=1).wait() == [2]
+    assert (mine / "m.jsonl").read_text() == "of another run\n"
+
+
+def test_a_full_disk_ends_tensorboards_files_and_not_the_training(tmp_path, monkeypatch, capsys):
+    board = TensorBoard(tmp_path, 0)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(board._writer, "add_scalar", full)
+    record = StepRecord(step=1, epoch=1, loss=1.0, lr=0.1, samples=8, data_s=0.1, step_s=0.2)
+    board.write([record])
+    board.write([record])
+    board.close()
+    assert capsys.readouterr().err.count("no more steps (No space left on device)") == 1
 
 
 def test_the_summary_tells_arithmetic_and_memory(mine, forks):
