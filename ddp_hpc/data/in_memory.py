@@ -74,6 +74,15 @@ def samples_of_dataset(dataset: Any, *, num_classes: int | None = None) -> Sampl
     return _samples([((num, *a.shape), a.dtype) for a in first], opened, num_classes, "dataset")
 
 
+def check_workers(workers: int) -> None:
+    """Raises DataError for any: they are other processes, which read files."""
+    if workers:
+        raise DataError(
+            f"{workers} workers read files, and this data is in the memory of the rank, which a thread reads; "
+            "leave workers out, or put the data into a file"
+        )
+
+
 def _samples(
     abouts: list[tuple[tuple[int, ...], np.dtype[Any]]],
     opened: OpenArrays,

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from ddp_hpc.data.batches import Position, Share, micro_batches, steps_left, weight
-from ddp_hpc.data.in_memory import samples_of_arrays
+from ddp_hpc.data.in_memory import check_workers, samples_of_arrays
 from ddp_hpc.data.order import EpochOrder
 from ddp_hpc.data.samples import Samples
 from ddp_hpc.errors import DataError, RequestError
@@ -149,7 +149,7 @@ def open_loader(world: ConnectedWorld, data: Data, config: TrainConfig, start_st
     """
     group = world.group
     in_file = config.data is not None
-    samples = open_data(config, group, world.progress) if in_file else _in_memory(world, data)
+    samples = open_data(config, group, world.progress) if in_file else _in_memory(world, data, config.workers)
     asked = f"{config.epochs} epochs of {samples.num_samples} samples by {config.batch_size}"
     order = f"shuffle={config.shuffle}, seed={config.seed}, start_step={start_step}"
     group.agree(same_everywhere(group.comm, f"{asked}, {order}"), RequestError.exit_code)
@@ -176,7 +176,7 @@ def with_config(loader: WorldLoader | None, config: TrainConfig) -> TrainConfig:
     )
 
 
-def _in_memory(world: ConnectedWorld, data: Data) -> Samples:
+def _in_memory(world: ConnectedWorld, data: Data, workers: int) -> Samples:
     problem, samples = "", None
     try:
         if not isinstance(data, tuple) or len(data) != 2:
@@ -185,6 +185,7 @@ def _in_memory(world: ConnectedWorld, data: Data) -> Samples:
                 "a path or a pair (src, tgt) of tensors is needed"
             )
         samples = samples_of_arrays(*data)
+        check_workers(workers)
     except RequestError as error:
         problem = str(error)
     world.group.agree(problem, RequestError.exit_code)

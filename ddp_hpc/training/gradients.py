@@ -51,6 +51,8 @@ def mean_over(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup, buck
     bucket: list[Tensor] = []
     num_bytes = 0
     for parameter in parameters:
+        if not parameter.requires_grad:
+            continue
         grad = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
         parameter.grad = grad
         local = grad.to_local() if is_spread(grad) else grad  # type: ignore[attr-defined]

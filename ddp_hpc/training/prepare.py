@@ -48,7 +48,7 @@ def open_data(config: TrainConfig, group: Group, progress: Progress, brought: Pa
     elif config.stage is not None:
         samples = _open(_staged(path, config.stage, group, progress), config, group)
     if config.check_data:
-        _check_finite(samples, path, group, progress)
+        check_finite(samples, path, group, progress)
     return samples
 
 
@@ -113,7 +113,7 @@ def _copy(path: Path, folder: Path, speaks: bool) -> Staged:
         return stage_file(path, folder, progress=show)
 
 
-def _check_finite(samples: Samples, path: Path, group: Group, progress: Progress) -> None:
+def check_finite(samples: Samples, path: Path, group: Group, progress: Progress) -> None:
     """Stops all ranks at the first sample that is not all numbers. Collective: every rank must call this.
 
     Each rank reads its part; the test split is looked at too.

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from ddp_hpc.data.formats import check_matches
-from ddp_hpc.data.in_memory import samples_of_arrays, samples_of_dataset
+from ddp_hpc.data.in_memory import check_workers, samples_of_arrays, samples_of_dataset
 from ddp_hpc.data.samples import Samples
 from ddp_hpc.errors import RequestError
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.group import Group
 from ddp_hpc.training.models import TASKS
-from ddp_hpc.training.prepare import open_data
+from ddp_hpc.training.prepare import check_finite, open_data
 from ddp_hpc.training.progress import Progress
 from ddp_hpc.training.strategies.mesh import parse_mesh
 from ddp_hpc.training.task import Factory, SampleSpec, Task, find_factory, make_task, shapes_text
@@ -80,6 +80,7 @@ def _samples_of(task: Task, config: TrainConfig, group: Group, progress: Progres
     try:
         if not isinstance(task.dataset, str | Path):
             samples = _in_memory(task.dataset)
+            check_workers(config.workers)
             check_matches(samples, config.src_shape, config.tgt_shape, config.dtype)
         if task.test_dataset is not None:
             test = _in_memory(task.test_dataset)
@@ -91,6 +92,8 @@ def _samples_of(task: Task, config: TrainConfig, group: Group, progress: Progres
     if samples is None:
         samples = open_data(config, group, progress, Path(task.dataset))
     else:
+        if config.check_data:
+            check_finite(samples, samples.path, group, progress)
         held = "" if test is None else f", {test.num_samples:,} for tests"
         progress.say(f"data: of the task ({samples.num_samples:,} samples{held}; {samples.reader})")
     samples.test = test or samples.test

@@ -41,6 +41,7 @@ _SHAPING = ("data", "src_key", "tgt_key", "dropout", "lr", "lr_scaling", "warmup
 _SHAPING_TOO = (
     "model_options",
     "lr_schedule",
+    "optimizer",
     "weight_decay",
     "amp",
     "matmul_precision",
@@ -154,6 +155,7 @@ class Survival:
             try:
                 state.check(snapshot.model, str(snapshot.path))
                 self._check_run(snapshot, samples)
+                self._check_optimizer(snapshot, state)
             except DataError as error:
                 problem = str(error)
             except (KeyError, TypeError) as error:
@@ -246,6 +248,7 @@ class Survival:
                 "model": self._config.model,
                 "world_size": self._group.world.world_size,
                 "layout": self._layout,
+                "optimizer": type(state.optimizer).__name__,
                 "global_batch": self._global_batch(),
                 "lr_ranks": self._lr_ranks,
                 "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -345,6 +348,14 @@ class Survival:
                     "its order of samples would be another; give the same data and options, or name another "
                     "--snapshot-dir"
                 )
+
+    def _check_optimizer(self, snapshot: Snapshot, state: TrainingState) -> None:
+        theirs, ours = snapshot.about.get("optimizer"), type(state.optimizer).__name__
+        if theirs not in (None, ours) and {theirs, ours} != {"Adam", "AdamW"}:  # those keep the same tensors
+            raise DataError(
+                f"{snapshot.path}: was made with the optimizer {theirs} and not {ours}, which has another "
+                "state; give the same one (--optimizer), or name another --snapshot-dir"
+            )
 
     def _order(self, samples: Samples) -> dict[str, Any]:
         """What determines which sample comes when."""

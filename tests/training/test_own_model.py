@@ -106,6 +106,13 @@ def normed():
     return Task(model=model, loss=square, dataset=(src, torch.zeros(40, 1)))
 
 
+def by_rank():
+    net = Net()
+    for parameter in net.parameters():
+        nn.init.constant_(parameter, 0.1 + 0.1 * int(os.environ.get("RANK", "0")))
+    return net
+
+
 class Steep(nn.Linear):
     def __init__(self):
         super().__init__(20, 1)
@@ -280,6 +287,29 @@ def test_bad_data_of_one_rank_is_named_where_ranks_share_buffers_too(mine, forks
     assert job.wait() == [1, 1]
     (line,) = job.errors()
     assert "step 1: the gradients are no numbers: rank 0: NaN in the data (src)" in line
+
+
+@pytest.mark.parametrize(("sharing", "ranks"), [("fsdp=2", 2), ("dp=2,fsdp=2", 4)])
+def test_values_that_differ_between_ranks_are_those_of_rank_0(sharing, ranks, mine, forks):
+    words = ["--model", "mine:by_rank", *SYNTHETIC, "--lr-scaling", "none"]
+    forks.run(*words, "--batch-size", 2 * ranks, "--metrics", "one.jsonl", cwd=mine, ranks=1)
+    words = [*words, "--batch-size", "2", "--mesh", sharing, "--metrics", "many.jsonl"]
+    forks.run(*words, cwd=mine, ranks=ranks)
+    assert losses(mine / "many.jsonl") == pytest.approx(losses(mine / "one.jsonl"), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        (["--check-data"], "sample 3 of src holds a NaN"),
+        (["--workers", "1"], "1 workers read files"),
+    ],
+)
+def test_options_of_files_do_not_pass_by_the_data_of_a_task(option, words, mine, forks):
+    job = forks.start("--model", "mine:normed", *option, cwd=mine, ranks=1, env={"BAD_SAMPLE": "3"})
+    assert job.wait() == [2]
+    (line,) = job.errors()
+    assert words in line
 
 
 def test_an_overflow_that_fp16_mends_by_itself_is_no_bad_gradient(mine, forks):

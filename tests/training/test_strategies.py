@@ -128,6 +128,23 @@ def test_dataparallel_is_one_process(tmp_path):
     assert not error_lines(done)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_replica_over_several_devices_is_split_also_on_one_rank(ranks, forks, tmp_path):
+    words = ["--num-samples", "8", "--src-shape", "1,8", "--tgt-shape", "2,8", "--devices-per-rank", "99"]
+    job = forks.start(*words, cwd=tmp_path, ranks=ranks)
+    assert job.wait() == [2] * ranks
+    (line,) = job.errors()
+    assert "99 stages need at least one each" in line or "start fewer ranks a node" in line
+
+
+def test_another_optimizers_state_is_refused_in_one_line(forks, home, tiny_data):
+    forks.run(*DATA, *SAVING, "--optimizer", "sgd", "--max-steps", "1", cwd=home, ranks=1)
+    job = forks.start(*DATA, *SAVING, "--epochs", "1", cwd=home, ranks=1)
+    assert job.wait() == [2]
+    (line,) = job.errors()
+    assert "was made with the optimizer SGD and not Adam" in line
+
+
 SPY = """
 import os
 from dataclasses import replace

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import torch.distributed as dist
+from torch import nn
+
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.group import Group
 from ddp_hpc.training.precision import Precision
+from ddp_hpc.training.state import live_tensors
 from ddp_hpc.training.strategies.base import Single, Strategy
 from ddp_hpc.training.strategies.mesh import Mesh, find_mesh
 from ddp_hpc.training.task import Task
@@ -19,7 +23,17 @@ def make_strategy(task: Task, group: Group, config: TrainConfig, precision: Prec
         RequestError: this model, device or number of ranks cannot be shared so.
     """
     mesh = find_mesh(config, group)
+    if mesh.has("pp") or mesh.has("fsdp") or mesh.has("tp"):
+        _start_alike(task.model, group)
     return _kind_of(mesh, config.strategy)(task, group, config, precision, mesh)
+
+
+def _start_alike(model: nn.Module, group: Group) -> None:
+    """Rank 0's parameters and buffers on every rank, as DDP does by itself."""
+    for tensor in live_tensors(model).values():
+        sent = tensor.detach().to(group.device).contiguous()
+        dist.broadcast(sent, src=0)
+        tensor.detach().copy_(sent)
 
 
 def _kind_of(mesh: Mesh, strategy: str) -> type[Strategy]:

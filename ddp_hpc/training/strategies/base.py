@@ -19,6 +19,7 @@ from ddp_hpc.training.optimizers import optimizer_class, optimizer_options, para
 from ddp_hpc.training.precision import Precision
 from ddp_hpc.training.state import TrainingState, plain_state
 from ddp_hpc.training.strategies.mesh import Mesh
+from ddp_hpc.training.strategies.replica import Replica
 from ddp_hpc.training.task import Task
 
 At = Callable[[str], None]
@@ -120,7 +121,9 @@ class Strategy:
 
 
 class Single(Strategy):
-    """One process with the whole model."""
+    """One process with the whole model, on one device or several."""
 
     def _prepare(self) -> nn.Module:
+        if self.config.devices_per_rank > 1:
+            return Replica(self.task, self.group, self.config.devices_per_rank)
         return self.bare.to(self.group.device)

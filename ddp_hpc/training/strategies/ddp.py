@@ -90,6 +90,7 @@ class Ddp(Strategy):
         with self.precision.autocast():
             loss = task.loss(task.forward(self.model, src, tgt), tgt)
         loss.backward()  # type: ignore[no-untyped-call]
+        self.finish_gradients()  # as DDP itself would fail in the next forward pass
         self.model.zero_grad(set_to_none=True)
 
     def output(self, src: Tensor, tgt: Tensor) -> Any:

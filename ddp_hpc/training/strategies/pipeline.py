@@ -41,11 +41,12 @@ class Pipeline(Strategy):
         if mesh.has("tp"):
             self.bare.to(device)
             split_layers(self.task, mesh, compiles=False)
-        self._live = live_tensors(self.bare)
-        self._whole = specs_of(self._live)
         stages = split_stages(self.task, mesh.sizes["pp"])
         self._takes = len(inspect.signature(stages[0].forward).parameters)
         stage = stages[mesh.at["pp"]].to(device)
+        # Now: on a GPU the stage has new buffers.
+        self._live = live_tensors(self.bare)
+        self._whole = specs_of(self._live)
         stage.forward = _contiguous(self.precision.cast(stage.forward))
         self._is_first, self._is_last = mesh.at["pp"] == 0, mesh.at["pp"] == mesh.sizes["pp"] - 1
         # Of each number of samples: shapes are fixed, and an epoch's last step may have fewer.
