@@ -78,7 +78,7 @@ def check_workers(workers: int) -> None:
     """Raises DataError for any: they are other processes, which read files."""
     if workers:
         raise DataError(
-            f"{workers} workers read files, and this data is in the memory of the rank, which a thread reads; "
+            f"{workers} workers read files, and this data is in the memory of the rank: a thread reads it; "
             "leave workers out, or put the data into a file"
         )
 
