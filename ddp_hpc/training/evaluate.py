@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 
 from ddp_hpc.data.samples import Samples
@@ -59,6 +60,7 @@ def evaluate(
     sums = torch.zeros(2 + len(names), dtype=torch.float64, device=group.device)
     was_training = strategy.model.training
     strategy.model.eval()
+    _share_buffers(strategy)
     slices = _slices(
         samples.num_samples, mesh.data_rank, mesh.data_size, batch_size, strategy.forward_is_collective
     )
@@ -80,6 +82,19 @@ def evaluate(
     correct = round(num_correct) if task.num_correct is not None else None
     means = {name: total / num for name, total in zip(names, others, strict=True)}
     return Evaluation(num, loss_sum / num, correct, means)
+
+
+def _share_buffers(strategy: Strategy) -> None:
+    """A batch norm's running means are each rank's own; those of the first replica are what is saved.
+
+    Collective: every rank must call this.
+    """
+    mesh = strategy.mesh
+    if mesh.data_size == 1:
+        return
+    group = mesh.sub("dp").get_group() if mesh.has("pp") else None
+    for buffer in strategy.model.buffers():
+        dist.broadcast(buffer, group=group, group_src=0)
 
 
 def _slices(

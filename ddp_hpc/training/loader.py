@@ -16,7 +16,8 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -158,7 +159,9 @@ class Loader:
             generator=torch.Generator(),  # it draws a seed: not out of the stream that dropout draws from
         )
         try:
-            for batch in loader:
+            with _script_at_rest():
+                batches = iter(loader)
+            for batch in batches:
                 if isinstance(batch, DataError):
                     raise batch
                 yield (
@@ -301,6 +304,21 @@ def _leave_signals_to_the_rank(_: int) -> None:
     # multiprocessing's thread in a worker tells a rank's sudden end by a traceback of a lost connection.
     report = sys.excepthook
     sys.excepthook = lambda kind, *rest: None if issubclass(kind, OSError | EOFError) else report(kind, *rest)
+
+
+@contextmanager
+def _script_at_rest() -> Iterator[None]:
+    """Inside, processes that start do not run the script again, as spawned ones do to find their functions.
+
+    Those of a reader are in this package, and most scripts have no `if __name__ == "__main__":`.
+    """
+    script = sys.modules["__main__"].__dict__
+    hidden = {name: script.pop(name) for name in ("__file__", "__spec__") if name in script}
+    script["__spec__"] = None
+    try:
+        yield
+    finally:
+        script.update(hidden)
 
 
 def _prepare_for_workers() -> None:

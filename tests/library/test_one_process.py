@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import h5py
 import pytest
 import torch
 from torch import nn
@@ -461,3 +462,22 @@ def test_a_window_without_a_step_is_refused(
         _traced(4, **options)
     assert "have to be 0 or more, active and repeat 1 or more" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_workers_do_not_run_a_script_again(tmp_path: Path) -> None:
+    with h5py.File("d.h5", "w") as file:
+        file["src"], file["tgt"] = torch.rand(20, 3).numpy(), torch.rand(20, 1).numpy()
+    script = tmp_path / "mine.py"
+    script.write_text(  # as most are: without a line on __main__
+        """
+import ddp_hpc
+
+print("begun", flush=True)
+with ddp_hpc.distributed() as world:
+    for batch in world.loader("d.h5", batch_size=8, workers=1):
+        world.say(f"step {batch.step}")
+"""
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n") == ["begun", "step 1", "step 2", "step 3", ""]

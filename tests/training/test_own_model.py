@@ -113,6 +113,10 @@ def by_rank():
     return net
 
 
+def running():
+    return nn.Sequential(nn.Linear(20, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+
+
 class Steep(nn.Linear):
     def __init__(self):
         super().__init__(20, 1)
@@ -372,6 +376,24 @@ def test_a_loss_that_cannot_be_trained_on_is_one_line(factory, words, mine, fork
     assert job.wait() == [1, 1]
     (line,) = job.errors()
     assert words in line
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "pp"])
+def test_what_is_evaluated_is_what_is_saved_where_ranks_have_running_means(strategy, mine, forks):
+    import h5py
+    import numpy as np
+
+    numbers = np.random.default_rng(0).random((50, 20), dtype=np.float32)
+    with h5py.File(mine / "d.h5", "w") as file:
+        for name, part in (("src", numbers), ("test/src", numbers[:9])):
+            file[name] = part * 9
+            file[name.replace("src", "tgt")] = part.sum(axis=1, keepdims=True)
+    words = ["--model", "mine:running", "--data", "d.h5", "--epochs", "1", "--snapshot-dir", "run"]
+    here = forks.run(*words, "--batch-size", "5", "--strategy", strategy, cwd=mine, ranks=2).words()
+    there = forks.run(*words, "--batch-size", "10", cwd=mine, ranks=1).words()
+    assert "already" in there
+    told = [float(line.split()[-1]) for line in (here + there).splitlines() if "test: loss" in line]
+    assert told == [pytest.approx(told[0], rel=1e-5)] * 2
 
 
 def test_a_compiled_model_has_the_losses_of_an_eager_one(mine, forks):

@@ -1,6 +1,16 @@
 """However ranks share a training, its losses are those of one process; docs/strategies.md has all rows."""
 
+from types import SimpleNamespace
+
 import pytest
+import torch
+from torch import nn
+
+from ddp_hpc.training.config import TrainConfig
+from ddp_hpc.training.precision import Precision
+from ddp_hpc.training.strategies.mesh import Mesh
+from ddp_hpc.training.strategies.pipeline import Pipeline
+from ddp_hpc.training.task import Task, default_loss
 
 from .runs import error_lines, run, start, succeeded
 from .strategy_rows import BEGIN, END, EXACT, PAGE, ROWS, Row, distance, measure, table
@@ -176,3 +186,14 @@ def test_ranks_that_share_samples_draw_the_same_dropout_after_another_strategy_t
     first, second = ((home / f"seen{rank}").read_text().split() for rank in (0, 1))
     assert first == second
     assert len(set(first)) > 1
+
+
+def test_a_stage_saves_the_buffers_that_it_has_on_its_device():
+    # `to` gives a module new buffers where the device is another one, and keeps its parameters.
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4), nn.Linear(4, 4))
+    config, device = TrainConfig(strategy="pp"), torch.device("meta")
+    group = SimpleNamespace(device=device, world=SimpleNamespace(rank=0))
+    mesh = Mesh({"pp": 2}, {"pp": 0}, None)
+    stage = Pipeline(Task(model=model, loss=default_loss), group, config, Precision("off", device), mesh)
+    held = stage.state().model
+    assert len(held) == len(list(stage.model.parameters())) + len(list(stage.model.buffers()))
