@@ -313,7 +313,7 @@ def _script_at_rest() -> Iterator[None]:
     Those of a reader are in this package, and most scripts have no `if __name__ == "__main__":`.
     """
     script = sys.modules["__main__"].__dict__
-    hidden = {name: script.pop(name) for name in ("__file__", "__spec__") if name in script}
+    hidden: dict[str, Any] = {name: script.pop(name) for name in ("__file__", "__spec__") if name in script}
     script["__spec__"] = None
     try:
         yield
