@@ -51,11 +51,6 @@ class Precision:
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
 
-    @property
-    def forgives(self) -> bool:
-        """Whether the loss's scale may be at fault for gradients that are no numbers: it falls then."""
-        return self.scaler is not None and self.scaler.get_scale() >= 1.0
-
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """One update; fp16 leaves one out whose gradients overflowed, and scales less from then on."""
         if self.scaler is None:

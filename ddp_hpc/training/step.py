@@ -128,7 +128,7 @@ class Stepper:
         strategy.precision.unscale(strategy.optimizer)
         if config.check_gradients:
             norm = strategy.gradient_norm()
-            if not torch.isfinite(norm).item() and not strategy.precision.forgives:
+            if not torch.isfinite(norm).item():
                 raise_bad_gradients(strategy, step, src, tgt)
         if config.clip_norm is not None:
             strategy.limit_gradients(config.clip_norm)

@@ -144,7 +144,7 @@ def test_a_replica_over_several_devices_is_split_also_on_one_rank(ranks, forks, 
     job = forks.start(*words, cwd=tmp_path, ranks=ranks)
     assert job.wait() == [2] * ranks
     (line,) = job.errors()
-    assert "99 stages need at least one each" in line or "start fewer ranks a node" in line
+    assert "99 stages need at least one each" in line or "--devices-per-rank 99: rank" in line
 
 
 def test_another_optimizers_state_is_refused_in_one_line(forks, home, tiny_data):

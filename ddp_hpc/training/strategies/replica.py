@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddp_hpc.errors import RequestError
 from ddp_hpc.training.group import Group
 from ddp_hpc.training.layers import split_stages
 from ddp_hpc.training.task import Task
@@ -23,12 +22,6 @@ class Replica(nn.Module):
     def __init__(self, task: Task, group: Group, num_devices: int) -> None:
         super().__init__()
         first = group.device
-        here = num_devices if first.type == "cpu" else torch.get_device_module(first).device_count()
-        if (first.index or 0) + num_devices > here:
-            raise RequestError(
-                f"--devices-per-rank {num_devices}: rank {group.world.rank} begins with {first}, and its "
-                f"node has {here} device(s); start fewer ranks a node"
-            )
         self._devices = [
             first if first.type == "cpu" else torch.device(first.type, (first.index or 0) + number)
             for number in range(num_devices)
