@@ -268,6 +268,16 @@ def test_parameters_that_the_forward_pass_leaves_out_are_named(mine, forks):
     forks.run(*words, "--find-unused-parameters", cwd=mine, ranks=2)
 
 
+def test_parameters_that_are_left_out_are_named_by_a_run_that_goes_on_too(mine, forks):
+    # One process does not mind them.
+    words = ["--model", "mine:Net", "--model-option", "unused=True", *SYNTHETIC, "--snapshot-dir", "run"]
+    forks.run(*words, "--max-steps", "1", cwd=mine, ranks=1)
+    job = forks.start(*words, cwd=mine, ranks=2)
+    assert job.wait() == [1, 1]
+    (line,) = job.errors()
+    assert "2 of the model's parameters got no gradient: extra.weight, extra.bias" in line
+
+
 def test_the_first_bad_layer_and_its_rank_are_named_before_the_update(mine, forks):
     words = ["--model", "mine:Net", "--model-option", "bad_at=3", *SYNTHETIC, "--check-gradients"]
     job = forks.start(*words, cwd=mine, ranks=2)
