@@ -91,12 +91,13 @@ def _samples_of(task: Task, config: TrainConfig, group: Group, progress: Progres
         group.agree(_differs(brought, group), RequestError.exit_code)
     if samples is None:
         samples = open_data(config, group, progress, Path(task.dataset))
+        samples.test = test or samples.test
     else:
+        samples.test = test
         if config.check_data:
             check_finite(samples, samples.path, group, progress)
         held = "" if test is None else f", {test.num_samples:,} for tests"
         progress.say(f"data: of the task ({samples.num_samples:,} samples{held}; {samples.reader})")
-    samples.test = test or samples.test
     return samples
 
 
