@@ -23,6 +23,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Two workers of xdist, each with ranks of several threads: threads that spin while they wait for each other
+# keep those that they wait for from the cores. A training of 1 s was seen to take 20. Read when torch loads.
+WAITING = {"OMP_WAIT_POLICY": "passive"}
+os.environ.update(WAITING)
+
+
 def clean_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """A plain login with this Python's environment active: nothing of any launcher, scheduler or user."""
     system = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -31,6 +37,7 @@ def clean_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
         "HOME": os.environ.get("HOME", "/"),
         "LANG": "C.UTF-8",
         "PYTHONPATH": str(PROJECT),
+        **WAITING,
         **(extra or {}),
     }
 

@@ -1,13 +1,16 @@
 """One entry for every launcher, and what a run leaves behind."""
 
 import json
+import os
 
 import pytest
 import torch
 
-from .runs import LINEAR, SMALL, records, succeeded, train
+from data_gen import Recipe, generate
+from tests.conftest import PROJECT
 
-SIZES = ["--num-samples", "128", "--epochs", "2", "--batch-size", "16", *SMALL]
+from .runs import LINEAR, losses, records, succeeded, train
+
 QUICK = ["--num-samples", "128", "--epochs", "2", "--batch-size", "16", *LINEAR]
 
 
@@ -31,9 +34,9 @@ def test_every_launcher_reaches_the_same_training(tmp_path, launcher, ranks, nam
     assert f"{ranks} rank" in done.stdout
 
 
-def test_metrics_are_one_json_line_a_step_from_rank_0(tmp_path):
+def test_metrics_are_one_json_line_a_step_from_rank_0(tmp_path, forks):
     options = ["--warmup-steps", "4", "--lr", "0.001", "--metrics", "out/m.jsonl"]
-    succeeded(train(*SIZES, *options, cwd=tmp_path, ranks=2))
+    forks.run(*QUICK, *options, cwd=tmp_path, ranks=2)
     lines = records(tmp_path / "out" / "m.jsonl")
     assert [line["step"] for line in lines] == list(range(1, 9))
     assert set(lines[0]) == {"step", "epoch", "loss", "lr", "samples", "data_s", "step_s"}
@@ -43,79 +46,60 @@ def test_metrics_are_one_json_line_a_step_from_rank_0(tmp_path):
     assert all(0 <= line["data_s"] <= line["step_s"] for line in lines)
 
 
-def test_epochs_is_the_number_of_epochs_that_run(tmp_path):
+def test_epochs_is_the_number_of_epochs_that_run(tmp_path, forks):
     # The lesson that this project comes from parsed --epochs and then ran 10.
-    succeeded(train(*QUICK, "--epochs", "3", "--metrics", "m.jsonl", cwd=tmp_path))
+    forks.run(*QUICK, "--epochs", "3", "--metrics", "m.jsonl", cwd=tmp_path, ranks=1)
     assert records(tmp_path / "m.jsonl")[-1]["epoch"] == 3
 
 
-def test_synthetic_data_is_made_once_and_then_used_again(tmp_path):
-    first = succeeded(train(*QUICK, "--max-steps", "1", cwd=tmp_path, ranks=2))
+def test_synthetic_data_is_made_once_and_then_used_again(tmp_path, forks):
+    first = forks.run(*QUICK, "--max-steps", "1", cwd=tmp_path, ranks=2)
     (path,) = (tmp_path / "data").iterdir()
     made = path.stat()
-    second = succeeded(train(*QUICK, "--max-steps", "1", cwd=tmp_path, ranks=2))
-    assert "made data/" in first.stdout
-    assert "using data/" in second.stdout
+    second = forks.run(*QUICK, "--max-steps", "1", cwd=tmp_path, ranks=2)
+    assert "made data/" in first.words()
+    assert "using data/" in second.words()
     assert path.stat().st_mtime_ns == made.st_mtime_ns
 
 
-def test_only_rank_0_speaks(tmp_path):
-    done = succeeded(train(*QUICK, "--max-steps", "1", cwd=tmp_path, ranks=3))
-    assert done.stdout.count("done: ") == 1
-    assert done.stdout.count("world: ") == 1
+def test_only_rank_0_speaks(tmp_path, forks):
+    words = forks.run(*QUICK, "--max-steps", "1", cwd=tmp_path, ranks=3).words()
+    assert words.count("done: ") == 1
+    assert words.count("world: ") == 1
 
 
-def test_a_pt_and_a_safetensors_file_give_the_losses_of_the_hdf5_file(tmp_path):
-    import sys
-
-    from .runs import losses, run
-
+def test_a_pt_and_a_safetensors_file_give_the_losses_of_the_hdf5_file(tmp_path, forks):
+    recipe = Recipe(num_samples=64, src_shape=(20,), tgt_shape=(1,), distribution="learnable")
     found = []
     for suffix in ("h5", "pt", "safetensors"):
-        shapes = [*LINEAR[2:], "--distribution", "learnable"]
-        options = ["--num-samples", "64", *shapes, "--output", f"data.{suffix}"]
-        succeeded(run([sys.executable, "-m", "data_gen", *options], tmp_path))
-        options = [
-            "--data",
-            f"data.{suffix}",
-            "--epochs",
-            "1",
-            *LINEAR[:2],
-            "--metrics",
-            f"{suffix}.jsonl",
-        ]
-        succeeded(train(*options, cwd=tmp_path))
+        generate(recipe, tmp_path / f"data.{suffix}")
+        words = ["--data", f"data.{suffix}", "--epochs", "1", "--model", "linear"]
+        forks.run(*words, "--metrics", f"{suffix}.jsonl", cwd=tmp_path, ranks=1)
         found.append(losses(tmp_path / f"{suffix}.jsonl"))
+    assert len(found[0]) == 2
     assert found[0] == found[1] == found[2]
 
 
 def test_device_count_turns_one_process_into_one_rank_a_device(tmp_path, no_gpu):
     """A CPU counts as one device; torchrun, which is behind it, is what more devices would get."""
-    done = train(
-        *SIZES, "--max-steps", "1", "--discovery", "device_count", "--summary", "s.json", cwd=tmp_path
-    )
-    succeeded(done)
+    options = ["--max-steps", "1", "--discovery", "device_count", "--summary", "s.json"]
+    succeeded(train(*QUICK, *options, cwd=tmp_path))
     world = json.loads((tmp_path / "s.json").read_text())["world"]
     assert (world["launcher"], world["world_size"]) == ("torchrun", 1)
 
 
 def test_help_needs_no_torch_and_shows_examples(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('torch must not be imported for --help')")
-    done = succeeded(train("--help", cwd=tmp_path, env={"PYTHONPATH": f"{tmp_path}:{_project()}"}))
+    done = succeeded(train("--help", cwd=tmp_path, env={"PYTHONPATH": f"{tmp_path}:{PROJECT}"}))
     assert "mpiexec -n 8 python -m ddp_hpc.train" in done.stdout
 
 
-def _project():
-    from tests.conftest import PROJECT
-
-    return PROJECT
-
-
-def test_hand_set_threads_and_omp_are_honoured(tmp_path):
-    succeeded(train(*SIZES, "--max-steps", "1", "--threads", "1", "--summary", "s.json", cwd=tmp_path))
+def test_hand_set_threads_are_honoured(tmp_path, forks):
+    forks.run(*QUICK, "--max-steps", "1", "--threads", "1", "--summary", "s.json", cwd=tmp_path, ranks=1)
     assert json.loads((tmp_path / "s.json").read_text())["threads"] == 1
-    env = {"OMP_NUM_THREADS": "64"}  # what PBS exports: the whole chunk's cores, to every rank
-    succeeded(train(*SIZES, "--max-steps", "1", "--summary", "s.json", cwd=tmp_path, env=env))
-    import os
 
+
+def test_more_threads_of_omp_than_there_are_cores_are_not_taken(tmp_path):
+    env = {"OMP_NUM_THREADS": "64"}  # what PBS exports: the whole chunk's cores, to every rank
+    succeeded(train(*QUICK, "--max-steps", "1", "--summary", "s.json", cwd=tmp_path, env=env))
     assert json.loads((tmp_path / "s.json").read_text())["threads"] == len(os.sched_getaffinity(0))

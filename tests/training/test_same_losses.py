@@ -8,17 +8,18 @@ from torch import nn
 
 from ddp_hpc.data.order import EpochOrder
 
-from .runs import LINEAR, losses, records, succeeded, train
+from .runs import LINEAR, losses, records
 
 # 100 samples: three whole global batches of 32 and a tail of 4, which 3 ranks cannot share evenly.
-SHORT = ["--src-shape", "1,64", "--tgt-shape", "6,64"]
+SHORT = ["--src-shape", "1,32", "--tgt-shape", "4,32"]
 SIZES = ["--num-samples", "100", "--epochs", "2", *SHORT, "--dropout", "0", "--lr-scaling", "none"]
+# Two workers of xdist would each train the reference.
+pytestmark = pytest.mark.xdist_group("same_losses")
 
 
-def _losses(tmp_path, *options, ranks=1, name="m.jsonl"):
-    metrics = tmp_path / name
-    succeeded(train(*SIZES, *options, "--metrics", str(metrics), cwd=tmp_path, ranks=ranks))
-    return losses(metrics)
+def _losses(forks, folder, *options, ranks=1, name="m.jsonl"):
+    forks.run(*SIZES, *options, "--metrics", name, cwd=folder, ranks=ranks)
+    return losses(folder / name)
 
 
 def _plain_loop(path, dtype, epochs, batch_size, lr, order_seed):
@@ -42,10 +43,10 @@ def _plain_loop(path, dtype, epochs, batch_size, lr, order_seed):
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory):
+def reference(tmp_path_factory, forks):
     """The losses of one rank at batch 32 in float64, and those of the plain loop on the same file."""
     folder = tmp_path_factory.mktemp("one_rank")
-    ours = _losses(folder, "--dtype", "float64", "--batch-size", "32")
+    ours = _losses(forks, folder, "--dtype", "float64", "--batch-size", "32")
     (path,) = (folder / "data").glob("*.h5")
     return ours, _plain_loop(path, torch.float64, 2, 32, 0.001, 0)
 
@@ -55,64 +56,63 @@ def test_one_rank_equals_a_plain_loop_to_the_last_bit(reference):
     assert ours == plain
 
 
-def test_two_ranks_at_batch_16_equal_one_rank_at_batch_32(reference, tmp_path):
-    two = _losses(tmp_path, "--dtype", "float64", "--batch-size", "16", ranks=2)
+def test_two_ranks_at_batch_16_equal_one_rank_at_batch_32(reference, tmp_path, forks):
+    two = _losses(forks, tmp_path, "--dtype", "float64", "--batch-size", "16", ranks=2)
     assert two == pytest.approx(reference[0], abs=1e-9)
 
 
-def test_three_ranks_share_a_tail_that_does_not_divide(tmp_path):
+def test_three_ranks_share_a_tail_that_does_not_divide(tmp_path, forks):
     # Global batches of 24, a tail of 4 over 3 ranks; the plain loop never pads.
-    three = _losses(tmp_path, "--dtype", "float64", "--batch-size", "8", ranks=3)
+    three = _losses(forks, tmp_path, "--dtype", "float64", "--batch-size", "8", ranks=3)
     (path,) = (tmp_path / "data").glob("*.h5")
     assert three == pytest.approx(_plain_loop(path, torch.float64, 2, 24, 0.001, 0), abs=1e-9)
 
 
-def test_a_rank_without_samples_in_the_tail_still_takes_part(tmp_path):
+def test_a_rank_without_samples_in_the_tail_still_takes_part(tmp_path, forks):
     # 97 samples, global batches of 32: the tail is one sample for two ranks.
     options = ("--num-samples", "97", "--dtype", "float64", "--epochs", "1")
-    two = _losses(tmp_path, *options, "--batch-size", "16", ranks=2)
+    two = _losses(forks, tmp_path, *options, "--batch-size", "16", ranks=2)
     (path,) = (tmp_path / "data").glob("*.h5")
     assert two == pytest.approx(_plain_loop(path, torch.float64, 1, 32, 0.001, 0), abs=1e-9)
 
 
-def test_accumulation_equals_the_larger_batch(reference, tmp_path):
-    two = _losses(tmp_path, "--dtype", "float64", "--batch-size", "8", "--accumulate", "2", ranks=2)
+def test_accumulation_equals_the_larger_batch(reference, tmp_path, forks):
+    two = _losses(forks, tmp_path, "--dtype", "float64", "--batch-size", "8", "--accumulate", "2", ranks=2)
     assert two == pytest.approx(reference[0], abs=1e-9)
 
 
-def test_in_float32_one_and_two_ranks_agree_to_1e_5(tmp_path):
+def test_in_float32_one_and_two_ranks_agree_to_1e_5(tmp_path, forks):
     # In float32 Adam magnifies rounding: it divides gradients that are all rounding error by their own
     # size. A model whose gradients are not degenerate shows that the arithmetic is the same.
     options = ("--model", "linear", "--num-samples", "200", "--src-shape", "20", "--tgt-shape", "1")
-    one = _losses(tmp_path, *options, "--batch-size", "32", name="one.jsonl")
-    two = _losses(tmp_path, *options, "--batch-size", "16", name="two.jsonl", ranks=2)
+    one = _losses(forks, tmp_path, *options, "--batch-size", "32", name="one.jsonl")
+    two = _losses(forks, tmp_path, *options, "--batch-size", "16", name="two.jsonl", ranks=2)
     assert two == pytest.approx(one, abs=1e-5)
     assert two[-1] < one[0], "a learnable target is learnt"
 
 
-def test_the_transformer_in_float32_agrees_to_1e_5_of_its_loss(tmp_path):
-    one = _losses(tmp_path, "--batch-size", "32", "--max-steps", "5", name="one.jsonl")
-    two = _losses(tmp_path, "--batch-size", "16", "--max-steps", "5", name="two.jsonl", ranks=2)
+def test_the_transformer_in_float32_agrees_to_1e_5_of_its_loss(tmp_path, forks):
+    one = _losses(forks, tmp_path, "--batch-size", "32", "--max-steps", "5", name="one.jsonl")
+    two = _losses(forks, tmp_path, "--batch-size", "16", "--max-steps", "5", name="two.jsonl", ranks=2)
     assert two == pytest.approx(one, rel=1e-5)
 
 
-def test_each_sample_is_used_once_an_epoch(tmp_path):
-    metrics = tmp_path / "m.jsonl"
+def test_each_sample_is_used_once_an_epoch(tmp_path, forks):
     options = ["--num-samples", "100", "--epochs", "2", "--batch-size", "16", *LINEAR]
-    succeeded(train(*options, "--metrics", str(metrics), cwd=tmp_path, ranks=2))
-    samples = [(r["epoch"], r["samples"]) for r in records(metrics)]
+    forks.run(*options, "--metrics", "m.jsonl", cwd=tmp_path, ranks=2)
+    samples = [(r["epoch"], r["samples"]) for r in records(tmp_path / "m.jsonl")]
     assert sum(n for epoch, n in samples if epoch == 1) == 100
     assert sum(n for epoch, n in samples if epoch == 2) == 100
 
 
-def test_without_shuffle_the_order_is_the_files(tmp_path):
+def test_without_shuffle_the_order_is_the_files(tmp_path, forks):
     options = ("--dtype", "float64", "--batch-size", "100", "--epochs", "1", "--no-shuffle")
-    (whole,) = _losses(tmp_path, *options)
+    (whole,) = _losses(forks, tmp_path, *options)
     (path,) = (tmp_path / "data").glob("*.h5")
     with h5py.File(path) as file:
         tgt = torch.from_numpy(file["tgt"][...])
         src = torch.from_numpy(file["src"][...])
     torch.manual_seed(0)
-    model = nn.Transformer(d_model=64, batch_first=True, dropout=0.0).to(torch.float64)
+    model = nn.Transformer(d_model=32, batch_first=True, dropout=0.0).to(torch.float64)
     assert whole == pytest.approx(nn.functional.cross_entropy(model(src, tgt), tgt).item(), abs=1e-12)
     assert np.array_equal(EpochOrder(100, 0, 0, False).take(0, 100), np.arange(100))
