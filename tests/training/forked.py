@@ -65,7 +65,8 @@ class Forks:
     def __init__(self) -> None:
         self._server = subprocess.Popen(
             [sys.executable, "-m", "tests.training.forked"],
-            env=clean_environ(),
+            # As the entry has it, before torch is imported: here that happens earlier.
+            env=clean_environ({"TORCH_CPP_LOG_LEVEL": "ERROR"}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

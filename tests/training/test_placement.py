@@ -22,9 +22,9 @@ from ddp_hpc.world.rank_place import Device
 from ddp_hpc.world.topology import World
 from tests.world.stand_in import on_all_ranks
 
-from .runs import SMALL, run, start, succeeded, train
+from .runs import LINEAR, run, start, succeeded, train
 
-SIZES = ["--num-samples", "32", "--max-steps", "1", "--batch-size", "16", *SMALL]
+SIZES = ["--num-samples", "32", "--max-steps", "1", "--batch-size", "16", *LINEAR]
 several_cpus = pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="binding to one of one CPU is no binding")
 
 
