@@ -16,8 +16,8 @@ pytestmark = pytest.mark.slurm
 
 PROJECT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-OPTIONS = ["--num-samples", "64", "--epochs", "1", "--batch-size", "4", "--src-shape", "1,64"]
-OPTIONS += ["--tgt-shape", "20,64", "--summary", "summary.json", "--init-timeout", "90"]
+OPTIONS = ["--model", "linear", "--num-samples", "64", "--epochs", "1", "--batch-size", "4"]
+OPTIONS += ["--summary", "summary.json", "--init-timeout", "90"]
 # All nodes share this machine's cores, which each of them takes for its own.
 OPTIONS += ["--threads", "1"]
 ENVIRONMENT = {"PYTHONPATH": str(PROJECT)}
@@ -88,6 +88,7 @@ def test_mpich_is_left_alone_under_pmix_where_it_would_abort(cluster: Cluster, t
     assert "first node of the job" in output, "met without MPI"
 
 
+@pytest.mark.soak  # test_survival has such a job, and the next test four ranks
 def test_a_rendered_script_trains_by_torchrun(cluster: Cluster, tmp_path: Path) -> None:
     output = _submit_and_wait(cluster, _render(cluster, tmp_path, "--launcher", "torchrun"))
     _check(tmp_path, "torchrun")

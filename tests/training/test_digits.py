@@ -18,7 +18,7 @@ def digits(tmp_path_factory):
     return folder / "digits.h5"
 
 
-@pytest.mark.parametrize("launcher", ["mpiexec", "torchrun"])
+@pytest.mark.parametrize("launcher", ["mpiexec", pytest.param("torchrun", marks=pytest.mark.soak)])
 def test_two_ranks_reach_97_percent_on_the_test_split(digits, tmp_path, launcher):
     options = ["--model", "classifier", "--data", str(digits), "--epochs", "15", "--summary", "s.json"]
     done = succeeded(train(*options, cwd=tmp_path, ranks=2, launcher=launcher))
