@@ -189,6 +189,8 @@ class TrainConfig:
                 "--static-graph finds unused parameters itself: leave --find-unused-parameters out"
             )
 
+        if self.sync_batchnorm and self.devices_per_rank > 1:
+            raise RequestError("--sync-batchnorm goes with one device a rank: leave --devices-per-rank out")
         if self.check_gradients and self.amp == "fp16":
             raise RequestError(
                 "--check-gradients with --amp fp16: gradients that overflow are usual there, and their "

@@ -145,12 +145,12 @@ def table(forks: Forks, home: Path) -> str:
 
 
 def main() -> None:
-    forks = Forks()
-    try:
-        with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
+        forks = Forks()
+        try:
             found = table(forks, Path(folder))
-    finally:
-        forks.close()
+        finally:
+            forks.close()
     head, _, rest = PAGE.read_text().partition(BEGIN)
     PAGE.write_text(f"{head}{BEGIN}\n{found}\n{END}{rest.partition(END)[2]}")
 

@@ -118,6 +118,7 @@ def test_a_run_goes_on_with_another_strategy(forks, home, tiny_data):
         ("--strategy tp --model linear", "has no `tensor_parallel` plan"),
         ("--static-graph --accumulate 2", "leaves gradients out"),
         ("--check-gradients --amp fp16", "use --amp bf16"),
+        ("--sync-batchnorm --devices-per-rank 2", "leave --devices-per-rank out"),
     ],
 )
 def test_what_cannot_be_shared_so_is_refused_in_one_line(options, words, forks, tmp_path, no_gpu):
@@ -197,3 +198,11 @@ def test_a_stage_saves_the_buffers_that_it_has_on_its_device():
     stage = Pipeline(Task(model=model, loss=default_loss), group, config, Precision("off", device), mesh)
     held = stage.state().model
     assert len(held) == len(list(stage.model.parameters())) + len(list(stage.model.buffers()))
+
+
+def test_layers_that_ranks_cannot_share_evenly_are_named(forks, tmp_path):
+    small = ["--num-samples", "8", "--src-shape", "1,8", "--tgt-shape", "2,8", "--epochs", "1"]
+    job = forks.start(*small, "--strategy", "tp", cwd=tmp_path, ranks=3)
+    assert job.wait() == [2, 2, 2], job.words()
+    (line,) = job.errors()
+    assert "encoder.layers.0.linear1 has 2048 outputs, which 3 ranks cannot share evenly" in line

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 from torch import nn
-from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from ddp_hpc.errors import RequestError
 from ddp_hpc.training.gradients import mean_over
@@ -39,17 +39,23 @@ def split_layers(task: Task, mesh: Mesh, *, compiles: bool) -> None:
     for name in plan:
         if name not in modules:
             raise RequestError(f"the `tensor_parallel` plan names {name}, which the model does not have")
-        for key, parameter in modules[name].named_parameters(recurse=False):
-            if key == "bias" and isinstance(plan[name], RowwiseParallel):
-                continue  # it stays whole on each rank
-            if max(parameter.shape, default=1) < mesh.sizes["tp"]:
-                raise RequestError(
-                    f"{name}.{key} of shape {tuple(parameter.shape)} cannot be split over "
-                    f"{mesh.sizes['tp']} ranks"
-                )
+        _check_splits(name, modules[name], plan[name], mesh.sizes["tp"])
     # Its fast path in evaluation reads the layers' parameters by itself.
     torch.backends.mha.set_fastpath_enabled(False)
     parallelize_module(task.model, mesh.sub("tp"), plan)
+
+
+def _check_splits(name: str, module: nn.Module, style: object, num_ranks: int) -> None:
+    """Layers meet in what they give each other: parts of different sizes would not fit."""
+    axis = 0 if isinstance(style, ColwiseParallel) else 1 if isinstance(style, RowwiseParallel) else None
+    if axis is None or not isinstance(module, nn.Linear):
+        return
+    size = module.weight.shape[axis]
+    if size % num_ranks:
+        raise RequestError(
+            f"{name} has {size} {('outputs', 'inputs')[axis]}, which {num_ranks} ranks cannot share evenly: "
+            "choose a number of tp ranks that divides them"
+        )
 
 
 class TensorParallel(Strategy):
