@@ -18,7 +18,7 @@ import tempfile
 import threading
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from ddp_hpc.training.stopping import SIGNALS
 
 Indices: TypeAlias = NDArray[np.int64]
 Batch: TypeAlias = tuple[Tensor, Tensor]
+T = TypeVar("T")
 
 # A small batch costs less to copy than to ask for: so many are read at once, while they have so few bytes.
 _READ_BATCHES = 64
@@ -159,9 +160,7 @@ class Loader:
             generator=torch.Generator(),  # it draws a seed: not out of the stream that dropout draws from
         )
         try:
-            with _script_at_rest():
-                batches = iter(loader)
-            for batch in batches:
+            for batch in _started(loader):
                 if isinstance(batch, DataError):
                     raise batch
                 yield (
@@ -304,6 +303,16 @@ def _leave_signals_to_the_rank(_: int) -> None:
     # multiprocessing's thread in a worker tells a rank's sudden end by a traceback of a lost connection.
     report = sys.excepthook
     sys.excepthook = lambda kind, *rest: None if issubclass(kind, OSError | EOFError) else report(kind, *rest)
+
+
+def _started(loader: Iterable[T]) -> Iterator[T]:
+    """The loader's iterator, its workers started.
+
+    No variable may hold it: an error's traceback would keep it, and with it the workers, for which
+    Python then waits at its end.
+    """
+    with _script_at_rest():
+        return iter(loader)
 
 
 @contextmanager

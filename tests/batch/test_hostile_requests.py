@@ -220,6 +220,11 @@ def check(how_many: int, folder: Path) -> None:
         assert set(options(job)) <= {f"{one} {two}" for one, two in pairwise(header)}
 
 
+def test_hostile_requests_run_nothing_and_add_no_directive(tmp_path: Path) -> None:
+    check(1000, tmp_path)
+
+
+@pytest.mark.soak
 def test_5000_hostile_requests_run_nothing_and_add_no_directive(tmp_path: Path) -> None:
     check(5000, tmp_path)
 

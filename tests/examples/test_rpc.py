@@ -47,6 +47,7 @@ def test_the_loss_falls_to_the_noise_and_no_gradient_is_lost(tmp_path, example):
     assert result["final_loss"] < 0.02, "the noise alone is 0.01"
 
 
+@pytest.mark.soak
 def test_torchrun_starts_it_too(tmp_path):
     done = run([*start(2, "torchrun"), str(FOLDER / "with_rpc.py"), "--steps", "20"], tmp_path)
     assert done.returncode == 0, done.stderr
@@ -64,6 +65,7 @@ def test_a_killed_server_or_trainer_ends_the_others_with_one_line(forks, tmp_pat
     assert re.search(f"rank {rank}.* is gone", job.errors()[0])
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("example", "rank"), [("with_send_recv.py", 2), ("with_rpc.py", 0)])
 def test_under_mpiexec_a_killed_rank_ends_the_job_too(tmp_path, example, rank):
     began = time.monotonic()
@@ -75,6 +77,7 @@ def test_under_mpiexec_a_killed_rank_ends_the_job_too(tmp_path, example, rank):
     assert time.monotonic() - began < 45
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_rank_that_hangs_is_named_and_ends_the_others(forks, tmp_path, rank):
     job = planted(forks, tmp_path, "with_send_recv.py", f"stop:{rank}", "--hang-timeout-s", "2")
@@ -88,6 +91,7 @@ def test_a_rank_that_hangs_is_named_and_ends_the_others(forks, tmp_path, rank):
     job.kill()  # the stopped one, which nothing else can end
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_a_trainer_that_is_done_waits_for_a_slow_one_longer_than_for_one_that_hangs(forks, tmp_path, example):
     job = planted(forks, tmp_path, example, "slow:2", "--hang-timeout-s", "1", "--steps", "40")

@@ -74,6 +74,7 @@ def test_a_generic_script_trains_by_hydra_which_reads_the_node_file_itself(make_
     assert (world(site)["launcher"], world(site)["world_size"]) == ("hydra", 2)
 
 
+@pytest.mark.soak  # tests/rehearse has polaris_torchrun.pbs
 def test_a_generic_script_trains_by_torchrun_with_one_agent_a_node(site: Site) -> None:
     site.dotfile(site.pals_bin, VENV / "bin")
     shutil.copy(JOBS / "torchrun_script.sh", site.work)

@@ -63,6 +63,7 @@ def test_a_step_does_not_launch_again(cluster: Cluster, tmp_path: Path) -> None:
     assert "SLURM_STEP_NUM_TASKS=2: this is one of several ranks already" in done.stderr
 
 
+@pytest.mark.soak  # of agents on two nodes test_training has one
 def test_torchrun_starts_the_ranks_of_each_node(cluster: Cluster, tmp_path: Path) -> None:
     options = ["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2"]
     words = ["--launcher", "torchrun", "--ranks-per-node", "2", "--", *TRAIN]

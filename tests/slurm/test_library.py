@@ -34,6 +34,7 @@ with ddp_hpc.distributed(threads=1) as world:
 """
 
 
+@pytest.mark.soak  # the library meets as the training does: test_training
 def test_srun_starts_a_script_on_both_nodes(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SCRIPT)
     argv = ["srun", "--nodes=2", "--ntasks-per-node=2", sys.executable, "mine.py"]

