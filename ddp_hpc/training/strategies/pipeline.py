@@ -101,7 +101,7 @@ class Pipeline(Strategy):
     def _schedule(self, num_samples: int) -> ScheduleGPipe | Schedule1F1B:
         if num_samples not in self._schedules:
             group: dist.ProcessGroup = self.mesh.sub("pp").get_group()
-            stage = PipelineStage(
+            stage = _Stage(
                 self.model, self.mesh.at["pp"], self.mesh.sizes["pp"], self.group.device, group=group
             )
             wanted = min(self.config.pipeline_chunks or 2 * self.mesh.sizes["pp"], num_samples)
@@ -117,6 +117,23 @@ class Pipeline(Strategy):
         loss = self.task.loss(output, tgt)
         self._losses.append(loss.detach())
         return loss * self._factor
+
+
+class _Stage(PipelineStage):
+    """Leaves running means and random numbers alone when torch finds out the shapes.
+
+    Before the first step of a shape torch calls the stage once, on memory that nobody has written
+    (seen with torch 2.13): a batch norm would keep what it saw there, also NaN.
+    """
+
+    def _compute_outputs(self, *args: Any, module: nn.Module, **kwargs: Any) -> Any:
+        kept = [buffer.clone() for buffer in module.buffers()]
+        devices = [self.device] if self.device.type != "cpu" else []
+        with torch.random.fork_rng(devices, device_type=self.device.type if devices else "cuda"):
+            outputs = super()._compute_outputs(*args, module=module, **kwargs)
+        for buffer, value in zip(module.buffers(), kept, strict=True):
+            buffer.data.copy_(value)  # of which autograd, which goes back through the call, hears nothing
+        return outputs
 
 
 class _ContiguousGradient(torch.autograd.Function):
