@@ -36,7 +36,7 @@ from ddp_hpc.training.config import (
     parse_option,
 )
 from ddp_hpc.training.ending import Parts, end_stopped, speak
-from ddp_hpc.training.session import session, start_watching
+from ddp_hpc.training.session import introduce, session, start_watching
 from ddp_hpc.world.launch_env import peek_rank
 from ddp_hpc.world.topology import DISCOVERIES
 
@@ -347,11 +347,7 @@ def _train(config: TrainConfig, group: Group, parts: Parts) -> str:
 
     world = group.world
     progress = Progress(world.rank == 0)
-    progress.say(f"world: {group.placement}")
-    for line in group.checked:
-        progress.say(line)
-    for note in world.notes:
-        progress.say(f"note: {note}")
+    introduce(group, progress)
     outputs = {"--metrics": config.metrics, "--summary": config.summary}
     group.agree(check_outputs(outputs, config.data) if world.rank == 0 else "", EXIT_WRONG_REQUEST)
     task, samples = set_up(config, group, progress)

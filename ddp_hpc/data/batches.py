@@ -12,6 +12,7 @@ and need no communication: every rank computes its own share.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 
@@ -80,6 +81,16 @@ def micro_batches(
         start = first + rank * per_rank + min(rank, more)
         shares.append(Share(start, start + per_rank + (rank < more), end - begin))
     return tuple(shares)
+
+
+def deal(
+    num_samples: int, batch_size: int, world_size: int, rank: int, accumulate: int, position: Position
+) -> Iterator[tuple[Position, tuple[Share, ...]]]:
+    """Each step from `position` on, without an end: where it begins, and this rank's shares of it."""
+    while True:
+        shares = micro_batches(num_samples, batch_size, world_size, rank, accumulate, position.begin)
+        yield position, shares
+        position = position.after(shares[0], num_samples)
 
 
 def weight(share: Share, world_size: int) -> float:

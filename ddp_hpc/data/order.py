@@ -7,12 +7,15 @@ and some keys, so that opening an epoch of 10^10 samples, or going on in its mid
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 from numpy.random import Generator, Philox, SeedSequence
 from numpy.typing import NDArray
+
+from ddp_hpc.data.batches import Position, Share
 
 # tests/data/test_order_statistics.py sees patterns in one epoch of up to 5 rounds, and in some hundred
 # whole epochs of 6. Each further pair of rounds makes what is left fainter by sqrt(num_samples).
@@ -162,3 +165,19 @@ class EpochOrder:
     def _stored(self) -> NDArray[np.int64]:
         stream = Generator(Philox(SeedSequence((self.seed, self.epoch))))
         return stream.permutation(np.int64(self.num_samples)).astype(np.int64, copy=False)
+
+
+def sample_numbers(
+    steps: Iterable[tuple[Position, tuple[Share, ...]]], num_samples: int, seed: int, shuffle: bool
+) -> Iterator[NDArray[np.int64]]:
+    """The numbers of the samples of each micro-batch of the steps, as `deal` gives them.
+
+    A rank without a sample in an uneven tail takes one all the same, of weight 0: the others'
+    allreduce waits for its backward.
+    """
+    order: EpochOrder | None = None
+    for position, shares in steps:
+        if order is None or order.epoch != position.epoch:
+            order = EpochOrder(num_samples, seed, position.epoch, shuffle)
+        for share in shares:
+            yield order.take(min(share.start, share.stop - 1), share.stop)

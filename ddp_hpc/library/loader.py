@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.profiler import record_function
 
-from ddp_hpc.data.batches import Position, Share, micro_batches, steps_left, weight
+from ddp_hpc.data.batches import Position, Share, deal, steps_left, weight
 from ddp_hpc.data.in_memory import check_workers, samples_of_arrays
-from ddp_hpc.data.order import EpochOrder
+from ddp_hpc.data.order import sample_numbers
 from ddp_hpc.data.samples import Samples
 from ddp_hpc.errors import DataError, RequestError
 from ddp_hpc.training.config import TrainConfig
@@ -102,9 +101,11 @@ class WorldLoader:
     def _batches(self) -> Generator[Batch, None, None]:
         world, config = self._world, self.config
         reader = Loader(self._samples, world.device, workers=config.workers, timeout_s=config.timeout_s)
-        batches = reader.batches(self._numbers())
+        numbers = sample_numbers(self._steps(), self.num_samples, config.seed, config.shuffle)
+        batches = reader.batches(numbers)
         try:
-            for share, epoch, after in self._steps():
+            for at, (share,) in self._steps():
+                after = at.after(share, self.num_samples)
                 world.at(after.step, "data")
                 with record_function("data"):
                     src, tgt = next(batches)
@@ -114,31 +115,17 @@ class WorldLoader:
                 world.at(after.step, "script")
                 self.position = after
                 factor = weight(share, world.world_size)
-                yield Batch(src, tgt, factor, after.step, epoch + 1, after.epoch > epoch)
+                yield Batch(src, tgt, factor, after.step, at.epoch + 1, after.epoch > at.epoch)
             self._at_end = True
         finally:
             batches.close()
             world.at(self.position.step, RESTING)
 
-    def _steps(self) -> Iterator[tuple[Share, int, Position]]:
-        """This rank's share of each step, the step's epoch, and the position after it."""
-        config, world, at = self.config, self._world, self.position
-        while at.epoch < config.epochs:
-            (share,) = micro_batches(
-                self.num_samples, config.batch_size, world.world_size, world.rank, 1, at.begin
-            )
-            after = at.after(share, self.num_samples)
-            yield share, at.epoch, after
-            at = after
-
-    def _numbers(self) -> Iterator[NDArray[np.int64]]:
-        """The numbers of the samples of each step. It is read ahead of `_batches`."""
-        order: EpochOrder | None = None
-        for share, epoch, _ in self._steps():
-            if order is None or order.epoch != epoch:
-                order = EpochOrder(self.num_samples, self.config.seed, epoch, self.config.shuffle)
-            # Without a sample of its own it takes one of weight 0: the others' allreduce waits for it.
-            yield order.take(min(share.start, share.stop - 1), share.stop)
+    def _steps(self) -> Iterator[tuple[Position, tuple[Share, ...]]]:
+        """Each step that is still to come. It is read ahead of `_batches`."""
+        config, world = self.config, self._world
+        dealt = deal(self.num_samples, config.batch_size, world.world_size, world.rank, 1, self.position)
+        return takewhile(lambda step: step[0].epoch < config.epochs, dealt)
 
 
 def open_loader(world: ConnectedWorld, data: Data, config: TrainConfig, start_step: int) -> WorldLoader:

@@ -21,7 +21,7 @@ from ddp_hpc.library.sharing import state_of
 from ddp_hpc.library.world import ConnectedWorld, current_world
 from ddp_hpc.training.heartbeat import RESTING
 from ddp_hpc.training.state import TrainingState
-from ddp_hpc.training.stopping import TALK_S
+from ddp_hpc.training.stopping import next_talk
 from ddp_hpc.training.strategies.mesh import Mesh
 from ddp_hpc.training.survival import Losses, Survival, survive
 
@@ -83,7 +83,7 @@ class Snapshots:
         is_last = self._loader is not None and not len(self._loader)
         decision = self._survival.decide(signs, self._position, is_last)
         slowest_s = max(sign[-1] for sign in signs)
-        self._talk_at = step + max(1, int(TALK_S / slowest_s)) if slowest_s else step + 1
+        self._talk_at = next_talk(step, slowest_s)
         self._talked_step, self._talked_s, self._stop = step, now_s, decision.stop
         if decision.save:
             self._save()

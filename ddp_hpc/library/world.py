@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ddp_hpc.errors import EXIT_AGAIN, EXIT_DONE, RequestError
 from ddp_hpc.training.config import BACKENDS, DEVICES, TrainConfig
 from ddp_hpc.training.ending import Parts, end_stopped, fail
-from ddp_hpc.training.session import session, stacks_of_run, start_watching
+from ddp_hpc.training.session import introduce, session, stacks_of_run, start_watching
 from ddp_hpc.training.stopping import SIGNALS
 from ddp_hpc.world.topology import DISCOVERIES
 
@@ -258,11 +258,7 @@ def _connect(config: TrainConfig, group: Group, parts: Parts) -> ConnectedWorld:
 
     # stdout is the script's own.
     progress = Progress(group.world.rank == 0, sys.stderr)
-    progress.say(f"world: {group.placement}")
-    for line in group.checked:
-        progress.say(line)
-    for note in group.world.notes:
-        progress.say(f"note: {note}")
+    introduce(group, progress)
     heart = start_watching(config, group, parts, stacks_of_run())
     heart.rest()
     if heart.note:

@@ -49,9 +49,7 @@ def warm_up(strategy: Strategy, src: Tensor, tgt: Tensor) -> str:
     for turn in (True, False):
         if (group.world.local_rank == 0) is turn:
             start_s = time.monotonic()
-            with strategy.precision.autocast():
-                loss = strategy.task.loss(strategy.task.forward(strategy.bare, src, tgt), tgt)
-            loss.backward()  # type: ignore[no-untyped-call]
+            strategy.loss_of(strategy.bare, src, tgt).backward()  # type: ignore[no-untyped-call]
             own_s = time.monotonic() - start_s
         group.comm.barrier("torch.compile on the first rank of each node (--timeout)")
     strategy.bare.zero_grad(set_to_none=True)

@@ -6,7 +6,8 @@ import copy
 
 import torch
 
-from ddp_hpc.training.task import SampleSpec, Task
+from ddp_hpc.data.samples import Samples
+from ddp_hpc.training.task import Task, zeros
 
 # Dense TFLOP/s by torch's device name, the longest that fits: (float32, TF32, bf16 and fp16), from the
 # makers' data sheets: nvidia.com/en-us/data-center/{v100,a100,a40,h100,h200} and
@@ -23,13 +24,11 @@ _PEAKS: dict[str, tuple[float, float, float]] = {
 }
 
 
-def flops_per_sample(
-    task: Task, spec: SampleSpec, dtype: torch.dtype, kinds: tuple[torch.dtype, ...]
-) -> float:
+def flops_per_sample(task: Task, samples: Samples, dtype: torch.dtype) -> float:
     """Floating-point operations of forward and backward for one sample; 0 where they cannot be counted.
 
     Matrix products, convolutions and attention are counted by torch, on tensors without values:
-    nothing is computed. `kinds` are the types of src and tgt as the file has them.
+    nothing is computed.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils.flop_counter import FlopCounterMode
@@ -38,11 +37,7 @@ def flops_per_sample(
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False) as counter:
             model = copy.deepcopy(task.model)
-            shapes = (spec.src_shape, spec.tgt_shape)
-            src, tgt = (
-                torch.zeros((num, *shape), dtype=kind) for shape, kind in zip(shapes, kinds, strict=True)
-            )
-            src, tgt = task.inputs(src, tgt, dtype)
+            src, tgt = zeros(task, samples, dtype, torch.device("cpu"), num)
             task.loss(task.forward(model, src, tgt), tgt).backward()  # type: ignore[no-untyped-call]
     except Exception:  # a model may do anything with values, and there are none: then nothing is told
         return 0.0

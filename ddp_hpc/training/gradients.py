@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from ddp_hpc.training.state import is_spread
 
+_BUCKET_BYTES = 25 * 2**20  # DDP's default
+
 
 def global_norm(parameters: Iterable[nn.Parameter], across: dist.ProcessGroup | None = None) -> Tensor:
     """The norm of all gradients as one vector, a scalar; `across`: ranks with other parameters count too.
@@ -45,7 +47,7 @@ def limit_norm(parameters: Iterable[nn.Parameter], norm: Tensor, max_norm: float
         grad.mul_(factor.to(grad.device, grad.dtype))
 
 
-def mean_over(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup, bucket_bytes: int) -> None:
+def mean_over(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
     """Averages the gradients over the ranks of a group, in flat buckets. Collective in that group."""
     size = dist.get_world_size(group)
     bucket: list[Tensor] = []
@@ -56,7 +58,7 @@ def mean_over(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup, buck
         grad = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
         parameter.grad = grad
         local = grad.to_local() if is_spread(grad) else grad  # type: ignore[attr-defined]
-        if bucket and (num_bytes + local.nbytes > bucket_bytes or local.dtype != bucket[0].dtype):
+        if bucket and (num_bytes + local.nbytes > _BUCKET_BYTES or local.dtype != bucket[0].dtype):
             _reduce(bucket, group, size)
             bucket, num_bytes = [], 0
         bucket.append(local)

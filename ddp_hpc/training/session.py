@@ -24,6 +24,7 @@ from ddp_hpc.world.watchdog import time_limit
 if TYPE_CHECKING:
     from ddp_hpc.training.group import Group
     from ddp_hpc.training.heartbeat import Heartbeat
+    from ddp_hpc.training.progress import Progress
 
 
 @contextmanager
@@ -66,6 +67,15 @@ def _find_the_others(config: TrainConfig) -> tuple[World, Endpoint | None]:
         watchdog.stage("in MPI_Init for the other ranks: one of them did not start, or ended before it")
         world = discover(environ, config.discovery)
         return world, rendezvous(world, environ, config.init_timeout_s, watchdog)
+
+
+def introduce(group: Group, progress: Progress) -> None:
+    """Rank 0 tells where the ranks run, and what is to be known of it."""
+    progress.say(f"world: {group.placement}")
+    for line in group.checked:
+        progress.say(line)
+    for note in group.world.notes:
+        progress.say(f"note: {note}")
 
 
 def stacks_of_run() -> Path | None:

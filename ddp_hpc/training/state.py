@@ -64,13 +64,13 @@ class TrainingState:
 
     def check(self, saved: Tensors, where: str) -> None:
         """Raises DataError unless the tensors are those of this model."""
-        theirs = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in saved.items()}
+        theirs = specs_of(saved)
         if theirs == self.whole:
             return
         names = sorted({**self.whole, **theirs})
         name = next(name for name in names if self.whole.get(name) != theirs.get(name))
         seen, needed = (
-            f"{found[name][0]} {str(found[name][1]).removeprefix('torch.')}" if name in found else "absent"
+            f"{found[name][0]} {_dtype_name(found[name][1])}" if name in found else "absent"
             for found in (theirs, self.whole)
         )
         raise DataError(
@@ -118,30 +118,23 @@ class TrainingState:
         group = self.group
         rank = group.world.rank
         held = own if self.leads else {}
-        specs: list[list[Any]] = group.comm.allgather(
-            [[name, _dtype_name(tensor), list(tensor.shape)] for name, tensor in held.items()]
-        )
+        specs = group.comm.allgather(_listed(held))
         found = dict(held) if rank == 0 else {}
         for owner, entries in enumerate(specs):
             for name, dtype, shape in entries if owner else []:
                 if rank == owner:
                     dist.send(held[name].to(group.device).contiguous(), dst=0)
                 elif rank == 0:
-                    tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=group.device)
+                    tensor = _room(dtype, shape, group.device)
                     dist.recv(tensor, src=owner)
                     found[name] = tensor.cpu()
         return found
 
     def _spread(self, tensors: Tensors | None) -> Iterator[tuple[str, Tensor]]:
         """Rank 0's tensors on every rank's device, one after another. Collective."""
-        specs: list[Any] = [
-            [name, _dtype_name(tensor), list(tensor.shape)] for name, tensor in (tensors or {}).items()
-        ]
-        for name, dtype, shape in self.group.comm.bcast(specs):
-            if tensors is not None:
-                tensor = tensors[name].to(self.group.device)
-            else:
-                tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=self.group.device)
+        device = self.group.device
+        for name, dtype, shape in self.group.comm.bcast(_listed(tensors or {})):
+            tensor = _room(dtype, shape, device) if tensors is None else tensors[name].to(device)
             if self.group.backend != "none":
                 dist.broadcast(tensor, src=0)
             yield name, tensor
@@ -239,5 +232,14 @@ def _scaler_tensors(scaler: torch.amp.GradScaler) -> dict[str, Tensor]:
     }
 
 
-def _dtype_name(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+def _listed(tensors: Tensors) -> list[list[Any]]:
+    """Name, type and shape of each, as JSON can tell them."""
+    return [[name, _dtype_name(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()]
+
+
+def _room(dtype: str, shape: list[int], device: torch.device) -> Tensor:
+    return torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

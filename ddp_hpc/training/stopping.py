@@ -35,6 +35,11 @@ TALK_S = 1.0
 """Ranks tell each other their wishes about as often, but not more than once a step."""
 
 
+def next_talk(step: int, slowest_s: float) -> int:
+    """After which step ranks tell each other their wishes again: about a second later, or the next."""
+    return step + (max(1, int(TALK_S / slowest_s)) if slowest_s else 1)
+
+
 class Stopping:
     """This rank's wish to stop, from `with` to its end, where the old signal handlers come back.
 

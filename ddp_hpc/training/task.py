@@ -46,6 +46,21 @@ def _of_src(model: nn.Module, src: Tensor, tgt: Tensor) -> Any:
     return model(src)
 
 
+def zeros(
+    task: Task, samples: Samples, dtype: torch.dtype, device: torch.device, num: int
+) -> tuple[Tensor, Tensor]:
+    """A batch of so many samples of zeros, in the types that the task's model takes."""
+    src, tgt = (
+        torch.zeros(
+            (num, *info.shape),
+            dtype=torch.int64 if info.dtype.kind in "biu" and not info.bfloat16 else dtype,
+            device=device,
+        )
+        for info in (samples.src, samples.tgt)
+    )
+    return task.inputs(src, tgt, dtype)
+
+
 def default_loss(output: Any, tgt: Tensor) -> Tensor:
     """Cross entropy for integer targets (classes on the output's last axis), else the mean square error.
 

@@ -14,13 +14,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from ddp_hpc.data.batches import Position, Share, micro_batches, steps_left
-from ddp_hpc.data.order import EpochOrder
+from ddp_hpc.data.batches import Position, Share, deal, steps_left
+from ddp_hpc.data.order import sample_numbers
 from ddp_hpc.data.samples import Samples
 from ddp_hpc.errors import RequestError
 from ddp_hpc.training.clock import StepClock
@@ -38,11 +38,11 @@ from ddp_hpc.training.random_state import seed_generators
 from ddp_hpc.training.sinks import open_sinks
 from ddp_hpc.training.skew import Skew
 from ddp_hpc.training.step import Pending, Stepper
-from ddp_hpc.training.stopping import TALK_S
+from ddp_hpc.training.stopping import next_talk
 from ddp_hpc.training.strategies import Strategy, make_strategy
 from ddp_hpc.training.strategies.mesh import Mesh
 from ddp_hpc.training.survival import Losses, Survival
-from ddp_hpc.training.task import SampleSpec, Task
+from ddp_hpc.training.task import Task, zeros
 from ddp_hpc.training.tracing import Trace
 
 _OPTIMIZER_NAMES = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
@@ -106,7 +106,7 @@ def train(
     num_parameters = sum(p.numel() for p in task.model.parameters())
     # Rank 0's summary tells it, and it takes a second to count.
     counts = group.world.rank == 0 and (config.summary is not None or device.type == "cuda")
-    flops = flops_per_sample(task, SampleSpec.of(samples), dtype, _kinds(samples, dtype)) if counts else 0.0
+    flops = flops_per_sample(task, samples, dtype) if counts else 0.0
     if said := set_matmul_precision(config.matmul_precision, device):
         progress.say(said)
     strategy = _share(task, group, config)
@@ -114,7 +114,7 @@ def train(
     compiled = None
     if config.compile is not None:
         compiled = Compiled()
-        batch = _dummy(task, samples, dtype, device, min(config.batch_size, samples.num_samples))
+        batch = zeros(task, samples, dtype, device, min(config.batch_size, samples.num_samples))
         progress.say(f"compiled: {warm_up(strategy, *batch)}")
     # Ranks draw different dropout masks from here on, but those that share samples the same; the
     # parameters above are the same on all.
@@ -128,7 +128,7 @@ def train(
         progress.say(f"strategy: {name}")
     snapshot = survival.open()
     if group.comm.bcast(snapshot is not None):
-        strategy.settle(*_dummy(task, samples, dtype, device))
+        strategy.settle(*zeros(task, samples, dtype, device, 2))
     position, losses, lr_ranks = survival.resume(snapshot, strategy.state(), samples, mesh)
     del snapshot
     resumed = position
@@ -145,7 +145,14 @@ def train(
     skew = Skew(config.skew_limit, group.comm.allgather(group.world.hostname))
     clock, pending = StepClock(device), Pending()
     loader = Loader(samples, device, workers=config.workers, timeout_s=config.timeout_s)
-    batches = loader.batches(_wanted(config, mesh, samples.num_samples, position, total))
+
+    def steps() -> Iterator[tuple[Position, tuple[Share, ...]]]:
+        dealt = deal(
+            samples.num_samples, config.batch_size, mesh.data_size, mesh.data_rank, config.accumulate, resumed
+        )
+        return takewhile(lambda step: step[0].step < total, dealt)
+
+    batches = loader.batches(sample_numbers(steps(), samples.num_samples, config.seed, config.shuffle))
     stepper = Stepper(config, group, batches, strategy, dtype, clock, heart, lr_ranks, total)
 
     def test_after(epoch: int) -> Evaluation | None:
@@ -167,9 +174,8 @@ def train(
     talk_at, warned, stop = 0, False, ""
     test: Evaluation | None = None
     start_s = time.perf_counter()
-    while position.step < total and not stop:
+    for _, shares in steps():
         epoch = position.epoch
-        shares = _shares(config, mesh, samples.num_samples, position)
         stepper.one_step(position, shares, pending)
         trace.step()
         position = position.after(shares[0], samples.num_samples)
@@ -187,7 +193,7 @@ def train(
             slowest_s = max(one[2] for one in signs)
             if told := skew.look([one[3] for one in signs], slowest_s):
                 progress.say(told)
-            talk_at = position.step + max(1, int(TALK_S / slowest_s)) if slowest_s else 0
+            talk_at = next_talk(position.step, slowest_s)
             if not warned and (bad := next((r for r in records if not math.isfinite(r.loss)), None)):
                 warned = True
                 progress.say(
@@ -201,7 +207,9 @@ def train(
             tick = partial(heart.at, position.step, "snapshot")
             survival.save(position, losses, strategy.state(), samples, tick)
             stop = decision.stop
-        if position.epoch > epoch and not last and not stop:  # a run that stops has no time for it
+        if stop:
+            break
+        if position.epoch > epoch and not last:
             test = test_after(epoch + 1)
     if not stop:  # also where an attempt before this one was ended in the middle of it
         test = test_after(position.epoch + (position.begin > 0))
@@ -257,50 +265,3 @@ def _peak_bytes(device: torch.device) -> int:
     if device.type == "cpu":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return int(torch.get_device_module(device).max_memory_allocated(device))
-
-
-def _dummy(
-    task: Task, samples: Samples, dtype: torch.dtype, device: torch.device, num: int = 2
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """So many samples of zeros."""
-    kinds = _kinds(samples, dtype)
-    shapes = (samples.src_shape, samples.tgt_shape)
-    src, tgt = (
-        torch.zeros((num, *shape), dtype=kind, device=device)
-        for shape, kind in zip(shapes, kinds, strict=True)
-    )
-    return task.inputs(src, tgt, dtype)
-
-
-def _kinds(samples: Samples, dtype: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
-    """Types of src and tgt: int64 where the data has integers, else that of the training."""
-    src, tgt = (
-        torch.int64 if info.dtype.kind in "biu" and not info.bfloat16 else dtype
-        for info in (samples.src, samples.tgt)
-    )
-    return src, tgt
-
-
-def _shares(config: TrainConfig, mesh: Mesh, num_samples: int, position: Position) -> tuple[Share, ...]:
-    return micro_batches(
-        num_samples, config.batch_size, mesh.data_size, mesh.data_rank, config.accumulate, position.begin
-    )
-
-
-def _wanted(
-    config: TrainConfig, mesh: Mesh, num_samples: int, position: Position, num_steps: int
-) -> Iterator[NDArray[np.int64]]:
-    """The numbers of the samples of each micro-batch that this rank takes, from `position` on.
-
-    A rank without a sample in an uneven tail takes one all the same, of weight 0:
-    the others' allreduce waits for its backward.
-    """
-    epoch = -1
-    while position.step < num_steps:
-        if position.epoch != epoch:
-            epoch = position.epoch
-            order = EpochOrder(num_samples, config.seed, epoch, config.shuffle)
-        shares = _shares(config, mesh, num_samples, position)
-        for share in shares:
-            yield order.take(min(share.start, share.stop - 1), share.stop)
-        position = position.after(shares[0], num_samples)

@@ -74,16 +74,20 @@ class Strategy:
 
     def micro_batch(self, src: Tensor, tgt: Tensor, factor: float, last: bool, at: At) -> Tensor:
         """Forward and backward; the mean loss, a scalar on the device. `at` is told where it is."""
-        task = self.task
         with self.sync(last):
             at("forward")
-            with record_function("forward"), self.precision.autocast():
-                loss = task.loss(task.forward(self.model, src, tgt), tgt)
+            with record_function("forward"):
+                loss = self.loss_of(self.model, src, tgt)
             at("backward")
             # An even batch has factor 1 and takes the very path of a plain loop.
             with record_function("backward"):
                 self.precision.backward(loss if factor == 1.0 else loss * factor)
         return loss.detach()
+
+    def loss_of(self, model: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
+        """The mean loss of `model`, which is the wrapped one or the bare."""
+        with self.precision.autocast():
+            return self.task.loss(self.task.forward(model, src, tgt), tgt)
 
     def finish_gradients(self) -> None:
         """After the last micro-batch: what `sync` has not done."""

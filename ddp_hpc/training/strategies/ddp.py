@@ -86,10 +86,7 @@ class Ddp(Strategy):
         Of three ranks or more the sum of a gradient depends, in its last bit, on where in a bucket
         it lies: without this the first step after a restart would differ from what it was to be.
         """
-        task = self.task
-        with self.precision.autocast():
-            loss = task.loss(task.forward(self.model, src, tgt), tgt)
-        loss.backward()  # type: ignore[no-untyped-call]
+        self.loss_of(self.model, src, tgt).backward()  # type: ignore[no-untyped-call]
         self.finish_gradients()  # as DDP itself would fail in the next forward pass
         self.model.zero_grad(set_to_none=True)
 

@@ -17,7 +17,7 @@ from ddp_hpc.training.gradients import global_norm, mean_over
 from ddp_hpc.training.layers import split_stages
 from ddp_hpc.training.state import TrainingState, live_tensors, specs_of
 from ddp_hpc.training.strategies.base import At, Strategy
-from ddp_hpc.training.strategies.tensor import _BUCKET_BYTES, split_layers
+from ddp_hpc.training.strategies.tensor import split_layers
 
 _SCHEDULES: dict[str, type[ScheduleGPipe | Schedule1F1B]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
@@ -73,7 +73,7 @@ class Pipeline(Strategy):
     def finish_gradients(self) -> None:
         """The mean over the replicas."""
         if self.mesh.has("dp"):
-            mean_over(self.parameters(), self.mesh.sub("dp").get_group(), _BUCKET_BYTES)
+            mean_over(self.parameters(), self.mesh.sub("dp").get_group())
 
     def gradient_norm(self) -> Tensor:
         """Over all stages."""

@@ -15,8 +15,6 @@ from ddp_hpc.training.strategies.base import Strategy
 from ddp_hpc.training.strategies.mesh import Mesh
 from ddp_hpc.training.task import Task
 
-_BUCKET_BYTES = 25 * 2**20  # DDP's default
-
 
 def split_layers(task: Task, mesh: Mesh, *, compiles: bool) -> None:
     """Splits the layers that the task's plan names, in place. Collective over the grid.
@@ -76,7 +74,7 @@ class TensorParallel(Strategy):
     def finish_gradients(self) -> None:
         """The mean over the replicas."""
         if self.mesh.has("dp"):
-            mean_over(self.parameters(), self.mesh.sub("dp").get_group(), _BUCKET_BYTES)
+            mean_over(self.parameters(), self.mesh.sub("dp").get_group())
 
     def state(self) -> TrainingState:
         """Rank 0 puts it together."""
