@@ -1,0 +1,157 @@
+"""One rank's trace, read and measured."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddp_hpc.trace.columns import MOST_EVENTS, Columns, nanoseconds
+from ddp_hpc.trace.events import Reading, read_events
+from ddp_hpc.trace.gather import Call, Gathered, gather
+from ddp_hpc.trace.intervals import parents
+from ddp_hpc.trace.model import Collective, Op, RankTrace, Span, Step
+from ddp_hpc.trace.names import annotated_kind
+from ddp_hpc.trace.steps import Steps, measure
+
+_MOST_SPANS = 50_000
+_MOST_OPS = 1000
+_IN_NAME = re.compile(r"rank[-_]?(\d+)(?:[-_]of[-_](\d+))?|(\d+)[-_]of[-_](\d+)", re.IGNORECASE)
+
+
+def read_rank(path: Path) -> RankTrace:
+    """What the trace of one rank tells. Its rank is -1 where neither the trace nor the file's name says it.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    reading = Reading()
+    gathered = Gathered()
+    world_size = 0
+    for events in read_events(path, reading):
+        world_size = world_size or _place(path, reading.head)[1]
+        gather(events, gathered, world_size)
+    rank, world_size = _place(path, reading.head)
+    firsts = [columns.first_us() for columns in (gathered.host, gathered.device)]
+    base_us = min((first for first in firsts if first is not None), default=0.0)
+    steps = measure(gathered, base_us)
+    zero_s = _zero_s(reading.head) + base_us * 1e-6
+    collectives = _collectives(gathered.calls, base_us, zero_s, steps)
+    spans = _spans(steps, zero_s, collectives)
+    notes = reading.notes + _notes(gathered, steps, len(spans))
+    host = reading.head.get("host_name")
+    return RankTrace(
+        rank=rank,
+        world_size=world_size,
+        path=str(path),
+        host=host if isinstance(host, str) else "",
+        device=_device(gathered, reading.head),
+        steps=tuple(
+            Step(number, zero_s + int(start) * 1e-9, times)
+            for number, start, times in zip(steps.numbers, steps.starts, steps.times, strict=True)
+        ),
+        spans=spans[:_MOST_SPANS],
+        collectives=collectives,
+        ops=_ops(gathered.host),
+        kernels=_ops(gathered.device),
+        peak_bytes=gathered.peak_bytes,
+        num_events=reading.num_events,
+        notes=tuple(notes),
+    )
+
+
+def _place(path: Path, head: dict[str, Any]) -> tuple[int, int]:
+    """Rank and world size: the trace's own word, else the file's name."""
+    info = head.get("distributedInfo")
+    if isinstance(info, dict) and isinstance(info.get("rank"), int):
+        size = info.get("world_size")
+        return info["rank"], size if isinstance(size, int) else 0
+    if found := _IN_NAME.search(path.name):
+        return int(found[1] or found[3]), int(found[2] or found[4] or 0)
+    return -1, 0
+
+
+def _zero_s(head: dict[str, Any]) -> float:
+    """The moment from which the trace counts: Kineto's `baseTimeNanoseconds`, 0 in older ones."""
+    base = head.get("baseTimeNanoseconds")
+    return base * 1e-9 if isinstance(base, int) else 0.0
+
+
+def _device(gathered: Gathered, head: dict[str, Any]) -> str:
+    if not len(gathered.device):
+        return "cpu"
+    kinds = {name.partition(":")[0] for name in gathered.peak_bytes} - {"cpu"}
+    return next(iter(sorted(kinds)), "xpu" if "xpu" in str(head.get("deviceProperties")).lower() else "cuda")
+
+
+def _collectives(calls: list[Call], base_us: float, zero_s: float, steps: Steps) -> tuple[Collective, ...]:
+    # Of a device's collectives the host's annotations only tell when they were asked for.
+    on_device = any(call.on_device for call in calls)
+    collectives = []
+    for call in sorted(calls, key=lambda call: call.start_us):
+        if call.on_device == on_device:
+            start_ns = int(nanoseconds(call.start_us - base_us))
+            start_s = zero_s + start_ns * 1e-9
+            step = steps.step_of(start_ns)
+            dur_s = int(nanoseconds(call.dur_us)) * 1e-9
+            collectives.append(
+                Collective(call.kind, call.group, call.num_ranks, call.bytes, start_s, dur_s, step, start_s)
+            )
+    return tuple(collectives)
+
+
+def _spans(steps: Steps, zero_s: float, collectives: tuple[Collective, ...]) -> tuple[Span, ...]:
+    spans = [
+        Span(region, zero_s + int(start) * 1e-9, int(end - start) * 1e-9, steps.step_of(int(start)))
+        for region, (starts, ends) in steps.regions.items()
+        for start, end in zip(starts, ends, strict=True)
+    ]
+    spans += [Span(call.kind, call.start_s, call.dur_s, call.step, call.bytes) for call in collectives]
+    return tuple(sorted(spans, key=lambda span: span.start_s))
+
+
+def _ops(columns: Columns) -> tuple[Op, ...]:
+    """By self time, counted as torch's key averages count: tests/trace compares the two."""
+    # `ProfilerStep#3` and its like are one. Collectives run beside the rest, and have rows of their own.
+    names = ["ProfilerStep*" if name.startswith("ProfilerStep#") else name for _, name in columns.names]
+    numbers: dict[str, int] = {}
+    key = np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int64)[columns.name]
+    durations = columns.dur_ns()
+    above = parents(columns.thread, columns.start_ns(columns.first_us() or 0.0), durations)
+    inner = np.flatnonzero(above >= 0)
+    own = durations.copy()
+    np.subtract.at(own, above[inner], durations[inner])
+    # An operator whose only call is one of its own name is one call (torch: EventList._remove_dup_nodes).
+    num_children = np.bincount(above[inner], minlength=len(above))
+    again = inner[(key[above[inner]] == key[inner]) & (num_children[above[inner]] == 1)]
+    counted = np.ones(len(key), bool)
+    counted[again] = False
+    size = len(numbers)
+    calls = np.bincount(key[counted], minlength=size)
+    totals = np.bincount(key[counted], durations[counted] * 1e-9, size)
+    selves = np.bincount(key, own * 1e-9, size)
+    ops = [
+        Op(name, int(calls[i]), float(totals[i]), float(selves[i]))
+        for name, i in numbers.items()
+        if not annotated_kind(name)
+    ]
+    return tuple(sorted(ops, key=lambda op: -op.self_s)[:_MOST_OPS])
+
+
+def _notes(gathered: Gathered, steps: Steps, num_spans: int) -> list[str]:
+    notes = []
+    dropped = sum(part.num_dropped for part in (gathered.host, gathered.device, gathered.device_regions))
+    if dropped or gathered.num_calls_dropped:
+        notes.append(
+            f"{dropped + gathered.num_calls_dropped} of its events came after the first {MOST_EVENTS} "
+            "of their kind, which is as many as are kept: their times are missing"
+        )
+    if not steps.numbers:
+        notes.append("nothing in it can be measured: it has no operator, kernel or region")
+    elif not steps.marked:
+        notes.append("it has no steps (nobody called profiler.step()): all of it is taken for one")
+    if num_spans > _MOST_SPANS:
+        notes.append(f"its time line shows the first {_MOST_SPANS} of {num_spans} stretches")
+    return notes
