@@ -30,6 +30,7 @@ _COMMANDS = {
     "rehearse": "Run a job script here, with stand-ins for its scheduler and launcher.",
     "env": "The world this process finds itself in, and where each value came from.",
     "doctor": "Check this environment before the queue does.",
+    "report": "Where the time went: traces of all ranks, read together.",
     "bench": "Benchmarks of this machine.",
     "estimate": "How much memory training takes a rank, by state, precision and strategy.",
 }

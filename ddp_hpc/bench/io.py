@@ -32,6 +32,8 @@ from ddp_hpc.data.formats import Samples, open_samples
 from ddp_hpc.data.order import EpochOrder
 from ddp_hpc.errors import DdpHpcError, RequestError, nearest
 from ddp_hpc.h5_layout import HDF5_SUFFIXES, SRC, TGT
+from ddp_hpc.tables import Column, Row
+from ddp_hpc.tables import table as aligned
 from ddp_hpc.training.loader import batches_at_once
 from ddp_hpc.units import format_bytes
 
@@ -118,7 +120,7 @@ def run(config: IoBench) -> dict[str, Any]:
             _say("the data is too large for memory: no row reads it from there")
         machine = report.machine()
         _say(f"{machine['host']}: {machine['cpu']}, {machine['cores']} cores, torch on 1 thread")
-        rows: list[report.Row] = []
+        rows: list[Row] = []
         for access, batch_size in product(config.accesses, config.batch_sizes):
             sources = all_sources(config, files, arrays, samples, batch_size)
             about_s = len(sources) * (config.rounds * config.seconds + WARM_UP_S)
@@ -144,16 +146,16 @@ def run(config: IoBench) -> dict[str, Any]:
 def table(result: dict[str, Any]) -> str:
     """The result's rows as text; microseconds a batch."""
     columns = [
-        report.Column("name", "loader"),
-        report.Column("access", "access"),
-        report.Column("batch_size", "batch"),
-        report.Column("median_us", "median us", _us),
-        report.Column("p99_us", "p99 us", _us),
-        report.Column("max_us", "max us", _us),
-        report.Column("bytes_per_s", "GB/s", lambda rate: f"{rate / 1e9:.2f}"),
-        *(report.Column(f"vs_{name}", f"/ {name}", _ratio) for name in BASELINES),
+        Column("name", "loader"),
+        Column("access", "access"),
+        Column("batch_size", "batch"),
+        Column("median_us", "median us", _us),
+        Column("p99_us", "p99 us", _us),
+        Column("max_us", "max us", _us),
+        Column("bytes_per_s", "GB/s", lambda rate: f"{rate / 1e9:.2f}"),
+        *(Column(f"vs_{name}", f"/ {name}", _ratio) for name in BASELINES),
     ]
-    return report.table(columns, result["rows"])
+    return aligned(columns, result["rows"])
 
 
 def _us(value: float) -> str:
@@ -239,7 +241,7 @@ def all_sources(
 
 def _rows(
     sources: list[Source], times: list[list[float]], case: dict[str, Any], batch_bytes: int
-) -> list[report.Row]:
+) -> list[Row]:
     medians = {source.name: statistics.median(taken) for source, taken in zip(sources, times, strict=True)}
     return [
         {

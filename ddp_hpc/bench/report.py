@@ -5,30 +5,21 @@ from __future__ import annotations
 import io
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from ddp_hpc.errors import RequestError
 from ddp_hpc.partial_files import write_whole
+from ddp_hpc.tables import Row
 from ddp_hpc.training.metrics import check_outputs, versions, write_json
 
-Row: TypeAlias = dict[str, Any]
 _PICTURES = {".png": (b"\x89PNG",), ".svg": (b"<?xml", b"<svg")}
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of the table: the field of the rows, its heading, and how a value is written."""
-
-    field: str
-    title: str
-    write: Callable[[Any], str] = str
 
 
 @dataclass(frozen=True)
@@ -61,23 +52,6 @@ def document(name: str, rows: list[Row], packages: Sequence[str] = (), **more: A
     created = datetime.now(UTC).isoformat(timespec="seconds")
     found = versions() | {package: version(package) for package in packages}
     return {"name": name, "created": created, "versions": found, **more, "rows": rows}
-
-
-def table(columns: Sequence[Column], rows: Sequence[Row]) -> str:
-    """Aligned text, a line for each row: the first column to the left, the others to the right."""
-    lines = [[column.title for column in columns]]
-    lines += [
-        ["-" if row[column.field] is None else column.write(row[column.field]) for column in columns]
-        for row in rows
-    ]
-    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if i else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    )
 
 
 def check_files(json_file: Path | None, picture: Path | None, data: Path | None = None) -> None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -49,8 +49,7 @@ class Reading:
     num_unreadable: int = 0
 
 
-_EVENTS = msgspec.json.Decoder(list[Event])
-_EVENT = msgspec.json.Decoder(Event)
+_Event = TypeVar("_Event")
 
 
 def read_events(path: Path, reading: Reading) -> Iterator[list[Event]]:
@@ -61,31 +60,108 @@ def read_events(path: Path, reading: Reading) -> Iterator[list[Event]]:
     Raises:
         OSError: the file cannot be opened.
     """
-    text = b""
-    begun = False
-    for block in unpacked(path, _BLOCK_BYTES, reading.notes):
-        text += block
+    return _Reader(reading, Event).read(path)
+
+
+def read_raw_events(path: Path, reading: Reading) -> Iterator[list[dict[str, Any]]]:
+    """The same with all of their fields."""
+    return _Reader(reading, dict[str, Any]).read(path)
+
+
+class _Reader(Generic[_Event]):
+    def __init__(self, reading: Reading, kind: type[_Event]) -> None:
+        self._reading = reading
+        self._events = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]  # known when it runs
+        self._event = msgspec.json.Decoder(kind)
+
+    def read(self, path: Path) -> Iterator[list[_Event]]:
+        text = b""
+        begun = False
+        for block in unpacked(path, _BLOCK_BYTES, self._reading.notes):
+            text += block
+            if not begun:
+                start = _begin(text, self._reading)
+                if start is None:
+                    if len(text) > _LONGEST_EVENT_BYTES:
+                        break
+                    continue
+                text = text[start:]
+                begun = True
+            events, text = self._take(text)
+            if events:
+                yield events
+            if len(text) > _LONGEST_EVENT_BYTES:
+                self._reading.notes.append("an event of more than 256 MiB: read up to there")
+                return
         if not begun:
-            start = _begin(text, reading)
-            if start is None:
-                if len(text) > _LONGEST_EVENT_BYTES:
-                    break
-                continue
-            text = text[start:]
-            begun = True
-        events, text = _take(text, reading)
-        if events:
-            yield events
-        if len(text) > _LONGEST_EVENT_BYTES:
-            reading.notes.append("an event of more than 256 MiB: read up to there")
+            self._reading.notes.append("it holds no traceEvents" if text else "it is empty")
             return
-    if not begun:
-        reading.notes.append("it holds no traceEvents" if text else "it is empty")
-        return
-    if events := _take_last(text, reading):
-        yield events
-    if reading.num_unreadable:
-        reading.notes.append(f"{reading.num_unreadable} of its events could not be read")
+        if events := self._take_last(text):
+            yield events
+        if self._reading.num_unreadable:
+            self._reading.notes.append(f"{self._reading.num_unreadable} of its events could not be read")
+
+    def _take(self, text: bytes) -> tuple[list[_Event], bytes]:
+        """The events that are whole, and the text behind them."""
+        cuts = [*_BETWEEN.finditer(text, max(0, len(text) - _TAIL_BYTES))] or [*_BETWEEN.finditer(text)]
+        # A cut inside an event leaves a bracket or a string open: text that decodes was cut between two.
+        for cut in reversed(cuts[-_TRIES:]):
+            try:
+                return self._decode(text[: cut.start()]), text[cut.end() :]
+            except msgspec.DecodeError:
+                continue
+        if not cuts:
+            return [], text
+        return self._salvage(text[: cuts[-1].start()]), text[cuts[-1].end() :]
+
+    def _take_last(self, text: bytes) -> list[_Event]:
+        """The events of the last piece, and the fields that follow the array."""
+        stripped = text.strip()
+        if stripped[:1] == b"]":  # all events were taken
+            _trailer(stripped, self._reading)
+            return []
+        for mark in reversed([*_END.finditer(text)]):
+            end = mark.end()
+            try:
+                events = self._decode(text[:end])
+            except msgspec.DecodeError:
+                continue
+            _trailer(text[end:].strip(), self._reading)
+            return events
+        self._reading.notes.append("it is cut off: read up to there")
+        ends = [mark.start() for mark in re.finditer(rb"\}", text)]
+        for end in reversed(ends[-10 * _TRIES :]):
+            try:
+                return self._decode(text[: end + 1])
+            except msgspec.DecodeError:
+                continue
+        return self._salvage(text)
+
+    def _decode(self, text: bytes) -> list[_Event]:
+        """Raises msgspec.DecodeError where the text is no JSON."""
+        whole = b"[" + text + b"]"
+        try:
+            events = self._events.decode(whole)
+        except msgspec.ValidationError:  # JSON, but for instance a name that is a number
+            pieces = msgspec.json.decode(whole, type=list[msgspec.Raw])
+            events = [event for piece in pieces if (event := self._one(piece)) is not None]
+        except UnicodeDecodeError:
+            return self._decode(text.decode("utf-8", "replace").encode())
+        self._reading.num_events += len(events)
+        return events
+
+    def _salvage(self, text: bytes) -> list[_Event]:
+        """Of text that is no JSON: those events that are."""
+        events = [event for piece in _BETWEEN.split(text) if (event := self._one(piece)) is not None]
+        self._reading.num_events += len(events)
+        return events
+
+    def _one(self, piece: bytes | msgspec.Raw) -> _Event | None:
+        try:
+            return self._event.decode(piece)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            self._reading.num_unreadable += 1
+            return None
 
 
 def _begin(text: bytes, reading: Reading) -> int | None:
@@ -109,76 +185,9 @@ def _fields(text: bytes, reading: Reading) -> dict[str, Any]:
     return dict(found)
 
 
-def _take(text: bytes, reading: Reading) -> tuple[list[Event], bytes]:
-    """The events that are whole, and the text behind them."""
-    cuts = [*_BETWEEN.finditer(text, max(0, len(text) - _TAIL_BYTES))] or [*_BETWEEN.finditer(text)]
-    # A cut inside an event leaves a bracket or a string open: text that decodes was cut between two.
-    for cut in reversed(cuts[-_TRIES:]):
-        try:
-            return _decode(text[: cut.start()], reading), text[cut.end() :]
-        except msgspec.DecodeError:
-            continue
-    if not cuts:
-        return [], text
-    return _salvage(text[: cuts[-1].start()], reading), text[cuts[-1].end() :]
-
-
-def _take_last(text: bytes, reading: Reading) -> list[Event]:
-    """The events of the last piece, and the fields that follow the array."""
-    stripped = text.strip()
-    if stripped[:1] == b"]":  # all events were taken
-        _trailer(stripped, reading)
-        return []
-    for mark in reversed([*_END.finditer(text)]):
-        end = mark.end()
-        try:
-            events = _decode(text[:end], reading)
-        except msgspec.DecodeError:
-            continue
-        _trailer(text[end:].strip(), reading)
-        return events
-    reading.notes.append("it is cut off: read up to there")
-    ends = [mark.start() for mark in re.finditer(rb"\}", text)]
-    for end in reversed(ends[-10 * _TRIES :]):
-        try:
-            return _decode(text[: end + 1], reading)
-        except msgspec.DecodeError:
-            continue
-    return _salvage(text, reading)
-
-
 def _trailer(text: bytes, reading: Reading) -> None:
     rest = text.removeprefix(b"]").strip().removeprefix(b",").strip()
     if rest not in (b"", b"}"):
         reading.head |= _fields(b"{" + rest, reading)
     elif not rest and reading.head:
         reading.notes.append("it is cut off behind its last event")
-
-
-def _decode(text: bytes, reading: Reading) -> list[Event]:
-    """Raises msgspec.DecodeError where the text is no JSON."""
-    whole = b"[" + text + b"]"
-    try:
-        events = _EVENTS.decode(whole)
-    except msgspec.ValidationError:  # JSON, but for instance a name that is a number
-        pieces = msgspec.json.decode(whole, type=list[msgspec.Raw])
-        events = [event for piece in pieces if (event := _one(piece, reading)) is not None]
-    except UnicodeDecodeError:
-        return _decode(text.decode("utf-8", "replace").encode(), reading)
-    reading.num_events += len(events)
-    return events
-
-
-def _salvage(text: bytes, reading: Reading) -> list[Event]:
-    """Of text that is no JSON: those events that are."""
-    events = [event for piece in _BETWEEN.split(text) if (event := _one(piece, reading)) is not None]
-    reading.num_events += len(events)
-    return events
-
-
-def _one(piece: bytes | msgspec.Raw, reading: Reading) -> Event | None:
-    try:
-        return _EVENT.decode(piece)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        reading.num_unreadable += 1
-        return None

@@ -76,8 +76,6 @@ class Collective:
     start_s: float
     dur_s: float
     step: int | None
-    arrived_s: float
-    """When the last rank had come to it: until then it waits. `start_s` where that is unknown."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +111,10 @@ class RankTrace:
     num_events: int
     notes: tuple[str, ...]
     """What was left out of this rank's trace, and why."""
+    zero_s: float = 0.0
+    """The moment from which the trace's own timestamps count."""
+    clock_s: float = 0.0
+    """By how much its times were moved, to be those of the capture's clock."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ class CollectiveRow:
     total_s: float
     """Mean over the ranks."""
     transfer_s: float
-    """Median from the last rank's coming to the end: what the network took."""
+    """Median from the last rank's coming to the end: what the network took. `median_s` if that is unknown."""
     busbw_bytes_per_s: float
     """From `transfer_s`, as nccl-tests defines it."""
     slowest_s: float

@@ -59,6 +59,7 @@ def read_rank(path: Path) -> RankTrace:
         peak_bytes=gathered.peak_bytes,
         num_events=reading.num_events,
         notes=tuple(notes),
+        zero_s=_zero_s(reading.head),
     )
 
 
@@ -97,7 +98,7 @@ def _collectives(calls: list[Call], base_us: float, zero_s: float, steps: Steps)
             step = steps.step_of(start_ns)
             dur_s = int(nanoseconds(call.dur_us)) * 1e-9
             collectives.append(
-                Collective(call.kind, call.group, call.num_ranks, call.bytes, start_s, dur_s, step, start_s)
+                Collective(call.kind, call.group, call.num_ranks, call.bytes, start_s, dur_s, step)
             )
     return tuple(collectives)
 

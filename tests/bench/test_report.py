@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from ddp_hpc.bench.report import Column, Panel, check_files, document, table, write_files
+from ddp_hpc.bench.report import Panel, check_files, document, write_files
 from ddp_hpc.errors import RequestError
+from ddp_hpc.tables import Column, table
 
 PANELS = [Panel("two ranks", [("a", 1.5, "1.5"), ("b", 300.0, "300")]), Panel("four", [("a", 2.0, "2")])]
 
