@@ -28,18 +28,19 @@ from numpy.typing import NDArray
 from data_gen import Recipe, synthetic
 from data_gen.ranks import joined
 from ddp_hpc.bench import report
+from ddp_hpc.tables import Column, table
 from ddp_hpc.units import format_bytes
 
 ROWS = [("generate", 1), ("write", 1), ("data_gen", 1), ("write", 2), ("data_gen", 2)]
 FILLED: set[int] = set()
 COLUMNS = [
-    report.Column("name", "what"),
-    report.Column("ranks", "writers"),
-    report.Column("seconds", "s", "{:.2f}".format),
-    report.Column("bytes_per_s", "GB/s", lambda rate: f"{rate / 1e9:.2f}"),
-    report.Column("vs_write", "of write", "{:.2f}".format),
-    report.Column("vs_generate", "of generate", "{:.2f}".format),
-    report.Column("peak_bytes", "peak", format_bytes),
+    Column("name", "what"),
+    Column("ranks", "writers"),
+    Column("seconds", "s", "{:.2f}".format),
+    Column("bytes_per_s", "GB/s", lambda rate: f"{rate / 1e9:.2f}"),
+    Column("vs_write", "of write", "{:.2f}".format),
+    Column("vs_generate", "of generate", "{:.2f}".format),
+    Column("peak_bytes", "peak", format_bytes),
 ]
 
 
@@ -148,7 +149,7 @@ def main() -> None:
     finally:
         for row in ROWS:
             file_of(args, *row).unlink(missing_ok=True)
-    print(report.table(COLUMNS, rows))
+    print(table(COLUMNS, rows))
     print(f"one writer's file and two writers' file: {'the same bytes' if same else 'NOT the same bytes'}")
     result = report.document("generate", rows, machine=report.machine(), same_bytes=same)
     report.write_files(result, args.json, None, [], "")

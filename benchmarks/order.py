@@ -22,6 +22,7 @@ from pathlib import Path
 
 from ddp_hpc.bench import report
 from ddp_hpc.data.order import EpochOrder
+from ddp_hpc.tables import Column, table
 
 BATCH, NUM_BATCHES = 32, 2000
 RUNS = {"epoch_order": 5, "distributed_sampler": 1}
@@ -117,14 +118,14 @@ def main() -> None:
         ]
         rows.append(runs[0] | {field: statistics.median(run[field] for run in runs) for field in MEASURED})
     columns = [
-        report.Column("name", "order"),
-        report.Column("samples", "samples", "{:.0e}".format),
-        report.Column("open_us", "open ms", lambda us: f"{us / 1e3:.2f}"),
-        report.Column("peak_bytes", "peak MB", lambda size: f"{size / 1e6:.1f}"),
-        report.Column("batch_us", "batch us", "{:.1f}".format),
-        report.Column("resume_us", "resume ms", lambda us: f"{us / 1e3:.2f}"),
+        Column("name", "order"),
+        Column("samples", "samples", "{:.0e}".format),
+        Column("open_us", "open ms", lambda us: f"{us / 1e3:.2f}"),
+        Column("peak_bytes", "peak MB", lambda size: f"{size / 1e6:.1f}"),
+        Column("batch_us", "batch us", "{:.1f}".format),
+        Column("resume_us", "resume ms", lambda us: f"{us / 1e3:.2f}"),
     ]
-    print(report.table(columns, rows))
+    print(table(columns, rows))
     result = report.document("order", rows, machine=report.machine(), ranks=options.ranks)
     report.write_files(result, options.json, None, [], "")
 

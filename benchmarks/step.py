@@ -24,16 +24,17 @@ from typing import Any
 
 from data_gen import Recipe, generate
 from ddp_hpc.bench import report
+from ddp_hpc.tables import Column, table
 
 BATCH_SIZE, WARM_UP = 32, 3
 SHAPES = (1, 512), (20, 512)
 COLUMNS = [
-    report.Column("name", "loop"),
-    report.Column("median_s", "s", "{:.4f}".format),
-    report.Column("min_s", "min s", "{:.4f}".format),
-    report.Column("max_s", "max s", "{:.4f}".format),
-    report.Column("vs_lesson", "/ lesson", "{:.3f}".format),
-    report.Column("loss_distance", "loss off by", "{:.1e}".format),
+    Column("name", "loop"),
+    Column("median_s", "s", "{:.4f}".format),
+    Column("min_s", "min s", "{:.4f}".format),
+    Column("max_s", "max s", "{:.4f}".format),
+    Column("vs_lesson", "/ lesson", "{:.3f}".format),
+    Column("loss_distance", "loss off by", "{:.1e}".format),
 ]
 FAST = ["--fused", "--amp", "bf16", "--compile", "--matmul-precision", "high"]
 LOOPS = {
@@ -181,7 +182,7 @@ def main() -> None:
     from ddp_hpc.training.devices import device_kind
 
     rows = measure(args.steps, device_kind(args.device))
-    print(report.table(COLUMNS, rows))
+    print(table(COLUMNS, rows))
     if args.json is not None:
         report.write_files(report.document("step", rows, machine=report.machine()), args.json, None, [], "")
 

@@ -28,6 +28,7 @@ from torch.nn import functional
 
 from ddp_hpc.bench import report
 from ddp_hpc.data.batches import Position
+from ddp_hpc.tables import Column, table
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.ending import Parts
 from ddp_hpc.training.heartbeat import start_heartbeat
@@ -41,11 +42,11 @@ from ddp_hpc.training.task import SampleSpec, make_task
 
 SPEC = SampleSpec((1, 512), (20, 512), None)
 COLUMNS = [
-    report.Column("name", "what"),
-    report.Column("median_s", "s", "{:.6f}".format),
-    report.Column("max_s", "max s", "{:.6f}".format),
-    report.Column("vs_torch_save", "/ torch_save", "{:.3f}".format),
-    report.Column("vs_step", "/ step", "{:.5f}".format),
+    Column("name", "what"),
+    Column("median_s", "s", "{:.6f}".format),
+    Column("max_s", "max s", "{:.6f}".format),
+    Column("vs_torch_save", "/ torch_save", "{:.3f}".format),
+    Column("vs_step", "/ step", "{:.5f}".format),
 ]
 
 
@@ -163,7 +164,7 @@ def main() -> None:
             sys.exit(f"error: the part under mpiexec ended with exit code {done.returncode}")
         rows += json.loads(done.stdout.splitlines()[0])
     result = report.document("survival", rows, machine=report.machine())
-    print(report.table(COLUMNS, rows))
+    print(table(COLUMNS, rows))
     if args.json is not None:
         report.write_files(result, args.json, None, [], "")
 

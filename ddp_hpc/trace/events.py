@@ -22,6 +22,7 @@ _BETWEEN = re.compile(rb"(?<=\})\s*,\s*(?=\{)")
 _END = re.compile(rb"\}\s*(?=\])")
 _TAIL_BYTES = 1 << 16
 _TRIES = 20
+_SURELY_BROKEN_BYTES = 4 * _BLOCK_BYTES
 
 
 class Event(msgspec.Struct, gc=False):
@@ -110,7 +111,7 @@ class _Reader(Generic[_Event]):
                 return self._decode(text[: cut.start()]), text[cut.end() :]
             except msgspec.DecodeError:
                 continue
-        if not cuts:
+        if len(text) < _SURELY_BROKEN_BYTES:  # an event that is not whole yet has cuts too, within
             return [], text
         return self._salvage(text[: cuts[-1].start()]), text[cuts[-1].end() :]
 
@@ -120,7 +121,7 @@ class _Reader(Generic[_Event]):
         if stripped[:1] == b"]":  # all events were taken
             _trailer(stripped, self._reading)
             return []
-        for mark in reversed([*_END.finditer(text)]):
+        for mark in reversed([*_END.finditer(text)][-10 * _TRIES :]):
             end = mark.end()
             try:
                 events = self._decode(text[:end])
@@ -128,6 +129,10 @@ class _Reader(Generic[_Event]):
                 continue
             _trailer(text[end:].strip(), self._reading)
             return events
+        marks = [*_END.finditer(text)]
+        if marks and text.rstrip().endswith((b"}", b"]")):  # it has its end
+            _trailer(text[marks[-1].end() :].strip(), self._reading)
+            return self._salvage(text[: marks[-1].end()])
         self._reading.notes.append("it is cut off: read up to there")
         ends = [mark.start() for mark in re.finditer(rb"\}", text)]
         for end in reversed(ends[-10 * _TRIES :]):
@@ -152,7 +157,8 @@ class _Reader(Generic[_Event]):
 
     def _salvage(self, text: bytes) -> list[_Event]:
         """Of text that is no JSON: those events that are."""
-        events = [event for piece in _BETWEEN.split(text) if (event := self._one(piece)) is not None]
+        pieces = [piece for piece in _BETWEEN.split(text) if b'"ph"' in piece]
+        events = [event for piece in pieces if (event := self._one(piece)) is not None]
         self._reading.num_events += len(events)
         return events
 
