@@ -1,0 +1,151 @@
+"""Reading traces: `ddp-hpc report` against just parsing the same files, and against HolisticTraceAnalysis.
+
+python benchmarks/traces.py [--gib 1] [--ranks 8] [--hta PYTHON] [--json FILE]
+
+One real recording of the default training is told again and again, its times moved on, until --ranks
+files hold --gib together. Each way is a process of its own with as many readers as there are cores:
+`parse` decodes every file with msgspec, the library that the report uses, to Python objects, and drops
+them. `HolisticTraceAnalysis` loads the folder with its TraceAnalysis; PYTHON is an interpreter that has
+it (python -m venv hta && hta/bin/pip install HolisticTraceAnalysis). Memory is the most that all
+processes of a way held at one time (PSS), sampled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from ddp_hpc.bench import report
+from ddp_hpc.tables import Column, table
+
+COLUMNS = [
+    Column("name", "way"),
+    Column("wall_s", "s", "{:.2f}".format),
+    Column("peak_bytes", "peak MiB", lambda num: f"{num / 2**20:.0f}"),
+    Column("vs_parse", "/ parse", "{:.2f}".format),
+]
+_HTA = "import sys; from hta.trace_analysis import TraceAnalysis; TraceAnalysis(trace_dir=sys.argv[1])"
+
+
+def parse_one(path: str) -> None:
+    import msgspec
+
+    msgspec.json.decode(Path(path).read_bytes())
+
+
+def parse(folder: Path) -> None:
+    files = sorted(map(str, folder.iterdir()))
+    with ProcessPoolExecutor(min(len(files), len(os.sched_getaffinity(0))), get_context("fork")) as pool:
+        list(pool.map(parse_one, files))
+
+
+def make_traces(folder: Path, ranks: int, num_bytes: int) -> None:
+    """Files of about the same size whose events are those of a real training."""
+    with tempfile.TemporaryDirectory() as home:
+        words = "--max-steps 5 --num-samples 128 --batch-size 8 --trace-dir traces --trace-window 1,1,2,1"
+        argv = [sys.executable, "-m", "ddp_hpc.train", *words.split()]
+        subprocess.run(argv, cwd=home, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        import gzip
+
+        document = json.loads(
+            gzip.decompress((Path(home) / "traces/rank00000-of-00001.json.gz").read_bytes())
+        )
+    events = [event for event in document.pop("traceEvents") if event["ph"] != "M"]
+    first_us = min(event["ts"] for event in events)
+    length_us = max(event["ts"] + event.get("dur", 0) for event in events) - first_us
+    for rank in range(ranks):
+        document["distributedInfo"] = {"backend": "gloo", "rank": rank, "world_size": ranks}
+        with (folder / f"rank{rank:05d}-of-{ranks:05d}.json").open("w") as file:
+            file.write(json.dumps(document, indent=2)[:-2] + ',\n  "traceEvents": [\n')
+            for again in range(10**6):
+                moved = []
+                for event in events:
+                    name = event["name"]
+                    if name.startswith("ProfilerStep#"):
+                        name = f"ProfilerStep#{int(name[13:]) + 1000 * again}"
+                    moved.append({**event, "name": name, "ts": round(event["ts"] + again * length_us, 3)})
+                # Kineto writes each field on a line of its own, as indent does.
+                text = json.dumps(moved, indent=2)[2:-2]
+                file.write((",\n" if again else "") + text)
+                if file.tell() >= num_bytes / ranks:
+                    break
+            file.write("\n  ]\n}\n")
+
+
+def measured(argv: list[str]) -> tuple[float, int]:
+    """Seconds, and the most memory of the process and those it started."""
+    start_s = time.perf_counter()
+    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, start_new_session=True)
+    peak = 0
+    while process.poll() is None:
+        peak = max(peak, _held_bytes(process.pid))
+        time.sleep(0.05)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(argv[:4])}: exit code {process.returncode}")
+    return time.perf_counter() - start_s, peak
+
+
+def _held_bytes(session: int) -> int:
+    total = 0
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdecimal() and os.getsid(int(entry.name)) == session:
+                text = (entry / "smaps_rollup").read_text()
+                total += sum(
+                    int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:")
+                )
+        except (OSError, ProcessLookupError):
+            continue
+    return total
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--gib", type=float, default=1.0)
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument(
+        "--hta", type=Path, metavar="PYTHON", help="an interpreter with HolisticTraceAnalysis"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--parse", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.parse:
+        parse(args.parse)
+        return
+    with tempfile.TemporaryDirectory() as home:
+        folder = Path(home)
+        make_traces(folder, args.ranks, int(args.gib * 2**30))
+        size = sum(file.stat().st_size for file in folder.iterdir())
+        ways = {
+            "parse (msgspec)": [sys.executable, __file__, "--parse", str(folder)],
+            "ddp-hpc report": [sys.executable, "-m", "ddp_hpc", "report", str(folder)],
+        }
+        if args.hta:
+            ways["HolisticTraceAnalysis"] = [str(args.hta), "-c", _HTA, str(folder)]
+        for file in folder.iterdir():
+            file.read_bytes()  # into the page cache, for all of them
+        rows: list[dict[str, Any]] = []
+        for name, argv in ways.items():
+            wall_s, peak_bytes = measured(argv)
+            rows.append({"name": name, "wall_s": wall_s, "peak_bytes": peak_bytes, "trace_bytes": size})
+        for row in rows:
+            row["vs_parse"] = row["wall_s"] / rows[0]["wall_s"]
+    print(f"{size / 2**30:.2f} GiB in {args.ranks} traces, {len(os.sched_getaffinity(0))} cores")
+    print(table(COLUMNS, rows))
+    result = report.document("traces", rows, ["msgspec"], machine=report.machine())
+    report.write_files(result, args.json, None, [], "")
+
+
+if __name__ == "__main__":
+    main()
