@@ -285,6 +285,15 @@ _PATH = click.Path(path_type=Path)
     metavar="all|0|0,7",
     help="Ranks that record.",
 )
+@click.option("--trace-stacks", is_flag=True, help="Record the Python lines too: steps take longer.")
+@click.option("--trace-flops", is_flag=True, help="Estimate FLOPs of matrix products and convolutions too.")
+@click.option(
+    "--trace-max-mib",
+    type=float,
+    default=1024,
+    metavar="MIB",
+    help="A rank's trace that is larger is not kept; its table is.",
+)
 @click.option("--summary", type=_PATH, help="One JSON object at the end, written by rank 0.")
 @click.option("--log-every", type=int, default=10, help="Steps between two lines of progress.")
 @click.version_option(__version__, prog_name="ddp-hpc")
@@ -391,6 +400,7 @@ def _traced(config: TrainConfig, group: Group) -> AbstractContextManager[Trace]:
     return traced(
         folder, rank, group.world.world_size, group.device,
         wait=wait, warmup=warmup, active=active, repeat=repeat,
+        with_stack=config.trace_stacks, with_flops=config.trace_flops, max_mib=config.trace_max_mib,
     )  # fmt: skip
 
 

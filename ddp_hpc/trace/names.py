@@ -8,7 +8,8 @@ import re
 _REGIONS = {
     "data": ("data", "dataloader", "data_loading", "enumerate(dataloader)", "get_batch", "next_batch"),
     "forward": ("forward", "distributeddataparallel.forward", "fullyshardeddataparallel.forward"),
-    "backward": ("backward", "autograd::engine::evaluate_function"),
+    # One pass of a pipeline is both, by turns.
+    "backward": ("backward", "autograd::engine::evaluate_function", "forward and backward"),
     "optimizer": ("optimizer", "optimizer.step", "optimizer.zero_grad", "optimizer_step"),
     "snapshot": ("snapshot", "checkpoint", "save_checkpoint"),
 }

@@ -110,6 +110,9 @@ class TrainConfig:
     trace_dir: Path | None = None
     trace_window: tuple[int, ...] = (1, 1, 2, 1)  # steps: wait, warmup, active; and rounds of them
     trace_ranks: frozenset[int] | None = None  # None: all
+    trace_stacks: bool = False
+    trace_flops: bool = False
+    trace_max_mib: float = 1024.0
     summary: Path | None = None
     log_every: int = 10
 
@@ -117,7 +120,7 @@ class TrainConfig:
         positive = ("num_samples", "epochs", "batch_size", "accumulate", "log_every", "max_steps", "threads")
         times = ("init_timeout_s", "timeout_s", "snapshot_every_s", "hang_timeout_s")
         more = ("snapshot_every_steps", "keep", "lr", "clip_norm", "bucket_mib", "devices_per_rank")
-        for name in (*positive, *more, "pipeline_chunks", *times):
+        for name in (*positive, *more, "pipeline_chunks", "trace_max_mib", *times):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise RequestError(

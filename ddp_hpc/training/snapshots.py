@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from torch.profiler import record_function
 
 from ddp_hpc.errors import DataError
 from ddp_hpc.training.folder_lock import FolderLock
@@ -112,11 +113,12 @@ class SnapshotFolder:
         tick: Callable[[], None] = lambda: None,
     ) -> None:
         """Copies the state and writes it in a thread; waits for the save before this one, as `wait` does."""
-        self.wait(tick)
-        for name, tensors in ((MODEL, model), (TRAINING, training)):
-            if name not in self._images or not self._images[name].fits(tensors):
-                self._images[name] = FileImage(tensors)
-            self._images[name].fill(tensors)
+        with record_function("snapshot"):
+            self.wait(tick)
+            for name, tensors in ((MODEL, model), (TRAINING, training)):
+                if name not in self._images or not self._images[name].fits(tensors):
+                    self._images[name] = FileImage(tensors)
+                self._images[name].fill(tensors)
         self._writer = threading.Thread(target=self._write, args=(step, dict(about)), name="save")
         self._writer.start()
 

@@ -44,12 +44,14 @@ def traced(
     repeat: int = 1,
     with_stack: bool = False,
     with_flops: bool = False,
+    max_mib: float = 1024.0,
 ) -> Iterator[Trace]:
     """Records this rank's steps `wait + warmup` to `wait + warmup + active`, `repeat` times over.
 
     `folder` gets `rank00003-of-00008.json.gz`, which opens in Perfetto, and `rank00003-of-00008.txt`,
     the key averages by device time; those of a second round have `-2` behind the name. None: nothing
-    is recorded. A trace that cannot be written is a warning: the work goes on.
+    is recorded. A trace that cannot be written, or of more than `max_mib` MiB, is a warning and is not
+    kept: the work goes on.
 
     Raises:
         RequestError: the folder cannot be made, or the window has no step in it.
@@ -74,7 +76,7 @@ def traced(
         num_written += 1
         path = folder / (name if num_written == 1 else f"{name}-{num_written}")
         try:
-            _write(profiler, path, device)
+            _write(profiler, path, device, max_mib)
         except (OSError, RuntimeError) as error:
             print(f"warning: {path}: the trace was not written: {error}", file=sys.stderr)  # noqa: T201
 
@@ -112,18 +114,28 @@ def _activities(device: torch.device) -> list[ProfilerActivity]:
     return [ProfilerActivity.CPU, *of_device.get(device.type, [])]
 
 
-def _write(profiler: profile, path: Path, device: torch.device) -> None:
-    """Both files, each whole or not at all."""
-    # The suffix is what makes torch compress it.
-    with partial_file(path, _WRITER) as partial:
-        compressed = partial.with_name(f"{partial.name}.json.gz")
-        try:
-            profiler.export_chrome_trace(str(compressed))
-            compressed.replace(path.with_name(f"{path.name}.json.gz"))
-        finally:
-            compressed.unlink(missing_ok=True)
+def _write(profiler: profile, path: Path, device: torch.device, max_mib: float) -> None:
+    """Both files, each whole or not at all.
+
+    Raises:
+        OSError: one cannot be written, or the trace is too large.
+    """
     order = "self_cpu_time_total" if device.type == "cpu" else "self_device_time_total"
     table = profiler.key_averages().table(sort_by=order, row_limit=_TABLE_ROWS)
     with partial_file(path.with_name(f"{path.name}.txt"), _WRITER) as partial:
         partial.write_text(table + "\n", encoding="utf-8")
         partial.replace(path.with_name(f"{path.name}.txt"))
+    # The suffix is what makes torch compress it.
+    with partial_file(path, _WRITER) as partial:
+        compressed = partial.with_name(f"{partial.name}.json.gz")
+        try:
+            profiler.export_chrome_trace(str(compressed))
+            size_mib = compressed.stat().st_size / 2**20
+            if size_mib > max_mib:
+                raise OSError(
+                    f"it has {size_mib:.1f} MiB, where {max_mib:g} are allowed; record fewer steps or ranks, "
+                    "or no stacks, or allow more (--trace-max-mib)"
+                )
+            compressed.replace(path.with_name(f"{path.name}.json.gz"))
+        finally:
+            compressed.unlink(missing_ok=True)

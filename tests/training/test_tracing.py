@@ -69,3 +69,23 @@ def test_a_window_that_is_none_is_refused(options, words, tmp_path, forks):
 def test_a_training_that_ends_before_the_window_says_so(tmp_path, forks):
     job = forks.run(*WORDS, "--trace-dir", "traces", "--max-steps", "2", cwd=tmp_path, ranks=1)
     assert "no trace: the loop ended before step 3" in job.words()
+
+
+def test_a_snapshot_has_a_region_of_its_own(tmp_path, forks):
+    words = [*WORDS, "--trace-dir", "traces", "--trace-window", "1,1,4,1"]
+    forks.run(*words, "--snapshot-dir", "snapshots", "--snapshot-every-steps", "3", cwd=tmp_path, ranks=1)
+    assert "snapshot" in [event["name"] for event in _events(tmp_path / "traces", 0, 1)]
+
+
+def test_stacks_and_flops_are_recorded_where_asked_for(tmp_path, forks):
+    words = [*WORDS, "--trace-dir", "traces", "--trace-stacks", "--trace-flops"]
+    forks.run(*words, cwd=tmp_path, ranks=1)
+    assert any(event.get("cat") == "python_function" for event in _events(tmp_path / "traces", 0, 1))
+    assert "FLOPs" in (tmp_path / "traces" / "rank00000-of-00001.txt").read_text()
+
+
+def test_a_trace_that_is_too_large_is_a_warning_and_not_kept(tmp_path, forks):
+    words = [*WORDS, "--trace-dir", "traces", "--trace-max-mib", "0.001"]
+    job = forks.run(*words, cwd=tmp_path, ranks=1)
+    assert "where 0.001 are allowed; record fewer steps or ranks" in job.words()
+    assert [path.name for path in (tmp_path / "traces").iterdir()] == ["rank00000-of-00001.txt"]
