@@ -78,7 +78,10 @@ def _read_all(files: Sequence[Path], num_processes: int) -> Iterator[tuple[Path,
     # The largest first, as the last to be begun decides when all are done.
     ordered = sorted(files, key=lambda file: -file.stat().st_size)
     with _pool(min(num_processes, len(files))) as pool:
+        # The readers are begun by the first of these, and keep the mask: Ctrl-C is for the one who waits.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         futures: dict[Future[RankTrace | OSError], Path] = {pool.submit(_read, f): f for f in ordered}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         for future in as_completed(futures):
             try:
                 yield futures.pop(future), future.result()
@@ -98,12 +101,7 @@ def _read(file: Path) -> RankTrace | OSError:
 
 @contextmanager
 def _pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
-    pool = ProcessPoolExecutor(
-        num_processes,
-        get_context("fork"),
-        initializer=signal.signal,
-        initargs=(signal.SIGINT, signal.SIG_IGN),
-    )
+    pool = ProcessPoolExecutor(num_processes, get_context("fork"))
     try:
         yield pool
     except BaseException:
@@ -126,7 +124,7 @@ def _one_run(traces: list[RankTrace]) -> tuple[tuple[RankTrace, ...], list[str]]
         for trace in other
     ]
     of_rank: dict[int, RankTrace] = {}
-    for trace in sorted(run, key=lambda trace: (trace.rank < 0, trace.path)):
+    for trace in sorted(run, key=lambda trace: (trace.rank < 0, trace.steps[0].start_s, trace.path)):
         name = Path(trace.path).name
         rank = trace.rank
         if rank < 0:

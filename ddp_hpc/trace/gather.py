@@ -85,7 +85,9 @@ def gather(events: list[Event], gathered: Gathered, world_size: int) -> None:
         for event in of.pop(old, ()):
             event.cat = new
             of[new].append(event)
-    host = of["cpu_op"] + of["user_annotation"]
+    host = (
+        of["user_annotation"] + of["cpu_op"]
+    )  # of two that last as long, the annotation encloses the operator
     gathered.host.add([event for event in host if event.ph == "X"])
     gathered.device_regions.add(of["gpu_user_annotation"])
     calls = [

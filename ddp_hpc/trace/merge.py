@@ -27,7 +27,7 @@ def write_merged(ranks: Sequence[RankTrace], target: Path) -> int:
     Raises:
         DdpHpcError: it cannot be written, or a trace is gone.
     """
-    earliest_s = min(trace.zero_s + trace.clock_s for trace in ranks)
+    zero_ns = [trace.zero_ns + round(trace.clock_s * 1e9) for trace in ranks]
     num_events = 0
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -35,8 +35,8 @@ def write_merged(ranks: Sequence[RankTrace], target: Path) -> int:
             packed = target.suffix == ".gz"
             with cast(BinaryIO, gzip.open(partial, "wb", 4) if packed else partial.open("wb")) as out:
                 out.write(b'{"schemaVersion":1,"displayTimeUnit":"ms","traceEvents":[\n')
-                for trace in ranks:
-                    for events in _moved(trace, (trace.zero_s + trace.clock_s - earliest_s) * 1e6):
+                for trace, own_ns in zip(ranks, zero_ns, strict=True):
+                    for events in _moved(trace, (own_ns - min(zero_ns)) * 1e-3):
                         out.write(b",\n" if num_events else b"")
                         out.write(msgspec.json.encode(events)[1:-1])
                         num_events += len(events)

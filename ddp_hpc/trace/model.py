@@ -111,8 +111,9 @@ class RankTrace:
     num_events: int
     notes: tuple[str, ...]
     """What was left out of this rank's trace, and why."""
-    zero_s: float = 0.0
-    """The moment from which the trace's own timestamps count."""
+    zero_ns: int = 0
+    """The moment from which the trace's own timestamps count: whole, as seconds would lose what is below
+    a quarter of a microsecond."""
     clock_s: float = 0.0
     """By how much its times were moved, to be those of the capture's clock."""
 

@@ -37,10 +37,10 @@ def read_rank(path: Path) -> RankTrace:
     firsts = [columns.first_us() for columns in (gathered.host, gathered.device)]
     base_us = min((first for first in firsts if first is not None), default=0.0)
     steps = measure(gathered, base_us)
-    zero_s = _zero_s(reading.head) + base_us * 1e-6
+    zero_s = _zero_ns(reading.head) * 1e-9 + base_us * 1e-6
     collectives = _collectives(gathered.calls, base_us, zero_s, steps)
     spans = _spans(steps, zero_s, collectives)
-    notes = reading.notes + _notes(gathered, steps, len(spans))
+    notes = reading.notes + (_notes(gathered, steps, len(spans)) if reading.num_events else [])
     host = reading.head.get("host_name")
     return RankTrace(
         rank=rank,
@@ -59,7 +59,7 @@ def read_rank(path: Path) -> RankTrace:
         peak_bytes=gathered.peak_bytes,
         num_events=reading.num_events,
         notes=tuple(notes),
-        zero_s=_zero_s(reading.head),
+        zero_ns=_zero_ns(reading.head),
     )
 
 
@@ -74,10 +74,10 @@ def _place(path: Path, head: dict[str, Any]) -> tuple[int, int]:
     return -1, 0
 
 
-def _zero_s(head: dict[str, Any]) -> float:
+def _zero_ns(head: dict[str, Any]) -> int:
     """The moment from which the trace counts: Kineto's `baseTimeNanoseconds`, 0 in older ones."""
     base = head.get("baseTimeNanoseconds")
-    return base * 1e-9 if isinstance(base, int) else 0.0
+    return base if isinstance(base, int) else 0
 
 
 def _device(gathered: Gathered, head: dict[str, Any]) -> str:

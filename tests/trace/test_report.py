@@ -1,0 +1,160 @@
+"""`ddp-hpc report`: what is printed, what is written, what is refused."""
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.trace.made import annotation, event, step, write
+
+REPORT = [sys.executable, "-m", "ddp_hpc", "report"]
+
+
+def _run(folder, size=2, **parts):
+    for rank in range(size):
+        events = [e for i in range(3) for e in step(i + 2, 1000.0 * i, **parts)]
+        write(folder / f"rank{rank:05d}-of-{size:05d}.json.gz", events, rank, size)
+    return folder
+
+
+def _report(*words, cwd):
+    return subprocess.run([*REPORT, *map(str, words)], cwd=cwd, capture_output=True, text=True, timeout=60)
+
+
+def test_the_report_for_a_terminal(tmp_path):
+    ended = _report(_run(tmp_path / "run"), cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert (
+        ended.stdout
+        == """\
+run: 2 of 2 ranks, 3 steps each, on cpu, hosts: node1
+
+A step takes 0.00035 s: 57% backward, 29% forward, 11% communication that nothing hides, 3% waiting for data.
+Of all collectives all_reduce of 3.9 KiB takes most time: 9e-05 s a step in 1 calls of 9e-05 s, of which the \
+network took 9e-05 s, 0.0444 GB/s of bus bandwidth.
+56% of the communication is hidden behind computing.
+
+ms of a mean step  step  data  forward  backward  comm exposed  comm hidden
+run                0.35  0.01     0.10      0.20          0.04         0.05
+
+slowest rank first  step  data  forward  backward  comm exposed  comm hidden
+rank 0              0.35  0.01     0.10      0.20          0.04         0.05
+rank 1              0.35  0.01     0.10      0.20          0.04         0.05
+
+collective     size  ranks  calls  total ms  median ms  transfer ms  busbw GB/s  slowest ms  rank, step
+all_reduce  3.9 KiB      2      3      0.27       0.09         0.09       0.044        0.09        0, 2
+
+operator       calls a rank  self ms  total ms  largest self ms  of rank
+MmBackward                3     0.60      0.60             0.60        1
+aten::mm                  3     0.30      0.30             0.30        1
+backward                  3     0.12      0.72             0.12        1
+data                      3     0.03      0.03             0.03        1
+ProfilerStep*             3     0.00      1.05             0.00        1
+forward                   3     0.00      0.30             0.00        1
+"""
+    )
+
+
+def test_a_comparison_says_first_what_changed(tmp_path):
+    _run(tmp_path / "new", data=10)
+    _run(tmp_path / "old", data=510)
+    ended = _report("new", "--compare", "old", cwd=tmp_path)
+    assert ended.stdout.splitlines()[2] == (
+        "new against old: a step takes 0.00035 s, not 0.00085 s (2.43 times faster): "
+        "waiting for data takes 1e-05 s, not 0.00051 s, which is 100% of the difference."
+    )
+
+
+def test_json_holds_all_numbers(tmp_path):
+    _run(tmp_path / "run")
+    assert _report("run", "--json", "new/report.json", cwd=tmp_path).returncode == 0
+    document = json.loads((tmp_path / "new/report.json").read_text())
+    capture = document["captures"][0]
+    assert (document["name"], capture["world_size"], len(capture["ranks"])) == ("report", 2, 2)
+    assert capture["mean"]["wall_s"] == pytest.approx(350e-6)
+    assert capture["collectives"][0]["busbw_bytes_per_s"] == pytest.approx(4000 / 90e-6)
+    again = _report("run", "--json", "new/report.json", cwd=tmp_path)
+    assert again.returncode == 0, "its own file is written anew"
+
+
+def test_the_merged_trace_has_each_rank_as_a_process_on_one_clock(tmp_path):
+    arrow = {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 5, "pid": 7, "tid": 1, "ts": 1.0}
+    frame = event("python_function", "train.py(1): main", 0, 10)
+    for rank in (0, 1):
+        named = {"ph": "M", "name": "process_name", "pid": 7, "tid": 0, "ts": 0.0, "args": {"name": "python"}}
+        events = [named, arrow, frame, *step(2, 100)]
+        write(tmp_path / "run" / f"rank{rank}.json", events, rank, 2, base_ns=10**18 + rank * 10**6)
+    ended = _report("run", "--merged", "all.json.gz", cwd=tmp_path)
+    assert ended.stderr == "all.json.gz: 18 events of 2 ranks\n"
+    events = json.loads(gzip.decompress((tmp_path / "all.json.gz").read_bytes()))["traceEvents"]
+    assert {one["pid"] for one in events} == {0, 1000}
+    assert [one["args"]["name"] for one in events if one["name"] == "process_name"] == [
+        "rank 0 node1",
+        "rank 1 node1",
+    ]
+    assert [one["ts"] for one in events if one["name"] == "ProfilerStep#2"] == [100, 1100]
+    assert [one["id"] for one in events if one["name"] == "ac2g"] == ["0.5", "1.5"]
+    assert not any(one.get("cat") == "python_function" for one in events)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere"], "nowhere: no such folder"),
+        (["run", "--compare", "nowhere"], "nowhere: no such folder"),
+        (["run", "--json", "run"], "--json run: a folder; name a file"),
+        (["run", "--json", "notes.txt"], "exists, and this option did not write it"),
+        (["run", "-o", "notes.txt"], "exists, and this option did not write it"),
+        (["run", "-o", "run/rank00000-of-00002.json.gz"], "exists, and this option did not write it"),
+        (["run", "--json", "a", "-o", "a"], "names the same file"),
+        (["run", "--merged", "all.txt"], "has to end in .json or .json.gz"),
+        (["run", "--merged", "run/all.json"], "would be taken for a rank's trace"),
+        (["run", "--processes", "0"], "0"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_is_overwritten(tmp_path, words, said):
+    _run(tmp_path / "run")
+    (tmp_path / "notes.txt").write_text("mine")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    ended = _report(*words, cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert said in ended.stderr
+    assert len(ended.stderr.splitlines()) <= 4
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_names_in_a_trace_do_not_reach_the_terminal_as_commands(tmp_path):
+    events = [annotation("ProfilerStep#0", 0, 10), event("cpu_op", "\x1b[2J\x07evil\nline" + "x" * 500, 0, 5)]
+    write(tmp_path / "t.json", events, host="\x1b]0;me\x07")
+    ended = _report("t.json", cwd=tmp_path)
+    assert ended.returncode == 0
+    assert "\x1b" not in ended.stdout
+    assert "\x07" not in ended.stdout
+    assert max(map(len, ended.stdout.splitlines())) < 200
+
+
+def test_ctrl_c_ends_the_reading_at_once_and_leaves_nothing(tmp_path):
+    many = [event("cpu_op", f"op{i % 50}", i, 1, **{"Input Dims": [[i, i]] * 9}) for i in range(150_000)]
+    for rank in range(8):
+        write(tmp_path / "run" / f"rank{rank}.json", many, rank, 8)
+    process = subprocess.Popen(
+        [*REPORT, "run", "--json", "r.json"], cwd=tmp_path, stderr=subprocess.PIPE, start_new_session=True
+    )
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    deadline_s = time.monotonic() + 30
+    while not (started := children.read_text().split()) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert started, "several processes read"
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert b"Traceback" not in said
+    assert not (tmp_path / "r.json").exists()
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
