@@ -189,7 +189,7 @@ def _findings(
         of_size = f" of {format_bytes(row.bytes)}" if row.bytes else ""
         bandwidth = f", {row.busbw_bytes_per_s / 1e9:.3g} GB/s of bus bandwidth" if row.bytes else ""
         found.append(
-            f"Of all collectives {row.kind}{of_size} takes most time: "
+            f"Of all collectives {row.kind}{of_size} keeps the network busiest: "
             f"{row.total_s / num_steps:.3g} s a step in {row.num_calls / num_steps:.3g} calls of "
             f"{row.median_s:.3g} s, of which the network took {row.transfer_s:.3g} s{bandwidth}."
         )

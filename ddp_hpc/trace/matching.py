@@ -110,7 +110,7 @@ def _moved(trace: RankTrace, by_s: float) -> RankTrace:
 
 
 def rows(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> tuple[CollectiveRow, ...]:
-    """A row for each kind and size, the one that takes most time first."""
+    """A row for each kind and size, the one that keeps the network busiest first: waiting is a rank's doing."""
     calls: defaultdict[_Kind, list[tuple[int, Collective]]] = defaultdict(list)
     for trace in ranks:
         for call in trace.collectives:
@@ -144,4 +144,4 @@ def rows(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> tuple[Collec
                 slowest_step=slowest.step,
             )
         )
-    return tuple(sorted(found, key=lambda row: -row.total_s))
+    return tuple(sorted(found, key=lambda row: -row.num_calls * row.transfer_s))

@@ -180,7 +180,7 @@ class Capture:
     rank_means: tuple[Times, ...]
     """The same of each of `ranks`."""
     collectives: tuple[CollectiveRow, ...]
-    """The one that takes most time first."""
+    """The one that keeps the network busiest first."""
     straggler: Straggler | None
     slowest_load: SlowLoad | None
     findings: tuple[str, ...]
