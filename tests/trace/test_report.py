@@ -36,8 +36,8 @@ def test_the_report_for_a_terminal(tmp_path):
 run: 2 of 2 ranks, 3 steps each, on cpu, hosts: node1
 
 A step takes 0.00035 s: 57% backward, 29% forward, 11% communication that nothing hides, 3% waiting for data.
-Of all collectives all_reduce of 3.9 KiB keeps the network busiest: 9e-05 s a step in 1 calls of 9e-05 s, of which the \
-network took 9e-05 s, 0.0444 GB/s of bus bandwidth.
+Of all collectives all_reduce of 3.9 KiB keeps the network busiest: 9e-05 s a step in 1 calls of 9e-05 s, \
+of which the network took 9e-05 s, 0.0444 GB/s of bus bandwidth.
 56% of the communication is hidden behind computing.
 
 ms of a mean step  step  data  forward  backward  comm exposed  comm hidden
