@@ -110,7 +110,7 @@ def _moved(trace: RankTrace, by_s: float) -> RankTrace:
 
 
 def rows(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> tuple[CollectiveRow, ...]:
-    """A row for each kind and size, the one that keeps the network busiest first: waiting is not its doing."""
+    """A row for each kind and size, the one that keeps the network busiest first, late ranks left out."""
     calls: defaultdict[_Kind, list[tuple[int, Collective]]] = defaultdict(list)
     for trace in ranks:
         for call in trace.collectives:
