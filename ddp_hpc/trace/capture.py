@@ -190,8 +190,8 @@ def _findings(
         bandwidth = f", {row.busbw_bytes_per_s / 1e9:.3g} GB/s of bus bandwidth" if row.bytes else ""
         found.append(
             f"Of all collectives {row.kind}{of_size} keeps the network busiest: "
-            f"{row.total_s / num_steps:.3g} s a step in {row.num_calls / num_steps:.3g} calls of "
-            f"{row.median_s:.3g} s, of which the network took {row.transfer_s:.3g} s{bandwidth}."
+            f"{row.num_calls / num_steps:.3g} a step, of {row.median_s:.3g} s each, of which the network "
+            f"takes {row.transfer_s:.3g} s{bandwidth}."
         )
         hidden = overall.comm_hidden_s + overall.comm_exposed_s
         if hidden:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ddp_hpc.tables import Column, Row, table
 from ddp_hpc.trace.model import PARTS, Capture, RankTrace, Times
+from ddp_hpc.trace.names import region_of
 from ddp_hpc.units import format_bytes
 
 _MOST_RANKS = 8
@@ -100,10 +101,15 @@ def _collectives(capture: Capture) -> str:
 
 
 def operators(ranks: Sequence[RankTrace], kind: str) -> list[Row]:
-    """The `ops` or `kernels` of all ranks: means of a rank, and the rank where each takes longest."""
+    """The `ops` or `kernels` of all ranks: means of a rank, and the rank where each takes longest.
+
+    Regions are left out: their times are told elsewhere, and hold those of the operators.
+    """
     by_name: dict[str, list[tuple[float, int, int, float]]] = {}
     for trace in ranks:
         for op in getattr(trace, kind):
+            if op.name == "ProfilerStep*" or (region_of(op.name) and not op.name.startswith("autograd::")):
+                continue
             by_name.setdefault(op.name, []).append((op.self_s, trace.rank, op.num_calls, op.total_s))
     rows: list[Row] = [
         {
