@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from ddp_hpc.trace.events import Event
-from ddp_hpc.trace.intervals import Longs
+from ddp_hpc.trace.intervals import Ints, Longs
 
-MOST_EVENTS = 10_000_000
+MOST_EVENTS = 4_000_000
 """Kept of a kind and rank, 24 bytes each: a trace larger than memory is read to its end all the same."""
 _FAR_NS = 2.0**62
 
@@ -44,14 +44,14 @@ class Columns:
         self._dur_us.extend([event.dur for event in events])
 
     @property
-    def name(self) -> Longs:
+    def name(self) -> Ints:
         """Each event's number in `names`."""
-        return np.frombuffer(self._name, np.intc).astype(np.int64)
+        return np.frombuffer(self._name, np.intc)
 
     @property
-    def thread(self) -> Longs:
+    def thread(self) -> Ints:
         """Each event's thread, numbered in the order of their coming."""
-        return np.frombuffer(self._thread, np.intc).astype(np.int64)
+        return np.frombuffer(self._thread, np.intc)
 
     def first_us(self) -> float | None:
         """The earliest start."""

@@ -118,14 +118,14 @@ def _ops(columns: Columns) -> tuple[Op, ...]:
     # `ProfilerStep#3` and its like are one. Collectives run beside the rest, and have rows of their own.
     names = ["ProfilerStep*" if name.startswith("ProfilerStep#") else name for _, name in columns.names]
     numbers: dict[str, int] = {}
-    key = np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int64)[columns.name]
+    key = np.array([numbers.setdefault(name, len(numbers)) for name in names], np.intc)[columns.name]
     durations = columns.dur_ns()
     above = parents(columns.thread, columns.start_ns(columns.first_us() or 0.0), durations)
-    inner = np.flatnonzero(above >= 0)
+    inner = np.flatnonzero(above >= 0).astype(np.intc)
     own = durations.copy()
     np.subtract.at(own, above[inner], durations[inner])
     # An operator whose only call is one of its own name is one call (torch: EventList._remove_dup_nodes).
-    num_children = np.bincount(above[inner], minlength=len(above))
+    num_children = np.bincount(above[inner], minlength=len(above)).astype(np.intc)
     again = inner[(key[above[inner]] == key[inner]) & (num_children[above[inner]] == 1)]
     counted = np.ones(len(key), bool)
     counted[again] = False
