@@ -154,3 +154,13 @@ def test_ctrl_c_ends_the_reading_at_once_and_leaves_nothing(tmp_path):
     assert not (tmp_path / "r.json").exists()
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
+
+
+def test_it_needs_no_torch_mpi4py_or_h5py(tmp_path):
+    _run(tmp_path / "run")
+    program = (
+        "import sys; sys.modules.update(dict.fromkeys(('torch', 'mpi4py', 'h5py')));"
+        "sys.argv[1:] = ['report', 'run']; from ddp_hpc.cli import main; main()"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, b"")
