@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter
+from bisect import bisect_left, insort
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -99,19 +100,12 @@ def _straggler(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
     """The rank whose own work takes longest, if that is clearly longer than the others'."""
     if len(ranks) < 2:
         return None
-    # Its median over the steps: one slow step does not make a slow rank.
-    excess = {
-        (trace.rank, region): statistics.median(_excesses(ranks, trace, f"{region}_s"))
-        for trace in ranks
-        for region in (*REGIONS, "other", "idle")
-    }
-    own = {
-        trace.rank: sum(excess[trace.rank, region] for region in (*REGIONS, "other", "idle"))
-        for trace in ranks
-    }
+    # The median over the steps: one slow step does not make a slow rank.
+    excess = {region: _excesses(ranks, f"{region}_s") for region in (*REGIONS, "other", "idle")}
+    own = {trace.rank: sum(of_rank[trace.rank] for of_rank in excess.values()) for trace in ranks}
     rank = max(own, key=lambda rank: own[rank])
-    region = max((*REGIONS, "other", "idle"), key=lambda region: excess[rank, region])
-    excess_s = excess[rank, region]
+    region = max(excess, key=lambda region: excess[region][rank])
+    excess_s = excess[region][rank]
     if min(own[rank], excess_s) < _SLOW * overall.wall_s:
         return None
     others = [trace for trace in ranks if trace.rank != rank]
@@ -130,18 +124,28 @@ def _straggler(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
     return Straggler(rank, region, excess_s, excess_s / overall.wall_s, evidence)
 
 
-def _excesses(ranks: Sequence[RankTrace], of: RankTrace, part: str) -> list[float]:
-    """By how much a part of each step is longer than the median of the other ranks in the same step."""
-    others: dict[int, list[float]] = {}
+def _excesses(ranks: Sequence[RankTrace], part: str) -> dict[int, float]:
+    """By how much a part of a step is longer on each rank than the median of the others, in most steps."""
+    by_step: defaultdict[int, list[float]] = defaultdict(list)
     for trace in ranks:
-        if trace.rank != of.rank:
-            for step in trace.steps:
-                others.setdefault(step.number, []).append(getattr(step.times, part))
-    return [
-        getattr(step.times, part) - statistics.median(others[step.number])
-        for step in of.steps
-        if step.number in others
-    ] or [0.0]
+        for step in trace.steps:
+            insort(by_step[step.number], getattr(step.times, part))
+    return {
+        trace.rank: statistics.median(
+            own - _median_without(by_step[step.number], own) if len(by_step[step.number]) > 1 else 0.0
+            for step in trace.steps
+            for own in [getattr(step.times, part)]
+        )
+        for trace in ranks
+    }
+
+
+def _median_without(ordered: list[float], own: float) -> float:
+    """The median of all but one of the values."""
+    at = bisect_left(ordered, own)
+    last = len(ordered) - 2
+    low, high = (ordered[i if i < at else i + 1] for i in (last // 2, (last + 1) // 2))
+    return (low + high) / 2
 
 
 def _slowest_load(ranks: Sequence[RankTrace]) -> SlowLoad | None:
