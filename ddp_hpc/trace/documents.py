@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -63,6 +64,11 @@ def check_outputs(
             raise RequestError(f"{option} {path}: a folder; name a file")
         if (other := seen.setdefault(path.resolve(), option)) != option:
             raise RequestError(f"{option} {path}: {other} names the same file; give each its own")
+        folder = next(p for p in (path.absolute().parent, *path.absolute().parents) if p.exists())
+        if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+            raise RequestError(
+                f"{option} {path}: cannot be written (no right in {folder}); name another file"
+            )
         if path.exists() and (begins is None or not _begins(path, begins)):
             raise RequestError(
                 f"{option} {path}: exists, and this option did not write it; name another, or remove it"

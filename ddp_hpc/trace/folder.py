@@ -35,7 +35,9 @@ def trace_files(path: Path) -> tuple[Path, ...]:
         raise RequestError(f"{path}: no such folder; name the one that --trace-dir wrote, or a trace file")
     files = tuple(sorted(file for file in path.iterdir() if file.name.endswith(_SUFFIXES) and file.is_file()))
     if not files:
-        deeper = next((file for suffix in _SUFFIXES for file in sorted(path.rglob(f"*{suffix}"))), None)
+        deeper = next(
+            (file for suffix in _SUFFIXES for file in path.rglob(f"*{suffix}") if file.is_file()), None
+        )
         hint = f"; there are some in {deeper.parent}" if deeper else ""
         raise RequestError(f"{path}: no traces (*.json or *.json.gz) in this folder{hint}")
     return files
@@ -117,7 +119,7 @@ def _one_run(traces: list[RankTrace]) -> tuple[tuple[RankTrace, ...], list[str]]
     runs = _runs(traces)
     run = max(runs, key=lambda run: (len({trace.rank for trace in run}), run[0].steps[0].start_s))
     notes = [
-        f"{Path(trace.path).name}: left out: of another run, of {trace.world_size} ranks "
+        f"{Path(trace.path).name}: left out: of another run, of {trace.world_size or 'unknown'} ranks "
         f"{abs(trace.steps[0].start_s - run[0].steps[0].start_s):.0f} s away"
         for other in runs
         if other is not run
