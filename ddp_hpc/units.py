@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from ddp_hpc.errors import RequestError
 
@@ -13,6 +14,7 @@ _SHORT = re.compile(
     r"(?:(?P<days>\d{1,4})d)?(?:(?P<hours>\d{1,5})h)?(?:(?P<minutes>\d{1,6})m(?:in)?)?", re.ASCII
 )
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_BYTES = re.compile(r"(\d{1,15}(?:\.\d{1,15})?) ?([KMGTP]iB|B)?", re.ASCII)
 
 
 def parse_walltime_s(text: str) -> int:
@@ -73,3 +75,19 @@ def format_bytes(num_bytes: float) -> str:
             break
         size /= 1024
     return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of `4096`, `64KiB` or `1.5 MiB`: what `format_bytes` writes and people type.
+
+    Raises:
+        RequestError: for any other spelling (`MB` may mean 1000 or 1024), a part of a byte, or no bytes.
+    """
+    match = _BYTES.fullmatch(text.strip())
+    size = Fraction(match[1]) * 1024 ** _BINARY_UNITS.index(match[2] or "B") if match else None
+    if size is None or size.denominator != 1 or size == 0:
+        raise RequestError(
+            f"{text[:40]!r} is no size in bytes; write a number above 0 with {', '.join(_BINARY_UNITS[:4])} "
+            "or nothing behind it, such as 64KiB"
+        )
+    return int(size)

@@ -27,6 +27,7 @@ from data_gen import Recipe, generate
 from data_gen.recipe import parse_shape
 from ddp_hpc.bench import loaders, report
 from ddp_hpc.bench.loaders import Arrays, Order
+from ddp_hpc.bench.report import available_bytes
 from ddp_hpc.bench.turns import WARM_UP_S, Source, measure
 from ddp_hpc.data.formats import Samples, open_samples
 from ddp_hpc.data.order import EpochOrder
@@ -275,7 +276,7 @@ def _order(num_samples: int, batch_size: int, access: str) -> Order:
 def _in_memory(samples: Samples, batch_size: int) -> Arrays:
     """All samples where they take at most a quarter of the free memory, else as many as memcpy needs."""
     num, sample_bytes = samples.num_samples, samples.sample_bytes
-    if num * sample_bytes > _available_bytes() // 4:
+    if num * sample_bytes > available_bytes() // 4:
         num = min(num, max(batch_size, _MEMCPY_BYTES // sample_bytes))
     arrays = samples.read(np.arange(num))
     samples.close()
@@ -289,16 +290,11 @@ def _check_sizes(sources: list[Source], samples: Samples, batch_size: int) -> No
             "ask for smaller batches or more samples"
         )
     needed = batch_size * samples.sample_bytes * sum(source.prefetched + 2 for source in sources)
-    if needed > _available_bytes():
+    if needed > available_bytes():
         raise RequestError(
             f"batches of {batch_size} samples in {len(sources)} rows need {format_bytes(needed)} of memory; "
-            f"{format_bytes(_available_bytes())} are free; ask for smaller batches or fewer --formats"
+            f"{format_bytes(available_bytes())} are free; ask for smaller batches or fewer --formats"
         )
-
-
-def _available_bytes() -> int:
-    with Path("/proc/meminfo").open(encoding="ascii") as file:
-        return 1024 * next(int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
 
 
 def _format_of(path: Path) -> str:

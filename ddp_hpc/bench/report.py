@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -29,6 +29,40 @@ class Panel:
     title: str
     bars: Sequence[tuple[str, float, str]]
 
+    @property
+    def height(self) -> int:
+        """In bars, of which a title takes one."""
+        return len(self.bars) + 1
+
+    def draw(self, axes: Any, axis: str) -> None:
+        """The bars, as long as the logarithm of their lengths."""
+        labels, lengths, notes = zip(*self.bars, strict=True)
+        bars = axes.barh(range(len(labels)), lengths)
+        axes.set_yticks(range(len(labels)), labels)
+        axes.bar_label(bars, notes, padding=3)
+        axes.invert_yaxis()
+        axes.margins(x=0.1)
+        axes.set(title=self.title, xlabel=axis, xscale="log")
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Points joined by lines in the picture: for each label (x, y), both on logarithmic axes."""
+
+    title: str
+    points: Mapping[str, Sequence[tuple[float, float]]]
+    x_axis: str
+
+    height = 16
+
+    def draw(self, axes: Any, axis: str) -> None:
+        """The curves; `axis` says what y is."""
+        for label, points in self.points.items():
+            axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label)
+        axes.legend()
+        axes.grid(alpha=0.3)
+        axes.set(title=self.title, xlabel=self.x_axis, ylabel=axis, xscale="log", yscale="log")
+
 
 def machine() -> dict[str, Any]:
     """What of this machine a number depends on."""
@@ -45,6 +79,12 @@ def machine() -> dict[str, Any]:
         "load_average": round(os.getloadavg()[0], 2),
         "torch_threads": torch.get_num_threads(),
     }
+
+
+def available_bytes() -> int:
+    """Memory that this machine has left, by its kernel's estimate."""
+    with Path("/proc/meminfo").open(encoding="ascii") as file:
+        return 1024 * next(int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
 
 
 def document(name: str, rows: list[Row], packages: Sequence[str] = (), **more: Any) -> dict[str, Any]:
@@ -79,7 +119,11 @@ def _begins(path: Path) -> bytes:
 
 
 def write_files(
-    result: dict[str, Any], json_file: Path | None, picture: Path | None, panels: Sequence[Panel], axis: str
+    result: dict[str, Any],
+    json_file: Path | None,
+    picture: Path | None,
+    panels: Sequence[Panel | Curves],
+    axis: str,
 ) -> None:
     """Writes the JSON and the picture that were asked for, each whole or not at all.
 
@@ -92,22 +136,15 @@ def write_files(
         _write_picture(picture, f"ddp-hpc bench {result['name']}, {result['created'][:10]}", panels, axis)
 
 
-def _write_picture(path: Path, title: str, panels: Sequence[Panel], axis: str) -> None:
+def _write_picture(path: Path, title: str, panels: Sequence[Panel | Curves], axis: str) -> None:
     from matplotlib.figure import Figure
 
-    num_bars = sum(len(panel.bars) for panel in panels)
-    figure = Figure(figsize=(9, 1 + 0.6 * len(panels) + 0.3 * num_bars), layout="constrained")
+    heights = [panel.height for panel in panels]
+    figure = Figure(figsize=(9, 1 + 0.3 * (sum(heights) + len(panels))), layout="constrained")
     figure.suptitle(title)
-    ratios = [len(panel.bars) + 1 for panel in panels]
-    axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=ratios)[:, 0]
+    axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
     for one, panel in zip(axes, panels, strict=True):
-        labels, lengths, notes = zip(*panel.bars, strict=True)
-        bars = one.barh(range(len(labels)), lengths)
-        one.set_yticks(range(len(labels)), labels)
-        one.bar_label(bars, notes, padding=3)
-        one.invert_yaxis()
-        one.margins(x=0.1)
-        one.set(title=panel.title, xlabel=axis, xscale="log")
+        panel.draw(one, axis)
     drawn = io.BytesIO()
     figure.savefig(drawn, format=path.suffix[1:].lower())
     write_whole(path, drawn.getvalue(), "bench")

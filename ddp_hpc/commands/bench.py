@@ -3,20 +3,50 @@
 from __future__ import annotations
 
 import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.errors import EXIT_WRONG_REQUEST, RequestError
 
 _PATH = click.Path(path_type=Path)
+_DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
+_BACKENDS = ("auto", "gloo", "nccl", "mpi", "xccl")
+_DEVICES = ("auto", "cuda", "cpu", "xpu")
 _FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 
 
 def _many(*default: Any) -> dict[str, Any]:
     """An option that may be repeated."""
     return {"multiple": True, "default": default, "show_default": True}
+
+
+class _OfRanks(click.Command):
+    """A command that ranks start together: of a wrong line, which all of them got, rank 0 alone tells."""
+
+    def make_context(self, *args: Any, **options: Any) -> click.Context:
+        with _one_voice():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _one_voice():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _one_voice() -> Iterator[None]:
+    try:
+        yield
+    except (click.ClickException, RequestError):
+        from ddp_hpc.world.launch_env import peek_rank
+
+        if peek_rank(os.environ) != 0:
+            raise click.exceptions.Exit(EXIT_WRONG_REQUEST) from None
+        raise
 
 
 @click.group("bench")
@@ -68,11 +98,111 @@ def io(json_file: Path | None, picture: Path | None, **options: Any) -> None:
       # samples of 256 bytes
       ddp-hpc bench io --src-shape 32 --tgt-shape 32 --batch-size 32 --batch-size 1024
     """  # noqa: D301 - a true \b tells click to leave the lines alone
-    try:
+    with _needs_torch("io"):
         from ddp_hpc.bench import io as bench_io
-    except ModuleNotFoundError as error:
-        raise RequestError(
-            f"bench io needs {error.name}, which is not installed; pip install 'ddp-hpc[train]'"
-        ) from error
     gc.enable()  # main() disables it, and training does not
     bench_io.command(json_file, picture, **options)
+
+
+@command.command(cls=_OfRanks)
+@click.option("--collectives", metavar="NAME,NAME,...", help="Some of those below.  [all]")
+@click.option("--bytes", multiple=True, metavar="SIZE", help="A size, instead of a sweep; may be repeated.")
+@click.option("--min-bytes", metavar="SIZE", help="The sweep's first size.  [1KiB]")
+@click.option("--max-bytes", metavar="SIZE", help="No size of the sweep is larger.  [64MiB]")
+@click.option("--factor", type=click.IntRange(2), help="From one size to the next.  [4]")
+@click.option("--dtype", type=click.Choice(_DTYPES), default="float32", show_default=True)
+@click.option(
+    "--ranks-per-node", default="all", show_default=True, metavar="N,...,all",
+    help="Groups of so many ranks of each node, one after another: 1,all compares nodes with ranks.",
+)  # fmt: skip
+@click.option(
+    "--buckets-of", metavar="MODEL",
+    help="All_reduce of the gradients of transformer, classifier, linear, decoder or package.module:factory, "
+    "in the buckets that DDP makes of them.",
+)  # fmt: skip
+@click.option("--model-option", "model_options", metavar="NAME=VALUE", multiple=True, help="Of the factory.")
+@click.option("--data", type=_PATH, metavar="FILE", help="MODEL is made for the samples of this file.")
+@click.option("--src-shape", metavar="N,N,...", help="MODEL is made for such samples.  [as in training]")
+@click.option("--tgt-shape", metavar="N,N,...")
+@click.option(
+    "--bucket-mib", type=float, metavar="MIB",
+    help="DDP's bucket_cap_mb.  [25, and a first bucket of 1; ddp_hpc.train gives 25]",
+)  # fmt: skip
+@click.option(
+    "--warmup", type=click.IntRange(0, 10_000), default=5, show_default=True, help="Calls, untimed."
+)
+@click.option(
+    "--iterations", type=click.IntRange(1, 100_000), default=100, show_default=True, help="Calls, timed."
+)
+@click.option(
+    "--seconds",
+    type=float,
+    default=2.0,
+    show_default=True,
+    help="Fewer calls (5 at least) where they take longer.",
+)
+@click.option("--json", "json_file", type=_PATH, metavar="FILE")
+@click.option("--picture", type=_PATH, metavar="FILE.png|FILE.svg", help="Bus bandwidth over size.")
+@click.option(
+    "--baseline", type=_PATH, metavar="FILE", help="The --json of an earlier run: slower rows fail."
+)
+@click.option(
+    "--tolerance", type=float, default=0.2, show_default=True, help="A median may be longer by such a share."
+)
+@click.option(
+    "--discovery", default="auto", show_default=True, metavar="NAME", help="Who says which rank this is."
+)
+@click.option("--backend", type=click.Choice(_BACKENDS), default="auto", show_default=True)
+@click.option("--device", type=click.Choice(_DEVICES), default="auto", show_default=True)
+@click.option(
+    "--init-timeout", "init_timeout_s", type=float, default=300.0, show_default=True,
+    help="Seconds for all ranks to find each other.",
+)  # fmt: skip
+@click.option(
+    "--timeout", "timeout_s", type=float, default=1800.0, show_default=True,
+    help="Seconds a rank waits for the others in one collective.",
+)  # fmt: skip
+@click.option(
+    "--hang-timeout", "hang_timeout_s", type=float, default=120.0, show_default=True,
+    help="Seconds without any progress after which the job is ended, with the rank that hangs by name.",
+)  # fmt: skip
+def comm(**options: Any) -> None:
+    """How fast the ranks that a launcher started move bytes among each other, and whether rightly.
+
+    Each row is one collective at one size: the median and the 99th percentile over the calls of what the
+    slowest rank took, counted from a barrier; algbw and busbw as nccl-tests defines them. Results are
+    compared with what has to come back; a wrong one ends with exit code 1, and so does a row that is slower
+    than --baseline allows.
+
+    \b
+    all_reduce      each rank gets the sum of what all have
+    reduce          the first rank gets it
+    broadcast       each rank gets what the first has
+    all_gather      each rank gets what all have; its size is that of the result
+    reduce_scatter  each rank gets its part of the sum; its size is that of what a rank has
+    all_to_all      each rank gets one part from each
+    send_recv       each rank sends to the next, all at once
+
+    \b
+    Examples:
+      mpiexec -n 4 ddp-hpc bench comm
+      srun ddp-hpc bench comm --collectives all_reduce --max-bytes 1GiB --json comm.json --picture comm.png
+      ddp-hpc launch -n 8 -- ddp-hpc bench comm --ranks-per-node 1,all
+      mpiexec -n 4 ddp-hpc bench comm --buckets-of transformer
+      mpiexec -n 4 ddp-hpc bench comm --buckets-of mine:net --model-option width=64
+      mpiexec -n 4 ddp-hpc bench comm --bytes 1MiB --baseline comm.json --tolerance 0.1
+      torchrun --standalone --nproc-per-node 4 -m ddp_hpc bench comm
+    """  # noqa: D301 - a true \b tells click to leave the lines alone
+    with _needs_torch("comm"):
+        from ddp_hpc.bench import comm as bench_comm
+    bench_comm.command(**options)
+
+
+@contextmanager
+def _needs_torch(name: str) -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise RequestError(
+            f"bench {name} needs {error.name}, which is not installed; pip install 'ddp-hpc[train]'"
+        ) from error

@@ -141,7 +141,7 @@ def test_an_own_file_is_read_by_the_rows_that_can_read_it(tmp_path: Path) -> Non
 def test_data_too_large_for_memory_is_read_from_the_file_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(io, "_available_bytes", lambda: 3 * RECIPE.num_bytes)
+    monkeypatch.setattr(io, "available_bytes", lambda: 3 * RECIPE.num_bytes)
     monkeypatch.setattr(io, "_MEMCPY_BYTES", 0)
     result = io.run(tiny(batch_sizes=(1,), formats=("hdf5",), ahead=(0,)))
     assert [row["name"] for row in result["rows"]] == ["memcpy", "naive_hdf5", "h5py_batch", "hdf5"]
@@ -149,7 +149,7 @@ def test_data_too_large_for_memory_is_read_from_the_file_alone(
 
 
 def test_batches_that_do_not_fit_into_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(io, "_available_bytes", lambda: 8 * SAMPLE_BYTES)
+    monkeypatch.setattr(io, "available_bytes", lambda: 8 * SAMPLE_BYTES)
     with pytest.raises(RequestError, match=r"batches of 8 samples in .* ask for smaller batches"):
         io.run(tiny())
 

@@ -1,0 +1,89 @@
+"""What `ddp-hpc bench comm` writes: a table, a sum of the gradients, a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ddp_hpc.bench import report
+from ddp_hpc.bench.report import Row
+from ddp_hpc.units import format_bytes
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows as text; GB/s of 1e9 bytes, as nccl-tests has them."""
+    columns = [
+        report.Column("name", "collective"),
+        report.Column("bytes", "size", format_bytes),
+        report.Column("ranks", "ranks"),
+        report.Column("ranks_per_node", "a node"),
+        report.Column("iterations", "times"),
+        report.Column("median_us", "median us", _us),
+        report.Column("p99_us", "p99 us", _us),
+        report.Column("algbw_bytes_per_s", "algbw GB/s", _gb),
+        report.Column("busbw_bytes_per_s", "busbw GB/s", _gb),
+        report.Column("correct", "correct", lambda correct: "true" if correct else "FALSE"),
+    ]
+    return report.table(columns, rows)
+
+
+def _us(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _gb(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e9:.3f}" if bytes_per_s >= 1e8 else f"{bytes_per_s / 1e9:.2g}"
+
+
+def sums(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """What the buckets take one after another, for each group of ranks."""
+    groups: dict[tuple[int, int | None], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["ranks"], row["ranks_per_node"]), []).append(row)
+    return [
+        {
+            "ranks": ranks,
+            "ranks_per_node": per_node,
+            "num_buckets": len(some),
+            "bytes": sum(row["bytes"] for row in some),
+            "step_us": sum(row["median_us"] for row in some),
+        }
+        for (ranks, per_node), some in groups.items()
+    ]
+
+
+def told(sum_of_buckets: dict[str, Any], model: str) -> str:
+    """A line for people on the gradients of a step."""
+    found = sum_of_buckets
+    num = found["num_buckets"]
+    return (
+        f"{model} on {found['ranks']} ranks: {format_bytes(found['bytes'])} of gradients in {num} "
+        f"bucket{'s' * (num > 1)}: a step spends {found['step_us'] / 1000:,.1f} ms in all_reduce "
+        "if nothing of it is hidden behind the backward pass"
+    )
+
+
+def panels(rows: Sequence[Row], of_model: bool) -> list[report.Panel | report.Curves]:
+    """Bus bandwidth over size, a curve for each collective; of a model the time of each bucket."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        each = "" if row["ranks_per_node"] is None else f", {row['ranks_per_node']} a node"
+        groups.setdefault(f"{row['ranks']} ranks{each}", []).append(row)
+    if of_model:
+        return [
+            report.Panel(
+                title,
+                [
+                    (f"{row['name']}, {format_bytes(row['bytes'])}", row["median_us"], _us(row["median_us"]))
+                    for row in some
+                ],
+            )
+            for title, some in groups.items()
+        ]
+    found: list[report.Panel | report.Curves] = []
+    for title, some in groups.items():
+        points: dict[str, list[tuple[float, float]]] = {}
+        for row in some:
+            points.setdefault(row["name"], []).append((row["bytes"], row["busbw_bytes_per_s"] / 1e9))
+        found.append(report.Curves(title, points, "bytes"))
+    return found

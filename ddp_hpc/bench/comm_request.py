@@ -1,0 +1,142 @@
+"""What `ddp-hpc bench comm` is asked for: checked before anything is started. No torch.
+
+Sizes and factors are those of nccl-tests (https://github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md and
+src/sendrecv.cu). The size S of a call is the whole that one rank holds: its input, or its output where that
+is larger. algbw = S / time; busbw = algbw x factor, which the speed of the links bounds for any number of
+ranks n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.units import parse_bytes
+
+_SWEEP: dict[str, Any] = {"min_bytes": "1KiB", "max_bytes": "64MiB", "factor": 4}
+_LEAST_ITERATIONS = 5
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A collective, as far as its numbers go."""
+
+    busbw_factor: Callable[[int], float] = lambda _: 1.0
+    """Of the number of ranks."""
+    splits: bool = False
+    """Its elements are divided among the ranks: they are a multiple of their number."""
+
+    def num_elements(self, num_bytes: int, itemsize: int, num_ranks: int) -> int:
+        """Elements in all for about so many bytes: rounded down, as nccl-tests does, but not to nothing."""
+        share = num_ranks if self.splits else 1
+        return max(num_bytes // itemsize // share, 1) * share
+
+
+KINDS = {
+    "all_reduce": Kind(lambda n: 2 * (n - 1) / n),
+    "reduce": Kind(),
+    "broadcast": Kind(),
+    "all_gather": Kind(lambda n: (n - 1) / n, splits=True),
+    "reduce_scatter": Kind(lambda n: (n - 1) / n, splits=True),
+    "all_to_all": Kind(lambda n: (n - 1) / n, splits=True),
+    # Each rank sends to the next one and receives from the one before, all at once.
+    "send_recv": Kind(),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How much is measured for one row."""
+
+    warmup: int = 5
+    iterations: int = 100
+    seconds: float = 2.0
+    """Fewer iterations where they would take longer, but not fewer than 5."""
+
+    def num_iterations(self, taken_s: float) -> int:
+        """Iterations where one takes so long; it is known after a warm-up alone."""
+        affordable = self.seconds / taken_s if taken_s > 0 else inf
+        return min(self.iterations, max(_LEAST_ITERATIONS, int(min(affordable, self.iterations))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommBench:
+    """The options of `ddp-hpc bench comm`, which documents each."""
+
+    collectives: tuple[str, ...]
+    sizes: tuple[int, ...]  # in bytes
+    dtype: str
+    ranks_per_node: tuple[int | None, ...]  # None: all
+    effort: Effort
+    model: dict[str, Any] = field(default_factory=dict)  # options of a TrainConfig; empty: no model's buckets
+    bucket_mib: float | None = None
+    baseline: Path | None = None
+    tolerance: float = 0.2
+    json_file: Path | None = None
+    picture: Path | None = None
+
+
+def parse_collectives(text: str | None) -> tuple[str, ...]:
+    """`all_reduce,send_recv` as names, each once; None for all.
+
+    Raises:
+        RequestError: one of them is unknown.
+    """
+    if text is None:
+        return tuple(KINDS)
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if word not in KINDS:
+            raise RequestError(
+                f"--collectives {word!r}: unknown{nearest(word, tuple(KINDS))}; one of {', '.join(KINDS)}"
+            )
+    return tuple(dict.fromkeys(words))
+
+
+def parse_sizes(sizes: tuple[str, ...], **sweep: Any) -> tuple[int, ...]:
+    """The bytes of each `--bytes`, else of a sweep; an option that was not typed is None.
+
+    Raises:
+        RequestError: one is no size, both ways were typed, or the sweep has no size in it.
+    """
+    typed = [f"--{name.replace('_', '-')}" for name, value in sweep.items() if value is not None]
+    if sizes and typed:
+        raise RequestError(f"--bytes names the sizes one by one: leave {' and '.join(typed)} out")
+    if sizes:
+        return tuple(dict.fromkeys(_bytes("--bytes", text) for text in sizes))
+    asked = {name: _SWEEP[name] if value is None else value for name, value in sweep.items()}
+    size, largest = (_bytes(f"--{name}-bytes", asked[f"{name}_bytes"]) for name in ("min", "max"))
+    if size > largest:
+        raise RequestError(f"--min-bytes {size} is more than --max-bytes {largest}: there is no size between")
+    found = []
+    while size <= largest:
+        found.append(size)
+        size *= asked["factor"]
+    return tuple(found)
+
+
+def _bytes(option: str, text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except RequestError as error:
+        raise RequestError(f"{option} {error}") from None
+
+
+def parse_ranks_per_node(text: str) -> tuple[int | None, ...]:
+    """`1,all` as numbers, None for all.
+
+    Raises:
+        RequestError: a word is neither `all` nor a number above 0.
+    """
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if word != "all" and not (word.isascii() and word.isdigit() and int(word[:9]) > 0):
+            raise RequestError(
+                f"--ranks-per-node {text}: numbers above 0 and `all` are needed, with commas between them, "
+                "such as 1,all"
+            )
+    return tuple(dict.fromkeys(None if word == "all" else int(word[:9]) for word in words))
