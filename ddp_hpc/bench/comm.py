@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Hashable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from math import inf
@@ -140,7 +141,8 @@ def _run(bench: CommBench, config: TrainConfig, group: Group, parts: Parts, log:
     _on_rank_0(group, lambda: _check_baseline(plan, bench, medians))
     group.agree(_lacks_memory(plan, group), RequestError.exit_code)
 
-    heart = start_watching(config, group, parts, stacks_of_run())
+    # Nothing slow is left to do before the first row, which therefore has no more time than the others.
+    heart = start_watching(replace(config, timeout_s=config.hang_timeout_s), group, parts, stacks_of_run())
     if heart.note:
         progress.say(f"note: {heart.note}")
     rows: list[Row] = []
@@ -229,9 +231,9 @@ def _check_baseline(plan: Plan, bench: CommBench, medians: dict[Hashable, float]
         for cases in collectives
         for case in cases
     }
-    if medians and not keys & set(medians):
+    if bench.baseline is not None and not keys & set(medians or {}):
         raise RequestError(
-            f"--baseline {bench.baseline}: has none of the {len(keys)} rows asked for; ask for the same "
+            f"--baseline {bench.baseline}: has none of the rows asked for ({len(keys)}); ask for the same "
             "collectives, sizes, type and ranks a node, or make a new one"
         )
 
@@ -313,8 +315,8 @@ def _write(
     problems = []
     if wrong:
         problems.append(
-            f"{len(wrong)} of {len(rows)} rows have wrong results, named above: "
-            "do not trust what is trained on these nodes with this backend"
+            f"wrong results in {len(wrong)} of {len(rows)} rows, named above: do not trust what is trained "
+            "on these nodes with this backend"
         )
     if slower:
         assert bench.baseline is not None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -66,6 +68,8 @@ def make_model(**options: Any) -> nn.Module:
     """
     try:
         config = TrainConfig(**options)
+        if str(Path.cwd()) not in sys.path:
+            sys.path.insert(0, str(Path.cwd()))  # as `python -m` has it, and the script `ddp-hpc` has not
         factory = find_factory(config.model) if config.is_own_model else TASKS[config.model]
         spec = None
         if config.data is not None:

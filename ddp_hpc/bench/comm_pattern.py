@@ -19,7 +19,6 @@ _EXACT = {torch.float16: 2**11, torch.bfloat16: 2**8}
 _MOST = 2**20  # which float32 and all integers hold exactly
 
 
-@cache
 def table(index: int, num_added: int, dtype: torch.dtype) -> Tensor:
     """What rank `index` of a group sends: int64 (PERIOD,), 0 or more.
 

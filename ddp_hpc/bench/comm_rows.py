@@ -115,7 +115,8 @@ def measure(
     if members is not None and operation is not None:
         taken_s = time_operation(operation, members, num, tick)
         tick()
-        wrong = wrong or operation.find_wrong(members)
+        wrong_again = operation.find_wrong(members)
+        wrong = wrong or wrong_again
     problems = [(rank, text) for rank, text in enumerate(group.comm.allgather(wrong)) if text]
     for rank, text in problems[:_MAX_NAMED]:
         say(f"wrong result: {case} on {division}: rank {rank} has {text}")

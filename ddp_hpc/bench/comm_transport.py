@@ -65,12 +65,13 @@ def nccl_words(log: str) -> dict[str, Any]:
 def gloo_words(environ: Mapping[str, str]) -> dict[str, Any]:
     """The interface that gloo was told to listen on, and its address; else what the host's name leads to."""
     interface = environ.get("GLOO_SOCKET_IFNAME", "")
+    device = environ.get("GLOO_DEVICE_TRANSPORT", "TCP")
     if interface:
-        return {"interface": interface, "address": interface_address(interface) or ""}
+        return {"device": device, "interface": interface, "address": interface_address(interface) or ""}
     address = ""
     with suppress(OSError, UnicodeError):
         address = socket.gethostbyname(socket.gethostname())
-    return {"interface": "", "address": address}
+    return {"device": device, "interface": "", "address": address}
 
 
 def words_of_rank(backend: str, log: NcclLog, environ: Mapping[str, str]) -> dict[str, Any]:
@@ -115,9 +116,11 @@ def _of_gloo(words: Sequence[dict[str, Any]]) -> dict[str, Any]:
         + f" on {number} rank{'s' * (number > 1)}"
         for (interface, address), number in ends.items()
     ]
+    devices = sorted({one["device"] for one in words})
     return {
-        "line": f"gloo over TCP, told to listen on {'; '.join(places[:4])}{'; ...' * (len(places) > 4)}; "
-        "it does not tell which connections it made",
+        "line": f"gloo over {' and '.join(devices)}, told to listen on {'; '.join(places[:4])}"
+        f"{'; ...' * (len(places) > 4)}; it does not tell which connections it made",
+        "devices": devices,
         "interfaces": sorted({one["interface"] for one in words}),
         "addresses": sorted({one["address"] for one in words}),
     }

@@ -1,0 +1,103 @@
+"""`python -m tests.bench.planted FAULT OPTIONS...`: `ddp-hpc bench comm` on ranks where something is wrong.
+
+The fault is in torch.distributed or in the environment: the program under test knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ddp_hpc.world.launch_env import peek_rank
+
+# What torch 2.13 calls otherwise than torch 2.8 did.
+NAMES = {"all_gather": "all_gather_single", "reduce_scatter": "reduce_scatter_single"}
+LEAST = 100  # elements: what is smaller is no data of the benchmark
+
+
+def wrap(name: str, fault: Callable[[torch.Tensor, int], None]) -> None:
+    """Lets every call of a collective on data end with `fault(result, number of the call)`."""
+    name = NAMES.get(name, name)
+    real = getattr(dist, name)
+    calls = 0
+
+    def wrapped(result: torch.Tensor, *args: Any, **options: Any) -> Any:
+        nonlocal calls
+        done = real(result, *args, **options)
+        if result.numel() >= LEAST and result.dtype is torch.float32:
+            calls += 1
+            fault(result, calls)
+        return done
+
+    setattr(dist, name, wrapped)
+
+
+def flip(result: torch.Tensor, _: int) -> None:
+    """One element is off by one."""
+    result[7] += 1
+
+
+def swap(result: torch.Tensor, _: int) -> None:
+    """The blocks of ranks 1 and 2, of four, have changed places."""
+    blocks = result.view(4, -1)
+    blocks[[1, 2]] = blocks[[2, 1]]
+
+
+def late(result: torch.Tensor, call: int) -> None:
+    """Only in the last calls: the result was right before the clock ran."""
+    if call > 3:
+        result[0] = 0
+
+
+def stop(_: torch.Tensor, call: int) -> None:
+    if call == 4:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def kill(_: torch.Tensor, call: int) -> None:
+    if call == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def refuse(_: torch.Tensor, __: int) -> None:
+    raise RuntimeError("ProcessGroupGloo does not support this\nException raised from somewhere")
+
+
+FAULTS = {f.__name__: f for f in (flip, swap, late, stop, kill, refuse)}
+
+
+def two_nodes(rank: int) -> None:
+    """Ranks 0 and 1 find themselves on one node, the others on a second."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        os.environ.pop(name)
+    place = {"RANK": rank, "WORLD_SIZE": 4, "LOCAL_RANK": rank % 2, "LOCAL_SIZE": 2, "NODE_RANK": rank // 2}
+    os.environ.update({f"DDP_HPC_{name}": str(value) for name, value in place.items()})
+
+
+def main(argv: list[str]) -> None:
+    """FAULT is `none`, `two_nodes`, or a fault in a collective on a rank, such as flip:all_reduce:2."""
+    fault, *options = argv
+    rank = peek_rank(os.environ)
+    if fault == "two_nodes":
+        two_nodes(rank)
+    elif fault != "none":
+        name, collective, where = fault.split(":")
+        if where in ("all", str(rank)):
+            wrap(collective, FAULTS[name])
+    from ddp_hpc import cli
+
+    sys.argv = ["ddp-hpc", "bench", "comm", *options]
+    try:
+        cli.main()
+    except SystemExit as end:
+        sys.exit(end.code or 0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,318 @@
+"""`ddp-hpc bench comm` in one process: numbers, groups of ranks, a model's buckets, baselines, transports."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Hashable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_hpc.bench.comm_baseline import key_of, read_baseline, slower_rows, told
+from ddp_hpc.bench.comm_buckets import buckets_of, make_model
+from ddp_hpc.bench.comm_pattern import PERIOD, lay_out, sum_table, table
+from ddp_hpc.bench.comm_ranks import Division, divide
+from ddp_hpc.bench.comm_request import KINDS, Effort, parse_ranks_per_node, parse_sizes
+from ddp_hpc.bench.comm_timing import speeds
+from ddp_hpc.bench.comm_transport import NcclLog, nccl_words, summary
+from ddp_hpc.errors import RequestError
+
+# What is asked for.
+
+
+@pytest.mark.parametrize(
+    ("name", "factors"),  # of 2, 4 and 8 ranks
+    [
+        ("all_reduce", (1, 1.5, 1.75)),
+        ("reduce", (1, 1, 1)),
+        ("broadcast", (1, 1, 1)),
+        ("all_gather", (0.5, 0.75, 0.875)),
+        ("reduce_scatter", (0.5, 0.75, 0.875)),
+        ("all_to_all", (0.5, 0.75, 0.875)),
+        ("send_recv", (1, 1, 1)),
+    ],
+)
+def test_factors_are_those_of_nccl_tests(name: str, factors: tuple[float, ...]) -> None:
+    assert tuple(KINDS[name].busbw_factor(n) for n in (2, 4, 8)) == factors
+
+
+def test_times_and_bandwidths_are_those_of_the_median_iteration() -> None:
+    found = speeds([0.001, 0.002, 0.004], 10**6, 1.5)
+    assert found["median_us"] == pytest.approx(2000)
+    assert found["p99_us"] == pytest.approx(3960)
+    assert found["algbw_bytes_per_s"] == pytest.approx(5e8)
+    assert found["busbw_bytes_per_s"] == pytest.approx(7.5e8)
+
+
+def test_a_sweep_goes_from_the_least_to_the_largest_by_its_factor() -> None:
+    sizes = parse_sizes((), min_bytes="1KiB", max_bytes="20KiB", factor=None)
+    assert sizes == (1024, 4096, 16384)
+    whole = parse_sizes((), min_bytes=None, max_bytes=None, factor=None)
+    assert (whole[0], whole[-1], len(whole)) == (2**10, 2**26, 9)
+
+
+def test_sizes_one_by_one_are_taken_once_each() -> None:
+    assert parse_sizes(("1KiB", "8", "1024")) == (1024, 8)
+
+
+def test_a_size_below_an_element_a_rank_is_still_one() -> None:
+    assert KINDS["all_gather"].num_elements(4, 8, 4) == 4
+    assert KINDS["broadcast"].num_elements(4, 8, 4) == 1
+
+
+@pytest.mark.parametrize(
+    ("taken_s", "iterations"), [(0.0, 100), (1e-9, 100), (0.02, 50), (1.0, 5), (math.inf, 5)]
+)
+def test_fewer_iterations_where_they_take_long(taken_s: float, iterations: int) -> None:
+    assert Effort(iterations=100, seconds=1.0).num_iterations(taken_s) == iterations
+
+
+def test_fewer_iterations_than_five_are_given_where_they_were_asked_for() -> None:
+    assert Effort(iterations=2, seconds=0).num_iterations(1.0) == 2
+
+
+# Numbers that are sent.
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4, 300])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32])
+def test_sums_in_any_order_are_exact_in_the_type_that_is_sent(dtype: torch.dtype, num_ranks: int) -> None:
+    like = torch.empty(0, dtype=dtype)
+    total = torch.zeros(PERIOD, dtype=dtype)
+    for index in reversed(range(num_ranks)):
+        total += lay_out(table(index, num_ranks, dtype), 0, PERIOD, like)
+    assert torch.equal(total.to(torch.int64), sum_table(num_ranks, dtype))
+    assert sum_table(num_ranks, dtype).max() > 1, "not all zero, or it would show nothing"
+
+
+def test_no_block_of_a_rank_is_like_another_or_another_ranks() -> None:
+    like = torch.empty(0)
+    blocks = [
+        lay_out(table(index, 1, torch.float32), start, 64, like)
+        for index in range(4)
+        for start in range(0, 2**16, 64)
+    ]
+    assert len({tuple(block.tolist()) for block in blocks}) == len(blocks)
+
+
+def test_a_table_is_laid_out_from_any_place_on() -> None:
+    values, like = table(0, 1, torch.int64), torch.empty(0, dtype=torch.int64)
+    found = lay_out(values, 3 * PERIOD - 2, PERIOD + 5, like)
+    assert torch.equal(found, torch.cat([values[-2:], values, values[:3]]))
+
+
+# Groups of ranks.
+
+
+def test_one_rank_of_each_node_beside_all() -> None:
+    found, notes = divide(["a", "a", "b", "b"], parse_ranks_per_node("1,all"))
+    assert found == [Division((0, 2), 1), Division((0, 1, 2, 3), 2)]
+    assert notes == []
+
+
+def test_nodes_of_different_sizes_have_no_common_number() -> None:
+    found, _ = divide([0, 0, 0, 1], (2, None))
+    assert found == [Division((0, 1, 3), None), Division((0, 1, 2, 3), None)]
+    assert str(found[0]) == "3 ranks"
+
+
+def test_ranks_may_be_dealt_out_to_nodes_in_turn() -> None:
+    found, _ = divide(["a", "b", "a", "b"], (1,))
+    assert found == [Division((0, 1), 1)]
+
+
+def test_on_one_node_a_rank_a_node_is_left_out_and_said() -> None:
+    found, notes = divide(["a", "a"], parse_ranks_per_node("1,all"))
+    assert found == [Division((0, 1), 2)]
+    assert notes == ["--ranks-per-node 1: one node, so that is one rank alone: left out"]
+
+
+def test_no_group_at_all_is_refused() -> None:
+    with pytest.raises(RequestError, match="one rank alone: left out; ask for 2 or more"):
+        divide(["a", "a"], (1,))
+
+
+# A model's buckets.
+
+
+@pytest.fixture
+def world_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("cap_mib", [None, 25.0, 0.5, 0.1])
+def test_buckets_are_those_that_ddp_logs_after_its_second_step(
+    world_of_one: None, cap_mib: float | None
+) -> None:
+    model = nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(11)))
+    model[3].requires_grad_(False)
+    ddp = DistributedDataParallel(model, bucket_cap_mb=cap_mib)  # type: ignore[arg-type]
+    for _ in range(3):  # it says so after the third one
+        ddp(torch.ones(2, 256)).sum().backward()
+    logged = ddp._get_ddp_logging_data()["rebuilt_bucket_sizes"]  # type: ignore[operator]
+    found = [bucket.num_elements * 4 for bucket in buckets_of(model, cap_mib)]
+    assert found == [int(size) for size in logged.split(",")]
+    assert sum(found) == 10 * 256 * 256 * 4
+    assert len(found) == {None: 2, 25.0: 1, 0.5: 5, 0.1: 10}[cap_mib]
+
+
+def test_gradients_of_two_types_lie_in_buckets_of_their_own() -> None:
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False).to(torch.bfloat16))
+    assert {(b.num_elements, b.dtype) for b in buckets_of(model, None)} == {(16, "float32"), (16, "bfloat16")}
+
+
+def test_a_model_is_made_as_the_training_makes_it() -> None:
+    model = make_model(model="linear", src_shape=(6,), tgt_shape=(2,))
+    assert [tuple(p.shape) for p in model.parameters()] == [(2, 6), (2,)]
+
+
+# Baselines.
+
+SETTINGS = {"ranks": 4, "backend": "gloo", "device": "cpu"}
+
+
+def row(name: str, median_us: float, **other: Any) -> dict[str, Any]:
+    fields = {"name": name, "bytes": 1024, "dtype": "float32", "ranks": 4, "ranks_per_node": 2}
+    return {**fields, "median_us": median_us, **other}
+
+
+def write(path: Path, **other: Any) -> Path:
+    result = {"name": "comm", "settings": SETTINGS, "rows": [row("reduce", 100.0)], **other}
+    path.write_text(json.dumps(result))
+    return path
+
+
+def test_a_row_is_slower_only_beyond_the_tolerance(tmp_path: Path) -> None:
+    medians = read_baseline(write(tmp_path / "b.json"), SETTINGS)
+    assert slower_rows([row("reduce", 119.9), row("broadcast", 1e9)], medians, 0.2) == []
+    (words,) = slower_rows([row("reduce", 150.0)], medians, 0.2)
+    assert words == "reduce of 1.0 KiB on 4 ranks: 100 us -> 150 us (+50%)"
+
+
+@pytest.mark.parametrize(
+    "other", [{"bytes": 2048}, {"dtype": "float16"}, {"ranks": 2}, {"ranks_per_node": 1}]
+)
+def test_a_row_is_compared_with_its_like_alone(tmp_path: Path, other: dict[str, Any]) -> None:
+    medians: dict[Hashable, float] = read_baseline(write(tmp_path / "b.json"), SETTINGS)
+    assert slower_rows([row("reduce", 1e9, **other)], medians, 0.2) == []
+    assert key_of(row("reduce", 1.0)) in medians
+
+
+def test_of_many_slower_rows_a_few_are_named() -> None:
+    line = told([f"row {i}" for i in range(8)], Path("b.json"), 0.1)
+    assert line.startswith("8 rows are slower than --baseline b.json by more than 10%: row 0; ")
+    assert line.endswith("row 4; and 3 more")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "is no JSON of bench comm"),
+        ("{", "is no JSON of bench comm"),
+        ("[]", "is no JSON of bench comm"),
+        ("[" * 100_000, "is no JSON of bench comm"),
+        ('{"name": "io"}', "is of bench io"),
+        ('{"name": "comm", "rows": []}', "is no JSON of bench comm"),
+        (
+            f'{{"name": "comm", "settings": {json.dumps(SETTINGS)}, "rows": [{{}}]}}',
+            "is no JSON of bench comm",
+        ),
+    ],
+)
+def test_a_file_that_is_no_baseline_is_refused(tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "b.json").write_text(content)
+    with pytest.raises(RequestError, match=said):
+        read_baseline(tmp_path / "b.json", SETTINGS)
+
+
+def test_a_baseline_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="cannot be read"):
+        read_baseline(tmp_path / "none.json", SETTINGS)
+
+
+@pytest.mark.parametrize("other", [{"ranks": 8}, {"backend": "nccl"}, {"device": "cuda (NVIDIA H100)"}])
+def test_a_baseline_of_other_ranks_or_devices_is_refused(tmp_path: Path, other: dict[str, Any]) -> None:
+    path = write(tmp_path / "b.json", settings={**SETTINGS, **other})
+    with pytest.raises(RequestError, match="times of the two cannot be compared"):
+        read_baseline(path, SETTINGS)
+
+
+# What carried the bytes.
+
+# Put together from lines that people published of NCCL 2.14 to 2.31; NCCL itself was not run here.
+NCCL_LOG = """\
+n1:71:71 [0] NCCL INFO Bootstrap: Using hsn0:10.0.0.1<0>
+n1:71:71 [0] NCCL INFO NCCL version 2.27.3+cuda12.9
+n1:71:92 [0] NCCL INFO NET/OFI Selected Provider is cxi (found 4 nics)
+n1:71:92 [0] NCCL INFO Using network AWS Libfabric
+n1:71:92 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read
+n1:71:92 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[1] via P2P/CUMEM/read
+n1:71:92 [0] NCCL INFO Channel 02/0 : 0[3000] -> 1[4000] via SHM/direct/direct
+n1:71:92 [0] NCCL INFO Channel 00/0 : 4[0] -> 0[0] [receive] via NET/AWS Libfabric/2/GDRDMA comm 0x9b nRanks 8
+n1:71:92 [0] NCCL INFO Channel 01/0 : 0[0] -> 4[0] [send] via NET/Socket/0
+n1:71:92 [0] NCCL INFO Connected all rings
+"""
+
+
+def test_nccls_log_says_version_network_and_the_kinds_of_its_channels() -> None:
+    words = nccl_words(NCCL_LOG)
+    assert words == {
+        "version": "2.27.3+cuda12.9",
+        "networks": ["AWS Libfabric", "provider cxi"],
+        "channels": {
+            "P2P/CUMEM/read": 2,
+            "SHM/direct/direct": 1,
+            "NET/AWS Libfabric/GDRDMA": 1,
+            "NET/Socket": 1,
+        },
+    }
+    found = summary("nccl", [words, words])
+    assert found["channels"]["P2P/CUMEM/read"] == 4
+    assert found["line"].startswith("NCCL 2.27.3+cuda12.9 by its log: network AWS Libfabric, provider cxi; ")
+    assert "4 via P2P/CUMEM/read" in found["line"]
+
+
+def test_an_empty_log_is_told_as_one() -> None:
+    line = summary("nccl", [nccl_words("")])["line"]
+    assert line == (
+        "NCCL of unknown version by its log: network not named; channels of all ranks: none was logged"
+    )
+
+
+def test_nccl_is_given_a_file_in_memory_to_log_into() -> None:
+    environ: dict[str, str] = {"NCCL_DEBUG": "WARN"}
+    log = NcclLog(environ)
+    with Path(environ["NCCL_DEBUG_FILE"]).open("w") as file:  # as NCCL opens it
+        file.write(NCCL_LOG)
+    assert log.read() == NCCL_LOG
+    assert log.theirs == ""
+    assert environ["NCCL_DEBUG"] == "INFO"
+
+
+@pytest.mark.parametrize("theirs", [{"NCCL_DEBUG_FILE": "/tmp/nccl.%p"}, {"NCCL_DEBUG": "info"}])
+def test_a_log_that_the_user_asked_for_stays_theirs(theirs: dict[str, str]) -> None:
+    environ = dict(theirs)
+    log = NcclLog(environ)
+    assert environ == theirs
+    assert log.read() == ""
+    assert "look there" in summary("nccl", [nccl_words("")], log.theirs)["line"]
+
+
+def test_gloos_interfaces_are_told_with_how_many_ranks_have_each() -> None:
+    words = [{"device": "TCP", "interface": "hsn0", "address": f"10.0.0.{i // 2}"} for i in range(4)]
+    line = summary("gloo", words)["line"]
+    assert (
+        "gloo over TCP, told to listen on 10.0.0.0 of hsn0 (GLOO_SOCKET_IFNAME) on 2 ranks; 10.0.0.1" in line
+    )
+
+
+def test_mpi_is_said_to_tell_nothing() -> None:
+    assert summary("mpi", [{}, {}])["line"] == "mpi does not tell torch what carries its bytes"
