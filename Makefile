@@ -51,6 +51,7 @@ bench: $(VENV)/.test
 	$(BIN)/python benchmarks/survival.py
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/ddp-hpc bench io
+	$(BIN)/python -m ddp_hpc.local_mpi $(MPIEXEC) -- -n $(RANKS) $(BIN)/ddp-hpc bench comm --max-bytes 16MiB --seconds 0.5
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ddp_hpc import units
 from ddp_hpc.errors import RequestError
-from ddp_hpc.units import format_bytes, format_walltime, parse_walltime_s
+from ddp_hpc.units import format_bytes, format_walltime, parse_bytes, parse_walltime_s
 
 
 @pytest.mark.parametrize(
@@ -82,3 +82,25 @@ def test_bytes_are_written_for_people(num_bytes: int, text: str) -> None:
 
 def test_the_examples_in_the_docstrings_hold() -> None:
     assert doctest.testmod(units).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("4096", 4096), ("1B", 1), ("64KiB", 65536), (" 1.5 MiB ", 1572864), ("2GiB", 2**31), ("0.5KiB", 512)],
+)
+def test_sizes_in_bytes(text: str, num_bytes: int) -> None:
+    assert parse_bytes(text) == num_bytes
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "0", "0KiB", "-1", "1.3B", "1MB", "1kib", "1 K", "1e6", "\u0664KiB", "9" * 16, "nan", "1KiB1"],
+)
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(RequestError, match="is no size in bytes; write a number above 0 with B, KiB"):
+        parse_bytes(text)
+
+
+@given(st.integers(min_value=1, max_value=10**15 - 1))
+def test_a_plain_number_is_itself(num_bytes: int) -> None:
+    assert parse_bytes(str(num_bytes)) == parse_bytes(f"{num_bytes}B") == num_bytes

@@ -274,8 +274,8 @@ def _measure_all(
     from ddp_hpc.bench.comm_rows import RefusedError, measure
     from ddp_hpc.training.heartbeat import RESTING
 
-    first, last = (format_bytes(case.num_bytes) for case in (cases[0], cases[-1]))
-    sizes = f"{len(cases)} sizes, {first} to {last}" if len(cases) > 1 else first
+    least, most = (format_bytes(extreme(case.num_bytes for case in cases)) for extreme in (min, max))
+    sizes = f"{len(cases)} sizes, {least} to {most}" if len(cases) > 1 else least
     say(f"{cases[0].kind} on {division}: {sizes}")
     rows = []
     for case, step in zip(cases, steps, strict=False):
@@ -305,14 +305,18 @@ def _write(
     result = report.document("comm", rows, **more)
     axis = "microseconds, median" if bench.model else "bus bandwidth, GB/s"
     panels = comm_output.panels(rows, bool(bench.model))
+    lines = [comm_output.told(found, more["model"]) for found in more.get("gradients", [])]
+    problems = []
+    try:
+        click.echo("\n".join([comm_output.table(rows), *lines]))
+    except OSError as error:
+        problems.append(f"the table cannot be written to stdout ({error.strerror})")
     try:
         report.write_files(result, bench.json_file, bench.picture, panels, axis)
-    finally:
-        lines = [comm_output.told(found, more["model"]) for found in more.get("gradients", [])]
-        click.echo("\n".join([comm_output.table(rows), *lines]))
+    except DdpHpcError as error:
+        problems.append(str(error))
     wrong = [row for row in rows if not row["correct"]]
     slower = slower_rows(rows, medians, bench.tolerance)
-    problems = []
     if wrong:
         problems.append(
             f"wrong results in {len(wrong)} of {len(rows)} rows, named above: do not trust what is trained "

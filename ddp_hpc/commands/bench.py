@@ -105,7 +105,7 @@ def io(json_file: Path | None, picture: Path | None, **options: Any) -> None:
 
 
 @command.command(cls=_OfRanks)
-@click.option("--collectives", metavar="NAME,NAME,...", help="Some of those below.  [all]")
+@click.option("--collectives", metavar="NAME,NAME,...", help="Some of those above.  [all]")
 @click.option("--bytes", multiple=True, metavar="SIZE", help="A size, instead of a sweep; may be repeated.")
 @click.option("--min-bytes", metavar="SIZE", help="The sweep's first size.  [1KiB]")
 @click.option("--max-bytes", metavar="SIZE", help="No size of the sweep is larger.  [64MiB]")

@@ -102,7 +102,7 @@ def test_rank_0_alone_writes_the_table_the_json_and_the_picture(ran: Ran) -> Non
 def test_progress_is_plain_lines_on_stderr(ran: Ran) -> None:
     assert ran.stderr.count("world: 4 ranks on 1 node") == 1
     for name in KINDS:
-        assert ran.stderr.count(f"\n{name} on 4 ranks, 4 a node: 2 sizes, 4.0 KiB to ") == 1
+        assert ran.stderr.count(f"\n{name} on 4 ranks, 4 a node: 2 sizes, ") == 1
     assert "\r" not in ran.stderr
 
 
