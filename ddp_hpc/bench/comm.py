@@ -148,7 +148,7 @@ def _run(bench: CommBench, config: TrainConfig, group: Group, parts: Parts, log:
     rows: list[Row] = []
     steps = count(1)
     for division, collectives in plan.items():
-        members = gather_members(division, group)
+        members = gather_members(division, group, config.timeout_s)
         for cases in collectives:
             rows += _measure_all(cases, division, members, bench.effort, group, heart, steps, progress.say)
     words = group.comm.allgather(words_of_rank(group.backend, log, os.environ))
@@ -200,14 +200,15 @@ def _check_files(bench: CommBench, settings: dict[str, Any]) -> dict[Hashable, f
     Raises:
         RequestError: it cannot be compared with, or an output could not be written.
     """
-    report.check_files(bench.json_file, bench.picture, bench.baseline)
+    report.check_files(bench.json_file, bench.picture)
     if bench.baseline is None:
         return {}
-    if bench.json_file is not None and bench.json_file.absolute() == bench.baseline.absolute():
+    medians = read_baseline(bench.baseline, settings)
+    if bench.json_file is not None and bench.json_file.exists() and bench.json_file.samefile(bench.baseline):
         raise RequestError(
             f"--json {bench.json_file}: is the --baseline and would be overwritten; name another file"
         )
-    return read_baseline(bench.baseline, settings)
+    return medians
 
 
 def _make_buckets(bench: CommBench, group: Group) -> list[Bucket]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch.distributed as dist
 
@@ -65,14 +66,14 @@ def nodes_of(group: Group) -> list[Hashable]:
     return [node_rank if told else hostname for node_rank, hostname in cards]
 
 
-def gather_members(division: Division, group: Group) -> Members | None:
-    """This rank among the others of a division; None where it is none of them.
+def gather_members(division: Division, group: Group, timeout_s: float) -> Members | None:
+    """This rank among the others of a division; None where it is none of them. `timeout_s`: of a collective.
 
     Collective: every rank must call this.
     """
     world = group.world
     whole = len(division.ranks) == world.world_size
-    made = dist.group.WORLD if whole else dist.new_group(list(division.ranks))
+    made = dist.group.WORLD if whole else dist.new_group(list(division.ranks), timedelta(seconds=timeout_s))
     if world.rank not in division.ranks:
         return None
     assert isinstance(made, dist.ProcessGroup)

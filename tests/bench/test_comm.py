@@ -19,6 +19,8 @@ from ddp_hpc.errors import RequestError
 from tests.training.forked import Forks, Job
 from tests.training.runs import run, start
 
+pytestmark = pytest.mark.xdist_group("comm")  # one worker, one run for many tests
+
 PLANTED = "tests.bench.planted"
 QUICK = ("--iterations", "3", "--warmup", "1")
 SMALL = ("--bytes", "4KiB", *QUICK)
@@ -191,6 +193,14 @@ def test_a_rank_that_is_stopped_in_a_call_ends_the_job_and_is_named(tmp_path: Pa
     assert "its process is stopped" in line
 
 
+def test_a_rank_that_is_killed_in_a_call_ends_the_job_and_is_named(tmp_path: Path, forks: Forks) -> None:
+    codes, job = forked(forks, tmp_path, "kill:all_reduce:2", *SMALL, "--collectives", "all_reduce")
+    assert codes == [1, 1, -9, 1]
+    (line,) = job.errors()
+    assert "error: rank 2 on " in line
+    assert " is gone: " in line
+
+
 # Groups of ranks.
 
 
@@ -271,6 +281,17 @@ def test_a_baseline_of_something_else_is_refused_by_one_line(
     (line,) = job.errors()
     assert "error: --baseline before.json: " in line
     assert said in line
+
+
+def test_a_baseline_is_not_overwritten(tmp_path: Path, forks: Forks, ran: Ran) -> None:
+    before = (ran.folder / "new/comm.json").read_bytes()
+    (tmp_path / "before.json").write_bytes(before)
+    (tmp_path / "link.json").symlink_to("before.json")
+    options = [*SMALL, "--baseline", "before.json", "--json", "link.json"]
+    codes, job = forked(forks, tmp_path, "none", *options)
+    assert codes == [2] * 4
+    assert "--json link.json: is the --baseline and would be overwritten" in job.errors()[0]
+    assert (tmp_path / "before.json").read_bytes() == before
 
 
 # What is refused.
