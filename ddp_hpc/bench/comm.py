@@ -28,8 +28,8 @@ from ddp_hpc.bench.comm_request import (
     parse_sizes,
 )
 from ddp_hpc.bench.comm_transport import NcclLog, summary, words_of_rank
-from ddp_hpc.bench.report import Row
 from ddp_hpc.errors import DdpHpcError, RequestError, stop_together
+from ddp_hpc.tables import Row
 from ddp_hpc.training.config import TrainConfig, parse_option
 from ddp_hpc.training.ending import Parts
 from ddp_hpc.training.session import introduce, session, stacks_of_run, start_watching

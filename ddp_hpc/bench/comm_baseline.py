@@ -7,8 +7,8 @@ from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddp_hpc.bench.report import Row
 from ddp_hpc.errors import RequestError
+from ddp_hpc.tables import Row
 from ddp_hpc.units import format_bytes
 
 _SAME = ("ranks", "backend", "device")

@@ -5,26 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ddp_hpc import tables
 from ddp_hpc.bench import report
-from ddp_hpc.bench.report import Row
+from ddp_hpc.tables import Column, Row
 from ddp_hpc.units import format_bytes
 
 
 def table(rows: Sequence[Row]) -> str:
     """The rows as text; GB/s of 1e9 bytes, as nccl-tests has them."""
     columns = [
-        report.Column("name", "collective"),
-        report.Column("bytes", "size", format_bytes),
-        report.Column("ranks", "ranks"),
-        report.Column("ranks_per_node", "a node"),
-        report.Column("iterations", "times"),
-        report.Column("median_us", "median us", _us),
-        report.Column("p99_us", "p99 us", _us),
-        report.Column("algbw_bytes_per_s", "algbw GB/s", _gb),
-        report.Column("busbw_bytes_per_s", "busbw GB/s", _gb),
-        report.Column("correct", "correct", lambda correct: "true" if correct else "FALSE"),
+        Column("name", "collective"),
+        Column("bytes", "size", format_bytes),
+        Column("ranks", "ranks"),
+        Column("ranks_per_node", "a node"),
+        Column("iterations", "times"),
+        Column("median_us", "median us", _us),
+        Column("p99_us", "p99 us", _us),
+        Column("algbw_bytes_per_s", "algbw GB/s", _gb),
+        Column("busbw_bytes_per_s", "busbw GB/s", _gb),
+        Column("correct", "correct", lambda correct: "true" if correct else "FALSE"),
     ]
-    return report.table(columns, rows)
+    return tables.table(columns, rows)
 
 
 def _us(value: float) -> str:

@@ -1,14 +1,7 @@
-"""What `ddp-hpc bench comm` is asked for: checked before anything is started. No torch.
-
-Sizes and factors are those of nccl-tests (https://github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md and
-src/sendrecv.cu). The size S of a call is the whole that one rank holds: its input, or its output where that
-is larger. algbw = S / time; busbw = algbw x factor, which the speed of the links bounds for any number of
-ranks n.
-"""
+"""What `ddp-hpc bench comm` is asked for: checked before anything is started. No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -21,31 +14,19 @@ _SWEEP: dict[str, Any] = {"min_bytes": "1KiB", "max_bytes": "64MiB", "factor": 4
 _LEAST_ITERATIONS = 5
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A collective, as far as its numbers go."""
-
-    busbw_factor: Callable[[int], float] = lambda _: 1.0
-    """Of the number of ranks."""
-    splits: bool = False
-    """Its elements are divided among the ranks: they are a multiple of their number."""
-
-    def num_elements(self, num_bytes: int, itemsize: int, num_ranks: int) -> int:
-        """Elements in all for about so many bytes: rounded down, as nccl-tests does, but not to nothing."""
-        share = num_ranks if self.splits else 1
-        return max(num_bytes // itemsize // share, 1) * share
+KINDS = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+_SPLIT = ("all_gather", "reduce_scatter", "all_to_all")
+"""Their elements are divided among the ranks: they are a multiple of their number."""
 
 
-KINDS = {
-    "all_reduce": Kind(lambda n: 2 * (n - 1) / n),
-    "reduce": Kind(),
-    "broadcast": Kind(),
-    "all_gather": Kind(lambda n: (n - 1) / n, splits=True),
-    "reduce_scatter": Kind(lambda n: (n - 1) / n, splits=True),
-    "all_to_all": Kind(lambda n: (n - 1) / n, splits=True),
-    # Each rank sends to the next one and receives from the one before, all at once.
-    "send_recv": Kind(),
-}
+def num_elements(kind: str, num_bytes: int, itemsize: int, num_ranks: int) -> int:
+    """Elements in all for about so many bytes: rounded down, as nccl-tests does, but not to nothing.
+
+    Sizes are those of nccl-tests (https://github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md and
+    src/sendrecv.cu): the whole that one rank holds, its input, or its output where that is larger.
+    """
+    share = num_ranks if kind in _SPLIT else 1
+    return max(num_bytes // itemsize // share, 1) * share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +68,12 @@ def parse_collectives(text: str | None) -> tuple[str, ...]:
         RequestError: one of them is unknown.
     """
     if text is None:
-        return tuple(KINDS)
+        return KINDS
     words = [word.strip() for word in text.split(",")]
     for word in words:
         if word not in KINDS:
             raise RequestError(
-                f"--collectives {word!r}: unknown{nearest(word, tuple(KINDS))}; one of {', '.join(KINDS)}"
+                f"--collectives {word!r}: unknown{nearest(word, KINDS)}; one of {', '.join(KINDS)}"
             )
     return tuple(dict.fromkeys(words))
 

@@ -10,10 +10,11 @@ import torch
 from ddp_hpc.bench.comm_buckets import Bucket
 from ddp_hpc.bench.comm_collectives import MAKERS, Members
 from ddp_hpc.bench.comm_ranks import Division
-from ddp_hpc.bench.comm_request import KINDS, CommBench, Effort
+from ddp_hpc.bench.comm_request import CommBench, Effort, num_elements
 from ddp_hpc.bench.comm_timing import speeds, time_operation
-from ddp_hpc.bench.report import Row
 from ddp_hpc.errors import DdpHpcError, stop_together
+from ddp_hpc.tables import Row
+from ddp_hpc.trace.names import busbw_factor
 from ddp_hpc.training.failure import explain_lost_contact
 from ddp_hpc.training.group import Group
 from ddp_hpc.units import format_bytes
@@ -30,7 +31,7 @@ class Case:
     """One row before it is measured."""
 
     name: str
-    kind: str  # of KINDS
+    kind: str  # of comm_request.KINDS
     count: int  # elements in all
     dtype: str
 
@@ -43,7 +44,7 @@ class Case:
 
     @property
     def num_bytes(self) -> int:
-        """Its size, as KINDS' factors count it."""
+        """Its size, as nccl-tests counts it."""
         return self.count * self.torch_dtype.itemsize
 
     def identity(self, division: Division) -> Row:
@@ -72,7 +73,7 @@ def cases_of(bench: CommBench, buckets: Sequence[Bucket], num_ranks: int) -> lis
     itemsize = Case("", "", 1, bench.dtype).num_bytes
     found = []
     for name in bench.collectives:
-        counts = [KINDS[name].num_elements(size, itemsize, num_ranks) for size in bench.sizes]
+        counts = [num_elements(name, size, itemsize, num_ranks) for size in bench.sizes]
         found.append([Case(name, name, count, bench.dtype) for count in dict.fromkeys(counts)])
     return found
 
@@ -127,7 +128,7 @@ def measure(
     return {
         **case.identity(division),
         "iterations": num,
-        **speeds(taken_s, case.num_bytes, KINDS[case.kind].busbw_factor(members.size)),
+        **speeds(taken_s, case.num_bytes, busbw_factor(case.kind, members.size)),
         "correct": not problems,
     }
 

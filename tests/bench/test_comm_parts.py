@@ -18,16 +18,17 @@ from ddp_hpc.bench.comm_baseline import key_of, read_baseline, slower_rows, told
 from ddp_hpc.bench.comm_buckets import buckets_of, make_model
 from ddp_hpc.bench.comm_pattern import PERIOD, lay_out, sum_table, table
 from ddp_hpc.bench.comm_ranks import Division, divide
-from ddp_hpc.bench.comm_request import KINDS, Effort, parse_ranks_per_node, parse_sizes
+from ddp_hpc.bench.comm_request import Effort, num_elements, parse_ranks_per_node, parse_sizes
 from ddp_hpc.bench.comm_timing import speeds
 from ddp_hpc.bench.comm_transport import NcclLog, nccl_words, summary
 from ddp_hpc.errors import RequestError
+from ddp_hpc.trace.names import busbw_factor
 
 # What is asked for.
 
 
 @pytest.mark.parametrize(
-    ("name", "factors"),  # of 2, 4 and 8 ranks
+    ("kind", "factors"),  # of 2, 4 and 8 ranks
     [
         ("all_reduce", (1, 1.5, 1.75)),
         ("reduce", (1, 1, 1)),
@@ -38,8 +39,8 @@ from ddp_hpc.errors import RequestError
         ("send_recv", (1, 1, 1)),
     ],
 )
-def test_factors_are_those_of_nccl_tests(name: str, factors: tuple[float, ...]) -> None:
-    assert tuple(KINDS[name].busbw_factor(n) for n in (2, 4, 8)) == factors
+def test_factors_are_those_of_nccl_tests(kind: str, factors: tuple[float, ...]) -> None:
+    assert tuple(busbw_factor(kind, n) for n in (2, 4, 8)) == factors
 
 
 def test_times_and_bandwidths_are_those_of_the_median_iteration() -> None:
@@ -62,8 +63,8 @@ def test_sizes_one_by_one_are_taken_once_each() -> None:
 
 
 def test_a_size_below_an_element_a_rank_is_still_one() -> None:
-    assert KINDS["all_gather"].num_elements(4, 8, 4) == 4
-    assert KINDS["broadcast"].num_elements(4, 8, 4) == 1
+    assert num_elements("all_gather", 4, 8, 4) == 4
+    assert num_elements("broadcast", 4, 8, 4) == 1
 
 
 @pytest.mark.parametrize(
