@@ -12,25 +12,15 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from math import inf
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-import click
-
-from data_gen.recipe import parse_shape
 from ddp_hpc.bench import comm_output, report
-from ddp_hpc.bench.comm_baseline import key_of, read_baseline, slower_rows, told
-from ddp_hpc.bench.comm_request import (
-    CommBench,
-    Effort,
-    parse_collectives,
-    parse_ranks_per_node,
-    parse_sizes,
-)
+from ddp_hpc.bench.comm_baseline import key_of, read_baseline
+from ddp_hpc.bench.comm_request import CommBench, Effort, parse
 from ddp_hpc.bench.comm_transport import NcclLog, summary, words_of_rank
 from ddp_hpc.errors import DdpHpcError, RequestError, stop_together
 from ddp_hpc.tables import Row
-from ddp_hpc.training.config import TrainConfig, parse_option
+from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.ending import Parts
 from ddp_hpc.training.session import introduce, session, stacks_of_run, start_watching
 from ddp_hpc.units import format_bytes
@@ -48,8 +38,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _OF_RANKS = ("backend", "device", "discovery", "init_timeout_s", "timeout_s", "hang_timeout_s")
-_OF_SIZES = ("bytes", "min_bytes", "max_bytes", "factor")
-_OF_MODEL = ("model_options", "data", "src_shape", "tgt_shape", "bucket_mib")
 
 
 def command(**options: Any) -> None:
@@ -58,52 +46,12 @@ def command(**options: Any) -> None:
     Collective: every rank must call this. Ends the process where something fails.
     """
     config = TrainConfig(**{name: options.pop(name) for name in _OF_RANKS})
-    bench = _parse(**options)
+    bench = parse(**options)
     # NCCL reads its variables once.
     log = NcclLog(os.environ)
     parts = Parts()
     with session(config, parts) as group:
         _run(bench, config, group, parts, log)
-
-
-def _parse(**options: Any) -> CommBench:
-    model = options.pop("buckets_of")
-    sweep = {name: options.pop(name) for name in _OF_SIZES}
-    of_model = {name: options.pop(name) for name in _OF_MODEL}
-    named = options.pop("collectives")
-    if model is None and (typed := [name for name, value in of_model.items() if value not in (None, ())]):
-        raise RequestError(f"{_spelled(typed)} goes with --buckets-of: name a model, or leave it out")
-    if model is not None:
-        typed = [name for name, value in {**sweep, "collectives": named}.items() if value not in (None, ())]
-        if typed:
-            raise RequestError(
-                f"--buckets-of {model} measures all_reduce of the model's sizes: leave {_spelled(typed)} out"
-            )
-    for name in ("tolerance", "seconds"):
-        if not 0 <= options[name] < inf:
-            raise RequestError(f"--{name} {options[name]}: has to be 0 or more, and finite")
-    bucket_mib = of_model.pop("bucket_mib")
-    if bucket_mib is not None and not 0 < bucket_mib < inf:
-        raise RequestError(f"--bucket-mib {bucket_mib}: has to be above 0, and finite")
-    shapes = {name: parse_shape(text) for name in ("src_shape", "tgt_shape") if (text := of_model.pop(name))}
-    model_options = tuple(map(parse_option, of_model["model_options"]))
-    effort = Effort(**{name: options.pop(name) for name in ("warmup", "iterations", "seconds")})
-    return CommBench(
-        collectives=parse_collectives(named),
-        sizes=parse_sizes(sweep.pop("bytes"), **sweep),
-        ranks_per_node=parse_ranks_per_node(options.pop("ranks_per_node")),
-        effort=effort,
-        model={}
-        if model is None
-        else {"model": model, "model_options": model_options, "data": of_model["data"], **shapes},
-        bucket_mib=bucket_mib,
-        **options,
-    )
-
-
-def _spelled(names: list[str]) -> str:
-    return " and ".join(f"--{name.replace('_', '-').removesuffix('s')}" if name == "model_options"
-                        else f"--{name.replace('_', '-')}" for name in names)  # fmt: skip
 
 
 def _run(bench: CommBench, config: TrainConfig, group: Group, parts: Parts, log: NcclLog) -> None:
@@ -154,7 +102,7 @@ def _run(bench: CommBench, config: TrainConfig, group: Group, parts: Parts, log:
     words = group.comm.allgather(words_of_rank(group.backend, log, os.environ))
     transport = summary(group.backend, words, log.theirs)
     progress.say(f"transport: {transport['line']}")
-    problem = _write(bench, rows, settings, transport, medians or {}) if world.rank == 0 else ""
+    problem = comm_output.write(bench, rows, settings, transport, medians or {}) if world.rank == 0 else ""
     if problem := group.comm.bcast(problem):
         stop_together(world.rank, DdpHpcError(problem))
     heart.close()
@@ -288,42 +236,3 @@ def _measure_all(
             break
         rows += [row] if row is not None else []
     return rows
-
-
-def _write(
-    bench: CommBench,
-    rows: list[Row],
-    settings: dict[str, Any],
-    transport: dict[str, Any],
-    medians: dict[Hashable, float],
-) -> str:
-    """The table, the JSON and the picture; why the run is no good, empty where it is."""
-    if not rows:
-        return f"nothing was measured: {settings['backend']} does nothing of what was asked for"
-    more: dict[str, Any] = {"machine": report.machine(), "settings": settings, "transport": transport}
-    if bench.model:
-        more |= {"model": bench.model["model"], "gradients": comm_output.sums(rows)}
-    result = report.document("comm", rows, **more)
-    axis = "microseconds, median" if bench.model else "bus bandwidth, GB/s"
-    panels = comm_output.panels(rows, bool(bench.model))
-    lines = [comm_output.told(found, more["model"]) for found in more.get("gradients", [])]
-    problems = []
-    try:
-        click.echo("\n".join([comm_output.table(rows), *lines]))
-    except OSError as error:
-        problems.append(f"the table cannot be written to stdout ({error.strerror})")
-    try:
-        report.write_files(result, bench.json_file, bench.picture, panels, axis)
-    except DdpHpcError as error:
-        problems.append(str(error))
-    wrong = [row for row in rows if not row["correct"]]
-    slower = slower_rows(rows, medians, bench.tolerance)
-    if wrong:
-        problems.append(
-            f"wrong results in {len(wrong)} of {len(rows)} rows, named above: do not trust what is trained "
-            "on these nodes with this backend"
-        )
-    if slower:
-        assert bench.baseline is not None
-        problems.append(told(slower, bench.baseline, bench.tolerance))
-    return "; ".join(problems)

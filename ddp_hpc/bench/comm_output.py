@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
+import click
+
 from ddp_hpc import tables
-from ddp_hpc.bench import report
+from ddp_hpc.bench import comm_baseline, report
+from ddp_hpc.bench.comm_request import CommBench
+from ddp_hpc.errors import DdpHpcError
 from ddp_hpc.tables import Column, Row
 from ddp_hpc.units import format_bytes
 
@@ -88,3 +92,41 @@ def panels(rows: Sequence[Row], of_model: bool) -> list[report.Panel | report.Cu
             points.setdefault(row["name"], []).append((row["bytes"], row["busbw_bytes_per_s"] / 1e9))
         found.append(report.Curves(title, points, "bytes"))
     return found
+
+
+def write(
+    bench: CommBench,
+    rows: list[Row],
+    settings: dict[str, Any],
+    transport: dict[str, Any],
+    medians: dict[Hashable, float],
+) -> str:
+    """Writes the table, the JSON and the picture; gives why the run is no good, empty where it is."""
+    if not rows:
+        return f"nothing was measured: {settings['backend']} does nothing of what was asked for"
+    more: dict[str, Any] = {"machine": report.machine(), "settings": settings, "transport": transport}
+    if bench.model:
+        more |= {"model": bench.model["model"], "gradients": sums(rows)}
+    result = report.document("comm", rows, **more)
+    axis = "microseconds, median" if bench.model else "bus bandwidth, GB/s"
+    lines = [told(found, more["model"]) for found in more.get("gradients", [])]
+    problems = []
+    try:
+        click.echo("\n".join([table(rows), *lines]))
+    except OSError as error:
+        problems.append(f"the table cannot be written to stdout ({error.strerror})")
+    try:
+        report.write_files(result, bench.json_file, bench.picture, panels(rows, bool(bench.model)), axis)
+    except DdpHpcError as error:
+        problems.append(str(error))
+    wrong = [row for row in rows if not row["correct"]]
+    slower = comm_baseline.slower_rows(rows, medians, bench.tolerance)
+    if wrong:
+        problems.append(
+            f"wrong results in {len(wrong)} of {len(rows)} rows, named above: do not trust what is trained "
+            "on these nodes with this backend"
+        )
+    if slower:
+        assert bench.baseline is not None
+        problems.append(comm_baseline.told(slower, bench.baseline, bench.tolerance))
+    return "; ".join(problems)

@@ -7,13 +7,15 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from data_gen.recipe import parse_shape
 from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.training.config import parse_option
 from ddp_hpc.units import parse_bytes
 
 _SWEEP: dict[str, Any] = {"min_bytes": "1KiB", "max_bytes": "64MiB", "factor": 4}
 _LEAST_ITERATIONS = 5
-
-
+_OF_SIZES = ("bytes", "min_bytes", "max_bytes", "factor")
+_OF_MODEL = ("model_options", "data", "src_shape", "tgt_shape", "bucket_mib")
 KINDS = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 _SPLIT = ("all_gather", "reduce_scatter", "all_to_all")
 """Their elements are divided among the ranks: they are a multiple of their number."""
@@ -59,6 +61,52 @@ class CommBench:
     tolerance: float = 0.2
     json_file: Path | None = None
     picture: Path | None = None
+
+
+def parse(**options: Any) -> CommBench:
+    """What was typed: None, or nothing, for an option that was not.
+
+    Raises:
+        RequestError: for what makes no sense.
+    """
+    model = options.pop("buckets_of")
+    sweep = {name: options.pop(name) for name in _OF_SIZES}
+    of_model = {name: options.pop(name) for name in _OF_MODEL}
+    named = options.pop("collectives")
+    if model is None and (typed := [name for name, value in of_model.items() if value not in (None, ())]):
+        raise RequestError(f"{_spelled(typed)} goes with --buckets-of: name a model, or leave it out")
+    if model is not None:
+        typed = [name for name, value in {**sweep, "collectives": named}.items() if value not in (None, ())]
+        if typed:
+            raise RequestError(
+                f"--buckets-of {model} measures all_reduce of the model's sizes: leave {_spelled(typed)} out"
+            )
+    for name in ("tolerance", "seconds"):
+        if not 0 <= options[name] < inf:
+            raise RequestError(f"--{name} {options[name]}: has to be 0 or more, and finite")
+    bucket_mib = of_model.pop("bucket_mib")
+    if bucket_mib is not None and not 0 < bucket_mib < inf:
+        raise RequestError(f"--bucket-mib {bucket_mib}: has to be above 0, and finite")
+    texts = {name: of_model.pop(name) for name in ("src_shape", "tgt_shape")}
+    shapes = {name: parse_shape(text) for name, text in texts.items() if text is not None}
+    model_options = tuple(map(parse_option, of_model["model_options"]))
+    effort = Effort(**{name: options.pop(name) for name in ("warmup", "iterations", "seconds")})
+    return CommBench(
+        collectives=parse_collectives(named),
+        sizes=parse_sizes(sweep.pop("bytes"), **sweep),
+        ranks_per_node=parse_ranks_per_node(options.pop("ranks_per_node")),
+        effort=effort,
+        model={}
+        if model is None
+        else {"model": model, "model_options": model_options, "data": of_model["data"], **shapes},
+        bucket_mib=bucket_mib,
+        **options,
+    )
+
+
+def _spelled(names: list[str]) -> str:
+    options = {"model_options": "--model-option"}
+    return " and ".join(options.get(name, f"--{name.replace('_', '-')}") for name in names)
 
 
 def parse_collectives(text: str | None) -> tuple[str, ...]:

@@ -323,6 +323,7 @@ def test_one_rank_alone_is_told_how_to_start_more(tmp_path: Path) -> None:
         (["--model-option", "width=3"], "--model-option goes with --buckets-of"),
         (["--buckets-of", "linear", "--bytes", "1KiB"], "leave --bytes out"),
         (["--buckets-of", "linear", "--bucket-mib", "0"], "--bucket-mib 0.0: has to be above 0"),
+        (["--buckets-of", "linear", "--src-shape", ""], "shape '' is not a list of sizes"),
         (["--timeout", "0"], "--timeout 0.0: has to be above 0"),
     ],
 )
