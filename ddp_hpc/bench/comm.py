@@ -193,8 +193,8 @@ def _lacks_memory(plan: Plan, group: Group) -> str:
 
     largest = max(case.num_bytes for collectives in plan.values() for cases in collectives for case in cases)
     on_cpu = group.device.type == "cpu"
-    # To send, to receive, what has to come back, and that once more while it is laid out.
-    needed = 4 * largest * (group.world.local_size if on_cpu else 1)
+    # To send, to receive, what has to come back, that once more while it is laid out, and where they differ.
+    needed = 5 * largest * (group.world.local_size if on_cpu else 1)
     free = (
         report.available_bytes()
         if on_cpu

@@ -347,7 +347,7 @@ def test_of_a_wrong_line_that_all_ranks_got_rank_0_alone_tells(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--bytes", "1PiB"], "1.0 PiB at once need 16.0 PiB of memory on a node, and "),
+        (["--bytes", "1PiB"], "1.0 PiB at once need 20.0 PiB of memory on a node, and "),
         (["--ranks-per-node", "1"], "--ranks-per-node 1: one node, so that is one rank alone"),
         (["--buckets-of", "transfomer"], '--buckets-of transfomer: unknown (did you mean "transformer"?)'),
         (["--buckets-of", "classifier"], "--buckets-of classifier needs --data"),
