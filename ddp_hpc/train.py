@@ -167,7 +167,9 @@ _PATH = click.Path(path_type=Path)
 @click.option(
     "--mesh", metavar="dp=2,tp=2", help="A grid of ranks of pp, dp, fsdp and tp, instead of --strategy."
 )
-@click.option("--bucket-mib", type=float, default=25.0, help="DDP: gradients that are sent at once.")
+@click.option(
+    "--bucket-mib", type=float, help="DDP: gradients that are sent at once.  [25, and 1 for the first]"
+)
 @click.option("--static-graph", is_flag=True, help="DDP: every step uses the same parameters.")
 @click.option(
     "--find-unused-parameters", is_flag=True, help="DDP: some parameters may be left out of a step."

@@ -78,7 +78,7 @@ class TrainConfig:
     fused: bool | None = None  # None: on a GPU
     strategy: str = "ddp"
     mesh: str | None = None
-    bucket_mib: float = 25.0
+    bucket_mib: float | None = None  # as DDP has it: a first one of 1 MiB, which leaves early, then of 25
     static_graph: bool = False
     find_unused_parameters: bool = False
     compress_gradients: str | None = None
