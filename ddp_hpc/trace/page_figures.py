@@ -1,0 +1,149 @@
+"""The page's charts, as plotly reads them: bars of a mean step and of each rank. Times are in milliseconds."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from ddp_hpc.trace.model import PARTS, Capture, Times
+
+Figure: TypeAlias = dict[str, Any]
+"""`data` and `layout` of a plotly figure."""
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart; it reads on white and on black.
+COLOURS = {
+    "data": "#e69f00",
+    "forward": "#56b4e9",
+    "backward": "#0072b2",
+    "optimizer": "#009e73",
+    "snapshot": "#cc79a7",
+    "other": "#a08c6c",
+    "comm_exposed": "#d55e00",
+    "comm_hidden": "#f0a37a",
+    "idle": "#a6a6a6",
+    "waiting": "#f0a37a",
+    "transfer": "#d55e00",
+}
+LABELS = {"comm_exposed": "communication, exposed", "comm_hidden": "communication, hidden"}
+_COMM = ("comm_exposed_s", "comm_hidden_s")
+_BAR_PX = 84
+
+
+def part_of(field: str) -> str:
+    """`data` of `data_s`."""
+    return field.removesuffix("_s")
+
+
+def label_of(part: str) -> str:
+    """A part's name for people."""
+    return LABELS.get(part, part)
+
+
+def milliseconds(seconds: float) -> float:
+    """Rounded to the microsecond; 0 for what is no number, which JSON could not hold."""
+    return round(seconds * 1e3, 3) if math.isfinite(seconds) else 0.0
+
+
+def plain(text: str, limit: int = 60) -> str:
+    """Text that plotly shows as it is: it reads `<b>` and `<a href=...>` in its labels."""
+    return html.escape(cut(text, limit))
+
+
+def cut(text: str, limit: int) -> str:
+    """The text, with `...` for its end where it is longer than that."""
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def mean_steps(captures: Sequence[Capture]) -> Figure:
+    """A bar a capture: the parts of its mean step; below it a thin one, communication exposed and hidden."""
+    rows = [2.0 * number for number in range(len(captures))]
+    data = [
+        _bars(field, [capture.mean for capture in captures], rows, width)
+        for fields, width, rows in ((PARTS, 0.8, rows), (_COMM, 0.25, [row + 0.6 for row in rows]))
+        for field in fields
+    ]
+    names = [
+        {
+            "text": plain(f"{capture.name}: {milliseconds(capture.mean.wall_s):,.1f} ms"),
+            "x": 0, "y": row - 0.45, "xanchor": "left", "yanchor": "bottom", "showarrow": False,
+        }
+        for capture, row in zip(captures, rows, strict=True)
+    ]  # fmt: skip
+    layout = base_layout(_BAR_PX * len(captures) + 60) | {
+        "barmode": "stack",
+        "annotations": names,
+        "uniformtext": {"minsize": 10, "mode": "hide"},
+        "xaxis": axis(title={"text": "milliseconds"}, rangemode="tozero", fixedrange=True),
+        "yaxis": axis(visible=False, fixedrange=True, range=[rows[-1] + 0.9, -1.0]),
+    }
+    return {"data": data, "layout": layout}
+
+
+def _bars(field: str, times: Sequence[Times], rows: Sequence[float], width: float) -> Figure:
+    part = part_of(field)
+    lengths = [milliseconds(getattr(one, field)) for one in times]
+    shares = [_percent(getattr(one, field), one.wall_s) for one in times]
+    is_part = width > 0.5
+    return {
+        "type": "bar", "orientation": "h", "name": label_of(part), "x": lengths, "y": list(rows),
+        "width": width, "marker": {"color": COLOURS[part], "line": {"width": 0}},
+        "customdata": shares,
+        "hovertemplate": f"{label_of(part)}: %{{x:,.3~f}} ms, %{{customdata}}<extra></extra>",
+        "text": [f"{part.replace('comm_exposed', 'communication')} {share}" for share in shares] if is_part
+        else None,
+        "textposition": "inside", "insidetextanchor": "middle", "textangle": 0, "constraintext": "inside",
+    }  # fmt: skip
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.0f} %" if whole > 0 else "-"
+
+
+def by_rank(capture: Capture) -> Figure:
+    """A column a rank: above the parts of its mean step, below communication exposed and hidden."""
+    ranks = [trace.rank for trace in capture.ranks]
+    data = []
+    for fields, y_axis in ((PARTS, "y"), (_COMM, "y2")):
+        for field in fields:
+            part = part_of(field)
+            data.append(
+                {
+                    "type": "bar", "name": label_of(part), "x": ranks, "yaxis": y_axis,
+                    "y": [milliseconds(getattr(one, field)) for one in capture.rank_means],
+                    "marker": {"color": COLOURS[part], "line": {"width": 0}},
+                    "hovertemplate": f"rank %{{x}}, {label_of(part)}: %{{y:,.3~f}} ms<extra></extra>",
+                }
+            )  # fmt: skip
+    # Columns that touch, where there are hundreds: gaps would be all that is seen.
+    layout = base_layout(380) | {
+        "barmode": "stack",
+        "bargap": 0.25 if len(ranks) <= 32 else 0,
+        "xaxis": axis(title={"text": "rank"}, anchor="y2", fixedrange=True, **_ticks(ranks)),
+        "yaxis": axis(title={"text": "ms a step"}, domain=[0.36, 1], fixedrange=True),
+        "yaxis2": axis(title={"text": "comm., ms"}, domain=[0, 0.26], fixedrange=True),
+    }
+    return {"data": data, "layout": layout}
+
+
+def _ticks(ranks: Sequence[int]) -> Figure:
+    return {"tickvals": list(ranks)} if len(ranks) <= 16 else {"nticks": 12}
+
+
+def base_layout(height: int) -> Figure:
+    """What all charts have; the page's style sheet colours text and grid."""
+    return {
+        "height": height,
+        "margin": {"l": 12, "r": 12, "t": 12, "b": 12},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "showlegend": False,
+        "hovermode": "closest",
+        "font": {"family": "system-ui, sans-serif", "size": 12},
+    }
+
+
+def axis(**more: Any) -> Figure:
+    return {"automargin": True, "zeroline": False, "separatethousands": True, "showline": False, **more}
+

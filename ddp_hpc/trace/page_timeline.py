@@ -1,0 +1,168 @@
+"""The page's time line: each drawn rank's regions and, below them, its collectives."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ddp_hpc.trace.model import PARTS, REGIONS, Capture, RankTrace, Times
+from ddp_hpc.trace.page_figures import COLOURS, Figure, axis, base_layout, milliseconds, plain
+from ddp_hpc.units import format_bytes
+
+MAX_RANKS = 32
+MAX_SPANS = 20_000
+_WAITS = ("comm_exposed_s", "idle_s")
+_ROW_PX = 30
+# A row is 1 high: the regions' lane takes its upper part, the collectives' thinner one the lower part.
+_LANES = {"region": (-0.12, 0.52), "collective": (0.3, 0.22)}
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A capture's time line, and what it leaves out."""
+
+    figure: Figure
+    ranks: tuple[int, ...]
+    """Those that are drawn, from the top."""
+    steps: tuple[tuple[int, float, float], ...]
+    """Number, beginning and end in the figure's milliseconds, over all drawn ranks."""
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Bar:
+    lane: str
+    category: str
+    row: int
+    start_s: float
+    dur_s: float
+    step: int | None
+    what: str
+
+
+def timeline(capture: Capture, max_spans: int = MAX_SPANS) -> Timeline:
+    """At most `MAX_RANKS` ranks and `max_spans` bars, the longest; what is left out is said in the notes."""
+    drawn, notes = _choose_ranks(capture)
+    bars = [bar for row, trace in enumerate(drawn) for bar in _bars(trace, row)]
+    if len(bars) > max_spans:
+        num_left_out = len(bars) - max_spans
+        bars = heapq.nlargest(max_spans, bars, key=lambda bar: bar.dur_s)
+        notes.append(f"{num_left_out:,} of {num_left_out + max_spans:,} spans, the shortest, are left out")
+    begins = [span.start_s for trace in drawn for span in (*trace.steps, *trace.spans, *trace.collectives)]
+    zero_s = min(begins, default=0.0)
+    steps = _steps(drawn, zero_s)
+    ends = [bar.start_s + bar.dur_s - zero_s for bar in bars]
+    end = max([milliseconds(max(ends, default=0.0)), *(end for *_, end in steps), 1.0])
+    found: dict[tuple[str, str], list[_Bar]] = {}
+    for bar in bars:
+        found.setdefault((bar.lane, bar.category), []).append(bar)
+    # Waiting before transfer, regions in the order of a step.
+    order = (*REGIONS, "waiting", "transfer")
+    data = [
+        _trace(lane, category, some, zero_s)
+        for (lane, category), some in sorted(found.items(), key=lambda one: order.index(one[0][1]))
+    ]
+    layout = base_layout(_ROW_PX * len(drawn) + 90) | {
+        "margin": {"l": 12, "r": 12, "t": 28, "b": 12},
+        "barmode": "overlay",
+        "dragmode": "zoom",
+        "shapes": [_mark(start) for _, start, _ in steps],
+        "annotations": _numbers(steps),
+        "xaxis": axis(title={"text": "milliseconds"}, range=[0, end], showgrid=False),
+        "yaxis": axis(
+            title={"text": "rank"}, range=[len(drawn) - 0.4, -0.6], fixedrange=True, showgrid=False,
+            tickvals=list(range(len(drawn))), ticktext=[str(trace.rank) for trace in drawn],
+        ),
+    }  # fmt: skip
+    ranks = tuple(trace.rank for trace in drawn)
+    return Timeline({"data": data, "layout": layout, "ranks": ranks}, ranks, steps, tuple(notes))
+
+
+def _choose_ranks(capture: Capture) -> tuple[list[RankTrace], list[str]]:
+    """All ranks, or of many those that worked longest and shortest, and others evenly spaced."""
+    if len(capture.ranks) <= MAX_RANKS:
+        return list(capture.ranks), []
+    by_work = sorted(
+        range(len(capture.ranks)), key=lambda index: _worked_s(capture.rank_means[index]), reverse=True
+    )
+    quarter = MAX_RANKS // 4
+    chosen = {*by_work[:quarter], *by_work[-quarter:]}
+    chosen |= {
+        index for index, trace in enumerate(capture.ranks)
+        if capture.straggler and trace.rank == capture.straggler.rank
+    }  # fmt: skip
+    others = [index for index in range(len(capture.ranks)) if index not in chosen]
+    num = MAX_RANKS - len(chosen)
+    chosen |= {others[number * len(others) // num] for number in range(num)}
+    note = (
+        f"{MAX_RANKS} of {len(capture.ranks)} ranks are drawn: the {quarter} that worked longest in a step, "
+        f"the {quarter} that worked shortest, and others evenly spaced"
+    )
+    return [capture.ranks[index] for index in sorted(chosen)], [note]
+
+
+def _worked_s(times: Times) -> float:
+    return float(sum(getattr(times, part) for part in PARTS if part not in _WAITS))
+
+
+def _bars(trace: RankTrace, row: int) -> Iterator[_Bar]:
+    for span in trace.spans:
+        if span.name in REGIONS:
+            yield _Bar("region", span.name, row, span.start_s, span.dur_s, span.step, span.name)
+    for one in trace.collectives:
+        what = f"{plain(one.kind)}, {format_bytes(one.bytes)}, {one.num_ranks} ranks"
+        waited_s = min(max(one.arrived_s - one.start_s, 0.0), one.dur_s)
+        if waited_s > 0:
+            text = f"{what}: waits for the last rank"
+            yield _Bar("collective", "waiting", row, one.start_s, waited_s, one.step, text)
+        yield _Bar(
+            "collective", "transfer", row, one.start_s + waited_s, one.dur_s - waited_s, one.step, what
+        )
+
+
+def _trace(lane: str, category: str, bars: Sequence[_Bar], zero_s: float) -> Figure:
+    offset, width = _LANES[lane]
+    # Texts are many times the same: the page has each once, and for each bar its number.
+    texts: dict[str, int] = {}
+    return {
+        "type": "bar", "orientation": "h", "name": category, "width": width,
+        "base": [milliseconds(bar.start_s - zero_s) for bar in bars],
+        "x": [milliseconds(bar.dur_s) for bar in bars],
+        "y": [round(bar.row + offset, 2) for bar in bars],
+        "marker": {"color": COLOURS[category], "line": {"width": 0}},
+        "meta": {"step": [bar.step for bar in bars],
+                 "what": [texts.setdefault(bar.what, len(texts)) for bar in bars], "texts": list(texts)},
+    }  # fmt: skip
+
+
+def _steps(drawn: Sequence[RankTrace], zero_s: float) -> tuple[tuple[int, float, float], ...]:
+    found: dict[int, tuple[float, float]] = {}
+    for trace in drawn:
+        for step in trace.steps:
+            start_s, end_s = step.start_s - zero_s, step.start_s - zero_s + step.times.wall_s
+            first, last = found.get(step.number, (start_s, end_s))
+            found[step.number] = (min(first, start_s), max(last, end_s))
+    return tuple(
+        (number, milliseconds(first), milliseconds(last)) for number, (first, last) in sorted(found.items())
+    )
+
+
+def _mark(start: float) -> dict[str, Any]:
+    return {
+        "type": "line", "x0": start, "x1": start, "y0": 0, "y1": 1, "yref": "paper",
+        "line": {"width": 1, "dash": "dot"},
+    }  # fmt: skip
+
+
+def _numbers(steps: Sequence[tuple[int, float, float]]) -> list[dict[str, Any]]:
+    """The steps' numbers above their marks: of many only some, so that they stay apart."""
+    every = -(-len(steps) // 20) if steps else 1
+    return [
+        {
+            "text": f"step {number}", "x": start, "y": 1, "yref": "paper", "xanchor": "left",
+            "yanchor": "bottom", "showarrow": False,
+        }
+        for number, start, _ in steps[::every]
+    ]  # fmt: skip
