@@ -10,7 +10,6 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from functools import cache
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,15 @@ from markupsafe import Markup
 
 from ddp_hpc.errors import RequestError
 from ddp_hpc.trace import page_tables as tables
-from ddp_hpc.trace.model import PARTS, Capture
-from ddp_hpc.trace.page_figures import COLOURS, Figure, by_rank, cut, label_of, mean_steps, part_of
+from ddp_hpc.trace.model import PARTS, REGIONS, Capture
+from ddp_hpc.trace.page_figures import COLOURS, Figure, by_rank, cut, label_of, mean_steps
 from ddp_hpc.trace.page_timeline import MAX_SPANS, timeline
 
 _FOLDER = Path(__file__).parent / "html"
-_MAX_NAMED = 20
+_MAX_NAMED = 8
 _MAX_NAME = 80
 _MAX_SENTENCES = 100
-_MAX_SENTENCE = 1000
+_MAX_SENTENCE = 500
 
 
 def page(captures: Sequence[Capture], sentences: Sequence[str]) -> str:
@@ -45,7 +44,7 @@ def page(captures: Sequence[Capture], sentences: Sequence[str]) -> str:
     sections = [_section(number, capture, len(captures), figures) for number, capture in enumerate(captures)]
     text = _environment().get_template("report.html.j2").render(
         captures=captures, sections=sections, sentences=sentences, mean_table=tables.mean_step(captures),
-        figures=figures, legend=_legend(), colours=COLOURS,
+        figures=figures, legend=_legend(), colours=COLOURS, num_regions=len(REGIONS),
         style=Markup((_FOLDER / "report.css").read_text(encoding="utf-8")),  # noqa: S704
         plotly=Markup(plotly), script=Markup(script),  # noqa: S704
         script_hashes=[_hash(plotly), _hash(script)],
@@ -87,11 +86,8 @@ def _section(number: int, capture: Capture, num_captures: int, figures: dict[str
     figures[f"ranks{number}"] = by_rank(capture)
     figures[f"timeline{number}"] = lines.figure
     top = [
-        tables.ops(capture, of, caption)
-        for of, caption in (
-            (attrgetter("kernels"), "Kernels by self time"),
-            (attrgetter("ops"), "Operators by self time"),
-        )
+        tables.ops(capture, kind, caption)
+        for kind, caption in (("kernels", "Kernels by self time"), ("ops", "Operators by self time"))
     ]
     return {
         "number": number,
@@ -132,5 +128,4 @@ def _lines(sentences: Sequence[str]) -> list[str]:
 
 
 def _legend() -> list[tuple[str, str]]:
-    parts = [part_of(field) for field in (*PARTS, "comm_hidden_s")]
-    return [(label_of(part), COLOURS[part]) for part in parts]
+    return [(label_of(field), COLOURS[field.removesuffix("_s")]) for field in (*PARTS, "comm_hidden_s")]

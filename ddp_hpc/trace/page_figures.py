@@ -1,4 +1,4 @@
-"""The page's charts, as plotly reads them: bars of a mean step and of each rank. Times are in milliseconds."""
+"""The page's charts, as plotly reads them: bars of a mean step and of each rank, in milliseconds."""
 
 from __future__ import annotations
 
@@ -23,22 +23,20 @@ COLOURS = {
     "comm_exposed": "#d55e00",
     "comm_hidden": "#f0a37a",
     "idle": "#a6a6a6",
-    "waiting": "#f0a37a",
-    "transfer": "#d55e00",
 }
-LABELS = {"comm_exposed": "communication, exposed", "comm_hidden": "communication, hidden"}
+_DARK = ("backward_s", "optimizer_s", "comm_exposed_s")
+_LABELS = {"comm_exposed_s": "communication, exposed", "comm_hidden_s": "communication, hidden"}
 _COMM = ("comm_exposed_s", "comm_hidden_s")
 _BAR_PX = 84
 
 
-def part_of(field: str) -> str:
-    """`data` of `data_s`."""
+def label_of(field: str) -> str:
+    """What people call `data_s`."""
+    return _LABELS.get(field, _part(field))
+
+
+def _part(field: str) -> str:
     return field.removesuffix("_s")
-
-
-def label_of(part: str) -> str:
-    """A part's name for people."""
-    return LABELS.get(part, part)
 
 
 def milliseconds(seconds: float) -> float:
@@ -75,26 +73,31 @@ def mean_steps(captures: Sequence[Capture]) -> Figure:
         "barmode": "stack",
         "annotations": names,
         "uniformtext": {"minsize": 10, "mode": "hide"},
-        "xaxis": axis(title={"text": "milliseconds"}, rangemode="tozero", fixedrange=True),
+        "xaxis": axis(title="milliseconds", rangemode="tozero", fixedrange=True),
         "yaxis": axis(visible=False, fixedrange=True, range=[rows[-1] + 0.9, -1.0]),
     }
     return {"data": data, "layout": layout}
 
 
 def _bars(field: str, times: Sequence[Times], rows: Sequence[float], width: float) -> Figure:
-    part = part_of(field)
-    lengths = [milliseconds(getattr(one, field)) for one in times]
     shares = [_percent(getattr(one, field), one.wall_s) for one in times]
-    is_part = width > 0.5
+    name = _part(field).replace("comm_exposed", "communication")
     return {
-        "type": "bar", "orientation": "h", "name": label_of(part), "x": lengths, "y": list(rows),
-        "width": width, "marker": {"color": COLOURS[part], "line": {"width": 0}},
+        "type": "bar",
+        "orientation": "h",
+        "name": label_of(field),
+        "x": [milliseconds(getattr(one, field)) for one in times],
+        "y": list(rows),
+        "width": width,
+        "marker": {"color": COLOURS[_part(field)], "line": {"width": 0}},
         "customdata": shares,
-        "hovertemplate": f"{label_of(part)}: %{{x:,.3~f}} ms, %{{customdata}}<extra></extra>",
-        "text": [f"{part.replace('comm_exposed', 'communication')} {share}" for share in shares] if is_part
-        else None,
-        "textposition": "inside", "insidetextanchor": "middle", "textangle": 0, "constraintext": "inside",
-    }  # fmt: skip
+        "hovertemplate": f"{label_of(field)}: %{{x:,.3~f}} ms, %{{customdata}}<extra></extra>",
+        "text": [f"{name} {share}" for share in shares] if width > 0.5 else None,
+        "textposition": "inside",
+        "insidetextanchor": "middle",
+        "insidetextfont": {"color": "#fff" if field in _DARK else "#111"},
+        "textangle": 0,
+    }
 
 
 def _percent(part: float, whole: float) -> str:
@@ -107,22 +110,22 @@ def by_rank(capture: Capture) -> Figure:
     data = []
     for fields, y_axis in ((PARTS, "y"), (_COMM, "y2")):
         for field in fields:
-            part = part_of(field)
+            part = _part(field)
             data.append(
                 {
-                    "type": "bar", "name": label_of(part), "x": ranks, "yaxis": y_axis,
+                    "type": "bar", "name": label_of(field), "x": ranks, "yaxis": y_axis,
                     "y": [milliseconds(getattr(one, field)) for one in capture.rank_means],
                     "marker": {"color": COLOURS[part], "line": {"width": 0}},
-                    "hovertemplate": f"rank %{{x}}, {label_of(part)}: %{{y:,.3~f}} ms<extra></extra>",
+                    "hovertemplate": f"rank %{{x}}, {label_of(field)}: %{{y:,.3~f}} ms<extra></extra>",
                 }
             )  # fmt: skip
     # Columns that touch, where there are hundreds: gaps would be all that is seen.
     layout = base_layout(380) | {
         "barmode": "stack",
         "bargap": 0.25 if len(ranks) <= 32 else 0,
-        "xaxis": axis(title={"text": "rank"}, anchor="y2", fixedrange=True, **_ticks(ranks)),
-        "yaxis": axis(title={"text": "ms a step"}, domain=[0.36, 1], fixedrange=True),
-        "yaxis2": axis(title={"text": "comm., ms"}, domain=[0, 0.26], fixedrange=True),
+        "xaxis": axis(title="rank", anchor="y2", fixedrange=True, **_ticks(ranks)),
+        "yaxis": axis(title="ms a step", domain=[0.36, 1], fixedrange=True),
+        "yaxis2": axis(title="comm., ms", domain=[0, 0.26], fixedrange=True),
     }
     return {"data": data, "layout": layout}
 
@@ -144,6 +147,15 @@ def base_layout(height: int) -> Figure:
     }
 
 
-def axis(**more: Any) -> Figure:
-    return {"automargin": True, "zeroline": False, "separatethousands": True, "showline": False, **more}
-
+def axis(title: str | None = None, **more: Any) -> Figure:
+    """An axis without lines, and room between bars, numbers and title."""
+    return {
+        "title": {"text": title, "standoff": 10},
+        "automargin": True,
+        "zeroline": False,
+        "separatethousands": True,
+        "ticks": "outside",
+        "ticklen": 4,
+        "tickcolor": "rgba(0,0,0,0)",
+        **more,
+    }

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
-from ddp_hpc.trace.model import PARTS, Capture, Op, RankTrace
-from ddp_hpc.trace.page_figures import cut, label_of, part_of
+from ddp_hpc.tables import Column, Row
+from ddp_hpc.trace.model import PARTS, Capture, Times
+from ddp_hpc.trace.page_figures import cut, label_of
+from ddp_hpc.trace.text import operators
 from ddp_hpc.units import format_bytes
 
 MAX_OPS = 25
 _MAX_NAME = 200
-
-
-@dataclass(frozen=True)
-class Column:
-    """A heading, and how a value is written; numbers stand to the right and are sorted as such."""
-
-    title: str
-    write: Callable[[Any], str] = str
-    is_number: bool = True
+_TIMES = (*PARTS, "comm_hidden_s")
 
 
 @dataclass(frozen=True)
@@ -29,8 +22,17 @@ class Table:
     """A caption, columns and rows; None is a value that is not known."""
 
     caption: str
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Any, ...], ...]
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+
+    def is_number(self, column: Column) -> bool:
+        """Whether it stands to the right, and is sorted as numbers are."""
+        return not any(isinstance(row[column.field], str) for row in self.rows)
+
+    def write(self, column: Column, row: Row) -> str:
+        """The cell's text."""
+        value = row[column.field]
+        return "-" if value is None else column.write(value)
 
 
 def ms(seconds: float) -> str:
@@ -46,87 +48,94 @@ def ms(seconds: float) -> str:
 
 def mean_step(captures: Sequence[Capture]) -> Table:
     """The parts of a mean step, in milliseconds and percent, a pair of columns a capture."""
-    columns = [Column("part", is_number=False)]
-    for capture in captures:
+    columns = [Column("part", "part")]
+    for number, capture in enumerate(captures):
         name = f"{cut(capture.name, 40)}: " if len(captures) > 1 else ""
-        columns += [Column(f"{name}ms", ms), Column("share" if not name else f"{name}share", _share)]
-    rows = [
-        (label_of(part_of(field)), *_time_and_share(captures, attrgetter(field)))
-        for field in (*PARTS, "comm_hidden_s")
-    ]
-    rows.insert(len(PARTS), ("step", *_time_and_share(captures, attrgetter("wall_s"))))
-    return Table("Mean step over ranks and steps", tuple(columns), tuple(rows))
-
-
-def _time_and_share(captures: Sequence[Capture], time_s: Callable[[Any], float]) -> Iterable[float | None]:
-    for capture in captures:
-        yield time_s(capture.mean)
-        yield time_s(capture.mean) / capture.mean.wall_s if capture.mean.wall_s > 0 else None
+        columns += [
+            Column(f"time{number}", f"{name}ms", ms),
+            Column(f"share{number}", f"{name}share", _share),
+        ]
+    rows: list[Row] = []
+    for field in (*_shown([capture.mean for capture in captures], PARTS), "wall_s", "comm_hidden_s"):
+        row: Row = {"part": "step" if field == "wall_s" else label_of(field)}
+        for number, capture in enumerate(captures):
+            time_s, wall_s = getattr(capture.mean, field), capture.mean.wall_s
+            row |= {f"time{number}": time_s, f"share{number}": time_s / wall_s if wall_s > 0 else None}
+        rows.append(row)
+    return Table("Mean step over ranks and steps", columns, rows)
 
 
 def _share(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
+def _shown(times: Sequence[Times], fields: Sequence[str]) -> list[str]:
+    return [field for field in fields if any(getattr(one, field) for one in times)]
+
+
 def ranks(capture: Capture) -> Table:
     """A row a rank: its host, its mean step, its peak memory."""
     devices = sorted({device for trace in capture.ranks for device in trace.peak_bytes})
-    fields = (*PARTS, "comm_hidden_s")
-    columns = (
-        Column("rank"), Column("host", _name, is_number=False), Column("step, ms", ms),
-        *(Column(f"{label_of(part_of(field))}, ms", ms) for field in fields),
-        *(Column(f"peak memory, {_name(device)}", format_bytes) for device in devices),
-    )  # fmt: skip
-    rows = tuple(
-        (trace.rank, trace.host, mean.wall_s, *(getattr(mean, field) for field in fields),
-         *(trace.peak_bytes.get(device) for device in devices))
+    fields = ["wall_s", *_shown(capture.rank_means, _TIMES)]
+    columns = [
+        Column("rank", "rank"),
+        Column("host", "host", _name),
+        *(Column(field, f"{'step' if field == 'wall_s' else label_of(field)}, ms", ms) for field in fields),
+        *(
+            Column(f"peak{i}", f"peak memory, {_name(device)}", format_bytes)
+            for i, device in enumerate(devices)
+        ),
+    ]
+    rows: list[Row] = [
+        {"rank": trace.rank, "host": trace.host}
+        | {field: getattr(mean, field) for field in fields}
+        | {f"peak{i}": trace.peak_bytes.get(device) for i, device in enumerate(devices)}
         for trace, mean in zip(capture.ranks, capture.rank_means, strict=True)
-    )  # fmt: skip
+    ]
     return Table("Mean step and peak memory of each rank", columns, rows)
 
 
 def collectives(capture: Capture) -> Table:
     """A row for each kind and size."""
-    columns = (
-        Column("kind", _name, is_number=False), Column("group", _name, is_number=False), Column("ranks"),
-        Column("bytes", format_bytes), Column("calls a rank", _count), Column("median, ms", ms),
-        Column("transfer, ms", ms), Column("bus bandwidth, GB/s", lambda rate: f"{rate / 1e9:,.3g}"),
-        Column("total a rank, ms", ms), Column("slowest, ms", ms), Column("its rank"), Column("its step"),
-    )  # fmt: skip
-    rows = tuple(
-        (row.kind, row.group, row.num_ranks, row.bytes, row.num_calls, row.median_s, row.transfer_s,
-         row.busbw_bytes_per_s, row.total_s, row.slowest_s, row.slowest_rank, row.slowest_step)
-        for row in capture.collectives
-    )  # fmt: skip
-    return Table("Collectives, the one that takes most time first", columns, rows)
+    columns = [
+        Column("kind", "kind", _name),
+        Column("group", "group", _name),
+        Column("num_ranks", "ranks", _known(str)),
+        Column("bytes", "size", _known(format_bytes)),
+        Column("num_calls", "calls a rank"),
+        Column("total_s", "total a rank, ms", ms),
+        Column("median_s", "median, ms", ms),
+        Column("transfer_s", "transfer, ms", ms),
+        Column("busbw_bytes_per_s", "busbw, GB/s", _known(lambda rate: f"{rate / 1e9:.3f}")),
+        Column("slowest_s", "slowest, ms", ms),
+        Column("slowest_rank", "its rank"),
+        Column("slowest_step", "its step"),
+    ]
+    if not any(row.group for row in capture.collectives):
+        columns = [column for column in columns if column.field != "group"]
+    return Table("Collectives", columns, [vars(row) for row in capture.collectives])
 
 
-def ops(capture: Capture, of: Callable[[RankTrace], Sequence[Op]], caption: str) -> Table:
-    """The longest by self time over all ranks: the mean of a rank, and the rank where it is largest."""
-    found: dict[str, list[tuple[int, Op]]] = {}
-    for trace in capture.ranks:
-        for op in of(trace):
-            found.setdefault(op.name, []).append((trace.rank, op))
-    num_ranks = max(len(capture.ranks), 1)
-    rows = []
-    for name, calls in found.items():
-        rank, largest = max(calls, key=lambda call: call[1].self_s)
-        self_s = sum(op.self_s for _, op in calls) / num_ranks
-        num_calls = sum(op.num_calls for _, op in calls) / num_ranks
-        rows.append((name, self_s, num_calls, largest.self_s, rank))
-    rows.sort(key=lambda row: row[1], reverse=True)
-    columns = (
-        Column("name", _name, is_number=False), Column("self time a rank, ms", ms),
-        Column("calls a rank", _count), Column("largest, ms", ms), Column("its rank"),
-    )  # fmt: skip
+def _known(write: Callable[[Any], str]) -> Callable[[Any], str]:
+    """Zero stands for what the trace does not tell."""
+    return lambda value: write(value) if value else "-"
+
+
+def ops(capture: Capture, kind: str, caption: str) -> Table:
+    """The longest `ops` or `kernels` by self time: the mean of a rank, and the rank where it is largest."""
+    rows = operators(capture.ranks, kind)
+    columns = [
+        Column("name", "name", _name),
+        Column("self_s", "self a rank, ms", ms),
+        Column("total_s", "total a rank, ms", ms),
+        Column("num_calls", "calls a rank"),
+        Column("largest_s", "largest self, ms", ms),
+        Column("largest_rank", "its rank"),
+    ]
     if len(rows) > MAX_OPS:
         caption = f"{caption}: the first {MAX_OPS} of {len(rows):,}"
-    return Table(caption, columns, tuple(rows[:MAX_OPS]))
+    return Table(caption, columns, rows[:MAX_OPS])
 
 
 def _name(text: str) -> str:
     return cut(text, _MAX_NAME) or "-"
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"

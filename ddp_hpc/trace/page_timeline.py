@@ -5,18 +5,21 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from ddp_hpc.trace.model import PARTS, REGIONS, Capture, RankTrace, Times
 from ddp_hpc.trace.page_figures import COLOURS, Figure, axis, base_layout, milliseconds, plain
 from ddp_hpc.units import format_bytes
 
+_Steps: TypeAlias = tuple[tuple[int, float, float], ...]
+
 MAX_RANKS = 32
-MAX_SPANS = 20_000
+MAX_SPANS = 10_000
 _WAITS = ("comm_exposed_s", "idle_s")
 _ROW_PX = 30
 # A row is 1 high: the regions' lane takes its upper part, the collectives' thinner one the lower part.
-_LANES = {"region": (-0.12, 0.52), "collective": (0.3, 0.22)}
+_REGION_LANE = {"offset": -0.12, "width": 0.52}
+_COLLECTIVE_LANE = {"offset": 0.3, "width": 0.22}
 
 
 @dataclass(frozen=True)
@@ -26,15 +29,15 @@ class Timeline:
     figure: Figure
     ranks: tuple[int, ...]
     """Those that are drawn, from the top."""
-    steps: tuple[tuple[int, float, float], ...]
+    steps: _Steps
     """Number, beginning and end in the figure's milliseconds, over all drawn ranks."""
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class _Bar:
-    lane: str
     category: str
+    """A region, or `collective`."""
     row: int
     start_s: float
     dur_s: float
@@ -50,29 +53,25 @@ def timeline(capture: Capture, max_spans: int = MAX_SPANS) -> Timeline:
         num_left_out = len(bars) - max_spans
         bars = heapq.nlargest(max_spans, bars, key=lambda bar: bar.dur_s)
         notes.append(f"{num_left_out:,} of {num_left_out + max_spans:,} spans, the shortest, are left out")
-    begins = [span.start_s for trace in drawn for span in (*trace.steps, *trace.spans, *trace.collectives)]
+    begins = [bar.start_s for bar in bars] + [step.start_s for trace in drawn for step in trace.steps]
     zero_s = min(begins, default=0.0)
     steps = _steps(drawn, zero_s)
     ends = [bar.start_s + bar.dur_s - zero_s for bar in bars]
     end = max([milliseconds(max(ends, default=0.0)), *(end for *_, end in steps), 1.0])
-    found: dict[tuple[str, str], list[_Bar]] = {}
-    for bar in bars:
-        found.setdefault((bar.lane, bar.category), []).append(bar)
-    # Waiting before transfer, regions in the order of a step.
-    order = (*REGIONS, "waiting", "transfer")
     data = [
-        _trace(lane, category, some, zero_s)
-        for (lane, category), some in sorted(found.items(), key=lambda one: order.index(one[0][1]))
+        _trace(category, some, zero_s)
+        for category in (*REGIONS, "collective")
+        if (some := [bar for bar in bars if bar.category == category])
     ]
     layout = base_layout(_ROW_PX * len(drawn) + 90) | {
         "margin": {"l": 12, "r": 12, "t": 28, "b": 12},
         "barmode": "overlay",
         "dragmode": "zoom",
-        "shapes": [_mark(start) for _, start, _ in steps],
+        "shapes": [_mark(start) for _, start, _ in _thinned(steps, 200)],
         "annotations": _numbers(steps),
-        "xaxis": axis(title={"text": "milliseconds"}, range=[0, end], showgrid=False),
+        "xaxis": axis(title="milliseconds", range=[0, end], showgrid=False),
         "yaxis": axis(
-            title={"text": "rank"}, range=[len(drawn) - 0.4, -0.6], fixedrange=True, showgrid=False,
+            title="rank", range=[len(drawn) - 0.4, -0.6], fixedrange=True, showgrid=False,
             tickvals=list(range(len(drawn))), ticktext=[str(trace.rank) for trace in drawn],
         ),
     }  # fmt: skip
@@ -110,34 +109,41 @@ def _worked_s(times: Times) -> float:
 def _bars(trace: RankTrace, row: int) -> Iterator[_Bar]:
     for span in trace.spans:
         if span.name in REGIONS:
-            yield _Bar("region", span.name, row, span.start_s, span.dur_s, span.step, span.name)
+            yield _Bar(span.name, row, span.start_s, span.dur_s, span.step, span.name)
     for one in trace.collectives:
-        what = f"{plain(one.kind)}, {format_bytes(one.bytes)}, {one.num_ranks} ranks"
-        waited_s = min(max(one.arrived_s - one.start_s, 0.0), one.dur_s)
-        if waited_s > 0:
-            text = f"{what}: waits for the last rank"
-            yield _Bar("collective", "waiting", row, one.start_s, waited_s, one.step, text)
-        yield _Bar(
-            "collective", "transfer", row, one.start_s + waited_s, one.dur_s - waited_s, one.step, what
-        )
+        what = [plain(one.kind)]
+        what += [format_bytes(one.bytes)] if one.bytes else []
+        what += [f"{one.num_ranks} ranks"] if one.num_ranks else []
+        yield _Bar("collective", row, one.start_s, one.dur_s, one.step, ", ".join(what))
 
 
-def _trace(lane: str, category: str, bars: Sequence[_Bar], zero_s: float) -> Figure:
-    offset, width = _LANES[lane]
-    # Texts are many times the same: the page has each once, and for each bar its number.
+def _trace(category: str, bars: Sequence[_Bar], zero_s: float) -> Figure:
+    lane = _REGION_LANE if category in REGIONS else _COLLECTIVE_LANE
+    # Many bars have the same text: the page has each once, and for each bar its number.
     texts: dict[str, int] = {}
     return {
-        "type": "bar", "orientation": "h", "name": category, "width": width,
+        "type": "bar",
+        "orientation": "h",
+        "name": category,
+        "width": lane["width"],
         "base": [milliseconds(bar.start_s - zero_s) for bar in bars],
         "x": [milliseconds(bar.dur_s) for bar in bars],
-        "y": [round(bar.row + offset, 2) for bar in bars],
-        "marker": {"color": COLOURS[category], "line": {"width": 0}},
-        "meta": {"step": [bar.step for bar in bars],
-                 "what": [texts.setdefault(bar.what, len(texts)) for bar in bars], "texts": list(texts)},
-    }  # fmt: skip
+        "y": [round(bar.row + lane["offset"], 2) for bar in bars],
+        # Collectives may run beside each other: what lies below is to be seen.
+        "marker": {
+            "color": COLOURS.get(category, COLOURS["comm_exposed"]),
+            "opacity": 1 if category in REGIONS else 0.6,
+            "line": {"width": 0},
+        },
+        "meta": {
+            "step": [bar.step for bar in bars],
+            "what": [texts.setdefault(bar.what, len(texts)) for bar in bars],
+            "texts": list(texts),
+        },
+    }
 
 
-def _steps(drawn: Sequence[RankTrace], zero_s: float) -> tuple[tuple[int, float, float], ...]:
+def _steps(drawn: Sequence[RankTrace], zero_s: float) -> _Steps:
     found: dict[int, tuple[float, float]] = {}
     for trace in drawn:
         for step in trace.steps:
@@ -156,13 +162,16 @@ def _mark(start: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _numbers(steps: Sequence[tuple[int, float, float]]) -> list[dict[str, Any]]:
-    """The steps' numbers above their marks: of many only some, so that they stay apart."""
-    every = -(-len(steps) // 20) if steps else 1
+def _numbers(steps: _Steps) -> list[dict[str, Any]]:
     return [
         {
             "text": f"step {number}", "x": start, "y": 1, "yref": "paper", "xanchor": "left",
             "yanchor": "bottom", "showarrow": False,
         }
-        for number, start, _ in steps[::every]
+        for number, start, _ in _thinned(steps, 20)
     ]  # fmt: skip
+
+
+def _thinned(steps: _Steps, limit: int) -> _Steps:
+    """Evenly spaced ones: more would be a grey wall."""
+    return steps[:: max(1, -(-len(steps) // limit))]

@@ -1,6 +1,11 @@
 "use strict";
 const figures = JSON.parse(document.getElementById("figures").textContent);
-const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+const config = {
+  responsive: true,
+  displaylogo: false,
+  modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d", "resetScale2d"],
+};
+const numbers = new Intl.NumberFormat("en", { maximumFractionDigits: 3 });
 
 for (const [id, figure] of Object.entries(figures)) {
   const div = document.getElementById(id);
@@ -8,30 +13,34 @@ for (const [id, figure] of Object.entries(figures)) {
   else Plotly.newPlot(div, figure.data, figure.layout, config);
 }
 
-// A bar for each span is slow to redraw by the ten thousand: only those in sight are, and as much to each side.
+// Bars are slow to redraw by the ten thousand: only those in sight are there, and half as much to each side.
 function drawTimeline(div, figure) {
   const whole = figure.layout.xaxis.range.slice();
-  const inSight = ([from, to]) => figure.data.map((trace) => pick(trace, figure.ranks, 2 * from - to, 2 * to - from));
+  const inSight = ([from, to]) => figure.data.map((trace) => pick(trace, figure.ranks, 1.5 * from - to / 2, 1.5 * to - from / 2));
   let drawn = String(whole);
-  Plotly.newPlot(div, inSight(whole), figure.layout, config);
+  Plotly.newPlot(div, inSight(whole), figure.layout, { ...config, doubleClick: false });
   div.on("plotly_relayout", () => {
     const range = div.layout.xaxis.range;
     if (String(range) === drawn) return;
     drawn = String(range);
-    Plotly.react(div, inSight(range), div.layout, config);
+    Plotly.react(div, inSight(range), div.layout);
   });
+  // Plotly's own would go back to what was last drawn.
+  div.on("plotly_doubleclick", () => show(...whole));
   const show = (from, to) => Plotly.relayout(div, { "xaxis.range": [from, to] });
   const controls = document.querySelector(`[data-for=${div.id}]`);
-  controls.querySelector("select").addEventListener("change", (event) => {
-    const [from, to] = event.target.value ? event.target.value.split(",").map(Number) : whole;
-    show(from, to);
-  });
+  const step = controls.querySelector("select");
+  step.addEventListener("change", () => show(...(step.value ? step.value.split(",").map(Number) : whole)));
   for (const button of controls.querySelectorAll("button")) {
     button.addEventListener("click", () => {
       const [from, to] = div.layout.xaxis.range;
-      const scale = Number(button.dataset.scale || 1);
-      const middle = (from + to) / 2 + Number(button.dataset.shift || 0) * (to - from);
-      show(middle - (scale * (to - from)) / 2, middle + (scale * (to - from)) / 2);
+      const { scale, shift } = button.dataset;
+      if (!scale) {
+        step.value = "";
+        return show(...whole);
+      }
+      const middle = (from + to) / 2 + shift * (to - from);
+      return show(middle - (scale * (to - from)) / 2, middle + (scale * (to - from)) / 2);
     });
   }
 }
@@ -40,7 +49,7 @@ function pick(trace, ranks, from, to) {
   const kept = [...trace.base.keys()].filter((i) => trace.base[i] <= to && trace.base[i] + trace.x[i] >= from);
   const of = (values) => kept.map((i) => values[i]);
   const { step, what, texts } = trace.meta;
-  const number = (value) => value.toLocaleString("en", { maximumFractionDigits: 3 });
+  const number = numbers.format;
   const hovertext = kept.map((i) =>
     `${texts[what[i]]}<br>rank ${ranks[Math.round(trace.y[i])]}, ` +
     `${step[i] === null ? "outside of steps" : `step ${step[i]}`}<br>` +
@@ -60,7 +69,7 @@ for (const button of document.querySelectorAll("thead button")) {
     const body = heading.closest("table").tBodies[0];
     const key = (row) => row.cells[heading.cellIndex];
     const compare = heading.classList.contains("n")
-      ? (a, b) => key(a).dataset.value - key(b).dataset.value
+      ? (a, b) => key(a).dataset.value - key(b).dataset.value || 0
       : (a, b) => key(a).textContent.localeCompare(key(b).textContent);
     const rows = [...body.rows].sort(compare);
     body.append(...(order === "ascending" ? rows : rows.reverse()));

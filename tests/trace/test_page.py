@@ -1,0 +1,280 @@
+"""The HTML page: what stands in it, and what a browser without a network makes of it."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+from plotly.offline import get_plotlyjs
+
+from ddp_hpc.errors import RequestError
+from ddp_hpc.trace.documents import PAGE_BEGINS
+from ddp_hpc.trace.page import page
+from ddp_hpc.trace.page_tables import collectives, mean_step, ms
+from ddp_hpc.trace.page_timeline import MAX_RANKS, timeline
+
+from .browser import REQUIRE, chromium, open_page
+from .captures import ENDLESS, HOSTILE, hostile, made
+
+# One process, and so one browser, for all of them.
+pytestmark = pytest.mark.xdist_group("browser")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def shown(browser, tmp_path_factory):
+    """Writes the captures' page to a file and opens it."""
+
+    def show(*captures, sentences=(), **window):
+        file = tmp_path_factory.mktemp("page") / "report.html"
+        file.write_text(page(captures, sentences), encoding="utf-8")
+        return open_page(browser, file, **window)
+
+    return show
+
+
+@pytest.fixture(scope="module")
+def four_once(shown):
+    return shown(made())
+
+
+@pytest.fixture
+def four(four_once):
+    """The page of four ranks, three steps, as it is when it is opened."""
+    yield four_once
+    four_once.page.emulate_media(color_scheme="light", media="screen")
+    four_once.page.set_viewport_size({"width": 1280, "height": 900})
+    four_once.page.get_by_role("button", name="all", exact=True).click()
+
+
+@pytest.fixture(scope="module")
+def bad(shown):
+    return shown(hostile(), sentences=[HOSTILE, ENDLESS])
+
+
+def bars(opened, chart):
+    return opened.page.locator(f"#{chart} .bars .point")
+
+
+def shown_range(opened):
+    return opened.page.evaluate("document.getElementById('timeline0').layout.xaxis.range")
+
+
+def plot_box(opened):
+    """x, y, width and height of the time line's inner part, on the screen."""
+    area = opened.page.locator("#timeline0 .nsewdrag")
+    area.scroll_into_view_if_needed()
+    box = area.bounding_box()
+    return box["x"], box["y"], box["width"], box["height"]
+
+
+def overflow_px(opened):
+    return opened.page.evaluate("document.documentElement.scrollWidth - innerWidth")
+
+
+def test_the_page_begins_as_the_command_knows_its_own_files():
+    assert page([made()], []).encode().startswith(PAGE_BEGINS)
+
+
+def test_all_but_plotly_is_small():
+    assert len(page([made()], [])) - len(get_plotlyjs()) < 50_000
+
+
+def test_without_plotly_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    with pytest.raises(RequestError, match=re.escape("pip install 'ddp-hpc[report]'")):
+        page([made()], [])
+
+
+def test_halves_of_surrogate_pairs_can_be_written(tmp_path: Path):
+    (tmp_path / "report.html").write_text(page([hostile()], [HOSTILE]), encoding="utf-8")
+
+
+def test_of_many_ranks_the_slow_and_the_fast_are_drawn_and_it_is_said():
+    capture = made(num_ranks=256, slow_rank=77)
+    lines = timeline(capture)
+    assert len(lines.ranks) == MAX_RANKS
+    assert 77 in lines.ranks
+    assert max(b - a for a, b in zip(lines.ranks, lines.ranks[1:], strict=False)) <= 2 * 256 / (MAX_RANKS / 2)
+    assert "32 of 256 ranks are drawn" in lines.notes[0]
+
+
+def test_the_shortest_spans_are_left_out_and_it_is_said():
+    capture = made(num_ranks=2, num_steps=2, num_buckets=4, data_s=0.0001)
+    whole = timeline(capture)
+    assert sum(len(trace["x"]) for trace in whole.figure["data"]) == 2 * 2 * (4 + 4)
+    assert whole.notes == ()
+    cut = timeline(capture, max_spans=28)
+    assert "data" not in [trace["name"] for trace in cut.figure["data"]]
+    assert cut.notes == ("4 of 32 spans, the shortest, are left out",)
+
+
+def test_times_of_the_time_line_count_from_its_first_step():
+    data = timeline(made(slow_rank=None, data_s=0.010)).figure["data"]
+    forward = next(trace for trace in data if trace["name"] == "forward")
+    assert forward["base"][0] == pytest.approx(13.0)  # rank 0's first load takes 1.3 times 10 ms
+    assert forward["x"][0] == pytest.approx(80.0)
+
+
+def test_the_parts_of_the_mean_step_sum_to_it():
+    rows = mean_step([made()]).rows
+    step = [row["part"] for row in rows].index("step")
+    assert sum(row["time0"] for row in rows[:step]) == pytest.approx(rows[step]["time0"])
+    assert rows[step]["share0"] == pytest.approx(1)
+
+
+def test_what_a_trace_does_not_tell_is_a_dash():
+    table = collectives(made())
+    row = dict(table.rows[0], bytes=0, slowest_step=None)
+    told = {column.field: table.write(column, row) for column in table.columns}
+    assert (told["bytes"], told["slowest_step"], told["num_ranks"]) == ("-", "-", "4")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0.000"), (1.2345e-5, "0.012"), (0.0012345, "1.23"), (0.02, "20.0"), (1.5, "1,500")],
+)
+def test_milliseconds_have_three_digits_that_count(seconds, text):
+    assert ms(seconds) == text
+
+
+@pytest.mark.parametrize(("required", "outcome"), [("", pytest.skip.Exception), ("1", pytest.fail.Exception)])
+def test_without_a_browser_tests_say_what_to_install(monkeypatch, required, outcome):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv(REQUIRE, required)
+    with pytest.raises(outcome, match="apt-get install chromium"), chromium():
+        pass
+
+
+def test_it_loads_without_a_network_and_asks_for_nothing(four):
+    assert bars(four, "mean").count() > 0
+    assert four.problems == []
+
+
+def test_a_request_and_an_error_would_be_noticed(browser, tmp_path):
+    file = tmp_path / "other.html"
+    file.write_text("<img src='http://127.0.0.1:9/a.png'><script>throw Error('planted')</script>")
+    problems = open_page(browser, file).problems
+    assert "request: http://127.0.0.1:9/a.png" in problems
+    assert "error: planted" in problems
+
+
+def test_the_charts_have_a_bar_for_each_part_rank_and_span(four):
+    assert bars(four, "mean").count() == 8 + 2  # parts, and communication exposed and hidden
+    assert bars(four, "ranks0").count() == 4 * (8 + 2)
+    assert bars(four, "timeline0").count() == 4 * 3 * (4 + 3)  # regions and all_reduces
+
+
+def test_dragging_zooms_the_time_line_and_a_double_click_shows_all(four):
+    x, y, width, height = plot_box(four)
+    before, num_bars = shown_range(four), bars(four, "timeline0").count()
+    mouse = four.page.mouse
+    mouse.move(x + 0.4 * width, y + height / 2)
+    mouse.down()
+    mouse.move(x + 0.6 * width, y + height / 2, steps=5)
+    mouse.up()
+    expect(bars(four, "timeline0")).not_to_have_count(num_bars)  # those out of sight are gone
+    zoomed = shown_range(four)
+    span = before[1] - before[0]
+    assert zoomed == pytest.approx([before[0] + 0.4 * span, before[0] + 0.6 * span], abs=0.01 * span)
+    mouse.dblclick(x + width / 2, y + height / 2)
+    expect(bars(four, "timeline0")).to_have_count(num_bars)
+    assert shown_range(four) == pytest.approx(before)
+
+
+def test_the_keyboard_moves_the_time_line(four):
+    whole = shown_range(four)
+    step = four.page.get_by_role("combobox")
+    step.select_option("4")
+    begin, end = shown_range(four)
+    assert whole[0] < begin < end < whole[1]
+    four.page.get_by_role("button", name="zoom in").press("Enter")
+    assert shown_range(four) == pytest.approx([begin + (end - begin) / 4, end - (end - begin) / 4])
+    four.page.get_by_role("button", name="all", exact=True).press("Enter")
+    assert step.input_value() == ""
+    assert shown_range(four) == pytest.approx(whole)
+
+
+def test_hovering_tells_rank_step_kind_and_size(four):
+    plot_box(four)
+    label = four.page.locator("#timeline0 .hoverlayer .hovertext")
+    # The last drawn are the collectives; their first is rank 0's in step 3.
+    box = bars(four, "timeline0").nth(4 * 3 * 4).bounding_box()
+    four.page.mouse.move(box["x"] + 2, box["y"] + box["height"] / 2)
+    label.wait_for()
+    told = label.text_content()
+    for word in ("all_reduce, 1.0 MiB, 4 ranks", "rank 0, step 3", " ms from "):
+        assert word in told
+
+
+def test_a_heading_sorts_its_table_and_turns_it_round(four):
+    heading = four.page.get_by_role("columnheader", name="self a rank, ms")
+    first = four.page.locator("table", has=heading).locator("tbody th").first
+    heading.get_by_role("button").click()
+    assert (first.text_content(), heading.get_attribute("aria-sort")) == ("aten::addmm", "descending")
+    heading.get_by_role("button").click()
+    assert (first.text_content(), heading.get_attribute("aria-sort")) == ("aten::copy_", "ascending")
+
+
+def test_text_on_dark_is_light_also_in_charts(four):
+    colour = "getComputedStyle(document.querySelector('#ranks0 .xtick text')).fill"
+    assert four.page.evaluate(colour) == "rgb(27, 31, 36)"
+    four.page.emulate_media(color_scheme="dark")
+    try:
+        assert four.page.evaluate(colour) == "rgb(230, 237, 243)"
+    finally:
+        four.page.emulate_media(color_scheme="light")
+
+
+def test_print_leaves_the_controls_out_and_cuts_no_table(four):
+    four.page.emulate_media(media="print")
+    try:
+        assert not four.page.get_by_role("button", name="zoom in").is_visible()
+        style = "[...document.querySelectorAll('.box')].map((box) => getComputedStyle(box).maxHeight)"
+        assert set(four.page.evaluate(style)) == {"none"}
+    finally:
+        four.page.emulate_media(media="screen")
+
+
+def test_names_out_of_traces_are_text_and_run_nothing(bad):
+    assert bad.page.evaluate("window.ran") is None
+    assert bad.problems == []
+    assert bad.page.locator("h1").text_content().startswith("<script>window.ran=1</script><img src=x")
+    # Plotly would take <b> and <a> of a label for markup.
+    assert (
+        bad.page.locator("#mean .annotation-text").text_content().startswith("<script>window.ran=1</script>")
+    )
+    assert bad.page.locator("img, main script").count() == 0
+
+
+def test_numbers_that_are_none_do_not_stop_the_charts(bad):
+    assert bars(bad, "timeline0").count() == 2 * 2 * (4 + 3)
+
+
+@pytest.mark.parametrize("name", ["four", "bad"])
+def test_nothing_is_wider_than_a_telephone(name, request):
+    opened = request.getfixturevalue(name)
+    opened.page.set_viewport_size({"width": 390, "height": 844})
+    try:
+        expect(opened.page.locator("#mean .main-svg").first).to_have_css("width", re.compile("3[0-9]{2}px"))
+        assert overflow_px(opened) == 0
+    finally:
+        opened.page.set_viewport_size({"width": 1280, "height": 900})
+
+
+def test_hundreds_of_ranks_beside_another_capture(shown):
+    opened = shown(made(256, 1, name="after"), made(name="before"), sentences=["Forward takes less."])
+    assert opened.problems == []
+    assert opened.page.locator("section").first.inner_text().split("\n")[-1] == "Forward takes less."
+    assert bars(opened, "mean").count() == 2 * (8 + 2)
+    assert bars(opened, "ranks0").count() == 256 * (8 + 2)
+    assert opened.page.locator("#timeline0 .ytick text").count() == MAX_RANKS
+    assert opened.page.locator("#timeline1 .ytick text").count() == 4
+    assert opened.page.locator("tbody", has_text="nid001063").locator("tr").count() == 256
+    assert overflow_px(opened) == 0
