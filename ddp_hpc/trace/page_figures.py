@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from ddp_hpc.trace.model import PARTS, Capture, Times
 
 Figure: TypeAlias = dict[str, Any]
-"""`data` and `layout` of a plotly figure."""
+"""A plotly figure's `data` and `layout`, and its `height` in pixels; its width is the page's."""
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; it reads on white and on black.
 COLOURS = {
@@ -69,14 +69,14 @@ def mean_steps(captures: Sequence[Capture]) -> Figure:
         }
         for capture, row in zip(captures, rows, strict=True)
     ]  # fmt: skip
-    layout = base_layout(_BAR_PX * len(captures) + 60) | {
+    layout = base_layout() | {
         "barmode": "stack",
         "annotations": names,
         "uniformtext": {"minsize": 10, "mode": "hide"},
-        "xaxis": axis(title="milliseconds", rangemode="tozero", fixedrange=True),
+        "xaxis": axis("milliseconds", rangemode="tozero", fixedrange=True),
         "yaxis": axis(visible=False, fixedrange=True, range=[rows[-1] + 0.9, -1.0]),
     }
-    return {"data": data, "layout": layout}
+    return {"data": data, "layout": layout, "height": _BAR_PX * len(captures) + 60}
 
 
 def _bars(field: str, times: Sequence[Times], rows: Sequence[float], width: float) -> Figure:
@@ -105,39 +105,40 @@ def _percent(part: float, whole: float) -> str:
 
 
 def by_rank(capture: Capture) -> Figure:
-    """A column a rank: above the parts of its mean step, below communication exposed and hidden."""
+    """A column a rank: its mean step's parts; below, if there is any, communication exposed and hidden."""
     ranks = [trace.rank for trace in capture.ranks]
-    data = []
-    for fields, y_axis in ((PARTS, "y"), (_COMM, "y2")):
-        for field in fields:
-            part = _part(field)
-            data.append(
-                {
-                    "type": "bar", "name": label_of(field), "x": ranks, "yaxis": y_axis,
-                    "y": [milliseconds(getattr(one, field)) for one in capture.rank_means],
-                    "marker": {"color": COLOURS[part], "line": {"width": 0}},
-                    "hovertemplate": f"rank %{{x}}, {label_of(field)}: %{{y:,.3~f}} ms<extra></extra>",
-                }
-            )  # fmt: skip
-    # Columns that touch, where there are hundreds: gaps would be all that is seen.
-    layout = base_layout(380) | {
+    has_comm = any(getattr(one, field) for one in capture.rank_means for field in _COMM)
+    data = [
+        {
+            "type": "bar",
+            "name": label_of(field),
+            "x": ranks,
+            "y": [milliseconds(getattr(one, field)) for one in capture.rank_means],
+            "yaxis": y_axis,
+            "marker": {"color": COLOURS[_part(field)], "line": {"width": 0}},
+            "hovertemplate": f"rank %{{x}}, {label_of(field)}: %{{y:,.3~f}} ms<extra></extra>",
+        }
+        for fields, y_axis in ((PARTS, "y"), (_COMM if has_comm else (), "y2"))
+        for field in fields
+    ]
+    layout = base_layout() | {
         "barmode": "stack",
+        # Columns that touch, where there are hundreds: gaps would be all that is seen.
         "bargap": 0.25 if len(ranks) <= 32 else 0,
-        "xaxis": axis(title="rank", anchor="y2", fixedrange=True, **_ticks(ranks)),
-        "yaxis": axis(title="ms a step", domain=[0.36, 1], fixedrange=True),
-        "yaxis2": axis(title="comm., ms", domain=[0, 0.26], fixedrange=True),
+        "xaxis": axis("rank", anchor="y2" if has_comm else "y", fixedrange=True, **_ticks(ranks)),
+        "yaxis": axis("ms a step", domain=[0.36 if has_comm else 0, 1], fixedrange=True),
+        "yaxis2": axis("comm., ms", domain=[0, 0.26], fixedrange=True),
     }
-    return {"data": data, "layout": layout}
+    return {"data": data, "layout": layout, "height": 380 if has_comm else 270}
 
 
 def _ticks(ranks: Sequence[int]) -> Figure:
     return {"tickvals": list(ranks)} if len(ranks) <= 16 else {"nticks": 12}
 
 
-def base_layout(height: int) -> Figure:
+def base_layout() -> dict[str, Any]:
     """What all charts have; the page's style sheet colours text and grid."""
     return {
-        "height": height,
         "margin": {"l": 12, "r": 12, "t": 12, "b": 12},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",

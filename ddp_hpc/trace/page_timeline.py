@@ -15,6 +15,7 @@ _Steps: TypeAlias = tuple[tuple[int, float, float], ...]
 
 MAX_RANKS = 32
 MAX_SPANS = 10_000
+_MAX_MARKS = 200
 _WAITS = ("comm_exposed_s", "idle_s")
 _ROW_PX = 30
 # A row is 1 high: the regions' lane takes its upper part, the collectives' thinner one the lower part.
@@ -63,20 +64,21 @@ def timeline(capture: Capture, max_spans: int = MAX_SPANS) -> Timeline:
         for category in (*REGIONS, "collective")
         if (some := [bar for bar in bars if bar.category == category])
     ]
-    layout = base_layout(_ROW_PX * len(drawn) + 90) | {
+    layout = base_layout() | {
         "margin": {"l": 12, "r": 12, "t": 28, "b": 12},
         "barmode": "overlay",
         "dragmode": "zoom",
-        "shapes": [_mark(start) for _, start, _ in _thinned(steps, 200)],
-        "annotations": _numbers(steps),
-        "xaxis": axis(title="milliseconds", range=[0, end], showgrid=False),
+        "shapes": [_mark(start) for _, start, _ in steps[:: -(-len(steps) // _MAX_MARKS) or 1]],
+        "annotations": _numbers(steps, end),
+        "xaxis": axis("milliseconds", range=[0, end], showgrid=False),
         "yaxis": axis(
-            title="rank", range=[len(drawn) - 0.4, -0.6], fixedrange=True, showgrid=False,
+            "rank", range=[len(drawn) - 0.4, -0.6], fixedrange=True, showgrid=False,
             tickvals=list(range(len(drawn))), ticktext=[str(trace.rank) for trace in drawn],
         ),
     }  # fmt: skip
     ranks = tuple(trace.rank for trace in drawn)
-    return Timeline({"data": data, "layout": layout, "ranks": ranks}, ranks, steps, tuple(notes))
+    figure = {"data": data, "layout": layout, "height": _ROW_PX * len(drawn) + 90, "ranks": ranks}
+    return Timeline(figure, ranks, steps, tuple(notes))
 
 
 def _choose_ranks(capture: Capture) -> tuple[list[RankTrace], list[str]]:
@@ -162,16 +164,17 @@ def _mark(start: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _numbers(steps: _Steps) -> list[dict[str, Any]]:
-    return [
-        {
-            "text": f"step {number}", "x": start, "y": 1, "yref": "paper", "xanchor": "left",
-            "yanchor": "bottom", "showarrow": False,
-        }
-        for number, start, _ in _thinned(steps, 20)
-    ]  # fmt: skip
-
-
-def _thinned(steps: _Steps, limit: int) -> _Steps:
-    """Evenly spaced ones: more would be a grey wall."""
-    return steps[:: max(1, -(-len(steps) // limit))]
+def _numbers(steps: _Steps, end: float) -> list[dict[str, Any]]:
+    """The steps' numbers above their marks, but those that would touch the one before on a telephone."""
+    numbers: list[dict[str, Any]] = []
+    free = 0.0
+    for number, start, _ in steps:
+        if start >= free:
+            numbers.append(
+                {
+                    "text": str(number) if numbers else f"step {number}", "x": start, "y": 1, "yref": "paper",
+                    "xanchor": "left", "yanchor": "bottom", "showarrow": False,
+                }
+            )  # fmt: skip
+            free = start + end * (0.07 if len(numbers) > 1 else 0.16)
+    return numbers

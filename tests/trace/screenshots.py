@@ -7,7 +7,7 @@ from .browser import chromium, open_page
 
 WINDOWS = {"desktop": (1280, 900), "narrow": (390, 844)}
 # A picture of the whole page would be too long for a reader: the second begins at the time line.
-PARTS = {"": "header", "_timeline": "#timeline-title0"}
+PARTS = {"": "html", "_timeline": "#timeline-title0"}
 
 
 def main(report: Path, folder: Path) -> None:

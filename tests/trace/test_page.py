@@ -2,6 +2,8 @@
 
 import re
 import sys
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from plotly.offline import get_plotlyjs
 from ddp_hpc.errors import RequestError
 from ddp_hpc.trace.documents import PAGE_BEGINS
 from ddp_hpc.trace.page import page
+from ddp_hpc.trace.page_figures import by_rank
 from ddp_hpc.trace.page_tables import collectives, mean_step, ms
 from ddp_hpc.trace.page_timeline import MAX_RANKS, timeline
 
@@ -101,7 +104,7 @@ def test_of_many_ranks_the_slow_and_the_fast_are_drawn_and_it_is_said():
     lines = timeline(capture)
     assert len(lines.ranks) == MAX_RANKS
     assert 77 in lines.ranks
-    assert max(b - a for a, b in zip(lines.ranks, lines.ranks[1:], strict=False)) <= 2 * 256 / (MAX_RANKS / 2)
+    assert max(b - a for a, b in pairwise(lines.ranks)) <= 2 * 256 / (MAX_RANKS / 2)
     assert "32 of 256 ranks are drawn" in lines.notes[0]
 
 
@@ -113,6 +116,13 @@ def test_the_shortest_spans_are_left_out_and_it_is_said():
     cut = timeline(capture, max_spans=28)
     assert "data" not in [trace["name"] for trace in cut.figure["data"]]
     assert cut.notes == ("4 of 32 spans, the shortest, are left out",)
+
+
+def test_numbers_of_steps_stay_apart():
+    layout = timeline(made(num_steps=200)).figure["layout"]
+    starts = [note["x"] for note in layout["annotations"]]
+    assert 5 < len(starts) < 15
+    assert min(b - a for a, b in pairwise(starts)) > 0.05 * layout["xaxis"]["range"][1]
 
 
 def test_times_of_the_time_line_count_from_its_first_step():
@@ -127,6 +137,13 @@ def test_the_parts_of_the_mean_step_sum_to_it():
     step = [row["part"] for row in rows].index("step")
     assert sum(row["time0"] for row in rows[:step]) == pytest.approx(rows[step]["time0"])
     assert rows[step]["share0"] == pytest.approx(1)
+
+
+def test_without_collectives_a_rank_has_one_column():
+    alone = made(num_ranks=1, slow_rank=None)
+    times = replace(alone.mean, comm_exposed_s=0, comm_hidden_s=0)
+    assert {bar["yaxis"] for bar in by_rank(replace(alone, rank_means=(times,)))["data"]} == {"y"}
+    assert {bar["yaxis"] for bar in by_rank(alone)["data"]} == {"y", "y2"}
 
 
 def test_what_a_trace_does_not_tell_is_a_dash():
@@ -264,6 +281,8 @@ def test_nothing_is_wider_than_a_telephone(name, request):
     try:
         expect(opened.page.locator("#mean .main-svg").first).to_have_css("width", re.compile("3[0-9]{2}px"))
         assert overflow_px(opened) == 0
+        for chart in opened.page.locator(".chart").all():
+            assert chart.locator(".main-svg").first.bounding_box() == chart.bounding_box()
     finally:
         opened.page.set_viewport_size({"width": 1280, "height": 900})
 
