@@ -243,20 +243,15 @@ def test_text_on_dark_is_light_also_in_charts(four):
     colour = "getComputedStyle(document.querySelector('#ranks0 .xtick text')).fill"
     assert four.page.evaluate(colour) == "rgb(27, 31, 36)"
     four.page.emulate_media(color_scheme="dark")
-    try:
-        assert four.page.evaluate(colour) == "rgb(230, 237, 243)"
-    finally:
-        four.page.emulate_media(color_scheme="light")
+    assert four.page.evaluate(colour) == "rgb(230, 237, 243)"
 
 
-def test_print_leaves_the_controls_out_and_cuts_no_table(four):
-    four.page.emulate_media(media="print")
-    try:
-        assert not four.page.get_by_role("button", name="zoom in").is_visible()
-        style = "[...document.querySelectorAll('.box')].map((box) => getComputedStyle(box).maxHeight)"
-        assert set(four.page.evaluate(style)) == {"none"}
-    finally:
-        four.page.emulate_media(media="screen")
+def test_print_is_dark_on_light_leaves_the_controls_out_and_cuts_no_table(four):
+    four.page.emulate_media(media="print", color_scheme="dark")
+    assert four.page.evaluate("getComputedStyle(document.body).color") == "rgb(27, 31, 36)"
+    assert not four.page.get_by_role("button", name="zoom in").is_visible()
+    heights = "[...document.querySelectorAll('.box')].map((box) => getComputedStyle(box).maxHeight)"
+    assert set(four.page.evaluate(heights)) == {"none"}
 
 
 def test_names_out_of_traces_are_text_and_run_nothing(bad):
