@@ -27,7 +27,8 @@ class Table:
 
     def is_number(self, column: Column) -> bool:
         """Whether it stands to the right, and is sorted as numbers are."""
-        return not any(isinstance(row[column.field], str) for row in self.rows)
+        known = (row[column.field] for row in self.rows if row[column.field] is not None)
+        return not isinstance(next(known, 0), str)
 
     def write(self, column: Column, row: Row) -> str:
         """The cell's text."""

@@ -5,7 +5,9 @@ from dataclasses import replace
 from ddp_hpc.trace.capture import capture_of
 from ddp_hpc.trace.model import Capture, Collective, Op, RankTrace, Span, Step, Times
 
-HOSTILE = "<script>window.ran=1</script><img src=x onerror='window.ran=1'>\"'{{ 1 }}\u202e\ud800 \u00e9"
+HOSTILE = (
+    "<b>b</b><script>window.ran=1</script><img src=x onerror='window.ran=1'>\"'{{ 1 }}\u202e\ud800 \u00e9"
+)
 ENDLESS = HOSTILE + "x" * 10_000
 _MIB = 2**20
 _OPS = {"aten::addmm": 0.081, "aten::mm": 0.063, "aten::bmm": 0.011, "aten::copy_": 0.0055}

@@ -257,10 +257,12 @@ def test_print_is_dark_on_light_leaves_the_controls_out_and_cuts_no_table(four):
 def test_names_out_of_traces_are_text_and_run_nothing(bad):
     assert bad.page.evaluate("window.ran") is None
     assert bad.problems == []
-    assert bad.page.locator("h1").text_content().startswith("<script>window.ran=1</script><img src=x")
+    assert bad.page.locator("h1").text_content().startswith("<b>b</b><script>window.ran=1</script><img src=x")
     # Plotly would take <b> and <a> of a label for markup.
     assert (
-        bad.page.locator("#mean .annotation-text").text_content().startswith("<script>window.ran=1</script>")
+        bad.page.locator("#mean .annotation-text")
+        .text_content()
+        .startswith("<b>b</b><script>window.ran=1</script>")
     )
     assert bad.page.locator("img, main script").count() == 0
 
