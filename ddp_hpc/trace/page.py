@@ -19,7 +19,7 @@ from markupsafe import Markup
 from ddp_hpc.errors import RequestError
 from ddp_hpc.trace import page_tables as tables
 from ddp_hpc.trace.model import PARTS, REGIONS, Capture
-from ddp_hpc.trace.page_figures import COLOURS, Figure, by_rank, cut, label_of, mean_steps
+from ddp_hpc.trace.page_figures import COLOURS, MANY_RANKS, Figure, by_rank, cut, label_of, mean_steps
 from ddp_hpc.trace.page_timeline import MAX_SPANS, timeline
 
 _FOLDER = Path(__file__).parent / "html"
@@ -44,7 +44,7 @@ def page(captures: Sequence[Capture], sentences: Sequence[str]) -> str:
     sections = [_section(number, capture, len(captures), figures) for number, capture in enumerate(captures)]
     text = _environment().get_template("report.html.j2").render(
         captures=captures, sections=sections, sentences=sentences, mean_table=tables.mean_step(captures),
-        figures=figures, legend=_legend(), colours=COLOURS, num_regions=len(REGIONS),
+        figures=figures, legend=_legend(), colours=COLOURS, many_ranks=MANY_RANKS, num_regions=len(REGIONS),
         style=Markup((_FOLDER / "report.css").read_text(encoding="utf-8")),  # noqa: S704
         plotly=Markup(plotly), script=Markup(script),  # noqa: S704
         script_hashes=[_hash(plotly), _hash(script)],

@@ -28,6 +28,8 @@ _DARK = ("backward_s", "optimizer_s", "comm_exposed_s")
 _LABELS = {"comm_exposed_s": "communication, exposed", "comm_hidden_s": "communication, hidden"}
 _COMM = ("comm_exposed_s", "comm_hidden_s")
 _BAR_PX = 84
+MANY_RANKS = 32
+"""With more than these, columns of ranks touch, and can be zoomed."""
 
 
 def label_of(field: str) -> str:
@@ -107,6 +109,7 @@ def _percent(part: float, whole: float) -> str:
 def by_rank(capture: Capture) -> Figure:
     """A column a rank: its mean step's parts; below, if there is any, communication exposed and hidden."""
     ranks = [trace.rank for trace in capture.ranks]
+    is_wide = len(ranks) > MANY_RANKS
     has_comm = any(getattr(one, field) for one in capture.rank_means for field in _COMM)
     data = [
         {
@@ -124,8 +127,8 @@ def by_rank(capture: Capture) -> Figure:
     layout = base_layout() | {
         "barmode": "stack",
         # Columns that touch, where there are hundreds: gaps would be all that is seen.
-        "bargap": 0.25 if len(ranks) <= 32 else 0,
-        "xaxis": axis("rank", anchor="y2" if has_comm else "y", fixedrange=True, **_ticks(ranks)),
+        "bargap": 0 if is_wide else 0.25,
+        "xaxis": axis("rank", anchor="y2" if has_comm else "y", fixedrange=not is_wide, **_ticks(ranks)),
         "yaxis": axis("ms a step", domain=[0.36 if has_comm else 0, 1], fixedrange=True),
         "yaxis2": axis("comm., ms", domain=[0, 0.26], fixedrange=True),
     }
