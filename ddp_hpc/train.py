@@ -232,6 +232,11 @@ _PATH = click.Path(path_type=Path)
     help=("Seconds a rank waits for the others in one collective, or for the data to be made."),
 )
 @click.option(
+    "--snapshots/--no-snapshots",
+    default=True,
+    help="Whether a job script's training is saved at all; benchmarks need not be.",
+)
+@click.option(
     "--snapshot-dir",
     callback=_folder,
     metavar="DIR",

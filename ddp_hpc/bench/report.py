@@ -6,7 +6,6 @@ import io
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -68,13 +67,12 @@ def machine() -> dict[str, Any]:
     """What of this machine a number depends on."""
     import torch
 
-    model = platform.processor() or platform.machine()
-    with suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8") as file:
-        model = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), model)
+    from ddp_hpc.training.devices import device_name
+
     return {
         "host": platform.node(),
         "system": platform.platform(),
-        "cpu": model,
+        "cpu": device_name(torch.device("cpu")),
         "cores": len(os.sched_getaffinity(0)),
         "load_average": round(os.getloadavg()[0], 2),
         "torch_threads": torch.get_num_threads(),

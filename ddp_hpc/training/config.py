@@ -98,6 +98,7 @@ class TrainConfig:
     threads: int | None = None
     init_timeout_s: float = 300.0
     timeout_s: float = 1800.0
+    snapshots: bool = True
     snapshot_dir: Path | None = None
     snapshot_every_steps: int | None = None
     snapshot_every_s: float = 600.0
@@ -140,6 +141,8 @@ class TrainConfig:
                 f"--trace-window {','.join(map(str, self.trace_window))}: four numbers are needed: steps to "
                 "wait, to warm up (0 or more) and to record, and rounds (1 or more), such as 1,1,2,1"
             )
+        if not self.snapshots and (self.snapshot_dir or self.snapshot_every_steps):
+            raise RequestError("--no-snapshots saves nothing: leave the other options of snapshots out")
         if not 0 <= self.weight_decay < inf:
             raise RequestError(f"--weight-decay {self.weight_decay}: has to be 0 or more, and finite")
         self._check_strategy()

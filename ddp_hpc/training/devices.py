@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import platform
+from contextlib import suppress
+from pathlib import Path
+
 import torch
 import torch.distributed as dist
 
@@ -96,3 +100,13 @@ def device_place(device: torch.device) -> Device:
         # Linux's spelling of the folder in sysfs; a GPU's function is 0.
         pci = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
     return Device(name=str(device), identity=str(getattr(properties, "uuid", "")), pci=pci)
+
+
+def device_name(device: torch.device) -> str:
+    """What its maker calls the device, such as `NVIDIA H200`; of a CPU the model."""
+    if device.type != "cpu":
+        return str(torch.get_device_module(device.type).get_device_name(device))
+    with suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8") as file:
+        found = (line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+        return next(found, platform.processor() or platform.machine())
+    return platform.processor() or platform.machine()

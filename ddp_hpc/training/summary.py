@@ -6,6 +6,7 @@ import time
 
 from ddp_hpc.data.samples import Samples
 from ddp_hpc.training.config import TrainConfig
+from ddp_hpc.training.devices import device_name
 from ddp_hpc.training.group import Group
 from ddp_hpc.training.metrics import versions, write_json
 from ddp_hpc.training.trainer import Result
@@ -31,6 +32,7 @@ def write_summary(config: TrainConfig, group: Group, samples: Samples, result: R
         "sources": group.world.sources,
         "backend": group.backend,
         "device": str(group.device),
+        "device_name": device_name(group.device),
         "threads": group.threads,
         "model": {"name": config.model, "parameters": result.num_parameters},
         "data": {"reader": samples.reader, "samples": samples.num_samples},

@@ -59,9 +59,9 @@ class Places:
 
 
 def places_of(config: TrainConfig, environ: dict[str, str]) -> Places | None:
-    """`--snapshot-dir`, else `snapshots` in `DDP_HPC_RUN_DIR`; None where neither is given."""
+    """`--snapshot-dir`, else `snapshots` in `DDP_HPC_RUN_DIR`; None with neither, or with --no-snapshots."""
     run = environ.get("DDP_HPC_RUN_DIR", "")
-    if config.snapshot_dir is None and not run:
+    if not config.snapshots or (config.snapshot_dir is None and not run):
         return None
     snapshots = config.snapshot_dir or Path(run) / "snapshots"
     return Places(Path(run) if run else snapshots, snapshots)

@@ -12,7 +12,7 @@ from ddp_hpc.errors import RendezvousError, ReportedElsewhereError, RequestError
 from ddp_hpc.training.claim import Claim
 from ddp_hpc.training.clock import StepClock
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.devices import choose_backend, device_kind, pick_device
+from ddp_hpc.training.devices import choose_backend, device_kind, device_name, pick_device
 from ddp_hpc.training.ending import Parts, verdict
 from ddp_hpc.training.failure import FailureWatch, explain_lost_contact
 from ddp_hpc.training.group import agree, same_everywhere
@@ -21,6 +21,7 @@ from ddp_hpc.training.metrics import MetricsFile, StepRecord
 from ddp_hpc.training.models import TASKS
 from ddp_hpc.training.progress import Progress
 from ddp_hpc.training.store_comm import PrefixStore, StoreComm, TCPStore
+from ddp_hpc.training.survival import places_of
 from ddp_hpc.training.task import SampleSpec, make_task
 from ddp_hpc.world.topology import World
 
@@ -340,3 +341,20 @@ def test_a_rank_that_sees_too_few_devices_says_so(monkeypatch):
     monkeypatch.setattr(torch, "get_device_module", lambda _: _Gpus(1))
     with pytest.raises(RequestError, match="--devices-per-rank 2: rank 0 on n1 sees 1"):
         pick_device("cuda", _world(0, 1), 2)
+
+
+def test_without_snapshots_a_run_folder_is_none_to_go_on_from() -> None:
+    environ = {"DDP_HPC_RUN_DIR": "runs/ddp"}
+    assert places_of(TrainConfig(), environ) is not None
+    assert places_of(TrainConfig(snapshots=False), environ) is None
+
+
+def test_snapshots_are_not_asked_for_and_forbidden_at_once() -> None:
+    with pytest.raises(RequestError, match="--no-snapshots saves nothing"):
+        TrainConfig(snapshots=False, snapshot_every_steps=3)
+
+
+def test_a_device_has_its_makers_name() -> None:
+    name = device_name(torch.device("cpu"))
+    assert name
+    assert name.isprintable()
