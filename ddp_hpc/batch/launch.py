@@ -37,12 +37,16 @@ _OF_A_CHAIN = ("DDP_HPC_RUN_DIR", "DDP_HPC_MAX_ATTEMPTS")
 class Launch:
     """What is to be executed: `argv` with an absolute program, and what changes in the environment.
 
-    `about` says for people what it is, `why` why this profile was taken.
+    `about` says for people what it is, `why` why this profile was taken. Of `num_ranks` on `num_nodes`
+    each node has `ranks_per_node`, the last one perhaps fewer.
     """
 
     argv: tuple[str, ...]
     exports: dict[str, str]
     unset: tuple[str, ...]
+    num_ranks: int
+    num_nodes: int
+    ranks_per_node: int
     about: str
     why: str
 
@@ -94,6 +98,9 @@ def plan(job: Job, profile: str, num_ranks: int | None, environ: Mapping[str, st
         argv=(program, *argv[1:]),
         exports={**more, **variables},
         unset=tuple(name for name in site.env.unset if name in environ),
+        num_ranks=num_ranks,
+        num_nodes=job.num_nodes,
+        ranks_per_node=layout.ranks_per_node,
         about=f"{num_ranks} rank{'s' * (num_ranks > 1)} on {used}, by {told}",
         why=f"profile {site.name}: {why}",
     )

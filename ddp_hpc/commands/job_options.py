@@ -20,71 +20,87 @@ F = TypeVar("F", bound=Callable[..., Any])
 # A script's own command line begins with the first word that is no option.
 TAKES_A_COMMAND = {"allow_interspersed_args": False}
 
-_OPTIONS = [
-    click.option(
+_OPTIONS = {
+    "profile": click.option(
         "--profile", metavar="NAME", help="The site: see `ddp-hpc profiles list`. Else it is found out."
     ),
-    click.option(
+    "job_file": click.option(
         "--job", "job_file", metavar="FILE.toml", type=click.Path(path_type=Path), help="Options from a file."
     ),
-    click.option("--nodes", type=int, metavar="N", help="Nodes.  [1]"),
-    click.option("--ranks-per-node", type=int, metavar="R", help="Ranks on each node.  [its GPUs, else 1]"),
-    click.option(
+    "nodes": click.option("--nodes", type=int, metavar="N", help="Nodes.  [1]"),
+    "ranks_per_node": click.option(
+        "--ranks-per-node", type=int, metavar="R", help="Ranks on each node.  [its GPUs, else 1]"
+    ),
+    "gpus_per_node": click.option(
         "--gpus-per-node", type=int, metavar="G", help="GPUs of a node, where the profile does not know."
     ),
-    click.option(
+    "cpus_per_node": click.option(
         "--cpus-per-node", type=int, metavar="C", help="CPUs of a node, where the profile does not know."
     ),
-    click.option("--walltime", metavar="HH:MM:SS", help="How long the job may run; also 90m, 2h, 1h30m."),
-    click.option("--queue", metavar="Q", help="Queue, partition or QOS, whichever the site has."),
-    click.option("--qos", metavar="Q", help="QOS beside the partition, where the site has both."),
-    click.option("--account", metavar="A", help="Project that pays.  [DDP_HPC_ACCOUNT]"),
-    click.option("--name", metavar="NAME", help="Name of the job; at most 15 characters on PBS.  [ddp]"),
-    click.option(
+    "walltime": click.option(
+        "--walltime", metavar="HH:MM:SS", help="How long the job may run; also 90m, 2h, 1h30m."
+    ),
+    "queue": click.option("--queue", metavar="Q", help="Queue, partition or QOS, whichever the site has."),
+    "qos": click.option("--qos", metavar="Q", help="QOS beside the partition, where the site has both."),
+    "account": click.option("--account", metavar="A", help="Project that pays.  [DDP_HPC_ACCOUNT]"),
+    "name": click.option(
+        "--name", metavar="NAME", help="Name of the job; at most 15 characters on PBS.  [ddp]"
+    ),
+    "launcher": click.option(
         "--launcher",
         metavar="mpiexec|srun|ibrun|flux|torchrun",
         help="What starts the ranks.  [as the profile says]",
     ),
-    click.option(
+    "mpi": click.option(
         "--mpi", metavar="none|pmi2|pmix|cray_shasta", help="How srun starts MPI ranks.  [the site's default]"
     ),
-    click.option(
+    "env": click.option(
         "--env", multiple=True, metavar="NAME=VALUE", help="A variable for the ranks; may be repeated."
     ),
-    click.option(
+    "setup": click.option(
         "--setup",
         multiple=True,
         metavar="LINE",
         help="A line of bash for modules and the like; may be repeated.",
     ),
-    click.option(
+    "run_dir": click.option(
         "--run-dir", metavar="DIR", help="Folder of the run, from the folder of submission.  [runs/NAME]"
     ),
-    click.option(
+    "filesystems": click.option(
         "--filesystems", metavar="F", help="File systems the job needs, where the site asks for them."
     ),
-    click.option(
+    "fallback": click.option(
         "--fallback",
         metavar="NAME",
         help="The profile's other settings for ranks that hang; see profiles show.",
     ),
-    click.option(
+    "max_attempts": click.option(
         "--max-attempts", type=int, metavar="N", help="Starts in all of a run that goes on by itself.  [20]"
     ),
-    click.option(
+    "min_nodes": click.option(
         "--min-nodes", type=int, metavar="M", help="Go on with M nodes where others are lost; with torchrun."
     ),
-    click.option(
+    "template": click.option(
         "--template", metavar="FILE", help="Your own template of the script, in place of the scheduler's."
     ),
-]
+}
 
 
 def job_options(function: F) -> F:
     """Gives a command the options of `ddp-hpc render`; `request_of` makes a job of them."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
+    return job_options_without()(function)
+
+
+def job_options_without(*names: str) -> Callable[[F], F]:
+    """`job_options`, less these; `request_of` wants them all the same."""
+
+    def decorate(function: F) -> F:
+        for name, option in reversed(_OPTIONS.items()):
+            if name not in names:
+                function = option(function)
+        return function
+
+    return decorate
 
 
 def given_options(options: dict[str, Any]) -> list[str]:

@@ -54,7 +54,7 @@ def command(script: Path | None, dry_run: bool, force: bool, chain: int | None, 
 
     command = click.get_current_context().meta["ddp_hpc.command"]
     order, found = _order(script, {**options, "command": command})
-    _check(found, force=force)
+    check_findings(found, force=force)
     scheduler = order.scheduler
     if chain:
         submission.check_chain(order, chain)
@@ -122,8 +122,12 @@ def _order(script: Path | None, request: dict[str, Any]) -> tuple[Order, list[Fi
     return order, [one for one in found if not account or one.check != _NO_ACCOUNT]
 
 
-def _check(found: list[Finding], *, force: bool) -> None:
-    """Says on stderr what lint has found, and stops where that is an error."""
+def check_findings(found: list[Finding], *, force: bool) -> None:
+    """Says on stderr what lint has found in a script that is about to be submitted.
+
+    Raises:
+        RequestError: there is an error among them, and no `force`.
+    """
     shown = [one for one in found if one.severity != "note" and one.check != _NO_LOG_FOLDER]
     for one in shown:
         click.echo(f"{one.severity}: {one.check}, line {one.line}: {one.what}; {one.remedy}", err=True)
