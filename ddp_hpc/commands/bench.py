@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from ddp_hpc.commands.job_options import TAKES_A_COMMAND, job_options_without
 from ddp_hpc.errors import EXIT_WRONG_REQUEST, RequestError
 
 _PATH = click.Path(path_type=Path)
@@ -206,3 +207,47 @@ def _needs_torch(name: str) -> Iterator[None]:
         raise RequestError(
             f"bench {name} needs {error.name}, which is not installed; pip install 'ddp-hpc[train]'"
         ) from error
+
+
+@command.command("scaling", context_settings=TAKES_A_COMMAND)
+@click.option("--ranks", metavar="N,N,...", help="Ranks of the points.  [1,2,4,... to what is here]")
+@click.option("--nodes", metavar="N,N,...", help="Nodes of the points, all of them filled; or --ranks.")
+@click.option("--mode", type=click.Choice(["weak", "strong", "both"]), default="both", show_default=True)
+@click.option("--dir", "folder", type=_PATH, default=Path("scaling"), show_default=True)
+@click.option("--batch-size", type=click.IntRange(1, 10**9), metavar="N", default=32, show_default=True,
+              help="Samples a rank; of strong scaling at its smallest point.")  # fmt: skip
+@click.option("--global-batch", type=click.IntRange(1, 10**12), metavar="N",
+              help="Samples a step of strong scaling.  [the batch size x the fewest ranks]")  # fmt: skip
+@click.option("--steps", type=click.IntRange(1, 10**6), metavar="N", default=20, help="That are timed.  [20]")
+@click.option("--warm-up", type=click.IntRange(1, 10**6), metavar="N", default=3, help="Steps before.  [3]")
+@click.option("--trace-steps", type=click.IntRange(0, 100), metavar="N", default=2,
+              help="Steps after, for the share of communication.  [2]")  # fmt: skip
+@click.option("--submit", is_flag=True, help="Queue a job for each point; prints their ids.")
+@click.option("--gather", is_flag=True, help="Start nothing: the table of what is in --dir so far.")
+@click.option("--wait", is_flag=True, help="With --gather: until no job waits or runs any more.")
+@click.option("--dry-run", is_flag=True, help="Print the scripts or launch lines, and touch nothing.")
+@click.option("--json", "json_file", type=_PATH, metavar="FILE")
+@click.option("--picture", type=_PATH, metavar="FILE.png|FILE.svg")
+@click.option("--markdown", type=_PATH, metavar="FILE", help="The table, and what it was measured on.")
+@job_options_without("nodes", "run_dir", "max_attempts", "min_nodes")
+@click.argument("training", nargs=-1, type=click.UNPROCESSED)
+def scaling(**options: Any) -> None:
+    """Train on 1, 2, 4, ... ranks or nodes: speed-up, efficiency and share of communication.
+
+    Weak scaling keeps the samples a rank, strong scaling those of a step. The options after -- are those of
+    python -m ddp_hpc.train. Points run here one after another, or with --submit as a job each. The same
+    command again runs only what is not done yet.
+
+    Ends with 0 where all points are done, with 75 where jobs wait or run, with 1 where a point failed.
+
+    \b
+    Examples:
+      ddp-hpc bench scaling --ranks 1,2,4 --picture scaling.png
+      ddp-hpc bench scaling --mode strong --global-batch 256 -- --model-option width=64 --model mine:net
+      ddp-hpc bench scaling --submit --nodes 1,2,4,8 --walltime 00:10:00 --account MYPROJECT
+      ddp-hpc bench scaling --submit --ranks 1,2,4,8 --walltime 00:10:00 --dry-run -- --amp bf16 --fused
+      ddp-hpc bench scaling --gather --wait --markdown scaling.md
+    """  # noqa: D301 - a true \b tells click to leave the lines alone
+    from ddp_hpc.commands.scaling.command import run
+
+    run(click.get_current_context(), **options)

@@ -1,0 +1,71 @@
+"""One point of a scaling benchmark on this machine, in a session of its own that ends with this process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.partial_files import process_stat
+
+# A launcher hands Ctrl-C on, and its ranks need a moment.
+_END_S = 10.0
+
+
+def run_point(argv: Sequence[str], environ: Mapping[str, str], log: Path) -> int:
+    """The exit code of the launcher `argv`, whose words, and those of its ranks, are in `log` afterwards.
+
+    Ctrl-C and SIGTERM end it with all its processes first.
+
+    Raises:
+        DdpHpcError: it cannot be started, or the log cannot be written.
+    """
+    # What belongs to the job or the run that this shell is in is nothing of the point's.
+    own = {name: value for name, value in environ.items() if name != "DDP_HPC_RUN_DIR"}
+    try:
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=own,
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise DdpHpcError(f"{error.filename or argv[0]}: cannot be used ({error.strerror})") from error
+    try:
+        with _sigterm_exits():
+            return process.wait()
+    except BaseException:
+        _end(process)
+        raise
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    try:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_END_S)
+    finally:  # a second Ctrl-C does not wait
+        # Launchers give ranks process groups of their own, and leave them in the session.
+        for path in Path("/proc").glob("[0-9]*"):
+            if process_stat(int(path.name))[3:4] == [str(process.pid)]:
+                with suppress(ProcessLookupError):
+                    os.kill(int(path.name), signal.SIGKILL)
+        process.wait()
+
+
+@contextmanager
+def _sigterm_exits() -> Iterator[None]:
+    handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)

@@ -1,0 +1,127 @@
+"""Points that are run here, one after another: in this allocation, or on this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from ddp_hpc.batch.allocation import cpus_here, find_allocation, gpus_here
+from ddp_hpc.batch.job import Job
+from ddp_hpc.batch.launch import Launch, plan
+from ddp_hpc.bench import scaling_folder
+from ddp_hpc.bench.scaling import LOG, Point, Size, doubled
+from ddp_hpc.bench.scaling_run import run_point
+from ddp_hpc.commands.job_options import name_and_value
+from ddp_hpc.commands.scaling.request import TRAINER, Request, counts, make_request
+from ddp_hpc.commands.scaling.states import State, look
+from ddp_hpc.errors import EXIT_WRONG_REQUEST, RequestError
+
+# More would measure how ranks take turns.
+_RANKS_A_CPU = 8
+# Waiting and running processes a CPU, before a point is started.
+_BUSY = 0.5
+
+
+def run_here(options: Mapping[str, Any]) -> tuple[Request, dict[Point, State]]:
+    """Runs what is not done yet; how each point of the request, and of the folder, is then.
+
+    With --dry-run it prints the launch lines and touches nothing.
+
+    Raises:
+        RequestError: what `ddp-hpc launch` or the folder refuse, or the first training its options.
+        DdpHpcError: the folder cannot be written.
+    """
+    launches = _launches(options)
+    sizes = list(launches)
+    request = make_request(options, sizes, _threads(options["training"], sizes))
+    # All of them first: what is wrong with one is known before another is run.
+    planned = {
+        point: replace(launches[point.size], argv=(*launches[point.size].argv, *request.words(point)))
+        for point in request.points
+    }
+    if options["dry_run"]:
+        for launch in planned.values():
+            sys.stdout.buffer.write(os.fsencode(launch.line()) + b"\n")
+        return request, {}
+    with scaling_folder.locked(request.folder):
+        scaling_folder.write_folder(request.folder, request.asked)
+        return request, _run_all(request, planned)
+
+
+def _run_all(request: Request, planned: Mapping[Point, Launch]) -> dict[Point, State]:
+    folder = request.folder
+    states = {point: look(folder, point, request.settings) for point in request.asked.points()}
+    todo = [point for point in planned if not states[point].measured and not states[point].is_live]
+    if len(todo) < len(planned):
+        _say(f"{len(planned) - len(todo)} of {len(planned)} points are done already, or jobs")
+    if todo and (load := os.getloadavg()[0]) > _BUSY * cpus_here():
+        busy = f"load {load:.1f} on {cpus_here()} CPUs"
+        _say(f"warning: this machine is busy ({busy}): speed-up and efficiency will be those of that")
+    for number, point in enumerate(todo, start=1):
+        _say(f"point {number} of {len(todo)}: {point}; {planned[point].about}")
+        own = folder / point.folder
+        scaling_folder.empty_point(own)
+        try:
+            code = run_point(planned[point].argv, planned[point].environ(os.environ), own / LOG)
+        except (KeyboardInterrupt, SystemExit):
+            scaling_folder.empty_point(own)
+            kept = sum(state.measured is not None for state in states.values())
+            _say(f"points that are done: {kept}; they are kept, and the same command goes on with the others")
+            raise
+        states[point] = state = look(folder, point, request.settings)
+        _say(state.line(point) + (f"; exit code {code}" if code else ""))
+        if code == EXIT_WRONG_REQUEST and not any(one.measured for one in states.values()):
+            raise RequestError("the training refuses what it was asked for, so no other point was started")
+    return states
+
+
+def _launches(options: Mapping[str, Any]) -> dict[Size, Launch]:
+    """How each number of ranks is started here, without the options of the training."""
+    job = Job(
+        ranks_per_node=options["ranks_per_node"],
+        launcher=options["launcher"] or "",
+        mpi=options["mpi"] or "",
+        env=dict(name_and_value(text) for text in options["env"]),
+        fallback=options["fallback"] or "",
+        command=(sys.executable, *TRAINER),
+    )
+    profile = options["profile"] or ""
+    option, numbers = counts(options)
+    if option != "--ranks" or find_allocation(os.environ).num_nodes > 1:
+        full = plan(job, profile, None, os.environ)
+        if option == "--nodes":
+            numbers = tuple(number * full.ranks_per_node for number in numbers)
+        if option == "--nodes" or full.num_nodes > 1:
+            job = replace(job, ranks_per_node=full.ranks_per_node)  # one node is filled before the next
+        numbers = numbers or doubled(full.num_ranks)
+    launches = {}
+    for ranks in numbers:
+        launch = plan(job, profile, ranks, os.environ)
+        if launch.ranks_per_node > (most := cpus_here() * _RANKS_A_CPU):
+            raise RequestError(
+                f"{launch.ranks_per_node} ranks on a node of {cpus_here()} CPUs would measure how they take "
+                f"turns; ask for {most} a node at most"
+            )
+        launches[Size(ranks, launch.num_nodes, launch.ranks_per_node)] = launch
+        why = launch.why
+    _say(why)
+    return launches
+
+
+def _threads(training: Sequence[str], sizes: Sequence[Size]) -> list[str]:
+    """On CPUs each rank has as many as on the fullest node, or more ranks would share what one had."""
+    a_node = {size.ranks_per_node for size in sizes}
+    is_given = any(word.partition("=")[0] == "--threads" for word in training)
+    if is_given or len(a_node) == 1 or gpus_here(os.environ):
+        return []
+    cpus = find_allocation(os.environ).cpus_per_node or cpus_here()
+    return ["--threads", str(max(1, cpus // max(a_node)))]
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)

@@ -1,0 +1,137 @@
+"""Points as jobs: a script for each, written by `render` and queued as `ddp-hpc submit` does."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ddp_hpc.batch.job import Job
+from ddp_hpc.batch.layout import advice, lay_out
+from ddp_hpc.batch.lint import Finding, lint_script
+from ddp_hpc.batch.render import render
+from ddp_hpc.batch.site import Site
+from ddp_hpc.bench import scaling_folder
+from ddp_hpc.bench.scaling import Point, Size
+from ddp_hpc.commands.job_options import request_of
+from ddp_hpc.commands.scaling.request import TRAINER, Request, counts, make_request
+from ddp_hpc.commands.scaling.states import look
+from ddp_hpc.commands.submit import check_findings
+from ddp_hpc.errors import DdpHpcError, RequestError
+from ddp_hpc.queue import submission
+from ddp_hpc.queue.commands import held_interrupt, need
+from ddp_hpc.queue.submission import Order
+
+# What the points themselves say of a job, and `request_of` wants to be told.
+_NOT_ASKED = ("nodes", "run_dir", "max_attempts", "min_nodes", "command")
+
+
+def submit(options: Mapping[str, Any], job_options: Sequence[str]) -> None:
+    """Queues a job for each point that is neither done nor queued, and prints their ids.
+
+    With --dry-run it prints the scripts and touches nothing.
+
+    Raises:
+        RequestError: what `render`, `lint`, the scheduler or the folder refuse.
+        DdpHpcError: the scheduler does not answer, or the folder cannot be written.
+    """
+    option, numbers = counts(options)
+    if not option:
+        raise RequestError("--submit was given; say how large the jobs are: --nodes 1,2,4 or --ranks 1,2,4")
+    given = {name: options[name] for name in job_options}
+    job, site = request_of({**given, **dict.fromkeys(_NOT_ASKED)})
+    request = make_request(options, _sizes(job, site, option, numbers))
+    folder, todo = request.folder, []
+    for point in request.points:
+        state = look(folder, point, request.settings, must_answer=True)
+        if state.measured or state.is_live:
+            _say(state.line(point))
+        else:
+            todo.append(point)
+    orders, found = _orders(request, todo, job, site)
+    check_findings(found, force=False)
+    if options["dry_run"]:
+        for order in orders.values():
+            sys.stdout.buffer.write(order.content)
+            sys.stdout.flush()
+            _say(f"would run: {shlex.join(order.words())}")
+    elif orders:
+        scheduler = next(iter(orders.values())).scheduler
+        what = f"the jobs are for {scheduler.title}"
+        need(scheduler.program, f"{what}, which takes them by {scheduler.program}")
+        with scaling_folder.locked(folder), held_interrupt(scheduler.program) as is_interrupted:
+            scaling_folder.write_folder(folder, request.asked)
+            _send(folder, orders, is_interrupted)
+    else:
+        _say("nothing is left to submit; --gather makes the table")
+
+
+def _send(folder: Path, orders: Mapping[Point, Order], is_interrupted: Callable[[], bool]) -> None:
+    for number, (point, order) in enumerate(orders.items()):
+        so_far = f"{number} of {len(orders)} jobs are queued; the same command goes on with the others"
+        if is_interrupted():
+            _say(so_far)
+            raise KeyboardInterrupt
+        scaling_folder.empty_point(folder / point.folder)
+        submission.prepare(order)
+        try:
+            for job_id, problem in submission.send_one(order):
+                click.echo(job_id)
+                _say(f"{point}: job {job_id}" + (f"; warning: {problem}" if problem else ""))
+        except DdpHpcError as error:
+            if not number:
+                raise
+            raise DdpHpcError(f"{point}: {so_far}") from error
+
+
+def _sizes(job: Job, site: Site, option: str, numbers: Sequence[int]) -> list[Size]:
+    per_node = lay_out(job, site).ranks_per_node
+    if option == "--nodes":
+        return [Size(number * per_node, number, per_node) for number in numbers]
+    for number in numbers:
+        if number > per_node and number % per_node:
+            raise RequestError(
+                f"--ranks {number}: a node has {per_node} ranks, and {number} do not fill nodes; ask for a "
+                "multiple, or give --ranks-per-node"
+            )
+    return [Size(number, max(1, number // per_node), min(number, per_node)) for number in numbers]
+
+
+def _orders(
+    request: Request, points: Sequence[Point], job: Job, site: Site
+) -> tuple[dict[Point, Order], list[Finding]]:
+    """A script for each point, and what lint finds in them, each thing once."""
+    orders: dict[Point, Order] = {}
+    findings: dict[tuple[str, str], Finding] = {}
+    warnings: dict[str, None] = {}
+    for point in points:
+        of_point = replace(
+            job,
+            num_nodes=point.size.nodes,
+            ranks_per_node=point.size.ranks_per_node,
+            name=f"{job.name}-{point.size.ranks}x{point.batch_size}",
+            run_dir=str(request.folder / point.folder),
+            command=("python", *TRAINER, *request.words(point)),
+        )
+        text = render(of_point, site)
+        orders[point] = order = submission.order_request(text, site.scheduler, Path.cwd())
+        if order.run_dir is None:  # nobody would find the job again
+            raise RequestError(
+                f"the script for {point} names no run folder that can be told from here; take a --dir "
+                "without $ and `, and a --template that exports DDP_HPC_RUN_DIR"
+            )
+        warnings |= dict.fromkeys(advice(of_point, site))
+        for one in lint_script(text, site, num_nodes=point.size.nodes):
+            findings.setdefault((one.check, one.what), one)
+    for line in warnings:
+        _say(f"warning: {line}")
+    return orders, list(findings.values())
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
