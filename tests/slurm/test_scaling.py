@@ -1,0 +1,55 @@
+"""`ddp-hpc bench scaling` with jobs of a real Slurm."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from .cluster import Cluster
+from .survival_runs import PROJECT
+from .test_queue import ddp_hpc
+
+pytestmark = pytest.mark.slurm
+
+JOBS = ["--profile", "generic_slurm", "--ranks-per-node", "1", "--walltime", "00:05:00", "--nodes", "1,2"]
+BENCH = ["--mode", "weak", "--steps", "4", "--warm-up", "2", "--batch-size", "4"]
+TRAINING = ["--model", "linear", "--threads", "1", "--init-timeout", "60"]
+
+
+def test_points_on_one_and_two_nodes_are_queued_waited_for_and_gathered(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    env = {"PYTHONPATH": str(PROJECT)}
+    request = ["bench", "scaling", "--submit", *JOBS, *BENCH, "--", *TRAINING]
+    done = ddp_hpc(cluster, tmp_path, *request, env=env)
+    assert done.returncode == 0, done.stderr
+    ids = done.stdout.split()
+    assert len(ids) == 2
+    again = ddp_hpc(cluster, tmp_path, *request, env=env)
+    assert (again.returncode, again.stdout) == (0, ""), "they wait or run"
+    done = ddp_hpc(cluster, tmp_path, "bench", "scaling", "--gather", "--wait", "--json", "s.json")
+    logs = "".join(cluster.job_output(job_id) for job_id in ids)
+    assert done.returncode == 0, done.stderr + logs
+    one, two = json.loads((tmp_path / "s.json").read_text())["rows"]
+    assert [(row["ranks"], row["nodes"], row["ranks_per_node"]) for row in (one, two)] == [
+        (1, 1, 1),
+        (2, 2, 1),
+    ]
+    assert two["efficiency"] == pytest.approx(two["samples_per_s"] / one["samples_per_s"] / 2)
+    assert 0 < two["comm_share"] < 1
+    folder = tmp_path / "scaling" / "ranks2-batch4"
+    assert not (folder / "snapshots").exists()
+    assert [line.split()[:2] for line in (folder / "attempts").read_text().splitlines()] == [["1", ids[1]]]
+
+
+@pytest.mark.soak
+def test_points_in_an_allocation_fill_one_node_before_the_next(cluster: Cluster, tmp_path: Path) -> None:
+    bench = [sys.executable, "-m", "ddp_hpc", "bench", "scaling", *BENCH, "--json", "s.json", "--", *TRAINING]
+    argv = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=2", *bench]
+    done = cluster.run(argv, env={"PYTHONPATH": str(PROJECT)}, cwd=tmp_path, timeout=200)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "s.json").read_text())["rows"]
+    assert [(row["ranks"], row["nodes"]) for row in rows] == [(1, 1), (2, 1), (4, 2)]
