@@ -421,7 +421,7 @@ def survive(
     places = None if found is None else Places(*map(Path, found))
     deadline, delay_s = _deadline(group, environ, saves=places is not None)
     if places is None:
-        if deadline is not None:
+        if deadline is not None and config.snapshots:
             left_min = (deadline.at_s - time.time()) / 60
             progress.say(f"note: the job ends in {left_min:.0f} min and nothing is saved; see --snapshot-dir")
         yield Survival(config, group, progress, None, None)
