@@ -63,6 +63,19 @@ def format_walltime(walltime_s: int) -> str:
     return f"{hours:02d}:{minutes:02d}:{seconds:02d}"
 
 
+def duration(duration_s: float) -> str:
+    """A time for people, to three digits.
+
+    >>> duration(0.0728)
+    '72.8 ms'
+    """
+    if abs(duration_s) >= 999.5:
+        return f"{duration_s:,.0f} s"
+    scales = ((1, "s"), (1e3, "ms"), (1e6, "us"))
+    factor, unit = next((one for one in scales if abs(duration_s) * one[0] >= 0.9995), scales[-1])
+    return f"{duration_s * factor:.3g} {unit}"
+
+
 def format_bytes(num_bytes: float) -> str:
     """A size for people, in powers of 1024.
 

@@ -20,7 +20,7 @@ from ddp_hpc.trace.model import (
     Straggler,
     Times,
 )
-from ddp_hpc.units import format_bytes
+from ddp_hpc.units import duration, format_bytes
 
 _SLOW = 0.05
 """Of a step: what a rank has to be slower than the others to be named."""
@@ -116,8 +116,8 @@ def _straggler(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
         return None  # nobody waits for it
     last = Counter(one.last for one in matched)[rank]
     evidence = (
-        f"its {region} takes {excess_s:.3g} s a step longer than the median of the others, "
-        f"which wait {waited_s:.3g} s a step more in collectives than it does"
+        f"its {region} takes {duration(excess_s)} a step longer than the median of the others, "
+        f"which wait {duration(waited_s)} a step more in collectives than it does"
     )
     if matched:
         evidence += f"; it came last to {last} of {len(matched)} of them"
@@ -171,7 +171,7 @@ def _findings(
     wall_s = overall.wall_s or 1.0
     shares = sorted(((getattr(overall, f"{part}_s"), words) for part, words in WORDS.items()), reverse=True)
     parts = ", ".join(f"{part_s / wall_s:.0%} {words}" for part_s, words in shares if part_s >= 0.01 * wall_s)
-    found = [f"A step takes {overall.wall_s:.3g} s: {parts}."]
+    found = [f"A step takes {duration(overall.wall_s)}: {parts}."]
     if straggler:
         found.append(
             f"Rank {straggler.rank} is slow: {straggler.evidence}. Without it a step would be up to "
@@ -179,12 +179,12 @@ def _findings(
         )
     if load and load.dur_s > max(3 * load.median_s, 0.02 * wall_s):
         found.append(
-            f"The slowest data load is rank {load.rank}'s of step {load.step}: {load.dur_s:.3g} s, "
-            f"where the median is {load.median_s:.3g} s."
+            f"The slowest data load is rank {load.rank}'s of step {load.step}: {duration(load.dur_s)}, "
+            f"where the median is {duration(load.median_s)}."
         )
     if overall.data_s >= _MUCH * wall_s:
         found.append(
-            f"{overall.data_s / wall_s:.0%} of a step is waiting for data: see `ddp-hpc bench io` for what a "
+            f"{overall.data_s / wall_s:.0%} of a step is waiting for data: see ddp-hpc bench io for what a "
             "batch costs in other formats, and --workers or --stage."
         )
     total_s = sum(row.total_s for row in collectives)
@@ -194,8 +194,8 @@ def _findings(
         bandwidth = f", {row.busbw_bytes_per_s / 1e9:.3g} GB/s of bus bandwidth" if row.bytes else ""
         found.append(
             f"Of all collectives {row.kind}{of_size} keeps the network busiest: "
-            f"{row.num_calls / num_steps:.3g} a step, of {row.median_s:.3g} s each, of which the network "
-            f"takes {row.transfer_s:.3g} s{bandwidth}."
+            f"{row.num_calls / num_steps:.3g} a step, of {duration(row.median_s)} each, of which "
+            f"the network takes {duration(row.transfer_s)}{bandwidth}."
         )
         hidden = overall.comm_hidden_s + overall.comm_exposed_s
         if hidden:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddp_hpc.trace.capture import WORDS
 from ddp_hpc.trace.model import Capture
+from ddp_hpc.units import duration
 
 _ALIKE = 0.03
 _MAIN_SHARE = 0.2
@@ -13,7 +14,7 @@ def compare(capture: Capture, other: Capture) -> str:
     """What of a step's time in `other` is different in `capture`, the largest part first."""
     here_s, there_s = capture.mean.wall_s, other.mean.wall_s
     saved_s = there_s - here_s
-    head = f"{capture.name} against {other.name}: a step takes {here_s:.3g} s, not {there_s:.3g} s"
+    head = f"{capture.name} against {other.name}: a step takes {duration(here_s)}, not {duration(there_s)}"
     changes = sorted(
         ((getattr(other.mean, f"{part}_s") - getattr(capture.mean, f"{part}_s"), part) for part in WORDS),
         reverse=saved_s > 0,
@@ -35,7 +36,7 @@ def compare(capture: Capture, other: Capture) -> str:
 
 def _parts(changes: list[tuple[float, str]], capture: Capture, other: Capture) -> str:
     return " and ".join(
-        f"{WORDS[part]} takes {getattr(capture.mean, f'{part}_s'):.3g} s, "
-        f"not {getattr(other.mean, f'{part}_s'):.3g} s"
+        f"{WORDS[part]} takes {duration(getattr(capture.mean, f'{part}_s'))}, "
+        f"not {duration(getattr(other.mean, f'{part}_s'))}"
         for _, part in changes
     )

@@ -26,7 +26,7 @@ def test_the_lessons_finding_is_reproduced_and_named(loaders):
     assert "% of the difference." in sentence
     backwards = compare(loaders["naive_hdf5"], loaders["memory"])
     assert "times slower): waiting for data takes " in backwards
-    assert any("is waiting for data: see `ddp-hpc bench io`" in s for s in loaders["naive_hdf5"].findings)
+    assert any("is waiting for data: see ddp-hpc bench io" in s for s in loaders["naive_hdf5"].findings)
 
 
 def test_with_our_loader_it_is_gone(loaders):

@@ -35,9 +35,9 @@ def test_the_report_for_a_terminal(tmp_path):
         == """\
 run: 2 of 2 ranks, 3 steps each, on cpu, hosts: node1
 
-A step takes 0.00035 s: 57% backward, 29% forward, 11% communication that nothing hides, 3% waiting for data.
-Of all collectives all_reduce of 3.9 KiB keeps the network busiest: 1 a step, of 9e-05 s each, of which the \
-network takes 9e-05 s, 0.0444 GB/s of bus bandwidth.
+A step takes 350 us: 57% backward, 29% forward, 11% communication that nothing hides, 3% waiting for data.
+Of all collectives all_reduce of 3.9 KiB keeps the network busiest: 1 a step, of 90 us each, of which the \
+network takes 90 us, 0.0444 GB/s of bus bandwidth.
 56% of the communication is hidden behind computing.
 
 ms of a mean step  step  data  forward  backward  comm exposed  comm hidden
@@ -62,8 +62,8 @@ def test_a_comparison_says_first_what_changed(tmp_path):
     _run(tmp_path / "old", data=510)
     ended = _report("new", "--compare", "old", cwd=tmp_path)
     assert ended.stdout.splitlines()[2] == (
-        "new against old: a step takes 0.00035 s, not 0.00085 s (2.43 times faster): "
-        "waiting for data takes 1e-05 s, not 0.00051 s, which is 100% of the difference."
+        "new against old: a step takes 350 us, not 850 us (2.43 times faster): "
+        "waiting for data takes 10 us, not 510 us, which is 100% of the difference."
     )
 
 
