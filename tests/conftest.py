@@ -12,8 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.training.forked import Forks
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -114,6 +118,16 @@ def launch() -> Iterator[Launch]:
     launch = Launch()
     yield launch
     launch.stop_all()
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """Ranks of a training that start at once."""
+    from tests.training.forked import Forks
+
+    forks = Forks()
+    yield forks
+    forks.close()
 
 
 def _beside_python(*parts: str) -> Path:

@@ -8,7 +8,6 @@ import time
 import pytest
 
 from tests.conftest import PROJECT
-from tests.training.forked import Forks
 from tests.training.runs import error_lines, run, start
 
 FOLDER = PROJECT / "docs" / "examples" / "rpc"
@@ -23,28 +22,43 @@ MONARCH = pytest.param(
 )
 
 
-@pytest.fixture(scope="module")
-def forks():
-    forks = Forks()
-    yield forks
-    forks.close()
+def forked(forks, tmp_path, example, *options, ranks=3, **env):
+    """Ranks of an example that start at once, with no launcher around that would end them."""
+    program = "tests.examples.planted"
+    return forks.start(example, *options, cwd=tmp_path, ranks=ranks, env=env, program=program)
 
 
 def planted(forks, tmp_path, example, fault, *options):
     """Three ranks with no launcher around that would end them, one with a fault in its 20th step."""
-    program, env = "tests.examples.planted", {"PLANT": fault}
-    return forks.start(example, *options, cwd=tmp_path, ranks=3, env=env, program=program)
+    return forked(forks, tmp_path, example, *options, PLANT=fault)
 
 
-@pytest.mark.parametrize("example", [*EXAMPLES, MONARCH])
-def test_the_loss_falls_to_the_noise_and_no_gradient_is_lost(tmp_path, example):
-    done = run([*start(3), str(FOLDER / example), "--steps", "150"], tmp_path)
-    assert (done.returncode, error_lines(done)) == (0, []), done.stderr
-    assert "arning" not in done.stderr
-    result = json.loads(done.stdout)
+def check_learned(product):
+    result = json.loads(product)
     assert result["num_updates"] == 300
     assert result["first_loss"] > 10
     assert result["final_loss"] < 0.02, "the noise alone is 0.01"
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_loss_falls_to_the_noise_and_no_gradient_is_lost(forks, tmp_path, example):
+    job = forked(forks, tmp_path, example, "--steps", "150")
+    assert job.wait(60) == [0, 0, 0], job.words()
+    assert job.errors() == []
+    assert "arning" not in job.words()
+    (product,) = [line for line in job.words().splitlines() if line.startswith("{")]
+    check_learned(product)
+
+
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param("with_rpc.py", marks=pytest.mark.soak), "with_send_recv.py", MONARCH],
+)
+def test_mpiexec_starts_it_as_its_help_says(tmp_path, example):
+    done = run([*start(2), str(FOLDER / example), "--steps", "300"], tmp_path)
+    assert (done.returncode, error_lines(done)) == (0, []), done.stderr
+    assert "arning" not in done.stderr
+    check_learned(done.stdout)
 
 
 @pytest.mark.soak
@@ -54,8 +68,15 @@ def test_torchrun_starts_it_too(tmp_path):
     assert json.loads(done.stdout)["num_updates"] == 20
 
 
-@pytest.mark.parametrize("rank", [0, 2])
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize(
+    ("example", "rank"),
+    [
+        ("with_rpc.py", 0),
+        ("with_send_recv.py", 2),
+        pytest.param("with_rpc.py", 2, marks=pytest.mark.soak),
+        pytest.param("with_send_recv.py", 0, marks=pytest.mark.soak),
+    ],
+)
 def test_a_killed_server_or_trainer_ends_the_others_with_one_line(forks, tmp_path, example, rank):
     job = planted(forks, tmp_path, example, f"kill:{rank}")
     expected = [1, 1, 1]
@@ -106,14 +127,16 @@ def test_a_server_that_raises_shows_its_traceback_alone(forks, tmp_path):
     assert len(re.findall(r"^\[.*\] Traceback", job.words(), re.MULTILINE)) == 1, job.words()
 
 
-def test_one_rank_alone_is_refused(tmp_path):
-    done = run([*start(1), str(FOLDER / "with_rpc.py")], tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "start at least 2" in done.stderr
+def test_one_rank_alone_is_refused(forks, tmp_path):
+    job = forked(forks, tmp_path, "with_rpc.py", ranks=1)
+    assert job.wait() == [2]
+    [line] = job.errors()
+    assert "start at least 2" in line
+    assert "num_updates" not in job.words()
 
 
-def test_help_shows_how_to_start_it(tmp_path):
-    done = run([*start(1), str(FOLDER / "with_send_recv.py"), "--help"], tmp_path)
-    assert done.returncode == 0
-    assert "mpiexec -n 3 python docs/examples/rpc/with_send_recv.py" in done.stdout
-    assert "--hang-timeout-s" in done.stdout
+def test_help_shows_how_to_start_it(forks, tmp_path):
+    job = forked(forks, tmp_path, "with_send_recv.py", "--help", ranks=1)
+    assert job.wait() == [0]
+    assert "mpiexec -n 3 python docs/examples/rpc/with_send_recv.py" in job.words()
+    assert "--hang-timeout-s" in job.words()

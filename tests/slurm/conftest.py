@@ -13,6 +13,7 @@ REQUIRE = "DDP_HPC_REQUIRE_SLURM"
 _the_cluster = pytest.StashKey[Cluster]()
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist looks for groups in a hook of the same name
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # One process runs all of them, as a machine has room for one cluster.
     for item in items:

@@ -7,6 +7,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.training.forked import Forks
+
 from .cluster import Cluster
 from .head_node import JobEnd
 from .nodes import ClusterError, wait_for
@@ -83,13 +85,11 @@ def submit(
     return Run(cluster, folder, cluster.sbatch(script, env=env, cwd=folder))
 
 
-def losses_of_a_quiet_run(cluster: Cluster, folder: Path, num_steps: int) -> list[tuple[int, float]]:
-    """The same training by srun alone, with nothing saved and nothing in its way."""
-    argv = ["srun", "--nodes=2", "--ntasks-per-node=1", PYTHON, "-m", "ddp_hpc.train", *OPTIONS]
-    argv += ["--max-steps", str(num_steps)]
-    done = cluster.run(argv, env={"PYTHONPATH": str(PROJECT)}, cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return read_losses(folder / "metrics.jsonl")
+def losses_of_a_quiet_run(forks: Forks, folder: Path, num_steps: int) -> list[tuple[int, float]]:
+    """The same training without Slurm, with nothing saved and nothing in its way."""
+    (home := folder / "without_slurm").mkdir()
+    forks.run(*OPTIONS, "--max-steps", str(num_steps), cwd=home, ranks=2)
+    return read_losses(home / "metrics.jsonl")
 
 
 def read_losses(path: Path) -> list[tuple[int, float]]:

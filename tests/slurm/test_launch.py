@@ -72,6 +72,7 @@ def test_torchrun_starts_the_ranks_of_each_node(cluster: Cluster, tmp_path: Path
     assert "placement: 4 ranks on 2 nodes, " in done.stdout
 
 
+@pytest.mark.soak  # tests/training/test_placement.py has bound ranks, the first test here Slurm's count
 def test_a_rank_bound_to_one_of_the_jobs_two_cpus_is_warned_of(cluster: Cluster, tmp_path: Path) -> None:
     # As srun >= 22.05 binds it without --cpus-per-task; this cluster binds nothing by itself.
     command = ["srun", "--nodes=1", "--ntasks=1", "--cpus-per-task=2", "taskset", "-c", "0", *TRAIN]

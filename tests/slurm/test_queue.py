@@ -82,7 +82,7 @@ def end_soon(cluster: Cluster, job_id: str) -> None:
 
 def test_a_request_is_queued_trains_and_is_followed_to_its_end(cluster: Cluster, tmp_path: Path) -> None:
     training = ["python", "-m", "ddp_hpc.train", *OPTIONS, "--max-steps", "12", "--log-every", "4"]
-    request = [*REQUEST, "--", *training]
+    request = [*REQUEST, "--ranks-per-node", "2", "--", *training]
     rendered = ddp_hpc(cluster, tmp_path, "render", *request).stdout
     env = {"PYTHONPATH": str(PROJECT)}
     job_id = submit(cluster, tmp_path, *request, env=env)
@@ -91,6 +91,8 @@ def test_a_request_is_queued_trains_and_is_followed_to_its_end(cluster: Cluster,
     done = ddp_hpc(cluster, tmp_path, "logs", job_id, "--follow")
     assert done.returncode == 0, done.stderr
     assert done.stdout == cluster.job_output(job_id)
+    assert "4 ranks on 2 nodes (slurm), gloo on cpu" in done.stdout
+    assert "first node of the job" in done.stdout
     assert "done: 12 steps" in done.stdout
     assert done.stderr.splitlines()[-1] == f"-- job {job_id}: done"
     found = status(cluster, tmp_path, job_id)
@@ -168,6 +170,7 @@ def test_an_out_of_memory_kill_of_the_batch_script_is_slurms_own_word(
     assert (found["verdict"], found["post_mortem"]["cause"]) == ("failed", "memory")
 
 
+@pytest.mark.soak  # Slurm looks at the time twice a minute; tests/queue has its words
 def test_a_walltime_kill_is_named(cluster: Cluster, tmp_path: Path) -> None:
     job_id = submit(cluster, tmp_path, write_script(tmp_path, "srun --ntasks=2 sleep 60").name)
     end_soon(cluster, job_id)
@@ -267,7 +270,7 @@ def test_a_controller_that_is_away_is_one_line(cluster: Cluster, tmp_path: Path)
     text = cluster.layout.conf.read_text()
     conf.write_text(text.replace("SlurmctldTimeout", "SlurmctldPort=1\nSlurmctldTimeout"))
     # Slurm itself goes on for as long as MessageTimeout says.
-    conf.write_text(conf.read_text() + "MessageTimeout=2\n")
+    conf.write_text(conf.read_text() + "MessageTimeout=1\n")
     shutil.copy(cluster.layout.conf.parent / "cgroup.conf", tmp_path)
     done = ddp_hpc(cluster, tmp_path, "status", "1", env={"SLURM_CONF": str(conf)})
     assert (done.returncode, done.stdout) == (1, "")

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.training.forked import Forks
+
 from .cluster import Cluster, random_prefix
 from .configuration import Settings
 from .nodes import wait_for
@@ -23,9 +25,9 @@ PROMISED_S = 120.0
 
 
 @pytest.fixture(scope="module")
-def quiet(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, float]]:
+def quiet(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, float]]:
     """Step and loss of each step of a run that nothing happens to."""
-    return losses_of_a_quiet_run(cluster, tmp_path_factory.mktemp("quiet"), 40)
+    return losses_of_a_quiet_run(forks, tmp_path_factory.mktemp("quiet"), 40)
 
 
 def check_done(run: Run, quiet: list[tuple[int, float]], num_steps: int) -> None:
@@ -36,21 +38,23 @@ def check_done(run: Run, quiet: list[tuple[int, float]], num_steps: int) -> None
     assert run.losses == quiet[:num_steps]
 
 
+@pytest.mark.parametrize("links", [2, pytest.param(3, marks=pytest.mark.soak)])
 def test_a_limit_that_is_too_short_makes_a_chain_of_one_job(
-    cluster: Cluster, quiet: list[tuple[int, float]], tmp_path: Path
+    cluster: Cluster, quiet: list[tuple[int, float]], tmp_path: Path, links: int
 ) -> None:
     # As Slurm 23 and later exports it. The kill delay takes 30 s of these: there is time for a step a link.
     limit = "export SLURM_JOB_END_TIME=$(($(date +%s) + 31)); echo restart ${SLURM_RESTART_COUNT:-0}"
-    run = submit(cluster, tmp_path, num_steps=3, step_s=0.5, render=("--setup", limit))
-    check_done(run, quiet, 3)
-    assert run.attempts == [(1, run.job, 0), (2, run.job, 1), (3, run.job, 2)]
+    run = submit(cluster, tmp_path, num_steps=links, step_s=0.5, render=("--setup", limit))
+    check_done(run, quiet, links)
+    assert run.attempts == [(step + 1, run.job, step) for step in range(links)]
     # One log, to which each link was appended.
-    assert re.findall(r"^restart \d+$", run.log, re.MULTILINE) == ["restart 0", "restart 1", "restart 2"]
+    told = re.findall(r"^restart \d+$", run.log, re.MULTILINE)
+    assert told == [f"restart {number}" for number in range(links)]
     stopped = (
         "stopping, the state is saved, run it again to go on: the allocation ends soon (DDP_HPC_DEADLINE;"
     )
-    assert run.log.count(stopped) == 2
-    assert run.log.count("; attempt 3 goes on\n") == 1
+    assert run.log.count(stopped) == links - 1
+    assert run.log.count(f"; attempt {links} goes on\n") == 1
 
 
 def test_a_killed_rank_is_named_and_the_job_goes_on(
@@ -84,6 +88,7 @@ def test_a_requeued_job_goes_on_and_a_cancelled_one_saves_and_stays_away(
     assert run.losses == quiet[:step]
 
 
+@pytest.mark.soak  # tests/training/test_failures.py has such a restart, on one node
 def test_torchrun_starts_a_killed_rank_again_from_the_newest_snapshot(
     cluster: Cluster, quiet: list[tuple[int, float]], tmp_path: Path
 ) -> None:
@@ -108,11 +113,11 @@ def kill_slurmd(cluster: Cluster, name: str) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(("lose", "num_steps"), [(power_off, 40), (kill_slurmd, 240)])
 def test_a_lost_node_is_replaced_by_a_spare_one(
-    lose: Callable[[Cluster, str], None], num_steps: int, rank: int, tmp_path: Path
+    lose: Callable[[Cluster, str], None], num_steps: int, rank: int, forks: Forks, tmp_path: Path
 ) -> None:
     """Slurm notices after SlurmdTimeout, and requeues. On a node without slurmd ranks live on meanwhile."""
     with Cluster(Settings(num_nodes=3, node_prefix=random_prefix(), slurmd_timeout_s=10)) as cluster:
-        quiet = losses_of_a_quiet_run(cluster, tmp_path, num_steps)
+        quiet = losses_of_a_quiet_run(forks, tmp_path, num_steps)
         run = submit(cluster, tmp_path, *SAVING, num_steps=num_steps, step_s=0.2)
         run.wait_for_step(10)
         lose(cluster, cluster.node_names[rank])
@@ -127,11 +132,13 @@ def test_a_lost_node_is_replaced_by_a_spare_one(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_cut_cable_is_named_and_the_job_goes_on_when_it_is_mended(rank: int, tmp_path: Path) -> None:
+def test_a_cut_cable_is_named_and_the_job_goes_on_when_it_is_mended(
+    rank: int, forks: Forks, tmp_path: Path
+) -> None:
     """With Slurm's usual SlurmdTimeout, within which it finds nothing amiss."""
     with Cluster(Settings(node_prefix=random_prefix(), slurmd_timeout_s=300)) as cluster:
         here, there = cluster.node_names
-        quiet = losses_of_a_quiet_run(cluster, tmp_path, 40)
+        quiet = losses_of_a_quiet_run(forks, tmp_path, 40)
         run = submit(cluster, tmp_path, *SAVING, num_steps=40, step_s=0.2)
         run.wait_for_step(10)
         cluster.set_link(cluster.node_names[rank], "down")

@@ -11,6 +11,7 @@ import pytest
 
 from .cluster import Cluster, random_prefix
 from .configuration import Settings
+from .nodes import wait_for
 
 pytestmark = pytest.mark.slurm
 
@@ -24,11 +25,11 @@ ENVIRONMENT = {"PYTHONPATH": str(PROJECT)}
 
 
 def _render(cluster: Cluster, folder: Path, *options: str, command: list[str] | None = None) -> Path:
-    """The script that `ddp-hpc render` writes for two nodes of two ranks."""
+    """The script that `ddp-hpc render` writes for two nodes of a rank each, if `options` say nothing else."""
     script = folder / "job.sbatch"
     command = command if command is not None else ["python", "-m", "ddp_hpc.train", *OPTIONS]
     argv = [str(BIN / "python"), "-m", "ddp_hpc", "render", "--profile", "generic_slurm", "--nodes", "2"]
-    argv += ["--ranks-per-node", "2", "--walltime", "00:05:00", *options, "-o", str(script), "--", *command]
+    argv += ["--ranks-per-node", "1", "--walltime", "00:05:00", *options, "-o", str(script), "--", *command]
     done = cluster.run(argv, env=ENVIRONMENT, cwd=folder)
     assert done.returncode == 0, done.stderr
     return script
@@ -47,23 +48,19 @@ def _world(folder: Path) -> dict[str, object]:
     return json.loads((folder / "summary.json").read_text())["world"]
 
 
-def _check(folder: Path, launcher: str) -> None:
+def _check(folder: Path, launcher: str, ranks_per_node: int = 1) -> None:
     world = _world(folder)
-    assert (world["launcher"], world["world_size"], world["num_nodes"]) == (launcher, 4, 2)
-    assert world["local_size"] == 2
+    found = (world["launcher"], world["world_size"], world["num_nodes"], world["local_size"])
+    assert found == (launcher, 2 * ranks_per_node, 2, ranks_per_node)
 
 
-def test_a_rendered_script_trains_by_srun_on_both_nodes(cluster: Cluster, tmp_path: Path) -> None:
-    output = _submit_and_wait(cluster, _render(cluster, tmp_path))
-    _check(tmp_path, "slurm")
-    assert "4 ranks on 2 nodes (slurm), gloo on cpu" in output
-    assert "first node of the job" in output
+# By srun: test_queue.py submits, follows and looks through such a training.
 
 
 def test_a_rendered_script_trains_by_mpiexec_inside_the_allocation(cluster: Cluster, tmp_path: Path) -> None:
     output = _submit_and_wait(cluster, _render(cluster, tmp_path, "--launcher", "mpiexec"))
     _check(tmp_path, "hydra")
-    assert "describes what started MPICH Hydra" in output
+    assert "2 ranks on 2 nodes (hydra), gloo on cpu" in output
 
 
 @pytest.mark.soak  # test_discovery has such steps
@@ -90,15 +87,16 @@ def test_mpich_is_left_alone_under_pmix_where_it_would_abort(cluster: Cluster, t
     assert "first node of the job" in output, "met without MPI"
 
 
-@pytest.mark.soak  # test_survival has such a job, and the next test four ranks
+@pytest.mark.soak  # the next test has such a step
 def test_a_rendered_script_trains_by_torchrun(cluster: Cluster, tmp_path: Path) -> None:
-    output = _submit_and_wait(cluster, _render(cluster, tmp_path, "--launcher", "torchrun"))
-    _check(tmp_path, "torchrun")
+    script = _render(cluster, tmp_path, "--launcher", "torchrun", "--ranks-per-node", "2")
+    output = _submit_and_wait(cluster, script)
+    _check(tmp_path, "torchrun", 2)
     assert "4 ranks on 2 nodes (torchrun)" in output
 
 
 def test_srun_torchrun_script_works_as_typed(cluster: Cluster, tmp_path: Path) -> None:
-    env = ENVIRONMENT | {"DDP_HPC_RANKS_PER_NODE": "2"}
+    env = ENVIRONMENT | {"DDP_HPC_RANKS_PER_NODE": "1"}
     done = cluster.run(
         ["srun", "--nodes=2", "torchrun_script.sh", *OPTIONS], env=env, cwd=tmp_path, timeout=150
     )
@@ -152,12 +150,12 @@ def test_the_batch_shell_is_no_rank(cluster: Cluster, tmp_path: Path) -> None:
 
 def test_one_failing_rank_ends_the_step_on_all_nodes(cluster: Cluster, tmp_path: Path) -> None:
     planted = PROJECT / "tests" / "training" / "planted.py"
-    argv = ["srun", "--nodes=2", "--ntasks-per-node=2", str(BIN / "python"), str(planted), *OPTIONS]
-    done = cluster.run(argv, env=ENVIRONMENT | {"PLANT": "raise:3"}, cwd=tmp_path, timeout=90)
+    argv = ["srun", "--nodes=2", "--ntasks-per-node=1", str(BIN / "python"), str(planted), *OPTIONS]
+    done = cluster.run(argv, env=ENVIRONMENT | {"PLANT": "raise:1"}, cwd=tmp_path, timeout=90)
     assert done.returncode != 0
     said = [line for line in done.stderr.splitlines() if line.startswith("[rank ")]
     assert len(said) == 1, done.stderr
-    assert said[0].startswith(f"[rank 3/4 {cluster.node_names[1]}]")
+    assert said[0].startswith(f"[rank 1/2 {cluster.node_names[1]}]")
     assert "ValueError: planted in one rank" in done.stderr
 
 
@@ -166,13 +164,8 @@ def test_a_walltime_kill_reaches_the_ranks_and_the_script_ends(cluster: Cluster,
     script = _render(cluster, tmp_path, command=endless)
     job = cluster.sbatch(script, env=ENVIRONMENT, cwd=tmp_path)
 
-    import time
-
     log = tmp_path / f"ddp-{job}.out"
-    end_s = time.monotonic() + 60
-    while not (log.exists() and "epoch 1/" in log.read_text()):
-        assert time.monotonic() < end_s, "no step within a minute"
-        time.sleep(0.5)
+    wait_for("step", lambda: log.exists() and "epoch 1/" in log.read_text(), 60)
     assert cluster.run(["scancel", job]).returncode == 0
     end = cluster.wait(job, timeout=60)
     assert end.state == "CANCELLED"

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from .forked import Forks
 from .tiny import DATA, EPOCHS, EVERY_STEP, make_data, make_home
 
 
@@ -12,14 +11,6 @@ def no_gpu():
     """Where there is a GPU, asking for one is no mistake."""
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU: tests/gpu covers what is expected then")
-
-
-@pytest.fixture(scope="session")
-def forks():
-    """Ranks that start at once."""
-    forks = Forks()
-    yield forks
-    forks.close()
 
 
 @pytest.fixture(scope="session")

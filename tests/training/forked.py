@@ -110,6 +110,7 @@ def _serve() -> None:
     for line in sys.stdin:
         if os.fork() == 0:
             _lead(json.loads(line))
+    os._exit(0)  # torch takes seconds to say good-bye
 
 
 def _lead(request: dict[str, Any]) -> None:
