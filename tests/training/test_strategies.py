@@ -12,41 +12,44 @@ from ddp_hpc.training.strategies.mesh import Mesh
 from ddp_hpc.training.strategies.pipeline import Pipeline
 from ddp_hpc.training.task import Task, default_loss
 
-from .runs import error_lines, run, start, succeeded
 from .strategy_rows import BEGIN, END, EXACT, PAGE, ROWS, Row, distance, measure, table
 from .tiny import DATA, SAVING, trained
 
-# One of each kind of sharing; `make soak` runs all.
+pytestmark = pytest.mark.xdist_group("strategies")  # `single` is made once
+
+# One of each kind of sharing; `make soak` runs all. And how much of parameters, gradients and two states of
+# Adam a rank has: zero halves the states, fsdp all four.
 SOME = [
-    ("--strategy zero", 2),
-    ("--strategy fsdp --accumulate 2 --clip-norm 0.5", 2),
-    ("--strategy tp", 2),
-    ("--strategy pp --pipeline-schedule 1f1b", 2),
-    ("--mesh dp=2,tp=2", 4),
+    ("--strategy zero", 2, 0.75),
+    ("--strategy fsdp --accumulate 2 --clip-norm 0.5", 2, 0.5),
+    ("--strategy tp", 2, None),
+    ("--strategy pp --pipeline-schedule 1f1b", 2, None),
+    ("--mesh dp=2,tp=2", 4, None),
 ]
+# Steps of 16, 16 and 6 samples, twice.
+FEWER = {"num_samples": 38}
 
 
 @pytest.fixture(scope="module")
 def single(tmp_path_factory, forks):
     """One process, with and without the limit of the gradients' norm."""
     homes = {like: tmp_path_factory.mktemp("single") for like in ("", "--clip-norm 0.5")}
-    return {like: measure(forks, home, Row(like, (1, 1), like=like), 1) for like, home in homes.items()}
+    return {
+        like: measure(forks, home, Row(like, (1, 1), like=like), 1, **FEWER) for like, home in homes.items()
+    }
 
 
-@pytest.mark.parametrize(("options", "ranks"), SOME)
-def test_a_strategy_has_the_losses_of_one_process(options, ranks, single, forks, tmp_path):
+@pytest.mark.parametrize(("options", "ranks", "share"), SOME)
+def test_a_strategy_has_the_losses_of_one_process_and_its_part_of_the_memory(
+    options, ranks, share, single, forks, tmp_path
+):
     row = next(row for row in ROWS if row.options == options)
     (home := tmp_path / "home").mkdir()
-    found = measure(forks, home, row, ranks)
+    found = measure(forks, home, row, ranks, **FEWER)
+    assert len(found.losses) == 6
     assert distance(found, single[row.like]) < EXACT
-
-
-@pytest.mark.parametrize(("strategy", "share"), [("ddp", 1.0), ("zero", 0.75), ("fsdp", 0.5)])
-def test_zero_and_fsdp_take_less_memory_than_ddp(strategy, share, single, forks, tmp_path):
-    # Parameters, gradients and two states of Adam: zero halves the states, fsdp all four.
-    (home := tmp_path / "home").mkdir()
-    found = measure(forks, home, Row(f"--strategy {strategy}", (2, 4)), 2)
-    assert found.state_bytes == pytest.approx(share * single[""].state_bytes, rel=0.01)
+    if share is not None:
+        assert found.state_bytes == pytest.approx(share * single[""].state_bytes, rel=0.01)
 
 
 @pytest.mark.soak
@@ -66,14 +69,12 @@ def test_every_strategy_and_option_is_in_the_page_and_has_the_losses_of_one_proc
 @pytest.mark.parametrize("options", ["--strategy zero", "--strategy fsdp", "--strategy tp", "--strategy pp"])
 def test_a_run_goes_on_exactly_as_if_it_had_not_stopped(options, forks, home, tiny_data, tmp_path):
     batch = ["--batch-size", "8"] if options.endswith("p") and "fsdp" not in options else []
-    words = [*DATA, *batch, *options.split(), *SAVING, "--epochs", "2", "--snapshot-every-steps", "3"]
+    words = [*DATA, *batch, *options.split(), *SAVING, "--max-steps", "5", "--snapshot-every-steps", "3"]
     forks.run(*words, cwd=home, ranks=2)
     whole = trained(home)
-    assert len(whole) == 8
+    assert [line["epoch"] for line in whole] == [1, 1, 1, 1, 2]
     # What came after the third step is gone.
-    for step in (6, 8):
-        folder = home / "run" / f"step_{step:08d}"
-        folder.rename(home / folder.name)
+    (home / "run" / "step_00000005").rename(home / "step_00000005")
     job = forks.run(*words, cwd=home, ranks=2)
     assert "going on after step 3" in job.words()
     assert trained(home) == whole
@@ -127,13 +128,11 @@ def test_what_cannot_be_shared_so_is_refused_in_one_line(options, words, forks, 
     assert "Traceback" not in job.words()
 
 
-def test_dataparallel_is_one_process(tmp_path):
+def test_dataparallel_is_one_process(forks, tmp_path):
     options = ["--num-samples", "8", "--src-shape", "1,8", "--tgt-shape", "2,8", "--epochs", "1"]
-    done = succeeded(
-        run([*start(1), "-m", "ddp_hpc.train", *options, "--strategy", "dataparallel"], tmp_path)
-    )
-    assert "strategy: dataparallel" in done.stdout
-    assert not error_lines(done)
+    job = forks.run(*options, "--strategy", "dataparallel", cwd=tmp_path, ranks=1)
+    assert "strategy: dataparallel" in job.words()
+    assert not job.errors()
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
