@@ -29,8 +29,20 @@ NAMES = [path.stem for path in sorted(FOLDER.glob("*.toml"))]
 GENERIC = {"generic_pbs", "generic_slurm", "local"}
 
 
+def good_bash(files: list[Path]) -> None:
+    found = subprocess.run([str(SHELLCHECK), *map(str, files)], capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_its_scripts_are_good_bash(name: str, tmp_path: Path) -> None:
+def test_the_script_of_its_defaults_is_good_bash(name: str, tmp_path: Path) -> None:
+    (file := tmp_path / "job.sh").write_text(render(Job(), load_site(name)))
+    good_bash([file])
+
+
+@pytest.mark.soak  # each shellcheck is a fifth of a second, and test_written_scripts.py has every launcher
+@pytest.mark.parametrize("name", NAMES)
+def test_all_its_scripts_are_good_bash(name: str, tmp_path: Path) -> None:
     site = load_site(name)
     others = [
         render(Job(launcher=launcher), site)
@@ -45,9 +57,7 @@ def test_its_scripts_are_good_bash(name: str, tmp_path: Path) -> None:
     for file, text in zip(files, distinct.values(), strict=True):
         file.write_text(text)
         subprocess.run(["bash", "-n", file], check=True)
-
-    found = subprocess.run([str(SHELLCHECK), *map(str, files)], capture_output=True, text=True)
-    assert found.returncode == 0, found.stdout
+    good_bash(files)
 
 
 @pytest.mark.parametrize("name", NAMES)

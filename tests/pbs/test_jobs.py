@@ -23,7 +23,7 @@ from tests.pbs.jobs import JOBS, Seen, ranks, recording_conda, render
 
 VENV = Path(sys.prefix)
 TRAIN = ["python", "-m", "ddp_hpc.train", "--num-samples", "64", "--epochs", "1", "--batch-size", "4"]
-TRAIN += ["--src-shape", "1,64", "--tgt-shape", "20,64", "--init-timeout", "60", "--summary", "summary.json"]
+TRAIN += ["--model", "linear", "--init-timeout", "60", "--summary", "summary.json"]
 SCRIPTS = sorted([*JOBS.glob("*.pbs"), *(PROJECT / "tests" / "golden").glob("*.pbs")])
 
 # Takes half a second to stop, as a rank that saves its state does, and ends with a code of its own.
@@ -59,6 +59,7 @@ def test_a_polaris_script_trains_on_two_nodes_by_pals(alcf: Site) -> None:
     assert "done: " in log
 
 
+@pytest.mark.soak  # the training that is deleted below is started so
 def test_a_generic_script_trains_by_pals(site: Site) -> None:
     site.dotfile(site.pals_bin, VENV / "bin")
     script = render(site, "generic_pbs", "--ranks-per-node", "2", command=TRAIN)
@@ -96,6 +97,7 @@ def test_a_deleted_training_saves_its_state_in_time_and_leaves_no_process_and_no
     job = site.wait(job_id)
     assert (job["Exit_status"], job["left_over"]) == (256 + 15, [])
     said = log.read_text()
+    assert re.search(r"^world: 2 ranks on 1 node \(pals\)", said, re.MULTILINE)
     assert "error: " not in said
     assert "Traceback" not in said
     assert "before the end of the walltime, so nothing is submitted" in said.splitlines()[-1]

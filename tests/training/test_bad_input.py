@@ -9,13 +9,27 @@ import pytest
 from .runs import error_lines, train
 
 
-def _refused(tmp_path, *options, ranks=1, code=2):
-    done = train(*options, cwd=tmp_path, ranks=ranks)
-    assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
-    lines = error_lines(done)
-    assert len(lines) == 1, done.stderr
-    return lines[0]
+def _line(errors):
+    (line,) = errors
+    return line
+
+
+@pytest.fixture
+def refused(forks, tmp_path):
+    """The one line of a training that is refused."""
+
+    def start(*options, ranks=1):
+        job = forks.start(*options, cwd=tmp_path, ranks=ranks)
+        assert job.wait() == [2] * ranks, job.words()
+        assert "Traceback" not in job.words()
+        return _line([line for line in job.words().splitlines() if "error: " in line.lower()])
+
+    return start
+
+
+def left_in(folder):
+    """What a training has written there, besides its words."""
+    return [path.name for path in folder.iterdir() if path.suffix not in (".log", ".codes")]
 
 
 @pytest.mark.parametrize(
@@ -37,88 +51,90 @@ def _refused(tmp_path, *options, ranks=1, code=2):
         (["--discovery", "slurm"], ["SLURM_STEP_ID", "srun"]),
     ],
 )
-def test_a_wrong_option_is_refused_before_anything_starts(tmp_path, options, words):
-    line = _refused(tmp_path, *options)
+def test_a_wrong_option_is_refused_before_anything_starts(tmp_path, refused, options, words):
+    line = refused(*options)
     for word in words:
         assert word in line
-    assert list(tmp_path.iterdir()) == [], "nothing was written"
+    assert left_in(tmp_path) == []
 
 
 def test_a_wrong_option_under_mpiexec_is_one_error_not_one_a_rank(tmp_path):
-    assert "No such option" in _refused(tmp_path, "--epoch", "3", ranks=3)
+    done = train("--epoch", "3", cwd=tmp_path, ranks=3)
+    assert done.returncode == 2, done.stderr
+    assert "No such option" in _line(error_lines(done))
 
 
-def test_cuda_where_there_is_none_says_so(tmp_path, no_gpu):
-    line = _refused(tmp_path, "--device", "cuda", ranks=2)
+def test_cuda_where_there_is_none_says_so(tmp_path, refused, no_gpu):
+    line = refused("--device", "cuda", ranks=2)
     assert "finds no cuda device" in line
     assert "--device auto" in line
-    assert list(tmp_path.iterdir()) == []
+    assert left_in(tmp_path) == []
 
 
-def test_nccl_without_a_gpu_names_the_way_out(tmp_path, no_gpu):
-    line = _refused(tmp_path, "--backend", "nccl", ranks=2)
+def test_nccl_without_a_gpu_names_the_way_out(tmp_path, refused, no_gpu):
+    line = refused("--backend", "nccl", ranks=2)
     assert "needs CUDA devices" in line
     assert "gloo" in line
 
 
-def test_a_missing_file_is_one_error_for_all_ranks(tmp_path):
-    assert "nope.h5" in _refused(tmp_path, "--data", "nope.h5", ranks=2)
+def test_a_missing_file_is_one_error_for_all_ranks(tmp_path, refused):
+    assert "nope.h5" in refused("--data", "nope.h5", ranks=2)
 
 
-def test_a_file_of_another_shape_than_asked_for_is_refused(tmp_path):
+def test_a_file_of_another_shape_than_asked_for_is_refused(tmp_path, refused):
     with h5py.File(tmp_path / "small.h5", "w") as file:
         file["src"] = np.zeros((8, 1, 64), dtype=np.float32)
         file["tgt"] = np.zeros((8, 20, 64), dtype=np.float32)
-    line = _refused(tmp_path, "--data", "small.h5", "--src-shape", "1,512")
+    line = refused("--data", "small.h5", "--src-shape", "1,512")
     assert "small.h5" in line
     assert "512" in line
 
 
-def test_shapes_that_the_model_cannot_take_are_refused_by_all_ranks_at_once(tmp_path):
-    line = _refused(tmp_path, "--src-shape", "1,60", "--tgt-shape", "20,60", "--num-samples", "8", ranks=2)
+def test_shapes_that_the_model_cannot_take_are_refused_by_all_ranks_at_once(tmp_path, refused):
+    line = refused("--src-shape", "1,60", "--tgt-shape", "20,60", "--num-samples", "8", ranks=2)
     assert "8 attention heads" in line
     assert "64" in line
 
 
-def test_a_truncated_file_is_refused(tmp_path):
+def test_a_truncated_file_is_refused(tmp_path, refused):
     path = tmp_path / "cut.h5"
     with h5py.File(path, "w") as file:
         file["src"] = np.zeros((64, 1, 64), dtype=np.float32)
         file["tgt"] = np.zeros((64, 20, 64), dtype=np.float32)
     path.write_bytes(path.read_bytes()[:9000])
-    assert "cut.h5" in _refused(tmp_path, "--data", str(path), ranks=2)
+    assert "cut.h5" in refused("--data", str(path), ranks=2)
 
 
-def test_a_metrics_file_that_cannot_be_written_is_refused(tmp_path):
+def test_a_metrics_file_that_cannot_be_written_is_refused(tmp_path, refused):
     (tmp_path / "folder").mkdir()
     options = ["--src-shape", "1,64", "--tgt-shape", "20,64", "--num-samples", "8"]
-    assert "--metrics folder" in _refused(tmp_path, *options, "--metrics", "folder", ranks=2)
+    assert "--metrics folder" in refused(*options, "--metrics", "folder", ranks=2)
 
 
-def test_a_summary_that_cannot_be_written_is_refused_before_the_training(tmp_path):
+def test_a_summary_that_cannot_be_written_is_refused_before_the_training(tmp_path, refused):
     (tmp_path / "folder").mkdir()
     options = ["--src-shape", "1,64", "--tgt-shape", "20,64", "--num-samples", "8"]
-    assert "--summary folder" in _refused(tmp_path, *options, "--summary", "folder", ranks=2)
+    assert "--summary folder" in refused(*options, "--summary", "folder", ranks=2)
     assert not (tmp_path / "data").exists()
 
 
-def test_integer_data_is_trained_on_as_numbers(tmp_path):
+def test_integer_data_is_trained_on_as_numbers(tmp_path, forks):
     with h5py.File(tmp_path / "int.h5", "w") as file:
         file["src"] = np.arange(160, dtype=np.int32).reshape(16, 10) % 7
         file["tgt"] = np.arange(16, dtype=np.int64).reshape(16, 1) % 3
-    done = train("--model", "linear", "--data", "int.h5", "--epochs", "1", "--batch-size", "4", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    options = ["--model", "linear", "--data", "int.h5", "--epochs", "1", "--batch-size", "4"]
+    forks.run(*options, cwd=tmp_path, ranks=1)
 
 
-def test_a_loss_that_is_not_a_number_is_said_aloud_with_its_step(tmp_path):
+def test_a_loss_that_is_not_a_number_is_said_aloud_with_its_step(tmp_path, forks):
     src = np.zeros((16, 10), dtype=np.float32)
     src[9] = np.nan
     with h5py.File(tmp_path / "nan.h5", "w") as file:
         file["src"] = src
         file["tgt"] = np.zeros((16, 1), dtype=np.float32)
     options = ["--model", "linear", "--data", "nan.h5", "--epochs", "1", "--batch-size", "4", "--no-shuffle"]
-    done = train(*options, cwd=tmp_path)
-    assert done.stdout.count("warning: the loss is nan at step 3") == 1
+    job = forks.run(*options, cwd=tmp_path, ranks=1)
+    assert job.words().count("warning: the loss is nan at step 3") == 1
 
 
 def test_an_interrupted_summary_leaves_the_old_one(tmp_path, monkeypatch):

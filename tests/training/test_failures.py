@@ -18,7 +18,7 @@ SIZES = ["--num-samples", "96", "--epochs", "1", "--batch-size", "4", *LINEAR]
 PLANTED, MODULE = str(Path(__file__).with_name("planted.py")), "tests.training.planted"
 
 
-def _run(tmp_path, fault, *options, launcher="mpiexec", ranks=3):
+def _run(tmp_path, fault, *options, launcher="mpiexec", ranks):
     program = [PLANTED]
     began = time.monotonic()
     done = train(
@@ -28,21 +28,21 @@ def _run(tmp_path, fault, *options, launcher="mpiexec", ranks=3):
 
 
 @pytest.mark.parametrize(
-    ("launcher", "rank"),
+    ("launcher", "rank", "ranks"),
     [
-        ("mpiexec", 0),
-        ("torchrun", 2),
-        pytest.param("mpiexec", 2, marks=pytest.mark.soak),
-        pytest.param("torchrun", 0, marks=pytest.mark.soak),
+        ("mpiexec", 0, 2),
+        pytest.param("mpiexec", 2, 3, marks=pytest.mark.soak),
+        pytest.param("torchrun", 0, 3, marks=pytest.mark.soak),  # below is one that torchrun starts again
+        pytest.param("torchrun", 2, 3, marks=pytest.mark.soak),
     ],
 )
-def test_an_exception_in_one_rank_ends_the_job_with_its_traceback_alone(tmp_path, launcher, rank):
-    done, took_s = _run(tmp_path, f"raise:{rank}", launcher=launcher)
+def test_an_exception_in_one_rank_ends_the_job_with_its_traceback_alone(tmp_path, launcher, rank, ranks):
+    done, took_s = _run(tmp_path, f"raise:{rank}", launcher=launcher, ranks=ranks)
     assert done.returncode == 1
     assert took_s < 45, "nobody waits for a rank that is gone"
     ours = [line for line in done.stderr.splitlines() if line.startswith("[rank ")]
     assert len(ours) == 1, done.stderr
-    assert ours[0].startswith(f"[rank {rank}/3 ")
+    assert ours[0].startswith(f"[rank {rank}/{ranks} ")
     assert "ValueError: planted in one rank" in done.stderr
 
 
@@ -121,17 +121,21 @@ def test_a_rank_that_is_slow_to_end_does_not_turn_success_into_failure(tmp_path)
     assert all(line.startswith("making ") for line in "".join(errors).splitlines())
 
 
-def test_torchrun_starts_a_failed_rank_again_and_gloo_finds_the_new_ones(tmp_path):
+def test_torchrun_starts_a_failed_rank_again_from_the_newest_snapshot_and_gloo_finds_the_new_ones(tmp_path):
     """The agent's store keeps the addresses of the ranks before: workers that share it never meet again."""
-    argv = [*start(2, "torchrun"), "--max-restarts=1", PLANTED, *SIZES, "--summary", "s.json"]
+    saving = ["--snapshot-dir", "run", "--snapshot-every-steps", "1", "--summary", "s.json"]
+    argv = [*start(2, "torchrun"), "--max-restarts=1", PLANTED, *SIZES, *saving]
     done = run(argv, tmp_path, env={"PLANT": "once:1"})
     assert done.returncode == 0, done.stderr
+    (ours,) = [line for line in done.stderr.splitlines() if line.startswith("[rank ")]
+    assert ours.startswith("[rank 1/2 ")
     assert "ValueError: planted in one rank" in done.stderr
+    assert "going on after step 1 " in done.stdout
     assert (tmp_path / "s.json").exists()
 
 
 def test_a_killed_rank_ends_the_job(tmp_path):
-    done, took_s = _run(tmp_path, "kill:1")
+    done, took_s = _run(tmp_path, "kill:1", ranks=2)
     assert done.returncode != 0
     assert took_s < 45
 

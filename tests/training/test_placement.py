@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from datetime import timedelta
@@ -22,8 +21,10 @@ from ddp_hpc.world.rank_place import Device
 from ddp_hpc.world.topology import World
 from tests.world.stand_in import on_all_ranks
 
-from .runs import LINEAR, run, start, succeeded, train
+from .forked import Forks
+from .runs import LINEAR
 
+BOUND = "tests.training.bound"
 SIZES = ["--num-samples", "32", "--max-steps", "1", "--batch-size", "16", *LINEAR]
 several_cpus = pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="binding to one of one CPU is no binding")
 
@@ -32,43 +33,27 @@ def placement_lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith(("placement: ", "warning: "))]
 
 
-@pytest.mark.parametrize("launcher", ["mpiexec", "torchrun"])
-def test_of_well_placed_ranks_one_line_is_printed_and_the_table_written(
-    tmp_path: Path, launcher: str
-) -> None:
-    run_dir = tmp_path / "my run"
-    env = {"DDP_HPC_RUN_DIR": str(run_dir)}
-    done = succeeded(train(*SIZES, cwd=tmp_path, ranks=2, launcher=launcher, env=env))
-    (line,) = placement_lines(done.stdout)
-    assert line.startswith("placement: 2 ranks on 1 node, ")
-    assert line.endswith(f" a rank, nothing to mend ({run_dir}/placement.txt)")
-    rows = [row.split() for row in (run_dir / "placement.txt").read_text().splitlines()]
-    assert [row[0] for row in rows[:3]] == ["rank", "0", "1"]
-    told = json.loads((run_dir / "placement.json").read_text())
-    assert told["findings"] == []
-    assert [rank["rank"] for rank in told["ranks"]] == [0, 1]
-    assert [rank["versions"]["torch"] for rank in told["ranks"]] == [torch.__version__] * 2
-    assert ("mpi" in told["ranks"][0]["versions"]) == (launcher == "mpiexec")
+# What is found where nothing is amiss: test_run.py.
 
 
 @several_cpus
-def test_ranks_that_are_bound_to_one_core_are_warned_of(tmp_path: Path) -> None:
+def test_ranks_that_are_bound_to_one_core_are_warned_of(tmp_path: Path, forks: Forks) -> None:
     cpu = min(os.sched_getaffinity(0))
-    argv = ["taskset", "-c", str(cpu), *start(2), "-m", "ddp_hpc.train", *SIZES]
-    done = succeeded(run(argv, tmp_path))
-    first, warning = placement_lines(done.stdout)
+    job = forks.start(*SIZES, cwd=tmp_path, ranks=2, program=BOUND)
+    assert job.wait() == [0, 0], job.words()
+    first, warning = placement_lines(job.words())
     assert first == "placement: 2 ranks on 1 node, 1 CPU a rank, 1 warning"
     assert warning.startswith("warning: all 2 ranks on ")
     assert f"are bound to the same CPU {cpu} of {os.cpu_count()}" in warning
 
 
 @several_cpus
-def test_a_lone_rank_on_one_core_is_warned_of(tmp_path: Path) -> None:
+def test_a_lone_rank_on_one_core_is_warned_of(tmp_path: Path, forks: Forks) -> None:
     cpu = min(os.sched_getaffinity(0))
-    argv = ["taskset", "-c", str(cpu), *start(1), "-m", "ddp_hpc.train", *SIZES]
-    done = succeeded(run(argv, tmp_path, {"OMP_NUM_THREADS": "8"}))
-    assert f"warning: rank 0 on {os.uname().nodename.partition('.')[0]} has CPU {cpu} of" in done.stdout
-    assert "with OMP_NUM_THREADS=8: all its threads" in done.stdout
+    job = forks.start(*SIZES, cwd=tmp_path, ranks=1, program=BOUND, env={"OMP_NUM_THREADS": "8"})
+    assert job.wait() == [0], job.words()
+    assert f"warning: rank 0 on {os.uname().nodename.partition('.')[0]} has CPU {cpu} of" in job.words()
+    assert "with OMP_NUM_THREADS=8: all its threads" in job.words()
 
 
 def test_a_run_folder_that_cannot_be_written_is_told_and_training_goes_on(

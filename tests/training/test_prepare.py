@@ -27,7 +27,7 @@ from ddp_hpc.training.progress import Progress
 from ddp_hpc.world.topology import World
 from tests.world.stand_in import mpi_world, on_all_ranks
 
-from .runs import error_lines, succeeded, train
+from .forked import Forks
 
 
 @pytest.fixture
@@ -178,31 +178,31 @@ def test_a_problem_of_the_copy_is_told_with_the_name_the_user_knows(data: Path, 
     assert str(opened[0]).startswith(f"{data}: sample 7 of src")
 
 
-def test_two_real_ranks_train_on_the_copy_of_checked_data(data: Path, tmp_path: Path) -> None:
+def test_two_real_ranks_train_on_the_copy_of_checked_data(data: Path, tmp_path: Path, forks: Forks) -> None:
     options = ["--model", "linear", "--data", str(data), "--epochs", "1", "--batch-size", "4"]
-    done = succeeded(train(*options, "--stage", "local", "--check-data", cwd=tmp_path, ranks=2))
+    said = forks.run(*options, "--stage", "local", "--check-data", cwd=tmp_path, ranks=2).words()
     (copy,) = (tmp_path / "local").iterdir()
     assert copy.read_bytes() == data.read_bytes()
-    assert done.stdout.count("made the copy local/train-") == 1
-    assert done.stdout.count("checked: 16 samples are finite numbers") == 1
-    assert "done: 2 steps, 16 samples" in done.stdout
+    assert said.count("made the copy local/train-") == 1
+    assert said.count("checked: 16 samples are finite numbers") == 1
+    assert "done: 2 steps, 16 samples" in said
 
 
 def test_bad_data_and_a_folder_that_cannot_be_end_two_real_ranks_with_one_warning_and_one_line(
-    data: Path, tmp_path: Path
+    data: Path, tmp_path: Path, forks: Forks
 ) -> None:
     with h5py.File(data, "r+") as file:
         file["src"][9, 4] = np.nan
     options = ["--model", "linear", "--data", str(data), "--stage", "/proc/none", "--check-data"]
-    done = train(*options, cwd=tmp_path, ranks=2)
-    assert done.returncode == 2, done.stderr
-    (line,) = error_lines(done)
+    job = forks.start(*options, cwd=tmp_path, ranks=2)
+    assert job.wait() == [2, 2], job.words()
+    (line,) = job.errors()
     assert "sample 9 of src holds a NaN" in line
-    assert len(warnings(done.stdout)) == 1
-    assert "1 of 1 nodes read" in done.stdout
+    assert len(warnings(job.words())) == 1
+    assert "1 of 1 nodes read" in job.words()
 
 
-def test_an_empty_stage_is_refused_as_a_variable_that_is_not_set(tmp_path: Path) -> None:
-    done = train("--stage", "", cwd=tmp_path)
-    assert done.returncode == 2
-    assert 'error: --stage "" names no folder' in done.stderr
+def test_an_empty_stage_is_refused_as_a_variable_that_is_not_set(tmp_path: Path, forks: Forks) -> None:
+    job = forks.start("--stage", "", cwd=tmp_path, ranks=1)
+    assert job.wait() == [2]
+    assert 'error: --stage "" names no folder' in job.words()

@@ -16,6 +16,8 @@ from .forked import Forks, Job
 from .runs import MpiJob, succeeded, train
 from .tiny import DATA, EPOCHS, EVERY_STEP, STEPS, assert_equal, make_home, snapshot_files, state_of, trained
 
+pytestmark = pytest.mark.xdist_group("whole")  # a run that many of these compare theirs with
+
 
 @pytest.fixture
 def used(whole: Path, home: Path) -> Path:
@@ -46,7 +48,7 @@ def test_a_run_that_is_killed_at_random_moments_ends_as_if_it_was_not(
     home: Path, whole: Path, forks: Forks
 ) -> None:
     options = [*DATA, *EVERY_STEP, "--epochs", str(EPOCHS)]
-    _kill_often(home, lambda: forks.start(*options, cwd=home, ranks=2), random.Random(1), 4, 0.3)
+    _kill_often(home, lambda: forks.start(*options, cwd=home, ranks=2), random.Random(1), 3, 0.3)
     forks.run(*options, cwd=home, ranks=2)
     assert_equal(home, whole, STEPS)
 

@@ -14,14 +14,25 @@ from .runs import LINEAR, losses, records, succeeded, train
 QUICK = ["--num-samples", "128", "--epochs", "2", "--batch-size", "16", *LINEAR]
 
 
-@pytest.mark.parametrize(
-    ("launcher", "ranks", "name"),
-    [("mpiexec", 1, "single"), ("mpiexec", 2, "hydra"), ("torchrun", 2, "torchrun")],
-)
-def test_every_launcher_reaches_the_same_training(tmp_path, launcher, ranks, name):
-    done = train(*QUICK, "--summary", "s.json", cwd=tmp_path, ranks=ranks, launcher=launcher)
-    succeeded(done)
-    summary = json.loads((tmp_path / "s.json").read_text())
+# What `started` starts, each by its launcher, is started once for all tests that look at it.
+pytestmark = pytest.mark.xdist_group("run")
+
+
+@pytest.fixture(scope="module", params=["single", "hydra", "torchrun"])
+def started(request, tmp_path_factory):
+    """The launcher's name, the number of ranks, the finished run and its folder."""
+    name, folder = request.param, tmp_path_factory.mktemp(request.param)
+    ranks, launcher = 1 if name == "single" else 2, "torchrun" if name == "torchrun" else "mpiexec"
+    env = {"DDP_HPC_RUN_DIR": str(folder / "my run")}
+    if name == "single":
+        env["OMP_NUM_THREADS"] = "64"  # what PBS exports: the whole chunk's cores, to every rank
+    done = train(*QUICK, "--summary", "s.json", cwd=folder, ranks=ranks, launcher=launcher, env=env)
+    return name, ranks, succeeded(done), folder
+
+
+def test_every_launcher_reaches_the_same_training(started):
+    name, ranks, done, folder = started
+    summary = json.loads((folder / "s.json").read_text())
     assert summary["world"]["launcher"] == name
     assert summary["world"]["world_size"] == ranks
     assert summary["backend"] == ("gloo" if ranks > 1 else "none")
@@ -32,6 +43,27 @@ def test_every_launcher_reaches_the_same_training(tmp_path, launcher, ranks, nam
     assert summary["final_loss"] < summary["first_loss"]
     assert "samples/s" in done.stdout
     assert f"{ranks} rank" in done.stdout
+
+
+@pytest.mark.parametrize("started", ["hydra", "torchrun"], indirect=True)
+def test_of_well_placed_ranks_one_line_is_printed_and_the_table_written(started):
+    name, _, done, folder = started
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith(("placement: ", "warning: "))]
+    assert line.startswith("placement: 2 ranks on 1 node, ")
+    assert line.endswith(f" a rank, nothing to mend ({folder}/my run/placement.txt)")
+    rows = [row.split() for row in (folder / "my run" / "placement.txt").read_text().splitlines()]
+    assert [row[0] for row in rows[:3]] == ["rank", "0", "1"]
+    told = json.loads((folder / "my run" / "placement.json").read_text())
+    assert told["findings"] == []
+    assert [rank["rank"] for rank in told["ranks"]] == [0, 1]
+    assert [rank["versions"]["torch"] for rank in told["ranks"]] == [torch.__version__] * 2
+    assert ("mpi" in told["ranks"][0]["versions"]) == (name == "hydra")
+
+
+@pytest.mark.parametrize("started", ["single"], indirect=True)
+def test_more_threads_of_omp_than_there_are_cores_are_not_taken(started):
+    *_, folder = started
+    assert json.loads((folder / "s.json").read_text())["threads"] == len(os.sched_getaffinity(0))
 
 
 def test_metrics_are_one_json_line_a_step_from_rank_0(tmp_path, forks):
@@ -97,9 +129,3 @@ def test_help_needs_no_torch_and_shows_examples(tmp_path):
 def test_hand_set_threads_are_honoured(tmp_path, forks):
     forks.run(*QUICK, "--max-steps", "1", "--threads", "1", "--summary", "s.json", cwd=tmp_path, ranks=1)
     assert json.loads((tmp_path / "s.json").read_text())["threads"] == 1
-
-
-def test_more_threads_of_omp_than_there_are_cores_are_not_taken(tmp_path):
-    env = {"OMP_NUM_THREADS": "64"}  # what PBS exports: the whole chunk's cores, to every rank
-    succeeded(train(*QUICK, "--max-steps", "1", "--summary", "s.json", cwd=tmp_path, env=env))
-    assert json.loads((tmp_path / "s.json").read_text())["threads"] == len(os.sched_getaffinity(0))

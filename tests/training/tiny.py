@@ -15,7 +15,7 @@ from .runs import records
 DATA = ["--data", "train.h5", "--batch-size", "4", "--accumulate", "2", "--warmup-steps", "6"]
 SAVING = ["--snapshot-dir", "run", "--metrics", "m.jsonl"]
 EVERY_STEP = [*SAVING, "--snapshot-every-steps", "1"]
-EPOCHS = 5
+EPOCHS = 4
 STEPS = 4 * EPOCHS
 
 
