@@ -9,9 +9,6 @@ import pytest
 
 from ddp_hpc.trace.capture import read_capture
 from ddp_hpc.trace.model import Capture
-from tests.training.conftest import forks
-
-__all__ = ["forks"]
 
 
 @dataclass(frozen=True)
