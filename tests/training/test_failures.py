@@ -125,10 +125,10 @@ def test_torchrun_starts_a_failed_rank_again_from_the_newest_snapshot_and_gloo_f
     """The agent's store keeps the addresses of the ranks before: workers that share it never meet again."""
     saving = ["--snapshot-dir", "run", "--snapshot-every-steps", "1", "--summary", "s.json"]
     argv = [*start(2, "torchrun"), "--max-restarts=1", PLANTED, *SIZES, *saving]
-    done = run(argv, tmp_path, env={"PLANT": "once:1"})
+    done = run(argv, tmp_path, env={"PLANT": "once:0"})  # the one that saves, and has done so
     assert done.returncode == 0, done.stderr
     (ours,) = [line for line in done.stderr.splitlines() if line.startswith("[rank ")]
-    assert ours.startswith("[rank 1/2 ")
+    assert ours.startswith("[rank 0/2 ")
     assert "ValueError: planted in one rank" in done.stderr
     assert "going on after step 1 " in done.stdout
     assert (tmp_path / "s.json").exists()
