@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -25,6 +25,33 @@ PROJECT = Path(__file__).resolve().parents[1]
 # hand that on to every process that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Tests of these stay together in one process: of files, since their fixtures are dear, and of Slurm, since a
+# machine has room for one cluster. All others go one by one to whoever is free.
+TOGETHER = (
+    "tests/slurm/",
+    "tests/test_packaging.py",
+    "tests/trace/test_compare.py",
+    "tests/trace/test_planted.py",
+    "tests/training/test_decoder.py",
+    "tests/training/test_resume.py",
+    "tests/training/test_run.py",
+    "tests/training/test_same_losses.py",
+    "tests/training/test_strategies.py",
+)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    # Not by xdist's marks: xdist 3.8 writes them to where pytest 9.2 does not look, without a word.
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Together(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return next((name for name in TOGETHER if nodeid.startswith(name)), nodeid)
+
+    return Together(config, log)
 
 
 # Two workers of xdist, each with ranks of several threads: threads that spin while they wait for each other

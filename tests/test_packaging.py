@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 PROJECT = Path(__file__).resolve().parents[1]
-pytestmark = pytest.mark.xdist_group("packaging")  # one wheel for all of them
 
 
 def _run(*argv: str, cwd: Path, env: dict[str, str] | None = None) -> str:

@@ -13,14 +13,6 @@ REQUIRE = "DDP_HPC_REQUIRE_SLURM"
 _the_cluster = pytest.StashKey[Cluster]()
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist looks for groups in a hook of the same name
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # One process runs all of them, as a machine has room for one cluster.
-    for item in items:
-        if item.get_closest_marker("slurm"):
-            item.add_marker(pytest.mark.xdist_group("slurm"))
-
-
 def pytest_runtest_setup(item: pytest.Item) -> None:
     # Raised at one place with one text: pytest then reports all skips in one line.
     if item.get_closest_marker("slurm") and (reason := what_is_missing()):

@@ -5,8 +5,6 @@ import pytest
 from ddp_hpc.trace.capture import read_capture
 from ddp_hpc.trace.compare import compare
 
-pytestmark = pytest.mark.xdist_group("loaders")  # three recordings for all of them
-
 
 @pytest.fixture(scope="module")
 def loaders(tmp_path_factory, forks):

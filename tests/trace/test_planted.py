@@ -6,8 +6,6 @@ import pytest
 
 from tests.trace import planted as program
 
-pytestmark = pytest.mark.xdist_group("planted")  # one recording for all of them
-
 
 def test_the_rank_that_is_waited_for_is_named_with_its_region_and_time(planted):
     slow = planted.capture.straggler

@@ -20,8 +20,6 @@ from .forked import Forks
 from .runs import MpiJob, losses
 from .tiny import assert_equal, state_of
 
-pytestmark = pytest.mark.xdist_group("decoder")  # one run for all of them
-
 SMALL = ["--model", "decoder", "--model-option", "layers=2", "--model-option", "width=32"]
 STEPS = 60
 OPTIONS = [*SMALL, "--data", "../text.h5", "--batch-size", "8", "--lr", "0.003", "--max-steps", str(STEPS)]

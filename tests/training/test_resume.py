@@ -16,8 +16,6 @@ from .forked import Forks, Job
 from .runs import MpiJob, succeeded, train
 from .tiny import DATA, EPOCHS, EVERY_STEP, STEPS, assert_equal, make_home, snapshot_files, state_of, trained
 
-pytestmark = pytest.mark.xdist_group("whole")  # a run that many of these compare theirs with
-
 
 @pytest.fixture
 def used(whole: Path, home: Path) -> Path:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import cache
 
 import pytest
 import torch
@@ -14,24 +15,24 @@ from .runs import LINEAR, losses, records, succeeded, train
 QUICK = ["--num-samples", "128", "--epochs", "2", "--batch-size", "16", *LINEAR]
 
 
-# What `started` starts, each by its launcher, is started once for all tests that look at it.
-pytestmark = pytest.mark.xdist_group("run")
+@pytest.fixture(scope="module")
+def started(tmp_path_factory):
+    """By a launcher's name: the number of ranks, the finished run and its folder."""
+    return cache(lambda name: _start(name, tmp_path_factory.mktemp(name)))
 
 
-@pytest.fixture(scope="module", params=["single", "hydra", "torchrun"])
-def started(request, tmp_path_factory):
-    """The launcher's name, the number of ranks, the finished run and its folder."""
-    name, folder = request.param, tmp_path_factory.mktemp(request.param)
+def _start(name, folder):
     ranks, launcher = 1 if name == "single" else 2, "torchrun" if name == "torchrun" else "mpiexec"
     env = {"DDP_HPC_RUN_DIR": str(folder / "my run")}
     if name == "single":
         env["OMP_NUM_THREADS"] = "64"  # what PBS exports: the whole chunk's cores, to every rank
     done = train(*QUICK, "--summary", "s.json", cwd=folder, ranks=ranks, launcher=launcher, env=env)
-    return name, ranks, succeeded(done), folder
+    return ranks, succeeded(done), folder
 
 
-def test_every_launcher_reaches_the_same_training(started):
-    name, ranks, done, folder = started
+@pytest.mark.parametrize("name", ["single", "hydra", "torchrun"])
+def test_every_launcher_reaches_the_same_training(started, name):
+    ranks, done, folder = started(name)
     summary = json.loads((folder / "s.json").read_text())
     assert summary["world"]["launcher"] == name
     assert summary["world"]["world_size"] == ranks
@@ -45,9 +46,9 @@ def test_every_launcher_reaches_the_same_training(started):
     assert f"{ranks} rank" in done.stdout
 
 
-@pytest.mark.parametrize("started", ["hydra", "torchrun"], indirect=True)
-def test_of_well_placed_ranks_one_line_is_printed_and_the_table_written(started):
-    name, _, done, folder = started
+@pytest.mark.parametrize("name", ["hydra", "torchrun"])
+def test_of_well_placed_ranks_one_line_is_printed_and_the_table_written(started, name):
+    _, done, folder = started(name)
     (line,) = [line for line in done.stdout.splitlines() if line.startswith(("placement: ", "warning: "))]
     assert line.startswith("placement: 2 ranks on 1 node, ")
     assert line.endswith(f" a rank, nothing to mend ({folder}/my run/placement.txt)")
@@ -60,9 +61,8 @@ def test_of_well_placed_ranks_one_line_is_printed_and_the_table_written(started)
     assert ("mpi" in told["ranks"][0]["versions"]) == (name == "hydra")
 
 
-@pytest.mark.parametrize("started", ["single"], indirect=True)
 def test_more_threads_of_omp_than_there_are_cores_are_not_taken(started):
-    *_, folder = started
+    *_, folder = started("single")
     assert json.loads((folder / "s.json").read_text())["threads"] == len(os.sched_getaffinity(0))
 
 

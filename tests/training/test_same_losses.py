@@ -13,8 +13,6 @@ from .runs import LINEAR, losses, records
 # 100 samples: three whole global batches of 32 and a tail of 4, which 3 ranks cannot share evenly.
 SHORT = ["--src-shape", "1,32", "--tgt-shape", "4,32"]
 SIZES = ["--num-samples", "100", "--epochs", "2", *SHORT, "--dropout", "0", "--lr-scaling", "none"]
-# Two workers of xdist would each train the reference.
-pytestmark = pytest.mark.xdist_group("same_losses")
 
 
 def _losses(forks, folder, *options, ranks=1, name="m.jsonl"):

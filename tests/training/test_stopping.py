@@ -18,8 +18,6 @@ from .forked import Forks
 from .runs import error_lines, train
 from .tiny import DATA, EPOCHS, SAVING, STEPS, assert_equal, state_of, trained
 
-pytestmark = pytest.mark.xdist_group("whole")  # a run that many of these compare theirs with
-
 PLANTED = "tests.training.planted"
 RUN = [*DATA, *SAVING, "--epochs", str(EPOCHS), "--log-every", "1"]
 ENDLESS = [*DATA, *SAVING, "--epochs", "100000", "--log-every", "1"]

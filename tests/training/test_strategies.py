@@ -15,8 +15,6 @@ from ddp_hpc.training.task import Task, default_loss
 from .strategy_rows import BEGIN, END, EXACT, PAGE, ROWS, Row, distance, measure, table
 from .tiny import DATA, SAVING, trained
 
-pytestmark = pytest.mark.xdist_group("strategies")  # `single` is made once
-
 # One of each kind of sharing; `make soak` runs all. And how much of parameters, gradients and two states of
 # Adam a rank has: zero halves the states, fsdp all four.
 SOME = [
