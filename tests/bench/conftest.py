@@ -1,5 +1,5 @@
 """Fixtures for the tests of the benchmarks."""
 
-from tests.training.conftest import forks, no_gpu
+from tests.training.conftest import no_gpu
 
-__all__ = ["forks", "no_gpu"]
+__all__ = ["no_gpu"]
