@@ -31,8 +31,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # machine has room for one cluster. All others go one by one to whoever is free.
 TOGETHER = (
     "tests/slurm/",
+    "tests/bench/test_comm.py",
     "tests/test_packaging.py",
     "tests/trace/test_compare.py",
+    "tests/trace/test_page.py",
     "tests/trace/test_planted.py",
     "tests/training/test_decoder.py",
     "tests/training/test_resume.py",

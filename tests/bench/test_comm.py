@@ -19,8 +19,6 @@ from ddp_hpc.errors import RequestError
 from tests.training.forked import Forks, Job
 from tests.training.runs import run, start
 
-pytestmark = pytest.mark.xdist_group("comm")  # one worker, one run for many tests
-
 PLANTED = "tests.bench.planted"
 QUICK = ("--iterations", "3", "--warmup", "1")
 SMALL = ("--bytes", "4KiB", *QUICK)

@@ -22,7 +22,6 @@ from .captures import ENDLESS, HOSTILE, hostile, made
 
 expect.set_options(timeout=30_000)  # a busy machine draws slowly
 # One process, and so one browser, for all of them.
-pytestmark = pytest.mark.xdist_group("browser")
 
 
 @pytest.fixture(scope="module")
