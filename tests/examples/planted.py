@@ -43,8 +43,12 @@ def plant() -> None:
 
         return step_begins
 
+    once = [rank == "0"]
+
     def push(self: regression.ParameterServer, gradient: object) -> None:
-        if self.num_updates == WHEN and rank == "0":
+        # Gradients come in several threads: the 20th and the 21st may be taken in together.
+        if self.num_updates >= WHEN and once[0]:
+            once[0] = False
             fail()
         push_as_it_is(self, gradient)
 
