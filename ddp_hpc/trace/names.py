@@ -79,9 +79,13 @@ def annotated_kind(name: str) -> str | None:
 
 
 def kernel_kind(name: str) -> str | None:
-    """The collective of a device's kernel such as `ncclDevKernel_AllReduce_Sum_f32_RING_LL`."""
-    found = _KERNEL.search(name)
-    return kind_of(found[1]) if found else None
+    """The collective of a device's kernel such as `ncclDevKernel_AllReduce_Sum_f32_RING_LL`.
+
+    `ncclDevKernel_Generic` does not say which: "collective".
+    """
+    if found := _KERNEL.search(name):
+        return kind_of(found[1])
+    return "collective" if name.startswith(("ncclDevKernel", "ncclKernel")) else None
 
 
 def kind_of(word: str) -> str:

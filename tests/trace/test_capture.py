@@ -56,6 +56,7 @@ def test_on_a_device_its_kernels_count_and_its_waiting_for_data_is_told_apart(tm
             **{"Collective name": "allreduce", "In msg nelems": 1 << 20, "Out msg nelems": 1 << 20,
                "Group size": 8, "dtype": "Float", "Process Group Name": "0"},
         ),
+        event("kernel", "ncclDevKernel_Generic(ncclDevComm*)", 905, 5, 10),
         event("cpu_instant_event", "[memory]", 1, 0) | {"ph": "i"},
     ]  # fmt: skip
     capture = read_capture(write(tmp_path / "t.json", events, 3, 8))
