@@ -50,6 +50,7 @@ bench: $(VENV)/.test
 	$(BIN)/python benchmarks/order.py
 	$(BIN)/python benchmarks/survival.py
 	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/traces.py
 	$(BIN)/ddp-hpc bench io
 	$(BIN)/python -m ddp_hpc.local_mpi $(MPIEXEC) -- -n $(RANKS) $(BIN)/ddp-hpc bench comm --max-bytes 16MiB --seconds 0.5
 
