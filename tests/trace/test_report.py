@@ -164,3 +164,25 @@ def test_it_needs_no_torch_mpi4py_or_h5py(tmp_path):
     )
     ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+@pytest.mark.soak
+def test_a_trace_larger_than_the_memory_that_there_is_is_read_to_its_end(tmp_path):
+    """2.4 GB of events where a process may have 2 GB of addresses, numpy's libraries included."""
+    arguments = '{"Input Dims":[[128,512],[512,512]],"Input Strides":[[512,1],[512,1]],"Fwd thread id":0}'
+    fields = f'"pid":1,"tid":1,"dur":0.9,"args":{arguments}'
+    with gzip.open(tmp_path / "t.json.gz", "wt", compresslevel=1) as file:
+        file.write('{"distributedInfo":{"rank":0,"world_size":1},"traceEvents":[\n')
+        for block in range(600):
+            at = range(block * 20_000, (block + 1) * 20_000)
+            events = (f'{{"ph":"X","cat":"cpu_op","name":"aten::op{i % 50}","ts":{i},{fields}}}' for i in at)
+            file.write((",\n" if block else "") + ",\n".join(events))
+        file.write("\n]}")
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30));"
+    program = (
+        f"{limit} import sys; sys.argv[1:] = ['report', 't.json.gz']; from ddp_hpc.cli import main; main()"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, timeout=220)
+    assert ended.returncode == 0, ended.stderr
+    assert b"8000000 of its events came after the first 4000000 of their kind" in ended.stdout
+    assert b"aten::op7" in ended.stdout
