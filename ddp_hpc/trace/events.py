@@ -17,6 +17,8 @@ import msgspec
 from ddp_hpc.trace.chunks import unpacked
 
 _BLOCK_BYTES = 8 << 20
+_NO_JSON = (msgspec.DecodeError, RecursionError)
+"""The second for brackets in brackets by the thousand."""
 _LONGEST_EVENT_BYTES = 256 << 20
 _BETWEEN = re.compile(rb"(?<=\})\s*,\s*(?=\{)")
 _END = re.compile(rb"\}\s*(?=\])")
@@ -109,7 +111,7 @@ class _Reader(Generic[_Event]):
         for cut in reversed(cuts[-_TRIES:]):
             try:
                 return self._decode(text[: cut.start()]), text[cut.end() :]
-            except msgspec.DecodeError:
+            except _NO_JSON:
                 continue
         if len(text) < _SURELY_BROKEN_BYTES:  # an event that is not whole yet has cuts too, within
             return [], text
@@ -125,7 +127,7 @@ class _Reader(Generic[_Event]):
             end = mark.end()
             try:
                 events = self._decode(text[:end])
-            except msgspec.DecodeError:
+            except _NO_JSON:
                 continue
             _trailer(text[end:].strip(), self._reading)
             return events
@@ -138,12 +140,12 @@ class _Reader(Generic[_Event]):
         for end in reversed(ends[-10 * _TRIES :]):
             try:
                 return self._decode(text[: end + 1])
-            except msgspec.DecodeError:
+            except _NO_JSON:
                 continue
         return self._salvage(text)
 
     def _decode(self, text: bytes) -> list[_Event]:
-        """Raises msgspec.DecodeError where the text is no JSON."""
+        """Raises one of _NO_JSON where the text is none."""
         whole = b"[" + text + b"]"
         try:
             events = self._events.decode(whole)
@@ -165,7 +167,7 @@ class _Reader(Generic[_Event]):
     def _one(self, piece: bytes | msgspec.Raw) -> _Event | None:
         try:
             return self._event.decode(piece)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (*_NO_JSON, UnicodeDecodeError):
             self._reading.num_unreadable += 1
             return None
 
@@ -184,7 +186,7 @@ def _begin(text: bytes, reading: Reading) -> int | None:
 def _fields(text: bytes, reading: Reading) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(text.decode("utf-8", "replace").encode())
-    except (msgspec.DecodeError, RecursionError):
+    except _NO_JSON:
         reading.notes.append("the fields beside its events could not be read")
         return {}
     found.pop("traceEvents", None)

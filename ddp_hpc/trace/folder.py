@@ -57,8 +57,8 @@ def read_ranks(
     traces, notes = [], []
     for file, trace in _read_all(files, num_processes or len(os.sched_getaffinity(0))):
         seen(file)
-        if isinstance(trace, OSError):
-            notes.append(f"{file.name}: left out: it cannot be read ({trace.strerror})")
+        if isinstance(trace, str):
+            notes.append(f"{file.name}: left out: {trace}")
         elif not trace.steps:
             notes.append(f"{file.name}: left out: {'; '.join(trace.notes)}")
         else:
@@ -72,7 +72,7 @@ def read_ranks(
     return kept, tuple(sorted(notes) + left_out)
 
 
-def _read_all(files: Sequence[Path], num_processes: int) -> Iterator[tuple[Path, RankTrace | OSError]]:
+def _read_all(files: Sequence[Path], num_processes: int) -> Iterator[tuple[Path, RankTrace | str]]:
     if min(num_processes, len(files)) == 1 or sum(file.stat().st_size for file in files) < _SMALL_BYTES:
         for file in files:
             yield file, _read(file)
@@ -82,7 +82,7 @@ def _read_all(files: Sequence[Path], num_processes: int) -> Iterator[tuple[Path,
     with _pool(min(num_processes, len(files))) as pool:
         # The readers are begun by the first of these, and keep the mask: Ctrl-C is for the one who waits.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        futures: dict[Future[RankTrace | OSError], Path] = {pool.submit(_read, f): f for f in ordered}
+        futures: dict[Future[RankTrace | str], Path] = {pool.submit(_read, f): f for f in ordered}
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         for future in as_completed(futures):
             try:
@@ -94,11 +94,14 @@ def _read_all(files: Sequence[Path], num_processes: int) -> Iterator[tuple[Path,
                 ) from error
 
 
-def _read(file: Path) -> RankTrace | OSError:
+def _read(file: Path) -> RankTrace | str:
+    """The trace, or why there is none: one file of hundreds is no reason to give up."""
     try:
         return read_rank(file)
     except OSError as error:
-        return error
+        return f"it cannot be read ({error.strerror})"
+    except (ValueError, TypeError, ArithmeticError, RecursionError, MemoryError) as error:
+        return f"it cannot be measured ({type(error).__name__}: {error})"
 
 
 @contextmanager

@@ -111,7 +111,7 @@ def gather(events: list[Event], gathered: Gathered, world_size: int) -> None:
 def _count_memory(event: Event, peak_bytes: dict[str, int]) -> None:
     try:
         memory = _MEMORY.decode(event.args)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return
     device = _DEVICE_TYPES.get(memory.device_type, f"device type {memory.device_type}")
     if memory.device_id >= 0 and device != "cpu":
@@ -122,7 +122,7 @@ def _count_memory(event: Event, peak_bytes: dict[str, int]) -> None:
 def _call(event: Event, kind: str, world_size: int, on_device: bool) -> Call:
     try:
         message = _MESSAGE.decode(event.args)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         message = _Message()
     kind = names.kind_of(message.kind) if message.kind else kind
     num_ranks = message.num_ranks or world_size

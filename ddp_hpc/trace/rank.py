@@ -18,6 +18,8 @@ from ddp_hpc.trace.steps import Steps, measure
 
 _MOST_SPANS = 50_000
 _MOST_OPS = 1000
+_MOST_RANKS = 1_000_000
+_FAR_NS = 2**63
 _IN_NAME = re.compile(r"rank[-_]?(\d+)(?:[-_]of[-_](\d+))?|(\d+)[-_]of[-_](\d+)", re.IGNORECASE)
 
 
@@ -66,18 +68,19 @@ def read_rank(path: Path) -> RankTrace:
 def _place(path: Path, head: dict[str, Any]) -> tuple[int, int]:
     """Rank and world size: the trace's own word, else the file's name."""
     info = head.get("distributedInfo")
-    if isinstance(info, dict) and isinstance(info.get("rank"), int):
-        size = info.get("world_size")
-        return info["rank"], size if isinstance(size, int) else 0
-    if found := _IN_NAME.search(path.name):
-        return int(found[1] or found[3]), int(found[2] or found[4] or 0)
+    found = _IN_NAME.search(path.name)
+    told = [(info.get("rank"), info.get("world_size") or 0)] if isinstance(info, dict) else []
+    named = [(int(found[1] or found[3]), int(found[2] or found[4] or 0))] if found else []
+    for rank, size in told + named:
+        if isinstance(rank, int) and isinstance(size, int) and 0 <= rank < _MOST_RANKS >= size >= 0:
+            return int(rank), size
     return -1, 0
 
 
 def _zero_ns(head: dict[str, Any]) -> int:
     """The moment from which the trace counts: Kineto's `baseTimeNanoseconds`, 0 in older ones."""
     base = head.get("baseTimeNanoseconds")
-    return base if isinstance(base, int) else 0
+    return base if isinstance(base, int) and abs(base) < _FAR_NS else 0
 
 
 def _device(gathered: Gathered, head: dict[str, Any]) -> str:

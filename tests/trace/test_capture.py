@@ -1,5 +1,7 @@
 """What the report says of traces that were written by hand."""
 
+import json
+
 import pytest
 
 from ddp_hpc.errors import RequestError
@@ -211,6 +213,35 @@ def test_times_that_no_clock_shows_do_no_harm(tmp_path):
         all_reduce(1e18, 1e18, num_floats=10**15),
         event("kernel", "k", 0, 0) | {"pid": None, "tid": [1]},
         {"ph": "X"},
+    ]
+    capture = read_capture(write(tmp_path / "t.json", events))
+    assert capture.mean.wall_s == pytest.approx(350 * US)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        {"distributedInfo": {"rank": 10**11, "world_size": 10**11}},
+        {"distributedInfo": {"rank": -7, "world_size": 2}},
+        {"distributedInfo": {"rank": "3", "world_size": None}},
+        {"distributedInfo": [1]},
+        {"baseTimeNanoseconds": 10**400},
+        {"baseTimeNanoseconds": 1e300, "host_name": 7},
+    ],
+)
+def test_a_head_that_cannot_be_is_not_believed(tmp_path, head):
+    (tmp_path / "t.json").write_text(json.dumps({**head, "traceEvents": step(1, 0)}))
+    capture = read_capture(tmp_path)
+    assert (capture.world_size, capture.missing, capture.ranks[0].rank) == (1, (), 0)
+    assert capture.mean.wall_s == pytest.approx(350 * US)
+
+
+def test_numbers_of_steps_and_sizes_may_be_absurd(tmp_path):
+    dims = {"Input Dims": [[10**19, 10**19]], "Input type": ["float"]}
+    events = [
+        *step(10**25, 0),
+        annotation("gloo:all_reduce", 0, 5, 2, **dims),
+        annotation("gloo:all_reduce", 9, 5, 2, **{"Input Dims": [[-1, None], 3], "Input type": [5, "float"]}),
     ]
     capture = read_capture(write(tmp_path / "t.json", events))
     assert capture.mean.wall_s == pytest.approx(350 * US)

@@ -155,3 +155,12 @@ def test_one_broken_event_among_many_costs_itself_alone(tmp_path):
     assert [event.name for event in found] == [f"op{i}" for i in range(200) if i != 50]
     assert reading.notes == ["1 of its events could not be read"]
     assert reading.head == {"traceName": "x"}
+
+
+def test_brackets_in_brackets_by_the_thousand_cost_their_event_alone(tmp_path):
+    deep = '{"ph": "X", "name": "deep", "args": ' + "[" * 100_000 + "]" * 100_000 + "}"
+    text = json.dumps({"traceEvents": [*EVENTS[:2], 0, *EVENTS[2:4]]}).replace(" 0,", f" {deep},")
+    (tmp_path / "t.json").write_text(text)
+    found, reading = _read(tmp_path / "t.json")
+    assert [event.name for event in found] == ["op0", "op1", "op2", "op3"]
+    assert reading.notes == ["1 of its events could not be read"]
