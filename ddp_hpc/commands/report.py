@@ -83,4 +83,5 @@ def command(
         documents.write_json(captures, sentences, json_file)
     if merged_file is not None:
         num_events = merge.write_merged(captures[0].ranks, merged_file)
-        click.echo(f"{merged_file}: {num_events} events of {len(captures[0].ranks)} ranks", err=True)
+        num_ranks = len(captures[0].ranks)
+        click.echo(f"{merged_file}: {num_events} events of {num_ranks} rank{'s' * (num_ranks > 1)}", err=True)

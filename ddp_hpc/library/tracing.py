@@ -22,6 +22,7 @@ def tracing(
     ranks: Collection[int] | None = None,
     with_stack: bool = False,
     with_flops: bool = False,
+    max_mib: float = 1024,
 ) -> Iterator[Trace]:
     """The loop's steps as `torch.profiler` sees them: call `trace.step()` after each.
 
@@ -38,6 +39,7 @@ def tracing(
         ranks: those that record; None: all.
         with_stack: also the Python lines, for which steps take longer.
         with_flops: also an estimate of the operations of matrix products and convolutions.
+        max_mib: a rank's trace that is larger is not kept, which is a warning; its table is.
 
     Raises:
         RequestError: the folder cannot be made, or the window has no step in it.
@@ -57,5 +59,6 @@ def tracing(
         repeat=repeat,
         with_stack=with_stack,
         with_flops=with_flops,
+        max_mib=max_mib,
     ) as trace:
         yield trace

@@ -134,7 +134,7 @@ def _write(profiler: profile, path: Path, device: torch.device, max_mib: float) 
             if size_mib > max_mib:
                 raise OSError(
                     f"it has {size_mib:.1f} MiB, where {max_mib:g} are allowed; record fewer steps or ranks, "
-                    "or no stacks, or allow more (--trace-max-mib)"
+                    "or no stacks, or allow more (--trace-max-mib, max_mib)"
                 )
             compressed.replace(path.with_name(f"{path.name}.json.gz"))
         finally:

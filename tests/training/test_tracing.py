@@ -5,6 +5,8 @@ import json
 
 import pytest
 
+from ddp_hpc.trace.capture import read_capture
+
 WORDS = [
     "--model",
     "linear",
@@ -38,6 +40,12 @@ def test_each_rank_records_the_window_of_the_lesson_with_its_regions(tmp_path, f
         table = (tmp_path / "traces" / f"rank{rank:05d}-of-00002.txt").read_text()
         assert "Self CPU" in table
         assert "forward" in table
+    capture = read_capture(tmp_path / "traces")
+    assert ([trace.rank for trace in capture.ranks], capture.missing, capture.notes) == ([0, 1], (), ())
+    assert [step.number for step in capture.ranks[0].steps] == [2, 3]
+    times = capture.mean
+    assert min(times.forward_s, times.backward_s, times.optimizer_s, times.comm_exposed_s) > 0
+    assert {row.kind for row in capture.collectives} == {"all_reduce"}
 
 
 def test_chosen_ranks_and_steps(tmp_path, forks):
