@@ -2,6 +2,7 @@
 # make test    set everything up in .venv and run the tests
 # make soak    the tests that take minutes: many kills, long runs
 # make lint    ruff, mypy, import-linter
+# make docs    the documentation as a site, in build/docs
 # make bench   the benchmarks, results on the terminal
 # make clean   remove .venv, builds and caches; data/ and runs/ stay
 #
@@ -12,7 +13,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: train test soak lint bench clean
+.PHONY: train test soak lint docs bench clean
 
 RANKS ?= 2
 EPOCHS ?= 1
@@ -43,6 +44,10 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(VENV)/.test
+	$(BIN)/python -m sphinx -q -W --keep-going -n -b html docs build/docs
+	@echo "open build/docs/index.html"
 
 bench: $(VENV)/.test
 	$(BIN)/python benchmarks/cli_start.py

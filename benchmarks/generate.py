@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from data_gen import Recipe, synthetic
 from data_gen.ranks import joined
-from ddp_hpc.bench import report
-from ddp_hpc.tables import Column, table
+from ddp_hpc.bench import results_output as report
+from ddp_hpc.text_table import Column, table
 from ddp_hpc.units import format_bytes
 
 ROWS = [("generate", 1), ("write", 1), ("data_gen", 1), ("write", 2), ("data_gen", 2)]

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from data_gen import Recipe, generate
-from ddp_hpc.bench import report
-from ddp_hpc.tables import Column, table
+from ddp_hpc.bench import results_output as report
+from ddp_hpc.text_table import Column, table
 
 BATCH_SIZE, WARM_UP = 32, 3
 SHAPES = (1, 512), (20, 512)
@@ -57,7 +57,7 @@ def lesson(path: Path, device_name: str) -> None:
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
-    from ddp_hpc.data.order import EpochOrder
+    from ddp_hpc.data.sample_order import EpochOrder
 
     with h5py.File(path) as file:
         dataset = TensorDataset(*(torch.from_numpy(file[name][...]) for name in ("src", "tgt")))
@@ -179,7 +179,7 @@ def main() -> None:
     if args.lesson is not None:
         lesson(args.lesson, args.device)
         return
-    from ddp_hpc.training.devices import device_kind
+    from ddp_hpc.training.process_group.devices import device_kind
 
     rows = measure(args.steps, device_kind(args.device))
     print(table(COLUMNS, rows))

@@ -26,19 +26,20 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ddp_hpc.bench import report
-from ddp_hpc.data.batches import Position
-from ddp_hpc.tables import Column, table
+from ddp_hpc.bench import results_output as report
+from ddp_hpc.data.step_shards import Position
+from ddp_hpc.text_table import Column, table
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.ending import Parts
-from ddp_hpc.training.heartbeat import start_heartbeat
-from ddp_hpc.training.models import TASKS
-from ddp_hpc.training.progress import Progress
+from ddp_hpc.training.health.heartbeat import start_heartbeat
+from ddp_hpc.training.health.run_lifecycle import survive
+from ddp_hpc.training.health.shutdown import Parts
 from ddp_hpc.training.session import session
-from ddp_hpc.training.snapshots import SnapshotFolder
-from ddp_hpc.training.state import live_tensors, optimizer_tensors
-from ddp_hpc.training.survival import survive
-from ddp_hpc.training.task import SampleSpec, make_task
+from ddp_hpc.training.snapshots.host_buffer import stream_of
+from ddp_hpc.training.snapshots.snapshot_directory import SnapshotFolder
+from ddp_hpc.training.snapshots.training_state import live_tensors, optimizer_tensors
+from ddp_hpc.training.tasks.builtin_models import TASKS
+from ddp_hpc.training.tasks.task import SampleSpec, make_task
+from ddp_hpc.training.telemetry.progress_bar import Progress
 
 SPEC = SampleSpec((1, 512), (20, 512), None)
 COLUMNS = [
@@ -83,7 +84,8 @@ def measure_saves(folder: Path, rounds: int) -> dict[str, list[float]]:
 
     def beside(number: int) -> None:
         model, optimizer = training.model, training.optimizer
-        ours.save(number, {}, model.state_dict(), optimizer_tensors(live_tensors(model), optimizer))
+        states = optimizer_tensors(live_tensors(model), optimizer)
+        ours.save(number, {}, stream_of(model.state_dict()), stream_of(states))
 
     for number in range(rounds + 1):  # the first allocates
         row = {"step": timed(training.step), "torch_save": timed(blocking)}

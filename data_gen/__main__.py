@@ -1,4 +1,4 @@
-"""`python -m data_gen` writes a data file; `python -m data_gen --help` tells the rest."""
+"""Entry point of `python -m data_gen`."""
 
 from data_gen.cli import main
 

@@ -1,4 +1,4 @@
-"""Files of plain arrays, .npz, .npy and IDX: what they can hold, and how they are laid out."""
+"""Layout of .npz, .npy and IDX files, and checks of which arrays they can store."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ if TYPE_CHECKING:
 
 NPZ_SUFFIX, IDX_SUFFIX = ".npz", ".idx"
 SUFFIXES = (NPZ_SUFFIX, NPY_SUFFIX, IDX_SUFFIX)
-# They hold one array, and do not say what it was made from.
+# These formats store a single array without metadata.
 SINGLE_SUFFIXES = (NPY_SUFFIX, IDX_SUFFIX)
 _MAX_IDX_SIZE = 2**32 - 1
 _BLOCK_BYTES = 4 * 1024 * 1024
-# Of the zip format's local header: its fixed part, and where the CRC-32 of the data is.
+# In the zip format's local header: the size of its fixed part, and the offset of the CRC-32 of the data.
 _LOCAL_BYTES, _LOCAL_CRC = 30, 14
 
 
 def refuse_unfit(output: Path, array: Array) -> None:
-    """Raises RequestError where the format that the suffix of `output` names cannot hold the array."""
+    """Raises RequestError if the format of `output`, given by its suffix, cannot store the array."""
     suffix = output.suffix.lower()
     if suffix == IDX_SUFFIX and array.dtype not in IDX_DTYPES.values():
-        lacking = f"IDX has only {', '.join(IDX_DTYPES.values())}"
+        reason = f"has dtype {array.dtype}, but IDX supports only {', '.join(IDX_DTYPES.values())}"
     elif suffix == IDX_SUFFIX and max(array.shape) > _MAX_IDX_SIZE:
-        lacking = f"IDX counts to {_MAX_IDX_SIZE} and its shape is {array.shape}"
+        reason = f"has shape {array.shape}, but sizes in IDX files are at most {_MAX_IDX_SIZE}"
     elif suffix in SUFFIXES and array.dtype == BFLOAT16:
-        lacking = "NumPy lacks that"
+        reason = f"has dtype {array.dtype}, which NumPy does not support"
     else:
         return
-    hint = ", or add --dtype float32" if "float" in array.dtype else ""
-    raise RequestError(f"{output}: {array.name} is {array.dtype} and {lacking}; name an .h5 file{hint}")
+    hint = " or add --dtype float32" if "float" in array.dtype else ""
+    raise RequestError(f"{output}: {array.name} {reason}. Write an .h5 file{hint}.")
 
 
 def lay_out_single(path: Path, suffix: str, array: Array) -> dict[str, int]:
-    """The byte offset of the array in the new .npy or .idx file; values in the latter are big-endian."""
+    """Creates the .npy or .idx file, and returns the byte offset of its array. IDX values are big-endian."""
     if suffix == NPY_SUFFIX:
         header = _npy_header(array)
     else:
@@ -61,7 +61,7 @@ def lay_out_single(path: Path, suffix: str, array: Array) -> dict[str, int]:
 
 
 def lay_out_npz(path: Path, arrays: Sequence[Array]) -> dict[str, int]:
-    """The byte offset of each array in the new uncompressed .npz file, which `seal_npz` completes."""
+    """Creates an uncompressed .npz file for `seal_npz` to complete; returns the byte offset of each array."""
     offsets = {}
     with path.open("wb") as file, zipfile.ZipFile(file, "w") as archive:
         for array in arrays:
@@ -78,7 +78,7 @@ def lay_out_npz(path: Path, arrays: Sequence[Array]) -> dict[str, int]:
 
 
 def seal_npz(path: Path, marks: Mapping[str, int | str]) -> None:
-    """Gives the filled arrays their checksums, and adds the marks as single values."""
+    """Writes the checksums of the filled arrays, and adds the marks as scalar arrays."""
     with path.open("r+b") as file, zipfile.ZipFile(file, "a") as archive:
         for info in archive.infolist():
             file.seek(member_start(file, info))
@@ -91,15 +91,15 @@ def seal_npz(path: Path, marks: Mapping[str, int | str]) -> None:
 
 
 def member_start(file: IO[bytes], info: zipfile.ZipInfo) -> int:
-    """The offset of an uncompressed member's first byte in a zip file."""
+    """Returns the offset of the first byte of an uncompressed member in a zip file."""
     file.seek(info.header_offset)
-    # The last four bytes of the local header are the lengths of the name and of the extra field behind it.
+    # The last four bytes of the local header are the lengths of the name and the extra field that follow it.
     name_bytes, extra_bytes = struct.unpack("<26x2H", file.read(_LOCAL_BYTES))
     return info.header_offset + _LOCAL_BYTES + int(name_bytes) + int(extra_bytes)
 
 
 def _member_info(key: str) -> zipfile.ZipInfo:
-    # It has the date 1980, so that equal arrays make equal files.
+    # ZipInfo's default date is 1980, so that equal arrays result in identical files.
     return zipfile.ZipInfo(key + NPY_SUFFIX)
 
 

@@ -1,6 +1,6 @@
-"""Arrays that are a header and then the values in C order: .npy files, members of .npz files, IDX files.
+"""Reads arrays stored as a header and the values in C order: .npy files, members of .npz files, IDX files.
 
-All are read in the same way, a few megabytes at a time; nothing is ever unpickled.
+All are read in blocks of a few megabytes. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from ddp_hpc.data.samples import ArrayInfo, check_array, first_line
 from ddp_hpc.errors import DataError
 
 NPY_SUFFIX = ".npy"
-# http://yann.lecun.com/exdb/mnist/, "the IDX file format"; all big-endian.
+# The type codes of http://yann.lecun.com/exdb/mnist/, "the IDX file format"; all types are big-endian.
 IDX_DTYPES = {8: "uint8", 9: "int8", 11: "int16", 12: "int32", 13: "float32", 14: "float64"}
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _BLOCK_BYTES = 4 * 1024 * 1024
-# Single values that describe the arrays; a recipe is a few hundred characters.
+# Limit for scalars that describe the arrays; a recipe has a few hundred characters.
 _MAX_MARK_BYTES = 1024 * 1024
-# Of a library's text: NumPy quotes the header it cannot read.
-_MAX_SAID = 200
-# What zipfile raises from a damaged file, by the damage.
+# Limit for the text of a library's error: NumPy quotes the header that it cannot read.
+_MAX_REASON = 200
+# The exceptions that zipfile raises for damaged files, depending on the kind of damage.
 _ZIP_ERRORS = (
     OSError,
     EOFError,
@@ -51,23 +51,23 @@ _ZIP_ERRORS = (
 
 
 def check_regular(path: Path) -> os.stat_result:
-    """What the system says of a regular file. Opening a pipe would wait for ever.
+    """Returns the status of a regular file. Opening a pipe, for example, could block forever.
 
     Raises:
-        DataError: there is none, or something else.
+        DataError: the path does not exist or is not a regular file.
     """
     try:
         found = path.stat()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}; check the name") from None
     if not stat.S_ISREG(found.st_mode):
-        raise DataError(f"{path} is not a regular file; name one that holds samples")
+        raise DataError(f"{path} is not a regular file; a data file is required")
     return found
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[IO[bytes]]:
-    """The file opened, unpacked where it is gzipped whatever its name; its troubles as DataError."""
+    """Opens a file, decompressed if it is gzipped whatever its name; errors are raised as DataError."""
     check_regular(path)
     try:
         with path.open("rb") as raw:
@@ -84,21 +84,21 @@ def reading(path: Path) -> Iterator[IO[bytes]]:
 
 @dataclass(frozen=True)
 class Stream:
-    """An array whose samples come one behind another."""
+    """An array whose samples are read sequentially."""
 
     path: Path
     info: ArrayInfo
     open: Callable[[], AbstractContextManager[IO[bytes]]]
-    """The file at the first byte of its header."""
+    """Opens the file at the first byte of its header."""
     header_bytes: int
     file_dtype: np.dtype[Any]
-    """That of `info` in the file's byte order."""
+    """The dtype of `info` in the byte order of the file."""
 
     def blocks(self) -> Iterator[NDArray[Any]]:
-        """All samples in turn, about 4 MiB at a time: (samples, ...), native byte order.
+        """Yields all samples in order, about 4 MiB at a time, as arrays (samples, ...) in native byte order.
 
         Raises:
-            DataError: damaged, or not as many values as the header says.
+            DataError: the file is damaged, or its length does not match the header.
         """
         num_samples, shape = self.info.num_samples, self.info.shape
         sample_bytes = prod(shape) * self.file_dtype.itemsize
@@ -111,24 +111,24 @@ class Stream:
                 if len(data) != num * sample_bytes:
                     found = start + len(data) // sample_bytes
                     raise DataError(
-                        f"{self.path}: {self.info.key} ends after {found} of {num_samples} samples; "
-                        "it was cut short, copy or write it again"
+                        f"{self.path} is truncated: {self.info.key} ends after {found} of {num_samples} "
+                        "samples; copy or write it again"
                     )
                 values = np.frombuffer(data, self.file_dtype).reshape(num, *shape)
                 yield values.astype(self.info.dtype, copy=False)
-            # Having come to the end, zip and gzip compare their checksums.
+            # Reading up to the end makes zip and gzip verify their checksums.
             if file.read(1):
                 raise DataError(
-                    f"{self.path}: {self.info.key} goes on behind its {num_samples} samples; "
-                    "copy or write it again"
+                    f"{self.path}: {self.info.key} has more data than the {num_samples} samples in its "
+                    "header; copy or write it again"
                 )
 
 
 def open_array(path: Path, key: str) -> Stream:
-    """The one array of a .npy or IDX file, plain or gzipped; the first bytes tell which.
+    """Opens the array of a .npy or IDX file, plain or gzipped; the first bytes identify the format.
 
     Raises:
-        DataError: missing, damaged, or no array to train on.
+        DataError: the file is missing or damaged, or its array cannot be used for training.
     """
     with reading(path) as file:
         magic = file.read(len(npy.MAGIC_PREFIX))
@@ -136,32 +136,31 @@ def open_array(path: Path, key: str) -> Stream:
         shape, dtype = (_npy_header if magic == npy.MAGIC_PREFIX else _idx_header)(path, key, file)
         info = check_array(path, key, shape, dtype)
         needed_bytes = file.tell() + prod(shape) * dtype.itemsize
-        # How much is in a gzipped file shows only at its end.
+        # The size of gzipped data is known only after decompression.
         num_bytes = needed_bytes if isinstance(file, gzip.GzipFile) else os.fstat(file.fileno()).st_size
         if num_bytes != needed_bytes:
-            seen = f"only {num_bytes - file.tell()}" if num_bytes < needed_bytes else "more"
             raise DataError(
-                f"{path} has {num_bytes} bytes and its header asks for {needed_bytes}: "
-                f"there are {seen} bytes of values; copy or write it again"
+                f"{path} has {num_bytes} bytes, but its header describes {needed_bytes}; "
+                "copy or write it again"
             )
         return Stream(path, info, partial(reading, path), file.tell(), dtype)
 
 
 def npz_keys(path: Path) -> list[str]:
-    """The names of the arrays in an .npz file.
+    """Returns the names of the arrays in an .npz file.
 
     Raises:
-        DataError: damaged.
+        DataError: the file is damaged.
     """
     with _zip(path) as archive:
         return [name.removesuffix(NPY_SUFFIX) for name in archive.namelist() if name.endswith(NPY_SUFFIX)]
 
 
 def open_npz_array(path: Path, key: str) -> Stream:
-    """One array of an .npz file, compressed or not.
+    """Opens one array of a compressed or uncompressed .npz file.
 
     Raises:
-        DataError: damaged, or no array to train on.
+        DataError: the file is damaged, or the array cannot be used for training.
     """
     with _member(path, key) as file:
         shape, dtype = _npy_header(path, key, file)
@@ -170,10 +169,10 @@ def open_npz_array(path: Path, key: str) -> Stream:
 
 
 def read_npz_marks(path: Path) -> dict[str, int | str]:
-    """The single whole numbers and texts of an .npz file, such as `num_classes` and `recipe`.
+    """Reads the integer and text scalars of an .npz file, such as `num_classes` and `recipe`.
 
     Raises:
-        DataError: damaged.
+        DataError: the file is damaged.
     """
     marks: dict[str, int | str] = {}
     for key in npz_keys(path):
@@ -190,8 +189,8 @@ def _zip(path: Path) -> Iterator[zipfile.ZipFile]:
         with zipfile.ZipFile(path) as archive:
             yield archive
     except _ZIP_ERRORS as error:
-        said = first_line(error)[:_MAX_SAID]
-        raise DataError(f"{path} cannot be read as .npz: {said}; copy or write it again") from None
+        reason = first_line(error)[:_MAX_REASON]
+        raise DataError(f"{path} cannot be read as .npz: {reason}; copy or write it again") from None
 
 
 @contextmanager
@@ -203,18 +202,20 @@ def _member(path: Path, key: str) -> Iterator[IO[bytes]]:
 def _npy_header(path: Path, key: str, file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
     try:
         version = npy.read_magic(file)
-        # NumPy writes version 3 for structured arrays alone, and those are no samples.
+        # NumPy uses version 3 only for structured arrays, which cannot be samples.
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, is_fortran, dtype = read(file)
         if min(shape, default=0) < 0:
             raise ValueError(f"its shape is {shape}")
-    # The header is a Python literal: a damaged one raises nearly anything.
+    # The header is a Python literal, so a damaged one can raise almost any exception.
     except Exception as error:
-        said = first_line(error)[:_MAX_SAID]
-        raise DataError(f"{path}: {key} has a damaged .npy header: {said}; copy or write it again") from None
+        reason = first_line(error)[:_MAX_REASON]
+        raise DataError(
+            f"{path}: {key} has a damaged .npy header: {reason}; copy or write it again"
+        ) from None
     if is_fortran and len(shape) > 1:
         raise DataError(
-            f"{path}: {key} lies in Fortran order, the values of a sample far apart; "
+            f"{path}: {key} is in Fortran order, so the values of a sample are not contiguous; "
             "save numpy.ascontiguousarray(array)"
         )
     return shape, dtype
@@ -224,20 +225,20 @@ def _idx_header(path: Path, _: str, file: IO[bytes]) -> tuple[tuple[int, ...], n
     magic = file.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in IDX_DTYPES:
         raise DataError(
-            f"{path} begins with {magic.hex() or 'nothing'} and is neither .npy nor IDX; "
-            "give two of those, src first, or one file that holds both arrays"
+            f"{path} is neither a .npy nor an IDX file (it begins with {magic.hex() or 'no bytes'}). "
+            "Pass two such files, src first, or one file with both arrays."
         )
     sizes = file.read(4 * magic[3])
     if len(sizes) < 4 * magic[3]:
-        raise DataError(f"{path} ends within its header of {4 + 4 * magic[3]} bytes; copy it again")
+        raise DataError(f"{path} ends inside its header of {4 + 4 * magic[3]} bytes; copy it again")
     shape = struct.unpack(f">{magic[3]}I", sizes)
     if 0 in shape:
-        raise DataError(f"{path} holds no values: its sizes are {shape}; give another file")
+        raise DataError(f"{path} has shape {shape} and thus no values; use another file")
     return shape, np.dtype(IDX_DTYPES[magic[2]]).newbyteorder(">")
 
 
 def _read(file: IO[bytes], num_bytes: int) -> bytearray:
-    """So many bytes, or all up to the end: a header that lies takes no memory."""
+    """Reads up to `num_bytes` in small blocks, so that a wrong size in a header allocates no memory."""
     data = bytearray()
     while more := file.read(min(_BLOCK_BYTES, num_bytes - len(data))):
         data += more

@@ -1,4 +1,4 @@
-"""bfloat16, which NumPy lacks, as uint16: the upper halves of float32."""
+"""Conversion between float32 and bfloat16, which is represented by uint16 because NumPy does not have it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NAN, _INFINITY, _WITHOUT_SIGN = np.uint16(0x7FC0), np.uint16(0x7F80), np.uint16
 
 
 def to_bfloat16(values: NDArray[Any]) -> NDArray[np.uint16]:
-    """The bits of the nearest bfloat16, as in torch: halves to even; what is too large becomes infinite."""
+    """Rounds to the nearest bfloat16 as torch does: ties to even, values that are too large to infinity."""
     values = values.astype(np.float32, copy=False)
     bits = values.view(np.uint32)
     rounded: NDArray[np.uint16] = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
@@ -22,10 +22,10 @@ def to_bfloat16(values: NDArray[Any]) -> NDArray[np.uint16]:
 
 
 def from_bfloat16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """The float32 of the same values."""
+    """Converts bfloat16 bits to float32 without loss."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def num_infinite(bits: NDArray[np.uint16]) -> int:
-    """How many of the bfloat16 are infinite."""
+    """Returns the number of infinite values."""
     return int(np.count_nonzero((bits & _WITHOUT_SIGN) == _INFINITY))

@@ -1,4 +1,4 @@
-"""The command line of the generator. NumPy, h5py and torch are imported by the work, not by --help."""
+"""Command line of data_gen. NumPy, h5py and torch are imported only to write a file, not for --help."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from data_gen.progress import report_progress
 from data_gen.ranks import joined
 from data_gen.recipe import DISTRIBUTIONS, DTYPE_BYTES, Recipe, default_file_name, parse_shape
-from ddp_hpc import __version__
+from ddp_hpc.discovery.launcher_environment import peek_rank
 from ddp_hpc.errors import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
@@ -25,14 +25,14 @@ from ddp_hpc.errors import (
     stop_together,
 )
 from ddp_hpc.units import format_bytes
-from ddp_hpc.world.launch_env import peek_rank
+from ddp_hpc.version import __version__
 
 if TYPE_CHECKING:
     from data_gen.writer import GenerateResult, Progress
-    from ddp_hpc.world.comm import Comm
+    from ddp_hpc.discovery.comm import Comm
 
 _DEFAULT = Recipe()
-_FOLDER = Path("data")
+_DIRECTORY = Path("data")
 _TIMEOUT_S = 1800.0
 
 _output_option = click.option(
@@ -40,10 +40,12 @@ _output_option = click.option(
     "--output",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Where to write; the suffix decides the format: .h5 .hdf5 .pt .safetensors.",
+    help="Output file; its suffix selects the format: .h5, .hdf5, .pt or .safetensors.",
 )
-_force_option = click.option("--force", is_flag=True, help="Overwrite whatever is there.")
-_seed_option = click.option("--seed", type=int, default=0, show_default=True)
+_force_option = click.option("--force", is_flag=True, help="Overwrite the output file if it exists.")
+_seed_option = click.option(
+    "--seed", type=int, default=0, show_default=True, help="Seed of the random numbers."
+)
 
 
 def _shape(_: click.Context, __: click.Parameter, text: str) -> tuple[int, ...]:
@@ -65,24 +67,37 @@ def _shape_option(name: str, default: tuple[int, ...]) -> Callable[[Any], Any]:
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.option("--num-samples", type=int, default=_DEFAULT.num_samples, show_default=True)
+@click.option(
+    "--num-samples",
+    type=int,
+    default=_DEFAULT.num_samples,
+    show_default=True,
+    help="Number of samples to write.",
+)
 @_shape_option("src", _DEFAULT.src_shape)
 @_shape_option("tgt", _DEFAULT.tgt_shape)
-@click.option("--dtype", type=click.Choice(list(DTYPE_BYTES)), default=_DEFAULT.dtype, show_default=True)
+@click.option(
+    "--dtype",
+    type=click.Choice(list(DTYPE_BYTES)),
+    default=_DEFAULT.dtype,
+    show_default=True,
+    help="Data type of src and tgt.",
+)
 @click.option(
     "--distribution",
     type=click.Choice(list(DISTRIBUTIONS)),
     default=_DEFAULT.distribution,
     show_default=True,
-    help="uniform: values in [0, 1). normal: standard normal. learnable: tgt is a fixed linear map of src "
-    "plus small noise. tokens: integers; tgt is (3 * src + 1) mod the vocabulary, and in a tenth noise.",
+    help="Distribution of the values. uniform: values in [0, 1). normal: standard normal. learnable: tgt is "
+    "a fixed linear map of src plus small noise. tokens: integers, where tgt is (3 * src + 1) mod the "
+    "vocabulary size, except for a random tenth.",
 )
 @click.option(
     "--vocab-size",
     type=int,
     default=_DEFAULT.vocab_size,
     show_default=True,
-    help="Tokens are below it.",
+    help="Number of different tokens, for --distribution tokens.",
 )
 @_seed_option
 @_output_option
@@ -93,7 +108,7 @@ def _shape_option(name: str, default: tuple[int, ...]) -> Callable[[Any], Any]:
     type=click.FloatRange(min=1.0),
     default=_TIMEOUT_S,
     show_default=True,
-    help="Seconds that one rank waits for the others, where there are several.",
+    help="Seconds to wait for the other ranks if there are several.",
 )
 @click.version_option(__version__, prog_name="data_gen")
 @click.pass_context
@@ -110,16 +125,17 @@ def cli(
     force: bool,
     timeout_s: float,
 ) -> None:
-    """Write a data file to train on; without a command, a synthetic one.
+    """Write a data file for training; without a command, a file of synthetic data.
 
-    An equal file that is there is used again, any other is refused. The path is
-    printed on stdout, everything else on stderr.
+    An existing file with the same contents is reused. Any other existing file is an
+    error unless --force is given. The path of the file is printed on stdout, everything
+    else on stderr.
 
     \b
     python -m data_gen
         data/synthetic-2048-1x512-20x512-float32-seed0-dc1ba503.h5, 84.0 MiB
     mpiexec -n 4 python -m data_gen --num-samples 65536 --output /scratch/$USER/big.h5
-        the same file, written by four ranks together
+        four ranks write one file together
     python -m data_gen --src-shape 20 --tgt-shape 1 --distribution learnable
         for --model linear
     python -m data_gen --src-shape 128 --tgt-shape 128 --dtype int32 --distribution tokens
@@ -128,13 +144,13 @@ def cli(
     python -m data_gen idx train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz
     python -m data_gen text --suffix .py sources
         bytes of text, for --model decoder
-    """  # noqa: D301 - a true \b tells click to leave the lines alone
+    """  # noqa: D301 - click does not rewrap the paragraph after a real \b
     if context.invoked_subcommand is not None:
         for option in context.params:
             if context.get_parameter_source(option) == ParameterSource.COMMANDLINE:
                 raise click.UsageError(
-                    f"--{option.replace('_', '-')} before {context.invoked_subcommand} is for synthetic "
-                    f"files; write the options of {context.invoked_subcommand} behind it"
+                    f"--{option.replace('_', '-')} before {context.invoked_subcommand} applies only to "
+                    f"synthetic files; put the options of {context.invoked_subcommand} after it"
                 )
         return
     recipe = Recipe(
@@ -146,7 +162,7 @@ def cli(
         distribution=distribution,
         vocab_size=vocab_size,
     )
-    path = output or _FOLDER / default_file_name(recipe)
+    path = output or _DIRECTORY / default_file_name(recipe)
 
     def write(progress: Progress, comm: Comm) -> GenerateResult:
         from data_gen.synthetic import generate
@@ -162,27 +178,31 @@ def cli(
 @_output_option
 @_force_option
 def digits(seed: int, output: Path | None, force: bool) -> None:
-    """Handwritten digits: 1,797 real 8 x 8 images from scikit-learn, a fifth of them for testing.
+    """Write scikit-learn's handwritten digits: 1,797 images of 8 x 8 pixels, a fifth of them for testing.
 
     \b
     python -m data_gen digits                           data/digits.h5
     python -m data_gen digits --output digits.pt
-    """  # noqa: D301 - a true \b tells click to leave the lines alone
-    path = output or _FOLDER / "digits.h5"
+    """  # noqa: D301 - click does not rewrap the paragraph after a real \b
+    path = output or _DIRECTORY / "digits.h5"
 
     def write(progress: Progress) -> GenerateResult:
         from data_gen.digits import write_digits
 
         return write_digits(path, seed=seed, force=force, progress=progress)
 
-    _write_and_tell(path, write)
+    _write_alone(path, write)
 
 
 @cli.command()
 @click.argument("images", type=click.Path(path_type=Path))
 @click.argument("labels", type=click.Path(path_type=Path))
-@click.option("--test-images", type=click.Path(path_type=Path), metavar="FILE")
-@click.option("--test-labels", type=click.Path(path_type=Path), metavar="FILE")
+@click.option(
+    "--test-images", type=click.Path(path_type=Path), metavar="FILE", help="IDX file of the test images."
+)
+@click.option(
+    "--test-labels", type=click.Path(path_type=Path), metavar="FILE", help="IDX file of the test labels."
+)
 @_output_option
 @_force_option
 def idx(
@@ -193,14 +213,14 @@ def idx(
     output: Path | None,
     force: bool,
 ) -> None:
-    """MNIST's files, and those of its kin: IMAGES and LABELS in the IDX format, plain or gzipped.
+    """Convert IMAGES and LABELS in the IDX format of MNIST and similar sets, plain or gzipped.
 
     \b
     python -m data_gen idx train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz \\
         --test-images t10k-images-idx3-ubyte.gz --test-labels t10k-labels-idx1-ubyte.gz \\
         --output data/mnist.h5
-    """  # noqa: D301 - a true \b tells click to leave the lines alone
-    path = output or _FOLDER / f"{images.name.removesuffix('.gz')}.h5"
+    """  # noqa: D301 - click does not rewrap the paragraph after a real \b
+    path = output or _DIRECTORY / f"{images.name.removesuffix('.gz')}.h5"
 
     def write(progress: Progress) -> GenerateResult:
         from data_gen.idx import convert_idx
@@ -215,18 +235,18 @@ def idx(
             progress=progress,
         )
 
-    _write_and_tell(path, write)
+    _write_alone(path, write)
 
 
 @cli.command()
 @click.argument("inputs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="INPUT...")
-@click.option("--length", type=int, default=128, show_default=True, help="Bytes of a sample.")
+@click.option("--length", type=int, default=128, show_default=True, help="Bytes per sample.")
 @click.option(
     "--test-share",
     type=float,
     default=0.05,
     show_default=True,
-    help="Share of the samples that is for testing.",
+    help="Fraction of the samples used for testing.",
 )
 @click.option(
     "--suffix",
@@ -234,13 +254,13 @@ def idx(
     multiple=True,
     default=[".txt"],
     show_default=True,
-    help="Of the files that are taken from folders; may be repeated.",
+    help="Suffix of the files to read in directories; may be repeated.",
 )
 @click.option(
     "--exclude",
     multiple=True,
     metavar="NAME",
-    help="Pass over folders of this name within folders; may be repeated.",
+    help="Skip subdirectories of this name; may be repeated.",
 )
 @_output_option
 @_force_option
@@ -253,16 +273,17 @@ def text(
     output: Path | None,
     force: bool,
 ) -> None:
-    """Text files, and those in folders, as bytes to predict, for --model decoder.
+    """Convert text files and directories of them to bytes, for --model decoder.
 
-    src has --length bytes, tgt the same moved by one. The files are sorted by their paths, and a zero
-    byte ends each. The test samples are ten stretches of the text; no byte of them is trained on.
+    src is a window of --length bytes, and tgt is the same window shifted by one byte. The files are
+    sorted by path, and a zero byte marks the end of each. The test samples are ten separate sections of
+    the text, which share no byte with the training samples.
 
     \b
     python -m data_gen text book.txt                            data/text.h5
     python -m data_gen text --suffix .py --exclude tests src -o sources.h5
-    """  # noqa: D301 - a true \b tells click to leave the lines alone
-    path = output or _FOLDER / "text.h5"
+    """  # noqa: D301 - click does not rewrap the paragraph after a real \b
+    path = output or _DIRECTORY / "text.h5"
 
     def write(progress: Progress) -> GenerateResult:
         from data_gen.text import write_text
@@ -278,7 +299,7 @@ def text(
             progress=progress,
         )
 
-    _write_and_tell(path, write)
+    _write_alone(path, write)
 
 
 @cli.command()
@@ -289,25 +310,26 @@ def text(
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "float64", "float16", "bfloat16"]),
-    help="Convert floats to it; integers stay as they are.",
+    help="Convert floating-point arrays to this type; integers are not converted.",
 )
 @_force_option
 def convert(
     inputs: tuple[Path, ...], output: Path, src_key: str, tgt_key: str, dtype: str | None, force: bool
 ) -> None:
-    """HDF5, .pt, .safetensors, .npz, .npy and IDX files into each other, of any size.
+    """Convert between HDF5, .pt, .safetensors, .npz, .npy and IDX files of any size.
 
-    INPUT is one file with both arrays (.h5 .hdf5 .pt .safetensors .npz), or two with one
-    each (.npy or IDX, plain or gzipped): src, then tgt. The suffix of OUTPUT decides the
-    format; .npy and .idx hold one array each, so x.npy is written as x.src.npy and
-    x.tgt.npy. A test split, num_classes and source are kept; .npy and .idx have no place
-    for the last two. Values stay as they are; it is the command idx that scales images.
+    INPUT is one file with both arrays (.h5, .hdf5, .pt, .safetensors or .npz), or two files
+    with one array each (.npy or IDX, plain or gzipped), src first. The suffix of OUTPUT
+    selects the format. Files in .npy and .idx format store one array each, so x.npy is
+    written as x.src.npy and x.tgt.npy. A test split, num_classes and source are preserved,
+    except that .npy and .idx cannot store the latter two. Values are not scaled; use the
+    command idx to scale images.
 
     \b
     python -m data_gen convert images.npy labels.npy train.h5
     python -m data_gen convert --src-key x --tgt-key y theirs.npz train.safetensors
     python -m data_gen convert --dtype bfloat16 train.h5 small.pt
-    """  # noqa: D301 - a true \b tells click to leave the lines alone
+    """  # noqa: D301 - click does not rewrap the paragraph after a real \b
 
     def write(progress: Progress) -> GenerateResult:
         from data_gen.convert import convert
@@ -319,26 +341,30 @@ def convert(
             click.echo(str(other.path))
         return replace(last, num_bytes=last.num_bytes + sum(other.num_bytes for other in others))
 
-    _write_and_tell(output, write)
+    _write_alone(output, write)
 
 
-def _write_and_tell(path: Path, write: Callable[[Progress], GenerateResult]) -> None:
-    """Runs `write` and prints what came of it; several ranks are refused."""
+def _write_alone(path: Path, write: Callable[[Progress], GenerateResult]) -> None:
+    """Runs `write` in a single process and prints the result; several ranks are an error."""
     with joined(_TIMEOUT_S) as comm:
         if comm.size > 1:
-            text = f"{path} is written by one process and {comm.size} ranks were started; leave mpiexec out"
+            text = (
+                f"this command writes {path} with one process, but {comm.size} ranks were started; "
+                "run it without mpiexec"
+            )
             stop_together(comm.rank, RequestError(text))
         _write_by(comm, path, lambda progress, _: write(progress))
 
 
 def _write_by(comm: Comm, path: Path, write: Callable[[Progress, Comm], GenerateResult]) -> None:
-    """Collective: every rank must call this."""
+    """Runs `write` on all ranks and prints the result on rank 0. Collective: every rank must call this."""
     try:
         with report_progress(f"writing {path.name}") as progress:
             result = write(progress, comm)
     except ModuleNotFoundError as error:
         raise RequestError(
-            f"writing {path} needs {error.name}, which is not installed; pip install 'ddp-hpc[train]'"
+            f"writing {path} requires {error.name}, which is not installed; "
+            "run `pip install 'ddp-hpc[train]'`"
         ) from error
     if comm.rank != 0:
         return
@@ -346,7 +372,7 @@ def _write_by(comm: Comm, path: Path, write: Callable[[Progress, Comm], Generate
         click.echo(f"warning: {result.note}", err=True)
     size = format_bytes(result.num_bytes)
     if result.reused:
-        click.echo(f"{size} with the same recipe are there already: used as they are", err=True)
+        click.echo(f"reusing the existing file with the same contents ({size})", err=True)
     else:
         by = f" by {comm.size} ranks" if comm.size > 1 else ""
         click.echo(f"{size} written in {result.elapsed_s:.2f} s{by}", err=True)
@@ -354,7 +380,7 @@ def _write_by(comm: Comm, path: Path, write: Callable[[Progress, Comm], Generate
 
 
 def main() -> None:
-    """Run the command line; errors end in one line on stderr and the exit code of their class."""
+    """Runs the command line. An error prints one line on stderr and sets the exit code of its class."""
     code, line = EXIT_DONE, ""
     try:
         code = cli.main(prog_name="python -m data_gen", standalone_mode=False)
@@ -366,7 +392,7 @@ def main() -> None:
         code, line = error.exit_code, f"error: {error}"
     except (click.Abort, KeyboardInterrupt):
         code, line = EXIT_INTERRUPTED, "interrupted: nothing was written"
-    # A wrong request is wrong on every rank.
+    # An invalid request fails on every rank, so only rank 0 prints it.
     if line and peek_rank(os.environ) == 0:
         click.echo(line, err=True)
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""HDF5, .pt, .safetensors, .npz, .npy and IDX into each other, in bounded memory."""
+"""Converts between HDF5, .pt, .safetensors, .npz, .npy and IDX files, in bounded memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from data_gen.formats import (
 from data_gen.recipe import MAX_AXES
 from data_gen.writer import GenerateResult, Piece, Progress, write_files
 from ddp_hpc import h5_layout
-from ddp_hpc.data.formats import open_samples
+from ddp_hpc.data.open_file import open_samples
 from ddp_hpc.data.samples import ArrayInfo, Samples, check_pair, check_test
 from ddp_hpc.data.tensor_files import read_num_classes, wanted_keys
 from ddp_hpc.errors import DataError, RequestError
@@ -45,12 +45,12 @@ from ddp_hpc.h5_layout import ATTR_NUM_CLASSES, ATTR_SOURCE, BFLOAT16, SRC, TEST
 FLOATS = ("float32", "float64", "float16", BFLOAT16)
 SUFFIXES = (*h5_layout.SUFFIXES, *array_files.SUFFIXES)
 _BLOCK_BYTES = 8 * 1024 * 1024
-# HDF5 keeps attributes of up to 64 KiB.
+# HDF5 attributes are limited to 64 KiB.
 _MAX_SOURCE = 4096
 
-# By the names that the arrays have in a file of ours.
+# The keys are the names of the arrays in the output file.
 _Infos: TypeAlias = Mapping[str, ArrayInfo]
-# Some samples of an array at a time; those of one array in order.
+# Blocks of samples with the name of their array; the blocks of each array are in order.
 _Blocks: TypeAlias = Iterator[tuple[str, NDArray[Any]]]
 
 
@@ -64,24 +64,25 @@ def convert(
     force: bool = False,
     progress: Progress | None = None,
 ) -> list[GenerateResult]:
-    """The samples of `inputs` as a file of the format that the suffix of `output` names.
+    """Writes the samples of `inputs` to a file whose format is given by the suffix of `output`.
 
     `inputs` is one .h5, .hdf5, .pt, .safetensors or .npz file with both arrays, or two
-    .npy or IDX files, src and tgt. A .npy or .idx file holds one array, so as `output` it
-    makes one file for each, `x.src.npy` and `x.tgt.npy` of `x.npy`, and the result has
-    one entry for each; those files have no place for num_classes and source, the others
-    keep them. A test split is kept everywhere. `dtype` is one of `FLOATS` for arrays of
-    floats; others stay as they are.
+    .npy or IDX files, src and tgt. A .npy or .idx file stores a single array, so the
+    output `x.npy` becomes `x.src.npy` and `x.tgt.npy`, with one entry each in the result.
+    These two formats cannot store num_classes and source; all others preserve them. A
+    test split is always preserved. `dtype` is one of `FLOATS` and applies to
+    floating-point arrays only.
 
-    A file made of the same inputs before is used as it is, any other is refused
-    unless `force`; .npy and .idx files do not tell, and are refused. Inputs are told
-    apart by real path, inode, size and time of change: no second pass over the data,
-    and the same on every node that sees the file system.
+    An existing file made from the same inputs is reused. Any other existing file is an
+    error unless `force` is set, including all .npy and .idx files, which do not record
+    their inputs. Inputs are identified by real path, inode, size and modification time,
+    which requires no second pass over the data and is the same on every node.
 
     Raises:
-        DataError: an input is missing, damaged or not two arrays of equally many samples.
-        RequestError: what the output cannot hold, too little space, or another file there and not `force`.
-        DdpHpcError: the writing itself failed; nothing is left behind.
+        DataError: an input is missing or damaged, or its arrays differ in length.
+        RequestError: the output cannot store the arrays, there is too little space, or
+            another file exists and `force` is not set.
+        DdpHpcError: writing failed; no partial file is left.
     """
     suffix = format_of(output, SUFFIXES)
     _check_number(inputs)
@@ -103,7 +104,7 @@ def convert(
     files = _files(output, suffix, Contents(tuple(arrays.values()), recipe, attributes))
     _refuse_own_input(inputs, [path for path, _ in files])
 
-    # IDX is big-endian.
+    # The values of IDX files are big-endian.
     swaps = suffix == IDX_SUFFIX and sys.byteorder == "little"
 
     def pieces() -> Iterator[Piece]:
@@ -113,13 +114,13 @@ def convert(
             yield name, firsts[name], values.byteswap() if swaps else values
             firsts[name] += values.size
         if [_identity(path) for path in inputs] != seen:
-            raise DataError(f"{where} changed while it was read; start again when nobody writes it")
+            raise DataError(f"{where} changed while it was read; retry when no program is writing it")
 
     return write_files(files, pieces, suffixes=SUFFIXES, force=force, progress=progress)
 
 
 def _files(output: Path, suffix: str, contents: Contents) -> list[tuple[Path, Contents]]:
-    """The files that `output` stands for: `x.npy` for `x.src.npy` and `x.tgt.npy`, `x.npz` for itself."""
+    """Returns the files to write: `x.src.npy` and `x.tgt.npy` for `x.npy`, `x.npz` itself for `x.npz`."""
     if suffix not in SINGLE_SUFFIXES:
         return [(output, contents)]
     return [
@@ -135,18 +136,22 @@ def _check_number(inputs: Sequence[Path]) -> None:
     both = (*h5_layout.SUFFIXES, NPZ_SUFFIX)
     alone = [path for path in inputs if path.suffix.lower() in both]
     if len(inputs) == 2 and alone:
-        raise RequestError(f"{alone[0]} may hold both arrays and stands beside another input; give it alone")
+        raise RequestError(
+            f"{alone[0]} is in a format with both arrays, so there must be no other input; pass it alone"
+        )
     if len(inputs) == 1 and not alone:
         raise RequestError(
-            f"{inputs[0]} alone does not hold src and tgt; give one file of {' '.join(both)}, "
-            "or two .npy or IDX files, src first"
+            f"{inputs[0]} contains only one array. Pass two .npy or IDX files, src first, "
+            f"or one file with both arrays ({' '.join(both)})."
         )
     if len(inputs) not in (1, 2):
-        raise RequestError(f"{len(inputs)} inputs; give one that holds both arrays, or two with one each")
+        raise RequestError(
+            f"got {len(inputs)} inputs; pass one file with both arrays or two files with one each"
+        )
 
 
 def _identity(path: Path) -> dict[str, int | str]:
-    """Tells an input from others, and from what it was. No device: it differs between the nodes of a site."""
+    """Returns what identifies an input and its state, without the device number, which differs per node."""
     found = check_regular(path)
     return {
         "inputs": plain_text(os.path.realpath(path)),
@@ -159,10 +164,12 @@ def _identity(path: Path) -> dict[str, int | str]:
 def _refuse_own_input(inputs: Sequence[Path], paths: Sequence[Path]) -> None:
     for path in paths:
         for own in inputs:
-            # Nothing is there, or the writer says what is wrong with the name.
+            # An OSError means that the output does not exist, or that the writer will report its path.
             with suppress(OSError):
                 if path.samefile(own):
-                    raise RequestError(f"{path} is the input {own} itself; name another file")
+                    raise RequestError(
+                        f"the output {path} is the same file as the input {own}; choose another"
+                    )
 
 
 def _open(inputs: Sequence[Path], src_key: str, tgt_key: str) -> tuple[_Infos, Callable[[], _Blocks]]:
@@ -176,7 +183,7 @@ def _open(inputs: Sequence[Path], src_key: str, tgt_key: str) -> tuple[_Infos, C
 
 
 def _marks(inputs: Sequence[Path]) -> dict[str, int | str]:
-    """What is said of the samples; all else is about the file they are in."""
+    """Returns the metadata of the samples, without that of the file which contains them."""
     path, *others = inputs
     if others:
         return {}
@@ -192,7 +199,7 @@ def _marks(inputs: Sequence[Path]) -> dict[str, int | str]:
 
 
 def _of_streams(streams: Sequence[Stream]) -> tuple[_Infos, Callable[[], _Blocks]]:
-    """Of two streams, or four with a test split."""
+    """Returns infos and blocks of two streams, or of four if there is a test split."""
     infos = [stream.info for stream in streams]
     for src, tgt in zip(infos[::2], infos[1::2], strict=True):
         check_pair(streams[-1].path, src, tgt)
@@ -225,18 +232,18 @@ def _of_samples(samples: Samples) -> tuple[_Infos, Callable[[], _Blocks]]:
 
 def _array(where: str, name: str, info: ArrayInfo, dtype: str | None) -> Array:
     found = info.dtype_name
-    wanted = dtype if dtype is not None and found in FLOATS else found
-    if wanted not in ITEM_BYTES:
-        raise DataError(
-            f"{where}: {info.key} is {found}, which is none of {', '.join(ITEM_BYTES)}; save it as one"
-        )
+    target = dtype if dtype is not None and found in FLOATS else found
+    if target not in ITEM_BYTES:
+        raise DataError(f"{where}: {info.key} has dtype {found}; save it as one of {', '.join(ITEM_BYTES)}")
     if len(info.shape) > MAX_AXES:
-        raise DataError(f"{where}: samples of {info.key} have {len(info.shape)} axes, more than {MAX_AXES}")
-    return Array(name, (info.num_samples, *info.shape), wanted)
+        raise DataError(
+            f"{where}: samples of {info.key} have {len(info.shape)} axes; at most {MAX_AXES} are supported"
+        )
+    return Array(name, (info.num_samples, *info.shape), target)
 
 
 def _cast(where: str, info: ArrayInfo, dtype: str, values: NDArray[Any]) -> NDArray[Any]:
-    """The values as `dtype`; bfloat16 are uint16."""
+    """Converts the values to `dtype`, where bfloat16 is represented by uint16."""
     if info.dtype_name == dtype:
         return values
     try:

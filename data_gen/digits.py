@@ -1,4 +1,4 @@
-"""scikit-learn's bundled handwritten digits as a file: 1,797 real images of 8 x 8 pixels, 10 classes."""
+"""Writes the handwritten digits bundled with scikit-learn: 1,797 images of 8 x 8 pixels in 10 classes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _SOURCE = (
 def write_digits(
     path: Path, *, seed: int = 0, force: bool = False, progress: Progress | None = None
 ) -> GenerateResult:
-    """A file with src (N, 1, 8, 8) float32 in [0, 1] and tgt (N,) int64; a fifth of each class is in `test/`.
+    """Writes src (N, 1, 8, 8) float32 in [0, 1] and tgt (N,) int64, with a fifth of each class in `test/`.
 
     Raises:
-        RequestError: without scikit-learn, and as `data_gen.generate` does.
-        DdpHpcError: the writing itself failed; nothing is left behind.
+        RequestError: scikit-learn is not installed, or for the same reasons as in `data_gen.generate`.
+        DdpHpcError: writing failed; no partial file is left.
     """
     images, labels = _load()
     train, test = stratified_split(labels, TEST_FRACTION, seed)
@@ -66,7 +66,7 @@ def write_digits(
 def stratified_split(
     labels: NDArray[np.int64], test_fraction: float, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Indices of the train and of the test samples, ascending: the same fraction of every class is tested."""
+    """Returns the ascending indices of the training and test samples, with the same fraction per class."""
     stream = np.random.Generator(np.random.SFC64(seed))
     is_test = np.zeros(len(labels), bool)
     for label in np.unique(labels):
@@ -80,7 +80,7 @@ def _load() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise RequestError(
-            "the digits come with scikit-learn, which cannot be imported; pip install 'ddp-hpc[digits]'"
+            "cannot import scikit-learn, which provides the digits; run `pip install 'ddp-hpc[digits]'`"
         ) from error
     bundled = load_digits()
     images = (bundled.images[:, np.newaxis] / _MAX_PIXEL).astype(np.float32)  # (N, 1, 8, 8)

@@ -1,7 +1,7 @@
-"""The file formats: lay a file out with room for its arrays, and read back what such a file claims to be.
+"""Creates files with space for their arrays in each format, and reads the metadata of existing files.
 
-Laying out and filling are two steps, so that every format is filled by the same
-plain writes at byte offsets, a piece at a time, whatever the size of an array.
+Creating and filling a file are separate steps, so that all formats are filled by the same
+writes at byte offsets, piece by piece, whatever the size of an array.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from typing import Any
 from data_gen import array_files
 from data_gen.array_streams import npz_keys, open_npz_array, read_npz_marks
 from data_gen.recipe import DTYPE_BYTES, canonical_json, fingerprint
-from ddp_hpc import __version__, h5_layout
-from ddp_hpc.data.formats import open_samples
+from ddp_hpc import h5_layout
+from ddp_hpc.data.open_file import open_samples
 from ddp_hpc.data.samples import first_line
 from ddp_hpc.errors import DataError, RequestError, nearest
+from ddp_hpc.version import __version__
 
 ITEM_BYTES = {**DTYPE_BYTES, "bool": 1, "int8": 1, "uint16": 2, "uint32": 4, "uint64": 8}
-# Names of the safetensors format, https://huggingface.co/docs/safetensors.
+# The dtype names of the safetensors format, https://huggingface.co/docs/safetensors.
 _SAFETENSORS_DTYPES = {
     "float16": "F16",
     "bfloat16": "BF16",
@@ -42,12 +43,12 @@ _SAFETENSORS_DTYPES = {
     "int32": "I32",
     "int64": "I64",
 }
-# Of a library's text.
-_MAX_SAID = 200
-# A page: mapped arrays start on one, and so do writes that skip the page cache.
+# Limit for the text of a library's error.
+_MAX_REASON = 200
+# The page size, to which memory-mapped arrays and direct I/O must be aligned.
 _ALIGNMENT = 4096
 ARRAY_NAMES = (h5_layout.SRC, h5_layout.TGT, h5_layout.TEST_SRC, h5_layout.TEST_TGT)
-# All that is read of an HDF5 file's attributes: others may have types that NumPy lacks.
+# The only attributes read from an HDF5 file; others may have types that NumPy does not support.
 _MARKS = (
     h5_layout.ATTR_RECIPE,
     h5_layout.ATTR_FINGERPRINT,
@@ -57,12 +58,12 @@ _MARKS = (
 
 
 class ForeignFileError(Exception):
-    """The file was not written by data_gen, or it is damaged; the text says how that shows."""
+    """The file was not written by data_gen or is damaged; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Array:
-    """One array of a file: `name` is a key, `shape` begins with the axis of samples."""
+    """One array of a file. `name` is its key, and the first axis of `shape` is that of the samples."""
 
     name: str
     shape: tuple[int, ...]
@@ -70,51 +71,49 @@ class Array:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the values."""
+        """Size of the values in bytes."""
         return prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What a file is to hold, without the values."""
+    """The description of a file to write, without the values."""
 
     arrays: tuple[Array, ...]
     recipe: Mapping[str, object]
-    """All that decides the values, as JSON types; its fingerprint tells files apart."""
+    """Everything that determines the values, as JSON types; its fingerprint identifies the contents."""
     attributes: Mapping[str, int | str]
-    """More for people and readers: seed, num_classes, source."""
+    """Additional metadata: seed, num_classes, source."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all values together."""
+        """Total size of all values in bytes."""
         return sum(array.num_bytes for array in self.arrays)
 
 
 def format_of(path: Path, suffixes: Sequence[str] = h5_layout.SUFFIXES) -> str:
-    """The suffix of `path`, which names its format.
+    """Returns the suffix of `path`, which determines its format.
 
     Raises:
-        RequestError: for a suffix that is none of `suffixes`.
+        RequestError: the suffix is not one of `suffixes`.
     """
     suffix = path.suffix.lower()
     if suffix not in suffixes:
         hint = nearest(suffix, tuple(suffixes))
-        raise RequestError(
-            f"{path}: the suffix {suffix!r} names no format{hint}; use one of {' '.join(suffixes)}"
-        )
+        raise RequestError(f"{path}: unknown suffix {suffix!r}{hint}; use one of {' '.join(suffixes)}")
     return suffix
 
 
 def plain_text(text: str) -> str:
-    """The text as all formats can keep it: file names need not be UTF-8, and HDF5 ends a text at a NUL."""
+    """Returns text that all formats can store: file names need not be UTF-8, and HDF5 stops at a NUL."""
     return text.encode("utf-8", "replace").decode().replace("\0", "")
 
 
 def lay_out(path: Path, suffix: str, contents: Contents) -> dict[str, int]:
-    """The byte offset of each array in the new file `path`, which has everything but their values.
+    """Writes everything except the values to the file, and returns the byte offset of each array.
 
-    An empty file that is there is filled, not replaced: it may lie on its disks by a plan.
-    Once it is filled, `seal` completes it.
+    An existing empty file is filled and not replaced, because it may have a stripe layout.
+    After the values have been written, `seal` completes the file.
     """
     if suffix == array_files.NPZ_SUFFIX:
         return array_files.lay_out_npz(path, contents.arrays)
@@ -124,7 +123,7 @@ def lay_out(path: Path, suffix: str, contents: Contents) -> dict[str, int]:
     marks: dict[str, int | str] = {
         h5_layout.ATTR_FORMAT_VERSION: h5_layout.FORMAT_VERSION,
         h5_layout.ATTR_GENERATOR: f"ddp-hpc data_gen {__version__}",
-        # The day alone: files of one recipe are the same byte for byte, whoever wrote them that day.
+        # Only the date, so that all files of one recipe written on the same day are byte-identical.
         h5_layout.ATTR_CREATED: datetime.now(UTC).date().isoformat(),
         h5_layout.ATTR_RECIPE: canonical_json(contents.recipe),
         h5_layout.ATTR_FINGERPRINT: fingerprint(contents.recipe),
@@ -138,28 +137,28 @@ def lay_out(path: Path, suffix: str, contents: Contents) -> dict[str, int]:
 
 
 def seal(path: Path, suffix: str, contents: Contents) -> None:
-    """Adds to the filled file what follows from the values: the checksums of an .npz file."""
+    """Adds what can be computed only from the values, which is the checksums of an .npz file."""
     if suffix == array_files.NPZ_SUFFIX:
         recipe = canonical_json(contents.recipe)
         array_files.seal_npz(path, {h5_layout.ATTR_RECIPE: recipe, **contents.attributes})
 
 
 def read_stamp(path: Path, suffix: str) -> tuple[Mapping[str, object], tuple[Array, ...]]:
-    """The recipe of the existing file `path`, and the arrays that are in it, which are not read.
+    """Returns the recipe of an existing file and the descriptions of its arrays, without reading the values.
 
     Raises:
-        ForeignFileError: where it is no file of data_gen's, or a damaged one.
+        ForeignFileError: the file was not written by data_gen, or it is damaged.
     """
     marks = read_marks(path, suffix)
     try:
         recipe = dict(json.loads(str(marks[h5_layout.ATTR_RECIPE])))
-        # The zip file has a checksum of it.
+        # The recipe in an .npz file is protected by the checksum of the zip format instead.
         if suffix != array_files.NPZ_SUFFIX and fingerprint(recipe) != marks[h5_layout.ATTR_FINGERPRINT]:
-            raise ForeignFileError("its recipe and its fingerprint disagree")
+            raise ForeignFileError("its recipe does not match its fingerprint")
     except KeyError as error:
         raise ForeignFileError(f"it has no {error.args[0]}") from None
     except (ValueError, TypeError, RecursionError):
-        raise ForeignFileError("its recipe is no JSON object") from None
+        raise ForeignFileError("its recipe is not a JSON object") from None
     try:
         return recipe, _arrays(path, suffix)
     except DataError as error:
@@ -167,13 +166,13 @@ def read_stamp(path: Path, suffix: str) -> tuple[Mapping[str, object], tuple[Arr
 
 
 def read_marks(path: Path, suffix: str) -> Mapping[str, Any]:
-    """What anybody's file says of itself, `_MARKS` at least; nothing of its arrays.
+    """Reads the metadata of any file, at least the keys in `_MARKS`, without its arrays.
 
     Raises:
-        ForeignFileError: where the file is damaged, or of a format that says nothing.
+        ForeignFileError: the file is damaged, or its format has no metadata.
     """
     if suffix in array_files.SINGLE_SUFFIXES:
-        raise ForeignFileError(f"{suffix} files do not say what they were made from")
+        raise ForeignFileError(f"{suffix} files have no metadata")
     try:
         if suffix == array_files.NPZ_SUFFIX:
             return read_npz_marks(path)
@@ -187,9 +186,9 @@ def read_marks(path: Path, suffix: str) -> Mapping[str, Any]:
             with safe_open(path, framework="np") as file:
                 return file.metadata() or {}
         return _read_hdf5_marks(path)
-    # A damaged file raises nearly anything out of the libraries.
+    # The libraries can raise almost any exception for a damaged file.
     except Exception as error:
-        raise ForeignFileError(f"it cannot be read: {first_line(error)[:_MAX_SAID]}") from None
+        raise ForeignFileError(f"it cannot be read: {first_line(error)[:_MAX_REASON]}") from None
 
 
 def _read_hdf5_marks(path: Path) -> dict[str, Any]:
@@ -204,7 +203,7 @@ def _read_hdf5_marks(path: Path) -> dict[str, Any]:
 
 
 def _arrays(path: Path, suffix: str) -> tuple[Array, ...]:
-    """The arrays that are there, each whole."""
+    """Returns the descriptions of the arrays in the file, checked for completeness."""
     if suffix == array_files.NPZ_SUFFIX:
         keys = npz_keys(path)
         infos = [open_npz_array(path, name).info for name in ARRAY_NAMES if name in keys]
@@ -224,12 +223,12 @@ def _lay_out_hdf5(path: Path, arrays: tuple[Array, ...], marks: Mapping[str, int
 
     plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     plist.set_layout(h5py.h5d.CONTIGUOUS)
-    # The place is fixed now and the fill value never written: the offset is what we fill at.
+    # Early allocation fixes the offset at which the values are written later; no fill value is written.
     plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     plist.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
     plist.set_obj_track_times(False)
     offsets = {}
-    # No lock: nobody else knows the name, and some parallel file systems refuse flock.
+    # No lock is needed, since no other process knows the name, and some parallel file systems refuse flock.
     with h5py.File(
         path, "w", locking=False, alignment_threshold=_ALIGNMENT, alignment_interval=_ALIGNMENT
     ) as file:
@@ -249,15 +248,15 @@ def _lay_out_hdf5(path: Path, arrays: tuple[Array, ...], marks: Mapping[str, int
 def _lay_out_pt(path: Path, arrays: tuple[Array, ...], marks: Mapping[str, int | str]) -> dict[str, int]:
     import torch
 
-    # Never touched, so the pages of these tensors are never taken.
+    # The values of these tensors are never accessed, so they take no physical memory.
     tensors = {array.name: torch.empty(array.shape, dtype=getattr(torch, array.dtype)) for array in arrays}
-    # Given a path, torch would write its name, which is a passing one, into the file.
+    # If given a path, torch would write its temporary name into the file.
     with torch.serialization.skip_data(), path.open("wb") as new:
         torch.save({**tensors, **marks}, new)
     offsets = {}
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-        # torch numbers the storages in the order of the dict. Their CRC-32 fields stay
-        # those of the skipped data: torch.load does not look at them, unzip does.
+        # torch numbers the storages in the order of the dict. Their CRC-32 fields remain
+        # those of the skipped data: torch.load ignores them, but unzip checks them.
         members = {Path(info.filename).parts[1:]: info for info in archive.infolist()}
         for number, array in enumerate(arrays):
             offsets[array.name] = array_files.member_start(file, members["data", str(number)])
@@ -267,11 +266,12 @@ def _lay_out_pt(path: Path, arrays: tuple[Array, ...], marks: Mapping[str, int |
 def _lay_out_safetensors(
     path: Path, arrays: tuple[Array, ...], marks: Mapping[str, int | str]
 ) -> dict[str, int]:
-    # The format: the header's length in 8 bytes, a JSON header, the arrays without gaps; metadata is text.
+    # The format is the length of the header in 8 bytes, a JSON header with text metadata, and the arrays
+    # without gaps.
     header: dict[str, object] = {"__metadata__": {key: str(value) for key, value in marks.items()}}
     starts = {}
     end = 0
-    # The larger items first: so each array begins at a multiple of its items' size.
+    # Arrays with larger items come first, so that each array is aligned to its item size.
     for array in sorted(arrays, key=lambda array: -ITEM_BYTES[array.dtype]):
         starts[array.name], end = end, end + array.num_bytes
         header[array.name] = {
@@ -281,8 +281,8 @@ def _lay_out_safetensors(
         }
     encoded = json.dumps(header).encode()
     encoded += b" " * (-(8 + len(encoded)) % _ALIGNMENT)
-    behind_header = 8 + len(encoded)
+    data_start = 8 + len(encoded)
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(encoded)) + encoded)
-        file.truncate(behind_header + end)
-    return {name: behind_header + start for name, start in starts.items()}
+        file.truncate(data_start + end)
+    return {name: data_start + start for name, start in starts.items()}

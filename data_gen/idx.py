@@ -1,8 +1,8 @@
-"""MNIST's IDX files, plain or gzipped, as a data file.
+"""Converts MNIST's IDX files, plain or gzipped, to a data file.
 
-The format (http://yann.lecun.com/exdb/mnist/, "the IDX file format"): two zero
-bytes, a type code (8: unsigned byte), the number of axes, each size in 4 bytes
-big-endian, then the values. EMNIST, Fashion-MNIST and KMNIST come the same way.
+An IDX file (http://yann.lecun.com/exdb/mnist/, "the IDX file format") consists of two zero
+bytes, a type code (8 for unsigned bytes), the number of axes, each size in 4 bytes
+big-endian, and the values. EMNIST, Fashion-MNIST and KMNIST use the same format.
 """
 
 from __future__ import annotations
@@ -35,25 +35,26 @@ def convert_idx(
     force: bool = False,
     progress: Progress | None = None,
 ) -> GenerateResult:
-    """A file with src (N, 1, rows, columns) float32 in [0, 1] and tgt (N,) int64, the test set in `test/`.
+    """Writes src (N, 1, rows, columns) float32 in [0, 1] and tgt (N,) int64, with the test set in `test/`.
 
     Raises:
-        DataError: an IDX file that is damaged or does not fit the others.
-        RequestError: as `data_gen.generate` does.
-        DdpHpcError: the writing itself failed; nothing is left behind.
+        DataError: an IDX file is damaged or does not match the others.
+        RequestError: for the same reasons as in `data_gen.generate`.
+        DdpHpcError: writing failed; no partial file is left.
     """
     streams = dict(zip((h5_layout.SRC, h5_layout.TGT), _pair(images, labels), strict=True))
     if (test_images is None) != (test_labels is None):
-        raise DataError("a test set needs both its images and its labels; give both or neither")
+        raise DataError("a test set requires both --test-images and --test-labels; pass both or neither")
     if test_images is not None and test_labels is not None:
         test = _pair(test_images, test_labels)
         size, test_size = streams[h5_layout.SRC].info.shape, test[0].info.shape
         if size != test_size:
             raise DataError(
-                f"{images} has images of {size}, {test_images} of {test_size}; give files of the same set"
+                f"{images} has images of shape {size}, but {test_images} has {test_size}; "
+                "use files of the same data set"
             )
         streams |= zip((h5_layout.TEST_SRC, h5_layout.TEST_TGT), test, strict=True)
-    # Read to their ends, the files are known to be whole before anything is written.
+    # Reading the files up to the end verifies that they are complete before anything is written.
     sums = {name: _sha256_and_largest(stream) for name, stream in streams.items()}
     names = ", ".join(plain_text(stream.path.name) for stream in streams.values())
     contents = Contents(
@@ -84,25 +85,25 @@ def _pair(images: Path, labels: Path) -> tuple[Stream, Stream]:
     num_images, num_labels = (stream.info.num_samples for stream in pair)
     if num_images != num_labels:
         raise DataError(
-            f"{images} has {num_images} images and {labels} has {num_labels} labels; "
-            "give two files of the same set"
+            f"{images} has {num_images} images, but {labels} has {num_labels} labels; "
+            "use two files of the same data set"
         )
     return pair
 
 
 def _open(path: Path, what: str, num_axes: int) -> Stream:
     with reading(path) as file:
-        magic, wanted = file.read(4), bytes((0, 0, _UNSIGNED_BYTE, num_axes))
-    if magic != wanted:
+        magic, expected = file.read(4), bytes((0, 0, _UNSIGNED_BYTE, num_axes))
+    if magic != expected:
         raise DataError(
-            f"{path} begins with {magic.hex() or 'nothing'}, an IDX file of {what} with {wanted.hex()}; "
-            "give the images first, then the labels"
+            f"{path} begins with {magic.hex() or 'no bytes'}, but an IDX file of {what} begins with "
+            f"{expected.hex()}; pass the images first, then the labels"
         )
     return open_array(path, what)
 
 
 def _sha256_and_largest(stream: Stream) -> tuple[str, int]:
-    """Of the values, so a file and its gzipped copy are the same."""
+    """Returns digest and maximum of the values, so that a file and its gzipped copy have the same digest."""
     digest, largest = hashlib.sha256(), 0
     for block in stream.blocks():
         digest.update(block.data)

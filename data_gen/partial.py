@@ -1,4 +1,4 @@
-"""Signals while a file is written: they leave no hidden file behind."""
+"""Handles signals while a file is written, so that no hidden partial file is left."""
 
 from __future__ import annotations
 
@@ -12,47 +12,48 @@ from types import FrameType
 
 WRITER = "data_gen"
 
-# Below the time that schedulers leave between SIGTERM and SIGKILL: PBS 10 s, Slurm 30 s.
+# Less than the delay of schedulers between SIGTERM and SIGKILL: 10 s in PBS, 30 s in Slurm.
 _LINGER_S = 8.0
 
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Let signals wait for the end of the block.
+    """Defers signals to the end of the block.
 
-    While h5py closes a file, an exception of a handler is soon in one of its destructors, and lost.
+    While h5py closes a file, an exception from a signal handler can be raised in a destructor and get lost.
     """
-    came: list[int] = []
+    received: list[int] = []
     before = {}
     if threading.current_thread() is threading.main_thread():
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(signum) is not None:  # None: not Python's, it cannot be set again
-                before[signum] = signal.signal(signum, lambda number, _: came.append(number))
+            # None means a handler that was not set by Python and cannot be restored.
+            if signal.getsignal(signum) is not None:
+                before[signum] = signal.signal(signum, lambda number, _: received.append(number))
     try:
         yield
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
-        for number in came:
+        for number in received:
             signal.raise_signal(number)
 
 
 class _Stopped(BaseException):
-    """A signal that would have ended the process at once."""
+    """Raised for a signal whose default action would have terminated the process."""
 
 
 @contextmanager
 def end_by_signal(others_are_done: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """Let SIGTERM and SIGHUP unwind the stack first, then end the process as they would have.
+    """Lets SIGTERM and SIGHUP unwind the stack before they terminate the process.
 
-    Before that `others_are_done` is waited for: launchers kill the other ranks when the first one ends.
-    A handler that the program has set keeps the signal: a trainer's flag decides there.
+    The process first waits for `others_are_done`, because launchers kill the other ranks when one exits.
+    Signals for which the program has set a handler, such as a trainer, are not affected.
     """
-    ours: list[signal.Signals] = []
+    handled: list[signal.Signals] = []
     stopped_by: list[int] = []
 
     def stop(signum: int, _: FrameType | None) -> None:
-        if not stopped_by:  # A second signal must not interrupt the cleaning up.
+        if not stopped_by:  # A second signal must not interrupt the cleanup.
             stopped_by.append(signum)
             raise _Stopped
 
@@ -60,14 +61,14 @@ def end_by_signal(others_are_done: Callable[[], bool] = lambda: True) -> Iterato
         if threading.current_thread() is threading.main_thread():
             for signum in (signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(signum) is signal.SIG_DFL:
-                    ours.append(signum)
+                    handled.append(signum)
                     signal.signal(signum, stop)
         yield
     finally:
         limit_s = time.monotonic() + _LINGER_S
         while stopped_by and not others_are_done() and time.monotonic() < limit_s:
             time.sleep(0.01)
-        for signum in ours:
+        for signum in handled:
             signal.signal(signum, signal.SIG_DFL)
         if stopped_by:
             os.kill(os.getpid(), stopped_by[0])

@@ -1,4 +1,4 @@
-"""How far a long write has come: a bar on a terminal, a line every tenth in a job's log."""
+"""Progress of a long write: a bar on a terminal, a line per tenth in the log of a job."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _SECONDS_BETWEEN_LINES = 1.0
 
 @contextmanager
 def report_progress(label: str, stream: TextIO | None = None) -> Iterator[Callable[[int, int], None]]:
-    """A callback `(done_bytes, total_bytes)` that tells on stderr, or on `stream`, how far it is.
+    """Provides a callback `(done_bytes, total_bytes)` that shows the progress on stderr or `stream`.
 
-    Nothing is written before its first call, so a file that is reused stays silent.
+    Nothing is printed before its first call, so there is no output if a file is reused.
     """
     out = stream if stream is not None else sys.stderr
     with ExitStack() as stack:
@@ -38,16 +38,16 @@ def _bar(label: str, out: TextIO, stack: ExitStack) -> Callable[[int, int], None
 
 
 def _lines(label: str, out: TextIO) -> Callable[[int, int], None]:
-    told_tenths = 0
-    told_s = time.monotonic()
+    last_tenths = 0
+    last_s = time.monotonic()
 
     def update(done_bytes: int, total_bytes: int) -> None:
-        nonlocal told_tenths, told_s
+        nonlocal last_tenths, last_s
         tenths = 10 * done_bytes // max(total_bytes, 1)
         now_s = time.monotonic()
-        # A file of a few megabytes is one line, not ten.
-        if tenths > told_tenths and (tenths == 10 or now_s - told_s >= _SECONDS_BETWEEN_LINES):
-            told_tenths, told_s = tenths, now_s
+        # For a file of a few megabytes this prints one line instead of ten.
+        if tenths > last_tenths and (tenths == 10 or now_s - last_s >= _SECONDS_BETWEEN_LINES):
+            last_tenths, last_s = tenths, now_s
             click.echo(f"{label}: {tenths * 10} % of {format_bytes(total_bytes)}", file=out)
 
     return update

@@ -1,4 +1,4 @@
-"""The ranks that a launcher started `python -m data_gen` as. Without a launcher mpi4py is never touched."""
+"""The ranks of `python -m data_gen` under a launcher. Without a launcher, mpi4py is not imported."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from ddp_hpc.discovery.comm import Comm, MpiComm, SingleComm, abort_mpi, finalize_mpi
+from ddp_hpc.discovery.launcher_environment import Environ, peek_rank, present_launchers, read_claim
+from ddp_hpc.discovery.once_per_node import say_once_a_node
+from ddp_hpc.discovery.watchdog import time_limit
+from ddp_hpc.discovery.world import discover, short_hostname
 from ddp_hpc.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -15,53 +20,48 @@ from ddp_hpc.errors import (
     LaunchError,
     ReportedElsewhereError,
 )
-from ddp_hpc.world.comm import Comm, MpiComm, SingleComm, abort_mpi, finalize_mpi
-from ddp_hpc.world.launch_env import Environ, peek_rank, present_launchers, read_claim
-from ddp_hpc.world.once import say_once_a_node
-from ddp_hpc.world.topology import discover, short_hostname
-from ddp_hpc.world.watchdog import time_limit
 
 T = TypeVar("T")
 
 
 class LimitedComm:
-    """MPI ranks whose waits for one another end."""
+    """MPI ranks with a time limit on every wait for other ranks."""
 
     def __init__(self, comm: MpiComm, timeout_s: float) -> None:
         self._comm, self._timeout_s = comm, timeout_s
         self.rank, self.size = comm.rank, comm.size
 
     def bcast(self, value: T) -> T:
-        """Rank 0's value. Collective: every rank must call this."""
+        """Returns rank 0's value. Collective: every rank must call this."""
         self.barrier("rank 0")
         return self._comm.bcast(value)
 
     def allgather(self, value: T) -> list[T]:
-        """Every rank's value, by rank. Collective: every rank must call this."""
-        self.barrier("the other ranks to do their part of the file (--timeout)")
+        """Returns the values of all ranks in order. Collective: every rank must call this."""
+        self.barrier("the other ranks to write their parts of the file (--timeout)")
         return self._comm.allgather(value)
 
     def barrier(self, what: str) -> None:
-        """Collective: every rank must call this."""
+        """Waits for all ranks; `what` describes the wait in errors. Collective: every rank must call this."""
         self._comm.wait_for_all(what, self._timeout_s)
 
 
 @contextmanager
 def joined(timeout_s: float) -> Iterator[Comm]:
-    """All ranks of this launch; no wait for another rank takes longer than `timeout_s`.
+    """Connects all ranks of this launch; each wait for other ranks is limited to `timeout_s`.
 
-    Collective where several were started. An error that this rank alone has ends the others.
+    Collective if several ranks were started. An error on this rank only terminates the others.
 
     Raises:
-        RendezvousError: the others did not come in time.
-        ReportedElsewhereError: the launch itself is broken, and a line says so.
+        RendezvousError: the other ranks did not arrive in time.
+        ReportedElsewhereError: the launch itself failed, and the reason has been printed.
     """
     comm = _join(os.environ, timeout_s)
     try:
         yield comm
     except BaseException as error:
         if comm.size > 1 and not (isinstance(error, DdpHpcError) and error.everywhere):
-            # MPI_Finalize would wait for ranks that wait for this one.
+            # MPI_Finalize would deadlock, because the other ranks wait for this one.
             code, text = _verdict(error)
             os.write(2, f"[rank {comm.rank}/{comm.size} {short_hostname()}] {text}\n".encode())
             abort_mpi(code, patience_s=0.0)
@@ -84,16 +84,16 @@ def _join(environ: Environ, timeout_s: float) -> Comm:
         return SingleComm()
     prefix = f"[rank {peek_rank(environ)} {short_hostname()}] "
     try:
-        # One rank needs no MPI; a launcher that does not tell the size may have started many.
+        # A single rank needs no MPI. If the launcher does not provide the size, there may be several.
         if read_claim(launchers[0], environ).world_size == 1:
             return SingleComm()
         with time_limit(timeout_s, prefix) as watchdog:
-            watchdog.stage("in MPI_Init for the other ranks: one of them did not start, or ended before it")
+            watchdog.stage("in MPI_Init for the other ranks: one of them did not start, or exited before")
             world = discover(environ)
         if world.world_size > 1 and world.mpi is None:
             raise LaunchError(
-                f"{world.launcher} started {world.world_size} ranks, which share one file only through MPI; "
-                "start them with mpiexec and mpi4py installed, or start one process"
+                f"{world.launcher} started {world.world_size} ranks, but writing one file together requires "
+                "MPI. Start them with mpiexec and install mpi4py, or start one process."
             )
     except LaunchError as error:
         say_once_a_node(f"error: {error}", environ)

@@ -1,4 +1,4 @@
-"""Lustre's layout of a new file, by the hint of the job script. Elsewhere than on Lustre nothing happens."""
+"""Sets the stripe layout of a new file on Lustre as requested by the job script."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from pathlib import Path
 
 HINT = "DDP_HPC_LUSTRE_STRIPE"
 
-# -1 is all of the file system's targets; the sizes are those that lfs takes.
+# A count of -1 uses all targets of the file system; the sizes are those that lfs accepts.
 _FORM = re.compile(r"(?P<count>-1|[1-9][0-9]{0,3})(?:,(?P<size>[1-9][0-9]{0,9}[kKmMgG]?))?")
-# What lfs says where there is no Lustre (lustre/utils/liblustreapi.c: llapi_file_open_param); an older one
-# lets the kernel say so.
-_ELSEWHERE = ("is not on a Lustre filesystem", "Inappropriate ioctl for device")
+# The errors of lfs on other file systems (lustre/utils/liblustreapi.c: llapi_file_open_param); older
+# versions print the kernel's message.
+_NOT_LUSTRE = ("is not on a Lustre filesystem", "Inappropriate ioctl for device")
 _LIMIT_S = 30.0
-# docs.nersc.gov, performance/io/lustre: below that, the default is as good, and fewer servers are asked.
+# According to docs.nersc.gov, performance/io/lustre, the default layout is sufficient for smaller files.
 _LARGE_BYTES = 10**9
 
 
 def stripe(path: Path, num_bytes: int) -> str | None:
-    """Makes the empty file `path`, spread over Lustre's targets as the variable DDP_HPC_LUSTRE_STRIPE says.
+    """Creates the empty file `path` with the layout in the environment variable DDP_HPC_LUSTRE_STRIPE.
 
-    A layout is fixed when the file is made; whoever writes it later must truncate it,
-    not replace it. The variable is `COUNT` or `COUNT,SIZE`, the arguments of `lfs
-    setstripe -c` and `-S`. Without it, without `lfs`, on another file system, or for
-    a file below 1 GB nothing is made and nothing said: it is a hint, and a file without
-    it is as good.
+    The layout is fixed when a file is created, so the file must later be filled and not
+    replaced. The variable is `COUNT` or `COUNT,SIZE`, the arguments of `lfs setstripe -c`
+    and `-S`. The layout is only a hint: without the variable, without `lfs`, on another file
+    system, or for a file smaller than 1 GB, this function does nothing.
 
     Returns:
-        A warning, where the hint cannot be read or Lustre refused it; the file may be there then.
+        A warning if the variable is invalid or Lustre rejected the layout (the file may exist
+        then), otherwise None.
     """
     hint = os.environ.get(HINT, "")
     if not hint or num_bytes < _LARGE_BYTES:
         return None
     match = _FORM.fullmatch(hint)
     if match is None:
-        return f"{HINT}={hint!r} is no hint for striping; COUNT or COUNT,SIZE is needed, such as 8,4M"
+        return f"ignoring invalid {HINT}={hint!r}; expected COUNT or COUNT,SIZE, such as 8,4M"
     size = ["-S", match["size"]] if match["size"] else []
     argv = ["lfs", "setstripe", "-c", match["count"], *size, str(path.absolute())]
     try:
@@ -52,8 +52,8 @@ def stripe(path: Path, num_bytes: int) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{HINT}={hint}: lfs setstripe did not work ({error}); the file has the folder's layout"
-    if done.returncode == 0 or any(words in done.stderr for words in _ELSEWHERE):
+        return f"{HINT}={hint}: lfs setstripe failed ({error}); the file has the layout of its directory"
+    if done.returncode == 0 or any(text in done.stderr for text in _NOT_LUSTRE):
         return None
-    said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-    return f"{HINT}={hint}: lfs setstripe refused it ({said}); the file has the folder's layout"
+    reason = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+    return f"{HINT}={hint}: lfs setstripe failed ({reason}); the file has the layout of its directory"

@@ -1,8 +1,8 @@
-"""Random arrays as a function of (seed, array, block of samples), whoever draws them and in whatever order.
+"""Generates random arrays that depend only on (seed, array, block of samples).
 
-Each block has a stream of its own, so several writers share a file and nobody
-can tell how many there were: SFC64 (the fastest bit generator NumPy has) seeded
-by `SeedSequence(seed, spawn_key=(array, block))`.
+Each block has a separate random stream: SFC64 (NumPy's fastest bit generator) seeded by
+`SeedSequence(seed, spawn_key=(array, block))`. The contents of a file are therefore
+independent of the number of writers and of the order in which they generate blocks.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from data_gen.bfloat16 import to_bfloat16
 from data_gen.formats import Array, Contents
 from data_gen.recipe import Recipe
 from data_gen.writer import PIECES_IN_FLIGHT, GenerateResult, Piece, Progress, write_file
+from ddp_hpc.discovery.comm import Comm, SingleComm
 from ddp_hpc.h5_layout import ATTR_NUM_CLASSES, ATTR_SEED, BFLOAT16, SRC, TGT
-from ddp_hpc.world.comm import Comm, SingleComm
 
 _BLOCK_BYTES = 32 * 1024 * 1024
-# Elements drawn at a time: they stay in a core's cache, and a signal is soon seen.
+# Elements generated at a time: they fit into the cache of a core, and signals are handled quickly.
 _BUFFER_ELEMENTS = 512 * 1024
 
-# The first word of a spawn key. Part of the format: other numbers give other data.
+# The first element of the spawn keys. They are part of the format, since other numbers give other data.
 _SRC_KEY, _TGT_KEY, _MAP_KEY = 0, 1, 2
 
-# Map entries are whole multiples of 1/128 and src has 24 bits, so sums over up to 2**21 products
-# are exact in float64 and no BLAS's order of summation shows in the data.
+# The entries of the map are integer multiples of 1/128 and src has 24 bits, so sums over up to 2**21
+# products are exact in float64, and the data does not depend on the summation order of the BLAS library.
 _MAP_UNIT = 128
 _NOISE = 0.01
 
-# Uniform values are rounded down to multiples of 2**-11 or 2**-8, all of which the small types
-# have: plain rounding would reach 1.0.
+# Uniform values are rounded down to multiples of 2**-11 or 2**-8, which these types represent exactly;
+# rounding to nearest could return 1.0.
 _STEPS = {"float16": 2048.0, BFLOAT16: 256.0}
 
-# One of so many targets among tokens is noise.
+# One target in this many is random for `tokens`.
 _NOISE_SHARE = 10
 
 
@@ -51,7 +51,20 @@ def generate(
     progress: Progress | None = None,
     comm: Comm | None = None,
 ) -> GenerateResult:
-    """The same as `data_gen.generate`."""
+    """Writes the file of this recipe to `path`, unless a complete file with the same fingerprint exists.
+
+    The suffix selects the format: `.h5`, `.hdf5`, `.pt` or `.safetensors`. The file is
+    written under a hidden name in the same directory, and renamed when it is complete and
+    on disk. `progress(done_bytes, total_bytes)` is called while it is written. With a `comm`,
+    this function is collective: all ranks write parts of the file, and only rank 0 checks
+    and renames it and calls `progress`.
+
+    Raises:
+        RequestError: the suffix is unknown, there is too little space, or another file exists
+            at `path` and `force` is not set.
+        DdpHpcError: writing failed; no partial file is left.
+        ReportedElsewhereError: raised on the other ranks if rank 0 raises one of these.
+    """
     comm = SingleComm() if comm is None else comm
     rank, size = comm.rank, comm.size
     return write_file(
@@ -60,7 +73,7 @@ def generate(
 
 
 def contents(recipe: Recipe) -> Contents:
-    """What the file of this recipe holds."""
+    """Returns the description of the file of this recipe."""
     return Contents(
         arrays=(
             Array(SRC, (recipe.num_samples, *recipe.src_shape), recipe.dtype),
@@ -75,9 +88,9 @@ def contents(recipe: Recipe) -> Contents:
 
 
 def part(recipe: Recipe, rank: int = 0, size: int = 1) -> Iterator[Piece]:
-    """The values of rank's part of `size`: neighbouring blocks, of which rank 0 has the most.
+    """Generates the part of one of `size` ranks: consecutive blocks, of which rank 0 has the most.
 
-    A piece's buffer is used again after PIECES_IN_FLIGHT more pieces.
+    The buffer of a piece is reused after PIECES_IN_FLIGHT more pieces.
     """
     step = block_samples(recipe)
     num_blocks = -(-recipe.num_samples // step)
@@ -91,15 +104,15 @@ def part(recipe: Recipe, rank: int = 0, size: int = 1) -> Iterator[Piece]:
 
 
 def block_samples(recipe: Recipe) -> int:
-    """Samples in a block: as many as 32 MiB hold of src and tgt together, at least one.
+    """Returns the number of samples per block, whose src and tgt together take at most 32 MiB; at least 1.
 
-    It does not depend on num_samples, so a longer file begins with the shorter one's samples.
+    It does not depend on num_samples, so a longer file begins with the samples of a shorter one.
     """
     return max(1, _BLOCK_BYTES // recipe.bytes_per_sample)
 
 
 def _span(recipe: Recipe, block: int) -> tuple[int, int]:
-    """A block's first sample and the one behind its last."""
+    """Returns the range [start, stop) of the samples of a block."""
     step = block_samples(recipe)
     return block * step, min((block + 1) * step, recipe.num_samples)
 
@@ -109,7 +122,7 @@ def _stream(recipe: Recipe, *spawn_key: int) -> np.random.Generator:
 
 
 def _draw_uniform(stream: np.random.Generator, out: NDArray[Any], dtype: str) -> None:
-    """Fill `out` (float32 or float64) with the stream's next values in [0, 1), below 1 in `dtype` too."""
+    """Fills `out` (float32 or float64) with values in [0, 1) that remain below 1 if converted to `dtype`."""
     stream.random(dtype=out.dtype, out=out)
     if steps := _STEPS.get(dtype):
         out *= steps
@@ -122,7 +135,7 @@ def _draw_normal(stream: np.random.Generator, out: NDArray[Any], _: str) -> None
 
 
 def _cast(values: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """The values in `dtype`, rounded to the nearest; bfloat16 as its bits."""
+    """Converts the values to `dtype`, rounding to nearest; bfloat16 is returned as its bits."""
     return to_bfloat16(values) if dtype == BFLOAT16 else values.astype(dtype, copy=False)
 
 
@@ -149,7 +162,7 @@ def _learnable(recipe: Recipe, blocks: range) -> Iterator[Piece]:
         .integers(-_MAP_UNIT, _MAP_UNIT, size=(num_src, num_tgt), dtype=np.int16)
         .astype(np.float64)
     )
-    # Keeps the spread of tgt the same for every size of src.
+    # This keeps the variance of tgt the same for every size of src.
     scale = 1.0 / (_MAP_UNIT * np.sqrt(num_src))
     rows = max(1, _BUFFER_ELEMENTS // max(num_src, num_tgt))
     for block in blocks:
@@ -166,7 +179,7 @@ def _learnable(recipe: Recipe, blocks: range) -> Iterator[Piece]:
 
 
 def _tokens(recipe: Recipe, blocks: range) -> Iterator[Piece]:
-    """Targets are (3 * src + 1) mod vocab_size, the same for every seed; a tenth is random instead."""
+    """Generates targets (3 * src + 1) mod vocab_size, a rule independent of the seed; a tenth is random."""
     dtype, vocab = np.dtype(recipe.dtype), np.uint32(recipe.vocab_size)
     per_sample = prod(recipe.src_shape)
     for block in blocks:
@@ -175,9 +188,10 @@ def _tokens(recipe: Recipe, blocks: range) -> Iterator[Piece]:
         end = stop * per_sample
         for first in range(start * per_sample, end, _BUFFER_ELEMENTS):
             num = min(_BUFFER_ELEMENTS, end - first)
-            # 32 bits whatever the dtype: from smaller ones NumPy keeps bits back between two calls.
+            # 32 bits are drawn for every dtype, because for smaller ones NumPy buffers bits between calls.
             src = src_stream.integers(0, vocab, num, dtype=np.uint32)
-            # One draw is both: the tenth that is a token is noise, the rest says to keep the rule.
+            # A single draw decides and generates the noise: the tenth that is a valid token replaces the
+            # target.
             noise = noise_stream.integers(0, _NOISE_SHARE * recipe.vocab_size, num, dtype=np.uint32)
             tgt = np.where(noise < vocab, noise, (3 * src + 1) % vocab)
             yield SRC, first, src.astype(dtype)

@@ -1,4 +1,4 @@
-"""A file that is asked for: whether it is there already, and whether there is room for it."""
+"""A file to be written: checks whether it already exists and whether there is space for it."""
 
 from __future__ import annotations
 
@@ -13,96 +13,96 @@ from ddp_hpc.errors import RequestError
 from ddp_hpc.partial_files import remove_leftovers
 from ddp_hpc.units import format_bytes
 
-# What HDF5, zip and safetensors add around the arrays, generously.
+# A generous limit for the metadata that HDF5, zip and safetensors add to the arrays.
 _OVERHEAD_BYTES = 64 * 1024
-# Of another file's recipe, which may be anybody's.
+# Limits for what is printed of the recipe in an existing file, which may contain anything.
 _MAX_SHOWN, _MAX_DIFFERENCES = 100, 8
 
 
 @dataclass(frozen=True)
 class Target:
-    """A file of these contents at `path`; `force` takes no heed of what is there."""
+    """A file of these contents to be written to `path`; with `force`, existing files are overwritten."""
 
     path: Path
     file: Path
-    """What is written: where `path` is a link, the file behind it."""
+    """The file that is written, which is the target if `path` is a symbolic link."""
     contents: Contents
     force: bool
 
     @classmethod
     def of(cls, path: Path, contents: Contents, force: bool) -> Target:
-        """The target that a user names by its path."""
+        """Creates the target for the path given by the user."""
         return cls(path, Path(os.path.realpath(path)), contents, force)
 
     @property
     def suffix(self) -> str:
-        """The one that names the format."""
+        """The suffix that determines the format."""
         return self.path.suffix.lower()
 
-    def refuse_no_file(self) -> None:
-        """Raises RequestError for a folder or a device, and where nobody can tell."""
+    def check_regular_file(self) -> None:
+        """Raises RequestError if the path is a directory or a device, or if it cannot be accessed."""
         try:
             if self.file.is_dir():
-                raise RequestError(f"{self.path} is a folder; name a file in it")
+                raise RequestError(f"{self.path} is a directory; a file name is required")
             if self.file.exists() and not self.file.is_file():
-                raise RequestError(f"{self.path} is not a regular file; name another")
+                raise RequestError(f"{self.path} is not a regular file; choose another name")
         except OSError as error:
             raise RequestError(
-                f"{self.path} cannot be looked at: {error.strerror}; name a file in another folder"
+                f"cannot access {self.path}: {error.strerror}; use another directory"
             ) from None
 
-    def prepare_folder(self, num_bytes: int) -> None:
-        """The folder is there, without what killed writers left.
+    def prepare_directory(self, num_bytes: int) -> None:
+        """Creates the directory if necessary, and removes partial files of killed writers from it.
 
         Raises:
-            RequestError: it cannot be, or it has no room for so many bytes of values.
+            RequestError: the directory cannot be created, or it has no space for `num_bytes` of values.
         """
-        folder, needed_bytes = self.file.parent, num_bytes + _OVERHEAD_BYTES
+        directory, needed_bytes = self.file.parent, num_bytes + _OVERHEAD_BYTES
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            remove_leftovers(folder, WRITER)
-            free_bytes = shutil.disk_usage(folder).free
+            directory.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(directory, WRITER)
+            free_bytes = shutil.disk_usage(directory).free
         except OSError as error:
             raise RequestError(
-                f"no folder for {self.path}: {error}; name a file in another folder"
+                f"cannot use the directory of {self.path}: {error}; use another directory"
             ) from error
         if free_bytes < needed_bytes:
             raise RequestError(
-                f"{self.path} needs {format_bytes(needed_bytes)} and {folder} has {format_bytes(free_bytes)} "
-                "free; free space, ask for fewer samples, or name a file in another folder"
+                f"{self.path} needs {format_bytes(needed_bytes)}, but {directory} has only "
+                f"{format_bytes(free_bytes)} free. "
+                "Free space, request fewer samples, or use another directory."
             )
 
-    def is_there(self) -> bool:
-        """Whether a complete file of these contents is there already.
+    def exists(self) -> bool:
+        """Returns whether a complete file of these contents already exists.
 
         Raises:
-            RequestError: another file is.
+            RequestError: a different file exists.
         """
         if self.force or not self.file.exists():
             return False
-        ways_out = "name another file, remove this one, or overwrite it: data_gen's commands have --force"
+        hint = "Choose another name, remove the file, or overwrite it with --force."
         try:
             with signals_held():
-                theirs, arrays = read_stamp(self.file, self.suffix)
+                found, arrays = read_stamp(self.file, self.suffix)
         except ForeignFileError as error:
             raise RequestError(
-                f"{self.path} exists and is not a file that data_gen wrote, or a damaged one ({error}); "
-                f"{ways_out}"
+                f"{self.path} exists, and it is damaged or was not written by data_gen ({error}). {hint}"
             ) from None
-        ours = self.contents.recipe
-        if theirs != ours:
-            keys = [key for key in sorted({*theirs, *ours}) if theirs.get(key) != ours.get(key)]
-            if "kind" in keys:  # then nothing else is comparable
+        requested = self.contents.recipe
+        if found != requested:
+            keys = [key for key in sorted({*found, *requested}) if found.get(key) != requested.get(key)]
+            if "kind" in keys:  # then the other keys cannot be compared
                 keys = ["kind"]
             differences = ", ".join(
-                f"{_shown(key)} {_shown(theirs.get(key))} there and {_shown(ours.get(key))} asked for"
+                f"{_shown(key)} is {_shown(found.get(key))} instead of {_shown(requested.get(key))}"
                 for key in keys[:_MAX_DIFFERENCES]
             )
-            raise RequestError(f"{self.path} exists and holds other data: {differences}; {ways_out}")
+            raise RequestError(f"{self.path} exists with different contents: {differences}. {hint}")
         if arrays != self.contents.arrays:
-            found = ", ".join(f"{array.name} {array.shape} {array.dtype}" for array in arrays)
+            shapes = ", ".join(f"{array.name} {array.shape} {array.dtype}" for array in arrays)
             raise RequestError(
-                f"{self.path} has the recipe asked for but is damaged: it holds {found}; {ways_out}"
+                f"{self.path} exists with the requested recipe, but is damaged: it contains {shapes}. {hint}"
             )
         return True
 
@@ -110,4 +110,4 @@ class Target:
 def _shown(value: object) -> str:
     text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
     plain = "".join(char for char in text[:_MAX_SHOWN] if char.isprintable())
-    return "nothing" if value is None else plain
+    return "absent" if value is None else plain

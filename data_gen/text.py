@@ -1,8 +1,8 @@
-"""Text files as bytes to predict: a sample's tgt is its src moved by one.
+"""Converts text files to samples for next-byte prediction: tgt is src shifted by one byte.
 
-The files, in the order of their paths, make one text, each ended by a zero byte. It is cut into
-windows of length + 1 bytes that have none in common: the first `length` bytes of a window are src,
-the last `length` are tgt. So no byte of a test sample is in a sample to train on.
+The files, sorted by path, are concatenated with a zero byte after each. The text is divided into
+windows of length + 1 bytes that do not overlap: the first `length` bytes of a window are src, the
+last `length` bytes are tgt. The test samples therefore share no byte with the training samples.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ LENGTH = 128
 TEST_SHARE = 0.05
 NUM_TOKENS = 256
 END_OF_FILE = b"\0"
-# Of the text, evenly spread: neighbouring samples are alike, and the end of a text is not like all of it.
+# The test samples are taken from this many sections at equal distances: adjacent samples are similar, and
+# the end of a text would not be representative.
 _TEST_BLOCKS = 10
 _MAX_TEST_SHARE = 0.5
 _PIECE_BYTES = 1024 * 1024
@@ -47,21 +48,21 @@ def write_text(
     force: bool = False,
     progress: Progress | None = None,
 ) -> GenerateResult:
-    """A file with src and tgt (N, length) uint8 of the bytes of `inputs`, `test_share` of them in `test/`.
+    """Writes src and tgt (N, length) uint8 of the bytes of `inputs`, with `test_share` of them in `test/`.
 
-    Of a folder all files with one of `suffixes` are taken, save in folders named in `exclude`. A file
-    is taken once, however often it is named. The same text makes the same file, wherever it lies. The
-    text is read twice, a few megabytes at a time.
+    For a directory, all files with one of `suffixes` are read, except in subdirectories named in
+    `exclude`. A file is read only once, even if it is passed several times. The result depends on the
+    text and not on the location of the files. The text is read twice, a few megabytes at a time.
 
     Raises:
-        DataError: an input is missing, empty or cannot be read, or the text is shorter than a sample.
-        RequestError: values that make no sense, and as `data_gen.generate` does.
-        DdpHpcError: the writing itself failed; nothing is left behind.
+        DataError: an input is missing, empty or unreadable, or the text is shorter than a sample.
+        RequestError: an argument is out of range, or for the same reasons as in `data_gen.generate`.
+        DdpHpcError: writing failed; no partial file is left.
     """
     if length < 1:
-        raise RequestError(f"--length {length}: has to be 1 or more")
+        raise RequestError(f"--length must be at least 1 (got {length})")
     if not 0 <= test_share <= _MAX_TEST_SHARE:
-        raise RequestError(f"--test-share {test_share}: has to be 0 to {_MAX_TEST_SHARE}")
+        raise RequestError(f"--test-share must be in the range 0 to {_MAX_TEST_SHARE} (got {test_share})")
     files = find_files(inputs, suffixes, exclude)
     digest = hashlib.sha256()
     num_bytes = sum(len(piece) for piece in _stream(files, digest))
@@ -69,14 +70,14 @@ def write_text(
     num_samples = num_bytes // width
     if num_samples == 0:
         raise DataError(
-            f"the text has {num_bytes} bytes and a sample of --length {length} takes {width}; "
-            "give more text, or a smaller --length"
+            f"the text has only {num_bytes} bytes, but a sample of --length {length} needs {width}; "
+            "add more text or reduce --length"
         )
     num_test = int(num_samples * test_share)
     if test_share and not num_test:
         raise DataError(
-            f"the text makes {num_samples} samples, and --test-share {test_share} of them is none; "
-            "give more text, a smaller --length, or --test-share 0"
+            f"the text has only {num_samples} samples, so --test-share {test_share} selects none of them. "
+            "Add more text, reduce --length, or use --test-share 0."
         )
     nums = {h5_layout.SRC: num_samples - num_test, h5_layout.TGT: num_samples - num_test}
     if num_test:
@@ -100,54 +101,55 @@ def write_text(
         again = hashlib.sha256()
         first = test_first = 0
         for windows in _windows(_stream(files, again), width):
-            numbers = np.arange(first, min(first + len(windows), num_samples))  # the text may have grown
+            # The text may have grown since it was counted.
+            numbers = np.arange(first, min(first + len(windows), num_samples))
             is_test = _is_test(numbers, num_samples, num_test)
             own = windows[: len(numbers)]
             yield from _pair(h5_layout.SRC, h5_layout.TGT, first - test_first, own[~is_test])
             yield from _pair(h5_layout.TEST_SRC, h5_layout.TEST_TGT, test_first, own[is_test])
             first, test_first = first + len(numbers), test_first + int(is_test.sum())
         if again.hexdigest() != digest.hexdigest():
-            raise DataError("the text changed while it was read; start again when nobody writes it")
+            raise DataError("the text changed while it was read; retry when no program is writing it")
 
     return write_file(path, contents, pieces, force=force, progress=progress)
 
 
 def find_files(inputs: Sequence[Path], suffixes: Sequence[str], exclude: Sequence[str]) -> list[Path]:
-    """The files with text, each once by its real path, sorted.
+    """Returns the sorted real paths of the text files, without duplicates.
 
     Raises:
-        DataError: nothing is there, it cannot be read, or a folder has no such file.
+        DataError: an input does not exist or cannot be read, or a directory contains no such file.
     """
     found: set[str] = set()
     for path in inputs:
-        if not os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises where it may not look
+        if not os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises without permission
             if not check_regular(path).st_size:
-                raise DataError(f"{path} is empty; leave it out")
+                raise DataError(f"{path} is empty; omit it")
             found.add(os.path.realpath(path))
-        elif files := _in_folder(path, suffixes, exclude):
+        elif files := _in_directory(path, suffixes, exclude):
             found |= {os.path.realpath(file) for file in files if check_regular(file).st_size}
         else:
             raise DataError(
-                f"{path} has no file that ends in {' or '.join(suffixes)}; leave it out, or give --suffix"
+                f"{path} contains no files with the suffix {' or '.join(suffixes)}; omit it or set --suffix"
             )
     return [Path(name) for name in sorted(found)]
 
 
-def _in_folder(folder: Path, suffixes: Sequence[str], exclude: Sequence[str]) -> list[Path]:
+def _in_directory(directory: Path, suffixes: Sequence[str], exclude: Sequence[str]) -> list[Path]:
     def refuse(error: OSError) -> None:
         raise DataError(
-            f"{error.filename} cannot be read: {error.strerror}; change its rights, or --exclude it"
+            f"{error.filename} cannot be read: {error.strerror}; change its permissions or --exclude it"
         )
 
     files = []
-    for parent, folders, names in os.walk(folder, onerror=refuse):
-        folders[:] = [name for name in folders if name not in exclude]
+    for parent, subdirectories, names in os.walk(directory, onerror=refuse):
+        subdirectories[:] = [name for name in subdirectories if name not in exclude]
         files += [Path(parent, name) for name in names if name.endswith(tuple(suffixes))]
-    return [file for file in files if _is_meant(file)]
+    return [file for file in files if _is_regular_or_unreadable(file)]
 
 
-def _is_meant(file: Path) -> bool:
-    """Not what editors and servers leave: links to nothing, sockets. What cannot be looked at is an error."""
+def _is_regular_or_unreadable(file: Path) -> bool:
+    """Excludes sockets and dangling links, which editors leave; a file without access is reported later."""
     try:
         return stat.S_ISREG(file.stat().st_mode)
     except FileNotFoundError:
@@ -157,7 +159,7 @@ def _is_meant(file: Path) -> bool:
 
 
 def _stream(files: Sequence[Path], digest: hashlib._Hash) -> Iterator[bytes]:
-    """The text in pieces of up to a megabyte, each also put into `digest`."""
+    """Yields the text in pieces of up to a megabyte, and adds them to `digest`."""
     for path in files:
         try:
             with path.open("rb") as file:
@@ -166,14 +168,14 @@ def _stream(files: Sequence[Path], digest: hashlib._Hash) -> Iterator[bytes]:
                     yield piece
         except OSError as error:
             raise DataError(
-                f"{path} cannot be read: {error.strerror}; mend its rights, or leave it out"
+                f"{path} cannot be read: {error.strerror}; change its permissions or omit it"
             ) from None
         digest.update(END_OF_FILE)
         yield END_OF_FILE
 
 
 def _windows(text: Iterator[bytes], width: int) -> Iterator[_Windows]:
-    """All whole windows of the text, a megabyte or more of them at a time; each array is a new one."""
+    """Yields all complete windows of the text, about a megabyte at a time, in new arrays."""
     rest = bytearray()
     for piece in text:
         rest += piece
@@ -189,7 +191,7 @@ def _cut(text: bytearray, width: int) -> _Windows:
 
 
 def _is_test(numbers: NDArray[np.int64], num_samples: int, num_test: int) -> NDArray[np.bool_]:
-    """Which samples are for testing: the ends of ten stretches of the text, of fewer where it is short."""
+    """Returns which samples are for testing: the ends of ten sections of the text, or of fewer."""
     if not num_test:
         return np.zeros(len(numbers), bool)
     parts = np.arange(min(_TEST_BLOCKS, num_test) + 1)

@@ -1,4 +1,4 @@
-"""Files that are complete or not there at all, written by one process or by several ranks."""
+"""Writes files atomically, by one process or by several ranks."""
 
 from __future__ import annotations
 
@@ -19,50 +19,50 @@ from data_gen.formats import Contents, format_of, lay_out, seal
 from data_gen.partial import WRITER, end_by_signal, signals_held
 from data_gen.striping import stripe
 from data_gen.target import Target
+from ddp_hpc.discovery.comm import Comm, SingleComm
 from ddp_hpc.errors import DdpHpcError, failure_of, stop_together
 from ddp_hpc.h5_layout import SUFFIXES
 from ddp_hpc.partial_files import give_name, partial_file
 from ddp_hpc.units import format_bytes
-from ddp_hpc.world.comm import Comm, SingleComm
 
 T = TypeVar("T")
-# Name of an array, first element of it (flat), C-contiguous values from there on.
+# The name of an array, the flat index of the first element, and C-contiguous values from there on.
 Piece: TypeAlias = tuple[str, int, NDArray[Any]]
 Progress: TypeAlias = Callable[[int, int], None]
 
-# Pieces that may be unwritten while the next one is made: a source that reuses its
-# buffers has one more than this.
+# The number of pieces that may be waiting to be written while the next one is generated; a generator
+# that reuses its buffers needs one more than this.
 PIECES_IN_FLIGHT = 2
 
 _WRITE_BYTES = 8 * 1024 * 1024
-# Every format tells itself by its first bytes. They come last, so that what a killed
-# writer leaves opens as nothing, whatever its name.
+# The first bytes of a file identify its format. They are written last, so that a partial file of a
+# killed writer cannot be opened, whatever its name.
 _HEAD_BYTES = 8
 
 
 @dataclass(frozen=True)
 class GenerateResult:
-    """What came of a request for a file."""
+    """The result of writing a file."""
 
     path: Path
     reused: bool
-    """A complete file with an equal fingerprint was there; nothing was written."""
+    """A complete file with an equal fingerprint already existed, so nothing was written."""
     num_bytes: int
     """Size of the file on disk."""
     elapsed_s: float
     note: str = ""
-    """A warning on how the file lies on the file system, empty where there is none."""
+    """A warning about the stripe layout of the file, or an empty string."""
 
 
 @dataclass(frozen=True)
 class _Partial:
-    """A file in the making, with room for its arrays."""
+    """An unfinished file with space for its arrays."""
 
     path: Path
     offsets: dict[str, int]
-    """Of each array, in bytes."""
+    """Byte offsets of the arrays."""
     head: bytes
-    """The first bytes, which are held back."""
+    """The first bytes of the file, which are written last."""
 
 
 def write_file(
@@ -74,7 +74,7 @@ def write_file(
     progress: Progress | None = None,
     comm: Comm | None = None,
 ) -> GenerateResult:
-    """A finished file of these contents at `path`, as `write_files` makes it."""
+    """Writes a single file with `write_files`."""
     return write_files([(path, contents)], pieces, force=force, progress=progress, comm=comm)[0]
 
 
@@ -87,17 +87,19 @@ def write_files(
     progress: Progress | None = None,
     comm: Comm | None = None,
 ) -> list[GenerateResult]:
-    """Finished files, named one after the other when all are on disk; `pieces()` yields every element once.
+    """Writes files, which are renamed to their final names when all are on disk.
 
-    Collective with a `comm`: every rank must call this, with the same request. Then the
-    `pieces()` of all ranks together are every element once, rank 0's the most, and
-    `progress` is called on rank 0. A thread writes while the next piece is made:
-    values stay as they are until PIECES_IN_FLIGHT more pieces have been asked for.
+    `pieces()` yields every element once. With a `comm`, this function is collective: every
+    rank must call it with the same arguments. The `pieces()` of all ranks together then yield
+    every element once, those of rank 0 the most, and `progress` is called on rank 0. A thread
+    writes while the next piece is generated, so the values of a piece must not be modified
+    until PIECES_IN_FLIGHT more pieces have been requested.
 
     Raises:
-        RequestError: none of `suffixes`, too little space, or another file there and not `force`.
-        DdpHpcError: the writing itself failed; nothing is left behind.
-        ReportedElsewhereError: on the other ranks, where rank 0 raises one of these.
+        RequestError: a suffix is not one of `suffixes`, there is too little space, or another file
+            exists and `force` is not set.
+        DdpHpcError: writing failed; no partial file is left.
+        ReportedElsewhereError: raised on the other ranks if rank 0 raises one of these.
     """
     comm = SingleComm() if comm is None else comm
     started = time.monotonic()
@@ -111,8 +113,8 @@ def write_files(
 
     with contextlib.ExitStack() as cleanup:
         cleanup.enter_context(end_by_signal(rank_0_is_done))
-        # A rank without that handler dies of a signal at once, and launchers kill rank 0 with it.
-        comm.barrier("the other ranks to begin the file")
+        # A signal terminates a rank without that handler at once, and launchers then kill rank 0 too.
+        comm.barrier("the other ranks to start writing the file")
         places, note = _together(
             comm, lambda: _begin(targets, suffixes, partials, cleanup) if leads else ([], "")
         )[0]
@@ -120,7 +122,7 @@ def write_files(
             done_bytes = _together(
                 comm, lambda: _fill(targets, places, pieces(), progress if leads else None, comm)
             )
-            assert sum(done_bytes) == _num_bytes(targets), f"{done_bytes} bytes were made of {targets}"
+            assert sum(done_bytes) == _num_bytes(targets), f"{done_bytes} bytes were written for {targets}"
         reused, sizes = _together(comm, lambda: _finish(targets, partials) if leads else (True, []))[0]
     elapsed_s = time.monotonic() - started
     return [
@@ -134,34 +136,34 @@ def _num_bytes(targets: Sequence[Target]) -> int:
 
 
 def _together(comm: Comm, action: Callable[[], T]) -> list[T]:
-    """What `action` gives on each rank, by rank. Collective: every rank must call this.
+    """Returns the results of `action` on all ranks in order. Collective: every rank must call this.
 
     Raises:
-        DdpHpcError: on rank 0 the first error of any rank; the others raise ReportedElsewhereError.
+        DdpHpcError: on rank 0, the first error of any rank; the others raise ReportedElsewhereError.
     """
     value, own = None, None
     try:
         value = action()
     except DdpHpcError as error:
         own = error
-    told = comm.allgather((value, str(own or ""), own.exit_code if own else 0))
-    for rank, (_, text, code) in enumerate(told):
+    outcomes = comm.allgather((value, str(own or ""), own.exit_code if own else 0))
+    for rank, (_, text, code) in enumerate(outcomes):
         if code:
             stop_together(comm.rank, own if own is not None and rank == comm.rank else failure_of(text, code))
-    return [value for value, _, _ in told]  # type: ignore[misc]  # without an error it is a T
+    return [value for value, _, _ in outcomes]  # type: ignore[misc]  # every value is a T if there was no error
 
 
 @contextlib.contextmanager
 def _as_one_error(targets: Sequence[Target], where: str = "") -> Iterator[None]:
     try:
         yield
-    # HDF5 reports a full disk as either.
+    # HDF5 raises either of the two for a full disk.
     except (OSError, RuntimeError) as error:
         paths = " and ".join(str(target.path) for target in targets)
         needed = format_bytes(_num_bytes(targets))
         raise DdpHpcError(
-            f"{paths} was not written{where}: {error}; {targets[0].file.parent} needs {needed}; "
-            "nothing is left behind; free space there or name a file in another folder"
+            f"{paths} was not written{where}: {error}. No partial file is left. "
+            f"Free {needed} in {targets[0].file.parent} or use another directory."
         ) from error
 
 
@@ -171,17 +173,17 @@ def _begin(
     partials: list[_Partial],
     cleanup: contextlib.ExitStack,
 ) -> tuple[list[tuple[str, dict[str, int]]], str]:
-    """Rank 0's first step: fills `partials`, unless the files are there; `cleanup` removes them.
+    """Creates the partial files on rank 0, unless complete files exist; `cleanup` removes them.
 
-    Returns what the other ranks need of them, and a warning.
+    Returns their paths and offsets, which the other ranks need, and a warning.
     """
     for target in targets:
         format_of(target.path, suffixes)
-        target.refuse_no_file()
-    if any(target.is_there() for target in targets):
+        target.check_regular_file()
+    if any(target.exists() for target in targets):
         return [], ""
     for target in targets:
-        target.prepare_folder(_num_bytes(targets))
+        target.prepare_directory(_num_bytes(targets))
     notes = []
     for target in targets:
         path = cleanup.enter_context(partial_file(target.file, WRITER))
@@ -197,8 +199,8 @@ def _begin(
 
 
 def _finish(targets: Sequence[Target], partials: Sequence[_Partial]) -> tuple[bool, list[int]]:
-    """Rank 0's last step: whether somebody's files are kept, and the bytes of each file."""
-    # Without partial files they were there from the beginning.
+    """Completes and renames the files on rank 0; returns whether existing ones were reused, and the sizes."""
+    # There are no partial files if complete files already existed.
     reused = not partials
     with _as_one_error(targets):
         for target, partial in zip(targets, partials, strict=False):
@@ -206,16 +208,17 @@ def _finish(targets: Sequence[Target], partials: Sequence[_Partial]) -> tuple[bo
                 os.pwrite(file.fileno(), partial.head, 0)
                 seal(partial.path, target.suffix, target.contents)
                 os.fsync(file.fileno())
-        # Another start may have been faster, even since this line: then the name is taken.
-        reused = reused or any(target.is_there() for target in targets)
+        # Another process may finish the same file at any time, even after this check; then the name is taken.
+        reused = reused or any(target.exists() for target in targets)
         for target, partial in zip(targets, [] if reused else partials, strict=False):
             try:
                 give_name(partial.path, target.file, replace=target.force)
             except FileExistsError:
-                if not target.is_there():
+                if not target.exists():
                     raise
                 reused = True
-            with contextlib.suppress(OSError):  # It is in place; some file systems cannot sync a folder.
+            # The file is in place. Some file systems cannot sync a directory.
+            with contextlib.suppress(OSError):
                 _sync(target.file.parent)
         return reused, [target.file.stat().st_size for target in targets]
 
@@ -227,7 +230,7 @@ def _fill(
     progress: Progress | None,
     comm: Comm,
 ) -> int:
-    """Bytes of this rank's part, which are on disk."""
+    """Writes this rank's part to the disk and returns its size in bytes."""
     total_bytes = _num_bytes(targets)
     done_bytes = 0
     pending: deque[Future[int]] = deque()
@@ -237,7 +240,7 @@ def _fill(
         while len(pending) > most:
             done_bytes += pending.popleft().result()
             if progress is not None:
-                # The other ranks' parts are as large as rank 0's or smaller.
+                # Rank 0 has the largest part, so this may overestimate the progress.
                 progress(min(done_bytes * comm.size, total_bytes), total_bytes)
 
     where = "" if comm.size == 1 else f" by rank {comm.rank} on {socket.gethostname()}"
@@ -264,8 +267,8 @@ def _opened(target: Target, partial: str, rank: int) -> Iterator[int]:
         fd = os.open(partial, os.O_WRONLY)
     except FileNotFoundError as error:
         raise DdpHpcError(
-            f"{target.path} was not written: rank {rank} on {socket.gethostname()} does not see the file "
-            "that rank 0 made; name a file in a folder that all nodes share, or start one process"
+            f"{target.path} was not written: rank {rank} on {socket.gethostname()} cannot find the partial "
+            "file that rank 0 created. Use a directory that all nodes share, or start one process."
         ) from error
     try:
         yield fd
@@ -278,15 +281,15 @@ def _write(fd: int, data: memoryview, position: int) -> int:
     while left:
         written = os.pwrite(fd, left[:_WRITE_BYTES], end - len(left))
         left = left[written:]
-    # Sends the pages on their way to the disk now rather than all of them at the end; what is on
-    # its way stays in memory for the first reader.
+    # Starts writing the pages to the disk now instead of all of them at the end. Pages that are still being
+    # written remain in memory for the first reader.
     with contextlib.suppress(OSError):
         os.posix_fadvise(fd, position, len(data), os.POSIX_FADV_DONTNEED)
     return len(data)
 
 
 def _sync(path: Path) -> None:
-    """Returns once a file, or the names in a folder, are on disk."""
+    """Waits until a file, or the entries of a directory, are on disk."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

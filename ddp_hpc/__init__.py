@@ -1,17 +1,16 @@
 """PyTorch jobs on PBS and Slurm machines. Importing this package costs nothing and changes nothing."""
 
-__version__ = "0.1.0"
-
 # What type checkers take it for. The true one would be an import.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddp_hpc.errors import DdpHpcError, RequestError
     from ddp_hpc.library.loader import Batch
-    from ddp_hpc.library.saving import Snapshots, snapshots
-    from ddp_hpc.library.sharing import wrap
+    from ddp_hpc.library.snapshots import Snapshots, snapshots
     from ddp_hpc.library.tracing import tracing
     from ddp_hpc.library.world import ConnectedWorld, distributed
-    from ddp_hpc.training.task import Task
+    from ddp_hpc.library.wrap import wrap
+    from ddp_hpc.training.tasks.task import Task
+    from ddp_hpc.version import __version__ as __version__
 
 __all__ = [
     "Batch",
@@ -27,16 +26,17 @@ __all__ = [
 ]
 
 _MODULES = {
+    "__version__": "version",
     "Batch": "library.loader",
     "ConnectedWorld": "library.world",
     "DdpHpcError": "errors",
     "RequestError": "errors",
-    "Snapshots": "library.saving",
-    "Task": "training.task",
+    "Snapshots": "library.snapshots",
+    "Task": "training.tasks.task",
     "distributed": "library.world",
-    "snapshots": "library.saving",
+    "snapshots": "library.snapshots",
     "tracing": "library.tracing",
-    "wrap": "library.sharing",
+    "wrap": "library.wrap",
 }
 
 

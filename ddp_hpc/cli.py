@@ -9,8 +9,8 @@ from importlib import import_module
 
 import click
 
-from ddp_hpc import __version__
 from ddp_hpc.errors import EXIT_FAILED, EXIT_INTERRUPTED, DdpHpcError, RequestError, nearest
+from ddp_hpc.version import __version__
 
 _EPILOG = """\b
 Shell completion, for bash (zsh and fish likewise):
@@ -27,13 +27,20 @@ _COMMANDS = {
     "cancel": "Cancel a job and those that are to go on after it.",
     "profiles": "The sites that scripts can be rendered for.",
     "launch": "Start ranks in this allocation, or on this machine.",
+    "exec": "Start any program as a rank, with torchrun's variables.",
     "rehearse": "Run a job script here, with stand-ins for its scheduler and launcher.",
+    "train": "Train a model on the ranks that a launcher started.",
+    "export": "Write the model of a snapshot to a file for plain torch.",
+    "sample": "Generate text with a decoder from a snapshot.",
     "env": "The world this process finds itself in, and where each value came from.",
-    "doctor": "Check this environment before the queue does.",
-    "report": "Where the time went: traces of all ranks, read together.",
-    "bench": "Benchmarks of this machine.",
+    "doctor": "Check the environment before submitting a job.",
+    "report": "Report where the time of a training run was spent.",
+    "bench": "Run benchmarks of data loading, communication and scaling.",
     "estimate": "How much memory training takes a rank, by state, precision and strategy.",
 }
+
+# Also run as `python -m ddp_hpc.NAME`.
+_ENTRIES = ("train", "export", "sample")
 
 
 class _Commands(click.Group):
@@ -43,6 +50,10 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
         if cmd_name not in _COMMANDS:
             return None
+        if cmd_name in _ENTRIES:
+            from ddp_hpc.commands.entry_points import entry
+
+            return entry(cmd_name, _COMMANDS[cmd_name])
         command: click.Command = import_module(f"ddp_hpc.commands.{cmd_name}").command
         return command
 

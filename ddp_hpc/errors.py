@@ -24,6 +24,8 @@ class DdpHpcError(Exception):
 
     exit_code = EXIT_FAILED
     everywhere = False
+    traceback_text = ""
+    """Of the user's own code, where that raised: entry points keep it in a file."""
 
     def __str__(self) -> str:
         """The message and the messages of its causes, on one line, so that grep over ranks works."""

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from ddp_hpc import __version__
 from ddp_hpc.entry import exit_code_of
 from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.partial_files import give_name, partial_file
+from ddp_hpc.partial_files import give_name, partial_file, remove_leftovers
+from ddp_hpc.version import __version__
 
 if TYPE_CHECKING:
-    from ddp_hpc.training.snapshot import Snapshot
+    from ddp_hpc.training.snapshots.snapshot_files import Snapshot
 
 _EXAMPLES = """\b
 Examples:
@@ -36,21 +36,22 @@ In Python:
 def command(snapshot: Path, output: Path, force: bool) -> None:
     """Write the model of SNAPSHOT to OUTPUT, which ends in .safetensors or .pt.
 
-    SNAPSHOT is a folder such as step_00000120, or one of snapshots, of which the newest is taken.
-    Its checksums are verified first. The names are those of the model without DDP around it.
+    SNAPSHOT is a directory such as step_00000120, or a directory of snapshots (the newest is used).
+    Its checksums are verified first. Parameter names are those of the model without DDP.
     """
     if output.suffix not in (".safetensors", ".pt"):
         raise RequestError(f"{output}: the suffix {output.suffix!r} is neither .safetensors nor .pt")
     if output.exists() and not force:
-        raise RequestError(f"{output}: is there already; name another file, or give --force")
+        raise RequestError(f"{output} already exists; choose another file, or use --force")
     if output.is_dir() or not output.absolute().parent.is_dir():
-        raise RequestError(f"{output}: is a folder, or lies in a folder that does not exist; name a file")
+        raise RequestError(f"{output} is a directory, or is in a directory that does not exist; give a file")
     import safetensors.torch
 
-    from ddp_hpc.training.snapshot import read_named
+    from ddp_hpc.training.snapshots.snapshot_files import read_named
 
     read = read_named(snapshot)
     try:
+        remove_leftovers(output.absolute().parent, "export")
         with partial_file(output, "export") as partial:
             if output.suffix == ".pt":
                 _write_pt(read, partial)
@@ -61,7 +62,7 @@ def command(snapshot: Path, output: Path, force: bool) -> None:
     except OSError as error:
         raise DdpHpcError(f"{output}: cannot be written") from error
     num_values = sum(tensor.numel() for tensor in read.model.values())
-    click.echo(f"wrote {output}: {len(read.model)} tensors, {num_values:,} values, of {read.path}", err=True)
+    click.echo(f"wrote {output}: {len(read.model)} tensors, {num_values:,} values from {read.path}", err=True)
 
 
 def _write_pt(read: Snapshot, path: Path) -> None:

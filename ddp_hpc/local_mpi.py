@@ -14,13 +14,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NoReturn
 
 from ddp_hpc.errors import EXIT_WRONG_REQUEST, RequestError
 
 _TRIAL_S = 60
+_VERSION_S = 10.0
 _TRIAL = "from mpi4py import MPI; print('size', MPI.COMM_WORLD.Get_size())"
 
 
@@ -45,6 +46,18 @@ def ask_version(mpiexec: str, limit_s: float, environ: Mapping[str, str] | None 
     except (OSError, subprocess.TimeoutExpired):
         return 1, ""
     return done.returncode, done.stdout.decode("utf-8", "replace")
+
+
+def mpiexecs_on(path: str) -> Iterator[Path]:
+    """Every mpiexec on a PATH, in its order; PBS's own too."""
+    for folder in path.split(os.pathsep):
+        if found := shutil.which("mpiexec", path=folder or os.curdir):
+            yield Path(found).absolute()
+
+
+def is_of_pbs(version: str) -> bool:
+    """Whether that is what PBS's mpiexec says: a script that looks for another one, and no MPI launcher."""
+    return version.startswith("pbs_version")
 
 
 def is_open_mpi(version: str) -> bool:
@@ -99,11 +112,13 @@ def choose(wanted: str | None) -> tuple[Path, dict[str, str], str]:
         RequestError: there is none, or not the one that was named.
     """
     own, environ = embedded(), dict(os.environ)
-    on_path = shutil.which(wanted or "mpiexec")
+    on_path = shutil.which(wanted) if wanted else _first_on_path()
     if wanted and on_path is None:
         raise RequestError(
             f"{wanted} is no program that can be run; name an mpiexec: make MPIEXEC=/path/to/it"
         )
+    if on_path is not None and is_of_pbs(ask_version(on_path, _VERSION_S)[1]):
+        raise RequestError(f"{on_path} is PBS's own mpiexec, which is no MPI launcher; name another")
     if on_path is not None and (own is None or Path(on_path).resolve() != own.resolve()):
         site = Path(on_path)
         library = libmpi_of(site)
@@ -119,6 +134,11 @@ def choose(wanted: str | None) -> tuple[Path, dict[str, str], str]:
             "pip install 'ddp-hpc[mpich]'"
         )
     return own, dict(os.environ), "of the mpich wheel"
+
+
+def _first_on_path() -> str | None:
+    found = map(str, mpiexecs_on(os.environ.get("PATH", os.defpath)))
+    return next((one for one in found if not is_of_pbs(ask_version(one, _VERSION_S)[1])), None)
 
 
 def main(argv: list[str]) -> NoReturn:

@@ -1,4 +1,4 @@
-"""`python -m ddp_hpc.sample`: text that a decoder of bytes goes on with, out of a snapshot."""
+"""`python -m ddp_hpc.sample`: generates text with a byte-level decoder from a snapshot."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from ddp_hpc import __version__
 from ddp_hpc.entry import exit_code_of
 from ddp_hpc.errors import EXIT_FAILED, DataError, DdpHpcError, RequestError
+from ddp_hpc.version import __version__
 
 if TYPE_CHECKING:
-    from ddp_hpc.training.decoder import Decoder
-    from ddp_hpc.training.snapshot import Snapshot
+    from ddp_hpc.training.snapshots.snapshot_files import Snapshot
+    from ddp_hpc.training.tasks.decoder import Decoder
 
 # What `python -m data_gen text` writes behind each file: a file begins behind it.
 _END_OF_FILE = b"\0"
@@ -33,31 +33,31 @@ Examples:
 
 @click.command(epilog=_EXAMPLES, context_settings={"max_content_width": 100, "show_default": True})
 @click.argument("snapshot", type=click.Path(path_type=Path))
-@click.option("--prompt", default="", help="What the text begins with; without it, as a file begins.")
-@click.option("--num-bytes", type=int, default=400, help="Bytes behind the prompt.")
+@click.option("--prompt", default="", help="Start of the text; if empty, the start of a new file.")
+@click.option("--num-bytes", type=int, default=400, help="Number of bytes to generate after the prompt.")
 @click.option(
     "--temperature",
     type=float,
     default=0.8,
-    help="Below 1 likely bytes become likelier; 0 takes the likeliest.",
+    help="Sampling temperature: below 1 favors likely bytes; 0 always takes the most likely byte.",
 )
-@click.option("--seed", type=int, default=0, help="Of the choice; the same seed gives the same text.")
+@click.option("--seed", type=int, default=0, help="Random seed; the same seed gives the same text.")
 @click.version_option(__version__, prog_name="ddp-hpc")
 def command(snapshot: Path, prompt: str, num_bytes: int, temperature: float, seed: int) -> None:
-    """Write the prompt and what the decoder in SNAPSHOT goes on with to stdout.
+    """Write the prompt and the text that the decoder in SNAPSHOT generates after it to stdout.
 
-    SNAPSHOT is a folder such as step_00000120, or one of snapshots, of which the newest is taken.
-    The decoder is one that `--model decoder` trained on a file of `python -m data_gen text`.
+    SNAPSHOT is a directory such as step_00000120, or a directory of snapshots (the newest is used).
+    The decoder must have been trained with `--model decoder` on a file of `python -m data_gen text`.
     """
     if num_bytes < 1:
-        raise RequestError(f"--num-bytes {num_bytes}: has to be above 0")
+        raise RequestError(f"--num-bytes must be greater than 0 (got {num_bytes})")
     if not (math.isfinite(temperature) and temperature >= 0):
-        raise RequestError(f"--temperature {temperature}: has to be 0 or more")
+        raise RequestError(f"--temperature must be 0 or greater (got {temperature})")
     if not 0 <= seed < 2**63:
-        raise RequestError(f"--seed {seed}: has to be 0 or more and below 2**63")
+        raise RequestError(f"--seed must be at least 0 and less than 2**63 (got {seed})")
     import torch
 
-    from ddp_hpc.training.snapshot import read_named
+    from ddp_hpc.training.snapshots.snapshot_files import read_named
 
     # What one byte takes is too little to share, and the text does not depend on the number of cores then.
     torch.set_num_threads(1)
@@ -76,12 +76,12 @@ def load_decoder(snapshot: Snapshot) -> Decoder:
     Raises:
         DataError: it is of another model, or of tokens that are no bytes.
     """
-    from ddp_hpc.training.decoder import Decoder, decoder
-    from ddp_hpc.training.task import SampleSpec
+    from ddp_hpc.training.tasks.decoder import Decoder, decoder
+    from ddp_hpc.training.tasks.task import SampleSpec
 
     name = snapshot.about.get("model")
     if name != "decoder":
-        raise DataError(f"{snapshot.path}: is of the model {name}; one of --model decoder is needed")
+        raise DataError(f"{snapshot.path} contains the model {name}; --model decoder is required")
     try:
         num_tokens, length = (
             len(snapshot.model[f"embedding.{part}.weight"]) for part in ("tokens", "positions")
@@ -92,11 +92,11 @@ def load_decoder(snapshot: Snapshot) -> Decoder:
         model.load_state_dict(snapshot.model)
     except (KeyError, TypeError, ValueError, SyntaxError, RuntimeError) as error:
         raise DataError(
-            f"{snapshot.path}: is of a decoder that this ddp-hpc does not make; use the one that trained it"
+            f"{snapshot.path} does not fit the decoder of this ddp-hpc; use the version that trained it"
         ) from error
     if num_tokens != _NUM_BYTES:
         raise DataError(
-            f"{snapshot.path}: was trained on {num_tokens} tokens, which are no bytes; "
+            f"{snapshot.path} was trained on {num_tokens} different tokens, not on bytes; "
             "train on a file of `python -m data_gen text`"
         )
     assert isinstance(model, Decoder)
@@ -118,7 +118,7 @@ def generate(model: Decoder, prompt: bytes, num_bytes: int, temperature: float, 
             scores = model(torch.tensor([text[-model.length :]]))[0, -1].double()  # (256,)
             if not scores.isfinite().all():
                 raise DdpHpcError(
-                    "the model gives no finite numbers: its training went wrong; take a snapshot before that"
+                    "the model's output is not finite: its training diverged; use an earlier snapshot"
                 )
             if temperature:
                 chances = ((scores - scores.max()) / temperature).softmax(0)

@@ -63,6 +63,15 @@ def format_walltime(walltime_s: int) -> str:
     return f"{hours:02d}:{minutes:02d}:{seconds:02d}"
 
 
+def counted(number: int, what: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "rank"), counted(2, "rank")
+    ('1 rank', '2 ranks')
+    """
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 def duration(duration_s: float) -> str:
     """A time for people, to three digits.
 

@@ -13,6 +13,7 @@
 # DDP_HPC_MIN_NODES        go on with so few nodes when others are lost; else all of them are needed
 # DDP_HPC_MAX_RESTARTS     how often torchrun starts the ranks again (3)
 # DDP_HPC_INIT_TIMEOUT_S   how long the nodes wait for each other (300)
+# DDP_HPC_RDZV_BACKEND     c10d: torchrun's own rendezvous, which any user of the network can enter
 
 set -euo pipefail
 
@@ -92,17 +93,23 @@ if ((min_nodes > num_nodes)); then
 fi
 if ((min_nodes < num_nodes)); then nodes=$min_nodes:$num_nodes; else nodes=$num_nodes; fi
 
-# The nodes agree on one address: `HOST PORT NODE_RANK LOCAL_ADDR`. On the head node the helper then holds the
-# port until this script, its parent, is gone. It is not killed: under Hydra, a process of an MPI job that ends
-# without MPI_Finalize takes the job with it.
+# The nodes agree on one address: `HOST PORT NODE_RANK LOCAL_ADDR KEY_FILE`. The helper stays until this script,
+# its parent, is gone: it serves or holds the port and removes the key. It is not killed: under Hydra, a process
+# of an MPI job that ends without MPI_Finalize takes the job with it.
 timeout_s=${DDP_HPC_INIT_TIMEOUT_S:-300}
-exec {answer}< <(exec "$python" -m ddp_hpc.world.endpoint --nodes "$num_nodes" --timeout-s "$timeout_s" </dev/null)
-if ! read -r host port node_rank local_addr <&"$answer"; then
-  exit 1 # the helper has said why
+backend=${DDP_HPC_RDZV_BACKEND:-ddp-hpc}
+if [[ $backend != ddp-hpc && $backend != c10d ]]; then
+  fail "DDP_HPC_RDZV_BACKEND is '$backend'; ddp-hpc or c10d is needed; leave it out"
+fi
+exec {answer}< <(exec "$python" -m ddp_hpc.rendezvous.torchrun_endpoint --nodes "$num_nodes" --rendezvous "$backend" --timeout-s "$timeout_s" </dev/null)
+if ! read -r host port node_rank local_addr DDP_HPC_KEY_FILE <&"$answer"; then
+  exit 1 # the helper has reported why
 fi
 exec {answer}<&-
-is_host=0
-if [[ $node_rank == 0 ]]; then is_host=1; fi
+# The file, on this node, holds what only this job knows: agents and ranks show it to each other.
+export DDP_HPC_KEY_FILE
+conf="join_timeout=$timeout_s"
+if [[ $backend == c10d ]]; then conf+=",is_host=$((node_rank == 0))"; fi
 
 # torch 2.13: workers share the agent's store, which keeps the addresses of the ranks before a restart, and
 # restarted gloo ranks are then refused until no restart is left. Their own store each time avoids that.
@@ -111,13 +118,13 @@ export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 # Slurm signals all processes of a step. torchrun would die of these; the ranks have handlers of their own.
 trap '' USR1 USR2
 # In the background, since bash runs a trap only after its foreground command.
-"$python" -m torch.distributed.run \
+"$python" -m ddp_hpc.torchrun \
   --nnodes="$nodes" \
   --nproc-per-node="$ranks_per_node" \
-  --rdzv-backend=c10d \
+  --rdzv-backend="$backend" \
   --rdzv-id="${SLURM_JOB_ID:-${PBS_JOBID:-ddp-hpc}}${SLURM_STEP_ID:+.$SLURM_STEP_ID}" \
   --rdzv-endpoint="$host:$port" \
-  --rdzv-conf="is_host=$is_host,join_timeout=$timeout_s" \
+  --rdzv-conf="$conf" \
   --local-addr="$local_addr" \
   --max-restarts="${DDP_HPC_MAX_RESTARTS:-3}" \
   "${program[@]}" &

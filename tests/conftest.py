@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -62,6 +64,11 @@ WAITING = {"OMP_WAIT_POLICY": "passive"}
 os.environ.update(WAITING)
 
 
+# Where jobs of the tests keep their keys, instead of the user's home directory.
+STATE_HOME = tempfile.mkdtemp(prefix="ddp-hpc-tests-")
+atexit.register(shutil.rmtree, STATE_HOME, ignore_errors=True)
+
+
 def clean_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """A plain login with this Python's environment active: nothing of any launcher, scheduler or user."""
     system = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -70,6 +77,7 @@ def clean_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
         "HOME": os.environ.get("HOME", "/"),
         "LANG": "C.UTF-8",
         "PYTHONPATH": str(PROJECT),
+        "XDG_STATE_HOME": STATE_HOME,
         **WAITING,
         **(extra or {}),
     }

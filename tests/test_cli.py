@@ -57,35 +57,37 @@ def test_an_old_script_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> N
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     said = refused("render", "--profile", "local", "-o", "no/job.sh", cwd=tmp_path)
-    assert said == "error: no/job.sh: the folder no does not exist; make it first (mkdir -p)"
+    assert (
+        said == "error: cannot write no/job.sh: the directory no does not exist. Create it first (mkdir -p)."
+    )
 
 
 @pytest.mark.parametrize("target", ["folder", "pipe"])
 def test_only_a_plain_file_is_replaced(tmp_path: Path, target: str) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    assert "is not a plain file" in refused("render", "--profile", "local", "-o", target, cwd=tmp_path)
+    assert "is not a regular file" in refused("render", "--profile", "local", "-o", target, cwd=tmp_path)
 
 
 def test_a_file_system_that_refuses_is_an_error_in_one_line() -> None:
     done = run_cli("render", "--profile", "local", "-o", "/proc/job.sh")
     assert done.returncode == 1
-    assert done.stderr.decode().splitlines()[-1].startswith("error: /proc/job.sh: cannot be written (")
+    assert done.stderr.decode().splitlines()[-1].startswith("error: cannot write /proc/job.sh: ")
 
 
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--profile", "poalris"], "profile 'poalris' is not known (did you mean \"polaris\"?)"),
-        (["--profile", "../polaris"], "is not known"),
-        (["--profile", "local", "--nodes", "0"], "0 nodes were asked for"),
-        (["--profile", "local", "--ranks-per-node", "0"], "0 ranks per node"),
+        (["--profile", "poalris"], "unknown profile 'poalris' (did you mean \"polaris\"?)"),
+        (["--profile", "../polaris"], "unknown profile"),
+        (["--profile", "local", "--nodes", "0"], "--nodes must be at least 1"),
+        (["--profile", "local", "--ranks-per-node", "0"], "--ranks-per-node must be at least 1"),
         (["--profile", "local", "--walltime", "25:99"], "ambiguous"),
         (["--profile", "local", "--name", "a\nb"], "job name 'a\\nb'"),
-        (["--profile", "local", "--env", "NAME"], "NAME=VALUE is needed"),
+        (["--profile", "local", "--env", "NAME"], "--env requires NAME=VALUE"),
         (["--profile", "local", "--job", "none.toml"], "none.toml: cannot be read"),
-        (["--step", "--nodes", "2"], "--step and --nodes were given"),
-        (["--step", "--profile", "polaris"], "--step and --profile were given"),
+        (["--step", "--nodes", "2"], "--step cannot be combined with --nodes"),
+        (["--step", "--profile", "polaris"], "--step cannot be combined with --profile"),
     ],
 )
 def test_a_wrong_request_is_one_line_and_exit_code_2(args: list[str], said: str) -> None:
@@ -112,7 +114,7 @@ def test_every_command_in_the_list_is_there_under_its_name_with_a_help() -> None
 
 def test_everything_after_the_first_word_of_the_command_belongs_to_it() -> None:
     done = run_cli("render", "--profile", "local", "python", "train.py", "--nodes", "7")
-    assert b"\n  python train.py --nodes 7 &\n" in done.stdout
+    assert b"\n  ddp-hpc exec -- python train.py --nodes 7 &\n" in done.stdout
     assert (
         done.stdout
         == run_cli("render", "--profile", "local", "--", "python", "train.py", "--nodes", "7").stdout
@@ -134,14 +136,14 @@ def test_the_account_of_the_environment_does_not_disturb_a_machine_without_sched
 def test_a_site_that_wants_an_account_is_rendered_for_all_the_same_with_a_warning() -> None:
     done = run_cli("render", "--profile", "polaris")
     assert done.returncode == 0
-    assert b"warning: Polaris (ALCF) wants an account" in done.stderr
+    assert b"warning: Polaris (ALCF) requires an account" in done.stderr
 
 
 def test_the_profile_may_come_from_the_job_file(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text('profile = "generic_pbs"\nnodes = 3\n')
     done = run_cli("render", "--job", "job.toml", "--nodes", "4", cwd=tmp_path)
     assert done.stderr.startswith(b"profile generic_pbs: named by the job file\n")
-    assert b"--gpus-per-node G" in done.stderr, "a profile without GPU facts asks for none, and says so"
+    assert b"--gpus-per-node" in done.stderr, "a profile without GPU facts asks for none, and says so"
     assert b"#PBS -l select=4:ncpus=1:mpiprocs=1\n" in done.stdout
     assert b"job.toml" not in done.stdout  # the header writes the script again without the file
 
@@ -239,4 +241,23 @@ print(*sorted(name for name in sys.modules if name.startswith(("ddp_hpc.", "jinj
     done = subprocess.run(
         [sys.executable, "-c", program], env=clean_environ(), capture_output=True, text=True
     )
-    assert done.stdout.split() == ["ddp_hpc.cli", "ddp_hpc.errors"]
+    assert done.stdout.split() == ["ddp_hpc.cli", "ddp_hpc.errors", "ddp_hpc.version"]
+
+
+def test_train_is_the_same_entry_as_the_module(tmp_path: Path) -> None:
+    # The garbage collector, which ddp-hpc does without, is back.
+    (tmp_path / "mine.py").write_text(
+        "import gc; from torch import nn; net = lambda: nn.Linear(20, int(gc.isenabled()))"
+    )
+    data = ("--src-shape", "20", "--tgt-shape", "1", "--num-samples", "8")
+    done = run_cli("train", "--model", "mine:net", *data, "--max-steps", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert b"done: 1 steps" in done.stdout
+    shown = run_cli("train", "--help")
+    assert shown.stdout.startswith(b"Usage: python -m ddp_hpc.train [OPTIONS]")
+
+
+def test_a_wrong_option_of_train_is_refused_as_by_the_module(tmp_path: Path) -> None:
+    done = run_cli("train", "--epohcs", "1", cwd=tmp_path)
+    assert done.returncode == 2
+    assert b"--epochs" in done.stderr

@@ -7,8 +7,8 @@ import safetensors.torch
 import torch
 
 from ddp_hpc.export import main
-from ddp_hpc.training.image import FileImage
-from ddp_hpc.training.snapshot import MODEL, TRAINING, write_snapshot
+from ddp_hpc.training.snapshots.host_buffer import FileImage, specs_of
+from ddp_hpc.training.snapshots.snapshot_files import MODEL, TRAINING, write_snapshot
 
 
 @pytest.fixture
@@ -16,8 +16,11 @@ def folder(tmp_path):
     """Two snapshots of a linear map; the newer one is all ones."""
     for step, value in ((10, 0.0), (20, 1.0)):
         model = {"1.weight": torch.full((3, 4), value), "1.bias": torch.full((3,), value)}
-        files = {MODEL: FileImage(model), TRAINING: FileImage({"optimizer.step/1.bias": torch.tensor(5.0)})}
-        files[MODEL].fill(model)
+        training = {"optimizer.step/1.bias": torch.tensor(5.0)}
+        files = {}
+        for name, tensors in ((MODEL, model), (TRAINING, training)):
+            files[name] = FileImage(specs_of(tensors))
+            files[name].fill(tensors.items())
         (tmp_path / "snapshots").mkdir(exist_ok=True)
         write_snapshot(tmp_path / "snapshots", step, {"position": {"step": step}}, files)
     return tmp_path / "snapshots"
@@ -58,7 +61,7 @@ def test_a_damaged_snapshot_is_refused_and_nothing_is_written(folder, tmp_path, 
     code, said = export(folder, tmp_path / "model.safetensors")
     assert (code, len(said.splitlines())) == (1, 1)
     assert "SHA-256" in said
-    assert said.rstrip().endswith("the one before is " + str(folder / "step_00000010"))
+    assert said.rstrip().endswith("the previous snapshot is " + str(folder / "step_00000010"))
     assert not (tmp_path / "model.safetensors").exists()
 
 
@@ -66,12 +69,12 @@ def test_a_damaged_snapshot_is_refused_and_nothing_is_written(folder, tmp_path, 
     ("snapshot", "output", "words"),
     [
         ("snapshots", "model.bin", "neither .safetensors nor .pt"),
-        ("snapshots", "there.pt", "is there already"),
+        ("snapshots", "there.pt", "already exists"),
         ("snapshots", "nowhere/model.pt", "does not exist"),
-        ("missing", "model.pt", "no snapshot is there"),
-        (".", "model.pt", "no snapshot is there"),
-        ("there.pt", "model.pt", "is no folder"),
-        ("missing/step_00000010", "model.pt", "is no snapshot"),
+        ("missing", "model.pt", "no snapshots in "),
+        (".", "model.pt", "no snapshots in "),
+        ("there.pt", "model.pt", "cannot read the directory"),
+        ("missing/step_00000010", "model.pt", "is not a snapshot"),
     ],
 )
 def test_a_wrong_request_is_one_line_and_changes_nothing(folder, tmp_path, export, snapshot, output, words):

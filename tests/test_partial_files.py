@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import os
-import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from ddp_hpc.partial_files import give_name, partial_file, remove_leftovers
+from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.partial_files import (
+    give_name,
+    is_gone,
+    partial_file,
+    process_home,
+    process_started,
+    remove_leftovers,
+    write_whole,
+)
+from ddp_hpc.run_directory import RunState, read_state, write_state
+from tests.conftest import clean_environ
 
 DEAD_PID = 2**22 + 1  # above the kernel's largest
 
 
 def left_by_a_dead_writer(folder: Path, name: str = "a.h5") -> Path:
     with partial_file(folder / name, "test") as partial:
-        left = partial.with_name(re.sub(r"\d+\.partial$", f"{DEAD_PID}.partial", partial.name))
+        left = partial.with_name(partial.name.replace(f"-{os.getpid()}.", f"-{DEAD_PID}."))
     left.write_bytes(b"x")
     return left
 
@@ -73,3 +86,114 @@ def test_a_name_that_is_taken_is_only_replaced_when_asked(
     assert target.read_bytes() == b"old"
     give_name(partial, target, replace=True)
     assert target.read_bytes() == b"new"
+
+
+# Each writes a file of its kind to the current folder when it is run.
+WRITERS = {
+    "state": (
+        "from ddp_hpc.run_directory import RunState, write_state\n"
+        "write_state(Path(), RunState('done', 1, ''))"
+    ),
+    "render": (
+        "from ddp_hpc.render.render_script import write_script\n"
+        "write_script('#!/bin/bash\\n', Path('job.sh'))"
+    ),
+    "report": "from ddp_hpc.partial_files import write_whole\nwrite_whole(Path('a.json'), b'{}', 'report')",
+    "lock": (
+        "from ddp_hpc.training.snapshots.directory_lock import FolderLock\n"
+        "Path('.lock').write_text('{\"home\": \"elsewhere\"}')\n"
+        "FolderLock(Path(), print, stale_s=0.1)"
+    ),
+}
+
+
+def run_writer(program: str, folder: Path) -> int:
+    done = subprocess.run(
+        [sys.executable, "-c", f"import os, signal\nfrom pathlib import Path\n{program}\n"],
+        cwd=folder,
+        env=clean_environ(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    return done.returncode
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_what_a_kill_leaves_goes_when_a_file_of_that_kind_is_written_again(tmp_path: Path, kind: str) -> None:
+    killed = f"os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n{WRITERS[kind]}"
+    assert run_writer(killed, tmp_path) == -signal.SIGKILL
+    assert [entry.suffix for entry in tmp_path.iterdir() if entry.name != ".lock"] == [".partial"]
+    assert run_writer(WRITERS[kind], tmp_path) == 0
+    assert [entry.name for entry in tmp_path.iterdir() if entry.suffix == ".partial"] == []
+
+
+def test_a_kill_in_the_writing_of_the_state_keeps_the_old_one(tmp_path: Path) -> None:
+    write_state(tmp_path, RunState("running", 10, ""))
+    killed = f"os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)\n{WRITERS['state']}"
+    assert run_writer(killed, tmp_path) == -signal.SIGKILL
+    assert read_state(tmp_path) == RunState("running", 10, "")
+
+
+def test_a_file_that_this_process_is_writing_stays(tmp_path: Path) -> None:
+    """Two threads write one kind of file: the heartbeat's too writes the state."""
+    with partial_file(tmp_path / "a", "test") as partial:
+        partial.write_bytes(b"x")
+        write_whole(tmp_path / "b", b"", "test")
+        with partial_file(tmp_path / "a", "test") as other:
+            assert other != partial
+        assert partial.exists()
+
+
+def test_a_process_that_got_the_id_of_a_killed_writer_is_not_the_writer(tmp_path: Path) -> None:
+    with partial_file(tmp_path / "a", "test") as own:
+        started = process_started(os.getpid())
+        earlier = own.with_name(own.name.replace(f".{started}.", f".{int(started) - 100}."))
+    earlier.write_bytes(b"x")
+    remove_leftovers(tmp_path, "test")
+    assert not earlier.exists()
+
+
+def test_a_killed_writer_is_gone_though_its_memory_is_still_being_freed(tmp_path: Path) -> None:
+    """A rank of a generator was taken for alive after its launcher's end: it was freeing its memory."""
+    hold = "import sys; held = bytearray(b'x') * 2**29; print('ready', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        started = process_started(writer.pid)
+        left = tmp_path / f".a.h5.test-{process_home()}-{writer.pid}.{started}.x00000000.partial"
+        left.write_bytes(b"x")
+        remove_leftovers(tmp_path, "test")
+        assert left.exists()
+        writer.kill()
+        remove_leftovers(tmp_path, "test")
+        assert not left.exists()
+        assert is_gone(writer.pid, started)
+
+
+def test_a_process_of_another_user_is_not_gone_where_proc_hides_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """proc(5), hidepid=2: common on login nodes."""
+    monkeypatch.setattr("ddp_hpc.partial_files.process_stat", lambda *_: [])
+    child = os.fork()
+    if child == 0:
+        if os.getuid() == 0:
+            os.setuid(65534)
+        os._exit(is_gone(1, "100"))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_link_in_the_place_of_a_partial_file_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder that others may write to, they may put a link there whose name they guess."""
+    monkeypatch.setattr(os, "urandom", bytes)
+    (tmp_path / "precious").write_bytes(b"mine")
+    with partial_file(tmp_path / "a", "test") as partial:
+        pass
+    partial.symlink_to(tmp_path / "precious")
+    with pytest.raises(DdpHpcError, match="cannot be written"):
+        write_whole(tmp_path / "a", b"new", "test")
+    assert (tmp_path / "precious").read_bytes() == b"mine"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddp_hpc.errors import DdpHpcError
-from ddp_hpc.run_folder import STATES, RunState, read_state, write_state
+from ddp_hpc.run_directory import STATES, RunState, read_state, write_state
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -55,10 +55,11 @@ def test_the_newest_word_counts_and_a_missing_folder_is_made(tmp_path: Path) -> 
         b"done x",
         b"done -1",
         b"done 1.5",
+        b"done " + b"9" * 5000,
         b"done \xb2",
         b"\xff\xfe",
     ],
-    ids=range(10),
+    ids=range(11),
 )
 def test_anything_else_is_an_error_that_names_the_file(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "state").write_bytes(content)

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from ddp_hpc.sample import main
-from ddp_hpc.training.decoder import Decoder
-from ddp_hpc.training.image import FileImage
-from ddp_hpc.training.snapshot import MODEL, TRAINING, write_snapshot
+from ddp_hpc.training.snapshots.host_buffer import FileImage, specs_of
+from ddp_hpc.training.snapshots.snapshot_files import MODEL, TRAINING, write_snapshot
+from ddp_hpc.training.tasks.decoder import Decoder
 from tests.conftest import clean_environ
 
 LENGTH = 8
@@ -21,8 +21,8 @@ OPTIONS = {"layers": 1, "heads": 2, "width": 16}
 
 def save(folder: Path, step: int, module: torch.nn.Module, name: str = "decoder", **options: object) -> Path:
     tensors = dict(module.state_dict())
-    files = {MODEL: FileImage(tensors), TRAINING: FileImage({})}
-    files[MODEL].fill(tensors)
+    files = {MODEL: FileImage(specs_of(tensors)), TRAINING: FileImage({})}
+    files[MODEL].fill(tensors.items())
     folder.mkdir(exist_ok=True)
     given = tuple({**OPTIONS, **options}.items())
     return write_snapshot(folder, step, {"model": name, "config": {"model_options": str(given)}}, files)
@@ -139,16 +139,16 @@ def test_a_full_disk_is_one_line(folder):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["snapshots", "--num-bytes", "0"], "--num-bytes 0: has to be above 0"),
-        (["snapshots", "--temperature", "-1"], "--temperature -1.0: has to be 0 or more"),
-        (["snapshots", "--temperature", "nan"], "--temperature nan"),
-        (["snapshots", "--temperature", "inf"], "--temperature inf"),
-        (["snapshots", "--seed", "-1"], "--seed -1"),
-        (["missing"], "no snapshot is there"),
-        (["other"], "is of the model linear; one of --model decoder is needed"),
-        (["tokens"], "was trained on 300 tokens, which are no bytes"),
-        (["changed"], "is of a decoder that this ddp-hpc does not make"),
-        (["nothing"], "is of a decoder that this ddp-hpc does not make"),
+        (["snapshots", "--num-bytes", "0"], "--num-bytes must be greater than 0 (got 0)"),
+        (["snapshots", "--temperature", "-1"], "--temperature must be 0 or greater (got -1.0)"),
+        (["snapshots", "--temperature", "nan"], "--temperature must be 0 or greater (got nan)"),
+        (["snapshots", "--temperature", "inf"], "--temperature must be 0 or greater (got inf)"),
+        (["snapshots", "--seed", "-1"], "--seed must be at least 0 and less than 2**63 (got -1)"),
+        (["missing"], "no snapshots in "),
+        (["other"], "contains the model linear; --model decoder is required"),
+        (["tokens"], "was trained on 300 different tokens, not on bytes"),
+        (["changed"], "does not fit the decoder of this ddp-hpc"),
+        (["nothing"], "does not fit the decoder of this ddp-hpc"),
     ],
 )
 def test_a_wrong_request_is_one_line_and_no_text(folder, tmp_path, sample, words, said):
@@ -167,11 +167,11 @@ def test_a_model_whose_training_went_wrong_is_said_so(tmp_path, sample):
     save(tmp_path / "nan", 1, model)
     code, out, err = sample(tmp_path / "nan")
     assert (code, out, len(err.splitlines())) == (1, b"", 1), err
-    assert "no finite numbers" in err
+    assert "is not finite" in err
 
 
 def test_a_damaged_snapshot_is_refused_and_the_one_before_is_named(folder, sample):
     (folder / "step_00000020" / MODEL).write_bytes(b"short")
     code, out, err = sample(folder)
     assert (code, out) == (1, b"")
-    assert err.rstrip().endswith("the one before is " + str(folder / "step_00000010"))
+    assert err.rstrip().endswith("the previous snapshot is " + str(folder / "step_00000010"))

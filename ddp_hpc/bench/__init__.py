@@ -1,1 +1,1 @@
-"""Benchmarks that return numbers, check the request before they start, and say on which machine they ran."""
+"""Benchmarks of data loading, communication and scaling."""

@@ -11,8 +11,8 @@ import click
 from ddp_hpc.errors import DdpHpcError
 
 if TYPE_CHECKING:
-    from ddp_hpc.queue.job_state import JobState
-    from ddp_hpc.queue.view import View
+    from ddp_hpc.jobs.job_report import View
+    from ddp_hpc.schedulers.job_state import JobState
 
 
 @click.command("cancel")
@@ -35,7 +35,7 @@ def command(job: str, only: bool, run_dir: Path | None) -> None:
       ddp-hpc cancel 1234
       ddp-hpc cancel 1234.pbs-srv --only
     """  # noqa: D301 - a true \b tells click to leave the lines alone
-    from ddp_hpc.queue.view import chain_after, look
+    from ddp_hpc.jobs.job_report import chain_after, look
 
     seen = look(job, run_dir)
     jobs: list[JobState] = []
@@ -44,7 +44,7 @@ def command(job: str, only: bool, run_dir: Path | None) -> None:
     else:
         jobs = [seen.job, *([] if only else chain_after(seen))]
     # The last one first: else the next would start when the one before it is gone.
-    refusals = list(filter(None, map(_cancel, reversed(jobs))))
+    refusals = [refusal for one in reversed(jobs) if (refusal := _tell_and_cancel(one, seen.run_dir))]
     if not only:
         _name_successor(seen, jobs)
     for one in refusals[:-1]:
@@ -53,10 +53,25 @@ def command(job: str, only: bool, run_dir: Path | None) -> None:
         raise DdpHpcError(refusals[-1])
 
 
+def _tell_and_cancel(job: JobState, run_dir: str) -> str:
+    """As `_cancel`. The job's script is told: the end of the walltime has the same signal."""
+    from ddp_hpc.jobs.submission_ledger import forget_cancelled, record_cancelled
+
+    if not run_dir:
+        return _cancel(job)
+    try:
+        record_cancelled(Path(run_dir), job.job_id)
+    except DdpHpcError as error:
+        click.echo(f"warning: {error}; look whether the job submits a successor", err=True)
+    if refusal := _cancel(job):
+        forget_cancelled(Path(run_dir), job.job_id)
+    return refusal
+
+
 def _name_successor(seen: View, cancelled: list[JobState]) -> None:
     """Says which job goes on with the run. It is not cancelled: two runs may have used one folder."""
-    from ddp_hpc.queue.job_state import same_job
-    from ddp_hpc.queue.view import goes_on_as
+    from ddp_hpc.jobs.job_report import goes_on_as
+    from ddp_hpc.schedulers.job_state import same_job
 
     if any(same_job(seen.next_job, one.job_id) for one in cancelled):
         return
@@ -70,11 +85,11 @@ def _name_successor(seen: View, cancelled: list[JobState]) -> None:
 
 def _cancel(job: JobState) -> str:
     """Cancels it and prints its id; what the scheduler has against it, if it has not ended meanwhile."""
-    from ddp_hpc.queue.scheduler import SCHEDULERS, read_job
+    from ddp_hpc.schedulers.client import job_commands, read_job
 
     named = f"job {job.job_id} of {job.owner}"
     try:
-        refused = SCHEDULERS[job.scheduler].cancel(job.job_id)
+        refused = job_commands()[job.scheduler].cancel(job.job_id)
     except DdpHpcError as error:
         return f"{error} ({named})"
     if not refused:

@@ -1,4 +1,4 @@
-"""`ddp-hpc doctor`."""
+"""The command `ddp-hpc doctor`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import click
 
 
 @click.command("doctor")
-@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
-@click.option("--only", multiple=True, metavar="NAME", help="Run this check alone; may be repeated.")
-@click.option("--skip", multiple=True, metavar="NAME", help="Leave this check out; may be repeated.")
-@click.option("--list", "as_list", is_flag=True, help="Name the checks and run none.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--only", multiple=True, metavar="NAME", help="Run only this check; may be repeated.")
+@click.option("--skip", multiple=True, metavar="NAME", help="Skip this check; may be repeated.")
+@click.option("--list", "as_list", is_flag=True, help="List the checks and exit.")
 @click.option(
     "--shared",
     metavar="DIR",
-    help="In a job of several nodes: a folder that all of them see, in which they meet. Without it "
-    "DDP_HPC_RUN_DIR or the working folder.",
+    help="Shared directory through which the nodes of a job exchange their results. Default: DDP_HPC_RUN_DIR "
+    "or the working directory.",
 )
 @click.option(
     "--wait-s",
@@ -24,7 +24,7 @@ import click
     default=120,
     metavar="SECONDS",
     show_default=True,
-    help="How long nodes wait for each other.",
+    help="Time that the nodes of a job wait for each other.",
 )
 def command(
     as_json: bool,
@@ -34,13 +34,13 @@ def command(
     shared: str | None,
     wait_s: int,
 ) -> None:
-    """Check this environment before the queue does.
+    """Check the environment before submitting a job.
 
-    One line a check: ok, warn or fail, its name, what was seen, and how to mend it. Each check has a time
-    limit and runs in a process of its own. Exit code 1 where one failed.
+    Prints one line per check: ok, warn or fail, the name, the finding, and how to fix it. Each check runs in
+    a separate process with a time limit. The exit code is 1 if a check failed.
 
-    In a job, start it as the ranks are started: one rank a node works, the first node prints what all nodes
-    lack and which nodes differ from the most of them.
+    In a job, start it with the launcher, one rank per node. The first node prints the problems that most
+    nodes have, and the nodes that differ from the majority.
 
     \b
     Examples:
@@ -49,9 +49,9 @@ def command(
       ddp-hpc doctor --only torch --only gpus
       srun --ntasks-per-node=1 ddp-hpc doctor
       mpiexec --ppn 1 ddp-hpc doctor --shared /path/on/a/parallel/file/system
-    """  # noqa: D301 - a true \b tells click to leave the lines alone
-    from ddp_hpc.doctor.report import Options, run
-    from ddp_hpc.doctor.run import CHECKS, chosen
+    """  # noqa: D301 - click does not rewrap the paragraph after a real \b
+    from ddp_hpc.doctor.output import Options, run
+    from ddp_hpc.doctor.run_checks import CHECKS, chosen
 
     checks = chosen(only, skip)
     if as_list:

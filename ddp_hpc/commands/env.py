@@ -18,6 +18,6 @@ def command(discovery: str, as_json: bool) -> None:
       mpiexec -n 4 ddp-hpc env
       srun --nodes=2 ddp-hpc env --json
     """  # noqa: D301 - a true \b tells click to leave the lines alone
-    from ddp_hpc.world.report import run
+    from ddp_hpc.discovery.world_report import run
 
     run(discovery=discovery, as_json=as_json)

@@ -13,9 +13,9 @@ import click
 from ddp_hpc.errors import RequestError
 
 if TYPE_CHECKING:
-    from ddp_hpc.batch.estimate import Machine, Training
+    from ddp_hpc.estimate import Machine, Training
 
-# No float: 1e400 would be infinite, and a number of 10,000 digits takes its time.
+# Not parsed as a float, since 1e400 would be infinite. Lengths are limited, since long numbers are slow.
 _NUMBER = re.compile(r"(\d{1,30}(?:\.\d{1,30})?(?:e\+?\d{1,2})?)([kmbt]?)", re.ASCII | re.IGNORECASE)
 _POWERS = {"": 0, "k": 3, "m": 6, "b": 9, "t": 12}
 _LARGEST = 10**18
@@ -23,33 +23,33 @@ _DTYPES = {4: "float32", 2: "bfloat16"}
 
 
 def _count(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:  # noqa: ARG001 - click's signature
-    """A whole number from 1, also as 7e9 or 7B."""
+    """Parse a whole number of at least 1, also written as 7e9 or 7B."""
     if value is None:
         return None
     number = _number(value)
     if number is None or number.denominator != 1 or not 1 <= number <= _LARGEST:
         raise RequestError(
-            f"{param.opts[0]} {value[:40]!r} was given; a whole number from 1 to 1e18 is needed; "
-            "write it as 7000000000, 7e9 or 7B"
+            f"{param.opts[0]} must be a whole number from 1 to 1e18, such as 7000000000, 7e9 or 7B "
+            f"(got {value[:40]!r})"
         )
     return int(number)
 
 
 def _gib(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:  # noqa: ARG001 - click's signature
-    """The bytes of a number of GiB."""
+    """Convert a number of GiB to bytes."""
     if value is None:
         return None
     number = _number(value)
     size = int((number or 0) * 2**30)
     if number is None or number > _LARGEST or (size == 0 and param.opts[0] != "--overhead-gib"):
         raise RequestError(
-            f"{param.opts[0]} {value[:40]!r} was given; a number of GiB above 0 is needed, such as 40"
+            f"{param.opts[0]} must be a number of GiB greater than 0, such as 40 (got {value[:40]!r})"
         )
     return size
 
 
 def _number(text: str) -> Fraction | None:
-    """The number exactly; None where the text is none."""
+    """Return the exact number, or None if the text is not a number."""
     match = _NUMBER.fullmatch(text.strip())
     return Fraction(match[1]) * 10 ** _POWERS[match[2].lower()] if match else None
 
@@ -60,59 +60,76 @@ def _number(text: str) -> Fraction | None:
     callback=_count,
     metavar="N",
     required=True,
-    help="Parameters of the model: 7000000000, 7e9 or 7B.",
+    help="Number of model parameters: 7000000000, 7e9 or 7B.",
 )
-@click.option("--layers", callback=_count, metavar="N", required=True, help="Transformer layers.")
+@click.option("--layers", callback=_count, metavar="N", required=True, help="Number of Transformer layers.")
 @click.option("--hidden", callback=_count, metavar="N", required=True, help="Hidden size.")
 @click.option("--seq", callback=_count, metavar="N", required=True, help="Sequence length.")
 @click.option(
-    "--batch", callback=_count, metavar="N", required=True, help="Samples a rank holds at once (micro-batch)."
+    "--batch", callback=_count, metavar="N", required=True, help="Samples per rank and micro-batch."
 )
 @click.option("--ffn", callback=_count, metavar="N", help="Width of the MLP.  [4 x hidden]")
-@click.option("--heads", callback=_count, metavar="N", help="Attention heads; needed for --attention stored.")
-@click.option("--vocab", callback=_count, metavar="N", help="Vocabulary; adds the logits.")
+@click.option(
+    "--heads",
+    callback=_count,
+    metavar="N",
+    help="Number of attention heads; required for --attention stored.",
+)
+@click.option("--vocab", callback=_count, metavar="N", help="Vocabulary size; adds the memory of the logits.")
 @click.option(
     "--dtype",
     default="fp32",
     show_default=True,
     metavar="fp32|bf16|amp|mixed",
-    help="amp: autocast over float32 parameters; mixed: bfloat16, float32 master copy. float16: as bf16.",
+    help="Precision. amp: autocast, float32 parameters; mixed: bfloat16, float32 master copy.",
 )
-@click.option("--optimizer", default="adam", show_default=True, metavar="sgd|momentum|adam|adamw")
+@click.option(
+    "--optimizer", default="adam", show_default=True, metavar="sgd|momentum|adam|adamw", help="Optimizer."
+)
 @click.option(
     "--attention",
     default="flash",
     show_default=True,
     metavar="flash|stored",
-    help="stored: seq x seq scores of each head are kept.",
+    help="Attention implementation; stored keeps the seq x seq scores of each head.",
 )
-@click.option("--dropout", is_flag=True, help="Count what dropout keeps.")
+@click.option("--dropout", is_flag=True, help="Include the dropout masks.")
 @click.option(
-    "--checkpointing", is_flag=True, help="Keep the layers' inputs alone, and compute the rest again."
+    "--checkpointing",
+    is_flag=True,
+    help="Activation checkpointing: keep only the layers' inputs and recompute the rest.",
 )
-@click.option("--no-bucket-view", is_flag=True, help="DDP without gradient_as_bucket_view.")
+@click.option("--no-bucket-view", is_flag=True, help="Assume DDP without gradient_as_bucket_view.")
 @click.option(
-    "--fused", is_flag=True, help="Adam with fused=True, as ddp_hpc.train has it on GPUs: no temporaries."
+    "--fused",
+    is_flag=True,
+    help="Assume Adam with fused=True, as ddp_hpc.train uses it on GPUs: no temporary buffers.",
 )
-@click.option("--strategy", metavar="NAME", help="One alone of single, ddp, zero1, fsdp, fsdp-offload.")
-@click.option("--ranks", callback=_count, metavar="N", help="Ranks, one a GPU.  [the GPUs of a node]")
 @click.option(
-    "--profile", metavar="NAME", help="The site whose nodes are meant: see `ddp-hpc profiles list`."
+    "--strategy", metavar="NAME", help="Show only this strategy: single, ddp, zero1, fsdp or fsdp-offload."
 )
-@click.option("--gpus-per-node", callback=_count, metavar="N", help="[the profile's, else 1]")
+@click.option(
+    "--ranks", callback=_count, metavar="N", help="Number of ranks, one per GPU.  [the GPUs of a node]"
+)
+@click.option(
+    "--profile",
+    metavar="NAME",
+    help="Site profile that provides the nodes' sizes; see `ddp-hpc profiles list`.",
+)
+@click.option("--gpus-per-node", callback=_count, metavar="N", help="GPUs per node.  [the profile's, or 1]")
 @click.option(
     "--gpu-memory-gib",
     "gpu_memory_bytes",
     callback=_gib,
     metavar="GIB",
-    help="Memory of a GPU: says what fits.  [the profile's]",
+    help="Memory of a GPU; shows which strategies fit.  [the profile's]",
 )
 @click.option(
     "--host-memory-gib",
     "host_memory_bytes",
     callback=_gib,
     metavar="GIB",
-    help="Memory of a node, which fsdp-offload fills.",
+    help="Host memory of a node, which fsdp-offload uses.",
 )
 @click.option(
     "--overhead-gib",
@@ -121,9 +138,9 @@ def _number(text: str) -> Fraction | None:
     metavar="GIB",
     default="2",
     show_default=True,
-    help="For the CUDA context, NCCL and fragments.",
+    help="Memory for the CUDA context, NCCL and fragmentation.",
 )
-@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     strategy: str | None,
     ranks: int | None,
@@ -135,9 +152,10 @@ def command(
     as_json: bool,
     **sizes: Any,
 ) -> None:
-    """How much memory training a Transformer takes a rank, by state, precision and strategy.
+    """Estimate the memory per rank that training a Transformer takes.
 
-    Parameters, gradients and optimizer states are exact; the rest is an estimate: see docs/estimate.md.
+    The sizes are listed by state and strategy. Parameters, gradients and optimizer states are exact; the rest
+    is an estimate. See docs/reference/memory-estimate.md.
 
     \b
     Examples:
@@ -147,8 +165,8 @@ def command(
       ddp-hpc estimate --params 7B --layers 32 --hidden 4096 --seq 4096 --batch 1 --dtype mixed \\
           --gpus-per-node 8 --gpu-memory-gib 80 --ranks 64
       ddp-hpc estimate --params 1e12 --layers 120 --hidden 12288 --seq 2048 --batch 1 --strategy fsdp --json
-    """  # noqa: D301 - a true \b tells click to leave the lines alone
-    from ddp_hpc.batch.estimate import STRATEGIES, Machine, Training
+    """  # noqa: D301 - a true \b keeps click from rewrapping the lines
+    from ddp_hpc.estimate import STRATEGIES, Machine, Training
 
     training = Training(**sizes, bucket_view=not no_bucket_view)
     if profile:
@@ -156,7 +174,7 @@ def command(
         gpus_per_node, gpu_memory_bytes = gpus_per_node or of_profile[0], gpu_memory_bytes or of_profile[1]
     gpus_per_node = gpus_per_node or 1
     if host_memory_bytes and not gpu_memory_bytes:
-        raise RequestError("--host-memory-gib says what fits beside --gpu-memory-gib; give both")
+        raise RequestError("--host-memory-gib requires --gpu-memory-gib. Give both.")
     machine = None
     if gpu_memory_bytes:
         machine = Machine(
@@ -167,7 +185,7 @@ def command(
     by_size = training.params_of_layers + (training.vocab or 0) * training.hidden
     if not by_size // 2 <= training.params <= by_size * 2:
         click.echo(
-            f"warning: --params {training.params:.3g}, but layers of these sizes have about {by_size:.3g}",
+            f"warning: --params is {training.params:.3g}, but layers of these sizes have about {by_size:.3g}",
             err=True,
         )
     names = [strategy] if strategy else list(STRATEGIES)
@@ -181,21 +199,21 @@ def command(
 
 
 def _node_of(profile: str, *, known: bool) -> tuple[int, int]:
-    """GPUs of a node of that site, and bytes of one; whatever they are where the user has said both."""
-    from ddp_hpc.batch.site import load_site
+    """Return the GPUs per node and the bytes of one; either may be 0 if `known` from the options."""
+    from ddp_hpc.sites.site import load_site
 
     site = load_site(profile)
     if not known and not (site.node.devices and site.node.device_memory_gib):
         raise RequestError(
-            f"profile {profile} does not say how many GPUs a node of {site.title} has, or their memory; "
-            "say it with --gpus-per-node and --gpu-memory-gib"
+            f"profile {profile} does not define the number of GPUs per node of {site.title} or their memory. "
+            "Use --gpus-per-node and --gpu-memory-gib."
         )
     return site.node.devices, site.node.device_memory_gib * 2**30
 
 
 def _row(training: Training, strategy: str, ranks: int, machine: Machine | None) -> dict[str, Any]:
-    """One strategy, flat: bytes a rank, and what fits where the machine is known."""
-    from ddp_hpc.batch.estimate import STRATEGIES, fits, footprint, smallest_ranks
+    """Return the row of a strategy: bytes per rank and, if the machine is known, whether it fits."""
+    from ddp_hpc.estimate import STRATEGIES, fits, footprint, smallest_ranks
 
     need = footprint(training, strategy, ranks)
     if STRATEGIES[strategy].one_rank:
@@ -211,7 +229,7 @@ def _row(training: Training, strategy: str, ranks: int, machine: Machine | None)
 
 
 def _table(training: Training, rows: list[dict[str, Any]]) -> str:
-    """A column a strategy; states that nobody keeps are left out."""
+    """Format a table with one column per strategy. States that no strategy keeps are left out."""
     from ddp_hpc.units import format_bytes
 
     precision = training.precision
@@ -224,13 +242,13 @@ def _table(training: Training, rows: list[dict[str, Any]]) -> str:
         "cast_weights_bytes": "weights cast by autocast",
         "gathered_bytes": "~ gathered layers",
         "activations_bytes": "~ activations",
-        "backward_bytes": "~ a layer's backward",
+        "backward_bytes": "~ layer backward",
         "logits_bytes": "~ logits",
         "optimizer_step_bytes": "~ optimizer step",
         "overhead_bytes": "~ overhead",
     }
     lines = [
-        ["a rank, ~ estimated", *(row["name"] for row in rows)],
+        ["per rank, ~ estimate", *(row["name"] for row in rows)],
         ["ranks", *(str(row["ranks"]) for row in rows)],
     ]
     lines += [

@@ -1,4 +1,4 @@
-"""The options that ask for a job, shared by the commands that render, check or submit one."""
+"""Job options, shared by the commands that render, check or submit a job."""
 
 from __future__ import annotations
 
@@ -12,87 +12,111 @@ import click
 from ddp_hpc.errors import RequestError
 
 if TYPE_CHECKING:
-    from ddp_hpc.batch.job import Job
-    from ddp_hpc.batch.site import Site
+    from ddp_hpc.request.job import Job
+    from ddp_hpc.sites.site import Site
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# A script's own command line begins with the first word that is no option.
+# The job's command starts at the first argument that is not an option.
 TAKES_A_COMMAND = {"allow_interspersed_args": False}
 
 _OPTIONS = {
     "profile": click.option(
-        "--profile", metavar="NAME", help="The site: see `ddp-hpc profiles list`. Else it is found out."
+        "--profile", metavar="NAME", help="Site profile; see `ddp-hpc profiles list`.  [detected]"
     ),
     "job_file": click.option(
-        "--job", "job_file", metavar="FILE.toml", type=click.Path(path_type=Path), help="Options from a file."
+        "--job",
+        "job_file",
+        metavar="FILE.toml",
+        type=click.Path(path_type=Path),
+        help="TOML file with options for the job.",
     ),
-    "nodes": click.option("--nodes", type=int, metavar="N", help="Nodes.  [1]"),
+    "nodes": click.option("--nodes", type=int, metavar="N", help="Number of nodes.  [1]"),
     "ranks_per_node": click.option(
-        "--ranks-per-node", type=int, metavar="R", help="Ranks on each node.  [its GPUs, else 1]"
+        "--ranks-per-node", type=int, metavar="R", help="Number of ranks per node.  [one per GPU, or 1]"
     ),
     "gpus_per_node": click.option(
-        "--gpus-per-node", type=int, metavar="G", help="GPUs of a node, where the profile does not know."
+        "--gpus-per-node", type=int, metavar="G", help="GPUs per node, if the profile does not define them."
     ),
     "cpus_per_node": click.option(
-        "--cpus-per-node", type=int, metavar="C", help="CPUs of a node, where the profile does not know."
+        "--cpus-per-node", type=int, metavar="C", help="CPUs per node, if the profile does not define them."
     ),
     "walltime": click.option(
-        "--walltime", metavar="HH:MM:SS", help="How long the job may run; also 90m, 2h, 1h30m."
+        "--walltime", metavar="HH:MM:SS", help="Time limit of the job; 90m, 2h and 1h30m are accepted too."
     ),
-    "queue": click.option("--queue", metavar="Q", help="Queue, partition or QOS, whichever the site has."),
-    "qos": click.option("--qos", metavar="Q", help="QOS beside the partition, where the site has both."),
-    "account": click.option("--account", metavar="A", help="Project that pays.  [DDP_HPC_ACCOUNT]"),
-    "name": click.option(
-        "--name", metavar="NAME", help="Name of the job; at most 15 characters on PBS.  [ddp]"
+    "queue": click.option("--queue", metavar="Q", help="Queue, partition or QOS, depending on the site."),
+    "qos": click.option("--qos", metavar="Q", help="QOS in addition to the partition, if the site has both."),
+    "account": click.option(
+        "--account", metavar="A", help="Account or project to charge.  [DDP_HPC_ACCOUNT]"
     ),
+    "name": click.option("--name", metavar="NAME", help="Job name, at most 15 characters on PBS.  [ddp]"),
     "launcher": click.option(
         "--launcher",
         metavar="mpiexec|srun|ibrun|flux|torchrun",
-        help="What starts the ranks.  [as the profile says]",
+        help="Launcher that starts the ranks.  [the profile's]",
     ),
     "mpi": click.option(
-        "--mpi", metavar="none|pmi2|pmix|cray_shasta", help="How srun starts MPI ranks.  [the site's default]"
+        "--mpi",
+        metavar="none|pmi2|pmix|cray_shasta",
+        help="MPI type of srun (srun --mpi).  [the site's default]",
     ),
     "env": click.option(
-        "--env", multiple=True, metavar="NAME=VALUE", help="A variable for the ranks; may be repeated."
+        "--env",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Environment variable for the ranks; may be repeated.",
     ),
     "setup": click.option(
         "--setup",
         multiple=True,
         metavar="LINE",
-        help="A line of bash for modules and the like; may be repeated.",
+        help="Line of bash to run before the ranks start, e.g. to load modules; may be repeated.",
     ),
     "run_dir": click.option(
-        "--run-dir", metavar="DIR", help="Folder of the run, from the folder of submission.  [runs/NAME]"
+        "--run-dir",
+        metavar="DIR",
+        help="Directory of the run, relative to the submission directory.  [runs/NAME]",
     ),
     "filesystems": click.option(
-        "--filesystems", metavar="F", help="File systems the job needs, where the site asks for them."
+        "--filesystems",
+        metavar="F",
+        help="File systems that the job needs, if the site requires them to be listed.",
     ),
     "fallback": click.option(
         "--fallback",
         metavar="NAME",
-        help="The profile's other settings for ranks that hang; see profiles show.",
+        help="Alternative settings from the profile, for jobs that hang; see `ddp-hpc profiles show`.",
     ),
     "max_attempts": click.option(
-        "--max-attempts", type=int, metavar="N", help="Starts in all of a run that goes on by itself.  [20]"
+        "--max-attempts",
+        type=int,
+        metavar="N",
+        help="Maximum number of attempts of a resumed run, requeues included.  [20]",
     ),
     "min_nodes": click.option(
-        "--min-nodes", type=int, metavar="M", help="Go on with M nodes where others are lost; with torchrun."
+        "--min-nodes",
+        type=int,
+        metavar="M",
+        help="Minimum number of nodes to continue with after a node failure; torchrun only.",
     ),
     "template": click.option(
-        "--template", metavar="FILE", help="Your own template of the script, in place of the scheduler's."
+        "--template", metavar="FILE", help="Template for the job script, instead of the scheduler's own."
+    ),
+    "env_style": click.option(
+        "--env-style",
+        metavar="torchrun|none",
+        help="Whether other Python programs get the variables that torchrun sets, such as RANK.  [torchrun]",
     ),
 }
 
 
 def job_options(function: F) -> F:
-    """Gives a command the options of `ddp-hpc render`; `request_of` makes a job of them."""
+    """Add the options of `ddp-hpc render` to a command; `request_of` turns their values into a job."""
     return job_options_without()(function)
 
 
 def job_options_without(*names: str) -> Callable[[F], F]:
-    """`job_options`, less these; `request_of` wants them all the same."""
+    """`job_options` without the named ones, for which the caller of `request_of` must supply values."""
 
     def decorate(function: F) -> F:
         for name, option in reversed(_OPTIONS.items()):
@@ -104,21 +128,22 @@ def job_options_without(*names: str) -> Callable[[F], F]:
 
 
 def given_options(options: dict[str, Any]) -> list[str]:
-    """The options among these that the user has given, as they are typed."""
+    """Return the options that the user has given, spelled as on the command line."""
     return [f"--{name.removesuffix('_file').replace('_', '-')}" for name, value in options.items() if value]
 
 
 def request_of(options: dict[str, Any]) -> tuple[Job, Site]:
-    """The job and the site that these options, the job file and the machine ask for together.
+    """Return the job and the site that result from the options, the job file and the machine.
 
-    Says on stderr which profile was chosen and why.
+    Prints to stderr which profile was chosen and why.
 
     Raises:
-        RequestError: options that no job can have.
+        RequestError: invalid options.
     """
-    from ddp_hpc.batch.detect import choose_profile
-    from ddp_hpc.batch.job import JobFile, make_job, read_job_file, with_account
-    from ddp_hpc.batch.site import load_site
+    from ddp_hpc.request.job import JobFile, make_job, read_job_file, with_account
+    from ddp_hpc.schedulers.registry import scheduler_of_site
+    from ddp_hpc.sites.detect import choose_profile
+    from ddp_hpc.sites.site import load_site
 
     asked_for = dict(options)
     profile, job_file = asked_for.pop("profile"), asked_for.pop("job_file")
@@ -130,33 +155,31 @@ def request_of(options: dict[str, Any]) -> tuple[Job, Site]:
     click.echo(f"profile {name}: {why}", err=True)
     site = load_site(name)
     job = make_job(asked, file)
-    # On one's own machine nobody bills; the variable is for the other profiles then.
-    if site.scheduler != "local":
+    # Without a batch system there is no accounting, so DDP_HPC_ACCOUNT is ignored.
+    if scheduler_of_site(site).has_queue:
         job = with_account(job, os.environ.get("DDP_HPC_ACCOUNT", ""))
     _check_bash(job.setup)
     return job, site
 
 
 def _check_bash(setup: tuple[str, ...]) -> None:
-    """The user's own lines are bash, and a quote that is not closed would show only after the queue."""
+    """Check the syntax of --setup lines here, as an error would otherwise show only when the job starts."""
     if not setup:
         return
-    from ddp_hpc.batch.bash_syntax import bash_complaint
+    from ddp_hpc.lint.bash_syntax import bash_complaint
 
     if found := bash_complaint("\n".join(setup)):
-        line, words = found
-        raise RequestError(f"--setup: bash does not understand {'; '.join(setup)!r} (line {line}: {words})")
+        line, message = found
+        raise RequestError(f"--setup {'; '.join(setup)!r} is not valid bash (line {line}: {message})")
 
 
 def name_and_value(text: str) -> tuple[str, str]:
-    """The two halves of `--env NAME=VALUE`.
+    """Split `--env NAME=VALUE` into name and value.
 
     Raises:
         RequestError: it has no `=`.
     """
     name, equals, value = text.partition("=")
     if not equals:
-        raise RequestError(
-            f"--env {text!r} was given; NAME=VALUE is needed; for an empty value write {text}="
-        )
+        raise RequestError(f"--env requires NAME=VALUE (got {text!r}). For an empty value write {text}=.")
     return name, value

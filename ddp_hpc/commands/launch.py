@@ -13,22 +13,32 @@ from ddp_hpc.errors import RequestError
 
 
 @click.command("launch", context_settings=TAKES_A_COMMAND)
-@click.option("-n", "num_ranks", type=int, metavar="N", help="Ranks in all.  [nodes x ranks a node]")
 @click.option(
-    "--ranks-per-node", type=int, metavar="R", help="Ranks on each node.  [its GPUs, else by its cores]"
+    "-n", "num_ranks", type=int, metavar="N", help="Total number of ranks.  [nodes x ranks per node]"
 )
 @click.option(
-    "--profile", metavar="NAME", help="The site: see `ddp-hpc profiles list`. Else it is found out."
+    "--ranks-per-node",
+    type=int,
+    metavar="R",
+    help="Number of ranks per node.  [one per GPU, or by the number of cores]",
+)
+@click.option("--profile", metavar="NAME", help="Site profile; see `ddp-hpc profiles list`.  [detected]")
+@click.option(
+    "--launcher", metavar="mpiexec|srun|torchrun", help="Launcher that starts the ranks.  [the profile's]"
 )
 @click.option(
-    "--launcher", metavar="mpiexec|srun|torchrun", help="What starts the ranks.  [as the profile says]"
+    "--mpi", metavar="none|pmi2|pmix|cray_shasta", help="MPI type of srun (srun --mpi).  [the site's default]"
 )
 @click.option(
-    "--mpi", metavar="none|pmi2|pmix|cray_shasta", help="How srun starts MPI ranks.  [the site's default]"
+    "--env", multiple=True, metavar="NAME=VALUE", help="Environment variable for the ranks; may be repeated."
 )
-@click.option("--env", multiple=True, metavar="NAME=VALUE", help="A variable for the ranks; may be repeated.")
-@click.option("--fallback", metavar="NAME", help="The profile's other settings for ranks that hang.")
-@click.option("--dry-run", is_flag=True, help="Print the line and start nothing.")
+@click.option("--fallback", metavar="NAME", help="Alternative settings from the profile, for jobs that hang.")
+@click.option(
+    "--env-style",
+    metavar="torchrun|none",
+    help="Whether other Python programs get the variables that torchrun sets, such as RANK.  [torchrun]",
+)
+@click.option("--dry-run", is_flag=True, help="Print the launch command without running it.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def command(
     num_ranks: int | None,
@@ -38,14 +48,15 @@ def command(
     mpi: str | None,
     env: tuple[str, ...],
     fallback: str | None,
+    env_style: str | None,
     dry_run: bool,
     command: tuple[str, ...],
 ) -> None:
-    """Start COMMAND as ranks: on the nodes of the allocation this shell is in, or on this machine.
+    """Start COMMAND on the nodes of the current allocation, or on this machine.
 
-    The launcher, its binding and the variables are those of the site's profile, as a rendered job script
-    has them. Modules are yours to load. This process becomes the launcher: signals and the exit code are
-    the launcher's own.
+    The launcher, its CPU binding and the environment variables come from the site's profile, as in a
+    rendered job script. Load modules before. This process is replaced by the launcher, so signals and the
+    exit code are the launcher's.
 
     \b
     Examples:
@@ -54,13 +65,11 @@ def command(
       ddp-hpc launch --ranks-per-node 2 --env NCCL_DEBUG=INFO -- python train.py
       ddp-hpc launch --launcher torchrun -- python train.py
       ddp-hpc launch --profile local -n 2 -- ./my_program
-    """  # noqa: D301 - a true \b tells click to leave the lines alone
+    """  # noqa: D301 - a true \b keeps click from rewrapping the lines
     if not command:
-        raise RequestError(
-            "nothing to start was given; a program is needed: ddp-hpc launch -n 8 -- python -m ddp_hpc.train"
-        )
-    from ddp_hpc.batch.job import Job
-    from ddp_hpc.batch.launch import plan
+        raise RequestError("no command given. Example: ddp-hpc launch -n 8 -- python -m ddp_hpc.train")
+    from ddp_hpc.launch.launch_here import plan
+    from ddp_hpc.request.job import ENV_STYLES, Job
 
     job = Job(
         ranks_per_node=ranks_per_node,
@@ -68,6 +77,7 @@ def command(
         mpi=mpi or "",
         env=dict(name_and_value(text) for text in env),
         fallback=fallback or "",
+        env_style=env_style or ENV_STYLES[0],
         command=command,
     )
     launch = plan(job, profile or "", num_ranks, os.environ)
@@ -76,12 +86,12 @@ def command(
         sys.stdout.buffer.write(os.fsencode(launch.line()) + b"\n")
         return
     click.echo(launch.about, err=True)
-    # Python ignores these, and a program that is executed would inherit that.
+    # Python ignores these signals, and the launcher would inherit that.
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_DFL)
     try:
         os.execve(launch.argv[0], launch.argv, launch.environ(os.environ))  # noqa: S606 - an argv list
     except OSError as error:
         raise RequestError(
-            f"{launch.argv[0]} cannot be started ({error.strerror}); look at its file"
+            f"cannot start {launch.argv[0]}: {error.strerror}. Check that the file is an executable program."
         ) from None

@@ -14,17 +14,17 @@ from ddp_hpc.commands.job_options import given_options, job_options, request_of
 from ddp_hpc.errors import EXIT_DONE, EXIT_FAILED, DdpHpcError, RequestError
 
 if TYPE_CHECKING:
-    from ddp_hpc.batch.lint import Finding
-    from ddp_hpc.batch.site import Site
+    from ddp_hpc.lint.run_checks import Finding
+    from ddp_hpc.sites.site import Site
 
 _REQUEST = "the request"
 
 
 class ScriptOrRequest(click.Command):
-    """Words after `--` are the command of a request; options may stand before and after SCRIPT."""
+    """A command whose options may precede or follow SCRIPT; arguments after `--` are the job's command."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """What click makes of the words before `--`; those after it are kept aside."""
+        """Parse the arguments before `--` and store those after it in the context."""
         cut = args.index("--") if "--" in args else len(args)
         ctx.meta["ddp_hpc.command"] = tuple(args[cut + 1 :])
         return super().parse_args(ctx, args[:cut])
@@ -33,10 +33,10 @@ class ScriptOrRequest(click.Command):
 @click.command("lint", cls=ScriptOrRequest)
 @job_options
 @click.option(
-    "--test-only", "ask_sbatch", is_flag=True, help="Ask sbatch --test-only too, where there is one."
+    "--test-only", "ask_sbatch", is_flag=True, help="Also run sbatch --test-only, if sbatch is installed."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON list.")
-@click.option("--list", "list_checks", is_flag=True, help="Print every check: id, severity, title.")
+@click.option("--list", "list_checks", is_flag=True, help="List all checks with id, severity and title.")
 @click.argument("script", required=False, type=click.Path(path_type=Path))
 def command(
     script: Path | None,
@@ -45,11 +45,11 @@ def command(
     list_checks: bool,
     **options: Any,
 ) -> None:
-    """Find what is wrong with a job script, or with a request, before it queues.
+    """Check a job script, or the options of a job, before it is submitted.
 
-    SCRIPT is any PBS or Slurm script; without it the options are those of `ddp-hpc render`, and what they
-    would write is looked at. Nothing of a script is run. Ends with 1 where a finding is an error.
-    docs/lint/ has a page for each check.
+    SCRIPT is any PBS or Slurm script. Without it, the script that `ddp-hpc render` would write from the same
+    options is checked. Scripts are never run. The exit code is 1 if any finding is an error.
+    docs/reference/lint/ has a page for each check.
 
     \b
     Examples:
@@ -59,8 +59,8 @@ def command(
       ddp-hpc lint --profile polaris --nodes 12 --queue prod --walltime 06:00:00 --account MYPROJECT
       ddp-hpc lint --json job.sh
       ddp-hpc lint --list
-    """  # noqa: D301 - a true \b tells click to leave the lines alone
-    from ddp_hpc.batch import lint
+    """  # noqa: D301 - a true \b keeps click from rewrapping the lines
+    from ddp_hpc.lint import run_checks as lint
 
     ctx = click.get_current_context()
     request = {**options, "command": ctx.meta["ddp_hpc.command"]}
@@ -70,16 +70,16 @@ def command(
         return
     if script is None:
         if ask_sbatch:
-            raise RequestError(
-                "--test-only was given without a script; write it first (ddp-hpc render -o FILE)"
-            )
+            raise RequestError("--test-only requires a script. Write one first with ddp-hpc render -o FILE.")
         if not given_options(request):
-            raise RequestError("nothing to look at; give a SCRIPT, or the options of ddp-hpc render")
+            raise RequestError("nothing to check. Give a SCRIPT, or the options of ddp-hpc render.")
         found = lint.lint_request(*request_of(request))
     else:
         profile = request.pop("profile")
         if given := given_options(request):
-            raise RequestError(f"{script} and {given[0]} were given; give a script, or a request, to look at")
+            raise RequestError(
+                f"{script} cannot be combined with {given[0]}. Give either a script or the options of a job."
+            )
         text = read_script(script)
         found = lint.lint_script(text, site_of(text, profile))
         if ask_sbatch:
@@ -89,30 +89,31 @@ def command(
 
 
 def read_script(path: Path) -> str:
-    """The text of a job script, with bytes that are no UTF-8 as surrogates.
+    """Return the text of a job script, with bytes that are not UTF-8 as surrogates.
 
     Raises:
-        RequestError: it is no plain file.
+        RequestError: it is not a regular file.
         DdpHpcError: it cannot be read.
     """
-    from ddp_hpc.batch import script
+    from ddp_hpc.lint import parse_script as script
 
     name = click.format_filename(path)
     try:
         return script.read_script(path, name)
     except OSError as err:
-        raise DdpHpcError(f"{name}: cannot be read ({err.strerror})") from err
+        raise DdpHpcError(f"cannot read {name}: {err.strerror}") from None
 
 
 def site_of(text: str, profile: str | None) -> Site | None:
-    """The site named by --profile, or the one that this machine is, if it takes such scripts."""
-    from ddp_hpc.batch.detect import choose_profile
-    from ddp_hpc.batch.script import parse_script
-    from ddp_hpc.batch.site import load_site
+    """Return the site of --profile, else this machine's site if its scheduler matches the script."""
+    from ddp_hpc.lint.parse_script import parse_script
+    from ddp_hpc.schedulers.registry import is_same_scheduler
+    from ddp_hpc.sites.detect import choose_profile
+    from ddp_hpc.sites.site import load_site
 
     name, why = choose_profile(profile or "", "", os.environ)
     site = load_site(name)
-    if not profile and site.scheduler != parse_script(text).scheduler:
+    if not profile and not is_same_scheduler(site, parse_script(text).scheduler):
         return None
     click.echo(f"profile {name}: {why}", err=True)
     return site

@@ -10,24 +10,24 @@ import click
 
 @click.group("profiles")
 def command() -> None:
-    """The sites that scripts can be rendered for.
+    """List, show and check site profiles.
 
     \b
-    Your own profile goes to ~/.config/ddp-hpc/profiles/NAME.toml, or anywhere: --profile ./mine.toml.
-    It may begin with `extends = "polaris"` and hold only what differs.
+    Put your own profile into ~/.config/ddp-hpc/profiles/NAME.toml, or pass its path: --profile ./mine.toml.
+    It may start with `extends = "polaris"` and contain only the differences.
 
     \b
     Examples:
       ddp-hpc profiles list
       ddp-hpc profiles show polaris
       ddp-hpc profiles check ./mine.toml
-    """  # noqa: D301 - a true \b tells click to leave the lines alone
+    """  # noqa: D301 - a true \b keeps click from rewrapping the lines
 
 
 @command.command("list")
 def list_profiles() -> None:
-    """Every profile: name, scheduler, how sure its facts are, when they were checked, title."""
-    from ddp_hpc.batch.site import load_site, profile_files
+    """List all profiles with name, scheduler, confidence, date of the last check and title."""
+    from ddp_hpc.sites.site import load_site, profile_files
 
     sites = [load_site(name) for name in profile_files()]
     width = max(len(site.name) for site in sites)
@@ -39,8 +39,8 @@ def list_profiles() -> None:
 @command.command("show")
 @click.argument("name")
 def show_profile(name: str) -> None:
-    """The profile's file as it is, sources and dates included, to read or to start your own from."""
-    from ddp_hpc.batch.site import profile_file
+    """Print a profile's file, with its sources and dates, to read or to start your own from."""
+    from ddp_hpc.sites.site import profile_file
 
     path = Path(name) if name.endswith(".toml") else profile_file(name)
     sys.stdout.buffer.write(path.read_bytes())
@@ -49,12 +49,12 @@ def show_profile(name: str) -> None:
 @command.command("check")
 @click.argument("files", metavar="FILE.toml...", nargs=-1, required=True, type=click.Path(path_type=Path))
 def check_profiles(files: tuple[Path, ...]) -> None:
-    """Says what is wrong in profiles, all of it, with file and line; exit code 2 where something is.
+    """Report all errors in profiles, with file and line. The exit code is 2 if there are any.
 
-    Each is also rendered, for one node and for two.
+    A job script is also rendered from each profile, for one node and for two.
     """
-    from ddp_hpc.batch.check_profile import faults_of
     from ddp_hpc.errors import RequestError
+    from ddp_hpc.render.check_profile import faults_of
 
     faults = [fault for path in files for fault in faults_of(path)]
     for fault in faults[:-1]:

@@ -110,6 +110,7 @@ def _say(line: str) -> None:
 
 def _pretended(plan: Plan, wishes: Wishes, options: Options) -> list[str]:
     """What is not as on the machine that the script is for."""
+    from ddp_hpc.rehearse.queues import QUEUES
     from ddp_hpc.rehearse.session import DEFAULT_STEPS
 
     scheduler = _SCHEDULERS.get(plan.scheduler)
@@ -122,8 +123,9 @@ def _pretended(plan: Plan, wishes: Wishes, options: Options) -> list[str]:
             f"{scheduler} is pretended, on {nodes}: all this machine, at most {ranks} on each; "
             "any queue, account and resource is taken"
         )
-    launcher = "srun" if plan.scheduler == "slurm" else _LAUNCHERS[plan.mpiexec]
-    also = f", its mpiexec as {_LAUNCHERS[plan.mpiexec]}" if plan.scheduler == "slurm" else ""
+    own = QUEUES[plan.scheduler].launcher if plan.scheduler in QUEUES else ""
+    launcher = own or _LAUNCHERS[plan.mpiexec]
+    also = f", its mpiexec as {_LAUNCHERS[plan.mpiexec]}" if own else ""
     found.append(
         f"ranks start as under {launcher}{also}, over the MPI of this Python; no GPU, no fast network, "
         "no binding; modules and conda environments are not loaded"

@@ -14,15 +14,23 @@ from ddp_hpc.errors import RequestError
 
 @click.command("render", context_settings=TAKES_A_COMMAND)
 @job_options
-@click.option("--step", is_flag=True, help="Write torchrun_script.sh instead, which runs once on each node.")
 @click.option(
-    "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write FILE instead of stdout."
+    "--step",
+    is_flag=True,
+    help="Write torchrun_script.sh, the script that runs once per node, instead of a job script.",
+)
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write to FILE instead of standard output.",
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def command(step: bool, output: Path | None, **options: Any) -> None:
     """Write a job script for PBS, Slurm or this machine.
 
-    COMMAND is what each rank runs, after --; without it: python -m ddp_hpc.train.
+    COMMAND, after --, is what each rank runs. The default is python -m ddp_hpc.train.
 
     \b
     Examples:
@@ -36,15 +44,15 @@ def command(step: bool, output: Path | None, **options: Any) -> None:
       ddp-hpc render --profile leonardo --qos boost_qos_dbg --account MYPROJECT -o job.sh
       ddp-hpc render --template mine.sh.j2 -o job.sh
       ddp-hpc render --step -o torchrun_script.sh
-    """  # noqa: D301 - a true \b tells click to leave the lines alone
-    from ddp_hpc.batch import render as scripts
-    from ddp_hpc.batch.layout import advice
+    """  # noqa: D301 - a true \b keeps click from rewrapping the lines
+    from ddp_hpc.render import render_script as scripts
+    from ddp_hpc.render.advice import advice
 
     if step:
         if given := given_options(options):
             raise RequestError(
-                f"--step and {given[0]} were given; the step script is the same for every job; "
-                "give --step alone, or with -o"
+                f"--step cannot be combined with {given[0]}, as the step script is the same for every job. "
+                "Use --step alone or with -o."
             )
         text = scripts.render_step()
     else:

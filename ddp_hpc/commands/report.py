@@ -1,4 +1,4 @@
-"""`ddp-hpc report`."""
+"""The command `ddp-hpc report`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 
 from ddp_hpc.errors import RequestError
 from ddp_hpc.partial_files import write_whole
+from ddp_hpc.units import counted
 
 _PATH = click.Path(path_type=Path)
 
@@ -22,7 +23,7 @@ _PATH = click.Path(path_type=Path)
     type=_PATH,
     multiple=True,
     metavar="DIR",
-    help="Traces of another run, to be set beside it; may be repeated.",
+    help="Directory with the traces of another run to compare with; may be repeated.",
 )
 @click.option(
     "-o",
@@ -30,17 +31,22 @@ _PATH = click.Path(path_type=Path)
     "page_file",
     type=_PATH,
     metavar="FILE.html",
-    help="One page that needs no network, with a time line over ranks.",
+    help="Write a self-contained HTML page with charts and a timeline of the ranks.",
 )
-@click.option("--json", "json_file", type=_PATH, metavar="FILE", help="All numbers.")
+@click.option("--json", "json_file", type=_PATH, metavar="FILE", help="Write all numbers as JSON.")
 @click.option(
     "--merged",
     "merged_file",
     type=_PATH,
     metavar="FILE.json.gz",
-    help="All ranks' traces on one clock, for ui.perfetto.dev.",
+    help="Write the traces of all ranks to one file with a common clock, for ui.perfetto.dev.",
 )
-@click.option("--processes", type=click.IntRange(1), metavar="N", help="That read at once.  [the cores]")
+@click.option(
+    "--processes",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Number of processes that read traces.  [default: number of cores]",
+)
 def command(
     trace_dir: Path,
     others: tuple[Path, ...],
@@ -49,12 +55,13 @@ def command(
     merged_file: Path | None,
     processes: int | None,
 ) -> None:
-    """Where the time went: TRACE_DIR holds torch.profiler's Chrome traces, one or more for each rank.
+    """Report where the time of a training run was spent, from the traces of its ranks.
 
-    Ours (--trace-dir of the training) or anybody's, .json or .json.gz; a single file will do. Told are: data,
-    forward, backward, optimizer, snapshot, communication hidden and exposed, idle; the rank that the others
-    wait for; the slowest data load; collectives with bus bandwidth; operators; memory. What cannot be read is
-    left out, and said.
+    TRACE_DIR contains Chrome traces (.json or .json.gz) that training wrote with --trace-dir, or those of any
+    other torch.profiler run; it can also be a single file. The report shows the times of data loading,
+    forward, backward, optimizer, snapshots, hidden and exposed communication, and idling; the rank that the
+    others wait for; the slowest data load; collectives with their bus bandwidth; operators; and memory.
+    Unreadable files are skipped with a message.
 
     \b
     Examples:
@@ -63,18 +70,20 @@ def command(
       ddp-hpc report traces -o report.html
       ddp-hpc report traces --compare traces_before -o changed.html
       ddp-hpc report traces --merged all_ranks.json.gz
-    """  # noqa: D301 - a true \b tells click to leave the lines alone
+    """  # noqa: D301 - click does not rewrap the paragraph after a real \b
     for package in ("numpy", "msgspec", *(("plotly",) if page_file else ())):
         if find_spec(package) is None:
             raise RequestError(
-                f"report needs {package}, which is not installed; pip install 'ddp-hpc[report]'"
+                f"report requires {package}, which is not installed; run `pip install 'ddp-hpc[report]'`"
             )
-    from ddp_hpc.trace import compare, documents, merge, page, text
+    from ddp_hpc.trace import compare, merge, page
+    from ddp_hpc.trace import outputs as documents
+    from ddp_hpc.trace import text_report as text
 
-    gc.enable()  # main() disables it
-    folders = (trace_dir, *others)
-    documents.check_outputs(folders, page_file, json_file, merged_file)
-    captures = documents.read_all(folders, processes)
+    gc.enable()  # main() disables garbage collection
+    directories = (trace_dir, *others)
+    documents.check_outputs(directories, page_file, json_file, merged_file)
+    captures = documents.read_all(directories, processes)
     sentences = [compare.compare(captures[0], other) for other in captures[1:]]
     click.echo(text.text(captures, sentences), nl=False)
     if page_file is not None:
@@ -83,5 +92,6 @@ def command(
         documents.write_json(captures, sentences, json_file)
     if merged_file is not None:
         num_events = merge.write_merged(captures[0].ranks, merged_file)
-        num_ranks = len(captures[0].ranks)
-        click.echo(f"{merged_file}: {num_events} events of {num_ranks} rank{'s' * (num_ranks > 1)}", err=True)
+        click.echo(
+            f"{merged_file}: {num_events} events of {counted(len(captures[0].ranks), 'rank')}", err=True
+        )

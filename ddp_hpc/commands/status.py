@@ -37,8 +37,8 @@ def command(job: str | None, as_json: bool, run_dir: Path | None) -> None:
       ddp-hpc status 12.pbs-srv --run-dir /scratch/me/runs/big
       ddp-hpc status 1234 --json
     """  # noqa: D301 - a true \b tells click to leave the lines alone
-    from ddp_hpc.queue.status_text import lines_of
-    from ddp_hpc.queue.view import last_jobs, look
+    from ddp_hpc.jobs.job_report import last_jobs, look
+    from ddp_hpc.jobs.status_text import lines_of
 
     verdict, found = "", []
     for one in [look(job, run_dir)] if job is not None else last_jobs(run_dir):

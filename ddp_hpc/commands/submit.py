@@ -15,8 +15,8 @@ from ddp_hpc.commands.lint import ScriptOrRequest, read_script, site_of
 from ddp_hpc.errors import DdpHpcError, RequestError
 
 if TYPE_CHECKING:
-    from ddp_hpc.batch.lint import Finding
-    from ddp_hpc.queue.submission import Order
+    from ddp_hpc.jobs.submit import Order
+    from ddp_hpc.lint.run_checks import Finding
 
 # `submit` makes the folder; the account comes with it.
 _NO_LOG_FOLDER, _NO_ACCOUNT = "PBS011", "SITE002"
@@ -49,8 +49,8 @@ def command(script: Path | None, dry_run: bool, force: bool, chain: int | None, 
       ddp-hpc submit --nodes 2 --walltime 01:00:00 --dry-run
       job=$(ddp-hpc submit job.sh) && ddp-hpc logs "$job" --follow
     """  # noqa: D301 - a true \b tells click to leave the lines alone
-    from ddp_hpc.queue import submission
-    from ddp_hpc.queue.commands import held_interrupt, need
+    from ddp_hpc.jobs import submit as submission
+    from ddp_hpc.schedulers.run_command import held_interrupt, need
 
     command = click.get_current_context().meta["ddp_hpc.command"]
     order, found = _order(script, {**options, "command": command})
@@ -64,7 +64,7 @@ def command(script: Path | None, dry_run: bool, force: bool, chain: int | None, 
         click.echo(f"would run: {shlex.join(order.words())}", err=True)
         return
     what = f"the script's {scheduler.prefix} lines are for {scheduler.title}"
-    need(scheduler.program, f"{what}, which takes them by {scheduler.program}")
+    need(scheduler.submit_program, f"{what}, which takes them by {scheduler.submit_program}")
     submission.prepare(order)
     sent = submission.send_chain(order, chain) if chain else submission.send_one(order)
     queued: list[str] = []
@@ -72,7 +72,7 @@ def command(script: Path | None, dry_run: bool, force: bool, chain: int | None, 
     def so_far() -> str:
         return f"{len(queued)} are queued; to take them back: ddp-hpc cancel {queued[0]}"
 
-    with held_interrupt(scheduler.program) as is_interrupted:
+    with held_interrupt(scheduler.submit_program) as is_interrupted:
         try:
             for job_id, problem in sent:
                 queued.append(job_id)
@@ -94,10 +94,10 @@ def command(script: Path | None, dry_run: bool, force: bool, chain: int | None, 
 
 def _order(script: Path | None, request: dict[str, Any]) -> tuple[Order, list[Finding]]:
     """What is to be queued, and what lint has to say about it."""
-    from ddp_hpc.batch import lint
-    from ddp_hpc.batch.layout import advice
-    from ddp_hpc.batch.render import render
-    from ddp_hpc.queue import submission
+    from ddp_hpc.jobs import submit as submission
+    from ddp_hpc.lint import run_checks as lint
+    from ddp_hpc.render.advice import advice
+    from ddp_hpc.render.render_script import render
 
     here = Path.cwd()
     if script is None:

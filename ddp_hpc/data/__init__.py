@@ -1,1 +1,1 @@
-"""Reading data files: what is in them, the order of samples, and which rank takes which."""
+"""Reads data files, shuffles their samples and partitions them over ranks."""

@@ -1,9 +1,9 @@
-"""HDF5 files: our own and anybody's with two datasets of samples.
+"""Reads HDF5 files with two datasets of samples, written by data_gen or by any other program.
 
-Contiguous data is read by memory map; chunked, compressed or converted data by
-h5py, one read of sorted numbers a batch. The file is opened read-only and
-without HDF5's lock: nobody writes a finished file, and some parallel file
-systems refuse the lock.
+Contiguous data is read through a memory map. Chunked, compressed or converted data is read
+by h5py, with the sample numbers of a batch in sorted order. The file is opened read-only and
+without HDF5's lock: a finished file is never written to, and some parallel file systems
+refuse the lock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from ddp_hpc.data.mapped import ArrayPlace, FileIdentity, OpenFile, check_within, open_mapped
+from ddp_hpc.data.memory_mapped import ArrayPlace, FileIdentity, OpenFile, check_within, open_mapped
 from ddp_hpc.data.samples import (
     ArrayInfo,
     Gather,
@@ -37,7 +37,7 @@ from ddp_hpc.errors import DataError, nearest
 from ddp_hpc.h5_layout import ATTR_DTYPE, ATTR_NUM_CLASSES, BFLOAT16, TEST_GROUP
 from ddp_hpc.units import format_bytes
 
-# What h5py raises from a damaged file, by the damage.
+# The exceptions that h5py raises for damaged files, depending on the kind of damage.
 _H5PY_ERRORS = (
     OSError,
     RuntimeError,
@@ -48,27 +48,27 @@ _H5PY_ERRORS = (
     OverflowError,
     MemoryError,
 )
-# Samples of arrays without compressed chunks are read together as far as they lie within so many bytes.
+# In arrays without compression, samples within this many bytes of each other are read in one call.
 _MERGE_BYTES = 256 * 1024
-# Of unpacked chunks a process keeps for each array.
+# The chunk cache of each array in a process.
 _CACHE_BYTES = 128 * 1024 * 1024
-# Where two rows of chunks take more than that.
+# The upper limit of the chunk cache when two rows of chunks need more than _CACHE_BYTES.
 _MAX_CACHE_BYTES = 256 * 1024 * 1024
 _MAX_SLOTS = 1_000_003
 
 
 def open_hdf5(path: Path, src_key: str, tgt_key: str) -> Samples:
-    """The samples of an HDF5 file; `test` holds those of its group `test/`, where there is one.
+    """Opens the samples of an HDF5 file. Those of its group `test/`, if there is one, become `test`.
 
     Raises:
-        DataError: for every way in which the file is not what training needs.
+        DataError: the file cannot be used for training.
     """
     identity = FileIdentity.of(path)
     with _opened(path) as file:
         train = _dataset(path, file, src_key, "--src-key"), _dataset(path, file, tgt_key, "--tgt-key")
         num_classes = _num_classes(path, file)
         test_keys = [f"{TEST_GROUP}/{key}" for key in (src_key, tgt_key)]
-        # A foreign file may call anything "test".
+        # In a file from another program, "test" may be something else.
         has_test = any(isinstance(_get(file, key), h5py.Dataset) for key in test_keys)
         test = [_dataset(path, file, key, None) for key in test_keys] if has_test else []
         train_info = _check(path, (src_key, tgt_key), train)
@@ -88,7 +88,7 @@ def _samples(
     num_classes: int | None,
     test: Samples | None,
 ) -> Samples:
-    other_files, advice = any(_lies_elsewhere(path, dataset) for dataset in datasets), ""
+    other_files, advice = any(_uses_other_files(path, dataset) for dataset in datasets), ""
     offsets = [_raw_offset(dataset) for dataset in datasets]
     if not other_files and offsets[0] is not None and offsets[1] is not None:
         places = ArrayPlace(infos[0], offsets[0]), ArrayPlace(infos[1], offsets[1])
@@ -119,13 +119,14 @@ def _file(path: Path, **options: int) -> Any:
     except OSError as error:
         if "file locking flag values don't match" not in str(error):
             raise
-        # The caller's own code has it open, with a lock: HDF5 wants the same of all handles in a process.
+        # The caller has the file open with a lock, and HDF5 requires the same flag for all handles in a
+        # process.
         return h5py.File(path, "r", **options)
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """The open file; whatever h5py raises about it as a DataError of one line."""
+    """Opens the file, and converts any exception of h5py to a DataError of one line."""
     try:
         with _file(path) as file:
             yield file
@@ -133,19 +134,19 @@ def _opened(path: Path) -> Iterator[Any]:
         text = first_line(error)
         if "unable to lock file" in text or "required for file locking" in text:
             raise DataError(
-                f"{path} cannot be opened with a lock ({text}); it is only read and needs none: "
-                "unset HDF5_USE_FILE_LOCKING, or export HDF5_USE_FILE_LOCKING=FALSE"
+                f"{path} cannot be opened with a lock ({text}). Reading needs no lock: "
+                "unset HDF5_USE_FILE_LOCKING, or export HDF5_USE_FILE_LOCKING=FALSE."
             ) from None
         if "signature not found" in text:
             raise DataError(
                 f"{path} is not an HDF5 file, or its first bytes are damaged; write it again"
             ) from error
-        seen = "was cut short" if "truncated file" in text else "is damaged"
-        raise DataError(f"{path} {seen}: {text}; copy or write it again") from None
+        state = "is truncated" if "truncated file" in text else "is damaged"
+        raise DataError(f"{path} {state}: {text}; copy or write it again") from None
 
 
 def _get(file: Any, key: str) -> Any:
-    """What the file has under the key, or None; a link that leads nowhere is nothing."""
+    """Returns the object of that name, or None if there is none or it is a dangling link."""
     try:
         return file[key]
     except KeyError:
@@ -156,26 +157,27 @@ def _dataset(path: Path, file: Any, key: str, option: str | None) -> Any:
     found = _get(file, key)
     if isinstance(found, h5py.Dataset):
         return found
-    seen = "is a group" if isinstance(found, h5py.Group) else "is not there"
+
     names: list[str] = []
     file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
-    listed = listing(names)
-    way_out = f"name one with {option}" if option else "write both datasets of the test split, or none"
+    is_group = "; it is a group" if isinstance(found, h5py.Group) else ""
+    hint = f"Choose one with {option}." if option else "Write both datasets of the test split, or neither."
     raise DataError(
-        f"{path}: the dataset {key!r} {seen}{nearest(key, names)}; "
-        f"the file has {listed or 'no dataset'}; {way_out}"
+        f"{path} has no dataset {key!r}{is_group}{nearest(key, names)} "
+        f"(found: {listing(names) or 'no datasets'}). {hint}"
     )
 
 
 def _check(path: Path, keys: tuple[str, str], datasets: Sequence[Any]) -> tuple[ArrayInfo, ArrayInfo]:
     infos = []
-    # Not by the dataset's own name: at the end of a link it may have another one.
+    # The key is used in messages, since a dataset that is reached through a link may have another name.
     for key, dataset in zip(keys, datasets, strict=True):
         try:
             dtype = dataset.dtype
         except TypeError as error:
             raise DataError(
-                f"{path}: {key} has a type that NumPy lacks ({first_line(error)}); write it as float32"
+                f"{path}: {key} has a type that NumPy does not support ({first_line(error)}); "
+                "write it as float32"
             ) from None
         bfloat16 = dtype == np.uint16 and _text(dataset.attrs.get(ATTR_DTYPE)) == BFLOAT16
         infos.append(check_array(path, key, dataset.shape, dtype, bfloat16))
@@ -193,20 +195,21 @@ def _num_classes(path: Path, file: Any) -> int | None:
     value = np.asarray(file.attrs[ATTR_NUM_CLASSES])
     if value.size != 1 or value.dtype.kind not in "iu" or int(value.reshape(-1)[0]) < 1:
         raise DataError(
-            f"{path}: the attribute {ATTR_NUM_CLASSES} is {value!s}; a number of at least 1 is needed"
+            f"{path}: the attribute {ATTR_NUM_CLASSES} is {str(value)[:40]}; "
+            "it must be an integer of at least 1"
         )
     return int(value.reshape(-1)[0])
 
 
 def _raw_offset(dataset: Any) -> int | None:
-    """Where the values lie as plain bytes of a native type, or None where h5py has to fetch them."""
+    """Returns the offset of values stored as plain bytes of a native type, or None if h5py must read them."""
     creation = dataset.id.get_create_plist()
     if (
         creation.get_layout() != h5py.h5d.CONTIGUOUS
         or creation.get_external_count()
         or not dataset.dtype.isnative
         or dataset.dtype.kind == "b"
-        # HDF5 has float types that NumPy lacks, and h5py converts them as it reads.
+        # HDF5 has float types that NumPy does not support; h5py converts them as it reads.
         or not dataset.id.get_type().equal(h5py.h5t.py_create(dataset.dtype))
     ):
         return None
@@ -214,52 +217,53 @@ def _raw_offset(dataset: Any) -> int | None:
     return offset
 
 
-def _lies_elsewhere(path: Path, dataset: Any) -> bool:
-    """Whether the values are in other files than this one.
+def _uses_other_files(path: Path, dataset: Any) -> bool:
+    """Returns whether some of the values are stored in other files.
 
     Raises:
-        DataError: where such a file is missing: HDF5 would read zeros in its place.
+        DataError: such a file is missing. HDF5 would read zeros in its place.
     """
     if dataset.is_virtual:
         names = {source.file_name for source in dataset.virtual_sources()} - {"."}
-        folders = [os.environ.get("HDF5_VDS_PREFIX", ""), str(path.parent), "."]
+        directories = [os.environ.get("HDF5_VDS_PREFIX", ""), str(path.parent), "."]
         for name in sorted(names):
-            # A pattern stands for as many files as there are.
-            if "%" not in name and not any(Path(folder, name).exists() for folder in folders):
+            # A pattern matches any number of files, including none.
+            if "%" not in name and not any(Path(directory, name).exists() for directory in directories):
                 raise DataError(
-                    f"{path}: {dataset.name} is put together from other files and {name} is not there; "
-                    "copy it too, or write the data into one file with `python -m data_gen convert`"
+                    f"{path}: {dataset.name} is a virtual dataset, and its source file {name} is missing. "
+                    "Copy that file too, or merge the data into one file with `python -m data_gen convert`."
                 )
         return bool(names)
     if dataset.id.get_create_plist().get_external_count():
         return True
-    # Reached by an external link, a dataset has its offset in the other file.
+    # The offset of a dataset behind an external link refers to the other file.
     return not path.samefile(dataset.file.filename)
 
 
 def _check_filters(path: Path, dataset: Any) -> None:
     creation = dataset.id.get_create_plist()
-    # Only chunked data has filters, and HDF5 refuses to count those of virtual data.
+    # Only chunked data has filters, and HDF5 raises an error when asked for those of virtual data.
     if creation.get_layout() != h5py.h5d.CHUNKED:
         return
     for number in range(creation.get_nfilters()):
         code, _, _, name = creation.get_filter(number)
         if not h5py.h5z.filter_avail(code):
             raise DataError(
-                f"{path}: {dataset.name} is compressed by filter {code} ({name.decode(errors='replace')}), "
-                "which this HDF5 lacks; set HDF5_PLUGIN_PATH to where it is, or write the data uncompressed"
+                f"{path}: {dataset.name} is compressed with filter {code} ({name.decode(errors='replace')}), "
+                "which this HDF5 library does not have. "
+                "Set HDF5_PLUGIN_PATH to its directory, or write the data uncompressed."
             )
 
 
 @dataclass(frozen=True)
 class _ReadPlan:
-    """How h5py is to read one array."""
+    """The parameters with which h5py reads one array."""
 
     info: ArrayInfo
     rows: int
-    """Samples that lie in one row of chunks: they are read at once, so that a batch unpacks a chunk once."""
+    """Samples in one row of chunks, read in one call so that a batch decompresses each chunk only once."""
     cache_bytes: int
-    """HDF5's own megabyte would not keep one chunk of many files, and unpack it for each sample again."""
+    """Size of the chunk cache. HDF5's default, 1 MiB, may not hold a chunk: each sample decompresses it."""
     cache_slots: int
     advice: str = ""
 
@@ -273,20 +277,22 @@ class _ReadPlan:
         across = prod(-(-size // chunk) for size, chunk in zip(info.shape, dataset.chunks[1:], strict=True))
         along = -(-info.num_samples // dataset.chunks[0])
         row_bytes = across * chunk_bytes
-        # Two rows of chunks serve a batch in order; all of them, any order.
-        wanted = min(max(min(2 * row_bytes, _MAX_CACHE_BYTES), _CACHE_BYTES), along * row_bytes)
-        # A hundred slots a chunk (manual of H5Pset_chunk_cache), or chunks evict each other.
-        slots = min(100 * max(1, wanted // chunk_bytes), _MAX_SLOTS) | 1
+        # Two rows of chunks are enough for sequential order. Random order needs all of them.
+        cache_bytes = min(max(min(2 * row_bytes, _MAX_CACHE_BYTES), _CACHE_BYTES), along * row_bytes)
+        # The manual of H5Pset_chunk_cache recommends 100 slots per chunk, so that chunks do not evict each
+        # other.
+        slots = min(100 * max(1, cache_bytes // chunk_bytes), _MAX_SLOTS) | 1
         has_filters = dataset.id.get_create_plist().get_nfilters() > 0
         advice = ""
         if has_filters and row_bytes > _MAX_CACHE_BYTES:
             advice = (
-                f"a sample of {info.key} lies in {across} chunks of {format_bytes(chunk_bytes)}, which each "
-                "batch unpacks anew; write the file again with `python -m data_gen convert OLD.h5 NEW.h5`"
+                f"each sample of {info.key} spans {across} chunks of {format_bytes(chunk_bytes)}, which "
+                "every batch decompresses again; to read faster, rewrite the file with "
+                "`python -m data_gen convert OLD.h5 NEW.h5`"
             )
-        # A plain chunk need not be read whole, however large it is.
+        # An uncompressed chunk can be read in part, however large it is.
         whole = max(1, _MAX_CACHE_BYTES // sample_bytes) if has_filters else rows
-        return cls(info, min(whole, dataset.chunks[0]), wanted, slots, advice)
+        return cls(info, min(whole, dataset.chunks[0]), cache_bytes, slots, advice)
 
 
 def _open_chunked(path: Path, identity: FileIdentity, src: _ReadPlan, tgt: _ReadPlan) -> OpenArrays:
@@ -299,7 +305,7 @@ def _open_chunked(path: Path, identity: FileIdentity, src: _ReadPlan, tgt: _Read
             stack.callback(file.close)
             gathers = [_gather_chunked(path, file[plan.info.key], plan) for plan in (src, tgt)]
         except _H5PY_ERRORS as error:
-            raise DataError(f"{path} cannot be opened again: {first_line(error)}; start again") from None
+            raise DataError(f"{path} cannot be reopened: {first_line(error)}; restart the program") from None
         return OpenArrays(gathers[0], gathers[1], check=opened.check, close=stack.pop_all().close)
 
 
@@ -317,12 +323,13 @@ def _gather_chunked(path: Path, dataset: Any, plan: _ReadPlan) -> Gather:
             ) from None
 
     def scatter(indices: NDArray[np.int64], out: NDArray[Any]) -> None:
-        places = np.argsort(indices)
-        wanted = indices[places]
-        cuts = np.flatnonzero(np.diff(wanted // plan.rows)) + 1
-        for some, where in zip(np.split(wanted, cuts), np.split(places, cuts), strict=True):
-            if len(some):
-                # Plain slices take h5py's short way in C; its read_direct costs several times as much a call.
-                out[where] = dataset[int(some[0]) : int(some[-1]) + 1][some - some[0]]
+        order = np.argsort(indices)
+        in_order = indices[order]
+        cuts = np.flatnonzero(np.diff(in_order // plan.rows)) + 1
+        for group, rows in zip(np.split(in_order, cuts), np.split(order, cuts), strict=True):
+            if len(group):
+                # A plain slice takes h5py's fast path in C; a call of read_direct costs several times as
+                # much.
+                out[rows] = dataset[int(group[0]) : int(group[-1]) + 1][group - group[0]]
 
     return gather

@@ -1,4 +1,4 @@
-"""Samples that a program brings itself: two arrays, or a dataset that gives a pair for a number. No torch."""
+"""Samples from a program's memory: two arrays, or a map-style dataset of pairs. Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,76 +10,77 @@ from numpy.typing import NDArray
 
 from ddp_hpc.data.samples import OpenArrays, Samples, check_array, check_pair, first_line
 from ddp_hpc.errors import DataError
+from ddp_hpc.user_errors import told, traceback_of
 
-# What stands for the path in errors.
+# Used in place of a path in error messages.
 _NAME = Path("the dataset")
 
 
 def samples_of_arrays(src: Any, tgt: Any, *, num_classes: int | None = None) -> Samples:
-    """The samples of two arrays or CPU tensors (samples, ...), which are not copied.
+    """Wraps two arrays or CPU tensors of shape (samples, ...) without copying them.
 
     Raises:
-        DataError: they have different lengths, no samples, or no numbers.
+        DataError: the lengths differ, there are no samples, or the values are not numeric.
     """
     arrays = [_as_array(name, values) for name, values in (("src", src), ("tgt", tgt))]
-
     src_array, tgt_array = arrays
     opened = OpenArrays(_Take(src_array), _Take(tgt_array), check=_nothing, close=_nothing)
     return _samples([(a.shape, a.dtype) for a in arrays], opened, num_classes, "memory")
 
 
 def samples_of_dataset(dataset: Any, *, num_classes: int | None = None) -> Samples:
-    """The samples of an object with `len(dataset)` and `dataset[i]`, a pair (src, tgt) of numbers or arrays.
+    """Wraps a map-style dataset, in which `dataset[i]` is a pair (src, tgt) of numbers or arrays.
 
     Raises:
-        DataError: it has no length, no samples, or gives something else; also while reading.
+        DataError: it has no length or no samples, or an item is not such a pair. Also raised while reading.
     """
     try:
         num = len(dataset)
     except TypeError:
         raise DataError(
-            f"the dataset is a {type(dataset).__name__} without a length; "
-            "one with `len(dataset)` and `dataset[i]` is needed"
+            f"the dataset ({type(dataset).__name__}) has no length; "
+            "a map-style dataset with __len__ and __getitem__ is required"
         ) from None
     if not num:
-        raise DataError("the dataset has no samples; at least one is needed")
+        raise DataError("the dataset has no samples; at least one is required")
     first = _pair(dataset, 0)
     kept: list[list[NDArray[Any]]] = []
 
     def read_src(indices: NDArray[np.int64], out: NDArray[Any]) -> None:
         targets = []
-        for place, number in enumerate(indices.tolist()):
+        for row, number in enumerate(indices.tolist()):
             src, tgt = _pair(dataset, number)
             if (src.shape, tgt.shape) != (first[0].shape, first[1].shape):
                 raise DataError(
-                    f"the dataset's sample {number} has shapes {src.shape} and {tgt.shape}, sample 0 has "
-                    f"{first[0].shape} and {first[1].shape}: all have to be alike"
+                    f"dataset[{number}] has shapes {src.shape} and {tgt.shape}, but dataset[0] has "
+                    f"{first[0].shape} and {first[1].shape}; all samples must have the same shapes"
                 )
-            for values, needed in zip((src, tgt), first, strict=True):
-                if not np.can_cast(values.dtype, needed.dtype, "same_kind"):  # 0, then 0.5: it would be 0 too
+            for values, expected in zip((src, tgt), first, strict=True):
+                # If sample 0 is the integer 0, a later 0.5 would be truncated to 0.
+                if not np.can_cast(values.dtype, expected.dtype, "same_kind"):
                     raise DataError(
-                        f"the dataset's sample {number} has {values.dtype} where sample 0 has "
-                        f"{needed.dtype}: all have to be alike"
+                        f"dataset[{number}] has dtype {values.dtype}, but dataset[0] has "
+                        f"{expected.dtype}; all samples must have the same dtypes"
                     )
-            out[place] = src
+            out[row] = src
             targets.append(tgt)
-        kept[:] = [targets]  # each sample is asked for once
+        kept[:] = [targets]  # so that dataset[number] is called only once per sample
 
     def read_tgt(indices: NDArray[np.int64], out: NDArray[Any]) -> None:
-        del indices  # those that src was just read for
-        for place, tgt in enumerate(kept.pop()):
-            out[place] = tgt
+        del indices  # they are the same as in the preceding call of read_src
+        for row, tgt in enumerate(kept.pop()):
+            out[row] = tgt
 
     opened = OpenArrays(read_src, read_tgt, check=_nothing, close=_nothing)
     return _samples([((num, *a.shape), a.dtype) for a in first], opened, num_classes, "dataset")
 
 
 def check_workers(workers: int) -> None:
-    """Raises DataError for any: they are other processes, which read files."""
+    """Raises DataError if `workers` is not 0, since worker processes can read only files."""
     if workers:
         raise DataError(
-            f"{workers} workers read files, and this data is in the memory of the rank: a thread reads it; "
-            "leave workers out, or put the data into a file"
+            f"workers is {workers}, but worker processes cannot read data in the memory of the rank; "
+            "omit workers, or write the data to a file"
         )
 
 
@@ -98,35 +99,38 @@ def _samples(
 
 
 class _Take:
-    """An array, read by numbers."""
+    """Copies samples of an array by number."""
 
     def __init__(self, array: NDArray[Any]) -> None:
         self._array = array
 
     def __call__(self, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
-        # With mode "raise" NumPy fills a buffer of its own first; the numbers are checked before.
+        # With mode="raise" NumPy would fill a buffer first. The caller has already checked the numbers.
         np.take(self._array, indices, axis=0, out=out, mode="wrap")
 
 
 def _pair(dataset: Any, number: int) -> tuple[NDArray[Any], NDArray[Any]]:
     try:
-        src, tgt = dataset[number]
-        return _as_array("src", src), _as_array("tgt", tgt)
-    except DataError:
-        raise
+        sample = dataset[number]
     except Exception as error:  # the user's code may raise anything
+        problem = DataError(f"dataset[{number}] raised {told(error)}")
+        problem.traceback_text = traceback_of(error)
+        raise problem from None
+    try:
+        src, tgt = sample
+    except (TypeError, ValueError):
         raise DataError(
-            f"the dataset's sample {number} is no pair (src, tgt) of arrays: "
-            f"{type(error).__name__}: {first_line(error)}"
+            f"dataset[{number}] returned a {type(sample).__name__}; a pair (src, tgt) of arrays is required"
         ) from None
+    return _as_array("src", src), _as_array("tgt", tgt)
 
 
 def _as_array(name: str, values: Any) -> NDArray[Any]:
     try:
         return np.asarray(values)
-    except Exception as error:  # of a tensor on a device, or of another library
+    except Exception as error:  # such as for a tensor on a GPU, or for an object of another library
         raise DataError(
-            f"{name} is a {type(values).__name__}, which NumPy cannot read: {first_line(error)}"
+            f"NumPy cannot convert {name} ({type(values).__name__}) to an array: {first_line(error)}"
         ) from None
 
 

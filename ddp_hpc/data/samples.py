@@ -1,4 +1,4 @@
-"""An open data file as the trainer sees it: shapes, dtypes, and samples by number."""
+"""The interface between data files and the trainer: shapes, dtypes, and reading samples by number."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from numpy.typing import NDArray
 
 from ddp_hpc.errors import DataError
 from ddp_hpc.h5_layout import BFLOAT16
+from ddp_hpc.user_errors import message_of
 
-# What torch.from_numpy takes and a model can use: bool, integers and floats of up to 8 bytes.
+# The types that torch.from_numpy accepts and a model can use: bool, integers and floats of up to 8 bytes.
 _KINDS = "biuf"
 _MAX_ITEM_BYTES = 8
 _MAX_LISTED = 12
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
+# torch.load's long message about what it does not load, which advises to turn that protection off.
+_NOT_LOADED = re.compile(r"weights[_ ]only", re.IGNORECASE)
+_NOT_ALLOWED = re.compile(r"[Uu]nsupported (?:global: GLOBAL|class) ([\w.]+)")
 
 
 @dataclass(frozen=True)
@@ -30,46 +34,46 @@ class ArrayInfo:
     key: str
     num_samples: int
     shape: tuple[int, ...]
-    """Of one sample, without the axis of samples."""
+    """Shape of one sample, without the axis of samples."""
     dtype: np.dtype[Any]
-    """Of what `read` returns: native byte order, whatever the file has."""
+    """Dtype of the arrays that `read` returns, always in native byte order."""
     bfloat16: bool = False
-    """NumPy lacks the type: `dtype` is uint16 then, and each value the bits of a bfloat16."""
+    """The values are the bits of bfloat16 numbers, stored as uint16 because NumPy does not have that type."""
 
     @property
     def sample_bytes(self) -> int:
-        """Bytes of one sample of it."""
+        """Size of one sample in bytes."""
         return prod(self.shape) * self.dtype.itemsize
 
     @property
     def dtype_name(self) -> str:
-        """What torch calls the type."""
+        """Name of the dtype in torch."""
         return BFLOAT16 if self.bfloat16 else self.dtype.name
 
 
 class Gather(Protocol):
-    """An array of an open file from which samples are taken by number, each number at any place."""
+    """A function that reads samples of one array by number, in any order and with repetitions."""
 
     def __call__(self, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Fills `out` (len(indices), ...), C-contiguous, in the order of `indices`."""
+        """Fills the C-contiguous array `out` of shape (len(indices), ...) in the order of `indices`."""
 
 
 @dataclass(frozen=True)
 class OpenArrays:
-    """Both arrays of a file that this process has open."""
+    """Both arrays of a file that this process has opened."""
 
     src: Gather
     tgt: Gather
     check: Callable[[], None]
-    """Raises DataError if the file is not what it was; called before each read."""
+    """Raises DataError if the file has changed; called before each read."""
     close: Callable[[], None]
 
 
 class Samples:
     """The samples of a data file, or of its test split.
 
-    The file is opened by the first `read` of each process, so an object made
-    before a fork, or sent to a worker, reads through a handle of its own.
+    The first `read` in each process opens the file, so an object that was created
+    before a fork, or sent to a worker process, uses a separate file handle.
     """
 
     def __init__(
@@ -95,9 +99,9 @@ class Samples:
         self.reader = reader
         self.test = test
         self.other_files = other_files
-        """Some of the data lies in other files: a copy of this one alone is not the data."""
+        """Some of the data is stored in other files, so that a copy of this file alone is incomplete."""
         self.advice = advice
-        """What would make reading faster, for the user; empty where nothing does."""
+        """A message to the user on how to make reading faster, or an empty string."""
         self._open_arrays = open_arrays
         self._opened: OpenArrays | None = None
         self._opened_by = 0
@@ -105,20 +109,22 @@ class Samples:
     def read(
         self, indices: NDArray[np.int64], out: tuple[NDArray[Any], NDArray[Any]] | None = None
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Arrays src and tgt, both (len(indices), ...), in the order of `indices`, which may be empty.
+        """Reads src and tgt, both of shape (len(indices), ...), in the order of `indices`; may be empty.
 
-        They are the beginnings of the two arrays `out`, as `buffers` makes them, or
-        new ones without it. Nothing else of the batch's size is allocated.
+        The results are views of the first rows of the two arrays in `out`, which `buffers` creates, or
+        new arrays if `out` is None. Nothing else of the size of a batch is allocated.
 
         Raises:
             DataError: the file changed since it was opened, or it cannot be read.
-            IndexError: for an index outside 0 to num_samples - 1.
+            IndexError: an index is not in the range 0 to num_samples - 1.
         """
         num = len(indices)
-        # One pass for both ends: as unsigned numbers, negative ones are the largest.
+        # Viewed as unsigned, negative indices become the largest, so one pass checks both ends of the range.
         if num and int(indices.view(np.uint64).max()) >= self.num_samples:
-            raise IndexError(f"indices {indices.min()} to {indices.max()} of {self.num_samples} samples")
-        # A handle that a fork copied shares its position and its caches with the parent's.
+            raise IndexError(
+                f"indices {indices.min()} to {indices.max()} are not in the range 0 to {self.num_samples - 1}"
+            )
+        # After a fork, the parent's handle would share its position and its caches with this process.
         if self._opened is None or self._opened_by != os.getpid():
             self._opened, self._opened_by = self._open_arrays(), os.getpid()
         src, tgt = self.buffers(num) if out is None else out
@@ -129,18 +135,18 @@ class Samples:
 
     @property
     def sample_bytes(self) -> int:
-        """Bytes of one sample of src and of tgt together."""
+        """Size in bytes of one sample of src and tgt together."""
         return self.src.sample_bytes + self.tgt.sample_bytes
 
     def buffers(self, num: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Room for `num` samples, to be handed to `read` again and again."""
+        """Allocates arrays for `num` samples, which can be passed to `read` repeatedly."""
         return (
             np.empty((num, *self.src.shape), self.src.dtype),
             np.empty((num, *self.tgt.shape), self.tgt.dtype),
         )
 
     def close(self) -> None:
-        """Let go of the file; a later `read` opens it again."""
+        """Closes the file; a later `read` reopens it."""
         if self._opened is not None and self._opened_by == os.getpid():
             self._opened.close()
         self._opened = None
@@ -154,61 +160,70 @@ class Samples:
 def check_array(
     path: Path, key: str, shape: tuple[int, ...] | None, dtype: np.dtype[Any], bfloat16: bool = False
 ) -> ArrayInfo:
-    """The array as the trainer can use it.
+    """Describes an array after checking that the trainer can use it.
 
     Raises:
-        DataError: no axis of samples, no samples, empty samples, or values that are no numbers.
+        DataError: there is no axis of samples, there are no samples, the samples are empty, or the
+            values are not numeric.
     """
     if not shape:
         raise DataError(
             f"{path}: {key} is {'empty' if shape is None else 'a single value'}; "
-            "an array whose first axis is the samples is needed"
+            "an array whose first axis is the samples is required"
         )
     if shape[0] == 0:
         raise DataError(
-            f"{path}: {key} has shape {shape}, no samples; write the file again with at least one"
+            f"{path}: {key} has shape {shape} and thus no samples; write the file with at least one"
         )
     if 0 in shape:
         raise DataError(
-            f"{path}: {key} has shape {shape}, samples without values; write it with sizes above 0"
+            f"{path}: {key} has shape {shape}, so its samples are empty; all sizes must be greater than 0"
         )
     if dtype.kind not in _KINDS or dtype.itemsize > _MAX_ITEM_BYTES:
         raise DataError(
             f"{path}: {key} has dtype {str(dtype)[:100]}; "
-            "numbers that torch has are needed, such as float32 or int64"
+            "a numeric type of torch is required, such as float32 or int64"
         )
     return ArrayInfo(key, shape[0], tuple(shape[1:]), dtype.newbyteorder("="), bfloat16)
 
 
 def check_pair(path: Path, src: ArrayInfo, tgt: ArrayInfo) -> None:
-    """Raises DataError unless both arrays have as many samples."""
+    """Raises DataError unless both arrays have the same number of samples."""
     if src.num_samples != tgt.num_samples:
         raise DataError(
-            f"{path}: {src.key} has {src.num_samples} samples and {tgt.key} has {tgt.num_samples}; "
-            "each sample needs both, write the file again"
+            f"{path}: {src.key} has {src.num_samples} samples, but {tgt.key} has {tgt.num_samples}; "
+            "both must have the same number of samples"
         )
 
 
 def check_test(path: Path, train: tuple[ArrayInfo, ArrayInfo], test: tuple[ArrayInfo, ArrayInfo]) -> None:
-    """Raises DataError unless the test split's samples look like the others."""
-    for ours, theirs in zip(train, test, strict=True):
-        if (ours.shape, ours.dtype_name) != (theirs.shape, theirs.dtype_name):
+    """Raises DataError unless both splits have the same shapes and dtypes."""
+    for of_train, of_test in zip(train, test, strict=True):
+        if (of_train.shape, of_train.dtype_name) != (of_test.shape, of_test.dtype_name):
             raise DataError(
-                f"{path}: {theirs.key} has samples {theirs.shape} {theirs.dtype_name} and {ours.key} has "
-                f"{ours.shape} {ours.dtype_name}; both splits need the same, write the file again"
+                f"{path}: {of_train.key} has samples of shape {of_train.shape} and dtype "
+                f"{of_train.dtype_name}, but {of_test.key} has {of_test.shape} and {of_test.dtype_name}; "
+                "both splits must have the same"
             )
 
 
 def first_line(error: BaseException) -> str:
-    """The error's first line, for libraries that explain themselves at length."""
-    # The text of a KeyError is the repr of its text.
-    lines = str(error.args[0] if isinstance(error, KeyError) and error.args else error).splitlines()
-    # Some colour their words.
-    line = _COLOUR.sub("", lines[0]) if lines else ""
+    """Returns the first line of the error's message, since the messages of some libraries are long."""
+    text = message_of(error)
+    if _NOT_LOADED.search(text):
+        found = _NOT_ALLOWED.search(text)
+        return (
+            f"it contains {found[1]}, but only tensors and plain values are loaded: others can run code"
+            if found
+            else "it contains more than tensors and plain values, or its bytes are damaged"
+        )
+    lines = text.splitlines()
+    # Some libraries color their messages.
+    line = _COLOR.sub("", lines[0]) if lines else ""
     line = "".join(char for char in line if char.isprintable()).strip()
     return line or type(error).__name__
 
 
 def listing(names: Sequence[str]) -> str:
-    """The names for an error, the first dozen of many; empty for none."""
+    """Joins the names for an error message, at most the first twelve; empty for none."""
     return ", ".join(names[:_MAX_LISTED]) + (", ..." if len(names) > _MAX_LISTED else "")

@@ -1,9 +1,8 @@
-""".pt files (torch.save of a dict) and .safetensors files, both read by memory map."""
+"""Reads .pt files (torch.save of a dict) and .safetensors files through memory maps."""
 
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddp_hpc.data.mapped import (
+from ddp_hpc.data.memory_mapped import (
     ArrayPlace,
     FileIdentity,
     OpenFile,
@@ -33,7 +32,7 @@ from ddp_hpc.data.samples import (
 from ddp_hpc.errors import DataError, nearest
 from ddp_hpc.h5_layout import ATTR_NUM_CLASSES, TEST_GROUP
 
-# https://huggingface.co/docs/safetensors, those that NumPy has, and the bits of bfloat16.
+# The dtypes of https://huggingface.co/docs/safetensors that NumPy has, and bfloat16 as uint16 bits.
 _SAFETENSORS_BFLOAT16 = "BF16"
 _SAFETENSORS_DTYPES = {
     "BOOL": "bool",
@@ -50,23 +49,13 @@ _SAFETENSORS_DTYPES = {
     "F32": "float32",
     "F64": "float64",
 }
-_TORCH_ERRORS = (
-    OSError,
-    RuntimeError,
-    ValueError,
-    EOFError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    pickle.UnpicklingError,
-)
 
 
 def open_pt(path: Path, src_key: str, tgt_key: str) -> Samples:
-    """The samples of a dict of tensors that torch.save wrote.
+    """Opens the samples of a dict of tensors written by torch.save.
 
     Raises:
-        DataError: for every way in which the file is not what training needs.
+        DataError: the file cannot be used for training.
     """
     identity = FileIdentity.of(path)
     entries = _load_pt(path)
@@ -82,13 +71,13 @@ def open_pt(path: Path, src_key: str, tgt_key: str) -> Samples:
 
 
 def open_safetensors(path: Path, src_key: str, tgt_key: str) -> Samples:
-    """The samples of a .safetensors file.
+    """Opens the samples of a .safetensors file.
 
     Raises:
-        DataError: for every way in which the file is not what training needs.
+        DataError: the file cannot be used for training.
     """
     identity = FileIdentity.of(path)
-    header, behind_header = _load_header(path)
+    header, data_start = _load_header(path)
     metadata = header.pop("__metadata__", {})
     infos: dict[str, ArrayInfo] = {}
     places: dict[str, ArrayPlace] = {}
@@ -96,12 +85,12 @@ def open_safetensors(path: Path, src_key: str, tgt_key: str) -> Samples:
         entry = header[key]
         if entry["dtype"] not in _SAFETENSORS_DTYPES:
             raise DataError(
-                f"{path}: {key} has dtype {entry['dtype']}, which NumPy lacks; save it as float32"
+                f"{path}: {key} has dtype {entry['dtype']}, which NumPy does not support; save it as float32"
             )
         dtype = np.dtype(_SAFETENSORS_DTYPES[entry["dtype"]])
         bfloat16 = entry["dtype"] == _SAFETENSORS_BFLOAT16
         infos[key] = check_array(path, key, tuple(entry["shape"]), dtype, bfloat16)
-        places[key] = ArrayPlace(infos[key], behind_header + entry["data_offsets"][0])
+        places[key] = ArrayPlace(infos[key], data_start + entry["data_offsets"][0])
         check_within(path, identity, places[key])
     return _samples(
         path,
@@ -137,34 +126,34 @@ def _samples(
 
 
 def wanted_keys(path: Path, names: Iterable[str], src_key: str, tgt_key: str) -> list[str]:
-    """The keys to read, those of the test split too where there is one."""
-    there = [name for name in names if isinstance(name, str)]
-    listed = listing(there)
+    """Returns the keys to read, including those of the test split if there is one."""
+    present = [name for name in names if isinstance(name, str)]
     for key, option in ((src_key, "--src-key"), (tgt_key, "--tgt-key")):
-        if key not in there:
+        if key not in present:
             raise DataError(
-                f"{path}: there is no {key!r}{nearest(key, there)}; the file has {listed or 'nothing'}; "
-                f"name one with {option}"
+                f"{path} has no array {key!r}{nearest(key, present)} "
+                f"(found: {listing(present) or 'nothing'}). Choose one with {option}."
             )
     test_keys = [f"{TEST_GROUP}/{key}" for key in (src_key, tgt_key)]
-    found = [key for key in test_keys if key in there]
+    found = [key for key in test_keys if key in present]
     if len(found) == 1:
-        raise DataError(f"{path}: of {' and '.join(test_keys)} only {found[0]} is there; write both, or none")
+        missing = next(key for key in test_keys if key not in found)
+        raise DataError(f"{path} has {found[0]} but no {missing}; write both or neither")
     return [src_key, tgt_key, *found]
 
 
 def read_num_classes(path: Path, value: object) -> int | None:
-    """The number of classes that a file's metadata says; None where it says nothing.
+    """Parses the number of classes in a file's metadata; None if the metadata does not contain it.
 
     Raises:
-        DataError: where it says something else.
+        DataError: the value is not a positive integer.
     """
     if value is None:
         return None
-    # Metadata of safetensors is text.
+    # The metadata of safetensors files is text.
     text = str(value)
-    if not (text.isascii() and text.isdecimal() and int(text) > 0):
-        raise DataError(f"{path}: {ATTR_NUM_CLASSES} is {text[:40]!r}; a number of at least 1 is needed")
+    if not (text.isascii() and text.isdecimal() and len(text) < 19 and int(text) > 0):
+        raise DataError(f"{path}: {ATTR_NUM_CLASSES} is {text[:40]!r}; it must be an integer of at least 1")
     return int(text)
 
 
@@ -173,13 +162,13 @@ def _load_pt(path: Path) -> dict[str, Any]:
 
     try:
         entries = torch.load(path, weights_only=True, mmap=True, map_location="cpu")
-    except _TORCH_ERRORS as error:
+    except Exception as error:  # a damaged pickle raises nearly anything
         raise DataError(
-            f"{path} is damaged or no dict of tensors: torch.load says {first_line(error)}; "
-            "copy it again, or save a dict of tensors with torch.save"
+            f"{path} is damaged or not a dict of tensors ({first_line(error)}). "
+            "Copy it again, or save a dict of tensors with torch.save."
         ) from None
     if not isinstance(entries, dict):
-        raise DataError(f"{path} holds a {type(entries).__name__}; a dict with the tensors is needed")
+        raise DataError(f"{path} contains a {type(entries).__name__}; a dict of tensors is required")
     return entries
 
 
@@ -189,18 +178,18 @@ def _pt_info(path: Path, key: str, tensor: object) -> ArrayInfo:
 
 
 def _as_array(path: Path, key: str, tensor: object) -> tuple[NDArray[Any], bool]:
-    """The tensor as NumPy sees it, and whether its uint16 stand for bfloat16."""
+    """Returns the tensor as a NumPy array, and whether its uint16 values are the bits of bfloat16."""
     import torch
 
     if not isinstance(tensor, torch.Tensor):
-        raise DataError(f"{path}: {key} is a {type(tensor).__name__}; a tensor is needed")
+        raise DataError(f"{path}: {key} is a {type(tensor).__name__}; a tensor is required")
     try:
         bfloat16 = tensor.dtype is torch.bfloat16
         return (tensor.view(torch.uint16) if bfloat16 else tensor).detach().numpy(), bfloat16
     except (TypeError, RuntimeError) as error:
         raise DataError(
-            f"{path}: {key} is a tensor of {tensor.dtype}, {tensor.layout}; "
-            "a dense one of a type that NumPy has is needed, such as float32"
+            f"{path}: {key} is a tensor of dtype {tensor.dtype} and layout {tensor.layout}; "
+            "a dense tensor of a type that NumPy supports is required, such as float32"
         ) from error
 
 
@@ -212,16 +201,16 @@ def _open_pt(path: Path, identity: FileIdentity, src_key: str, tgt_key: str) -> 
 
 
 def _load_header(path: Path) -> tuple[dict[str, Any], int]:
-    """Entries of the header, found sound by the library, and the offset of the first byte behind it."""
+    """Returns the entries of the header, checked by the safetensors library, and the offset of the data."""
     from safetensors import SafetensorError, safe_open
 
     try:
-        # The library checks that header, offsets and file size fit together.
+        # The library checks that header, offsets and file size are consistent.
         with safe_open(path, framework="np"), path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header: dict[str, Any] = json.loads(file.read(length))
     except (SafetensorError, OSError, ValueError) as error:
         raise DataError(
-            f"{path} is damaged or no safetensors file: {first_line(error)}; copy it again"
+            f"{path} is damaged or not a safetensors file: {first_line(error)}; copy it again"
         ) from None
     return header, 8 + length

@@ -1,1 +1,1 @@
-"""Is this environment fit for a job: checks that end in time, on one machine or on every node of a job."""
+"""Checks of the environment of a job, on one machine or on every node, each with a time limit."""

@@ -1,4 +1,4 @@
-"""Two processes that add numbers over loopback with gloo: the least of what training does."""
+"""An all-reduce of two local processes over loopback with gloo, the minimum that training requires."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import time
 from contextlib import suppress
 from importlib.util import find_spec
 
+from ddp_hpc.doctor.check_result import Finding, Here, fail, first_line, ok, warn
 from ddp_hpc.doctor.mpi import without_launcher
-from ddp_hpc.doctor.result import Finding, Here, fail, first_line, ok, warn
 
 LIMIT_S = 60.0
-# Rank 0's store picks its own port: a port that is chosen beforehand may be taken by then.
+# A file store is used, because a port chosen in advance may be in use by the time the ranks start.
 _PROGRAM = """
 import sys, datetime, torch, torch.distributed as dist
 rank, path = int(sys.argv[1]), sys.argv[2]
@@ -29,35 +29,37 @@ dist.destroy_process_group()
 
 
 def two_ranks(here: Here) -> Finding:
-    """Two ranks' all-reduce on this node, and whether the sum is right."""
+    """Runs an all-reduce of two ranks on this node and checks the sum."""
     if find_spec("torch") is None:
-        return warn("not tried: torch is not installed", "pip install 'ddp-hpc[train]'")
+        return warn("not run: torch is not installed", "pip install 'ddp-hpc[train]'")
     environ = without_launcher(dict(here.environ)) | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     start_s = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="ddp-hpc-doctor-", dir=here.environ.get("TMPDIR")) as folder:
-        error = _run(environ, folder, start_s + LIMIT_S)
+    with tempfile.TemporaryDirectory(prefix="ddp-hpc-doctor-", dir=here.environ.get("TMPDIR")) as directory:
+        error = _run(environ, directory, start_s + LIMIT_S)
     if error:
         return fail(
-            f"two ranks on this node could not add numbers ({error})",
-            "look at the checks torch, cores and tmp-space, and at `ip addr show lo`",
+            f"the all-reduce of two ranks on this node failed ({error})",
+            "see the checks torch, cores and tmp-space, and `ip addr show lo`",
             "",
         )
-    return ok(f"two ranks added numbers over loopback in {time.monotonic() - start_s:.1f} s", "")
+    return ok(f"all-reduce of two ranks over loopback in {time.monotonic() - start_s:.1f} s", "")
 
 
-def _run(environ: dict[str, str], folder: str, end_s: float) -> str:
-    """Why it failed; empty where it did not."""
+def _run(environ: dict[str, str], directory: str, end_s: float) -> str:
+    """Returns the reason for a failure, or an empty string on success."""
     ranks: list[subprocess.Popen[bytes]] = []
-    with tempfile.TemporaryFile() as words:
+    with tempfile.TemporaryFile() as output:
         try:
             for rank in range(2):
-                argv = [sys.executable, "-c", _PROGRAM, str(rank), os.path.join(folder, "store")]  # noqa: PTH118 - an argument
+                argv = [sys.executable, "-c", _PROGRAM, str(rank), os.path.join(directory, "store")]  # noqa: PTH118 - an argument
                 ranks.append(
-                    subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL, stdout=words, stderr=words)
+                    subprocess.Popen(
+                        argv, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                    )
                 )
             codes = [process.wait(max(0.1, end_s - time.monotonic())) for process in ranks]
         except subprocess.TimeoutExpired:
-            return f"no answer within {LIMIT_S:g} s"
+            return f"no result within {LIMIT_S:g} s"
         except OSError as error:
             return first_line(error)
         finally:
@@ -67,6 +69,6 @@ def _run(environ: dict[str, str], folder: str, end_s: float) -> str:
                 process.wait()
         if not any(codes):
             return ""
-        words.seek(0)
-        lines = words.read().decode("utf-8", "replace").strip().splitlines()
+        output.seek(0)
+        lines = output.read().decode("utf-8", "replace").strip().splitlines()
         return first_line(lines[-1] if lines else f"exit codes {codes}")

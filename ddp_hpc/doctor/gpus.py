@@ -1,4 +1,4 @@
-"""torch's build against the driver, the GPUs' own state, and NCCL. torch is imported in the check alone."""
+"""Checks of torch's build and the driver, of the state of the GPUs, and of NCCL."""
 
 from __future__ import annotations
 
@@ -10,25 +10,23 @@ import warnings
 from importlib.util import find_spec
 from pathlib import Path
 
-from ddp_hpc.doctor.result import Finding, Here, fail, first_line, ok, warn
-from ddp_hpc.world.interfaces import outward_interfaces
+from ddp_hpc.discovery.network_interfaces import outward_interfaces
+from ddp_hpc.doctor.check_result import Finding, Here, fail, first_line, ok, warn
 
 _QUERY = "name,driver_version,compute_mode,ecc.mode.current,ecc.errors.uncorrected.volatile.total"
-_ASK_LIMIT_S = 30.0
+_NVIDIA_SMI_LIMIT_S = 30.0
 _INSTALL = "pip install 'ddp-hpc[train]', or load the site's module"
 
 
 def torch_build(here: Here) -> Finding:
-    """torch, what it was built for, and whether this node's driver serves that."""
+    """Checks whether torch is installed and whether this node's driver supports its build."""
     if find_spec("torch") is None:
         return (fail if here.in_job else warn)("torch is not installed in this Python", _INSTALL)
     try:
         import torch
-    except (ImportError, OSError) as error:  # a library of CUDA that cannot be loaded is an OSError
-        return fail(
-            f"torch cannot be imported ({first_line(error)})", "install torch anew in this environment"
-        )
-    with warnings.catch_warnings(record=True) as said:
+    except (ImportError, OSError) as error:  # a CUDA library that cannot be loaded raises OSError
+        return fail(f"torch cannot be imported ({first_line(error)})", "reinstall torch in this environment")
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return torch_finding(
@@ -38,7 +36,7 @@ def torch_build(here: Here) -> Finding:
         num_devices,
         has_nvidia_gpu=nvidia_gpu_is_here(),
         driver=driver_cuda(),
-        said=first_line(said[0].message) if said else "",
+        warning=first_line(caught[0].message) if caught else "",
         hidden=here.environ.get("CUDA_VISIBLE_DEVICES"),
     )
 
@@ -51,47 +49,47 @@ def torch_finding(
     *,
     has_nvidia_gpu: bool,
     driver: str | None,
-    said: str,
+    warning: str,
     hidden: str | None,
 ) -> Finding:
-    """What torch's build and the driver make of each other.
+    """Judges whether torch's build matches the driver.
 
     Args:
-        version: torch's.
-        cuda: the CUDA torch was built with, if any.
-        hip: the ROCm torch was built with, if any.
-        num_devices: GPUs torch can use.
-        has_nvidia_gpu: the driver shows one.
-        driver: the newest CUDA that the driver serves; None without a driver.
-        said: torch's warning about its GPUs.
-        hidden: CUDA_VISIBLE_DEVICES.
+        version: the version of torch.
+        cuda: the CUDA version that torch was built with, if any.
+        hip: the ROCm version that torch was built with, if any.
+        num_devices: the number of GPUs that torch can use.
+        has_nvidia_gpu: whether the driver reports a GPU.
+        driver: the newest CUDA version that the driver supports; None without a driver.
+        warning: torch's warning about its GPUs.
+        hidden: the value of CUDA_VISIBLE_DEVICES.
     """
     built = f"CUDA {cuda}" if cuda else f"ROCm {hip}" if hip else "CPUs only"
     what = f"torch {version} for {built}"
     if num_devices:
-        served = f", driver for CUDA {driver}" if driver else ""
-        return ok(f"{what}{served}, {num_devices} GPUs")
+        supported = f", driver for CUDA {driver}" if driver else ""
+        return ok(f"{what}{supported}, {num_devices} GPUs")
     if not has_nvidia_gpu:
         return ok(f"{what}, no NVIDIA GPU on this node" if not hip else f"{what}, no GPU in use")
     if cuda is None:
-        return fail(f"{what}, but this node has NVIDIA GPUs", "install a torch that was built for CUDA")
+        return fail(f"{what}, but this node has NVIDIA GPUs", "install a torch built for CUDA")
     if hidden is not None and hidden.strip() in ("", "-1", "NoDevFiles"):
         return fail(f"{what}; CUDA_VISIBLE_DEVICES={hidden!r} hides every GPU", "unset CUDA_VISIBLE_DEVICES")
     if driver and int(driver.partition(".")[0]) < int(cuda.partition(".")[0]):
         return fail(
-            f"{what}, but the driver serves CUDA {driver} at most",
+            f"{what}, but the driver supports only CUDA {driver}",
             f"install a torch built for CUDA {driver.partition('.')[0]}, or load a compatible driver",
         )
-    return fail(f"{what} finds none of this node's GPUs ({said or 'torch gives no reason'})", _INSTALL)
+    return fail(f"{what} finds none of this node's GPUs ({warning or 'torch reports no reason'})", _INSTALL)
 
 
 def nvidia_gpu_is_here() -> bool:
-    """True where the NVIDIA driver shows a GPU, whatever torch thinks."""
+    """Returns whether the NVIDIA driver reports a GPU, independently of torch."""
     return any(Path("/proc/driver/nvidia/gpus").glob("*")) or Path("/dev/nvidia0").exists()
 
 
 def driver_cuda() -> str | None:
-    """The newest CUDA that the driver serves, such as `12.4`; None where there is no driver."""
+    """Returns the newest CUDA version that the driver supports, such as `12.4`; None without a driver."""
     try:
         library, number = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
         if library.cuDriverGetVersion(ctypes.byref(number)) != 0:
@@ -102,82 +100,86 @@ def driver_cuda() -> str | None:
 
 
 def gpu_state(here: Here) -> Finding:
-    """The GPUs by nvidia-smi: memory errors and the compute mode."""
+    """Checks memory errors and compute mode of the GPUs with nvidia-smi."""
     program = shutil.which("nvidia-smi", path=here.environ.get("PATH", os.defpath))
     if program is None:
         if nvidia_gpu_is_here():
-            return warn("this node has NVIDIA GPUs, but no nvidia-smi to ask", "put nvidia-smi on the PATH")
+            return warn(
+                "this node has NVIDIA GPUs, but nvidia-smi was not found", "add nvidia-smi to the PATH"
+            )
         return ok("no NVIDIA GPU on this node")
     argv = [program, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(argv, capture_output=True, timeout=_ASK_LIMIT_S, check=False)
+        done = subprocess.run(argv, capture_output=True, timeout=_NVIDIA_SMI_LIMIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return fail(f"nvidia-smi gives no answer ({first_line(error)})", "tell the site: drain this node")
+        return fail(f"nvidia-smi does not respond ({first_line(error)})", "ask the site to drain this node")
     text = done.stdout.decode("utf-8", "replace")
     if done.returncode != 0:
-        said = first_line(text or done.stderr.decode("utf-8", "replace"))
-        return fail(f"nvidia-smi failed ({said})", "tell the site: the driver of this node is not well")
+        reason = first_line(text or done.stderr.decode("utf-8", "replace"))
+        return fail(f"nvidia-smi failed ({reason})", "report the driver problem of this node to the site")
     return state_finding(text)
 
 
 def state_finding(text: str) -> Finding:
-    """What nvidia-smi's lines of name, driver, compute mode, ECC mode and errors say."""
+    """Judges nvidia-smi's rows of name, driver, compute mode, ECC mode and error count."""
     rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
     if not rows or any(len(row) != 5 for row in rows):
-        return warn(f"nvidia-smi's answer cannot be read ({first_line(text)})", "run nvidia-smi by hand")
+        return warn(f"unexpected output of nvidia-smi ({first_line(text)})", "run nvidia-smi by hand")
     names = dict.fromkeys(row[0] for row in rows)
     what = f"{len(rows)} x {' and '.join(names)}, driver {rows[0][1]}"
     for index, (_, _, mode, _, errors) in enumerate(rows):
         if errors.isdecimal() and int(errors):
             return fail(
-                f"{what}: GPU {index} had {errors} memory errors that ECC could not mend",
-                "tell the site, and leave this node out (sbatch --exclude, or another one by PBS)",
+                f"{what}: GPU {index} had {errors} memory errors that ECC could not correct",
+                "report it to the site, and exclude this node (sbatch --exclude; with PBS, request another)",
             )
         if mode == "Prohibited":
-            return fail(f"{what}: GPU {index} takes no work (compute mode Prohibited)", "tell the site")
+            return fail(
+                f"{what}: GPU {index} accepts no work (compute mode Prohibited)", "report it to the site"
+            )
     if any(row[3] == "Disabled" for row in rows):
-        return warn(f"{what}: ECC is off", "memory errors pass unseen; ask the site")
-    exclusive = ", one process a GPU" if any(row[2] == "Exclusive_Process" for row in rows) else ""
+        return warn(f"{what}: ECC is off", "memory errors would not be detected; ask the site")
+    exclusive = ", one process per GPU" if any(row[2] == "Exclusive_Process" for row in rows) else ""
     return ok(f"{what}{exclusive}")
 
 
 def nccl(here: Here) -> Finding:
-    """NCCL's version, and its network plugin where several nodes meet over a fabric that needs one."""
+    """Checks NCCL's version, and its network plugin if the fabric between several nodes needs one."""
     if find_spec("torch") is None:
-        return warn("not looked at: torch is not installed", _INSTALL)
+        return warn("not checked: torch is not installed", _INSTALL)
     import torch
     import torch.distributed as dist
 
     if not dist.is_nccl_available():
-        text = "this torch has no NCCL; gloo serves CPUs"
-        return fail(text, "install a torch that was built for CUDA") if nvidia_gpu_is_here() else ok(text)
+        text = "this torch has no NCCL; gloo is used on CPUs"
+        return fail(text, "install a torch built for CUDA") if nvidia_gpu_is_here() else ok(text)
     version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     slingshot = any(name.startswith("hsn") for name in outward_interfaces())
     return plugin_finding(version, net_plugin(here), here, slingshot)
 
 
 def net_plugin(here: Here) -> Path | None:
-    """The first libnccl-net*.so in the folders of LD_LIBRARY_PATH."""
-    for folder in here.environ.get("LD_LIBRARY_PATH", "").split(":"):
-        if folder and (found := sorted(Path(folder).glob("libnccl-net*.so"))):
+    """Returns the first libnccl-net*.so in the directories of LD_LIBRARY_PATH."""
+    for directory in here.environ.get("LD_LIBRARY_PATH", "").split(":"):
+        if directory and (found := sorted(Path(directory).glob("libnccl-net*.so"))):
             return found[0]
     return None
 
 
 def plugin_finding(version: str, plugin: Path | None, here: Here, slingshot: bool) -> Finding:
-    """What a missing network plugin means for this number of nodes."""
+    """Judges whether a missing network plugin matters for this number of nodes."""
     what = f"NCCL {version}"
     if plugin is not None:
         return ok(f"{what} with {plugin}")
-    # The plugin's own name for itself: NCCL ends the job where NCCL_NET names what it cannot find.
+    # This is the name that the plugin registers. NCCL aborts if it cannot find the plugin named by NCCL_NET.
     if "libfabric" in here.environ.get("NCCL_NET", "").lower():
         return fail(
             f"{what}, NCCL_NET={here.environ['NCCL_NET']}, and no libnccl-net*.so on LD_LIBRARY_PATH",
-            "put the plugin's folder on LD_LIBRARY_PATH, or unset NCCL_NET on one node",
+            "add the plugin's directory to LD_LIBRARY_PATH, or unset NCCL_NET for jobs on one node",
         )
     if here.num_nodes > 1 and slingshot:
         return warn(
-            f"{what} without a network plugin: over Slingshot (hsn*) it uses TCP, several times slower",
-            "put the folder of the site's libnccl-net.so on LD_LIBRARY_PATH",
+            f"{what} without a network plugin uses TCP over Slingshot (hsn*), which is several times slower",
+            "add the directory of the site's libnccl-net.so to LD_LIBRARY_PATH",
         )
     return ok(f"{what}, no network plugin" + (" needed on one node" if here.num_nodes == 1 else ""))

@@ -1,4 +1,4 @@
-"""Folders that a job writes to: room, sockets, locks, and the clock that dates files."""
+"""Checks of the directories that a job writes to: free space, sockets, file locks and timestamps."""
 
 from __future__ import annotations
 
@@ -9,131 +9,137 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-from ddp_hpc.doctor.result import Finding, Here, fail, first_line, ok, warn
+from ddp_hpc.doctor.check_result import Finding, Here, fail, first_line, ok, warn
 from ddp_hpc.units import format_bytes
 
 _WORK_LEAST_BYTES, _WORK_GOOD_BYTES = 1024**3, 10 * 1024**3
 _TEMP_LEAST_BYTES, _TEMP_GOOD_BYTES = 100 * 1024**2, 2 * 1024**3
-# A listening socket of Python's multiprocessing, as DataLoader workers make it in TMPDIR.
+# The path of a socket that Python's multiprocessing creates in TMPDIR for DataLoader workers.
 _SOCKET = "pymp-12345678/listener-12345678"
-_SOCKET_PATH_LIMIT = 107  # sun_path of <sys/un.h> is 108 with its end
+_SOCKET_PATH_LIMIT = 107  # sun_path in <sys/un.h> has 108 bytes, including the terminator
 _CLOCK_LIMIT_S = 2.0
-_WRITTEN_S = 1767225600.0  # 2026-01-01: no host runs this code before it was written
+_WRITTEN_S = 1767225600.0  # 2026-01-01, before which this code did not exist
 
 
 def work_space(here: Here) -> Finding:
-    """Room in the working folder for snapshots, traces and logs. Quotas are the site's own and not seen."""
-    return room_in(here.folder, _WORK_LEAST_BYTES, _WORK_GOOD_BYTES, "start in a folder with room")
-
-
-def temp_space(here: Here) -> Finding:
-    """Room in TMPDIR for the caches of compilers and for staged data."""
-    return room_in(
-        temp_folder(here), _TEMP_LEAST_BYTES, _TEMP_GOOD_BYTES, "export TMPDIR=/tmp, or a local disk's folder"
+    """Checks the space in the working directory for snapshots, traces and logs, without quotas."""
+    return space_in(
+        here.directory, _WORK_LEAST_BYTES, _WORK_GOOD_BYTES, "start in a directory with more free space"
     )
 
 
-def temp_folder(here: Here) -> Path:
-    """TMPDIR or, as everywhere, /tmp."""
-    return Path(here.environ.get("TMPDIR") or "/tmp")  # noqa: S108 - what programs fall back to
+def temp_space(here: Here) -> Finding:
+    """Checks the space in TMPDIR for compiler caches and staged data."""
+    return space_in(
+        temp_directory(here),
+        _TEMP_LEAST_BYTES,
+        _TEMP_GOOD_BYTES,
+        "export TMPDIR=/tmp, or a directory on a local disk",
+    )
 
 
-def room_in(folder: Path, least_bytes: int, good_bytes: int, remedy: str) -> Finding:
-    """Whether a file can be written in a folder, and how much."""
+def temp_directory(here: Here) -> Path:
+    """Returns TMPDIR, or /tmp if it is not set."""
+    return Path(here.environ.get("TMPDIR") or "/tmp")  # noqa: S108 - the usual default
+
+
+def space_in(directory: Path, least_bytes: int, good_bytes: int, remedy: str) -> Finding:
+    """Checks whether a directory is writable and has enough free space."""
     try:
-        with tempfile.TemporaryFile(dir=folder) as probe:
+        with tempfile.TemporaryFile(dir=directory) as probe:
             probe.write(b"x" * 4096)
             probe.flush()
             os.fsync(probe.fileno())
-        room = os.statvfs(folder)
+        space = os.statvfs(directory)
     except OSError as error:
-        return fail(f"{folder.absolute()} cannot be written ({error.strerror})", remedy)
-    free = room.f_bavail * room.f_frsize
-    what = f"{format_bytes(free)} free in {folder.absolute()}"
-    same = str(folder.absolute())
-    if room.f_files and room.f_favail < 1000:
-        return fail(f"room for {room.f_favail} more files in {folder.absolute()}", remedy, same)
+        return fail(f"cannot write to {directory.absolute()} ({error.strerror})", remedy)
+    free = space.f_bavail * space.f_frsize
+    what = f"{format_bytes(free)} free in {directory.absolute()}"
+    same = str(directory.absolute())
+    if space.f_files and space.f_favail < 1000:
+        return fail(f"only {space.f_favail} free inodes in {directory.absolute()}", remedy, same)
     if free < least_bytes:
         return fail(f"{what}, {format_bytes(least_bytes)} are needed", remedy, same)
     return (
-        warn(f"{what}, {format_bytes(good_bytes)} are good", remedy, same)
+        warn(f"{what}, {format_bytes(good_bytes)} are recommended", remedy, same)
         if free < good_bytes
         else ok(what, same)
     )
 
 
 def temp_sockets(here: Here) -> Finding:
-    """Whether the sockets of DataLoader workers fit into TMPDIR: their paths end at 107 bytes."""
-    folder, remedy = temp_folder(here), "export TMPDIR=/tmp in the job script"
-    num_bytes = len(os.fsencode(folder / _SOCKET))
+    """Checks that DataLoader workers can create sockets in TMPDIR; paths are limited to 107 bytes."""
+    directory, remedy = temp_directory(here), "export TMPDIR=/tmp in the job script"
+    num_bytes = len(os.fsencode(directory / _SOCKET))
     if num_bytes > _SOCKET_PATH_LIMIT:
         return fail(
-            f"a worker's socket in {folder} has a path of {num_bytes} bytes, of at most {_SOCKET_PATH_LIMIT}",
+            f"the path of a worker's socket in {directory} has {num_bytes} bytes; "
+            f"the limit is {_SOCKET_PATH_LIMIT}",
             remedy,
         )
     try:
         with (
-            tempfile.TemporaryDirectory(prefix="pymp-", dir=folder) as made,
+            tempfile.TemporaryDirectory(prefix="pymp-", dir=directory) as created,
             socket.socket(socket.AF_UNIX) as probe,
         ):
-            probe.bind(str(Path(made) / "listener-12345678"))
+            probe.bind(str(Path(created) / "listener-12345678"))
     except OSError as error:
-        return fail(f"no socket can be made in {folder} ({error.strerror})", remedy)
-    return ok(f"{num_bytes} of {_SOCKET_PATH_LIMIT} bytes for a worker's socket in {folder}")
+        return fail(f"cannot create a socket in {directory} ({error.strerror})", remedy)
+    return ok(f"{num_bytes} of {_SOCKET_PATH_LIMIT} bytes for a worker's socket in {directory}")
 
 
 def hdf5_locking(here: Here) -> Finding:
-    """HDF5's file lock, tried with a real file in the working folder: some file systems refuse it."""
+    """Checks HDF5's file lock with a real file in the working directory; some file systems reject it."""
     if find_spec("h5py") is None:
-        return warn("not tried: h5py is not installed", "pip install 'ddp-hpc[train]'")
+        return warn("not run: h5py is not installed", "pip install 'ddp-hpc[train]'")
     setting = here.environ.get("HDF5_USE_FILE_LOCKING", "")
-    os.environ.pop("HDF5_USE_FILE_LOCKING", None)  # it would be stronger than what is tried here
+    os.environ.pop("HDF5_USE_FILE_LOCKING", None)  # it would override the argument `locking`
     import h5py
 
     try:
-        with tempfile.TemporaryDirectory(prefix=".ddp-hpc-doctor-", dir=here.folder) as made:
-            path = Path(made) / "lock.h5"
+        with tempfile.TemporaryDirectory(prefix=".ddp-hpc-doctor-", dir=here.directory) as created:
+            path = Path(created) / "lock.h5"
             with h5py.File(path, "w", locking=True) as file:
                 file["x"] = [1.0]
             with h5py.File(path, "r", locking=True) as file:
-                error = "" if file["x"][0] == 1.0 else "what was written was not read"
-    except OSError as refused:
-        error = first_line(refused)
-    return lock_finding(error, setting, str(here.folder.absolute()))
+                error = "" if file["x"][0] == 1.0 else "the value read differs from the value written"
+    except OSError as rejected:
+        error = first_line(rejected)
+    return lock_finding(error, setting, str(here.directory.absolute()))
 
 
-def lock_finding(error: str, setting: str, folder: str) -> Finding:
-    """What HDF5's `error` on a locked file means; empty where the lock worked."""
+def lock_finding(error: str, setting: str, directory: str) -> Finding:
+    """Judges HDF5's `error` for a locked file, which is empty if the lock worked."""
     if not error:
-        return ok(f"HDF5 locks files in {folder}")
+        return ok(f"HDF5 can lock files in {directory}")
     if "lock" not in error:
-        return fail(f"HDF5 cannot write and read a file in {folder} ({error})", "use another file system")
+        return fail(f"HDF5 cannot write and read a file in {directory} ({error})", "use another file system")
     if setting.upper() in ("FALSE", "0", "BEST_EFFORT"):
-        return ok(f"{folder} refuses HDF5's lock, and HDF5_USE_FILE_LOCKING={setting} does without")
+        return ok(
+            f"{directory} does not support HDF5's lock, and HDF5_USE_FILE_LOCKING={setting} disables it"
+        )
     return warn(
-        f"{folder} refuses HDF5's lock ({error})",
-        "export HDF5_USE_FILE_LOCKING=FALSE, with one writer a file (ddp-hpc reads without a lock)",
+        f"{directory} does not support HDF5's lock ({error})",
+        "export HDF5_USE_FILE_LOCKING=FALSE if each file has a single writer (ddp-hpc reads without a lock)",
     )
 
 
 def clock(here: Here) -> Finding:
-    """This host's clock against the one that dates files in the working folder."""
-    with tempfile.TemporaryFile(dir=here.folder, buffering=0) as fresh:
+    """Compares this host's clock with the timestamps of files in the working directory."""
+    with tempfile.TemporaryFile(dir=here.directory, buffering=0) as file:
         before_s = time.time()
-        fresh.write(b"x")
-        os.fsync(fresh.fileno())
-        dated_s, after_s = os.fstat(fresh.fileno()).st_mtime, time.time()
-    return clock_finding(before_s, dated_s, after_s)
+        file.write(b"x")
+        os.fsync(file.fileno())
+        modified_s, after_s = os.fstat(file.fileno()).st_mtime, time.time()
+    return clock_finding(before_s, modified_s, after_s)
 
 
-def clock_finding(before_s: float, dated_s: float, after_s: float) -> Finding:
-    """What a file dated `dated_s` and written between the two other times says."""
-    remedy = "tell the site: its time service (NTP) does not keep the clock here"
+def clock_finding(before_s: float, modified_s: float, after_s: float) -> Finding:
+    """Judges the timestamp `modified_s` of a file that was written between the two other times."""
+    remedy = "report it to the site: NTP does not work on this host"
     if before_s < _WRITTEN_S:
-        return fail(
-            f"this host believes it is {time.strftime('%Y-%m-%d', time.gmtime(before_s))}", remedy, ""
-        )
-    off_s = max(before_s - dated_s, dated_s - after_s)
+        return fail(f"this host's date is {time.strftime('%Y-%m-%d', time.gmtime(before_s))}", remedy, "")
+    off_s = max(before_s - modified_s, modified_s - after_s)
     if off_s > _CLOCK_LIMIT_S:
         return warn(f"the file system's clock and this host's differ by {off_s:.1f} s", remedy, "")
     return ok("this host's clock and the file system's agree", "")

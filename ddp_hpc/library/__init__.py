@@ -1,1 +1,1 @@
-"""ddp-hpc in someone's own script: what `import ddp_hpc` offers by name. docs/library.md shows all of it."""
+"""The public Python API of `import ddp_hpc`, for users' scripts: docs/how-to/use-the-library.md."""

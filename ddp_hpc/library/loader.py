@@ -1,4 +1,4 @@
-"""Batches for someone's own loop: the trainer's order, shares and reading ahead."""
+"""`world.loader`: batches for a user's loop, with the order, sharding and read-ahead of the trainer."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from torch import Tensor
 from torch.profiler import record_function
 
-from ddp_hpc.data.batches import Position, Share, deal, steps_left, weight
 from ddp_hpc.data.in_memory import check_workers, samples_of_arrays
-from ddp_hpc.data.order import sample_numbers
+from ddp_hpc.data.sample_order import sample_numbers
 from ddp_hpc.data.samples import Samples
+from ddp_hpc.data.step_shards import Position, Share, deal, steps_left, weight
 from ddp_hpc.errors import DataError, RequestError
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.group import same_everywhere
-from ddp_hpc.training.heartbeat import RESTING
-from ddp_hpc.training.loader import Loader
-from ddp_hpc.training.prepare import open_data
+from ddp_hpc.training.health.heartbeat import RESTING
+from ddp_hpc.training.input.batch_loader import Loader
+from ddp_hpc.training.input.prepare_data import open_data
+from ddp_hpc.training.process_group.group import same_everywhere
 
 if TYPE_CHECKING:
     from ddp_hpc.library.world import ConnectedWorld
@@ -36,9 +36,9 @@ class Batch(NamedTuple):
     tgt: Tensor
     """(samples, ...)"""
     weight: float
-    """The factor for the mean loss of this batch before backward: with it the mean of gradients over
-    ranks, as DDP takes it, counts each sample of the step once. 1.0 but in an uneven last step of an
-    epoch; 0.0 for a rank that has no sample left there, which gets another one to take part with.
+    """Multiply the mean loss of this batch by it before backward, so that the mean of the gradients over
+    ranks, as computed by DDP, counts each sample of the step once. 1.0 except in an uneven last step of
+    an epoch; 0.0 for a rank without a sample in that step, which gets another one to take part.
     """
     step: int
     """From 1, over all epochs."""
@@ -49,10 +49,10 @@ class Batch(NamedTuple):
 
 
 class WorldLoader:
-    """This rank's batches, for one `for` over all epochs. Made by `world.loader`.
+    """This rank's batches, for one `for` over all epochs. Created by `world.loader`.
 
-    A `for` that is left before its end can be gone on with by another one. All ranks have to ask
-    for equally many batches.
+    After a `break`, another `for` continues with the next batch. All ranks must take the same
+    number of batches.
     """
 
     def __init__(
@@ -60,48 +60,50 @@ class WorldLoader:
     ) -> None:
         self._world, self._samples, self.config = world, samples, config
         self.position = position
-        """After the batch that was given last."""
+        """The position after the last returned batch."""
         self._at_end = False
 
     @property
     def num_samples(self) -> int:
-        """Of an epoch, over all ranks."""
+        """The number of samples per epoch, over all ranks."""
         return self._samples.num_samples
 
     @property
     def samples(self) -> Samples:
-        """What the batches are made of."""
+        """The samples that are loaded."""
         return self._samples
 
     @property
     def num_steps(self) -> int:
-        """From the first step of the first epoch to the end of the last one."""
+        """The number of steps from the first epoch to the end of the last one."""
         return self.position.step + len(self)
 
     def __len__(self) -> int:
-        """How many batches are still to come."""
+        """The number of remaining batches."""
         config = self.config
         return steps_left(
-            self.num_samples, config.batch_size, self._world.world_size, 1, config.epochs, self.position
+            self.num_samples, config.data.batch_size, self._world.world_size, 1, config.epochs, self.position
         )
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches from `position` on.
 
         Raises:
-            RequestError: all epochs were gone through by an earlier `for`.
+            RequestError: an earlier `for` has iterated over all epochs.
         """
         if self._at_end:
             raise RequestError(
-                f"this loader has given its {self.config.epochs} epoch(s) already; one `for` goes through "
-                "all: give world.loader(..., epochs=N), and look at batch.epoch and batch.ends_epoch"
+                f"this loader is exhausted: one `for` iterates over all {self.config.epochs} epoch(s). "
+                "Use world.loader(..., epochs=N) with batch.epoch and batch.ends_epoch"
             )
         return self._batches()
 
     def _batches(self) -> Generator[Batch, None, None]:
         world, config = self._world, self.config
-        reader = Loader(self._samples, world.device, workers=config.workers, timeout_s=config.timeout_s)
-        numbers = sample_numbers(self._steps(), self.num_samples, config.seed, config.shuffle)
+        reader = Loader(
+            self._samples, world.device, workers=config.data.workers, timeout_s=config.process_group.timeout_s
+        )
+        numbers = sample_numbers(self._steps(), self.num_samples, config.seed, config.data.shuffle)
         batches = reader.batches(numbers)
         try:
             for at, (share,) in self._steps():
@@ -124,7 +126,7 @@ class WorldLoader:
     def _steps(self) -> Iterator[tuple[Position, tuple[Share, ...]]]:
         """Each step that is still to come. It is read ahead of `_batches`."""
         config, world = self.config, self._world
-        dealt = deal(self.num_samples, config.batch_size, world.world_size, world.rank, 1, self.position)
+        dealt = deal(self.num_samples, config.data.batch_size, world.world_size, world.rank, 1, self.position)
         return takewhile(lambda step: step[0].epoch < config.epochs, dealt)
 
 
@@ -135,14 +137,16 @@ def open_loader(world: ConnectedWorld, data: Data, config: TrainConfig, start_st
         RequestError: the data is missing, damaged, or another one on another rank.
     """
     group = world.group
-    in_file = config.data is not None
-    samples = open_data(config, group, world.progress) if in_file else _in_memory(world, data, config.workers)
-    asked = f"{config.epochs} epochs of {samples.num_samples} samples by {config.batch_size}"
-    order = f"shuffle={config.shuffle}, seed={config.seed}, start_step={start_step}"
+    in_file = config.data.path is not None
+    samples = (
+        open_data(config, group, world.progress) if in_file else _in_memory(world, data, config.data.workers)
+    )
+    asked = f"{config.epochs} epochs of {samples.num_samples} samples by {config.data.batch_size}"
+    order = f"shuffle={config.data.shuffle}, seed={config.seed}, start_step={start_step}"
     group.agree(same_everywhere(group.comm, f"{asked}, {order}"), RequestError.exit_code)
     if start_step < 0:
-        raise RequestError(f"start_step={start_step}: has to be 0 or more")
-    position = _position_at(start_step, samples.num_samples, config.batch_size * world.world_size)
+        raise RequestError(f"start_step must be 0 or greater (got {start_step})")
+    position = _position_at(start_step, samples.num_samples, config.data.batch_size * world.world_size)
     return WorldLoader(world, samples, config, position)
 
 
@@ -151,16 +155,7 @@ def with_config(loader: WorldLoader | None, config: TrainConfig) -> TrainConfig:
     if loader is None:
         return config
     theirs = loader.config
-    return replace(
-        config,
-        data=theirs.data,
-        batch_size=theirs.batch_size,
-        seed=theirs.seed,
-        shuffle=theirs.shuffle,
-        epochs=theirs.epochs,
-        src_key=theirs.src_key,
-        tgt_key=theirs.tgt_key,
-    )
+    return replace(config, data=theirs.data, seed=theirs.seed, epochs=theirs.epochs)
 
 
 def _in_memory(world: ConnectedWorld, data: Data, workers: int) -> Samples:
@@ -168,8 +163,8 @@ def _in_memory(world: ConnectedWorld, data: Data, workers: int) -> Samples:
     try:
         if not isinstance(data, tuple) or len(data) != 2:
             raise DataError(
-                f"world.loader() got a {type(data).__name__}; "
-                "a path or a pair (src, tgt) of tensors is needed"
+                f"world.loader() does not accept {type(data).__name__}; "
+                "pass a file path or a pair (inputs, targets) of tensors"
             )
         samples = samples_of_arrays(*data)
         check_workers(workers)

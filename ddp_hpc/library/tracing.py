@@ -1,4 +1,4 @@
-"""A window of someone's own loop, recorded."""
+"""`ddp_hpc.tracing`: records a window of steps of a user's loop with torch.profiler."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ddp_hpc.errors import RequestError
 from ddp_hpc.library.world import current_world
-from ddp_hpc.training.tracing import Trace, traced
+from ddp_hpc.training.telemetry.profiler import Trace, traced
 
 
 @contextmanager
@@ -24,29 +24,30 @@ def tracing(
     with_flops: bool = False,
     max_mib: float = 1024,
 ) -> Iterator[Trace]:
-    """The loop's steps as `torch.profiler` sees them: call `trace.step()` after each.
+    """Records steps of a loop with `torch.profiler`: call `trace.step()` after each step.
 
-    The first `wait` steps are left out, the next `warmup` warm the profiler up, and `active` ones are
-    recorded, `repeat` times over. `folder` then holds `rank00003-of-00008.json.gz`, which opens in
-    Perfetto (https://ui.perfetto.dev), and `rank00003-of-00008.txt`, the key averages by device time.
+    The first `wait` steps are skipped, the next `warmup` steps warm up the profiler, and `active` steps
+    are recorded; this is repeated `repeat` times. `folder` then contains `rank00003-of-00008.json.gz`,
+    which can be opened in Perfetto (https://ui.perfetto.dev), and `rank00003-of-00008.txt`, the key
+    averages by device time.
 
     Args:
-        folder: of the traces, made if need be; None: nothing is recorded.
-        wait: steps.
-        warmup: steps.
-        active: steps.
-        repeat: rounds.
-        ranks: those that record; None: all.
-        with_stack: also the Python lines, for which steps take longer.
-        with_flops: also an estimate of the operations of matrix products and convolutions.
-        max_mib: a rank's trace that is larger is not kept, which is a warning; its table is.
+        folder: directory for the traces, created if necessary; None: nothing is recorded.
+        wait: number of steps to skip.
+        warmup: number of steps to warm up.
+        active: number of steps to record.
+        repeat: number of rounds.
+        ranks: ranks that record; None: all.
+        with_stack: record Python lines too, which makes steps slower.
+        with_flops: estimate the operations of matrix products and convolutions.
+        max_mib: maximum size of a rank's trace. A larger one is dropped with a warning; its table is kept.
 
     Raises:
-        RequestError: the folder cannot be made, or the window has no step in it.
+        RequestError: the directory cannot be created, or the window contains no step.
     """
     world = current_world("ddp_hpc.tracing()")
     if folder == "":  # which would be the current folder
-        raise RequestError('ddp_hpc.tracing(""): names no folder: its variable is empty or not set')
+        raise RequestError('ddp_hpc.tracing(""): the directory is empty; is its variable set?')
     records = folder is not None and (ranks is None or world.rank in ranks)
     with traced(
         Path(folder) if folder is not None and records else None,

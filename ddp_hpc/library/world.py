@@ -1,6 +1,6 @@
-"""The ranks that the launcher started, connected, for the body of a `with` in someone's own script.
+"""`ddp_hpc.distributed`: connects the ranks that the launcher started, for a user's script.
 
-torch is imported when the ranks have found each other, unless the script has done it before.
+torch is imported after the ranks have found each other, unless the script imported it before.
 """
 
 from __future__ import annotations
@@ -11,22 +11,23 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
+from ddp_hpc.discovery.world import DISCOVERIES
 from ddp_hpc.errors import EXIT_AGAIN, EXIT_DONE, RequestError
-from ddp_hpc.training.config import BACKENDS, DEVICES, TrainConfig
-from ddp_hpc.training.ending import Parts, end_stopped, fail
+from ddp_hpc.training.config import TrainConfig
+from ddp_hpc.training.health.preemption import SIGNALS
+from ddp_hpc.training.health.shutdown import Parts, end_stopped, fail
+from ddp_hpc.training.process_group.config import Backend, DeviceKind
 from ddp_hpc.training.session import introduce, session, stacks_of_run, start_watching
-from ddp_hpc.training.stopping import SIGNALS
-from ddp_hpc.world.topology import DISCOVERIES
 
 if TYPE_CHECKING:
     import torch
 
     from ddp_hpc.library.loader import Data, WorldLoader
-    from ddp_hpc.training.group import Group
-    from ddp_hpc.training.progress import Progress
-    from ddp_hpc.training.strategies import Strategy
+    from ddp_hpc.training.parallel.make_strategy import Strategy
+    from ddp_hpc.training.process_group.group import Group
+    from ddp_hpc.training.telemetry.progress_bar import Progress
 
 T = TypeVar("T")
 
@@ -36,7 +37,7 @@ _current: ConnectedWorld | None = None
 
 
 class ConnectedWorld:
-    """This process among the ranks. Made by `ddp_hpc.distributed`."""
+    """This process and its place among the ranks. Created by `ddp_hpc.distributed`."""
 
     rank: int
     world_size: int
@@ -44,7 +45,7 @@ class ConnectedWorld:
     node_rank: int
     num_nodes: int
     device: torch.device
-    """Of this rank: GPU local_rank, else the CPU."""
+    """The device of this rank: GPU local_rank, otherwise the CPU."""
 
     def __init__(self, config: TrainConfig, group: Group, parts: Parts, progress: Progress) -> None:
         world = group.world
@@ -58,7 +59,7 @@ class ConnectedWorld:
         self.shared: list[Strategy] = []
         self._heart_step = 0
         self.stopped = ""
-        """Why the script is to end before its work is done, its state saved."""
+        """The reason why the run was stopped early, with its state saved; empty if it was not."""
 
     @property
     def is_first(self) -> bool:
@@ -66,15 +67,15 @@ class ConnectedWorld:
         return self.rank == 0
 
     def say(self, text: str) -> None:
-        """Prints a line, on rank 0 alone."""
+        """Prints a line, only on rank 0."""
         if self.is_first:
             print(text, flush=True)  # noqa: T201 - what it is for
 
     def barrier(self) -> None:
-        """Returns once all ranks have come. Collective: every rank must call this.
+        """Waits until all ranks have called this. Collective: every rank must call this.
 
         Raises:
-            RendezvousError: some did not come within `timeout_s`; on rank 0 the words name them.
+            RendezvousError: some ranks did not arrive within `timeout_s`; rank 0's message names them.
         """
         self.group.comm.barrier("world.barrier()")
 
@@ -83,14 +84,14 @@ class ConnectedWorld:
         return self.group.sum(values)
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
-        """Every rank's values, alike in shape and on `device`: (world_size, ...).
+        """Every rank's values, of the same shape and on `device`: (world_size, ...).
 
         Collective: every rank must call this.
         """
         return self.group.gather(values)
 
     def broadcast(self, value: T) -> T:
-        """Rank 0's value: a small one that JSON can tell (numbers, text, lists, dicts).
+        """Returns rank 0's value, a small JSON-serializable one (numbers, strings, lists, dicts).
 
         Collective: every rank must call this.
         """
@@ -111,31 +112,31 @@ class ConnectedWorld:
     ) -> WorldLoader:
         """This rank's batches on its device, for one `for` over all epochs.
 
-        The order is a function of (seed, epoch): a step sees the same samples whatever the number of
-        ranks, as long as batch_size * world_size is the same. No sample is repeated or left out.
+        The order is a function of (seed, epoch): a step uses the same samples for any number of ranks,
+        as long as batch_size * world_size is the same. No sample is repeated or omitted.
 
         Collective: every rank must call this.
 
         Args:
             data: a .h5, .pt or .safetensors file, or a pair of tensors or arrays (samples, ...).
-            batch_size: samples a rank.
-            shuffle: a new order each epoch.
-            seed: of the orders.
-            epochs: passes over the data.
-            start_step: so many steps are done already.
-            workers: processes a rank that read, for compressed files; 0: a thread.
-            src_key: the file's dataset of inputs.
-            tgt_key: the file's dataset of targets.
+            batch_size: samples per rank.
+            shuffle: use a new order in each epoch.
+            seed: random seed of the orders.
+            epochs: number of passes over the data.
+            start_step: number of steps that have been completed before.
+            workers: reader processes per rank, for compressed files; 0: a thread.
+            src_key: name of the file's dataset of inputs.
+            tgt_key: name of the file's dataset of targets.
 
         Raises:
-            RequestError: the data is not what it has to be, or a number makes no sense.
+            RequestError: the data or an argument is invalid.
         """
         from ddp_hpc.library.loader import open_loader
 
         return open_loader(
             self,
             data,
-            TrainConfig(
+            TrainConfig.of(
                 data=data if isinstance(data, Path) else Path(data) if isinstance(data, str) else None,
                 batch_size=batch_size,
                 shuffle=shuffle,
@@ -144,15 +145,14 @@ class ConnectedWorld:
                 workers=workers,
                 src_key=src_key,
                 tgt_key=tgt_key,
-                timeout_s=self.config.timeout_s,
+                timeout=self.config.process_group.timeout_s,
             ),
             start_step,
         )
 
     def at(self, step: int, phase: str) -> None:
-        """Tells the heartbeat where the script is. For the other modules of the library."""
-        # A loop within a step, or after another one, counts from 1 again: who is behind is not to be
-        # mistaken for who is ahead.
+        """Reports the script's position to the heartbeat. For the other modules of the library."""
+        # A nested or later loop counts from 1 again: the position must never go backwards.
         self._heart_step = max(self._heart_step, step)
         if self.parts.heart is not None:
             self.parts.heart.at(self._heart_step, phase)
@@ -169,30 +169,30 @@ def distributed(
     timeout_s: float = 1800.0,
     hang_timeout_s: float = 1800.0,
 ) -> Iterator[ConnectedWorld]:
-    """The ranks that mpiexec, srun or torchrun started, connected; or one process alone.
+    """Connects the ranks that mpiexec, srun or torchrun started; or runs with a single process.
 
-    An error in the body of one rank ends all ranks, with that rank's words alone and its exit code:
-    2 for a RequestError, 130 for Ctrl-C, else 1. A world of one is a Python program like any other: its
-    errors are raised, but for this package's, which become one line and SystemExit. Where snapshots
-    stopped the work before its end, the process ends with 75 after the body.
+    An error in the body of one rank ends all ranks, with the error of that rank only and its exit code:
+    2 for a RequestError, 130 for Ctrl-C, otherwise 1. With a single process, errors are raised as usual,
+    except for those of this package, which become one line and SystemExit. If snapshots stopped the
+    work early, the process ends with exit code 75 after the body.
 
     Collective: every rank must call this, in its main thread.
 
     Args:
         backend: auto (NCCL on GPUs, gloo on CPUs), nccl, gloo, mpi or xccl.
         device: auto, cuda, cpu or xpu.
-        discovery: who says which rank this is: auto, torchrun, slurm, pals, ...
-        threads: CPU threads a rank; None: the cores it may use.
-        init_timeout_s: for all ranks to find each other.
-        timeout_s: how long a rank waits for the others in one collective call.
-        hang_timeout_s: how long a step of a `world.loader` or of snapshots may take before the job is
-            ended, with the rank that hangs by name.
+        discovery: source of rank and world size: auto, torchrun, slurm, pals, ...
+        threads: CPU threads per rank; None: the number of cores that the rank may use.
+        init_timeout_s: time limit for all ranks to find each other.
+        timeout_s: time limit for a rank to wait for the others in one collective call.
+        hang_timeout_s: time limit for a step in a loop with `world.loader` or snapshots. After that,
+            the job is ended with an error that names the rank that hangs.
     """
     global _current
     if _current is not None:
-        raise RequestError("ddp_hpc.distributed() is open already; a process has one world at a time")
+        raise RequestError("ddp_hpc.distributed() is already active; a process has one world at a time")
     if threading.current_thread() is not threading.main_thread():
-        raise RequestError("ddp_hpc.distributed() handles signals: call it in the process's main thread")
+        raise RequestError("ddp_hpc.distributed() handles signals; call it in the process's main thread")
     parts = Parts(in_script=True)
     peaceful_exit: SystemExit | None = None
     with _signals_as_before():
@@ -202,12 +202,12 @@ def distributed(
             device=device,
             discovery=discovery,
             threads=threads,
-            init_timeout_s=init_timeout_s,
-            timeout_s=timeout_s,
-            hang_timeout_s=hang_timeout_s,
+            init_timeout=init_timeout_s,
+            timeout=timeout_s,
+            hang_timeout=hang_timeout_s,
         )
         try:
-            with session(config, parts) as group:
+            with session(config.process_group, parts) as group:
                 world = _current = _connect(config, group, parts)
                 try:
                     yield world
@@ -221,7 +221,7 @@ def distributed(
         finally:
             _current = None
         if world.stopped:
-            # torchrun would start again what ends with another code than 0; the run folder's `state` tells.
+            # torchrun restarts ranks that exit with a code other than 0. The state file has the result.
             if group.world.launcher == "torchrun":
                 raise SystemExit(EXIT_DONE)
             if world.world_size == 1:
@@ -232,34 +232,37 @@ def distributed(
 
 
 def current_world(what: str) -> ConnectedWorld:
-    """The world of the `with` that is open.
+    """The world of the active `with ddp_hpc.distributed()`.
 
     Raises:
         RequestError: there is none.
     """
     if _current is None:
-        raise RequestError(f"{what} was called outside of ddp_hpc.distributed(); call it inside its `with`")
+        raise RequestError(f"{what} was called outside of `with ddp_hpc.distributed()`; call it inside")
     return _current
 
 
 def _config(parts: Parts, **options: Any) -> TrainConfig:
     try:
-        for name, known in (("backend", BACKENDS), ("device", DEVICES), ("discovery", _DISCOVERIES)):
+        backends, devices = get_args(Backend), get_args(DeviceKind)
+        for name, known in (("backend", backends), ("device", devices), ("discovery", _DISCOVERIES)):
             if options[name] not in known:
                 raise RequestError(f"{name}={options[name]!r}: unknown; one of {', '.join(known)}")
-        return TrainConfig(**options)
+        return TrainConfig.of(**options)
     except RequestError as error:
         fail(error, parts, 0.0)
 
 
 def _connect(config: TrainConfig, group: Group, parts: Parts) -> ConnectedWorld:
-    """The world, watched, and said on rank 0. Collective: every rank must call this."""
-    from ddp_hpc.training.progress import Progress
+    """The world, with its heartbeat; rank 0 prints it. Collective: every rank must call this."""
+    from ddp_hpc.training.telemetry.progress_bar import Progress
 
     # stdout is the script's own.
     progress = Progress(group.world.rank == 0, sys.stderr)
     introduce(group, progress)
-    heart = start_watching(config, group, parts, stacks_of_run())
+    heart = start_watching(
+        config.health.hang_timeout_s, config.process_group.timeout_s, group, parts, stacks_of_run()
+    )
     heart.rest()
     if heart.note:
         progress.say(f"note: {heart.note}")
@@ -268,7 +271,7 @@ def _connect(config: TrainConfig, group: Group, parts: Parts) -> ConnectedWorld:
 
 @contextmanager
 def _signals_as_before() -> Iterator[None]:
-    """A script goes on after the `with`: its handlers come back."""
+    """Restores the signal handlers after the `with`, because the script continues."""
     before = {sig: signal.getsignal(sig) for sig in (*SIGNALS, signal.SIGCHLD)}
     try:
         yield

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ddp_hpc.rehearse.machine import PACKAGES
+from ddp_hpc.rehearse.processes import PACKAGES
 
 Attributes = dict[str, Any]
 
@@ -65,6 +65,14 @@ def save(root: Path, number: int, job: Attributes) -> None:
     new = path.with_name(f"{path.name}.{os.getpid()}")
     new.write_text(json.dumps(job))
     new.replace(path)
+
+
+def change(root: Path, number: int, **attributes: object) -> Attributes:
+    """Sets these attributes and leaves what others set meanwhile; all of them as they are now."""
+    with locked(root / "jobs.lock"):
+        job = {**load(root, number), **attributes}
+        save(root, number, job)
+    return job
 
 
 def load(root: Path, number: int) -> Attributes:

@@ -7,8 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-# The folder that holds the package, for Pythons that start without their site-packages.
-PACKAGES = Path(__file__).resolve().parents[2]
+from ddp_hpc.rehearse.processes import PACKAGES
 
 # A command runs by this Python, without its packages, whatever PATH and PYTHONPATH the job has.
 # bash, as dash would drop the functions that a login shell exports.
@@ -18,8 +17,12 @@ code='import sys; sys.path.insert(0, sys.argv.pop(1)); from {module} import main
 exec {python} -I -S -c "$code" {packages} "$@"
 """
 
-# PBS brings an mpiexec that is no MPI launcher, whatever it is asked; seen in OpenPBS 23.06.
+# PBS brings an mpiexec that is no MPI launcher, though it answers --version; OpenPBS's src/cmds/mpiexec.in.
 PBS_MPIEXEC = """#!/bin/sh
+if [ $# -eq 1 ] && [ "$1" = "--version" ]; then
+  echo pbs_version = 23.06.06
+  exit 0
+fi
 echo "mpiexec:  unexpected error - no non-PBS mpiexec in PBS_O_PATH" >&2
 exit 1
 """
@@ -45,7 +48,7 @@ def install_pbs(root: Path, pbs_bin: Path, pals_bin: Path) -> None:
     from ddp_hpc.rehearse.launchers import pals
     from ddp_hpc.rehearse.pbs import server
 
-    for name in ("qsub", "qstat", "qdel", "qsig"):
+    for name in ("qsub", "qstat", "qdel", "qsig", "qhold", "qrerun"):
         command(pbs_bin / name, f"ddp_hpc.rehearse.pbs.{name}", server.FOLDER_VARIABLE, root)
     command(pals_bin / "mpiexec", "ddp_hpc.rehearse.launchers.pals", pals.FOLDER_VARIABLE, root)
     program(pbs_bin / "mpiexec", PBS_MPIEXEC)

@@ -11,6 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+# The directory that holds the package, for Pythons that start without their site-packages.
+PACKAGES = Path(__file__).resolve().parents[2]
+
 _KILL_S = 10.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.rehearse import jobs
-from ddp_hpc.rehearse.pbs import server
-from ddp_hpc.rehearse.slurm import controller
+from ddp_hpc.lint.parse_script import Script
+from ddp_hpc.rehearse import jobs, machine
+from ddp_hpc.rehearse.pbs import resources, server
+from ddp_hpc.rehearse.slurm import controller, tables
 from ddp_hpc.rehearse.slurm.stepd import log_path
 
 _SUBMIT_LIMIT_S = 120
@@ -30,12 +33,31 @@ class Seen:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Setup:
+    """How a stand-in behaves; 0 leaves a number to it."""
+
+    nodes: tuple[str, ...]
+    walltime_s: int
+    max_jobs: int
+    keeper_pid: int
+    kill_delay_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Queue:
     """One scheduler's stand-in: its submit command, the start of jobs whose turn it is, and a job's state."""
 
     submit: tuple[str, ...]
     schedule: Callable[[Path], None]
     look: Callable[[Path, int], Seen]
+    install: Callable[[Path, Path, Path, Setup], None]
+    """Writes the settings, the commands and mpiexec, each into its directory."""
+    requested_nodes: Callable[[Script], int]
+    walltime_s: Callable[[Script], int]
+    launcher: str
+    """The scheduler's own launcher; empty if ranks are started by mpiexec."""
+    mpiexec: str
+    """The kind of mpiexec that is usual there."""
 
 
 def submit(queue: Queue, script: Path, folder: Path, environ: Mapping[str, str]) -> None:
@@ -111,7 +133,74 @@ def _look_at_slurm(root: Path, number: int) -> Seen:
     )
 
 
+def _install_pbs(root: Path, bin_: Path, mpi_bin: Path, setup: Setup) -> None:
+    settings = server.Settings(
+        server="rehearsal",
+        nodes=tuple(f"{name}.rehearsal" for name in setup.nodes),
+        any_site=True,
+        walltime_s=setup.walltime_s,
+        max_jobs=setup.max_jobs,
+        keeper_pid=setup.keeper_pid,
+        kill_delay_s=setup.kill_delay_s or server.Settings.kill_delay_s,
+        obituary_s=0.0,
+    )
+    server.write_settings(root, settings)
+    machine.install_pbs(root, bin_, mpi_bin)
+
+
+def _install_slurm(root: Path, bin_: Path, _mpi_bin: Path, setup: Setup) -> None:
+    settings = controller.Settings(
+        first_job=os.getpid(),
+        nodes=setup.nodes,
+        walltime_s=setup.walltime_s,
+        max_jobs=setup.max_jobs,
+        keeper_pid=setup.keeper_pid,
+        kill_wait_s=setup.kill_delay_s or controller.Settings.kill_wait_s,
+    )
+    controller.write_settings(root, settings)
+    machine.install_slurm(root, bin_)
+
+
+def _chunks_of_pbs(script: Script) -> int:
+    selects = [value for _, name, value in script.resources() if name == "select"]
+    groups = selects[-1].split("+") if selects else ["1"]
+    counts = [re.match(r"[0-9]{1,7}", group) for group in groups]
+    return max(1, sum(int(count[0]) if count else 1 for count in counts))
+
+
+def _nodes_of_slurm(script: Script) -> int:
+    match = re.match(r"[0-9]{1,7}", script.value("--nodes") or "1")
+    return max(1, int(match[0])) if match else 1
+
+
+def _walltime_of_pbs(script: Script) -> int:
+    requested = {name: value for _, name, value in script.resources()}
+    return resources.walltime_s(requested.get("walltime", "0"))
+
+
+def _walltime_of_slurm(script: Script) -> int:
+    return tables.walltime_s(script.value("--time") or "0")
+
+
 QUEUES = {
-    "pbs": Queue(submit=("qsub",), schedule=server.schedule, look=_look_at_pbs),
-    "slurm": Queue(submit=("sbatch",), schedule=controller.schedule, look=_look_at_slurm),
+    "pbs": Queue(
+        submit=("qsub",),
+        schedule=server.schedule,
+        look=_look_at_pbs,
+        install=_install_pbs,
+        requested_nodes=_chunks_of_pbs,
+        walltime_s=_walltime_of_pbs,
+        launcher="",
+        mpiexec="pals",
+    ),
+    "slurm": Queue(
+        submit=("sbatch",),
+        schedule=controller.schedule,
+        look=_look_at_slurm,
+        install=_install_slurm,
+        requested_nodes=_nodes_of_slurm,
+        walltime_s=_walltime_of_slurm,
+        launcher="srun",
+        mpiexec="hydra",
+    ),
 }

@@ -7,13 +7,12 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_hpc.batch.lint import Finding, lint_script
-from ddp_hpc.batch.script import Script, parse_script, read_script
-from ddp_hpc.batch.site import Site, load_site
 from ddp_hpc.errors import RequestError
+from ddp_hpc.lint.parse_script import Script, parse_script, read_script
+from ddp_hpc.lint.run_checks import Finding, lint_script
 from ddp_hpc.rehearse.launchers.options import RefusedError
-from ddp_hpc.rehearse.pbs import resources
-from ddp_hpc.rehearse.slurm import tables
+from ddp_hpc.rehearse.queues import QUEUES, Queue
+from ddp_hpc.sites.site import Site, load_site
 
 # More ranks than cores make a rehearsal slow; fewer than four would leave local ranks or nodes untried.
 _LEAST_RANKS = 4
@@ -83,24 +82,25 @@ def plan(path: Path, wishes: Wishes) -> Plan:
             "can be rehearsed"
         )
     scheduler = script.scheduler or "local"
-    if scheduler == "local" and wishes.walltime_s is not None:
+    if not script.scheduler and wishes.walltime_s is not None:
         raise RequestError(
             f"--walltime-s {wishes.walltime_s} was given and {_name(path)} has no scheduler that would end "
             "it; leave it out"
         )
-    asked, walltime_s = _asked_nodes(script), _walltime_s(script)
+    queue = QUEUES.get(scheduler)
+    asked, walltime_s = queue.requested_nodes(script) if queue else 1, _walltime_s(queue, script)
     num_nodes, per_node = _part(asked, wishes)
     new = text
     if wishes.walltime_s is not None and walltime_s:
         # The clock that `ddp-hpc render` gives a script counts from the directive's number.
-        pattern = rf"(\$\(date \+%s\) - SECONDS \+ ){walltime_s}\b"
-        new = re.sub(pattern, rf"\g<1>{wishes.walltime_s}", text)
+        pattern = rf"(\$\(date \+%s\) - SECONDS \+ |^walltime_s=){walltime_s}\b"
+        new = re.sub(pattern, rf"\g<1>{wishes.walltime_s}", text, flags=re.MULTILINE)
     return Plan(
         name=path.name,
         text=new,
         scheduler=scheduler,
         site=site,
-        mpiexec=_mpiexec(script, site),
+        mpiexec=_mpiexec(script, site, queue),
         asked_nodes=asked,
         num_nodes=num_nodes,
         ranks_per_node=per_node,
@@ -145,33 +145,20 @@ def _site(script: Script, profile: str) -> Site | None:
         return None
 
 
-def _asked_nodes(script: Script) -> int:
-    if script.scheduler == "slurm":
-        match = re.match(r"[0-9]{1,7}", script.value("--nodes") or "1")
-        return max(1, int(match[0])) if match else 1
-    selects = [value for _, name, value in script.resources() if name == "select"]
-    groups = selects[-1].split("+") if selects else ["1"]
-    counts = [re.match(r"[0-9]{1,7}", group) for group in groups]
-    return max(1, sum(int(count[0]) if count else 1 for count in counts))
-
-
-def _walltime_s(script: Script) -> int:
-    asked = {name: value for _, name, value in script.resources()}
+def _walltime_s(queue: Queue | None, script: Script) -> int:
     try:
-        if script.scheduler == "slurm":
-            return tables.walltime_s(script.value("--time") or "0")
-        return resources.walltime_s(asked.get("walltime", "0"))
+        return queue.walltime_s(script) if queue else 0
     except RefusedError:
-        return 0  # the scheduler's stand-in refuses it in a moment, in its own words
+        return 0  # the scheduler's stand-in refuses it in a moment, with its own message
 
 
-def _mpiexec(script: Script, site: Site | None) -> str:
+def _mpiexec(script: Script, site: Site | None, queue: Queue | None) -> str:
     """Which mpiexec the script is written for: pals, openmpi or hydra."""
     if site is not None and site.launch.dialect != "auto":
         return site.launch.dialect
     words = [word.partition("=")[0] for command in script.launches() for word in command.own_words]
     if any(word in _OF_OPENMPI for word in words):
         return "openmpi"
-    if script.scheduler == "pbs" or any(word in _OF_PALS for word in words):
+    if any(word in _OF_PALS for word in words):
         return "pals"
-    return "hydra"
+    return queue.mpiexec if queue else "hydra"

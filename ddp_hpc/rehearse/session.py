@@ -22,10 +22,8 @@ from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.rehearse import jobs, machine, processes
 from ddp_hpc.rehearse.launchers.limits import STEP_SCRIPT, Limits, read_limits, write_limits
 from ddp_hpc.rehearse.launchers.ranks import HYDRA
-from ddp_hpc.rehearse.pbs import server
-from ddp_hpc.rehearse.queues import QUEUES, Queue, Seen, submit
+from ddp_hpc.rehearse.queues import QUEUES, Queue, Seen, Setup, submit
 from ddp_hpc.rehearse.request import Plan, Wishes
-from ddp_hpc.rehearse.slurm import controller
 from ddp_hpc.units import format_bytes
 
 DEFAULT_STEPS, DEFAULT_MAX_JOBS, DEFAULT_LIMIT_S = 3, 3, 900
@@ -118,12 +116,12 @@ def rehearse(plan: Plan, wishes: Wishes, options: Options) -> Result:
             text = _RUN_DIR.sub(lambda _: run_dir, plan.text)
             script.write_text(text, encoding="utf-8", errors="surrogateescape", newline="")
             environ = _environ(root)
-            if plan.scheduler == "local":
-                seen, timed_out = _run_local(root, script, work, environ, options.limit_s)
-            else:
+            if plan.scheduler in QUEUES:
                 queue = QUEUES[plan.scheduler]
                 submit(queue, script, work, environ)
                 seen, timed_out = _run_jobs(queue, root, options.limit_s)
+            else:
+                seen, timed_out = _run_local(root, script, work, environ, options.limit_s)
         if options.keep:
             folder = root
         return Result(tuple(seen), timed_out, folder)
@@ -139,29 +137,15 @@ def _install(root: Path, plan: Plan, wishes: Wishes, options: Options, keeper_pi
     for folder in ("work", "tmp"):
         (root / folder).mkdir()
     names = tuple(f"node{number}" for number in range(1, plan.num_nodes + 1))
-    walltime_s = wishes.walltime_s or 0
-    kill_delay_s = float(plan.site.kill_delay_s) if plan.site else 0.0
-    if plan.scheduler == "pbs":
-        settings = server.Settings(
-            server="rehearsal", nodes=tuple(f"{name}.rehearsal" for name in names), any_site=True,
-            walltime_s=walltime_s, max_jobs=options.max_jobs, keeper_pid=keeper_pid,
-            kill_delay_s=kill_delay_s or server.Settings.kill_delay_s,
-        )  # fmt: skip
-        server.write_settings(root, settings)
-        machine.install_pbs(root, bin_, mpi_bin)
-    elif plan.scheduler == "slurm":
-        controller.write_settings(
-            root,
-            controller.Settings(
-                first_job=os.getpid(),
-                nodes=names,
-                walltime_s=walltime_s,
-                max_jobs=options.max_jobs,
-                keeper_pid=keeper_pid,
-                kill_wait_s=kill_delay_s or controller.Settings.kill_wait_s,
-            ),
+    if plan.scheduler in QUEUES:
+        setup = Setup(
+            nodes=names,
+            walltime_s=wishes.walltime_s or 0,
+            max_jobs=options.max_jobs,
+            keeper_pid=keeper_pid,
+            kill_delay_s=float(plan.site.kill_delay_s) if plan.site else 0.0,
         )
-        machine.install_slurm(root, bin_)
+        QUEUES[plan.scheduler].install(root, bin_, mpi_bin, setup)
     machine.install_mpiexec(root, mpi_bin, plan.mpiexec)
     with suppress(DdpHpcError):
         # The package installs it beside its commands.

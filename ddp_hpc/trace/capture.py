@@ -1,4 +1,4 @@
-"""All ranks of a run together: means, the rank that is waited for, what a reader should know first."""
+"""Combines the traces of all ranks of a run: mean times, the straggler, and the main findings."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ddp_hpc.trace.folder import read_ranks, trace_files
 from ddp_hpc.trace.matching import Matched, aligned, match, rows
-from ddp_hpc.trace.model import (
-    PARTS,
+from ddp_hpc.trace.trace_files import read_ranks, trace_files
+from ddp_hpc.trace.trace_records import (
     REGIONS,
+    TIMES,
     Capture,
     CollectiveRow,
     RankTrace,
@@ -23,20 +23,20 @@ from ddp_hpc.trace.model import (
 from ddp_hpc.units import duration, format_bytes
 
 _SLOW = 0.05
-"""Of a step: what a rank has to be slower than the others to be named."""
+"""Fraction of a step by which a rank must be slower than the others to be reported."""
 _MUCH = 0.05
-"""Of a step: what is worth a sentence."""
-WORDS = {
+"""Fraction of a step that waiting for data must take to be reported."""
+PART_NAMES = {
     "data": "waiting for data",
     "forward": "forward",
     "backward": "backward",
     "optimizer": "the optimizer",
     "snapshot": "snapshots",
-    "other": "other computing",
-    "comm_exposed": "communication that nothing hides",
+    "other": "other computation",
+    "comm_exposed": "exposed communication",
     "idle": "idle",
 }
-"""The parts of a step, for people."""
+"""The names of the parts of a step in sentences."""
 
 
 def read_capture(
@@ -45,10 +45,10 @@ def read_capture(
     num_processes: int | None = None,
     seen: Callable[[Path], None] = lambda _: None,
 ) -> Capture:
-    """What the traces of a folder tell together; `seen` hears of each file that was read.
+    """Reads the traces of a directory; calls `seen` with each file that has been read.
 
     Raises:
-        RequestError: there is none, or nothing in them can be measured.
+        RequestError: there are no traces, or none of them can be used.
         DdpHpcError: a file cannot be read.
     """
     ranks, notes = read_ranks(trace_files(path), num_processes, seen)
@@ -57,7 +57,7 @@ def read_capture(
 
 
 def capture_of(name: str, ranks: Sequence[RankTrace], notes: Sequence[str] = ()) -> Capture:
-    """The ranks of one run, together."""
+    """Combines the ranks of one run."""
     world_size = max(ranks[0].world_size, ranks[-1].rank + 1)
     missing = tuple(sorted(set(range(world_size)) - {trace.rank for trace in ranks}))
     matched = match(ranks)
@@ -83,24 +83,22 @@ def capture_of(name: str, ranks: Sequence[RankTrace], notes: Sequence[str] = ())
 
 
 def mean(times: Sequence[Times]) -> Times:
-    """The mean of each part."""
-    return Times(
-        **{part: statistics.fmean(getattr(one, part) for one in times) for part in (*PARTS, "comm_hidden_s")}
-    )
+    """Returns the mean of each part."""
+    return Times(**{part: statistics.fmean(getattr(one, part) for one in times) for part in TIMES})
 
 
 def _missing(missing: Sequence[int], world_size: int) -> tuple[str, ...]:
     if not missing:
         return ()
     shown = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-    return (f"of {world_size} ranks, {len(missing)} have no trace here: {shown}",)
+    return (f"traces of {len(missing)} of {world_size} ranks are missing: {shown}",)
 
 
 def _straggler(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: Times) -> Straggler | None:
-    """The rank whose own work takes longest, if that is clearly longer than the others'."""
+    """Returns the rank whose own work takes longest, if it is significantly slower than the others."""
     if len(ranks) < 2:
         return None
-    # The median over the steps: one slow step does not make a slow rank.
+    # The median over the steps is used, so that a single slow step does not count.
     excess = {region: _excesses(ranks, f"{region}_s") for region in (*REGIONS, "other", "idle")}
     own = {trace.rank: sum(of_rank[trace.rank] for of_rank in excess.values()) for trace in ranks}
     rank = max(own, key=lambda rank: own[rank])
@@ -113,19 +111,22 @@ def _straggler(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
     slow = next(trace for trace in ranks if trace.rank == rank)
     waited_s -= statistics.fmean(step.times.comm_exposed_s for step in slow.steps)
     if waited_s < excess_s / 2:
-        return None  # nobody waits for it
+        return None  # the other ranks do not wait for it
     last = Counter(one.last for one in matched)[rank]
     evidence = (
-        f"its {region} takes {duration(excess_s)} a step longer than the median of the others, "
-        f"which wait {duration(waited_s)} a step more in collectives than it does"
+        f"its {region} takes {duration(excess_s)} per step longer than the median of the other ranks, "
+        f"which wait {duration(waited_s)} per step longer in collectives"
     )
     if matched:
-        evidence += f"; it came last to {last} of {len(matched)} of them"
+        evidence += f"; it was the last to start {last} of {len(matched)} collectives"
     return Straggler(rank, region, excess_s, excess_s / overall.wall_s, evidence)
 
 
 def _excesses(ranks: Sequence[RankTrace], part: str) -> dict[int, float]:
-    """By how much a part of a step is longer on each rank than the median of the others, in most steps."""
+    """Returns how much longer a part of a step takes on each rank than the median of the others.
+
+    The result is the median over the steps.
+    """
     by_step: defaultdict[int, list[float]] = defaultdict(list)
     for trace in ranks:
         for step in trace.steps:
@@ -141,7 +142,7 @@ def _excesses(ranks: Sequence[RankTrace], part: str) -> dict[int, float]:
 
 
 def _median_without(ordered: list[float], own: float) -> float:
-    """The median of all but one of the values."""
+    """Returns the median of the values without one occurrence of `own`."""
     at = bisect_left(ordered, own)
     last = len(ordered) - 2
     low, high = (ordered[i if i < at else i + 1] for i in (last // 2, (last + 1) // 2))
@@ -169,37 +170,39 @@ def _findings(
     num_steps: int,
 ) -> list[str]:
     wall_s = overall.wall_s or 1.0
-    shares = sorted(((getattr(overall, f"{part}_s"), words) for part, words in WORDS.items()), reverse=True)
-    parts = ", ".join(f"{part_s / wall_s:.0%} {words}" for part_s, words in shares if part_s >= 0.01 * wall_s)
+    shares = sorted(
+        ((getattr(overall, f"{part}_s"), name) for part, name in PART_NAMES.items()), reverse=True
+    )
+    parts = ", ".join(f"{part_s / wall_s:.0%} {name}" for part_s, name in shares if part_s >= 0.01 * wall_s)
     found = [f"A step takes {duration(overall.wall_s)}: {parts}."]
     if straggler:
         found.append(
-            f"Rank {straggler.rank} is slow: {straggler.evidence}. Without it a step would be up to "
+            f"Rank {straggler.rank} is slow: {straggler.evidence}. Without this delay, a step would be up to "
             f"{straggler.share:.0%} shorter."
         )
     if load and load.dur_s > max(3 * load.median_s, 0.02 * wall_s):
         found.append(
-            f"The slowest data load is rank {load.rank}'s of step {load.step}: {duration(load.dur_s)}, "
-            f"where the median is {duration(load.median_s)}."
+            f"The slowest data load took {duration(load.dur_s)} on rank {load.rank} in step {load.step} "
+            f"(median {duration(load.median_s)})."
         )
     if overall.data_s >= _MUCH * wall_s:
         found.append(
-            f"{overall.data_s / wall_s:.0%} of a step is waiting for data: see ddp-hpc bench io for what a "
-            "batch costs in other formats, and --workers or --stage."
+            f"Waiting for data takes {overall.data_s / wall_s:.0%} of a step. Measure other file formats "
+            "with ddp-hpc bench io, or try --workers or --stage."
         )
     total_s = sum(row.total_s for row in collectives)
     if collectives and total_s:
         row = collectives[0]
         of_size = f" of {format_bytes(row.bytes)}" if row.bytes else ""
-        bandwidth = f", {row.busbw_bytes_per_s / 1e9:.3g} GB/s of bus bandwidth" if row.bytes else ""
+        bandwidth = f", with a bus bandwidth of {row.busbw_bytes_per_s / 1e9:.3g} GB/s" if row.bytes else ""
         found.append(
-            f"Of all collectives {row.kind}{of_size} keeps the network busiest: "
-            f"{row.num_calls / num_steps:.3g} a step, of {duration(row.median_s)} each, of which "
-            f"the network takes {duration(row.transfer_s)}{bandwidth}."
+            f"The collective that uses the network most is {row.kind}{of_size}: "
+            f"{row.num_calls / num_steps:.3g} per step, {duration(row.median_s)} each, of which "
+            f"{duration(row.transfer_s)} is the transfer{bandwidth}."
         )
         hidden = overall.comm_hidden_s + overall.comm_exposed_s
         if hidden:
             found.append(
-                f"{overall.comm_hidden_s / hidden:.0%} of the communication is hidden behind computing."
+                f"{overall.comm_hidden_s / hidden:.0%} of the communication is hidden behind computation."
             )
     return found

@@ -1,4 +1,4 @@
-"""The bytes of a trace file, unpacked as they come: whatever can be read before the first fault."""
+"""Reads a trace file in blocks, decompressing it if necessary, up to the first error in the data."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 _READ_BYTES = 1 << 16
-"""Small, as what zlib had unpacked of the piece with the fault is lost."""
+"""A small size, because the data that zlib has decompressed from a damaged piece is lost."""
 _GZIP = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
 
 
 def unpacked(path: Path, block_bytes: int, notes: list[str]) -> Iterator[bytes]:
-    """The file's content in blocks of about `block_bytes`, gunzipped where it is packed.
+    """Yields the contents of a file in blocks of about `block_bytes`, decompressed if it is gzipped.
 
-    A file that is cut off or broken ends early, and `notes` gets a sentence that says so.
+    For a truncated or damaged file, the blocks end early and the reason is added to `notes`.
 
     Raises:
         OSError: the file cannot be opened.
@@ -37,7 +37,7 @@ def unpacked(path: Path, block_bytes: int, notes: list[str]) -> Iterator[bytes]:
                     block.clear()
                     size = 0
         except OSError as error:
-            notes.append(f"reading it ended with an error: {error.strerror}")
+            notes.append(f"reading stopped after an error: {error.strerror}")
         if block:
             yield b"".join(block)
 
@@ -54,16 +54,16 @@ def _gunzipped(file: BinaryIO, notes: list[str]) -> Iterator[bytes]:
         while packed := file.read(_READ_BYTES):
             while packed:
                 whole = False
-                # Bounded: a few packed bytes may stand for gigabytes.
+                # The output is limited, because a few compressed bytes may expand to gigabytes.
                 if piece := unpacker.decompress(packed, _READ_BYTES * 16):
                     yield piece
                 packed = unpacker.unconsumed_tail
-                if unpacker.eof:  # another member may follow, as `cat a.gz b.gz` makes them
+                if unpacker.eof:  # another member may follow, as in the output of `cat a.gz b.gz`
                     packed = unpacker.unused_data
                     unpacker = zlib.decompressobj(wbits=31)
                     whole = True
     except zlib.error as error:
-        notes.append(f"its gzip data is broken ({str(error).rsplit(': ', 1)[-1]}): read up to there")
+        notes.append(f"the gzip data is damaged ({str(error).rsplit(': ', 1)[-1]}); the rest was not read")
         return
     if not whole:
-        notes.append("its gzip data is cut off: read up to there")
+        notes.append("the gzip data is truncated; the events before the end were read")

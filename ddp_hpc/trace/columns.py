@@ -1,4 +1,4 @@
-"""Events of a trace in columns: millions of objects would not fit."""
+"""Columnar storage of a trace's events, since millions of objects would need too much memory."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ddp_hpc.trace.events import Event
 from ddp_hpc.trace.intervals import Ints, Longs
 
 MOST_EVENTS = 4_000_000
-"""Kept of a kind and rank, 24 bytes each: a trace larger than memory is read to its end all the same."""
+"""Limit of events kept per kind and rank, 24 bytes each, so that traces larger than memory can be read."""
 _FAR_NS = 2.0**62
 
 
 class Columns:
-    """Names, threads, starts and durations of events."""
+    """The names, threads, starts and durations of events."""
 
     def __init__(self) -> None:
         self.names: dict[tuple[str, str], int] = {}
-        """Category and name, numbered in the order of their coming."""
+        """Numbers of (category, name) pairs, in the order of their first occurrence."""
         self._threads: dict[tuple[Any, Any], int] = {}
         self._name = array("i")
         self._thread = array("i")
@@ -32,7 +32,7 @@ class Columns:
         return len(self._name)
 
     def add(self, events: list[Event]) -> None:
-        """Takes the events in, as long as there is room."""
+        """Adds events until the limit is reached, and counts the rest as dropped."""
         room = max(0, MOST_EVENTS - len(self))
         if room < len(events):
             self.num_dropped += len(events) - room
@@ -45,28 +45,28 @@ class Columns:
 
     @property
     def name(self) -> Ints:
-        """Each event's number in `names`."""
+        """The number of each event's name in `names`."""
         return np.frombuffer(self._name, np.intc)
 
     @property
     def thread(self) -> Ints:
-        """Each event's thread, numbered in the order of their coming."""
+        """The number of each event's thread, in the order of first occurrence."""
         return np.frombuffer(self._thread, np.intc)
 
     def first_us(self) -> float | None:
-        """The earliest start."""
+        """Returns the earliest start, or None without events."""
         return min(self._start_us, default=None)
 
     def start_ns(self, base_us: float) -> Longs:
-        """Starts from `base_us`; whole nanoseconds, so that one event ends where the next begins."""
+        """Returns the starts relative to `base_us` in integer nanoseconds, so that comparisons are exact."""
         return nanoseconds(np.frombuffer(self._start_us) - base_us)
 
     def dur_ns(self) -> Longs:
-        """Durations in whole nanoseconds, 0 or more."""
+        """Returns the durations in integer nanoseconds, at least 0."""
         return np.maximum(nanoseconds(np.frombuffer(self._dur_us)), 0)
 
 
 def nanoseconds(microseconds: Any) -> Longs:
-    """Whole nanoseconds; what is no number becomes 0."""
+    """Converts to integer nanoseconds; NaN becomes 0."""
     limited = np.nan_to_num(np.asarray(microseconds, np.float64) * 1e3, nan=0.0)
     return np.rint(np.clip(limited, -_FAR_NS, _FAR_NS)).astype(np.int64)

@@ -1,9 +1,9 @@
-"""What changed between two captures, in a sentence."""
+"""Describes the difference between two captures in one sentence."""
 
 from __future__ import annotations
 
-from ddp_hpc.trace.capture import WORDS
-from ddp_hpc.trace.model import Capture
+from ddp_hpc.trace.capture import PART_NAMES
+from ddp_hpc.trace.trace_records import Capture
 from ddp_hpc.units import duration
 
 _ALIKE = 0.03
@@ -11,22 +11,28 @@ _MAIN_SHARE = 0.2
 
 
 def compare(capture: Capture, other: Capture) -> str:
-    """What of a step's time in `other` is different in `capture`, the largest part first."""
-    here_s, there_s = capture.mean.wall_s, other.mean.wall_s
-    saved_s = there_s - here_s
-    head = f"{capture.name} against {other.name}: a step takes {duration(here_s)}, not {duration(there_s)}"
+    """Compares the time of a step in `capture` with `other`, with the parts that changed most first."""
+    this_s, other_s = capture.mean.wall_s, other.mean.wall_s
+    saved_s = other_s - this_s
+    head = (
+        f"{capture.name} compared with {other.name}: "
+        f"a step takes {duration(this_s)} instead of {duration(other_s)}"
+    )
     changes = sorted(
-        ((getattr(other.mean, f"{part}_s") - getattr(capture.mean, f"{part}_s"), part) for part in WORDS),
+        (
+            (getattr(other.mean, f"{part}_s") - getattr(capture.mean, f"{part}_s"), part)
+            for part in PART_NAMES
+        ),
         reverse=saved_s > 0,
     )
-    if abs(saved_s) <= _ALIKE * max(here_s, there_s):
-        moved = [change for change in (changes[0], changes[-1]) if abs(change[0]) > _ALIKE * here_s]
-        return f"{head}, which is alike" + (
-            f", though of it {_parts(moved, capture, other)}." if moved else " in all of its parts."
+    if abs(saved_s) <= _ALIKE * max(this_s, other_s):
+        changed = [change for change in (changes[0], changes[-1]) if abs(change[0]) > _ALIKE * this_s]
+        return f"{head}, about the same" + (
+            f" in total, but {_parts(changed, capture, other)}." if changed else " in all parts."
         )
     main = [change for change in changes if change[0] / saved_s >= _MAIN_SHARE] or changes[:1]
     share = sum(change for change, _ in main) / saved_s
-    ratio = max(here_s, there_s) / max(min(here_s, there_s), 1e-12)
+    ratio = max(this_s, other_s) / max(min(this_s, other_s), 1e-12)
     faster = "faster" if saved_s > 0 else "slower"
     return (
         f"{head} ({ratio:.3g} times {faster}): {_parts(main, capture, other)}, "
@@ -36,7 +42,7 @@ def compare(capture: Capture, other: Capture) -> str:
 
 def _parts(changes: list[tuple[float, str]], capture: Capture, other: Capture) -> str:
     return " and ".join(
-        f"{WORDS[part]} takes {duration(getattr(capture.mean, f'{part}_s'))}, "
-        f"not {duration(getattr(other.mean, f'{part}_s'))}"
+        f"{PART_NAMES[part]} takes {duration(getattr(capture.mean, f'{part}_s'))} "
+        f"instead of {duration(getattr(other.mean, f'{part}_s'))}"
         for _, part in changes
     )

@@ -1,7 +1,8 @@
-"""Events of a Chrome trace, streamed: no more than a few megabytes of text are held at a time.
+"""Streams the events of a Chrome trace, with no more than a few megabytes of text in memory.
 
-The format: "Trace Event Format" of Chromium's catapult project, as libkineto writes it. Any writer will do:
-the array of events may stand alone or under `traceEvents`, in one line or many.
+The format is the "Trace Event Format" of Chromium's catapult project as written by libkineto. Traces of
+other programs are read too: the array of events may be the whole document or the value of `traceEvents`,
+in one line or many.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from ddp_hpc.trace.chunks import unpacked
+from ddp_hpc.units import counted
 
 _BLOCK_BYTES = 8 << 20
 _NO_JSON = (msgspec.DecodeError, RecursionError)
-"""The second for brackets in brackets by the thousand."""
+"""The errors for invalid JSON; RecursionError is raised for thousands of nested brackets."""
 _LONGEST_EVENT_BYTES = 256 << 20
 _BETWEEN = re.compile(rb"(?<=\})\s*,\s*(?=\{)")
 _END = re.compile(rb"\}\s*(?=\])")
@@ -28,14 +30,15 @@ _SURELY_BROKEN_BYTES = 4 * _BLOCK_BYTES
 
 
 class Event(msgspec.Struct, gc=False):
-    """One event. `args` is left as text: most are never looked at."""
+    """One event. `args` is not decoded, since most of them are not needed."""
 
     ph: str = ""
     cat: str = ""
     name: str = ""
     ts: float = 0.0
-    """In microseconds, as `dur` is."""
+    """Start in microseconds."""
     dur: float = 0.0
+    """Duration in microseconds."""
     pid: int | str | float = 0
     tid: int | str | float = 0
     args: msgspec.Raw = msgspec.Raw(b"{}")
@@ -43,10 +46,10 @@ class Event(msgspec.Struct, gc=False):
 
 @dataclass
 class Reading:
-    """What comes with the events: complete once all of them were taken."""
+    """Metadata and statistics of a trace, which are complete after all events have been read."""
 
     head: dict[str, Any] = field(default_factory=dict)
-    """The fields beside `traceEvents`."""
+    """The fields other than `traceEvents`."""
     notes: list[str] = field(default_factory=list)
     num_events: int = 0
     num_unreadable: int = 0
@@ -56,9 +59,9 @@ _Event = TypeVar("_Event")
 
 
 def read_events(path: Path, reading: Reading) -> Iterator[list[Event]]:
-    """The events of the file, some thousands at a time; `reading` is filled meanwhile.
+    """Yields the events of the file, some thousands at a time, and fills `reading`.
 
-    What cannot be read is left out and said in `reading.notes`: this never raises for a file's content.
+    Unreadable parts are skipped and described in `reading.notes`; invalid contents never raise.
 
     Raises:
         OSError: the file cannot be opened.
@@ -67,14 +70,14 @@ def read_events(path: Path, reading: Reading) -> Iterator[list[Event]]:
 
 
 def read_raw_events(path: Path, reading: Reading) -> Iterator[list[dict[str, Any]]]:
-    """The same with all of their fields."""
+    """Yields the events of the file as dicts with all of their fields."""
     return _Reader(reading, dict[str, Any]).read(path)
 
 
 class _Reader(Generic[_Event]):
     def __init__(self, reading: Reading, kind: type[_Event]) -> None:
         self._reading = reading
-        self._events = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]  # known when it runs
+        self._events = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]  # known at run time
         self._event = msgspec.json.Decoder(kind)
 
     def read(self, path: Path) -> Iterator[list[_Event]]:
@@ -94,33 +97,34 @@ class _Reader(Generic[_Event]):
             if events:
                 yield events
             if len(text) > _LONGEST_EVENT_BYTES:
-                self._reading.notes.append("an event of more than 256 MiB: read up to there")
+                self._reading.notes.append("an event exceeds 256 MiB; the rest was not read")
                 return
         if not begun:
-            self._reading.notes.append("it holds no traceEvents" if text else "it is empty")
+            self._reading.notes.append("no traceEvents found" if text else "the file is empty")
             return
         if events := self._take_last(text):
             yield events
         if self._reading.num_unreadable:
-            self._reading.notes.append(f"{self._reading.num_unreadable} of its events could not be read")
+            self._reading.notes.append(f"{counted(self._reading.num_unreadable, 'event')} could not be read")
 
     def _take(self, text: bytes) -> tuple[list[_Event], bytes]:
-        """The events that are whole, and the text behind them."""
+        """Returns the complete events, and the text after them."""
         cuts = [*_BETWEEN.finditer(text, max(0, len(text) - _TAIL_BYTES))] or [*_BETWEEN.finditer(text)]
-        # A cut inside an event leaves a bracket or a string open: text that decodes was cut between two.
+        # A cut inside an event leaves a bracket or a string open, so text that can be decoded was cut
+        # between two events.
         for cut in reversed(cuts[-_TRIES:]):
             try:
                 return self._decode(text[: cut.start()]), text[cut.end() :]
             except _NO_JSON:
                 continue
-        if len(text) < _SURELY_BROKEN_BYTES:  # an event that is not whole yet has cuts too, within
+        if len(text) < _SURELY_BROKEN_BYTES:  # the cuts may be inside an event that is not complete yet
             return [], text
         return self._salvage(text[: cuts[-1].start()]), text[cuts[-1].end() :]
 
     def _take_last(self, text: bytes) -> list[_Event]:
-        """The events of the last piece, and the fields that follow the array."""
+        """Returns the events of the last piece, and reads the fields that follow the array."""
         stripped = text.strip()
-        if stripped[:1] == b"]":  # all events were taken
+        if stripped[:1] == b"]":  # all events have been returned
             _trailer(stripped, self._reading)
             return []
         for mark in reversed([*_END.finditer(text)][-10 * _TRIES :]):
@@ -132,10 +136,10 @@ class _Reader(Generic[_Event]):
             _trailer(text[end:].strip(), self._reading)
             return events
         marks = [*_END.finditer(text)]
-        if marks and text.rstrip().endswith((b"}", b"]")):  # it has its end
+        if marks and text.rstrip().endswith((b"}", b"]")):  # the file is not truncated
             _trailer(text[marks[-1].end() :].strip(), self._reading)
             return self._salvage(text[: marks[-1].end()])
-        self._reading.notes.append("it is cut off: read up to there")
+        self._reading.notes.append("the file is truncated; the events before the end were read")
         ends = [mark.start() for mark in re.finditer(rb"\}", text)]
         for end in reversed(ends[-10 * _TRIES :]):
             try:
@@ -145,11 +149,11 @@ class _Reader(Generic[_Event]):
         return self._salvage(text)
 
     def _decode(self, text: bytes) -> list[_Event]:
-        """Raises one of _NO_JSON where the text is none."""
+        """Decodes events; raises one of _NO_JSON if the text is not valid JSON."""
         whole = b"[" + text + b"]"
         try:
             events = self._events.decode(whole)
-        except msgspec.ValidationError:  # JSON, but for instance a name that is a number
+        except msgspec.ValidationError:  # valid JSON, but with an invalid field, such as a number as the name
             pieces = msgspec.json.decode(whole, type=list[msgspec.Raw])
             events = [event for piece in pieces if (event := self._one(piece)) is not None]
         except UnicodeDecodeError:
@@ -158,7 +162,7 @@ class _Reader(Generic[_Event]):
         return events
 
     def _salvage(self, text: bytes) -> list[_Event]:
-        """Of text that is no JSON: those events that are."""
+        """Returns the valid events in text that is not valid JSON as a whole."""
         pieces = [piece for piece in _BETWEEN.split(text) if b'"ph"' in piece]
         events = [event for piece in pieces if (event := self._one(piece)) is not None]
         self._reading.num_events += len(events)
@@ -173,7 +177,7 @@ class _Reader(Generic[_Event]):
 
 
 def _begin(text: bytes, reading: Reading) -> int | None:
-    """Where the events begin, behind the bracket; None: not in what is here yet."""
+    """Returns the offset of the first event, or None if the text does not contain the array yet."""
     if text.lstrip()[:1] == b"[":
         return text.index(b"[") + 1
     key = re.search(rb'"traceEvents"\s*:\s*\[', text)
@@ -187,7 +191,7 @@ def _fields(text: bytes, reading: Reading) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(text.decode("utf-8", "replace").encode())
     except _NO_JSON:
-        reading.notes.append("the fields beside its events could not be read")
+        reading.notes.append("the metadata could not be read")
         return {}
     found.pop("traceEvents", None)
     return dict(found)
@@ -198,4 +202,4 @@ def _trailer(text: bytes, reading: Reading) -> None:
     if rest not in (b"", b"}"):
         reading.head |= _fields(b"{" + rest, reading)
     elif not rest and reading.head:
-        reading.notes.append("it is cut off behind its last event")
+        reading.notes.append("the file is truncated after its last event")

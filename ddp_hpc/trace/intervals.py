@@ -1,4 +1,4 @@
-"""Intervals of time as arrays of nanoseconds: which lie inside which, and what covers each moment."""
+"""Operations on arrays of time intervals in nanoseconds: union, coverage and nesting."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy.typing as npt
 Ints: TypeAlias = npt.NDArray[np.intc]
 Longs: TypeAlias = npt.NDArray[np.int64]
 Intervals: TypeAlias = tuple[Longs, Longs]
-"""Starts and ends; they may overlap, in any order."""
+"""Starts and ends of intervals, which may overlap and be in any order."""
 
 NO_INTERVALS: Intervals = (np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def joined(intervals: Intervals) -> Intervals:
-    """The same moments, covered once each, in order."""
+    """Returns the union of the intervals as sorted intervals that do not overlap."""
     starts, ends = intervals
     if not len(starts):
         return intervals
@@ -30,9 +30,9 @@ def joined(intervals: Intervals) -> Intervals:
 
 
 def cover(sets: Mapping[str, Intervals]) -> tuple[Longs, dict[str, npt.NDArray[np.bool_]]]:
-    """All moments at which something begins or ends, and of each set whether it covers what follows.
+    """Returns all starts and ends in order, and for each set whether it covers the gaps between them.
 
-    The second has one entry less than there are moments: a stretch between two neighbours each.
+    The arrays of the second result have one entry per gap, which is one less than there are moments.
     """
     moments = np.unique(np.concatenate([side for pair in sets.values() for side in pair]))
     covered = {}
@@ -45,11 +45,11 @@ def cover(sets: Mapping[str, Intervals]) -> tuple[Longs, dict[str, npt.NDArray[n
 
 
 def parents(threads: Ints, starts: Longs, durations: Longs) -> Ints:
-    """Which interval each lies directly in, on the same thread: its place in the arrays; -1 for none."""
-    found = np.full(len(starts), -1, np.intc)  # half the memory, where there are millions
-    # Of no duration: it takes nothing from whatever encloses it.
+    """Returns the index of the interval that directly encloses each one on the same thread, or -1."""
+    found = np.full(len(starts), -1, np.intc)  # 32 bits to save memory for millions of events
+    # Intervals without a duration take no time from the enclosing one.
     index = np.flatnonzero(durations > 0)
-    # Whoever encloses another comes before it: it starts earlier, or ends later.
+    # An enclosing interval is sorted first, because it starts earlier or ends later.
     index = index[np.lexsort((-durations[index], starts[index], threads[index]))]
     for members in np.split(index, np.flatnonzero(np.diff(threads[index])) + 1):
         begins = starts[members]

@@ -1,4 +1,4 @@
-"""Collectives of all ranks side by side: which calls are one, who came last, what the network took."""
+"""Matches the calls of each collective across ranks, corrects clocks, and measures transfer times."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from ddp_hpc.trace.model import Collective, CollectiveRow, RankTrace
-from ddp_hpc.trace.names import busbw_factor
+from ddp_hpc.trace.event_names import busbw_factor
+from ddp_hpc.trace.trace_records import Collective, CollectiveRow, RankTrace
 
 _TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
-"""None of these ends for anyone before all have come."""
+"""The collectives that end on no rank before all ranks have started them."""
 _LEAST_CLOCK_S = 1e-3
 
 _Kind: TypeAlias = tuple[str, str, int, int]
@@ -20,18 +20,18 @@ _Kind: TypeAlias = tuple[str, str, int, int]
 
 @dataclass(frozen=True)
 class Matched:
-    """One collective: each rank's call of it."""
+    """One collective with the call of each rank."""
 
     calls: dict[int, Collective]
 
     @property
     def last(self) -> int:
-        """The rank that came last: it waited for nobody, so its call was the shortest. No clock is asked."""
+        """The rank that started last. It did not wait, so its call is the shortest; no clocks are needed."""
         return min(self.calls, key=lambda rank: self.calls[rank].dur_s)
 
     @property
     def transfer_s(self) -> float:
-        """From the last rank's coming to the end."""
+        """Time from the start on the last rank to the end."""
         return self.calls[self.last].dur_s
 
 
@@ -40,9 +40,9 @@ def _kind(call: Collective) -> _Kind:
 
 
 def match(ranks: Sequence[RankTrace]) -> list[Matched]:
-    """The collectives that all ranks of their group have: the k-th of a kind and size is the same on each.
+    """Matches the k-th call of each kind and size on all ranks of the group.
 
-    Where a rank's recording has more of them than another's, they are counted within each step.
+    If the ranks have recorded different numbers of calls, the calls are counted within each step.
     """
     by_kind: defaultdict[_Kind, dict[int, list[Collective]]] = defaultdict(dict)
     for trace in ranks:
@@ -50,7 +50,7 @@ def match(ranks: Sequence[RankTrace]) -> list[Matched]:
             by_kind[_kind(call)].setdefault(trace.rank, []).append(call)
     matched = []
     for (kind, _, num_ranks, _), calls in by_kind.items():
-        # A backend that does not tell groups apart would have those of several taken for one.
+        # If a backend does not record the group, calls in several groups could be mistaken for one.
         if kind in _TOGETHER and 1 < len(calls) <= num_ranks and len(calls) == min(num_ranks, len(ranks)):
             matched += [Matched(group) for group in _same(calls)]
     return matched
@@ -71,28 +71,30 @@ def _same(calls: dict[int, list[Collective]]) -> Iterator[dict[int, Collective]]
 
 
 def aligned(ranks: Sequence[RankTrace]) -> tuple[tuple[RankTrace, ...], list[str]]:
-    """The ranks on one clock, that of the first one's host, and a sentence for each host that was moved.
+    """Corrects all times to the clock of the first rank's host; also returns a note per corrected host.
 
-    Collectives end for all at once, so what their ends lie apart is the clocks' doing.
+    A collective ends on all ranks at the same time, so differences between the ends are clock offsets.
     """
     reference = ranks[0]
-    apart: defaultdict[str, list[float]] = defaultdict(list)
+    if all(trace.host == reference.host for trace in ranks):
+        return tuple(ranks), []
+    differences: defaultdict[str, list[float]] = defaultdict(list)
     for one in match(ranks):
         if (own := one.calls.get(reference.rank)) is None:
             continue
         for trace in ranks:
             if trace.host != reference.host and (call := one.calls.get(trace.rank)):
-                apart[trace.host].append(call.start_s + call.dur_s - own.start_s - own.dur_s)
+                differences[trace.host].append(call.start_s + call.dur_s - own.start_s - own.dur_s)
     offsets, notes = {}, []
-    for host, values in sorted(apart.items()):
+    for host, values in sorted(differences.items()):
         offset_s = statistics.median(values)
         spread_s = statistics.median(abs(value - offset_s) for value in values)
         if abs(offset_s) > max(_LEAST_CLOCK_S, 3 * spread_s):
             offsets[host] = offset_s
             side = "ahead of" if offset_s > 0 else "behind"
             notes.append(
-                f"the clock of {host} is {abs(offset_s) * 1e3:.1f} ms {side} that of {reference.host}, "
-                f"by the ends of {len(values)} collectives: its times were moved"
+                f"the clock of {host} is {abs(offset_s) * 1e3:.1f} ms {side} that of {reference.host} "
+                f"(measured by {len(values)} collectives); its times were corrected"
             )
     return tuple(_moved(trace, -offsets.get(trace.host, 0.0)) for trace in ranks), notes
 
@@ -110,7 +112,7 @@ def _moved(trace: RankTrace, by_s: float) -> RankTrace:
 
 
 def rows(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> tuple[CollectiveRow, ...]:
-    """A row for each kind and size, the one that keeps the network busiest first, late ranks left out."""
+    """Returns a row per kind and size, sorted by total transfer time without waits for late ranks."""
     calls: defaultdict[_Kind, list[tuple[int, Collective]]] = defaultdict(list)
     for trace in ranks:
         for call in trace.collectives:

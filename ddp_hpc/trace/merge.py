@@ -1,4 +1,4 @@
-"""All ranks' traces in one file on one clock, for Perfetto."""
+"""Merges the traces of all ranks into one file with a common clock, for Perfetto."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from typing import Any, BinaryIO, cast
 import msgspec
 
 from ddp_hpc.errors import DdpHpcError
-from ddp_hpc.partial_files import partial_file
+from ddp_hpc.partial_files import partial_file, remove_leftovers
 from ddp_hpc.trace.events import Reading, read_raw_events
-from ddp_hpc.trace.model import RankTrace
+from ddp_hpc.trace.trace_records import RankTrace
 
 _LEFT_OUT = ("python_function", "cpu_instant_event", "overhead", "Trace")
 _PROCESSES = 1000
-"""Of a rank: Perfetto shows processes by number, and these are a rank's own."""
+"""Offset between the process IDs of two ranks, since Perfetto identifies processes by number."""
 
 
 def write_merged(ranks: Sequence[RankTrace], target: Path) -> int:
-    """Writes `target` (.json.gz or .json), whole or not at all; what comes back is the number of its events.
+    """Writes `target` (.json.gz or .json) atomically, and returns the number of its events.
 
-    Each rank is a process of its own; Python frames and single allocations are left out.
+    Each rank is shown as a separate process. Python frames and single allocations are omitted.
 
     Raises:
-        DdpHpcError: it cannot be written, or a trace is gone.
+        DdpHpcError: the file cannot be written, or a trace no longer exists.
     """
     zero_ns = [trace.zero_ns + round(trace.clock_s * 1e9) for trace in ranks]
     num_events = 0
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(target.parent, "trace")
         with partial_file(target, "trace") as partial:
             packed = target.suffix == ".gz"
             with cast(BinaryIO, gzip.open(partial, "wb", 4) if packed else partial.open("wb")) as out:
@@ -43,9 +44,7 @@ def write_merged(ranks: Sequence[RankTrace], target: Path) -> int:
                 out.write(b"\n]}\n")
             partial.replace(target)
     except OSError as error:
-        raise DdpHpcError(
-            f"{error.filename or target}: cannot be read or written ({error.strerror})"
-        ) from error
+        raise DdpHpcError(f"cannot read or write {error.filename or target} ({error.strerror})") from error
     return num_events
 
 
@@ -58,7 +57,7 @@ def _moved(trace: RankTrace, by_us: float) -> Iterator[list[dict[str, Any]]]:
             event["pid"] = trace.rank * _PROCESSES + process
             if isinstance(event.get("ts"), int | float):
                 event["ts"] = round(event["ts"] + by_us, 3)
-            if "id" in event:  # arrows are numbered from 1 on each rank
+            if "id" in event:  # flow arrows are numbered from 1 on each rank
                 event["id"] = f"{trace.rank}.{event['id']}"
             if event.get("name") == "process_name":
                 event["args"] = {"name": f"rank {trace.rank} {trace.host}".strip()}

@@ -1,7 +1,7 @@
-"""The report as one HTML page that needs no network: `ddp-hpc report -o report.html`.
+"""Renders the report as a self-contained HTML page: `ddp-hpc report -o report.html`.
 
-Names come out of traces and may be anything: the template escapes them, plotly's labels too, and the
-page's Content-Security-Policy lets only its own two scripts run and nothing be loaded.
+Names in traces can contain anything, so they are escaped in the template and in plotly's labels. The
+Content-Security-Policy of the page allows only its own two scripts, and no loading of other resources.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from ddp_hpc.errors import RequestError
+from ddp_hpc.text_table import cut
 from ddp_hpc.trace import page_tables as tables
-from ddp_hpc.trace.model import PARTS, REGIONS, Capture
-from ddp_hpc.trace.page_figures import COLOURS, MANY_RANKS, Figure, by_rank, cut, label_of, mean_steps
+from ddp_hpc.trace.page_figures import COLORS, MANY_RANKS, Figure, by_rank, label_of, mean_steps
 from ddp_hpc.trace.page_timeline import MAX_SPANS, timeline
+from ddp_hpc.trace.trace_records import REGIONS, TIMES, Capture
 
-_FOLDER = Path(__file__).parent / "html"
+_HTML_DIRECTORY = Path(__file__).parent / "html"
 _MAX_NAMED = 8
 _MAX_NAME = 80
 _MAX_SENTENCES = 100
@@ -30,26 +31,26 @@ _MAX_SENTENCE = 500
 
 
 def page(captures: Sequence[Capture], sentences: Sequence[str]) -> str:
-    """A whole HTML document, about 5 MB, nearly all of it plotly's script.
+    """Returns an HTML document of about 5 MB, nearly all of which is plotly's script.
 
-    `captures[0]` is the one that is asked about, the others those it is compared with; `sentences` say
-    what changed and stand at the top. The text can be encoded as UTF-8.
+    `captures[0]` is the main capture and is compared with the others; `sentences` describe the changes and
+    are shown at the top. The text can be encoded as UTF-8.
 
     Raises:
         RequestError: plotly is not installed.
     """
     plotly = _plotly()
-    script = (_FOLDER / "report.js").read_text(encoding="utf-8")
+    script = (_HTML_DIRECTORY / "report.js").read_text(encoding="utf-8")
     figures: dict[str, Figure] = {"mean": mean_steps(captures)}
     sections = [_section(number, capture, len(captures), figures) for number, capture in enumerate(captures)]
     text = _environment().get_template("report.html.j2").render(
         captures=captures, sections=sections, sentences=sentences, mean_table=tables.mean_step(captures),
-        figures=figures, legend=_legend(), colours=COLOURS, many_ranks=MANY_RANKS, num_regions=len(REGIONS),
-        style=Markup((_FOLDER / "report.css").read_text(encoding="utf-8")),  # noqa: S704
+        figures=figures, legend=_legend(), colors=COLORS, many_ranks=MANY_RANKS, num_regions=len(REGIONS),
+        style=Markup((_HTML_DIRECTORY / "report.css").read_text(encoding="utf-8")),  # noqa: S704
         plotly=Markup(plotly), script=Markup(script),  # noqa: S704
         script_hashes=[_hash(plotly), _hash(script)],
     )  # fmt: skip
-    # JSON can hold halves of surrogate pairs, which UTF-8 cannot.
+    # JSON can contain unpaired surrogates, which cannot be encoded as UTF-8.
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -58,13 +59,13 @@ def _plotly() -> str:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
         raise RequestError(
-            "the HTML page needs plotly, which is not installed; pip install 'ddp-hpc[report]'"
+            "the HTML page requires plotly, which is not installed; run `pip install 'ddp-hpc[report]'`"
         ) from error
     return str(get_plotlyjs())
 
 
 def _hash(script: str) -> str:
-    """By which a browser knows the script (CSP level 2, section 4.2.5)."""
+    """Returns the hash of a script for the Content-Security-Policy (CSP level 2, section 4.2.5)."""
     digest = hashlib.sha256(script.encode("utf-8")).digest()
     return f"sha256-{base64.b64encode(digest).decode('ascii')}"
 
@@ -72,7 +73,7 @@ def _hash(script: str) -> str:
 @cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=FileSystemLoader(_FOLDER), autoescape=True, undefined=StrictUndefined,
+        loader=FileSystemLoader(_HTML_DIRECTORY), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.filters |= {"cut": cut, "ms": tables.ms, "lines": _lines}
@@ -81,7 +82,7 @@ def _environment() -> Environment:
 
 
 def _section(number: int, capture: Capture, num_captures: int, figures: dict[str, Figure]) -> dict[str, Any]:
-    """What the template needs of a capture; its charts go into `figures`."""
+    """Returns the template's variables for a capture, and adds its charts to `figures`."""
     lines = timeline(capture, MAX_SPANS // num_captures)
     figures[f"ranks{number}"] = by_rank(capture)
     figures[f"timeline{number}"] = lines.figure
@@ -128,4 +129,4 @@ def _lines(sentences: Sequence[str]) -> list[str]:
 
 
 def _legend() -> list[tuple[str, str]]:
-    return [(label_of(field), COLOURS[field.removesuffix("_s")]) for field in (*PARTS, "comm_hidden_s")]
+    return [(label_of(field), COLORS[field.removesuffix("_s")]) for field in TIMES]

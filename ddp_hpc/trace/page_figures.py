@@ -1,4 +1,4 @@
-"""The page's charts, as plotly reads them: bars of a mean step and of each rank, in milliseconds."""
+"""The page's charts in plotly's format: bars of the mean step and of each rank, in milliseconds."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from ddp_hpc.trace.model import PARTS, Capture, Times
+from ddp_hpc.text_table import cut
+from ddp_hpc.trace.trace_records import PARTS, Capture, Times
 
 Figure: TypeAlias = dict[str, Any]
-"""A plotly figure's `data` and `layout`, and its `height` in pixels; its width is the page's."""
+"""A plotly figure's `data` and `layout`, and its `height` in pixels; it is as wide as the page."""
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart; it reads on white and on black.
-COLOURS = {
+# Okabe and Ito's palette, which color-blind readers can distinguish on white and on black.
+COLORS = {
     "data": "#e69f00",
     "forward": "#56b4e9",
     "backward": "#0072b2",
@@ -29,11 +30,11 @@ _LABELS = {"comm_exposed_s": "communication, exposed", "comm_hidden_s": "communi
 _COMM = ("comm_exposed_s", "comm_hidden_s")
 _BAR_PX = 84
 MANY_RANKS = 32
-"""With more than these, columns of ranks touch, and can be zoomed."""
+"""With more ranks, there are no gaps between their columns, and the chart can be zoomed."""
 
 
 def label_of(field: str) -> str:
-    """What people call `data_s`."""
+    """Returns the label of a field such as `data_s`."""
     return _LABELS.get(field, _part(field))
 
 
@@ -42,22 +43,17 @@ def _part(field: str) -> str:
 
 
 def milliseconds(seconds: float) -> float:
-    """Rounded to the microsecond; 0 for what is no number, which JSON could not hold."""
+    """Converts to milliseconds rounded to a microsecond; non-finite values, which JSON lacks, become 0."""
     return round(seconds * 1e3, 3) if math.isfinite(seconds) else 0.0
 
 
 def plain(text: str, limit: int = 60) -> str:
-    """Text that plotly shows as it is: it reads `<b>` and `<a href=...>` in its labels."""
+    """Escapes text for plotly's labels, in which `<b>` and `<a href=...>` are markup."""
     return html.escape(cut(text, limit))
 
 
-def cut(text: str, limit: int) -> str:
-    """The text, with `...` for its end where it is longer than that."""
-    return text if len(text) <= limit else text[: limit - 3] + "..."
-
-
 def mean_steps(captures: Sequence[Capture]) -> Figure:
-    """A bar a capture: the parts of its mean step; below it a thin one, communication exposed and hidden."""
+    """Returns a bar per capture with the parts of its mean step, above a thin bar of its communication."""
     rows = [2.0 * number for number in range(len(captures))]
     data = [
         _bars(field, [capture.mean for capture in captures], rows, width)
@@ -91,7 +87,7 @@ def _bars(field: str, times: Sequence[Times], rows: Sequence[float], width: floa
         "x": [milliseconds(getattr(one, field)) for one in times],
         "y": list(rows),
         "width": width,
-        "marker": {"color": COLOURS[_part(field)], "line": {"width": 0}},
+        "marker": {"color": COLORS[_part(field)], "line": {"width": 0}},
         "customdata": shares,
         "hovertemplate": f"{label_of(field)}: %{{x:,.3~f}} ms, %{{customdata}}<extra></extra>",
         "text": [f"{name} {share}" for share in shares] if width > 0.5 else None,
@@ -107,7 +103,7 @@ def _percent(part: float, whole: float) -> str:
 
 
 def by_rank(capture: Capture) -> Figure:
-    """A column a rank: its mean step's parts; below, if there is any, communication exposed and hidden."""
+    """Returns a column per rank with the parts of its mean step, above one of its communication, if any."""
     ranks = [trace.rank for trace in capture.ranks]
     is_wide = len(ranks) > MANY_RANKS
     has_comm = any(getattr(one, field) for one in capture.rank_means for field in _COMM)
@@ -118,7 +114,7 @@ def by_rank(capture: Capture) -> Figure:
             "x": ranks,
             "y": [milliseconds(getattr(one, field)) for one in capture.rank_means],
             "yaxis": y_axis,
-            "marker": {"color": COLOURS[_part(field)], "line": {"width": 0}},
+            "marker": {"color": COLORS[_part(field)], "line": {"width": 0}},
             "hovertemplate": f"rank %{{x}}, {label_of(field)}: %{{y:,.3~f}} ms<extra></extra>",
         }
         for fields, y_axis in ((PARTS, "y"), (_COMM if has_comm else (), "y2"))
@@ -126,10 +122,10 @@ def by_rank(capture: Capture) -> Figure:
     ]
     layout = base_layout() | {
         "barmode": "stack",
-        # Columns that touch, where there are hundreds: gaps would be all that is seen.
+        # With hundreds of columns, little more than the gaps would be visible.
         "bargap": 0 if is_wide else 0.25,
         "xaxis": axis("rank", anchor="y2" if has_comm else "y", fixedrange=not is_wide, **_ticks(ranks)),
-        "yaxis": axis("ms a step", domain=[0.36 if has_comm else 0, 1], fixedrange=True),
+        "yaxis": axis("ms per step", domain=[0.36 if has_comm else 0, 1], fixedrange=True),
         "yaxis2": axis("comm., ms", domain=[0, 0.26], fixedrange=True),
     }
     return {"data": data, "layout": layout, "height": 380 if has_comm else 270}
@@ -140,7 +136,7 @@ def _ticks(ranks: Sequence[int]) -> Figure:
 
 
 def base_layout() -> dict[str, Any]:
-    """What all charts have; the page's style sheet colours text and grid."""
+    """Returns the layout common to all charts; the page's style sheet sets the colors of text and grid."""
     return {
         "margin": {"l": 12, "r": 12, "t": 12, "b": 12},
         "paper_bgcolor": "rgba(0,0,0,0)",
@@ -152,7 +148,7 @@ def base_layout() -> dict[str, Any]:
 
 
 def axis(title: str | None = None, **more: Any) -> Figure:
-    """An axis without lines, and room between bars, numbers and title."""
+    """Returns an axis without lines, and with space between bars, numbers and title."""
     return {
         "title": {"text": title, "standoff": 10},
         "automargin": True,

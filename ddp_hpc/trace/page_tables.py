@@ -1,4 +1,4 @@
-"""The page's tables: rows of plain values, and how each column writes them."""
+"""The tables of the page: rows of plain values, and a format for each column."""
 
 from __future__ import annotations
 
@@ -6,38 +6,37 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ddp_hpc.tables import Column, Row
-from ddp_hpc.trace.model import PARTS, Capture, Times
-from ddp_hpc.trace.page_figures import cut, label_of
-from ddp_hpc.trace.text import operators
+from ddp_hpc.text_table import Column, Row, cut
+from ddp_hpc.trace.page_figures import label_of
+from ddp_hpc.trace.text_report import operators
+from ddp_hpc.trace.trace_records import PARTS, TIMES, Capture, Times
 from ddp_hpc.units import format_bytes
 
 MAX_OPS = 25
 _MAX_NAME = 200
-_TIMES = (*PARTS, "comm_hidden_s")
 
 
 @dataclass(frozen=True)
 class Table:
-    """A caption, columns and rows; None is a value that is not known."""
+    """A caption, columns and rows, in which None is an unknown value."""
 
     caption: str
     columns: Sequence[Column]
     rows: Sequence[Row]
 
     def is_number(self, column: Column) -> bool:
-        """Whether it stands to the right, and is sorted as numbers are."""
+        """Returns whether the column is right-aligned and sorted numerically."""
         known = (row[column.field] for row in self.rows if row[column.field] is not None)
         return not isinstance(next(known, 0), str)
 
     def write(self, column: Column, row: Row) -> str:
-        """The cell's text."""
+        """Returns the text of the cell."""
         value = row[column.field]
         return "-" if value is None else column.write(value)
 
 
 def ms(seconds: float) -> str:
-    """Milliseconds, three digits that count.
+    """Formats milliseconds with three significant digits.
 
     >>> ms(0.0012345), ms(1.5)
     ('1.23', '1,500')
@@ -48,7 +47,7 @@ def ms(seconds: float) -> str:
 
 
 def mean_step(captures: Sequence[Capture]) -> Table:
-    """The parts of a mean step, in milliseconds and percent, a pair of columns a capture."""
+    """Returns the parts of the mean step in milliseconds and percent, with two columns per capture."""
     columns = [Column("part", "part")]
     for number, capture in enumerate(captures):
         name = f"{cut(capture.name, 40)}: " if len(captures) > 1 else ""
@@ -75,9 +74,9 @@ def _shown(times: Sequence[Times], fields: Sequence[str]) -> list[str]:
 
 
 def ranks(capture: Capture) -> Table:
-    """A row a rank: its host, its mean step, its peak memory."""
+    """Returns a row per rank with its host, mean step and peak memory."""
     devices = sorted({device for trace in capture.ranks for device in trace.peak_bytes})
-    fields = ["wall_s", *_shown(capture.rank_means, _TIMES)]
+    fields = ["wall_s", *_shown(capture.rank_means, TIMES)]
     columns = [
         Column("rank", "rank"),
         Column("host", "host", _name),
@@ -97,20 +96,20 @@ def ranks(capture: Capture) -> Table:
 
 
 def collectives(capture: Capture) -> Table:
-    """A row for each kind and size."""
+    """Returns a row per kind and size of collective."""
     columns = [
         Column("kind", "kind", _name),
         Column("group", "group", _name),
         Column("num_ranks", "ranks", _known(str)),
         Column("bytes", "size", _known(format_bytes)),
-        Column("num_calls", "calls a rank"),
-        Column("total_s", "total a rank, ms", ms),
+        Column("num_calls", "calls per rank"),
+        Column("total_s", "total per rank, ms", ms),
         Column("median_s", "median, ms", ms),
         Column("transfer_s", "transfer, ms", ms),
         Column("busbw_bytes_per_s", "busbw, GB/s", _known(lambda rate: f"{rate / 1e9:.3f}")),
         Column("slowest_s", "slowest, ms", ms),
-        Column("slowest_rank", "its rank"),
-        Column("slowest_step", "its step"),
+        Column("slowest_rank", "slowest rank"),
+        Column("slowest_step", "slowest step"),
     ]
     if not any(row.group for row in capture.collectives):
         columns = [column for column in columns if column.field != "group"]
@@ -118,20 +117,20 @@ def collectives(capture: Capture) -> Table:
 
 
 def _known(write: Callable[[Any], str]) -> Callable[[Any], str]:
-    """Zero stands for what the trace does not tell."""
+    """Returns a format that shows zero, which means unknown, as a dash."""
     return lambda value: write(value) if value else "-"
 
 
 def ops(capture: Capture, kind: str, caption: str) -> Table:
-    """The longest `ops` or `kernels` by self time: the mean of a rank, and the rank where it is largest."""
+    """Returns the `ops` or `kernels` with the longest self time: the mean per rank, and the maximum."""
     rows = operators(capture.ranks, kind)
     columns = [
         Column("name", "name", _name),
-        Column("self_s", "self a rank, ms", ms),
-        Column("total_s", "total a rank, ms", ms),
-        Column("num_calls", "calls a rank"),
-        Column("largest_s", "largest self, ms", ms),
-        Column("largest_rank", "its rank"),
+        Column("self_s", "self per rank, ms", ms),
+        Column("total_s", "total per rank, ms", ms),
+        Column("num_calls", "calls per rank"),
+        Column("largest_s", "maximum self, ms", ms),
+        Column("largest_rank", "on rank"),
     ]
     if len(rows) > MAX_OPS:
         caption = f"{caption}: the first {MAX_OPS} of {len(rows):,}"

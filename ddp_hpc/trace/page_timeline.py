@@ -1,4 +1,4 @@
-"""The page's time line: each drawn rank's regions and, below them, its collectives."""
+"""The timeline of the page: the regions of each rank and, below them, its collectives."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from ddp_hpc.trace.model import PARTS, REGIONS, Capture, RankTrace, Times
-from ddp_hpc.trace.page_figures import COLOURS, Figure, axis, base_layout, milliseconds, plain
+from ddp_hpc.trace.page_figures import COLORS, Figure, axis, base_layout, milliseconds, plain
+from ddp_hpc.trace.trace_records import PARTS, REGIONS, Capture, RankTrace, Times
 from ddp_hpc.units import format_bytes
 
 _Steps: TypeAlias = tuple[tuple[int, float, float], ...]
@@ -18,27 +18,27 @@ MAX_SPANS = 10_000
 _MAX_MARKS = 200
 _WAITS = ("comm_exposed_s", "idle_s")
 _ROW_PX = 30
-# A row is 1 high: the regions' lane takes its upper part, the collectives' thinner one the lower part.
+# A row has height 1, with the lane of the regions above the thinner lane of the collectives.
 _REGION_LANE = {"offset": -0.12, "width": 0.52}
 _COLLECTIVE_LANE = {"offset": 0.3, "width": 0.22}
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """A capture's time line, and what it leaves out."""
+    """The timeline of a capture, and notes on what it omits."""
 
     figure: Figure
     ranks: tuple[int, ...]
-    """Those that are drawn, from the top."""
+    """The ranks shown, from top to bottom."""
     steps: _Steps
-    """Number, beginning and end in the figure's milliseconds, over all drawn ranks."""
+    """Number, start and end of each step in milliseconds of the figure, over all ranks shown."""
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class _Bar:
     category: str
-    """A region, or `collective`."""
+    """The name of a region, or `collective`."""
     row: int
     start_s: float
     dur_s: float
@@ -47,13 +47,13 @@ class _Bar:
 
 
 def timeline(capture: Capture, max_spans: int = MAX_SPANS) -> Timeline:
-    """At most `MAX_RANKS` ranks and `max_spans` bars, the longest; what is left out is said in the notes."""
+    """Returns a timeline of at most `MAX_RANKS` ranks and the `max_spans` longest bars."""
     drawn, notes = _choose_ranks(capture)
     bars = [bar for row, trace in enumerate(drawn) for bar in _bars(trace, row)]
     if len(bars) > max_spans:
-        num_left_out = len(bars) - max_spans
+        num_omitted = len(bars) - max_spans
         bars = heapq.nlargest(max_spans, bars, key=lambda bar: bar.dur_s)
-        notes.append(f"{num_left_out:,} of {num_left_out + max_spans:,} spans, the shortest, are left out")
+        notes.append(f"The {num_omitted:,} shortest of {num_omitted + max_spans:,} spans are not shown")
     begins = [bar.start_s for bar in bars] + [step.start_s for trace in drawn for step in trace.steps]
     zero_s = min(begins, default=0.0)
     steps = _steps(drawn, zero_s)
@@ -82,7 +82,7 @@ def timeline(capture: Capture, max_spans: int = MAX_SPANS) -> Timeline:
 
 
 def _choose_ranks(capture: Capture) -> tuple[list[RankTrace], list[str]]:
-    """All ranks, or of many those that worked longest and shortest, and others evenly spaced."""
+    """Returns all ranks or, of many, those with the longest and shortest work and some of the others."""
     if len(capture.ranks) <= MAX_RANKS:
         return list(capture.ranks), []
     by_work = sorted(
@@ -98,8 +98,8 @@ def _choose_ranks(capture: Capture) -> tuple[list[RankTrace], list[str]]:
     num = MAX_RANKS - len(chosen)
     chosen |= {others[number * len(others) // num] for number in range(num)}
     note = (
-        f"{MAX_RANKS} of {len(capture.ranks)} ranks are drawn: the {quarter} that worked longest in a step, "
-        f"the {quarter} that worked shortest, and others evenly spaced"
+        f"{MAX_RANKS} of {len(capture.ranks)} ranks are shown: the {quarter} with the longest work per step, "
+        f"the {quarter} with the shortest, and others at equal distances"
     )
     return [capture.ranks[index] for index in sorted(chosen)], [note]
 
@@ -121,7 +121,7 @@ def _bars(trace: RankTrace, row: int) -> Iterator[_Bar]:
 
 def _trace(category: str, bars: Sequence[_Bar], zero_s: float) -> Figure:
     lane = _REGION_LANE if category in REGIONS else _COLLECTIVE_LANE
-    # Many bars have the same text: the page has each once, and for each bar its number.
+    # Many bars have the same text, so the page contains each text once, and its number for each bar.
     texts: dict[str, int] = {}
     return {
         "type": "bar",
@@ -131,9 +131,9 @@ def _trace(category: str, bars: Sequence[_Bar], zero_s: float) -> Figure:
         "base": [milliseconds(bar.start_s - zero_s) for bar in bars],
         "x": [milliseconds(bar.dur_s) for bar in bars],
         "y": [round(bar.row + lane["offset"], 2) for bar in bars],
-        # Collectives may run beside each other: what lies below is to be seen.
+        # Concurrent collectives overlap, so their bars are translucent.
         "marker": {
-            "color": COLOURS.get(category, COLOURS["comm_exposed"]),
+            "color": COLORS.get(category, COLORS["comm_exposed"]),
             "opacity": 1 if category in REGIONS else 0.6,
             "line": {"width": 0},
         },
@@ -165,7 +165,7 @@ def _mark(start: float) -> dict[str, Any]:
 
 
 def _numbers(steps: _Steps, end: float) -> list[dict[str, Any]]:
-    """The steps' numbers above their marks, but those that would touch the one before on a telephone."""
+    """Returns labels with the numbers of the steps, except those that would overlap on a phone."""
     numbers: list[dict[str, Any]] = []
     free = 0.0
     for number, start, _ in steps:

@@ -1,6 +1,6 @@
-"""From a started process to connected ranks, and back: what the training and people's own scripts share.
+"""Connects the started processes, and ends them: shared by the training and by users' scripts.
 
-torch is imported only when the ranks have found each other: a wrong launch ends in under a second.
+torch is imported only after the ranks have found each other, so that a wrong launch fails within a second.
 """
 
 from __future__ import annotations
@@ -8,59 +8,85 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.ending import Parts, fail, on_signal
-from ddp_hpc.training.host_memory import prepare_host_memory
-from ddp_hpc.world.launch_env import peek_rank
-from ddp_hpc.world.rendezvous import Endpoint, rendezvous
-from ddp_hpc.world.topology import World, discover, short_hostname
-from ddp_hpc.world.watchdog import time_limit
+from ddp_hpc.discovery.launcher_environment import as_launched, peek_rank
+from ddp_hpc.discovery.watchdog import time_limit
+from ddp_hpc.discovery.world import World, discover, short_hostname
+from ddp_hpc.rendezvous.connect_ranks import Endpoint, rendezvous
+from ddp_hpc.rendezvous.process_guard import end_with_parent
+from ddp_hpc.training.health.shutdown import Parts, fail, on_signal
+from ddp_hpc.training.input.host_memory import prepare_host_memory
+from ddp_hpc.training.process_group.config import ProcessGroupConfig
+from ddp_hpc.training.process_group.kernel_caches import keep_kernels_private
 
 if TYPE_CHECKING:
-    from ddp_hpc.training.group import Group
-    from ddp_hpc.training.heartbeat import Heartbeat
-    from ddp_hpc.training.progress import Progress
+    from ddp_hpc.training.health.heartbeat import Heartbeat
+    from ddp_hpc.training.process_group.group import Group
+    from ddp_hpc.training.telemetry.progress_bar import Progress
+
+
+_AFTER_AGENT_S = 30.0  # to save the state and stop with the other ranks
 
 
 @contextmanager
-def session(config: TrainConfig, parts: Parts) -> Iterator[Group]:
+def session(
+    config: ProcessGroupConfig, parts: Parts, *, devices_per_rank: int = 1, cpu_offload: bool = False
+) -> Iterator[Group]:
     """The ranks that the launcher started, connected. Collective: every rank must call this.
 
-    What goes wrong here or in the body ends the process and the whole job, with one rank's words.
-    `parts` gets what is made here; the body adds to it what its end has to know.
+    An error here or in the body ends the process and the whole job, with the error of one rank.
+    The parts that are created here are stored in `parts`; the body adds its own.
     """
-    _prepare_process()
+    _prepare_process(parts)
     try:
         parts.world, endpoint = world, _ = _find_the_others(config)
-        from ddp_hpc.training.group import connect, joined
+        from ddp_hpc.training.process_group.group import connect, joined
 
-        link = connect(world, endpoint, config) if endpoint is not None else None
-        parts.watch = link.watch if link is not None else None
-        with joined(world, link, config) as group:
+        link = None
+        if endpoint is not None:
+            link = connect(world, endpoint, config, parts.finish_writing)
+            parts.watch = link.watch
+            parts.watch.begin()
+        with joined(world, link, config, devices_per_rank=devices_per_rank, cpu_offload=cpu_offload) as group:
             yield group
     except BaseException as error:  # the one place where everything ends up
         fail(error, parts, config.timeout_s)
 
 
-def _prepare_process() -> None:
+def _prepare_process(parts: Parts) -> None:
     for sig in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(sig, on_signal)
+    if "TORCHELASTIC_RUN_ID" in as_launched(os.environ):
+        # torchrun leaves its ranks running when it is killed.
+        agent = os.getppid()
+        end_with_parent(agent)
+        threading.Thread(target=_end_after_agent, args=(agent, parts), daemon=True).start()
     if not faulthandler.is_enabled():
         with suppress(OSError, RuntimeError, AttributeError):  # stderr may be closed, or a notebook's
             faulthandler.enable()  # says where, if a data file is cut under the memory map (SIGBUS)
     # c10d warns, with C++ frames, of every connection that a failing rank drops, and of hosts without DNS.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     prepare_host_memory()
+    keep_kernels_private(os.environ, short_hostname())
 
 
-def _find_the_others(config: TrainConfig) -> tuple[World, Endpoint | None]:
+def _end_after_agent(agent: int, parts: Parts) -> None:
+    """Ends this rank some time after torchrun's agent, if it has not stopped in its own way by then."""
+    while os.getppid() == agent:
+        time.sleep(1.0)
+    time.sleep(_AFTER_AGENT_S)
+    parts.last_words("torchrun's agent on this node was killed, and this rank did not stop in time")
+
+
+def _find_the_others(config: ProcessGroupConfig) -> tuple[World, Endpoint | None]:
     """The world and its meeting place, within --init-timeout. Collective: every rank must call this."""
-    environ = dict(os.environ)
+    environ = as_launched(os.environ)
     prefix = f"[rank {peek_rank(environ)} {short_hostname()}] "
     # The inner limits are to end first: they can name who is missing.
     with time_limit(config.init_timeout_s + 15.0, prefix) as watchdog:
@@ -70,30 +96,33 @@ def _find_the_others(config: TrainConfig) -> tuple[World, Endpoint | None]:
 
 
 def introduce(group: Group, progress: Progress) -> None:
-    """Rank 0 tells where the ranks run, and what is to be known of it."""
+    """Prints the world, the placement and notes on rank 0."""
     progress.say(f"world: {group.placement}")
     for line in group.checked:
         progress.say(line)
-    for note in group.world.notes:
+    for note in (*group.world.notes, *group.notes):
         progress.say(f"note: {note}")
 
 
 def stacks_of_run() -> Path | None:
-    """The folder for stacks of ranks that hang, where a job script names a run folder."""
+    """The directory for stacks of ranks that hang; None without a run directory."""
     run = os.environ.get("DDP_HPC_RUN_DIR", "")
     return Path(run) / "stacks" if run else None
 
 
-def start_watching(config: TrainConfig, group: Group, parts: Parts, stacks: Path | None) -> Heartbeat:
-    """The ranks' heartbeat, which ends the job where one of them is lost or hangs. Collective."""
-    from ddp_hpc.training.heartbeat import start_heartbeat
+def start_watching(
+    hang_timeout_s: float, timeout_s: float, group: Group, parts: Parts, stacks: Path | None
+) -> Heartbeat:
+    """Starts the heartbeat, which ends the job if a rank is lost or hangs. Collective."""
+    from ddp_hpc.training.health.heartbeat import start_heartbeat
 
     parts.heart = start_heartbeat(
         group.world,
         group.comm,
         group.host,
-        stuck_s=config.hang_timeout_s,
-        first_s=max(config.timeout_s, config.hang_timeout_s),
+        group.listen,
+        stuck_s=hang_timeout_s,
+        first_s=max(timeout_s, hang_timeout_s),
         stacks=stacks,
         on_lost=parts.on_lost,
     )

@@ -12,16 +12,40 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from ddp_hpc.data.batches import Position, Share, weight
-from ddp_hpc.training.clock import StepClock
-from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.diagnose import raise_bad_gradients
-from ddp_hpc.training.group import Group
-from ddp_hpc.training.heartbeat import Heartbeat
-from ddp_hpc.training.loader import Batch
-from ddp_hpc.training.metrics import StepRecord
-from ddp_hpc.training.optimizers import lr_at
-from ddp_hpc.training.strategies import Strategy
+from ddp_hpc.data.step_shards import Position, Share, weight
+from ddp_hpc.training.health.heartbeat import Heartbeat
+from ddp_hpc.training.health.nonfinite_values import raise_bad_gradients
+from ddp_hpc.training.health.rank_report import RankReport
+from ddp_hpc.training.input.batch_loader import Batch
+from ddp_hpc.training.optimization.config import OptimizationConfig
+from ddp_hpc.training.optimization.optimizers import lr_at
+from ddp_hpc.training.parallel.make_strategy import Strategy
+from ddp_hpc.training.process_group.group import Group
+from ddp_hpc.training.telemetry.metrics_file import StepRecord
+from ddp_hpc.training.telemetry.step_clock import StepClock
+
+
+@dataclass(frozen=True)
+class NonFiniteLoss:
+    """The first of the settled steps whose loss is no finite number, and the first rank that had it."""
+
+    step: int
+    rank: int
+    loss: float
+
+    def __str__(self) -> str:
+        return f"step {self.step}: the loss of rank {self.rank} is {self.loss}"
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What all ranks know of steps that were pending."""
+
+    records: list[StepRecord]
+    """The steps with their mean losses over all ranks and their times."""
+    reports: list[RankReport]
+    """One per rank."""
+    non_finite: NonFiniteLoss | None
 
 
 @dataclass
@@ -33,31 +57,36 @@ class Pending:
     _rated_samples: int = 0
     _rated_s: float = 0.0
 
-    def settle(
-        self, group: Group, clock: StepClock, signs: Callable[[float], list[float]]
-    ) -> tuple[list[StepRecord], list[list[float]]]:
-        """The pending steps with their mean losses over all ranks and their times; and every rank's signs.
+    def settle(self, group: Group, clock: StepClock, report: Callable[[float], RankReport]) -> Settled:
+        """The pending steps, the same on every rank; none is pending then.
 
-        `signs` gets the mean time of these steps. Waits for the device.
+        `report` makes this rank's report from the mean time of these steps. Waits for the device.
         Collective: every rank must call this.
         """
         own = torch.stack(self.losses).double()
         own.tolist()  # the device is done with these steps: the clock may be read
         times = clock.read()
         step_s = sum(step_s for _, step_s in times) / len(times)
-        told = torch.tensor(signs(step_s), dtype=torch.float64, device=group.device)
+        told = torch.tensor(report(step_s), dtype=torch.float64, device=group.device)
         # Summed here by rank: in a reduction the last bit may depend on what else is sent with it.
         everyone = group.gather(torch.cat([own, told])).cpu()
-        sums = everyone[:, : len(own)].sum(dim=0).tolist()
+        losses = everyone[:, : len(own)]
+        sums = losses.sum(dim=0).tolist()
         records = [
             StepRecord(loss=total / record["samples"], data_s=data_s, step_s=step_s, **record)
             for total, record, (data_s, step_s) in zip(sums, self.records, times, strict=True)
         ]
+        bad = (~losses.isfinite()).T.nonzero()  # (step, rank), the first step first
+        non_finite = None
+        if len(bad):
+            place, rank = bad[0].tolist()
+            non_finite = NonFiniteLoss(records[place].step, rank, losses[rank, place].item())
         self._rated_samples += sum(record.samples for record in records)
         self._rated_s += sum(record.step_s for record in records)
         self.losses.clear()
         self.records.clear()
-        return records, everyone[:, len(own) :].tolist()
+        reports = [RankReport(*one) for one in everyone[:, len(own) :].tolist()]
+        return Settled(records, reports, non_finite)
 
     def rate(self) -> float:
         """Samples a second of all ranks, since the last call."""
@@ -70,7 +99,7 @@ class Pending:
 class Stepper:
     """The parts that one step needs."""
 
-    config: TrainConfig
+    config: OptimizationConfig
     group: Group
     batches: Iterator[Batch]
     strategy: Strategy
@@ -81,6 +110,8 @@ class Stepper:
     """Ranks for which the learning rate is scaled."""
     total_steps: int
     """At which the rate's schedule ends."""
+    micro_batch: int = 0
+    """Of the step, the one that it is at, or was at when it failed."""
 
     def one_step(self, position: Position, shares: tuple[Share, ...], pending: Pending) -> None:
         """Gradients of all micro-batches, one update. Collective: every rank must call this.
@@ -98,11 +129,14 @@ class Stepper:
         step = position.step + 1
         at = partial(self._at, step)
         for i, share in enumerate(shares):
+            self.micro_batch = i
             self.heart.at(step, "data")
             with self.clock.data(), record_function("data"):
                 src, tgt = strategy.task.inputs(*next(self.batches), self.dtype)
             factor = weight(share, data_size)
             loss = strategy.micro_batch(src, tgt, factor, i + 1 == len(shares), at)
+            if self.config.uses_cuda_graphs and i == 0 and len(shares) > 1:
+                strategy.keep_gradients()
             if strategy.mesh.counts_loss:
                 loss_sum += loss * (share.stop - share.start)
         self.heart.at(step, "optimizer")
@@ -126,12 +160,11 @@ class Stepper:
         if config.clip_norm is None and not config.check_gradients:
             return
         strategy.precision.unscale(strategy.optimizer)
-        if config.check_gradients:
-            norm = strategy.gradient_norm()
-            if not torch.isfinite(norm).item():
-                raise_bad_gradients(strategy, step, src, tgt)
+        norm = strategy.gradient_norm()
+        if config.check_gradients and not torch.isfinite(norm).item():
+            raise_bad_gradients(strategy, step, src, tgt)
         if config.clip_norm is not None:
-            strategy.limit_gradients(config.clip_norm)
+            strategy.limit_gradients(norm, config.clip_norm)
 
     def _at(self, step: int, phase: str) -> None:
         self.heart.at(step, phase)

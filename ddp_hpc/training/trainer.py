@@ -1,13 +1,12 @@
 """The training loop: every rank runs it, and step s sees the same samples whatever their number.
 
 A step is a global batch: `batch_size * data_size * accumulate` samples, dealt to the
-ranks that have samples of their own by `ddp_hpc.data.batches`. Gradients and losses are
+ranks that have samples of their own by `ddp_hpc.data.step_shards`. Gradients and losses are
 means over the samples of the step, so an uneven tail needs neither padding nor a special case.
 """
 
 from __future__ import annotations
 
-import math
 import resource
 import sys
 import time
@@ -19,32 +18,38 @@ from itertools import takewhile
 import numpy as np
 import torch
 
-from ddp_hpc.data.batches import Position, Share, deal, steps_left
-from ddp_hpc.data.order import sample_numbers
+from ddp_hpc.data.sample_order import sample_numbers
 from ddp_hpc.data.samples import Samples
+from ddp_hpc.data.step_shards import Position, Share, deal, steps_left
 from ddp_hpc.errors import RequestError
-from ddp_hpc.training.clock import StepClock
-from ddp_hpc.training.compiling import Compiled, warm_up
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.evaluate import Evaluation, evaluate
-from ddp_hpc.training.flops import flops_per_sample, peak_flops_per_s
-from ddp_hpc.training.group import Group
-from ddp_hpc.training.heartbeat import Heartbeat
-from ddp_hpc.training.layers import checkpoint_activations
-from ddp_hpc.training.loader import Loader
-from ddp_hpc.training.precision import Precision, set_matmul_precision
-from ddp_hpc.training.progress import Progress
-from ddp_hpc.training.random_state import seed_generators
-from ddp_hpc.training.sinks import open_sinks
-from ddp_hpc.training.skew import Skew
+from ddp_hpc.training.evaluation import Evaluation, evaluate
+from ddp_hpc.training.health.heartbeat import Heartbeat
+from ddp_hpc.training.health.preemption import next_talk
+from ddp_hpc.training.health.run_lifecycle import Decision, Losses, Survival
+from ddp_hpc.training.health.slow_rank import Skew
+from ddp_hpc.training.input.batch_loader import Loader
+from ddp_hpc.training.optimization.compilation import Compiled, warm_up
+from ddp_hpc.training.optimization.precision import set_matmul_precision
+from ddp_hpc.training.parallel.device_mesh import Mesh
+from ddp_hpc.training.parallel.make_strategy import Strategy, make_strategy
+from ddp_hpc.training.parallel.model_layers import checkpoint_activations
+from ddp_hpc.training.process_group.group import Group
+from ddp_hpc.training.snapshots.random_state import seed_generators
 from ddp_hpc.training.step import Pending, Stepper
-from ddp_hpc.training.stopping import next_talk
-from ddp_hpc.training.strategies import Strategy, make_strategy
-from ddp_hpc.training.strategies.mesh import Mesh
-from ddp_hpc.training.survival import Losses, Survival
-from ddp_hpc.training.task import Task, zeros
-from ddp_hpc.training.tracing import Trace
+from ddp_hpc.training.tasks.task import Task, zeros
+from ddp_hpc.training.telemetry.flops import flops_per_sample, peak_flops_per_s
+from ddp_hpc.training.telemetry.metric_sinks import open_sinks
+from ddp_hpc.training.telemetry.profiler import Trace
+from ddp_hpc.training.telemetry.progress_bar import Progress
+from ddp_hpc.training.telemetry.step_clock import StepClock
 
+_AGAINST_NON_FINITE = (
+    "look at the data (--check-data), lower --lr or use --clip-norm; --check-gradients names the layer, and "
+    "--allow-non-finite-loss trains on"
+)
+# Of a batch in which something went wrong, named in the error.
+_MOST_SAMPLES = 16
 _OPTIMIZER_NAMES = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
 
 
@@ -93,161 +98,246 @@ def train(
     heart: Heartbeat,
     trace: Trace,
 ) -> Result:
-    """Trains the task's model on the samples; tells `trace` of each step.
+    """Trains the task's model on the samples; `trace` is told of each step.
 
     Collective: every rank must call this.
 
     Raises:
-        RequestError: where a snapshot does not fit the model, or the strategy is not to be had.
+        RequestError: a snapshot does not fit the model, or the strategy is not available.
     """
-    device = group.device
-    dtype = torch.float64 if samples.src_dtype == np.float64 else torch.float32
-    task.model.to(dtype)
-    num_parameters = sum(p.numel() for p in task.model.parameters())
-    # Rank 0's summary tells it, and it takes a second to count.
-    counts = group.world.rank == 0 and (config.summary is not None or device.type == "cuda")
-    flops = flops_per_sample(task, samples, dtype) if counts else 0.0
-    if said := set_matmul_precision(config.matmul_precision, device):
-        progress.say(said)
-    strategy = _share(task, group, config)
-    mesh = strategy.mesh
-    compiled = None
-    if config.compile is not None:
-        compiled = Compiled()
-        batch = zeros(task, samples, dtype, device, min(config.batch_size, samples.num_samples))
-        progress.say(f"compiled: {warm_up(strategy, *batch)}")
-    # Ranks draw different dropout masks from here on, but those that share samples the same; the
-    # parameters above are the same on all.
-    seed_generators(config.rank_seed(mesh.data_rank))
-    peak_lr = config.scaled_lr(mesh.data_size)
-    progress.say(
-        f"model: {config.model}, {num_parameters:,} parameters; {_OPTIMIZER_NAMES[config.optimizer]}, lr "
-        f"{peak_lr:g} ({config.lr:g}, {config.lr_scaling} scaling over {mesh.data_size})"
-    )
-    if (name := _strategy_name(config, mesh)) not in ("single", "ddp"):
-        progress.say(f"strategy: {name}")
-    snapshot = survival.open()
-    if group.comm.bcast(snapshot is not None):
-        strategy.settle(*zeros(task, samples, dtype, device, 2))
-    position, losses, lr_ranks = survival.resume(snapshot, strategy.state(), samples, mesh)
-    del snapshot
-    resumed = position
-    left = steps_left(
-        samples.num_samples, config.batch_size, mesh.data_size, config.accumulate, config.epochs, position
-    )
-    total = min(position.step + left, config.max_steps or sys.maxsize)
-    if position.step >= total:
-        progress.say(
-            f"note: all {position.step} steps of this run are trained already; for another run name another "
-            "--snapshot-dir (job scripts: --name or --run-dir), or raise --epochs to train on"
-        )
-    sinks = open_sinks(config, group, position.step)
-    skew = Skew(config.skew_limit, group.comm.allgather(group.world.hostname))
-    clock, pending = StepClock(device), Pending()
-    loader = Loader(samples, device, workers=config.workers, timeout_s=config.timeout_s)
+    return _Training(config, group, task, samples, progress, survival, heart, trace).run()
 
-    def steps() -> Iterator[tuple[Position, tuple[Share, ...]]]:
+
+class _Training:
+    """The loop and what it needs: set up once, then step, settle, save, evaluate, finish."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        group: Group,
+        task: Task,
+        samples: Samples,
+        progress: Progress,
+        survival: Survival,
+        heart: Heartbeat,
+        trace: Trace,
+    ) -> None:
+        self.config, self.group, self.samples = config, group, samples
+        self.progress, self.survival, self.heart, self.trace = progress, survival, heart, trace
+        self.dtype = torch.float64 if samples.src_dtype == np.float64 else torch.float32
+        self._set_up_model(task)
+        self._resume(task)
+        self.sinks = open_sinks(config.telemetry, group, self.position.step)
+        self.skew = Skew(config.health.skew_limit, group.comm.allgather(group.world.hostname))
+        self.clock, self.pending = StepClock(group.device), Pending()
+        data = config.data
+        loader = Loader(samples, group.device, workers=data.workers, timeout_s=config.process_group.timeout_s)
+        numbers = sample_numbers(self._steps(), samples.num_samples, config.seed, data.shuffle)
+        self.batches = loader.batches(numbers)
+        self.stepper = Stepper(
+            config.optimization, group, self.batches, self.strategy, self.dtype, self.clock, heart,
+            self.lr_ranks, self.total,
+        )  # fmt: skip
+        self.settle_at, self.warned = 0, False
+        self.test: Evaluation | None = None
+
+    def run(self) -> Result:
+        """All remaining steps. Collective: every rank must call this."""
+        start_s, stop = time.perf_counter(), ""
+        for _, shares in self._steps():
+            epoch = self.position.epoch
+            self._step(shares)
+            is_last = self.position.step == self.total
+            stop = self._settle_and_save(epoch, is_last)
+            if stop:
+                break
+            if self.position.epoch > epoch and not is_last:
+                self.test = self._evaluate(epoch + 1)
+        if not stop:  # also if an earlier attempt ended during this evaluation
+            self.test = self._evaluate(self.position.epoch + (self.position.begin > 0))
+        return self._finish(time.perf_counter() - start_s, stop)
+
+    def _set_up_model(self, task: Task) -> None:
+        """The model on its device, shared by the ranks, compiled if requested."""
+        config, group, device = self.config, self.group, self.group.device
+        task.model.to(self.dtype)
+        self.num_parameters = sum(p.numel() for p in task.model.parameters())
+        # Only the summary of rank 0 needs it, and counting takes a second.
+        counts = group.world.rank == 0 and (config.telemetry.summary is not None or device.type == "cuda")
+        self.flops = flops_per_sample(task, self.samples, self.dtype) if counts else 0.0
+        if said := set_matmul_precision(config.optimization.matmul_precision, device):
+            self.progress.say(said)
+        self.strategy = _share(task, group, config)
+        self.compiled = None
+        if config.optimization.compile is not None:
+            self.compiled = Compiled()
+            self.progress.say(f"compiled: {warm_up(self.strategy, *self._trial_batch(task))}")
+        mesh, optimization = self.strategy.mesh, config.optimization
+        # Ranks draw different dropout masks from here on, but those that share samples the same; the
+        # parameters above are the same on all.
+        seed_generators(config.rank_seed(mesh.data_rank))
+        self.progress.say(
+            f"model: {config.model.name}, {self.num_parameters:,} parameters; "
+            f"{_OPTIMIZER_NAMES[optimization.optimizer]}, lr {optimization.scaled_lr(mesh.data_size):g} "
+            f"({optimization.lr:g}, {optimization.lr_scaling} scaling over {mesh.data_size})"
+        )
+        if (name := _strategy_name(config, mesh)) not in ("single", "ddp"):
+            self.progress.say(f"strategy: {name}")
+
+    def _trial_batch(self, task: Task) -> tuple[torch.Tensor, torch.Tensor]:
+        """Zeros, of the size that steps have if the model is compiled: other sizes are compiled again."""
+        is_compiled = self.config.optimization.compile is not None
+        size = min(self.config.data.batch_size, self.samples.num_samples) if is_compiled else 2
+        return zeros(task, self.samples, self.dtype, self.group.device, size)
+
+    def _resume(self, task: Task) -> None:
+        """The state of the newest snapshot, if there is one, and the number of steps."""
+        config, mesh, samples = self.config, self.strategy.mesh, self.samples
+        snapshot = self.survival.open()
+        if self.group.comm.bcast(snapshot is not None):
+            self.strategy.settle(*self._trial_batch(task))
+        state = self.strategy.state()
+        self.position, self.losses, self.lr_ranks = self.survival.resume(snapshot, state, samples, mesh)
+        self.resumed = self.position
+        left = steps_left(
+            samples.num_samples, config.data.batch_size, mesh.data_size, config.optimization.accumulate,
+            config.epochs, self.position,
+        )  # fmt: skip
+        self.total = min(self.position.step + left, config.max_steps or sys.maxsize)
+        if self.position.step >= self.total:
+            self.progress.say(
+                f"note: all {self.position.step} steps of this run are trained already; for another run "
+                "name another --snapshot-dir (job scripts: --name or --run-dir), or raise --epochs to "
+                "train on"
+            )
+
+    def _steps(self) -> Iterator[tuple[Position, tuple[Share, ...]]]:
+        """The steps that are left, with this rank's shares of their samples."""
+        config, mesh = self.config, self.strategy.mesh
         dealt = deal(
-            samples.num_samples, config.batch_size, mesh.data_size, mesh.data_rank, config.accumulate, resumed
+            self.samples.num_samples, config.data.batch_size, mesh.data_size, mesh.data_rank,
+            config.optimization.accumulate, self.resumed,
+        )  # fmt: skip
+        return takewhile(lambda step: step[0].step < self.total, dealt)
+
+    def _step(self, shares: tuple[Share, ...]) -> None:
+        """One optimizer step. An error gets notes on the step and its samples."""
+        config, num_samples = self.config, self.samples.num_samples
+        try:
+            self.stepper.one_step(self.position, shares, self.pending)
+        except Exception as error:
+            of_step = [(self.position, shares)]
+            numbers = list(sample_numbers(of_step, num_samples, config.seed, config.data.shuffle))
+            error.add_note(f"step {self.position.step + 1}")
+            error.add_note(f"samples {_listed(numbers[self.stepper.micro_batch].tolist())}")
+            raise
+        self.trace.step()
+        self.position = self.position.after(shares[0], num_samples)
+
+    def _settle_and_save(self, epoch: int, is_last: bool) -> str:
+        """Exchanges losses and reports now and then, logs, and saves; returns why to stop, or nothing."""
+        step = self.position.step
+        logs = step % self.config.telemetry.log_every == 0 or is_last or step == self.resumed.step + 1
+        if not (logs or step >= self.settle_at or self.survival.saves_at(step)):
+            return ""
+        decision = self._settle(is_last)
+        if logs:
+            epochs = f"{epoch + 1}/{self.config.epochs}"
+            self.progress.step(step, self.total, epochs, self.losses.last, self.pending.rate())
+        if not (decision.save or is_last):
+            return ""
+        tick = partial(self.heart.at, step, "snapshot")
+        tick()
+        state = self.strategy.state()
+        self.survival.check_parameters(step, state, tick)
+        if decision.save:
+            self.survival.save(self.position, self.losses, state, self.samples, tick)
+        return decision.stop
+
+    def _settle(self, is_last: bool) -> Decision:
+        """Reads the losses of the pending steps, which waits for the device, and exchanges reports."""
+        step, tick = self.position.step, partial(self.heart.at, self.position.step, "settle")
+        tick()
+        settled = self.pending.settle(
+            self.group, self.clock, lambda step_s: self.survival.report(step_s, self.clock.own_s)
         )
-        return takewhile(lambda step: step[0].step < total, dealt)
+        decision = self.survival.decide(settled.reports, self.position, is_last)
+        for sink in self.sinks:
+            sink.write(settled.records)
+        first = settled.records[0].loss if step == 1 else self.losses.first
+        self.losses = Losses(first, settled.records[-1].loss)
+        slowest_s = max(one.step_s for one in settled.reports)
+        if told := self.skew.look([one.own_s for one in settled.reports], slowest_s):
+            self.progress.say(told)
+        self.settle_at = next_talk(step, slowest_s)
+        if settled.non_finite is not None:
+            if not self.config.optimization.allow_non_finite_loss:
+                self.survival.stop_failed(f"{settled.non_finite}: {_AGAINST_NON_FINITE}", tick)
+            if not self.warned:
+                self.warned = True
+                self.progress.say(f"warning: {settled.non_finite}: --check-gradients finds the layer")
+        return decision
 
-    batches = loader.batches(sample_numbers(steps(), samples.num_samples, config.seed, config.shuffle))
-    stepper = Stepper(config, group, batches, strategy, dtype, clock, heart, lr_ranks, total)
-
-    def test_after(epoch: int) -> Evaluation | None:
-        if samples.test is None:
+    def _evaluate(self, epoch: int) -> Evaluation | None:
+        """The test split, if there is one."""
+        if self.samples.test is None:
             return None
         begin_s = time.monotonic()
-        found = evaluate(
-            strategy,
-            samples.test,
-            batch_size=config.batch_size,
-            dtype=dtype,
-            timeout_s=config.timeout_s,
-            tick=partial(heart.at, position.step, "evaluation"),
-        )
-        survival.evaluated(time.monotonic() - begin_s)
-        progress.say(f"epoch {epoch}/{config.epochs} test: {found}")
+        try:
+            found = evaluate(
+                self.strategy,
+                self.samples.test,
+                batch_size=self.config.data.batch_size,
+                dtype=self.dtype,
+                timeout_s=self.config.process_group.timeout_s,
+                tick=partial(self.heart.at, self.position.step, "evaluation"),
+            )
+        except Exception as error:
+            error.add_note(f"the evaluation after step {self.position.step}")
+            raise
+        self.survival.evaluated(time.monotonic() - begin_s)
+        self.progress.say(f"epoch {epoch}/{self.config.epochs} test: {found}")
         return found
 
-    talk_at, warned, stop = 0, False, ""
-    test: Evaluation | None = None
-    start_s = time.perf_counter()
-    for _, shares in steps():
-        epoch = position.epoch
-        stepper.one_step(position, shares, pending)
-        trace.step()
-        position = position.after(shares[0], samples.num_samples)
-        last = position.step == total
-        is_first = position.step == resumed.step + 1
-        logs = position.step % config.log_every == 0 or last or is_first
-        decision = None
-        if logs or position.step >= talk_at or survival.saves_at(position.step):
-            heart.at(position.step, "settle")
-            records, signs = pending.settle(group, clock, lambda s: [*survival.signs(s), clock.own_s])
-            decision = survival.decide(signs, position, last)
-            for sink in sinks:
-                sink.write(records)
-            losses = Losses(records[0].loss if position.step == 1 else losses.first, records[-1].loss)
-            slowest_s = max(one[2] for one in signs)
-            if told := skew.look([one[3] for one in signs], slowest_s):
-                progress.say(told)
-            talk_at = next_talk(position.step, slowest_s)
-            if not warned and (bad := next((r for r in records if not math.isfinite(r.loss)), None)):
-                warned = True
-                progress.say(
-                    f"warning: the loss is {bad.loss} at step {bad.step}: look at the data and the lr; "
-                    "--check-gradients finds the layer and the rank"
-                )
-        if logs:
-            progress.step(position.step, total, f"{epoch + 1}/{config.epochs}", losses.last, pending.rate())
-        if decision is not None and decision.save:
-            heart.at(position.step, "snapshot")
-            tick = partial(heart.at, position.step, "snapshot")
-            survival.save(position, losses, strategy.state(), samples, tick)
-            stop = decision.stop
-        if stop:
-            break
-        if position.epoch > epoch and not last:
-            test = test_after(epoch + 1)
-    if not stop:  # also where an attempt before this one was ended in the middle of it
-        test = test_after(position.epoch + (position.begin > 0))
-    wall_s = time.perf_counter() - start_s
-    if str(compiled or ""):
-        progress.say(f"note: {compiled}")
-    batches.close()
-    for sink in sinks:
-        sink.close()
-    heart.at(position.step, "snapshot")
-    survival.finish(position, stop, partial(heart.at, position.step, "snapshot"))
-    return Result(
-        num_parameters=num_parameters,
-        steps=position.step,
-        resumed_from=resumed.step,
-        total_steps=total,
-        samples=position.samples - resumed.samples,
-        wall_s=wall_s,
-        samples_per_s=clock.samples_per_s(),
-        first_loss=losses.first,
-        final_loss=losses.last,
-        test=test,
-        flops_per_sample=flops,
-        peak_flops_per_s=peak_flops_per_s(device, config.amp, config.matmul_precision),
-        strategy=_strategy_name(config, mesh),
-        state_bytes=strategy.state_bytes(),
-        peak_bytes=_peak_bytes(device),
-        stopped=stop,
-    )
+    def _finish(self, wall_s: float, stop: str) -> Result:
+        """Closes what is open, completes the last snapshot, and returns what came of the run."""
+        config, position, device = self.config, self.position, self.group.device
+        if str(self.compiled or ""):
+            self.progress.say(f"note: {self.compiled}")
+        self.batches.close()
+        for sink in self.sinks:
+            sink.close()
+        self.heart.at(position.step, "snapshot")
+        self.survival.finish(position, stop, partial(self.heart.at, position.step, "snapshot"))
+        return Result(
+            num_parameters=self.num_parameters,
+            steps=position.step,
+            resumed_from=self.resumed.step,
+            total_steps=self.total,
+            samples=position.samples - self.resumed.samples,
+            wall_s=wall_s,
+            samples_per_s=self.clock.samples_per_s(),
+            first_loss=self.losses.first,
+            final_loss=self.losses.last,
+            test=self.test,
+            flops_per_sample=self.flops,
+            peak_flops_per_s=peak_flops_per_s(
+                device, config.optimization.amp, config.optimization.matmul_precision
+            ),
+            strategy=_strategy_name(config, self.strategy.mesh),
+            state_bytes=self.strategy.state_bytes(),
+            peak_bytes=_peak_bytes(device),
+            stopped=stop,
+        )
 
 
 def _share(task: Task, group: Group, config: TrainConfig) -> Strategy:
     """The strategy with the task's model. Collective: every rank must call this."""
     problem, strategy = "", None
     try:
-        if config.activation_checkpointing:
+        if config.parallel.activation_checkpointing:
             checkpoint_activations(task.model)
-        strategy = make_strategy(task, group, config, Precision(config.amp, group.device))
+        strategy = make_strategy(task, group, config.parallel, config.optimization)
     except RequestError as error:
         problem = str(error)
     group.agree(problem, RequestError.exit_code)
@@ -255,10 +345,16 @@ def _share(task: Task, group: Group, config: TrainConfig) -> Strategy:
     return strategy
 
 
+def _listed(numbers: list[int]) -> str:
+    shown = ", ".join(map(str, numbers[:_MOST_SAMPLES]))
+    more = len(numbers) - _MOST_SAMPLES
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
 def _strategy_name(config: TrainConfig, mesh: Mesh) -> str:
     if mesh.is_single:
-        return "dataparallel" if config.strategy == "dataparallel" else "single"
-    return str(mesh) if config.mesh is not None else config.strategy
+        return "dataparallel" if config.parallel.strategy == "dataparallel" else "single"
+    return str(mesh) if config.parallel.mesh is not None else config.parallel.strategy
 
 
 def _peak_bytes(device: torch.device) -> int:

@@ -1,1 +1,1 @@
-"""Who am I among the ranks: found out on the compute node, before torch starts."""
+"""Former names of modules that job scripts call, for scripts rendered before the modules moved."""

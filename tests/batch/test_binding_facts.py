@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ddp_hpc.batch.site import load_site
+from ddp_hpc.sites.site import load_site
 
 
 def masks(name: str) -> list[set[int]]:

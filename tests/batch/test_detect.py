@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.batch.detect import choose_profile, match
-from ddp_hpc.batch.site_tables import Detect
+from ddp_hpc.sites.detect import choose_profile, match
+from ddp_hpc.sites.tables import Detect
 
 
 def commands(folder: Path, *names: str) -> dict[str, str]:

@@ -17,7 +17,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from ddp_hpc.batch.estimate import (
+from ddp_hpc.commands.estimate import command
+from ddp_hpc.errors import RequestError
+from ddp_hpc.estimate import (
     GIB,
     STRATEGIES,
     Machine,
@@ -28,8 +30,6 @@ from ddp_hpc.batch.estimate import (
     layer_activation_bytes,
     smallest_ranks,
 )
-from ddp_hpc.commands.estimate import command
-from ddp_hpc.errors import RequestError
 from tests.batch.conftest import clean_environ, run_cli
 
 
@@ -341,7 +341,7 @@ def test_the_table_says_what_fits_where():
     done = run_cli("estimate", *options.split(), "--gpus-per-node", "4", "--gpu-memory-gib", "40")
     assert (done.returncode, done.stderr) == (0, b"")
     table = {line[:22].strip(): line[22:].split() for line in done.stdout.decode().splitlines()}
-    assert table["a rank, ~ estimated"] == list(STRATEGIES)
+    assert table["per rank, ~ estimate"] == list(STRATEGIES)
     assert table["fits"] == ["no", "no", "no", "yes", "yes"]
     assert table["fewest GPUs"][:2] == ["never", "never"]
 
@@ -354,7 +354,9 @@ def test_a_profile_tells_the_gpus_of_a_node_and_their_memory(capsys):
 
 
 def test_a_profile_that_does_not_know_its_gpus_is_said(capsys):
-    with pytest.raises(RequestError, match=r"generic_slurm does not say how many GPUs .* --gpus-per-node"):
+    with pytest.raises(
+        RequestError, match=r"generic_slurm does not define the number of GPUs .* --gpus-per-node"
+    ):
         command.main([*SMALL, "--profile", "generic_slurm"], standalone_mode=False)
     both = ["--gpu-memory-gib", "40", "--gpus-per-node", "2"]
     assert rows_of(capsys, *SMALL, "--profile", "generic_slurm", *both) == rows_of(capsys, *SMALL, *both)
@@ -362,7 +364,9 @@ def test_a_profile_that_does_not_know_its_gpus_is_said(capsys):
 
 def test_sizes_that_do_not_make_that_many_parameters_are_warned_of(capsys):
     command.main([*SMALL[2:], "--params", "7B"], standalone_mode=False)
-    assert "warning: --params 7e+09, but layers of these sizes have about 1.57e+06" in capsys.readouterr().err
+    assert (
+        "warning: --params is 7e+09, but layers of these sizes have about 1.57e+06" in capsys.readouterr().err
+    )
 
 
 def test_no_torch_is_needed():
@@ -382,9 +386,7 @@ NO_COUNTS = ["0", "-1", "1e400", "1e99", "7.5", "1e-3", "nan", "inf", "many", ""
 )
 @pytest.mark.parametrize("text", [*NO_COUNTS, pytest.param("9" * 10_000, id="ten thousand digits")])
 def test_a_number_that_is_no_count_is_refused(option, text):
-    with pytest.raises(
-        RequestError, match=f"^{option} .{{1,90}} was given; a whole number from 1 to 1e18"
-    ) as refused:
+    with pytest.raises(RequestError, match=f"^{option} must be a whole number from 1 to 1e18") as refused:
         command.main([*SMALL, option, text], standalone_mode=False)
     assert len(str(refused.value).splitlines()) == 1
 
@@ -392,16 +394,16 @@ def test_a_number_that_is_no_count_is_refused(option, text):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--heads", "3"], "give a number of heads that divides it"),
-        (["--attention", "stored"], "give --heads"),
+        (["--heads", "3"], "Give a number of heads that divides the hidden size"),
+        (["--attention", "stored"], "requires --heads"),
         (["--dtype", "bf61"], 'did you mean "bf16"'),
-        (["--optimizer", "adam8bit"], "is not one of sgd, momentum, adam, adamw"),
+        (["--optimizer", "adam8bit"], "must be one of sgd, momentum, adam, adamw"),
         (["--strategy", "zer1"], 'did you mean "zero1"'),
-        (["--gpu-memory-gib", "0"], "a number of GiB above 0"),
-        (["--gpu-memory-gib", "0.0000000001"], "a number of GiB above 0"),
-        (["--gpu-memory-gib", "1e400"], "a number of GiB above 0"),
+        (["--gpu-memory-gib", "0"], "a number of GiB greater than 0"),
+        (["--gpu-memory-gib", "0.0000000001"], "a number of GiB greater than 0"),
+        (["--gpu-memory-gib", "1e400"], "a number of GiB greater than 0"),
         (["--overhead-gib", "-1"], "a number of GiB"),
-        (["--host-memory-gib", "512"], "give both"),
+        (["--host-memory-gib", "512"], "Give both"),
     ],
 )
 def test_a_request_that_cannot_be_is_refused_with_what_to_do(args, said):
@@ -421,5 +423,5 @@ def test_the_largest_sizes_there_may_be_are_answered(capsys):
 def test_a_refusal_is_one_line_and_exit_code_2():
     done = run_cli("estimate", *SMALL, "--hidden", "1e400")
     assert (done.returncode, done.stdout) == (2, b"")
-    assert done.stderr.decode().startswith("error: --hidden '1e400' was given;")
+    assert done.stderr.decode().startswith("error: --hidden must be a whole number")
     assert done.stderr.count(b"\n") == 1

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.batch.check_profile import faults_of
-from ddp_hpc.batch.job import Job
-from ddp_hpc.batch.layout import advice, devices_of, lay_out
-from ddp_hpc.batch.lint import lint_script
-from ddp_hpc.batch.render import render
-from ddp_hpc.batch.schedulers import SCHEDULERS
-from ddp_hpc.batch.site import Site, load_site, profile_files
-from ddp_hpc.batch.site_tables import Queue
+from ddp_hpc.lint.run_checks import lint_script
+from ddp_hpc.render.advice import advice, devices_of
+from ddp_hpc.render.check_profile import faults_of
+from ddp_hpc.render.render_script import render
+from ddp_hpc.request.job import Job
+from ddp_hpc.request.rank_layout import lay_out
+from ddp_hpc.schedulers.registry import SCHEDULERS
+from ddp_hpc.sites.site import Site, load_site, profile_files
+from ddp_hpc.sites.tables import Queue
 from ddp_hpc.units import parse_walltime_s
 from tests.batch.conftest import DIRECTIVES, clean_environ
 from tests.batch.test_written_scripts import SHELLCHECK

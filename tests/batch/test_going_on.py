@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.batch.site import load_site, profile_files
+from ddp_hpc.run_directory import RunState, write_state
+from ddp_hpc.sites.site import load_site, profile_files
 from tests.batch.conftest import Sandbox
 from tests.batch.test_scripts_run import _wait_for, pbs, script, slurm
 
@@ -42,6 +43,7 @@ def folder(job: Sandbox, **files: str) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (path / name).write_text(text)
+        (path / name).chmod(0o644)
     return path
 
 
@@ -118,6 +120,28 @@ def test_the_same_word_again_is_a_word_of_this_attempt(job: Sandbox) -> None:
     done = run(job, "say again 3")
     assert done.returncode == 1
     assert b"no step of progress" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ("say running 20", 2),
+        ("say again 20", 2),
+        ('echo "$DDP_HPC_THIS_ATTEMPT" >$DDP_HPC_RUN_DIR/refused; say running 20', 1),
+    ],
+    ids=["running", "again", "the launcher bends the code"],
+)
+def test_a_start_that_is_refused_is_no_attempt_and_the_others_progress_is_not_its_own(
+    job: Sandbox, said: str, code: int
+) -> None:
+    """As by the lock of the snapshots: a mom has died, its ranks live on and save."""
+    runs = folder(job, attempts="1 7 0 1000\n", state="running 10\n")
+    done = run(job, f"{said}; exit {code}")
+    assert done.returncode == 2
+    assert b"ddp-hpc: this start was refused and does not count as an attempt; nothing is sub" in done.stdout
+    assert b"the run is at step 20\n" in done.stdout
+    assert (calls(job, "scontrol"), calls(job, "sbatch")) == ([], [])
+    assert (runs / "attempts").read_text() == "1 7 0 1000\n"
 
 
 def test_an_attempt_without_progress_is_the_last(job: Sandbox) -> None:
@@ -245,6 +269,42 @@ def test_after_the_last_attempt_a_requeued_job_starts_nothing(job: Sandbox) -> N
     assert done.returncode == 75
     assert b"the run is at step 90 after 20 attempts, the most it may have (--max-attempts)" in done.stdout
     assert not started(job)
+
+
+@pytest.mark.parametrize("name", ["state", "attempts", "cancelled", "refused", "job.sh"])
+@pytest.mark.parametrize("how", [0o666, 0o664, "another user's", "a link"])
+def test_a_file_that_others_could_have_written_is_refused(job: Sandbox, name: str, how: int | str) -> None:
+    path = folder(job, **{name: "1 7 0 1000\n"}) / name
+    if isinstance(how, int):
+        path.chmod(how)
+    elif how == "a link":
+        path.rename(path.with_name("elsewhere"))
+        path.symlink_to("elsewhere")
+    elif os.geteuid():
+        pytest.skip("only root can give a file to another user")
+    else:
+        os.chown(path, 12345, -1)
+    done = run(job, "say done 9")
+    assert done.returncode == 2
+    [line] = done.stderr.decode().splitlines()
+    assert line.startswith(f"error: {path} is another user's, or others may write it; ")
+    assert not started(job)
+
+
+def test_a_file_that_others_may_write_by_the_end_is_not_submitted(job: Sandbox) -> None:
+    done = run(job, "say again 5; chmod o+w $DDP_HPC_RUN_DIR/job.sh")
+    assert (done.returncode, calls(job, "scontrol"), calls(job, "sbatch")) == (2, [], [])
+
+
+def test_the_scripts_own_files_are_closed_to_others_whatever_the_umask(job: Sandbox) -> None:
+    old = os.umask(0)
+    try:
+        run(job, "say again 5; chmod go-w $DDP_HPC_RUN_DIR/state")
+        write_state(folder(job), RunState("again", 5, ""))
+    finally:
+        os.umask(old)
+    modes = {path.name: path.stat().st_mode & 0o022 for path in folder(job).iterdir()}
+    assert modes == {"state": 0, "attempts": 0, "job.sh": 0}
 
 
 @pytest.mark.parametrize("line", ["x[$(touch canary)] 7 0 0", "1 7", "08 7 0 1", "1 7 0 1 more"])

@@ -17,11 +17,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from ddp_hpc.batch.job import Job
-from ddp_hpc.batch.render import render
-from ddp_hpc.batch.shell import sh
-from ddp_hpc.batch.site import Site, load_site
 from ddp_hpc.errors import RequestError
+from ddp_hpc.render.render_script import render
+from ddp_hpc.render.shell_quoting import sh
+from ddp_hpc.request.job import Job
+from ddp_hpc.sites.site import Site, load_site
 from tests.batch.conftest import DIRECTIVES
 from tests.batch.test_every_profile import NAMES
 from tests.batch.test_hostile_words import FRAGMENTS
@@ -135,6 +135,7 @@ def no_line_of_its_own(asked: Asked) -> None:
     }
     # These choose among the ways to write a script, so they are what they were.
     chosen = {name: getattr(job, name) for name in ("launcher", "mpi", "fallback")}
+    chosen["env_style"] = "torchrun" if "export DDP_HPC_LAUNCH=" in asked.script else "none"
     harmless_lines = render(replace(job, **{**same, **chosen}), asked.site).split("\n")
     lines = asked.script.split("\n")
     assert [flag(line) for line in lines] == [flag(line) for line in harmless_lines]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.batch.job import Job, JobFile, make_job, read_job_file
 from ddp_hpc.errors import RequestError
+from ddp_hpc.request.job import Job, JobFile, make_job, read_job_file
 
 
 def job_file(tmp_path: Path, text: str) -> JobFile:
@@ -68,14 +68,14 @@ def test_a_missing_job_file_is_an_error_that_names_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("job", "said"),
     [
-        ({"num_nodes": 0}, "0 nodes were asked for; at least 1 is needed"),
-        ({"num_nodes": -2}, "-2 nodes"),
-        ({"ranks_per_node": 0}, "0 ranks per node"),
-        ({"gpus_per_node": 0}, "0 GPUs per node"),
-        ({"cpus_per_node": 0}, "0 CPUs per node"),
-        ({"max_attempts": 0}, "0 attempts at most were asked for"),
-        ({"num_nodes": 4, "min_nodes": 0}, "0 nodes at least were asked for"),
-        ({"num_nodes": 4, "min_nodes": 5}, "--min-nodes 5 was given; the job has 4 nodes"),
+        ({"num_nodes": 0}, "--nodes must be at least 1 (got 0)"),
+        ({"num_nodes": -2}, "--nodes must be at least 1 (got -2)"),
+        ({"ranks_per_node": 0}, "--ranks-per-node must be at least 1"),
+        ({"gpus_per_node": 0}, "--gpus-per-node must be at least 1"),
+        ({"cpus_per_node": 0}, "--cpus-per-node must be at least 1"),
+        ({"max_attempts": 0}, "--max-attempts must be at least 1"),
+        ({"num_nodes": 4, "min_nodes": 0}, "--min-nodes must be at least 1"),
+        ({"num_nodes": 4, "min_nodes": 5}, "--min-nodes must be at most 4"),
         ({"name": ""}, "job name ''"),
         ({"name": "1st"}, "job name '1st'"),
         ({"name": "two words"}, "job name 'two words'"),
@@ -85,13 +85,13 @@ def test_a_missing_job_file_is_an_error_that_names_it(tmp_path: Path) -> None:
         ({"name": "n" * 129}, "129 characters"),
         ({"launcher": "torchrum"}, 'did you mean "torchrun"'),
         ({"mpi": "pmix2"}, 'did you mean "pmix"'),
-        ({"env": {"A B": "x"}}, "environment name 'A B'"),
-        ({"env": {"UID": "0"}}, "bash allows nobody to set it"),
+        ({"env": {"A B": "x"}}, "invalid variable name 'A B'"),
+        ({"env": {"UID": "0"}}, "a bash variable that scripts cannot set"),
         ({"env": {"A": "x\0y"}}, "NUL"),
         ({"setup": ("one\ntwo",)}, "line break"),
         ({"command": ()}, "the command is empty"),
         ({"command": ("",)}, "the command is empty"),
-        ({"command": ("--epochs", "3")}, "the launcher would take as an option"),
+        ({"command": ("--epochs", "3")}, "the launcher would read as its own option"),
         ({"command": ("a", ":", "b")}, "start of a second program"),
         ({"command": ("a", "\0")}, "NUL"),
         ({"run_dir": "a\0b"}, "NUL"),

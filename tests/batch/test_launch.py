@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.batch.allocation import cpus_here, find_allocation, gpus_here, ranks_for
-from ddp_hpc.batch.job import Job
-from ddp_hpc.batch.launch import Launch, plan
-from ddp_hpc.batch.render import render
-from ddp_hpc.batch.site import load_site
 from ddp_hpc.errors import RequestError
+from ddp_hpc.launch.allocation import cpus_here, find_allocation, gpus_here, ranks_for
+from ddp_hpc.launch.launch_here import Launch, plan
+from ddp_hpc.rehearse.machine import PBS_MPIEXEC
+from ddp_hpc.render.render_script import render
+from ddp_hpc.request.job import Job
+from ddp_hpc.sites.site import load_site
 from tests.batch.conftest import Sandbox, clean_environ, run_cli
 from tests.batch.test_scripts_run import pbs
 from tests.environments import load
@@ -74,7 +75,7 @@ def refused(environ: dict[str, str], profile: str = "", num_ranks: int | None = 
 def test_the_launcher_gets_what_the_rendered_script_gives_it(
     sandbox: Sandbox, profile: str, version: str, job: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ddp_hpc.batch.fit.cpus_here", lambda: 64)
+    monkeypatch.setattr("ddp_hpc.launch.capacity.cpus_here", lambda: 64)
     program = ("python", "a.py", "$x y") if job.get("launcher") == "torchrun" else PROGRAM
     site, asked = load_site(profile), Job(**{"num_nodes": 2, "command": program, **job})  # type: ignore[arg-type]
     started = "srun" if site.scheduler == "slurm" and asked.launcher != "mpiexec" else "mpiexec"
@@ -96,6 +97,7 @@ def test_the_launcher_gets_what_the_rendered_script_gives_it(
         words = ["torchrun_script.sh" if word == passed else word for word in words]
     # Only a script has these.
     of_a_chain = {"DDP_HPC_RUN_DIR", "DDP_HPC_MAX_ATTEMPTS", "DDP_HPC_DEADLINE", "DDP_HPC_ATTEMPT"}
+    of_a_chain |= {"DDP_HPC_THIS_ATTEMPT"}
     words = " ".join(f"[{word}]" for word in words)
     for name in of_a_chain:
         words = words.replace(f"[-x] [{name}] ", "")
@@ -254,18 +256,18 @@ def test_a_node_without_gpus_has_a_rank_for_each_8_cores(cores: int, ranks: int)
 @pytest.mark.parametrize(
     ("extra", "num_ranks", "job", "message"),
     [
-        ({"SLURM_GPUS_ON_NODE": "4"}, 9, {}, "2 nodes of slurm job 7 with 4 GPUs each has room for 8 ranks"),
-        ({}, 129, {}, "with 64 CPUs each has room for 128 ranks"),
-        ({}, 5, {"ranks_per_node": 2}, "2 ranks each has room for 4 ranks"),
-        ({"SLURM_GPUS_ON_NODE": "4"}, None, {"ranks_per_node": 8}, "NCCL wants a device for each rank"),
-        ({}, 0, {}, "-n 0 was given; at least 1 rank"),
-        ({}, -3, {}, "-n -3 was given; at least 1 rank"),
-        ({}, None, {"ranks_per_node": 0}, "0 ranks per node were asked for; at least 1"),
+        ({"SLURM_GPUS_ON_NODE": "4"}, 9, {}, "2 nodes of slurm job 7 with 4 GPUs per node can run 8 ranks"),
+        ({}, 129, {}, "with 64 CPUs per node can run 128 ranks"),
+        ({}, 5, {"ranks_per_node": 2}, "2 ranks per node can run 4 ranks"),
+        ({"SLURM_GPUS_ON_NODE": "4"}, None, {"ranks_per_node": 8}, "NCCL requires one device per rank"),
+        ({}, 0, {}, "-n must be at least 1 (got 0)"),
+        ({}, -3, {}, "-n must be at least 1 (got -3)"),
+        ({}, None, {"ranks_per_node": 0}, "--ranks-per-node must be at least 1"),
         (
             {"SLURM_GPUS_ON_NODE": "4"},
             7,
             {"launcher": "torchrun", "command": ("a.py",)},
-            "torchrun starts as many ranks on each; use -n 8",
+            "torchrun starts the same number of ranks on each. Use -n 8",
         ),
     ],
 )
@@ -299,13 +301,13 @@ def test_the_shells_of_sbatch_and_salloc_tell_their_nodes() -> None:
     ],
 )
 def test_a_rank_does_not_start_all_ranks_again(case: str) -> None:
-    with pytest.raises(RequestError, match="call ddp-hpc launch once, without"):
+    with pytest.raises(RequestError, match="Run ddp-hpc launch once, without"):
         find_allocation(load(case, 1))
 
 
 @pytest.mark.parametrize("name", ["PALS_RANKID", "TORCHELASTIC_RUN_ID"])
 def test_one_rank_a_node_is_told_no_size_and_is_refused_too(name: str) -> None:
-    with pytest.raises(RequestError, match=f"{name}=0: a launcher has started this process"):
+    with pytest.raises(RequestError, match=f"{name}=0: this process was started by a launcher"):
         find_allocation({name: "0", "PALS_LOCAL_SIZE": "1"})
 
 
@@ -339,25 +341,23 @@ def test_inside_an_allocation_a_guess_gives_way_to_its_scheduler(sandbox: Sandbo
 
 def test_a_profile_of_another_scheduler_is_refused(sandbox: Sandbox) -> None:
     text = refused(sandbox.environ(**slurm(1)), "polaris")
-    assert "profile polaris is of a machine with pbs (named by --profile), and this is inside 1 node" in text
+    assert "profile polaris (named by --profile) is for pbs, but this shell is inside 1 node" in text
 
 
 @pytest.mark.parametrize(("profile", "get_one"), [("polaris", "qsub -I"), ("perlmutter", "salloc")])
 def test_a_sites_login_node_starts_no_ranks(sandbox: Sandbox, profile: str, get_one: str) -> None:
-    assert f"get one with {get_one}, or say --profile local" in refused(sandbox.environ(), profile)
+    assert f"Get one with {get_one}, or use --profile local" in refused(sandbox.environ(), profile)
 
 
 def test_a_scheduler_whose_allocations_are_not_understood_is_named(sandbox: Sandbox) -> None:
     text = refused(sandbox.environ(), "tuolumne")
-    assert (
-        "has flux, and launch knows allocations of pbs and slurm; write a script with ddp-hpc render" in text
-    )
+    assert "has Flux, but launch works in allocations of Slurm and PBS only. Write a script" in text
 
 
 def test_without_a_scheduler_this_machine_is_used(sandbox: Sandbox) -> None:
     sandbox.program("sbatch", "")  # one's own machine may have it
     launch = planned(sandbox.environ(), num_ranks=3)
-    assert launch.why.startswith("profile local: this shell is in no allocation")
+    assert launch.why.startswith("profile local: this shell is not in an allocation")
     assert launch.argv[1:3] == ("-n", "3")
     assert launch.exports["DDP_HPC_PROFILE"] == "local"
     assert launch.about.startswith("3 ranks on this machine, by ")
@@ -373,7 +373,7 @@ def test_this_machine_may_be_overcommitted_but_not_beyond_the_ranks_a_node_that_
 ) -> None:
     assert planned(sandbox.environ(), "local", 4 * cpus_here()).argv[2] == str(4 * cpus_here())
     text = refused(sandbox.environ(), "local", 4, ranks_per_node=2)
-    assert "this machine with 2 ranks each has room for 2" in text
+    assert "this machine with 2 ranks per node can run 2" in text
 
 
 @pytest.mark.parametrize(
@@ -399,16 +399,16 @@ def test_gpus_are_counted_by_nvidia_smi(sandbox: Sandbox) -> None:
 def test_without_a_command_it_says_what_is_needed() -> None:
     done = run_cli("launch", "-n", "2")
     assert (done.returncode, done.stdout) == (2, b"")
-    assert b"a program is needed: ddp-hpc launch -n 8 -- python -m ddp_hpc.train" in done.stderr
+    assert b"no command given. Example: ddp-hpc launch -n 8 -- python -m ddp_hpc.train" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("program", "message"),
     [
         ("no-such-program", "no-such-program was not found"),
-        ("./plain", r"\./plain cannot be executed \(chmod"),
+        ("./plain", r"\./plain is not executable \(run chmod"),
         ("/", "/ was not found"),
-        ("--lr", "the launcher would take as an option"),
+        ("--lr", "the launcher would read as its own option"),
         ("a\nb", "was not found"),
         ("", "the command is empty"),
     ],
@@ -430,11 +430,11 @@ def test_a_launcher_that_is_not_there_is_named(sandbox: Sandbox) -> None:
         (sandbox.bin / name).symlink_to(f"/bin/{name}")
     environ["PATH"] = str(sandbox.bin)
     assert "srun was not found on the PATH" in refused(environ)
-    assert "mpiexec was not found as an MPI launcher" in refused(environ, launcher="mpiexec")
+    assert "no mpiexec of an MPI library found on the PATH" in refused(environ, launcher="mpiexec")
     sandbox.program("mpiexec", "#!/bin/bash\nexit 1\n")  # as PBS's own
-    assert "mpiexec was not found as an MPI launcher" in refused(environ, launcher="mpiexec")
+    assert "no mpiexec of an MPI library found on the PATH" in refused(environ, launcher="mpiexec")
     environ["DDP_HPC_MPIEXEC"] = "/no/mpiexec"
-    assert "DDP_HPC_MPIEXEC=/no/mpiexec is no program" in refused(environ, launcher="mpiexec")
+    assert "DDP_HPC_MPIEXEC=/no/mpiexec is not an executable program" in refused(environ, launcher="mpiexec")
 
 
 def test_the_machines_mpiexec_goes_before_that_of_a_python_environment(sandbox: Sandbox) -> None:
@@ -444,6 +444,17 @@ def test_the_machines_mpiexec_goes_before_that_of_a_python_environment(sandbox: 
     assert planned(environ, launcher="mpiexec").argv[0] == str(own)
     site = sandbox.launcher("mpiexec")
     assert planned(environ, launcher="mpiexec").argv[0] == str(site)
+
+
+def test_pbs_own_mpiexec_is_none_wherever_it_stands(sandbox: Sandbox) -> None:
+    pbs = sandbox.program("mpiexec", PBS_MPIEXEC)
+    own = sandbox.launcher("mpiexec", folder=sandbox.folder / "venv" / "bin")
+    environ = sandbox.environ(**slurm(1), VIRTUAL_ENV=str(sandbox.folder / "venv"))
+    for path in (f"{pbs.parent}:{own.parent}", f"{own.parent}:{pbs.parent}"):
+        environ["PATH"] = f"{path}:/usr/bin:/bin"
+        assert planned(environ, launcher="mpiexec").argv[0] == str(own)
+    environ["DDP_HPC_MPIEXEC"] = str(pbs)
+    assert "is PBS's own mpiexec, not an MPI launcher" in refused(environ, launcher="mpiexec")
 
 
 # The launcher takes this process's place

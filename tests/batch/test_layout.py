@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_hpc.batch.job import Job
-from ddp_hpc.batch.layout import advice, lay_out
-from ddp_hpc.batch.render import render
-from ddp_hpc.batch.site import load_site
 from ddp_hpc.errors import RequestError
+from ddp_hpc.render.advice import advice
+from ddp_hpc.render.render_script import render
+from ddp_hpc.request.job import Job
+from ddp_hpc.request.rank_layout import lay_out
+from ddp_hpc.sites.site import load_site
 
 
 def test_a_rank_for_each_device_unless_asked_otherwise() -> None:
@@ -33,14 +34,18 @@ def test_a_bound_rank_has_no_more_threads_than_the_cores_it_is_bound_to() -> Non
 @pytest.mark.parametrize(
     ("job", "profile", "said"),
     [
-        (Job(ranks_per_node=8), "polaris", "Polaris (ALCF) has 4 devices a node"),
-        (Job(ranks_per_node=3), "polaris", "do not divide 4 devices evenly; use --ranks-per-node 1, 2, 4"),
+        (Job(ranks_per_node=8), "polaris", "Polaris (ALCF) has 4 devices per node"),
+        (
+            Job(ranks_per_node=3),
+            "polaris",
+            "4 devices cannot be divided evenly among 3 ranks per node. Use --ranks-per-node 1, 2, 4",
+        ),
         (
             Job(ranks_per_node=5, cpus_per_node=4),
             "generic_slurm",
-            "5 ranks per node were asked for on 4 cores",
+            "5 ranks per node were requested on 4 cores",
         ),
-        (Job(gpus_per_node=2), "perlmutter", "gives whole nodes of 4"),
+        (Job(gpus_per_node=2), "perlmutter", "allocates whole nodes with 4"),
         (Job(cpus_per_node=256), "perlmutter", "has 128"),
     ],
 )
@@ -53,21 +58,29 @@ def test_more_than_a_node_has_is_refused(job: Job, profile: str, said: str) -> N
 @pytest.mark.parametrize(
     ("job", "profile", "said"),
     [
-        (Job(launcher="srun"), "polaris", "under pbs there is mpiexec or torchrun"),
-        (Job(launcher="srun"), "local", "under local there is mpiexec or torchrun"),
+        (Job(launcher="srun"), "polaris", "does not work under PBS. Use mpiexec or torchrun."),
+        (Job(launcher="srun"), "local", "does not work under profile local. Use mpiexec or torchrun."),
         (Job(launcher="mpiexec", mpi="pmi2"), "generic_slurm", "--mpi pmi2 is an option of srun"),
-        (Job(name="sixteencharacter"), "generic_pbs", "PBS takes 15"),
+        (Job(name="sixteencharacter"), "generic_pbs", "PBS accepts at most 15"),
         (Job(num_nodes=2), "local", "profile local is this one machine"),
         (Job(queue="debug"), "local", "--queue debug was given"),
         (Job(filesystems="home"), "generic_slurm", "--filesystems home was given"),
-        (Job(qos="debug"), "polaris", "a QOS is asked of Slurm, and Polaris (ALCF) has pbs; leave it out"),
-        (Job(qos="debug"), "perlmutter", "--queue is the QOS; leave it out"),
-        (Job(qos="debug"), "della", "refuses it"),
+        (
+            Job(qos="debug"),
+            "polaris",
+            "from Slurm, but Polaris (ALCF) has PBS. Remove --qos.",
+        ),
+        (Job(qos="debug"), "perlmutter", "--queue is the QOS. Remove --qos."),
+        (Job(qos="debug"), "della", "does not accept it"),
         (Job(gpus_per_node=4), "crux", "Crux (ALCF) has none"),
         (Job(max_attempts=5), "local", "--max-attempts 5 was given"),
-        (Job(num_nodes=2, min_nodes=1), "perlmutter", "--min-nodes 1 was given; only torchrun"),
-        (Job(launcher="torchrun", command=("./run.sh",)), "polaris", "'./run.sh' is none"),
-        (Job(launcher="torchrun", command=("python", "-c", "1")), "polaris", "cannot give it '-c'"),
+        (Job(num_nodes=2, min_nodes=1), "perlmutter", "--min-nodes 1 was given, but only torchrun"),
+        (
+            Job(launcher="torchrun", command=("./run.sh",)),
+            "polaris",
+            "can only start Python programs, not './run.sh'",
+        ),
+        (Job(launcher="torchrun", command=("python", "-c", "1")), "polaris", "cannot pass it '-c'"),
     ],
 )
 def test_what_the_scheduler_or_launcher_cannot_do_is_refused(job: Job, profile: str, said: str) -> None:
@@ -100,9 +113,9 @@ def test_a_queue_may_give_larger_jobs_more_time(num_nodes: int, hours: int, fits
 def test_a_request_over_the_limits_is_warned_about_with_the_date_of_the_fact() -> None:
     (line,) = polaris_advice(num_nodes=3, queue="debug", walltime_s=3600)
     assert line == (
-        "3 nodes for 01:00:00 are outside what queue debug took on 2026-08-19 (1-2 nodes for 00:05:00 to "
-        "01:00:00); "
-        "the scheduler may refuse the job"
+        "3 nodes for 01:00:00 exceed the limits of queue debug on 2026-08-19 (1-2 nodes for 00:05:00 to "
+        "01:00:00), "
+        "so the scheduler may reject the job"
     )
 
 
@@ -113,7 +126,7 @@ def lines_about_queues(profile: str, **job: object) -> list[str]:
 def test_a_request_for_more_gpus_than_the_queue_gives_is_warned_about() -> None:
     (line,) = lines_about_queues("kestrel", queue="debug", walltime_s=3600)
     assert line.startswith(
-        "1 nodes with 4 GPUs for 01:00:00 are outside what queue debug took on 2025-07-30 "
+        "1 nodes with 4 GPUs for 01:00:00 exceed the limits of queue debug on 2025-07-30 "
         "(1-2 nodes and 2 GPUs up to 01:00:00)"
     )
 
@@ -145,7 +158,7 @@ def test_a_qos_stands_beside_its_partition_in_the_script() -> None:
 
 def test_a_machine_without_gpus_is_not_told_how_to_ask_for_them() -> None:
     assert advice(Job(account="P"), load_site("crux")) == []
-    assert "for GPUs give --gpus-per-node G" in advice(Job(), load_site("generic_pbs"))[-1]
+    assert "Use --gpus-per-node to request GPUs" in advice(Job(), load_site("generic_pbs"))[-1]
 
 
 def test_the_one_agent_of_torchrun_is_given_the_gpus_where_the_step_asks_for_them() -> None:
@@ -168,11 +181,11 @@ def test_tacc_starts_ranks_and_agents_by_ibrun(launcher: str, line: str) -> None
 
 def test_a_queue_that_the_profile_does_not_know_is_warned_about() -> None:
     (line,) = polaris_advice(queue="brandnew")
-    assert "queue brandnew is not among those of Polaris (ALCF) on 2026-08-19" in line
+    assert "Polaris (ALCF) had no queue brandnew on 2026-08-19" in line
 
 
 def test_a_site_that_wants_an_account_says_so_and_the_script_says_how_to_give_it_later() -> None:
     site = load_site("polaris")
-    assert advice(Job(), site)[-1].startswith("Polaris (ALCF) wants an account")
+    assert advice(Job(), site)[-1].startswith("Polaris (ALCF) requires an account")
     assert "submit it with: qsub -A PROJECT SCRIPT\n" in render(Job(), site)
     assert "PROJECT" not in render(Job(account="mine"), site)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.batch.job import Job
-from ddp_hpc.batch.lint import CHECKS, ask_sbatch, lint_request, lint_script
-from ddp_hpc.batch.schedulers import SCHEDULERS
-from ddp_hpc.batch.script import parse_script
-from ddp_hpc.batch.site import load_site
 from ddp_hpc.errors import RequestError
+from ddp_hpc.lint.parse_script import parse_script
+from ddp_hpc.lint.run_checks import CHECKS, ask_sbatch, lint_request, lint_script
+from ddp_hpc.request.job import Job
+from ddp_hpc.schedulers.registry import SCHEDULERS
+from ddp_hpc.sites.site import load_site
 from tests.batch.conftest import ROOT, run_cli
 
 PBS = "#!/bin/bash -l\n#PBS -l walltime=01:00:00\n"
@@ -22,7 +22,7 @@ SLURM = "#!/bin/bash\n#SBATCH --time=01:00:00\n"
 TWO_NODES = f"{SLURM}#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-node=4\n"
 CHUNKS = f"{PBS}#PBS -l select=2:ncpus=64:mpiprocs=4:ngpus=4\ncd $PBS_O_WORKDIR\nexport TMPDIR=/tmp\n"
 
-# The examples of docs/lint/ are bad scripts too; these are the other ways to go wrong.
+# The examples of docs/reference/lint/ are bad scripts too; these are the other ways to go wrong.
 BAD = [
     ("JOB001", 1, " \n\n"),
     ("JOB001", 2, "#!/bin/bash\nx\0y\n"),
@@ -267,7 +267,7 @@ def test_the_command_prints_a_line_for_each_finding_and_ends_with_1(tmp_path: Pa
     (tmp_path / "job.sh").write_text(SLURM + "module load x\n#SBATCH --nodes=2\n")
     done = run_cli("lint", "job.sh", cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stdout.startswith(b"job.sh:4: error JOB004: this directive stands after the first command")
+    assert done.stdout.startswith(b"job.sh:4: error JOB004: this directive comes after the first command")
 
 
 def test_warnings_alone_end_with_0_and_json_is_a_list(tmp_path: Path) -> None:
@@ -280,11 +280,11 @@ def test_warnings_alone_end_with_0_and_json_is_a_list(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ((), b"nothing to look at"),
+        ((), b"nothing to check"),
         (("no-such.sh",), b"does not exist"),
-        (("/dev/zero",), b"is not a plain file"),
+        (("/dev/zero",), b"is not a regular file"),
         (("job.sh", "--nodes", "2"), b"--nodes"),
-        (("--profile", "polaris", "--test-only"), b"without a script"),
+        (("--profile", "polaris", "--test-only"), b"requires a script"),
         (("--profile", "polaris", "--ranks-per-node", "5", "--", "python", "x.py"), b"5 ranks per node"),
     ],
 )
@@ -326,10 +326,10 @@ def test_what_sbatch_takes_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_an_sbatch_that_does_not_answer_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddp_hpc.batch.lint._TEST_ONLY_LIMIT_S", 0.2)
+    monkeypatch.setattr("ddp_hpc.lint.run_checks._TEST_ONLY_LIMIT_S", 0.2)
     fake_sbatch(tmp_path, monkeypatch, "exec sleep 20")
     (found,) = ask_sbatch(tmp_path / "job.sh")
-    assert "no answer" in found.what
+    assert "did not finish" in found.what
 
 
 @pytest.mark.parametrize(

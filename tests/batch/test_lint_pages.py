@@ -1,4 +1,4 @@
-"""Each check has its page in docs/lint/, whose examples are true."""
+"""Each check has a page in docs/reference/lint/, with examples that are checked here."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.batch.lint import CHECKS, lint_script
-from ddp_hpc.batch.site import load_site
+from ddp_hpc.lint.run_checks import CHECKS, lint_script
+from ddp_hpc.sites.site import load_site
 
-PAGES = Path(__file__).parents[2] / "docs" / "lint"
-# A carriage return and an answer of sbatch cannot be shown in a page.
+PAGES = Path(__file__).parents[2] / "docs" / "reference" / "lint"
+# A page cannot show a carriage return or run sbatch.
 WITHOUT_EXAMPLE = {"JOB002", "SLURM900"}
 
 
@@ -20,24 +20,24 @@ def examples(check: str) -> list[str]:
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_its_page_says_what_the_check_says(check: str) -> None:
+def test_the_page_has_the_title_and_severity_of_the_check(check: str) -> None:
     text = (PAGES / f"{check}.md").read_text()
     assert text.startswith(f"# {check}: {CHECKS[check].title}\n\nSeverity: {CHECKS[check].severity}.\n")
     assert "\nSource: " in text
-    assert "\nMend: " in text
+    assert "\nFix: " in text
 
 
 @pytest.mark.parametrize("check", [check for check in CHECKS if check not in WITHOUT_EXAMPLE])
-def test_its_example_has_the_finding_and_the_mended_one_has_not(check: str) -> None:
-    bad, *mended = examples(check)
+def test_the_bad_example_has_the_finding_and_the_fixed_one_does_not(check: str) -> None:
+    bad, *fixed = examples(check)
     profile = re.search(r"^Example with --profile (\w+):$", (PAGES / f"{check}.md").read_text(), re.MULTILINE)
     site = load_site(profile[1]) if profile else None
     assert check in {finding.check for finding in lint_script(bad, site)}
-    for text in mended:
+    for text in fixed:
         assert check not in {finding.check for finding in lint_script(text, site)}
 
 
-def test_there_is_no_page_without_a_check_and_the_list_is_whole() -> None:
+def test_every_page_has_a_check_and_the_table_is_complete() -> None:
     assert {path.stem for path in PAGES.glob("*.md")} == {*CHECKS, "README"}
     listed = re.findall(r"^\| \[(\w+)\]", (PAGES / "README.md").read_text(), re.MULTILINE)
     assert listed == list(CHECKS)

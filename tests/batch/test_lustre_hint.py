@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from ddp_hpc.batch.job import Job
-from ddp_hpc.batch.render import render
-from ddp_hpc.batch.site import Site, load_site
-from ddp_hpc.batch.site_tables import Lustre
 from ddp_hpc.errors import RequestError
+from ddp_hpc.render.render_script import render
+from ddp_hpc.request.job import Job
+from ddp_hpc.sites.site import Site, load_site
+from ddp_hpc.sites.tables import Lustre
 from ddp_hpc.toml_config import parse_toml
 from tests.batch.conftest import Sandbox
 
@@ -41,12 +41,12 @@ def test_the_ranks_read_the_sites_values(sandbox: Sandbox, lustre: Lustre, hint:
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ("stripe_count = -2", "stripe_count is -2; -1, 0, or 1 to 2000 is needed"),
-        ("stripe_count = 2001", "stripe_count is 2001; -1, 0, or 1 to 2000 is needed"),
-        ('stripe_count = 8\nstripe_size = "4"', "stripe_size is '4' with a stripe_count of 8; megabytes"),
-        ('stripe_count = 8\nstripe_size = "4M; rm"', "stripe_size is '4M; rm'"),
-        ('stripe_count = 8\nstripe_size = "0M"', "stripe_size is '0M'"),
-        ('stripe_size = "4M"', "stripe_size is '4M' with a stripe_count of 0"),
+        ("stripe_count = -2", "stripe_count must be -1, 0, or 1 to 2000 (got -2)"),
+        ("stripe_count = 2001", "stripe_count must be -1, 0, or 1 to 2000 (got 2001)"),
+        ('stripe_count = 8\nstripe_size = "4"', "(got '4' with 8)"),
+        ('stripe_count = 8\nstripe_size = "4M; rm"', "(got '4M; rm' with 8)"),
+        ('stripe_count = 8\nstripe_size = "0M"', "(got '0M' with 8)"),
+        ('stripe_size = "4M"', "(got '4M' with 0)"),
         ("stripes = 8", 'unknown key "stripes"'),
     ],
 )

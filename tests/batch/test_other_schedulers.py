@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.batch.job import Job
-from ddp_hpc.batch.render import render
-from ddp_hpc.batch.site import load_site
 from ddp_hpc.errors import RequestError
+from ddp_hpc.render.render_script import render
+from ddp_hpc.request.job import Job
+from ddp_hpc.sites.site import load_site
 from tests.batch.conftest import DIRECTIVES, Sandbox
 from tests.batch.test_going_on import SAY, folder
 from tests.batch.test_scripts_run import MODULES, script

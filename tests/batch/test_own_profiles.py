@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ddp_hpc.batch.check_profile import faults_of
-from ddp_hpc.batch.job import Job
-from ddp_hpc.batch.layout import advice
-from ddp_hpc.batch.render import render
-from ddp_hpc.batch.site import Site, load_site
-from ddp_hpc.batch.site_tables import (
+from ddp_hpc.cli import cli
+from ddp_hpc.errors import RequestError
+from ddp_hpc.render.advice import advice
+from ddp_hpc.render.check_profile import faults_of
+from ddp_hpc.render.render_script import render
+from ddp_hpc.request.job import Job
+from ddp_hpc.sites.site import Site, load_site
+from ddp_hpc.sites.tables import (
     Account,
     Age,
     Detect,
@@ -32,8 +34,6 @@ from ddp_hpc.batch.site_tables import (
     Slurm,
     Source,
 )
-from ddp_hpc.cli import cli
-from ddp_hpc.errors import RequestError
 from tests.batch.conftest import ROOT, run_cli
 
 MINE = """\
@@ -100,27 +100,31 @@ def test_a_file_that_cannot_be_read_is_refused(own: Own, name: str) -> None:
 @pytest.mark.parametrize("name", ["my site", "-x", "a;b", "x$(id)"])
 def test_a_file_whose_name_no_variable_could_carry_is_refused(own: Own, name: str) -> None:
     own(MINE, name)
-    assert "rename the file" in refused(f"./{name}.toml")
+    assert "Rename the file" in refused(f"./{name}.toml")
 
 
 @pytest.mark.parametrize(
     ("extends", "text", "said"),
     [
-        ("polaris", '[pbs]\nresources = ["select={nodes"]\n', "has a brace without its other one"),
+        ("polaris", '[pbs]\nresources = ["select={nodes"]\n', "has an unmatched brace"),
         ("polaris", '[pbs]\nfilesystems = "home eagle"\n', "filesystems is 'home eagle'"),
-        ("leonardo", '[slurm]\ngpu_type = "a100\\n#SBATCH --hold"\n', "which no directive can carry"),
+        ("leonardo", '[slurm]\ngpu_type = "a100\\n#SBATCH --hold"\n', "which is not allowed in a directive"),
         ("leonardo", '[[queues]]\nname = "q"\nqos = "a b"\n', "qos is 'a b'"),
-        ("polaris", '[env.always]\n"A B" = "x"\n', "'A B' is not the name of a variable"),
-        ("polaris", '[env.multi_node_prepend]\n"A;id" = ["x"]\n', "'A;id' is not the name of a variable"),
-        ("polaris", '[env.always]\nUID = "3"\n', "UID is a variable of bash's own"),
+        ("polaris", '[env.always]\n"A B" = "x"\n', "'A B' is not a valid variable name"),
+        ("polaris", '[env.multi_node_prepend]\n"A;id" = ["x"]\n', "'A;id' is not a valid variable name"),
+        ("polaris", '[env.always]\nUID = "3"\n', "UID is a bash variable"),
         ("polaris", 'shell = "/bin/bash\\ntouch pwned"\n', "a path such as /bin/bash"),
-        ("polaris", "kill_delay_s = -5\n", "kill_delay_s is -5"),
-        ("polaris", "[node]\ndevices = -4\n", "devices is -4"),
-        ("generic_pbs", "[node]\ncores = 64\nthreads = 32\n", "threads is 32 below 64 cores"),
+        ("polaris", "kill_delay_s = -5\n", "kill_delay_s must not be negative (got -5)"),
+        ("polaris", "[node]\ndevices = -4\n", "devices must not be negative (got -4)"),
+        (
+            "generic_pbs",
+            "[node]\ncores = 64\nthreads = 32\n",
+            "threads (32) must not be less than cores (64)",
+        ),
         (
             "polaris",
             '[[queues]]\nname = "q"\nmin_walltime = "02:00:00"\nmax_walltime = "01:00:00"\n',
-            "is above max_walltime",
+            "is greater than max_walltime",
         ),
     ],
 )
@@ -177,7 +181,7 @@ class TestExtends:
 
     def test_of_an_unknown_profile_names_the_nearest(self, own: Own) -> None:
         said = refused(own('extends = "polarsi"\n' + MINE))
-        assert "profile 'polarsi' is not known (did you mean \"polaris\"?)" in said
+        assert "unknown profile 'polarsi' (did you mean \"polaris\"?)" in said
 
     @pytest.mark.parametrize("value", ["3", '["polaris"]', "true", "{ name = 'polaris' }"])
     def test_of_something_that_is_no_name_is_refused(self, own: Own, value: str) -> None:
@@ -222,15 +226,15 @@ def test_a_value_of_another_type_is_refused_with_its_line(own: Own, line: str, s
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("account.option = '-B'", "option is '-B'; one of '-A', '-P', '-W group_list=', '-g', '' is needed"),
-        ("confidence = 'sure'", 'confidence is \'sure\'; "high", "medium" or "low" is needed'),
-        ("pbs.resources = ['select={node}']", '{node} is not known (did you mean "nodes"?)'),
-        ("pbs.options = ['-v A=$HOME']", "is none that a directive can carry"),
-        ('pbs.options = ["-k doe\\n#PBS -q x"]', "is none that a directive can carry"),
-        ('env.unset = ["A; rm -rf /"]', "is not the name of a variable"),
-        ('notes = ["one\\ntwo"]', "holds a line break; one line is needed"),
+        ("account.option = '-B'", "option must be one of '-A', '-P', '-W group_list=', '-g', '' (got '-B')"),
+        ("confidence = 'sure'", 'confidence must be "high", "medium" or "low" (got \'sure\')'),
+        ("pbs.resources = ['select={node}']", 'unknown placeholder {node} (did you mean "nodes"?)'),
+        ("pbs.options = ['-v A=$HOME']", "is not allowed in a directive"),
+        ('pbs.options = ["-k doe\\n#PBS -q x"]', "is not allowed in a directive"),
+        ('env.unset = ["A; rm -rf /"]', "is not a valid variable name"),
+        ('notes = ["one\\ntwo"]', "contains a line break"),
         ("default_walltime = 'soon'", "soon"),
-        ("slurm.gpu_option = 'gpus'", "gpu_option is 'gpus'"),
+        ("slurm.gpu_option = 'gpus'", "gpu_option must be one of 'gpus-per-node', 'gres', '' (got 'gpus')"),
         ('launch = { default = "mpiexec", cpu_bind = ["0-7"] }', "1 sets of cores for 0 devices"),
     ],
 )
@@ -254,7 +258,7 @@ class TestCheck:
 
     def test_wants_a_source_for_what_ages(self, own: Own) -> None:
         path = own('default_walltime = "1h"\nenv.always = { A = "1" }\nsoftware = ["x"]\n' + MINE)
-        assert [line.partition(";")[0] for line in faults_of(path)] == [
+        assert [line.partition(". ")[0] for line in faults_of(path)] == [
             'mine.toml: "env" has no source',
             'mine.toml: "software" has no source',
         ]
@@ -262,7 +266,7 @@ class TestCheck:
     def test_knows_the_keys_that_a_source_is_of(self, own: Own) -> None:
         path = own('default_walltime = "1h"\n' + MINE.replace('of = ["launch"]', 'of = ["lunch", "launch"]'))
         (fault,) = faults_of(path)
-        assert "a source is said to be of 'lunch', which is no key (did you mean \"launch\"?)" in fault
+        assert "a source names 'lunch', which is not a key of profiles (did you mean \"launch\"?)" in fault
 
     def test_says_all_faults_of_all_files_at_once(self, own: Own, tmp_path: Path) -> None:
         own(
@@ -282,7 +286,7 @@ class TestCheck:
             (
                 'one.toml: "queues" has no source',
                 "one.toml: queue debug has max_nodes 2 below min_nodes 4",
-                "one.toml: default_queue 'debgu' is none of its queues (did you mean \"debug\"?)",
+                "one.toml: default_queue 'debgu' is not one of its queues (did you mean \"debug\"?)",
                 'two.toml:1: unknown key "defualt_queue"',
             ),
             strict=True,
@@ -293,7 +297,7 @@ class TestCheck:
         text = MINE.replace('default = "mpiexec"', 'default = "srun"')
         faults = faults_of(own('default_walltime = "1h"\n' + text))
         assert [line.partition(":")[0] for line in faults] == ["mine.toml", "mine.toml"]
-        assert "gives no script for 1 nodes: launcher srun was asked for" in faults[0]
+        assert "cannot render a script for 1 node: launcher srun does not work under PBS" in faults[0]
 
 
 class TestFallback:
@@ -326,7 +330,7 @@ def test_a_queue_that_the_profile_does_not_have_is_a_warning_since_tables_age(ow
     site = load_site("./mine.toml")
     job = Job(queue="R123456", account="a", walltime_s=600)
     (line,) = advice(job, site)
-    assert "queue R123456 is not among those of Polaris (ALCF) on 2026-08-19" in line
+    assert "Polaris (ALCF) had no queue R123456 on 2026-08-19" in line
     assert "#PBS -q R123456\n" in render(job, site)
 
 
@@ -337,7 +341,7 @@ def test_the_own_file_is_shown_as_it_is(own: Own, tmp_path: Path) -> None:
 
 
 class TestThePage:
-    PAGE = (ROOT / "docs" / "profiles.md").read_text()
+    PAGE = (ROOT / "docs" / "how-to" / "write-a-profile.md").read_text()
 
     def test_it_names_every_key(self) -> None:
         named = set(re.findall(r"`\[*([a-z_]+)\]*", self.PAGE))

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.batch import templates
-from ddp_hpc.batch.job import Job
-from ddp_hpc.batch.render import render
-from ddp_hpc.batch.site import load_site
 from ddp_hpc.errors import RequestError
+from ddp_hpc.render import templates
+from ddp_hpc.render.render_script import render
+from ddp_hpc.request.job import Job
+from ddp_hpc.sites.site import load_site
 from tests.batch.conftest import ROOT, run_cli
 
 MINE = """\
@@ -93,7 +93,7 @@ def test_a_profile_names_one_beside_it_or_in_the_users_folder(folder: str) -> No
 def test_a_profile_that_names_one_elsewhere_is_refused(name: str) -> None:
     own(MINE)
     text = 'extends = "generic_slurm"\nowner = "me"\ntemplate = """' + name + '"""\n'
-    with pytest.raises(RequestError, match=r"mysite.toml: template .* is no file in"):
+    with pytest.raises(RequestError, match=r"mysite.toml: template .* was not found in"):
         load_site(own(text, "here/mysite.toml"))
 
 
@@ -115,7 +115,7 @@ def test_one_that_is_no_file_is_refused(path: str) -> None:
         ("#!/bin/bash\n{{ ('a' * 5000) ~ jbo }}", ":2", "'jbo' is undefined"),
         ("#!/bin/bash\n{% include 'mine.j2' %}", ":2", "maximum recursion depth exceeded"),
         ("#!/bin/bash\n{% extends 'none.j2' %}", "", "none.j2 is neither a shipped template"),
-        ("#!/bin/bash\n{{ 'a\0b' }}", "", "holds a NUL character"),
+        ("#!/bin/bash\n{{ 'a\0b' }}", "", "contains a NUL character"),
         ("#!/bin/bash\n{{ 'x' * 5000000 }}", "", "larger than 4 MB"),
         ("#!/bin/bash\n{{ '\\ud800' }}", "", "surrogates not allowed"),
         ("#" * (1024 * 1024 + 1), "", "mine.j2 is larger than 1 MiB"),
@@ -158,7 +158,7 @@ def test_one_that_reads_other_files_is_refused(tag: str, name: str) -> None:
     Path("link").symlink_to("secret-elsewhere")
     os.mkfifo("pipe")
     said = refused(f'#!/bin/bash\n{{% {tag} "{name}" {"as x" if tag == "import" else ""} %}}')
-    assert "is neither a shipped template nor a plain file beside this one" in said
+    assert "is neither a shipped template nor a regular file in this directory" in said
 
 
 @pytest.mark.parametrize(
@@ -166,9 +166,9 @@ def test_one_that_reads_other_files_is_refused(tag: str, name: str) -> None:
     [
         (
             "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-            "does a loop of it",
+            "Check it for an endless loop",
         ),
-        ("{{ 9 ** (9 ** 99) }}", "does a loop of it"),
+        ("{{ 9 ** (9 ** 99) }}", "Check it for an endless loop"),
         ("{{ 'a' * 10 ** 10 }}", "more than 1 GiB of memory"),
         (
             "{% set x = namespace(s='aaaa') %}{% for i in range(99) %}{% set x.s = x.s ~ x.s %}{% endfor %}",
@@ -191,8 +191,8 @@ def test_one_that_never_ends_or_fills_the_memory_is_ended(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("echo no shebang", "mine.j2: what the template gives does not begin with #!"),
-        ("#!/bin/bash\n{{ jbo.name }}", "mine.j2:2: 'jbo' is undefined; mend the template"),
+        ("echo no shebang", "mine.j2: the output of the template is not a job script"),
+        ("#!/bin/bash\n{{ jbo.name }}", "mine.j2:2: 'jbo' is undefined. Fix the template."),
         ("#!/bin/bash\n{% include '/etc/passwd' %}", "mine.j2: /etc/passwd is neither a shipped template"),
         (
             "#!/bin/bash\n{{ job.__class__ }}",
@@ -217,15 +217,15 @@ def test_the_page_names_everything_that_a_template_is_given(monkeypatch: pytest.
         given.update(names)
         return ""
 
-    monkeypatch.setattr("ddp_hpc.batch.render.render_shipped", seen)
+    monkeypatch.setattr("ddp_hpc.render.render_script.render_shipped", seen)
     render(Job(), load_site("polaris"))
-    page = (ROOT / "docs" / "templates.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "write-a-template.md").read_text()
     table = "".join(line.split("|")[1] for line in page.splitlines() if line.startswith("| `"))
     assert set(re.findall(r"`(\w+)`", table)) == given
 
 
 def test_the_example_of_the_page_works() -> None:
-    page = (ROOT / "docs" / "templates.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "write-a-template.md").read_text()
     (text,) = re.findall(r"```jinja\n(.*?)```", page, re.DOTALL)
     script = render(Job(template=own(text), num_nodes=2), load_site("perlmutter"))
     assert 'echo "job $SLURM_JOB_ID of ddp on 2 nodes" >>jobs.log\n' in script
@@ -236,4 +236,4 @@ def test_sh_quotes_numbers_and_refuses_what_is_not_there() -> None:
         "5",
         0,
     )
-    assert "sh quotes text and numbers, and this is None" in refused("{{ job.ranks_per_node | sh }}")
+    assert "sh can only quote text and numbers, not None" in refused("{{ job.ranks_per_node | sh }}")

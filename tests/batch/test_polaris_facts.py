@@ -9,9 +9,9 @@ import re
 
 import pytest
 
-from ddp_hpc.batch.job import Job
-from ddp_hpc.batch.layout import advice
-from ddp_hpc.batch.site import load_site
+from ddp_hpc.render.advice import advice
+from ddp_hpc.request.job import Job
+from ddp_hpc.sites.site import load_site
 from ddp_hpc.units import parse_walltime_s
 from tests.batch.conftest import run_cli
 

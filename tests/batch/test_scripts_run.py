@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.batch.job import Job
-from ddp_hpc.batch.render import render, render_step
-from ddp_hpc.batch.site import load_site
+from ddp_hpc.render.render_script import render, render_step
+from ddp_hpc.request.job import Job
+from ddp_hpc.sites.site import load_site
 from tests.batch.conftest import Sandbox
 
 MODULES = "module() { :; }\nconda() { :; }\nexport -f module conda\n"
@@ -67,6 +67,21 @@ def test_ranks_see_the_contract_of_the_compute_side(sandbox: Sandbox) -> None:
     assert before + 590 <= int(seen["DDP_HPC_DEADLINE"]) <= time.time() + 600
     assert seen["OMP_NUM_THREADS"] == "8"
     assert "*.polaris.alcf.anl.gov" in seen["no_proxy"]
+
+
+def test_compiled_kernels_are_kept_in_a_folder_of_this_users_alone(sandbox: Sandbox) -> None:
+    sandbox.launcher("srun")
+    (sandbox.folder / "planted").mkdir()
+    linked, new = sandbox.folder / "linked", sandbox.folder / "new"
+    linked.symlink_to(sandbox.folder / "planted")
+    folders = {"TRITON_CACHE_DIR": str(linked), "TORCHINDUCTOR_CACHE_DIR": str(new)}
+    done = sandbox.run(script("generic_slurm"), **slurm(sandbox, 1, TMPDIR=str(sandbox.folder), **folders))
+    assert done.returncode == 0, done.stderr
+    seen = sandbox.seen()
+    assert seen["TORCHINDUCTOR_CACHE_DIR"] == str(new)
+    assert seen["TRITON_CACHE_DIR"] != str(linked)
+    for name in folders:
+        assert Path(seen[name]).stat().st_mode & 0o777 == 0o700
 
 
 def test_slurms_own_end_time_is_the_deadline(sandbox: Sandbox) -> None:
@@ -247,12 +262,45 @@ def test_the_local_job_runs_its_ranks_here(sandbox: Sandbox) -> None:
     ranks = 'while [[ $1 == -* ]]; do shift 2; done\nfor rank in 0 1; do PMI_RANK=$rank "$@"; done'
     sandbox.launcher("mpiexec", then=ranks)
     sandbox.program("python", '#!/bin/bash\necho "rank $PMI_RANK: $*"\n')
+    sandbox.program("ddp-hpc", '#!/bin/bash\nshift 2\nexec "$@"\n')
     done = sandbox.run(script("local", ranks_per_node=2, command=("python", "train.py", "a b")))
     assert done.returncode == 0, done.stderr
     said = done.stdout.decode().splitlines()
     assert said[0] == f"ddp-hpc: 1 nodes, 2 ranks, by mpiexec ({sandbox.bin}/mpiexec)"
     assert said[1:] == ["rank 0: train.py a b", "rank 1: train.py a b"]
-    assert sandbox.words()[:4] == ["-n", "2", "-ppn", "2"]
+    assert sandbox.words() == ["-n", "2", "-ppn", "2", "ddp-hpc", "exec", "--", "python", "train.py", "a b"]
+    assert sandbox.seen()["DDP_HPC_LAUNCH"]
+
+
+def test_a_program_that_cannot_be_told_its_rank_is_not_started_alone_on_each(sandbox: Sandbox) -> None:
+    sandbox.launcher("mpiexec")
+    done = sandbox.run(script("local", ranks_per_node=2, command=("python", "train.py")))
+    assert done.returncode == 2
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith("error: ddp-hpc is not on the PATH of the job, and each rank would train alone;")
+    assert not sandbox.record.exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "job", "uses"),
+    [
+        (("python", "train.py"), {}, True),
+        (("/opt/python3.12", "-u", "-X", "dev", "-m", "my.training", "-m", "ddp_hpc"), {}, True),
+        (("./train.py",), {}, True),
+        (("python", "train.py"), {"env_style": "none"}, False),
+        (("python", "train.py"), {"launcher": "torchrun"}, False),
+        (("python", "-u", "-m", "ddp_hpc.train"), {}, False),
+        (("python", "-m", "data_gen"), {}, False),
+        (("python", "-m", "torch.distributed.run", "train.py"), {}, False),
+        (("./lammps", "-in", "x.py"), {}, False),
+    ],
+)
+def test_python_programs_that_do_not_find_their_rank_are_told_it(
+    command: tuple[str, ...], job: dict[str, object], uses: bool
+) -> None:
+    text = script("generic_slurm", num_nodes=2, command=command, **job)
+    assert (f"ddp-hpc exec -- {command[0]} " in text.replace(" &", " ")) == uses
+    assert ("DDP_HPC_LAUNCH" in text) == uses
 
 
 def _wait_for(path: Path) -> None:

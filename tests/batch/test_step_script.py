@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.batch.render import render_step
+from ddp_hpc.render.render_script import render_step
 from tests.batch.conftest import Sandbox
 from tests.batch.test_scripts_run import _wait_for
 
 # Answers as the endpoint helper of node NODE does, and stands in for torchrun.
 PYTHON = """#!/bin/bash
 case $2 in
-  ddp_hpc.world.endpoint)
+  ddp_hpc.rendezvous.torchrun_endpoint)
     printf '%s\\0' "$@" >"$RECORD.endpoint"
     {endpoint}
     ;;
-  torch.distributed.run)
+  ddp_hpc.torchrun)
     printf '%s\\0' "$@" >"$RECORD"
     env -0 >"$RECORD.env"
     {agent}
@@ -28,8 +28,9 @@ case $2 in
 esac
 """
 # Stays while its parent lives; a parent that is a zombie has no /proc/PID/exe.
-HEAD = 'echo "head.fast 45123 0 10.0.0.1"; while readlink -e /proc/$PPID/exe >/dev/null; do sleep 0.05; done'
-OTHER = 'echo "head.fast 45123 1 10.0.0.2"'
+STAY = "while readlink -e /proc/$PPID/exe >/dev/null; do sleep 0.05; done"
+HEAD = f'echo "head.fast 45123 0 10.0.0.1 /tmp/x/key"; {STAY}'
+OTHER = 'echo "head.fast 45123 1 10.0.0.2 /tmp/y/key"'
 
 
 @pytest.fixture
@@ -89,14 +90,29 @@ def test_what_torchrun_cannot_run_is_refused_in_one_line(step: Sandbox, args: li
 def test_the_agents_meet_where_the_endpoint_helper_says(step: Sandbox) -> None:
     run(step, SLURM_STEP_NUM_NODES="2", SLURM_JOB_ID="7", SLURM_STEP_ID="3", DDP_HPC_INIT_TIMEOUT_S="60")
     words = step.words()
-    assert words[:2] == ["-m", "torch.distributed.run"]
+    assert words[:2] == ["-m", "ddp_hpc.torchrun"]
     assert {
-        "--nnodes=2", "--rdzv-backend=c10d", "--rdzv-id=7.3", "--rdzv-endpoint=head.fast:45123",
-        "--rdzv-conf=is_host=0,join_timeout=60", "--local-addr=10.0.0.2", "--max-restarts=3",
+        "--nnodes=2", "--rdzv-backend=ddp-hpc", "--rdzv-id=7.3", "--rdzv-endpoint=head.fast:45123",
+        "--rdzv-conf=join_timeout=60", "--local-addr=10.0.0.2", "--max-restarts=3",
     } <= set(words)  # fmt: skip
     asked = Path(f"{step.record}.endpoint").read_text().split("\0")[2:-1]
-    assert asked == ["--nodes", "2", "--timeout-s", "60"]
+    assert asked == ["--nodes", "2", "--rendezvous", "ddp-hpc", "--timeout-s", "60"]
     assert step.seen()["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+    assert step.seen()["DDP_HPC_KEY_FILE"] == "/tmp/y/key"
+
+
+@pytest.mark.parametrize(("helper", "is_host"), [(HEAD, "1"), (OTHER, "0")], ids=["head", "other"])
+def test_torchs_own_rendezvous_can_be_requested(sandbox: Sandbox, helper: str, is_host: str) -> None:
+    sandbox.program("python", PYTHON.format(endpoint=helper, agent=""))
+    run(sandbox, DDP_HPC_RDZV_BACKEND="c10d")
+    assert {"--rdzv-backend=c10d", f"--rdzv-conf=join_timeout=300,is_host={is_host}"} <= set(sandbox.words())
+
+
+def test_another_rendezvous_is_refused(step: Sandbox) -> None:
+    done = run(step, DDP_HPC_RDZV_BACKEND="etcd")
+    assert done.returncode == 2
+    assert "DDP_HPC_RDZV_BACKEND is 'etcd'; ddp-hpc or c10d is needed" in done.stderr.decode()
+    assert not step.record.exists()
 
 
 @pytest.mark.parametrize(("min_nodes", "nodes"), [("2", "2:4"), ("4", "4")])
@@ -116,12 +132,11 @@ def test_a_least_number_of_nodes_that_cannot_be_is_refused(step: Sandbox, min_no
     assert not (step.work / "canary").exists()
 
 
-def test_the_head_node_hosts_the_store_and_its_helper_ends_with_the_script(sandbox: Sandbox) -> None:
+def test_the_helper_of_the_head_node_ends_with_the_script(sandbox: Sandbox) -> None:
     sandbox.program("python", PYTHON.format(endpoint=HEAD, agent="exit 5"))
     # capture_output waits until the helper has let go of stderr: a helper that stayed would time out here.
     done = run(sandbox)
     assert done.returncode == 5
-    assert "--rdzv-conf=is_host=1,join_timeout=300" in sandbox.words()
 
 
 def test_where_the_nodes_do_not_meet_nothing_is_started(sandbox: Sandbox) -> None:

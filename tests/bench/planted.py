@@ -1,6 +1,6 @@
-"""`python -m tests.bench.planted FAULT OPTIONS...`: `ddp-hpc bench comm` on ranks where something is wrong.
+"""`python -m tests.bench.planted FAULT OPTIONS...` runs `ddp-hpc bench comm` with a planted fault.
 
-The fault is in torch.distributed or in the environment: the program under test knows nothing of it.
+The fault is in torch.distributed or in the environment, and not in the program under test.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddp_hpc.world.launch_env import peek_rank
+from ddp_hpc.discovery.launcher_environment import peek_rank
 
-# What torch 2.13 calls otherwise than torch 2.8 did.
+# The functions that torch 2.13 has renamed.
 NAMES = {"all_gather": "all_gather_single", "reduce_scatter": "reduce_scatter_single"}
-LEAST = 100  # elements: what is smaller is no data of the benchmark
+LEAST = 100  # minimum number of elements in the benchmark's data
 
 
 def wrap(name: str, fault: Callable[[torch.Tensor, int], None]) -> None:
-    """Lets every call of a collective on data end with `fault(result, number of the call)`."""
+    """Applies `fault(result, number of the call)` to the result of every call of a collective on data."""
     name = NAMES.get(name, name)
     real = getattr(dist, name)
     calls = 0
@@ -39,18 +39,18 @@ def wrap(name: str, fault: Callable[[torch.Tensor, int], None]) -> None:
 
 
 def flip(result: torch.Tensor, _: int) -> None:
-    """One element is off by one."""
+    """Increases one element by one."""
     result[7] += 1
 
 
 def swap(result: torch.Tensor, _: int) -> None:
-    """The blocks of ranks 1 and 2, of four, have changed places."""
+    """Swaps the blocks of ranks 1 and 2 of four."""
     blocks = result.view(4, -1)
     blocks[[1, 2]] = blocks[[2, 1]]
 
 
 def late(result: torch.Tensor, call: int) -> None:
-    """Only in the last calls: the result was right before the clock ran."""
+    """Changes only the last calls, after the first check of the result."""
     if call > 3:
         result[0] = 0
 
@@ -73,7 +73,7 @@ FAULTS = {f.__name__: f for f in (flip, swap, late, stop, kill, refuse)}
 
 
 def two_nodes(rank: int) -> None:
-    """Ranks 0 and 1 find themselves on one node, the others on a second."""
+    """Sets the environment so that ranks 0 and 1 are on one node and the others on a second one."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         os.environ.pop(name)
     place = {"RANK": rank, "WORLD_SIZE": 4, "LOCAL_RANK": rank % 2, "LOCAL_SIZE": 2, "NODE_RANK": rank // 2}
@@ -81,7 +81,7 @@ def two_nodes(rank: int) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """FAULT is `none`, `two_nodes`, or a fault in a collective on a rank, such as flip:all_reduce:2."""
+    """Runs with FAULT `none`, `two_nodes`, or a fault of a rank's collective, such as flip:all_reduce:2."""
     fault, *options = argv
     rank = peek_rank(os.environ)
     if fault == "two_nodes":

@@ -1,4 +1,4 @@
-"""Points of a scaling benchmark without a training: their files, and an mpiexec that leaves them behind."""
+"""Writes the files of scaling points without training, directly or with a fake mpiexec."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ddp_hpc.bench.scaling import Point, Settings, Size
+from ddp_hpc.bench.scaling.points import Point, Settings, Size
 
 WARM_UP, STEPS = 2, 4
 
-# Writes what the trainer would: with N ranks a step takes as long as STEP_S has after `N=`.
+# Writes the files of the trainer. With N ranks, the time of a step is the value after `N=` in STEP_S.
 MPIEXEC = """#!{python}
 import json, os, sys, time
 sys.path[:0] = [{project!r}]
-words = sys.argv[1:]
-if words == ["--version"]:
+arguments = sys.argv[1:]
+if arguments == ["--version"]:
     sys.exit(print("HYDRA"))
 def after(option):
-    return words[words.index(option) + 1]
+    return arguments[arguments.index(option) + 1]
 ranks = int(after("-n"))
-told = dict(pair.split("=") for pair in os.environ["STEP_S"].split())[str(ranks)]
+step = dict(pair.split("=") for pair in os.environ["STEP_S"].split())[str(ranks)]
 if "DDP_HPC_RUN_DIR" in os.environ:
     sys.exit("this run would be saved")
-if told == "fails":
+if step == "fails":
     print("[rank 1/2 n2] error: the GPU is on fire; put it out")
     sys.exit(1)
-if told == "refuses":
+if step == "refuses":
     print("Usage: train\\n\\nError: No such option: --modle")
     sys.exit(2)
-if told == "hangs":
+if step == "hangs":
     open("up", "w").close()
     time.sleep(60)
 from tests.bench.scaling_points import write_point
 from pathlib import Path
-write_point(Path(after("--summary")).parent, ranks, int(after("--batch-size")), float(told))
+write_point(Path(after("--summary")).parent, ranks, int(after("--batch-size")), float(step))
 """
 
 
@@ -48,9 +48,9 @@ def write_mpiexec(path: Path) -> Path:
 def write_point(
     folder: Path, ranks: int, batch_size: int, step_s: float, summary: dict[str, Any] | None = None
 ) -> None:
-    """What a training of WARM_UP + STEPS steps leaves, two that were traced after them, and slow ones around.
+    """Writes the files of a training with WARM_UP + STEPS steps and two traced steps; all others are slow.
 
-    The one in the middle ends an epoch with fewer samples: it is quick, and tells nothing.
+    The fast step in the middle is the end of an epoch with fewer samples, which must be ignored.
     """
     folder.mkdir(parents=True, exist_ok=True)
     whole = ranks * batch_size

@@ -1,4 +1,4 @@
-"""`ddp-hpc bench comm` in one process: numbers, groups of ranks, a model's buckets, baselines, transports."""
+"""Parts of `ddp-hpc bench comm` in one process: numbers, groups, model buckets, baselines and transports."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_hpc.bench.comm_baseline import key_of, read_baseline, slower_rows, told
-from ddp_hpc.bench.comm_buckets import buckets_of, make_model
-from ddp_hpc.bench.comm_pattern import PERIOD, lay_out, sum_table, table
-from ddp_hpc.bench.comm_ranks import Division, divide
-from ddp_hpc.bench.comm_request import Effort, num_elements, parse_ranks_per_node, parse_sizes
-from ddp_hpc.bench.comm_timing import speeds
-from ddp_hpc.bench.comm_transport import NcclLog, nccl_words, summary
+from ddp_hpc.bench.comm.baseline import describe, key_of, read_baseline, slower_rows
+from ddp_hpc.bench.comm.gradient_buckets import buckets_of, make_model
+from ddp_hpc.bench.comm.rank_subsets import Division, divide
+from ddp_hpc.bench.comm.request import Effort, num_elements, parse_ranks_per_node, parse_sizes
+from ddp_hpc.bench.comm.test_pattern import PERIOD, lay_out, sum_table, table
+from ddp_hpc.bench.comm.timing import speeds
+from ddp_hpc.bench.comm.transport import NcclLog, parse_nccl_log, summary
 from ddp_hpc.errors import RequestError
-from ddp_hpc.trace.names import busbw_factor
+from ddp_hpc.trace.event_names import busbw_factor
 
-# What is asked for.
+# Requests.
 
 
 @pytest.mark.parametrize(
@@ -51,18 +51,18 @@ def test_times_and_bandwidths_are_those_of_the_median_iteration() -> None:
     assert found["busbw_bytes_per_s"] == pytest.approx(7.5e8)
 
 
-def test_a_sweep_goes_from_the_least_to_the_largest_by_its_factor() -> None:
+def test_a_sweep_goes_from_the_smallest_to_the_largest_size() -> None:
     sizes = parse_sizes((), min_bytes="1KiB", max_bytes="20KiB", factor=None)
     assert sizes == (1024, 4096, 16384)
     whole = parse_sizes((), min_bytes=None, max_bytes=None, factor=None)
     assert (whole[0], whole[-1], len(whole)) == (2**10, 2**26, 9)
 
 
-def test_sizes_one_by_one_are_taken_once_each() -> None:
+def test_duplicate_sizes_are_removed() -> None:
     assert parse_sizes(("1KiB", "8", "1024")) == (1024, 8)
 
 
-def test_a_size_below_an_element_a_rank_is_still_one() -> None:
+def test_a_size_below_one_element_per_rank_is_rounded_up() -> None:
     assert num_elements("all_gather", 4, 8, 4) == 4
     assert num_elements("broadcast", 4, 8, 4) == 1
 
@@ -70,29 +70,31 @@ def test_a_size_below_an_element_a_rank_is_still_one() -> None:
 @pytest.mark.parametrize(
     ("taken_s", "iterations"), [(0.0, 100), (1e-9, 100), (0.02, 50), (1.0, 5), (math.inf, 5)]
 )
-def test_fewer_iterations_where_they_take_long(taken_s: float, iterations: int) -> None:
+def test_slow_iterations_reduce_their_number(taken_s: float, iterations: int) -> None:
     assert Effort(iterations=100, seconds=1.0).num_iterations(taken_s) == iterations
 
 
-def test_fewer_iterations_than_five_are_given_where_they_were_asked_for() -> None:
+def test_fewer_than_five_iterations_can_be_requested() -> None:
     assert Effort(iterations=2, seconds=0).num_iterations(1.0) == 2
 
 
-# Numbers that are sent.
+# Test data.
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 300])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32])
-def test_sums_in_any_order_are_exact_in_the_type_that_is_sent(dtype: torch.dtype, num_ranks: int) -> None:
+def test_sums_in_any_order_are_exact_in_the_dtype(dtype: torch.dtype, num_ranks: int) -> None:
     like = torch.empty(0, dtype=dtype)
     total = torch.zeros(PERIOD, dtype=dtype)
     for index in reversed(range(num_ranks)):
         total += lay_out(table(index, num_ranks, dtype), 0, PERIOD, like)
     assert torch.equal(total.to(torch.int64), sum_table(num_ranks, dtype))
-    assert sum_table(num_ranks, dtype).max() > 1, "not all zero, or it would show nothing"
+    assert sum_table(num_ranks, dtype).max() > 1, (
+        "not all values may be zero, or the test would prove nothing"
+    )
 
 
-def test_no_block_of_a_rank_is_like_another_or_another_ranks() -> None:
+def test_all_blocks_of_all_ranks_differ() -> None:
     like = torch.empty(0)
     blocks = [
         lay_out(table(index, 1, torch.float32), start, 64, like)
@@ -102,7 +104,7 @@ def test_no_block_of_a_rank_is_like_another_or_another_ranks() -> None:
     assert len({tuple(block.tolist()) for block in blocks}) == len(blocks)
 
 
-def test_a_table_is_laid_out_from_any_place_on() -> None:
+def test_a_table_can_be_repeated_from_any_position() -> None:
     values, like = table(0, 1, torch.int64), torch.empty(0, dtype=torch.int64)
     found = lay_out(values, 3 * PERIOD - 2, PERIOD + 5, like)
     assert torch.equal(found, torch.cat([values[-2:], values, values[:3]]))
@@ -111,35 +113,35 @@ def test_a_table_is_laid_out_from_any_place_on() -> None:
 # Groups of ranks.
 
 
-def test_one_rank_of_each_node_beside_all() -> None:
+def test_one_rank_per_node_and_all_ranks() -> None:
     found, notes = divide(["a", "a", "b", "b"], parse_ranks_per_node("1,all"))
     assert found == [Division((0, 2), 1), Division((0, 1, 2, 3), 2)]
     assert notes == []
 
 
-def test_nodes_of_different_sizes_have_no_common_number() -> None:
+def test_nodes_of_different_sizes_have_no_number_per_node() -> None:
     found, _ = divide([0, 0, 0, 1], (2, None))
     assert found == [Division((0, 1, 3), None), Division((0, 1, 2, 3), None)]
     assert str(found[0]) == "3 ranks"
 
 
-def test_ranks_may_be_dealt_out_to_nodes_in_turn() -> None:
+def test_ranks_may_be_assigned_to_nodes_round_robin() -> None:
     found, _ = divide(["a", "b", "a", "b"], (1,))
     assert found == [Division((0, 1), 1)]
 
 
-def test_on_one_node_a_rank_a_node_is_left_out_and_said() -> None:
+def test_one_rank_per_node_is_skipped_on_a_single_node() -> None:
     found, notes = divide(["a", "a"], parse_ranks_per_node("1,all"))
     assert found == [Division((0, 1), 2)]
-    assert notes == ["--ranks-per-node 1: one node, so that is one rank alone: left out"]
+    assert notes == ["--ranks-per-node 1: skipped, since it is a single rank on one node"]
 
 
-def test_no_group_at_all_is_refused() -> None:
-    with pytest.raises(RequestError, match="one rank alone: left out; ask for 2 or more"):
+def test_no_group_is_an_error() -> None:
+    with pytest.raises(RequestError, match=r"single rank on one node\. Use a larger number"):
         divide(["a", "a"], (1,))
 
 
-# A model's buckets.
+# The buckets of a model.
 
 
 @pytest.fixture
@@ -156,7 +158,7 @@ def test_buckets_are_those_that_ddp_logs_after_its_second_step(
     model = nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(11)))
     model[3].requires_grad_(False)
     ddp = DistributedDataParallel(model, bucket_cap_mb=cap_mib)  # type: ignore[arg-type]
-    for _ in range(3):  # it says so after the third one
+    for _ in range(3):  # DDP logs the buckets after the third step
         ddp(torch.ones(2, 256)).sum().backward()
     logged = ddp._get_ddp_logging_data()["rebuilt_bucket_sizes"]  # type: ignore[operator]
     found = [bucket.num_elements * 4 for bucket in buckets_of(model, cap_mib)]
@@ -165,12 +167,12 @@ def test_buckets_are_those_that_ddp_logs_after_its_second_step(
     assert len(found) == {None: 2, 25.0: 1, 0.5: 5, 0.1: 10}[cap_mib]
 
 
-def test_gradients_of_two_types_lie_in_buckets_of_their_own() -> None:
+def test_gradients_of_two_dtypes_are_in_separate_buckets() -> None:
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False).to(torch.bfloat16))
     assert {(b.num_elements, b.dtype) for b in buckets_of(model, None)} == {(16, "float32"), (16, "bfloat16")}
 
 
-def test_a_model_is_made_as_the_training_makes_it() -> None:
+def test_a_model_is_created_as_in_training() -> None:
     model = make_model(model="linear", src_shape=(6,), tgt_shape=(2,))
     assert [tuple(p.shape) for p in model.parameters()] == [(2, 6), (2,)]
 
@@ -194,61 +196,61 @@ def write(path: Path, **other: Any) -> Path:
 def test_a_row_is_slower_only_beyond_the_tolerance(tmp_path: Path) -> None:
     medians = read_baseline(write(tmp_path / "b.json"), SETTINGS)
     assert slower_rows([row("reduce", 119.9), row("broadcast", 1e9)], medians, 0.2) == []
-    (words,) = slower_rows([row("reduce", 150.0)], medians, 0.2)
-    assert words == "reduce of 1.0 KiB on 4 ranks: 100 us -> 150 us (+50%)"
+    (line,) = slower_rows([row("reduce", 150.0)], medians, 0.2)
+    assert line == "reduce of 1.0 KiB on 4 ranks: 100 us -> 150 us (+50%)"
 
 
 @pytest.mark.parametrize(
     "other", [{"bytes": 2048}, {"dtype": "float16"}, {"ranks": 2}, {"ranks_per_node": 1}]
 )
-def test_a_row_is_compared_with_its_like_alone(tmp_path: Path, other: dict[str, Any]) -> None:
+def test_only_matching_rows_are_compared(tmp_path: Path, other: dict[str, Any]) -> None:
     medians: dict[Hashable, float] = read_baseline(write(tmp_path / "b.json"), SETTINGS)
     assert slower_rows([row("reduce", 1e9, **other)], medians, 0.2) == []
     assert key_of(row("reduce", 1.0)) in medians
 
 
-def test_of_many_slower_rows_a_few_are_named() -> None:
-    line = told([f"row {i}" for i in range(8)], Path("b.json"), 0.1)
+def test_of_many_slower_rows_only_a_few_are_listed() -> None:
+    line = describe([f"row {i}" for i in range(8)], Path("b.json"), 0.1)
     assert line.startswith("8 rows are slower than --baseline b.json by more than 10%: row 0; ")
     assert line.endswith("row 4; and 3 more")
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
-        ("", "is no JSON of bench comm"),
-        ("{", "is no JSON of bench comm"),
-        ("[]", "is no JSON of bench comm"),
-        ("[" * 100_000, "is no JSON of bench comm"),
-        ('{"name": "io"}', "is of bench io"),
-        ('{"name": "comm", "rows": []}', "is no JSON of bench comm"),
+        ("", "was not written by bench comm"),
+        ("{", "was not written by bench comm"),
+        ("[]", "was not written by bench comm"),
+        ("[" * 100_000, "was not written by bench comm"),
+        ('{"name": "io"}', "was written by bench io"),
+        ('{"name": "comm", "rows": []}', "was not written by bench comm"),
         (
             f'{{"name": "comm", "settings": {json.dumps(SETTINGS)}, "rows": [{{}}]}}',
-            "is no JSON of bench comm",
+            "was not written by bench comm",
         ),
     ],
 )
-def test_a_file_that_is_no_baseline_is_refused(tmp_path: Path, content: str, said: str) -> None:
+def test_a_file_that_is_not_a_baseline_is_rejected(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "b.json").write_text(content)
-    with pytest.raises(RequestError, match=said):
+    with pytest.raises(RequestError, match=message):
         read_baseline(tmp_path / "b.json", SETTINGS)
 
 
-def test_a_baseline_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="cannot be read"):
+def test_a_missing_baseline_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="cannot read"):
         read_baseline(tmp_path / "none.json", SETTINGS)
 
 
 @pytest.mark.parametrize("other", [{"ranks": 8}, {"backend": "nccl"}, {"device": "cuda (NVIDIA H100)"}])
-def test_a_baseline_of_other_ranks_or_devices_is_refused(tmp_path: Path, other: dict[str, Any]) -> None:
+def test_a_baseline_of_other_ranks_or_devices_is_rejected(tmp_path: Path, other: dict[str, Any]) -> None:
     path = write(tmp_path / "b.json", settings={**SETTINGS, **other})
-    with pytest.raises(RequestError, match="times of the two cannot be compared"):
+    with pytest.raises(RequestError, match="is not comparable"):
         read_baseline(path, SETTINGS)
 
 
-# What carried the bytes.
+# Transports.
 
-# Put together from lines that people published of NCCL 2.14 to 2.31; NCCL itself was not run here.
+# Composed of published log lines of NCCL 2.14 to 2.31; NCCL itself was not run here.
 NCCL_LOG = """\
 n1:71:71 [0] NCCL INFO Bootstrap: Using hsn0:10.0.0.1<0>
 n1:71:71 [0] NCCL INFO NCCL version 2.27.3+cuda12.9
@@ -263,9 +265,9 @@ n1:71:92 [0] NCCL INFO Connected all rings
 """
 
 
-def test_nccls_log_says_version_network_and_the_kinds_of_its_channels() -> None:
-    words = nccl_words(NCCL_LOG)
-    assert words == {
+def test_version_network_and_channels_are_parsed_from_the_nccl_log() -> None:
+    parsed = parse_nccl_log(NCCL_LOG)
+    assert parsed == {
         "version": "2.27.3+cuda12.9",
         "networks": ["AWS Libfabric", "provider cxi"],
         "channels": {
@@ -275,45 +277,50 @@ def test_nccls_log_says_version_network_and_the_kinds_of_its_channels() -> None:
             "NET/Socket": 1,
         },
     }
-    found = summary("nccl", [words, words])
+    found = summary("nccl", [parsed, parsed])
     assert found["channels"]["P2P/CUMEM/read"] == 4
-    assert found["line"].startswith("NCCL 2.27.3+cuda12.9 by its log: network AWS Libfabric, provider cxi; ")
+    assert found["line"].startswith(
+        "NCCL 2.27.3+cuda12.9, from its log: network AWS Libfabric, provider cxi; "
+    )
     assert "4 via P2P/CUMEM/read" in found["line"]
 
 
-def test_an_empty_log_is_told_as_one() -> None:
-    line = summary("nccl", [nccl_words("")])["line"]
+def test_an_empty_log_is_reported() -> None:
+    line = summary("nccl", [parse_nccl_log("")])["line"]
     assert line == (
-        "NCCL of unknown version by its log: network not named; channels of all ranks: none was logged"
+        "NCCL of unknown version, from its log: network unknown; channels of all ranks: none logged"
     )
 
 
-def test_nccl_is_given_a_file_in_memory_to_log_into() -> None:
+def test_nccl_logs_to_a_file_in_memory() -> None:
     environ: dict[str, str] = {"NCCL_DEBUG": "WARN"}
     log = NcclLog(environ)
     with Path(environ["NCCL_DEBUG_FILE"]).open("w") as file:  # as NCCL opens it
         file.write(NCCL_LOG)
     assert log.read() == NCCL_LOG
-    assert log.theirs == ""
+    assert log.user_settings == ""
     assert environ["NCCL_DEBUG"] == "INFO"
 
 
-@pytest.mark.parametrize("theirs", [{"NCCL_DEBUG_FILE": "/tmp/nccl.%p"}, {"NCCL_DEBUG": "info"}])
-def test_a_log_that_the_user_asked_for_stays_theirs(theirs: dict[str, str]) -> None:
-    environ = dict(theirs)
+@pytest.mark.parametrize("settings", [{"NCCL_DEBUG_FILE": "/tmp/nccl.%p"}, {"NCCL_DEBUG": "info"}])
+def test_log_settings_of_the_user_are_not_changed(settings: dict[str, str]) -> None:
+    environ = dict(settings)
     log = NcclLog(environ)
-    assert environ == theirs
+    assert environ == settings
     assert log.read() == ""
-    assert "look there" in summary("nccl", [nccl_words("")], log.theirs)["line"]
-
-
-def test_gloos_interfaces_are_told_with_how_many_ranks_have_each() -> None:
-    words = [{"device": "TCP", "interface": "hsn0", "address": f"10.0.0.{i // 2}"} for i in range(4)]
-    line = summary("gloo", words)["line"]
     assert (
-        "gloo over TCP, told to listen on 10.0.0.0 of hsn0 (GLOO_SOCKET_IFNAME) on 2 ranks; 10.0.0.1" in line
+        "in the NCCL log that you enabled with NCCL_DEBUG"
+        in summary("nccl", [parse_nccl_log("")], log.user_settings)["line"]
     )
 
 
-def test_mpi_is_said_to_tell_nothing() -> None:
-    assert summary("mpi", [{}, {}])["line"] == "mpi does not tell torch what carries its bytes"
+def test_the_interfaces_of_gloo_are_listed_with_their_number_of_ranks() -> None:
+    settings = [{"device": "TCP", "interface": "hsn0", "address": f"10.0.0.{i // 2}"} for i in range(4)]
+    line = summary("gloo", settings)["line"]
+    assert (
+        "gloo over TCP, set to listen on 10.0.0.0 of hsn0 (GLOO_SOCKET_IFNAME) on 2 ranks; 10.0.0.1" in line
+    )
+
+
+def test_the_transport_of_mpi_is_unknown() -> None:
+    assert summary("mpi", [{}, {}])["line"] == "unknown, since mpi does not report it to torch"

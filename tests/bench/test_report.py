@@ -1,4 +1,4 @@
-"""What every benchmark does with its rows."""
+"""Output common to all benchmarks."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ddp_hpc.bench.report import Panel, check_files, document, write_files
+from ddp_hpc.bench.results_output import Panel, check_files, document, write_files
 from ddp_hpc.errors import RequestError
-from ddp_hpc.tables import Column, table
+from ddp_hpc.text_table import Column, table
 
 PANELS = [Panel("two ranks", [("a", 1.5, "1.5"), ("b", 300.0, "300")]), Panel("four", [("a", 2.0, "2")])]
 
@@ -20,7 +20,7 @@ def write(picture: Path) -> None:
     write_files(result, None, picture, PANELS, "seconds")
 
 
-def test_names_are_to_the_left_numbers_to_the_right_and_nothing_is_a_dash() -> None:
+def test_names_are_left_aligned_numbers_right_aligned_and_none_is_a_dash() -> None:
     columns = [Column("name", "loader"), Column("us", "median us", "{:,.0f}".format)]
     rows = [{"name": "a", "us": 12345.6}, {"name": "much longer", "us": None}]
     assert table(columns, rows).splitlines() == [
@@ -31,7 +31,7 @@ def test_names_are_to_the_left_numbers_to_the_right_and_nothing_is_a_dash() -> N
 
 
 @pytest.mark.parametrize(("name", "begins"), [("io.png", b"\x89PNG\r\n\x1a\n"), ("IO.SVG", b"<?xml")])
-def test_the_suffix_decides_what_picture_is_drawn(tmp_path: Path, name: str, begins: bytes) -> None:
+def test_the_suffix_determines_the_format_of_the_picture(tmp_path: Path, name: str, begins: bytes) -> None:
     write(tmp_path / "new" / name)
     assert (tmp_path / "new" / name).read_bytes().startswith(begins)
 
@@ -46,19 +46,19 @@ def test_a_picture_replaces_an_older_one(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["io.svg"]
 
 
-def test_a_picture_replaces_nothing_else(tmp_path: Path) -> None:
+def test_a_picture_does_not_overwrite_other_files(tmp_path: Path) -> None:
     (tmp_path / "thesis.png").write_text("precious")
-    with pytest.raises(RequestError, match="exists and is no such picture"):
+    with pytest.raises(RequestError, match=r"exists and is not a \.png picture"):
         check_files(None, tmp_path / "thesis.png")
 
 
-def test_json_replaces_nothing_but_json(tmp_path: Path) -> None:
+def test_json_does_not_overwrite_other_files(tmp_path: Path) -> None:
     (tmp_path / "train.h5").write_bytes(b"\x89HDF")
     with pytest.raises(RequestError, match="is the data and would be overwritten"):
         check_files(tmp_path / "train.h5", None, tmp_path / "train.h5")
 
 
-def test_a_missing_matplotlib_is_said_before_anything_is_measured(
+def test_a_missing_matplotlib_is_reported_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)

@@ -1,4 +1,4 @@
-"""`ddp-hpc bench scaling` here: what a point's numbers are, what is run, and what is refused."""
+"""`ddp-hpc bench scaling` on this machine: the results of points, the points that are run, and errors."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from ddp_hpc.bench import scaling_report
-from ddp_hpc.bench.scaling_results import NotMeasuredError, differences, read_point, rows
+from ddp_hpc.bench.scaling import output as scaling_report
+from ddp_hpc.bench.scaling.results import NotMeasuredError, differences, read_point, rows
 from ddp_hpc.commands.bench import scaling as bench_scaling
 from tests.bench.scaling_points import STEPS, WARM_UP, point, settings, write_mpiexec, write_point
 from tests.conftest import Launch
@@ -28,7 +28,7 @@ SHORT = ["--steps", str(STEPS), "--warm-up", str(WARM_UP), "--batch-size", "8"]
 
 @pytest.fixture
 def here(work: Path, nothing_set: None, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, on a machine whose mpiexec trains in no time: see STEP_S."""
+    """The working directory, with an mpiexec that writes results without training: see STEP_S."""
     monkeypatch.setenv("DDP_HPC_MPIEXEC", str(write_mpiexec(work.parent / "mpiexec")))
     monkeypatch.setenv("STEP_S", "1=0.1 2=0.125 4=0.1")
     return work
@@ -38,10 +38,10 @@ def scaling(run: Run, *args: str) -> Any:
     return run("bench", "scaling", "--profile", "local", *SHORT, *args)
 
 
-# A point's numbers
+# The results of a point
 
 
-def test_a_point_is_its_steps_without_warm_up_trace_and_ends_of_epochs(tmp_path: Path) -> None:
+def test_warm_up_steps_traced_steps_and_ends_of_epochs_are_not_counted(tmp_path: Path) -> None:
     write_point(tmp_path, 2, 8, 0.5)
     found = read_point(tmp_path, point(2, 8), settings())
     assert found is not None
@@ -51,7 +51,7 @@ def test_a_point_is_its_steps_without_warm_up_trace_and_ends_of_epochs(tmp_path:
     assert found.data_share == pytest.approx(0.1)
 
 
-def test_a_world_of_one_does_not_communicate_and_of_others_a_trace_tells(tmp_path: Path) -> None:
+def test_communication_is_zero_on_one_rank_and_measured_by_traces_on_others(tmp_path: Path) -> None:
     for ranks, share in ((1, 0.0), (2, None)):
         write_point(tmp_path, ranks, 8, 0.5)
         found = read_point(tmp_path, point(ranks, 8), settings())
@@ -59,8 +59,8 @@ def test_a_world_of_one_does_not_communicate_and_of_others_a_trace_tells(tmp_pat
         assert found.comm_share == share
 
 
-def test_speed_up_and_efficiency_are_against_the_smallest_point(tmp_path: Path) -> None:
-    """8 samples a rank in 0.1, 0.125 and 0.2 s: 80, 128 and 160 samples/s."""
+def test_speed_up_and_efficiency_are_relative_to_the_smallest_point(tmp_path: Path) -> None:
+    """8 samples per rank in 0.1, 0.125 and 0.2 s are 80, 128 and 160 samples/s."""
     points = [point(1, 8), point(2, 8), point(4, 8)]
     found = {}
     for one, step_s in zip(points, (0.1, 0.125, 0.2), strict=True):
@@ -72,7 +72,7 @@ def test_speed_up_and_efficiency_are_against_the_smallest_point(tmp_path: Path) 
     assert [row["samples_per_s"] for row in weak] == pytest.approx([80, 128, 160])
     assert [row["speedup"] for row in weak] == pytest.approx([1, 1.6, 2])
     assert [row["efficiency"] for row in weak] == pytest.approx([1, 0.8, 0.5])
-    # Without the first one: 160 / 128 on twice the ranks.
+    # Without the first point, the speed-up is 160 / 128 on twice the ranks.
     del found[points[0]]
     weak = rows("weak", points, found)
     assert [row["base_ranks"] for row in weak] == [2, 2]
@@ -81,26 +81,26 @@ def test_speed_up_and_efficiency_are_against_the_smallest_point(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("summary", "said"),
+    ("summary", "message"),
     [
         (
             {"stopped": "no time left"},
-            "it stopped before its end (no time left); ask for a longer --walltime",
+            "it stopped early (no time left); request a longer --walltime",
         ),
         ({"world": {"world_size": 1, "num_nodes": 1}}, "it ran on 1 rank; "),
-        ({"data": {"samples": 16}}, "the data has 16 samples, fewer than 2 ranks take in a step"),
+        ({"data": {"samples": 16}}, "the data has 16 samples, fewer than 2 ranks need in a step"),
         ({"world": None}, "is damaged"),
         ({"model": {}}, "is damaged"),
     ],
 )
-def test_a_run_that_was_none_of_this_point_is_no_number(
-    tmp_path: Path, summary: dict[str, Any], said: str
+def test_the_results_of_another_run_are_rejected(
+    tmp_path: Path, summary: dict[str, Any], message: str
 ) -> None:
     write_point(tmp_path, 2, 8, 0.5, summary)
     batch_size = 9 if "data" in summary else 8
     with pytest.raises(NotMeasuredError) as caught:
         read_point(tmp_path, point(2, batch_size), settings())
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -116,14 +116,14 @@ def test_a_run_that_was_none_of_this_point_is_no_number(
         ("metrics.jsonl", '{"step": 3, "samples": 1, "data_s": 0, "step_s": 1}\n'),
     ],
 )
-def test_files_that_are_damaged_or_too_short_are_no_numbers(tmp_path: Path, name: str, text: str) -> None:
+def test_damaged_or_short_files_are_rejected(tmp_path: Path, name: str, text: str) -> None:
     write_point(tmp_path, 2, 8, 0.5)
     (tmp_path / name).write_text(text)
     with pytest.raises(NotMeasuredError):
         read_point(tmp_path, point(2, 8), settings())
 
 
-def test_points_that_differ_in_more_than_ranks_are_told_of(tmp_path: Path) -> None:
+def test_points_that_differ_not_only_in_ranks_are_reported(tmp_path: Path) -> None:
     found = {}
     for ranks, threads in ((1, 2), (2, 1)):
         write_point(tmp_path, ranks, 8, 0.5, {"threads": threads})
@@ -131,11 +131,12 @@ def test_points_that_differ_in_more_than_ranks_are_told_of(tmp_path: Path) -> No
         assert measured is not None
         found[point(ranks, 8)] = measured
     assert differences(found) == [
-        "the points differ in more than ranks, in threads (1 rank, batches of 8: 2; 2 ranks, batches of 8: 1)"
+        "the points differ not only in ranks, but also in threads "
+        "(1 rank, batches of 8: 2; 2 ranks, batches of 8: 1)"
     ]
 
 
-# Points that are run here
+# Points that are run on this machine
 
 
 def test_weak_and_strong_scaling_share_their_smallest_point(here: Path, run: Run) -> None:
@@ -156,25 +157,21 @@ def test_weak_and_strong_scaling_share_their_smallest_point(here: Path, run: Run
     assert len(done.out.splitlines()) == 7
 
 
-def test_the_same_command_again_runs_what_is_not_done_and_fails_until_all_is(
-    here: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_command_reruns_failed_points(here: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEP_S", "1=0.1 2=fails 4=0.1")
     done = scaling(run, "--mode", "weak", "--ranks", "1,2,4")
     assert done.code == 1
     log = "scaling/ranks2-batch8/log.txt"
-    line = (
-        f"2 ranks, batches of 8: failed, [rank 1/2 n2] error: the GPU is on fire; put it out; its log: {log}"
-    )
+    line = f"2 ranks, batches of 8: failed, [rank 1/2 n2] error: the GPU is on fire; put it out; log: {log}"
     assert f"{line}; exit code 1\n" in done.err
     assert done.err.splitlines()[-1] == line
     assert [text.split()[:2] for text in done.out.splitlines()[1:]] == [["weak", "1"], ["weak", "4"]]
     monkeypatch.setenv("STEP_S", "2=0.125")
-    again = scaling(run, "--mode", "weak", "--ranks", "1,2,4")
-    assert again.code == 0, again.err
-    assert "2 of 3 points are done already" in again.err
-    assert again.err.count("point ") == 1
-    assert len(again.out.splitlines()) == 4
+    second = scaling(run, "--mode", "weak", "--ranks", "1,2,4")
+    assert second.code == 0, second.err
+    assert "2 of 3 points are already done" in second.err
+    assert second.err.count("point ") == 1
+    assert len(second.out.splitlines()) == 4
 
 
 def test_gathering_starts_nothing(here: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,11 +180,11 @@ def test_gathering_starts_nothing(here: Path, run: Run, monkeypatch: pytest.Monk
     (here / "scaling" / "ranks2-batch8" / "log.txt").unlink()
     done = run("bench", "scaling", "--gather", "--markdown", "s.md")
     assert done.code == 1
-    assert done.err.splitlines()[-1] == "2 ranks, batches of 8: missing, it was not started"
+    assert done.err.splitlines()[-1] == "2 ranks, batches of 8: missing, not started"
     assert len((here / "s.md").read_text().splitlines()) == 5, "a table of one row, and its caption"
 
 
-def test_a_folder_grows_by_more_ranks(here: Path, run: Run) -> None:
+def test_ranks_can_be_added_to_a_directory(here: Path, run: Run) -> None:
     scaling(run, "--ranks", "1,2", "--", "--threads", "1")
     done = scaling(run, "--ranks", "4", "--", "--threads", "1")
     assert done.code == 0, done.err
@@ -198,14 +195,14 @@ def test_a_folder_grows_by_more_ranks(here: Path, run: Run) -> None:
     ]
 
 
-def test_a_training_that_refuses_its_options_is_asked_once_and_forgotten(
+def test_a_training_that_rejects_its_options_is_run_once_and_forgotten(
     here: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STEP_S", "1=refuses 2=0.1")
     done = scaling(run, "--ranks", "1,2", "--", "--modle", "x")
     assert done.code == 2
-    assert "failed, Error: No such option: --modle; its log: " in done.err
-    assert done.err.splitlines()[-1].startswith("error: the training refuses what it was asked for")
+    assert "failed, Error: No such option: --modle; log: " in done.err
+    assert done.err.splitlines()[-1].startswith("error: the training rejected its options")
     assert not (here / "scaling" / "ranks2-batch8").exists()
     monkeypatch.setenv("STEP_S", "1=0.1 2=0.1")
     assert scaling(run, "--ranks", "1,2", "--", "--model", "linear").code == 0
@@ -218,18 +215,18 @@ def test_ranks_get_the_same_threads_at_every_point(here: Path, run: Run) -> None
     assert not list(here.iterdir())
 
 
-def test_a_dry_run_prints_lines_that_bash_takes(here: Path, run: Run, launch: Launch) -> None:
+def test_a_dry_run_prints_commands_that_bash_can_run(here: Path, run: Run, launch: Launch) -> None:
     done = scaling(run, "--ranks", "2", "--mode", "weak", "--dry-run", "--", "--model", "it's:mine")
     ended = launch(["bash", "-c", done.out], cwd=here, env={"STEP_S": "2=0.5"})
     assert ended.exit_code == 0, ended.stderr
     assert read_point(here / "scaling" / "ranks2-batch8", point(2, 8), settings()) is not None
 
 
-def test_samples_are_enough_for_the_largest_step(here: Path, run: Run) -> None:
+def test_there_are_enough_samples_for_the_largest_step(here: Path, run: Run) -> None:
     done = scaling(run, "--ranks", "1,3", "--mode", "weak", "--dry-run", "--", "--accumulate", "200")
     assert done.out.count(" --num-samples 4800 ") == 2, "3 ranks x 8 x 200"
     done = scaling(run, "--ranks", "1,3", "--mode", "weak", "--dry-run")
-    assert done.out.count(" --num-samples 2064 ") == 2, "a multiple of 24, and no less than the usual 2048"
+    assert done.out.count(" --num-samples 2064 ") == 2, "a multiple of 24, and at least the default of 2048"
 
 
 @pytest.mark.parametrize(
@@ -240,7 +237,7 @@ def test_samples_are_enough_for_the_largest_step(here: Path, run: Run) -> None:
         (["--ranks", "1,4", "--ranks-per-node", "4"], [("1", "1"), ("1", "4")]),
     ],
 )
-def test_in_an_allocation_one_node_is_filled_before_the_next(
+def test_in_an_allocation_nodes_are_filled_one_after_the_other(
     here: Path, run: Run, monkeypatch: pytest.MonkeyPatch, args: list[str], tasks: list[tuple[str, str]]
 ) -> None:
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_CPUS_PER_NODE": "16(x2)"}
@@ -260,14 +257,14 @@ def test_a_signal_ends_the_point_and_keeps_the_others(
     argv = [sys.executable, "-m", "ddp_hpc", "bench", "scaling", "--profile", "local", *SHORT]
     env = {"DDP_HPC_MPIEXEC": os.environ["DDP_HPC_MPIEXEC"], "STEP_S": "1=0.1 2=hangs"}
     argv += ["--mode", "weak", "--ranks", "1,2"]
-    process = launch.start(argv, cwd=here, env={**env, "DDP_HPC_RUN_DIR": "of the job this shell is in"})
+    process = launch.start(argv, cwd=here, env={**env, "DDP_HPC_RUN_DIR": "directory of the surrounding job"})
     while not (here / "up").exists():
         assert process.poll() is None, process.communicate()
         time.sleep(0.01)
     process.send_signal(signum)
     ended = launch.end(process)
     assert ended.exit_code == exit_code
-    assert "points that are done: 1; they are kept, and the same command goes on" in ended.stderr
+    assert "1 finished point kept; run the same command again" in ended.stderr
     assert (here / "scaling" / "ranks1-batch8" / "summary.json").exists()
     assert not list((here / "scaling" / "ranks2-batch8").iterdir())
     left = [path for path in Path("/proc").glob("[0-9]*/cmdline") if b"ranks2-batch8" in _read(path)]
@@ -281,42 +278,42 @@ def _read(path: Path) -> bytes:
         return b""
 
 
-# What is refused
+# Invalid requests
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
-        (["--ranks", "2,1"], "--ranks 2,1: numbers that rise, from 1 on, are needed"),
-        (["--ranks", "1,1"], "--ranks 1,1: numbers that rise"),
-        (["--ranks", "0,1"], "--ranks 0,1: numbers that rise"),
-        (["--ranks", ""], "--ranks : whole numbers with commas between them"),
-        (["--ranks", "1,two"], "whole numbers with commas"),
-        (["--ranks", "1,99999999999999999999"], "no machine has so many"),
-        (["--ranks", "1,1000000"], "would measure how they take turns"),
-        (["--ranks", "1", "--nodes", "1"], "--ranks and --nodes were given; give one"),
+        (["--ranks", "2,1"], "--ranks 2,1: the numbers must be positive and increasing"),
+        (["--ranks", "1,1"], "--ranks 1,1: the numbers must be positive and increasing"),
+        (["--ranks", "0,1"], "--ranks 0,1: the numbers must be positive and increasing"),
+        (["--ranks", ""], "--ranks : expected whole numbers separated by commas"),
+        (["--ranks", "1,two"], "whole numbers separated by commas"),
+        (["--ranks", "1,99999999999999999999"], "the numbers must not exceed 10000000"),
+        (["--ranks", "1,1000000"], " are too many for "),
+        (["--ranks", "1", "--nodes", "1"], "--ranks and --nodes cannot be combined"),
         (
             ["--ranks", "1,2", "--global-batch", "3"],
-            "2 ranks cannot do that evenly; take other numbers, or a --gl",
+            "cannot divide 3 samples per step evenly by 2 ranks; use",
         ),
-        (["--ranks", "1", "--", "--batch-size=4"], "give it before the --"),
-        (["--ranks", "1", "--", "--summary", "x"], "--summary is given to each point by the benchmark"),
-        (["--ranks", "1", "--", "--trace-dir=x"], "--trace-dir is given to each point"),
-        (["--ranks", "1", "--", "--snapshot-dir", "x"], "--snapshot-dir is given to each point"),
-        (["--ranks", "1", "--", "python", "mine.py"], "'python' was given after --"),
-        (["--ranks", "1,4", "--", "--num-samples", "31"], "the largest point takes 32 samples a step"),
-        (["--ranks", "1", "--walltime", "10m"], "--walltime goes with --submit"),
-        (["--ranks", "1", "--wait"], "--wait goes with --gather"),
-        (["--ranks", "1", "--dir", "a_file"], "--dir a_file: cannot be used (Not a directory)"),
-        (["--ranks", "1", "--dir", "precious"], "--dir precious: holds other things and no scaling.json"),
-        (["--ranks", "1", "--json", "s.md", "--markdown", "s.md"], "another option names the same file"),
-        (["--ranks", "1", "--markdown", "precious/thesis.md"], "exists and is no such table"),
-        (["--ranks", "1", "--picture", "s.jpg"], "the suffix '.jpg' is none of"),
-        (["--gather"], "--gather takes what is in --dir: leave --batch-size out"),
+        (["--ranks", "1", "--", "--batch-size=4"], "put it before the --"),
+        (["--ranks", "1", "--", "--summary", "x"], "--summary is set by the benchmark for each point"),
+        (["--ranks", "1", "--", "--trace-dir=x"], "--trace-dir is set by the benchmark"),
+        (["--ranks", "1", "--", "--snapshot-dir", "x"], "--snapshot-dir is set by the benchmark"),
+        (["--ranks", "1", "--", "python", "mine.py"], "'python' after -- is not an option"),
+        (["--ranks", "1,4", "--", "--num-samples", "31"], "the largest point uses 32 samples per step"),
+        (["--ranks", "1", "--walltime", "10m"], "--walltime requires --submit"),
+        (["--ranks", "1", "--wait"], "--wait requires --gather"),
+        (["--ranks", "1", "--dir", "a_file"], "cannot use --dir a_file (Not a directory)"),
+        (["--ranks", "1", "--dir", "precious"], "--dir precious contains other files and no scaling.json"),
+        (["--ranks", "1", "--json", "s.md", "--markdown", "s.md"], "is also the file of another option"),
+        (["--ranks", "1", "--markdown", "precious/thesis.md"], "exists and is not such a table"),
+        (["--ranks", "1", "--picture", "s.jpg"], "unknown suffix '.jpg'"),
+        (["--gather"], "--gather only reads --dir; omit --batch-size"),
     ],
 )
-def test_a_wrong_request_is_one_line_and_touches_nothing(
-    here: Path, run: Run, args: list[str], said: str
+def test_an_invalid_request_is_one_line_and_changes_nothing(
+    here: Path, run: Run, args: list[str], message: str
 ) -> None:
     (here / "a_file").touch()
     (here / "precious").mkdir()
@@ -325,26 +322,28 @@ def test_a_wrong_request_is_one_line_and_touches_nothing(
     done = scaling(run, *options)
     assert (done.code, done.out) == (2, ""), done.err
     assert done.err.splitlines()[-1].startswith("error: ")
-    assert said in done.err.splitlines()[-1]
+    assert message in done.err.splitlines()[-1]
     assert sorted(path.name for path in here.iterdir()) == ["a_file", "precious"]
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (["--batch-size", "16"], "--batch-size 8 (now 16)"),
         (["--steps", "3"], "--steps 4 (now 3)"),
         (["--global-batch", "64"], "--global-batch 8 (now 64)"),
-        (["--env", "A=B"], "options of the launch --profile local (now --profile local --env A=B)"),
+        (["--env", "A=B"], "launch options --profile local (now --profile local --env A=B)"),
         (["--", "--model", "linear"], "options after -- none (now --model linear)"),
     ],
 )
-def test_a_folder_of_other_points_is_refused(here: Path, run: Run, args: list[str], said: str) -> None:
+def test_a_directory_with_other_points_is_rejected(
+    here: Path, run: Run, args: list[str], message: str
+) -> None:
     assert scaling(run, "--ranks", "1").code == 0
     before = (here / "scaling" / "scaling.json").read_text()
     done = scaling(run, "--ranks", "1", *args)
     assert (done.code, done.out) == (2, "")
-    assert said in done.err.splitlines()[-1]
+    assert message in done.err.splitlines()[-1]
     assert (here / "scaling" / "scaling.json").read_text() == before
 
 
@@ -360,18 +359,18 @@ def test_a_folder_of_other_points_is_refused(here: Path, run: Run, args: list[st
         '{"kind": 1e999}',
     ],
 )
-def test_a_damaged_request_is_refused(here: Path, run: Run, text: str) -> None:
+def test_a_damaged_request_is_rejected(here: Path, run: Run, text: str) -> None:
     (here / "scaling").mkdir()
     (here / "scaling" / "scaling.json").write_text(text)
     for args in (["--ranks", "1", "--profile", "local"], ["--gather"]):
         done = run("bench", "scaling", *args)
         assert (done.code, done.out) == (2, "")
         assert done.err.splitlines()[-1].startswith(
-            "error: scaling/scaling.json: is not what ddp-hpc bench scaling"
+            "error: scaling/scaling.json was not written by ddp-hpc bench scaling"
         )
 
 
-def test_numbers_of_a_request_that_no_run_can_have_are_refused(here: Path, run: Run) -> None:
+def test_invalid_numbers_in_a_request_are_rejected(here: Path, run: Run) -> None:
     scaling(run, "--ranks", "1")
     path = here / "scaling" / "scaling.json"
     good = path.read_text()
@@ -386,14 +385,14 @@ def test_numbers_of_a_request_that_no_run_can_have_are_refused(here: Path, run: 
         assert run("bench", "scaling", "--gather").code == 2
 
 
-def test_a_folder_that_was_never_asked_for_anything_is_not_gathered(work: Path, run: Run) -> None:
+def test_gathering_an_empty_directory_is_an_error(work: Path, run: Run) -> None:
     done = run("bench", "scaling", "--gather")
     assert (done.code, done.out) == (2, "")
-    assert "no scaling benchmark was started there" in done.err
+    assert "contains no scaling benchmark" in done.err
     assert not list(work.iterdir())
 
 
-def test_a_folder_in_which_another_works_is_left_alone(here: Path, run: Run, launch: Launch) -> None:
+def test_a_directory_in_use_is_not_changed(here: Path, run: Run, launch: Launch) -> None:
     (here / "scaling").mkdir()
     holder = launch.start(["flock", "scaling/.lock", "bash", "-c", "touch up; sleep 30"], cwd=here)
     while not (here / "up").exists():
@@ -401,40 +400,42 @@ def test_a_folder_in_which_another_works_is_left_alone(here: Path, run: Run, lau
         time.sleep(0.01)
     done = scaling(run, "--ranks", "1")
     assert (done.code, done.out) == (2, "")
-    assert "another ddp-hpc bench scaling starts points in it" in done.err
+    assert "is in use by another ddp-hpc bench scaling" in done.err
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(run: Run, here: Path) -> None:
+def test_a_directory_that_is_not_writable_is_one_line(run: Run, here: Path) -> None:
     done = scaling(run, "--ranks", "1", "--dir", "/proc/scaling")
     assert done.code in (1, 2)
-    assert done.err.splitlines()[-1].startswith("error: --dir /proc/scaling: cannot be ")
+    assert done.err.splitlines()[-1].startswith(
+        ("error: cannot write to --dir /proc/sc", "error: cannot use --dir /proc/sc")
+    )
 
 
-# What is printed
+# Output
 
 
-def test_the_examples_of_the_help_are_real(run: Run) -> None:
+def test_the_examples_in_the_help_are_valid(run: Run) -> None:
     text = run("bench", "scaling", "--help").out
     examples = [
         shlex.split(line)[3:] for line in text.splitlines() if line.startswith("    ddp-hpc bench scaling")
     ]
     assert len(examples) >= 5
-    for words in examples:
-        bench_scaling.make_context("scaling", words)
+    for arguments in examples:
+        bench_scaling.make_context("scaling", arguments)
 
 
-def test_the_markdown_is_a_table_and_says_on_what_it_was_measured(here: Path, run: Run) -> None:
+def test_the_markdown_is_a_table_with_a_description(here: Path, run: Run) -> None:
     done = scaling(run, "--ranks", "1,2", "--markdown", "s.md", "--", "--threads", "1")
     lines = (here / "s.md").read_text().splitlines()
-    assert lines[0].startswith("| scaling | ranks | nodes | batch a rank | batch | samples/s | step ms |")
+    assert lines[0].startswith("| scaling | ranks | nodes | batch per rank | batch | samples/s | step ms |")
     assert lines[3] == "| weak | 2 | 1 | 8 | 16 | 128 | 125 | 1.60 | 80% | - | 10.0% |"
     assert {line.count("|") for line in lines[:6]} == {12}
     assert lines[-1].startswith(
-        "linear, 21 parameters (--threads 1), on up to 2 ranks of 1 node, 2 a node, Some CPU"
+        "linear, 21 parameters (--threads 1), on up to 2 ranks of 1 node, 2 per node, Some CPU"
     )
     assert "; measured 2026-11-21." in lines[-1]
     assert lines[-1] in done.err
-    # It replaces itself.
+    # The file can be overwritten by the same command.
     assert scaling(run, "--ranks", "1,2", "--markdown", "s.md", "--", "--threads", "1").code == 0
 
 
@@ -444,11 +445,11 @@ def test_the_picture_has_a_line_for_each_mode(here: Path, run: Run, name: str, b
     content = (here / name).read_bytes()
     assert content.startswith(begins)
     if name == "s.svg":
-        for words in (b"weak scaling", b"strong scaling", b"ideal"):
-            assert b"<!-- " + words + b" -->" in content
+        for label in (b"weak scaling", b"strong scaling", b"ideal"):
+            assert b"<!-- " + label + b" -->" in content
 
 
-def test_rates_and_times_keep_their_digits() -> None:
+def test_rates_and_times_have_three_significant_digits() -> None:
     row: dict[str, Any] = {"name": "weak", "ranks": 1, "nodes": 1, "batch_size": 1, "global_batch": 1}
     row |= {"samples_per_s": 1234567.8, "step_s": 0.000234567, "speedup": 1.0, "efficiency": 1.0}
     row |= {"comm_share": None, "data_share": 0.0}
@@ -485,12 +486,12 @@ def test_a_real_run_of_one_and_two_ranks(launch: Launch, tmp_path: Path) -> None
     assert 0 < two["comm_share"] < 1
     folder = tmp_path / "scaling" / "ranks2-batch32"
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2 + 4 + 1 + 2, (
-        "traced steps are others"
+        "traced steps are not timed"
     )
     assert len(list((folder / "trace").glob("*.json.gz"))) == 2
     assert [path.name for path in (tmp_path / "data").iterdir()] == [next((tmp_path / "data").iterdir()).name]
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "scaling").rglob("*.jsonl")}
-    again = launch(argv, cwd=tmp_path)
-    assert again.exit_code == 0, again.stderr
-    assert again.stdout == done.stdout
+    second = launch(argv, cwd=tmp_path)
+    assert second.exit_code == 0, second.stderr
+    assert second.stdout == done.stdout
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "scaling").rglob("*.jsonl")} == before

@@ -1,4 +1,4 @@
-"""`ddp-hpc bench scaling --submit` and `--gather`, with schedulers' commands that say what they are told."""
+"""`ddp-hpc bench scaling --submit` and `--gather` with fake scheduler commands."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def scaling(run: Run, *args: str) -> Any:
 
 @pytest.fixture
 def cluster(work: Path, programs: Programs) -> Programs:
-    """Ids count up from 12; scontrol says of a job what its file in `jobs` does, and knows no others."""
+    """Job IDs start with 12; scontrol prints the job's file in `jobs`, and an error for other jobs."""
     (work / "jobs").mkdir()
     programs.program(
         "sbatch",
@@ -43,12 +43,14 @@ def cluster(work: Path, programs: Programs) -> Programs:
     return programs
 
 
-def tell(work: Path, job_id: str, **changes: str) -> None:
-    """What the scheduler says of a job from now on."""
+def set_job(work: Path, job_id: str, **changes: str) -> None:
+    """Sets the state of a job that the scheduler reports."""
     (work / "jobs" / job_id).write_text(slurm(job_id=job_id, work=str(work), log=f"{work}/log", **changes))
 
 
-def test_a_dry_run_is_what_render_writes_for_each_point(work: Path, programs: Programs, run: Run) -> None:
+def test_a_dry_run_prints_the_script_of_render_for_each_point(
+    work: Path, programs: Programs, run: Run
+) -> None:
     done = scaling(run, "--nodes", "1,2", "--trace-steps", "3", "--dry-run", "--", "--amp", "bf16")
     assert done.code == 0, done.err
     rendered, commands = "", []
@@ -63,12 +65,12 @@ def test_a_dry_run_is_what_render_writes_for_each_point(work: Path, programs: Pr
         rendered += run("render", *request).out
         commands.append(f"would run: sbatch --parsable {work}/{folder}/job-")
     assert done.out == rendered
-    said = [line for line in done.err.splitlines() if line.startswith("would run: ")]
-    assert [line[: -len("01234567.sh")] for line in said] == commands
+    printed = [line for line in done.err.splitlines() if line.startswith("would run: ")]
+    assert [line[: -len("01234567.sh")] for line in printed] == commands
     assert not list(work.iterdir())
 
 
-def test_ranks_fill_a_node_before_the_next(work: Path, programs: Programs, run: Run) -> None:
+def test_nodes_are_filled_one_after_the_other(work: Path, programs: Programs, run: Run) -> None:
     done = scaling(run, "--ranks", "1,4,16", "--dry-run")
     lines = [
         line for line in done.out.splitlines() if line.startswith(("#SBATCH --nodes", "#SBATCH --ntasks"))
@@ -76,15 +78,15 @@ def test_ranks_fill_a_node_before_the_next(work: Path, programs: Programs, run: 
     assert [line.rpartition("=")[2] for line in lines] == ["1", "1", "1", "4", "4", "4"]
     done = scaling(run, "--ranks", "1,4,6", "--dry-run")
     assert (done.code, done.out) == (2, "")
-    assert "--ranks 6: a node has 4 ranks, and 6 do not fill nodes" in done.err
+    assert "--ranks 6 is not a multiple of the 4 ranks per node" in done.err
 
 
-def test_many_ranks_leave_the_traces_of_some(work: Path, programs: Programs, run: Run) -> None:
+def test_of_many_ranks_only_some_are_traced(work: Path, programs: Programs, run: Run) -> None:
     done = scaling(run, "--nodes", "4", "--dry-run")
     assert "--trace-ranks 0,1,2,3,4,5,6,7 " in done.out
 
 
-def test_each_point_is_a_job_and_ids_alone_are_printed(work: Path, cluster: Programs, run: Run) -> None:
+def test_each_point_is_a_job_and_only_ids_are_printed(work: Path, cluster: Programs, run: Run) -> None:
     done = scaling(run, "--nodes", "1,2")
     assert (done.code, done.out) == (0, "12\n13\n"), done.err
     assert "4 ranks, batches of 8: job 12\n8 ranks, batches of 8: job 13\n" in done.err
@@ -95,30 +97,32 @@ def test_each_point_is_a_job_and_ids_alone_are_printed(work: Path, cluster: Prog
         assert json.loads((folder / "submitted").read_text())["job_id"] == job_id
 
 
-def test_what_waits_runs_or_is_done_is_not_queued_again(work: Path, cluster: Programs, run: Run) -> None:
+def test_points_that_are_pending_running_or_done_are_not_resubmitted(
+    work: Path, cluster: Programs, run: Run
+) -> None:
     assert scaling(run, "--nodes", "1,2,4").code == 0
-    tell(work, "12", state="COMPLETED")
+    set_job(work, "12", state="COMPLETED")
     write_point(work / "scaling" / FOUR, 4, 8, 0.5)
-    tell(work, "13", state="PENDING", reason="Priority")
-    tell(work, "14", state="FAILED", exit="1:0")
+    set_job(work, "13", state="PENDING", reason="Priority")
+    set_job(work, "14", state="FAILED", exit="1:0")
     done = scaling(run, "--nodes", "1,2,4")
     assert (done.code, done.out) == (0, "15\n"), done.err
     assert (
         "4 ranks, batches of 8: 64.0 samples/s\n8 ranks, batches of 8: waiting, job 13: PENDING, P"
         in done.err
     )
-    tell(work, "15")
+    set_job(work, "15")
     done = scaling(run, "--nodes", "1,2,4")
     assert (done.code, done.out) == (0, "")
-    assert "nothing is left to submit" in done.err
+    assert "all points are done or submitted" in done.err
 
 
-def test_gathering_names_what_is_not_done(work: Path, cluster: Programs, run: Run) -> None:
+def test_gathering_lists_the_points_that_are_not_done(work: Path, cluster: Programs, run: Run) -> None:
     scaling(run, "--nodes", "1,2,4")
-    tell(work, "12", state="COMPLETED")
+    set_job(work, "12", state="COMPLETED")
     write_point(work / "scaling" / FOUR, 4, 8, 0.5)
-    tell(work, "13", state="RUNNING")
-    tell(work, "14", state="PENDING", reason="Resources")
+    set_job(work, "13", state="RUNNING")
+    set_job(work, "14", state="PENDING", reason="Resources")
     done = run("bench", "scaling", "--gather")
     assert done.code == 75
     assert [line.split()[:2] for line in done.out.splitlines()[1:]] == [["weak", "4"]]
@@ -127,25 +131,25 @@ def test_gathering_names_what_is_not_done(work: Path, cluster: Programs, run: Ru
         "16 ranks, batches of 8: waiting, job 14: PENDING, Resources",
     ]
     (work / "log").write_text("[rank 3/8 n1] error: out of luck; try another\n")
-    tell(work, "13", state="FAILED", exit="1:0")
+    set_job(work, "13", state="FAILED", exit="1:0")
     (work / "jobs" / "14").unlink()
     done = run("bench", "scaling", "--gather")
     assert done.code == 1
     assert done.err.splitlines()[1:] == [
         "8 ranks, batches of 8: failed, job 13: exit code 1: "
         "[rank 3/8 n1] error: out of luck; try another; see ddp-hpc status 13",
-        "16 ranks, batches of 8: failed, job 14 is not known here any more; it left no summary",
+        "16 ranks, batches of 8: failed, job 14 is no longer known to the scheduler; no summary",
     ]
 
 
-def test_waiting_ends_with_the_last_job(
+def test_waiting_ends_when_the_last_job_ends(
     work: Path, cluster: Programs, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ddp_hpc.commands.scaling import command
 
     scaling(run, "--nodes", "1,2")
-    tell(work, "12")
-    tell(work, "13")
+    set_job(work, "12")
+    set_job(work, "13")
     paused = []
 
     def pause(seconds: float) -> None:
@@ -164,7 +168,7 @@ def test_waiting_ends_with_the_last_job(
     assert len(done.out.splitlines()) == 3
 
 
-def test_a_scheduler_that_does_not_answer_queues_nothing_twice(
+def test_nothing_is_resubmitted_if_the_scheduler_does_not_respond(
     work: Path, cluster: Programs, run: Run
 ) -> None:
     scaling(run, "--nodes", "1")
@@ -174,27 +178,29 @@ def test_a_scheduler_that_does_not_answer_queues_nothing_twice(
     assert len(cluster.called("sbatch")) == 1
     done = run("bench", "scaling", "--gather")
     assert (done.code, done.out) == (75, "")
-    assert "waiting, job 12, and its scheduler does not answer: scontrol was tried 3 times" in done.err
+    assert "waiting, job 12, whose scheduler does not respond: scontrol failed 3 times" in done.err
 
 
-def test_a_refusal_half_way_says_what_is_queued(work: Path, cluster: Programs, run: Run) -> None:
+def test_an_error_after_some_submissions_reports_their_number(
+    work: Path, cluster: Programs, run: Run
+) -> None:
     refuses = 'echo "sbatch: error: no" >&2; exit 1'
     cluster.program("sbatch", f"if [[ $* == *{EIGHT}* ]]; then {refuses}; fi; echo 12")
     done = scaling(run, "--nodes", "1,2")
     assert (done.code, done.out) == (1, "12\n")
-    said = "error: 8 ranks, batches of 8: 1 of 2 jobs are queued; the same command goes on with the others: "
-    assert said in done.err.splitlines()[-1]
+    line = "error: 8 ranks, batches of 8: 1 of 2 jobs were submitted; run the same command again"
+    assert line in done.err.splitlines()[-1]
 
 
-def test_what_a_failed_job_has_left_is_gone_before_the_next(work: Path, cluster: Programs, run: Run) -> None:
+def test_files_of_a_failed_job_are_removed_before_the_next(work: Path, cluster: Programs, run: Run) -> None:
     scaling(run, "--nodes", "1")
     write_point(work / "scaling" / FOUR, 4, 8, 0.5, {"stopped": "SIGTERM"})
-    tell(work, "12", state="COMPLETED")
+    set_job(work, "12", state="COMPLETED")
     assert scaling(run, "--nodes", "1").out == "13\n"
     assert not (work / "scaling" / FOUR / "summary.json").exists()
 
 
-def test_points_are_jobs_of_pbs_too(work: Path, programs: Programs, run: Run) -> None:
+def test_points_can_be_pbs_jobs(work: Path, programs: Programs, run: Run) -> None:
     programs.answers("qsub", "12.pbs-srv\n")
     programs.answers("qstat", json.dumps(pbs(job_state="Q", comment="Not Running: no nodes", Job_Name="ddp")))
     request = ["--submit", "--profile", "polaris", "--queue", "debug", "--walltime", "00:10:00", *SHORT]
@@ -205,37 +211,37 @@ def test_points_are_jobs_of_pbs_too(work: Path, programs: Programs, run: Run) ->
     assert done.err == "4 ranks, batches of 8: waiting, job 12.pbs-srv: Q, Not Running: no nodes\n"
 
 
-def test_a_machine_without_the_scheduler_gets_no_folder(work: Path, programs: Programs, run: Run) -> None:
+def test_without_a_scheduler_no_directory_is_created(work: Path, programs: Programs, run: Run) -> None:
     done = scaling(run, "--nodes", "1")
     assert (done.code, done.out) == (2, "")
-    assert "sbatch was looked for on the PATH and is not there; the jobs are for Slurm" in done.err
+    assert "sbatch was not found on the PATH; the jobs are for Slurm" in done.err
     assert not list(work.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
-        ([], "--submit was given; say how large the jobs are: --nodes 1,2,4 or --ranks 1,2,4"),
-        (["--nodes", "1", "--json", "s.json"], "--json goes with --gather, when the jobs are done"),
-        (["--nodes", "1", "--setup", "for"], "--setup: bash does not understand"),
+        ([], "--submit requires the sizes of the jobs, such as --nodes 1,2,4 or --ranks 1,2,4"),
+        (["--nodes", "1", "--json", "s.json"], "--json cannot be used with --submit"),
+        (["--nodes", "1", "--setup", "for"], "--setup 'for' is not valid bash"),
         (["--nodes", "1", "--launcher", "srunn"], 'did you mean "srun"?'),
         (["--nodes", "1", "--walltime", "soon"], "soon"),
         (["--nodes", "1", "--profile", "local"], "the profile's scheduler is 'local'"),
-        (["--nodes", "1", "--dir", "a$(touch b)"], "names no run folder that can be told from here"),
-        (["--nodes", "1", "--", "--metrics", "x"], "--metrics is given to each point by the benchmark"),
+        (["--nodes", "1", "--dir", "a$(touch b)"], "cannot be determined from its script"),
+        (["--nodes", "1", "--", "--metrics", "x"], "--metrics is set by the benchmark for each point"),
     ],
 )
-def test_a_wrong_request_is_one_line(
-    work: Path, cluster: Programs, run: Run, args: list[str], said: str
+def test_an_invalid_request_is_one_line(
+    work: Path, cluster: Programs, run: Run, args: list[str], message: str
 ) -> None:
     done = scaling(run, *args)
     assert (done.code, done.out) == (2, ""), done.err
-    assert said in done.err.splitlines()[-1]
+    assert message in done.err.splitlines()[-1]
     assert not cluster.called()
     assert not (work / "scaling").exists()
 
 
-def test_a_login_node_needs_no_torch(work: Path, cluster: Programs, run: Run) -> None:
+def test_torch_is_not_required_on_a_login_node(work: Path, cluster: Programs, run: Run) -> None:
     scaling(run, "--nodes", "1")
     write_point(work / "scaling" / FOUR, 4, 8, 0.5)
     blocked = ["torch", "mpi4py", "h5py", "numpy", "matplotlib", "msgspec"]
@@ -245,4 +251,6 @@ def test_a_login_node_needs_no_torch(work: Path, cluster: Programs, run: Run) ->
         done = subprocess.run(argv, cwd=work, env=clean_environ(), capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         assert done.stdout
-    assert done.stderr.splitlines()[-1].startswith("note: communication needs numpy, not installed here; ")
+    assert done.stderr.splitlines()[-1].startswith(
+        "note: communication is not shown, since numpy is not installed; "
+    )

@@ -1,4 +1,4 @@
-"""How loaders are timed: in turns, without what lay ready, and anew where the cache is to be cold."""
+"""Timing of loaders: in turns, without batches that were read before, and reopened for a cold cache."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddp_hpc.bench.loaders import Batches, Order
-from ddp_hpc.bench.turns import Source, measure
+from ddp_hpc.bench.io.interleaved_timing import Source, measure
+from ddp_hpc.bench.io.loaders import Batches, Order
 
 ORDER = [np.arange(2), np.arange(2, 4)]
 
 
 def source(name: str, log: list[str], sleep_s: float = 0.0, **options: Any) -> Source:
-    """Batches that say in `log` whose they are, and when they begin and end."""
+    """A source that records in `log` when it is opened, read and closed."""
 
     def open_it(order: Order) -> Batches:
         log.append(f"open {name}")
@@ -31,7 +31,7 @@ def source(name: str, log: list[str], sleep_s: float = 0.0, **options: Any) -> S
     return Source(name, "memory", open_it, **options)
 
 
-def test_rows_take_turns_after_a_warm_up_of_one_epoch_and_are_closed_at_the_end() -> None:
+def test_sources_take_turns_after_a_warm_up_epoch_and_are_closed_at_the_end() -> None:
     log: list[str] = []
     times = measure([source("a", log), source("b", log)], ORDER, rounds=2, seconds=0)
     warm_up = ["open a", "a", "a", "open b", "b", "b"]
@@ -39,27 +39,27 @@ def test_rows_take_turns_after_a_warm_up_of_one_epoch_and_are_closed_at_the_end(
     assert [len(taken) for taken in times] == [2, 2], "the warm-up does not count"
 
 
-def test_a_turn_lasts_as_long_as_asked() -> None:
+def test_a_turn_has_the_requested_duration() -> None:
     times = measure([source("a", [], sleep_s=0.01)], ORDER, rounds=1, seconds=0.1)
     assert 1 <= len(times[0]) <= 11
     assert min(times[0]) >= 0.01
 
 
-def test_batches_that_lay_ready_are_taken_before_the_clock_starts() -> None:
+def test_batches_read_ahead_are_consumed_before_timing_starts() -> None:
     log: list[str] = []
     measure([source("a", log, ahead=3)], ORDER, rounds=1, seconds=0)
     timed = 2 * 3
     assert log.count("a") == 2 * (3 + timed), "a warm-up and a turn"
 
 
-def test_batches_read_ahead_come_in_bursts_so_a_time_is_the_mean_of_several() -> None:
+def test_with_read_ahead_a_time_is_the_mean_over_several_batches() -> None:
     one = source("a", [], sleep_s=0.005, workers=2, ahead=1)
     start = time.monotonic()
     times = measure([one], ORDER, rounds=1, seconds=0)
     wall_s = time.monotonic() - start
     assert one.together == 4
     assert len(times[0]) == 1
-    assert 0.005 <= times[0][0] <= wall_s / 12, "12 batches in all"
+    assert 0.005 <= times[0][0] <= wall_s / 12, "12 batches in total"
 
 
 def test_the_batches_of_one_read_are_timed_together() -> None:
@@ -69,7 +69,7 @@ def test_the_batches_of_one_read_are_timed_together() -> None:
     assert (one.together, len(times), log.count("a")) == (5, 2, 15)
 
 
-def test_a_cold_turn_opens_anew_and_ends_with_the_epoch(tmp_path: Path) -> None:
+def test_a_cold_turn_reopens_the_file_and_ends_with_the_epoch(tmp_path: Path) -> None:
     log: list[str] = []
     path = tmp_path / "data"
     path.write_bytes(b"x" * 4096)

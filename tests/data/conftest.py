@@ -1,4 +1,4 @@
-"""Data files made by hand, so that reading is not tested against our own writing alone."""
+"""Data files written without data_gen, so that reading is not tested only against our own writer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 
-from ddp_hpc.data.formats import open_samples
+from ddp_hpc.data.open_file import open_samples
 from ddp_hpc.errors import DataError
 
 NUM_SAMPLES = 23
@@ -19,7 +19,7 @@ NUM_SAMPLES = 23
 
 @pytest.fixture
 def values() -> dict[str, np.ndarray]:
-    """src (23, 2, 5) and tgt (23, 3) of float32, every value another."""
+    """src (23, 2, 5) and tgt (23, 3) of float32, in which all values differ."""
     numbers = np.arange(NUM_SAMPLES * 13, dtype=np.float32)
     return {
         "src": numbers[: NUM_SAMPLES * 10].reshape(NUM_SAMPLES, 2, 5),
@@ -48,7 +48,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def refusal() -> Callable[..., str]:
-    """The one line with which a file is refused."""
+    """Returns the one-line error message for a file that is rejected."""
 
     def refusal(path: Path, **options: object) -> str:
         with pytest.raises(DataError) as caught:

@@ -1,4 +1,4 @@
-"""Which positions of the epoch a step trains on, and which rank takes which of them."""
+"""The partition of an epoch's positions into steps, micro-batches and ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_hpc.data.batches import Position, Share, micro_batches, steps_left, weight
+from ddp_hpc.data.step_shards import Position, Share, micro_batches, steps_left, weight
 
 SIZES = {
     "num_samples": st.integers(1, 400),
@@ -18,7 +18,7 @@ SIZES = {
 
 
 def steps_of(num_samples, batch_size, world_size, accumulate, position, epochs):
-    """The shares of each rank and micro-batch, step by step, to the end of the last epoch."""
+    """Yields the shares of all ranks and micro-batches for each step to the end of the last epoch."""
     while position.epoch < epochs:
         by_rank = [
             micro_batches(num_samples, batch_size, world_size, rank, accumulate, position.begin)
@@ -30,18 +30,18 @@ def steps_of(num_samples, batch_size, world_size, accumulate, position, epochs):
 
 @given(**SIZES, data=st.data())
 def test_no_sample_is_repeated_or_left_out(num_samples, batch_size, world_size, accumulate, data):
-    # From any place on: a run that goes on may have another number of ranks than before.
+    # The first position is arbitrary, since a resumed run may have a different number of ranks.
     begin = data.draw(st.integers(0, num_samples - 1))
     start = Position(step=7, epoch=1, begin=begin, samples=0)
     steps = list(steps_of(num_samples, batch_size, world_size, accumulate, start, epochs=3))
     taken = [
         (before.epoch, position)
         for before, by_rank in steps
-        for shares in zip(*by_rank, strict=True)  # every rank has as many micro-batches
+        for shares in zip(*by_rank, strict=True)  # all ranks have the same number of micro-batches
         for share in shares
         for position in range(share.start, share.stop)
     ]
-    # In order too: over micro-batches first, then over ranks.
+    # They are also in order: first over micro-batches, then over ranks.
     whole = [(epoch, position) for epoch in (1, 2) for position in range(num_samples)]
     assert taken == whole[begin:]
     assert len(steps) == steps_left(num_samples, batch_size, world_size, accumulate, 3, start)
@@ -54,7 +54,7 @@ def test_a_position_counts_steps_epochs_and_samples():
     assert Position(3, 0, 16, 16).after(share, 32) == Position(4, 0, 24, 24)
 
 
-def test_nothing_is_left_after_the_last_epoch():
+def test_no_steps_are_left_after_the_last_epoch():
     assert steps_left(10, 2, 1, 1, 3, Position(15, 3, 0, 30)) == 0
     assert steps_left(10, 2, 1, 1, 3, Position(20, 4, 0, 40)) == 0
 
@@ -114,7 +114,7 @@ def test_a_step_covers_the_same_positions_in_every_world(batch_size, world_size,
         assert max(share.stop for share in shares) == min(32 * (step + 1), 100)
 
 
-def test_a_tail_smaller_than_the_world_leaves_some_ranks_nothing():
+def test_some_ranks_get_empty_shares_of_a_tail_smaller_than_the_world():
     assert [micro_batches(10, 2, 4, rank, 1, 8) for rank in range(4)] == [
         (Share(8, 9, 2),),
         (Share(9, 10, 2),),
@@ -136,6 +136,6 @@ def test_a_tail_smaller_than_the_world_leaves_some_ranks_nothing():
         (10, 2, 4, 0, 0, 0),
     ],
 )
-def test_what_does_not_exist_is_an_error(arguments):
+def test_arguments_out_of_range_are_an_error(arguments):
     with pytest.raises(ValueError, match=r"rank|position|at least 1"):
         micro_batches(*arguments)

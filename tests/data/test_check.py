@@ -9,15 +9,15 @@ import h5py
 import numpy as np
 import pytest
 
-from ddp_hpc.data import check
-from ddp_hpc.data.check import BadSample, first_bad_sample
-from ddp_hpc.data.formats import open_samples
+from ddp_hpc.data import check_finite as check
+from ddp_hpc.data.check_finite import BadSample, first_bad_sample
+from ddp_hpc.data.open_file import open_samples
 from ddp_hpc.h5_layout import ATTR_DTYPE, BFLOAT16
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three samples of the conftest's values a block, so that 23 samples make eight, the last of two."""
+    """Three samples per block, so that the conftest's 23 samples make eight blocks, the last of two."""
     monkeypatch.setattr(check, "_BLOCK_BYTES", 3 * 13 * 4)
 
 
@@ -47,9 +47,7 @@ def test_no_sample_is_left_out_at_the_ends_of_blocks(
     assert first_bad_sample(open_samples(write(".h5", values)), 0, 23) == BadSample(number, "src", "a NaN")
 
 
-def test_only_the_part_that_was_asked_for_is_read(
-    write: Callable[..., Path], values: dict[str, np.ndarray]
-) -> None:
+def test_only_the_requested_range_is_read(write: Callable[..., Path], values: dict[str, np.ndarray]) -> None:
     values["src"][4] = values["src"][9] = np.nan
     samples = open_samples(write(".h5", values))
     assert first_bad_sample(samples, 5, 9) is None
@@ -57,7 +55,7 @@ def test_only_the_part_that_was_asked_for_is_read(
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
-def test_every_float_is_looked_at_and_integers_are_left_alone(
+def test_every_float_is_checked_and_integers_are_skipped(
     write: Callable[..., Path], values: dict[str, np.ndarray], dtype: str
 ) -> None:
     values = {"src": values["src"].astype(dtype), "tgt": np.full((23, 3), 2**62)}
@@ -86,7 +84,9 @@ def test_integers_alone_are_not_even_read(
         (0x0080, None),
     ],
 )
-def test_the_bits_of_a_bfloat16_are_told_apart(tmp_path: Path, bits: int, bad: BadSample | None) -> None:
+def test_bfloat16_nan_infinity_and_finite_bits_are_distinguished(
+    tmp_path: Path, bits: int, bad: BadSample | None
+) -> None:
     path = tmp_path / "bf16.h5"
     src = np.full((8, 2), 0x3F80, np.uint16)
     src[5, 1] = bits

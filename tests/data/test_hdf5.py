@@ -1,4 +1,4 @@
-"""HDF5 in all its ways: by memory map where the bytes lie plain, by h5py where they do not."""
+"""Reading HDF5 files: plain contiguous data through a memory map, all other data with h5py."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from ddp_hpc.data import hdf5
-from ddp_hpc.data.formats import open_samples
-from ddp_hpc.data.mapped import ArrayPlace, FileIdentity, check_within
+from ddp_hpc.data.memory_mapped import ArrayPlace, FileIdentity, check_within
+from ddp_hpc.data.open_file import open_samples
 from ddp_hpc.data.samples import ArrayInfo
 from ddp_hpc.errors import DataError
 from tests.conftest import PROJECT, clean_environ
@@ -49,7 +49,7 @@ def test_chunks_are_read_by_h5py(tmp_path, values, options):
 
 @pytest.mark.parametrize("chunks", [(1, 1, 1), (3, 2, 5), (23, 1, 3), (8, 2, 4)])
 @pytest.mark.parametrize("options", [{}, {"compression": "gzip"}])
-def test_any_order_out_of_any_chunks(tmp_path, values, chunks, options):
+def test_samples_are_read_in_any_order_from_any_chunks(tmp_path, values, chunks, options):
     path = tmp_path / "file.h5"
     with h5py.File(path, "w") as file:
         file.create_dataset("src", data=values["src"], chunks=chunks, **options)
@@ -61,28 +61,28 @@ def test_any_order_out_of_any_chunks(tmp_path, values, chunks, options):
         np.testing.assert_array_equal(samples.read(indices)[0], values["src"][indices])
 
 
-def test_each_chunk_of_a_batch_is_asked_for_once(tmp_path, values, monkeypatch):
+def test_each_chunk_of_a_batch_is_read_once(tmp_path, values, monkeypatch):
     path = tmp_path / "file.h5"
     with h5py.File(path, "w") as file:
         file.create_dataset("src", data=values["src"], chunks=(8, 2, 5), compression="gzip")
         file.create_dataset("tgt", data=values["tgt"], chunks=(23, 3), compression="gzip")
-    asked: list[tuple[str, int, int]] = []
+    slices: list[tuple[str, int, int]] = []
     getitem = h5py.Dataset.__getitem__
 
     def spy(dataset, part):
-        asked.append((dataset.name, part.start, part.stop))
+        slices.append((dataset.name, part.start, part.stop))
         return getitem(dataset, part)
 
     monkeypatch.setattr(h5py.Dataset, "__getitem__", spy)
     open_samples(path).read(np.array([22, 3, 9, 3, 0, 21]))
-    assert asked == [("/src", 0, 4), ("/src", 9, 10), ("/src", 21, 23), ("/tgt", 0, 23)]
+    assert slices == [("/src", 0, 4), ("/src", 9, 10), ("/src", 21, 23), ("/tgt", 0, 23)]
 
 
 @pytest.mark.parametrize(
     ("chunks", "cache_bytes"), [((1, 4096), 32 * 16384), ((32, 4096), 32 * 16384), ((5, 1000), 35 * 5 * 4000)]
 )
-def test_the_cache_holds_what_the_access_needs(tmp_path, monkeypatch, chunks, cache_bytes):
-    # HDF5's own cache of a megabyte keeps no chunk that is larger, and unpacks it for each sample again.
+def test_the_cache_is_large_enough_for_the_access_pattern(tmp_path, monkeypatch, chunks, cache_bytes):
+    # HDF5's default cache of 1 MiB does not keep larger chunks, so that each sample decompresses its chunk.
     path = tmp_path / "file.h5"
     with h5py.File(path, "w") as file:
         file.create_dataset("src", shape=(32, 4096), dtype="f4", chunks=chunks, compression="gzip")
@@ -97,10 +97,10 @@ def test_the_cache_holds_what_the_access_needs(tmp_path, monkeypatch, chunks, ca
     assert given[-1]["rdcc_nslots"] > 99 * cache_bytes // (chunks[0] * chunks[1] * 4)
 
 
-def test_a_lock_that_the_environment_asks_for_is_explained(write, values, tmp_path):
+def test_a_lock_that_the_environment_requires_is_explained(write, values, tmp_path):
     path = write(".h5", values)
     program = (
-        "import sys; from pathlib import Path; from ddp_hpc.data.formats import open_samples\n"
+        "import sys; from pathlib import Path; from ddp_hpc.data.open_file import open_samples\n"
         "try: open_samples(Path(sys.argv[1]))\n"
         "except Exception as error: print(type(error).__name__, error)"
     )
@@ -122,7 +122,7 @@ def test_a_lock_that_the_environment_asks_for_is_explained(write, values, tmp_pa
 
 
 @pytest.mark.parametrize("chunks", [None, (4, 3)])
-def test_a_file_that_the_callers_own_code_has_open(write, values, chunks):
+def test_a_file_that_the_caller_has_opened_too(write, values, chunks):
     path = write(".h5", values)
     with h5py.File(path, "r+") as file:
         del file["tgt"]
@@ -131,13 +131,13 @@ def test_a_file_that_the_callers_own_code_has_open(write, values, chunks):
         np.testing.assert_array_equal(open_samples(path).read(ORDER)[1], values["tgt"][ORDER])
 
 
-def test_the_other_byte_order_arrives_in_ours(write, values):
+def test_the_other_byte_order_is_converted_to_native(write, values):
     swapped = {key: array.astype(">f4") for key, array in values.items()}
     samples = check_read(write(".h5", swapped), values, "hdf5 chunked")
     assert samples.src_dtype == np.dtype("float32")
 
 
-def test_a_user_block_in_front_is_skipped(tmp_path, values):
+def test_a_user_block_is_skipped(tmp_path, values):
     path = tmp_path / "file.h5"
     with h5py.File(path, "w", userblock_size=512) as file:
         file.update(values)
@@ -152,7 +152,7 @@ def test_every_version_of_the_format(tmp_path, values, libver):
     check_read(path, values, "hdf5 memory map")
 
 
-def test_values_in_a_file_beside_are_read(tmp_path, values):
+def test_values_in_an_external_raw_file_are_read(tmp_path, values):
     path = tmp_path / "file.h5"
     with h5py.File(path, "w") as file:
         file["tgt"] = values["tgt"]
@@ -164,7 +164,7 @@ def test_values_in_a_file_beside_are_read(tmp_path, values):
 
 @pytest.mark.parametrize("chunks", [None, (4,)])
 def test_a_dataset_behind_a_link_into_another_file(tmp_path, chunks):
-    # Its offset there means nothing here, and its name there may be another dataset's here.
+    # Its offset refers to the other file, and its name may belong to another dataset in this file.
     with h5py.File(tmp_path / "other.h5", "w") as file:
         file.create_dataset("tgt", data=np.arange(100, 123), chunks=chunks)
     path = tmp_path / "file.h5"
@@ -176,7 +176,7 @@ def test_a_dataset_behind_a_link_into_another_file(tmp_path, chunks):
     assert samples.other_files
 
 
-def test_a_virtual_dataset_without_its_sources_is_refused_not_read_as_zeros(tmp_path, values, write, refusal):
+def test_a_virtual_dataset_without_its_source_is_rejected(tmp_path, values, write, refusal):
     part = write(".h5", values, name="part")
     path = tmp_path / "file.h5"
     with h5py.File(path, "w", libver="latest") as file:
@@ -187,10 +187,10 @@ def test_a_virtual_dataset_without_its_sources_is_refused_not_read_as_zeros(tmp_
     check_read(path, values, "hdf5 chunked")
     assert open_samples(path).other_files
     part.unlink()
-    assert "put together from other files and part.h5 is not there" in refusal(path)
+    assert "its source file part.h5 is missing" in refusal(path)
 
 
-def test_chunks_that_each_batch_would_unpack_in_full_are_told_and_read_in_parts(tmp_path, monkeypatch):
+def test_chunks_larger_than_the_cache_are_read_with_a_note(tmp_path, monkeypatch):
     monkeypatch.setattr(hdf5, "_MAX_CACHE_BYTES", 64 * 1024)
     monkeypatch.setattr(hdf5, "_CACHE_BYTES", 32 * 1024)
     src = np.random.default_rng(0).random((1000, 64), np.float32)  # two chunks of 128 KB side by side
@@ -200,7 +200,7 @@ def test_chunks_that_each_batch_would_unpack_in_full_are_told_and_read_in_parts(
         file["tgt"] = np.arange(1000)
     samples = open_samples(path)
     np.testing.assert_array_equal(samples.read(np.array([999, 0, 500]))[0], src[[999, 0, 500]])
-    assert "a sample of src lies in 2 chunks of 125.0 KiB, which each batch unpacks anew" in samples.advice
+    assert "each sample of src spans 2 chunks of 125.0 KiB, which every batch decompresses" in samples.advice
 
 
 def test_a_virtual_dataset_is_read(tmp_path, values, write):
@@ -222,7 +222,7 @@ def test_a_dataset_that_was_never_written_reads_as_its_fill_value(tmp_path, valu
     assert open_samples(path).read(ORDER)[0].tolist() == [[7.0, 7.0]] * 4
 
 
-def test_float_types_that_numpy_lacks_are_converted_not_mapped(tmp_path, values):
+def test_float_types_that_numpy_does_not_support_are_converted(tmp_path, values):
     path = tmp_path / "file.h5"
     numbers = (np.arange(23) * 0.5).astype(np.float32)
     bfloat16 = h5py.h5t.IEEE_F32LE.copy()
@@ -246,7 +246,7 @@ def test_number_of_classes(write, values):
 
 
 @pytest.mark.parametrize("value", [0, -3, 2.5, "ten", [1, 2]])
-def test_a_number_of_classes_that_is_none(write, values, refusal, value):
+def test_an_invalid_number_of_classes(write, values, refusal, value):
     path = write(".h5", values)
     with h5py.File(path, "r+") as file:
         file.attrs["num_classes"] = value
@@ -264,22 +264,22 @@ def test_a_number_of_classes_that_is_none(write, values, refusal, value):
         (np.longdouble, "float128"),
     ],
 )
-def test_values_that_are_no_numbers(tmp_path, values, refusal, dtype, word):
+def test_values_that_are_not_numeric(tmp_path, values, refusal, dtype, word):
     path = tmp_path / "file.h5"
     with h5py.File(path, "w") as file:
         file["tgt"] = values["tgt"]
         file.create_dataset("src", shape=(23,), dtype=dtype)
     text = refusal(path)
-    assert "numbers that torch has are needed" in text
+    assert "a numeric type of torch is required" in text
     assert word in text
 
 
-def test_a_type_that_numpy_lacks_altogether(tmp_path, values, refusal):
+def test_a_type_without_any_numpy_equivalent(tmp_path, values, refusal):
     path = tmp_path / "file.h5"
     with h5py.File(path, "w") as file:
         file["tgt"] = values["tgt"]
         h5py.h5d.create(file.id, b"src", h5py.h5t.UNIX_D32LE, h5py.h5s.create_simple((23,)))
-    assert "src has a type that NumPy lacks" in refusal(path)
+    assert "src has a type that NumPy does not support" in refusal(path)
 
 
 def test_an_empty_dataspace(write, values, refusal):
@@ -291,30 +291,30 @@ def test_an_empty_dataspace(write, values, refusal):
 
 def test_a_group_in_place_of_a_dataset(write, values, refusal):
     path = write(".h5", {"tgt": values["tgt"], "src/deep": values["src"]})
-    assert "'src' is a group; the file has src/deep, tgt" in refusal(path)
+    assert "no dataset 'src'; it is a group (found: src/deep, tgt)" in refusal(path)
     assert open_samples(path, src_key="src/deep").src_shape == (2, 5)
 
 
 @pytest.mark.parametrize("link", [h5py.SoftLink("/nowhere"), h5py.ExternalLink("gone.h5", "/src")])
-def test_a_link_that_leads_nowhere(write, values, refusal, link):
+def test_a_dangling_link(write, values, refusal, link):
     path = write(".h5", {"tgt": values["tgt"]})
     with h5py.File(path, "r+") as file:
         file["src"] = link
-    assert "'src' is not there" in refusal(path)
+    assert "no dataset 'src'" in refusal(path)
 
 
-def test_somebody_elses_test_is_theirs(write, values):
+def test_an_unrelated_object_named_test_is_ignored(write, values):
     assert open_samples(write(".h5", {**values, "test": values["src"]})).test is None
     assert open_samples(write(".h5", {**values, "test/notes": np.arange(3)})).test is None
 
 
-def test_a_filter_that_is_not_there(write, values, refusal, monkeypatch, tmp_path):
+def test_a_filter_that_is_not_available(write, values, refusal, monkeypatch, tmp_path):
     path = tmp_path / "file.h5"
     with h5py.File(path, "w") as file:
         file["tgt"] = values["tgt"]
         file.create_dataset("src", data=values["src"], chunks=(4, 2, 5), compression="gzip")
     monkeypatch.setattr(h5py.h5z, "filter_avail", lambda code: False)
-    assert "compressed by filter 1 (deflate), which this HDF5 lacks" in refusal(path)
+    assert "compressed with filter 1 (deflate), which this HDF5 library does not have" in refusal(path)
 
 
 def test_a_damaged_chunk_is_an_error_when_it_is_read(tmp_path, values):
@@ -332,8 +332,9 @@ def test_a_damaged_chunk_is_an_error_when_it_is_read(tmp_path, values):
     assert "\n" not in str(caught.value)
 
 
-def test_contiguous_data_behind_the_end_of_the_file(write, values, refusal):
-    # A copy that was cut, whose superblock agrees: HDF5 opens it, and touching the map would kill us.
+def test_contiguous_data_beyond_the_end_of_the_file(write, values, refusal):
+    # A truncated copy with a consistent superblock: HDF5 opens it, but accessing the map would kill the
+    # process.
     path = write(".h5", values)
     content = bytearray(path.read_bytes())
     with h5py.File(path) as file:
@@ -344,13 +345,13 @@ def test_contiguous_data_behind_the_end_of_the_file(write, values, refusal):
     refusal(path)
 
 
-def test_a_map_never_reaches_behind_the_end_of_the_file(tmp_path):
-    # Asked directly: HDF5 2.0 refuses such files itself, older ones map them.
+def test_a_map_never_extends_beyond_the_end_of_the_file(tmp_path):
+    # check_within is called directly, because HDF5 2.0 rejects such files itself.
     path = tmp_path / "file.h5"
     path.write_bytes(bytes(100))
     info = ArrayInfo("src", 5, (4,), np.dtype("float32"))
     check_within(path, FileIdentity.of(path), ArrayPlace(info, 20))
-    with pytest.raises(DataError, match="src ends at byte 101 and the file has 100"):
+    with pytest.raises(DataError, match="src ends at byte 101, but the file has 100 bytes"):
         check_within(path, FileIdentity.of(path), ArrayPlace(info, 21))
 
 
@@ -367,7 +368,7 @@ def test_damage_anywhere_is_an_error_or_harmless(tmp_path, values, libver):
     for _ in range(150):
         damaged = bytearray(content)
         damaged[generator.randrange(head)] ^= 1 << generator.randrange(8)
-        path.unlink()  # a file of its own each time
+        path.unlink()  # so that each attempt has a new inode
         path.write_bytes(damaged)
         # Any other exception, or a crash, fails here.
         try:

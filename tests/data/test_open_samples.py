@@ -1,4 +1,4 @@
-"""What every format has in common: shapes, samples by number, handles of one's own, refusals."""
+"""Behavior common to all formats: shapes, reading by number, handles per process, and errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from ddp_hpc.data.formats import check_matches, open_samples
+from ddp_hpc.data.open_file import check_matches, open_samples
 from ddp_hpc.errors import DataError
 
 SUFFIXES = [".h5", ".hdf5", ".pt", ".safetensors"]
@@ -29,7 +29,7 @@ def suffix(request):
     return request.param
 
 
-def test_a_file_tells_what_is_in_it(write, values, suffix):
+def test_an_open_file_reports_its_contents(write, values, suffix):
     samples = open_samples(write(suffix, values))
     assert samples.num_samples == 23
     assert (samples.src_shape, samples.tgt_shape) == ((2, 5), (3,))
@@ -40,7 +40,7 @@ def test_a_file_tells_what_is_in_it(write, values, suffix):
 
 
 @pytest.mark.parametrize("indices", [[0], [22, 0, 7], [5, 5, 5, 1], list(range(23)), list(range(22, -1, -1))])
-def test_samples_come_in_the_order_asked_for(write, values, suffix, indices):
+def test_samples_are_read_in_the_requested_order(write, values, suffix, indices):
     src, tgt = open_samples(write(suffix, values)).read(np.array(indices))
     np.testing.assert_array_equal(src, values["src"][indices])
     np.testing.assert_array_equal(tgt, values["tgt"][indices])
@@ -48,20 +48,20 @@ def test_samples_come_in_the_order_asked_for(write, values, suffix, indices):
     assert src.flags.c_contiguous
 
 
-def test_no_index_no_samples(write, values, suffix):
+def test_reading_no_indices_returns_no_samples(write, values, suffix):
     src, tgt = open_samples(write(suffix, values)).read(np.array([], np.int64))
     assert (src.shape, tgt.shape) == ((0, 2, 5), (0, 3))
     assert src.dtype == tgt.dtype == np.float32
 
 
 @pytest.mark.parametrize("index", [-1, 23])
-def test_an_index_outside_is_an_error_not_another_sample(write, values, suffix, index):
+def test_an_index_out_of_range_is_an_error(write, values, suffix, index):
     with pytest.raises(IndexError):
         open_samples(write(suffix, values)).read(np.array([3, index]))
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "int32", "int64", "float16", "float64", "bool"])
-def test_dtypes_arrive_as_they_are(write, values, suffix, dtype):
+def test_dtypes_are_preserved(write, values, suffix, dtype):
     cast = {key: (array % 2).astype(dtype) for key, array in values.items()}
     samples = open_samples(write(suffix, cast))
     src, _ = samples.read(np.arange(23))
@@ -69,7 +69,7 @@ def test_dtypes_arrive_as_they_are(write, values, suffix, dtype):
     np.testing.assert_array_equal(src, cast["src"])
 
 
-def test_bfloat16_arrives_as_its_bits(tmp_path, suffix):
+def test_bfloat16_is_read_as_uint16_bits(tmp_path, suffix):
     path = tmp_path / f"file{suffix}"
     src = torch.tensor([[1.5, -2.0], [0.0078125, 3e38], [0.5, 9.0]], dtype=torch.bfloat16)
     arrays = {"src": src, "tgt": torch.tensor([0, 1, 2])}
@@ -89,7 +89,7 @@ def test_bfloat16_arrives_as_its_bits(tmp_path, suffix):
     assert torch.equal(torch.from_numpy(bits).view(torch.bfloat16), src[[2, 0]])
 
 
-def test_a_batch_lands_in_the_buffers_it_was_given(write, values, suffix):
+def test_a_batch_is_read_into_the_given_buffers(write, values, suffix):
     samples = open_samples(write(suffix, values))
     buffers = samples.buffers(4)
     src, tgt = samples.read(np.array([7, 7, 1]), out=buffers)
@@ -100,7 +100,7 @@ def test_a_batch_lands_in_the_buffers_it_was_given(write, values, suffix):
 
 
 @pytest.mark.parametrize("change", ["cut", "grown"])
-def test_a_file_that_changes_under_the_reader_is_an_error_not_a_crash(write, values, suffix, change):
+def test_a_file_that_changes_while_it_is_read_is_an_error_not_a_crash(write, values, suffix, change):
     path = write(suffix, values)
     samples = open_samples(path)
     samples.read(np.array([22]))
@@ -111,13 +111,13 @@ def test_a_file_that_changes_under_the_reader_is_an_error_not_a_crash(write, val
     assert "\n" not in str(caught.value)
 
 
-def test_labels_need_no_axis_of_their_own(write, values, suffix):
+def test_labels_may_be_one_dimensional(write, values, suffix):
     samples = open_samples(write(suffix, {"src": values["src"], "tgt": np.arange(23)}))
     assert samples.tgt_shape == ()
     assert samples.read(np.array([4, 2]))[1].tolist() == [4, 2]
 
 
-def test_a_test_split_is_samples_too(write, values, suffix):
+def test_a_test_split_is_read(write, values, suffix):
     both = {**values, "test/src": values["src"][:5] + 0.5, "test/tgt": values["tgt"][:5] + 0.5}
     samples = open_samples(write(suffix, both))
     assert samples.num_samples == 23
@@ -181,18 +181,20 @@ def test_a_missing_file_and_its_nearest_name(write, values, suffix, refusal):
     assert "python -m data_gen" in text
 
 
-def test_a_missing_folder(tmp_path, refusal, suffix):
-    assert "not even the folder" in refusal(tmp_path / "nowhere" / f"file{suffix}")
+def test_a_missing_directory(tmp_path, refusal, suffix):
+    assert f"(the directory {tmp_path / 'nowhere'} does not exist)" in refusal(
+        tmp_path / "nowhere" / f"file{suffix}"
+    )
 
 
-def test_a_folder_is_no_file(tmp_path, refusal, suffix):
+def test_a_directory_is_not_a_file(tmp_path, refusal, suffix):
     path = tmp_path / f"file{suffix}"
     path.mkdir()
     (path / "inner.h5").touch()
-    assert "is a folder; name a file, such as inner.h5" in refusal(path)
+    assert "is a directory; a file is required, such as inner.h5" in refusal(path)
 
 
-def test_a_pipe_is_no_file_and_nobody_waits_for_it(tmp_path, refusal, suffix):
+def test_a_pipe_is_rejected_without_waiting_for_it(tmp_path, refusal, suffix):
     path = tmp_path / f"file{suffix}"
     os.mkfifo(path)
     assert "is not a regular file" in refusal(path)
@@ -204,10 +206,10 @@ def test_a_file_that_may_not_be_read(write, values, suffix, refusal, as_nobody, 
     open_samples(path)
     path.chmod(0)
     with as_nobody():
-        assert "may not be read by this user" in refusal(path)
+        assert "no permission to read" in refusal(path)
 
 
-def test_a_folder_that_may_not_be_entered(open_folder, suffix, refusal, as_nobody):
+def test_a_directory_that_may_not_be_entered(open_folder, suffix, refusal, as_nobody):
     path = open_folder / "closed" / f"file{suffix}"
     path.parent.mkdir(mode=0o700)
     path.touch()
@@ -215,28 +217,28 @@ def test_a_folder_that_may_not_be_entered(open_folder, suffix, refusal, as_nobod
         assert "Permission denied" in refusal(path)
 
 
-def test_a_missing_file_in_a_folder_that_may_not_be_listed(open_folder, suffix, refusal, as_nobody):
+def test_a_missing_file_in_a_directory_that_may_not_be_listed(open_folder, suffix, refusal, as_nobody):
     open_folder.chmod(0o711)
     with as_nobody():
-        assert "there is no file" in refusal(open_folder / f"file{suffix}")
+        assert "no such file" in refusal(open_folder / f"file{suffix}")
 
 
 @pytest.mark.parametrize("name", ["file", "file.h6", "file.npz", "file.pth"])
 def test_an_unknown_suffix(tmp_path, refusal, name):
     (tmp_path / name).touch()
-    assert "one of .h5 .hdf5 .pt .safetensors is needed" in refusal(tmp_path / name)
+    assert "expected one of .h5 .hdf5 .pt .safetensors" in refusal(tmp_path / name)
 
 
 @pytest.mark.parametrize(
     "content", [b"", b"a thesis", b"\xff" * 5000, bytes(5000), b"\x89HDF\r\n\x1a\n", b"PK\x03\x04"]
 )
-def test_rubbish(tmp_path, suffix, refusal, content):
+def test_arbitrary_content_is_rejected(tmp_path, suffix, refusal, content):
     path = tmp_path / f"file{suffix}"
     path.write_bytes(content)
     refusal(path)
 
 
-def test_a_file_cut_anywhere(write, values, suffix, refusal):
+def test_a_file_truncated_anywhere(write, values, suffix, refusal):
     path = write(suffix, values)
     content = path.read_bytes()
     for cut in [*range(0, len(content), len(content) // 7), len(content) - 1]:
@@ -252,25 +254,25 @@ def test_a_flipped_magic(write, values, suffix, refusal):
     refusal(path)
 
 
-def test_a_missing_dataset_with_what_is_there(write, values, suffix, refusal):
+def test_a_missing_dataset_is_reported_with_those_present(write, values, suffix, refusal):
     path = write(suffix, {"scr": values["src"], "tgt": values["tgt"]})
     text = refusal(path)
     assert 'did you mean "scr"' in text
-    assert "the file has scr, tgt" in text
+    assert "(found: scr, tgt)" in text
     assert "--src-key" in text
     assert "--tgt-key" in refusal(write(suffix, {"src": values["src"]}))
 
 
 def test_lengths_that_differ(write, values, suffix, refusal):
     text = refusal(write(suffix, {"src": values["src"], "tgt": values["tgt"][:-1]}))
-    assert "src has 23 samples and tgt has 22" in text
+    assert "src has 23 samples, but tgt has 22" in text
 
 
 @pytest.mark.parametrize(
     ("src", "message"),
     [
         (np.zeros((0, 5), np.float32), "no samples"),
-        (np.zeros((23, 0), np.float32), "samples without values"),
+        (np.zeros((23, 0), np.float32), "its samples are empty"),
         (np.float32(1.0), "a single value"),
     ],
 )
@@ -285,32 +287,32 @@ def test_half_a_test_split(write, values, suffix, refusal):
 
 def test_a_test_split_of_other_samples(write, values, suffix, refusal):
     other = {"test/src": values["src"][:, :1], "test/tgt": values["tgt"]}
-    assert "both splits need the same" in refusal(write(suffix, {**values, **other}))
+    assert "both splits must have the same" in refusal(write(suffix, {**values, **other}))
 
 
-def test_a_file_that_matches_what_was_asked_for(write, values):
+def test_a_file_that_matches_the_requested_shapes_and_dtype(write, values):
     samples = open_samples(write(".h5", values))
     check_matches(samples)
     check_matches(samples, src_shape=(2, 5), tgt_shape=(3,), dtype="float32")
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("requested", "message"),
     [
-        ({"src_shape": (1, 512)}, "src have shape 2,5 and --src-shape 1,512 was asked for"),
-        ({"tgt_shape": ()}, "tgt have shape 3 and --tgt-shape () was asked for"),
-        ({"dtype": "float64"}, "src is float32 and --dtype float64 was asked for"),
+        ({"src_shape": (1, 512)}, "src have shape 2,5, but --src-shape is 1,512"),
+        ({"tgt_shape": ()}, "tgt have shape 3, but --tgt-shape is ()"),
+        ({"dtype": "float64"}, "src has dtype float32, but --dtype is float64"),
     ],
 )
-def test_a_file_that_does_not(write, values, asked, message):
+def test_a_file_that_does_not_match_the_request(write, values, requested, message):
     with pytest.raises(DataError) as caught:
-        check_matches(open_samples(write(".h5", values)), **asked)
+        check_matches(open_samples(write(".h5", values)), **requested)
     assert message in str(caught.value)
 
 
-def test_the_dtype_asked_for_is_not_that_of_class_numbers(write, values):
+def test_the_requested_dtype_does_not_apply_to_class_indices(write, values):
     samples = open_samples(write(".h5", {"src": values["src"], "tgt": np.arange(23)}))
     check_matches(samples, dtype="float32")
     mixed = open_samples(write(".h5", {"src": values["src"], "tgt": values["tgt"].astype(np.float64)}))
-    with pytest.raises(DataError, match="tgt is float64"):
+    with pytest.raises(DataError, match="tgt has dtype float64"):
         check_matches(mixed, dtype="float32")

@@ -1,4 +1,4 @@
-"""The order of an epoch: every sample once, any part of it at once, at no cost however long it is."""
+"""The order of an epoch: each sample once, random access to any part, and constant cost for any length."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_hpc.data.order import BLOCK, STORED_UP_TO, EpochOrder, KeyedPermutation, epoch_keys
+from ddp_hpc.data.sample_order import BLOCK, STORED_UP_TO, EpochOrder, KeyedPermutation, epoch_keys
 
 STORED, COMPUTED = 1000, STORED_UP_TO + 3 * BLOCK + 17
 either_kind = pytest.mark.parametrize("num_samples", [STORED, COMPUTED])
@@ -19,7 +19,7 @@ keys = st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=9).map(tuple)
 
 
 @pytest.mark.parametrize("num_samples", [1, 2, STORED, STORED_UP_TO, STORED_UP_TO + 1, COMPUTED, 10**6])
-def test_each_sample_comes_once_an_epoch(num_samples):
+def test_each_sample_appears_once_per_epoch(num_samples):
     order = EpochOrder(num_samples, seed=3, epoch=2).take(0, num_samples)
     assert order.dtype == np.int64
     assert np.array_equal(np.sort(order), np.arange(num_samples))
@@ -35,7 +35,7 @@ def test_the_order_is_a_function_of_seed_and_epoch(num_samples):
     assert tuple(EpochOrder(num_samples, 0, 1).take(0, 100)) == orders[0, 1]
 
 
-def test_a_seed_of_more_than_32_bits_is_not_another_seed_s_later_epoch():
+def test_a_seed_of_more_than_32_bits_differs_from_another_seed_and_epoch():
     # NumPy's SeedSequence((5 * 2**32 + 1, 0)) equals SeedSequence((1, 5)).
     assert epoch_keys(5 * 2**32 + 1, 0) != epoch_keys(1, 5)
 
@@ -52,16 +52,17 @@ def test_a_seed_of_more_than_32_bits_is_not_another_seed_s_later_epoch():
     ],
 )
 def test_the_order_of_a_seed_never_changes(num_samples, start, expected):
-    # Recorded: a job that goes on, after an upgrade or on another machine, must see what is left to see.
+    # Recorded values: a job that resumes after an upgrade or on another machine must see the remaining
+    # samples.
     assert EpochOrder(num_samples, seed=0, epoch=0).take(start, start + len(expected)).tolist() == expected
 
 
 @either_kind
 @given(data=st.data())
-def test_a_part_is_that_part_of_the_whole(num_samples, data):
+def test_a_part_equals_the_slice_of_the_whole_order(num_samples, data):
     order = EpochOrder(num_samples, seed=0, epoch=0)
     whole = order.take(0, num_samples)
-    for _ in range(5):  # forward and back, within a block and across several
+    for _ in range(5):  # forward and backward, within a block and across several
         start = data.draw(st.integers(0, num_samples))
         stop = data.draw(st.integers(start, num_samples))
         assert np.array_equal(order.take(start, stop), whole[start:stop])
@@ -75,7 +76,7 @@ def test_an_epoch_taken_batch_by_batch_is_the_whole(num_samples):
 
 
 @either_kind
-def test_what_is_done_to_a_part_does_not_change_the_order(num_samples):
+def test_modifying_a_returned_part_does_not_change_the_order(num_samples):
     order = EpochOrder(num_samples, seed=0, epoch=0)
     first = order.take(0, 10)
     before = first.tolist()
@@ -84,7 +85,7 @@ def test_what_is_done_to_a_part_does_not_change_the_order(num_samples):
 
 
 @either_kind
-def test_an_order_in_use_can_be_sent_to_another_process(num_samples):
+def test_an_order_in_use_can_be_pickled(num_samples):
     order = EpochOrder(num_samples, seed=0, epoch=0)
     taken = order.take(5, 50)
     sent = pickle.loads(pickle.dumps(order))
@@ -92,7 +93,7 @@ def test_an_order_in_use_can_be_sent_to_another_process(num_samples):
     assert np.array_equal(sent.take(5, 50), taken)
 
 
-def test_without_shuffle_samples_come_as_they_lie():
+def test_without_shuffle_samples_are_in_file_order():
     assert EpochOrder(10, seed=5, epoch=7, shuffle=False).take(3, 6).tolist() == [3, 4, 5]
     assert EpochOrder(10**10, seed=5, epoch=7, shuffle=False).take(10**10 - 1, 10**10).tolist() == [
         10**10 - 1
@@ -119,7 +120,7 @@ def test_opening_an_epoch_takes_less_than_a_millisecond_and_a_megabyte(num_sampl
         EpochOrder(num_samples, seed=0, epoch=epoch).take(num_samples // 2, num_samples // 2 + 32)
         return time.perf_counter() - start_s
 
-    # The quickest of some: the others had to wait for the machine.
+    # The minimum is used, because other processes may delay single attempts.
     assert min(open_epoch(epoch) for epoch in range(30)) < 1e-3
     tracemalloc.start()
     open_epoch(0)
@@ -128,14 +129,14 @@ def test_opening_an_epoch_takes_less_than_a_millisecond_and_a_megabyte(num_sampl
     assert peak_bytes < 2**20
 
 
-def test_a_keyed_permutation_of_any_size_reaches_every_number_once():
+def test_a_keyed_permutation_of_any_size_is_a_bijection():
     for size in [*range(1, 1500), 2**16 - 1, 2**16, 2**16 + 1, 999_983, 1_000_001]:
         moved = KeyedPermutation(size, epoch_keys(0, 0)).forward(np.arange(size))
         assert np.array_equal(np.bincount(moved), np.ones(size)), size
 
 
 @given(size=st.integers(1, 2**62), keys=keys, data=st.data())
-def test_a_keyed_permutation_can_be_undone(size, keys, data):
+def test_a_keyed_permutation_can_be_inverted(size, keys, data):
     numbers = np.array(data.draw(st.lists(st.integers(0, size - 1), max_size=40)), dtype=np.int64)
     before = numbers.copy()
     permutation = KeyedPermutation(size, keys)
@@ -147,13 +148,13 @@ def test_a_keyed_permutation_can_be_undone(size, keys, data):
         assert moved.dtype == np.int64
         assert ((moved >= 0) & (moved < size)).all()
         assert np.array_equal(back(moved), numbers)
-    assert np.array_equal(numbers, before)  # the caller's array is left alone
+    assert np.array_equal(numbers, before)  # the caller's array is not modified
 
 
 @pytest.mark.parametrize("size", [1, 10, 1000, 2**62])
 @pytest.mark.parametrize("direction", ["forward", "inverse"])
-def test_a_number_that_is_not_among_them_is_an_error(size, direction):
-    # Some of them would never come back inside, and the search for the place inside never end.
+def test_a_number_out_of_range_is_an_error(size, direction):
+    # For some of them cycle walking would never end.
     for number in [-1, size, size + 1, 2**63 - 1, -(2**63)]:
         with pytest.raises(IndexError):
             getattr(KeyedPermutation(size, epoch_keys(0, 0)), direction)(np.array([0, number]))

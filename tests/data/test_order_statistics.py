@@ -1,8 +1,9 @@
-"""A long epoch's order looks like a shuffle: statistics of fixed seeds, each shown to see a worse cipher.
+"""The order of a long epoch looks like a shuffle, by statistics that do detect a cipher of fewer rounds.
 
-Each statistic is a z score, about normal for true shuffles. With all rounds its two-sided p-value has
-to be above 1e-3; of a true shuffle's orders, one such run of all tests in 60 would fail. With the
-rounds that the statistic is known to see it has to be below 1e-9, so no test here passes in its sleep.
+Each statistic is a z score, about normally distributed for true shuffles. With all rounds its two-sided
+p-value must be above 1e-3; with true shuffles, one such run of all tests in 60 would fail. With the
+number of rounds that the statistic is known to detect it must be below 1e-9, so that each test can fail.
+The seeds are fixed.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ddp_hpc.data.order import ROUNDS, EpochOrder, KeyedPermutation, epoch_keys
+from ddp_hpc.data.sample_order import ROUNDS, EpochOrder, KeyedPermutation, epoch_keys
 
 Numbers = NDArray[np.int64]
 
-SIZE = 100_003  # a prime above what is stored, and so that some numbers are walked back inside
-LOW, HIGH = 317, 316  # the bases of the two digits that the cipher writes such numbers with
+SIZE = 100_003  # a prime above STORED_UP_TO for which some numbers need cycle walking
+LOW, HIGH = 317, 316  # the bases of the cipher's two digits for this size
 NUM_ORDERS, NUM_POSITIONS, NUM_BINS = 800, 1024, 16
 
 
@@ -31,7 +32,7 @@ def permutation(rounds: int, size: int = SIZE, seed: int = 0, epoch: int = 0) ->
 
 @cache
 def beginnings(rounds: int, of: str) -> Numbers:
-    """The first samples of 800 neighbouring seeds or epochs, one a row: a matrix (800, 1024)."""
+    """Returns the first samples of 800 consecutive seeds or epochs as a matrix (800, 1024)."""
     positions = np.arange(NUM_POSITIONS)
     return np.stack([permutation(rounds, **{of: i}).forward(positions) for i in range(NUM_ORDERS)])
 
@@ -42,22 +43,22 @@ def whole(rounds: int) -> Numbers:
 
 
 def high(samples: Numbers) -> Numbers:
-    """In which sixteenth of the file each sample lies."""
+    """Returns which sixteenth of the file each sample is in."""
     return samples * NUM_BINS // SIZE
 
 
 def low(samples: Numbers) -> Numbers:
-    """The same for the digit that a sample's place in the file says least about."""
+    """Returns the bins of the low digit, which depends least on a sample's position in the file."""
     return samples % LOW * NUM_BINS // LOW
 
 
 def share(view: Callable[[Numbers], Numbers]) -> NDArray[np.float64]:
-    """Which part of all samples each bin holds."""
+    """Returns the fraction of all samples in each bin."""
     return np.bincount(view(np.arange(SIZE)), minlength=NUM_BINS) / SIZE
 
 
 def chi_square(counts: NDArray[np.int64], expected: NDArray[np.float64], freedom: int) -> float:
-    """Pearson's sum as a z score, by the cube root of Wilson and Hilferty (1931)."""
+    """Returns Pearson's statistic as a z score, by the cube-root method of Wilson and Hilferty (1931)."""
     per_freedom = float(((counts - expected) ** 2 / expected).sum()) / freedom
     return (per_freedom ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom))
 
@@ -88,17 +89,17 @@ def pairs_of_bins(first: Numbers, second: Numbers, view: Callable) -> float:
     return chi_square(counts, expected, NUM_BINS**2 - 1)
 
 
-def neighbours_are_independent(rounds: int, view: Callable) -> float:
+def neighbors_are_independent(rounds: int, view: Callable) -> float:
     orders = beginnings(rounds, "epoch")
     return pairs_of_bins(orders[:, ::2], orders[:, 1::2], view)
 
 
-def a_position_says_nothing_about_itself_in_the_next(rounds: int, of: str) -> float:
+def a_position_is_independent_of_the_same_position_in_the_next_order(rounds: int, of: str) -> float:
     orders = beginnings(rounds, of)
     return pairs_of_bins(orders[::2], orders[1::2], high)
 
 
-def neighbours_are_not_correlated(rounds: int) -> float:
+def neighbors_are_not_correlated(rounds: int) -> float:
     orders = beginnings(rounds, "epoch")
     first, second = orders[:, :-1].ravel(), orders[:, 1:].ravel()
     return float(np.corrcoef(first, second)[0, 1]) * math.sqrt(first.size)
@@ -111,7 +112,7 @@ def half_of_all_steps_go_up(rounds: int) -> float:
 
 
 def samples_stay_where_they_were_as_often_as_by_chance(rounds: int) -> float:
-    """The fixed points of an order are Poisson's of mean 1."""
+    """The number of fixed points of an order has a Poisson distribution of mean 1."""
     num_orders, positions = 600, np.arange(2003)
     fixed = [
         int((permutation(rounds, len(positions), epoch=epoch).forward(positions) == positions).sum())
@@ -128,13 +129,13 @@ def the_same_part_of_two_epochs_shares_few_samples(rounds: int, of: str) -> floa
     return poisson(shared, (NUM_ORDERS - 1) * NUM_POSITIONS**2 / SIZE)
 
 
-def neighbours_lie_at_any_distance(rounds: int) -> float:
+def neighbors_lie_at_any_distance(rounds: int) -> float:
     counts = np.bincount(np.diff(whole(rounds)) % LOW, minlength=LOW)
     return chi_square(counts, np.full(LOW, (SIZE - 1) / LOW), LOW - 1)
 
 
 def pairs_alike_in_the_high_digit_change_their_distance(rounds: int) -> float:
-    """Of pairs alike in the high digit before and after, 1 in 317 keeps its distance in the low one."""
+    """Of the pairs with equal high digits before and after, 1 in 317 keeps its distance in the low digit."""
     positions, samples = np.arange(SIZE), whole(rounds)
     alike = positions // LOW * HIGH + samples // LOW
     kept = equal_pairs(alike * LOW + (samples - positions) % LOW)
@@ -142,7 +143,7 @@ def pairs_alike_in_the_high_digit_change_their_distance(rounds: int) -> float:
 
 
 def pairs_change_their_distance(rounds: int) -> float:
-    """The same whatever the high digit becomes, over 800 whole epochs of few samples: the faintest trace."""
+    """The same without the condition on the new high digit, over 800 short epochs: the most sensitive."""
     base, positions = 64, np.arange(64 * 64)
     before = positions // base * base
     kept = 0
@@ -150,46 +151,46 @@ def pairs_change_their_distance(rounds: int) -> float:
         samples = permutation(rounds, len(positions), epoch=epoch).forward(positions)
         counts = np.bincount(before + (samples - positions) % base)
         kept += int((counts * (counts - 1) // 2).sum())
-    # 64 samples lie at a given distance modulo 64 from a sample, of the 4095 others.
+    # Of the 4095 other samples, 64 have a given distance modulo 64 from a sample.
     return poisson(kept, NUM_ORDERS * equal_pairs(before) * base / (len(positions) - 1))
 
 
 STATISTICS = [
-    # what is counted, of what, and up to how many rounds it is known to see
+    # the statistic, its arguments, and the largest number of rounds in which it detects a pattern
     (every_sample_is_as_likely_at_every_position, ("seed", high), 1),
     (every_sample_is_as_likely_at_every_position, ("seed", low), 2),
     (every_sample_is_as_likely_at_every_position, ("epoch", high), 1),
     (every_sample_is_as_likely_at_every_position, ("epoch", low), 2),
-    (neighbours_are_independent, (high,), 3),
-    (neighbours_are_independent, (low,), 2),
-    (neighbours_are_not_correlated, (), 1),
+    (neighbors_are_independent, (high,), 3),
+    (neighbors_are_independent, (low,), 2),
+    (neighbors_are_not_correlated, (), 1),
     (half_of_all_steps_go_up, (), 1),
-    (a_position_says_nothing_about_itself_in_the_next, ("seed",), 1),
-    (a_position_says_nothing_about_itself_in_the_next, ("epoch",), 1),
+    (a_position_is_independent_of_the_same_position_in_the_next_order, ("seed",), 1),
+    (a_position_is_independent_of_the_same_position_in_the_next_order, ("epoch",), 1),
     (the_same_part_of_two_epochs_shares_few_samples, ("seed",), 1),
     (the_same_part_of_two_epochs_shares_few_samples, ("epoch",), 1),
     (samples_stay_where_they_were_as_often_as_by_chance, (), 3),
-    (neighbours_lie_at_any_distance, (), 4),
+    (neighbors_lie_at_any_distance, (), 4),
     (pairs_alike_in_the_high_digit_change_their_distance, (), 5),
     (pairs_change_their_distance, (), 6),
 ]
 
 
-@pytest.mark.parametrize(("statistic", "of", "seen_up_to"), STATISTICS)
-def test_orders_look_like_shuffles(statistic, of, seen_up_to):
+@pytest.mark.parametrize(("statistic", "of", "detected_up_to"), STATISTICS)
+def test_orders_look_like_shuffles(statistic, of, detected_up_to):
     assert p_value(statistic(ROUNDS, *of)) > 1e-3
 
 
-@pytest.mark.parametrize(("statistic", "of", "seen_up_to"), STATISTICS)
-def test_the_statistic_sees_a_cipher_of_fewer_rounds(statistic, of, seen_up_to):
-    assert p_value(statistic(seen_up_to, *of)) < 1e-9
+@pytest.mark.parametrize(("statistic", "of", "detected_up_to"), STATISTICS)
+def test_the_statistic_detects_a_cipher_of_fewer_rounds(statistic, of, detected_up_to):
+    assert p_value(statistic(detected_up_to, *of)) < 1e-9
 
 
-def test_the_cipher_has_two_rounds_more_than_any_statistic_sees():
-    assert max(seen_up_to for _, _, seen_up_to in STATISTICS) + 2 <= ROUNDS
+def test_the_cipher_has_two_rounds_more_than_any_statistic_detects():
+    assert max(detected_up_to for _, _, detected_up_to in STATISTICS) + 2 <= ROUNDS
 
 
-def test_what_is_counted_are_the_orders_of_epochs():
+def test_the_statistics_use_the_orders_of_real_epochs():
     for of in ("seed", "epoch"):
         key = {"seed": 0, "epoch": 0, of: 5}
         assert np.array_equal(EpochOrder(SIZE, **key).take(0, NUM_POSITIONS), beginnings(ROUNDS, of)[5])

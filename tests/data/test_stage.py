@@ -1,4 +1,4 @@
-"""A copy on the node's own storage: verified, used again, and never in the way of what was there."""
+"""Copies on node-local storage are verified and reused, and never disturb existing files."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.data import stage
-from ddp_hpc.data.stage import NotStagedError, stage_file
+from ddp_hpc.data import staging as stage
+from ddp_hpc.data.staging import NotStagedError, stage_file
 from tests.conftest import Launch
 
 DEAD_PID = 2**22 + 1  # above the kernel's largest
@@ -26,7 +26,7 @@ DiskUsage = namedtuple("DiskUsage", "total used free")
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A file of two and a bit blocks, none like the other."""
+    """A file of slightly more than two blocks with different contents."""
     path = tmp_path / "lustre" / "train.h5"
     path.parent.mkdir()
     path.write_bytes(os.urandom(2 * stage._BLOCK_BYTES + 12345))
@@ -35,12 +35,12 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def local(tmp_path: Path) -> Path:
-    """Where the copies go; it does not exist yet."""
+    """The directory for the copies, which does not exist yet."""
     return tmp_path / "node" / "local"
 
 
 def refusal(source: Path, local: Path, **options: object) -> str:
-    """Why there is no copy; nothing is left of it, and the source is what it was."""
+    """Returns the reason why staging failed; no files are left, and the source is unchanged."""
     before = source.read_bytes()
     with pytest.raises(NotStagedError) as caught:
         stage_file(source, local, **options)
@@ -59,7 +59,7 @@ def test_the_copy_has_the_bytes_of_the_file_and_its_suffix(source: Path, local: 
     assert list(local.iterdir()) == [staged.path]
 
 
-def test_only_its_owner_may_read_the_copy_in_a_folder_of_everybody(source: Path, local: Path) -> None:
+def test_only_its_owner_may_read_the_copy(source: Path, local: Path) -> None:
     source.chmod(0o644)
     assert stat.S_IMODE(stage_file(source, local).path.stat().st_mode) == 0o600
 
@@ -69,7 +69,7 @@ def test_an_empty_file_is_copied_too(tmp_path: Path, local: Path) -> None:
     assert stage_file(tmp_path / "empty.h5", local).path.read_bytes() == b""
 
 
-def test_a_second_run_uses_the_copy_again(source: Path, local: Path) -> None:
+def test_a_second_run_reuses_the_copy(source: Path, local: Path) -> None:
     first = stage_file(source, local)
     made = first.path.stat()
     second = stage_file(source, local)
@@ -83,7 +83,7 @@ def test_a_file_reached_by_a_link_is_the_same_file(source: Path, local: Path, tm
     assert stage_file(source, local).path == stage_file(tmp_path / "train.h5", local).path
 
 
-def test_a_file_that_was_written_anew_gets_a_new_copy(source: Path, local: Path) -> None:
+def test_a_file_that_was_rewritten_gets_a_new_copy(source: Path, local: Path) -> None:
     first = stage_file(source, local)
     source.write_bytes(b"other bytes")
     second = stage_file(source, local)
@@ -91,14 +91,14 @@ def test_a_file_that_was_written_anew_gets_a_new_copy(source: Path, local: Path)
     assert second.path.read_bytes() == b"other bytes"
 
 
-def test_a_copy_that_was_cut_is_made_again(source: Path, local: Path) -> None:
+def test_a_truncated_copy_is_replaced(source: Path, local: Path) -> None:
     path = stage_file(source, local).path
     os.truncate(path, 100)
     assert not stage_file(source, local).reused
     assert path.read_bytes() == source.read_bytes()
 
 
-def test_a_copy_that_somebody_wrote_to_is_made_again(source: Path, local: Path) -> None:
+def test_a_modified_copy_is_replaced(source: Path, local: Path) -> None:
     path = stage_file(source, local).path
     with path.open("r+b") as file:
         file.write(bytes(4096))
@@ -106,8 +106,8 @@ def test_a_copy_that_somebody_wrote_to_is_made_again(source: Path, local: Path) 
     assert path.read_bytes() == source.read_bytes()
 
 
-def test_the_copy_of_another_job_that_was_faster_stays_as_it_is(source: Path, local: Path) -> None:
-    """Its readers would take another file under the name for a change of their data."""
+def test_a_copy_that_another_job_finished_first_is_kept(source: Path, local: Path) -> None:
+    """If it were replaced, its readers would report that their data changed."""
     path = stage_file(source, local).path
     path.rename(local / "theirs")
     inode = (local / "theirs").stat().st_ino
@@ -122,7 +122,7 @@ def test_the_copy_of_another_job_that_was_faster_stays_as_it_is(source: Path, lo
 
 
 def test_a_link_under_the_copys_name_is_not_followed(source: Path, local: Path, tmp_path: Path) -> None:
-    """In /tmp anybody may put something under any name."""
+    """In /tmp, any user may create a file of any name."""
     path = stage_file(source, local).path
     path.unlink()
     planted = tmp_path / "planted"
@@ -133,18 +133,18 @@ def test_a_link_under_the_copys_name_is_not_followed(source: Path, local: Path, 
     assert planted.read_bytes() == bytes(source.stat().st_size)
 
 
-def test_a_file_that_does_not_fit_is_not_begun(
+def test_a_file_that_does_not_fit_is_not_copied(
     source: Path, local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: DiskUsage(10**9, 10**9, 3 * 2**20))
-    said = refusal(source, local)
-    # 16 MiB of data, and a margin for others who write there.
-    assert said == f"{local} has 3.0 MiB free of 80.2 MiB needed"
+    reason = refusal(source, local)
+    # 16 MiB of data and a margin for others who write there.
+    assert reason == f"{local} has 3.0 MiB free, but 80.2 MiB are needed"
 
 
 @pytest.fixture
 def small_files() -> Iterator[None]:
-    """A limit that is met half-way, as a disk that somebody else fills meanwhile."""
+    """A limit that is reached half-way, as on a disk that fills up meanwhile."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (stage._BLOCK_BYTES + 5, before[1]))
     yield
@@ -155,13 +155,13 @@ def test_a_disk_that_fills_up_half_way_leaves_nothing(source: Path, local: Path,
     assert "File too large" in refusal(source, local)
 
 
-def test_a_folder_that_cannot_be_made_is_a_reason(source: Path, tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_is_reported(source: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert "Not a directory" in refusal(source, tmp_path / "file" / "local")
     assert "File exists" in refusal(source, tmp_path / "file")
 
 
-def test_a_folder_that_may_not_be_written_is_a_reason(as_nobody, open_folder: Path) -> None:
+def test_a_directory_without_write_permission_is_reported(as_nobody, open_folder: Path) -> None:
     source, local = open_folder / "a.h5", open_folder / "local"
     source.write_bytes(b"abc")
     local.mkdir(mode=0o555)
@@ -212,13 +212,13 @@ def test_an_interrupt_leaves_nothing(source: Path, local: Path, stop: type[BaseE
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_leaves_nothing(tmp_path: Path, local: Path, launch: Launch, signum: int) -> None:
-    """SIGTERM as the training takes it: an exception."""
+    """SIGTERM is converted to an exception, as in training."""
     source = tmp_path / "large.h5"
     source.touch()
     os.truncate(source, 2**31)  # hardly any of it is written before the signal
     program = (
         "import pathlib, signal, sys\n"
-        "from ddp_hpc.data.stage import stage_file\n"
+        "from ddp_hpc.data.staging import stage_file\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
         "stage_file(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))\n"
     )
@@ -231,26 +231,26 @@ def test_a_signal_leaves_nothing(tmp_path: Path, local: Path, launch: Launch, si
     assert list(local.iterdir()) == []
 
 
-def test_what_a_killed_run_left_goes_with_the_next(source: Path, local: Path) -> None:
+def test_the_next_run_removes_leftovers_of_a_killed_run(source: Path, local: Path) -> None:
     child = os.fork()
     if child == 0:
         stage_file(source, local, progress=lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         os._exit(1)
-    _, how = os.waitpid(child, 0)
-    assert os.WTERMSIG(how) == signal.SIGKILL
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL
     (left,) = local.iterdir()
     assert left.name.endswith(".partial")
     copy = stage_file(source, local).path
     assert list(local.iterdir()) == [copy]
 
 
-def test_a_long_name_is_a_name(tmp_path: Path, local: Path) -> None:
+def test_a_file_with_a_long_name_is_copied(tmp_path: Path, local: Path) -> None:
     source = tmp_path / ("\U0001f600" * 62 + ".h5")
     source.write_bytes(b"abc")
     assert stage_file(source, local).path.read_bytes() == b"abc"
 
 
-def test_what_others_write_stays(source: Path, local: Path) -> None:
+def test_files_of_other_writers_are_kept(source: Path, local: Path) -> None:
     local.mkdir(parents=True)
     host = socket.gethostname()
     names = [
@@ -265,8 +265,16 @@ def test_what_others_write_stays(source: Path, local: Path) -> None:
     assert {path.name for path in local.iterdir()} == {*names, copy.name}
 
 
-def test_progress_comes_with_each_block_and_ends_with_the_whole(source: Path, local: Path) -> None:
-    told: list[tuple[int, int]] = []
-    stage_file(source, local, progress=lambda *numbers: told.append(numbers))
+def test_progress_is_reported_per_block_and_ends_with_the_total(source: Path, local: Path) -> None:
+    reported: list[tuple[int, int]] = []
+    stage_file(source, local, progress=lambda *numbers: reported.append(numbers))
     size = source.stat().st_size
-    assert told == [(stage._BLOCK_BYTES, size), (2 * stage._BLOCK_BYTES, size), (size, size)]
+    assert reported == [(stage._BLOCK_BYTES, size), (2 * stage._BLOCK_BYTES, size), (size, size)]
+
+
+def test_a_directory_in_which_others_may_replace_the_copy_is_rejected(source: Path, local: Path) -> None:
+    local.mkdir(parents=True)
+    local.chmod(0o777)
+    assert "use a directory that belongs to you" in refusal(source, local)
+    local.chmod(0o1777)  # as /tmp is
+    assert stage_file(source, local).path.exists()

@@ -1,4 +1,4 @@
-"""Real generator processes, and a user without root's rights."""
+"""Fixtures that run real generator processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REPOSITORY = Path(data_gen.__file__).resolve().parents[1]
 
 @pytest.fixture
 def generator(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Starts `python -m data_gen ARGUMENTS` in an empty folder."""
+    """Starts `python -m data_gen ARGUMENTS` in an empty directory."""
 
     def start(*arguments: str, **options: object) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -37,7 +37,7 @@ def generator(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
 def run_generator(
     generator: Callable[..., subprocess.Popen[str]],
 ) -> Callable[..., subprocess.CompletedProcess]:
-    """Runs it to its end."""
+    """Runs `python -m data_gen ARGUMENTS` and waits until it exits."""
 
     def run(*arguments: str, **options: object) -> subprocess.CompletedProcess:
         with generator(*arguments, **options) as process:

@@ -1,4 +1,4 @@
-"""`python -m data_gen`, as it is typed."""
+"""The command line of `python -m data_gen`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_without_options_the_default_file_is_written_once(tmp_path, run_generato
     assert (first.returncode, first.stdout) == (0, f"{name}\n")
     assert "2.6 MiB written" in first.stderr
     assert (second.returncode, second.stdout) == (0, f"{name}\n")
-    assert "used as they are" in second.stderr
+    assert "reusing the existing file" in second.stderr
     assert [entry.name for entry in (tmp_path / "data").iterdir()] == [
         default_file_name(Recipe(num_samples=64))
     ]
@@ -39,13 +39,13 @@ def test_options_become_the_recipe(tmp_path, run_generator):
     [
         (["--sede", "1"], "No such option"),
         (["--num-samples", "many"], "'many' is not a valid integer"),
-        (["--num-samples", "0"], "num_samples 0"),
+        (["--num-samples", "0"], "num_samples must be at least 1 (got 0)"),
         (["--src-shape", "1x512"], "shape '1x512'"),
-        (["--dtype", "int64"], "uniform values cannot be int64"),
-        (["--output", "file.npz"], "'.npz' names no format"),
-        (["--output", "."], "names no format"),
+        (["--dtype", "int64"], "uniform values cannot have dtype int64"),
+        (["--output", "file.npz"], "unknown suffix '.npz'"),
+        (["--output", "."], "unknown suffix"),
         (["digit"], "No such command 'digit'"),
-        (["--seed", "1", "digits"], "write the options of digits behind it"),
+        (["--seed", "1", "digits"], "put the options of digits after it"),
         (["idx", "images"], "Missing argument 'LABELS'"),
         (["idx", "images", "labels"], "images cannot be read"),
     ],
@@ -75,7 +75,7 @@ def test_help_has_an_example(run_generator, command):
     assert "python -m data_gen" in done.stdout.split("Options:")[0].split("\n", 1)[1]
 
 
-def test_help_imports_none_of_the_heavy_libraries():
+def test_help_imports_no_large_library():
     code = (
         "import sys\n"
         "for name in ('numpy', 'h5py', 'torch', 'sklearn', 'mpi4py'): sys.modules[name] = None\n"
@@ -95,7 +95,7 @@ def test_help_imports_none_of_the_heavy_libraries():
         ("sklearn", "digits", "digits"),
     ],
 )
-def test_a_missing_library_is_named_with_its_extra(tmp_path, missing, arguments, extra):
+def test_a_missing_library_is_reported_with_its_extra(tmp_path, missing, arguments, extra):
     code = (
         f"import sys; sys.modules[{missing!r}] = None; sys.argv = ['data_gen', *{arguments.split()!r}]\n"
         "from data_gen.cli import main\n"

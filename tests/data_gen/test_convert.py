@@ -1,4 +1,4 @@
-"""Files of one format made into files of another: the same values, or a refusal that harms nothing."""
+"""Conversion between formats: the values are equal, or an error leaves existing files unchanged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from data_gen import convert as convert_module
 from data_gen.bfloat16 import from_bfloat16, to_bfloat16
 from data_gen.convert import convert
 from data_gen.formats import ITEM_BYTES
-from ddp_hpc.data.formats import open_samples
+from ddp_hpc.data.open_file import open_samples
 from ddp_hpc.errors import DataError, DdpHpcError, RequestError
 
 SRC = np.random.default_rng(0).normal(size=(7, 2, 3)).astype(np.float32)
@@ -43,7 +43,7 @@ def idx_bytes(array: np.ndarray, code: int) -> bytes:
 
 
 def write(path: Path, arrays: dict[str, np.ndarray], **marks: object) -> list[Path]:
-    """The inputs of a conversion, as the libraries of their formats write them."""
+    """Writes the inputs of a conversion with the reference library of each format."""
     if path.suffix == ".h5":
         with h5py.File(path, "w") as file:
             file.attrs.update(marks)
@@ -67,7 +67,7 @@ def write(path: Path, arrays: dict[str, np.ndarray], **marks: object) -> list[Pa
 
 
 def read(paths: list[Path]) -> dict[str, np.ndarray]:
-    """The arrays that the libraries find in the outputs."""
+    """Reads the arrays of the outputs with the reference library of each format."""
     suffix = paths[0].suffix
     if suffix == ".h5":
         with h5py.File(paths[0]) as file:
@@ -98,9 +98,9 @@ def converted(inputs: list[Path], output: Path, **options: object) -> dict[str, 
     return read([result.path for result in convert(inputs, output, **options)])
 
 
-def same(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
-    assert found.keys() == wanted.keys()
-    for name, array in wanted.items():
+def same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
         assert found[name].dtype == array.dtype
         np.testing.assert_array_equal(found[name], array)
 
@@ -113,7 +113,7 @@ def refused(
     watched: Path | None = None,
     **options: object,
 ) -> str:
-    """The error's text; nothing beside the inputs has changed."""
+    """Returns the message of the error; no file may have changed."""
     watched = watched or output.parent
     before = {path: path.lstat().st_mtime_ns for path in watched.iterdir()}
     with pytest.raises(error) as caught:
@@ -178,7 +178,7 @@ def test_every_dtype_is_kept(tmp_path, dtype):
         same(read(inputs), arrays)
 
 
-def test_bytes_are_swapped_where_the_machine_needs_it(tmp_path):
+def test_big_endian_inputs_are_converted(tmp_path):
     inputs = write(tmp_path / "in.npy", {"src": SRC.astype(">f4"), "tgt": TGT.astype(">i4")})
     same(converted(inputs, tmp_path / "out.npz"), {"src": SRC, "tgt": TGT})
 
@@ -194,13 +194,13 @@ def test_compressed_inputs_are_unpacked(tmp_path):
 
 
 @pytest.mark.parametrize("start", BOTH)
-def test_foreign_keys_become_src_and_tgt(tmp_path, start):
+def test_arrays_with_other_names_become_src_and_tgt(tmp_path, start):
     inputs = write(tmp_path / f"in{start}", {"x": SRC, "y": TGT, "z": TGT})
     same(converted(inputs, tmp_path / "out.safetensors", src_key="x", tgt_key="y"), {"src": SRC, "tgt": TGT})
-    assert "there is no 'src'" in refused(inputs, tmp_path / "other.npz") or start == ".h5"
+    assert "has no array 'src'" in refused(inputs, tmp_path / "other.npz") or start == ".h5"
 
 
-# What a conversion has to get right: halves to even, NaN, infinities, subnormals, a large one.
+# Difficult values for a conversion: ties, NaN, infinities, subnormals, a large number.
 FLOATS = np.array([0.1, -1.00390625, 1.01171875, np.nan, np.inf, -np.inf, 1e-40, 60928.0, -0.0], np.float32)
 
 
@@ -241,38 +241,46 @@ def test_a_nan_stays_one_whatever_its_bits(bits):
 @pytest.mark.parametrize(
     ("dtype", "output", "message"),
     [
-        ("bfloat16", "out.npz", "src is bfloat16 and NumPy lacks that; name an .h5 file, or add --dtype"),
-        ("bfloat16", "out.npy", "src is bfloat16 and NumPy lacks that"),
-        ("float16", "out.idx", "src is float16 and IDX has only uint8, int8, int16, int32, float32, float64"),
+        (
+            "bfloat16",
+            "out.npz",
+            "src has dtype bfloat16, which NumPy does not support. Write an .h5 file or add --dtype",
+        ),
+        ("bfloat16", "out.npy", "src has dtype bfloat16, which NumPy does not support"),
+        (
+            "float16",
+            "out.idx",
+            "src has dtype float16, but IDX supports only uint8, int8, int16, int32, float32, float64",
+        ),
     ],
 )
-def test_what_the_output_cannot_hold_is_refused(tmp_path, h5, dtype, output, message):
+def test_arrays_that_the_output_cannot_store_are_rejected(tmp_path, h5, dtype, output, message):
     assert message in refused([h5], tmp_path / output, RequestError, dtype=dtype)
 
 
-def test_the_same_again_is_used_as_it_is(tmp_path, h5):
+def test_a_file_made_from_the_same_input_is_reused(tmp_path, h5):
     for end in BOTH:
         [first], [again] = (convert([h5], tmp_path / f"out{end}") for _ in range(2))
         assert (first.reused, again.reused) == (False, True)
 
 
 @pytest.mark.parametrize("end", BOTH)
-def test_a_file_made_of_another_input_is_refused_and_forced(tmp_path, h5, end):
+def test_a_file_made_from_another_input_is_replaced_only_with_force(tmp_path, h5, end):
     output = tmp_path / f"out{end}"
     convert([h5], output)
     os.utime(h5, ns=(0, 0))
-    assert "holds other data" in refused([h5], output, RequestError)
+    assert "exists with different contents" in refused([h5], output, RequestError)
     assert not convert([h5], output, force=True)[0].reused
 
 
-def test_of_another_kind_of_file_only_the_kind_is_told(tmp_path, h5):
+def test_for_another_kind_of_file_only_the_kind_is_reported(tmp_path, h5):
     output = tmp_path / "out.h5"
     generate(Recipe(num_samples=2, src_shape=(3,), tgt_shape=(1,)), output)
     text = refused([h5], output, RequestError)
-    assert "holds other data: kind synthetic there and converted asked for; " in text
+    assert "exists with different contents: kind is synthetic instead of converted. " in text
 
 
-def test_the_file_says_where_its_values_came_from(tmp_path, h5):
+def test_the_file_records_its_inputs(tmp_path, h5):
     (tmp_path / "link.h5").symlink_to(h5)
     convert([tmp_path / "link.h5"], tmp_path / "out.h5")
     with h5py.File(tmp_path / "out.h5") as file:
@@ -281,22 +289,22 @@ def test_the_file_says_where_its_values_came_from(tmp_path, h5):
 
 
 @pytest.mark.parametrize("end", BOTH)
-def test_inputs_of_one_name_size_and_time_are_told_apart(tmp_path, end):
+def test_inputs_of_equal_name_size_and_time_are_distinguished(tmp_path, end):
     inputs = []
-    for folder in (tmp_path / "a", tmp_path / "b"):
-        folder.mkdir()
-        inputs.append(write(folder / "x.npy", {"src": SRC + len(inputs), "tgt": TGT}))
+    for directory in (tmp_path / "a", tmp_path / "b"):
+        directory.mkdir()
+        inputs.append(write(directory / "x.npy", {"src": SRC + len(inputs), "tgt": TGT}))
         for path in inputs[-1]:
             os.utime(path, ns=(0, 0))
     convert(inputs[0], tmp_path / f"out{end}")
-    assert "holds other data" in refused(inputs[1], tmp_path / f"out{end}", RequestError)
+    assert "exists with different contents" in refused(inputs[1], tmp_path / f"out{end}", RequestError)
     for mine, other in zip(*inputs, strict=True):
         other.replace(mine)
-    assert "holds other data" in refused(inputs[0], tmp_path / f"out{end}", RequestError)
+    assert "exists with different contents" in refused(inputs[0], tmp_path / f"out{end}", RequestError)
 
 
 @pytest.mark.parametrize("end", FORMATS)
-def test_somebody_elses_file_is_refused(tmp_path, h5, end):
+def test_a_file_not_written_by_data_gen_is_not_overwritten(tmp_path, h5, end):
     other = tmp_path / ("out.tgt" + end if end in (".npy", ".idx") else "out" + end)
     other.write_bytes(b"mine")
     assert f"{other} exists" in refused([h5], tmp_path / f"out{end}", RequestError)
@@ -316,7 +324,7 @@ def test_an_input_is_never_its_own_output(tmp_path, kind, end):
         output.hardlink_to(path)
     else:
         output.symlink_to(path)
-    assert "is the input" in refused([path], output, RequestError, force=True)
+    assert "is the same file as the input" in refused([path], output, RequestError, force=True)
     same(read([path]), {"src": SRC, "tgt": TGT})
 
 
@@ -333,41 +341,44 @@ def header(text: str) -> bytes:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (npy_bytes(SRC)[:-1], "asks for 296"),
-        (npy_bytes(SRC) + b"x", "asks for 296"),
+        (npy_bytes(SRC)[:-1], "its header describes 296"),
+        (npy_bytes(SRC) + b"x", "its header describes 296"),
         (npy_bytes(SRC)[:60], "damaged .npy header"),
         (npy_bytes(np.asfortranarray(SRC)), "Fortran order"),
         (npy_bytes(np.array([{}, 1]), allow_pickle=True), "dtype object"),
         (npy_bytes(SRC + 1j), "dtype complex64"),
         (npy_bytes(np.zeros(7, [("a", "<f4")])), "dtype [('a', '<f4')]"),
         (npy_bytes(SRC[:0]), "no samples"),
-        (npy_bytes(SRC[:, :0]), "samples without values"),
+        (npy_bytes(SRC[:, :0]), "its samples are empty"),
         (npy_bytes(SRC[0, 0, 0]), "a single value"),
-        (npy_bytes(SRC[:6]), "src has 6 samples and tgt has 7"),
-        (npy_bytes(np.zeros((7,) + (1,) * 40)), "40 axes, more than 31"),
+        (npy_bytes(SRC[:6]), "src has 6 samples, but tgt has 7"),
+        (npy_bytes(np.zeros((7,) + (1,) * 40)), "40 axes; at most 31"),
         (header("{'descr': '<f4', 'fortran_order': False, 'shape': (-7,)}"), "damaged .npy header"),
         (header("{'descr': '<f4', 'fortran_order': False, 'shape': (10**9,)}"), "damaged .npy header"),
-        (header("{'descr': '<f4', 'fortran_order': False, 'shape': (7, 1000000000000)}"), "asks for"),
+        (
+            header("{'descr': '<f4', 'fortran_order': False, 'shape': (7, 1000000000000)}"),
+            "its header describes",
+        ),
         (header("{[]: 1}"), "damaged .npy header"),
         (header("(" * 900), "damaged .npy header"),
         (header(f"{{'descr': '<f4', '{'x' * 5000}': 3}}"), "damaged .npy header"),
-        (idx_bytes(SRC, 13)[:-1], "asks for 184"),
+        (idx_bytes(SRC, 13)[:-1], "its header describes 184"),
         (gzip.compress(idx_bytes(SRC, 13))[:-9], "cannot be read"),
         (gzip.compress(idx_bytes(SRC, 13)[:-5]), "src ends after 6 of 7 samples"),
-        (gzip.compress(idx_bytes(SRC, 13) + b"x"), "goes on behind its 7 samples"),
-        (b"\0\0\x0d\3\0\0\0\7", "ends within its header of 16 bytes"),
+        (gzip.compress(idx_bytes(SRC, 13) + b"x"), "src has more data than the 7 samples in its header"),
+        (b"\0\0\x0d\3\0\0\0\7", "ends inside its header of 16 bytes"),
         (b"\0\0\x0d\0" + bytes(4), "a single value"),
-        (b"", "begins with nothing"),
-        (b"PK\3\4", "neither .npy nor IDX"),
+        (b"", "begins with no bytes"),
+        (b"PK\3\4", "neither a .npy nor an IDX file"),
     ],
 )
-def test_a_bad_array_is_refused(tmp_path, content, message):
+def test_an_invalid_array_is_rejected(tmp_path, content, message):
     (tmp_path / "src.npy").write_bytes(content)
     np.save(tmp_path / "tgt.npy", TGT)
     assert message in refused([tmp_path / "src.npy", tmp_path / "tgt.npy"], tmp_path / "out.h5")
 
 
-def test_no_damage_ends_in_anything_but_one_error_or_the_values(tmp_path):
+def test_damaged_files_give_an_error_or_the_right_values(tmp_path):
     rng = random.Random(0)
     np.savez_compressed(tmp_path / "in.npz", src=SRC, tgt=TGT, num_classes=3)
     convert([tmp_path / "in.npz"], tmp_path / "plain.npz")
@@ -378,12 +389,12 @@ def test_no_damage_ends_in_anything_but_one_error_or_the_values(tmp_path):
             data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
             path = tmp_path / "damaged.npz"
             path.write_bytes(data[: rng.randrange(len(data))] if number % 3 == 0 else data)
-            with suppress(DdpHpcError):  # Not every bit matters; no other exception is right.
+            with suppress(DdpHpcError):  # Not every bit matters, but any other exception is a bug.
                 convert([path], tmp_path / "out" / "out.npy", force=True)
             assert all(entry.name.startswith("out.") for entry in (tmp_path / "out").iterdir())
 
 
-def test_a_flipped_bit_in_an_npz_is_found(tmp_path, h5):
+def test_a_flipped_bit_in_an_npz_is_detected(tmp_path, h5):
     [result] = convert([h5], tmp_path / "in.npz")
     data = bytearray(result.path.read_bytes())
     data[data.index(SRC.tobytes()) + 5] ^= 1
@@ -392,7 +403,7 @@ def test_a_flipped_bit_in_an_npz_is_found(tmp_path, h5):
 
 
 @pytest.mark.parametrize("start", BOTH)
-def test_a_file_that_was_cut_is_refused(tmp_path, start):
+def test_a_truncated_file_is_rejected(tmp_path, start):
     [path] = write(tmp_path / f"in{start}", {"src": SRC, "tgt": TGT})
     path.write_bytes(path.read_bytes()[:-20])
     assert f"in{start} " in refused([path], tmp_path / "out.npy")
@@ -405,11 +416,11 @@ def test_a_long_source_is_shortened(tmp_path):
         assert file.attrs["source"] == ("ab" * 2048)
 
 
-def test_npz_members_that_do_not_fit_together_are_refused(tmp_path):
+def test_inconsistent_npz_members_are_rejected(tmp_path):
     inputs = write(tmp_path / "in.npz", {"src": SRC, "tgt": TGT, "test/src": SRC})
-    assert "only test/src is there" in refused(inputs, tmp_path / "out.h5")
+    assert "has test/src but no test/tgt" in refused(inputs, tmp_path / "out.h5")
     inputs = write(tmp_path / "in.npz", {"src": SRC, "tgt": TGT, "test/src": SRC[:, 0], "test/tgt": TGT})
-    assert "both splits need the same" in refused(inputs, tmp_path / "out.h5")
+    assert "both splits must have the same" in refused(inputs, tmp_path / "out.h5")
     inputs = write(tmp_path / "in.npz", {"src": SRC, "tgt": TGT}, num_classes=0)
     assert "num_classes is '0'" in refused(inputs, tmp_path / "out.h5")
 
@@ -417,29 +428,29 @@ def test_npz_members_that_do_not_fit_together_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["in.npy"], "in.npy alone does not hold src and tgt"),
-        (["in.h5", "in.h5"], "in.h5 may hold both arrays"),
-        (["in.npy"] * 3, "3 inputs"),
-        ([], "0 inputs"),
+        (["in.npy"], "in.npy contains only one array"),
+        (["in.h5", "in.h5"], "in.h5 is in a format with both arrays"),
+        (["in.npy"] * 3, "got 3 inputs"),
+        ([], "got 0 inputs"),
     ],
 )
 def test_a_wrong_number_of_inputs_is_refused(tmp_path, names, message):
     assert message in refused([tmp_path / name for name in names], tmp_path / "out.h5", RequestError)
 
 
-def test_what_is_no_file_is_refused_and_never_waited_for(tmp_path, h5):
+def test_pipes_and_directories_are_rejected(tmp_path, h5):
     os.mkfifo(tmp_path / "pipe.npy")
-    (tmp_path / "folder.h5").mkdir()
-    for name in ("pipe.npy", "folder.h5"):
+    (tmp_path / "directory.h5").mkdir()
+    for name in ("pipe.npy", "directory.h5"):
         assert "not a regular file" in refused(
             [tmp_path / name] * (1 + (name == "pipe.npy")), tmp_path / "o.h5"
         )
     assert "No such file" in refused([tmp_path / "nowhere.h5"], tmp_path / "o.h5")
-    assert "is a folder" in refused([h5], tmp_path / "folder.h5", RequestError, force=True)
-    assert "'.hd5' names no format (did you mean" in refused([h5], tmp_path / "o.hd5", RequestError)
+    assert "is a directory" in refused([h5], tmp_path / "directory.h5", RequestError, force=True)
+    assert "unknown suffix '.hd5' (did you mean" in refused([h5], tmp_path / "o.hd5", RequestError)
 
 
-def test_files_that_may_not_be_read_or_written_are_refused(open_folder, as_nobody):
+def test_files_without_read_or_write_permission_are_reported(open_folder, as_nobody):
     inputs = write(open_folder / "in.npy", {"src": SRC, "tgt": TGT})
     with as_nobody():
         assert "Permission denied" in refused(inputs, open_folder / "out.npz", DdpHpcError)
@@ -448,7 +459,7 @@ def test_files_that_may_not_be_read_or_written_are_refused(open_folder, as_nobod
         assert "Permission denied" in refused(inputs, open_folder / "out.npz")
 
 
-def test_outputs_that_cannot_be_looked_at_are_refused(open_folder, as_nobody):
+def test_inaccessible_outputs_are_reported(open_folder, as_nobody):
     inputs = write(open_folder / "in.npz", {"src": SRC, "tgt": TGT})
     (open_folder / "mine").mkdir(mode=0o700)
     with as_nobody():
@@ -462,7 +473,7 @@ def test_outputs_that_cannot_be_looked_at_are_refused(open_folder, as_nobody):
     )
 
 
-def test_attributes_that_numpy_lacks_are_nobodys_business(tmp_path, h5):
+def test_attributes_that_numpy_does_not_support_are_ignored(tmp_path, h5):
     def set_time(file: h5py.File, name: bytes) -> None:
         h5py.h5a.create(file.id, name, h5py.h5t.UNIX_D32LE, h5py.h5s.create(h5py.h5s.SCALAR))
 
@@ -487,7 +498,7 @@ def test_every_array_in_a_safetensors_file_is_aligned(tmp_path):
     assert (8 + length + entry["data_offsets"][0]) % 8 == 0
 
 
-def test_an_input_that_changes_meanwhile_is_refused(tmp_path, monkeypatch, h5):
+def test_an_input_that_changes_while_it_is_read_is_an_error(tmp_path, monkeypatch, h5):
     monkeypatch.setattr(
         convert_module, "_BLOCK_BYTES", 30
     )  # more samples are read after the first is written
@@ -499,7 +510,7 @@ def test_an_input_that_changes_meanwhile_is_refused(tmp_path, monkeypatch, h5):
 
 @contextmanager
 def largest_file(num_bytes: int) -> Iterator[None]:
-    """Until its end writing behind that many bytes of a file fails, as it does on a full disk."""
+    """Limits the size of files, so that writing fails as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
     try:
@@ -509,7 +520,7 @@ def largest_file(num_bytes: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("end", FORMATS)
-def test_a_disk_that_fills_up_half_way_is_one_error_and_harms_nothing(tmp_path, end):
+def test_a_full_disk_is_one_error_and_existing_files_are_kept(tmp_path, end):
     big = np.zeros((40, 1000), np.float32)
     inputs = write(tmp_path / "in.npz", {"src": big[:, :1], "tgt": big})
     outputs = [result.path for result in convert(inputs, tmp_path / f"out{end}")]
@@ -520,7 +531,7 @@ def test_a_disk_that_fills_up_half_way_is_one_error_and_harms_nothing(tmp_path, 
     assert [path.read_bytes() for path in outputs] == before
 
 
-def test_a_signal_leaves_nothing_behind(tmp_path, h5):
+def test_no_partial_file_is_left_after_a_signal(tmp_path, h5):
     class Stopped(BaseException):
         pass
 
@@ -556,7 +567,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path, start, end):
 @pytest.mark.parametrize(
     "name", ["a b;'$(x)\n", "-x", "\udcff", "sr\u00e7 \U0001f600", "%s{x}", "x" * 230, "\u00e9" * 115]
 )
-def test_hostile_names_are_names(tmp_path, name):
+def test_files_with_unusual_names_are_converted(tmp_path, name):
     inputs = write(tmp_path / f"{name}.npz", {"src": SRC, "tgt": TGT})
     # torch cannot map a .pt file whose name is not UTF-8, so that one comes last.
     for end in (".h5", ".safetensors", ".npz", ".pt"):
@@ -565,7 +576,7 @@ def test_hostile_names_are_names(tmp_path, name):
         inputs = [result.path]
 
 
-def test_npz_is_one_plain_zip_that_numpy_reads_without_pickle(tmp_path, h5):
+def test_npz_is_an_uncompressed_zip_that_numpy_reads_without_pickle(tmp_path, h5):
     convert([h5], tmp_path / "out.npz")
     with zipfile.ZipFile(tmp_path / "out.npz") as archive:
         assert archive.testzip() is None

@@ -1,4 +1,4 @@
-"""The values a recipe asks for: where they lie, how they are rounded, and what can be learned from them."""
+"""The values of each distribution: their range, their rounding, and the rule that a model can learn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddp_hpc.errors import RequestError
 
 
 def values(recipe: Recipe) -> dict[str, np.ndarray]:
-    """src and tgt, flat, as they lie in the file."""
+    """Returns src and tgt, flattened, in file order."""
     pieces: dict[str, list[np.ndarray]] = {"src": [], "tgt": []}
     for name, first, piece in part(recipe):
         assert first == sum(each.size for each in pieces[name])
@@ -23,7 +23,7 @@ def values(recipe: Recipe) -> dict[str, np.ndarray]:
 
 
 def floats(bits: np.ndarray) -> np.ndarray:
-    """What the bits of bfloat16 mean."""
+    """Converts the bits of bfloat16 to float32."""
     return torch.from_numpy(bits).view(torch.bfloat16).float().numpy()
 
 
@@ -41,11 +41,11 @@ def tokens(num_samples: int = 400, shape: tuple[int, ...] = (50,), **fields: obj
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_normal_values_have_mean_0_and_spread_1(dtype):
+def test_normal_values_have_mean_0_and_standard_deviation_1(dtype):
     recipe = Recipe(num_samples=4000, src_shape=(50,), tgt_shape=(50,), dtype=dtype, distribution="normal")
     for found in values(recipe).values():
         found = floats(found) if dtype == "bfloat16" else found.astype(np.float64)
-        # 200,000 values: 6 standard errors.
+        # The tolerance is 6 standard errors of 200,000 values.
         assert abs(found.mean()) < 6 / np.sqrt(found.size)
         assert abs(found.std() - 1) < 6 / np.sqrt(2 * found.size)
         assert abs((np.abs(found) < 1).mean() - 0.6827) < 0.007
@@ -65,15 +65,15 @@ def test_bfloat16_is_rounded_as_torch_does():
     several = (stream.standard_normal(20_000) * exponents).astype(np.float32)
     ties = np.arange(0x3F80_8000, 0x3F90_8000, 0x1_0000, dtype=np.uint32).view(np.float32)
     for each in (several, ties):
-        wanted = torch.from_numpy(each).to(torch.bfloat16).view(torch.uint16).numpy()
-        np.testing.assert_array_equal(synthetic._cast(each, "bfloat16"), wanted)
+        expected = torch.from_numpy(each).to(torch.bfloat16).view(torch.uint16).numpy()
+        np.testing.assert_array_equal(synthetic._cast(each, "bfloat16"), expected)
 
 
 @pytest.mark.parametrize(
     ("dtype", "vocab_size"),
     [("uint8", 256), ("uint8", 2), ("int16", 2**15), ("int32", 50_257), ("int64", 2**28)],
 )
-def test_tokens_follow_the_rule_save_for_a_tenth(dtype, vocab_size):
+def test_tokens_follow_the_rule_except_for_a_tenth(dtype, vocab_size):
     found = values(tokens(dtype=dtype, vocab_size=vocab_size))
     assert {array.dtype.name for array in found.values()} == {dtype}
     for array in found.values():
@@ -81,7 +81,7 @@ def test_tokens_follow_the_rule_save_for_a_tenth(dtype, vocab_size):
         assert array.max() < vocab_size
         assert abs(array.mean(dtype=float) / (vocab_size - 1) - 0.5) < 0.02
     follows = found["tgt"] == (3 * found["src"].astype(np.int64) + 1) % vocab_size
-    # Noise may hit the rule's token by chance; 20,000 elements, 6 standard errors.
+    # Noise may equal the token of the rule by chance. The tolerance is 6 standard errors of 20,000 elements.
     assert abs(follows.mean() - (0.9 + 0.1 / vocab_size)) < 6 * np.sqrt(0.09 / follows.size)
 
 
@@ -91,7 +91,7 @@ def test_the_rule_of_tokens_is_the_same_for_every_seed():
         assert ((found["tgt"] == (3 * found["src"] + 1) % 1000).mean()) > 0.85
 
 
-# SHA-256 of src and tgt, first digits. Other values are another format: raise FORMAT_VERSION.
+# First digits of the SHA-256 of src and tgt. If the values change, increase FORMAT_VERSION.
 VALUES = {
     ("normal", "float16"): "ba0888271ec8204e",
     ("normal", "bfloat16"): "25d82caa8c86a00c",
@@ -106,7 +106,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize(("distribution", "dtype"), VALUES)
-def test_the_values_of_a_seed_never_change_whatever_the_buffer(monkeypatch, distribution, dtype):
+def test_the_values_of_a_seed_are_fixed_for_any_buffer_size(monkeypatch, distribution, dtype):
     recipe = Recipe(
         num_samples=300,
         src_shape=(1, 64),
@@ -124,20 +124,20 @@ def test_the_values_of_a_seed_never_change_whatever_the_buffer(monkeypatch, dist
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"dtype": "float32"}, "tokens values cannot be float32; use dtype uint8, int16, int32, int64"),
-        ({"distribution": "normal"}, "normal values cannot be int32"),
-        ({"dtype": "uint8", "vocab_size": 257}, "vocab_size 257 is not within 2 to 256, all that fit uint8"),
-        ({"dtype": "int16", "vocab_size": 2**15 + 1}, "not within 2 to 32768"),
-        ({"dtype": "int64", "vocab_size": 2**28 + 1}, "not within 2 to 268435456"),
-        ({"vocab_size": 1}, "vocab_size 1 is not within"),
-        ({"tgt_shape": (49,)}, "tgt_shape 49 is not src_shape 50"),
+        ({"dtype": "float32"}, "tokens values cannot have dtype float32; use uint8, int16, int32, int64"),
+        ({"distribution": "normal"}, "normal values cannot have dtype int32"),
+        ({"dtype": "uint8", "vocab_size": 257}, "range 2 to 256 for dtype uint8 (got 257)"),
+        ({"dtype": "int16", "vocab_size": 2**15 + 1}, "range 2 to 32768"),
+        ({"dtype": "int64", "vocab_size": 2**28 + 1}, "range 2 to 268435456"),
+        ({"vocab_size": 1}, "(got 1)"),
+        ({"tgt_shape": (49,)}, "tgt_shape 49 differs from src_shape 50"),
         (
             {"distribution": "uniform", "dtype": "float32", "vocab_size": 100},
-            "vocab_size 100 is for tokens and the distribution is uniform",
+            "vocab_size 100 applies only to tokens, but the distribution is uniform",
         ),
     ],
 )
-def test_what_does_not_fit_together_is_refused(fields, message):
+def test_inconsistent_fields_are_rejected(fields, message):
     with pytest.raises(RequestError) as caught:
         tokens(**fields)
     assert message in str(caught.value)

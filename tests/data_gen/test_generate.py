@@ -1,4 +1,4 @@
-"""What generate() writes, and when it writes nothing."""
+"""The files that generate() writes, and when it reuses or rejects existing files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from data_gen import Recipe, generate, synthetic
 from data_gen.recipe import canonical_json, fingerprint
 from data_gen.synthetic import block_samples
 from ddp_hpc import __version__
-from ddp_hpc.data.formats import open_samples
+from ddp_hpc.data.open_file import open_samples
 from ddp_hpc.errors import RequestError
 
 SMALL = Recipe(num_samples=10, src_shape=(1, 8), tgt_shape=(3, 8))
@@ -40,7 +40,7 @@ def arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_every_format_holds_the_same_values(tmp_path, suffix):
+def test_all_formats_contain_the_same_values(tmp_path, suffix):
     result = generate(SMALL, tmp_path / f"file{suffix}")
     reference = arrays(generate(SMALL, tmp_path / "reference.h5").path)
     found = arrays(result.path)
@@ -51,7 +51,7 @@ def test_every_format_holds_the_same_values(tmp_path, suffix):
         np.testing.assert_array_equal(found[name], reference[name])
 
 
-def test_hdf5_is_contiguous_and_says_where_it_comes_from(tmp_path):
+def test_hdf5_is_contiguous_and_records_its_origin(tmp_path):
     path = generate(Recipe(num_samples=3, seed=5), tmp_path / "file.h5").path
     with h5py.File(path) as file:
         assert file["src"].chunks is None
@@ -65,8 +65,8 @@ def test_hdf5_is_contiguous_and_says_where_it_comes_from(tmp_path):
     assert abs(datetime.now(UTC).date() - created) <= timedelta(days=1)
 
 
-# SHA-256 of src and tgt, first digits, recorded from the first version. Other values are another
-# format: raise FORMAT_VERSION. The learnable ones are the same with any BLAS.
+# First digits of the SHA-256 of src and tgt, recorded with the first version. If the values change,
+# increase FORMAT_VERSION. The learnable values do not depend on the BLAS library.
 VALUES = {
     ("uniform", "float16"): "5e250616d9006560",
     ("uniform", "float32"): "9d4bfa6559899122",
@@ -78,7 +78,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize(("distribution", "dtype"), VALUES)
-def test_the_values_of_a_seed_never_change(tmp_path, distribution, dtype):
+def test_the_values_of_a_seed_are_fixed(tmp_path, distribution, dtype):
     recipe = Recipe(
         num_samples=300, src_shape=(1, 64), tgt_shape=(3, 50), dtype=dtype, distribution=distribution
     )
@@ -88,13 +88,13 @@ def test_the_values_of_a_seed_never_change(tmp_path, distribution, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_uniform_values_fill_zero_to_one_and_never_reach_one(tmp_path, dtype):
+def test_uniform_values_are_at_least_zero_and_less_than_one(tmp_path, dtype):
     recipe = Recipe(num_samples=4000, src_shape=(64,), tgt_shape=(1,), dtype=dtype)
     values = arrays(generate(recipe, tmp_path / "file.h5").path)["src"]
     assert values.dtype == dtype
     assert values.min() >= 0.0
     assert values.max() < 1.0
-    # Mean of 256,000 values: 0.5 within 6 standard errors of 0.29 / sqrt(256000).
+    # The tolerance is 6 standard errors, 0.29 / sqrt(256000), of the mean of 256,000 values.
     assert abs(values.astype(np.float64).mean() - 0.5) < 0.0035
     assert len(np.unique(values)) > 2000
 
@@ -109,7 +109,7 @@ def test_src_and_tgt_and_other_seeds_differ(tmp_path):
     assert not np.isin(one["src"], other["src"]).any()
 
 
-def test_a_longer_file_begins_with_the_shorter_ones_samples(tmp_path):
+def test_a_longer_file_begins_with_the_samples_of_a_shorter_one(tmp_path):
     wide = {"src_shape": (40_000,), "tgt_shape": (3,)}
     short = Recipe(num_samples=150, **wide)
     assert block_samples(short) > 150
@@ -121,7 +121,7 @@ def test_a_longer_file_begins_with_the_shorter_ones_samples(tmp_path):
 
 @pytest.mark.parametrize("distribution", ["uniform", "learnable"])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_the_size_of_the_buffer_does_not_show(tmp_path, monkeypatch, distribution, dtype):
+def test_the_values_do_not_depend_on_the_buffer_size(tmp_path, monkeypatch, distribution, dtype):
     recipe = Recipe(num_samples=50, src_shape=(7,), tgt_shape=(3, 5), dtype=dtype, distribution=distribution)
     whole = arrays(generate(recipe, tmp_path / "whole.h5").path)
     monkeypatch.setattr(synthetic, "_BUFFER_ELEMENTS", 33)
@@ -169,18 +169,18 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     generate(recipe, tmp_path / "file.h5")
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    # Three buffers of 2 MiB, and what h5py takes.
+    # Three buffers of 2 MiB and the memory of h5py.
     assert peak_bytes < 16 * 2**20 < recipe.num_bytes / 3
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_bfloat16_and_integers_have_a_home_in_every_format(tmp_path, suffix):
+def test_all_formats_store_bfloat16_and_integers(tmp_path, suffix):
     recipe = Recipe(num_samples=10, src_shape=(8,), tgt_shape=(3,), dtype="bfloat16", distribution="normal")
     path = generate(recipe, tmp_path / f"floats{suffix}").path
-    wanted = [values.copy() for _, _, values in synthetic.part(recipe)]
+    expected = [values.copy() for _, _, values in synthetic.part(recipe)]
     samples = open_samples(path)
     assert (samples.src_bfloat16, samples.tgt_bfloat16) == (True, True)
-    for found, values in zip(samples.read(np.arange(10)), wanted, strict=True):
+    for found, values in zip(samples.read(np.arange(10)), expected, strict=True):
         np.testing.assert_array_equal(found.ravel(), values)
     samples.close()
     assert generate(recipe, path).reused
@@ -193,7 +193,7 @@ def test_bfloat16_and_integers_have_a_home_in_every_format(tmp_path, suffix):
         assert generate(recipe, path).reused
 
 
-def test_progress_counts_bytes_up_to_all_of_them(tmp_path):
+def test_progress_ends_with_the_total_number_of_bytes(tmp_path):
     calls: list[tuple[int, int]] = []
     generate(SMALL, tmp_path / "file.h5", progress=lambda done, total: calls.append((done, total)))
     assert calls[-1] == (SMALL.num_bytes, SMALL.num_bytes)
@@ -201,13 +201,13 @@ def test_progress_counts_bytes_up_to_all_of_them(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_file_of_another_recipe_is_kept_and_the_difference_named(tmp_path, suffix):
+def test_a_file_of_another_recipe_is_kept_and_the_difference_is_reported(tmp_path, suffix):
     path = tmp_path / f"file{suffix}"
     generate(SMALL, path)
     before = path.read_bytes()
     with pytest.raises(RequestError) as caught:
         generate(Recipe(num_samples=11, src_shape=(1, 8), tgt_shape=(3, 8), seed=4), path)
-    assert "num_samples 10 there and 11 asked for, seed 0 there and 4 asked for" in str(caught.value)
+    assert "num_samples is 10 instead of 11, seed is 0 instead of 4" in str(caught.value)
     assert "--force" in str(caught.value)
     assert path.read_bytes() == before
 
@@ -225,16 +225,16 @@ def test_force_overwrites(tmp_path, suffix):
     "content",
     [b"", b"a thesis", b"\x89HDF\r\n\x1a\n", b"PK\x03\x04", b"\xff" * 4000, b"\x02" + bytes(7) + b"{}"],
 )
-def test_a_file_that_is_not_ours_is_kept(tmp_path, suffix, content):
+def test_a_file_not_written_by_data_gen_is_kept(tmp_path, suffix, content):
     path = tmp_path / f"file{suffix}"
     path.write_bytes(content)
-    with pytest.raises(RequestError, match="is not a file that data_gen wrote"):
+    with pytest.raises(RequestError, match="was not written by data_gen"):
         generate(SMALL, path)
     assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_file_of_ours_that_was_cut_is_neither_reused_nor_overwritten(tmp_path, suffix):
+def test_a_truncated_file_is_neither_reused_nor_overwritten(tmp_path, suffix):
     path = tmp_path / f"file{suffix}"
     size = generate(SMALL, path).num_bytes
     content = path.read_bytes()
@@ -245,7 +245,7 @@ def test_a_file_of_ours_that_was_cut_is_neither_reused_nor_overwritten(tmp_path,
         assert path.stat().st_size == cut
 
 
-def test_somebody_elses_hdf5_file_is_kept(tmp_path):
+def test_an_hdf5_file_without_a_recipe_is_kept(tmp_path):
     path = tmp_path / "file.h5"
     with h5py.File(path, "w") as file:
         file["src"] = file["tgt"] = np.zeros((10, 1, 8), np.float32)
@@ -253,48 +253,48 @@ def test_somebody_elses_hdf5_file_is_kept(tmp_path):
         generate(SMALL, path)
 
 
-def test_a_recipe_that_was_edited_is_not_believed(tmp_path):
+def test_a_recipe_that_was_edited_is_detected(tmp_path):
     path = generate(SMALL, tmp_path / "file.h5").path
     with h5py.File(path, "r+") as file:
         file.attrs["recipe"] = file.attrs["recipe"].replace('"seed":0', '"seed":1')
-    with pytest.raises(RequestError, match="its recipe and its fingerprint disagree"):
+    with pytest.raises(RequestError, match="its recipe does not match its fingerprint"):
         generate(SMALL, path)
 
 
 @pytest.mark.parametrize("recipe", ["", "mine", "[[1]]", "7", "null", "[" * 10**5])
-def test_a_recipe_that_is_none_is_not_believed(tmp_path, recipe):
+def test_a_recipe_that_is_not_an_object_is_rejected(tmp_path, recipe):
     path = generate(SMALL, tmp_path / "file.safetensors").path
     digest = hashlib.sha256(recipe.encode()).hexdigest()
     save_file(arrays(path), path, {"recipe": recipe, "fingerprint": digest})
-    with pytest.raises(RequestError, match="its recipe is no JSON object"):
+    with pytest.raises(RequestError, match="its recipe is not a JSON object"):
         generate(SMALL, path)
 
 
-def test_a_dataset_that_was_replaced_is_noticed(tmp_path):
+def test_a_dataset_that_was_replaced_is_detected(tmp_path):
     path = generate(SMALL, tmp_path / "file.h5").path
     with h5py.File(path, "r+") as file:
         del file["tgt"]
         file["tgt"] = np.zeros((10, 3, 9), np.float32)
     with pytest.raises(
-        RequestError, match=r"damaged: it holds src \(10, 1, 8\) float32, tgt \(10, 3, 9\) float32"
+        RequestError, match=r"damaged: it contains src \(10, 1, 8\) float32, tgt \(10, 3, 9\) float32"
     ):
         generate(SMALL, path)
 
 
 @pytest.mark.parametrize("name", ["file", "file.h6", "file.npz", "file.h5.gz"])
-def test_another_suffix_is_refused_with_the_list(tmp_path, name):
+def test_an_unknown_suffix_is_rejected_with_a_list_of_valid_ones(tmp_path, name):
     with pytest.raises(RequestError, match=r"\.h5 \.hdf5 \.pt \.safetensors"):
         generate(SMALL, tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_is_no_file(tmp_path):
+def test_a_directory_is_rejected(tmp_path):
     (tmp_path / "data.h5").mkdir()
-    with pytest.raises(RequestError, match="is a folder; name a file in it"):
+    with pytest.raises(RequestError, match="is a directory; a file name is required"):
         generate(SMALL, tmp_path / "data.h5", force=True)
 
 
-def test_a_pipe_is_no_file(tmp_path):
+def test_a_pipe_is_rejected(tmp_path):
     os.mkfifo(tmp_path / "data.h5")
     with pytest.raises(RequestError, match="is not a regular file"):
         generate(SMALL, tmp_path / "data.h5", force=True)
@@ -317,9 +317,9 @@ def test_a_link_is_followed(tmp_path):
     assert generate(SMALL, link).reused
 
 
-def test_a_file_that_appears_while_ours_is_written_is_kept(tmp_path):
+def test_a_file_that_appears_while_writing_is_kept(tmp_path):
     path = tmp_path / "file.h5"
-    with pytest.raises(RequestError, match="is not a file that data_gen wrote"):
+    with pytest.raises(RequestError, match="was not written by data_gen"):
         generate(SMALL, path, progress=lambda done, total: path.write_bytes(b"a thesis"))
     assert path.read_bytes() == b"a thesis"
     assert list(tmp_path.iterdir()) == [path]
@@ -327,7 +327,7 @@ def test_a_file_that_appears_while_ours_is_written_is_kept(tmp_path):
 
 @pytest.fixture
 def at_the_last_moment(monkeypatch):
-    """Does something when the file is on disk and about to get its name."""
+    """Runs an action when the file is on disk and about to be renamed."""
 
     def arrange(action):
         link = os.link
@@ -344,13 +344,13 @@ def at_the_last_moment(monkeypatch):
 def test_a_file_that_appears_at_the_last_moment_is_kept(tmp_path, at_the_last_moment):
     path = tmp_path / "file.h5"
     at_the_last_moment(lambda: path.write_bytes(b"a thesis"))
-    with pytest.raises(RequestError, match="is not a file that data_gen wrote"):
+    with pytest.raises(RequestError, match="was not written by data_gen"):
         generate(SMALL, path)
     assert path.read_bytes() == b"a thesis"
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_the_file_of_a_faster_start_is_used(tmp_path, at_the_last_moment):
+def test_an_equal_file_that_another_process_finished_first_is_used(tmp_path, at_the_last_moment):
     path = tmp_path / "a" / "file.h5"
     other = generate(SMALL, tmp_path / "b" / "file.h5").path
     inode = other.stat().st_ino
@@ -359,7 +359,7 @@ def test_the_file_of_a_faster_start_is_used(tmp_path, at_the_last_moment):
     assert path.stat().st_ino == inode
 
 
-def test_a_file_system_without_hard_links_will_do(tmp_path, monkeypatch):
+def test_a_file_system_without_hard_links_is_supported(tmp_path, monkeypatch):
     def no_links(*_):
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
@@ -369,17 +369,17 @@ def test_a_file_system_without_hard_links_will_do(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_another_files_endless_recipe_is_not_quoted_at_length(tmp_path):
+def test_only_the_beginning_of_a_long_recipe_is_quoted(tmp_path):
     recipe = {"\x1b[31m" * 5000: ["\x1b[0m" * 5000], **{str(number): number for number in range(5000)}}
     path = generate(SMALL, tmp_path / "file.safetensors").path
     save_file(arrays(path), path, {"recipe": canonical_json(recipe), "fingerprint": fingerprint(recipe)})
-    with pytest.raises(RequestError, match="holds other data") as caught:
+    with pytest.raises(RequestError, match="exists with different contents") as caught:
         generate(SMALL, path)
     assert len(str(caught.value)) < 2500
     assert str(caught.value).isprintable()
 
 
-def test_hostile_names_are_only_names(tmp_path):
+def test_unusual_names_are_supported(tmp_path):
     path = tmp_path / "a b'\"$(touch x);\n" / "f.h5"
     assert generate(SMALL, path).path == path
     assert arrays(path)["src"].shape == (10, 1, 8)

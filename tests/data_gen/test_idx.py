@@ -1,4 +1,4 @@
-"""MNIST's IDX files: converted as they are, or refused with what is wrong."""
+"""Conversion of MNIST's IDX files, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_images_become_floats_and_labels_integers(tmp_path, files, monkeypatch):
         assert "test" not in file
 
 
-def test_a_test_set_lands_in_its_group(tmp_path, files):
+def test_a_test_set_is_written_to_its_group(tmp_path, files):
     images, labels = tmp_path / "t10k-images", tmp_path / "t10k-labels"
     images.write_bytes(idx_bytes(IMAGES[:9]))
     labels.write_bytes(idx_bytes(np.full(9, 8, np.uint8)))
@@ -61,18 +61,18 @@ def test_a_test_set_lands_in_its_group(tmp_path, files):
         assert file.attrs["num_classes"] == 9
 
 
-def test_gzipped_files_are_the_same_whatever_their_name(tmp_path, files):
+def test_gzipped_files_give_the_same_result_whatever_their_name(tmp_path, files):
     path = convert_idx(*files, tmp_path / "out.h5").path
     for file in files:
         file.write_bytes(gzip.compress(file.read_bytes()))
     assert convert_idx(*files, path).reused
 
 
-def test_a_missing_file_is_named(tmp_path, files):
+def test_a_missing_file_is_reported(tmp_path, files):
     assert "nowhere cannot be read" in refused(tmp_path, tmp_path / "nowhere", files[1])
 
 
-def test_a_pipe_is_refused_and_never_waited_for(tmp_path, files):
+def test_a_pipe_is_rejected_without_waiting_for_it(tmp_path, files):
     def give_up(*_: object) -> None:
         raise AssertionError("still waiting")
 
@@ -86,14 +86,14 @@ def test_a_pipe_is_refused_and_never_waited_for(tmp_path, files):
         signal.signal(signal.SIGALRM, before)
 
 
-def test_images_and_labels_the_wrong_way_round_are_noticed(tmp_path, files):
-    assert "begins with 00000801, an IDX file of images with 00000803" in refused(
+def test_swapped_images_and_labels_are_detected(tmp_path, files):
+    assert "begins with 00000801, but an IDX file of images begins with 00000803" in refused(
         tmp_path, files[1], files[0]
     )
 
 
 @pytest.mark.parametrize("compress", [False, True])
-def test_a_file_cut_anywhere_is_refused(tmp_path, files, compress):
+def test_a_file_truncated_anywhere_is_rejected(tmp_path, files, compress):
     content = idx_bytes(IMAGES)
     content = gzip.compress(content) if compress else content
     for cut in [*range(0, len(content), len(content) // 7), len(content) - 1]:
@@ -106,9 +106,9 @@ def test_a_file_cut_anywhere_is_refused(tmp_path, files, compress):
     [
         (b"PNG!" + bytes(100), "begins with 504e4721"),
         (b"\x00\x00\x0d\x03" + bytes(100), "begins with 00000d03"),
-        (idx_bytes(IMAGES) + b"x", "more bytes"),
-        (b"\0\0\x08\x03" + struct.pack(">3I", 70, 0, 4), "holds no values"),
-        (b"\0\0\x08\x03" + b"\xff" * 12, "only 0 bytes"),
+        (idx_bytes(IMAGES) + b"x", "its header describes 1416"),
+        (b"\0\0\x08\x03" + struct.pack(">3I", 70, 0, 4), "and thus no values"),
+        (b"\0\0\x08\x03" + b"\xff" * 12, "has 16 bytes, but its header describes"),
         (gzip.compress(idx_bytes(IMAGES), mtime=0)[:-8] + bytes(8), "CRC check failed"),
         (
             gzip.compress(b"\0\0\x08\x03" + struct.pack(">3I", 70, 2**32 - 1, 2**32 - 1), mtime=0),
@@ -116,24 +116,24 @@ def test_a_file_cut_anywhere_is_refused(tmp_path, files, compress):
         ),
     ],
 )
-def test_a_damaged_file_is_refused(tmp_path, files, content, message):
+def test_a_damaged_file_is_rejected(tmp_path, files, content, message):
     files[0].write_bytes(content)
     assert message in refused(tmp_path, *files)
 
 
-def test_counts_that_differ_are_refused(tmp_path, files):
+def test_different_counts_are_rejected(tmp_path, files):
     files[1].write_bytes(idx_bytes(LABELS[:60]))
     assert "has 70 images" in refused(tmp_path, *files)
     assert "has 60 labels" in refused(tmp_path, *files)
 
 
-def test_half_a_test_set_is_refused(tmp_path, files):
-    assert "both its images and its labels" in refused(tmp_path, *files, test_images=files[0])
+def test_an_incomplete_test_set_is_rejected(tmp_path, files):
+    assert "both --test-images and --test-labels" in refused(tmp_path, *files, test_images=files[0])
 
 
-def test_test_images_of_another_size_are_refused(tmp_path, files):
+def test_test_images_of_another_size_are_rejected(tmp_path, files):
     other = tmp_path / "other"
     other.write_bytes(idx_bytes(np.zeros((70, 6, 4), np.uint8)))
     message = refused(tmp_path, *files, test_images=other, test_labels=files[1])
-    assert "has images of (5, 4)" in message
-    assert "of (6, 4)" in message
+    assert "has images of shape (5, 4)" in message
+    assert "has (6, 4)" in message

@@ -1,4 +1,4 @@
-"""A write that does not come to its end: no half file, no leftovers, one clear error."""
+"""Interrupted writes leave neither incomplete files nor leftovers, and failures are a single error."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from data_gen import Recipe, generate
 from data_gen.formats import read_stamp
 from data_gen.partial import WRITER
 from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.partial_files import partial_file
+from ddp_hpc.partial_files import partial_file, process_started
 from tests.conftest import PROJECT
 
 SMALL = Recipe(num_samples=10, src_shape=(1, 8), tgt_shape=(3, 8))
-# 690 MB: long enough to be hit, and hardly any of it is written before that.
+# 690 MB: writing takes long enough to be interrupted, and little of it is written before.
 LARGE = ("--num-samples", "16000", "--output", "file.h5")
-# 129 MB: some tenths of a second.
+# 129 MB: writing takes some tenths of a second.
 KILLED = Recipe(num_samples=3000)
 DEAD_PID = 2**22 + 1  # above the kernel's largest
 
 
-def partials(folder: Path) -> list[Path]:
-    return [entry for entry in folder.iterdir() if entry.name.endswith(".partial")]
+def partials(directory: Path) -> list[Path]:
+    return [entry for entry in directory.iterdir() if entry.name.endswith(".partial")]
 
 
-def wait_for_partial(folder: Path, process: subprocess.Popen[str]) -> None:
+def wait_for_partial(directory: Path, process: subprocess.Popen[str]) -> None:
     limit_s = time.monotonic() + 30
-    while not partials(folder):
+    while not partials(directory):
         assert process.poll() is None, process.stderr.read()
         assert time.monotonic() < limit_s
         time.sleep(0.001)
@@ -47,19 +47,19 @@ def wait_for_partial(folder: Path, process: subprocess.Popen[str]) -> None:
 
 @pytest.fixture(scope="module")
 def whole_file(tmp_path_factory):
-    """What the file of the killed writers is to be."""
+    """The complete file that the killed writers would have written."""
     return generate(KILLED, tmp_path_factory.mktemp("whole") / "file.h5").path
 
 
 def writers_of(path: Path) -> list[int]:
-    """Process ids of the Pythons that write `path`."""
+    """Returns the IDs of the Python processes that write `path`."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            words = entry.read_bytes().split(b"\0")
+            arguments = entry.read_bytes().split(b"\0")
         except OSError:
             continue
-        if words[0] == os.fsencode(sys.executable) and os.fsencode(path) in words:
+        if arguments[0] == os.fsencode(sys.executable) and os.fsencode(path) in arguments:
             found.append(int(entry.parent.name))
     return sorted(found)
 
@@ -67,13 +67,13 @@ def writers_of(path: Path) -> list[int]:
 @pytest.mark.parametrize(
     "number", [*range(5), *(pytest.param(number, marks=pytest.mark.soak) for number in range(5, 55))]
 )
-def test_a_killed_writer_leaves_nothing_that_looks_finished(tmp_path, launch, mpiexec, whole_file, number):
+def test_a_killed_writer_leaves_no_file_that_looks_complete(tmp_path, launch, mpiexec, whole_file, number):
     chance = random.Random(number)
     path = tmp_path / "file.h5"
     command = [sys.executable, "-m", "data_gen", "--num-samples", str(KILLED.num_samples), "--output", path]
     several = [mpiexec, "-n", "2"] if number % 2 else []
     process = launch.start([*several, *command])
-    # Most of the time is spent after the partial file is there; a tenth of the kills come before.
+    # Most of the time passes after the partial file was created; a tenth of the kills happen before.
     if chance.random() < 0.9:
         while not (partials(tmp_path) or path.exists()):
             assert process.poll() is None, process.stderr.read()
@@ -85,7 +85,7 @@ def test_a_killed_writer_leaves_nothing_that_looks_finished(tmp_path, launch, mp
         os.kill(chance.choice(alive), signal.SIGKILL)
     launch.end(process)
     assert writers_of(path) == []
-    if path.exists():  # The kill came after the rename: then everything is there.
+    if path.exists():  # The process was killed after renaming the file, which must then be complete.
         assert filecmp.cmp(path, whole_file, shallow=False)
     for left in partials(tmp_path):
         assert not opens(left, ".h5") or filecmp.cmp(left, whole_file, shallow=False)
@@ -95,7 +95,7 @@ def test_a_killed_writer_leaves_nothing_that_looks_finished(tmp_path, launch, mp
 
 
 def opens(path: Path, suffix: str) -> bool:
-    """Whether the library of that format takes the file for one of its own."""
+    """Returns whether the library of that format can open the file."""
     try:
         if suffix == ".h5":
             h5py.File(path).close()
@@ -104,13 +104,13 @@ def opens(path: Path, suffix: str) -> bool:
         else:
             with safe_open(path, framework="np") as file:
                 file.get_slice("src")
-    except Exception:  # each library has its own
+    except Exception:  # each library raises its own exceptions
         return False
     return True
 
 
 @pytest.mark.parametrize("suffix", [".h5", ".pt", ".safetensors"])
-def test_a_file_in_the_making_opens_as_nothing(tmp_path, suffix):
+def test_an_unfinished_file_cannot_be_opened(tmp_path, suffix):
     seen: list[bool] = []
 
     def look(done: int, total: int) -> None:
@@ -135,11 +135,11 @@ def test_a_signal_removes_what_was_written(tmp_path, generator, signum, code):
     assert "Traceback" not in stderr
     assert partials(tmp_path) == []
     path = tmp_path / "file.h5"
-    if path.exists():  # On a busy machine the signal may come after the rename: then everything is there.
+    if path.exists():  # On a busy machine, the signal may arrive after the file has been renamed.
         assert [array.name for array in read_stamp(path, ".h5")[1]] == ["src", "tgt"]
 
 
-def test_a_job_that_is_ended_removes_what_its_ranks_wrote(tmp_path, launch, mpiexec):
+def test_a_terminated_job_removes_the_partial_file_of_its_ranks(tmp_path, launch, mpiexec):
     process = launch.start([mpiexec, "-n", "2", sys.executable, "-m", "data_gen", *LARGE], cwd=tmp_path)
     wait_for_partial(tmp_path, process)
     process.terminate()
@@ -148,9 +148,9 @@ def test_a_job_that_is_ended_removes_what_its_ranks_wrote(tmp_path, launch, mpie
 
 
 def test_a_second_signal_does_not_end_the_wait_for_the_other_ranks():
-    """Slurm sends TERM twice; a rank that goes first has its launcher kill rank 0, which cleans up."""
-    words = "with end_by_signal(lambda: time.monotonic() > end): print(flush=True); time.sleep(60)"
-    program = f"import time; from data_gen.partial import end_by_signal; end = time.monotonic() + 2\n{words}"
+    """Slurm sends SIGTERM twice. If a rank exits first, its launcher kills rank 0 during the cleanup."""
+    block = "with end_by_signal(lambda: time.monotonic() > end): print(flush=True); time.sleep(60)"
+    program = f"import time; from data_gen.partial import end_by_signal; end = time.monotonic() + 2\n{block}"
     began_s = time.monotonic()
     with subprocess.Popen([sys.executable, "-c", program], cwd=PROJECT, stdout=subprocess.PIPE) as process:
         process.stdout.readline()
@@ -161,7 +161,7 @@ def test_a_second_signal_does_not_end_the_wait_for_the_other_ranks():
     assert time.monotonic() - began_s > 2
 
 
-def test_a_signal_that_the_program_handles_stays_the_programs(tmp_path):
+def test_a_signal_handler_of_the_program_is_kept(tmp_path):
     seen: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda signum, frame: seen.append(signum))
     try:
@@ -173,12 +173,12 @@ def test_a_signal_that_the_program_handles_stays_the_programs(tmp_path):
     assert not result.reused
 
 
-def test_handlers_are_given_back(tmp_path):
+def test_signal_handlers_are_restored(tmp_path):
     generate(SMALL, tmp_path / "file.h5")
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_an_exception_on_the_way_leaves_nothing_and_keeps_the_old_file(tmp_path):
+def test_an_exception_leaves_no_partial_file_and_keeps_the_old_file(tmp_path):
     path = tmp_path / "file.h5"
     path.write_bytes(b"the old one")
 
@@ -191,10 +191,12 @@ def test_an_exception_on_the_way_leaves_nothing_and_keeps_the_old_file(tmp_path)
     assert list(tmp_path.iterdir()) == [path]
 
 
-def leftover(folder: Path, pid: int) -> Path:
-    """What another process of this host would call its partial file."""
-    with partial_file(folder / "old.h5", WRITER) as own:
-        return own.with_name(own.name.replace(f"-{os.getpid()}.", f"-{pid}."))
+def leftover(directory: Path, pid: int) -> Path:
+    """Returns the path of a partial file of another process on this host."""
+    with partial_file(directory / "old.h5", WRITER) as own:
+        own_id, other_id = (f"-{number}.{process_started(number)}." for number in (os.getpid(), pid))
+        assert own_id in own.name
+        return own.with_name(own.name.replace(own_id, other_id))
 
 
 def test_only_leftovers_of_dead_writers_are_removed(tmp_path):
@@ -212,14 +214,16 @@ def test_only_leftovers_of_dead_writers_are_removed(tmp_path):
     assert all(path.exists() for path in kept)
 
 
-def test_a_writer_that_was_killed_and_nobody_has_waited_for_is_dead_too(tmp_path):
+def test_a_zombie_writer_counts_as_dead(tmp_path):
     with subprocess.Popen(["sleep", "60"]) as writer:
         left = leftover(tmp_path, writer.pid)
         left.write_bytes(b"x")
         generate(SMALL, tmp_path / "file.h5")
         assert left.exists()
         writer.kill()
-        os.waitid(os.P_PID, writer.pid, os.WEXITED | os.WNOWAIT)  # ended, and still a zombie
+        os.waitid(
+            os.P_PID, writer.pid, os.WEXITED | os.WNOWAIT
+        )  # the process has exited but is still a zombie
         generate(SMALL, tmp_path / "other.h5")
         assert not left.exists()
 
@@ -231,13 +235,13 @@ def test_leftovers_of_other_hosts_are_removed_an_hour_after_the_last_write(tmp_p
     for pid, path in left.items():
         path.write_bytes(b"x")
         os.utime(path, (now_s, now_s - ages_s[pid]))
-    # This host's clock is a day ahead of the file system's.
+    # The clock of this host is a day ahead of that of the file system.
     monkeypatch.setattr(time, "time", lambda: now_s + 86_400)
     generate(SMALL, tmp_path / "file.h5")
     assert [pid for pid, path in left.items() if path.exists()] == [2, 3]
 
 
-def test_leftovers_that_may_not_be_removed_hinder_nobody(open_folder, as_nobody):
+def test_leftovers_that_cannot_be_removed_are_ignored(open_folder, as_nobody):
     open_folder.chmod(0o1777)
     left = leftover(open_folder, DEAD_PID)
     left.write_bytes(b"x")
@@ -247,7 +251,7 @@ def test_leftovers_that_may_not_be_removed_hinder_nobody(open_folder, as_nobody)
 
 
 @pytest.mark.parametrize("suffix", [".h5", ".pt", ".safetensors"])
-def test_a_write_that_the_kernel_refuses_is_one_error(tmp_path, run_generator, suffix):
+def test_a_failed_write_is_one_error(tmp_path, run_generator, suffix):
     limit = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))}
     done = run_generator("--num-samples", "200", "--output", f"data/file{suffix}", **limit)
     assert done.returncode == 1
@@ -262,18 +266,18 @@ def test_a_write_that_the_kernel_refuses_is_one_error(tmp_path, run_generator, s
 @pytest.fixture
 def tiny_disk(tmp_path):
     """A file system of 1 MiB."""
-    folder = tmp_path / "tiny"
-    folder.mkdir()
+    mount_point = tmp_path / "tiny"
+    mount_point.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, text=True
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mount_point)], capture_output=True, text=True
     )
     if mounted.returncode != 0:
-        pytest.skip(f"a file system of 1 MiB needs root and the right to mount: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+        pytest.skip(f"mounting a file system of 1 MiB requires root: {mounted.stderr.strip()}")
+    yield mount_point
+    subprocess.run(["umount", str(mount_point)], check=True)
 
 
-def test_a_disk_too_small_is_refused_before_anything_is_written(tiny_disk):
+def test_too_little_space_is_reported_before_anything_is_written(tiny_disk):
     with pytest.raises(RequestError) as caught:
         generate(Recipe(), tiny_disk / "file.h5")
     assert "needs 84.1 MiB" in str(caught.value)
@@ -282,9 +286,9 @@ def test_a_disk_too_small_is_refused_before_anything_is_written(tiny_disk):
 
 
 @pytest.mark.parametrize("suffix", [".h5", ".pt", ".safetensors"])
-def test_a_disk_that_fills_up_on_the_way_is_one_error(tiny_disk, monkeypatch, suffix):
+def test_a_disk_that_fills_up_while_writing_is_one_error(tiny_disk, monkeypatch, suffix):
     free = shutil.disk_usage("/")._replace(free=2**40)
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
     with pytest.raises(DdpHpcError) as caught:
         generate(Recipe(), tiny_disk / f"file{suffix}")
     assert caught.value.exit_code == 1
@@ -293,14 +297,14 @@ def test_a_disk_that_fills_up_on_the_way_is_one_error(tiny_disk, monkeypatch, su
     assert list(tiny_disk.iterdir()) == []
 
 
-def test_a_folder_that_may_not_be_written_is_one_error(open_folder, as_nobody):
+def test_a_directory_without_write_permission_is_one_error(open_folder, as_nobody):
     open_folder.chmod(0o555)
     with as_nobody(), pytest.raises(DdpHpcError, match="Permission denied"):
         generate(SMALL, open_folder / "file.h5")
     assert list(open_folder.iterdir()) == []
 
 
-def test_writers_at_the_same_time_leave_one_whole_file(tmp_path, generator):
+def test_concurrent_writers_leave_one_complete_file(tmp_path, generator):
     processes = [generator("--num-samples", "500", "--output", "file.h5") for _ in range(3)]
     assert [process.wait(60) for process in processes] == [0, 0, 0]
     for process in processes:

@@ -1,4 +1,4 @@
-"""Several ranks write one file: the same bytes as one, one error for all, MPI only where asked for."""
+"""Several ranks write one file that equals that of one process; errors are reported once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COMMAND = (sys.executable, "-m", "data_gen")
 
 
 class ThreadComm:
-    """A rank that is a thread. Values pass as JSON, as in the trainer's store; waiting alone fails."""
+    """A rank in a thread. Values are exchanged as JSON, as in the trainer's store; waits are limited."""
 
     def __init__(self, rank: int, size: int, shared: dict[str, Any]) -> None:
         self.rank, self.size, self._shared = rank, size, shared
@@ -45,7 +45,7 @@ class ThreadComm:
 
 
 def by_ranks(size: int, recipe: Recipe, path: Path, **options: Any) -> list[GenerateResult | Exception]:
-    """What generate() gives or raises on each rank."""
+    """Returns the result or the error of generate() on each rank."""
     shared = {"barrier": threading.Barrier(size)}
 
     def run(rank: int) -> GenerateResult | Exception:
@@ -60,14 +60,14 @@ def by_ranks(size: int, recipe: Recipe, path: Path, **options: Any) -> list[Gene
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """13 blocks in SMALL, the last one shorter, and several pieces in each."""
+    """Divides SMALL into 13 blocks, the last one shorter, with several pieces in each."""
     monkeypatch.setattr(synthetic, "_BLOCK_BYTES", 8 * SMALL.bytes_per_sample)
     monkeypatch.setattr(synthetic, "_BUFFER_ELEMENTS", 40)
 
 
 @pytest.mark.parametrize("suffix", [".h5", ".pt", ".safetensors"])
 @pytest.mark.parametrize("size", [2, 3, 13, 20])
-def test_the_bytes_do_not_tell_how_many_wrote_them(tmp_path, small_blocks, suffix, size):
+def test_the_file_does_not_depend_on_the_number_of_ranks(tmp_path, small_blocks, suffix, size):
     one, many = tmp_path / f"one{suffix}", tmp_path / f"many{suffix}"
     generate(SMALL, one)
     results = by_ranks(size, SMALL, many)
@@ -77,7 +77,7 @@ def test_the_bytes_do_not_tell_how_many_wrote_them(tmp_path, small_blocks, suffi
 
 
 @pytest.mark.parametrize("distribution", ["normal", "learnable", "tokens"])
-def test_so_with_every_distribution(tmp_path, small_blocks, distribution):
+def test_no_distribution_depends_on_the_number_of_ranks(tmp_path, small_blocks, distribution):
     dtype, shape = ("int16", (1, 8)) if distribution == "tokens" else ("bfloat16", (3, 8))
     recipe = Recipe(
         num_samples=103, src_shape=(1, 8), tgt_shape=shape, dtype=dtype, distribution=distribution
@@ -94,15 +94,15 @@ def test_an_equal_file_is_reused_by_all(tmp_path):
     assert path.stat().st_ino == inode
 
 
-def test_progress_is_rank_0s_and_ends_at_all_bytes(tmp_path, small_blocks):
+def test_rank_0_reports_progress_up_to_the_total(tmp_path, small_blocks):
     calls: list[tuple[int, int]] = []
     by_ranks(4, SMALL, tmp_path / "file.h5", progress=lambda done, total: calls.append((done, total)))
     assert calls == sorted(calls)
     assert calls[-1] == (SMALL.num_bytes, SMALL.num_bytes)
 
 
-def test_no_file_is_begun_before_every_rank_can_be_told_to_end(tmp_path):
-    """A rank that comes later would die of a signal at once, and its launcher would kill rank 0 with it."""
+def test_no_file_is_created_before_all_ranks_handle_signals(tmp_path):
+    """A signal would kill a rank that starts later, and its launcher would then kill rank 0."""
     shared = {"barrier": threading.Barrier(2)}
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(generate, SMALL, tmp_path / "file.h5", comm=ThreadComm(0, 2, shared))
@@ -113,19 +113,17 @@ def test_no_file_is_begun_before_every_rank_can_be_told_to_end(tmp_path):
         assert not first.result().reused
 
 
-def test_a_refusal_is_said_by_rank_0_alone(tmp_path):
+def test_only_rank_0_reports_an_invalid_request(tmp_path):
     path = tmp_path / "file.h5"
     path.write_bytes(b"a thesis")
     first, *others = by_ranks(3, SMALL, path)
     assert isinstance(first, RequestError)
-    assert "is not a file that data_gen wrote" in str(first)
+    assert "was not written by data_gen" in str(first)
     assert all(isinstance(error, ReportedElsewhereError) and error.exit_code == 2 for error in others)
     assert path.read_bytes() == b"a thesis"
 
 
-def test_what_one_rank_cannot_write_is_an_error_of_all_and_nothing_is_left(
-    tmp_path, small_blocks, monkeypatch
-):
+def test_a_write_error_on_one_rank_fails_all_and_leaves_no_file(tmp_path, small_blocks, monkeypatch):
     part = synthetic.part
 
     def disk_of_rank_2_is_full(recipe, rank, size):
@@ -142,7 +140,7 @@ def test_what_one_rank_cannot_write_is_an_error_of_all_and_nothing_is_left(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_a_rank_does_not_share_is_named(tmp_path, monkeypatch):
+def test_a_directory_that_a_rank_does_not_share_is_reported(tmp_path, monkeypatch):
     open_file = os.open
 
     def open_elsewhere(path, flags, *rest, **options):
@@ -152,12 +150,12 @@ def test_a_folder_that_a_rank_does_not_share_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "open", open_elsewhere)
     first, _ = by_ranks(2, SMALL, tmp_path / "file.h5")
-    assert "does not see the file that rank 0 made; name a file in a folder that all nodes share" in str(
+    assert "cannot find the partial file that rank 0 created. Use a directory that all nodes share" in str(
         first
     )
 
 
-def test_under_mpiexec_one_path_and_the_same_bytes(tmp_path, launch, mpiexec):
+def test_mpiexec_prints_one_path_and_writes_the_same_bytes(tmp_path, launch, mpiexec):
     arguments = ("--num-samples", "2000", "--output")
     done = launch([mpiexec, "-n", "3", *COMMAND, *arguments, tmp_path / "many.h5"])
     assert (done.exit_code, done.stdout) == (0, f"{tmp_path / 'many.h5'}\n")
@@ -169,12 +167,12 @@ def test_under_mpiexec_one_path_and_the_same_bytes(tmp_path, launch, mpiexec):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--num-samples", "0"], "num_samples 0"),
-        (["--output", "file.h5"], "is not a file that data_gen wrote"),
-        (["digits"], "is written by one process and 2 ranks were started; leave mpiexec out"),
+        (["--num-samples", "0"], "num_samples must be at least 1 (got 0)"),
+        (["--output", "file.h5"], "was not written by data_gen"),
+        (["digits"], "with one process, but 2 ranks were started; run it without mpiexec"),
     ],
 )
-def test_a_wrong_request_of_several_ranks_is_one_line(tmp_path, launch, mpiexec, arguments, message):
+def test_an_invalid_request_of_several_ranks_is_one_line(tmp_path, launch, mpiexec, arguments, message):
     (tmp_path / "file.h5").write_bytes(b"a thesis")
     done = launch([mpiexec, "-n", "2", *COMMAND, *arguments], cwd=tmp_path)
     assert (done.exit_code, done.stdout) == (2, "")
@@ -184,19 +182,19 @@ def test_a_wrong_request_of_several_ranks_is_one_line(tmp_path, launch, mpiexec,
     assert [entry.name for entry in tmp_path.iterdir()] == ["file.h5"]
 
 
-def test_ranks_without_mpi_are_refused_in_one_line(tmp_path, launch):
+def test_ranks_without_mpi_are_rejected_in_one_line(tmp_path, launch):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = launch([*torchrun, "-m", "data_gen"], cwd=tmp_path)
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert line == (
-        "error: torchrun started 2 ranks, which share one file only through MPI; "
-        "start them with mpiexec and mpi4py installed, or start one process"
+        "error: torchrun started 2 ranks, but writing one file together requires MPI. "
+        "Start them with mpiexec and install mpi4py, or start one process."
     )
     assert "exitcode  : 2" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_rank_that_stops_answering_ends_the_job_in_time(tmp_path, launch, mpiexec):
+def test_a_hanging_rank_ends_the_job_after_the_timeout(tmp_path, launch, mpiexec):
     code = (
         "import os, signal, sys\n"
         "from data_gen import synthetic\n"
@@ -212,7 +210,7 @@ def test_a_rank_that_stops_answering_ends_the_job_in_time(tmp_path, launch, mpie
     done = launch([mpiexec, "-n", "2", sys.executable, "-c", code], cwd=tmp_path)
     assert done.exit_code != 0
     assert done.wall_s < 15
-    assert "error: rank 0 waited 2 s for the other ranks to do their part" in done.stderr
+    assert "error: rank 0 waited 2 s for the other ranks to write their parts" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -225,7 +223,7 @@ def test_a_rank_that_stops_answering_ends_the_job_in_time(tmp_path, launch, mpie
     ],
     ids=["login node", "batch shell", "mpiexec -n 1"],
 )
-def test_one_process_never_touches_mpi(tmp_path, variables):
+def test_one_process_does_not_use_mpi(tmp_path, variables):
     code = (
         "import sys; sys.modules['mpi4py'] = None\n"
         "sys.argv = ['data_gen', '--num-samples', '2', '--output', 'file.h5']\n"

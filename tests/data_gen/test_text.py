@@ -1,4 +1,4 @@
-"""Text files as samples of bytes."""
+"""Conversion of text files to samples of bytes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 
 from data_gen import text
 from data_gen.text import write_text
-from ddp_hpc.data.formats import open_samples
+from ddp_hpc.data.open_file import open_samples
 from ddp_hpc.errors import DataError, RequestError
 
-# Each word of it is there once: whatever is in two samples shows.
+# All words are different, so that overlaps between samples are detected.
 BOOK = b"".join(b"%05d\n" % number for number in range(2000))
 
 
@@ -27,7 +27,7 @@ def book(tmp_path: Path) -> Path:
 
 
 def windows(path: Path, split: str = "") -> list[bytes]:
-    """Each sample's bytes: src and the last of tgt."""
+    """Returns the bytes of each sample: src and the last byte of tgt."""
     with h5py.File(path) as file:
         src, tgt = file[f"{split}src"][:], file[f"{split}tgt"][:]
     assert (src.dtype, tgt.dtype) == (np.uint8, np.uint8)
@@ -44,7 +44,7 @@ def refused(*inputs: Path, kind: type[Exception] = DataError, **options: object)
     return str(caught.value)
 
 
-def test_tgt_is_src_moved_by_one_and_the_windows_are_the_text(book, tmp_path):
+def test_tgt_is_src_shifted_by_one_and_the_windows_cover_the_text(book, tmp_path):
     path = write_text([book], tmp_path / "out.h5", length=16, test_share=0).path
     found = windows(path)
     assert b"".join(found) == (BOOK + b"\0")[: 17 * len(found)]
@@ -53,18 +53,18 @@ def test_tgt_is_src_moved_by_one_and_the_windows_are_the_text(book, tmp_path):
     assert (samples.num_classes, samples.reader, samples.test) == (256, "hdf5 memory map", None)
 
 
-def test_no_byte_of_the_test_split_is_trained_on(book, tmp_path):
+def test_the_splits_share_no_bytes(book, tmp_path):
     path = write_text([book], tmp_path / "out.h5", length=11, test_share=0.1).path
     train, test = windows(path), windows(path, "test/")
     assert len(test) == (len(train) + len(test)) // 10
-    # A window of two lines begins where a line does, so lines are whole in it.
+    # A window has two lines and begins with a line, so it contains only complete lines.
     assert sorted(train + test) == [BOOK[i : i + 12] for i in range(0, len(BOOK), 12)]
     assert not {line for window in train for line in window.split()} & {
         line for window in test for line in window.split()
     }
 
 
-def test_the_test_split_is_ten_stretches_all_over_the_text(book, tmp_path):
+def test_the_test_split_consists_of_ten_sections_at_equal_distances(book, tmp_path):
     numbers = [int(window[:5]) // 2 for window in windows(
         write_text([book], tmp_path / "out.h5", length=11, test_share=0.1).path, "test/"
     )]  # fmt: skip
@@ -73,36 +73,36 @@ def test_the_test_split_is_ten_stretches_all_over_the_text(book, tmp_path):
     assert np.diff(begins).tolist() == [100] * 9
 
 
-def test_the_files_of_a_folder_are_taken_by_their_paths_each_once(tmp_path):
-    folder = tmp_path / "sources"
+def test_the_files_of_a_directory_are_read_once_in_the_order_of_their_paths(tmp_path):
+    directory = tmp_path / "sources"
     for name in ("b.py", "a/z.py", "a/c.txt", "vendored/x.py", "empty.py"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text("" if name == "empty.py" else name)
-    (folder / "again.py").symlink_to("b.py")
-    (folder / "dangling.py").symlink_to("nowhere")
-    os.mkfifo(folder / "pipe.py")
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text("" if name == "empty.py" else name)
+    (directory / "again.py").symlink_to("b.py")
+    (directory / "dangling.py").symlink_to("nowhere")
+    os.mkfifo(directory / "pipe.py")
     options = {"suffixes": [".py"], "exclude": ["vendored"], "length": 1, "test_share": 0}
-    path = write_text([folder / "b.py", folder, folder], tmp_path / "out.h5", **options).path
+    path = write_text([directory / "b.py", directory, directory], tmp_path / "out.h5", **options).path
     assert b"".join(windows(path)) == b"a/z.py\0b.py\0"
 
 
-def test_the_same_text_is_the_same_file_and_another_is_refused(book, tmp_path):
+def test_a_file_of_the_same_text_is_reused_and_another_is_rejected(book, tmp_path):
     path = tmp_path / "out.h5"
     assert not write_text([book], path).reused
     book = book.rename(tmp_path / "renamed.txt")
     assert write_text([book], path).reused
-    with pytest.raises(RequestError, match="length 128 there and 64 asked for"):
+    with pytest.raises(RequestError, match="length is 128 instead of 64"):
         write_text([book], path, length=64)
-    with pytest.raises(RequestError, match=r"test_share 0\.05 there and 0\.1 asked for"):
+    with pytest.raises(RequestError, match=r"test_share is 0\.05 instead of 0\.1"):
         write_text([book], path, test_share=0.1)
     book.write_bytes(BOOK.upper() + b"!")
-    with pytest.raises(RequestError, match="holds other data"):
+    with pytest.raises(RequestError, match="exists with different contents"):
         write_text([book], path)
     assert not write_text([book], path, force=True).reused
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 7, 1000])
-def test_the_file_does_not_depend_on_how_the_text_is_read(book, tmp_path, monkeypatch, piece_bytes):
+def test_the_file_does_not_depend_on_the_size_of_reads(book, tmp_path, monkeypatch, piece_bytes):
     whole = write_text([book], tmp_path / "whole.h5", length=16).path
     monkeypatch.setattr(text, "_PIECE_BYTES", piece_bytes)
     book.write_bytes(BOOK)
@@ -124,25 +124,25 @@ def test_a_text_that_changes_while_it_is_read_makes_no_file(book, tmp_path, monk
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_what_is_no_text_is_refused(book, tmp_path):
+def test_missing_or_empty_text_is_rejected(book, tmp_path):
     empty = tmp_path / "empty.txt"
     empty.touch()
     assert "empty.txt is empty" in refused(book, empty)
     assert "nowhere.txt cannot be read" in refused(book, tmp_path / "nowhere.txt")
-    assert "has no file that ends in .rst or .md" in refused(tmp_path, suffixes=[".rst", ".md"])
-    assert "--length 20000 takes 20001" in refused(book, length=20000)
-    assert "is none" in refused(book, length=5000)
+    assert "contains no files with the suffix .rst or .md" in refused(tmp_path, suffixes=[".rst", ".md"])
+    assert "--length 20000 needs 20001" in refused(book, length=20000)
+    assert "selects none of them" in refused(book, length=5000)
 
 
 @pytest.mark.parametrize(
     "options",
     [{"length": 0}, {"length": -3}, {"test_share": -0.1}, {"test_share": 0.6}, {"test_share": np.nan}],
 )
-def test_numbers_without_sense_are_refused(book, options):
-    assert "has to be" in refused(book, kind=RequestError, **options)
+def test_numbers_out_of_range_are_rejected(book, options):
+    assert " must be " in refused(book, kind=RequestError, **options)
 
 
-def test_a_pipe_is_refused_and_never_waited_for(tmp_path):
+def test_a_pipe_is_rejected_without_waiting_for_it(tmp_path):
     def give_up(*_: object) -> None:
         raise AssertionError("still waiting")
 
@@ -156,28 +156,28 @@ def test_a_pipe_is_refused_and_never_waited_for(tmp_path):
         signal.signal(signal.SIGALRM, before)
 
 
-def test_what_may_not_be_read_is_named(open_folder, as_nobody):
-    folder = open_folder / "texts"
-    (folder / "closed").mkdir(parents=True)
-    (folder / "own.txt").write_text("mine" * 100)
-    (folder / "closed" / "a.txt").write_text("a")
-    (folder / "own.txt").chmod(0)
+def test_unreadable_files_are_reported(open_folder, as_nobody):
+    texts = open_folder / "texts"
+    (texts / "closed").mkdir(parents=True)
+    (texts / "own.txt").write_text("mine" * 100)
+    (texts / "closed" / "a.txt").write_text("a")
+    (texts / "own.txt").chmod(0)
     with as_nobody():
-        assert "own.txt cannot be read: Permission denied" in refused(folder / "own.txt")
-    (folder / "own.txt").chmod(0o644)
-    for rights in (0, 0o644):
-        (folder / "closed").chmod(rights)
+        assert "own.txt cannot be read: Permission denied" in refused(texts / "own.txt")
+    (texts / "own.txt").chmod(0o644)
+    for mode in (0, 0o644):
+        (texts / "closed").chmod(mode)
         with as_nobody():
-            for path in (folder, folder / "closed" / "a.txt"):
-                assert "cannot be read: Permission denied" in refused(folder / "own.txt", path)
-    (folder / "closed").chmod(0o755)
+            for path in (texts, texts / "closed" / "a.txt"):
+                assert "cannot be read: Permission denied" in refused(texts / "own.txt", path)
+    (texts / "closed").chmod(0o755)
 
 
-def test_the_command_writes_and_says_where(tmp_path, book, run_generator):
+def test_the_command_prints_the_path(tmp_path, book, run_generator):
     done = run_generator("text", "book.txt", "-o", "text.h5", "--length", "32")
     assert (done.returncode, done.stdout) == (0, "text.h5\n")
-    again = run_generator("text", ".", "-o", "text.h5", "--length", "32")
-    assert again.returncode == 0
-    assert "used as they are" in again.stderr
+    second = run_generator("text", ".", "-o", "text.h5", "--length", "32")
+    assert second.returncode == 0
+    assert "reusing the existing file" in second.stderr
     wrong = run_generator("text", ".", "--suffix", ".md")
     assert (wrong.returncode, wrong.stdout, wrong.stderr.count("\n")) == (2, "", 1)

@@ -1,10 +1,10 @@
-"""What the doctor's tests share."""
+"""Fixtures for the tests of doctor."""
 
 from __future__ import annotations
 
 import pytest
 
-from ddp_hpc.doctor.result import Here
+from ddp_hpc.doctor.check_result import Here
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Work in a child: its answer, or why there is none, in time."""
+"""Functions in child processes: their result, or the reason for a failure, within the time limit."""
 
 import os
 import signal
@@ -7,24 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.doctor.child import Gone, collect, start, stop
+from ddp_hpc.doctor.run_in_child import NoAnswer, collect, start, stop
 
 
-def test_the_answer_is_what_the_work_returns() -> None:
+def test_the_result_of_the_function_is_returned() -> None:
     assert collect(start(lambda: {"a": (1, "x")}, 10.0)) == {"a": (1, "x")}
 
 
-def test_an_answer_larger_than_a_pipe_comes_whole() -> None:
+def test_a_result_larger_than_a_pipe_buffer_is_complete() -> None:
     assert collect(start(lambda: b"x" * 1_000_000, 10.0)) == b"x" * 1_000_000
 
 
-def test_work_that_hangs_is_given_up_with_its_limit() -> None:
+def test_a_hanging_function_is_aborted_after_its_limit() -> None:
     start_s = time.monotonic()
-    assert collect(start(lambda: time.sleep(60), 0.2)) == Gone("no answer within 0.2 s")
+    assert collect(start(lambda: time.sleep(60), 0.2)) == NoAnswer("no answer within 0.2 s")
     assert time.monotonic() - start_s < 5
 
 
-def test_what_hung_work_had_started_is_killed_with_it(tmp_path: Path) -> None:
+def test_processes_started_by_a_hanging_function_are_killed(tmp_path: Path) -> None:
     def work() -> None:
         pid = os.fork()
         if pid == 0:
@@ -41,31 +41,31 @@ def test_what_hung_work_had_started_is_killed_with_it(tmp_path: Path) -> None:
     assert not grandchild.exists() or grandchild.read_text().split()[2] == "Z"
 
 
-def test_an_answer_that_came_in_time_counts_though_it_is_read_late() -> None:
+def test_a_result_in_time_is_valid_even_if_it_is_read_late() -> None:
     child = start(lambda: "here", 0.3)
     time.sleep(0.5)
     assert collect(child) == "here"
 
 
-def test_a_crash_is_told_by_its_signal_and_last_words() -> None:
+def test_a_crash_is_reported_with_its_signal_and_last_line_of_output() -> None:
     def work() -> None:
-        os.write(2, b"first\nlibfoo: cannot go on\n\n")
+        os.write(2, b"first\nlibfoo: cannot continue\n\n")
         os.kill(os.getpid(), signal.SIGKILL)
 
-    assert collect(start(work, 10.0)) == Gone("ended by SIGKILL (libfoo: cannot go on)")
+    assert collect(start(work, 10.0)) == NoAnswer("killed by SIGKILL (libfoo: cannot continue)")
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no\nlibrary"), SystemExit(3), KeyboardInterrupt()])
-def test_whatever_is_raised_is_told(error: BaseException) -> None:
+def test_any_exception_is_reported(error: BaseException) -> None:
     def work() -> None:
         raise error
 
-    gone = collect(start(work, 10.0))
-    assert isinstance(gone, Gone)
-    assert gone.why.startswith("ended (")
+    failure = collect(start(work, 10.0))
+    assert isinstance(failure, NoAnswer)
+    assert failure.reason.startswith("failed (")
 
 
-def test_what_a_library_prints_stays_out_of_our_output(capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_of_libraries_is_captured(capfd: pytest.CaptureFixture[str]) -> None:
     def work() -> int:
         os.write(1, b"Welcome to MPI\n")
         os.write(2, b"a warning\n")
@@ -75,9 +75,9 @@ def test_what_a_library_prints_stays_out_of_our_output(capfd: pytest.CaptureFixt
     assert capfd.readouterr() == ("", "")
 
 
-def test_children_that_are_no_longer_wanted_are_stopped() -> None:
+def test_children_can_be_stopped() -> None:
     child = start(lambda: time.sleep(60), 60.0)
     stop([child])
     start_s = time.monotonic()
-    assert isinstance(collect(child), Gone)
+    assert isinstance(collect(child), NoAnswer)
     assert time.monotonic() - start_s < 5

@@ -1,4 +1,4 @@
-"""`ddp-hpc doctor` as a user meets it."""
+"""The command line of `ddp-hpc doctor`."""
 
 import json
 import signal
@@ -18,7 +18,7 @@ def doctor(launch: Launch, *args: str, cwd: Path, **env: str) -> Ended:
     return launch([sys.executable, "-m", "ddp_hpc", "doctor", *args], env=env, cwd=cwd)
 
 
-def test_lines_go_to_stdout_and_the_sum_up_to_stderr(launch: Launch, tmp_path: Path) -> None:
+def test_results_go_to_stdout_and_the_summary_to_stderr(launch: Launch, tmp_path: Path) -> None:
     ended = doctor(launch, *CHEAP, cwd=tmp_path)
     lines = ended.stdout.splitlines()
     assert [line.split()[1] for line in lines] == ["python", "open-files", "shm"]
@@ -28,9 +28,9 @@ def test_lines_go_to_stdout_and_the_sum_up_to_stderr(launch: Launch, tmp_path: P
 
 
 def test_one_json_object(launch: Launch, tmp_path: Path) -> None:
-    said = json.loads(doctor(launch, *CHEAP, "--json", cwd=tmp_path).stdout)
-    assert said["num_nodes"] == 1
-    assert [list(row) for row in said["results"]] == [["name", "status", "what", "remedy"]] * 3
+    report = json.loads(doctor(launch, *CHEAP, "--json", cwd=tmp_path).stdout)
+    assert report["num_nodes"] == 1
+    assert [list(row) for row in report["results"]] == [["name", "status", "what", "remedy"]] * 3
 
 
 def test_a_failure_is_exit_code_1(launch: Launch, tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_a_failure_is_exit_code_1(launch: Launch, tmp_path: Path) -> None:
     assert (ended.exit_code, ended.stderr) == (1, "0 ok, 0 warn, 1 fail\n")
 
 
-def test_a_working_folder_that_is_gone_is_a_failure_and_no_crash(launch: Launch, tmp_path: Path) -> None:
+def test_a_deleted_working_directory_is_a_failure_and_not_a_crash(launch: Launch, tmp_path: Path) -> None:
     program = (
         f"mkdir gone && cd gone && rmdir ../gone && {sys.executable} -m ddp_hpc doctor --only work-space"
     )
@@ -49,29 +49,29 @@ def test_a_working_folder_that_is_gone_is_a_failure_and_no_crash(launch: Launch,
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (("--only", "tourch"), 'did you mean "torch"'),
-        (("--only", "shm", "--skip", "shm"), "leave no check"),
+        (("--only", "shm", "--skip", "shm"), "leave no checks to run"),
         (("--wait-s", "0"), "--wait-s"),
         (("extra",), "unexpected extra argument"),
     ],
 )
-def test_a_wrong_request_is_exit_code_2(
-    launch: Launch, tmp_path: Path, args: tuple[str, ...], said: str
+def test_an_invalid_request_is_exit_code_2(
+    launch: Launch, tmp_path: Path, args: tuple[str, ...], message: str
 ) -> None:
     ended = doctor(launch, *args, cwd=tmp_path)
     assert (ended.exit_code, ended.stdout) == (2, "")
-    assert said in ended.stderr
+    assert message in ended.stderr
 
 
-def test_the_list_names_every_check_of_the_page(launch: Launch, tmp_path: Path) -> None:
+def test_the_list_contains_all_checks_of_the_documentation(launch: Launch, tmp_path: Path) -> None:
     names = [line.split()[0] for line in doctor(launch, "--list", cwd=tmp_path).stdout.splitlines()]
-    page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "doctor.md").read_text(encoding="utf-8")
     assert names == [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")][: len(names)]
 
 
-def test_without_the_heavy_packages_every_check_answers(launch: Launch, tmp_path: Path) -> None:
+def test_all_checks_return_a_result_without_the_large_packages(launch: Launch, tmp_path: Path) -> None:
     program = (
         "import sys\n"
         "class Refuse:\n"
@@ -86,13 +86,13 @@ def test_without_the_heavy_packages_every_check_answers(launch: Launch, tmp_path
     )
     ended = launch([sys.executable, "-c", program], cwd=tmp_path)
     rows = {row["name"]: row for row in json.loads(ended.stdout)["results"]}
-    assert not [row for row in rows.values() if "given up" in row["what"]]
+    assert not [row for row in rows.values() if "aborted" in row["what"]]
     for name in ("torch", "nccl", "mpi4py", "hdf5-locking", "allreduce"):
         assert rows[name]["status"] == "warn"
         assert "not installed" in rows[name]["what"]
 
 
-def test_ctrl_c_ends_the_checks_too(launch: Launch, tmp_path: Path) -> None:
+def test_ctrl_c_terminates_the_checks(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho $$ >pid\nexec /bin/sleep 60\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     argv = [sys.executable, "-m", "ddp_hpc", "doctor", "--only", "gpus"]

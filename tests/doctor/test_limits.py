@@ -1,4 +1,4 @@
-"""Limits of this process, lowered in a child where that is possible."""
+"""Checks of process limits, which the tests lower in a child process if possible."""
 
 import os
 import resource
@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from ddp_hpc.doctor import limits
-from ddp_hpc.doctor.child import collect, start
-from ddp_hpc.doctor.result import Finding, Here
+from ddp_hpc.doctor.check_result import Finding, Here
+from ddp_hpc.doctor.run_in_child import collect, start
 
 
 def with_open_files(soft: int, hard: int) -> Finding:
-    """What the check says under these limits, in a child whose limits may be spoilt."""
+    """Returns the finding under these limits, which are set in a child process."""
 
     def work() -> Finding:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -23,23 +23,23 @@ def with_open_files(soft: int, hard: int) -> Finding:
     return found
 
 
-def test_few_open_files_that_may_be_raised_come_with_the_command() -> None:
+def test_a_low_soft_limit_of_open_files_is_reported_with_the_command() -> None:
     found = with_open_files(256, 5000)
     assert (found.status, found.remedy) == ("warn", "ulimit -n 5000 in the job script")
-    assert found.what == "256 open files are allowed, 4096 are good"
+    assert found.what == "the limit is 256 open files, at least 4096 are recommended"
 
 
-def test_few_open_files_for_good_are_the_sites_matter() -> None:
+def test_a_low_hard_limit_of_open_files_is_left_to_the_site() -> None:
     found = with_open_files(256, 256)
     assert found.status == "warn"
     assert "ask the site" in found.remedy
 
 
-def test_many_open_files_are_well() -> None:
+def test_a_high_limit_of_open_files_is_ok() -> None:
     assert with_open_files(4096, 4096).status == "ok"
 
 
-def test_a_locked_memory_limit_matters_beside_an_rdma_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_locked_memory_limit_matters_only_with_an_rdma_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _which: (65536, resource.RLIM_INFINITY))
     monkeypatch.setattr(limits, "_RDMA", ("/nonexistent/infiniband",))
     assert limits.locked_memory(Here({})).status == "ok"
@@ -54,24 +54,26 @@ def test_a_missing_dev_shm_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("free_mib", "status"), [(64, "fail"), (512, "warn"), (4096, "ok")])
-def test_room_in_dev_shm(tmp_path: Path, free_mib: int, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    room = os.statvfs_result((4096, 4096, free_mib * 256, free_mib * 256, free_mib * 256, 0, 0, 0, 0, 255))
-    monkeypatch.setattr(os, "statvfs", lambda _folder: room)
+def test_space_in_dev_shm(
+    tmp_path: Path, free_mib: int, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = os.statvfs_result((4096, 4096, free_mib * 256, free_mib * 256, free_mib * 256, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _path: space)
     found = limits.shared_memory_in(tmp_path)
     assert found.status == status
     assert ("--shm-size" in found.remedy) == (status != "ok")
 
 
-def test_the_one_core_trap() -> None:
+def test_a_single_allowed_core_is_a_warning() -> None:
     def work() -> Finding:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
         return limits.cores(Here({}))
 
     found = collect(start(work, 10.0))
     if os.cpu_count() == 1:
-        pytest.skip("one core is all there is")
+        pytest.skip("this machine has only one core")
     assert found.status == "warn"
-    assert "one-core trap" in found.what
+    assert "share a single core" in found.what
     assert "--cpus-per-task" in found.remedy
 
 
@@ -86,7 +88,7 @@ def test_the_one_core_trap() -> None:
         ("1 2 3\n", None),
     ],
 )
-def test_a_cgroups_quota(tmp_path: Path, text: str, quota: float | None) -> None:
+def test_the_quota_of_a_cgroup(tmp_path: Path, text: str, quota: float | None) -> None:
     (tmp_path / "cpu.max").write_text(text)
     assert limits.cpu_quota(tmp_path / "cpu.max") == quota
 
@@ -97,7 +99,7 @@ def test_a_cgroups_quota(tmp_path: Path, text: str, quota: float | None) -> None
         (None, 4, 8, "ok"),
         ("2", 4, 8, "ok"),
         ("8", 1, 8, "ok"),
-        ("8", 2, 8, "warn"),  # PBS sets the chunk's cores, each rank inherits it
+        ("8", 2, 8, "warn"),  # PBS sets it to the cores of a chunk, and each rank inherits it
         ("4,2", 2, 8, "ok"),
         ("", 1, 8, "warn"),
         ("0", 1, 8, "warn"),
@@ -106,7 +108,7 @@ def test_a_cgroups_quota(tmp_path: Path, text: str, quota: float | None) -> None
         ("\u0664", 1, 8, "warn"),
     ],
 )
-def test_threads_against_cores(
+def test_threads_are_compared_with_cores(
     text: str | None, ranks: int, cores: int, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(cores)))
@@ -114,13 +116,15 @@ def test_threads_against_cores(
     assert limits.threads(Here(environ, local_size=ranks)).status == status
 
 
-def test_too_many_threads_come_with_the_right_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_threads_are_reported_with_the_right_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(32)))
     found = limits.threads(Here({"OMP_NUM_THREADS": "32"}, local_size=4))
     assert found.remedy == "export OMP_NUM_THREADS=8"
 
 
-def test_packages_of_the_users_own_folder_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_in_the_user_site_directory_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert limits.python(Here({})).status == "ok"
     (tmp_path / "torch").mkdir()
     monkeypatch.setattr(limits, "_user_site", lambda: tmp_path)

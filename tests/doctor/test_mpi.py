@@ -1,4 +1,4 @@
-"""mpi4py's library, alone and under mpiexec, with two real MPIs; and two ranks over gloo."""
+"""Checks of mpi4py and mpiexec with two real MPI libraries, and of an all-reduce over gloo."""
 
 import sys
 from pathlib import Path
@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from ddp_hpc.doctor import allreduce, mpi
-from ddp_hpc.doctor.result import Here
+from ddp_hpc.doctor.check_result import Here
+from ddp_hpc.rehearse.machine import PBS_MPIEXEC
 from tests.conftest import Launch, clean_environ
 
 
 def doctor(*checks: str) -> tuple[str, ...]:
-    return ("-m", "ddp_hpc", "doctor", *(word for name in checks for word in ("--only", name)))
+    return ("-m", "ddp_hpc", "doctor", *(argument for name in checks for argument in ("--only", name)))
 
 
 @pytest.mark.parametrize(
@@ -21,13 +22,13 @@ def doctor(*checks: str) -> tuple[str, ...]:
         ("mpirun (PRRTE) 3.0", "Open MPI"),
         ("HYDRA build details:\n    Version: 5.0.2", "MPICH"),
         ("Intel(R) MPI Library for Linux* OS, Version 2021.11", "MPICH"),
-        ("mpiexec version 1.2.12", ""),  # PALS: it starts MPICH's ranks and says nothing
+        ("mpiexec version 1.2.12", ""),  # PALS, which starts ranks of MPICH without naming it
         ("", ""),
         ("MPI VERSION    : CRAY MPICH version 8.1.28.29 (ANL base 3.4a2)", "MPICH"),
         ("Open MPI v5.0.11, package: Open MPI", "Open MPI"),
     ],
 )
-def test_the_family_by_a_version_text(version: str, family: str) -> None:
+def test_the_family_is_detected_from_the_version_text(version: str, family: str) -> None:
     assert mpi.family_of(version) == family
 
 
@@ -39,30 +40,37 @@ def test_an_mpiexec_that_hangs_has_no_version(tmp_path: Path, monkeypatch: pytes
     assert mpi.version_of(program) == ""
 
 
-def test_a_missing_mpi4py_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pbs_own_mpiexec_is_none(tmp_path: Path) -> None:
+    program = tmp_path / "mpiexec"
+    program.write_text(PBS_MPIEXEC)
+    program.chmod(0o755)
+    assert mpi.mpi_launcher(Here({"PATH": str(tmp_path)})).what == "neither mpiexec nor srun is on the PATH"
+
+
+def test_a_missing_mpi4py_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mpi, "find_spec", lambda _name: None)
     found = mpi.mpi4py_binding(Here({}))
     assert (found.status, "ddp-hpc[mpich]" in found.remedy) == ("warn", True)
     assert mpi.mpi_launcher(Here({"PATH": "/nonexistent"})).status == "warn"
 
 
-def test_the_mpiexec_of_the_same_mpi_brings_two_ranks_together(launch: Launch) -> None:
+def test_the_mpiexec_of_the_same_mpi_is_ok(launch: Launch) -> None:
     ended = launch([sys.executable, *doctor("mpi4py", "mpi-launcher")])
     lines = ended.stdout.splitlines()
     assert lines[0].startswith("ok    mpi4py          MPICH ")
     assert lines[1].startswith("ok    mpi-launcher  ")
-    assert lines[1].endswith("both of two ranks found each other")
+    assert lines[1].endswith("a test with two ranks succeeded")
     assert ended.exit_code == 0
 
 
-def test_the_mpiexec_of_another_mpi_first_on_the_path_fails(launch: Launch, openmpi_mpiexec: Path) -> None:
+def test_the_mpiexec_of_another_mpi_is_a_failure(launch: Launch, openmpi_mpiexec: Path) -> None:
     path = f"{openmpi_mpiexec.parent}:{clean_environ()['PATH']}"
     ended = launch([sys.executable, *doctor("mpi-launcher")], env={"PATH": path})
     assert ended.stdout.startswith(
         f"fail  mpi-launcher    {openmpi_mpiexec} is Open MPI, mpi4py is bound to MPICH"
     )
     assert "MPI4PY_LIBMPI=" in ended.stdout
-    assert "did not find each other" not in ended.stdout, "no trial is needed to tell"
+    assert "test with two ranks" not in ended.stdout, "a test is not needed"
     assert ended.exit_code == 1
 
 
@@ -72,7 +80,7 @@ def test_an_mpi_library_that_cannot_be_loaded_fails(launch: Launch, tmp_path: Pa
     assert ended.exit_code == 1
 
 
-def test_under_mpiexec_one_rank_a_node_speaks(launch: Launch, mpiexec: Path) -> None:
+def test_under_mpiexec_one_rank_per_node_prints_results(launch: Launch, mpiexec: Path) -> None:
     ended = launch([mpiexec, "-n", "2", sys.executable, *doctor("launch", "mpi4py", "mpi-launcher")])
     lines = ended.stdout.splitlines()
     assert [line.split()[:2] for line in lines] == [
@@ -84,16 +92,16 @@ def test_under_mpiexec_one_rank_a_node_speaks(launch: Launch, mpiexec: Path) -> 
     assert ended.exit_code == 0
 
 
-def test_two_ranks_add_numbers() -> None:
+def test_the_allreduce_of_two_ranks_succeeds() -> None:
     found = allreduce.two_ranks(Here(clean_environ()))
     assert found.status == "ok", found.what
 
 
-def test_two_ranks_that_never_meet_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_hanging_ranks_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allreduce, "LIMIT_S", 0.5)
     monkeypatch.setattr(allreduce, "_PROGRAM", "import time; time.sleep(60)")
     found = allreduce.two_ranks(Here(clean_environ()))
-    assert (found.status, "no answer within 0.5 s" in found.what) == ("fail", True)
+    assert (found.status, "no result within 0.5 s" in found.what) == ("fail", True)
 
 
 def test_a_rank_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:

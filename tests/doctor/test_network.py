@@ -1,4 +1,4 @@
-"""Interfaces, names, the launch and the scheduler's commands."""
+"""Checks of interfaces, hostnames, launcher variables and scheduler commands."""
 
 import socket
 from pathlib import Path
@@ -6,20 +6,20 @@ from pathlib import Path
 import pytest
 
 from ddp_hpc.doctor import network
-from ddp_hpc.doctor.result import Here
+from ddp_hpc.doctor.check_result import Here
 
 
 @pytest.fixture
 def cray(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node with Slingshot."""
     found = {"lo": "127.0.0.1", "hsn0": "10.1.0.1", "hsn1": "10.1.0.2", "bond0": "10.0.0.1"}
-    monkeypatch.setattr("ddp_hpc.world.interfaces.all_interfaces", lambda: found)
+    monkeypatch.setattr("ddp_hpc.discovery.network_interfaces.all_interfaces", lambda: found)
     monkeypatch.setattr(network, "all_interfaces", lambda: found)
     monkeypatch.setattr(network, "interface_address", found.get)
 
 
 @pytest.mark.usefixtures("cray")
-def test_nodes_are_compared_by_their_interfaces_not_by_addresses() -> None:
+def test_nodes_are_compared_by_interfaces_and_not_by_addresses() -> None:
     found = network.fabric(Here({}))
     assert found.what == "hsn0 10.1.0.1, hsn1 10.1.0.2, bond0 10.0.0.1"
     assert found.compared_by == "ok hsn0, hsn1, bond0"
@@ -34,9 +34,9 @@ def test_nodes_are_compared_by_their_interfaces_not_by_addresses() -> None:
         ("NCCL_SOCKET_IFNAME", "=hsn0", "ok"),
         ("NCCL_SOCKET_IFNAME", "^docker0", "ok"),  # all but
         ("NCCL_SOCKET_IFNAME", "ib0,ib1", "fail"),
-        ("GLOO_SOCKET_IFNAME", "hsn", "fail"),  # gloo takes no prefix
+        ("GLOO_SOCKET_IFNAME", "hsn", "fail"),  # gloo accepts no prefix
         ("GLOO_SOCKET_IFNAME", "hsn0,hsn1", "ok"),
-        ("DDP_HPC_FABRIC_INTERFACE", "ib0,hsn0", "ok"),  # the first that is here
+        ("DDP_HPC_FABRIC_INTERFACE", "ib0,hsn0", "ok"),  # the first one that exists is used
         ("DDP_HPC_FABRIC_INTERFACE", ",", "fail"),
     ],
 )
@@ -44,7 +44,7 @@ def test_interfaces_that_the_environment_names(variable: str, value: str, status
     found = network.fabric(Here({variable: value}))
     assert found.status == status
     if status == "fail":
-        assert found.what.startswith(f"{variable}={value}, but the interfaces here are bond0, hsn0")
+        assert found.what.startswith(f"{variable}={value}, but this host has the interfaces bond0, hsn0")
 
 
 @pytest.mark.parametrize(("num_nodes", "status"), [(1, "warn"), (2, "fail")])
@@ -53,7 +53,7 @@ def test_loopback_alone(num_nodes: int, status: str, monkeypatch: pytest.MonkeyP
     assert network.fabric(Here({}, num_nodes=num_nodes)).status == status
 
 
-def test_the_loopback_trap() -> None:
+def test_a_hostname_that_resolves_to_loopback_is_a_warning() -> None:
     found = network.name_finding("localhost")
     assert found.status == "warn"
     assert "loopback" in found.what
@@ -61,11 +61,11 @@ def test_the_loopback_trap() -> None:
 
 
 @pytest.mark.parametrize("name", ["no-such-host.invalid", "", "x" * 64, "a..b"])
-def test_a_name_that_leads_nowhere(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_does_not_resolve(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_args: object, **_options: object) -> None:
         raise socket.gaierror(-2, "Name or service not known")
 
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)  # a resolver may be slow to say no
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)  # a real resolver may be slow to fail
     assert "does not resolve" in network.name_finding(name).what
 
 
@@ -85,7 +85,7 @@ STEP = {
 }
 
 
-def test_a_rank_is_told_without_mpi() -> None:
+def test_a_rank_is_detected_without_mpi() -> None:
     assert network.launch(Here(STEP)).what == "rank 3 of 4, started by slurm"
 
 
@@ -96,7 +96,7 @@ def test_ranks_of_one_launch_do_not_count_as_different() -> None:
     )
 
 
-def test_a_launch_that_contradicts_itself_fails_with_the_reason() -> None:
+def test_contradictory_launch_variables_are_a_failure() -> None:
     found = network.launch(Here(STEP | {"SLURM_PROCID": "9"}))
     assert found.status == "fail"
     assert "SLURM_PROCID=9" in found.what
@@ -109,18 +109,18 @@ def test_a_batch_shell_is_a_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("commands", "status", "words"),
+    ("commands", "status", "text"),
     [
         ("", "warn", "neither sbatch nor qsub"),
         ("qsub qstat qdel", "ok", "PBS (qsub, qstat, qdel)"),
         ("sbatch srun squeue scancel scontrol", "ok", "Slurm"),
         ("sbatch srun squeue scancel scontrol qsub", "ok", "Slurm"),  # its own wrapper
-        ("sbatch", "warn", "no srun, squeue, scancel, scontrol"),
+        ("sbatch", "warn", "but not srun, squeue, scancel, scontrol"),
     ],
 )
-def test_the_schedulers_commands(tmp_path: Path, commands: str, status: str, words: str) -> None:
+def test_the_schedulers_commands(tmp_path: Path, commands: str, status: str, text: str) -> None:
     for command in commands.split():
         (tmp_path / command).touch(mode=0o755)
     found = network.scheduler(Here({"PATH": str(tmp_path)}))
     assert found.status == status
-    assert words in found.what
+    assert text in found.what

@@ -1,4 +1,4 @@
-"""Many checks: one that hangs or dies is one line, and the others are not held up."""
+"""Running several checks: one that hangs or crashes is reported and does not affect the others."""
 
 import os
 import signal
@@ -6,14 +6,14 @@ import time
 
 import pytest
 
-from ddp_hpc.doctor.result import Check, Here, ok, warn
-from ddp_hpc.doctor.run import CHECKS, chosen, run_checks
+from ddp_hpc.doctor.check_result import Check, Here, ok, warn
+from ddp_hpc.doctor.run_checks import CHECKS, chosen, run_checks
 from ddp_hpc.errors import RequestError
 
 GOOD = Check("good", "", lambda _here: ok("fine"))
 
 
-def test_results_carry_the_checks_name_and_come_in_order(login: Here) -> None:
+def test_results_have_the_names_and_the_order_of_the_checks(login: Here) -> None:
     checks = [Check("b", "", lambda _here: warn("x", "do y")), GOOD]
     assert [result.line for result in run_checks(checks, login)] == [
         "warn  b               x; do y",
@@ -21,26 +21,26 @@ def test_results_carry_the_checks_name_and_come_in_order(login: Here) -> None:
     ]
 
 
-def test_a_check_that_hangs_fails_with_its_name_and_the_rest_go_on(login: Here) -> None:
+def test_a_check_that_hangs_fails_and_the_others_continue(login: Here) -> None:
     start_s = time.monotonic()
     results = list(run_checks([Check("stuck", "", lambda _here: time.sleep(60), 0.3), GOOD], login))
     assert results[0].line == (
-        "fail  stuck           given up: no answer within 0.3 s; "
-        "the others are not held up by it; --skip stuck leaves it out"
+        "fail  stuck           aborted: no answer within 0.3 s; "
+        "other checks are not affected; use --skip stuck to omit this one"
     )
     assert results[1].status == "ok"
     assert time.monotonic() - start_s < 5
 
 
-def test_a_check_that_takes_its_process_with_it_fails_alone(login: Here) -> None:
+def test_a_check_that_kills_its_process_fails_alone(login: Here) -> None:
     results = list(
         run_checks([Check("abort", "", lambda _here: os.kill(os.getpid(), signal.SIGKILL)), GOOD], login)
     )
-    assert results[0].what == "given up: ended by SIGKILL (it said nothing)"
+    assert results[0].what == "aborted: killed by SIGKILL (no output)"
     assert results[1].status == "ok"
 
 
-def test_checks_run_at_once(login: Here) -> None:
+def test_checks_run_concurrently(login: Here) -> None:
     def work(_here: Here) -> object:
         time.sleep(0.5)
         return ok("")
@@ -50,45 +50,45 @@ def test_checks_run_at_once(login: Here) -> None:
     assert time.monotonic() - start_s < 2.0
 
 
-def test_a_check_may_spoil_its_own_environment_alone(login: Here) -> None:
-    def spoil(_here: Here) -> object:
+def test_a_check_changes_only_its_own_environment(login: Here) -> None:
+    def change(_here: Here) -> object:
         os.environ["DOCTOR_WAS_HERE"] = "1"
         return ok("")
 
-    list(run_checks([Check("spoil", "", spoil)], login))
+    list(run_checks([Check("change", "", change)], login))
     assert "DOCTOR_WAS_HERE" not in os.environ
 
 
-def test_one_result_is_one_line_whatever_a_program_said(login: Here) -> None:
+def test_a_result_is_one_line_for_any_text(login: Here) -> None:
     nasty = Check("n", "", lambda _here: warn("a\nfail  python  \x1b[2J" + "x" * 5000, "b\rc"))
     (line,) = [result.line for result in run_checks([nasty], login)]
     assert line.isprintable()
     assert len(line) < 600
 
 
-def test_only_and_skip_choose_by_name_in_the_checks_own_order() -> None:
+def test_only_and_skip_select_checks_in_their_usual_order() -> None:
     assert [c.name for c in chosen(("shm", "python"), ())] == ["python", "shm"]
     assert [c.name for c in chosen(("shm", "python"), ("shm",))] == ["python"]
     assert len(chosen((), ("torch",))) == len(CHECKS) - 1
 
 
 @pytest.mark.parametrize(("only", "skip"), [(("tourch",), ()), ((), ("tourch",))])
-def test_an_unknown_name_is_refused_with_the_nearest(only: tuple[str, ...], skip: tuple[str, ...]) -> None:
+def test_an_unknown_name_is_rejected_with_a_suggestion(only: tuple[str, ...], skip: tuple[str, ...]) -> None:
     with pytest.raises(RequestError, match=r"tourch: no such check \(did you mean \"torch\"\?\)"):
         chosen(only, skip)
 
 
-def test_nothing_left_to_run_is_refused() -> None:
-    with pytest.raises(RequestError, match="leave no check"):
+def test_selecting_no_checks_is_an_error() -> None:
+    with pytest.raises(RequestError, match="leave no checks"):
         chosen(("torch",), ("torch",))
 
 
-def test_names_are_unique_and_limits_end() -> None:
+def test_names_are_unique_and_limits_are_finite() -> None:
     assert len({check.name for check in CHECKS}) == len(CHECKS)
     assert all(0 < check.limit_s <= 90 for check in CHECKS)
 
 
-def test_none_of_the_cheap_checks_of_this_machine_gives_up() -> None:
+def test_no_fast_check_is_aborted_on_this_machine() -> None:
     slow = ("torch", "nccl", "mpi4py", "mpi-launcher", "allreduce", "hdf5-locking")
     results = list(run_checks(chosen((), slow), Here(dict(os.environ))))
-    assert not [result.line for result in results if "given up" in result.what]
+    assert not [result.line for result in results if "aborted" in result.what]

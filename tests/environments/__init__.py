@@ -20,7 +20,9 @@ class Case:
     """
 
     name: str
-    launcher: str  # the row of `ddp_hpc.world.launch_env`, or slurm_batch_shell, which is no launcher
+    launcher: (
+        str  # the row of `ddp_hpc.discovery.launcher_environment`, or slurm_batch_shell, which is no launcher
+    )
     origin: str  # "recorded" or "composed"
     num_ranks: int
     ranks_per_node: int

@@ -100,7 +100,9 @@ class Site:
         return len(jobs.numbers(self.root))
 
     def job(self, job_id: str) -> dict[str, Any]:
-        """A job's attributes from `qstat -xf`."""
+        """A job's attributes from `qstat -xf`; without a history, what PBS itself would have forgotten."""
+        if not server.read_settings(self.root).history:
+            return jobs.load(self.root, int(job_id.partition(".")[0]))
         done = self.run("qstat", "-xf", "-F", "json", job_id)
         assert done.returncode == 0, done.stderr
         attributes: dict[str, Any] = json.loads(done.stdout)["Jobs"][job_id]
@@ -125,7 +127,7 @@ class Site:
 
     def close(self) -> None:
         """Ends every job; none is left when this returns."""
-        server.write_settings(self.root, Settings(keeper_pid=0))
+        server.write_settings(self.root, Settings(keeper_pid=0, obituary_s=0.0))
         end_s = time.monotonic() + 15.0
         while True:
             # Anew each time, as a job may submit another in its last seconds.
@@ -150,7 +152,9 @@ def install(root: Path, settings: Settings) -> Site:
 
 
 def _may_run(job: Mapping[str, Any]) -> bool:
-    """True for a job that runs or is about to: one that waits has a comment."""
+    """True for a job that runs or is about to: one that waits has a comment, and an array is its jobs."""
+    if "_indices" in job:
+        return False
     return job["job_state"] == "R" or (job["job_state"] == "Q" and "comment" not in job)
 
 

@@ -23,7 +23,8 @@ export GREETING=$'it\'s "$HOME"\nand `more`'
 # The first mpiexec on the PATH that is an MPI launcher.
 mpiexec=${DDP_HPC_MPIEXEC:-}
 while [[ -z $mpiexec ]] && IFS= read -r candidate; do
-  "$candidate" --version </dev/null &>/dev/null || continue
+  said=$("$candidate" --version </dev/null 2>/dev/null) || continue
+  if [[ $said == pbs_version* ]]; then continue; fi
   mpiexec=$candidate
 done < <(type -aP mpiexec || true)
 if ! type -P "$mpiexec" >/dev/null; then

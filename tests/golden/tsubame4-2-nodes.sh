@@ -26,7 +26,7 @@ fi
 
 num_nodes=$NHOSTS
 # Open MPI's spelling of the nodes: Grid Engine's list has other columns behind the names.
-hosts=${TMPDIR:-/tmp}/hosts.$$
+hosts=$(mktemp "${TMPDIR:-/tmp}/hosts.XXXXXXXXXX")
 while read -r host _; do
   echo "$host slots=4"
 done <"$PE_HOSTFILE" >"$hosts"
@@ -42,6 +42,11 @@ export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-/tmp/torchinductor-$U
 export DDP_HPC_KILL_DELAY_S=1
 export DDP_HPC_RUN_DIR="$PWD"/runs/ddp
 export DDP_HPC_MAX_ATTEMPTS=20
+# Compiled kernels are run: a folder that another user has made under that name is not taken.
+for name in TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR; do
+  (umask 077 && mkdir -p -- "${!name}") 2>/dev/null || true
+  if [[ ! -O ${!name} || -L ${!name} ]]; then printf -v "$name" %s "$(mktemp -d)"; fi
+done
 # When the job is killed, in unix seconds: SECONDS counts from the start of this shell.
 DDP_HPC_DEADLINE=$(($(date +%s) - SECONDS + 600))
 export DDP_HPC_DEADLINE
@@ -49,6 +54,18 @@ export DDP_HPC_DEADLINE
 job_id=${JOB_ID:-$$}
 # How far the run is, in the trainer's words, and which attempt this one is.
 mkdir -p "$DDP_HPC_RUN_DIR"
+# These files decide what this job does and what is submitted in its user's name: nobody else may write them.
+check_files() {
+  local foreign
+  foreign=$(find "$DDP_HPC_RUN_DIR/" -maxdepth 1 \
+    \( -name state -o -name attempts -o -name cancelled -o -name refused -o -name job.sh -o -name job.sh.new \) \
+    \( ! -type f -o ! -uid "$EUID" -o -perm /022 \) -print -quit)
+  if [[ -n $foreign ]]; then
+    echo "error: $foreign is another user's, or others may write it; a file that you alone can write is needed; look at it, then remove it or chmod go-w" >&2
+    exit 2
+  fi
+}
+check_files
 read_state() {
   state='' step=0 reason=''
   written=$(stat -c '%i %y' "$DDP_HPC_RUN_DIR/state" 2>/dev/null || true)
@@ -90,17 +107,29 @@ if ((attempt > 1)); then
   fi
   echo "ddp-hpc: attempt $attempt of at most $DDP_HPC_MAX_ATTEMPTS, from step $step"
 fi
-echo "$attempt $job_id $first_step $(date +%s)" >>"$DDP_HPC_RUN_DIR/attempts"
-# The scheduler's copy of this script is gone when the job is.
-cp -- "$0" "$DDP_HPC_RUN_DIR/job.sh.new" && mv -f -- "$DDP_HPC_RUN_DIR/job.sh.new" "$DDP_HPC_RUN_DIR/job.sh"
+rm -f -- "$DDP_HPC_RUN_DIR/cancelled" "$DDP_HPC_RUN_DIR/refused" # of earlier attempts
+# The trainer writes this into `refused` where another one's ranks still use the run's folder.
+export DDP_HPC_THIS_ATTEMPT="$attempt $job_id"
+(
+  umask go-w
+  echo "$attempt $job_id $first_step $(date +%s)" >>"$DDP_HPC_RUN_DIR/attempts"
+  # A folder's default access list goes before the umask.
+  chmod go-w -- "$DDP_HPC_RUN_DIR/attempts"
+  # The scheduler's copy of this script is gone when the job is.
+  if cp -- "$0" "$DDP_HPC_RUN_DIR/job.sh.new"; then
+    chmod go-w -- "$DDP_HPC_RUN_DIR/job.sh.new"
+    mv -f -- "$DDP_HPC_RUN_DIR/job.sh.new" "$DDP_HPC_RUN_DIR/job.sh"
+  fi
+)
 
 # The machine's mpiexec, not one that a Python environment brings along (the mpich wheel does): ranks started
 # by that one would not find each other through the machine's MPI. And not $PBS_EXEC/bin/mpiexec, which only
-# looks like one: it fails --version. To choose by hand, set DDP_HPC_MPIEXEC.
+# looks like one and says pbs_version. To choose by hand, set DDP_HPC_MPIEXEC.
 mpiexec=${DDP_HPC_MPIEXEC:-}
 spare_mpiexec=
 while [[ -z $mpiexec ]] && IFS= read -r candidate; do
-  "$candidate" --version </dev/null &>/dev/null || continue
+  said=$("$candidate" --version </dev/null 2>/dev/null) || continue
+  if [[ $said == pbs_version* ]]; then continue; fi
   case $candidate in
     "${VIRTUAL_ENV:-no environment}"/* | "${CONDA_PREFIX:-no environment}"/*)
       spare_mpiexec=${spare_mpiexec:-$candidate}
@@ -118,7 +147,7 @@ case $("$mpiexec" --version 2>&1 || true) in
   *"Open MPI"* | *OpenRTE* | *PRRTE*)
     per_node=(--map-by ppr:4:node --bind-to none)
     # Open MPI hands the environment on to other nodes only by name.
-    for name in PATH LD_LIBRARY_PATH PYTHONPATH OMP_NUM_THREADS DDP_HPC_PROFILE DDP_HPC_FABRIC_INTERFACE TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR DDP_HPC_KILL_DELAY_S DDP_HPC_RUN_DIR DDP_HPC_MAX_ATTEMPTS DDP_HPC_DEADLINE; do
+    for name in PATH LD_LIBRARY_PATH PYTHONPATH OMP_NUM_THREADS DDP_HPC_PROFILE DDP_HPC_FABRIC_INTERFACE TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR DDP_HPC_KILL_DELAY_S DDP_HPC_RUN_DIR DDP_HPC_MAX_ATTEMPTS DDP_HPC_DEADLINE DDP_HPC_THIS_ATTEMPT; do
       if [[ -v $name ]]; then per_node+=(-x "$name"); fi
     done
     ;;
@@ -150,9 +179,16 @@ done
 # What comes next. Launchers bend exit codes, so the trainer's word counts where it spoke in this attempt.
 trap '' TERM INT USR1
 before=$written
+check_files
 read_state
 # While this node was cut off the scheduler may have started the job anew elsewhere: the run is that attempt's.
 if [[ $(tail -n 1 "$DDP_HPC_RUN_DIR/attempts") != "$attempt $job_id "* ]]; then exit "$code"; fi
+# A refusal, as by the lock of another attempt whose ranks still live, is none: the state is that other's word.
+if ((code == 2)) && [[ $written == "$before" || $state != failed ]] || [[ $(cat "$DDP_HPC_RUN_DIR/refused" 2>/dev/null) == "$attempt $job_id" ]]; then
+  sed -i '$ d' "$DDP_HPC_RUN_DIR/attempts"
+  echo "ddp-hpc: this start was refused and does not count as an attempt; nothing is submitted; the run is at step $step"
+  exit 2
+fi
 if [[ $written == "$before" || -z $state ]]; then exit "$code"; fi
 if [[ $state == "done" ]]; then exit 0; fi
 if [[ $state == running ]] && ((code && step > first_step)); then
@@ -161,10 +197,16 @@ if [[ $state == running ]] && ((code && step > first_step)); then
 fi
 if [[ $state != again ]]; then exit "$((code ? code : 1))"; fi
 stopped_at="stopped at step $step${reason:+: $reason}"
+# In its last half minute the end of the walltime and a cancellation are the same signal.
+was_cancelled() {
+  grep -qxF -- "${job_id%%.*}" "$DDP_HPC_RUN_DIR/cancelled" 2>/dev/null
+}
 printf -v by_hand 'cd %q && qsub %q' "$PWD" "$DDP_HPC_RUN_DIR/job.sh"
 # A signal well before the end is somebody's will, or the scheduler is going to requeue the job by itself.
 if ((stopped_s && stopped_s < DDP_HPC_DEADLINE - 30)); then
   echo "ddp-hpc: $stopped_at; that was a signal before the end of the walltime, so nothing is submitted; to go on: $by_hand"
+elif was_cancelled; then
+  echo "ddp-hpc: $stopped_at; the job was cancelled, so nothing is submitted; to go on: $by_hand"
 elif ((step <= first_step)); then
   echo "error: attempt $attempt made no step of progress: it began at step $first_step and $stopped_at; give it more time, then: $by_hand" >&2
   exit 1

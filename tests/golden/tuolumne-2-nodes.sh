@@ -30,6 +30,11 @@ export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-/tmp/triton-$UID}"
 export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-/tmp/torchinductor-$UID}"
 export DDP_HPC_RUN_DIR="$PWD"/runs/ddp
 export DDP_HPC_MAX_ATTEMPTS=20
+# Compiled kernels are run: a folder that another user has made under that name is not taken.
+for name in TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR; do
+  (umask 077 && mkdir -p -- "${!name}") 2>/dev/null || true
+  if [[ ! -O ${!name} || -L ${!name} ]]; then printf -v "$name" %s "$(mktemp -d)"; fi
+done
 # When the allocation ends, in unix seconds: SECONDS counts from the start of this shell.
 DDP_HPC_DEADLINE=$(($(date +%s) - SECONDS + 1800))
 export DDP_HPC_DEADLINE
@@ -38,6 +43,18 @@ export DDP_HPC_DEADLINE
 job_id=$(flux getattr jobid 2>/dev/null || echo $$)
 # How far the run is, in the trainer's words, and which attempt this one is.
 mkdir -p "$DDP_HPC_RUN_DIR"
+# These files decide what this job does and what is submitted in its user's name: nobody else may write them.
+check_files() {
+  local foreign
+  foreign=$(find "$DDP_HPC_RUN_DIR/" -maxdepth 1 \
+    \( -name state -o -name attempts -o -name cancelled -o -name refused -o -name job.sh -o -name job.sh.new \) \
+    \( ! -type f -o ! -uid "$EUID" -o -perm /022 \) -print -quit)
+  if [[ -n $foreign ]]; then
+    echo "error: $foreign is another user's, or others may write it; a file that you alone can write is needed; look at it, then remove it or chmod go-w" >&2
+    exit 2
+  fi
+}
+check_files
 read_state() {
   state='' step=0 reason=''
   written=$(stat -c '%i %y' "$DDP_HPC_RUN_DIR/state" 2>/dev/null || true)
@@ -79,9 +96,20 @@ if ((attempt > 1)); then
   fi
   echo "ddp-hpc: attempt $attempt of at most $DDP_HPC_MAX_ATTEMPTS, from step $step"
 fi
-echo "$attempt $job_id $first_step $(date +%s)" >>"$DDP_HPC_RUN_DIR/attempts"
-# The scheduler's copy of this script is gone when the job is.
-cp -- "$0" "$DDP_HPC_RUN_DIR/job.sh.new" && mv -f -- "$DDP_HPC_RUN_DIR/job.sh.new" "$DDP_HPC_RUN_DIR/job.sh"
+rm -f -- "$DDP_HPC_RUN_DIR/cancelled" "$DDP_HPC_RUN_DIR/refused" # of earlier attempts
+# The trainer writes this into `refused` where another one's ranks still use the run's folder.
+export DDP_HPC_THIS_ATTEMPT="$attempt $job_id"
+(
+  umask go-w
+  echo "$attempt $job_id $first_step $(date +%s)" >>"$DDP_HPC_RUN_DIR/attempts"
+  # A folder's default access list goes before the umask.
+  chmod go-w -- "$DDP_HPC_RUN_DIR/attempts"
+  # The scheduler's copy of this script is gone when the job is.
+  if cp -- "$0" "$DDP_HPC_RUN_DIR/job.sh.new"; then
+    chmod go-w -- "$DDP_HPC_RUN_DIR/job.sh.new"
+    mv -f -- "$DDP_HPC_RUN_DIR/job.sh.new" "$DDP_HPC_RUN_DIR/job.sh"
+  fi
+)
 
 echo "ddp-hpc: job $job_id, $num_nodes nodes, $num_ranks ranks, by flux"
 # In the background, since bash runs a trap only after its foreground command.
@@ -107,9 +135,16 @@ done
 # What comes next. Launchers bend exit codes, so the trainer's word counts where it spoke in this attempt.
 trap '' TERM INT USR1
 before=$written
+check_files
 read_state
 # While this node was cut off the scheduler may have started the job anew elsewhere: the run is that attempt's.
 if [[ $(tail -n 1 "$DDP_HPC_RUN_DIR/attempts") != "$attempt $job_id "* ]]; then exit "$code"; fi
+# A refusal, as by the lock of another attempt whose ranks still live, is none: the state is that other's word.
+if ((code == 2)) && [[ $written == "$before" || $state != failed ]] || [[ $(cat "$DDP_HPC_RUN_DIR/refused" 2>/dev/null) == "$attempt $job_id" ]]; then
+  sed -i '$ d' "$DDP_HPC_RUN_DIR/attempts"
+  echo "ddp-hpc: this start was refused and does not count as an attempt; nothing is submitted; the run is at step $step"
+  exit 2
+fi
 if [[ $written == "$before" || -z $state ]]; then exit "$code"; fi
 if [[ $state == "done" ]]; then exit 0; fi
 if [[ $state == running ]] && ((code && step > first_step)); then
@@ -118,10 +153,16 @@ if [[ $state == running ]] && ((code && step > first_step)); then
 fi
 if [[ $state != again ]]; then exit "$((code ? code : 1))"; fi
 stopped_at="stopped at step $step${reason:+: $reason}"
+# In its last half minute the end of the walltime and a cancellation are the same signal.
+was_cancelled() {
+  grep -qxF -- "${job_id%%.*}" "$DDP_HPC_RUN_DIR/cancelled" 2>/dev/null
+}
 printf -v by_hand 'cd %q && flux batch %q' "$PWD" "$DDP_HPC_RUN_DIR/job.sh"
 # A signal well before the end is somebody's will, or the scheduler is going to requeue the job by itself.
 if ((stopped_s && stopped_s < DDP_HPC_DEADLINE - 30)); then
   echo "ddp-hpc: $stopped_at; that was a signal before the end of the walltime, so nothing is submitted; to go on: $by_hand"
+elif was_cancelled; then
+  echo "ddp-hpc: $stopped_at; the job was cancelled, so nothing is submitted; to go on: $by_hand"
 elif ((step <= first_step)); then
   echo "error: attempt $attempt made no step of progress: it began at step $first_step and $stopped_at; give it more time, then: $by_hand" >&2
   exit 1

@@ -47,6 +47,17 @@ def test_more_ranks_than_gpus_are_refused_by_the_devices_uuid(tmp_path):
     assert "would share one device" in line
 
 
+def test_ranks_that_are_shown_one_gpu_each_train_over_nccl(tmp_path):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("NCCL between ranks needs two GPUs")
+    shown = "import os, runpy; os.environ['CUDA_VISIBLE_DEVICES'] = os.environ['LOCAL_RANK']; "
+    (tmp_path / "shown.py").write_text(f"{shown}runpy.run_module('ddp_hpc.train', run_name='__main__')")
+    program = [str(tmp_path / "shown.py")]
+    done = train(*SIZES, "--summary", "s.json", cwd=tmp_path, ranks=2, launcher="torchrun", program=program)
+    succeeded(done)
+    assert "2 devices" in done.stdout
+
+
 def test_steps_are_timed_by_device_events(tmp_path):
     succeeded(train(*SIZES, "--metrics", "m.jsonl", cwd=tmp_path))
     times = [json.loads(line)["step_s"] for line in (tmp_path / "m.jsonl").read_text().splitlines()]

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from ddp_hpc.data.formats import open_samples
-from ddp_hpc.training.loader import Loader
+from ddp_hpc.data.open_file import open_samples
+from ddp_hpc.training.input.batch_loader import Loader
 from tests.training.runs import succeeded, train
 
 if not torch.cuda.is_available():

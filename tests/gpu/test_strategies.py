@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from tests.training.runs import losses, succeeded, train
-from tests.training.strategy_rows import EXACT, ROWS, TRAINING
+from tests.training.runs import error_lines, losses, succeeded, train
+from tests.training.strategy_rows import COMPILED, DATA, EXACT, ROWS, TRAINING, Row
 
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device, as the other file of this folder says", allow_module_level=True)
@@ -15,12 +15,27 @@ pytestmark = pytest.mark.gpu
 RANKS = 4 if torch.cuda.device_count() >= 4 else min(2, torch.cuda.device_count())
 # Of GPU kernels against CPU ones, in float64.
 ACROSS_DEVICES = 1e-7
+# What differs on a GPU alone. Not run so far.
+OF_A_GPU = [
+    Row("--no-fused", DATA),
+    Row("--workers 2", DATA),
+    Row("--compile reduce-overhead --accumulate 2", DATA, COMPILED),
+    Row("--strategy fsdp --cpu-offload --clip-norm 0.5 --check-gradients", DATA, like="--clip-norm 0.5"),
+    Row("--strategy fsdp --no-fused", DATA),
+]
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if RANKS == 1 or row.on(RANKS)], ids=lambda r: r.options)
+@pytest.mark.parametrize(
+    "row", [row for row in ROWS + OF_A_GPU if RANKS == 1 or row.on(RANKS)], ids=lambda r: r.options
+)
 def test_a_strategy_has_the_losses_of_one_cpu_process(row, tmp_path):
     if RANKS == 1 and ("--mesh" in row.options or "--strategy tp" in row.options or "pp" in row.options):
         pytest.skip("a grid needs several GPUs")
+    if "--devices-per-rank 2" in row.options and torch.cuda.device_count() < 2 * RANKS:
+        done = train(*TRAINING, *row.options.split(), cwd=tmp_path, ranks=RANKS)
+        assert done.returncode == 2
+        assert len(error_lines(done)) == 1
+        return
     dtype = ["--dtype", "float64"] if row.tolerance == EXACT else []
     size = row.on(RANKS) if RANKS > 1 else 1
     accumulate = 2 if "--accumulate" in row.options else 1

@@ -70,6 +70,8 @@ def main(argv: list[str]) -> None:
                     go_wrong(fault, world.rank)
                 optimizer.zero_grad()
                 loss = nn.functional.mse_loss(model(batch.src), batch.tgt) * batch.weight
+                if fault == "nan" and batch.step == 3:
+                    loss = loss * float("nan")
                 loss.backward()
                 optimizer.step()
                 if batch.weight:

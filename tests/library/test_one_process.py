@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 import ddp_hpc
-from ddp_hpc.data.order import EpochOrder
-from ddp_hpc.run_folder import RunState, read_state
+from ddp_hpc.data.sample_order import EpochOrder
+from ddp_hpc.run_directory import RunState, read_state
 
 
 @pytest.fixture(autouse=True)
@@ -150,7 +150,7 @@ def test_signals_are_handled_as_before_afterwards() -> None:
     [
         ({"backend": "ncl"}, "backend='ncl': unknown; one of auto, nccl, gloo"),
         ({"device": "gpu"}, "device='gpu': unknown; one of auto, cuda, cpu, xpu"),
-        ({"timeout_s": 0}, "--timeout 0: has to be above 0"),
+        ({"timeout_s": 0}, "--timeout must be greater than 0 (got 0)"),
         ({"discovery": "slurm"}, "srun"),
     ],
 )
@@ -166,7 +166,7 @@ def test_a_wrong_option_is_one_line_and_exit_code_2(
 def test_one_world_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
     with _ends_with(2), ddp_hpc.distributed():
         pass
-    assert "is open already" in capsys.readouterr().err
+    assert "is already active" in capsys.readouterr().err
     with ddp_hpc.distributed():
         pass  # one after the other is fine
 
@@ -193,7 +193,7 @@ def test_outside_of_a_world_each_name_says_where_it_belongs() -> None:
     with pytest.raises(ddp_hpc.RequestError, match=r"wrap\(\) was called outside"):
         ddp_hpc.wrap(model)
     for manager in (ddp_hpc.snapshots("x", model=model, optimizer=optimizer), ddp_hpc.tracing("x")):
-        with pytest.raises(ddp_hpc.RequestError, match=r"outside of ddp_hpc\.distributed"), manager:
+        with pytest.raises(ddp_hpc.RequestError, match=r"outside of `with ddp_hpc\.distributed"), manager:
             pass
 
 
@@ -212,9 +212,9 @@ def test_alone_the_model_is_given_back_bare() -> None:
         ({"strategy": "dpd"}, 'did you mean "ddp"?'),
         ({"strategy": "pp"}, "python -m ddp_hpc.train --model package.module:factory --strategy pp"),
         ({"bucket_cap_mb": 25}, "wrap(..., bucket_cap_mb=): unknown"),
-        ({"cpu_offload": True}, "--cpu-offload goes with --strategy fsdp, not with ddp"),
-        ({"mesh": "dp=2"}, "is a grid of 2 ranks, and 1 were started"),
-        ({"amp": "bf16"}, "put torch.autocast around the forward"),
+        ({"cpu_offload": True}, "--cpu-offload works with --strategy fsdp, not with ddp"),
+        ({"mesh": "dp=2"}, "mesh dp=2 needs 2 ranks, but 1 was started"),
+        ({"amp": "bf16"}, "use torch.autocast for the forward pass"),
     ],
 )
 def test_a_strategy_or_option_that_cannot_be_is_refused(
@@ -266,7 +266,7 @@ def test_a_second_for_over_all_epochs_is_refused_and_not_empty(capsys: pytest.Ca
         for _ in range(2):
             for _ in loader:
                 pass
-    assert "one `for` goes through all: give world.loader(..., epochs=N)" in capsys.readouterr().err
+    assert "Use world.loader(..., epochs=N)" in capsys.readouterr().err
 
 
 def test_a_for_after_a_break_goes_on_there() -> None:
@@ -287,12 +287,12 @@ def test_a_loader_reads_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "options", "words"),
     [
-        ("nope.h5", {}, "there is no file nope.h5"),
-        (torch.zeros(3, 1), {}, "got a Tensor; a path or a pair (src, tgt)"),
-        ((torch.zeros(3, 1), torch.zeros(4, 1)), {}, "src has 3 samples and tgt has 4"),
-        (_numbers(3), {"batch_size": 0}, "--batch-size 0: has to be above 0"),
-        (_numbers(3), {"epochs": -1}, "--epochs -1"),
-        (_numbers(3), {"start_step": -1}, "start_step=-1: has to be 0 or more"),
+        ("nope.h5", {}, "no such file: nope.h5"),
+        (torch.zeros(3, 1), {}, "does not accept Tensor; pass a file path or a pair (inputs, targets)"),
+        ((torch.zeros(3, 1), torch.zeros(4, 1)), {}, "src has 3 samples, but tgt has 4"),
+        (_numbers(3), {"batch_size": 0}, "--batch-size must be greater than 0 (got 0)"),
+        (_numbers(3), {"epochs": -1}, "--epochs must be greater than 0 (got -1)"),
+        (_numbers(3), {"start_step": -1}, "start_step must be 0 or greater (got -1)"),
     ],
 )
 def test_wrong_data_is_one_line(
@@ -330,7 +330,7 @@ def test_a_loop_that_was_left_goes_on_with_the_next_batch(tmp_path: Path) -> Non
         assert _train(world.loader(_numbers(10), batch_size=4, epochs=2), "run", stop_after=2) == [1, 2]
         assert _train(world.loader(_numbers(10), batch_size=4, epochs=2), "run") == [3, 4, 5, 6]
         assert _train(world.loader(_numbers(10), batch_size=4, epochs=2), "run") == [], "all is done"
-    assert read_state(tmp_path / "run") == RunState("done", 6, "all steps are trained")
+    assert read_state(tmp_path / "run") == RunState("done", 6, "training complete")
 
 
 def test_a_signal_stops_the_loop_and_the_process_ends_with_75(tmp_path: Path) -> None:
@@ -340,8 +340,8 @@ def test_a_signal_stops_the_loop_and_the_process_ends_with_75(tmp_path: Path) ->
             os.kill(os.getpid(), signal.SIGUSR1)
             assert snapshots.step(1)
             assert snapshots.step(2), "it stays so"
-        assert world.stopped == "rank 0 got SIGUSR1"
-    assert read_state(tmp_path / "run") == RunState("again", 2, "rank 0 got SIGUSR1")
+        assert world.stopped == "rank 0 received SIGUSR1"
+    assert read_state(tmp_path / "run") == RunState("again", 2, "rank 0 received SIGUSR1")
 
 
 def test_the_newest_are_kept_and_saved_when_due(tmp_path: Path) -> None:
@@ -378,8 +378,8 @@ def test_an_error_in_the_loop_is_in_the_run_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("steps", "words"),
     [
-        ([1, 1], "snapshots.step(1): step 1 is done already; count on from snapshots.start"),
-        ([0], "snapshots.step(0): step 0 is done already"),
+        ([1, 1], "snapshots.step(1): step 1 is already done; start counting at snapshots.start + 1"),
+        ([0], "snapshots.step(0): step 0 is already done"),
     ],
 )
 def test_a_wrong_step_is_refused(steps: list[int], words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -394,9 +394,9 @@ def test_a_wrong_step_is_refused(steps: list[int], words: str, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("folder", "options", "words"),
     [
-        ("", {}, "names no folder"),
-        ("run", {"keep": 0}, "--keep 0: has to be above 0"),
-        ("run", {"every_steps": -1}, "--snapshot-every-steps -1"),
+        ("", {}, "the directory is empty"),
+        ("run", {"keep": 0}, "--keep must be greater than 0 (got 0)"),
+        ("run", {"every_steps": -1}, "--snapshot-every-steps must be greater than 0 (got -1)"),
         ("/dev/null/run", {}, "/dev/null/run"),
     ],
 )

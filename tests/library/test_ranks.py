@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.run_folder import read_state
+from ddp_hpc.run_directory import read_state
 from tests.training.forked import Forks, Job
+from tests.training.runs import run, start, succeeded
 
 SCRIPT = "tests.library.script"
 
@@ -48,6 +49,17 @@ def test_an_exception_in_one_rank_ends_all_with_its_traceback_from_the_script_on
     first = r"\[rank 1/3 \S+\] Traceback \(most recent call last\):\n  File .*script\.py"
     assert re.search(first, job.words()), "nothing of ours stands before the script's own lines"
     assert job.words().rstrip().endswith("ValueError: planted in a script")
+
+
+def test_parameters_that_are_no_numbers_are_not_saved(tmp_path: Path, forks: Forks) -> None:
+    codes, job = _run(forks, tmp_path, "nan", "saves")
+    assert codes == [1, 1]
+    [line] = job.errors()
+    assert "step 4: the parameter 0.weight is not finite on rank 0; training cannot continue" in line
+    assert list((tmp_path / "run").glob("step_*")) == []
+    state = read_state(tmp_path / "run")
+    assert state is not None
+    assert state.state == "failed"
 
 
 def test_a_wrong_request_is_one_line_and_exit_code_2(tmp_path: Path, forks: Forks) -> None:
@@ -96,7 +108,9 @@ def test_a_signal_with_snapshots_stops_all_after_the_same_step_and_the_next_run_
     assert _run(forks, whole, "", "saves", "dropout")[0] == [0, 0]
     codes, job = _run(forks, parts, "term:1", "saves", "dropout")
     assert codes == [75, 0]
-    assert "stopping, the state is saved, run it again to go on: rank 1 got SIGTERM" in job.words()
+    assert (
+        "Stopping: rank 1 received SIGTERM. State saved; run the same command again to resume." in job.words()
+    )
     assert "after the with" not in job.words()
     state = read_state(parts / "run")
     assert state is not None
@@ -123,7 +137,7 @@ def test_a_model_that_differs_between_ranks_is_refused(tmp_path: Path, forks: Fo
     codes, job = _run(forks, tmp_path, "wider:1")
     assert codes == [2, 2]
     [line] = job.errors()
-    assert "the model is another one on rank 1: 0.weight (9, 4" in line
+    assert "the model differs between ranks: 0.weight (9, 4" in line
 
 
 def test_a_rank_that_hangs_in_a_step_is_named(tmp_path: Path, forks: Forks) -> None:
@@ -136,3 +150,34 @@ def test_a_rank_that_hangs_in_a_step_is_named(tmp_path: Path, forks: Forks) -> N
 def test_what_a_script_does_outside_of_its_loops_may_take_long(tmp_path: Path, forks: Forks) -> None:
     codes, job = _run(forks, tmp_path, "rest")
     assert codes == [0, 0], job.words()
+
+
+_GLOO_IS_LATE = """
+import time
+import torch
+import torch.distributed as dist
+import ddp_hpc
+
+def stay_in_gloo_thread(_):
+    end_s = time.monotonic() + 2.0
+    while time.monotonic() < end_s:
+        pass
+
+with ddp_hpc.distributed() as world:
+    model = ddp_hpc.wrap(torch.nn.Linear(2, 2))
+    model(torch.ones(1, 2)).sum().backward()
+    time.sleep(0.3 * world.rank)  # or rank 0's collective is complete before there is a callback
+    future = dist.all_reduce(torch.ones(4), async_op=True).get_future()
+    if world.rank == 0:
+        future.add_done_callback(stay_in_gloo_thread)
+    future.wait()
+del model, world, future
+print("freed", flush=True)
+"""
+
+
+def test_a_process_ends_well_though_gloo_is_late(tmp_path: Path) -> None:
+    """Whoever frees the process group waits for gloo's thread, which wants Python's lock."""
+    (tmp_path / "late.py").write_text(_GLOO_IS_LATE)
+    done = succeeded(run([*start(2), "late.py"], tmp_path))
+    assert done.stdout.count("freed") == 2

@@ -5,11 +5,11 @@ import os
 import sys
 import time
 
+from ddp_hpc.discovery.comm import abort_mpi
+from ddp_hpc.discovery.watchdog import time_limit
+from ddp_hpc.discovery.world import discover
 from ddp_hpc.errors import DdpHpcError, ReportedElsewhereError
-from ddp_hpc.world.comm import abort_mpi
-from ddp_hpc.world.rendezvous import rendezvous
-from ddp_hpc.world.topology import discover
-from ddp_hpc.world.watchdog import time_limit
+from ddp_hpc.rendezvous.connect_ranks import rendezvous
 
 environ = dict(os.environ)
 limit_s = float(environ.get("MEET_LIMIT_S", "20"))
@@ -28,7 +28,9 @@ def meet() -> dict[str, object]:
         endpoint = rendezvous(world, environ, limit_s, watchdog)
     assert endpoint is not None
     time.sleep(float(environ.get("MEET_HOLDS_S", "0")))
-    listening = endpoint.listener is not None and endpoint.listener.getsockname()[1] == endpoint.port
+    # Every rank has a connection over which both sides have proved that they hold the key.
+    endpoint.store.set(f"hello/{world.rank}", b"", 5)
+    endpoint.store.get([f"hello/{rank}" for rank in range(world.world_size)], limit_s)
     return {
         "rank": world.rank,
         "launcher": world.launcher,
@@ -36,7 +38,7 @@ def meet() -> dict[str, object]:
         "port": endpoint.port,
         "why": endpoint.why,
         "interface": endpoint.interface,
-        "listening": listening,
+        "serves": endpoint.process is not None,
     }
 
 

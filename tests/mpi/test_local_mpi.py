@@ -76,6 +76,19 @@ def test_a_sites_own_that_starts_no_common_world_is_passed_over(
     assert ended.stdout == "2\n2\n"
 
 
+def test_pbs_own_mpiexec_is_passed_over_though_it_would_find_another_one(
+    local: Local, mpiexec: Path, size_of_two: list[str]
+) -> None:
+    # Outside of a job it runs the next mpiexec of the PATH.
+    version = '[ "$1" = --version ] && echo pbs_version = 1'
+    pbs = program(local.site / "mpiexec", f'{version} || exec {mpiexec} "$@"')
+    ended = local(*size_of_two)
+    assert ended.stderr == f"mpiexec: {mpiexec} (of the mpich wheel)\n"
+    assert ended.stdout == "2\n2\n"
+    named = local(pbs, *size_of_two)
+    assert (named.exit_code, "is PBS's own mpiexec" in named.stderr) == (2, True)
+
+
 def test_a_file_that_cannot_be_run_is_no_mpiexec(tmp_path: Path) -> None:
     broken = tmp_path / "mpiexec"
     broken.write_bytes(b"\x7fELF nonsense")

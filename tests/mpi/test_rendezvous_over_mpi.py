@@ -9,12 +9,12 @@ from tests.conftest import Launch
 from .conftest import MEET, OPENMPI_SETTINGS, Meeting, errors, told
 
 
-def test_four_ranks_agree_on_an_endpoint_that_rank_0_already_holds(meeting: Meeting) -> None:
+def test_four_ranks_connect_to_the_store_that_rank_0_serves(meeting: Meeting) -> None:
     ranks = told(meeting(4))
     assert [each["rank"] for each in ranks] == [0, 1, 2, 3]
     assert {(each["host"], each["why"]) for each in ranks} == {("127.0.0.1", "all ranks are on one node")}
     assert len({each["port"] for each in ranks}) == 1
-    assert [each["listening"] for each in ranks] == [True, False, False, False]
+    assert [each["serves"] for each in ranks] == [True, False, False, False]
     assert {each["interface"] for each in ranks} == {"lo"}
 
 
@@ -89,7 +89,7 @@ def test_a_rank_that_never_comes_to_mpi_init_does_not_leave_the_others_waiting(m
 def test_a_chosen_launcher_without_an_address_says_that_mpi_would_have_one(meeting: Meeting) -> None:
     ended = meeting(2, MEET_DISCOVERY="hydra")
     text = errors(ended)[0]
-    assert "hydra started 2 ranks, but without MPI they cannot tell each other an address" in text
+    assert "hydra started 2 ranks, but without MPI they cannot send each other an address" in text
     assert "leave --discovery out" in text
     assert ended.exit_code == 2
 
@@ -99,7 +99,7 @@ def test_a_chosen_launcher_with_an_address_needs_no_mpi(meeting: Meeting) -> Non
         port = free.getsockname()[1]
     ranks = told(meeting(3, MEET_DISCOVERY="hydra", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)))
     assert {(each["host"], each["port"]) for each in ranks} == {("127.0.0.1", port)}
-    assert [each["listening"] for each in ranks] == [True, False, False]
+    assert [each["serves"] for each in ranks] == [True, False, False]
 
 
 def test_mpi_alone_is_enough(meeting: Meeting) -> None:

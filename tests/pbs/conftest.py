@@ -22,7 +22,7 @@ def make_site(tmp_path: Path) -> Iterator[MakeSite]:
 
     def make(**settings: Any) -> Site:
         root = tmp_path / f"pbs{len(made)}"
-        made.append(install(root, Settings(**{"keeper_pid": os.getpid(), **settings})))
+        made.append(install(root, Settings(**{"keeper_pid": os.getpid(), "obituary_s": 0.0, **settings})))
         return made[-1]
 
     yield make

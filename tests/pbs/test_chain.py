@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.fakes.site import Site, program
+from ddp_hpc.rehearse.pbs import server
+from tests.fakes.site import PROJECT, Site, program
 from tests.pbs.conftest import MakeSite
 from tests.pbs.jobs import render
 
@@ -88,7 +90,7 @@ def test_three_jobs_train_a_run_that_is_too_long_for_one(site: Site) -> None:
     assert state(site) == "done 25"
     assert attempts(site) == ["1 12.pbs-srv 0", "2 13.pbs-srv 10", "3 14.pbs-srv 20"]
     assert {(job["Account_Name"], job["queue"]) for job in jobs} == {("PROJECT", "preemptable")}
-    assert jobs[1]["depend"] == "afterany:12.pbs-srv@pbs-srv"
+    assert jobs[1]["depend"].split(",")[0] == "afterany:12.pbs-srv@pbs-srv"
     assert site.num_jobs() == 3
 
 
@@ -106,6 +108,42 @@ def test_the_successor_and_its_qsub_see_nothing_of_the_old_jobs_ranks_and_schedu
     old, new = ((site.work / f"env.{number}.pbs-srv").read_text().splitlines() for number in (12, 13))
     assert set(variables) <= set(old)
     assert not set(variables) & set(new)
+
+
+def test_options_of_qsub_set_the_deadline_and_are_the_successors_too(site: Site) -> None:
+    options = ["--walltime", "01:00:00", "--setup", 'echo "at $(date +%s)"']
+    script = chain_script(site, "10", "20", "again", options=options)
+    see_deadline = f'#!/bin/bash\necho "until $DDP_HPC_DEADLINE"\n{TRAINER}'
+    program(site.root / "trainer.sh", see_deadline)
+    site.submit(
+        "-l", "walltime=1:30,select=2:ncpus=2:mpiprocs=1", "-lplace=scatter:excl", "-l", "software=x", script
+    )
+    for number in (12, 13):
+        job = site.wait(f"{number}.pbs-srv")
+        granted = {
+            "walltime": "00:01:30",
+            "select": "2:ncpus=2:mpiprocs=1",
+            "place": "scatter:excl",
+            "software": "x",
+        }
+        assert job["Resource_List"] | granted == job["Resource_List"]
+        [at_s, until_s] = (
+            int(line.split()[1]) for line in site.log(job).splitlines() if line[:3] in ("at ", "unt")
+        )
+        assert 80 <= until_s - at_s <= 91
+    assert site.job("13.pbs-srv")["Exit_status"] == 0
+
+
+def test_a_server_that_does_not_answer_leaves_the_directives_walltime(site: Site) -> None:
+    program(site.root / "bin" / "qstat", "#!/bin/sh\nexit 255\n")
+    program(site.root / "trainer.sh", "")
+    script = chain_script(site, "10", "10", "again", options=["--walltime", "01:00:00"])
+    job = site.wait(site.submit(script))
+    assert job["Exit_status"] == 0
+    assert (
+        "qstat -f 12.pbs-srv does not tell the walltime; the 3600 s of the directives are taken"
+        in site.log(job)
+    )
 
 
 def test_a_job_that_is_deleted_saves_its_state_and_does_not_go_on(site: Site) -> None:
@@ -128,6 +166,31 @@ def test_at_the_end_of_the_walltime_the_successor_is_submitted_within_the_kill_d
     assert "; attempt 2 goes on\n" in site.log(job)
     assert site.wait("13.pbs-srv")["Exit_status"] == 0
     assert state(site) == "done 20"
+
+
+@pytest.mark.parametrize("by", ["ddp-hpc cancel", "qdel"])
+def test_a_job_that_is_cancelled_in_the_last_seconds_of_its_walltime_does_not_go_on(
+    site: Site, by: str
+) -> None:
+    job_id = site.submit(chain_script(site, "10", "25", "on_signal", options=["--walltime", "00:00:20"]))
+    wait_until_up(site)
+    if by == "qdel":
+        site.run("qdel", job_id)
+    else:
+        # The server says nothing of who ended the job, as other versions may not.
+        program(site.root / "bin" / "qstat", f'#!/bin/sh\n{site.pbs_bin}/qstat "$@" | sed "/comment/d"\n')
+        done = site.run(sys.executable, "-m", "ddp_hpc", "cancel", job_id, env={"PYTHONPATH": str(PROJECT)})
+        assert (done.returncode, done.stdout) == (0, f"{job_id}\n"), done.stderr
+    log = site.log(site.wait(job_id))
+    assert log.splitlines()[-1].startswith(
+        "ddp-hpc: stopped at step 10: SIGTERM; the job was cancelled, so nothing is submitted; to go on: cd "
+    )
+    assert site.num_jobs() == 1
+    # It speaks of that attempt alone.
+    (run_dir(site) / "up").unlink()
+    site.submit(site.work / "job.pbs")
+    wait_until_up(site)
+    assert not (run_dir(site) / "cancelled").exists()
 
 
 def test_a_signal_by_qsig_ends_the_job_through_its_login_shell_and_the_run_can_still_go_on(
@@ -159,6 +222,40 @@ def test_a_requeued_job_keeps_counting_although_its_environment_does_not_tell(si
     assert attempts(site) == ["1 12.pbs-srv 0", "2 12.pbs-srv 10"]
     assert (job["Exit_status"], job["run_count"]) == (75, 3)
     assert "after 2 attempts, the most it may have (--max-attempts)" in site.log(job)
+
+
+def test_while_the_server_is_away_the_successor_is_tried_again(site: Site) -> None:
+    down = site.root / server.DOWN
+    goes_down = f"if [[ ! -e {site.root}/was_down ]]; then touch {site.root}/was_down {down}; fi"
+    script = chain_script(site, "10", "20", "again", options=["--setup", goes_down])
+    site.submit("-k", "doe", script)
+    log = site.work / "ddp.o12"
+    end_s = time.monotonic() + 30
+    while not (log.exists() and "it is tried again for up to 300 s" in log.read_text()):
+        assert time.monotonic() < end_s, site.logs()
+        time.sleep(0.05)
+    down.unlink()
+    site.wait("12.pbs-srv")
+    assert site.wait("13.pbs-srv")["Exit_status"] == 0
+    assert site.job("13.pbs-srv")["depend"] == "afterany:12.pbs-srv@pbs-srv"
+    said = log.read_text()
+    assert "qsub: Connection refused; qsub: cannot connect to server pbs-srv (errno=111); it is tried" in said
+    assert said.splitlines()[-2:] == [
+        "13.pbs-srv",
+        "ddp-hpc: stopped at step 10: no time left; attempt 2 goes on",
+    ]
+
+
+def test_a_successor_that_pbs_drops_is_queued_again_without_waiting(site: Site) -> None:
+    """The server has lost the job: as after `qdel -W force`, or without its data base."""
+    forgets = 'set -- "${@/depend=afterany:12.pbs-srv/depend=afterany:99}"'
+    program(site.root / "bin" / "qsub", f'#!/bin/bash\n{forgets}\nexec {site.pbs_bin}/qsub "$@"\n')
+    site.wait(site.submit(chain_script(site, "10", "20", "again")))
+    assert site.wait("13.pbs-srv")["substate"] == 92
+    assert site.wait("14.pbs-srv")["Exit_status"] == 0
+    assert state(site) == "done 20"
+    log = site.log(site.job("12.pbs-srv"))
+    assert "PBS has dropped job 13.pbs-srv, as the server does not know job 12.pbs-srv any more;" in log
 
 
 # The chain is queued on the login node.

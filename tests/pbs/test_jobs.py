@@ -32,6 +32,12 @@ trap 'sleep 0.5; echo saved >saved; exit 75' TERM
 echo up >up
 while :; do sleep 0.05; done
 """
+# Starts one rank and is a launcher otherwise.
+ONE_RANK = """#!/bin/bash
+if [[ $1 == --version ]]; then echo "HYDRA build details:"; exit 0; fi
+while [[ $1 == -* ]]; do shift 2; done
+exec "$@"
+"""
 
 
 def world(site: Site) -> dict[str, Any]:
@@ -117,6 +123,7 @@ def polaris(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Site, st
         default_chunk_ncpus=64,
         default_chunk_ngpus=4,
         keeper_pid=os.getpid(),
+        obituary_s=0.0,
     )
     site = install(tmp_path_factory.mktemp("polaris"), settings)
     before = 'echo "$TMPDIR" >"$HOME/tmpdir_of_pbs"\n'
@@ -197,6 +204,8 @@ def test_the_directives_become_the_request(alcf: Site) -> None:
         "walltime": "00:30:00",
         "filesystems": "home:eagle",
         "nodect": 2,
+        "ncpus": 128,
+        "ngpus": 8,
     }
     assert job["Resource_List"] == resources
     assert (job["Job_Name"], job["queue"], job["Join_Path"]) == ("ddp", "debug", "oe")
@@ -246,6 +255,16 @@ def test_another_mpiexec_of_a_virtual_environment_beside_the_job_is_passed_over(
     log = finished(site, site.submit(JOBS / "generic_pbs_ddp.pbs"))
     assert f"by mpiexec ({site.pals_bin}/mpiexec)" in log
     assert len(ranks(site)) == 4
+
+
+def test_with_mpi_only_in_a_virtual_environment_that_one_is_used(site: Site) -> None:
+    site.dotfile(site.pbs_bin)
+    mpiexec = program(site.work / ".venv" / "bin" / "mpiexec", ONE_RANK)
+    activate = f'export VIRTUAL_ENV={site.work}/.venv PATH="$PATH:{mpiexec.parent}"\n'
+    (mpiexec.parent / "activate").write_text(activate)
+    log = finished(site, site.submit(render(site, "generic_pbs", command=["echo", "a rank"])))
+    assert f"by mpiexec ({mpiexec})" in log
+    assert log.splitlines()[-1] == "a rank"
 
 
 def test_without_any_launcher_the_script_says_so_instead_of_using_pbs_own(site: Site) -> None:

@@ -1,4 +1,4 @@
-"""`ddp-hpc bench scaling` with jobs of the stand-in for PBS: real ranks under what stands in for PALS."""
+"""`ddp-hpc bench scaling` with jobs of the simulated PBS, and real ranks under a simulated PALS."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from tests.conftest import PROJECT
 from tests.fakes.site import Site
+from tests.pbs.conftest import MakeSite
 
 JOBS = [
     "--profile",
@@ -28,6 +29,16 @@ BENCH = ["--mode", "weak", "--steps", "4", "--warm-up", "2", "--batch-size", "4"
 
 def ddp_hpc(site: Site, *args: str) -> subprocess.CompletedProcess[str]:
     return site.run(sys.executable, "-m", "ddp_hpc", *args, env={"PYTHONPATH": str(PROJECT)})
+
+
+def test_points_whose_job_pbs_has_forgotten_are_not_waited_for(make_site: MakeSite) -> None:
+    site = make_site(alcf_hook=True, default_chunk_ncpus=64, default_chunk_ngpus=4, history=False)
+    site.dotfile(site.pbs_bin)  # without a launcher the job ends at once
+    done = ddp_hpc(site, "bench", "scaling", "--submit", *JOBS[:-1], "1", *BENCH, "--", "--model", "linear")
+    assert done.returncode == 0, done.stderr
+    done = ddp_hpc(site, "bench", "scaling", "--gather", "--wait")
+    assert done.returncode == 1
+    assert "job 12.pbs-srv is no longer known to the scheduler" in done.stderr
 
 
 @pytest.mark.soak  # the same flow as on Slurm

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddp_hpc.errors import RequestError
-from ddp_hpc.queue.job_state import check_job_id, clock_s, duration_s, same_job
+from ddp_hpc.schedulers.job_state import check_job_id, clock_s, duration_s, same_job
 
 
 @pytest.mark.parametrize(

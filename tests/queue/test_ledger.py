@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from ddp_hpc.errors import DdpHpcError
-from ddp_hpc.queue import ledger
-from ddp_hpc.queue.ledger import Attempt, Submission
-from ddp_hpc.queue.slurm import parse_scontrol
+from ddp_hpc.jobs import submission_ledger as ledger
+from ddp_hpc.jobs.submission_ledger import Attempt, Submission
+from ddp_hpc.schedulers.slurm.job_commands import parse_scontrol
 from tests.conftest import PROJECT
 from tests.queue.answers import slurm
 
@@ -103,7 +103,7 @@ def test_a_ledger_that_cannot_be_written_is_an_error_and_one_that_is_not_there_i
 def test_lines_of_two_processes_do_not_mix(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from tests.queue.test_ledger import submission\n"
-        "from ddp_hpc.queue import ledger\n"
+        "from ddp_hpc.jobs import submission_ledger as ledger\n"
         "for i in range(200): ledger.record(Path(sys.argv[1]), submission(sys.argv[2] + str(i)))"
     )
     argv = [sys.executable, "-c", code, str(tmp_path)]

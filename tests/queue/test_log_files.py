@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
-from ddp_hpc.queue.log_files import Reader, log_paths, read_tail, successor_in, usual_logs
-from ddp_hpc.queue.progress import Progress, read_progress
-from ddp_hpc.queue.slurm import parse_scontrol
+from ddp_hpc.jobs.log_files import Reader, log_paths, read_tail, successor_in, usual_logs
+from ddp_hpc.jobs.training_progress import Progress, read_progress
+from ddp_hpc.schedulers.slurm.job_commands import parse_scontrol
 from tests.queue.answers import slurm
 
 LINE = "epoch 1/10 step {step}/640 loss {loss} 61.3 samples/s eta {eta}\n"
@@ -93,3 +94,5 @@ def test_a_log_that_comes_late_is_made_up_for_by_the_metrics(tmp_path: Path, wor
     assert read_progress("", tmp_path, str(tmp_path)) is None
     (tmp_path / "m.jsonl").write_text('{"step": 7, "loss": 0.5}\n{"step": 8, "loss": 0.25}\n{"step": 9, "lo')
     assert read_progress("", tmp_path, str(tmp_path)) == Progress(step=8, loss=0.25)
+    assert read_progress("", tmp_path, str(tmp_path), after_step=8) is None, "of the attempt before"
+    assert read_progress("", tmp_path, str(tmp_path), since_s=int(time.time()) + 60) is None

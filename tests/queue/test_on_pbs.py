@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -144,12 +145,88 @@ def test_the_log_that_pbs_keeps_until_the_end_is_waited_for(site: Site) -> None:
     assert (following.returncode, out) == (0, "here\n")
 
 
+def test_without_a_history_a_running_job_is_shown_and_cancelled(make_site: MakeSite) -> None:
+    site = make_site(history=False)
+    job_id = site.submit("-k", "doe", chain_script(site, "10", "20", "on_signal"))
+    wait_until_up(site)
+    assert status(site, job_id)["verdict"] == "running"
+    assert "ddp-hpc: job 12.pbs-srv" in ddp_hpc(site, "logs", job_id).stdout
+    done = ddp_hpc(site, "cancel", job_id)
+    assert (done.returncode, done.stdout) == (0, f"{job_id}\n")
+    assert site.wait(job_id)["Exit_status"] == 256 + 15
+    assert status(site, job_id)["verdict"] == "again"
+    again = ddp_hpc(site, "cancel", job_id)
+    assert (again.returncode, again.stdout) == (0, "")
+
+
+def test_a_job_that_pbs_drops_for_its_dependency_is_not_called_cancelled(site: Site) -> None:
+    write_script(site, "true")
+    job_id = site.submit("-W", "depend=afterany:99", "job.pbs")
+    done = ddp_hpc(site, "status", job_id)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[0] == "job       12.pbs-srv (job.pbs of pbsuser): failed, F"
+    assert "why       dropped: PBS has dropped it without a word, and it never ran; " in done.stdout
+    assert "it was to wait for afterany:99.pbs-srv@pbs-srv, and the server knows no such job\n" in done.stdout
+
+
+@pytest.mark.parametrize("how", ["submit --chain", "bash SCRIPT --chain"])
+def test_a_chain_whose_first_job_is_forgotten_already_is_not_queued_further(
+    make_site: MakeSite, how: str
+) -> None:
+    site = make_site(history=False)
+    script = chain_script(site, "10", "20", "again")
+    # The first job is over, and forgotten, before the second is queued.
+    wait = f'until [[ $(cat {site.root}/jobs/12.json) == *\'"job_state": "F"\'* ]]; do sleep 0.05; done'
+    program(
+        site.root / "bin" / "qsub",
+        f'#!/bin/bash\nif [[ $* == *depend* ]]; then {wait}; fi\nexec {site.pbs_bin}/qsub "$@"\n',
+    )
+    path = f"{site.root}/bin:{site.pbs_bin}:/usr/bin:/bin"
+    argv = [sys.executable, "-m", "ddp_hpc", "submit", "--profile", "generic_pbs", "job.pbs"]
+    done = site.run(
+        *(argv if how[0] == "s" else ["bash", script]), "--chain", "3", env={**QUIET, "PATH": path}
+    )
+    assert done.returncode == 1
+    assert "PBS has dropped job 13.pbs-srv" in done.stderr.splitlines()[-1]
+    assert "the server does not know job 12.pbs-srv" in done.stderr
+    assert site.num_jobs() == 2
+
+
+def test_a_successor_that_was_cancelled_does_not_go_on(site: Site) -> None:
+    """Held before it starts, and then deleted."""
+    script = chain_script(site, "10", "25", "again")
+    held = f'#!/bin/bash\nexec {site.pbs_bin}/qsub -h "$@"\n'
+    job_id = site.submit("-k", "doe", script)
+    program(site.root / "bin" / "qsub", held)
+    assert site.wait(job_id)["Exit_status"] == 75
+    assert "goes on as job 13.pbs-srv" in ddp_hpc(site, "status", job_id).stdout
+    waits = status(site, "13")
+    assert (waits["verdict"], waits["advice"]) == ("waiting", "qrls 13.pbs-srv lets it go")
+    site.run("qdel", "13")
+    assert status(site, job_id)["next_job"] == ""
+    assert "goes on as" not in ddp_hpc(site, "status", job_id).stdout
+
+
+def test_a_job_of_an_array_is_asked_for_by_its_index(site: Site) -> None:
+    write_script(site, "echo $PBS_ARRAY_INDEX; sleep 60", "-j oe", "-k doe", "-J 3-5")
+    array = site.submit("job.pbs")
+    for word in (array, "12[]", "12"):
+        done = ddp_hpc(site, "status", word)
+        assert done.returncode == 2
+        assert re.match(
+            r"error: job 12\[\]\S* is an array; name one job of it, such as 12\[[03]\]", done.stderr
+        )
+    site.wait("12[4].pbs-srv", states="R")
+    assert status(site, "12[4]")["verdict"] == "running"
+    assert status(site, "12[4]")["logs"] == [f"{site.work}/job.pbs.o12.4"]
+
+
 def test_a_refusal_of_qsub_is_one_line(site: Site) -> None:
     write_script(site, "true", "-q nosuch")
     done = ddp_hpc(site, "submit", "--profile", "generic_pbs", "job.pbs")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines()[-1].startswith(
-        "error: qsub refused the job: Unknown queue; nothing was queued;"
+        "error: qsub rejected the job: Unknown queue. Nothing was queued."
     )
     assert site.num_jobs() == 0
 
@@ -166,6 +243,6 @@ def test_a_qstat_that_answers_garbage_is_one_line(site: Site, answers: str) -> N
     start_s = time.monotonic()
     done = ddp_hpc(site, "status", "12")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: qstat was asked for job 12 and answers ")
+    assert done.stderr.startswith("error: unexpected output of qstat for job 12: ")
     assert done.stderr.count("\n") == 1
     assert time.monotonic() - start_s < 20

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.queue.job_state import JobState
-from ddp_hpc.queue.pbs import parse_json, parse_text, read_job
+from ddp_hpc.schedulers.job_state import JobState
+from ddp_hpc.schedulers.pbs.job_commands import parse_json, parse_text, read_job
 from tests.queue.answers import PBS_TEXT, pbs
 from tests.queue.conftest import Programs
 
@@ -47,6 +47,33 @@ def test_a_job_that_waits_says_why_and_when_it_may_start() -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"Hold_Types": "u"}, "it is held by its user"),
+        (
+            {"Hold_Types": "ou", "comment": "Job held by me"},
+            "it is held by its user; it is held by an operator; Job held by me",
+        ),
+        ({"Hold_Types": "s"}, "it is held by the system"),
+        (
+            {"Hold_Types": "su", "depend": "afterany:11.s@s"},
+            "it is held by its user; it waits for afterany:11.s@s",
+        ),
+        ({"Hold_Types": "u", "depend": "beforeany:13.s@s"}, "it is held by its user"),
+        (
+            {"job_state": "W", "Execution_Time": "Sat Nov 21 18:00:00 2026"},
+            "it is not to start before Sat Nov 21 18:00:00 2026",
+        ),
+    ],
+)
+def test_a_job_that_is_held_or_told_to_wait_says_by_whom(changes: dict[str, Any], reason: str) -> None:
+    job = parsed(**{"job_state": "H", "comment": None, **changes})
+    assert (job.phase, job.reason) == ("waiting", reason)
+    if "Execution_Time" in changes:
+        assert job.starts_at_s == time.mktime((2026, 11, 21, 18, 0, 0, 0, 0, -1))
+
+
+@pytest.mark.parametrize(
     ("changes", "end", "code", "signal"),
     [
         ({"Exit_status": 0}, "done", 0, None),
@@ -59,7 +86,8 @@ def test_a_job_that_waits_says_why_and_when_it_may_start() -> None:
         ({"Exit_status": -20}, "node", None, None),
         ({"Exit_status": -3}, "not started", None, None),
         ({"Exit_status": -99}, "failed", None, None),
-        ({"stime": None}, "cancelled", None, None),
+        ({"stime": None, "substate": 91}, "cancelled", None, None),
+        ({"stime": None, "substate": 92}, "dropped", None, None),
     ],
 )
 def test_every_way_to_end(changes: dict[str, Any], end: str, code: int | None, signal: int | None) -> None:
@@ -95,7 +123,7 @@ def test_a_number_where_a_string_was_is_read_as_its_digits(key: str, value: Any)
 def test_the_answer_may_hold_line_breaks_and_other_jobs_but_must_hold_this_one() -> None:
     text = json.dumps(pbs(Job_Name="a\tb")).replace("\\t", "\t")
     assert parse_json(text, "12.pbs-srv").name == "a\tb"
-    with pytest.raises(DdpHpcError, match=r"was asked for job 13 and answers '12\.pbs-srv'"):
+    with pytest.raises(DdpHpcError, match=r"for job 13: '12\.pbs-srv'"):
         parse_json(json.dumps(pbs()), "13")
 
 
@@ -108,7 +136,7 @@ def test_what_is_no_answer_is_a_value_error(text: str) -> None:
 
 
 def test_a_state_that_pbs_does_not_have() -> None:
-    with pytest.raises(DdpHpcError, match=r"says that job 12\.pbs-srv is '\?'"):
+    with pytest.raises(DdpHpcError, match=r"unknown state '\?' for job 12\.pbs-srv"):
         parsed(job_state="\x1b")
     with pytest.raises(RequestError, match=r"is an array; name one job of it, such as 53\[0\]\.pbs-srv"):
         parse_json(json.dumps({"Jobs": {"53[].pbs-srv": {"job_state": "B"}}}), "53[].pbs-srv")
@@ -137,7 +165,7 @@ def test_json_that_cannot_be_read_is_asked_for_as_text(programs: Programs, tmp_p
 
 def test_garbage_in_both_forms_says_what_came(programs: Programs) -> None:
     programs.answers("qstat", "core dumped\n")
-    with pytest.raises(DdpHpcError, match="qstat was asked for job 12 and answers 'core dumped"):
+    with pytest.raises(DdpHpcError, match="unexpected output of qstat for job 12: 'core dumped"):
         read_job("12")
 
 
@@ -153,12 +181,12 @@ def test_a_server_without_history_is_asked_for_jobs_that_are_there(programs: Pro
 def test_a_job_that_pbs_does_not_know_is_none(programs: Programs) -> None:
     programs.answers("qstat", "", code=153, err="qstat: Unknown Job Id 12.pbs-srv\n")
     assert read_job("12") is None
-    assert len(programs.called()) == 1
+    assert programs.called()[0] == "qstat -xf -F json 12"
 
 
 def test_another_refusal_is_passed_on(programs: Programs) -> None:
     programs.answers("qstat", "", code=1, err="qstat: illegally formed job identifier: 12\n")
     with pytest.raises(
-        DdpHpcError, match="qstat says: qstat: illegally formed job identifier: 12; try it by hand"
+        DdpHpcError, match=r"qstat failed: qstat: illegally formed job identifier: 12. Try it manually"
     ):
         read_job("12")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_hpc.queue.job_state import End, JobState
-from ddp_hpc.queue.post_mortem import PostMortem, advice_while_waiting, examine
-from ddp_hpc.run_folder import RunState
+from ddp_hpc.jobs.post_mortem import PostMortem, advice_while_waiting, examine
+from ddp_hpc.run_directory import RunState
+from ddp_hpc.schedulers.job_state import End, JobState
 
 BANNER = "ddp-hpc: job 12, 2 nodes, 4 ranks, by srun\n"
 OOM = """\

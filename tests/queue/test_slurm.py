@@ -7,7 +7,7 @@ import time
 import pytest
 
 from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.queue.slurm import cancel, parse_scontrol, read_job
+from ddp_hpc.schedulers.slurm.job_commands import cancel, parse_scontrol, read_job
 from tests.queue.answers import slurm
 from tests.queue.conftest import Programs
 
@@ -102,11 +102,11 @@ def test_one_job_of_an_array_is_a_job_and_the_array_is_not() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "was asked for job 12 and answers ''"),
-        ("Segmentation fault\x1b[2J", "answers 'Segmentation fault?[2J'"),
-        ("JobId=12 JobName=", "was asked for job 12 and answers"),
-        (slurm(job_id="13"), "was asked for job 12 and answers 'JobId=13"),
-        (slurm(state="\x1b"), "was asked for job 12 and answers 'JobId=12"),
+        ("", "for job 12: ''"),
+        ("Segmentation fault\x1b[2J", ": 'Segmentation fault?[2J'"),
+        ("JobId=12 JobName=", "for job 12:"),
+        (slurm(job_id="13"), "for job 12: 'JobId=13"),
+        (slurm(state="\x1b"), "for job 12: 'JobId=12"),
     ],
 )
 def test_garbage_is_an_error_that_says_what_came(text: str, said: str) -> None:
@@ -164,7 +164,7 @@ def test_accounts_that_cannot_be_read_do_not_mean_that_there_is_no_such_job(prog
     programs.answers("scontrol", "", code=1, err=UNKNOWN)
     programs.answers("sacct", "", code=1, err="sacct: error: Problem talking to the database\n")
     with pytest.raises(
-        DdpHpcError, match="and sacct says: sacct: error: Problem talking to the database; "
+        DdpHpcError, match=r"and sacct failed: sacct: error: Problem talking to the database. "
     ) as it:
         read_job("12")
     assert it.value.exit_code == 1
@@ -177,6 +177,6 @@ def test_accounts_that_cannot_be_read_do_not_mean_that_there_is_no_such_job(prog
 def test_another_refusal_is_passed_on(programs: Programs) -> None:
     programs.answers("scontrol", "", code=1, err="scontrol: error: fetch_config: DNS SRV lookup failed\n")
     with pytest.raises(
-        DdpHpcError, match="scontrol says: scontrol: error: fetch_config: DNS SRV lookup failed;"
+        DdpHpcError, match=r"scontrol failed: scontrol: error: fetch_config: DNS SRV lookup failed."
     ):
         read_job("12")

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.queue import ledger
-from ddp_hpc.queue.log_files import Reader
-from ddp_hpc.run_folder import RunState, write_state
+from ddp_hpc.jobs import submission_ledger as ledger
+from ddp_hpc.jobs.log_files import Reader
+from ddp_hpc.run_directory import RunState, write_state
 from tests.conftest import PROJECT, clean_environ
 from tests.queue.answers import pbs, slurm
 from tests.queue.conftest import Programs, Run
@@ -62,6 +62,40 @@ def test_what_is_left_is_counted_from_the_logs_last_line(work: Path, programs: P
     ten_minutes_ago = time.time() - 600
     os.utime(log, (ten_minutes_ago, ten_minutes_ago))
     assert "eta       00:20:00 to go" in run("status", "12").out.replace("00:19:59", "00:20:00")
+
+
+def test_step_and_eta_are_of_this_attempt(work: Path, programs: Programs, run: Run) -> None:
+    """A requeued job adds to its log."""
+    log = answer(programs, work)
+    make_run(work / "runs" / "ddp", "1 12 0 1000", "2 12 100 2000")
+    log.write_text(f"{LOG}ddp-hpc: job 12, 2 nodes, 2 ranks, by srun\n")
+    out = run("status", "12").out
+    assert "\nstep " not in out
+    assert "\neta " not in out
+    log.write_text(f"{log.read_text()}{LOG.replace('step 100', 'step 110')}")
+    assert "\nstep      110 of 640" in run("status", "12").out
+    answer(programs, work, state="PENDING", reason="BeginTime")
+    assert "\nstep " not in run("status", "12").out, "the next attempt has not begun"
+
+
+@pytest.mark.parametrize(
+    ("said", "what"),
+    [
+        ("ddp-hpc: stopped at step 9: rank 0 got SIGTERM; attempt 2 goes on", "it stopped on purpose"),
+        (
+            "ddp-hpc: stopped at step 9: the launcher ended with 1 and no rank could say why; attempt 2 goes "
+            "on",
+            "it lost a rank or a node, and goes on",
+        ),
+        ("[rank 0/2 n1] error: lost contact with rank 1 on n2", "it lost a rank or a node, and goes on"),
+        ("srun: error: n1: task 0: Exited with exit code 75", "it stopped on purpose"),
+    ],
+)
+def test_a_lost_node_is_no_stop_on_purpose(
+    work: Path, programs: Programs, run: Run, said: str, what: str
+) -> None:
+    answer(programs, work, state="FAILED", exit="75:0").write_text(f"{said}\n")
+    assert f"why       again: {what}" in run("status", "12").out
 
 
 def test_a_job_that_waits(work: Path, programs: Programs, run: Run) -> None:
@@ -184,7 +218,7 @@ def test_a_run_folder_tells_what_it_knows_where_there_is_no_scheduler(
 def test_a_wrong_job_is_one_line(work: Path, programs: Programs, run: Run, command: str) -> None:
     done = run(command, "12")
     assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("error: neither scontrol (Slurm) nor qstat (PBS) is on the PATH; run this on")
+    assert done.err.startswith("error: neither scontrol (Slurm) nor qstat (PBS) is on the PATH. Run this on")
     programs.answers("scontrol", "", code=1, err="slurm_load_jobs error: Invalid job id specified\n")
     done = run(command, "99")
     assert (done.code, done.out) == (2, "")
@@ -192,7 +226,7 @@ def test_a_wrong_job_is_one_line(work: Path, programs: Programs, run: Run, comma
     for hostile in ("12\n13", "$(touch canary)", "12;13", "../12"):
         done = run(command, hostile)
         assert (done.code, done.out) == (2, "")
-        assert "is no job id" in done.err
+        assert "is not a job id" in done.err
     assert not (work / "canary").exists()
     assert len(programs.called("scontrol")) == 1
 
@@ -221,7 +255,23 @@ def test_a_pbs_machine_with_slurms_clients_is_a_pbs_machine(work: Path, programs
     programs.answers("qstat", "", code=153, err="qstat: Unknown Job Id 12\n")
     assert run("status", "12").code == 2
     programs.answers("scontrol", "", code=1, err="slurm_load_jobs error: Unable to contact slurm controller")
-    assert run("status", "12").code == 1, "it may know the job once it is back"
+    done = run("status", "12")
+    assert done.code == 1, "it may know the job once it is back"
+    assert done.err.startswith(
+        "error: PBS does not know job 12, and Slurm cannot be asked: scontrol failed 3"
+    )
+
+
+def test_with_both_schedulers_clients_the_error_is_of_the_one_that_is_here(
+    work: Path, programs: Programs, run: Run
+) -> None:
+    programs.answers(
+        "scontrol", "", code=1, err="scontrol: fatal: Could not establish a configuration source"
+    )
+    programs.answers(
+        "qstat", "", code=255, err="Connection refused\nqstat: cannot connect to server pbs (errno=111)"
+    )
+    assert run("status", "12").err.startswith("error: qstat failed 3 times: Connection refused")
 
 
 def test_the_log_is_printed_byte_for_byte(work: Path, programs: Programs, run: Run) -> None:
@@ -329,7 +379,7 @@ def test_following_survives_a_scheduler_that_is_away_for_a_while(
     )
     done = run("logs", "12", "-f")
     assert (done.code, done.out) == (0, "a line\n")
-    assert "-- scontrol was tried 3 times and says" in done.err
+    assert "-- scontrol failed 3 times" in done.err
 
 
 def test_following_survives_an_answer_that_is_none(work: Path, programs: Programs, run: Run) -> None:
@@ -338,7 +388,7 @@ def test_following_survives_an_answer_that_is_none(work: Path, programs: Program
     (programs.folder / "1.txt").write_text("Segmentation fault\n")
     done = run("logs", "12", "-f")
     assert done.code == 0
-    assert done.err.splitlines()[0].startswith("-- scontrol was asked for job 12 and answers 'Segmentation")
+    assert done.err.splitlines()[0].startswith("-- unexpected output of scontrol for job 12: 'Segmentation")
     assert done.err.splitlines()[-1] == "-- job 12: done"
 
 
@@ -357,7 +407,7 @@ def test_a_successor_of_which_nothing_is_known_at_first_is_asked_for_again(
     )
     done = run("logs", "12", "-f")
     assert (done.code, done.out) == (0, "log of 12\nlog of 13\n")
-    assert "-- scontrol was asked for job 13 and answers 'garbage" in done.err
+    assert "-- unexpected output of scontrol for job 13: 'garbage" in done.err
 
 
 def test_a_job_that_is_forgotten_as_soon_as_it_ends_has_ended(
@@ -523,7 +573,7 @@ def test_each_run_is_told_as_soon_as_it_is_known(work: Path, programs: Programs,
     done = run("status")
     assert done.code == 1
     assert done.out.startswith("job       12 (ddp of me): running"), "though the second question failed"
-    assert done.err.startswith("error: scontrol says: ")
+    assert done.err.startswith("error: scontrol failed: ")
 
 
 @pytest.mark.parametrize(

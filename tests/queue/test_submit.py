@@ -101,7 +101,7 @@ def test_warnings_of_lint_are_said_and_no_more(work: Path, sbatch: Programs, run
     (work / "job.sh").write_text("#!/bin/bash\n#SBATCH --nodes=1\nhostname\n")
     done = run("submit", "job.sh")
     assert (done.code, done.out) == (0, "12\n")
-    assert "warning: JOB010, line 1: no walltime is asked for" in done.err
+    assert "warning: JOB010, line 1: no walltime is requested" in done.err
 
 
 def test_the_folders_of_logs_are_made_first(work: Path, programs: Programs, run: Run) -> None:
@@ -137,7 +137,7 @@ def test_an_account_is_handed_to_qsub_as_the_site_wants_it(
     done = run("submit", "job.pbs", "--profile", profile, "--account", "PROJECT", "--force")
     assert done.out == "12.srv\n"
     assert programs.called() == [words]
-    assert "wants an account" not in done.err
+    assert "requires an account" not in done.err
 
 
 def test_a_chain_is_queued_one_after_the_other_with_the_variables_of_the_script(
@@ -171,7 +171,7 @@ def test_a_chain_that_is_refused_half_way_says_how_to_take_it_back(
     assert (
         "error: job 2 of 3 was refused, 1 are queued; to take them back: ddp-hpc cancel 12.srv: " in done.err
     )
-    assert "qsub refused the job: no; " in done.err
+    assert "qsub rejected the job: no. " in done.err
 
 
 def test_only_scripts_that_know_of_chains_are_chained(work: Path, sbatch: Programs, run: Run) -> None:
@@ -191,8 +191,8 @@ def test_a_machine_without_the_scripts_scheduler_says_what_was_looked_for(
     done = run("submit", "--profile", "generic_pbs", "job.pbs")
     assert (done.code, done.out) == (2, "")
     assert done.err.splitlines()[-1] == (
-        "error: qsub was looked for on the PATH and is not there; the script's #PBS lines are for PBS, which "
-        "takes them by qsub; run this on a login node of such a machine, or load the module that has it"
+        "error: qsub was not found on the PATH; the script's #PBS lines are for PBS, which "
+        "takes them by qsub. Run this on a login node of such a machine, or load the module that provides it."
     )
 
 
@@ -204,8 +204,8 @@ def test_a_refusal_is_passed_on_in_one_line(work: Path, programs: Programs, run:
     done = run("submit", *REQUEST)
     assert (done.code, done.out) == (2, "")
     assert done.err.splitlines()[-1] == (
-        "error: sbatch refused the job: invalid partition specified: nosuch; Batch job submission failed: no"
-        "; nothing was queued; mend what it names, ddp-hpc lint tells more"
+        "error: sbatch rejected the job: invalid partition specified: nosuch; Batch job submission failed: no"
+        ". Nothing was queued. Fix the request and submit again."
     )
     assert not (work / "runs" / "ddp" / "submitted").exists()
 
@@ -217,7 +217,7 @@ def test_an_answer_without_an_id_is_an_error_that_warns_of_a_second_job(
     programs.answers("sbatch", answer)
     done = run("submit", *REQUEST)
     assert (done.code, done.out) == (1, "")
-    assert "and no job id; look whether it is queued before you try again" in done.err
+    assert "instead of a job id. Check whether the job is queued before you try again." in done.err
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_ctrl_c_waits_for_the_id_of_a_job_that_may_be_queued(work: Path, program
     with start(work, programs, *REQUEST) as process:
         wait_for(work / "up")
         process.send_signal(signal.SIGINT)
-        read_until(process, "waiting for sbatch, which may have the job already")
+        read_until(process, "waiting for sbatch, as the job may be queued already")
         (work / "go").touch()
         out, err = process.communicate(timeout=20)
     assert (process.returncode, out) == (130, "12\n")
@@ -272,7 +272,7 @@ def test_a_second_ctrl_c_gives_up_and_says_that_nobody_knows(work: Path, program
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=10)
     assert (process.returncode, out) == (1, "")
-    assert "whether a job was queued is not known: look at your jobs" in err
+    assert "It is unknown whether a job was queued. Check your jobs" in err
 
 
 def read_until(process: subprocess.Popen[str], words: str) -> None:
@@ -342,11 +342,11 @@ def test_a_run_folder_that_cannot_be_made_is_said_before_anything_is_queued(
     [
         ([], "nothing to submit; give a SCRIPT, or the options of ddp-hpc render"),
         (["job.sh", "--nodes", "2"], "job.sh and --nodes were given; give a script, or a request, to submit"),
-        (["none.sh"], "none.sh does not exist; give a job script"),
-        (["pipe"], "pipe is not a plain file; give a job script"),
+        (["none.sh"], "none.sh does not exist. Give a job script."),
+        (["pipe"], "pipe is not a regular file. Give a job script."),
         (["plain.sh"], "plain.sh has neither #SBATCH nor #PBS lines, so it is no job script"),
         (["--profile", "local"], "the profile's scheduler is 'local'; jobs are submitted to slurm or pbs"),
-        (["--profile", "nosuch"], "profile 'nosuch' is not known"),
+        (["--profile", "nosuch"], "unknown profile 'nosuch'"),
     ],
 )
 def test_a_wrong_request_is_one_line(

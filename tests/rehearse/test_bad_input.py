@@ -17,7 +17,7 @@ Script = Callable[..., Path]
 
 NO_SCRIPTS = [
     (b"", "the script is empty"),
-    (b"\0\1\2\n", "holds a NUL character"),
+    (b"\0\1\2\n", "contains a NUL character"),
     (b"echo hello\n", "has neither #PBS nor #SBATCH lines nor a first line that names a shell"),
     (b"#!/bin/bash\n#flux: --nodes=2\ntrue\n", "has directives of Flux; scripts of PBS and Slurm"),
     (b"#!/bin/bash\n#$ -cwd\ntrue\n", "has directives of Grid Engine; scripts of PBS and Slurm"),
@@ -61,7 +61,7 @@ OPTIONS = [
     (["--max-jobs", "-1"], "--max-jobs -1 was given"),
     (["--steps", "-1"], "--steps -1 was given"),
     (["--args", "'"], "has a quote that is never closed"),
-    (["--profile", "nosuch"], "profile 'nosuch' is not known"),
+    (["--profile", "nosuch"], "unknown profile 'nosuch'"),
 ]
 
 

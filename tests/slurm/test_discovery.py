@@ -95,7 +95,7 @@ def test_a_shell_of_salloc_is_refused(cluster: Cluster) -> None:
 def the_endpoint(done: subprocess.CompletedProcess[str]) -> tuple[str, int, str]:
     """What all ranks agreed on."""
     (endpoint,) = {(each["host"], each["port"], each["why"]) for each in told(done)}
-    assert [each["listening"] for each in sorted(told(done), key=lambda e: e["rank"])] == [
+    assert [each["serves"] for each in sorted(told(done), key=lambda e: e["rank"])] == [
         True,
         False,
         False,
@@ -130,16 +130,19 @@ def test_a_master_addr_that_is_not_rank_0s_is_refused(cluster: Cluster) -> None:
     second = cluster.node_names[1]
     done = run(cluster, *STEP, "--kill-on-bad-exit=1", PYTHON, *MEET, MASTER_ADDR=second)
     assert done.returncode != 0
-    assert f"are to meet at {second}, but rank 0 runs on {cluster.node_names[0]}" in done.stderr
+    assert f"look for rank 0 at {second}, but it runs on {cluster.node_names[0]}" in done.stderr
 
 
-# Runs on each node beside the endpoint: what may and what may not take the port that it holds.
+# Runs on each node beside the endpoint: whether its store can be entered with the key, and its port be taken.
 ENDPOINT = """
-import json, socket, subprocess, sys
-argv = [sys.executable, "-m", "ddp_hpc.world.endpoint", "--nodes", "2", "--timeout-s", "20"]
+import json, pathlib, socket, subprocess, sys
+from ddp_hpc.rendezvous.job_key import read_key
+from ddp_hpc.rendezvous.store_client import connect
+module = "ddp_hpc.rendezvous.torchrun_endpoint"
+argv = [sys.executable, "-m", module, "--nodes", "2", "--timeout-s", "20", *sys.argv[1:]]
 # Slurm's PMI speaks over an open file, which a shell would pass on too.
 with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, close_fds=False) as endpoint:
-    host, port, node_rank, address = endpoint.stdout.readline().split()
+    host, port, node_rank, address, key_file = endpoint.stdout.readline().split()
     held = {}
     if node_rank == "0":
         for reuse in (0, 1):
@@ -151,31 +154,44 @@ with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, close_fds=False) 
                     held[reuse] = "taken"
                 except OSError:
                     held[reuse] = "refused"
-        assert endpoint.poll() is None
-        endpoint.terminate()
+    if "c10d" not in argv:
+        store = connect(host, [int(port)], lambda: read_key(pathlib.Path(key_file)), 20)
+        store.set(f"here/{node_rank}", b"", 5)
+        store.get(["here/0", "here/1"], 20)
+        store.close()
+    assert endpoint.poll() is None
+    endpoint.kill()
 print(json.dumps([host, int(port), int(node_rank), address, held]))
 """
 
 
-def endpoints(cluster: Cluster, *options: str) -> list[list[Any]]:
+def endpoints(cluster: Cluster, *options: str, backend: str = "ddp-hpc") -> list[list[Any]]:
     argv = ["srun", "--nodes=2", "--ntasks-per-node=1", *options, PYTHON, "-c", ENDPOINT]
+    argv += ["--rendezvous", backend]
     done = run(cluster, *argv)
     assert done.returncode == 0, done.stderr
     return sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda each: each[2])
 
 
 @pytest.mark.parametrize("mpi", ["none", "pmi2"])
-def test_torchruns_agents_are_given_one_endpoint_whose_port_is_held(cluster: Cluster, mpi: str) -> None:
+def test_torchruns_agents_are_given_one_store_that_only_they_can_enter(cluster: Cluster, mpi: str) -> None:
     head, other = endpoints(cluster, f"--mpi={mpi}")
     assert head[:2] == other[:2]
     assert head[0] == cluster.node_names[0]
     assert [head[3], other[3]] == list(cluster.addresses.values())
+    assert head[4] == {"0": "refused", "1": "refused"}
+
+
+@pytest.mark.parametrize("mpi", ["none", "pmi2"])
+def test_for_torchs_own_rendezvous_the_port_is_held_for_its_store(cluster: Cluster, mpi: str) -> None:
+    head, other = endpoints(cluster, f"--mpi={mpi}", backend="c10d")
+    assert head[:2] == other[:2]
     # Plain programs are refused; a listener with SO_REUSEADDR, as torch's store is, gets it.
     assert head[4] == {"0": "refused", "1": "taken"}
 
 
 def test_an_endpoint_for_more_nodes_than_came_is_an_error_in_time(cluster: Cluster) -> None:
-    argv = ["srun", "--nodes=2", "--ntasks-per-node=1", PYTHON, "-m", "ddp_hpc.world.endpoint"]
+    argv = ["srun", "--nodes=2", "--ntasks-per-node=1", PYTHON, "-m", "ddp_hpc.rendezvous.torchrun_endpoint"]
     done = run(cluster, *argv, "--nodes", "3", "--timeout-s", "2")
     assert done.returncode == 1
     assert done.stdout == ""
@@ -183,7 +199,15 @@ def test_an_endpoint_for_more_nodes_than_came_is_an_error_in_time(cluster: Clust
 
 
 def test_an_endpoint_is_refused_to_a_batch_shell(cluster: Cluster) -> None:
-    argv = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=1", PYTHON, "-m", "ddp_hpc.world.endpoint"]
+    argv = [
+        "salloc",
+        "--quiet",
+        "--nodes=2",
+        "--ntasks-per-node=1",
+        PYTHON,
+        "-m",
+        "ddp_hpc.rendezvous.torchrun_endpoint",
+    ]
     done = run(cluster, *argv, "--nodes", "2")
     assert done.returncode == 2
     assert "error: this is the batch shell" in done.stderr
@@ -240,7 +264,7 @@ def test_a_node_that_cannot_reach_rank_0_is_named_with_address_port_and_cause(br
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:") or "] error:" in line]
     assert f"node {second} (rank 2) cannot reach rank 0 at 10.45.0.11:" in line
     assert "Network is unreachable" in line
-    assert "(interface hsn0 (DDP_HPC_FABRIC_INTERFACE)); 1 node(s) cannot" in line
+    assert "(interface hsn0 (DDP_HPC_FABRIC_INTERFACE)); 2 of 4 ranks cannot" in line
     assert done.returncode == 1
 
 

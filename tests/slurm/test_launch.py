@@ -53,14 +53,14 @@ def test_more_ranks_than_the_allocation_has_cpus_are_refused(cluster: Cluster, t
     done = salloc(cluster, tmp_path, FOUR, "-n", "5", "--", "true")
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert "-n 5 was given; 2 nodes of slurm job" in line
-    assert "with 2 CPUs each has room for 4 ranks" in line
+    assert "-n 5 is too large: 2 nodes of slurm job" in line
+    assert "with 2 CPUs per node can run 4 ranks" in line
 
 
 def test_a_step_does_not_launch_again(cluster: Cluster, tmp_path: Path) -> None:
     done = cluster.run(["srun", "--ntasks=2", *LAUNCH, "true"], env=ENVIRONMENT, cwd=tmp_path)
     assert done.returncode == 2
-    assert "SLURM_STEP_NUM_TASKS=2: this is one of several ranks already" in done.stderr
+    assert "SLURM_STEP_NUM_TASKS=2: this process is one of several ranks" in done.stderr
 
 
 @pytest.mark.soak  # of agents on two nodes test_training has one

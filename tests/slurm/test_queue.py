@@ -254,7 +254,7 @@ def test_refusals_and_unknown_jobs_are_one_line(cluster: Cluster, tmp_path: Path
     done = ddp_hpc(cluster, tmp_path, "submit", write_script(tmp_path, "true", "--partition=nosuch").name)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines()[-1].startswith(
-        "error: sbatch refused the job: invalid partition specified: nosuch; "
+        "error: sbatch rejected the job: invalid partition specified: nosuch; "
     )
     for command in ("status", "logs", "cancel"):
         done = ddp_hpc(cluster, tmp_path, command, "99999")
@@ -274,5 +274,5 @@ def test_a_controller_that_is_away_is_one_line(cluster: Cluster, tmp_path: Path)
     shutil.copy(cluster.layout.conf.parent / "cgroup.conf", tmp_path)
     done = ddp_hpc(cluster, tmp_path, "status", "1", env={"SLURM_CONF": str(conf)})
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: scontrol was tried 3 times and says: ")
+    assert done.stderr.startswith("error: scontrol failed 3 times: ")
     assert done.stderr.count("\n") == 1

@@ -50,9 +50,7 @@ def test_a_limit_that_is_too_short_makes_a_chain_of_one_job(
     # One log, to which each link was appended.
     told = re.findall(r"^restart \d+$", run.log, re.MULTILINE)
     assert told == [f"restart {number}" for number in range(links)]
-    stopped = (
-        "stopping, the state is saved, run it again to go on: the allocation ends soon (DDP_HPC_DEADLINE;"
-    )
+    stopped = "Stopping: the job's time limit is near (DDP_HPC_DEADLINE;"
     assert run.log.count(stopped) == links - 1
     assert run.log.count(f"; attempt {links} goes on\n") == 1
 
@@ -83,7 +81,7 @@ def test_a_requeued_job_goes_on_and_a_cancelled_one_saves_and_stays_away(
     assert [job for _, job, _ in run.attempts] == [run.job, run.job]
     assert "nothing is submitted; to go on: cd " in run.log
     step = run.losses[-1][0]
-    assert run.state == f"again {step} rank 0 got SIGTERM"
+    assert run.state == f"again {step} rank 0 received SIGTERM"
     assert 20 <= step < 40
     assert run.losses == quiet[:step]
 
@@ -145,7 +143,7 @@ def test_a_cut_cable_is_named_and_the_job_goes_on_when_it_is_mended(
         named = f"[rank 0/2 {here}] error: rank 1 on {there} is cut off, last seen in step "
         run.wait_for_words(named, PROMISED_S)
         # Each side blames the other, and both still reach the run folder here: the first word stands.
-        gone = "the node or the network to it is gone"
+        gone = "the node or its network is down"
         words = (f" lost contact with rank 0 on {here}: {gone}", f" rank 1 on {there} is cut off, ")
         assert any(word in run.state for word in words), run.state
         assert gone in run.state
@@ -168,5 +166,5 @@ def test_torchrun_goes_on_with_fewer_nodes(tmp_path: Path) -> None:
         assert run.state.startswith("done 40")
         assert [step for step, _ in run.losses] == list(range(1, 41))
         assert f"rank 1 on {cluster.node_names[1]} is cut off, last seen in step" in run.log
-        assert "note: it ran on 2 ranks, now on 1" in run.log
+        assert "note: the number of ranks changed from 2 to 1" in run.log
         assert len(run.attempts) == 1, "torchrun did it, not Slurm"

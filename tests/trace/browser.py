@@ -1,4 +1,4 @@
-"""A headless Chromium that is offline, for tests of pages."""
+"""A headless Chromium without network access, for tests of HTML pages."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ REQUIRE = "DDP_HPC_REQUIRE_BROWSER"
 
 @dataclass
 class Opened:
-    """A page, and all that it did that it should not: errors, and requests but for its own file."""
+    """A page and its problems: errors, and requests other than for its own file."""
 
     page: Any
     problems: list[str] = field(default_factory=list)
@@ -24,10 +24,10 @@ class Opened:
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """The browser; it ends with the block. Without one tests are skipped, or fail where one is required."""
+    """Starts the browser for the block. Without one, tests are skipped, or fail if it is required."""
     program = next(filter(None, map(shutil.which, PROGRAMS)), None)
     if program is None:
-        reason = f"the page's tests need one of {', '.join(PROGRAMS)}: apt-get install chromium"
+        reason = f"the tests of the page require one of {', '.join(PROGRAMS)}: apt-get install chromium"
         if os.environ.get(REQUIRE) == "1":
             pytest.fail(f"{REQUIRE}=1, but {reason}", pytrace=False)
         pytest.skip(reason)
@@ -42,13 +42,15 @@ def chromium() -> Iterator[Any]:
 
 
 def open_page(browser: Any, file: Path, width: int = 1280, height: int = 900) -> Opened:
-    """The file's page, with every other request refused."""
+    """Opens the file as a page, and aborts all other requests."""
     context = browser.new_context(viewport={"width": width, "height": height}, offline=True)
     opened = Opened(context.new_page())
     problems, own = opened.problems, file.as_uri()
-    opened.page.on("console", lambda said: problems.append(f"{said.type}: {said.text}"))
+    opened.page.on("console", lambda message: problems.append(f"{message.type}: {message.text}"))
     opened.page.on("pageerror", lambda error: problems.append(f"error: {error}"))
-    opened.page.on("request", lambda asked: asked.url == own or problems.append(f"request: {asked.url}"))
+    opened.page.on(
+        "request", lambda request: request.url == own or problems.append(f"request: {request.url}")
+    )
     context.route("**/*", lambda route: route.continue_() if route.request.url == own else route.abort())
     opened.page.goto(own)
     return opened

@@ -1,9 +1,9 @@
-"""Captures without traces: a made run of any number of ranks, and one whose every text is hostile."""
+"""Captures without traces: a synthetic run of any number of ranks, and one with hostile text everywhere."""
 
 from dataclasses import replace
 
 from ddp_hpc.trace.capture import capture_of
-from ddp_hpc.trace.model import Capture, Collective, Op, RankTrace, Span, Step, Times
+from ddp_hpc.trace.trace_records import Capture, Collective, Op, RankTrace, Span, Step, Times
 
 HOSTILE = (
     "<b>b</b><script>window.ran=1</script><img src=x onerror='window.ran=1'>\"'{{ 1 }}\u202e\ud800 \u00e9"
@@ -79,7 +79,7 @@ def _rank(
 def _buckets(
     begin_s: float, dur_s: float, step: int, num_ranks: int, num_buckets: int, waits_s: float
 ) -> list[Collective]:
-    """DDP's: one after the other as gradients come; all ranks end together, those who came early wait."""
+    """Returns DDP's all_reduces, one after the other; early ranks wait, and all ranks end together."""
     each_s = (dur_s - waits_s) / (num_buckets + 1)
     return [
         Collective(
@@ -96,7 +96,7 @@ def _buckets(
 
 
 def hostile() -> Capture:
-    """Every text that comes out of a trace is markup, quotes, controls, or endless; numbers are none."""
+    """Returns a capture with markup, control characters and very long names in all texts, and with NaN."""
     plain = made(num_ranks=2, num_steps=2)
     ranks = tuple(
         replace(

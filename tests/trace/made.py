@@ -1,4 +1,4 @@
-"""Traces written by hand, to a plan: what the report says of them can be calculated on paper."""
+"""Synthetic traces, for which the numbers of the report can be calculated by hand."""
 
 import gzip
 import json
@@ -33,7 +33,7 @@ def all_reduce(start_us: float, dur_us: float, num_floats: int = 1000, tid: int 
 def step(
     number: int, start_us: float, *, data: float = 10, forward: float = 100, wait: float = 40
 ) -> list[Any]:
-    """Data, forward, 200 of backward, of which an all_reduce hides behind the last 50, and `wait` for it."""
+    """A step with data, forward, 200 us of backward with an all_reduce in the last 50, and `wait` for it."""
     at = start_us
     begin_backward = at + data + forward
     end = begin_backward + 200 + wait

@@ -1,7 +1,7 @@
-"""Ranks that train with three things planted, recorded by torch.profiler as anybody would.
+"""A training program with three planted faults, recorded with torch.profiler.
 
-`python -m tests.trace.planted FOLDER`: rank 2 is slow in every forward pass, rank 1 loads one batch
-slowly, and every step sums up a large tensor. What each rank measured of them goes to FOLDER.
+`python -m tests.trace.planted DIRECTORY`: rank 2 is slow in every forward pass, rank 1 loads one batch
+slowly, and every step all-reduces a large tensor. Each rank writes its measurements to DIRECTORY.
 """
 
 import json
@@ -22,7 +22,7 @@ WAIT, ACTIVE = 1, 5
 
 
 def main(argv: list[str]) -> None:
-    folder = Path(argv[0])
+    directory = Path(argv[0])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> None:
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     large = torch.ones(LARGE_BYTES // 4)
-    told = {"slow_s": [], "load_s": 0.0, "large_s": []}
+    measured = {"slow_s": [], "load_s": 0.0, "large_s": []}
     with profile(
         activities=[ProfilerActivity.CPU],
         schedule=schedule(wait=WAIT, warmup=1, active=ACTIVE, repeat=1),
@@ -44,13 +44,13 @@ def main(argv: list[str]) -> None:
                 batch = torch.ones(8, 64)
                 if rank == LOAD_RANK and step == LOAD_STEP:
                     time.sleep(LOAD_S)
-                    told["load_s"] = time.perf_counter() - start_s
+                    measured["load_s"] = time.perf_counter() - start_s
             with record_function("forward"):
                 start_s = time.perf_counter()
                 if rank == SLOW_RANK:
                     time.sleep(SLOW_S)
                     if recorded:
-                        told["slow_s"].append(time.perf_counter() - start_s)
+                        measured["slow_s"].append(time.perf_counter() - start_s)
                 loss = model(batch).square().mean()
             with record_function("backward"):
                 loss.backward()
@@ -60,15 +60,15 @@ def main(argv: list[str]) -> None:
             start_s = time.perf_counter()
             dist.all_reduce(large)
             if recorded:
-                told["large_s"].append(time.perf_counter() - start_s)
+                measured["large_s"].append(time.perf_counter() - start_s)
             profiler.step()
-    # As tensorboard_trace_handler names its files: no rank in the name.
-    profiler.export_chrome_trace(str(folder / f"vm_{os.getpid()}.pt.trace.json.gz"))
+    # A name as from tensorboard_trace_handler, which does not contain the rank.
+    profiler.export_chrome_trace(str(directory / f"vm_{os.getpid()}.pt.trace.json.gz"))
     averages = {
         row.key: [row.count, row.cpu_time_total * 1e-6, row.self_cpu_time_total * 1e-6]
         for row in profiler.key_averages()
     }
-    (folder / f"told-{rank}-of-{size}").write_text(json.dumps({**told, "averages": averages}))
+    (directory / f"measured-{rank}-of-{size}").write_text(json.dumps({**measured, "averages": averages}))
     dist.destroy_process_group()
     sys.exit(0)
 

@@ -1,27 +1,27 @@
-"""What the report says of traces that were written by hand."""
+"""The analysis of synthetic traces."""
 
 import json
 
 import pytest
 
 from ddp_hpc.errors import RequestError
-from ddp_hpc.trace import folder as folder_module
+from ddp_hpc.trace import trace_files as files_module
 from ddp_hpc.trace.capture import read_capture
 from tests.trace.made import all_reduce, annotation, event, step, write
 
 US = 1e-6
 
 
-def _run(folder, size=4, **slow):
-    """A run of some ranks and three steps of 350 us; `slow` gives a rank's own forward and wait."""
+def _run(directory, size=4, **slow):
+    """A run of several ranks and three steps of 350 us; `slow` sets forward and wait of single ranks."""
     for rank in range(size):
         own = slow.get(f"rank{rank}", {})
         events = [e for i in range(3) for e in step(i + 2, 350.0 * i, **own)]
-        write(folder / f"rank{rank:05d}-of-{size:05d}.json.gz", events, rank, size)
-    return folder
+        write(directory / f"rank{rank:05d}-of-{size:05d}.json.gz", events, rank, size)
+    return directory
 
 
-def test_every_part_of_a_step_is_what_a_hand_would_calculate(tmp_path):
+def test_the_parts_of_a_step_equal_a_calculation_by_hand(tmp_path):
     times = read_capture(_run(tmp_path)).mean
     assert times.data_s == pytest.approx(10 * US)
     assert times.forward_s == pytest.approx(100 * US)
@@ -32,7 +32,7 @@ def test_every_part_of_a_step_is_what_a_hand_would_calculate(tmp_path):
     assert (times.optimizer_s, times.other_s, times.idle_s) == (0, 0, pytest.approx(0, abs=1e-12))
 
 
-def test_time_that_nothing_explains_is_idle_and_computing_outside_of_regions_is_other(tmp_path):
+def test_time_without_events_is_idle_and_computation_outside_regions_is_other(tmp_path):
     events = [
         annotation("ProfilerStep#0", 0, 100),
         annotation("forward", 0, 40),
@@ -44,7 +44,7 @@ def test_time_that_nothing_explains_is_idle_and_computing_outside_of_regions_is_
     assert times.idle_s == pytest.approx(40 * US)
 
 
-def test_on_a_device_its_kernels_count_and_its_waiting_for_data_is_told_apart(tmp_path):
+def test_on_a_device_kernels_and_waiting_for_data_are_counted(tmp_path):
     events = [
         annotation("ProfilerStep#0", 0, 1000),
         annotation("data", 0, 300),
@@ -76,11 +76,11 @@ def test_on_a_device_its_kernels_count_and_its_waiting_for_data_is_told_apart(tm
     assert capture.missing == (0, 1, 2, 4, 5, 6, 7)
 
 
-def test_a_rank_that_others_wait_for_is_found_and_one_slow_step_makes_none(tmp_path):
+def test_a_slow_rank_is_found_and_a_single_slow_step_is_ignored(tmp_path):
     slow = read_capture(_run(tmp_path / "slow", rank2={"forward": 130, "wait": 10})).straggler
     assert (slow.rank, slow.region) == (2, "forward")
     assert slow.excess_s == pytest.approx(30 * US)
-    assert "it came last to 3 of 3 of them" in slow.evidence
+    assert "it was the last to start 3 of 3 collectives" in slow.evidence
     assert read_capture(_run(tmp_path / "even")).straggler is None
     once = _run(tmp_path / "once")
     events = [*step(2, 0, forward=130, wait=10), *step(3, 350), *step(4, 700)]
@@ -88,7 +88,7 @@ def test_a_rank_that_others_wait_for_is_found_and_one_slow_step_makes_none(tmp_p
     assert read_capture(once).straggler is None
 
 
-def test_time_in_the_network_is_that_of_the_rank_that_came_last(tmp_path):
+def test_the_transfer_time_is_that_of_the_rank_that_started_last(tmp_path):
     row = read_capture(_run(tmp_path, rank2={"forward": 130, "wait": 10})).collectives[0]
     assert row.median_s == pytest.approx(90 * US)
     assert row.transfer_s == pytest.approx(60 * US)
@@ -99,7 +99,7 @@ def test_time_in_the_network_is_that_of_the_rank_that_came_last(tmp_path):
     )
 
 
-def test_a_foreign_trace_with_torchs_own_names_is_understood(tmp_path):
+def test_a_trace_with_the_region_names_of_torch_is_analyzed(tmp_path):
     events = [
         annotation("ProfilerStep#5", 0, 1000),
         annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 100),
@@ -113,15 +113,15 @@ def test_a_foreign_trace_with_torchs_own_names_is_understood(tmp_path):
     assert found == [pytest.approx(us * US) for us in (100, 200, 300, 150, 250)]
 
 
-def test_without_steps_the_whole_recording_is_one(tmp_path):
+def test_without_steps_the_whole_recording_is_one_step(tmp_path):
     capture = read_capture(
         write(tmp_path / "t.json", [annotation("forward", 5, 10), annotation("data", 20, 5)])
     )
     assert capture.mean.wall_s == pytest.approx(20 * US)
-    assert "nobody called profiler.step()" in capture.notes[0]
+    assert "profiler.step() was not called" in capture.notes[0]
 
 
-def test_clocks_of_other_hosts_are_set_by_the_ends_of_collectives(tmp_path):
+def test_clocks_of_other_hosts_are_corrected_with_collectives(tmp_path):
     for rank in range(4):
         events = [e for i in range(3) for e in step(i + 2, 1e6 * i + (5e4 if rank > 1 else 0))]
         write(tmp_path / f"r{rank}.json", events, rank, 4, host="node1" if rank < 2 else "node2")
@@ -129,16 +129,16 @@ def test_clocks_of_other_hosts_are_set_by_the_ends_of_collectives(tmp_path):
     starts = {round(trace.steps[0].start_s, 6) for trace in capture.ranks}
     assert len(starts) == 1
     assert capture.notes == (
-        "the clock of node2 is 50.0 ms ahead of that of node1, by the ends of 6 collectives: "
-        "its times were moved",
+        "the clock of node2 is 50.0 ms ahead of that of node1 (measured by 6 collectives); "
+        "its times were corrected",
     )
 
 
-def test_a_missing_rank_is_named_and_the_rest_is_reported(tmp_path):
+def test_a_missing_rank_is_reported_and_the_others_are_analyzed(tmp_path):
     (_run(tmp_path) / "rank00001-of-00004.json.gz").unlink()
     capture = read_capture(tmp_path)
     assert (capture.missing, len(capture.ranks)) == ((1,), 3)
-    assert "of 4 ranks, 1 have no trace here: 1" in capture.notes
+    assert "traces of 1 of 4 ranks are missing: 1" in capture.notes
     assert capture.collectives[0].num_calls == 3
 
 
@@ -148,64 +148,64 @@ def test_of_mixed_runs_the_one_with_most_ranks_is_reported(tmp_path):
     write(tmp_path / "older.json", step(1, 0), 3, 4, base_ns=1_690_000_000_000_000_000)
     capture = read_capture(tmp_path)
     assert len(capture.ranks) == 4
-    assert "old.json: left out: of another run, of 2 ranks 0 s away" in capture.notes
-    assert any(note.startswith("older.json: left out: of another run, of 4 ranks") for note in capture.notes)
+    assert "old.json: skipped: from another run of 2 ranks, 0 s apart" in capture.notes
+    assert any(note.startswith("older.json: skipped: from another run of 4 ranks") for note in capture.notes)
 
 
-def test_a_second_round_of_a_rank_is_left_out_and_named(tmp_path):
+def test_a_second_recording_of_a_rank_is_skipped_with_a_note(tmp_path):
     _run(tmp_path, size=1)
     write(tmp_path / "rank00000-of-00001-2.json.gz", step(9, 5000), 0, 1)
     capture = read_capture(tmp_path)
     assert [one.number for one in capture.ranks[0].steps] == [2, 3, 4]
     assert capture.notes == (
-        "rank00000-of-00001-2.json.gz: left out: rank 0 has rank00000-of-00001.json.gz, "
-        "of the same run, already",
+        "rank00000-of-00001-2.json.gz: skipped: rank 0 already has rank00000-of-00001.json.gz "
+        "of the same run",
     )
 
 
-def test_ranks_are_taken_from_names_and_where_nothing_tells_they_are_numbered(tmp_path):
+def test_ranks_come_from_file_names_or_are_numbered(tmp_path):
     write(tmp_path / "torch-trace-1-of-2.json", step(1, 0), None)
     write(tmp_path / "torch-trace-0-of-2.json", step(1, 0), None)
     assert [trace.rank for trace in read_capture(tmp_path).ranks] == [0, 1]
     write(tmp_path / "x" / "some.json", step(1, 0), None)
     capture = read_capture(tmp_path / "x")
-    assert capture.notes == ("some.json: names no rank: taken for rank 0",)
+    assert capture.notes == ("some.json: no rank in the trace or the file name; treated as rank 0",)
 
 
-def test_files_that_are_no_traces_are_left_out_by_name(tmp_path):
+def test_files_that_are_not_traces_are_skipped_with_a_note(tmp_path):
     _run(tmp_path)
     (tmp_path / "summary.json").write_text("{}")
     (tmp_path / "empty.json").write_text("")
     (tmp_path / "away.json").symlink_to(tmp_path / "gone")
     notes = read_capture(tmp_path).notes
     assert notes == (
-        "empty.json: left out: it is empty",
-        "summary.json: left out: it holds no traceEvents",
+        "empty.json: skipped: the file is empty",
+        "summary.json: skipped: no traceEvents found",
     )
 
 
-def test_many_files_are_read_by_many_processes_alike(tmp_path, monkeypatch):
+def test_several_processes_give_the_same_result_as_one(tmp_path, monkeypatch):
     _run(tmp_path, size=6)
     alone = read_capture(tmp_path, num_processes=1)
-    monkeypatch.setattr(folder_module, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(files_module, "_SMALL_BYTES", 0)
     assert read_capture(tmp_path, num_processes=3) == alone
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "message"),
     [
-        (lambda f: f / "nothing", "no such folder"),
+        (lambda f: f / "nothing", "no such directory"),
         (lambda f: f, "no traces"),
-        (lambda f: write(f / "deep" / "a.json", []).parent.parent, "there are some in"),
-        (lambda f: write(f / "a.json", []), "nothing can be measured; a.json: left out"),
+        (lambda f: write(f / "deep" / "a.json", []).parent.parent, "found some in"),
+        (lambda f: write(f / "a.json", []), "no usable trace; a.json: skipped"),
     ],
 )
-def test_where_there_is_nothing_to_report_it_says_what_is_needed(tmp_path, make, words):
-    with pytest.raises(RequestError, match=words):
+def test_a_directory_without_usable_traces_is_an_error(tmp_path, make, message):
+    with pytest.raises(RequestError, match=message):
         read_capture(make(tmp_path))
 
 
-def test_times_that_no_clock_shows_do_no_harm(tmp_path):
+def test_absurd_times_are_harmless(tmp_path):
     events = [
         *step(1, 0),
         annotation("forward", 1e300, 1e300),
@@ -229,14 +229,14 @@ def test_times_that_no_clock_shows_do_no_harm(tmp_path):
         {"baseTimeNanoseconds": 1e300, "host_name": 7},
     ],
 )
-def test_a_head_that_cannot_be_is_not_believed(tmp_path, head):
+def test_invalid_metadata_is_ignored(tmp_path, head):
     (tmp_path / "t.json").write_text(json.dumps({**head, "traceEvents": step(1, 0)}))
     capture = read_capture(tmp_path)
     assert (capture.world_size, capture.missing, capture.ranks[0].rank) == (1, (), 0)
     assert capture.mean.wall_s == pytest.approx(350 * US)
 
 
-def test_numbers_of_steps_and_sizes_may_be_absurd(tmp_path):
+def test_absurd_step_numbers_and_sizes_are_harmless(tmp_path):
     dims = {"Input Dims": [[10**19, 10**19]], "Input type": ["float"]}
     events = [
         *step(10**25, 0),

@@ -1,4 +1,4 @@
-"""Chrome traces in whatever shape they come: what can be read is read, and what was not is said."""
+"""Reading Chrome traces in all formats, including damaged ones, with notes on what could not be read."""
 
 import gzip
 import json
@@ -61,14 +61,14 @@ def test_every_event_and_field_of_a_whole_trace_is_read(tmp_path, text, packed):
 
 
 @pytest.mark.usefixtures("block_bytes")
-def test_an_array_alone_is_a_trace_too(tmp_path):
+def test_a_bare_array_is_a_valid_trace(tmp_path):
     (tmp_path / "t.json").write_text(json.dumps(EVENTS))
     found, reading = _read(tmp_path / "t.json")
     assert (len(found), reading.notes) == (200, [])
 
 
 @pytest.mark.usefixtures("block_bytes")
-def test_names_that_look_like_the_end_of_an_event_do_not_mislead(tmp_path):
+def test_names_that_look_like_the_end_of_an_event_are_harmless(tmp_path):
     hostile = ['}, {"ph"', "}]", '"traceEvents": [', "},\n  {", "\\", '"', "]}"]
     made = [
         _event(i, name=name, args={"a": [{"b": name}, {"c": name}]}) for i, name in enumerate(hostile * 9)
@@ -80,7 +80,7 @@ def test_names_that_look_like_the_end_of_an_event_do_not_mislead(tmp_path):
 
 
 @pytest.mark.usefixtures("block_bytes")
-def test_a_trace_that_is_cut_off_anywhere_gives_the_events_before_the_cut(tmp_path):
+def test_a_trace_truncated_anywhere_gives_the_events_before_the_cut(tmp_path):
     text = json.dumps(WHOLE, indent=1).encode()
     first = text.index(b'"ph"')
     for cut in range(first + 200, len(text) - 40, 1009):
@@ -88,59 +88,59 @@ def test_a_trace_that_is_cut_off_anywhere_gives_the_events_before_the_cut(tmp_pa
         found, reading = _read(tmp_path / "t.json")
         whole = text[:cut].count(b"}")
         assert len(found) == whole, cut
-        assert "it is cut off: read up to there" in reading.notes
+        assert "the file is truncated; the events before the end were read" in reading.notes
 
 
-def test_gzip_data_that_is_cut_off_or_broken_gives_what_comes_before(tmp_path):
+def test_truncated_or_damaged_gzip_data_gives_the_events_before(tmp_path):
     many = [_event(i, args={"random": i * 7919 % 10007}) for i in range(30_000)]
     packed = gzip.compress(json.dumps({"traceEvents": many}).encode())
     (tmp_path / "cut.json.gz").write_bytes(packed[: len(packed) // 2])
     found, reading = _read(tmp_path / "cut.json.gz")
     assert 5_000 < len(found) < 25_000
-    assert "its gzip data is cut off: read up to there" in reading.notes
+    assert "the gzip data is truncated; the events before the end were read" in reading.notes
     broken = bytearray(packed)
     broken[len(packed) // 2] ^= 0xFF
     (tmp_path / "broken.json.gz").write_bytes(broken)
     found, reading = _read(tmp_path / "broken.json.gz")
     assert len(found) > 5_000
-    assert any(note.startswith("its gzip data is broken") for note in reading.notes)
+    assert any(note.startswith("the gzip data is damaged") for note in reading.notes)
 
 
-def test_two_gzip_files_joined_are_one(tmp_path):
+def test_concatenated_gzip_files_are_read_as_one(tmp_path):
     text = json.dumps(WHOLE).encode()
     (tmp_path / "t.json.gz").write_bytes(gzip.compress(text[:999]) + gzip.compress(text[999:]))
     found, reading = _read(tmp_path / "t.json.gz")
     assert (len(found), reading.notes) == (200, [])
 
 
-def test_letters_that_are_no_utf8_cost_nothing_but_themselves(tmp_path):
+def test_invalid_utf8_is_replaced(tmp_path):
     text = json.dumps(WHOLE).encode().replace(b'"op7"', b'"op\xff\xfe"')
     (tmp_path / "t.json").write_bytes(text)
     found, reading = _read(tmp_path / "t.json")
     assert (found[7].name, len(found), reading.notes) == ("op\ufffd\ufffd", 200, [])
 
 
-def test_events_that_are_none_are_counted(tmp_path):
+def test_invalid_events_are_counted(tmp_path):
     made = [*EVENTS[:3], {"ph": "X", "name": 5, "ts": "soon"}, *EVENTS[3:6]]
     text = json.dumps({"traceEvents": made}).replace('"op1"', '"op\n1"')
     (tmp_path / "t.json").write_text(text)
     found, reading = _read(tmp_path / "t.json")
     assert [event.name for event in found] == ["op0", "op2", "op3", "op4", "op5"]
-    assert reading.notes == ["2 of its events could not be read"]
+    assert reading.notes == ["2 events could not be read"]
 
 
 @pytest.mark.parametrize(
     ("content", "note"),
     [
-        (b"", "it is empty"),
-        (b"<html>not found</html>", "it holds no traceEvents"),
-        (b"{}", "it holds no traceEvents"),
-        (b"\x1f\x8b", "its gzip data is cut off: read up to there"),
-        (b"\x00" * 1000, "it holds no traceEvents"),
-        (b'{"traceEvents": [', "it is cut off: read up to there"),
+        (b"", "the file is empty"),
+        (b"<html>not found</html>", "no traceEvents found"),
+        (b"{}", "no traceEvents found"),
+        (b"\x1f\x8b", "the gzip data is truncated; the events before the end were read"),
+        (b"\x00" * 1000, "no traceEvents found"),
+        (b'{"traceEvents": [', "the file is truncated; the events before the end were read"),
     ],
 )
-def test_what_is_no_trace_has_no_events_and_says_why(tmp_path, content, note):
+def test_a_file_that_is_not_a_trace_gives_a_note(tmp_path, content, note):
     (tmp_path / "t.json").write_bytes(content)
     found, reading = _read(tmp_path / "t.json")
     assert found == []
@@ -148,19 +148,19 @@ def test_what_is_no_trace_has_no_events_and_says_why(tmp_path, content, note):
 
 
 @pytest.mark.usefixtures("block_bytes")
-def test_one_broken_event_among_many_costs_itself_alone(tmp_path):
+def test_only_an_invalid_event_itself_is_skipped(tmp_path):
     text = json.dumps({"traceEvents": EVENTS, "traceName": "x"}).replace('"op50"', '"op\\q50"')
     (tmp_path / "t.json").write_text(text)
     found, reading = _read(tmp_path / "t.json")
     assert [event.name for event in found] == [f"op{i}" for i in range(200) if i != 50]
-    assert reading.notes == ["1 of its events could not be read"]
+    assert reading.notes == ["1 event could not be read"]
     assert reading.head == {"traceName": "x"}
 
 
-def test_brackets_in_brackets_by_the_thousand_cost_their_event_alone(tmp_path):
+def test_only_an_event_with_too_many_nested_brackets_is_skipped(tmp_path):
     deep = '{"ph": "X", "name": "deep", "args": ' + "[" * 100_000 + "]" * 100_000 + "}"
     text = json.dumps({"traceEvents": [*EVENTS[:2], 0, *EVENTS[2:4]]}).replace(" 0,", f" {deep},")
     (tmp_path / "t.json").write_text(text)
     found, reading = _read(tmp_path / "t.json")
     assert [event.name for event in found] == ["op0", "op1", "op2", "op3"]
-    assert reading.notes == ["1 of its events could not be read"]
+    assert reading.notes == ["1 event could not be read"]

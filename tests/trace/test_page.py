@@ -1,4 +1,4 @@
-"""The HTML page: what stands in it, and what a browser without a network makes of it."""
+"""The HTML page: its contents, and its behavior in a browser without a network."""
 
 import re
 import sys
@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 from plotly.offline import get_plotlyjs
 
 from ddp_hpc.errors import RequestError
-from ddp_hpc.trace.documents import PAGE_BEGINS
+from ddp_hpc.trace.outputs import PAGE_BEGINS
 from ddp_hpc.trace.page import page
 from ddp_hpc.trace.page_figures import by_rank
 from ddp_hpc.trace.page_tables import collectives, mean_step, ms
@@ -20,8 +20,8 @@ from ddp_hpc.trace.page_timeline import MAX_RANKS, timeline
 from .browser import REQUIRE, chromium, open_page
 from .captures import ENDLESS, HOSTILE, hostile, made
 
-expect.set_options(timeout=30_000)  # a busy machine draws slowly
-# One process, and so one browser, for all of them.
+expect.set_options(timeout=30_000)  # drawing is slow on a busy machine
+# All tests share one process and thus one browser.
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def four_once(shown):
 
 @pytest.fixture
 def four(four_once):
-    """The page of four ranks, three steps, as it is when it is opened."""
+    """The page of four ranks and three steps, in its initial state."""
     yield four_once
     four_once.page.emulate_media(color_scheme="light", media="screen")
     four_once.page.set_viewport_size({"width": 1280, "height": 900})
@@ -70,7 +70,7 @@ def shown_range(opened, chart="timeline0"):
 
 
 def drag(opened, chart, begin, end):
-    """Drags over the chart from one share of its width to another, and tells the range that is shown then."""
+    """Drags over a part of the chart, given as fractions of its width, and returns the visible range."""
     area = opened.page.locator(f"#{chart} .nsewdrag").first
     area.scroll_into_view_if_needed()
     box = area.bounding_box()
@@ -86,51 +86,51 @@ def overflow_px(opened):
     return opened.page.evaluate("document.documentElement.scrollWidth - innerWidth")
 
 
-def test_the_page_begins_as_the_command_knows_its_own_files():
+def test_the_page_begins_with_the_mark_of_the_command():
     assert page([made()], []).encode().startswith(PAGE_BEGINS)
 
 
-def test_all_but_plotly_is_small():
+def test_the_page_without_plotly_is_small():
     assert len(page([made()], [])) - len(get_plotlyjs()) < 50_000
 
 
-def test_without_plotly_the_error_says_what_to_install(monkeypatch):
+def test_a_missing_plotly_is_reported_with_the_command_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     with pytest.raises(RequestError, match=re.escape("pip install 'ddp-hpc[report]'")):
         page([made()], [])
 
 
-def test_halves_of_surrogate_pairs_can_be_written(tmp_path: Path):
+def test_unpaired_surrogates_can_be_written(tmp_path: Path):
     (tmp_path / "report.html").write_text(page([hostile()], [HOSTILE]), encoding="utf-8")
 
 
-def test_of_many_ranks_the_slow_and_the_fast_are_drawn_and_it_is_said():
+def test_of_many_ranks_the_slowest_and_fastest_are_shown_with_a_note():
     capture = made(num_ranks=256, slow_rank=77)
     lines = timeline(capture)
     assert len(lines.ranks) == MAX_RANKS
     assert 77 in lines.ranks
     assert max(b - a for a, b in pairwise(lines.ranks)) <= 2 * 256 / (MAX_RANKS / 2)
-    assert "32 of 256 ranks are drawn" in lines.notes[0]
+    assert "32 of 256 ranks are shown" in lines.notes[0]
 
 
-def test_the_shortest_spans_are_left_out_and_it_is_said():
+def test_the_shortest_spans_are_omitted_with_a_note():
     capture = made(num_ranks=2, num_steps=2, num_buckets=4, data_s=0.0001)
     whole = timeline(capture)
     assert sum(len(trace["x"]) for trace in whole.figure["data"]) == 2 * 2 * (4 + 4)
     assert whole.notes == ()
     cut = timeline(capture, max_spans=28)
     assert "data" not in [trace["name"] for trace in cut.figure["data"]]
-    assert cut.notes == ("4 of 32 spans, the shortest, are left out",)
+    assert cut.notes == ("The 4 shortest of 32 spans are not shown",)
 
 
-def test_numbers_of_steps_stay_apart():
+def test_step_numbers_do_not_overlap():
     layout = timeline(made(num_steps=200)).figure["layout"]
     starts = [note["x"] for note in layout["annotations"]]
     assert 5 < len(starts) < 15
     assert min(b - a for a, b in pairwise(starts)) > 0.05 * layout["xaxis"]["range"][1]
 
 
-def test_times_of_the_time_line_count_from_its_first_step():
+def test_times_of_the_timeline_are_relative_to_its_first_step():
     data = timeline(made(slow_rank=None, data_s=0.010)).figure["data"]
     forward = next(trace for trace in data if trace["name"] == "forward")
     assert forward["base"][0] == pytest.approx(13.0)  # rank 0's first load takes 1.3 times 10 ms
@@ -151,35 +151,35 @@ def test_without_collectives_a_rank_has_one_column():
     assert {bar["yaxis"] for bar in by_rank(alone)["data"]} == {"y", "y2"}
 
 
-def test_what_a_trace_does_not_tell_is_a_dash():
+def test_unknown_values_are_shown_as_a_dash():
     table = collectives(made())
     row = dict(table.rows[0], bytes=0, slowest_step=None)
-    told = {column.field: table.write(column, row) for column in table.columns}
-    assert (told["bytes"], told["slowest_step"], told["num_ranks"]) == ("-", "-", "4")
+    cells = {column.field: table.write(column, row) for column in table.columns}
+    assert (cells["bytes"], cells["slowest_step"], cells["num_ranks"]) == ("-", "-", "4")
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0, "0.000"), (1.2345e-5, "0.012"), (0.0012345, "1.23"), (0.02, "20.0"), (1.5, "1,500")],
 )
-def test_milliseconds_have_three_digits_that_count(seconds, text):
+def test_milliseconds_have_three_significant_digits(seconds, text):
     assert ms(seconds) == text
 
 
 @pytest.mark.parametrize(("required", "outcome"), [("", pytest.skip.Exception), ("1", pytest.fail.Exception)])
-def test_without_a_browser_tests_say_what_to_install(monkeypatch, required, outcome):
+def test_a_missing_browser_is_reported_with_the_command_to_install_it(monkeypatch, required, outcome):
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setenv(REQUIRE, required)
     with pytest.raises(outcome, match="apt-get install chromium"), chromium():
         pass
 
 
-def test_it_loads_without_a_network_and_asks_for_nothing(four):
+def test_the_page_loads_without_a_network_and_requests_nothing(four):
     expect(bars(four, "mean")).not_to_have_count(0)
     assert four.problems == []
 
 
-def test_a_request_and_an_error_would_be_noticed(browser, tmp_path):
+def test_requests_and_errors_are_detected(browser, tmp_path):
     file = tmp_path / "other.html"
     file.write_text("<img src='http://127.0.0.1:9/a.png'><script>throw Error('planted')</script>")
     problems = open_page(browser, file).problems
@@ -193,18 +193,18 @@ def test_the_charts_have_a_bar_for_each_part_rank_and_span(four):
     expect(bars(four, "timeline0")).to_have_count(4 * 3 * (4 + 3))  # regions and all_reduces
 
 
-def test_dragging_zooms_the_time_line_and_a_double_click_shows_all(four):
+def test_dragging_zooms_the_timeline_and_a_double_click_shows_all(four):
     (begin, end), num_bars = shown_range(four), bars(four, "timeline0").count()
     tenth = (end - begin) / 10
     zoomed = drag(four, "timeline0", 0.4, 0.6)
     assert zoomed == pytest.approx([begin + 4 * tenth, begin + 6 * tenth], abs=tenth / 10)
-    expect(bars(four, "timeline0")).not_to_have_count(num_bars)  # those out of sight are gone
+    expect(bars(four, "timeline0")).not_to_have_count(num_bars)  # bars outside the visible range are removed
     four.page.locator("#timeline0 .nsewdrag").dblclick()
     expect(bars(four, "timeline0")).to_have_count(num_bars)
     assert shown_range(four) == pytest.approx([begin, end])
 
 
-def test_the_keyboard_moves_the_time_line(four):
+def test_the_timeline_can_be_controlled_with_the_keyboard(four):
     whole = shown_range(four)
     step = four.page.get_by_role("combobox")
     step.select_option("4")
@@ -217,20 +217,20 @@ def test_the_keyboard_moves_the_time_line(four):
     assert shown_range(four) == pytest.approx(whole)
 
 
-def test_hovering_tells_rank_step_kind_and_size(four):
+def test_hovering_shows_rank_step_kind_and_size(four):
     bars(four, "timeline0").first.scroll_into_view_if_needed()
     label = four.page.locator("#timeline0 .hoverlayer .hovertext")
-    # The last drawn are the collectives; their first is rank 0's in step 3.
+    # Collectives are drawn last, and their first bar is that of rank 0 in step 3.
     box = bars(four, "timeline0").nth(4 * 3 * 4).bounding_box()
     four.page.mouse.move(box["x"] + 2, box["y"] + box["height"] / 2)
     label.wait_for()
-    told = label.text_content()
-    for word in ("all_reduce, 1.0 MiB, 4 ranks", "rank 0, step 3", " ms from "):
-        assert word in told
+    text = label.text_content()
+    for part in ("all_reduce, 1.0 MiB, 4 ranks", "rank 0, step 3", " ms from "):
+        assert part in text
 
 
-def test_a_heading_sorts_its_table_and_turns_it_round(four):
-    heading = four.page.get_by_role("columnheader", name="self a rank, ms")
+def test_clicking_a_heading_sorts_its_table_and_reverses_the_order(four):
+    heading = four.page.get_by_role("columnheader", name="self per rank, ms")
     first = four.page.locator("table", has=heading).locator("tbody th").first
     heading.get_by_role("button").click()
     assert (first.text_content(), heading.get_attribute("aria-sort")) == ("aten::addmm", "descending")
@@ -238,14 +238,14 @@ def test_a_heading_sorts_its_table_and_turns_it_round(four):
     assert (first.text_content(), heading.get_attribute("aria-sort")) == ("aten::copy_", "ascending")
 
 
-def test_text_on_dark_is_light_also_in_charts(four):
-    colour = "getComputedStyle(document.querySelector('#ranks0 .xtick text')).fill"
-    assert four.page.evaluate(colour) == "rgb(27, 31, 36)"
+def test_text_is_light_in_dark_mode_including_charts(four):
+    color = "getComputedStyle(document.querySelector('#ranks0 .xtick text')).fill"
+    assert four.page.evaluate(color) == "rgb(27, 31, 36)"
     four.page.emulate_media(color_scheme="dark")
-    assert four.page.evaluate(colour) == "rgb(230, 237, 243)"
+    assert four.page.evaluate(color) == "rgb(230, 237, 243)"
 
 
-def test_print_is_dark_on_light_leaves_the_controls_out_and_cuts_no_table(four):
+def test_printing_uses_light_mode_without_controls_and_with_complete_tables(four):
     four.page.emulate_media(media="print", color_scheme="dark")
     assert four.page.evaluate("getComputedStyle(document.body).color") == "rgb(27, 31, 36)"
     assert not four.page.get_by_role("button", name="zoom in").is_visible()
@@ -253,11 +253,11 @@ def test_print_is_dark_on_light_leaves_the_controls_out_and_cuts_no_table(four):
     assert set(four.page.evaluate(heights)) == {"none"}
 
 
-def test_names_out_of_traces_are_text_and_run_nothing(bad):
+def test_names_in_traces_are_shown_as_text_and_not_executed(bad):
     assert bad.page.evaluate("window.ran") is None
     assert bad.problems == []
     assert bad.page.locator("h1").text_content().startswith("<b>b</b><script>window.ran=1</script><img src=x")
-    # Plotly would take <b> and <a> of a label for markup.
+    # Plotly would interpret <b> and <a> in a label as markup.
     assert (
         bad.page.locator("#mean .annotation-text")
         .text_content()
@@ -266,12 +266,12 @@ def test_names_out_of_traces_are_text_and_run_nothing(bad):
     assert bad.page.locator("img, main script").count() == 0
 
 
-def test_numbers_that_are_none_do_not_stop_the_charts(bad):
+def test_charts_are_drawn_despite_non_finite_numbers(bad):
     expect(bars(bad, "timeline0")).to_have_count(2 * 2 * (4 + 3))
 
 
 @pytest.mark.parametrize("name", ["four", "bad"])
-def test_nothing_is_wider_than_a_telephone(name, request):
+def test_nothing_is_wider_than_a_phone(name, request):
     opened = request.getfixturevalue(name)
     opened.page.set_viewport_size({"width": 390, "height": 844})
     try:
@@ -283,7 +283,7 @@ def test_nothing_is_wider_than_a_telephone(name, request):
         opened.page.set_viewport_size({"width": 1280, "height": 900})
 
 
-def test_hundreds_of_ranks_beside_another_capture(shown):
+def test_hundreds_of_ranks_compared_with_another_capture(shown):
     opened = shown(made(256, 1, name="after"), made(name="before"), sentences=["Forward takes less."])
     assert opened.problems == []
     assert opened.page.locator("section").first.inner_text().split("\n")[-1] == "Forward takes less."

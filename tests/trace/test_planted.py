@@ -1,4 +1,4 @@
-"""Real gloo ranks with planted faults: the report names each, and how large it is."""
+"""Real gloo ranks with planted faults, each of which the report finds with its size."""
 
 import statistics
 
@@ -7,11 +7,11 @@ import pytest
 from tests.trace import planted as program
 
 
-def test_the_rank_that_is_waited_for_is_named_with_its_region_and_time(planted):
+def test_the_slow_rank_is_reported_with_its_region_and_time(planted):
     slow = planted.capture.straggler
     assert slow is not None
     assert (slow.rank, slow.region) == (program.SLOW_RANK, "forward")
-    measured_s = statistics.median(planted.told[program.SLOW_RANK]["slow_s"])
+    measured_s = statistics.median(planted.measured[program.SLOW_RANK]["slow_s"])
     assert slow.excess_s == pytest.approx(measured_s, rel=0.1)
     assert "which wait" in slow.evidence
     assert any(
@@ -19,12 +19,12 @@ def test_the_rank_that_is_waited_for_is_named_with_its_region_and_time(planted):
     )
 
 
-def test_the_slow_data_load_is_named_with_its_rank_and_step(planted):
+def test_the_slow_data_load_is_reported_with_its_rank_and_step(planted):
     load = planted.capture.slowest_load
     assert (load.rank, load.step) == (program.LOAD_RANK, program.LOAD_STEP)
-    assert load.dur_s == pytest.approx(planted.told[program.LOAD_RANK]["load_s"], rel=0.1)
+    assert load.dur_s == pytest.approx(planted.measured[program.LOAD_RANK]["load_s"], rel=0.1)
     assert any(
-        f"rank {program.LOAD_RANK}'s of step {program.LOAD_STEP}" in sentence
+        f"on rank {program.LOAD_RANK} in step {program.LOAD_STEP}" in sentence
         for sentence in planted.capture.findings
     )
 
@@ -33,17 +33,16 @@ def test_the_large_allreduce_is_the_first_of_the_collectives(planted):
     row = planted.capture.collectives[0]
     assert (row.kind, row.bytes, row.num_ranks) == ("all_reduce", program.LARGE_BYTES, 4)
     assert row.num_calls == program.ACTIVE
-    measured_s = statistics.median(time_s for told in planted.told for time_s in told["large_s"])
+    measured_s = statistics.median(time_s for measured in planted.measured for time_s in measured["large_s"])
     assert row.median_s == pytest.approx(measured_s, rel=0.1)
     assert any(
-        "all_reduce of 64.0 MiB keeps the network busiest" in sentence
-        for sentence in planted.capture.findings
+        "uses the network most is all_reduce of 64.0 MiB" in sentence for sentence in planted.capture.findings
     )
 
 
-def test_bus_bandwidth_is_what_a_hand_would_calculate(planted):
+def test_bus_bandwidth_equals_a_calculation_by_hand(planted):
     row = planted.capture.collectives[0]
-    # Each of 4 ranks sends and receives its part 3 times, twice: to sum, and to hand out.
+    # Each of 4 ranks sends and receives its part 3 times for the reduction and 3 times for the result.
     by_hand = 2 * 3 / 4 * (64 * 1024 * 1024) / row.transfer_s
     assert row.busbw_bytes_per_s == pytest.approx(by_hand, rel=1e-9)
     assert 0 < row.transfer_s <= row.median_s
@@ -56,9 +55,9 @@ def test_every_moment_of_a_step_is_counted_once(planted):
 
 
 def test_operators_agree_with_torchs_own_key_averages(planted):
-    for trace, told in zip(planted.capture.ranks, planted.told, strict=True):
+    for trace, measured in zip(planted.capture.ranks, planted.measured, strict=True):
         ops = {op.name: op for op in trace.ops}
-        for name, (num_calls, total_s, self_s) in told["averages"].items():
+        for name, (num_calls, total_s, self_s) in measured["averages"].items():
             if name.startswith("gloo:") or name == "[memory]":
                 continue
             assert ops[name].num_calls == num_calls, name

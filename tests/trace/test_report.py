@@ -1,4 +1,4 @@
-"""`ddp-hpc report`: what is printed, what is written, what is refused."""
+"""The command `ddp-hpc report`: its output, its files and its errors."""
 
 import gzip
 import json
@@ -16,15 +16,17 @@ from tests.trace.made import annotation, event, step, write
 REPORT = [sys.executable, "-m", "ddp_hpc", "report"]
 
 
-def _run(folder, size=2, **parts):
+def _run(directory, size=2, **parts):
     for rank in range(size):
         events = [e for i in range(3) for e in step(i + 2, 1000.0 * i, **parts)]
-        write(folder / f"rank{rank:05d}-of-{size:05d}.json.gz", events, rank, size)
-    return folder
+        write(directory / f"rank{rank:05d}-of-{size:05d}.json.gz", events, rank, size)
+    return directory
 
 
-def _report(*words, cwd):
-    return subprocess.run([*REPORT, *map(str, words)], cwd=cwd, capture_output=True, text=True, timeout=60)
+def _report(*arguments, cwd):
+    return subprocess.run(
+        [*REPORT, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=60
+    )
 
 
 def test_the_report_for_a_terminal(tmp_path):
@@ -35,39 +37,39 @@ def test_the_report_for_a_terminal(tmp_path):
         == """\
 run: 2 of 2 ranks, 3 steps each, on cpu, hosts: node1
 
-A step takes 350 us: 57% backward, 29% forward, 11% communication that nothing hides, 3% waiting for data.
-Of all collectives all_reduce of 3.9 KiB keeps the network busiest: 1 a step, of 90 us each, of which the \
-network takes 90 us, 0.0444 GB/s of bus bandwidth.
-56% of the communication is hidden behind computing.
+A step takes 350 us: 57% backward, 29% forward, 11% exposed communication, 3% waiting for data.
+The collective that uses the network most is all_reduce of 3.9 KiB: 1 per step, 90 us each, of which \
+90 us is the transfer, with a bus bandwidth of 0.0444 GB/s.
+56% of the communication is hidden behind computation.
 
-ms of a mean step  step  data  forward  backward  comm exposed  comm hidden
-run                0.35  0.01     0.10      0.20          0.04         0.05
+mean step, ms  step  data  forward  backward  comm exposed  comm hidden
+run            0.35  0.01     0.10      0.20          0.04         0.05
 
-slowest rank first  step  data  forward  backward  comm exposed  comm hidden
-rank 0              0.35  0.01     0.10      0.20          0.04         0.05
-rank 1              0.35  0.01     0.10      0.20          0.04         0.05
+slowest rank first, ms  step  data  forward  backward  comm exposed  comm hidden
+rank 0                  0.35  0.01     0.10      0.20          0.04         0.05
+rank 1                  0.35  0.01     0.10      0.20          0.04         0.05
 
 collective     size  ranks  calls  total ms  median ms  transfer ms  busbw GB/s  slowest ms  rank, step
 all_reduce  3.9 KiB      2      3      0.27       0.09         0.09       0.044        0.09        0, 2
 
-operator    calls a rank  self ms  total ms  largest self ms  of rank
-MmBackward             3     0.60      0.60             0.60        1
-aten::mm               3     0.30      0.30             0.30        1
+operator    calls per rank  self ms  total ms  maximum self ms  on rank
+MmBackward               3     0.60      0.60             0.60        1
+aten::mm                 3     0.30      0.30             0.30        1
 """
     )
 
 
-def test_a_comparison_says_first_what_changed(tmp_path):
+def test_a_comparison_begins_with_the_changes(tmp_path):
     _run(tmp_path / "new", data=10)
     _run(tmp_path / "old", data=510)
     ended = _report("new", "--compare", "old", cwd=tmp_path)
     assert ended.stdout.splitlines()[2] == (
-        "new against old: a step takes 350 us, not 850 us (2.43 times faster): "
-        "waiting for data takes 10 us, not 510 us, which is 100% of the difference."
+        "new compared with old: a step takes 350 us instead of 850 us (2.43 times faster): "
+        "waiting for data takes 10 us instead of 510 us, which is 100% of the difference."
     )
 
 
-def test_json_holds_all_numbers(tmp_path):
+def test_json_contains_all_numbers(tmp_path):
     _run(tmp_path / "run")
     assert _report("run", "--json", "new/report.json", cwd=tmp_path).returncode == 0
     document = json.loads((tmp_path / "new/report.json").read_text())
@@ -75,11 +77,11 @@ def test_json_holds_all_numbers(tmp_path):
     assert (document["name"], capture["world_size"], len(capture["ranks"])) == ("report", 2, 2)
     assert capture["mean"]["wall_s"] == pytest.approx(350e-6)
     assert capture["collectives"][0]["busbw_bytes_per_s"] == pytest.approx(4000 / 90e-6)
-    again = _report("run", "--json", "new/report.json", cwd=tmp_path)
-    assert again.returncode == 0, "its own file is written anew"
+    second = _report("run", "--json", "new/report.json", cwd=tmp_path)
+    assert second.returncode == 0, "its own file is overwritten"
 
 
-def test_the_merged_trace_has_each_rank_as_a_process_on_one_clock(tmp_path):
+def test_the_merged_trace_has_one_process_per_rank_and_a_common_clock(tmp_path):
     arrow = {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 5, "pid": 7, "tid": 1, "ts": 1.0}
     frame = event("python_function", "train.py(1): main", 0, 10)
     for rank in (0, 1):
@@ -100,32 +102,32 @@ def test_the_merged_trace_has_each_rank_as_a_process_on_one_clock(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
-        (["nowhere"], "nowhere: no such folder"),
-        (["run", "--compare", "nowhere"], "nowhere: no such folder"),
-        (["run", "--json", "run"], "--json run: a folder; name a file"),
-        (["run", "--json", "notes.txt"], "exists, and this option did not write it"),
-        (["run", "-o", "notes.txt"], "exists, and this option did not write it"),
-        (["run", "-o", "run/rank00000-of-00002.json.gz"], "exists, and this option did not write it"),
-        (["run", "--json", "a", "-o", "a"], "names the same file"),
-        (["run", "--merged", "all.txt"], "has to end in .json or .json.gz"),
-        (["run", "--merged", "run/all.json"], "would be taken for a rank's trace"),
+        (["nowhere"], "no such directory: nowhere"),
+        (["run", "--compare", "nowhere"], "no such directory: nowhere"),
+        (["run", "--json", "run"], "--json run is a directory"),
+        (["run", "--json", "notes.txt"], "exists and was not written by this option"),
+        (["run", "-o", "notes.txt"], "exists and was not written by this option"),
+        (["run", "-o", "run/rank00000-of-00002.json.gz"], "exists and was not written by this option"),
+        (["run", "--json", "a", "-o", "a"], "name the same file"),
+        (["run", "--merged", "all.txt"], "must end with .json or .json.gz"),
+        (["run", "--merged", "run/all.json"], "would be read as the trace of a rank"),
         (["run", "--processes", "0"], "0"),
     ],
 )
-def test_what_cannot_be_is_refused_and_nothing_is_overwritten(tmp_path, words, said):
+def test_invalid_requests_are_rejected_and_nothing_is_overwritten(tmp_path, arguments, message):
     _run(tmp_path / "run")
     (tmp_path / "notes.txt").write_text("mine")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    ended = _report(*words, cwd=tmp_path)
+    ended = _report(*arguments, cwd=tmp_path)
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert said in ended.stderr
+    assert message in ended.stderr
     assert len(ended.stderr.splitlines()) <= 4
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_names_in_a_trace_do_not_reach_the_terminal_as_commands(tmp_path):
+def test_control_characters_in_names_are_replaced(tmp_path):
     events = [annotation("ProfilerStep#0", 0, 10), event("cpu_op", "\x1b[2J\x07evil\nline" + "x" * 500, 0, 5)]
     write(tmp_path / "t.json", events, host="\x1b]0;me\x07")
     ended = _report("t.json", cwd=tmp_path)
@@ -135,7 +137,7 @@ def test_names_in_a_trace_do_not_reach_the_terminal_as_commands(tmp_path):
     assert max(map(len, ended.stdout.splitlines())) < 200
 
 
-def test_ctrl_c_ends_the_reading_at_once_and_leaves_nothing(tmp_path):
+def test_ctrl_c_stops_reading_immediately_and_leaves_no_file(tmp_path):
     many = [event("cpu_op", f"op{i % 50}", i, 1, **{"Input Dims": [[i, i]] * 9}) for i in range(150_000)]
     for rank in range(8):
         write(tmp_path / "run" / f"rank{rank}.json", many, rank, 8)
@@ -148,15 +150,15 @@ def test_ctrl_c_ends_the_reading_at_once_and_leaves_nothing(tmp_path):
         time.sleep(0.01)
     assert started, "several processes read"
     os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate(timeout=20)
+    _, stderr = process.communicate(timeout=20)
     assert process.returncode == 130
-    assert b"Traceback" not in said
+    assert b"Traceback" not in stderr
     assert not (tmp_path / "r.json").exists()
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
 
 
-def test_it_needs_no_torch_mpi4py_or_h5py(tmp_path):
+def test_torch_mpi4py_and_h5py_are_not_required(tmp_path):
     _run(tmp_path / "run")
     program = (
         "import sys; sys.modules.update(dict.fromkeys(('torch', 'mpi4py', 'h5py')));"
@@ -167,8 +169,8 @@ def test_it_needs_no_torch_mpi4py_or_h5py(tmp_path):
 
 
 @pytest.mark.soak
-def test_a_trace_larger_than_the_memory_that_there_is_is_read_to_its_end(tmp_path):
-    """2.4 GB of events where a process may have 2 GB of addresses, numpy's libraries included."""
+def test_a_trace_larger_than_the_available_memory_is_read_completely(tmp_path):
+    """2.4 GB of events in a process limited to 2 GB of address space, which includes numpy's libraries."""
     arguments = '{"Input Dims":[[128,512],[512,512]],"Input Strides":[[512,1],[512,1]],"Fwd thread id":0}'
     fields = f'"pid":1,"tid":1,"dur":0.9,"args":{arguments}'
     with gzip.open(tmp_path / "t.json.gz", "wt", compresslevel=1) as file:
@@ -184,5 +186,5 @@ def test_a_trace_larger_than_the_memory_that_there_is_is_read_to_its_end(tmp_pat
     )
     ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, timeout=220)
     assert ended.returncode == 0, ended.stderr
-    assert b"8000000 of its events came after the first 4000000 of their kind" in ended.stdout
+    assert b"8000000 events after the first 4000000 of their kind were dropped" in ended.stdout
     assert b"aten::op7" in ended.stdout

@@ -1,6 +1,6 @@
-"""The lesson's loop recorded with data in memory, read sample by sample out of HDF5, and by our loader.
+"""Records the loop of the lesson with data in memory, from HDF5 sample by sample, and from our loader.
 
-`python -m tests.trace.three_loaders FOLDER` makes FOLDER/memory, FOLDER/naive_hdf5 and FOLDER/our_hdf5.
+`python -m tests.trace.three_loaders DIR` writes DIR/memory, DIR/naive_hdf5 and DIR/our_hdf5.
 """
 
 import sys
@@ -12,7 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from data_gen import Recipe, generate
-from ddp_hpc.bench import loaders
+from ddp_hpc.bench.io import loaders
 
 NUM_SAMPLES, BATCH_SIZE = 1024, 128
 ACTIVE = 30
@@ -20,9 +20,9 @@ KEYS = ("src", "tgt")
 
 
 def main(argv: list[str]) -> None:
-    folder = Path(argv[0])
+    directory = Path(argv[0])
     torch.set_num_threads(1)
-    data = folder / "data.h5"
+    data = directory / "data.h5"
     generate(Recipe(num_samples=NUM_SAMPLES), data)
     with h5py.File(data) as file:
         arrays = file["src"][:], file["tgt"][:]
@@ -33,8 +33,8 @@ def main(argv: list[str]) -> None:
         "naive_hdf5": loaders.naive_hdf5(data, KEYS, order),
         "our_hdf5": loaders.reader(data, KEYS, order, ahead=2),
     }.items():
-        (folder / name).mkdir()
-        _train(batches, folder / name / "trace-0-of-1.json.gz")
+        (directory / name).mkdir()
+        _train(batches, directory / name / "trace-0-of-1.json.gz")
         batches.close()
     sys.exit(0)
 

@@ -12,8 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-from ddp_hpc.training.heartbeat import start_heartbeat
-from ddp_hpc.world.topology import World
+from ddp_hpc.discovery.world import World
+from ddp_hpc.training.health.heartbeat import start_heartbeat
 
 LOST = 7
 STEPS = 5
@@ -89,7 +89,9 @@ def main():
         os._exit(LOST)
 
     comm = FileComm(rank, size, folder)
-    heart = start_heartbeat(world, comm, "127.0.0.1", stacks=folder / "stacks", on_lost=on_lost, **limits)
+    heart = start_heartbeat(
+        world, comm, "127.0.0.1", "127.0.0.1", stacks=folder / "stacks", on_lost=on_lost, **limits
+    )
     assert heart.note == ""
     for step in range(STEPS):
         heart.at(step, "data")

@@ -175,7 +175,12 @@ if __name__ == "__main__":
     # All that a rank imports.
     import numpy as np
 
-    for name in ("torch._dynamo", "ddp_hpc.train", "ddp_hpc.training.survival", "ddp_hpc.training.setup"):
+    for name in (
+        "torch._dynamo",
+        "ddp_hpc.train",
+        "ddp_hpc.training.health.run_lifecycle",
+        "ddp_hpc.training.tasks.task_setup",
+    ):
         importlib.import_module(name)
     importlib.import_module("ddp_hpc.training.trainer")
     _serve()

@@ -9,7 +9,10 @@ import time
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 from ddp_hpc import train
-from ddp_hpc.training import ending, group, step
+from ddp_hpc.training import step
+from ddp_hpc.training.health import shutdown as ending
+from ddp_hpc.training.process_group import group
+from ddp_hpc.training.snapshots import snapshot_directory as snapshots
 
 kind, rank, *while_it_fails = os.environ["PLANT"].split(":")
 step_as_it_is = step.Stepper.one_step
@@ -20,7 +23,7 @@ destroy_as_it_is = group.dist.destroy_process_group
 
 def one_step(self, position, *rest):
     if position.step == 1 and self.group.world.rank == int(rank):
-        if kind == "raise":
+        if kind in ("raise", "while_saving"):
             raise ValueError("planted in one rank")
         if kind == "once" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             raise ValueError("planted in one rank")
@@ -58,6 +61,16 @@ def verdict(*args):
     return verdict_as_it_is(*args)
 
 
+write_as_it_is = snapshots.write_snapshot
+
+
+def write_snapshot(*args):
+    if kind == "while_saving":
+        time.sleep(2)
+    return write_as_it_is(*args)
+
+
+snapshots.write_snapshot = write_snapshot
 step.Stepper.one_step = one_step
 ending.verdict = verdict
 group.pick_device = pick_device

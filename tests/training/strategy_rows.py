@@ -1,6 +1,7 @@
 """Every strategy with every option that goes with it, beside one process that trains on the same samples.
 
-`python -m tests.training.strategy_rows` runs all of them and writes the table of docs/strategies.md.
+`python -m tests.training.strategy_rows` runs all of them and writes the table of
+docs/explanation/parallel-strategies.md.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from .forked import Forks
 from .runs import losses
 
-PAGE = Path(__file__).parents[2] / "docs" / "strategies.md"
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "parallel-strategies.md"
 BEGIN, END = "<!-- the table: python -m tests.training.strategy_rows -->", "<!-- the end of the table -->"
 # 150 samples in steps of 16: ten steps an epoch, the last of 6. A Transformer of 1.7 M parameters.
 TRAINING = [

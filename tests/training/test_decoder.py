@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from data_gen.text import write_text
-from ddp_hpc.run_folder import read_state
+from ddp_hpc.run_directory import read_state
 from ddp_hpc.sample import main
 from tests.conftest import PROJECT, Launch
 
@@ -80,7 +80,9 @@ def sample(run_folder: Path, capfdbinary) -> bytes:
 
 def commands_of_the_page() -> tuple[list[str], str, str]:
     """The commands of its first block: that make the data, that trains, that samples."""
-    block = (PROJECT / "docs" / "decoder.md").read_text().split("```")[1].replace("\\\n", "")
+    block = (
+        (PROJECT / "docs" / "how-to" / "train-a-decoder.md").read_text().split("```")[1].replace("\\\n", "")
+    )
     commands = [line.removeprefix("$ ") for line in block.splitlines() if line.startswith("$ ")]
     *data, training, sampling = commands
     assert training.startswith("mpiexec -n 2 python -m ddp_hpc.train ")

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ddp_hpc.errors import RequestError
-from ddp_hpc.training.decoder import Attention, decoder
-from ddp_hpc.training.task import SampleSpec, Task
+from ddp_hpc.training.tasks.decoder import Attention, decoder
+from ddp_hpc.training.tasks.task import SampleSpec, Task
 
 SPEC = SampleSpec((16,), (16,), 256)
 
@@ -126,16 +126,16 @@ def test_the_plan_splits_every_block_and_nothing_else():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"layers": 0}, "layers=0: has to be a whole number above 0"),
-        ({"heads": -1}, "heads=-1"),
-        ({"width": 8.0}, "width=8.0"),
-        ({"layers": True}, "layers=True"),
-        ({"width": "wide"}, "width=wide"),
-        ({"tied": "no"}, "tied=no: has to be True or False"),
-        ({"width": 10, "heads": 4}, "a multiple of 4; the nearest is 8"),
+        ({"layers": 0}, "layers must be a positive integer (got 0)"),
+        ({"heads": -1}, "heads must be a positive integer (got -1)"),
+        ({"width": 8.0}, "width must be a positive integer (got 8.0)"),
+        ({"layers": True}, "layers must be a positive integer (got True)"),
+        ({"width": "wide"}, "width must be a positive integer (got wide)"),
+        ({"tied": "no"}, "tied must be True or False (got no)"),
+        ({"width": 10, "heads": 4}, "a multiple of heads=4 (got 10); the nearest is 8"),
         ({"width": 1, "heads": 4}, "the nearest is 4"),
         ({"spec": SampleSpec((16,), (15,), 256)}, "src (16,), tgt (15,) and 256 classes"),
-        ({"spec": SampleSpec((1, 16), (1, 16), 256)}, "needs samples of tokens"),
+        ({"spec": SampleSpec((1, 16), (1, 16), 256)}, "requires samples of tokens"),
         ({"spec": SampleSpec((16,), (16,), None)}, "and no classes; `python -m data_gen text`"),
     ],
 )
@@ -147,7 +147,7 @@ def test_what_makes_no_decoder_is_refused_in_one_line(options, words):
 
 @pytest.mark.parametrize(
     ("options", "num_stages", "words"),
-    [({}, 2, "give --model-option tied=False"), ({"tied": False}, 5, "layers=5")],
+    [({}, 2, "use --model-option tied=False"), ({"tied": False}, 5, "layers=5")],
 )
 def test_stages_that_cannot_be_are_refused_in_one_line(options, num_stages, words):
     task = made(**options)

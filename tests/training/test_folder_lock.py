@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from ddp_hpc.errors import DataError
-from ddp_hpc.training import folder_lock
-from ddp_hpc.training.folder_lock import FolderLock
+from ddp_hpc.training.snapshots import directory_lock as folder_lock
+from ddp_hpc.training.snapshots.directory_lock import FolderLock
 from tests.conftest import Launch
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from ddp_hpc.training.folder_lock import FolderLock
+from ddp_hpc.training.snapshots.directory_lock import FolderLock
 lock = FolderLock(Path(sys.argv[1]), print)
 print("held", flush=True)
 time.sleep(60)
@@ -81,7 +81,7 @@ def test_a_second_holder_is_refused_at_once_with_process_host_and_job(
     with pytest.raises(DataError) as caught:
         FolderLock(tmp_path, pytest.fail)
     assert time.monotonic() - began_s < 2
-    words = f"job 4711 (process {holder.pid} on {os.uname().nodename}) is using it; wait for its end"
+    words = f"is in use by job 4711 (PID {holder.pid} on {os.uname().nodename}); wait until it ends"
     assert words in str(caught.value)
     assert (tmp_path / ".lock").read_bytes() == before
     # It is killed: nothing tells, and nobody waits.
@@ -110,7 +110,7 @@ def test_the_silent_lock_of_another_host_is_taken_over_after_a_while_that_is_sai
     take()
     assert time.monotonic() - began_s > STALE_S
     assert take.said == [  # type: ignore[attr-defined]
-        f"waiting 0.3 s to see whether job 4711 (process {os.getpid()} on n7) still uses {tmp_path}/run"
+        f"waiting 0.3 s to check whether job 4711 (PID {os.getpid()} on n7) still uses {tmp_path}/run"
     ]
 
 
@@ -121,7 +121,7 @@ def test_the_lock_of_another_host_that_gives_a_sign_of_life_is_respected(
     before = path.read_bytes()
     touch = threading.Timer(STALE_S / 2, os.utime, [path])
     touch.start()
-    with pytest.raises(DataError, match=r"another run \(process \d+ on n7\) is using it"):
+    with pytest.raises(DataError, match=r"is in use by another run \(PID \d+ on n7\)"):
         take()
     touch.join()
     assert path.read_bytes() == before
@@ -143,7 +143,7 @@ def test_a_lock_with_anything_in_it_is_one_of_an_unknown_holder(
 ) -> None:
     _lock_of_another_host(tmp_path / "run").write_bytes(content)
     take()
-    assert "process " in take.said[0]  # type: ignore[attr-defined]
+    assert "(PID " in take.said[0]  # type: ignore[attr-defined]
 
 
 def test_of_many_that_want_a_dead_holders_folder_one_gets_it(tmp_path: Path) -> None:
@@ -214,7 +214,9 @@ def _until(condition: Callable[[], bool]) -> None:
 def test_a_folder_that_is_a_file_is_refused_and_stays(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(DataError, match=r"is no folder that can be written; name another: .*file"):
+        with pytest.raises(
+            DataError, match=r"cannot write to --snapshot-dir .*; use another directory: .*file"
+        ):
             FolderLock(folder, pytest.fail)
     assert (tmp_path / "file").read_text() == "mine"
 
@@ -225,6 +227,6 @@ def test_a_folder_that_may_not_be_written_is_refused(
     open_folder.chmod(0o555)
     with as_nobody():
         for folder in (open_folder, open_folder / "below"):
-            with pytest.raises(DataError, match=r"is no folder that can be written; .*Permission denied"):
+            with pytest.raises(DataError, match=r"cannot write to --snapshot-dir .*Permission denied"):
                 FolderLock(folder, pytest.fail)
     assert list(open_folder.iterdir()) == []

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.training import heartbeat as heartbeat_module
-from ddp_hpc.training.flight_recorder import turn_on_flight_recorder, write_flight_record
-from ddp_hpc.training.heartbeat import start_heartbeat
-from ddp_hpc.training.heartbeat_watch import Watch
-from ddp_hpc.training.heartbeat_words import Beat, Limits
-from ddp_hpc.world.comm import SingleComm
-from ddp_hpc.world.topology import World
+from ddp_hpc.discovery.comm import SingleComm
+from ddp_hpc.discovery.world import World
+from ddp_hpc.training.health import heartbeat as heartbeat_module
+from ddp_hpc.training.health.flight_recorder import turn_on_flight_recorder, write_flight_record
+from ddp_hpc.training.health.heartbeat import start_heartbeat
+from ddp_hpc.training.health.heartbeat_messages import Beat, Limits
+from ddp_hpc.training.health.heartbeat_monitor import Watch
 from tests.conftest import clean_environ
 from tests.world.stand_in import mpi_world, on_all_ranks
 
@@ -107,7 +107,7 @@ def test_where_all_ranks_hang_at_one_place_none_is_blamed(ranks):
     text, _ = ranks("wait:all", "stuck_s=0.4").words_of(0)
     assert re.match(
         r"all 2 ranks have been in step 3, backward for \S+ s \(at beating\.py:\d+ wait_where_all_wait\) "
-        "and none lags: look at the network",
+        "and none lags: check the network",
         text,
     )
 
@@ -118,13 +118,13 @@ def test_a_rank_that_cannot_answer_is_named_where_it_was_last(ranks, kind):
     text, code = ranks(f"{kind}:1", "stuck_s=0.4", "first_s=0.4").words_of(0)
     assert code == LOST
     assert re.match(r"rank 1 on n1 has been .* and all others wait", text), text
-    assert "no answer: its process is stopped, or Python is locked in a C call" in text
+    assert "no answer: its process is stopped, or Python is blocked in a C call" in text
 
 
 def test_a_rank_that_is_killed_is_gone(ranks):
     text, code = ranks("kill:1", "gone_s=0.3").words_of(0)
     assert code == LOST
-    assert text.startswith("rank 1 on n1 is gone: the connection closed without a goodbye 0.3 s ago")
+    assert text.startswith("rank 1 on n1 is gone: the connection closed unexpectedly 0.3 s ago")
 
 
 def test_the_others_can_ask_at_once_who_is_gone(ranks):
@@ -137,7 +137,7 @@ def test_the_others_can_ask_at_once_who_is_gone(ranks):
     ("kind", "limit", "words"),
     [
         ("kill", "gone_s=0.3", "rank 0 on n0 is gone: its connection closed"),
-        ("stop", "stuck_s=0.4", "lost contact with rank 0 on n0: no word for "),
+        ("stop", "stuck_s=0.4", "lost contact with rank 0 on n0: no message for "),
     ],
 )
 def test_the_others_notice_a_lost_rank_0(ranks, kind, limit, words):
@@ -161,7 +161,7 @@ def test_a_cut_network_is_told_from_a_process_that_is_silent(tmp_path):
         timeout=30,
     )
     lines = sorted(done.stdout.splitlines())
-    assert lines[0].startswith("lost contact with rank 0 on n0: the node or the network to it is gone")
+    assert lines[0].startswith("lost contact with rank 0 on n0: the node or its network is down")
     assert lines[1].startswith("rank 1 on n1 is cut off, last seen ")
 
 
@@ -201,7 +201,7 @@ def _two_ranks(lost, **limits):
     limits = {"stuck_s": 0.4, "first_s": 60, "gone_s": 0.2} | limits
     hearts = on_all_ranks(
         lambda rank: start_heartbeat(
-            _world(rank, 2), comms[rank], "127.0.0.1", stacks=None, on_lost=lost.append, **limits
+            _world(rank, 2), comms[rank], "127.0.0.1", "127.0.0.1", stacks=None, on_lost=lost.append, **limits
         ),
         2,
     )
@@ -234,6 +234,20 @@ def test_strangers_at_the_port_are_shown_out_and_harm_nobody():
     for heart in reversed(hearts):
         heart.close()
     assert not any(heart.thread.thread.is_alive() for heart in hearts)
+    assert lost == []
+
+
+def test_strangers_that_keep_silent_make_room_for_others(monkeypatch):
+    monkeypatch.setattr("ddp_hpc.training.health.heartbeat_monitor._MAX_STRANGERS", 4)
+    lost = []
+    hearts, (port, _, _) = _two_ranks(lost)
+    strangers = [socket.create_connection(("127.0.0.1", int(port)), timeout=5) for _ in range(10)]
+    for stranger in strangers[:6]:
+        assert stranger.recv(1) == b""
+    for stranger in strangers:
+        stranger.close()
+    for heart in reversed(hearts):
+        heart.close()
     assert lost == []
 
 
@@ -295,7 +309,7 @@ def test_a_port_that_cannot_be_reached_costs_the_heartbeat_and_nothing_else(monk
 
 def test_the_order_of_places_follows_steps_micro_batches_and_phases():
     heart = start_heartbeat(
-        _world(0, 1), SingleComm(), "", stuck_s=60, first_s=60, stacks=None, on_lost=print
+        _world(0, 1), SingleComm(), "", "", stuck_s=60, first_s=60, stacks=None, on_lost=print
     )
     places = []
     for step, phase in [
@@ -314,7 +328,7 @@ def test_the_order_of_places_follows_steps_micro_batches_and_phases():
 
 def test_the_first_step_of_a_process_has_a_limit_of_its_own():
     heart = start_heartbeat(
-        _world(0, 1), SingleComm(), "", stuck_s=10, first_s=90, stacks=None, on_lost=print
+        _world(0, 1), SingleComm(), "", "", stuck_s=10, first_s=90, stacks=None, on_lost=print
     )
     limits = [heart.now().limit_s]
     for step, phase in [(120, "data"), (120, "settle"), (121, "data")]:

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from ddp_hpc.data.formats import open_samples
+from ddp_hpc.data.open_file import open_samples
 from ddp_hpc.errors import DdpHpcError
-from ddp_hpc.training.loader import Loader
+from ddp_hpc.training.input.batch_loader import Loader
 from tests.training.runs import run
 
 CPU = torch.device("cpu")
@@ -143,9 +143,9 @@ import multiprocessing, os, signal, sys
 from itertools import islice
 from pathlib import Path
 import numpy as np, torch
-from ddp_hpc.data.formats import open_samples
+from ddp_hpc.data.open_file import open_samples
 from ddp_hpc.errors import DdpHpcError
-from ddp_hpc.training.loader import Loader
+from ddp_hpc.training.input.batch_loader import Loader
 
 def drain(batches):
     try:

@@ -1,36 +1,37 @@
 """The parts of the engine that need no second process."""
 
 import io
+import signal
 import threading
 import time
-from datetime import timedelta
 
 import pytest
 import torch
 
+from ddp_hpc.discovery.world import World
 from ddp_hpc.errors import RendezvousError, ReportedElsewhereError, RequestError
-from ddp_hpc.training.claim import Claim
-from ddp_hpc.training.clock import StepClock
+from ddp_hpc.rendezvous.store_comm import StoreComm
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.devices import choose_backend, device_kind, device_name, pick_device
-from ddp_hpc.training.ending import Parts, verdict
-from ddp_hpc.training.failure import FailureWatch, explain_lost_contact
-from ddp_hpc.training.group import agree, same_everywhere
-from ddp_hpc.training.loader import explain_lost_worker
-from ddp_hpc.training.metrics import MetricsFile, StepRecord
-from ddp_hpc.training.models import TASKS
-from ddp_hpc.training.progress import Progress
-from ddp_hpc.training.store_comm import PrefixStore, StoreComm, TCPStore
-from ddp_hpc.training.survival import places_of
-from ddp_hpc.training.task import SampleSpec, make_task
-from ddp_hpc.world.topology import World
+from ddp_hpc.training.health.error_election import Claim
+from ddp_hpc.training.health.failure_watch import FailureWatch, explain_lost_contact
+from ddp_hpc.training.health.run_lifecycle import places_of
+from ddp_hpc.training.health.shutdown import Parts, verdict
+from ddp_hpc.training.input.batch_loader import explain_lost_worker
+from ddp_hpc.training.optimization.config import OptimizationConfig
+from ddp_hpc.training.process_group.devices import choose_backend, device_kind, device_name, pick_device
+from ddp_hpc.training.process_group.group import agree, same_everywhere
+from ddp_hpc.training.tasks.builtin_models import TASKS
+from ddp_hpc.training.tasks.task import SampleSpec, make_task
+from ddp_hpc.training.telemetry.metrics_file import MetricsFile, StepRecord
+from ddp_hpc.training.telemetry.progress_bar import Progress
+from ddp_hpc.training.telemetry.step_clock import StepClock
+from tests.stores import store_in_thread
 
 
 @pytest.fixture
 def store():
-    return TCPStore(
-        "127.0.0.1", 0, None, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20)
-    )
+    with store_in_thread() as served:
+        yield served
 
 
 def _on_ranks(store, size, body, timeout_s=10.0):
@@ -38,7 +39,7 @@ def _on_ranks(store, size, body, timeout_s=10.0):
     results = [None] * size
 
     def one(rank):
-        comm = StoreComm(PrefixStore("comm", store.clone()), rank, size, timeout_s)
+        comm = StoreComm(store.client(), rank, size, timeout_s)
         try:
             results[rank] = body(comm)
         except Exception as error:
@@ -84,7 +85,7 @@ def test_one_ranks_problem_stops_all_and_is_told_by_rank_0_alone(store):
 
     done = _on_ranks(store, 3, body)
     assert isinstance(done[0], RequestError)
-    assert "disk full (rank 2; 1 rank(s) in all)" in str(done[0])
+    assert "disk full (rank 2; 1 rank affected)" in str(done[0])
     assert [type(error) for error in done[1:]] == [ReportedElsewhereError] * 2
     assert [error.exit_code for error in done] == [2, 2, 2]
     assert all(error.everywhere for error in done)
@@ -93,18 +94,20 @@ def test_one_ranks_problem_stops_all_and_is_told_by_rank_0_alone(store):
 def test_ranks_that_would_use_different_backends_are_named(store):
     texts = _on_ranks(store, 2, lambda comm: same_everywhere(comm, ["nccl", "gloo"][comm.rank]))
     assert texts[0] == texts[1]
-    assert "rank 0 would use nccl, rank 1 gloo" in texts[0]
+    assert "rank 0 uses nccl and rank 1 uses gloo" in texts[0]
 
 
-def _watch(store, rank, size=2):
-    """A watch whose process is this one: it must not be told of a failure that it did not claim itself."""
-    return FailureWatch(store, rank, size, lambda: None)
+def _watch(client, rank):
+    """A watch whose process is this one: a failure that it did not claim itself must not end it."""
+    watch = FailureWatch(client, rank, lambda claim: None, lambda limit_s: None)
+    watch.begin()
+    return watch
 
 
 def test_only_the_first_failure_speaks(store, monkeypatch):
     monkeypatch.setattr("os.kill", lambda *_: None)
     monkeypatch.setattr("os._exit", lambda *_: None)
-    first, second = _watch(store, 0), _watch(store.clone(), 1)
+    first, second = _watch(store.client(), 0), _watch(store.client(), 1)
     assert second.claim() is Claim.FIRST
     assert first.claim() is Claim.LATE
 
@@ -113,18 +116,18 @@ def test_of_two_that_fail_at_once_one_speaks(store, monkeypatch):
     # The second may tell the first one's watch of the failure while the first is still claiming it.
     monkeypatch.setattr("os.kill", lambda *_: None)
     monkeypatch.setattr("os._exit", lambda *_: None)
-    first, second = _watch(store.clone(), 1), _watch(store, 0)
+    client = store.client()
+    first, second = _watch(client, 1), _watch(store.client(), 0)
     claims = {}
 
     class Slow:
-        def add(self, key, amount):
-            count = store.add(key, amount)
+        def add(self, key, amount, timeout_s):
+            count = client.add(key, amount, timeout_s)
             claims["second"] = second.claim()
-            first._thread.join(10)
             return count
 
-        def set(self, key, value):
-            store.set(key, value)
+        def set(self, key, value, timeout_s):
+            client.set(key, value, timeout_s)
 
     first._store = Slow()
     assert first.claim() is Claim.FIRST
@@ -144,26 +147,61 @@ def test_a_worker_that_ended_is_one_line_wherever_torch_says_so(signal_name, cod
     assert "\n" not in text
 
 
-def test_ranks_part_in_peace_and_rank_0_last(store):
-    ended = []
+def _ending_ranks(store, monkeypatch, size=3):
+    """Watches of ranks whose process is not really ended, and who would have been, by which signal."""
+    signals, lost = [], []
+    monkeypatch.setattr("os.kill", lambda pid, sig: signals.append(sig))
+    monkeypatch.setattr("os._exit", lambda code: None)
+    monkeypatch.setattr("ddp_hpc.training.health.failure_watch._GRACE_S", 0.2)
+    watches = [FailureWatch(store.client(), rank, lost.append, lambda _: None) for rank in range(size)]
+    for watch in watches:
+        watch.begin()
+    return watches, signals, lost
 
-    def rank_1():
-        watch = _watch(store.clone(), 1)
-        time.sleep(0.5)
+
+def test_ranks_that_end_in_peace_are_not_ended(store, monkeypatch):
+    watches, signals, lost = _ending_ranks(store, monkeypatch)
+    for watch in watches:
         watch.close()
-        ended.append(1)
+    for client in store.clients:
+        client.close()
+    store.end_owner()
+    time.sleep(1.0)
+    assert (signals, lost) == ([], [])
 
-    other = threading.Thread(target=rank_1)
-    other.start()
-    watch = _watch(store, 0)
-    watch.close()
-    ended.append(0)
-    other.join(10)
-    assert ended == [1, 0], "rank 0 keeps the store until all others have left it"
+
+def test_a_rank_that_is_slow_to_leave_takes_rank_0s_end_for_no_failure(store, monkeypatch):
+    watches, signals, lost = _ending_ranks(store, monkeypatch)
+    watches[0].close()
+    store.clients[0].close()
+    store.end_owner()
+    time.sleep(1.0)
+    watches[1].close()
+    watches[2].close()
+    assert (signals, lost) == ([], [])
+
+
+def test_a_rank_0_that_vanishes_is_reported_once_and_ends_all(store, monkeypatch):
+    watches, signals, lost = _ending_ranks(store, monkeypatch)
+    watches[0]._closed.set()  # it is gone, as far as this process can play that
+    store.clients[0].close()
+    store.end_owner()
+    time.sleep(1.5)
+    assert sorted(claim.name for claim in lost) == ["FIRST", "LATE"]
+    assert signals == [signal.SIGTERM] * 2
+
+
+def test_where_the_store_vanishes_too_each_rank_is_on_its_own(store, monkeypatch):
+    _, signals, lost = _ending_ranks(store, monkeypatch)
+    for client in store.clients:
+        client.close()
+    time.sleep(1.5)
+    assert [claim.name for claim in lost] == ["ALONE"] * 3
+    assert signals == [signal.SIGTERM] * 3
 
 
 def test_outputs_that_cannot_be_written_are_found_before_the_work(tmp_path):
-    from ddp_hpc.training.metrics import check_outputs
+    from ddp_hpc.training.telemetry.metrics_file import check_outputs
 
     (tmp_path / "file").write_text("")
     assert check_outputs({"--metrics": None, "--summary": tmp_path / "new" / "s.json"}, None) == ""
@@ -173,14 +211,14 @@ def test_outputs_that_cannot_be_written_are_found_before_the_work(tmp_path):
 
 
 def test_no_output_overwrites_the_data_or_anything_else_that_is_no_json(tmp_path):
-    from ddp_hpc.training.metrics import check_outputs
+    from ddp_hpc.training.telemetry.metrics_file import check_outputs
 
     data, old, notes = (tmp_path / name for name in ("train.h5", "old.json", "notes.txt"))
     data.write_bytes(b"\x89HDF\r\n")
     old.write_text('{"steps": 1}\n')
     notes.write_text("mine")
     assert "is the data" in check_outputs({"--metrics": data}, data)
-    assert "is no JSON" in check_outputs({"--summary": notes}, data)
+    assert "is not JSON" in check_outputs({"--summary": notes}, data)
     assert "the same file" in check_outputs({"--metrics": old, "--summary": old}, data)
     assert check_outputs({"--metrics": old, "--summary": tmp_path / "new.json"}, data) == ""
     assert (data.read_bytes(), notes.read_text()) == (b"\x89HDF\r\n", "mine")
@@ -194,7 +232,7 @@ def test_a_full_disk_under_the_metrics_is_a_warning_and_the_training_goes_on(cap
     metrics.write([record])
     metrics.write([record])
     metrics.close()
-    assert capsys.readouterr().err.count("no more lines (No space left on device)") == 1
+    assert capsys.readouterr().err.count("stopped writing (No space left on device)") == 1
 
 
 def test_lost_contact_is_one_line_and_other_errors_keep_their_traceback():
@@ -239,7 +277,7 @@ def test_a_cpu_clock_counts_data_within_the_step():
     ("scaling", "expected"), [("linear", 0.008), ("sqrt", 0.001 * 8**0.5), ("none", 0.001)]
 )
 def test_the_learning_rate_grows_with_the_ranks_as_told(scaling, expected):
-    assert TrainConfig(lr_scaling=scaling).scaled_lr(8) == pytest.approx(expected)
+    assert OptimizationConfig(lr_scaling=scaling).scaled_lr(8) == pytest.approx(expected)
 
 
 def _built_in(name, spec, seed=0):
@@ -271,7 +309,7 @@ def test_the_classifier_takes_images_and_vectors(shape):
     ("name", "spec", "word"),
     [
         ("transformer", SampleSpec((512,), (20, 512), None), "length, embedding"),
-        ("transformer", SampleSpec((1, 512), (20, 256), None), "one embedding"),
+        ("transformer", SampleSpec((1, 512), (20, 256), None), "equal embeddings"),
         ("classifier", SampleSpec((1, 8, 8), (), None), "one integer label"),
         ("classifier", SampleSpec((1, 8, 8), (3,), 10), "one integer label"),
     ],
@@ -346,12 +384,12 @@ def test_a_rank_that_sees_too_few_devices_says_so(monkeypatch):
 def test_without_snapshots_a_run_folder_is_none_to_go_on_from() -> None:
     environ = {"DDP_HPC_RUN_DIR": "runs/ddp"}
     assert places_of(TrainConfig(), environ) is not None
-    assert places_of(TrainConfig(snapshots=False), environ) is None
+    assert places_of(TrainConfig.of(snapshots=False), environ) is None
 
 
 def test_snapshots_are_not_asked_for_and_forbidden_at_once() -> None:
     with pytest.raises(RequestError, match="--no-snapshots saves nothing"):
-        TrainConfig(snapshots=False, snapshot_every_steps=3)
+        TrainConfig.of(snapshots=False, snapshot_every_steps=3)
 
 
 def test_a_device_has_its_makers_name() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from datetime import timedelta
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 
+from ddp_hpc.discovery.rank_placement import Device
+from ddp_hpc.discovery.world import World
 from ddp_hpc.errors import RendezvousError, ReportedElsewhereError, RequestError
-from ddp_hpc.training import placement
-from ddp_hpc.training.devices import device_place
-from ddp_hpc.training.placement import check_placement
-from ddp_hpc.training.store_comm import PrefixStore, StoreComm, TCPStore
-from ddp_hpc.world.rank_place import Device
-from ddp_hpc.world.topology import World
+from ddp_hpc.rendezvous.store_comm import StoreComm
+from ddp_hpc.training.process_group import placement_report as placement
+from ddp_hpc.training.process_group.devices import device_place
+from ddp_hpc.training.process_group.placement_report import check_placement
+from tests.stores import Served, store_in_thread
 from tests.world.stand_in import on_all_ranks
 
 from .forked import Forks
@@ -65,14 +66,26 @@ def test_a_run_folder_that_cannot_be_written_is_told_and_training_goes_on(
     assert "placement.txt: cannot be written: " in line
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_replica_over_more_gpus_than_a_rank_sees_is_refused_in_one_line(
+    ranks: int, tmp_path: Path, forks: Forks
+) -> None:
+    words = [*SIZES, "--devices-per-rank", "2"]
+    job = forks.start(*words, cwd=tmp_path, ranks=ranks, program="tests.training.one_gpu")
+    assert job.wait() == [2] * ranks, job.words()
+    (line,) = job.errors()
+    assert "--devices-per-rank 2: rank 0 on " in line
+    assert "sees 1; " in line
+    assert "Traceback" not in job.words()
+
+
 # Several ranks in threads, with GPUs that this machine need not have
 
 
 @pytest.fixture
-def store() -> TCPStore:
-    return TCPStore(
-        "127.0.0.1", 0, None, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=20)
-    )
+def store() -> Iterator[Served]:
+    with store_in_thread() as served:
+        yield served
 
 
 def world_of(rank: int, size: int) -> World:
@@ -81,21 +94,21 @@ def world_of(rank: int, size: int) -> World:
     )
 
 
-def checked(store: Any, monkeypatch: pytest.MonkeyPatch, devices: list[Device], backend: str) -> list[Any]:
+def checked(store: Served, monkeypatch: pytest.MonkeyPatch, devices: list[Device], backend: str) -> list[Any]:
     """What each rank's check gave or raised."""
     here = threading.local()
     monkeypatch.setattr(placement, "device_place", lambda _: devices[here.rank])
 
     def of_rank(rank: int) -> tuple[str, ...]:
         here.rank = rank
-        comm = StoreComm(PrefixStore("comm", store.clone()), rank, len(devices), 20.0)
+        comm = StoreComm(store.client(), rank, len(devices), 20.0)
         return check_placement(comm, world_of(rank, len(devices)), torch.device("cpu"), backend)
 
     return on_all_ranks(of_rank, len(devices))
 
 
 def test_a_shared_gpu_ends_the_job_once_under_nccl_and_leaves_the_table(
-    store: TCPStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    store: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("DDP_HPC_RUN_DIR", str(tmp_path))
     devices = [Device(name="cuda:0", identity=f"GPU-{gpu}") for gpu in (0, 1, 1)]
@@ -107,7 +120,16 @@ def test_a_shared_gpu_ends_the_job_once_under_nccl_and_leaves_the_table(
     assert "error: ranks 1 and 2 on n1" in (tmp_path / "placement.txt").read_text()
 
 
-def test_only_rank_0_has_something_to_say(store: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_are_shown_one_gpu_each_are_fine(store: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    # torchrun --virtual-local-rank, Slurm's --gpus-per-task and containers: to each it is cuda:0.
+    devices = [Device(name="cuda:0", identity=f"GPU-{gpu}") for gpu in (0, 1)]
+    first, other = checked(store, monkeypatch, devices, "nccl")
+    assert first[0].startswith("placement: 2 ranks on 1 node, 2 devices, ")
+    assert not any("share" in line for line in first)
+    assert other == ()
+
+
+def test_only_rank_0_has_something_to_say(store: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     devices = [Device(name="cuda:0", identity="GPU-0")] * 2
     first, other = checked(store, monkeypatch, devices, "gloo")
     assert first[0].startswith("placement: 2 ranks on 1 node, 1 device, ")
@@ -115,9 +137,9 @@ def test_only_rank_0_has_something_to_say(store: TCPStore, monkeypatch: pytest.M
     assert other == ()
 
 
-def test_a_rank_that_does_not_come_is_named(store: TCPStore) -> None:
-    comm = StoreComm(PrefixStore("comm", store), 0, 3, 0.3)
-    store.set("comm/1/the placement/2", "{}")
+def test_a_rank_that_does_not_come_is_named(store: Served) -> None:
+    comm = StoreComm(store.client(), 0, 3, 0.3)
+    store.client().set("comm/1/the placement/2", b"{}", 5)
     with pytest.raises(RendezvousError, match="for the placement: rank 1 did not come"):
         check_placement(comm, world_of(0, 3), torch.device("cpu"), "gloo")
 
@@ -128,6 +150,15 @@ def test_a_rank_that_does_not_come_is_named(store: TCPStore) -> None:
         ({"uuid": "GPU-1", "pci_domain_id": 0, "pci_bus_id": 0xC7, "pci_device_id": 0}, "0000:c7:00.0"),
         ({"uuid": "GPU-1", "pci_domain_id": 0x10001, "pci_bus_id": 1, "pci_device_id": 2}, "10001:01:02.0"),
         ({"uuid": "GPU-1", "pci_bus_id": 1}, ""),
+        (
+            {
+                "uuid": "00000000-0000-0000-0000-000000000000",
+                "pci_domain_id": 0,
+                "pci_bus_id": 2,
+                "pci_device_id": 0,
+            },
+            "0000:02:00.0",
+        ),
     ],
 )
 def test_a_gpu_is_named_as_sysfs_names_it(
@@ -136,4 +167,5 @@ def test_a_gpu_is_named_as_sysfs_names_it(
     # Composed: what torch.cuda.get_device_properties gives. Never run on a GPU.
     module = SimpleNamespace(get_device_properties=lambda _: SimpleNamespace(**properties))
     monkeypatch.setattr(torch, "get_device_module", lambda _: module)
-    assert device_place(torch.device("cuda", 1)) == Device(name="cuda:1", identity="GPU-1", pci=pci)
+    identity = "GPU-1" if properties["uuid"] == "GPU-1" else ""
+    assert device_place(torch.device("cuda", 1)) == Device(name="cuda:1", identity=identity, pci=pci)

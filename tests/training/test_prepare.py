@@ -17,14 +17,14 @@ import pytest
 import torch
 
 from ddp_hpc.data.samples import Samples
-from ddp_hpc.data.stage import NotStagedError, Staged, stage_file
+from ddp_hpc.data.staging import NotStagedError, Staged, stage_file
+from ddp_hpc.discovery.world import World
 from ddp_hpc.errors import DataError, ReportedElsewhereError, RequestError
-from ddp_hpc.training import prepare
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.group import Group
-from ddp_hpc.training.prepare import open_data
-from ddp_hpc.training.progress import Progress
-from ddp_hpc.world.topology import World
+from ddp_hpc.training.input import prepare_data as prepare
+from ddp_hpc.training.input.prepare_data import open_data
+from ddp_hpc.training.process_group.group import Group
+from ddp_hpc.training.telemetry.progress_bar import Progress
 from tests.world.stand_in import mpi_world, on_all_ranks
 
 from .forked import Forks
@@ -88,7 +88,7 @@ def warnings(said: str) -> list[str]:
 def test_one_copy_a_node_is_made_and_read_by_all_its_ranks(
     data: Path, tmp_path: Path, failing: dict[int, str]
 ) -> None:
-    opened, said = prepared(TrainConfig(data=data, stage=tmp_path / "local"), num_nodes=2)
+    opened, said = prepared(TrainConfig.of(data=data, stage=tmp_path / "local"), num_nodes=2)
     copies = [next((tmp_path / "local" / node).iterdir()) for node in "01"]
     assert [samples.path for samples in opened] == [copies[0], copies[0], copies[1], copies[1]]
     assert f"made the copy {copies[0]} (" in said
@@ -96,7 +96,7 @@ def test_one_copy_a_node_is_made_and_read_by_all_its_ranks(
 
 
 def test_a_second_run_says_that_it_uses_the_copy(data: Path, tmp_path: Path) -> None:
-    config = TrainConfig(data=data, stage=tmp_path / "local")
+    config = TrainConfig.of(data=data, stage=tmp_path / "local")
     prepared(config)
     assert "using the copy" in prepared(config)[1]
 
@@ -104,10 +104,10 @@ def test_a_second_run_says_that_it_uses_the_copy(data: Path, tmp_path: Path) -> 
 def test_a_copy_that_takes_long_says_how_far_it_is(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    prepared(TrainConfig(data=data, stage=tmp_path / "quick"))
+    prepared(TrainConfig.of(data=data, stage=tmp_path / "quick"))
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(prepare, "_PATIENCE_S", 0.0)
-    prepared(TrainConfig(data=data, stage=tmp_path / "local"))
+    prepared(TrainConfig.of(data=data, stage=tmp_path / "local"))
     assert capsys.readouterr().err.startswith("copying train.h5: 100 % of ")
 
 
@@ -115,11 +115,11 @@ def test_nodes_without_a_copy_read_the_file_and_one_warning_counts_them(
     data: Path, tmp_path: Path, failing: dict[int, str]
 ) -> None:
     failing.update({1: "/local has 3.0 GiB free of 10.0 GiB needed", 3: "something else"})
-    config = TrainConfig(data=data, stage=tmp_path / "local")
+    config = TrainConfig.of(data=data, stage=tmp_path / "local")
     opened, said = prepared(config, num_nodes=4, ranks_per_node=1)
     assert [samples.path == data for samples in opened] == [False, True, False, True]
     assert warnings(said) == [
-        f"warning: --stage {config.stage}: 2 of 4 nodes read {data} itself: "
+        f"warning: --stage {config.data.stage}: 2 of 4 nodes read {data} directly: "
         "node1: /local has 3.0 GiB free of 10.0 GiB needed"
     ]
 
@@ -130,22 +130,22 @@ def test_a_rank_that_cannot_see_the_copy_reads_the_file(
     """As where each task has a /tmp of its own."""
     gone = Staged(path=tmp_path / "another" / "train.h5", reused=False, num_bytes=1, elapsed_s=0.0)
     monkeypatch.setattr(prepare, "stage_file", lambda *_, **__: gone)
-    opened, said = prepared(TrainConfig(data=data, stage=tmp_path / "local"))
+    opened, said = prepared(TrainConfig.of(data=data, stage=tmp_path / "local"))
     assert [samples.path for samples in opened] == [data, data]
     assert warnings(said)[0].endswith(f"node0: rank 0 does not see {gone.path}")
 
 
 def test_a_file_that_is_refused_is_not_copied_first(data: Path, tmp_path: Path) -> None:
     os.truncate(data, 600)
-    opened, _ = prepared(TrainConfig(data=data, stage=tmp_path / "local"))
+    opened, _ = prepared(TrainConfig.of(data=data, stage=tmp_path / "local"))
     assert isinstance(opened[0], RequestError)
     assert str(data) in str(opened[0])
     assert not (tmp_path / "local").exists()
 
 
 def test_finite_samples_pass_the_check(data: Path) -> None:
-    _, said = prepared(TrainConfig(data=data, check_data=True), ranks_per_node=3)
-    assert "checked: 16 samples are finite numbers (" in said
+    _, said = prepared(TrainConfig.of(data=data, check_data=True), ranks_per_node=3)
+    assert "checked: 16 samples are finite (" in said
 
 
 @pytest.mark.parametrize(("ranks", "bad"), [(1, (3, 9)), (3, (9, 12)), (5, (12, 15)), (20, (9, 15))])
@@ -155,11 +155,10 @@ def test_the_first_bad_sample_of_the_file_is_named_whoever_reads_it(
     with h5py.File(data, "r+") as file:
         for number in bad:
             file["src"][number, 4] = np.nan
-    opened, _ = prepared(TrainConfig(data=data, check_data=True), ranks_per_node=ranks)
+    opened, _ = prepared(TrainConfig.of(data=data, check_data=True), ranks_per_node=ranks)
     assert type(opened[0]) is DataError
     assert str(opened[0]) == (
-        f"{data}: sample {bad[0]} of src holds a NaN, and --check-data wants finite numbers; "
-        "mend the file, or leave the option out"
+        f"{data}: sample {bad[0]} of src contains a NaN. Fix the file, or drop --check-data"
     )
     assert all(isinstance(error, ReportedElsewhereError) for error in opened[1:])
 
@@ -167,14 +166,14 @@ def test_the_first_bad_sample_of_the_file_is_named_whoever_reads_it(
 def test_the_test_split_is_looked_at_too(data: Path) -> None:
     with h5py.File(data, "r+") as file:
         file["test/tgt"][2] = np.inf
-    opened, _ = prepared(TrainConfig(data=data, check_data=True))
-    assert "sample 2 of test/tgt holds an infinity" in str(opened[0])
+    opened, _ = prepared(TrainConfig.of(data=data, check_data=True))
+    assert "sample 2 of test/tgt contains an infinity" in str(opened[0])
 
 
 def test_a_problem_of_the_copy_is_told_with_the_name_the_user_knows(data: Path, tmp_path: Path) -> None:
     with h5py.File(data, "r+") as file:
         file["src"][7, 0] = np.nan
-    opened, _ = prepared(TrainConfig(data=data, stage=tmp_path / "local", check_data=True))
+    opened, _ = prepared(TrainConfig.of(data=data, stage=tmp_path / "local", check_data=True))
     assert str(opened[0]).startswith(f"{data}: sample 7 of src")
 
 
@@ -184,7 +183,7 @@ def test_two_real_ranks_train_on_the_copy_of_checked_data(data: Path, tmp_path: 
     (copy,) = (tmp_path / "local").iterdir()
     assert copy.read_bytes() == data.read_bytes()
     assert said.count("made the copy local/train-") == 1
-    assert said.count("checked: 16 samples are finite numbers") == 1
+    assert said.count("checked: 16 samples are finite") == 1
     assert "done: 2 steps, 16 samples" in said
 
 
@@ -197,7 +196,7 @@ def test_bad_data_and_a_folder_that_cannot_be_end_two_real_ranks_with_one_warnin
     job = forks.start(*options, cwd=tmp_path, ranks=2)
     assert job.wait() == [2, 2], job.words()
     (line,) = job.errors()
-    assert "sample 9 of src holds a NaN" in line
+    assert "sample 9 of src contains a NaN" in line
     assert len(warnings(job.words())) == 1
     assert "1 of 1 nodes read" in job.words()
 
@@ -205,4 +204,4 @@ def test_bad_data_and_a_folder_that_cannot_be_end_two_real_ranks_with_one_warnin
 def test_an_empty_stage_is_refused_as_a_variable_that_is_not_set(tmp_path: Path, forks: Forks) -> None:
     job = forks.start("--stage", "", cwd=tmp_path, ranks=1)
     assert job.wait() == [2]
-    assert 'error: --stage "" names no folder' in job.words()
+    assert 'error: --stage "" names no directory' in job.words()

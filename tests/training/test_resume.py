@@ -87,8 +87,8 @@ def test_on_other_numbers_of_ranks_it_sees_the_same_samples_and_losses(
     for ranks, batch_size, steps in ((2, "4", "4"), (4, "2", "9"), (1, "8", "99")):
         limits = ["--batch-size", batch_size, "--max-steps", steps, "--snapshot-dir", "run"]
         words += forks.run(*options, *limits, cwd=home, ranks=ranks).words()
-    assert "note: it ran on 2 ranks, now on 4" in words
-    assert "note: it ran on 4 ranks, now on 1" in words
+    assert "note: the number of ranks changed from 2 to 4" in words
+    assert "note: the number of ranks changed from 4 to 1" in words
     whole, parts = trained(other), trained(home)
     assert [line.pop("loss") for line in parts] == pytest.approx(
         [line.pop("loss") for line in whole], abs=1e-9
@@ -102,7 +102,7 @@ def test_on_another_global_batch_no_sample_of_the_epoch_is_used_twice_or_left_ou
     options = ["--data", "train.h5", "--epochs", "2", "--metrics", "m.jsonl", "--snapshot-dir", "run"]
     forks.run(*options, "--batch-size", "8", "--max-steps", "2", cwd=home, ranks=2)
     words = forks.run(*options, "--batch-size", "3", cwd=home, ranks=2).words()
-    assert "note: a step had 16 samples and has 6 now" in words
+    assert "note: the global batch changed from 16 to 6 samples" in words
     counts = [(line["epoch"], line["samples"]) for line in trained(home)]
     assert counts == [(1, 16)] * 2 + [(1, 6)] * 3 + [(1, 1)] + [(2, 6)] * 8 + [(2, 3)]
 
@@ -142,18 +142,18 @@ def test_options_that_change_the_losses_and_not_the_order_are_taken_and_said(
 ) -> None:
     changed = ["--data", "./train.h5", "--lr", "0.5", "--clip-norm", "3", "--epochs", str(EPOCHS + 1)]
     words = forks.run(*DATA, *EVERY_STEP, *changed, "--max-steps", str(STEPS + 1), cwd=used, ranks=2).words()
-    assert "note: other options than before: lr 0.5 (was 0.001), clip_norm 3.0 (was None)\n" in words
+    assert "note: changed options: lr 0.5 (was 0.001), clip_norm 3.0 (was None)\n" in words
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--model", "linear"], "is of another model: "),
-        (["--seed", "1"], "was made with seed 0 and not 1"),
-        (["--no-shuffle"], "was made with shuffle True and not False"),
-        (["--data", "fewer.h5"], "was made with num samples 51 and not 50"),
-        (["--data", "wider.h5"], "is of another model: "),
-        (["--data", "float64.h5"], "float32 there and "),
+        (["--model", "linear"], "is from a different model: "),
+        (["--seed", "1"], "was made with seed 0, not 1"),
+        (["--no-shuffle"], "was made with shuffle True, not False"),
+        (["--data", "fewer.h5"], "was made with num samples 51, not 50"),
+        (["--data", "wider.h5"], "is from a different model: "),
+        (["--data", "float64.h5"], "float32 in the snapshot, "),
     ],
 )
 def test_a_snapshot_of_another_run_is_refused_in_one_line_and_stays(
@@ -164,7 +164,7 @@ def test_a_snapshot_of_another_run_is_refused_in_one_line_and_stays(
     assert job.wait() == [2, 2]
     [line] = job.errors()
     assert words in line
-    assert "name another --snapshot-dir" in line
+    assert "another --snapshot-dir" in line
     assert "Traceback" not in job.words()
     assert snapshot_files(used) == before
     assert len(trained(used)) == STEPS
@@ -181,10 +181,13 @@ def test_a_folder_that_a_running_job_uses_is_refused_and_that_job_does_not_notic
         assert first.running(), first.words()
         time.sleep(0.01)
     before = snapshot_files(home), (home / "run" / "state").read_bytes()
-    second = forks.start(*endless, cwd=home, ranks=2)
+    second = forks.start(*endless, cwd=home, ranks=2, env={"DDP_HPC_THIS_ATTEMPT": "2 7"})
     assert second.wait() == [2, 2]
     [line] = second.errors()
-    assert f"another run (process {first.pids[0]} on " in line
+    assert f"another run (PID {first.pids[0]} on " in line
+    told = home / "run" / "refused"
+    assert told.read_text() == "2 7\n", "what the job script needs to know"
+    told.unlink()
     assert (snapshot_files(home), (home / "run" / "state").read_bytes()) == before
     assert first.running()
     first.kill()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddp_hpc.data.order import EpochOrder
+from ddp_hpc.data.sample_order import EpochOrder
 
 from .runs import LINEAR, losses, records
 

@@ -15,9 +15,13 @@ import pytest
 import torch
 
 from ddp_hpc.errors import DataError
-from ddp_hpc.training import snapshots
-from ddp_hpc.training.snapshot import MODEL, _sealed, read_snapshot, write_snapshot
-from ddp_hpc.training.snapshots import SnapshotFolder
+from ddp_hpc.training.snapshots import snapshot_directory as snapshots
+from ddp_hpc.training.snapshots.host_buffer import stream_of
+from ddp_hpc.training.snapshots.snapshot_directory import SnapshotFolder
+from ddp_hpc.training.snapshots.snapshot_files import MODEL, _sealed, read_snapshot, write_snapshot
+
+from .forked import Forks
+from .runs import LINEAR
 
 
 @dataclass
@@ -31,7 +35,7 @@ class Run:
     def save(self, *steps: int, num_values: int = 8) -> None:
         for step in steps:
             values = {"w": torch.full((num_values,), float(step))}
-            self.folder.save(step, {"step": step}, values, values)
+            self.folder.save(step, {"step": step}, stream_of(values), stream_of(values))
         self.folder.wait()
 
 
@@ -98,8 +102,8 @@ def test_a_damaged_one_is_said_passed_over_and_replaced_when_the_run_comes_by_ag
     assert snapshot is not None
     assert snapshot.about["step"] == 4
     [words] = run.said
-    assert words.startswith(f"warning: {tmp_path}/step_00000010/{MODEL}: has 1 bytes")
-    assert "the one before it is looked at" in words
+    assert words.startswith(f"warning: {tmp_path}/step_00000010/{MODEL} has 1 bytes")
+    assert "trying the previous snapshot" in words
     assert _content(tmp_path) == before
     run.save(5)
     assert {path.name for path in tmp_path.iterdir()} == {".lock", "step_00000005", "step_00000010"}
@@ -121,7 +125,7 @@ def test_where_all_are_damaged_it_is_refused_and_nothing_is_deleted(
         _damage(tmp_path, step)
     run = _again(open_run, tmp_path)
     before = _content(tmp_path)
-    with pytest.raises(DataError, match="none of its 2 snapshots is good; nothing was deleted"):
+    with pytest.raises(DataError, match=r"none of its 2 snapshots is valid\. Nothing was deleted"):
         run.folder.newest_good()
     assert _content(tmp_path) == before
     assert [words.split(":")[0] for words in run.said] == ["warning"] * 2
@@ -136,7 +140,7 @@ def test_one_of_a_newer_version_stops_the_run_rather_than_being_passed_over(
     about = json.loads(manifest.read_text())
     del about["sha256"]
     manifest.write_bytes(_sealed({**about, "format": 2}))
-    with pytest.raises(DataError, match="step_00000002: is of format 2"):
+    with pytest.raises(DataError, match="step_00000002 has format 2"):
         run.folder.newest_good()
 
 
@@ -152,12 +156,14 @@ def test_what_is_saved_is_the_state_of_that_moment_and_the_next_save_waits(
     monkeypatch.setattr(snapshots, "write_snapshot", slow)
     run = open_run(tmp_path)
     weights = torch.full((8,), 1.0)
-    run.folder.save(1, {}, {"w": weights}, {"w": weights})
+    run.folder.save(1, {}, stream_of({"w": weights}), stream_of({"w": weights}))
     weights.fill_(2.0)  # the training goes on
     assert run.complete == []
     threading.Timer(0.1, go.set).start()
     waited: list[int] = []
-    run.folder.save(2, {}, {"w": weights}, {"w": weights}, tick=lambda: waited.append(1))
+    run.folder.save(
+        2, {}, stream_of({"w": weights}), stream_of({"w": weights}), tick=lambda: waited.append(1)
+    )
     assert run.complete[:1] == [1]
     assert waited, "a rank that waits for its disk gives signs of life"
     run.folder.wait()
@@ -187,7 +193,7 @@ def test_a_disk_that_fills_up_costs_a_warning_and_no_snapshot_that_was_there(
     run.save(3, num_values=quarter)
     [words] = run.said
     assert words.startswith(f"WARNING: the snapshot of step 3 (256.2 KiB) was NOT saved in {tiny_disk}: ")
-    assert "No space left on device; the one of step 2 stays the newest, and training goes on" in words
+    assert "No space left on device; the newest snapshot is still from step 2. Training continues" in words
     assert run.folder.saved.step == 2
     (tiny_disk / "others.bin").unlink()
     assert _steps(tiny_disk) == [1, 2]
@@ -218,8 +224,8 @@ def test_what_a_server_that_restarts_says_is_tried_again(
     run.save(1)
     assert _steps(tmp_path) == [1]
     assert run.said == [
-        "warning: the snapshot of step 1: Input/output error; tried again in 0.01 s",
-        "warning: the snapshot of step 1: Stale file handle; tried again in 0.02 s",
+        "warning: the snapshot of step 1: Input/output error; retrying in 0.01 s",
+        "warning: the snapshot of step 1: Stale file handle; retrying in 0.02 s",
     ]
     monkeypatch.setattr(snapshots, "write_snapshot", _failing([errno.EIO] * 4))
     run.save(2, 3)
@@ -234,7 +240,7 @@ def test_a_full_disk_is_not_waited_for(
     run = open_run(tmp_path)
     run.save(1)
     [words] = run.said
-    assert "there is none yet" in words
+    assert "there is no snapshot yet" in words
     assert _steps(tmp_path) == []
 
 
@@ -259,5 +265,34 @@ def test_a_run_that_lost_the_folder_to_another_does_not_write_there_any_more(
     monkeypatch.setattr(run.folder._lock, "lost", True)
     run.save(2)
     [words] = run.said
-    assert "another job has taken the folder over" in words
+    assert "another job took over the directory" in words
     assert _steps(tmp_path) == [1]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("position", {"step": "1"}),
+        ("position", {"step": -1}),
+        ("losses", {"first": "low"}),
+        ("lr_ranks", 10**30),
+        ("lr_ranks", float("nan")),
+        ("global_batch", "9" * 5000),
+    ],
+)
+def test_a_run_does_not_go_on_from_what_no_run_can_have_written(
+    tmp_path: Path, forks: Forks, name: str, value: object
+) -> None:
+    words = [*LINEAR, "--num-samples", "8", "--max-steps", "1", "--snapshot-dir", "run"]
+    forks.run(*words, cwd=tmp_path, ranks=1)
+    manifest = tmp_path / "run" / "step_00000001" / "snapshot.json"
+    about = json.loads(manifest.read_text())
+    del about["sha256"]
+    manifest.write_bytes(
+        _sealed({**about, name: {**about[name], **value} if isinstance(value, dict) else value})
+    )
+    job = forks.start(*words, cwd=tmp_path, ranks=1)
+    assert job.wait() == [2]
+    (line,) = job.errors()
+    assert "was not written by ddp-hpc" in line
+    assert "Traceback" not in job.words()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ddp_hpc.training.random_state import generator_state, seed_generators, set_generator_state
+from ddp_hpc.training.snapshots.random_state import generator_state, seed_generators, set_generator_state
 
 CPU = torch.device("cpu")
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.run_folder import RunState
-from ddp_hpc.training.stopping import DEADLINE, SIGNALS, Stopping
-from ddp_hpc.world.deadline import Deadline
+from ddp_hpc.run_directory import RunState
+from ddp_hpc.schedulers.deadline import Deadline
+from ddp_hpc.training.health.preemption import DEADLINE, SIGNALS, Stopping
 
 from .forked import Forks
 from .runs import error_lines, train
@@ -30,14 +30,18 @@ def test_a_signal_to_one_rank_stops_all_after_that_step_with_their_state_saved(
     job = forks.start(*RUN, cwd=home, ranks=2, program=PLANTED, env={"PLANT": f"{name}:{rank}"})
     assert job.wait() == [75, 0]
     assert job.errors() == []
-    why = f"rank {rank} got {name}"
+    why = f"rank {rank} received {name}"
     assert job.words().count(why) == 1
     assert (
-        f"stopping, the state is saved, run it again to go on: {why}\nstopped: 2 of {STEPS} steps"
+        f"Stopping: {why}. State saved; run the same command again to resume.\nstopped: 2 of {STEPS} steps"
         in job.words()
     )
     assert state_of(home) == RunState("again", 2, why)
-    assert sorted(path.name for path in (home / "run").iterdir()) == ["state", "step_00000002"]
+    assert sorted(path.name for path in (home / "run").iterdir()) == [
+        "config.toml",
+        "state",
+        "step_00000002",
+    ]
     assert trained(home) == trained(whole)[:2]
 
 
@@ -48,7 +52,7 @@ def test_the_next_run_goes_on_as_if_nothing_had_been(home: Path, whole: Path, fo
     assert "going on after step 2 (epoch 1, 32 of its samples used)" in words
     assert f"done: {STEPS} steps ({STEPS - 2} here)" in words
     assert_equal(home, whole, STEPS)
-    assert state_of(home) == RunState("done", STEPS, "all steps are trained")
+    assert state_of(home) == RunState("done", STEPS, "training complete")
 
 
 @pytest.mark.parametrize(("launcher", "code"), [("mpiexec", 75), ("torchrun", 0)])
@@ -60,7 +64,7 @@ def test_the_launcher_ends_with_75_or_where_it_would_start_again_with_0(
     assert done.returncode == code, done.stderr
     assert error_lines(done) == []
     assert "Traceback" not in done.stderr
-    assert state_of(home) == RunState("again", 2, "rank 1 got SIGTERM")
+    assert state_of(home) == RunState("again", 2, "rank 1 received SIGTERM")
 
 
 def test_workers_leave_signals_to_their_rank(home: Path, forks: Forks) -> None:
@@ -89,7 +93,7 @@ def test_a_job_that_lost_its_folder_to_another_one_ends_and_leaves_the_state_alo
     codes = job.wait()
     assert 0 not in codes
     [line] = job.errors()
-    assert "another job has taken it over" in line
+    assert "another job has taken over " in line
     assert state_of(home).state == "running", "the other job's word, from here on"
 
 
@@ -103,7 +107,7 @@ def test_it_stops_before_the_allocation_ends(home: Path, forks: Forks) -> None:
     assert time.time() < end_s
     state = state_of(home)
     assert state.state == "again"
-    assert state.reason.startswith("the allocation ends soon (DDP_HPC_DEADLINE; ")
+    assert state.reason.startswith("the job's time limit is near (DDP_HPC_DEADLINE; ")
     assert state.step == trained(home)[-1]["step"]
     assert [path.name for path in (home / "run" / "snapshots").iterdir()] == [f"step_{state.step:08d}"]
 
@@ -120,7 +124,7 @@ def test_a_rank_that_is_stuck_does_not_let_the_scheduler_kill_the_job_without_a_
     assert time.monotonic() - began_s < 4
     assert 0 not in codes
     [line] = job.errors()
-    assert "still in its start, a step or a save 4 s after SIGTERM, and SIGKILL is next; its stacks: " in line
+    assert "still starting, in a step or saving 4 s after SIGTERM, just before SIGKILL; its stacks: " in line
     stack = next((home / "run" / "stacks").glob("rank00001*.txt")).read_text()
     assert "planted.py" in stack
     assert "one_step" in stack
@@ -160,7 +164,9 @@ def test_what_is_kept_for_the_end_is_a_save_some_steps_and_the_kill_delay() -> N
     assert stopping.wish() == 0
     stopping.measured(step_s=22)
     assert stopping.wish() == DEADLINE
-    assert stopping.explain(DEADLINE, 0) == "the allocation ends soon (squeue; 107 s are kept for saving)"
+    assert stopping.explain(DEADLINE, 0) == (
+        "the job's time limit is near (squeue; stopping 107 s early to save)"
+    )
 
 
 def test_only_one_rank_looks_at_the_clock() -> None:
@@ -176,5 +182,5 @@ def test_the_programs_own_handlers_come_back_afterwards() -> None:
     with _stopping(None) as stopping:
         signal.raise_signal(signal.SIGUSR2)
         assert stopping.wish() == signal.SIGUSR2
-        assert stopping.explain(stopping.wish(), 5) == "rank 5 got SIGUSR2"
+        assert stopping.explain(stopping.wish(), 5) == "rank 5 received SIGUSR2"
     assert [signal.getsignal(sig) for sig in SIGNALS] == before

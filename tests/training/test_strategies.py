@@ -1,4 +1,4 @@
-"""However ranks share a training, its losses are those of one process; docs/strategies.md has all rows."""
+"""However ranks share a training, its losses are those of one process."""
 
 from types import SimpleNamespace
 
@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.precision import Precision
-from ddp_hpc.training.strategies.mesh import Mesh
-from ddp_hpc.training.strategies.pipeline import Pipeline
-from ddp_hpc.training.task import Task, default_loss
+from ddp_hpc.training.optimization.precision import Precision
+from ddp_hpc.training.parallel.device_mesh import Mesh
+from ddp_hpc.training.parallel.pipeline import Pipeline
+from ddp_hpc.training.tasks.task import Task, default_loss
 
 from .strategy_rows import BEGIN, END, EXACT, PAGE, ROWS, Row, distance, measure, table
 from .tiny import DATA, SAVING, trained
@@ -99,22 +99,29 @@ def test_a_run_goes_on_with_another_strategy(forks, home, tiny_data):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--mesh dp=3", "a grid of 3 ranks, and 2 were started"),
-        ("--mesh fdsp=2", 'no dimension (did you mean "fsdp"?)'),
-        ("--mesh dp=x", "a whole number of ranks is needed"),
-        ("--mesh dp=2,dp=1", "names dp twice"),
-        ("--mesh dp=2 --strategy fsdp", "leave --strategy fsdp out"),
-        ("--strategy fsdp --static-graph", "goes with --strategy ddp or zero"),
+        ("--mesh dp=3", "--mesh dp=3 needs 3 ranks, but 2 were started"),
+        ("--mesh fdsp=2", "unknown dimension 'fdsp' (did you mean \"fsdp\"?)"),
+        ("--mesh dp=x", "dp must be a number of ranks (got 'x')"),
+        ("--mesh dp=2,dp=1", "dp is given twice"),
+        ("--mesh dp=2 --strategy fsdp", "Remove --strategy fsdp."),
+        ("--strategy fsdp --static-graph", "works with --strategy ddp or zero"),
         ("--strategy fsdp --cpu-offload", "there is no GPU"),
         ("--strategy fsdp --amp fp16", "use --amp bf16"),
-        ("--strategy dataparallel", "start one, or use --strategy ddp"),
+        ("--strategy dataparallel", "Start one, or use --strategy ddp"),
         ("--sync-batchnorm", "needs GPUs"),
         ("--compress-gradients bf16", "use fp16"),
         ("--strategy tp --compile", "leave one of them out"),
+        ("--strategy pp --compile", "leave --compile out"),
+        ("--strategy fsdp --optimizer sgd --fused", "torch has no fused SGD"),
         ("--strategy tp --model linear", "has no `tensor_parallel` plan"),
-        ("--static-graph --accumulate 2", "leaves gradients out"),
+        ("--static-graph --accumulate 2", "would leave gradients out"),
         ("--check-gradients --amp fp16", "use --amp bf16"),
-        ("--sync-batchnorm --devices-per-rank 2", "leave --devices-per-rank out"),
+        ("--sync-batchnorm --devices-per-rank 2", "Remove --devices-per-rank."),
+        ("--compile --devices-per-rank 2", "split over devices is not compiled"),
+        ("--strategy fsdp --compile reduce-overhead", "max-autotune-no-cudagraphs"),
+        ("--strategy dataparallel --compile", "each of its copies would compute with the first"),
+        ("--strategy dataparallel --activation-checkpointing", "or use --strategy ddp"),
+        ("--compile --bucket-mib 0.5", "buckets of 1 MiB or more"),
     ],
 )
 def test_what_cannot_be_shared_so_is_refused_in_one_line(options, words, forks, tmp_path, no_gpu):
@@ -147,14 +154,14 @@ def test_another_optimizers_state_is_refused_in_one_line(forks, home, tiny_data)
     job = forks.start(*DATA, *SAVING, "--epochs", "1", cwd=home, ranks=1)
     assert job.wait() == [2]
     (line,) = job.errors()
-    assert "was made with the optimizer SGD and not Adam" in line
+    assert "was made with the optimizer SGD, not Adam" in line
 
 
 SPY = """
 import os
 from dataclasses import replace
 
-from ddp_hpc.training.models import transformer
+from ddp_hpc.training.tasks.builtin_models import transformer
 
 
 def spied(spec, dropout):
@@ -177,7 +184,7 @@ def test_ranks_that_share_samples_draw_the_same_dropout_after_another_strategy_t
     for seen in home.glob("seen*"):
         seen.unlink()
     job = forks.run(*words, "--strategy", "tp", "--max-steps", "4", cwd=home, ranks=2)
-    assert "note: shared by ranks in another way" in job.words()
+    assert "note: the parallel strategy or the kind of device changed" in job.words()
     first, second = ((home / f"seen{rank}").read_text().split() for rank in (0, 1))
     assert first == second
     assert len(set(first)) > 1
@@ -186,10 +193,17 @@ def test_ranks_that_share_samples_draw_the_same_dropout_after_another_strategy_t
 def test_a_stage_saves_the_buffers_that_it_has_on_its_device():
     # `to` gives a module new buffers where the device is another one, and keeps its parameters.
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4), nn.Linear(4, 4))
-    config, device = TrainConfig(strategy="pp"), torch.device("meta")
+    config, device = TrainConfig.of(strategy="pp"), torch.device("meta")
     group = SimpleNamespace(device=device, world=SimpleNamespace(rank=0))
     mesh = Mesh({"pp": 2}, {"pp": 0}, None)
-    stage = Pipeline(Task(model=model, loss=default_loss), group, config, Precision("off", device), mesh)
+    stage = Pipeline(
+        Task(model=model, loss=default_loss),
+        group,
+        config.parallel,
+        config.optimization,
+        Precision("off", device),
+        mesh,
+    )
     held = stage.state().model
     assert len(held) == len(list(stage.model.parameters())) + len(list(stage.model.buffers()))
 

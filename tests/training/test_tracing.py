@@ -60,10 +60,10 @@ def test_chosen_ranks_and_steps(tmp_path, forks):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--trace-window 1,1,2", "four numbers are needed"),
-        ("--trace-window 1,1,0,1", "four numbers are needed"),
-        ("--trace-window 1,x,2,1", "whole numbers with commas between them"),
-        ("--trace-ranks some", "whole numbers with commas between them"),
+        ("--trace-window 1,1,2", "expected four numbers"),
+        ("--trace-window 1,1,0,1", "expected four numbers"),
+        ("--trace-window 1,x,2,1", "expected whole numbers separated by commas"),
+        ("--trace-ranks some", "expected whole numbers separated by commas"),
     ],
 )
 def test_a_window_that_is_none_is_refused(options, words, tmp_path, forks):
@@ -97,3 +97,39 @@ def test_a_trace_that_is_too_large_is_a_warning_and_not_kept(tmp_path, forks):
     job = forks.run(*words, cwd=tmp_path, ranks=1)
     assert "where 0.001 are allowed; record fewer steps or ranks" in job.words()
     assert [path.name for path in (tmp_path / "traces").iterdir()] == ["rank00000-of-00001.txt"]
+
+
+_LATE_END = """
+import time
+import torch
+import torch.distributed as dist
+import ddp_hpc
+
+def stay_in_gloo_thread(_):
+    end_s = time.monotonic() + 0.5
+    while time.monotonic() < end_s:
+        pass
+
+with ddp_hpc.distributed() as world, ddp_hpc.tracing("traces", wait=0, warmup=1, active=1) as trace:
+    for _ in range(2):
+        world.barrier()
+        time.sleep(0.3 * world.rank)  # or rank 0's collective is complete before there is a callback
+        future = dist.all_reduce(torch.ones(4), async_op=True).get_future()
+        if world.rank == 0:
+            future.add_done_callback(stay_in_gloo_thread)
+        future.wait()
+        trace.step()
+"""
+
+
+def test_the_profiler_is_stopped_when_gloo_has_ended_its_events(tmp_path, forks):
+    """gloo ends an event after it has completed the future that DDP waits for: it wrote to freed memory."""
+    (tmp_path / "late.py").write_text(_LATE_END)
+    job = forks.start("late.py", cwd=tmp_path, ranks=2, program="tests.examples.script")
+    assert job.wait() == [0, 0], job.words()
+    (event,) = (
+        event
+        for event in _events(tmp_path / "traces", 0, 2)
+        if event.get("name") == "gloo:all_reduce" and "dur" in event
+    )
+    assert event["dur"] >= 0.5e6

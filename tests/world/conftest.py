@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddp_hpc.world import comm
+from ddp_hpc.discovery import comm
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ddp_hpc.world.topology import World, discover
+from ddp_hpc.discovery.world import World, discover
 from tests.environments import Case, load
 
 _SKIPPED_S = 5.0

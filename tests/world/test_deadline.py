@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ddp_hpc.errors import RequestError
-from ddp_hpc.world import deadline
-from ddp_hpc.world.deadline import Deadline, find_deadline, kill_delay_s
+from ddp_hpc.schedulers import deadline
+from ddp_hpc.schedulers.deadline import Deadline, find_deadline, kill_delay_s
 
 Command = Callable[[str, str], Path]
 
@@ -55,7 +55,7 @@ def test_outside_of_a_job_there_is_none() -> None:
 @pytest.mark.parametrize("text", ["abc", "-5", "nan", "1e9", "12:00:00", "2026-11-21T10:00:00", "9" * 13])
 @pytest.mark.parametrize("name", ["DDP_HPC_DEADLINE", "SLURM_JOB_END_TIME"])
 def test_what_is_no_time_is_refused_with_what_is_needed(name: str, text: str) -> None:
-    with pytest.raises(RequestError, match=f"{name} is '{text}'; seconds of the Unix clock .* date \\+%s"):
+    with pytest.raises(RequestError, match=f"{name} must be seconds since the Unix epoch.* date \\+%s"):
         find_deadline({name: text})
 
 
@@ -165,5 +165,5 @@ def test_the_kill_delay_is_the_sites_else_the_schedulers_usual_one() -> None:
 
 @pytest.mark.parametrize("text", ["abc", "-1", "inf", "1e3", "30s", "9" * 7])
 def test_a_kill_delay_that_is_no_number_is_refused(text: str) -> None:
-    with pytest.raises(RequestError, match=f"DDP_HPC_KILL_DELAY_S is '{text}'; a number of seconds"):
+    with pytest.raises(RequestError, match="DDP_HPC_KILL_DELAY_S must be a number of seconds"):
         kill_delay_s({"DDP_HPC_KILL_DELAY_S": text})

@@ -2,18 +2,21 @@
 
 import signal
 import socket
+import stat
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from ddp_hpc.discovery.world import World
 from ddp_hpc.errors import LaunchError
-from ddp_hpc.world.endpoint import hold_port, node_rank_of
-from ddp_hpc.world.topology import World
+from ddp_hpc.rendezvous.job_key import read_key
+from ddp_hpc.rendezvous.store_client import connect
+from ddp_hpc.rendezvous.torchrun_endpoint import hold_port, node_rank_of
 from tests.conftest import Launch
 
-ENDPOINT = [sys.executable, "-m", "ddp_hpc.world.endpoint"]
+ENDPOINT = [sys.executable, "-m", "ddp_hpc.rendezvous.torchrun_endpoint"]
 # As torchrun_script.sh has it: a shell that reads the line and goes on.
 SHELL = f"exec {{a}}< <(exec {' '.join(ENDPOINT)} --nodes 1); read -r line <&$a; echo $line; exec sleep 60"
 
@@ -36,20 +39,31 @@ def test_a_held_port_is_left_to_torchs_store_alone() -> None:
         assert listens(port, reuse=True)
 
 
-def test_the_port_is_held_as_long_as_the_script_runs_and_no_longer(launch: Launch) -> None:
-    script = launch.start(["bash", "-c", SHELL])
+def test_the_store_is_served_as_long_as_the_script_runs_and_no_longer(launch: Launch, tmp_path: Path) -> None:
+    script = launch.start(["bash", "-c", SHELL], env={"TMPDIR": str(tmp_path)})
     assert script.stdout is not None
-    host, port, node_rank, address = script.stdout.readline().split()
+    host, port, node_rank, address, key_file = script.stdout.readline().split()
     assert (host, node_rank, address) == ("127.0.0.1", "0", "127.0.0.1")
+    assert stat.S_IMODE(Path(key_file).stat().st_mode) == 0o600
+    assert stat.S_IMODE(Path(key_file).parent.stat().st_mode) == 0o700
     time.sleep(1)  # long enough for a helper that ends after its line to be gone
-    assert not listens(int(port), reuse=False)
-    assert listens(int(port), reuse=True)
+    client = connect(host, [int(port)], lambda: read_key(Path(key_file)), 5)
+    client.set("a", b"b", 5)
+    client.close()
     script.send_signal(signal.SIGKILL)
     script.wait(5)
     end = time.monotonic() + 10
-    while not listens(int(port), reuse=False):
+    while not listens(int(port), reuse=False) or list(tmp_path.iterdir()):
         assert time.monotonic() < end, "the helper outlived its script"
         time.sleep(0.1)
+
+
+def test_for_torchs_own_rendezvous_the_port_is_held_for_its_store(launch: Launch) -> None:
+    script = launch.start(["bash", "-c", SHELL.replace("--nodes 1", "--nodes 1 --rendezvous c10d")])
+    assert script.stdout is not None
+    port = int(script.stdout.readline().split()[1])
+    assert not listens(port, reuse=False)
+    assert listens(port, reuse=True)
 
 
 @pytest.mark.parametrize("options", [[], ["--nodes", "0"], ["--nodes", "two"], ["--nodes", "1", "x"]])
@@ -63,7 +77,7 @@ def test_ranks_without_an_address_are_refused(launch: Launch, tmp_path: Path) ->
     by_hand = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     ended = launch([*ENDPOINT, "--nodes", "2", "--timeout-s", "2"], env=by_hand, cwd=tmp_path)
     assert ended.exit_code == 2
-    assert "without MPI they cannot tell each other an address" in ended.stderr
+    assert "without MPI they cannot send each other an address" in ended.stderr
 
 
 def test_several_tasks_on_a_node_whose_index_nobody_tells_are_refused() -> None:

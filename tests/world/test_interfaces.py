@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddp_hpc.world.interfaces import (
+from ddp_hpc.discovery.network_interfaces import (
     all_interfaces,
     interface_address,
     interface_of,
@@ -37,7 +37,7 @@ def test_fast_fabrics_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
         "hsn0": "10.1.0.1",
         "lo": "127.0.0.1",
     }
-    monkeypatch.setattr("ddp_hpc.world.interfaces.all_interfaces", lambda: found)
+    monkeypatch.setattr("ddp_hpc.discovery.network_interfaces.all_interfaces", lambda: found)
     assert list(outward_interfaces()) == ["hsn0", "hsn1", "bond0"]
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from ddp_hpc.errors import LaunchError
-from ddp_hpc.world.launch_env import (
+from ddp_hpc.discovery.launcher_environment import (
     BY_NAME,
     LAUNCHERS,
     batch_shell_tasks,
@@ -13,6 +12,7 @@ from ddp_hpc.world.launch_env import (
     present_launchers,
     read_claim,
 )
+from ddp_hpc.errors import LaunchError
 from tests.environments import load
 
 # Each place in the order, and why it is there.

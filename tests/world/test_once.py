@@ -1,8 +1,15 @@
 """Errors before the ranks have met: one line a node, whoever has them."""
 
+import os
+import signal
 import sys
 
-SAY = "import os; from ddp_hpc.world.once import say_once_a_node; say_once_a_node(TEXT, os.environ)"
+import pytest
+
+SAY = (
+    "import os; from ddp_hpc.discovery.once_per_node import say_once_a_node; "
+    "say_once_a_node(TEXT, os.environ)"
+)
 
 
 def _say(launch, texts):
@@ -32,3 +39,36 @@ def test_different_errors_are_all_said(launch):
 def test_an_error_that_only_another_rank_has_is_not_lost(launch):
     (process,) = list(_say(launch, ["", "error: mine"]))[1:]
     assert launch.end(process).stderr == "error: mine\n"
+
+
+# Opens the socket that marks the error below as said already, and listens to it if there is a second word.
+OCCUPY = """
+import socket, sys, time
+from ddp_hpc.discovery import once_per_node as once
+real = socket.socket.bind
+def bind(self, name):
+    print(name[1:], flush=True)
+    real(self, name)
+    if sys.argv[1:]:
+        self.listen()
+    time.sleep(60)
+socket.socket.bind = bind
+import os
+once.say_once_a_node("error: mine", os.environ)
+"""
+
+
+@pytest.mark.parametrize("listens", [False, True])
+def test_a_stranger_who_opens_the_socket_first_silences_nobody(launch, listens):
+    if listens and os.getuid() != 0:
+        pytest.skip("another user's process is needed: only root can start one")
+    env = {"PMI_RANK": "0", "PMI_SIZE": "2", "SLURM_JOB_ID": "78", "SLURM_STEP_ID": "y"}
+    # The name has the victim's id in it, which anybody can guess.
+    code = f"import os\nos.getuid = lambda: {os.getuid()}\n{OCCUPY}"
+    if listens:
+        code = f"import socket, ddp_hpc.discovery.once_per_node, os\nos.setuid(65534)\n{code}"
+    stranger = launch.start([sys.executable, "-c", code, *(["listen"] if listens else [])], env=env)
+    assert stranger.stdout.readline().startswith("ddp-hpc-")
+    victim = launch.start([sys.executable, "-c", SAY.replace("TEXT", "'error: mine'")], env=env)
+    assert launch.end(victim).stderr == "error: mine\n"
+    stranger.send_signal(signal.SIGKILL)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ddp_hpc.world.placement import own_cores, threads_per_rank
-from ddp_hpc.world.placement_check import Finding, check, summary, table
-from ddp_hpc.world.rank_place import Device, RankPlace, cpu_list, cpu_numbers, own_place
-from ddp_hpc.world.topology import World
+from ddp_hpc.discovery.cpu_affinity import own_cores, threads_per_rank
+from ddp_hpc.discovery.placement_check import Finding, check, summary, table
+from ddp_hpc.discovery.rank_placement import Device, RankPlace, cpu_list, cpu_numbers, own_place
+from ddp_hpc.discovery.world import World
 
 
 def test_own_cores_are_those_of_the_affinity_mask() -> None:

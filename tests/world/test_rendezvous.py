@@ -1,18 +1,21 @@
 """Where the ranks meet: the choice of the address, and the way without MPI."""
 
 import os
+import re
 import socket
 import time
 from typing import Any
 
 import pytest
 
+from ddp_hpc.discovery.network_interfaces import outward_interfaces
+from ddp_hpc.discovery.watchdog import Watchdog
+from ddp_hpc.discovery.world import World, short_hostname
 from ddp_hpc.errors import LaunchError, RendezvousError, ReportedElsewhereError
-from ddp_hpc.world import rendezvous as module
-from ddp_hpc.world.interfaces import outward_interfaces
-from ddp_hpc.world.rendezvous import choose_address, meeting_point, rendezvous, with_suffix
-from ddp_hpc.world.topology import World, short_hostname
-from ddp_hpc.world.watchdog import Watchdog
+from ddp_hpc.rendezvous import address as module
+from ddp_hpc.rendezvous import connect_ranks as rendezvous_module
+from ddp_hpc.rendezvous.address import MeetingPoint, choose_address, meeting_point, with_suffix
+from ddp_hpc.rendezvous.connect_ranks import Endpoint, join, rendezvous
 
 from .stand_in import mpi_world, on_all_ranks
 
@@ -105,7 +108,7 @@ def test_a_host_name_that_leads_to_loopback_is_no_address_for_other_nodes(
 # The meeting point of ranks without MPI.
 
 
-def test_one_step_meets_at_its_first_node_under_its_own_key() -> None:
+def test_one_step_meets_at_its_first_node_under_its_own_name() -> None:
     point = meeting_point(TWO_NODES, STEP)
     assert point.host == "n1"
     assert point.why == "first node of the job"
@@ -127,7 +130,7 @@ def test_pals_meets_at_the_first_host_of_the_node_file(tmp_path) -> None:
     (tmp_path / "nodes").write_text("x2.hsn\nx2.hsn\nx1.hsn\n")
     pals = world(local_size=2, launcher="pals")
     point = meeting_point(pals, {"PALS_APID": "abc", "PBS_NODEFILE": str(tmp_path / "nodes")})
-    assert (point.host, point.key) == ("x2.hsn", "pals-abc")
+    assert (point.host, point.launch) == ("x2.hsn", "pals-abc")
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "-1", "x", "", " 80", "8" * 5000])
@@ -146,7 +149,38 @@ def test_a_damaged_node_list_is_refused() -> None:
         meeting_point(TWO_NODES, STEP | {"SLURM_STEP_NODELIST": "n[1-"})
 
 
-# The meeting itself, over loopback.
+# The address to listen at: no more than is needed.
+
+
+@pytest.mark.parametrize(
+    ("environ", "place", "listen"),
+    [
+        ({}, ONE_NODE, "127.0.0.1"),
+        ({"MASTER_ADDR": "localhost"}, ONE_NODE, "localhost"),
+        ({"MASTER_ADDR": "127.0.0.1"}, TWO_NODES, "127.0.0.1"),
+        ({"DDP_HPC_FABRIC_INTERFACE": "lo"}, TWO_NODES, "127.0.0.1"),
+        # A name may mean another address of rank 0 on the other nodes.
+        ({"MASTER_ADDR": "localhost"}, TWO_NODES, ""),
+    ],
+)
+def test_rank_0_listens_at_the_address_that_it_offers(
+    environ: dict[str, str], place: World, listen: str
+) -> None:
+    assert choose_address(place, environ).listen == listen
+
+
+def test_without_mpi_rank_0_listens_at_loopback_where_all_are_on_one_node() -> None:
+    assert meeting_point(ONE_NODE, STEP).listen == "127.0.0.1"
+    assert meeting_point(TWO_NODES, STEP).listen == ""
+
+
+# The rendezvous itself, over loopback.
+
+
+@pytest.fixture(autouse=True)
+def keys(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for environ in (STEP, LOOPBACK, AGENT):
+        monkeypatch.setitem(environ, "DDP_HPC_KEY_DIR", str(tmp_path))
 
 
 def meet(environ: dict[str, str], size: int, timeout_s: float = 10, absent: int | None = None) -> list[Any]:
@@ -156,15 +190,30 @@ def meet(environ: dict[str, str], size: int, timeout_s: float = 10, absent: int 
     return on_all_ranks(of_rank, size)
 
 
+def close_all(endpoints: list[Endpoint]) -> None:
+    for endpoint in reversed(endpoints):
+        endpoint.close()
+
+
 def test_ranks_of_a_plain_step_meet_without_mpi() -> None:
     endpoints = meet(STEP, 4)
     assert {(each.host, each.port) for each in endpoints} == {("127.0.0.1", endpoints[0].port)}
-    assert endpoints[0].listener.getsockname()[1] == endpoints[0].port
-    assert [each.listener for each in endpoints[1:]] == [None] * 3
-    endpoints[0].listener.close()
+    assert [each.process is None for each in endpoints] == [False, True, True, True]
+    assert {each.note for each in endpoints} == {""}
+    endpoints[3].store.set("a", b"b", 5)
+    assert endpoints[1].store.get(["a"], 5) == [b"b"]
+    close_all(endpoints)
 
 
-def test_a_world_of_one_needs_no_meeting() -> None:
+def test_ranks_meet_over_mpi() -> None:
+    mpis = mpi_world(3, 3)
+    endpoints = on_all_ranks(lambda rank: rendezvous(world(rank, 3, mpi=mpis[rank]), {}, 10, quiet()), 3)
+    endpoints[2].store.set("a", b"b", 5)
+    assert endpoints[0].store.get(["a"], 5) == [b"b"]
+    close_all(endpoints)
+
+
+def test_a_world_of_one_needs_no_rendezvous() -> None:
     assert rendezvous(world(size=1), {}, 1, quiet()) is None
 
 
@@ -176,12 +225,28 @@ def test_a_rank_that_does_not_come_is_named_by_rank_0_alone() -> None:
     assert "rank 2; ranks on" in str(results[0])
     assert "raise the time limit" in str(results[0])
     assert isinstance(results[1], ReportedElsewhereError)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 8
+
+
+def test_a_rank_whose_key_differs_is_refused_and_named(tmp_path) -> None:
+    """As where one node does not see the directory with the key."""
+
+    def of_rank(rank: int) -> Any:
+        environ = STEP | ({"DDP_HPC_KEY_DIR": str(tmp_path / "elsewhere")} if rank == 1 else {})
+        return rendezvous(world(rank, 3), environ, 1.5, quiet())
+
+    first, second, third = on_all_ranks(of_rank, 3)
+    assert "1 of 2 ranks did not come to rank 0" in str(first)
+    assert "rank 1; ranks on" in str(first)
+    assert "the ranks' store there is another job's: its key is not ours" in str(second) or "port" in str(
+        second
+    )
+    assert isinstance(third, ReportedElsewhereError)
 
 
 def test_a_rank_that_cannot_reach_rank_0_names_node_address_port_interface_and_cause() -> None:
     port = closed_port()
-    environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    environ = LOOPBACK | {"MASTER_PORT": str(port)}
     with pytest.raises(RendezvousError) as caught:
         rendezvous(world(rank=3, local_size=2), environ, 0.5, quiet())
     text = str(caught.value)
@@ -192,19 +257,19 @@ def test_a_rank_that_cannot_reach_rank_0_names_node_address_port_interface_and_c
 
 def test_rank_0_on_another_node_than_the_lists_first_is_refused() -> None:
     with pytest.raises(
-        RendezvousError, match=rf"to meet at n1, but rank 0 runs on {short_hostname()}; export"
+        RendezvousError, match=rf"look for rank 0 at n1, but it runs on {short_hostname()}; export"
     ):
         rendezvous(TWO_NODES, STEP, 1, quiet())
 
 
-def test_a_node_that_cannot_reach_rank_0_is_told_by_rank_0_where_there_is_mpi(
+def test_a_rank_that_cannot_reach_rank_0_is_named_by_rank_0_where_there_is_mpi(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "_PROBE_S", 0.5)
-    # Rank 0 offers what only itself can reach: its listener is elsewhere.
-    elsewhere = closed_port()
+    monkeypatch.setattr(rendezvous_module, "_CONNECT_S", 0.5)
+    # Rank 0 offers what only itself can reach: the others look elsewhere.
+    elsewhere, connect = closed_port(), rendezvous_module.connect
     monkeypatch.setattr(
-        module, "knock", lambda host, ports, key, number, s: KNOCK(host, [elsewhere], key, number, s)
+        rendezvous_module, "connect", lambda host, ports, key, s: connect(host, [elsewhere], key, s)
     )
     mpis = mpi_world(2, 1)
     results = on_all_ranks(
@@ -215,34 +280,77 @@ def test_a_node_that_cannot_reach_rank_0_is_told_by_rank_0_where_there_is_mpi(
     assert results[0].everywhere
     assert f"node {short_hostname()} (rank 0) cannot reach rank 0 at 127.0.0.1:" in text
     assert "Connection refused" in text
-    assert "(MASTER_ADDR); 2 node(s) cannot; name the right network in DDP_HPC_FABRIC_INTERFACE" in text
+    assert "(MASTER_ADDR); 2 of 2 ranks cannot; name the right network in DDP_HPC_FABRIC_INTERFACE" in text
     assert isinstance(results[1], ReportedElsewhereError)
 
 
-KNOCK, LOOPBACK = module.knock, {"MASTER_ADDR": "127.0.0.1"}
+def test_a_rank_0_that_dies_sets_the_others_free() -> None:
+    def of_rank(rank: int) -> Any:
+        if rank == 1:
+            return rendezvous(world(1, 3), STEP, 20, quiet())
+        if rank == 0:
+            point = meeting_point(world(0, 3), STEP)
+            key, _ = rendezvous_module.shared_key(STEP, point.launch)
+            process, store = rendezvous_module.serve_at(point, key, short_hostname())
+            store.wait(["rendezvous/1"], 10)
+            process._process.kill()
+            store.close()
+        return None
+
+    started = time.monotonic()
+    results = on_all_ranks(of_rank, 2)
+    assert re.search(r"node \S+ \(rank 1\): rank 0 at 127.0.0.1:\d+ has ended", str(results[1]))
+    assert time.monotonic() - started < 10
 
 
-# Under torchrun, whose agent keeps the store.
+# Under torchrun.
 
-AGENT = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "127.0.0.1"}
+LOOPBACK = {"MASTER_ADDR": "127.0.0.1"}
+AGENT = {
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "TORCHELASTIC_RUN_ID": str(os.getpid()),
+    "MASTER_ADDR": "127.0.0.1",
+}
 
 
-def test_the_agents_store_is_only_proved_to_be_there() -> None:
+def test_beside_the_agents_store_the_ranks_have_one_of_their_own() -> None:
     with socket.create_server(("127.0.0.1", 0)) as agent:
-        port = agent.getsockname()[1]
-        endpoint = rendezvous(world(launcher="torchrun"), AGENT | {"MASTER_PORT": str(port)}, 5, quiet())
-    assert endpoint is not None
-    assert (endpoint.port, endpoint.agent_hosts_it, endpoint.listener) == (port, True, None)
+        environ = AGENT | {"MASTER_PORT": str(agent.getsockname()[1])}
+        endpoints = on_all_ranks(
+            lambda rank: rendezvous(world(rank, 3, launcher="torchrun"), environ, 10, quiet()), 3
+        )
+        assert endpoints[0].port != agent.getsockname()[1]
+        assert endpoints[0].why == "torchrun's agent"
+    close_all(endpoints)
 
 
-def test_an_agents_store_that_cannot_be_reached_is_named() -> None:
-    port = closed_port()
-    with pytest.raises(RendezvousError, match=rf"torchrun's store at 127\.0\.0\.1:{port}; .*refused"):
-        rendezvous(world(launcher="torchrun"), AGENT | {"MASTER_PORT": str(port)}, 2, quiet())
+def test_the_store_of_an_earlier_attempt_is_passed_over() -> None:
+    """Its rank 0 is still there, and so is its port: all of its numbers are taken."""
+    environ = AGENT | {"MASTER_PORT": "1"}
+
+    def attempt() -> list[Endpoint]:
+        return on_all_ranks(
+            lambda rank: rendezvous(world(rank, 3, launcher="torchrun"), environ, 10, quiet()), 3
+        )
+
+    before = attempt()
+    after = attempt()
+    assert after[0].port != before[0].port
+    assert {each.port for each in after} == {after[0].port}
+    close_all(before)
+    close_all(after)
+
+
+def test_a_number_that_is_taken_everywhere_is_an_error_in_time() -> None:
+    endpoints = meet(STEP, 2)
+    point = meeting_point(world(1, 2), STEP)
+    key, _ = rendezvous_module.shared_key(STEP, point.launch)
+    with pytest.raises(RendezvousError, match="another process has joined with this number already"):
+        join(MeetingPoint(point.host, [endpoints[0].port], "", ""), lambda: key, 1, "rank 1", 1.0, 1.0)
+    close_all(endpoints)
 
 
 @pytest.mark.parametrize("name", ["MASTER_ADDR", "MASTER_PORT"])
-def test_a_missing_address_of_the_agent_is_named(name: str) -> None:
+def test_without_the_agents_address_the_ranks_of_one_node_meet_by_the_runs_id(name: str) -> None:
     environ = {k: v for k, v in (AGENT | {"MASTER_PORT": "1"}).items() if k != name}
-    with pytest.raises(LaunchError, match=name):
-        rendezvous(world(launcher="torchrun"), environ, 2, quiet())
+    assert meeting_point(world(launcher="torchrun"), environ).launch == f"torchrun-{os.getpid()}"

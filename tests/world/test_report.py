@@ -67,8 +67,9 @@ def test_a_refusal_is_one_line_and_exit_code_2(launch: Launch, case: str, stale:
 
 def test_the_world_is_found_before_anything_heavy_is_imported(launch: Launch) -> None:
     program = (
-        "import sys, ddp_hpc.world.rendezvous, ddp_hpc.world.endpoint, ddp_hpc.world.report\n"
-        "from ddp_hpc.world.topology import discover\n"
+        "import sys, ddp_hpc.rendezvous.connect_ranks, ddp_hpc.rendezvous.torchrun_endpoint\n"
+        "import ddp_hpc.discovery.world_report\n"
+        "from ddp_hpc.discovery.world import discover\n"
         "import os; discover(dict(os.environ))\n"
         "print(sorted({'torch', 'numpy', 'h5py', 'mpi4py'} & sys.modules.keys()))\n"
     )
@@ -78,7 +79,7 @@ def test_the_world_is_found_before_anything_heavy_is_imported(launch: Launch) ->
 
 def test_the_other_half_of_the_project_is_not_needed(launch: Launch, tmp_path: Path) -> None:
     program = (
-        "import sys; sys.modules['jinja2'] = None; sys.modules['ddp_hpc.batch'] = None\n"
-        "import ddp_hpc.world.report as report; report.run(as_json=True)\n"
+        "import sys; sys.modules['jinja2'] = None; sys.modules['ddp_hpc.render'] = None\n"
+        "import ddp_hpc.discovery.world_report as report; report.run(as_json=True)\n"
     )
     assert launch([sys.executable, "-c", program], cwd=tmp_path).exit_code == 0

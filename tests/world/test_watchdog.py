@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.conftest import Launch
 
-HEAD = "import ctypes, os, sys, time\nfrom ddp_hpc.world.watchdog import time_limit\n"
+HEAD = "import ctypes, os, sys, time\nfrom ddp_hpc.discovery.watchdog import time_limit\n"
 
 
 # In a process of its own: this one may have children of other tests.

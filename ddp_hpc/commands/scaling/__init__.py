@@ -1,1 +1,1 @@
-"""`ddp-hpc bench scaling`: its points are started here, or queued as jobs, and their numbers gathered."""
+"""The command `ddp-hpc bench scaling`, which runs points here or as jobs, and gathers their results."""

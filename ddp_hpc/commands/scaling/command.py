@@ -1,4 +1,4 @@
-"""What `ddp-hpc bench scaling` does with its options, and what it prints at the end."""
+"""Runs `ddp-hpc bench scaling` according to its options, and prints the results."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from ddp_hpc.bench import scaling_folder, scaling_report, scaling_results
-from ddp_hpc.bench.communication import missing
-from ddp_hpc.bench.scaling import Point, check_training
-from ddp_hpc.bench.scaling_folder import Asked
+from ddp_hpc.bench.scaling import output as scaling_report
+from ddp_hpc.bench.scaling import results as scaling_results
+from ddp_hpc.bench.scaling import scaling_directory as scaling_folder
+from ddp_hpc.bench.scaling.exposed_communication import missing
+from ddp_hpc.bench.scaling.points import Point, check_training
+from ddp_hpc.bench.scaling.scaling_directory import Asked
 from ddp_hpc.commands.scaling.states import State, look
 from ddp_hpc.errors import EXIT_AGAIN, EXIT_DONE, EXIT_FAILED, RequestError
 from ddp_hpc.partial_files import write_whole
-from ddp_hpc.training.metrics import write_json
+from ddp_hpc.training.telemetry.metrics_file import write_json
 
 _OF_GATHER = ("gather", "wait", "folder", "json_file", "picture", "markdown")
-# Of a job, and `ddp-hpc launch` has them too.
+# Job options that `ddp-hpc launch` has too.
 _OF_BOTH = ("profile", "ranks_per_node", "launcher", "mpi", "env", "fallback")
 _OF_SUBMIT = (
     *("job_file", "gpus_per_node", "cpus_per_node", "walltime", "queue", "qos", "account"),
@@ -30,7 +32,7 @@ _LOOK_FIRST_S, _LOOK_AT_MOST_S = 2.0, 30.0
 
 
 def run(context: click.Context, **options: Any) -> None:
-    """The command, with its options as click has them."""
+    """Runs the command with the options parsed by click."""
     files = {name: options[name] for name in ("json_file", "picture", "markdown")}
     scaling_report.check_files(**files)
     _check_together(_given(context), options)
@@ -38,7 +40,7 @@ def run(context: click.Context, **options: Any) -> None:
     if options["gather"]:
         asked = scaling_folder.read_folder(folder)
         if asked is None:
-            raise RequestError(f"--dir {folder}: no scaling benchmark was started there; name its folder")
+            raise RequestError(f"--dir {folder} contains no scaling benchmark; use the directory of one")
         context.exit(_tell(asked, _gather(folder, asked, waits=options["wait"]), **files))
     check_training(options["training"])
     if options["submit"]:
@@ -54,9 +56,9 @@ def run(context: click.Context, **options: Any) -> None:
 
 
 def _given(context: click.Context) -> dict[str, str]:
-    """The options that were typed, as they are spelled, by the names of their parameters."""
+    """Returns the options on the command line as they are spelled, by the names of their parameters."""
     return {
-        param.name: param.opts[0] if param.opts[0].startswith("-") else "what follows --"
+        param.name: param.opts[0] if param.opts[0].startswith("-") else "the options after --"
         for param in context.command.params
         if param.name
         and context.params[param.name]
@@ -67,18 +69,20 @@ def _given(context: click.Context) -> dict[str, str]:
 def _check_together(given: Mapping[str, str], options: Mapping[str, Any]) -> None:
     if options["gather"]:
         if others := [option for name, option in given.items() if name not in _OF_GATHER]:
-            raise RequestError(f"--gather takes what is in --dir: leave {others[0]} out")
+            raise RequestError(f"--gather only reads --dir; omit {others[0]}")
     elif options["wait"]:
-        raise RequestError("--wait goes with --gather")
+        raise RequestError("--wait requires --gather")
     elif options["submit"]:
         if outputs := [given[name] for name in ("json_file", "picture", "markdown") if name in given]:
-            raise RequestError(f"{outputs[0]} goes with --gather, when the jobs are done")
+            raise RequestError(
+                f"{outputs[0]} cannot be used with --submit; use it with --gather after the jobs"
+            )
     elif others := [given[name] for name in _OF_SUBMIT if name in given]:
-        raise RequestError(f"{others[0]} goes with --submit")
+        raise RequestError(f"{others[0]} requires --submit")
 
 
 def _gather(folder: Path, asked: Asked, *, waits: bool) -> dict[Point, State]:
-    """How each point is; with `waits` once none is live any more, and each is told of when it ends."""
+    """Returns the states of all points; with `waits`, waits for live points and prints each one that ends."""
     states: dict[Point, State] = {}
     pause_s = _LOOK_FIRST_S
     while True:
@@ -105,7 +109,7 @@ def _tell(
     picture: Path | None,
     markdown: Path | None,
 ) -> int:
-    """Writes the files, prints the table, names what is not done; the exit code."""
+    """Writes the files, prints the table and the points that are not done, and returns the exit code."""
     found = {point: state.measured for point, state in states.items() if state.measured is not None}
     if found:
         result = scaling_results.document(asked, found)
@@ -122,7 +126,10 @@ def _tell(
         for line in scaling_results.differences(found):
             _say(f"note: {line}")
         if (package := missing()) and any(row["comm_share"] is None for row in result["rows"]):
-            _say(f"note: communication needs {package}, not installed here; pip install 'ddp-hpc[report]'")
+            _say(
+                f"note: communication is not shown, since {package} is not installed; "
+                "run `pip install 'ddp-hpc[report]'`"
+            )
     rest = {point: state for point, state in states.items() if state.measured is None}
     for point, state in rest.items():
         _say(state.line(point))

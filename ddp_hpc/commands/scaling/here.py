@@ -1,4 +1,4 @@
-"""Points that are run here, one after another: in this allocation, or on this machine."""
+"""Runs points one after the other in this allocation or on this machine."""
 
 from __future__ import annotations
 
@@ -10,36 +10,37 @@ from typing import Any
 
 import click
 
-from ddp_hpc.batch.allocation import cpus_here, find_allocation, gpus_here
-from ddp_hpc.batch.job import Job
-from ddp_hpc.batch.launch import Launch, plan
-from ddp_hpc.bench import scaling_folder
-from ddp_hpc.bench.scaling import LOG, Point, Size, doubled
-from ddp_hpc.bench.scaling_run import run_point
+from ddp_hpc.bench.scaling import scaling_directory as scaling_folder
+from ddp_hpc.bench.scaling.points import LOG, Point, Size, doubled
+from ddp_hpc.bench.scaling.run_point import run_point
 from ddp_hpc.commands.job_options import name_and_value
 from ddp_hpc.commands.scaling.request import TRAINER, Request, counts, make_request
 from ddp_hpc.commands.scaling.states import State, look
 from ddp_hpc.errors import EXIT_WRONG_REQUEST, RequestError
+from ddp_hpc.launch.allocation import cpus_here, find_allocation, gpus_here
+from ddp_hpc.launch.launch_here import Launch, plan
+from ddp_hpc.request.job import Job
+from ddp_hpc.units import counted
 
-# More would measure how ranks take turns.
+# With more ranks per CPU, the scheduling of the kernel would be measured.
 _RANKS_A_CPU = 8
-# Waiting and running processes a CPU, before a point is started.
+# Load per CPU above which a warning is printed before the first point.
 _BUSY = 0.5
 
 
 def run_here(options: Mapping[str, Any]) -> tuple[Request, dict[Point, State]]:
-    """Runs what is not done yet; how each point of the request, and of the folder, is then.
+    """Runs the points that are not done, and returns the states of all points in the directory.
 
-    With --dry-run it prints the launch lines and touches nothing.
+    With --dry-run, only prints the launch commands.
 
     Raises:
-        RequestError: what `ddp-hpc launch` or the folder refuse, or the first training its options.
-        DdpHpcError: the folder cannot be written.
+        RequestError: the request is invalid for `ddp-hpc launch`, for the directory, or for the training.
+        DdpHpcError: the directory is not writable.
     """
     launches = _launches(options)
     sizes = list(launches)
     request = make_request(options, sizes, _threads(options["training"], sizes))
-    # All of them first: what is wrong with one is known before another is run.
+    # All points are planned first, so that errors are found before any point is run.
     planned = {
         point: replace(launches[point.size], argv=(*launches[point.size].argv, *request.words(point)))
         for point in request.points
@@ -58,10 +59,10 @@ def _run_all(request: Request, planned: Mapping[Point, Launch]) -> dict[Point, S
     states = {point: look(folder, point, request.settings) for point in request.asked.points()}
     todo = [point for point in planned if not states[point].measured and not states[point].is_live]
     if len(todo) < len(planned):
-        _say(f"{len(planned) - len(todo)} of {len(planned)} points are done already, or jobs")
+        _say(f"{len(planned) - len(todo)} of {len(planned)} points are already done or submitted")
     if todo and (load := os.getloadavg()[0]) > _BUSY * cpus_here():
         busy = f"load {load:.1f} on {cpus_here()} CPUs"
-        _say(f"warning: this machine is busy ({busy}): speed-up and efficiency will be those of that")
+        _say(f"warning: this machine is busy ({busy}), which affects speed-up and efficiency")
     for number, point in enumerate(todo, start=1):
         _say(f"point {number} of {len(todo)}: {point}; {planned[point].about}")
         own = folder / point.folder
@@ -71,17 +72,17 @@ def _run_all(request: Request, planned: Mapping[Point, Launch]) -> dict[Point, S
         except (KeyboardInterrupt, SystemExit):
             scaling_folder.empty_point(own)
             kept = sum(state.measured is not None for state in states.values())
-            _say(f"points that are done: {kept}; they are kept, and the same command goes on with the others")
+            _say(f"{counted(kept, 'finished point')} kept; run the same command again for the others")
             raise
         states[point] = state = look(folder, point, request.settings)
         _say(state.line(point) + (f"; exit code {code}" if code else ""))
         if code == EXIT_WRONG_REQUEST and not any(one.measured for one in states.values()):
-            raise RequestError("the training refuses what it was asked for, so no other point was started")
+            raise RequestError("the training rejected its options, so no other point was started")
     return states
 
 
 def _launches(options: Mapping[str, Any]) -> dict[Size, Launch]:
-    """How each number of ranks is started here, without the options of the training."""
+    """Returns the launch of each number of ranks, without the options of the training."""
     job = Job(
         ranks_per_node=options["ranks_per_node"],
         launcher=options["launcher"] or "",
@@ -97,15 +98,15 @@ def _launches(options: Mapping[str, Any]) -> dict[Size, Launch]:
         if option == "--nodes":
             numbers = tuple(number * full.ranks_per_node for number in numbers)
         if option == "--nodes" or full.num_nodes > 1:
-            job = replace(job, ranks_per_node=full.ranks_per_node)  # one node is filled before the next
+            job = replace(job, ranks_per_node=full.ranks_per_node)  # nodes are filled one after the other
         numbers = numbers or doubled(full.num_ranks)
     launches = {}
     for ranks in numbers:
         launch = plan(job, profile, ranks, os.environ)
         if launch.ranks_per_node > (most := cpus_here() * _RANKS_A_CPU):
             raise RequestError(
-                f"{launch.ranks_per_node} ranks on a node of {cpus_here()} CPUs would measure how they take "
-                f"turns; ask for {most} a node at most"
+                f"{launch.ranks_per_node} ranks per node are too many for {cpus_here()} CPUs; "
+                f"use at most {most}"
             )
         launches[Size(ranks, launch.num_nodes, launch.ranks_per_node)] = launch
         why = launch.why
@@ -114,7 +115,7 @@ def _launches(options: Mapping[str, Any]) -> dict[Size, Launch]:
 
 
 def _threads(training: Sequence[str], sizes: Sequence[Size]) -> list[str]:
-    """On CPUs each rank has as many as on the fullest node, or more ranks would share what one had."""
+    """Returns options that give each rank on CPUs the same number of threads at all points."""
     a_node = {size.ranks_per_node for size in sizes}
     is_given = any(word.partition("=")[0] == "--threads" for word in training)
     if is_given or len(a_node) == 1 or gpus_here(os.environ):

@@ -1,4 +1,4 @@
-"""Points as jobs: a script for each, written by `render` and queued as `ddp-hpc submit` does."""
+"""Submits points as jobs, each with a script from `render`, in the same way as `ddp-hpc submit`."""
 
 from __future__ import annotations
 
@@ -11,38 +11,39 @@ from typing import Any
 
 import click
 
-from ddp_hpc.batch.job import Job
-from ddp_hpc.batch.layout import advice, lay_out
-from ddp_hpc.batch.lint import Finding, lint_script
-from ddp_hpc.batch.render import render
-from ddp_hpc.batch.site import Site
-from ddp_hpc.bench import scaling_folder
-from ddp_hpc.bench.scaling import Point, Size
+from ddp_hpc.bench.scaling import scaling_directory as scaling_folder
+from ddp_hpc.bench.scaling.points import Point, Size
 from ddp_hpc.commands.job_options import request_of
 from ddp_hpc.commands.scaling.request import TRAINER, Request, counts, make_request
 from ddp_hpc.commands.scaling.states import look
 from ddp_hpc.commands.submit import check_findings
 from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.queue import submission
-from ddp_hpc.queue.commands import held_interrupt, need
-from ddp_hpc.queue.submission import Order
+from ddp_hpc.jobs import submit as submission
+from ddp_hpc.jobs.submit import Order
+from ddp_hpc.lint.run_checks import Finding, lint_script
+from ddp_hpc.render.advice import advice
+from ddp_hpc.render.render_script import render
+from ddp_hpc.request.job import Job
+from ddp_hpc.request.rank_layout import lay_out
+from ddp_hpc.schedulers.run_command import held_interrupt, need
+from ddp_hpc.sites.site import Site
 
-# What the points themselves say of a job, and `request_of` wants to be told.
+# Parameters of `request_of` that are set for each point and not by options.
 _NOT_ASKED = ("nodes", "run_dir", "max_attempts", "min_nodes", "command")
 
 
 def submit(options: Mapping[str, Any], job_options: Sequence[str]) -> None:
-    """Queues a job for each point that is neither done nor queued, and prints their ids.
+    """Submits a job for each point that is neither done nor submitted, and prints the job IDs.
 
-    With --dry-run it prints the scripts and touches nothing.
+    With --dry-run, only prints the scripts.
 
     Raises:
-        RequestError: what `render`, `lint`, the scheduler or the folder refuse.
-        DdpHpcError: the scheduler does not answer, or the folder cannot be written.
+        RequestError: the request is invalid for `render`, `lint`, the scheduler or the directory.
+        DdpHpcError: the scheduler does not respond, or the directory is not writable.
     """
     option, numbers = counts(options)
     if not option:
-        raise RequestError("--submit was given; say how large the jobs are: --nodes 1,2,4 or --ranks 1,2,4")
+        raise RequestError("--submit requires the sizes of the jobs, such as --nodes 1,2,4 or --ranks 1,2,4")
     given = {name: options[name] for name in job_options}
     job, site = request_of({**given, **dict.fromkeys(_NOT_ASKED)})
     request = make_request(options, _sizes(job, site, option, numbers))
@@ -63,17 +64,18 @@ def submit(options: Mapping[str, Any], job_options: Sequence[str]) -> None:
     elif orders:
         scheduler = next(iter(orders.values())).scheduler
         what = f"the jobs are for {scheduler.title}"
-        need(scheduler.program, f"{what}, which takes them by {scheduler.program}")
-        with scaling_folder.locked(folder), held_interrupt(scheduler.program) as is_interrupted:
+        program = scheduler.submit_program
+        need(program, f"{what}, where {program} submits them")
+        with scaling_folder.locked(folder), held_interrupt(program) as is_interrupted:
             scaling_folder.write_folder(folder, request.asked)
             _send(folder, orders, is_interrupted)
     else:
-        _say("nothing is left to submit; --gather makes the table")
+        _say("all points are done or submitted; use --gather for the table")
 
 
 def _send(folder: Path, orders: Mapping[Point, Order], is_interrupted: Callable[[], bool]) -> None:
     for number, (point, order) in enumerate(orders.items()):
-        so_far = f"{number} of {len(orders)} jobs are queued; the same command goes on with the others"
+        so_far = f"{number} of {len(orders)} jobs were submitted; run the same command again for the others"
         if is_interrupted():
             _say(so_far)
             raise KeyboardInterrupt
@@ -96,8 +98,8 @@ def _sizes(job: Job, site: Site, option: str, numbers: Sequence[int]) -> list[Si
     for number in numbers:
         if number > per_node and number % per_node:
             raise RequestError(
-                f"--ranks {number}: a node has {per_node} ranks, and {number} do not fill nodes; ask for a "
-                "multiple, or give --ranks-per-node"
+                f"--ranks {number} is not a multiple of the {per_node} ranks per node; "
+                "use a multiple, or set --ranks-per-node"
             )
     return [Size(number, max(1, number // per_node), min(number, per_node)) for number in numbers]
 
@@ -105,7 +107,7 @@ def _sizes(job: Job, site: Site, option: str, numbers: Sequence[int]) -> list[Si
 def _orders(
     request: Request, points: Sequence[Point], job: Job, site: Site
 ) -> tuple[dict[Point, Order], list[Finding]]:
-    """A script for each point, and what lint finds in them, each thing once."""
+    """Returns the job of each point, and the findings of lint without duplicates."""
     orders: dict[Point, Order] = {}
     findings: dict[tuple[str, str], Finding] = {}
     warnings: dict[str, None] = {}
@@ -120,10 +122,10 @@ def _orders(
         )
         text = render(of_point, site)
         orders[point] = order = submission.order_request(text, site.scheduler, Path.cwd())
-        if order.run_dir is None:  # nobody would find the job again
+        if order.run_dir is None:  # then --gather could not find the job
             raise RequestError(
-                f"the script for {point} names no run folder that can be told from here; take a --dir "
-                "without $ and `, and a --template that exports DDP_HPC_RUN_DIR"
+                f"the run directory of {point} cannot be determined from its script. Use a --dir "
+                "without $ and `, and a --template that exports DDP_HPC_RUN_DIR."
             )
         warnings |= dict.fromkeys(advice(of_point, site))
         for one in lint_script(text, site, num_nodes=point.size.nodes):

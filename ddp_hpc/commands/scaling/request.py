@@ -1,4 +1,4 @@
-"""The options of `ddp-hpc bench scaling` as sizes, settings and points, beside what its folder holds."""
+"""Converts the options of `ddp-hpc bench scaling` and the earlier requests in its directory to points."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddp_hpc.bench import scaling, scaling_folder
-from ddp_hpc.bench.scaling import Point, Settings, Size
-from ddp_hpc.bench.scaling_folder import Asked
+from ddp_hpc.bench.scaling import points as scaling
+from ddp_hpc.bench.scaling import scaling_directory as scaling_folder
+from ddp_hpc.bench.scaling.points import Point, Settings, Size
+from ddp_hpc.bench.scaling.scaling_directory import Asked
 from ddp_hpc.commands.scaling.states import look
 from ddp_hpc.errors import RequestError
-from ddp_hpc.training.config import parse_numbers
+from ddp_hpc.training.telemetry.config import read_numbers
 
 TRAINER = ("-m", "ddp_hpc.train")
-# What may change how fast a point runs.
+# Options that may affect the speed of a point.
 _OF_SPEED = ("profile", "job_file", "launcher", "mpi", "env", "setup", "fallback", "template")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One call: `points` are those of this call, the smallest first; `asked` has earlier ones too."""
+    """The request of one call. `points` are those of this call, `asked` includes those of earlier calls."""
 
     folder: Path
     asked: Asked
@@ -29,11 +30,11 @@ class Request:
 
     @property
     def settings(self) -> Settings:
-        """What all points have in common."""
+        """The settings of all points."""
         return self.asked.settings
 
     def words(self, point: Point) -> list[str]:
-        """The options of a point's training.
+        """Returns the training options of a point.
 
         Raises:
             RequestError: there are too few samples for one step.
@@ -42,30 +43,30 @@ class Request:
 
 
 def counts(options: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
-    """`--ranks` or `--nodes`, whichever was given, and its numbers; nothing where neither was.
+    """Returns `--ranks` or `--nodes`, whichever was given, and its numbers; empty if neither was given.
 
     Raises:
-        RequestError: both were, or they are no numbers that rise.
+        RequestError: both were given, or the numbers are not increasing.
     """
     typed = [(f"--{name}", options[name]) for name in ("ranks", "nodes") if options[name] is not None]
     if len(typed) > 1:
-        raise RequestError("--ranks and --nodes were given; give one: --nodes fills the nodes with ranks")
+        raise RequestError("--ranks and --nodes cannot be combined; --nodes fills the nodes with ranks")
     if not typed:
         return "", ()
     option, text = typed[0]
-    found = parse_numbers(option, text)
+    found = read_numbers(option, text)
     scaling.check_counts(option, found)
     return option, found
 
 
 def make_request(options: Mapping[str, Any], sizes: Sequence[Size], more: Sequence[str] = ()) -> Request:
-    """The request for points of these sizes; `more` are options of the training beside the user's.
+    """Creates the request for points of these sizes; `more` are training options in addition to the user's.
 
-    What the folder was asked for before is forgotten where nothing has come of it; else strong scaling
-    goes on with its global batch.
+    Earlier requests in the directory are ignored if none of their points was started; otherwise strong
+    scaling keeps their global batch.
 
     Raises:
-        RequestError: ranks that cannot share a batch, or a folder of other points.
+        RequestError: a batch is not divisible by the ranks, or the directory contains other points.
     """
     folder: Path = options["folder"]
     modes = scaling.MODES if options["mode"] == "both" else (options["mode"],)
@@ -86,7 +87,7 @@ def make_request(options: Mapping[str, Any], sizes: Sequence[Size], more: Sequen
 
 
 def _what_came_of_it(folder: Path) -> Asked | None:
-    """What the folder was asked for before; None where no point of it is done, waits or runs."""
+    """Returns the earlier requests of the directory, or None if no point is done, pending or running."""
     before = scaling_folder.read_folder(folder)
     if before is None:
         return None
@@ -96,7 +97,7 @@ def _what_came_of_it(folder: Path) -> Asked | None:
 
 
 def _as_typed(name: str, value: Any) -> list[str]:
-    """The words of an option; none where it was not given."""
+    """Returns an option with its values as command-line arguments; empty if it was not given."""
     option = "--" + name.removesuffix("_file").replace("_", "-")
     values = value if isinstance(value, tuple) else [value] if value else []
     return [word for one in values for word in (option, str(one))]

@@ -1,4 +1,4 @@
-"""What became of a point: done, or what its scheduler or its log has to say."""
+"""The state of a point, from its results, its scheduler and its log."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_hpc.bench.scaling import LOG, Point, Settings
-from ddp_hpc.bench.scaling_results import Measured, NotMeasuredError, read_point
+from ddp_hpc.bench.scaling.points import LOG, Point, Settings
+from ddp_hpc.bench.scaling.results import Measured, NotMeasuredError, read_point
 from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.queue import ledger
-from ddp_hpc.queue.commands import plain
-from ddp_hpc.queue.first_failure import first_failure, last_lines
-from ddp_hpc.queue.job_state import check_job_id
-from ddp_hpc.queue.log_files import read_tail
-from ddp_hpc.queue.scheduler import read_job
-from ddp_hpc.queue.view import View, view
+from ddp_hpc.jobs import submission_ledger as ledger
+from ddp_hpc.jobs.first_failure import first_failure, last_lines
+from ddp_hpc.jobs.job_report import View, view
+from ddp_hpc.jobs.log_files import read_tail
+from ddp_hpc.schedulers.client import read_job
+from ddp_hpc.schedulers.job_state import check_job_id
+from ddp_hpc.schedulers.run_command import plain
 
 
 @dataclass(frozen=True)
 class State:
-    """`word` is done, waiting, running, failed or missing; `text` what there is to say about it."""
+    """`word` is done, waiting, running, failed or missing, and `text` the details."""
 
     word: str
     text: str = ""
@@ -28,11 +28,11 @@ class State:
 
     @property
     def is_live(self) -> bool:
-        """Whether it is somewhere on its way, so that nobody else must start it."""
+        """Returns whether the point is pending or running, so that it must not be started again."""
         return self.word in ("waiting", "running")
 
     def line(self, point: Point) -> str:
-        """For people."""
+        """Returns a line about the point for the user."""
         if self.measured is not None:
             return f"{point}: {self.measured.samples_per_s:,.1f} samples/s"
         return f"{point}: {self.word}, {self.text}"
@@ -41,10 +41,10 @@ class State:
 def look(
     folder: Path, point: Point, settings: Settings, *, in_use: bool = False, must_answer: bool = False
 ) -> State:
-    """How the point of that folder is. `in_use`: somebody starts points here just now.
+    """Returns the state of a point. `in_use` means that another process is starting points in the directory.
 
     Raises:
-        DdpHpcError: with `must_answer`, where its scheduler does not.
+        DdpHpcError: the scheduler does not respond, and `must_answer` is set.
     """
     own, problem = folder / point.folder, ""
     try:
@@ -57,27 +57,27 @@ def look(
         return State("running", "here") if in_use else State("failed", _of_log(log, problem))
     jobs = ledger.job_ids(own)
     if not jobs:
-        return State("failed", problem) if problem else State("missing", "it was not started")
+        return State("failed", problem) if problem else State("missing", "not started")
     try:
         return _of_job(_view(jobs[-1], own), problem)
     except DdpHpcError as error:
         if must_answer:
             raise
-        return State("waiting", f"job {jobs[-1]}, and its scheduler does not answer: {error}")
+        return State("waiting", f"job {jobs[-1]}, whose scheduler does not respond: {error}")
 
 
 def _of_log(log: Path, problem: str) -> str:
     text = read_tail([log])
     failure = first_failure(text)
     lines = failure.lines if failure else last_lines(text)
-    said = _telling(lines, is_named=failure is not None) if lines else "it said nothing"
-    return f"{problem or plain(said)}; its log: {log}"
+    said = _telling(lines, is_named=failure is not None) if lines else "no output"
+    return f"{problem or plain(said)}; log: {log}"
 
 
 def _view(job_id: str, folder: Path) -> View:
     try:
         job = read_job(check_job_id(job_id))
-    except RequestError:  # no scheduler here: the folder was copied
+    except RequestError:  # there is no scheduler here, so the directory was copied from elsewhere
         job = None
     return view(job_id, job, folder)
 
@@ -85,17 +85,17 @@ def _view(job_id: str, folder: Path) -> View:
 def _of_job(seen: View, problem: str) -> State:
     text = f"job {seen.job_id}"
     if seen.job is None:
-        return State("failed", f"{text} is not known here any more; {problem or 'it left no summary'}")
+        return State("failed", f"{text} is no longer known to the scheduler; {problem or 'no summary'}")
     if seen.job.phase != "ended":
         reason = f", {seen.job.reason}" if seen.job.phase == "waiting" and seen.job.reason else ""
         return State(seen.job.phase, plain(f"{text}: {seen.job.word}{reason}"))
     if seen.post_mortem is None:
-        return State("failed", f"{text} has ended; {problem or 'it left no summary'}")
+        return State("failed", f"{text} has ended; {problem or 'no summary'}")
     dead = seen.post_mortem
     why = f": {_telling(dead.lines, is_named=dead.rank is not None or bool(dead.host))}" if dead.lines else ""
     return State("failed", plain(f"{text}: {dead.what}{why}; see ddp-hpc status {seen.job_id}"))
 
 
 def _telling(lines: Sequence[str], *, is_named: bool) -> str:
-    """Of what a rank or a host said the first line; of a traceback, and of a log's end, the last."""
+    """Returns the first line of a message with a rank or host, or the last line of a traceback or log."""
     return lines[0] if is_named and "Traceback" not in lines[0] else lines[-1]

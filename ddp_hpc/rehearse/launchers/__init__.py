@@ -1,1 +1,1 @@
-"""Stand-ins for launchers of ranks, over MPICH's Hydra. What they do not do: docs/rehearse.md."""
+"""Stand-ins for launchers of ranks, over MPICH's Hydra. What they do not do: docs/how-to/rehearse.md."""

@@ -1,1 +1,1 @@
-"""A stand-in for OpenPBS: one folder, no daemons, the jobs run here. What it does not: docs/rehearse.md."""
+"""A stand-in for OpenPBS: one directory, no daemons. Its limits: docs/how-to/rehearse.md."""

@@ -11,14 +11,22 @@ from typing import Any
 
 from ddp_hpc.rehearse.launchers.options import RefusedError
 
-USAGE = "usage: qsub [-A acct] [-e path] [-j oe|eo] [-k keep] [-l resource_list] [-N name] [-o path]\n"
-USAGE += "            [-q dest] [-r y|n] [-v variable_list] [-W otherattributes=value...] [script]"
+# qsub_sup.c and print_usage of OpenPBS's qsub.c.
+USAGE = """usage: qsub [-a date_time] [-A account_string] [-c interval]
+\t[-C directive_prefix] [-e path] [-f ] [-h ] [-I [-X]] [-j oe|eo] [-J X-Y[:Z]]
+\t[-k keep] [-l resource_list] [-m mail_options] [-M user_list]
+\t[-N jobname] [-o path] [-p priority] [-P project] [-q queue] [-r y|n]
+\t[-R o|e|oe] [-S path] [-u user_list] [-W otherattributes=value...]
+\t[-v variable_list] [-V ] [-z] [script | -- command [arg1 ...]]
+       qsub --version"""
 OPTIONS = "A:a:C:c:e:fhIJ:j:k:l:M:m:N:o:P:p:q:R:r:S:u:Vv:W:Xz"  # qsub.1B of OpenPBS
 # They change what is printed or who is told, not how the job runs here.
-_WITHOUT_EFFECT = ("-a", "-c", "-f", "-M", "-m", "-P", "-p", "-R", "-u", "-z")
+_WITHOUT_EFFECT = ("-a", "-c", "-f", "-M", "-m", "-P", "-p", "-R", "-S", "-u", "-z")
 
 _NAME = re.compile(r"[A-Za-z0-9_+][!-#%-~]*")
-_RESOURCE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=\S+")
+_RESOURCE = re.compile(r"\s*([^=,\s]+)(?:=(\S*))?")
+_ARRAY = re.compile(r"([0-9]{1,4})-([0-9]{1,4})(?::([1-9][0-9]{0,3}))?(?:%[1-9][0-9]{0,3})?")
+_DEPEND = re.compile(r"(?:after|afterok|afternotok|afterany)(?::[0-9][^:,]*)+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +41,21 @@ class Request:
     output: str = ""
     error: str = ""
     umask: int = 0o077
-    after: tuple[str, ...] = ()
+    after: tuple[tuple[str, str], ...] = ()  # afterany and the like, with the job it speaks of
+    indices: range = range(0)  # of an array's subjobs
+    is_held: bool = False
+    is_rerunable: bool = True
+    is_sandboxed: bool = False
     resources: dict[str, str] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
 
 
 class _IllegalError(Exception):
-    """An option's value that qsub itself refuses, before it asks the server."""
+    """An option's value that qsub cannot read: in a directive the line is named as well."""
+
+
+class _IllegalAttributeError(_IllegalError):
+    """A value that is looked at when the whole request is together, wherever it stood."""
 
 
 def directive_lines(script: str) -> list[str]:
@@ -69,23 +85,42 @@ def read_request(argv: Sequence[str], script: str, environ: Mapping[str, str]) -
         RefusedError: an option or a value that qsub does not take.
     """
     request = Request()
-    for line in directive_lines(script):
-        try:
-            options, rest = getopt.getopt(shlex.split(line), OPTIONS)
-            request = _with_options(request, options, environ)
-            if rest:
-                raise RefusedError(f"qsub: directive error: {line}", 1)
-        except (getopt.GetoptError, ValueError) as error:
-            raise RefusedError(f"qsub: directive error: {line}", 1) from error
-        except _IllegalError as error:
-            raise RefusedError(f"qsub: {error}", 1) from error
     try:
+        for line in directive_lines(script):
+            request = _with_directive(request, line, environ)
         options, _ = getopt.getopt(list(argv), OPTIONS)
         return _with_options(request, options, environ)
     except getopt.GetoptError as error:
-        raise RefusedError(f"qsub: invalid option -- '{error.opt}'\n{USAGE}", 2) from error
+        raise RefusedError(f"qsub: {_getopts_words(error)}\n{USAGE}", 2) from error
     except _IllegalError as error:
         raise RefusedError(f"qsub: {error}\n{USAGE}", 2) from error
+
+
+def _with_directive(request: Request, line: str, environ: Mapping[str, str]) -> Request:
+    """As do_dir of qsub.c: what is wrong, then the line's words, each with a blank after it."""
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise RefusedError("qsub: unmatched ", 1) from error
+    named = f"qsub: directive error: {''.join(f'{word} ' for word in words)}"
+    try:
+        options, rest = getopt.gnu_getopt(words, OPTIONS)
+        request = _with_options(request, options, environ)
+    except _IllegalAttributeError:
+        raise
+    except _IllegalError as error:
+        raise RefusedError(f"qsub: {error}\n{named}", 1) from error
+    except getopt.GetoptError as error:
+        raise RefusedError(f"qsub: {_getopts_words(error)}\n{named}", 1) from error
+    if rest:
+        raise RefusedError(named, 1)
+    return request
+
+
+def _getopts_words(error: getopt.GetoptError) -> str:
+    if "requires argument" in error.msg:
+        return f"option requires an argument -- '{error.opt}'"
+    return f"invalid option -- '{error.opt}'"
 
 
 def _with_options(
@@ -114,38 +149,63 @@ def _change(request: Request, option: str, value: str, environ: Mapping[str, str
         case "-v":
             return {"variables": request.variables | _variables(value, environ)}
         case "-r":
-            _check(value in ("y", "n"), option)
-            return {}
+            if value not in ("y", "n"):
+                raise _IllegalError("illegal -r value")
+            return {"is_rerunable": value == "y"}
         case "-V":
             return {"variables": dict(environ) | request.variables}
-        case "-S":
-            _check(value.rpartition("/")[2] in ("bash", "sh"), option)
-            return {}
-        case "-C" | "-h" | "-I" | "-J" | "-X":
+        case "-h":
+            return {"is_held": True}
+        case "-I":
+            # A stand-in has no terminal to give.
+            raise RefusedError(
+                "qsub:\tstandard input and output must be a terminal for\n\tinteractive job submission", 1
+            )
+        case "-J":
+            match = _ARRAY.fullmatch(value)
+            _check(match is not None and int(match[1]) < int(match[2]), option)
+            assert match is not None
+            return {"indices": range(int(match[1]), int(match[2]) + 1, int(match[3] or 1))}
+        case "-C" | "-X":
             raise RefusedError(f"qsub: the stand-in does not do {option}", 99)
         case _ if option in _WITHOUT_EFFECT:
             return {}
         case "-W":
-            name, _, text = value.partition("=")
-            if name == "depend":
-                _check(re.fullmatch(r"afterany(:[0-9][^:]*)+", text) is not None, option)
-                return {"after": tuple(text.split(":")[1:])}
-            if name in ("group_list", "sandbox", "run_count"):
-                return {}
-            _check(re.fullmatch("umask=[0-7]{1,4}", value) is not None, option)
-            return {"umask": int(text, 8)}
+            return _attribute(value)
     return {{"-A": "account", "-q": "queue", "-o": "output", "-e": "error"}[option]: value}
+
+
+def _attribute(value: str) -> dict[str, Any]:
+    """What `-W` asks for."""
+    name, _, text = value.partition("=")
+    if name == "depend":
+        _check(all(map(_DEPEND.fullmatch, text.split(","))), "-W")
+        pairs = [(kind, job) for part in text.split(",") for kind, *jobs in [part.split(":")] for job in jobs]
+        return {"after": tuple(pairs)}
+    if name == "sandbox":
+        return {"is_sandboxed": text == "PRIVATE"}
+    if name in ("group_list", "run_count"):
+        return {}
+    _check(re.fullmatch("umask=[0-9]{1,4}", value) is not None, "-W")
+    # sscanf("%o") of start_exec.c stops at what is no octal digit.
+    octal = re.match("[0-7]+", text.lstrip("0"))
+    return {"umask": int(octal[0], 8) if octal else 0 if not text.strip("0") else 0o077}
 
 
 def _check(good: bool, option: str) -> None:
     if not good:
-        raise _IllegalError(f"illegal {option} value")
+        raise _IllegalAttributeError(f"illegal {option} value")
 
 
 def _resources(value: str) -> dict[str, str]:
-    parts = value.split(",")
-    _check(all(_RESOURCE.fullmatch(part) for part in parts), "-l")
-    return {name: text for name, _, text in (part.partition("=") for part in parts)}
+    """As set_resources of set_resource.c."""
+    found = {}
+    for part in value.split(","):
+        match = _RESOURCE.fullmatch(part)
+        if match is None:
+            raise _IllegalError("illegal -l value")
+        found[match[1]] = match[2] or ""
+    return found
 
 
 def _variables(value: str, environ: Mapping[str, str]) -> dict[str, str]:

@@ -22,6 +22,7 @@ from ddp_hpc.rehearse import jobs, processes
 from ddp_hpc.rehearse.pbs import server
 
 WALLTIME_EXCEEDED, START_FAILED = -29, -3
+_LOGS = ("Output_Path", "Error_Path")
 _RERUN = "will run again"
 
 
@@ -33,7 +34,7 @@ class Mom:
         self.number = number
         self.settings = server.read_settings(root)
         self.job = jobs.load(root, number)
-        self.id = f"{number}.{self.job['server']}"
+        self.id = server.job_id(number, self.job["server"])
 
     def run(self) -> None:
         """The job to its end, as often as it is requeued; then the jobs that waited for it."""
@@ -58,28 +59,66 @@ class Mom:
             )
             return "held"
         shell = self.start(out, err)
-        nodes = "+".join(f"({c['node'].partition('.')[0]}:ncpus={c['ncpus']})" for c in self.job["_chunks"])
-        on = f"Job run at {time.strftime('%a %b %d at %H:%M')} on {nodes}"
+        started = {key: self.job[key].replace("^array_index^", self.index()) for key in _LOGS}
         self.update(
-            job_state="R", substate=42, stime=time.ctime(), session_id=shell.pid, comment=on,
+            **started, job_state="R", substate=42, stime=time.ctime(), session_id=shell.pid, **self.where(),
             run_count=self.job.get("run_count", 0) + 1,
         )  # fmt: skip
+        start_s = time.monotonic()
         exit_status, how = self.watch(shell, err)
         self.clear_up()
-        self.deliver_logs()
         if how == _RERUN:
-            return how
+            return how  # its logs stay in the spool, and the next run adds to them
+        self.deliver_logs()
+        now, comment = time.ctime(), jobs.load(self.root, self.number)["comment"]
         substate = 92 if exit_status == 0 else 91 if "terminated" in how else 93
         self.update(
-            job_state="F", substate=substate, Exit_status=exit_status, comment=f"{on} and {how}",
-            obittime=time.ctime(),
+            job_state="F", substate=substate, Exit_status=exit_status, Stageout_status=1, obittime=now,
+            mtime=now, history_timestamp=int(time.time()),
+            resources_used=self.used(int(time.monotonic() - start_s)),
+            comment=comment if " and terminated" in comment else f"{comment} and {how}",
         )  # fmt: skip
         return how
 
+    def index(self) -> str:
+        """Of a job in its array; until it starts its logs' names are without."""
+        return str(self.job.get("array_index", ""))
+
+    def where(self) -> dict[str, str]:
+        """What the scheduler writes down of the nodes."""
+        hosts, vnodes = [], []
+        for chunk in self.job["_chunks"]:
+            name, ncpus, ngpus = chunk["node"].partition(".")[0], chunk["ncpus"], chunk["ngpus"]
+            hosts.append(f"{name}/0" + (f"*{ncpus}" if ncpus > 1 else ""))
+            vnodes.append(f"({name}:ncpus={ncpus}" + (f":ngpus={ngpus})" if ngpus else ")"))
+        return {
+            "exec_host": "+".join(hosts),
+            "exec_vnode": "+".join(vnodes),
+            "jobdir": str(self.jobdir()),
+            "comment": f"Job run at {time.strftime('%a %b %d at %H:%M')} on {'+'.join(vnodes)}",
+        }
+
+    def used(self, seconds: int) -> dict[str, object]:
+        """What is reported of a job's resources; CPU time and memory are not measured here."""
+        ncpus = sum(chunk["ncpus"] for chunk in self.job["_chunks"])
+        walltime = server.clock(seconds)
+        return {
+            "cpupercent": 0,
+            "cput": "00:00:00",
+            "mem": "0kb",
+            "ncpus": ncpus,
+            "vmem": "0kb",
+            "walltime": walltime,
+        }
+
+    def jobdir(self) -> Path:
+        """The user's home, or a folder of the job's own in it with `-W sandbox=PRIVATE`."""
+        home = self.root / "home"
+        return home / f"pbs.{self.id}.x8z" if self.job["_is_sandboxed"] else home
+
     def update(self, **attributes: object) -> None:
-        """Changes what others see of the job."""
-        self.job.update(attributes)
-        jobs.save(self.root, self.number, self.job)
+        """Changes what others see of the job; what they changed meanwhile stays."""
+        self.job = jobs.change(self.root, self.number, **attributes)
 
     def open_logs(self) -> tuple[IO[bytes], IO[bytes]]:
         """The files of stdout and stderr."""
@@ -89,7 +128,8 @@ class Mom:
 
     def open_log(self, ending: str, destination: str) -> IO[bytes]:
         """With -k doe the log itself, appended to; else a spool file that is delivered at the end."""
-        path = Path(destination.partition(":")[2]) if self.writes_direct() else self.spooled(ending)
+        named = destination.partition(":")[2].replace("^array_index^", self.index())
+        path = Path(named) if self.writes_direct() else self.spooled(ending)
         if not self.writes_direct():
             path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -133,8 +173,8 @@ class Mom:
         return {
             "PATH": "/bin:/usr/bin",
             "HOME": home,
-            "LOGNAME": "pbsuser",
-            "USER": "pbsuser",
+            "LOGNAME": server.USER,
+            "USER": server.USER,
             "SHELL": "/bin/bash",
             "ENVIRONMENT": "BATCH",
             "NCPUS": str(chunk["ompthreads"]),
@@ -142,7 +182,7 @@ class Mom:
             "TMPDIR": str(tmpdir),
             "PBS_ENVIRONMENT": "PBS_BATCH",
             "PBS_JOBCOOKIE": secrets.token_hex(16).upper(),
-            "PBS_JOBDIR": home,
+            "PBS_JOBDIR": str(self.jobdir()),
             "PBS_JOBID": self.id,
             "PBS_JOBNAME": self.job["Job_Name"],
             "PBS_MOMPORT": "15003",
@@ -151,19 +191,21 @@ class Mom:
             "PBS_QUEUE": self.job["queue"],
             "PBS_TASKNUM": "1",
             **account,
+            **self.job["_array"],
             **self.job["Variable_List"],
         }
 
     def start(self, out: IO[bytes], err: IO[bytes]) -> subprocess.Popen[bytes]:
         """The login shell, which is told the script's copy."""
         environment = self.environment()
+        self.jobdir().mkdir(exist_ok=True)
         shell = subprocess.Popen(
             ["-bash"],
             executable="/bin/bash",
             stdin=subprocess.PIPE,
             stdout=out,
             stderr=err,
-            cwd=environment["HOME"],
+            cwd=self.jobdir(),
             env=environment,
             umask=self.job["_umask"],
             start_new_session=True,
@@ -189,7 +231,7 @@ class Mom:
                 return WALLTIME_EXCEEDED, "exceeded resource walltime"
             if jobs.delete_request(self.root, self.number).exists():
                 self.end(shell, self.settings.kill_delay_s)
-                return 256 + signal.SIGTERM, "terminated"
+                return 256 + signal.SIGTERM, f"terminated by {server.USER}@{self.settings.submit_host}"
             rerun = jobs.rerun_request(self.root, self.number)
             if rerun.exists():
                 self.end(shell, float(rerun.read_text()))
@@ -206,6 +248,7 @@ class Mom:
 
     def end(self, shell: subprocess.Popen[bytes], grace_s: float) -> None:
         """SIGTERM to the session; the shell dies of it, the script's traps have `grace_s`."""
+        over_s = time.monotonic() + (self.settings.obituary_s if grace_s else 0.0)
         if grace_s:
             processes.send(signal.SIGTERM, processes.of_session(shell.pid))
         end_s = time.monotonic() + grace_s
@@ -214,11 +257,14 @@ class Mom:
             time.sleep(0.02)
         processes.send(signal.SIGKILL, processes.of_session(shell.pid))
         shell.wait()
+        time.sleep(max(0.0, over_s - time.monotonic()))  # the mom's obituary takes its time
 
     def clear_up(self) -> None:
         """Real PBS forgets what left the session; here it is named, for the tests, and killed."""
         words = processes.end_descendants(2.0)
         shutil.rmtree(self.root / "var" / "tmp" / f"pbs.{self.id}", ignore_errors=True)
+        if self.job["_is_sandboxed"]:
+            shutil.rmtree(self.jobdir(), ignore_errors=True)
         self.update(left_over=words)
 
 

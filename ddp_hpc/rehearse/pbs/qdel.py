@@ -22,14 +22,21 @@ def delete(argv: Sequence[str], _environ: Mapping[str, str]) -> None:
     for word in argv:
         number = server.job_number("qdel", word, root)
         job = jobs.load(root, number)
+        if "_indices" in job:
+            for index in job["_indices"]:
+                jobs.delete_request(root, server.subjob(number, index)).touch()
+            continue
         if job["job_state"] == "F":
             raise RefusedError(f"qdel: Job has finished {number}.{job['server']}", server.FINISHED)
         jobs.delete_request(root, number).touch()
-        waits = "comment" in job or "depend" in job
-        if waits and job["job_state"] in "QH":
+        by = f"{server.USER}@{server.read_settings(root).submit_host}"
+        said = {"comment": f"{job['comment']} and terminated by {by}"} if "comment" in job else {}
+        if job["job_state"] == "H" or (said and job["job_state"] == "Q"):
             # It never ran: no Exit_status, no stime.
-            jobs.save(root, number, {**job, "job_state": "F", "substate": 91})
+            jobs.change(root, number, **said, job_state="F", substate=91)
             server.release(root)
+        elif said and "terminated" not in job["comment"]:
+            jobs.change(root, number, **said)  # at once, while the job still has its grace
 
 
 def main() -> NoReturn:

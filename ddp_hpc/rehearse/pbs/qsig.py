@@ -20,12 +20,20 @@ def send(argv: Sequence[str], _environ: Mapping[str, str]) -> None:
     Raises:
         RefusedError: unknown, or not running.
     """
-    options, words = getopt.getopt(list(argv), "s:")
+    try:
+        options, words = getopt.getopt(list(argv), "s:")
+    except getopt.GetoptError:
+        options, words = [], []
+    if not words:
+        raise RefusedError("usage: qsig [-s signal] job_identifier...\n       qsig --version", 2)
     root = server.folder()
     number = server.job_number("qsig", words[0], root)
     job = jobs.load(root, number)
+    if job["job_state"] == "F":
+        raise RefusedError(f"qsig: Job has finished {number}.{job['server']}", server.FINISHED)
     if job["job_state"] != "R":
-        raise RefusedError(f"qsig: Request invalid for state of job {number}.{job['server']}", 15018 % 256)
+        text = f"qsig: Request invalid for state of job {number}.{job['server']}"
+        raise RefusedError(text, server.BAD_STATE)
     name = dict(options).get("-s", "TERM").removeprefix("SIG")
     processes.send(signal.Signals[f"SIG{name}"], processes.of_session(job["session_id"]))
 

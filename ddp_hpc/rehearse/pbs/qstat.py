@@ -1,57 +1,143 @@
-"""`qstat [-x] -f -F json JOB`: a job's attributes, with the real one's wobbling types; nothing else."""
+"""`qstat [-x] -f [-w] [-F json] JOB`: a job's attributes, as text or with JSON's wobbling types."""
 
 from __future__ import annotations
 
-import contextlib
+import getopt
 import json
+import math
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError
 from ddp_hpc.rehearse.pbs import server
 
+# Of qstat.c: these stay text, whatever they look like.
+_TEXT = ("Job_Name", "project", "Account_Name")
+_NUMBER = re.compile(r"-?[0-9.]+(?:[eE][+-]?[0-9]+)?")
+_LINE_CHARS = 78
+_MAX_INT = 2**31
+
 
 def show(argv: Sequence[str], _environ: Mapping[str, str]) -> None:
-    """Prints the job.
+    """Prints the job; with `-F json` a frame without Jobs where there is none to print.
 
     Raises:
         RefusedError: unknown, or finished and asked for without -x.
     """
-    options, words = {word for word in argv if word.startswith("-")}, [w for w in argv if w[0] != "-"]
-    long = "".join(sorted(options)).replace("-", "")
-    if not set(long) <= set("xfF") or "f" not in long or words[:1] != ["json"] or len(words) != 2:
-        raise RefusedError("qstat: the stand-in knows `qstat [-x] -f -F json JOB` alone", 99)
+    try:
+        options, words = getopt.getopt(list(argv), "fxwF:")
+    except getopt.GetoptError:
+        options, words = [], []
+    flags = dict(options)
+    if "-f" not in flags or flags.get("-F", "json") != "json" or len(words) != 1:
+        raise RefusedError("qstat: the stand-in knows `qstat [-x] -f [-w] [-F json] JOB` alone", 99)
     root = server.folder()
-    number = server.job_number("qstat", words[1], root)
-    job = jobs.load(root, number)
-    name = f"{number}.{job['server']}"
-    if job["job_state"] == "F" and "x" not in long:
-        text = f"qstat: {name} Job has finished, use -x or -H to obtain historical job information"
-        raise RefusedError(text, server.FINISHED)
-    shown = {key: _wobble(value) for key, value in job.items() if not key.startswith("_")}
-    answer = {
+    frame = {
         "timestamp": int(time.time()),
         "pbs_version": "23.06.06",
-        "pbs_server": job["server"],
-        "Jobs": {name: shown},
+        "pbs_server": server.read_settings(root).server,
     }
+    try:
+        name, job = _job(root, words[0], with_history="-x" in flags)
+    except RefusedError:
+        if "-F" in flags:
+            _print(frame)
+        raise
+    shown = {key: value for key, value in job.items() if not key.startswith("_")}
+    if "-F" in flags:
+        _print({**frame, "Jobs": {name: {key: _typed(key, value) for key, value in shown.items()}}})
+    else:
+        sys.stdout.write("\n".join(_lines(name, shown, is_wide="-w" in flags)) + "\n\n")
+
+
+def _job(root: Any, word: str, *, with_history: bool) -> tuple[str, jobs.Attributes]:
+    settings = server.read_settings(root)
+    if not word[:1].isdecimal():
+        raise RefusedError(f"qstat: Unknown queue {word}", server.UNKNOWN_QUEUE)
+    if with_history and not settings.history:
+        name = f"{word.partition('.')[0]}.{settings.server}"
+        raise RefusedError(f"qstat: PBS is not configured to maintain job history {name}", 0)
+    number = server.job_number("qstat", word, root)
+    job = jobs.load(root, number)
+    name = server.job_id(number, job["server"])
+    if "_indices" in job:
+        name, job = name.replace(".", "[].", 1), server.array_state(root, number, job)
+    if job["job_state"] == "F" and not with_history:
+        text = f"qstat: {name} Job has finished, use -x or -H to obtain historical job information"
+        raise RefusedError(text, server.FINISHED)
+    return name, job
+
+
+def _print(answer: Mapping[str, Any]) -> None:
     json.dump(answer, sys.stdout, indent="\t")
     sys.stdout.write("\n")
 
 
-def _wobble(value: Any) -> Any:
-    """What looks like a number comes as one: `-v foo=005` as 5, `select=1` as 1."""
+def _typed(key: str, value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _wobble(item) for key, item in value.items()}
-    if isinstance(value, str):
-        for kind in (int, float):
-            with contextlib.suppress(ValueError):
-                return kind(value)
+        return {name: _parsed(one) for name, one in value.items()}
+    return value if key in _TEXT else _parsed(value)
+
+
+def _parsed(value: Any) -> Any:
+    """What is a value of JSON comes as one, as cJSON reads it: `005` is 5, `1e3` is 1000, `1e400` null."""
+    if not isinstance(value, str):
+        return value
+    if _NUMBER.fullmatch(value):
+        with suppress(ValueError):
+            number = float(value)
+            if not math.isfinite(number):
+                return None
+            return int(number) if number == int(number) and abs(number) < _MAX_INT else number
+        return value
+    if value[:1] in ('"', "[", "{", "t", "f", "n"):
+        with suppress(ValueError):
+            return json.loads(value, parse_constant=_no_constant)
     return value
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(name)
+
+
+def _lines(name: str, job: Mapping[str, Any], *, is_wide: bool) -> list[str]:
+    """The text form, each attribute wrapped as prt_attr of qstat.c does it."""
+    lines = [f"Job Id: {name}"]
+    for key, value in job.items():
+        if key == "Variable_List":
+            pairs = (f"{one}={str(text).replace(',', chr(92) + ',')}" for one, text in value.items())
+            lines.append(_wrapped(key, ",".join(pairs), is_wide=is_wide))
+        elif isinstance(value, dict):
+            lines += [_wrapped(f"{key}.{one}", str(text), is_wide=is_wide) for one, text in value.items()]
+        else:
+            lines.append(_wrapped(key, str(value), is_wide=is_wide))
+    return lines
+
+
+def _wrapped(key: str, value: str, *, is_wide: bool) -> str:
+    line = f"    {key} = "
+    if is_wide:
+        return line + value
+    column = len(line)
+    for index, part in enumerate(value.split(",")):
+        if index:
+            line += ","
+        if len(part) + column < _LINE_CHARS:
+            line, column = line + part, column + len(part)
+            continue
+        if index:
+            line, column = f"{line}\n\t", 9
+        for char in part:
+            line, column = line + char, column + 1
+            if column > _LINE_CHARS:
+                line, column = f"{line}\n\t", 8
+    return line
 
 
 def main() -> NoReturn:

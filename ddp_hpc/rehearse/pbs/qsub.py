@@ -5,7 +5,7 @@ from __future__ import annotations
 import getopt
 import os
 import shlex
-import socket
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError
 from ddp_hpc.rehearse.pbs import server
 from ddp_hpc.rehearse.pbs.directives import OPTIONS, Request, read_request
-from ddp_hpc.rehearse.pbs.resources import check, placed, walltime_s, why_never
+from ddp_hpc.rehearse.pbs.resources import Chunk, check, placed, select_of, walltime_s, why_never
 from ddp_hpc.rehearse.pbs.server import Settings
 
 
@@ -33,7 +33,7 @@ def submit(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     script = _script(operands)
     request = read_request(argv, script, environ)
     check(request, settings)
-    after = [server.job_number("qsub", word, root) for word in request.after]
+    after = [(kind, _number(word)) for kind, word in request.after]
 
     number = jobs.next_number(root / "next_job", server.FIRST_JOB)
     copy = root / "mom_priv" / "jobs" / f"{number}.{settings.server}.SC"
@@ -44,15 +44,41 @@ def submit(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     job = _attributes(request, settings, number, name, argv, environ)
     if never := why_never(request, settings):
         jobs.save(root, number, {**job, "comment": never})
+    elif request.indices:
+        _submit_array(root, settings, request.indices, number, job)
+        sys.stdout.write(f"{number}[].{settings.server}\n")
+        return
+    elif request.is_held:
+        jobs.save(root, number, {**job, "job_state": "H", "Hold_Types": "u"})
     elif after:
-        depend = "afterany:" + ":".join(f"{before}.{settings.server}@{settings.server}" for before in after)
-        waits = {"job_state": "H", "Hold_Types": "s", "depend": depend, "_after": after}
+        depend = ",".join(f"{kind}:{before}.{settings.server}@{settings.server}" for kind, before in after)
+        waits = {"job_state": "H", "Hold_Types": "s", "depend": depend, "substate": 22, "_after": after}
         jobs.save(root, number, {**job, **waits})
-        server.release(root)
+        server.depends_on(root, number, after)
     else:
         jobs.save(root, number, job)
         server.start_mom(root, number)
     sys.stdout.write(f"{number}.{settings.server}\n")
+
+
+def _submit_array(root: Path, settings: Settings, indices: range, number: int, job: jobs.Attributes) -> None:
+    """The array, and its jobs as jobs of their own, which start at once."""
+    if settings.any_site:
+        raise RefusedError("qsub: the stand-in does not do -J in a rehearsal", 99)
+    name = f"{number}[].{settings.server}"
+    logs = ("Output_Path", "Error_Path")
+    paths = {log: f"{job[log]}.^array_index^" for log in logs}
+    text = f"{indices.start}-{indices.stop - 1}" + (f":{indices.step}" if indices.step > 1 else "")
+    listed = {"array": "True", "array_indices_submitted": text, "_indices": list(indices)}
+    jobs.save(root, number, {**job, **paths, **listed})
+    for index in indices:
+        own = server.subjob(number, index)
+        copy = root / "mom_priv" / "jobs" / f"{server.job_id(own, settings.server)}.SC"
+        shutil.copy(root / "mom_priv" / "jobs" / f"{number}.{settings.server}.SC", copy)
+        of_array = {"PBS_ARRAY_ID": name, "PBS_ARRAY_INDEX": str(index)}
+        more = {"array_id": name, "array_index": index, "_array": of_array}
+        jobs.save(root, own, {**job, **paths, **more})
+        server.start_mom(root, own)
 
 
 def _operands(argv: Sequence[str]) -> list[str]:
@@ -65,6 +91,8 @@ def _operands(argv: Sequence[str]) -> list[str]:
 def _script(operands: Sequence[str]) -> str:
     if not operands:
         return sys.stdin.read()
+    if Path(operands[0]).is_dir():
+        raise RefusedError("qsub: script not a file", 1)
     try:
         with Path(operands[0]).open(encoding="utf-8", errors="surrogateescape", newline="") as file:
             return file.read()
@@ -81,12 +109,12 @@ def _attributes(
     environ: Mapping[str, str],
 ) -> jobs.Attributes:
     """The job as `qstat -f` shows it; what starts with `_` is between qsub and its mom."""
-    workdir, host = _workdir(environ), socket.gethostname()
+    workdir, host = _workdir(environ), settings.submit_host
     queue = request.queue or settings.default_queue
     user_home = str(server.folder() / "home")
     variables = {
         "PBS_O_HOME": user_home,
-        "PBS_O_LOGNAME": "pbsuser",
+        "PBS_O_LOGNAME": server.USER,
         "PBS_O_PATH": environ.get("PATH", ""),
         "PBS_O_MAIL": "/var/mail/pbsuser",
         "PBS_O_SHELL": "/bin/bash",
@@ -98,31 +126,57 @@ def _attributes(
         "PBS_O_HOST": host,
         **request.variables,
     }
-    resources = {"select": "1", "place": "free", **request.resources}
+    lies_on = placed(request, settings)
+    select = select_of(request)
+    resources = {"place": "free", **request.resources, "select": select, **_totals(lies_on, select)}
+    asked_s = settings.walltime_s or walltime_s(request.resources.get("walltime", "0"))
+    if asked_s:
+        resources["walltime"] = server.clock(asked_s)
     now = time.ctime()
     return {
         "Job_Name": name,
-        "Job_Owner": f"pbsuser@{host}",
+        "Job_Owner": f"{server.USER}@{host}",
         "job_state": "Q",
         "queue": queue,
         "server": settings.server,
         **({"Account_Name": request.account} if request.account else {}),
+        "Checkpoint": "u",
         "ctime": now,
+        "mtime": now,
         "qtime": now,
+        "etime": now,
         "Error_Path": f"{host}:{_log(request.error, workdir, f'{name}.e{number}', number, 'ER')}",
         "Hold_Types": "n",
         "Join_Path": request.join,
         "Keep_Files": "doe" if settings.alcf_hook else request.keep or "n",
         "Output_Path": f"{host}:{_log(request.output, workdir, f'{name}.o{number}', number, 'OU')}",
-        "Resource_List": {**resources, "nodect": len({chunk.node for chunk in placed(request, settings)})},
+        "Mail_Points": "a",
+        "Priority": 0,
+        "Rerunable": "True" if request.is_rerunable else "False",
+        "Resource_List": resources,
         "substate": 10,
         "Variable_List": variables,
         "Submit_arguments": shlex.join(argv),
-        "_chunks": [asdict(chunk) for chunk in placed(request, settings)],
+        "project": "_pbs_project_default",
+        "Submit_Host": host,
+        "_chunks": [asdict(chunk) for chunk in lies_on],
         "_walltime_s": walltime_s(request.resources.get("walltime", "0")),
         "_umask": request.umask,
-        "_variables": request.variables,
+        "_is_sandboxed": request.is_sandboxed,
+        "_array": {},
     }
+
+
+def _number(word: str) -> int:
+    head = word.partition(".")[0]
+    return int(head) if head.isdecimal() else 0
+
+
+def _totals(lies_on: Sequence[Chunk], select: str) -> dict[str, int]:
+    """What the chunks come to; of `mpiprocs` and `ngpus` nothing where nobody asked for any."""
+    names = ["ncpus", "ngpus", *(["mpiprocs"] if "mpiprocs=" in select else [])]
+    sums = {name: sum(getattr(chunk, name) for chunk in lies_on) for name in names}
+    return {name: number for name, number in sums.items() if number} | {"nodect": len(lies_on)}
 
 
 def _workdir(environ: Mapping[str, str]) -> str:

@@ -10,7 +10,10 @@ from ddp_hpc.rehearse.pbs.directives import Request
 from ddp_hpc.rehearse.pbs.server import QUEUES, Settings
 
 _OF_CHUNKS = frozenset({"ncpus", "mpiprocs", "ompthreads", "ngpus", "mem", "host", "vnode", "system"})
-_OF_JOBS = frozenset({"select", "place", "walltime", "filesystems", "mem", "ncpus", "ngpus", "cput"})
+_OF_JOBS = frozenset(
+    {"select", "place", "walltime", "filesystems", "mem", "ncpus", "ngpus", "cput", "nodes", "software"}
+)
+_ILLEGAL = "qsub: Illegal attribute or resource value"
 _MAX_CHUNKS = 10_000
 _PLACE = re.compile(r"(free|pack|v?scatter)?(:?(excl|shared|exclhost))?(:?group=\w+)?")
 
@@ -34,11 +37,19 @@ def walltime_s(text: str) -> int:
         RefusedError: for anything else.
     """
     if not re.fullmatch(r"(\d+:){0,2}\d+", text):
-        raise RefusedError("qsub: Illegal attribute or resource value Resource_List.walltime", 166)
+        raise RefusedError(f"{_ILLEGAL} Resource_List.walltime", 166)
     seconds = 0
     for part in text.split(":"):
         seconds = seconds * 60 + int(part)
     return seconds
+
+
+def select_of(request: Request) -> str:
+    """The chunks that were asked for, by `select` or the older `nodes=N:ppn=P`; else one."""
+    if match := re.fullmatch(r"([0-9]+)(?::ppn=([0-9]+))?", request.resources.get("nodes", "")):
+        ranks = match[2] or "1"
+        return f"{match[1]}:ncpus={ranks}:mpiprocs={ranks}"
+    return request.resources.get("select", "1")
 
 
 def chunks(request: Request, settings: Settings) -> list[Chunk]:
@@ -47,15 +58,23 @@ def chunks(request: Request, settings: Settings) -> list[Chunk]:
     Raises:
         RefusedError: as the server does.
     """
+    select = select_of(request)
+    if not select:
+        raise RefusedError(f"{_ILLEGAL} Resource_List.select", 166)
     found = []
-    for group in request.resources.get("select", "1").split("+"):
+    for group in select.split("+"):
         count, *pairs = group.split(":") if group[:1].isdecimal() else ("1", *group.split(":"))
         given = {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
         if not settings.any_site:
             _refuse_unknown(given, _OF_CHUNKS)
         numbers = {name: given.get(name, "") for name in ("ncpus", "ngpus", "mpiprocs", "ompthreads")}
-        if not count.isdecimal() or any(value and not value.isdecimal() for value in numbers.values()):
-            raise RefusedError("qsub: Illegal attribute or resource value Resource_List.select", 166)
+        for name, value in numbers.items():
+            if value and not value.isdecimal():
+                raise RefusedError(f"{_ILLEGAL} select.{name}", 166)
+        if not count.isdecimal():
+            raise RefusedError(f"{_ILLEGAL} Resource_List.select", 166)
+        if not int(count):
+            raise RefusedError(_ILLEGAL, 166)
         ncpus = int(numbers["ncpus"] or settings.default_chunk_ncpus)
         chunk = Chunk(
             ncpus=ncpus,
@@ -89,7 +108,9 @@ def check(request: Request, settings: Settings) -> None:
                 text = '"-lresource=" cannot be used with "select" or "place", resource is: '
                 raise RefusedError(f"qsub: {text}{name}", 5)
     if not _PLACE.fullmatch(request.resources.get("place", "free")):
-        raise RefusedError("qsub: Illegal attribute or resource value Resource_List.place", 166)
+        raise RefusedError(f"{_ILLEGAL} Resource_List.place", 166)
+    if "place" in request.resources and "select" not in request.resources:
+        raise RefusedError('qsub: Cannot have "place" without "select"', 7)
     if settings.any_site:
         walltime_s(request.resources.get("walltime", "0"))
         chunks(request, settings)
@@ -149,4 +170,4 @@ def placed(request: Request, settings: Settings) -> list[Chunk]:
 def _refuse_unknown(given: dict[str, str], known: frozenset[str]) -> None:
     for name in given:
         if name not in known:
-            raise RefusedError(f"qsub: Unknown resource: {name}", 187)
+            raise RefusedError(f"qsub: Unknown resource Resource_List.{name}", 187)

@@ -1,1 +1,1 @@
-"""A stand-in for Slurm: one folder, no daemons, the jobs run here. What it does not do: docs/rehearse.md."""
+"""A stand-in for Slurm: one directory, no daemons. Its limits: docs/how-to/rehearse.md."""

@@ -46,8 +46,8 @@ def _requeue(word: str, root: Path) -> None:
 
 def _hostnames(text: str) -> None:
     # Only here: other machines' lists are read as well as this one's.
+    from ddp_hpc.discovery.hostlist import expand_hostlist
     from ddp_hpc.errors import LaunchError
-    from ddp_hpc.world.hostlist import expand_hostlist
 
     try:
         sys.stdout.write("".join(f"{host}\n" for host in expand_hostlist(text)))

@@ -13,7 +13,7 @@ for (const [id, figure] of Object.entries(figures)) {
   else Plotly.newPlot(div, figure.data, figure.layout, config);
 }
 
-// Bars are slow to redraw by the ten thousand: only those in sight are there, and half as much to each side.
+// Redrawing ten thousand bars is slow, so only the visible ones and half that range on each side are drawn.
 function drawTimeline(div, figure) {
   const whole = figure.layout.xaxis.range.slice();
   const inSight = ([from, to]) => figure.data.map((trace) => pick(trace, figure.ranks, 1.5 * from - to / 2, 1.5 * to - from / 2));
@@ -25,7 +25,7 @@ function drawTimeline(div, figure) {
     drawn = String(range);
     Plotly.react(div, inSight(range), div.layout);
   });
-  // Plotly's own would go back to what was last drawn.
+  // Plotly's own double-click handler would return to the range that was drawn last.
   div.on("plotly_doubleclick", () => show(...whole));
   const show = (from, to) => Plotly.relayout(div, { "xaxis.range": [from, to] });
   const controls = document.querySelector(`[data-for=${div.id}]`);
@@ -57,7 +57,7 @@ function pick(trace, ranks, from, to) {
   return { ...trace, base: of(trace.base), x: of(trace.x), y: of(trace.y), hovertext, hoverinfo: "text", meta: null };
 }
 
-// A table is sorted by the heading that is pressed; once more turns it round. Numbers begin with the largest.
+// Clicking a heading sorts the table by it, numbers in descending order; a second click reverses the order.
 for (const button of document.querySelectorAll("thead button")) {
   button.addEventListener("click", () => {
     const heading = button.parentElement;
@@ -76,5 +76,5 @@ for (const button of document.querySelectorAll("thead button")) {
   });
 }
 
-// Closed details would not be printed.
+// Closed <details> elements would not be printed.
 addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((one) => (one.open = true)));

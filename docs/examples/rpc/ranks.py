@@ -13,9 +13,9 @@ import click
 from regression import Options
 
 import ddp_hpc
+from ddp_hpc.discovery.launcher_environment import peek_rank
 from ddp_hpc.errors import EXIT_INTERRUPTED
-from ddp_hpc.training.store_comm import StoreComm
-from ddp_hpc.world.launch_env import peek_rank
+from ddp_hpc.rendezvous.store_comm import StoreComm
 
 SERVER = 0  # the rank that holds the parameters; all others train
 BACKSTOP = 2  # calls wait so many times longer than the heartbeat, which knows who hangs

@@ -33,8 +33,8 @@ from ranks import BACKSTOP, SERVER, options, say, start, together, wait_for_all
 from regression import Options, ParameterServer, train
 
 from ddp_hpc import ConnectedWorld, DdpHpcError
-from ddp_hpc.world.interfaces import local_address_towards
-from ddp_hpc.world.meeting import open_listener
+from ddp_hpc.discovery.network_interfaces import local_address_towards
+from ddp_hpc.rendezvous.listener import open_listener
 
 _EXAMPLES = """\b
 Examples:
@@ -88,7 +88,7 @@ class Trainer(Actor):
 def address_of(world: ConnectedWorld) -> str:
     """Where this rank's worker can listen, as the others reach it."""
     host = world.group.host
-    with open_listener([0], loopback_only=False) as free:
+    with open_listener([0]) as free:
         port = free.getsockname()[1]
     return f"tcp://{host if world.rank == SERVER else local_address_towards(host, port)}:{port}"
 

@@ -15,10 +15,9 @@ import torch
 import torch.distributed as dist
 from ranks import BACKSTOP, SERVER, at, options, say, server_may_be_lost, share, start, together, wait_for_all
 from regression import Options, ParameterServer, train
-from torch.distributed import rpc
+from torch.distributed import Store, TCPStore, rpc
 
 from ddp_hpc import ConnectedWorld
-from ddp_hpc.training.store_comm import Store, TCPStore
 
 _EXAMPLES = """\b
 Examples:

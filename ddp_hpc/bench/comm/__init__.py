@@ -1,0 +1,1 @@
+"""`ddp-hpc bench comm`: collectives, timed and verified."""

@@ -1,0 +1,246 @@
+"""Runs `ddp-hpc bench comm`, which times and checks collectives on the ranks of a launcher.
+
+Ranks are discovered, connected and monitored as in training: if a rank fails, dies or hangs, all ranks end
+with a one-line error that names it. Only rank 0 writes the results.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Hashable, Iterator
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from ddp_hpc.bench import results_output as report
+from ddp_hpc.bench.comm import output as comm_output
+from ddp_hpc.bench.comm.baseline import key_of, read_baseline
+from ddp_hpc.bench.comm.request import CommBench, Effort, parse
+from ddp_hpc.bench.comm.transport import NcclLog, summary, transport_of_rank
+from ddp_hpc.errors import DdpHpcError, RequestError, stop_together
+from ddp_hpc.text_table import Row
+from ddp_hpc.training.config import TrainConfig
+from ddp_hpc.training.health.shutdown import Parts
+from ddp_hpc.training.session import introduce, session, stacks_of_run, start_watching
+from ddp_hpc.units import format_bytes
+
+if TYPE_CHECKING:
+    from ddp_hpc.bench.comm.collectives import Members
+    from ddp_hpc.bench.comm.gradient_buckets import Bucket
+    from ddp_hpc.bench.comm.measure_rows import Case
+    from ddp_hpc.bench.comm.rank_subsets import Division
+    from ddp_hpc.training.health.heartbeat import Heartbeat
+    from ddp_hpc.training.process_group.group import Group
+
+    Plan: TypeAlias = dict[Division, list[list[Case]]]
+
+T = TypeVar("T")
+
+_RANK_OPTIONS = {
+    "backend": "backend",
+    "device": "device",
+    "discovery": "discovery",
+    "init_timeout_s": "init_timeout",
+    "timeout_s": "timeout",
+    "hang_timeout_s": "hang_timeout",
+}
+"""Options of the ranks, by the names of the command's parameters."""
+
+
+def command(**options: Any) -> None:
+    """Runs `ddp-hpc bench comm` with its options, which are None or empty if they were not given.
+
+    Collective: every rank must call this. Ends the process on failure.
+    """
+    config = TrainConfig.of(**{option: options.pop(name) for name, option in _RANK_OPTIONS.items()})
+    bench = parse(**options)
+    # The variables must be set now, because NCCL reads them only once.
+    log = NcclLog(os.environ)
+    parts = Parts()
+    with session(config.process_group, parts) as group:
+        _run(bench, config, group, parts, log)
+
+
+def _run(bench: CommBench, config: TrainConfig, group: Group, parts: Parts, log: NcclLog) -> None:
+    """Runs the benchmark after the ranks have been connected. Collective: every rank must call this.
+
+    Raises:
+        RequestError: raised on all ranks if the request cannot be fulfilled here.
+        DdpHpcError: raised on all ranks if a result was wrong, a row is slower than the baseline
+            allows, or nothing could be measured.
+    """
+    from ddp_hpc.bench.comm.measure_rows import cases_of
+    from ddp_hpc.bench.comm.rank_subsets import divide, gather_members, nodes_of
+    from ddp_hpc.training.telemetry.progress_bar import Progress
+
+    world = group.world
+    if world.world_size == 1:
+        raise RequestError(
+            "bench comm needs at least 2 ranks, but 1 was started. Use a launcher: "
+            "mpiexec -n 4 ddp-hpc bench comm, srun ddp-hpc bench comm, or "
+            "ddp-hpc launch -n 4 -- ddp-hpc bench comm"
+        )
+    progress = Progress(world.rank == 0, sys.stderr)
+    introduce(group, progress)
+    nodes = nodes_of(group)
+    settings = _settings(bench, group, len(set(nodes)))
+    medians = _on_rank_0(group, lambda: _check_files(bench, settings))
+    buckets = _make_buckets(bench, group)
+    try:
+        divisions, notes = divide(nodes, bench.ranks_per_node)
+    except RequestError as error:
+        stop_together(world.rank, error)
+    for note in notes:
+        progress.say(f"note: {note}")
+    plan = {division: cases_of(bench, buckets, len(division.ranks)) for division in divisions}
+    _on_rank_0(group, lambda: _check_baseline(plan, bench, medians))
+    group.agree(_memory_problem(plan, group), RequestError.exit_code)
+
+    # No slow work precedes the first row, so that its time limit is that of all other rows.
+    limit_s = config.health.hang_timeout_s
+    heart = start_watching(limit_s, limit_s, group, parts, stacks_of_run())
+    if heart.note:
+        progress.say(f"note: {heart.note}")
+    rows: list[Row] = []
+    steps = count(1)
+    for division, collectives in plan.items():
+        members = gather_members(division, group, config.process_group.timeout_s)
+        for cases in collectives:
+            rows += _measure_all(cases, division, members, bench.effort, group, heart, steps, progress.say)
+    transports = group.comm.allgather(transport_of_rank(group.backend, log, os.environ))
+    transport = summary(group.backend, transports, log.user_settings)
+    progress.say(f"transport: {transport['line']}")
+    problem = comm_output.write(bench, rows, settings, transport, medians or {}) if world.rank == 0 else ""
+    if problem := group.comm.bcast(problem):
+        stop_together(world.rank, DdpHpcError(problem))
+    heart.close()
+
+
+def _on_rank_0(group: Group, work: Callable[[], T]) -> T | None:
+    """Returns the result of `work` on rank 0, and None on other ranks. Collective: every rank must call this.
+
+    Raises:
+        RequestError: raised on all ranks if `work` raises it.
+    """
+    found, problem = None, ""
+    if group.world.rank == 0:
+        try:
+            found = work()
+        except RequestError as error:
+            problem = str(error)
+    if problem := group.comm.bcast(problem):
+        stop_together(group.world.rank, RequestError(problem))
+    return found
+
+
+def _settings(bench: CommBench, group: Group, num_nodes: int) -> dict[str, Any]:
+    import torch
+
+    device = group.device.type
+    if device != "cpu":
+        device = f"{device} ({torch.get_device_module(device).get_device_name(group.device)})"
+    return {
+        "ranks": group.world.world_size,
+        "nodes": num_nodes,
+        "backend": group.backend,
+        "device": device,
+        "launcher": group.world.launcher,
+        "threads": group.threads,
+        **vars(bench.effort),
+    }
+
+
+def _check_files(bench: CommBench, settings: dict[str, Any]) -> dict[Hashable, float]:
+    """Checks the output files, and returns the medians of the baseline if there is one.
+
+    Raises:
+        RequestError: the baseline cannot be used, or an output cannot be written.
+    """
+    report.check_files(bench.json_file, bench.picture)
+    if bench.baseline is None:
+        return {}
+    medians = read_baseline(bench.baseline, settings)
+    if bench.json_file is not None and bench.json_file.exists() and bench.json_file.samefile(bench.baseline):
+        raise RequestError(f"--json {bench.json_file} would overwrite the --baseline; choose another file")
+    return medians
+
+
+def _make_buckets(bench: CommBench, group: Group) -> list[Bucket]:
+    """Returns the gradient buckets of the model created on rank 0. Collective: every rank must call this."""
+    from ddp_hpc.bench.comm.gradient_buckets import Bucket, buckets_of, make_model
+
+    if not bench.model:
+        return []
+    made = _on_rank_0(group, lambda: buckets_of(make_model(**bench.model), bench.bucket_mib))
+    numbers, dtypes = group.comm.bcast(
+        ([bucket.num_elements for bucket in made or []], [bucket.dtype for bucket in made or []])
+    )
+    return [Bucket(num, dtype) for num, dtype in zip(numbers, dtypes, strict=True)]
+
+
+def _check_baseline(plan: Plan, bench: CommBench, medians: dict[Hashable, float] | None) -> None:
+    """Raises RequestError if the baseline contains none of the rows to be measured."""
+    keys = {
+        key_of(case.identity(division))
+        for division, collectives in plan.items()
+        for cases in collectives
+        for case in cases
+    }
+    if bench.baseline is not None and not keys & set(medians or {}):
+        raise RequestError(
+            f"--baseline {bench.baseline} contains none of the {len(keys)} requested rows. Use the same "
+            "collectives, sizes, dtype and ranks per node, or create a new baseline."
+        )
+
+
+def _memory_problem(plan: Plan, group: Group) -> str:
+    """Returns why the largest buffers do not fit into the memory of this rank, or an empty string."""
+    import torch
+
+    largest = max(case.num_bytes for collectives in plan.values() for cases in collectives for case in cases)
+    on_cpu = group.device.type == "cpu"
+    # Five arrays: the sent, received and expected data, a copy made to create the latter, and a mask of
+    # errors.
+    needed = 5 * largest * (group.world.local_size if on_cpu else 1)
+    free = (
+        report.available_bytes()
+        if on_cpu
+        else torch.get_device_module(group.device).mem_get_info(group.device)[0]
+    )
+    if needed <= free:
+        return ""
+    return (
+        f"buffers of {format_bytes(largest)} need {format_bytes(needed)} of memory per "
+        f"{'node' if on_cpu else 'device'}, but only {format_bytes(free)} are free; "
+        "use a smaller --max-bytes"
+    )
+
+
+def _measure_all(
+    cases: list[Case],
+    division: Division,
+    members: Members | None,
+    effort: Effort,
+    group: Group,
+    heart: Heartbeat,
+    steps: Iterator[int],
+    say: Callable[[str], None],
+) -> list[Row]:
+    """Returns the rows of one collective on its members. Collective: every rank must call this."""
+    from ddp_hpc.bench.comm.measure_rows import RefusedError, measure
+    from ddp_hpc.training.health.heartbeat import RESTING
+
+    least, most = (format_bytes(extreme(case.num_bytes for case in cases)) for extreme in (min, max))
+    sizes = f"{len(cases)} sizes, {least} to {most}" if len(cases) > 1 else least
+    say(f"{cases[0].kind} on {division}: {sizes}")
+    rows = []
+    for case, step in zip(cases, steps, strict=False):
+        where = (step, f"{case} on {division}") if members is not None else (step + 1, RESTING)
+        try:
+            row = measure(case, division, members, group, effort, partial(heart.at, *where), say)
+        except RefusedError as refusal:
+            say(f"{where[1]}: skipped with all larger sizes, because {group.backend} failed: {refusal}")
+            break
+        rows += [row] if row is not None else []
+    return rows

@@ -1,0 +1,174 @@
+"""Parses and checks the options of `ddp-hpc bench comm` before anything is started. Does not import torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from data_gen.recipe import parse_shape
+from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.training.tasks.config import read_model_option
+from ddp_hpc.units import parse_bytes
+
+_SWEEP: dict[str, Any] = {"min_bytes": "1KiB", "max_bytes": "64MiB", "factor": 4}
+_LEAST_ITERATIONS = 5
+_SIZE_OPTIONS = ("bytes", "min_bytes", "max_bytes", "factor")
+_MODEL_OPTIONS = ("model_options", "data", "src_shape", "tgt_shape", "bucket_mib")
+KINDS = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+_SPLIT = ("all_gather", "reduce_scatter", "all_to_all")
+"""The collectives whose number of elements must be a multiple of the number of ranks."""
+
+
+def num_elements(kind: str, num_bytes: int, itemsize: int, num_ranks: int) -> int:
+    """Returns the total number of elements for a size, rounded down as in nccl-tests, but never to zero.
+
+    Sizes are defined as in nccl-tests (https://github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md and
+    src/sendrecv.cu): the size of the input of one rank, or of its output if that is larger.
+    """
+    share = num_ranks if kind in _SPLIT else 1
+    return max(num_bytes // itemsize // share, 1) * share
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """The number of iterations to measure for one row."""
+
+    warmup: int = 5
+    iterations: int = 100
+    seconds: float = 2.0
+    """Time limit, which reduces the number of iterations to no fewer than 5."""
+
+    def num_iterations(self, taken_s: float) -> int:
+        """Returns the number of iterations for the time of one, which is 0 without a warm-up."""
+        affordable = self.seconds / taken_s if taken_s > 0 else inf
+        return min(self.iterations, max(_LEAST_ITERATIONS, int(min(affordable, self.iterations))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommBench:
+    """The options of `ddp-hpc bench comm`."""
+
+    collectives: tuple[str, ...]
+    sizes: tuple[int, ...]  # in bytes
+    dtype: str
+    ranks_per_node: tuple[int | None, ...]  # None: all
+    effort: Effort
+    model: dict[str, Any] = field(default_factory=dict)  # options of a TrainConfig; empty without a model
+    bucket_mib: float | None = None
+    baseline: Path | None = None
+    tolerance: float = 0.2
+    json_file: Path | None = None
+    picture: Path | None = None
+
+
+def parse(**options: Any) -> CommBench:
+    """Checks the options, which are None or empty if they were not given.
+
+    Raises:
+        RequestError: an option is invalid, or options contradict each other.
+    """
+    model = options.pop("buckets_of")
+    sweep = {name: options.pop(name) for name in _SIZE_OPTIONS}
+    of_model = {name: options.pop(name) for name in _MODEL_OPTIONS}
+    collectives = options.pop("collectives")
+    if model is None and (given := [name for name, value in of_model.items() if value not in (None, ())]):
+        raise RequestError(f"{_spelled(given)} requires --buckets-of")
+    if model is not None:
+        given = [
+            name for name, value in {**sweep, "collectives": collectives}.items() if value not in (None, ())
+        ]
+        if given:
+            raise RequestError(
+                f"--buckets-of {model} measures all_reduce with the sizes of the model; "
+                f"omit {_spelled(given)}"
+            )
+    for name in ("tolerance", "seconds"):
+        if not 0 <= options[name] < inf:
+            raise RequestError(f"--{name} must be finite and at least 0 (got {options[name]})")
+    bucket_mib = of_model.pop("bucket_mib")
+    if bucket_mib is not None and not 0 < bucket_mib < inf:
+        raise RequestError(f"--bucket-mib must be finite and greater than 0 (got {bucket_mib})")
+    texts = {name: of_model.pop(name) for name in ("src_shape", "tgt_shape")}
+    shapes = {name: parse_shape(text) for name, text in texts.items() if text is not None}
+    model_options = tuple(read_model_option("--model-option", text) for text in of_model["model_options"])
+    effort = Effort(**{name: options.pop(name) for name in ("warmup", "iterations", "seconds")})
+    return CommBench(
+        collectives=parse_collectives(collectives),
+        sizes=parse_sizes(sweep.pop("bytes"), **sweep),
+        ranks_per_node=parse_ranks_per_node(options.pop("ranks_per_node")),
+        effort=effort,
+        model={}
+        if model is None
+        else {"model": model, "model_options": model_options, "data": of_model["data"], **shapes},
+        bucket_mib=bucket_mib,
+        **options,
+    )
+
+
+def _spelled(names: list[str]) -> str:
+    options = {"model_options": "--model-option"}
+    return " and ".join(options.get(name, f"--{name.replace('_', '-')}") for name in names)
+
+
+def parse_collectives(text: str | None) -> tuple[str, ...]:
+    """Parses a list such as `all_reduce,send_recv`, without duplicates; None selects all collectives.
+
+    Raises:
+        RequestError: a collective is unknown.
+    """
+    if text is None:
+        return KINDS
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if word not in KINDS:
+            raise RequestError(
+                f"--collectives: unknown collective {word!r}{nearest(word, KINDS)}; use {', '.join(KINDS)}"
+            )
+    return tuple(dict.fromkeys(words))
+
+
+def parse_sizes(sizes: tuple[str, ...], **sweep: Any) -> tuple[int, ...]:
+    """Returns the sizes given with `--bytes`, or else those of the sweep; an option not given is None.
+
+    Raises:
+        RequestError: a size is invalid, both were given, or the sweep is empty.
+    """
+    given = [f"--{name.replace('_', '-')}" for name, value in sweep.items() if value is not None]
+    if sizes and given:
+        raise RequestError(f"--bytes cannot be combined with {' and '.join(given)}")
+    if sizes:
+        return tuple(dict.fromkeys(_bytes("--bytes", text) for text in sizes))
+    full = {name: _SWEEP[name] if value is None else value for name, value in sweep.items()}
+    size, largest = (_bytes(f"--{name}-bytes", full[f"{name}_bytes"]) for name in ("min", "max"))
+    if size > largest:
+        raise RequestError(f"--min-bytes {size} must not exceed --max-bytes {largest}")
+    found = []
+    while size <= largest:
+        found.append(size)
+        size *= full["factor"]
+    return tuple(found)
+
+
+def _bytes(option: str, text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except RequestError as error:
+        raise RequestError(f"{option} {error}") from None
+
+
+def parse_ranks_per_node(text: str) -> tuple[int | None, ...]:
+    """Parses a list such as `1,all`, with None for `all`.
+
+    Raises:
+        RequestError: an element is neither `all` nor a positive integer.
+    """
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if word != "all" and not (word.isascii() and word.isdigit() and int(word[:9]) > 0):
+            raise RequestError(
+                f"invalid --ranks-per-node {text}; use positive integers and `all`, separated by commas, "
+                "such as 1,all"
+            )
+    return tuple(dict.fromkeys(None if word == "all" else int(word[:9]) for word in words))

@@ -1,0 +1,1 @@
+"""`ddp-hpc bench io`: the time to read a batch, for each file format."""

@@ -1,0 +1,1 @@
+"""`ddp-hpc bench scaling`: weak and strong scaling over numbers of ranks."""

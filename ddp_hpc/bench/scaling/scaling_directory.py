@@ -1,0 +1,208 @@
+"""The directory of a scaling benchmark, with the request in `scaling.json` and a subdirectory per point."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ddp_hpc.bench.scaling.exposed_communication import TRACES
+from ddp_hpc.bench.scaling.points import (
+    LOG,
+    METRICS,
+    MODES,
+    SUMMARY,
+    Point,
+    Settings,
+    Size,
+    differing,
+    mode_points,
+)
+from ddp_hpc.errors import DdpHpcError, RequestError
+from ddp_hpc.partial_files import write_whole
+
+_REQUEST, _LOCK = "scaling.json", ".lock"
+_KIND = "request of ddp-hpc bench scaling"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """All requests for a directory so far: the settings, and the sizes of each mode by increasing ranks."""
+
+    settings: Settings
+    sizes: Mapping[str, tuple[Size, ...]]
+
+    def points(self) -> list[Point]:
+        """Returns all points without duplicates, the smallest first."""
+        return sorted({point for mode in self.sizes for point in self.of_mode(mode)})
+
+    def of_mode(self, mode: str) -> list[Point]:
+        """Returns the points of a mode."""
+        return mode_points(mode, self.settings, self.sizes[mode])
+
+
+def read_folder(folder: Path) -> Asked | None:
+    """Reads the request of a directory; None if it is empty or does not exist.
+
+    Raises:
+        RequestError: it is a file, or contains something else.
+    """
+    path = folder / _REQUEST
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        if _has_entries(folder):
+            raise RequestError(
+                f"--dir {folder} contains other files and no {_REQUEST}; use a new or an empty directory"
+            ) from None
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else f"{_REQUEST} is not a text file"
+        raise _unusable(folder, why) from None
+    try:
+        return _parse(json.loads(text))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, RequestError):
+        raise RequestError(
+            f"{path} was not written by ddp-hpc bench scaling; use another --dir, or remove the file"
+        ) from None
+
+
+def asked_now(before: Asked | None, settings: Settings, sizes: Mapping[str, tuple[Size, ...]]) -> Asked:
+    """Adds a new request to the earlier requests for the directory.
+
+    Raises:
+        RequestError: the points are not comparable, or would need the same subdirectory.
+    """
+    if before is None:
+        return Asked(settings=settings, sizes=dict(sizes))
+    if other := differing(before.settings, settings):
+        raise RequestError(
+            f"--dir contains points measured with {other}; use the same options, or another directory"
+        )
+    merged = {}
+    for mode in MODES:
+        by_ranks = {size.ranks: size for size in before.sizes.get(mode, ())}
+        for size in sizes.get(mode, ()):
+            if (old := by_ranks.setdefault(size.ranks, size)) != size:
+                raise RequestError(
+                    f"--dir contains a point with {size.ranks} ranks on {old.nodes} nodes, but now they "
+                    f"would be on {size.nodes} nodes; use another directory"
+                )
+        if by_ranks:
+            merged[mode] = tuple(sorted(by_ranks.values()))
+    global_batch = before.settings.global_batch or settings.global_batch
+    return Asked(settings=replace(settings, global_batch=global_batch), sizes=merged)
+
+
+def write_folder(folder: Path, asked: Asked) -> None:
+    """Writes the request to the directory.
+
+    Raises:
+        DdpHpcError: the file cannot be written.
+    """
+    sizes = {mode: [asdict(size) for size in of_mode] for mode, of_mode in asked.sizes.items()}
+    value = {"kind": _KIND, "settings": asdict(asked.settings), "sizes": sizes}
+    write_whole(folder / _REQUEST, (json.dumps(value, indent=2) + "\n").encode(), "scaling")
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Locks the directory for the block against other processes on this machine that start points in it.
+
+    Raises:
+        RequestError: another process holds the lock, or the directory is not writable.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise RequestError(
+            f"cannot write to --dir {folder} ({error.strerror}); use another directory"
+        ) from None
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RequestError(
+                f"--dir {folder} is in use by another ddp-hpc bench scaling; wait, or use another directory"
+            ) from None
+        yield
+    finally:
+        os.close(handle)
+
+
+def is_in_use(folder: Path) -> bool:
+    """Returns whether another process on this machine is starting points in the directory."""
+    try:
+        with (folder / _LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def empty_point(folder: Path) -> None:
+    """Creates the directory of a point, and removes the files of an earlier attempt from it.
+
+    Raises:
+        DdpHpcError: the file system returned an error.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in (SUMMARY, METRICS, LOG):
+            (folder / name).unlink(missing_ok=True)
+        if (folder / TRACES).is_dir():
+            shutil.rmtree(folder / TRACES)
+    except OSError as error:
+        raise DdpHpcError(f"cannot prepare the directory {folder} for a run") from error
+
+
+def _has_entries(folder: Path) -> bool:
+    try:
+        return any(path.name != _LOCK for path in folder.iterdir())
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise _unusable(folder, error.strerror) from None
+
+
+def _unusable(folder: Path, why: str | None) -> RequestError:
+    return RequestError(f"cannot use --dir {folder} ({why}); use another directory")
+
+
+def _parse(value: Any) -> Asked:
+    if value["kind"] != _KIND:
+        raise ValueError
+    settings = dict(value["settings"])
+    settings |= {name: _words(settings[name]) for name in ("training", "launch")}
+    numbers = [number for name, number in settings.items() if name not in ("training", "launch")]
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError
+    sizes = {mode: tuple(_size(**one) for one in value["sizes"][mode]) for mode in value["sizes"]}
+    asked = Asked(settings=Settings(**settings), sizes=sizes)
+    if not sizes or not all(sizes.values()) or not set(sizes) <= set(MODES):
+        raise ValueError
+    if "strong" in sizes and not asked.settings.global_batch:
+        raise ValueError
+    asked.points()
+    return asked
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+        raise TypeError
+    return tuple(value)
+
+
+def _size(**numbers: Any) -> Size:
+    if not all(type(number) is int and number >= 1 for number in numbers.values()):
+        raise ValueError
+    return Size(**numbers)

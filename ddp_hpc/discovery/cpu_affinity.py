@@ -1,0 +1,38 @@
+"""Which cores this rank may use, and how many threads that makes. Stdlib only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from ddp_hpc.discovery.launcher_environment import Environ
+
+
+def own_cores() -> list[int]:
+    """The cores that the launcher, the scheduler's cgroup or taskset left to this process."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def threads_per_rank(
+    own: Sequence[int], of_node: Sequence[Sequence[int]], environ: Environ, launcher: str
+) -> tuple[int, str]:
+    """Threads for this rank, and why.
+
+    Ranks that the launcher bound have cores of their own and take them all;
+    ranks that share a set of cores divide it. OMP_NUM_THREADS may lower that,
+    never raise it: PBS sets it to the whole chunk's cores and every rank
+    inherits it, and torchrun sets it to 1 only because nobody had set it.
+
+    Args:
+        own: this rank's cores.
+        of_node: the cores of every rank of this node, this one's included.
+        environ: the process's environment.
+        launcher: the launcher's name.
+    """
+    sharers = sum(1 for cores in of_node if set(cores) & set(own)) or 1
+    share = max(1, len(own) // sharers)
+    why = f"{len(own)} cores" + (f" shared by {sharers} ranks" if sharers > 1 else "")
+    wanted = environ.get("OMP_NUM_THREADS", "")
+    if wanted.isdecimal() and 0 < int(wanted) < share and not (launcher == "torchrun" and wanted == "1"):
+        return int(wanted), "OMP_NUM_THREADS"
+    return share, why

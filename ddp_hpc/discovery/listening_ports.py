@@ -1,0 +1,35 @@
+"""Whether a process listens at any TCP port: Linux's /proc (proc(5), proc_net(5))."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+_LISTEN = "0A"  # TCP_LISTEN, <net/tcp_states.h>
+
+
+def sockets_of(pid: int) -> set[str]:
+    """The inodes of the process's sockets."""
+    found = set()
+    with suppress(OSError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                kind, _, inode = str(descriptor.readlink()).partition(":")
+                if kind == "socket":
+                    found.add(inode.strip("[]"))
+    return found
+
+
+def listens(pid: int, port: int, inherited: set[str]) -> bool:
+    """Whether the process has a listening socket that is not among these, or anybody listens at the port."""
+    inodes = set()
+    for name in ("tcp", "tcp6"):
+        with suppress(OSError):
+            for line in Path(f"/proc/{pid}/net/{name}").read_text("ascii", "replace").splitlines()[1:]:
+                fields = line.split()
+                if len(fields) > 9 and fields[3] == _LISTEN:
+                    if int(fields[1].rpartition(":")[2], 16) == port:
+                        return True
+                    inodes.add(fields[9])
+    inodes -= inherited
+    return bool(inodes and inodes & sockets_of(pid))

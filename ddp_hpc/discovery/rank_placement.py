@@ -1,0 +1,152 @@
+"""Where one rank runs, as it tells the others: host, device, CPUs, NUMA nodes, versions. Stdlib only.
+
+From sched_getaffinity and sysfs (Linux: Documentation/ABI/stable/sysfs-devices-system-cpu and -node,
+testing/sysfs-bus-pci). A container may hide any of these files: what cannot be read is left out, and
+nothing is concluded from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ddp_hpc.discovery.hostlist import expand_counts
+from ddp_hpc.discovery.launcher_environment import Environ
+from ddp_hpc.discovery.world import World
+from ddp_hpc.errors import LaunchError
+
+SYSFS = Path("/sys")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """What a rank computes on: `cuda:1` or `cpu`, what names it anywhere, and where it sits on the PCI bus.
+
+    `identity` and `pci` are empty for a CPU, and where torch does not tell them.
+    """
+
+    name: str = "cpu"
+    identity: str = ""
+    pci: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPlace:
+    """One row of the placement table. CPUs are hardware threads, in the kernel's spelling: `0-7,64-71`.
+
+    Empty text and None stand for what is not known here.
+    """
+
+    rank: int
+    host: str
+    local_rank: int
+    device: str
+    identity: str
+    pci: str
+    device_numa: int | None
+    """The NUMA node that the device is attached to."""
+    device_cpus: str
+    """The CPUs of that NUMA node."""
+    cpus: str
+    """The CPUs that the rank may use."""
+    cores: str
+    """The physical cores that these belong to, each by the first of its CPUs."""
+    threads_per_core: int
+    numa: str
+    """The NUMA nodes of the rank's CPUs."""
+    online_cpus: int
+    allotted_cpus: int | None
+    """CPUs that the scheduler gave the job on this node, where it says so."""
+    omp_num_threads: str
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+def own_place(
+    world: World,
+    device: Device,
+    cpus: Sequence[int],
+    versions: dict[str, str],
+    environ: Environ,
+    sysfs: Path = SYSFS,
+) -> RankPlace:
+    """This rank's row; `cpus` are those it may use. Reads sysfs, asks nobody."""
+    attached = sysfs / "bus/pci/devices" / device.pci if device.pci else None
+    numa = _number(attached / "numa_node") if attached else None
+    has_numa = numa is not None and numa >= 0  # -1: the machine does not say
+    return RankPlace(
+        rank=world.rank,
+        host=world.hostname,
+        local_rank=world.local_rank,
+        device=device.name,
+        identity=device.identity,
+        pci=device.pci,
+        device_numa=numa if has_numa else None,
+        device_cpus=_text(attached / "local_cpulist") if attached and has_numa else "",
+        cpus=cpu_list(cpus),
+        cores=cpu_list(_siblings(cpu, sysfs)[0] for cpu in cpus),
+        threads_per_core=len(_siblings(cpus[0], sysfs)),
+        numa=cpu_list(_numa_nodes(set(cpus), sysfs)),
+        online_cpus=len(cpu_numbers(_text(sysfs / "devices/system/cpu/online"))) or len(cpus),
+        allotted_cpus=_allotted_cpus(environ),
+        omp_num_threads=environ.get("OMP_NUM_THREADS", ""),
+        versions=versions,
+    )
+
+
+def cpu_numbers(text: str) -> list[int]:
+    """The numbers of a list such as `0-3,8`; none where it is no such list."""
+    numbers: list[int] = []
+    with suppress(ValueError):
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            numbers += range(int(first), int(last or first) + 1)
+        return numbers
+    return []
+
+
+def cpu_list(numbers: Iterable[int]) -> str:
+    """The list of these numbers, which may come in any order and more than once: `0-3,8`."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def _siblings(cpu: int, sysfs: Path) -> list[int]:
+    """The CPUs of one physical core; the CPU alone where sysfs does not tell."""
+    topology = sysfs / f"devices/system/cpu/cpu{cpu}/topology"
+    return cpu_numbers(_text(topology / "thread_siblings_list")) or [cpu]
+
+
+def _numa_nodes(cpus: set[int], sysfs: Path) -> list[int]:
+    return [
+        int(folder.name.removeprefix("node"))
+        for folder in (sysfs / "devices/system/node").glob("node[0-9]*")
+        if cpus.intersection(cpu_numbers(_text(folder / "cpulist")))
+    ]
+
+
+def _allotted_cpus(environ: Environ) -> int | None:
+    """Slurm's word. PBS has none that can be relied on: NCPUS follows a chunk's ompthreads."""
+    # The job's, not the step's: srun without --cpus-per-task makes a step of one CPU a task.
+    with suppress(LaunchError):
+        return min(expand_counts(environ.get("SLURM_JOB_CPUS_PER_NODE", "")))
+    return None
+
+
+def _number(path: Path) -> int | None:
+    with suppress(ValueError):
+        return int(_text(path))
+    return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""

@@ -1,0 +1,99 @@
+"""Input and result types of a check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+STATUSES = ("ok", "warn", "fail")  # from best to worst
+
+
+@dataclass(frozen=True)
+class Here:
+    """The context of a check: its environment variables, working directory and place in a job."""
+
+    environ: Mapping[str, str]
+    directory: Path = Path()  # the working directory, to which runs would write
+    num_nodes: int = 1
+    local_size: int = 1  # ranks on this node
+    is_rank: bool = False  # a launcher started this process
+
+    @property
+    def in_job(self) -> bool:
+        """True in a job, in which training would lack whatever is missing."""
+        return self.is_rank or any(name in self.environ for name in ("SLURM_JOB_ID", "PBS_JOBID"))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of a check: `what` was found, and the `remedy` if the status is not "ok".
+
+    Nodes of one job are compared by `same`, which defaults to `what`. It is set if `what`
+    contains numbers that always differ between nodes.
+    """
+
+    status: str
+    what: str
+    remedy: str = ""
+    same: str | None = None
+
+    @property
+    def compared_by(self) -> str:
+        """The text by which the nodes of a job are compared."""
+        return f"{self.status} {self.what if self.same is None else self.same}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finding with the name of its check."""
+
+    name: str
+    status: str
+    what: str
+    remedy: str = ""
+    compared_by: str = ""
+
+    @property
+    def line(self) -> str:
+        """The result as one line, such as `warn  open-files   1024; ulimit -n 65536`."""
+        # The text may quote other programs, so line breaks and control characters are removed.
+        text = "; ".join(part for part in (self.what, self.remedy) if part)
+        return f"{self.status:4}  {self.name:14}  {printable(text)}"
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check with its name and its time limit."""
+
+    name: str
+    about: str
+    run: Callable[[Here], Finding]
+    limit_s: float = 20.0
+
+
+def ok(what: str, same: str | None = None) -> Finding:
+    """Returns a finding without a problem."""
+    return Finding("ok", what, "", same)
+
+
+def warn(what: str, remedy: str, same: str | None = None) -> Finding:
+    """Returns a finding that may affect jobs, but does not prevent them."""
+    return Finding("warn", what, remedy, same)
+
+
+def fail(what: str, remedy: str, same: str | None = None) -> Finding:
+    """Returns a finding that prevents jobs from running correctly."""
+    return Finding("fail", what, remedy, same)
+
+
+def printable(text: str) -> str:
+    """Returns the text as one line of at most 500 characters, without control characters."""
+    line = " ".join(text.split())
+    line = "".join(c if c.isprintable() else "?" for c in line)
+    return line if len(line) <= 500 else line[:497] + "..."
+
+
+def first_line(error: object) -> str:
+    """Returns the first line of an error's message, or its type if it has no message."""
+    return printable(str(error).strip().partition("\n")[0] or type(error).__name__)

@@ -1,0 +1,70 @@
+"""The list of checks, and a function that runs them concurrently in child processes with time limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from ddp_hpc.doctor import allreduce, gpus, limits, mpi, network, storage
+from ddp_hpc.doctor.check_result import Check, Here, Result
+from ddp_hpc.doctor.run_in_child import NoAnswer, collect, start, stop
+from ddp_hpc.errors import RequestError, nearest
+
+CHECKS = (
+    Check("python", "Python, and user packages that hide an environment's", limits.python),
+    Check("launch", "whether the launcher's variables identify the rank", network.launch),
+    Check("scheduler", "commands of Slurm or PBS on the PATH", network.scheduler),
+    Check("cores", "cores available to this process", limits.cores),
+    Check("threads", "OMP_NUM_THREADS compared with the cores", limits.threads),
+    Check("torch", "whether the driver supports torch's build", gpus.torch_build, 60.0),
+    Check("gpus", "memory errors and compute mode of the GPUs", gpus.gpu_state, 40.0),
+    Check("nccl", "NCCL and its network plugin", gpus.nccl, 60.0),
+    Check("mpi4py", "mpi4py's MPI library in a single process", mpi.mpi4py_binding, 60.0),
+    Check("mpi-launcher", "whether mpiexec matches mpi4py's MPI library", mpi.mpi_launcher, 80.0),
+    Check("fabric", "network interfaces that lead to other nodes", network.fabric),
+    Check("hostname", "the address of this host's name", network.own_name, 30.0),
+    Check("open-files", "the limit of open files", limits.open_files),
+    Check("locked-memory", "the limit of locked memory", limits.locked_memory),
+    Check("shm", "free space in /dev/shm", limits.shared_memory),
+    Check("work-space", "free space in the working directory", storage.work_space),
+    Check("tmp-space", "free space in TMPDIR", storage.temp_space),
+    Check("tmp-sockets", "whether sockets can be created in TMPDIR", storage.temp_sockets),
+    Check("hdf5-locking", "HDF5's file lock in the working directory", storage.hdf5_locking, 30.0),
+    Check("clock", "this host's clock compared with the file system's", storage.clock),
+    Check("allreduce", "an all-reduce of two ranks over loopback", allreduce.two_ranks, 75.0),
+)
+
+
+def chosen(only: Sequence[str], skip: Sequence[str], checks: Sequence[Check] = CHECKS) -> list[Check]:
+    """Returns the selected checks in their usual order.
+
+    Raises:
+        RequestError: there is no check of that name, or no check is left.
+    """
+    names = [check.name for check in checks]
+    for option, given in (("--only", only), ("--skip", skip)):
+        for name in given:
+            if name not in names:
+                raise RequestError(
+                    f"{option} {name}: no such check{nearest(name, names)}; see ddp-hpc doctor --list"
+                )
+    left = [check for check in checks if (not only or check.name in only) and check.name not in skip]
+    if not left:
+        raise RequestError("--only and --skip leave no checks to run; omit one of them")
+    return left
+
+
+def run_checks(checks: Sequence[Check], here: Here) -> Iterator[Result]:
+    """Yields the results of the checks in order. They run concurrently, each with its time limit."""
+    waiting = [start(partial(check.run, here), check.limit_s) for check in checks]
+    try:
+        for check in checks:
+            # Removed from the list first: once a child has been reaped, another process may get its ID.
+            found = collect(waiting.pop(0))
+            if isinstance(found, NoAnswer):
+                remedy = f"other checks are not affected; use --skip {check.name} to omit this one"
+                yield Result(check.name, "fail", f"aborted: {found.reason}", remedy, "fail aborted")
+            else:
+                yield Result(check.name, found.status, found.what, found.remedy, found.compared_by)
+    finally:
+        stop(waiting)

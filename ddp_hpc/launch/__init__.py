@@ -1,0 +1,1 @@
+"""Launch commands for the current allocation or machine."""

@@ -1,0 +1,72 @@
+"""Selection of mpiexec and of its options, by the same rules as templates/job.sh.j2."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ddp_hpc.errors import RequestError
+from ddp_hpc.local_mpi import ask_version, is_of_pbs, is_open_mpi, mpiexecs_on
+
+_ASK_LIMIT_S = 30.0
+
+
+def find_mpiexec(environ: Mapping[str, str]) -> str:
+    """Return DDP_HPC_MPIEXEC, else the machine's mpiexec, else that of the active Python environment.
+
+    Ranks that are started by an environment's mpiexec (of the mpich wheel) cannot connect through the
+    machine's MPI. PBS's own mpiexec is not an MPI launcher.
+
+    Raises:
+        RequestError: there is none, or DDP_HPC_MPIEXEC is not one.
+    """
+    wanted = environ.get("DDP_HPC_MPIEXEC", "")
+    path = environ.get("PATH", os.defpath)
+    if wanted:
+        if found := shutil.which(wanted, path=path):
+            if is_of_pbs(ask_version(found, _ASK_LIMIT_S, environ)[1]):
+                raise RequestError(
+                    f"DDP_HPC_MPIEXEC={wanted} is PBS's own mpiexec, not an MPI launcher. Use another "
+                    "mpiexec."
+                )
+            return found
+        raise RequestError(f"DDP_HPC_MPIEXEC={wanted} is not an executable program. Set it to an mpiexec.")
+    environments = [environ[name] for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if environ.get(name)]
+    spare = ""
+    for candidate in map(str, mpiexecs_on(path)):
+        if not version_of(candidate, environ):
+            continue
+        if not any(Path(folder) in Path(candidate).parents for folder in environments):
+            return candidate
+        spare = spare or candidate
+    if not spare:
+        raise RequestError(
+            "no mpiexec of an MPI library found on the PATH. Load the MPI module, install the PyPI "
+            "package mpich, "
+            "or choose another launcher with --launcher."
+        )
+    return spare
+
+
+def version_of(mpiexec: str, environ: Mapping[str, str]) -> str:
+    """Return the output of `mpiexec --version`; empty if it fails or the program is PBS's own mpiexec."""
+    code, said = ask_version(mpiexec, _ASK_LIMIT_S, environ)
+    return "" if code or is_of_pbs(said) else said or "no output"
+
+
+def per_node_words(
+    version: str, ranks: int, handed_on: Sequence[str], *, may_oversubscribe: bool
+) -> list[str]:
+    """Return the options for `ranks` ranks per node that an mpiexec of this version understands.
+
+    `handed_on` are the variables that Open MPI must be told to export to other nodes.
+    """
+    if is_open_mpi(version):
+        more = ":OVERSUBSCRIBE" if may_oversubscribe else ""
+        named = [word for name in handed_on for word in ("-x", name)]
+        return ["--map-by", f"ppr:{ranks}:node{more}", "--bind-to", "none", *named]
+    if any(word in version for word in ("HYDRA", "Hydra", "Intel(R) MPI")):
+        return ["-ppn", str(ranks)]
+    return ["--ppn", str(ranks)]

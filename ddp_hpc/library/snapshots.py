@@ -1,0 +1,199 @@
+"""Snapshots for a user's own training loop: resuming, saving and stopping in time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ddp_hpc.data.in_memory import samples_of_arrays
+from ddp_hpc.data.samples import Samples
+from ddp_hpc.data.step_shards import Position
+from ddp_hpc.errors import RequestError
+from ddp_hpc.library.loader import WorldLoader, with_config
+from ddp_hpc.library.world import ConnectedWorld, current_world
+from ddp_hpc.library.wrap import state_of
+from ddp_hpc.training.health.heartbeat import RESTING
+from ddp_hpc.training.health.preemption import next_talk
+from ddp_hpc.training.health.rank_report import RankReport
+from ddp_hpc.training.health.run_lifecycle import Losses, Survival, survive
+from ddp_hpc.training.parallel.device_mesh import Mesh
+from ddp_hpc.training.snapshots.training_state import TrainingState
+
+
+class Snapshots:
+    """The state of a script's training between two steps. Created by `ddp_hpc.snapshots`."""
+
+    start: int
+    """The number of completed steps at the start: 0, or that of the newest valid snapshot."""
+
+    def __init__(
+        self,
+        world: ConnectedWorld,
+        survival: Survival,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loader: WorldLoader | None,
+    ) -> None:
+        self._world, self._survival, self._loader = world, survival, loader
+        self._model, self._optimizer = model, optimizer
+        self._samples = _NO_SAMPLES if loader is None else loader.samples
+        self._stop = ""
+        self._talk_at, self._talked_step, self._talked_s = 0, 0, 0.0
+
+    def resume(self) -> None:
+        """Restores the newest valid snapshot, if any. Collective: every rank must call this."""
+        snapshot = self._survival.open()
+        world = self._world
+        samples_are_dealt = Mesh({"dp": world.world_size}, {"dp": world.rank}, None)
+        position, _, _ = self._survival.resume(snapshot, self._state(), self._samples, samples_are_dealt)
+        if self._loader is not None:
+            self._loader.position = position
+        self._position = self._saved = position
+        self.start = self._talked_step = self._talk_at = position.step
+        self._talked_s = time.monotonic()
+
+    def step(self, step: int) -> bool:
+        """Call it after each step, counted from 1. Saves if a snapshot is due.
+
+        Returns True if all ranks must stop here, because of a signal or because the job's time limit
+        is near; the state has then been saved. Ranks agree on this once per second, or after each
+        step if steps take longer.
+
+        Collective: every rank must call this.
+
+        Raises:
+            RequestError: `step` is not the step that has just been completed.
+        """
+        self._position = self._position_at(step)
+        if self._survival.stacks is None:  # no folder: nothing is saved, and signals end the script
+            return False
+        if self._stop or not (step >= self._talk_at or self._survival.saves_at(step)):
+            self._world.at(step, "script")
+            return bool(self._stop)
+        now_s = time.monotonic()
+        step_s = (now_s - self._talked_s) / max(1, step - self._talked_step)
+        self._world.at(step, "settle")
+        own = torch.tensor(
+            self._survival.report(step_s, step_s), dtype=torch.float64, device=self._world.device
+        )
+        reports = [RankReport(*one) for one in self._world.gather(own).tolist()]
+        is_last = self._loader is not None and not len(self._loader)
+        decision = self._survival.decide(reports, self._position, is_last)
+        slowest_s = max(one.step_s for one in reports)
+        self._talk_at = next_talk(step, slowest_s)
+        self._talked_step, self._talked_s, self._stop = step, now_s, decision.stop
+        if decision.save:
+            self._save()
+        self._world.at(step, "script")
+        return bool(self._stop)
+
+    def finish(self) -> None:
+        """Saves the last step if necessary, and writes the final state to the run directory. Collective."""
+        if self._survival.stacks is None:
+            return
+        if self._saved != self._position:
+            self._save()
+        tick = partial(self._world.at, self._position.step, "snapshot")
+        self._survival.finish(self._position, self._stop, tick)
+        self._world.at(self._position.step, RESTING)
+        if self._stop:
+            self._world.stopped = self._stop
+            self._world.progress.say(
+                f"Stopping: {self._stop}. State saved; run the same command again to resume."
+            )
+
+    def _save(self) -> None:
+        tick = partial(self._world.at, self._position.step, "snapshot")
+        tick()
+        state = self._state()
+        self._survival.check_parameters(self._position.step, state, tick)
+        self._survival.save(self._position, Losses(), state, self._samples, tick)
+        self._saved = self._position
+
+    def _state(self) -> TrainingState:
+        return state_of(self._world, self._model, self._optimizer)
+
+    def _position_at(self, step: int) -> Position:
+        if self._loader is not None:
+            if step != self._loader.position.step:
+                raise RequestError(
+                    f"snapshots.step({step}): the loader's last batch was step {self._loader.position.step}; "
+                    "pass batch.step, once after each batch"
+                )
+            return self._loader.position
+        if step <= self._position.step:
+            raise RequestError(
+                f"snapshots.step({step}): step {self._position.step} is already done; start counting at "
+                "snapshots.start + 1"
+            )
+        return Position(step)
+
+
+@contextmanager
+def snapshots(
+    folder: str | Path | None,
+    *,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: WorldLoader | None = None,
+    every_steps: int | None = None,
+    every_s: float = 600.0,
+    keep: int = 3,
+) -> Iterator[Snapshots]:
+    """Resumes the script's training from the newest valid snapshot, and saves it from then on.
+
+    If there is a snapshot, it restores the model, the optimizer, the random number generators and
+    the loader's position. The last step is saved after the body.
+    docs/explanation/snapshots-and-requeue.md describes what is saved and how a run stops in time.
+
+    Collective: every rank must call this.
+
+    Args:
+        folder: the snapshot directory; None: `snapshots` in DDP_HPC_RUN_DIR, which job scripts export.
+            Without that variable, nothing is saved.
+        model: the model returned by `wrap`.
+        optimizer: the optimizer of that model.
+        loader: the loader returned by `world.loader`, if any; it resumes at the next batch.
+        every_steps: save every N steps.
+        every_s: save if the last snapshot is older than this, in seconds.
+        keep: the number of newest snapshots to keep.
+
+    Raises:
+        RequestError: another job uses the directory, or its snapshots are from a different model or data.
+    """
+    world = current_world("ddp_hpc.snapshots()")
+    if folder == "":  # which would be the current folder
+        raise RequestError('ddp_hpc.snapshots(""): the directory is empty; is its variable set?')
+    kind = type(getattr(model, "module", model))  # without DDP
+    config = with_config(loader, world.config).changed(
+        model=f"{kind.__module__}:{kind.__qualname__}",
+        snapshot_dir=None if folder is None else Path(folder),
+        snapshot_every_steps=every_steps,
+        snapshot_every_s=every_s,
+        keep=keep,
+    )
+    parts = world.parts
+    with survive(
+        config, world.group, world.progress, last_words=parts.last_words, is_lost=parts.is_lost
+    ) as survival:
+        parts.survival = survival
+        found = Snapshots(world, survival, model, optimizer, loader)
+        found.resume()
+        try:
+            yield found
+        except SystemExit as end:
+            if end.code:
+                raise
+            found.finish()
+            raise
+        found.finish()
+
+
+# Placeholder for loops over other data, whose order is not checked.
+_NO_SAMPLES: Samples = samples_of_arrays([0], [0])

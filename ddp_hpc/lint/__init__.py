@@ -1,0 +1,1 @@
+"""Checks of PBS and Slurm job scripts. Scripts are parsed, never run."""

@@ -1,0 +1,323 @@
+"""Parser for job scripts: directives, and the commands of the body.
+
+It covers only as much of bash's grammar as is needed to split the body into commands with line
+numbers. Every pattern here is linear in the length of the script.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import dropwhile
+from pathlib import Path
+
+from ddp_hpc.errors import RequestError
+from ddp_hpc.schedulers.registry import SCHEDULERS
+
+# Slurm rejects scripts larger than 4 MB (slurm.conf.5, max_script_size). The parsed part is limited further:
+# of 29,280 public job scripts, two are longer.
+MAX_CHARS = 4 * 1024 * 1024
+MAX_PARSED_CHARS = 256 * 1024
+# shlex takes quadratic time for one long word.
+_MAX_QUOTED_CHARS = 16 * 1024
+_MAX_TABS = 64  # before the delimiter of a here-document
+
+# Schedulers whose directives are parsed, by the prefix after # in their lines.
+_BY_PREFIX = {one.prefix.removeprefix("#"): one for one in SCHEDULERS.values() if one.prefix}
+_DIRECTIVE = re.compile(rf"#({'|'.join(_BY_PREFIX)})(?:[ \t]+|$)(.*)", re.DOTALL)
+
+_TOKEN = re.compile(
+    r"""
+    (?P<space>[ \t\r]+|\\\n)
+  | (?P<comment>(?<![^\s;&|()])\#[^\n]*)
+  | (?P<heredoc><<-?[ \t]*(?:'[^'\n]*'|"[^"\n]*"|\\?[A-Za-z0-9_.]+))
+  | (?P<skip><<<|[<>]\([^()\n]*\)|\d?[<>]+&?)
+  | (?P<end>&>>?|&&|\|\||\|&|;;|[\n;&|()])
+  | (?P<word>
+        [^\s;&|()<>'"\\`$]+
+      | '[^']*'
+      | "[^"\\]*(?:\\.[^"\\]*)*"
+      | `[^`\n]*`
+      | \$'[^'\\]*(?:\\.[^'\\]*)*'
+      | \$\(\([^()\n]*\)\)
+      | \$\([^()\n]*\)
+      | \$\{[^{}'"\n]*\}
+      | \\.
+      | [$`\\]
+    )
+  | (?P<open>['"])
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
+_KEYWORDS = frozenset(
+    ("if", "then", "else", "elif", "do", "while", "until", "time", "exec", "nohup", "command", "!", "{")
+)
+_PROGRAM = re.compile(
+    r"(?:.*/)?(?:python[0-9.]*|torchrun|accelerate|bash|sh|env|singularity|apptainer|shifter)|\./.*|.*\.(?:py|sh)"
+)
+LAUNCHERS = ("srun", "mpiexec", "mpirun", "aprun", "ibrun", "jsrun")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Directive:
+    """One option of one directive line: `flag` is `-l` on PBS and the long name, such as `--nodes`, on Slurm.
+
+    `text` is the line after its prefix. `late` means that it follows the first command, where schedulers
+    ignore it.
+    """
+
+    line: int
+    scheduler: str
+    flag: str
+    value: str
+    text: str
+    late: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One simple command: its words as bash splits them, with quotes removed and nothing expanded.
+
+    `ends` is the operator after it: `&` if it runs in the background.
+    """
+
+    line: int
+    text: str
+    words: tuple[str, ...]
+    ends: str = "\n"
+
+    @cached_property
+    def argv(self) -> tuple[str, ...]:
+        """The program and its arguments, without the keywords and assignments before it."""
+        for index, word in enumerate(self.words):
+            if word not in _KEYWORDS and not _ASSIGNMENT.match(word):
+                return self.words[index:]
+        return ()
+
+    @cached_property
+    def name(self) -> str:
+        """The program without its directory; `mpiexec` also for a variable `$MPIEXEC`."""
+        return self.argv[0].rpartition("/")[2].strip("${}").lower() if self.argv else ""
+
+    @cached_property
+    def launched(self) -> tuple[str, ...]:
+        """The command that a launcher starts, if it can be told apart from the launcher's options."""
+        if self.name not in LAUNCHERS:
+            return ()
+        for index, word in enumerate(self.argv[1:], start=1):
+            if _PROGRAM.fullmatch(word):
+                return self.argv[index:]
+        return ()
+
+    @cached_property
+    def own_words(self) -> tuple[str, ...]:
+        """The launcher's options, without the command that it starts."""
+        return self.argv[1 : len(self.argv) - len(self.launched)]
+
+    def option(self, *names: str) -> str | None:
+        """Return the value of the first of these launcher options; empty if it has no value."""
+        words = self.own_words
+        for index, word in enumerate(words):
+            for name in names:
+                if word == name:
+                    following = words[index + 1] if index + 1 < len(words) else ""
+                    return "" if following.startswith("-") else following
+                if word.startswith(f"{name}=") or (
+                    len(name) == 2 and word.startswith(name) and word[2:].isdigit()
+                ):
+                    return word[len(name) :].removeprefix("=")
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """A parsed script. `scheduler` is pbs, slurm, or empty if there are no directives.
+
+    `text` is the whole script; the other fields cover its first MAX_PARSED_CHARS characters.
+    `commands` ends early if a quote or a here-document is never closed.
+    """
+
+    text: str
+    lines: tuple[str, ...]
+    scheduler: str
+    shebang: str
+    directives: tuple[Directive, ...] = ()
+    commands: tuple[Command, ...] = ()
+    assignments: tuple[tuple[int, str, str], ...] = field(default=(), repr=False)
+
+    def read(self) -> tuple[Directive, ...]:
+        """Return the directives that the scheduler reads: its own, before the first command."""
+        return self._read
+
+    @cached_property
+    def _read(self) -> tuple[Directive, ...]:
+        return tuple(d for d in self.directives if d.scheduler in {self.scheduler} and not d.late)
+
+    def value(self, *flags: str) -> str | None:
+        """Return the value of the last directive with one of these flags."""
+        found = [d.value for d in self.read() if d.flag in flags]
+        return found[-1] if found else None
+
+    def resources(self) -> Iterator[tuple[Directive, str, str]]:
+        """Yield each resource of PBS's `-l` as directive, name and value."""
+        for directive in self.read():
+            if directive.flag == "-l":
+                for part in directive.value.split(","):
+                    name, _, value = part.partition("=")
+                    yield directive, name.strip(), value.strip()
+
+    def sets(self, name: str) -> bool:
+        """Return whether the body assigns that variable."""
+        return any(found == name for _, found, _ in self.assignments)
+
+    def launches(self) -> list[Command]:
+        """Return the commands that start ranks with a launcher."""
+        return [command for command in self.commands if command.name in LAUNCHERS]
+
+
+def read_script(path: Path, name: str) -> str:
+    """Return the text of a script, with bytes that are not UTF-8 as surrogates; errors refer to it as `name`.
+
+    Raises:
+        RequestError: it is not a regular file.
+        OSError: it cannot be read.
+    """
+    # A pipe or a device might never end.
+    if not path.is_file():
+        what = "is not a regular file" if path.exists() else "does not exist"
+        raise RequestError(f"{name} {what}. Give a job script.")
+    with path.open("rb") as file:
+        return file.read(MAX_CHARS + 1).decode("utf-8", "surrogateescape")
+
+
+def parse_script(text: str) -> Script:
+    """Parse a script. Nothing is run, and no script raises an error."""
+    text = text[:MAX_CHARS]
+    # Cut at a line end, since a directive cut in the middle would mean something else.
+    parsed = text if len(text) <= MAX_PARSED_CHARS else text[: text.rfind("\n", 0, MAX_PARSED_CHARS) + 1]
+    lines = tuple(line.removesuffix("\r") for line in parsed.split("\n"))
+    directives = tuple(_directives(lines))
+    early = [d.scheduler for d in directives if not d.late] or [d.scheduler for d in directives]
+    # If a script has both, sbatch reads the #PBS lines too, but qsub ignores #SBATCH lines.
+    scheduler = "slurm" if "slurm" in early else next(iter(early), "")
+    commands = tuple(_commands(parsed))
+    return Script(
+        text=text,
+        lines=lines,
+        scheduler=scheduler,
+        shebang=lines[0][2:].strip() if lines[0].startswith("#!") else "",
+        directives=directives,
+        commands=commands,
+        assignments=tuple(_assignments(commands)),
+    )
+
+
+def _directives(lines: tuple[str, ...]) -> Iterator[Directive]:
+    late = False
+    for number, line in enumerate(lines, start=1):
+        if match := _DIRECTIVE.match(line):
+            scheduler = _BY_PREFIX[match[1]]
+            options = scheduler.split_options(_words(match[2]))
+            text = match[2].strip()
+            for flag, value in options:
+                yield Directive(
+                    line=number, scheduler=scheduler.name, flag=flag, value=value, text=text, late=late
+                )
+        elif line.strip() and not line.lstrip().startswith("#"):
+            late = True
+
+
+def _words(text: str) -> list[str]:
+    if len(text) > _MAX_QUOTED_CHARS:
+        return text.split()
+    try:
+        return shlex.split(text, comments=False) if "'" in text or '"' in text else text.split()
+    except ValueError:
+        return text.split()
+
+
+def _commands(text: str) -> Iterator[Command]:
+    """Yield the simple commands in order, and some of those inside `$( )`."""
+    position, line, length = 0, 1, len(text)
+    words: list[list[str]] = []  # the pieces of each word
+    joined = skipping = False  # whether the next piece continues a word, or is the target of `>`
+    first = start = 0
+    documents: list[str] = []
+    while position < length:
+        match = _TOKEN.match(text, position)
+        if match is None or match.lastgroup == "open":
+            break
+        kind, piece = match.lastgroup, match[0]
+        begin, position = position, match.end()
+        if kind == "word":
+            if skipping:
+                pass
+            elif joined and words:
+                words[-1].append(_bare(piece))
+            else:
+                if not words:
+                    first, start = line, begin
+                words.append([_bare(piece)])
+            joined = True
+        else:
+            skipping = (kind == "skip" and not piece.endswith(")")) or (
+                skipping and kind == "space" and not joined
+            )
+            joined = False
+        if kind == "heredoc":
+            documents.append(piece)
+        elif kind == "end" and not piece.startswith("&>"):
+            if words:
+                yield Command(line=first, text=text[start:begin], words=_whole(words), ends=piece)
+            words = []
+        elif kind == "end":
+            skipping = True
+        line += piece.count("\n")
+        if piece == "\n" and documents:
+            for document in documents:
+                closed = _end_of_document(text, position, document)
+                line += text.count("\n", position, closed)
+                position = closed
+            documents = []
+    if words and position >= length:
+        yield Command(line=first, text=text[start:], words=_whole(words))
+
+
+def _whole(words: list[list[str]]) -> tuple[str, ...]:
+    return tuple("".join(pieces) for pieces in words)
+
+
+def _bare(piece: str) -> str:
+    if piece[0] in "'\"" and len(piece) > 1:
+        return piece[1:-1]
+    return piece[1:] if piece[0] == "\\" else piece
+
+
+def _end_of_document(text: str, position: int, opening: str) -> int:
+    """Return the end of the here-document whose body starts at `position`."""
+    word = opening.lstrip("<-").strip().strip("'\"\\")
+    while (found := text.find(word, position) if word else -1) >= 0:
+        begin = found
+        while opening.startswith("<<-") and begin > max(0, found - _MAX_TABS) and text[begin - 1] == "\t":
+            begin -= 1
+        position = found + len(word)
+        if text[begin - 1 : begin] in ("", "\n") and text[position : position + 1] in ("", "\n"):
+            return position
+    return len(text)
+
+
+def _assignments(commands: tuple[Command, ...]) -> Iterator[tuple[int, str, str]]:
+    for command in commands:
+        words = list(dropwhile(_KEYWORDS.__contains__, command.words))
+        declares = words[:1] in (["export"], ["declare"], ["local"], ["readonly"])
+        for word in words[declares:]:
+            match = _ASSIGNMENT.match(word)
+            if match:
+                name = match[0].rstrip("+=")
+                yield command.line, name, word[match.end() :]
+            elif not declares:
+                break

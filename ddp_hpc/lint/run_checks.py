@@ -1,0 +1,91 @@
+"""Run all checks on a job script before it is submitted."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from ddp_hpc.lint import checks_form, checks_launch, checks_pbs, checks_site, checks_slurm
+from ddp_hpc.lint.checks_registry import CHECKS, Check, Finding, Seen, Severity, Subject, check, plain
+from ddp_hpc.lint.parse_script import parse_script
+from ddp_hpc.render.render_script import render
+from ddp_hpc.request.job import Job
+from ddp_hpc.sites.site import Site
+
+__all__ = ["CHECKS", "Check", "Finding", "Severity", "ask_sbatch", "lint_request", "lint_script"]
+
+# Importing these modules registers their checks.
+_MODULES = (checks_form, checks_pbs, checks_slurm, checks_launch, checks_site)
+
+# If this check has a finding, the others are skipped.
+_HOPELESS = "JOB001"
+_TEST_ONLY_LIMIT_S = 30
+# Limits the findings for a mistake that is repeated throughout a long script.
+_MAX_OF_ONE_CHECK = 20
+
+
+def lint_script(text: str, site: Site | None = None, *, num_nodes: int | None = None) -> list[Finding]:
+    """Return the findings for a script, ordered by line. The script is not run.
+
+    With `site`, the script is also compared with the site's profile. `num_nodes` is for sites whose
+    directives do not count nodes. Paths of log directories are relative to the current directory, as for the
+    schedulers.
+    """
+    subject = Subject(script=parse_script(text), site=site, asked_nodes=num_nodes)
+    found = list(CHECKS[_HOPELESS].findings(subject))
+    if not found:
+        for one in CHECKS.values():
+            found += islice(one.findings(subject), _MAX_OF_ONE_CHECK)
+    return sorted(found, key=lambda finding: (finding.line, finding.check))
+
+
+def lint_request(job: Job, site: Site) -> list[Finding]:
+    """Return the findings for the script that is rendered for the job; lines refer to that script.
+
+    Raises:
+        RequestError: the job cannot be rendered for the site.
+    """
+    return lint_script(render(job, site), site, num_nodes=job.num_nodes)
+
+
+@check("SLURM900", "error", "sbatch --test-only rejects the script")
+def _refused(_subject: Subject) -> Iterator[Seen]:
+    # `ask_sbatch` yields this finding, since it runs sbatch, on request only.
+    yield from ()
+
+
+def ask_sbatch(path: Path) -> list[Finding]:
+    """Return the errors that `sbatch --test-only` reports. Nothing is queued.
+
+    The list is empty if sbatch is not on the PATH.
+    """
+    sbatch = shutil.which("sbatch")
+    if sbatch is None:
+        return []
+    try:
+        done = subprocess.run(
+            [sbatch, "--test-only", str(path.resolve())],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_TEST_ONLY_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        what = f"sbatch --test-only did not finish within {_TEST_ONLY_LIMIT_S} s"
+    except OSError as err:
+        what = f"cannot start sbatch: {err.strerror}"
+    else:
+        if done.returncode == 0:
+            return []
+        lines = done.stderr.decode("utf-8", "replace").splitlines()
+        messages = [
+            re.sub(r"^(?:sbatch|allocation failure): (?:error: )?", "", line).strip() for line in lines
+        ]
+        what = f"sbatch --test-only reports: {plain('; '.join(filter(None, messages)) or 'no message')}"
+    refused = CHECKS["SLURM900"]
+    remedy = "fix the request; sinfo and sacctmgr show the partitions and accounts of the site"
+    return [Finding(check=refused.id, severity=refused.severity, line=1, what=what, remedy=remedy)]

@@ -1,0 +1,1 @@
+"""Rendering of job scripts from a job and a site."""

@@ -1,0 +1,92 @@
+"""Check of profiles: keys and types by line, facts without a source, and scripts that cannot be rendered."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+
+from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.render.render_script import render
+from ddp_hpc.request.job import Job
+from ddp_hpc.schedulers.registry import SCHEDULERS
+from ddp_hpc.sites.site import Site, read_site
+
+# Facts that change without notice, so readers need their source and date.
+AGEING = (
+    "account",
+    "age",
+    "env",
+    "fabric",
+    "fallbacks",
+    "flux",
+    "launch",
+    "lustre",
+    "node",
+    "pbs",
+    "proxy",
+    "queues",
+    "slurm",
+    "software",
+)
+
+
+def faults_of(path: Path) -> list[str]:
+    """Return one line per error of the profile at `path`; empty if it is correct.
+
+    For a file that does not fit the schema, only the first error is returned.
+    """
+    try:
+        site = read_site(path)
+    except RequestError as error:
+        return [str(error)]
+    # Facts inherited from another profile have that profile's sources.
+    own = tomllib.loads(path.read_text(encoding="utf-8"))
+    found = [*_source_faults(site, own), *_queue_faults(site), *_script_faults(site)]
+    return [f"{path}: {fault}" for fault in found]
+
+
+def _source_faults(site: Site, document: dict[str, object]) -> list[str]:
+    keys = [field.name for field in fields(Site)]
+    faults = [
+        f"a source names {key!r}, which is not a key of profiles{nearest(key, keys)}"
+        for source in site.sources
+        for key in source.of
+        if key not in keys
+    ]
+    if not _has_queue(site):
+        return faults
+    known = {key for source in site.sources for key in source.of}
+    given = [name for name in AGEING if name in document]
+    return faults + [
+        f'"{name}" has no source. Add it to `of` in a [[sources]] table, with the date on which you read it.'
+        for name in given
+        if name not in known
+    ]
+
+
+def _has_queue(site: Site) -> bool:
+    return site.scheduler not in SCHEDULERS or SCHEDULERS[site.scheduler].has_queue
+
+
+def _queue_faults(site: Site) -> list[str]:
+    names = [queue.name for queue in site.queues if queue.submit]
+    faults = [
+        f"queue {queue.name} has max_nodes {queue.max_nodes} below min_nodes {queue.min_nodes}"
+        for queue in site.queues
+        if 0 < queue.max_nodes < queue.min_nodes
+    ]
+    if site.default_queue and names and site.default_queue not in names:
+        hint = nearest(site.default_queue, names)
+        faults.append(f"default_queue {site.default_queue!r} is not one of its queues{hint}")
+    return faults
+
+
+def _script_faults(site: Site) -> list[str]:
+    faults = []
+    for num_nodes in (1, 2) if _has_queue(site) else (1,):
+        try:
+            render(Job(num_nodes=num_nodes), site)
+        except RequestError as error:
+            faults.append(f"cannot render a script for {num_nodes} node{'s' * (num_nodes > 1)}: {error}")
+    return faults

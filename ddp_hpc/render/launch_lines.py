@@ -1,0 +1,192 @@
+"""Command lines of the launchers: one function per launcher, from job, site and layout to words.
+
+Words are quoted once, when they are joined to text (`shell_quoting.sh_join`). Counts that are known only in
+the running job are shell variables of the script: num_nodes, num_ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import PurePosixPath
+
+from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.render.shell_quoting import Raw, Word
+from ddp_hpc.request.job import Job
+from ddp_hpc.request.rank_layout import Layout
+from ddp_hpc.schedulers.base import cpus_per_task
+from ddp_hpc.schedulers.registry import SCHEDULERS
+from ddp_hpc.sites.site import Site
+
+NUM_NODES = Raw('"$num_nodes"')
+NUM_RANKS = Raw('"$num_ranks"')
+MPIEXEC = Raw('"$mpiexec"')
+HOSTS = Raw('"$hosts"')
+STEP_SCRIPT = Raw('"$step_script"')
+# The script fills this array after running mpiexec --version.
+PER_NODE = Raw('"${per_node[@]}"')
+
+# On the job's PATH; `launch` uses the one of its own Python environment.
+EXEC = Raw("ddp-hpc")
+# Modules for `python -m` that detect their rank themselves, or start ranks of their own.
+_FIND_THEIR_RANKS = ("ddp_hpc", "data_gen", "mpi4py", "torch.distributed.")
+
+# Otherwise the other ranks wait for a dead rank until the walltime.
+_END_TOGETHER = ("--kill-on-bad-exit=1",)
+# Explicit, since a site may have made 1 the default (KillOnBadExit).
+_CONTINUE_WITHOUT_LOST_NODES = ("--no-kill", "--kill-on-bad-exit=0")
+
+Words = Sequence[Word]
+Launcher = Callable[[Job, Site, Layout], Words]
+
+
+def launch_words(job: Job, site: Site, layout: Layout) -> tuple[list[Word], list[Word]]:
+    """Return the words of the launcher and the words of the command that it starts.
+
+    Raises:
+        RequestError: the launcher cannot start the command, or the profile has an unknown mpiexec dialect.
+    """
+    launcher = [*LAUNCHERS[layout.launcher](job, site, layout)]
+    if layout.launcher == "torchrun":
+        _check_python(job.command)
+        return launcher, [*site.launch.wrap, STEP_SCRIPT, *job.command]
+    # Runs outside of the container, which may not have ddp-hpc; the variables are passed on to its program.
+    through = [EXEC, "exec", "--"] if uses_exec(job, layout) else []
+    return launcher, [*through, *site.launch.wrap, *job.command]
+
+
+def uses_exec(job: Job, layout: Layout) -> bool:
+    """Return whether the command is a Python program that does not detect its rank itself."""
+    if job.env_style == "none" or layout.launcher == "torchrun":
+        return False
+    program, *rest = job.command
+    if PurePosixPath(program).name.startswith("python"):
+        return not _module(rest).startswith(_FIND_THEIR_RANKS)
+    return program.endswith(".py")
+
+
+def _module(arguments: Iterable[str]) -> str:
+    """The module that Python is to run with -m; empty where it is something else."""
+    words = iter(arguments)
+    for word in words:
+        if word == "-m":
+            return next(words, "")
+        if word in ("-X", "-W"):
+            next(words, "")
+        elif not word.startswith("-"):
+            break
+    return ""
+
+
+def dialect_of(site: Site) -> str:
+    """Return the kind of the site's mpiexec: pals, hydra, openmpi, or auto if the script must detect it.
+
+    Raises:
+        RequestError: the profile has another value.
+    """
+    if site.launch.dialect not in _PER_NODE:
+        known = tuple(_PER_NODE)
+        raise RequestError(
+            f"profile {site.name} has unknown dialect {site.launch.dialect!r}"
+            f"{nearest(site.launch.dialect, known)}; choose one of {', '.join(known)}"
+        )
+    return site.launch.dialect
+
+
+def _mpiexec(_job: Job, site: Site, layout: Layout) -> Words:
+    words = [MPIEXEC, "-n", NUM_RANKS, *_PER_NODE[dialect_of(site)](layout.ranks_per_node)]
+    if SCHEDULERS[site.scheduler].mpiexec_needs_hosts:
+        words += ["--hostfile", HOSTS]
+    words += site.launch.options
+    if site.launch.cpu_bind:
+        words += ["--cpu-bind", "list:" + ":".join(site.launch.cpu_bind[: layout.ranks_per_node])]
+    return words
+
+
+def _srun(job: Job, site: Site, layout: Layout) -> Words:
+    words = [*_srun_tasks(NUM_RANKS, layout.ranks_per_node, layout), *_END_TOGETHER]
+    words += site.slurm.srun_options
+    if job.mpi:
+        words.append(f"--mpi={job.mpi}")
+    return words
+
+
+def _srun_tasks(num_tasks: Raw, tasks_per_node: int, layout: Layout) -> Words:
+    # srun since 22.05 does not inherit --cpus-per-task from sbatch, so it is passed explicitly.
+    return [
+        "srun",
+        Raw(f"--nodes={NUM_NODES}"),
+        Raw(f"--ntasks={num_tasks}"),
+        f"--ntasks-per-node={tasks_per_node}",
+        f"--cpus-per-task={cpus_per_task(layout)}",
+    ]
+
+
+def _ibrun(_job: Job, _site: Site, _layout: Layout) -> Words:
+    # ibrun detects the MPI library, and takes nodes and tasks per node from the directives.
+    return ["ibrun", "-np", NUM_RANKS]
+
+
+def _flux(_job: Job, _site: Site, layout: Layout) -> Words:
+    return [
+        "flux",
+        "run",
+        "--exclusive",
+        Raw(f"--nodes={NUM_NODES}"),
+        f"--tasks-per-node={layout.ranks_per_node}",
+    ]
+
+
+def _torchrun(job: Job, site: Site, layout: Layout) -> Words:
+    """Return the command that starts one torchrun agent per node."""
+    if site.launch.default == "ibrun":
+        return ["ibrun", "-np", NUM_NODES]
+    agent_launcher = SCHEDULERS[site.scheduler].agent_launcher
+    return _AGENTS[agent_launcher](job, site, layout) if agent_launcher else []
+
+
+def _srun_agent(job: Job, site: Site, layout: Layout) -> Words:
+    end = _CONTINUE_WITHOUT_LOST_NODES if job.min_nodes else _END_TOGETHER
+    gpus = [text.format(devices=layout.devices) for text in site.slurm.agent_options]
+    return [*_srun_tasks(NUM_NODES, 1, layout), *end, *gpus]
+
+
+def _mpiexec_agent(_job: Job, site: Site, _layout: Layout) -> Words:
+    words = [MPIEXEC, "-n", NUM_NODES, *_PER_NODE[dialect_of(site)](1)]
+    # PALS would otherwise bind the agent, and with it all the ranks, to one core.
+    return [*words, "--cpu-bind", "none"] if dialect_of(site) == "pals" else words
+
+
+def _check_python(command: tuple[str, ...]) -> None:
+    """Check that torchrun can start the command, which must be a Python module or file."""
+    program = command[0]
+    if PurePosixPath(program).name.startswith("python"):
+        rest = [word for word in command[1:] if word != "-u"]
+        if not rest or (rest[0].startswith("-") and rest[0] != "-m"):
+            raise RequestError(
+                f"torchrun starts Python itself and cannot pass it {rest[0] if rest else 'no program'!r}. "
+                "Use -- python -m MODULE or -- python FILE.py."
+            )
+    elif not program.endswith(".py"):
+        raise RequestError(
+            f"torchrun can only start Python programs, not {program!r}. Use -- python -m MODULE or -- "
+            "FILE.py."
+        )
+
+
+LAUNCHERS: dict[str, Launcher] = {
+    "mpiexec": _mpiexec,
+    "srun": _srun,
+    "ibrun": _ibrun,
+    "flux": _flux,
+    "torchrun": _torchrun,
+}
+
+_AGENTS: dict[str, Launcher] = {"srun": _srun_agent, "mpiexec": _mpiexec_agent}
+
+_PER_NODE: dict[str, Callable[[int], Words]] = {
+    "pals": lambda n: ["--ppn", str(n)],
+    "hydra": lambda n: ["-ppn", str(n)],
+    # The variables that Open MPI must export are known only when the script runs.
+    "openmpi": lambda _: [PER_NODE],
+    "auto": lambda _: [PER_NODE],
+}

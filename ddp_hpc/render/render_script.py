@@ -1,0 +1,183 @@
+"""Rendering of job scripts: `render(job, site)` returns a script, `write_script` writes it atomically.
+
+Every script has the same structure: directives, then as the first comment the
+command line that renders it, then plain bash that does not need ddp-hpc on the
+login node. It changes to the submission directory, loads the site's software,
+exports variables for the ranks, starts the launcher in the background, forwards
+signals to it, and exits with its exit code. Under a scheduler it also reads the
+file `state` in the run directory: if the trainer wrote `again`, the script
+requeues or resubmits itself and exits with 75. The file `attempts` in the same
+directory counts the starts.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ddp_hpc.errors import DdpHpcError, RequestError
+from ddp_hpc.partial_files import partial_file, remove_leftovers
+from ddp_hpc.render.exports import (
+    Export,
+    all_exports,
+    exported_names,
+    multi_node_exports,
+    single_node_exports,
+)
+from ddp_hpc.render.launch_lines import MPIEXEC, dialect_of, launch_words, uses_exec
+from ddp_hpc.render.shell_quoting import Word, sh_join
+from ddp_hpc.render.templates import find_template, render_own, render_shipped
+from ddp_hpc.request.job import DEFAULT_COMMAND, DEFAULT_MAX_ATTEMPTS, ENV_STYLES, Job
+from ddp_hpc.request.rank_layout import Layout, lay_out
+from ddp_hpc.schedulers.base import Scheduler
+from ddp_hpc.schedulers.registry import check_launch, scheduler_of_site
+from ddp_hpc.sites.site import Site, with_fallback
+from ddp_hpc.units import format_walltime
+from ddp_hpc.version import __version__
+
+
+def render(job: Job, site: Site) -> str:
+    """Return the job script for a job at a site, exactly as it is submitted.
+
+    Raises:
+        RequestError: the site, its scheduler or the launcher does not support the request.
+    """
+    site = with_fallback(site, job.fallback)
+    layout = lay_out(job, site)
+    scheduler = scheduler_of_site(site)
+    check_launch(job, site, layout)
+    launcher, program = launch_words(job, site, layout)
+    needs_mpiexec = launcher[:1] == [MPIEXEC]
+    exports = all_exports(job, site, layout, scheduler)
+    single_node, multi_node = single_node_exports(site), multi_node_exports(site)
+    job_env = [Export(name, value) for name, value in job.env.items()]
+    launch_line = f"{sh_join(launcher)} \\\n  {sh_join(program)}" if launcher else sh_join(program)
+    # These names are documented in docs/how-to/write-a-template.md.
+    names: dict[str, object] = {
+        "shell": site.shell,
+        "version": __version__,
+        "written_with": sh_join(written_with(job, site)),
+        "notes": _notes(job, site, scheduler),
+        "directives": scheduler.directives(job, site, layout),
+        "job": job,
+        "site": site,
+        "layout": layout,
+        "exports": exports,
+        "single_node": single_node,
+        "multi_node": multi_node,
+        "job_env": job_env,
+        "exported_names": exported_names([*exports, *single_node, *multi_node, *job_env], layout),
+        "needs_mpiexec": needs_mpiexec,
+        "uses_exec": uses_exec(job, layout),
+        "asks_mpiexec": needs_mpiexec and dialect_of(site) in ("auto", "openmpi"),
+        "own_mpiexec": site.launch.own_mpiexec,
+        # This machine may have fewer cores than ranks, which Open MPI accepts only with this option.
+        "oversubscribe": "" if scheduler.has_queue else ":OVERSUBSCRIBE",
+        "tasks_per_node": 1 if layout.launcher == "torchrun" else layout.ranks_per_node,
+        "cpu_bind_why": site.why.get("cpu_bind", "") if layout.launcher == "mpiexec" else "",
+        "submit": _submit(job, site, scheduler),
+        "goes_on": scheduler.can_requeue,
+        "banner": _banner(scheduler, layout, needs_mpiexec),
+        "started_by_srun": launcher[:1] == ["srun"],
+        "launch_line": launch_line,
+    }
+    if job.template or site.template:
+        return render_own(find_template(job.template) if job.template else Path(site.template), names)
+    return render_shipped(scheduler.template, names)
+
+
+def render_step() -> str:
+    """Return torchrun_script.sh, which `srun --nodes=2 torchrun_script.sh` runs once per node."""
+    written = sh_join(["ddp-hpc", "render", "--step"])
+    return render_shipped("torchrun_step.sh.j2", {"version": __version__, "written_with": written})
+
+
+def written_with(job: Job, site: Site) -> list[Word]:
+    """Return the command line that renders this script, with the options that differ from the defaults."""
+    options: list[tuple[str, object]] = [
+        ("--nodes", job.num_nodes if job.num_nodes != 1 else None),
+        ("--ranks-per-node", job.ranks_per_node),
+        ("--gpus-per-node", job.gpus_per_node),
+        ("--cpus-per-node", job.cpus_per_node),
+        ("--walltime", format_walltime(job.walltime_s) if job.walltime_s else None),
+        ("--queue", job.queue),
+        ("--qos", job.qos),
+        ("--account", job.account),
+        ("--name", job.name if job.name != "ddp" else None),
+        ("--launcher", job.launcher),
+        ("--mpi", job.mpi),
+        *(("--env", f"{name}={value}") for name, value in job.env.items()),
+        *(("--setup", line) for line in job.setup),
+        ("--run-dir", job.run_dir),
+        ("--filesystems", job.filesystems),
+        ("--fallback", job.fallback),
+        ("--max-attempts", job.max_attempts if job.max_attempts != DEFAULT_MAX_ATTEMPTS else None),
+        ("--min-nodes", job.min_nodes),
+        ("--template", job.template),
+        ("--env-style", job.env_style if job.env_style != ENV_STYLES[0] else None),
+    ]
+    words: list[Word] = ["ddp-hpc", "render", "--profile", site.file or site.name]
+    for option, value in options:
+        if value not in (None, ""):
+            words += [option, str(value)]
+    if job.command != DEFAULT_COMMAND:
+        words += ["--", *job.command]
+    return words
+
+
+def write_script(text: str, path: Path) -> None:
+    """Write `text` to an executable file atomically.
+
+    Raises:
+        RequestError: the directory does not exist, or `path` is not a regular file.
+        DdpHpcError: the file cannot be written.
+    """
+    if not path.parent.is_dir():
+        raise RequestError(
+            f"cannot write {path}: the directory {path.parent} does not exist. Create it first (mkdir -p)."
+        )
+    if path.exists() and not path.is_file():
+        raise RequestError(f"{path} is not a regular file. Choose another name for the script.")
+    try:
+        remove_leftovers(path.parent, "render")
+        with partial_file(path, "render") as partial:
+            with partial.open("xb") as file:
+                file.write(script_bytes(text))
+                os.fchmod(file.fileno(), 0o755)
+            partial.replace(path)
+    except OSError as err:
+        raise DdpHpcError(f"cannot write {path}: {err.strerror}. Choose another path with -o.") from None
+
+
+def script_bytes(text: str) -> bytes:
+    """Encode a script as UTF-8; other bytes from the command line are kept unchanged."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _submit(job: Job, site: Site, scheduler: Scheduler) -> str:
+    """Return the command that resubmits a script."""
+    if job.account and scheduler.is_account_on_command_line:
+        return f"{scheduler.submit_program} {site.account.option} {job.account}"
+    return scheduler.submit_program
+
+
+def _notes(job: Job, site: Site, scheduler: Scheduler) -> list[str]:
+    notes = []
+    if scheduler.is_account_on_command_line and job.account:
+        command = _submit(job, site, scheduler)
+        notes.append(f"No directive names the group that pays; submit this script with: {command} SCRIPT")
+    if site.account.required and not job.account:
+        notes.append(
+            f"{site.title} wants an account and this script names none; "
+            f"submit it with: {scheduler.submit_program} {scheduler.account_placeholder(site)} SCRIPT"
+        )
+    if not site.pbs.submit_from_nodes:
+        notes.append("Compute nodes may not submit here; for more than one walltime: bash SCRIPT --chain N")
+    return notes
+
+
+def _banner(scheduler: Scheduler, layout: Layout, needs_mpiexec: bool) -> str:
+    job_id = f"job {scheduler.job_id_in_shell}, " if scheduler.job_id_in_shell else ""
+    ranks = f"{layout.ranks_per_node} ranks each" if layout.launcher == "torchrun" else "$num_ranks ranks"
+    with_mpiexec = " ($mpiexec)" if needs_mpiexec else ""
+    return f"ddp-hpc: {job_id}$num_nodes nodes, {ranks}, by {layout.launcher}{with_mpiexec}"

@@ -1,0 +1,1 @@
+"""How ranks find rank 0 and exchange small messages: an authenticated key-value store."""

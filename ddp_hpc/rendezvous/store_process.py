@@ -1,0 +1,52 @@
+"""The process that serves the ranks' key-value store, started by rank 0."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from ddp_hpc.errors import RendezvousError
+
+_MAIN = "from ddp_hpc.rendezvous.store_server import main; main()"
+
+
+class StoreProcess:
+    """The server's process, started by rank 0; it ends soon after `close`, or after this process.
+
+    `will` is a key and the value that it gets if this process ends without `StoreClient.goodbye`. The
+    listening socket goes over to the server: its port is never free in between.
+
+    Raises:
+        RendezvousError: it cannot be started.
+    """
+
+    def __init__(self, listener: socket.socket, key: bytes, will: tuple[str, str]) -> None:
+        code = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); {_MAIN}"
+        try:
+            with listener:
+                self._process = subprocess.Popen(
+                    # -S -P: site-packages take time, and the current directory may shadow modules.
+                    [sys.executable, "-S", "-P", "-c", code, str(listener.fileno()), *will],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=[listener.fileno()],
+                    cwd="/",
+                )
+            assert self._process.stdin is not None
+            self._process.stdin.write(key)
+            self._process.stdin.flush()
+        except OSError as error:
+            raise RendezvousError(
+                f"the process of the ranks' store cannot be started on {socket.gethostname()}"
+            ) from error
+
+    def close(self) -> None:
+        """Lets the server end, once the other ranks have left it. Does not wait; never raises."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        # It may serve the others for a moment: subprocess reaps it when it starts the next process.
+        self._process.poll()

@@ -1,0 +1,425 @@
+"""The server of the ranks' key-value store: a process of its own beside rank 0, without torch.
+
+It answers nobody who does not hold the job's key (`store_protocol`). As a process of its own it
+answers also while rank 0 computes, is stopped or holds Python's lock, and it outlives rank 0 by a
+few seconds, so that the others learn what happened.
+
+The requests are those of torch's TCPStore, with its results (`compare_set` of a key that is not
+there included): https://docs.pytorch.org/docs/stable/distributed.html#distributed-key-value-store
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ddp_hpc.rendezvous.store_protocol import (
+    KEY_BYTES,
+    RESPONSE_BYTES,
+    FrameReader,
+    FrameWriter,
+    Op,
+    ProtocolError,
+    Status,
+    challenge,
+    is_response,
+    server_proof,
+    stream_keys,
+)
+
+MAX_STORE_BYTES = 2**30
+MAX_UNREAD_BYTES = 256 * 2**20
+MAX_STRANGERS = 512
+HANDSHAKE_S = 10.0
+LINGER_S = 10.0
+"""How long the server stays after its owner has ended, for the other ranks to read why."""
+_PIECE_BYTES = 1 << 18
+_PER_ENTRY_BYTES = 100  # about what Python takes for a key and a value beside their bytes
+
+
+@dataclass(eq=False)
+class _Connection:
+    """A client, or a stranger until its proof has come."""
+
+    socket: socket.socket
+    address: str
+    nonce: bytes
+    opened_s: float
+    received: bytearray = field(default_factory=bytearray)  # of the handshake
+    reader: FrameReader | None = None
+    writer: FrameWriter | None = None
+    unsent: deque[bytes] = field(default_factory=deque)
+    unsent_bytes: int = 0
+    waits: dict[int, _Wait] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class _Wait:
+    """A request that is answered once its missing keys are there."""
+
+    connection: _Connection
+    request: int
+    keys: list[bytes]
+    missing: set[bytes]
+    wants_values: bool
+
+
+class StoreServer:
+    """Serves the store at a listening socket until its owner has ended.
+
+    Args:
+        listener: the listening socket, which is closed in the end.
+        key: what clients have to hold.
+        owner_pid: the owner, which is this process's parent.
+        owner_pipe: a file descriptor at which end of file means that the owner has ended. The process id
+            alone tells it a second later; the pipe alone may be kept open by children of the owner.
+        will: a key and the value that it gets when the owner has ended and no client has said goodbye
+            for it before: whoever waits for that key learns of the end.
+        warn: gets a line about strangers now and then.
+        on_owner_end: is called when the owner has ended.
+        max_bytes: what keys and values may take.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        key: bytes,
+        *,
+        owner_pid: int,
+        owner_pipe: int | None = None,
+        will: tuple[bytes, bytes] | None = None,
+        warn: Callable[[str], None],
+        on_owner_end: Callable[[], None] = lambda: None,
+        max_bytes: int = MAX_STORE_BYTES,
+    ) -> None:
+        self._listener, self._key, self._will, self._warn = listener, key, will, warn
+        self._owner_pid, self._owner_pipe, self._on_owner_end = owner_pid, owner_pipe, on_owner_end
+        self._max_bytes = max_bytes
+        self._values: dict[bytes, bytes] = {}
+        self._num_bytes = 0
+        self._waiting: dict[bytes, set[_Wait]] = {}
+        self._connections: set[_Connection] = set()
+        self._strangers: dict[_Connection, None] = {}  # in the order in which they came
+        self._num_refused = 0
+        self._owner_ended_s: float | None = None
+        self._is_peaceful = False
+        self._selector = selectors.DefaultSelector()
+
+    def serve(self) -> None:
+        """Returns once the owner has ended, and its clients with it or `LINGER_S` later."""
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        if self._owner_pipe is not None:
+            self._selector.register(self._owner_pipe, selectors.EVENT_READ)
+        try:
+            while not self._is_over():
+                for event, mask in self._selector.select(1.0):
+                    if event.fileobj is self._listener:
+                        self._accept()
+                    elif event.fileobj == self._owner_pipe:
+                        self._end_owner()
+                    elif event.data in self._connections:
+                        if mask & selectors.EVENT_WRITE:
+                            self._send(event.data)
+                        if mask & selectors.EVENT_READ:
+                            self._receive(event.data)
+                self._close_slow_strangers()
+                if os.getppid() != self._owner_pid:
+                    self._end_owner()
+        finally:
+            for connection in list(self._connections):
+                self._close(connection)
+            self._listener.close()  # again, where the owner has ended
+            self._selector.close()
+
+    def _is_over(self) -> bool:
+        if self._owner_ended_s is None:
+            return False
+        has_clients = len(self._connections) > len(self._strangers)
+        return not has_clients or time.monotonic() > self._owner_ended_s + LINGER_S
+
+    def _end_owner(self) -> None:
+        if self._owner_ended_s is not None:
+            return
+        self._owner_ended_s = time.monotonic()
+        # From here on the port is free for the job's next attempt, whose ranks must not come here.
+        self._selector.unregister(self._listener)
+        self._listener.close()
+        if self._owner_pipe is not None:
+            self._selector.unregister(self._owner_pipe)
+        self._on_owner_end()
+        if not self._is_peaceful and self._will is not None and self._will[0] not in self._values:
+            self._set(*self._will)
+
+    # Connections.
+
+    def _accept(self) -> None:
+        try:
+            accepted, address = self._listener.accept()
+        except OSError:
+            # No file descriptor is free, perhaps: the oldest stranger makes room.
+            if self._strangers:
+                self._refuse(next(iter(self._strangers)))
+            else:
+                time.sleep(0.01)
+            return
+        accepted.setblocking(False)
+        with contextlib.suppress(OSError):
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection = _Connection(accepted, str(address[0]), os.urandom(32), time.monotonic())
+        self._connections.add(connection)
+        self._strangers[connection] = None
+        self._selector.register(accepted, selectors.EVENT_READ, connection)
+        self._queue(connection, challenge(connection.nonce))
+        if len(self._strangers) > MAX_STRANGERS:
+            self._refuse(next(iter(self._strangers)))
+
+    def _receive(self, connection: _Connection) -> None:
+        limit = _PIECE_BYTES if connection.reader else RESPONSE_BYTES - len(connection.received)
+        try:
+            received = connection.socket.recv(limit)
+        except BlockingIOError:
+            return
+        except OSError:
+            received = b""
+        if not received:
+            # A stranger that only looked whether the port is open is not worth a word.
+            self._close(connection) if not connection.received or connection.reader else self._refuse(
+                connection
+            )
+            return
+        try:
+            if connection.reader is None:
+                self._shake_hands(connection, received)
+                return
+            for op, request, fields in connection.reader.messages(received):
+                self._handle(connection, op, request, fields)
+        except (ProtocolError, ValueError):
+            self._refuse(connection)
+
+    def _shake_hands(self, connection: _Connection, received: bytes) -> None:
+        connection.received += received
+        if len(connection.received) < RESPONSE_BYTES:
+            return
+        proof = bytes(connection.received)
+        if not is_response(self._key, connection.nonce, proof):
+            raise ProtocolError("does not hold the key")
+        nonces = connection.nonce, proof[:32]
+        of_client, of_server = stream_keys(self._key, *nonces)
+        self._queue(connection, server_proof(self._key, *nonces))
+        connection.reader, connection.writer = FrameReader(of_client), FrameWriter(of_server)
+        del self._strangers[connection]
+
+    def _close_slow_strangers(self) -> None:
+        now = time.monotonic()
+        while self._strangers and now > (oldest := next(iter(self._strangers))).opened_s + HANDSHAKE_S:
+            self._refuse(oldest)
+
+    def _refuse(self, connection: _Connection) -> None:
+        self._close(connection)
+        self._num_refused += 1
+        count = self._num_refused
+        if count == 10 ** (len(str(count)) - 1):  # 1, 10, 100, ...
+            self._warn(
+                f"refused a connection from {connection.address} that does not hold this job's key"
+                + (f", the {count}th" if count > 1 else "")
+                + "; a port scan, another job, or somebody who tries to disturb this one"
+            )
+
+    def _close(self, connection: _Connection) -> None:
+        self._connections.discard(connection)
+        self._strangers.pop(connection, None)
+        for wait in connection.waits.values():
+            self._forget(wait)
+        self._selector.unregister(connection.socket)
+        connection.socket.close()
+
+    def _queue(self, connection: _Connection, data: bytes) -> None:
+        connection.unsent.append(data)
+        connection.unsent_bytes += len(data)
+        self._send(connection)
+
+    def _send(self, connection: _Connection) -> None:
+        try:
+            while connection.unsent:
+                data = connection.unsent[0]
+                sent = connection.socket.send(data)
+                connection.unsent_bytes -= sent
+                if sent < len(data):
+                    connection.unsent[0] = data[sent:]
+                    break
+                connection.unsent.popleft()
+        except BlockingIOError:
+            pass
+        except OSError:
+            connection.unsent.clear()  # reading tells the end
+            return
+        if connection.unsent_bytes > MAX_UNREAD_BYTES:
+            with contextlib.suppress(OSError):  # the client may have gone just now
+                connection.socket.shutdown(socket.SHUT_RDWR)
+            return
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
+        if self._selector.get_key(connection.socket).events != events:
+            self._selector.modify(connection.socket, events, connection)
+
+    # Requests.
+
+    def _handle(self, connection: _Connection, op: int, request: int, fields: list[bytes]) -> None:
+        if op in (Op.GET, Op.WAIT):
+            self._wait(connection, request, fields, wants_values=op == Op.GET)
+            return
+        if op == Op.CANCEL:
+            if request in connection.waits:
+                self._forget(connection.waits.pop(request))
+            return
+        try:
+            answer = self._do(op, fields)
+        except _RefusedError as error:
+            self._reply(connection, Status.REFUSED, request, [str(error).encode()])
+        else:
+            self._reply(connection, Status.DONE, request, answer)
+
+    def _do(self, op: int, fields: list[bytes]) -> list[bytes]:
+        """The answer to a request that waits for nothing.
+
+        Raises:
+            ProtocolError: there is no such request, or not with so many fields.
+        """
+        values = self._values
+        match op, fields:
+            case Op.SET, [key, value]:
+                self._set(key, value)
+                return []
+            case Op.CHECK, keys:
+                return [b"1" if all(key in values for key in keys) else b"0"]
+            case Op.ADD, [key, number]:
+                total = b"%d" % (_number(values.get(key, b"0")) + _number(number))
+                self._set(key, total)
+                return [total]
+            case Op.COMPARE_SET, [key, expected, desired]:
+                return [self._compare_set(key, expected, desired)]
+            case Op.DELETE, [key]:
+                old = values.pop(key, None)
+                if old is not None:
+                    self._num_bytes -= len(key) + len(old) + _PER_ENTRY_BYTES
+                return [b"0" if old is None else b"1"]
+            case Op.APPEND, [key, value]:
+                self._set(key, values.get(key, b"") + value)
+                return []
+            case Op.COUNT, []:
+                return [b"%d" % len(values)]
+            case Op.LIST, []:
+                return list(values)
+            case Op.GOODBYE, []:
+                self._is_peaceful = True
+                return []
+        raise ProtocolError(f"request {op} with {len(fields)} fields")
+
+    def _compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
+        old = self._values.get(key)
+        if old == expected or (old is None and not expected):
+            self._set(key, desired)
+            return desired
+        return expected if old is None else old
+
+    def _set(self, key: bytes, value: bytes) -> None:
+        old = self._values.get(key)
+        grown = len(value) - len(old) if old is not None else len(key) + len(value) + _PER_ENTRY_BYTES
+        if self._num_bytes + grown > self._max_bytes:
+            raise _RefusedError(
+                f"the ranks' store holds {self._num_bytes} bytes and {grown} more were to come; "
+                f"{self._max_bytes} are the most it takes"
+            )
+        self._num_bytes += grown
+        self._values[key] = value
+        for wait in self._waiting.pop(key, ()):
+            wait.missing.discard(key)
+            if not wait.missing:
+                del wait.connection.waits[wait.request]
+                self._answer(wait)
+
+    def _wait(self, connection: _Connection, request: int, keys: list[bytes], *, wants_values: bool) -> None:
+        missing = {key for key in keys if key not in self._values}
+        wait = _Wait(connection, request, keys, missing, wants_values)
+        if not missing:
+            self._answer(wait)
+            return
+        connection.waits[request] = wait
+        for key in missing:
+            self._waiting.setdefault(key, set()).add(wait)
+
+    def _answer(self, wait: _Wait) -> None:
+        # A key may have been deleted since it came: then its value is empty, as a new one's is.
+        values = [self._values.get(key, b"") for key in wait.keys] if wait.wants_values else []
+        self._reply(wait.connection, Status.DONE, wait.request, values)
+
+    def _forget(self, wait: _Wait) -> None:
+        for key in wait.missing:
+            waiting = self._waiting.get(key, set())
+            waiting.discard(wait)
+            if not waiting:
+                self._waiting.pop(key, None)
+
+    def _reply(self, connection: _Connection, status: int, request: int, fields: list[bytes]) -> None:
+        if connection.writer is not None and connection in self._connections:
+            try:
+                frame = connection.writer.frame(status, request, fields)
+            except ValueError as error:  # larger than a frame may be
+                frame = connection.writer.frame(Status.REFUSED, request, [str(error).encode()])
+            self._queue(connection, frame)
+
+
+class _RefusedError(Exception):
+    """A request that cannot be done; its text goes to the client."""
+
+
+def _number(text: bytes) -> int:
+    if len(text) > 20:
+        raise _RefusedError("a value that is added to has to be a number of at most 20 digits")
+    try:
+        return int(text)
+    except ValueError:
+        raise _RefusedError("a value that is added to has to be a number") from None
+
+
+def main() -> None:
+    """The process that `StoreProcess` starts with LISTENER WILL_KEY WILL_VALUE, and the key on stdin."""
+    # Ctrl-C and the launcher's signals are for the ranks: the store is to be there when they end.
+    for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(sig, signal.SIG_IGN)
+    owner_pid = os.getppid()
+    key = os.read(0, KEY_BYTES)
+    if len(key) != KEY_BYTES:
+        return  # the owner has ended
+    listener, will_key, will_value = sys.argv[1:4]
+    StoreServer(
+        socket.socket(fileno=int(listener)),
+        key,
+        owner_pid=owner_pid,
+        owner_pipe=0,
+        will=(will_key.encode(), will_value.encode()),
+        warn=warn,
+        on_owner_end=_close_output,
+    ).serve()
+
+
+def warn(text: str) -> None:
+    """A warning of this host's server, for people."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"[{socket.gethostname().partition('.')[0]}] warning: {text}\n".encode())
+
+
+def _close_output() -> None:
+    # Launchers wait for the end of the ranks' output, and so for all who hold it open.
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (1, 2):
+        os.dup2(null, descriptor)

@@ -1,0 +1,203 @@
+"""Job requests: command, number of nodes, time limit and other options that the user chooses."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.sites.tables import BASHS_OWN, VARIABLE
+from ddp_hpc.toml_config import read_toml
+from ddp_hpc.units import parse_walltime_s
+
+LAUNCHERS = ("mpiexec", "srun", "ibrun", "flux", "torchrun")
+ENV_STYLES = ("torchrun", "none")
+MPI_KINDS = ("none", "pmi2", "pmix", "cray_shasta")
+DEFAULT_COMMAND = ("python", "-m", "ddp_hpc.train")
+DEFAULT_MAX_ATTEMPTS = 20
+MAX_NAME_CHARS = 128
+
+# Job names that both PBS and Slurm accept; they also become part of file names.
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]*")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Job:
+    """A job request, checked as far as possible without knowing the site.
+
+    An empty string and None mean the default of the profile. `max_attempts` includes the first start.
+    With `min_nodes`, torchrun continues with at least that many nodes after node failures.
+
+    Raises:
+        RequestError: on construction, for a value that no scheduler accepts.
+    """
+
+    name: str = "ddp"
+    num_nodes: int = 1
+    ranks_per_node: int | None = None
+    gpus_per_node: int | None = None
+    cpus_per_node: int | None = None
+    walltime_s: int | None = None
+    queue: str = ""
+    qos: str = ""
+    account: str = ""
+    launcher: str = ""
+    mpi: str = ""
+    env: dict[str, str] = field(default_factory=dict)
+    setup: tuple[str, ...] = ()
+    run_dir: str = ""
+    filesystems: str = ""
+    fallback: str = ""
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS
+    min_nodes: int | None = None
+    template: str = ""
+    env_style: str = "torchrun"
+    command: tuple[str, ...] = DEFAULT_COMMAND
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise RequestError(
+                f"invalid job name {self.name!r}. It must start with a letter, followed by letters, "
+                "digits and "
+                "_ . + - only."
+            )
+        if len(self.name) > MAX_NAME_CHARS:
+            raise RequestError(
+                f"the job name has {len(self.name)} characters, but at most {MAX_NAME_CHARS} are allowed. "
+                "Shorten it."
+            )
+        for option, count in (
+            ("--nodes", self.num_nodes),
+            ("--ranks-per-node", self.ranks_per_node),
+            ("--gpus-per-node", self.gpus_per_node),
+            ("--cpus-per-node", self.cpus_per_node),
+            ("--max-attempts", self.max_attempts),
+            ("--min-nodes", self.min_nodes),
+        ):
+            if count is not None and count < 1:
+                raise RequestError(f"{option} must be at least 1 (got {count})")
+        if self.min_nodes is not None and self.min_nodes > self.num_nodes:
+            raise RequestError(
+                f"--min-nodes must be at most {self.num_nodes}, the number of nodes of the job "
+                f"(got {self.min_nodes})"
+            )
+        _one_of("launcher", self.launcher, LAUNCHERS)
+        _one_of("MPI type", self.mpi, MPI_KINDS)
+        _one_of("environment style", self.env_style, ENV_STYLES)
+        _check_env(self.env)
+        _check_setup(self.setup)
+        _check_command(self.command)
+        for what, path in (("run directory", self.run_dir), ("template", self.template)):
+            if "\0" in path:
+                raise RequestError(f"the {what} contains a NUL character. Give a valid path.")
+
+
+def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:
+    if value and value not in known:
+        raise RequestError(
+            f"unknown {what} {value!r}{nearest(value, known)}; choose one of {', '.join(known)}"
+        )
+
+
+def _check_env(env: dict[str, str]) -> None:
+    for name, value in env.items():
+        if not VARIABLE.fullmatch(name):
+            raise RequestError(f"invalid variable name {name!r}. It may contain only letters, digits and _.")
+        if name in BASHS_OWN:
+            raise RequestError(f"{name} is a bash variable that scripts cannot set. Remove it.")
+        if "\0" in value:
+            raise RequestError(
+                f"the value of {name} contains a NUL character, which environment variables cannot contain"
+            )
+
+
+def _check_setup(setup: tuple[str, ...]) -> None:
+    for line in setup:
+        if re.search(r"[\0\n\r]", line):
+            raise RequestError(
+                f"setup line {line!r} contains a line break. Use a separate --setup for each line."
+            )
+
+
+def _check_command(command: tuple[str, ...]) -> None:
+    if not command or not command[0]:
+        raise RequestError("the command is empty. Give a program after --, such as -- python train.py.")
+    if command[0].startswith("-"):
+        raise RequestError(
+            f"the command begins with {command[0]!r}, which the launcher would read as its own option. "
+            "Put the program first, such as -- python -m ddp_hpc.train --epochs 3."
+        )
+    for word in command:
+        if word == ":":
+            raise RequestError(
+                'the command contains the argument ":", which mpiexec and srun read as the start of a second '
+                "program. Move the command into a script."
+            )
+        if "\0" in word:
+            raise RequestError("the command contains a NUL character, which command lines cannot contain")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class JobFile:
+    """Contents of `--job FILE.toml`: the options of `ddp-hpc render`, spelled with underscores."""
+
+    profile: str = ""
+    name: str | None = None
+    nodes: int | None = None
+    ranks_per_node: int | None = None
+    gpus_per_node: int | None = None
+    cpus_per_node: int | None = None
+    walltime: str | None = None
+    queue: str | None = None
+    qos: str | None = None
+    account: str | None = None
+    launcher: str | None = None
+    mpi: str | None = None
+    env: dict[str, str] | None = None
+    setup: tuple[str, ...] | None = None
+    run_dir: str | None = None
+    filesystems: str | None = None
+    fallback: str | None = None
+    max_attempts: int | None = None
+    min_nodes: int | None = None
+    template: str | None = None
+    env_style: str | None = None
+    command: tuple[str, ...] | None = None
+
+
+def read_job_file(path: Path) -> JobFile:
+    """Read the job file at `path`.
+
+    Raises:
+        RequestError: the file is unreadable, not TOML, or has an unknown key or a value of the wrong type.
+    """
+    return read_toml(path, JobFile)
+
+
+def make_job(options: JobFile, file: JobFile | None = None) -> Job:
+    """Return the job from options and job file; options take precedence.
+
+    Variables are merged by name, and the setup lines of the options follow those of the file.
+
+    Raises:
+        RequestError: see `Job` and `parse_walltime_s`.
+    """
+    file = file or JobFile()
+    given: dict[str, Any] = {}
+    for name in JobFile.__dataclass_fields__:
+        value = getattr(options, name)
+        given[name] = getattr(file, name) if value is None else value
+    given.pop("profile")
+    given["env"] = {**(file.env or {}), **(options.env or {})}
+    given["setup"] = (file.setup or ()) + (options.setup or ())
+    given["num_nodes"] = given.pop("nodes")
+    walltime = given.pop("walltime")
+    given["walltime_s"] = None if walltime is None else parse_walltime_s(walltime)
+    return Job(**{key: value for key, value in given.items() if value is not None})
+
+
+def with_account(job: Job, account: str) -> Job:
+    """Return `job` with the account, unless it already has one."""
+    return job if job.account or not account else replace(job, account=account)

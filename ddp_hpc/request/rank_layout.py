@@ -1,0 +1,101 @@
+"""Layout of ranks, cores and devices on one node, derived from job and site."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddp_hpc.errors import RequestError
+from ddp_hpc.request.job import Job
+from ddp_hpc.sites.site import Site
+from ddp_hpc.units import parse_walltime_s
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Layout:
+    """Layout of each node of the job. `devices` is 0 if no GPUs are known.
+
+    `cpus_per_rank` counts CPUs as Slurm does (hardware threads if the site has them), `threads_per_rank`
+    counts cores. Both are 0 if unknown.
+    """
+
+    launcher: str
+    ranks_per_node: int
+    devices: int
+    cpus_per_rank: int
+    threads_per_rank: int
+    walltime_s: int | None
+    queue: str
+
+
+def lay_out(job: Job, site: Site) -> Layout:
+    """Return the layout of the job's ranks on a node of the site.
+
+    Raises:
+        RequestError: there are more ranks than devices or cores, the ranks do not divide the devices, or the
+            request exceeds the node.
+    """
+    devices = _devices(job, site)
+    ranks = job.ranks_per_node or devices or 1
+    if devices:
+        if ranks > devices:
+            raise RequestError(
+                f"{ranks} ranks per node were requested, but {site.title} has {devices} devices per node and "
+                f"NCCL requires one device per rank. Use --ranks-per-node {devices} or fewer."
+            )
+        if devices % ranks:
+            fitting = ", ".join(str(n) for n in range(1, devices + 1) if devices % n == 0)
+            raise RequestError(
+                f"{devices} devices cannot be divided evenly among {ranks} ranks per node. "
+                f"Use --ranks-per-node {fitting}."
+            )
+    cpus, cores = _cpus(job, site)
+    if cores and ranks > cores:
+        raise RequestError(
+            f"{ranks} ranks per node were requested on {cores} cores, but each rank needs a core. "
+            f"Use --ranks-per-node {cores} or fewer."
+        )
+    launcher = job.launcher or site.launch.default
+    # A bound rank has only the cores of its own set, even if there are fewer ranks than sets.
+    bound = len(site.launch.cpu_bind) if launcher == "mpiexec" else 0
+    walltime = job.walltime_s
+    if walltime is None and site.default_walltime:
+        walltime = parse_walltime_s(site.default_walltime)
+    return Layout(
+        launcher=launcher,
+        ranks_per_node=ranks,
+        devices=devices,
+        cpus_per_rank=cpus // ranks,
+        threads_per_rank=cores // max(ranks, bound),
+        walltime_s=walltime,
+        queue=job.queue or site.default_queue,
+    )
+
+
+def _devices(job: Job, site: Site) -> int:
+    known = site.node.devices
+    if job.gpus_per_node and site.node.cpu_only:
+        raise RequestError(
+            f"{job.gpus_per_node} GPUs per node were requested, but {site.title} has none. "
+            "Omit --gpus-per-node or choose another profile."
+        )
+    if job.gpus_per_node and known and job.gpus_per_node != known:
+        raise RequestError(
+            f"{job.gpus_per_node} GPUs per node were requested, but {site.title} allocates whole nodes with "
+            f"{known}. Omit --gpus-per-node and use --ranks-per-node."
+        )
+    return job.gpus_per_node or known
+
+
+def _cpus(job: Job, site: Site) -> tuple[int, int]:
+    """Return the CPUs of a node as the scheduler counts them, and its cores."""
+    cores, threads = site.node.cores, site.node.threads or site.node.cores
+    if not job.cpus_per_node:
+        return threads, cores
+    if not cores:
+        return job.cpus_per_node, job.cpus_per_node
+    if job.cpus_per_node > threads:
+        raise RequestError(
+            f"{job.cpus_per_node} CPUs per node were requested, but {site.title} has {threads}. "
+            "Request at most that many."
+        )
+    return job.cpus_per_node, max(1, job.cpus_per_node * cores // threads)

@@ -1,0 +1,1 @@
+"""What is known of each scheduler: directives, commands for jobs, and their output."""

@@ -1,0 +1,1 @@
+"""Flux. Scripts are rendered from the sites' guides; none has been run."""

@@ -1,0 +1,1 @@
+"""Altair Grid Engine. Scripts are rendered from the sites' guides; none has been run."""

@@ -1,0 +1,104 @@
+"""The state of a job, in the same terms for all schedulers."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+from ddp_hpc.errors import RequestError
+
+Phase = Literal["waiting", "running", "ended"]
+# "" while the job has not ended. `failed` comes from the job's exit code, the others from the scheduler.
+# `dropped`: its dependency is unknown to the scheduler or can no longer be satisfied.
+End = Literal[
+    "", "done", "failed", "walltime", "memory", "node", "cancelled", "preempted", "not started", "dropped"
+]
+
+# `12@cm4`: job 12 of the Slurm cluster cm4, if that is not the cluster of this machine.
+_JOB_ID = re.compile(
+    r"[0-9]{1,18}(?:_[0-9]{1,9}|\[[0-9]{1,9}\])?(?:\.[A-Za-z0-9][A-Za-z0-9.-]{0,254}|@[A-Za-z0-9][A-Za-z0-9_-]{0,62})?"
+)
+_DURATION = re.compile(r"(?:([0-9]{1,6})-)?([0-9]{1,8}):([0-9]{2}):([0-9]{2})")
+_SHORT_DURATION = re.compile(r"[0-9]{1,8}:[0-9]{2}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobState:
+    """The state of one job. Values are None or "" if the scheduler does not report them.
+
+    `word` is the scheduler's name of the state, `reason` is why the job waits or how it
+    ended. `starts_at_s` is an estimate, in seconds since the Unix epoch. `log_is_live` is
+    false if the log is copied to its place only at the end.
+    """
+
+    job_id: str
+    scheduler: str
+    phase: Phase
+    word: str
+    end: End = ""
+    name: str = ""
+    owner: str = ""
+    reason: str = ""
+    nodes: str = ""
+    elapsed_s: int | None = None
+    walltime_s: int | None = None
+    starts_at_s: float | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    log: str = ""
+    error_log: str = ""
+    log_is_live: bool = True
+    work_dir: str = ""
+    script: str = ""
+
+
+def is_job_id(text: str) -> bool:
+    """Return whether the text is the id of one job; only such text is passed to scheduler commands."""
+    return _JOB_ID.fullmatch(text) is not None
+
+
+def check_job_id(text: str) -> str:
+    """Return `text` if it is the id of one job.
+
+    Raises:
+        RequestError: it is anything else, which must not be passed to scheduler commands.
+    """
+    if array := re.fullmatch(r"([0-9]{1,18})\[\](\.[A-Za-z0-9.-]{1,254})?", text):
+        raise RequestError(
+            f"job {text} is an array; name one job of it, such as {array[1]}[0]{array[2] or ''} (PBS) or "
+            f"{array[1]}_0 (Slurm)"
+        )
+    if not is_job_id(text):
+        shown = ascii(text if len(text) <= 80 else f"{text[:77]}...")
+        raise RequestError(
+            f"{shown} is not a job id. Use a number such as 1234 or the output of submit. For an "
+            "array, name one "
+            "job, such as 12_3 (Slurm) or 12[3] (PBS)."
+        )
+    return text
+
+
+def same_job(one: str, other: str) -> bool:
+    """Return whether two ids refer to the same job; PBS appends a server name, which may be omitted."""
+    return one.partition(".")[0] == other.partition(".")[0]
+
+
+def duration_s(text: str) -> int | None:
+    """Parse `[D-]HH:MM:SS` or `MM:SS` to seconds; None for anything else, such as UNLIMITED."""
+    if _SHORT_DURATION.fullmatch(text):
+        text = f"0:{text}"
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def clock_s(text: str, form: str) -> float | None:
+    """Parse a local time to seconds since the Unix epoch; None if the text does not match."""
+    try:
+        return time.mktime(time.strptime(text, form))
+    except (ValueError, OverflowError):
+        return None

@@ -1,0 +1,32 @@
+"""No scheduler: a script runs at once, on this machine."""
+
+from __future__ import annotations
+
+from ddp_hpc.errors import RequestError
+from ddp_hpc.request.job import DEFAULT_MAX_ATTEMPTS, Job
+from ddp_hpc.request.rank_layout import Layout
+from ddp_hpc.schedulers.base import Directives, Scheduler, refuse_unused
+from ddp_hpc.sites.site import Site
+
+
+class Local(Scheduler):
+    """This machine alone."""
+
+    name = "local"
+    title = "profile local"
+    template = "local.sh.j2"
+    submit_program = "bash"
+    launchers = ("mpiexec", "torchrun")
+    has_queue = False
+    job_id_in_shell = ""
+
+    def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
+        if job.num_nodes != 1:
+            raise RequestError(
+                f"{job.num_nodes} nodes were requested, but profile {site.name} is this one machine. "
+                "Remove --nodes, or choose a profile with a scheduler."
+            )
+        attempts = str(job.max_attempts) if job.max_attempts != DEFAULT_MAX_ATTEMPTS else ""
+        given = [("--queue", layout.queue), ("--account", job.account), ("--max-attempts", attempts)]
+        refuse_unused(site, [*given, ("--filesystems", job.filesystems)])
+        return {}

@@ -1,0 +1,65 @@
+"""All schedulers by name."""
+
+from __future__ import annotations
+
+from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.request.job import Job
+from ddp_hpc.request.rank_layout import Layout
+from ddp_hpc.schedulers.base import Scheduler
+from ddp_hpc.schedulers.flux.scheduler import Flux
+from ddp_hpc.schedulers.grid_engine.scheduler import GridEngine
+from ddp_hpc.schedulers.local.scheduler import Local
+from ddp_hpc.schedulers.pbs.scheduler import Pbs
+from ddp_hpc.schedulers.slurm.scheduler import Slurm
+from ddp_hpc.sites.site import Site
+
+SCHEDULERS: dict[str, Scheduler] = {one.name: one for one in (Slurm(), Pbs(), Flux(), GridEngine(), Local())}
+
+
+NO_SCHEDULER: Scheduler = SCHEDULERS["local"]
+"""For scripts without directives."""
+
+
+def scheduler_of_site(site: Site) -> Scheduler:
+    """The site's scheduler.
+
+    Raises:
+        RequestError: the profile names an unknown one.
+    """
+    if site.scheduler not in SCHEDULERS:
+        known = tuple(SCHEDULERS)
+        raise RequestError(
+            f"profile {site.name} names scheduler {site.scheduler!r}{nearest(site.scheduler, known)}. "
+            f"Use one of {', '.join(known)}."
+        )
+    return SCHEDULERS[site.scheduler]
+
+
+def is_same_scheduler(site: Site, name: str) -> bool:
+    """Whether `name` is the name of the site's scheduler."""
+    return site.scheduler == name
+
+
+def check_launch(job: Job, site: Site, layout: Layout) -> None:
+    """Refuses a launcher, or an option of one, that does not work under the site's scheduler.
+
+    Raises:
+        RequestError: it does not work.
+    """
+    scheduler = scheduler_of_site(site)
+    if layout.launcher not in scheduler.launchers:
+        raise RequestError(
+            f"launcher {layout.launcher} does not work under {scheduler.title}. Use "
+            f"{' or '.join(scheduler.launchers)}."
+        )
+    if job.min_nodes and layout.launcher != "torchrun":
+        raise RequestError(
+            f"--min-nodes {job.min_nodes} was given, but only torchrun continues with fewer nodes and "
+            f"{layout.launcher} starts the ranks. Use --launcher torchrun."
+        )
+    if job.qos and (reason := scheduler.refuse_qos(site)):
+        raise RequestError(f"--qos {job.qos} was given, but {reason}. Remove --qos.")
+    if job.mpi and layout.launcher != "srun":
+        raise RequestError(
+            f"--mpi {job.mpi} is an option of srun, but {layout.launcher} starts the ranks. Remove --mpi."
+        )

@@ -1,0 +1,224 @@
+"""Execution of scheduler commands, with limits on time and output, and with retries.
+
+No shell is used. Queries are retried if the scheduler was too busy to answer.
+Submissions are retried only if they cannot have arrived, to avoid duplicate jobs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import selectors
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from ddp_hpc.errors import DdpHpcError, RequestError
+
+QUESTION_LIMIT_S = 30.0
+# A busy controller may take long to accept a job.
+SUBMISSION_LIMIT_S = 60.0
+# A background process, such as the logger of a wrapper, may keep the output open after the program ends.
+DRAIN_S = 1.0
+_LOOK_S = 0.1
+# Before the second and the third try.
+PAUSES_S = (1.0, 3.0)
+# The output for a job with 10,000 nodes is about 100 kB.
+MAX_BYTES = 8 * 1024 * 1024
+
+# From Slurm's slurm_errno.c, PBS's pbs_error.h and its clients: the server could not be reached.
+_UNREACHED = re.compile(
+    r"unable to contact slurm controller \(connect|connection refused|cannot connect to server|"
+    r"failed to connect|no route to host|network is unreachable",
+    re.IGNORECASE,
+)
+# The server may have received the request, but the reply was lost. Only full messages are matched, since
+# rejections may contain "try again later" too.
+_LOST = re.compile(
+    r"unable to contact slurm controller|(?:socket|connection|operation) timed out|"
+    r"zero bytes were transmitted|resource temporarily unavailable|slurm temporarily unable|"
+    r"transport endpoint is not connected|communication failure|^(?:q[a-z]+: )?end of file|server is busy",
+    re.IGNORECASE | re.MULTILINE,
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Exit code and output of a command. Bytes that are not UTF-8 become surrogates."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def said(self) -> str:
+        """The error message on one line, without control characters."""
+        lines = [plain(line.strip()) for line in (self.err or self.out)[:4000].splitlines()]
+        text = "; ".join(line for line in lines if line)
+        return text[:400] or f"no message, exit code {self.code}"
+
+
+class NoAnswerError(DdpHpcError):
+    """The scheduler could not be reached or did not answer; exit code 1."""
+
+
+def plain(text: str) -> str:
+    """Replace control characters and invalid bytes, so that the text cannot control the terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def need(program: str, why: str) -> None:
+    """Raise RequestError unless the program is on the PATH."""
+    if shutil.which(program) is None:
+        raise RequestError(
+            f"{program} was not found on the PATH; {why}. Run this on a login node of such a machine, "
+            "or load "
+            "the module that provides it."
+        )
+
+
+def ask(*argv: str) -> Answer:
+    """Run a query, with up to three attempts if the scheduler does not answer.
+
+    Raises:
+        NoAnswerError: no attempt was answered, or the output exceeds MAX_BYTES.
+    """
+
+    def again(answer: Answer) -> bool:
+        return answer.code != 0 and bool(_UNREACHED.search(answer.err) or _LOST.search(answer.err))
+
+    return _patiently(argv, QUESTION_LIMIT_S, again)
+
+
+def submit(*argv: str) -> Answer:
+    """Run a command that changes something. It is retried only if it cannot have arrived.
+
+    Raises:
+        NoAnswerError: it is unknown whether it arrived, or the scheduler cannot be reached.
+    """
+
+    def again(answer: Answer) -> bool:
+        return answer.code != 0 and bool(_UNREACHED.search(answer.err))
+
+    answer = _patiently(argv, SUBMISSION_LIMIT_S, again)
+    if answer.code != 0 and _LOST.search(answer.err):
+        raise NoAnswerError(
+            f"{argv[0]} reports: {answer.said}. It is unknown whether the request was accepted. Check "
+            "your jobs "
+            "before you try again."
+        )
+    return answer
+
+
+@contextmanager
+def held_interrupt(program: str) -> Iterator[Callable[[], bool]]:
+    """Defer the first Ctrl-C, as a job may be queued already; yield a function that reports whether it came.
+
+    Raises:
+        NoAnswerError: a second Ctrl-C interrupts, and it is unknown whether a job was queued.
+    """
+    came: list[int] = []
+
+    def hold(number: int, _: object) -> None:
+        came.append(number)
+        if len(came) > 1:
+            raise NoAnswerError(
+                f"interrupted before {program} answered. It is unknown whether a job was queued. Check "
+                "your jobs "
+                "before you try again."
+            )
+        os.write(
+            2,
+            f"\nwaiting for {program}, as the job may be queued already; Ctrl-C again gives up\n".encode(),
+        )
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, hold)
+    try:
+        yield lambda: bool(came)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _patiently(argv: Sequence[str], limit_s: float, again: Callable[[Answer], bool]) -> Answer:
+    for pause_s in (*PAUSES_S, None):
+        answer = _run(argv, limit_s)
+        if not again(answer):
+            return answer
+        if pause_s is not None:
+            time.sleep(pause_s)
+    raise NoAnswerError(
+        f"{argv[0]} failed {len(PAUSES_S) + 1} times: {answer.said}. Try again later, or ask the "
+        "site whether "
+        "the scheduler is up."
+    )
+
+
+def _run(argv: Sequence[str], limit_s: float) -> Answer:
+    environ = dict(os.environ)
+    # This variable changes the time format of scontrol and sacct.
+    environ.pop("SLURM_TIME_FORMAT", None)
+    try:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environ,
+            start_new_session=True,  # killed with all its children
+        )
+    except (OSError, ValueError) as error:
+        raise NoAnswerError(f"cannot start {argv[0]}; check that the scheduler's module is loaded") from error
+    with process:
+        try:
+            out, err = _read(process, argv[0], limit_s)
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return Answer(process.returncode, out, err)
+
+
+def _read(process: subprocess.Popen[bytes], name: str, limit_s: float) -> tuple[str, str]:
+    """Read stdout and stderr to their ends, or until shortly after the end of the program.
+
+    communicate() is not used, since a program that never stops writing would fill the memory.
+    """
+    assert process.stdout is not None
+    assert process.stderr is not None
+    out, err = bytearray(), bytearray()
+    end_s, ended = time.monotonic() + limit_s, False
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ, out)
+        selector.register(process.stderr, selectors.EVENT_READ, err)
+        while selector.get_map():
+            if not ended and process.poll() is not None:
+                ended, end_s = True, min(end_s, time.monotonic() + DRAIN_S)
+            left_s = end_s - time.monotonic()
+            if left_s <= 0 and ended:
+                break
+            if left_s <= 0:
+                raise NoAnswerError(
+                    f"{name} did not answer within {limit_s:g} s. If it was to change something, check "
+                    "whether "
+                    "it did; otherwise try again later."
+                )
+            for key, _ in selector.select(min(left_s, _LOOK_S)):
+                piece = os.read(key.fd, 65536)
+                if not piece:
+                    selector.unregister(key.fileobj)
+                key.data.extend(piece)
+            if len(out) + len(err) > MAX_BYTES:
+                raise NoAnswerError(
+                    f"{name} printed more than {MAX_BYTES} bytes, which cannot be a valid answer"
+                )
+    try:
+        process.wait(max(0.1, end_s - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        raise NoAnswerError(f"{name} did not end within {limit_s:g} s. Try again later.") from None
+    return out.decode("utf-8", "surrogateescape"), err.decode("utf-8", "surrogateescape")

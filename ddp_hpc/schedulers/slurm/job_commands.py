@@ -1,0 +1,226 @@
+"""Slurm commands: job states from scontrol, or from sacct for old jobs, and cancellation with scancel.
+
+The one-line output of scontrol is parsed instead of JSON, as the JSON of squeue differs between releases and
+requires a plugin that not all sites build.
+"""
+
+from __future__ import annotations
+
+import pwd
+import re
+import shutil
+from contextlib import suppress
+from dataclasses import replace
+
+from ddp_hpc.errors import DdpHpcError, RequestError
+from ddp_hpc.schedulers import run_command as commands
+from ddp_hpc.schedulers.job_state import End, JobState, Phase, clock_s, duration_s
+
+_UNKNOWN_JOB = "Invalid job id"
+_NO_ACCOUNTS = re.compile(r"accounting storage is disabled", re.IGNORECASE)
+_SUBMITTED = re.compile(
+    r"(?:Submitted batch job )?([0-9]{1,18})(?:(?:;| on cluster )([A-Za-z0-9][A-Za-z0-9_-]{0,62}))?"
+)
+_TIME = "%Y-%m-%dT%H:%M:%S"
+_FIELD = re.compile(r"(?<![A-Za-z])([A-Z][A-Za-z]{1,40})=(.*?)(?= [A-Z][A-Za-z:/&]{1,40}=|$)", re.DOTALL)
+
+# Job states of squeue.1. Jobs in any other state have not ended, such as RUNNING, COMPLETING and UPDATE_DB:
+# new releases add flags of active jobs, but no new end states.
+_WAITING = (
+    "PENDING",
+    "REQUEUED",
+    "REQUEUE_FED",
+    "REQUEUE_HOLD",
+    "RESV_DEL_HOLD",
+    "SPECIAL_EXIT",
+    "CONFIGURING",
+    "POWER_UP_NODE",
+    "EXPEDITING",
+)
+_ENDED: dict[str, End] = {
+    "COMPLETED": "done",
+    "FAILED": "failed",
+    "TIMEOUT": "walltime",
+    "DEADLINE": "walltime",
+    "OUT_OF_MEMORY": "memory",
+    "NODE_FAIL": "node",
+    "BOOT_FAIL": "node",
+    "CANCELLED": "cancelled",
+    "REVOKED": "cancelled",
+    "PREEMPTED": "preempted",
+    "LAUNCH_FAILED": "not started",
+    "RECONFIG_FAIL": "not started",
+}
+_WORD = re.compile(r"[A-Z][A-Z_]{1,39}\b")
+# ExitCode 0:53, Reason JobLaunchFailure: the log directory is missing or not writable (Slurm 22.05).
+_NO_LOG = 53
+# In the order of sacct; the last two may contain its separator.
+_SACCT = "State,ExitCode,ElapsedRaw,TimelimitRaw,User,NodeList,Reason,JobName,WorkDir"
+
+
+def read_job(job_id: str) -> JobState | None:
+    """Return the state of the job from Slurm; None if there is no such job.
+
+    Raises:
+        RequestError: the job is an array.
+        DdpHpcError: Slurm does not answer, or its answer is invalid.
+    """
+    number, clusters = _number_and_clusters(job_id)
+    answer = commands.ask("scontrol", *clusters, "--oneliner", "show", "job", number)
+    if answer.code == 0:
+        job = parse_scontrol(answer.out, job_id)
+        if job.end == "cancelled":
+            with suppress(DdpHpcError):  # only sacct reports who cancelled it
+                if (booked := _from_sacct(job_id)) and booked.end == "cancelled":
+                    return replace(job, reason=booked.reason)
+        return job
+    if _UNKNOWN_JOB in answer.err:
+        return _from_sacct(job_id)
+    raise DdpHpcError(f"scontrol failed: {answer.said}. Try it manually: scontrol show job {job_id}")
+
+
+def parse_scontrol(text: str, job_id: str) -> JobState:
+    """Return the job in the output of `scontrol --oneliner show job`.
+
+    Raises:
+        RequestError: the job is an array.
+        DdpHpcError: the output is invalid, or is for another job.
+    """
+    # If a field occurs twice, the last one is used: the job name comes first and may contain anything.
+    fields = dict(_FIELD.findall(text.rstrip()))
+    known = {
+        key: "" if value in ("(null)", "None", "N/A", "Unknown") else value for key, value in fields.items()
+    }
+    number, index = known.get("ArrayJobId", ""), known.get("ArrayTaskId", "")
+    if number and (not index.isdecimal() or text.count("\nJobId=")):
+        raise RequestError(f"job {job_id} is an array; name one job of it, such as {number}_0")
+    ids = (known.get("JobId", ""), f"{number}_{index}")
+    if _number_and_clusters(job_id)[0] not in ids or not _WORD.match(known.get("JobState", "")):
+        raise DdpHpcError(
+            f"unexpected output of scontrol for job {job_id}: {commands.plain(text[:80])!r}. Try it "
+            "manually: "
+            f"scontrol show job {job_id}"
+        )
+    return _state(job_id, known)
+
+
+def job_id_of(answer: str) -> str | None:
+    """Return the job id in the last line of sbatch; `12@cm4` on another cluster, as shells split `12;cm4`."""
+    match = _SUBMITTED.fullmatch(answer)
+    if match is None:
+        return None
+    return f"{match[1]}@{match[2]}" if match[2] else match[1]
+
+
+def cancel(job_id: str) -> str:
+    """Cancel the job; return the error message of Slurm, empty on success."""
+    number, clusters = _number_and_clusters(job_id)
+    answer = commands.submit("scancel", *clusters, number)
+    # On success, it may still have printed a warning.
+    return answer.said if answer.code else ""
+
+
+def _number_and_clusters(job_id: str) -> tuple[str, list[str]]:
+    """Return the number for Slurm's commands and the option for the cluster after `@`."""
+    number, _, cluster = job_id.partition("@")
+    return number, [f"--clusters={cluster}"] if cluster else []
+
+
+def _state(job_id: str, known: dict[str, str]) -> JobState:
+    word = known["JobState"].partition(" ")[0]
+    phase, end = _phase_of(word)
+    code, signal = _code_and_signal(known.get("ExitCode", ""))
+    if (end, signal) == ("failed", _NO_LOG):
+        end = "not started"
+    ended = phase == "ended"
+    log, error_log = known.get("StdOut", ""), known.get("StdErr", "")
+    return JobState(
+        job_id=job_id,
+        scheduler="slurm",
+        phase=phase,
+        word=word,
+        end=end,
+        name=known.get("JobName", ""),
+        owner=known.get("UserId", "").partition("(")[0],
+        reason=known.get("Reason", ""),
+        nodes=known.get("NodeList", ""),
+        elapsed_s=duration_s(known.get("RunTime", "")),
+        walltime_s=duration_s(known.get("TimeLimit", "")),
+        starts_at_s=clock_s(known.get("StartTime", ""), _TIME) if phase == "waiting" else None,
+        exit_code=code if ended else None,
+        signal=signal if ended else None,
+        log=log,
+        error_log=error_log if error_log != log else "",
+        work_dir=known.get("WorkDir", ""),
+        script=known.get("Command", ""),
+    )
+
+
+def _code_and_signal(text: str) -> tuple[int | None, int | None]:
+    """Parse `CODE:SIGNAL`; None for values that are not numbers, and for signal 0."""
+    code, _, signal = text.partition(":")
+    return int(code) if code.isdecimal() else None, int(signal) or None if signal.isdecimal() else None
+
+
+def _phase_of(word: str) -> tuple[Phase, End]:
+    if word in _WAITING:
+        return "waiting", ""
+    if word in _ENDED:
+        return "ended", _ENDED[word]
+    return "running", ""
+
+
+def _from_sacct(job_id: str) -> JobState | None:
+    """Return the job from sacct; None if it has no such job or accounting is disabled.
+
+    Raises:
+        DdpHpcError: the accounting data cannot be read.
+    """
+    if shutil.which("sacct") is None:
+        return None
+    number, clusters = _number_and_clusters(job_id)
+    form = ("--allocations", "--noheader", "--parsable2", f"--format={_SACCT}")
+    answer = commands.ask("sacct", *clusters, *form, f"--jobs={number}")
+    if answer.code and not _NO_ACCOUNTS.search(answer.err):
+        raise DdpHpcError(
+            f"scontrol no longer has job {job_id}, and sacct failed: {answer.said}. Try it manually: "
+            f"sacct -j {number}"
+        )
+    lines = answer.out.splitlines()
+    if answer.code or not lines:
+        return None
+    # A requeued job has one line per attempt; the last one shows how it ended.
+    values = dict(zip(_SACCT.split(","), lines[-1].split("|", _SACCT.count(",")), strict=False))
+    word, _, by = values.get("State", "").partition(" ")
+    if not _WORD.match(word):
+        raise DdpHpcError(f"unexpected output of sacct for job {job_id}: {commands.plain(lines[-1][:80])!r}")
+    phase, end = _phase_of(word)
+    code, signal = _code_and_signal(values.get("ExitCode", ""))
+    minutes, elapsed_s = values.get("TimelimitRaw", ""), values.get("ElapsedRaw", "")
+    return JobState(
+        job_id=job_id,
+        scheduler="slurm",
+        phase=phase,
+        word=word,
+        end=end,
+        name=values.get("JobName", ""),
+        owner=values.get("User", ""),
+        reason=_who(by) or values.get("Reason", "").removeprefix("None"),
+        nodes=values.get("NodeList", "").removeprefix("None assigned"),
+        elapsed_s=int(elapsed_s) if elapsed_s.isdecimal() else None,
+        walltime_s=int(minutes) * 60 if minutes.isdecimal() else None,
+        exit_code=code,
+        signal=signal,
+        work_dir=values.get("WorkDir", ""),
+    )
+
+
+def _who(by: str) -> str:
+    """Return `by 1000` after the state as text with the user name."""
+    uid = by.removeprefix("by ")
+    if not uid.isdecimal():
+        return ""
+    name = uid
+    with suppress(KeyError, OverflowError):
+        name = pwd.getpwuid(int(uid)).pw_name
+    return f"cancelled by {name}"

@@ -1,0 +1,235 @@
+"""Slurm as a scheduler: directives, launch variables, and what scripts request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from ddp_hpc.errors import RequestError
+from ddp_hpc.request.job import Job
+from ddp_hpc.request.rank_layout import Layout
+from ddp_hpc.schedulers.allocation import Allocation, first_number, smallest_count
+from ddp_hpc.schedulers.base import (
+    Directives,
+    JobCommands,
+    Scheduler,
+    ScriptOptions,
+    ShellVariable,
+    cpus_per_task,
+    directive_value,
+    optional_value,
+    refuse_unused,
+    walltime_of,
+    whole_number,
+)
+from ddp_hpc.sites.site import Site, queue_entries
+
+# Short options of sbatch by their long names, and those without a value (sbatch.1).
+_SHORT = dict(
+    zip(
+        "AabDMCScdmexBGhHiJLkFwNnoOspqQtvVW",
+        re.findall(
+            r"\S+",
+            "account array begin chdir clusters constraint core-spec cpus-per-task dependency distribution "
+            "error exclude extra-node-info gpus help hold input job-name licenses no-kill nodefile nodelist "
+            "nodes ntasks output overcommit oversubscribe partition qos quiet time verbose version wait",
+        ),
+        strict=True,
+    )
+)
+_BARE = frozenset(
+    re.findall(
+        r"\S+",
+        "contiguous exclusive get-user-env help hold ignore-pbs nice no-kill no-requeue overcommit "
+        "oversubscribe parsable quiet reboot requeue spread-job test-only use-min-nodes usage verbose "
+        "version wait",
+    )
+)
+
+
+class Slurm(Scheduler):
+    """Slurm. KillWait, the time from SIGTERM to SIGKILL, is 30 s by default (slurm.conf.5)."""
+
+    name = "slurm"
+    title = "Slurm"
+    template = "slurm.sh.j2"
+    submit_program = "sbatch"
+    launchers = ("srun", "mpiexec", "ibrun", "torchrun")
+    can_requeue = True
+    kill_delay_s = 30
+    job_id_in_shell = "${SLURM_JOB_ID:-none}"
+    agent_launcher = "srun"
+    interactive_command = "salloc"
+    prefix = "#SBATCH"
+    log_flags = ("--output", "--error")
+    walltime_directive = "#SBATCH --time=HH:MM:SS"
+    walltime_pattern = re.compile(
+        r"\d{1,9}|\d{1,9}:\d{1,2}|\d{1,6}:\d{1,2}:\d{1,2}|\d{1,5}-\d{1,2}(?::\d{1,2}){0,2}"
+        r"|(?i:infinite|unlimited)"
+    )
+    bare_walltime_unit_s = 60
+
+    def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
+        refuse_unused(site, [("--filesystems", job.filesystems)])
+        if not site.slurm.queue_option:
+            refuse_unused(site, [("--queue", job.queue)])
+        # torchrun's agent has all CPUs of its node; otherwise each rank is a task.
+        per_node = 1 if layout.launcher == "torchrun" else layout.ranks_per_node
+        return {
+            "name": directive_value("job name", job.name),
+            "nodes": str(job.num_nodes),
+            "tasks_per_node": str(per_node),
+            "cpus_per_task": str(cpus_per_task(layout)),
+            "gpus": _gpu_option(site, layout),
+            "walltime": walltime_of(layout, site),
+            "account": optional_value("account", job.account),
+            "queue_option": site.slurm.queue_option,
+            "queue": optional_value("queue", layout.queue if site.slurm.queue_option else ""),
+            "qos": optional_value("QOS", job.qos)
+            or next((entry.qos for entry in queue_entries(site, layout.queue)), ""),
+            "constraint": optional_value("constraint", site.slurm.constraint),
+            "options": site.slurm.options,
+        }
+
+    def refuse_qos(self, site: Site) -> str:
+        if site.slurm.queue_option == "qos":
+            return f"at {site.title} --queue is the QOS"
+        if "--qos" in site.slurm.forbidden:
+            return f"{site.title} does not accept it"
+        return ""
+
+    def account_placeholder(self, site: Site) -> str:
+        return "-A PROJECT"
+
+    def account_flag(self, site: Site) -> str:
+        return "--account"
+
+    def account_arguments(self, account: str, option: str) -> list[str]:
+        return [f"--account={account}"]
+
+    def submit_argv(
+        self, script: str, options: Sequence[str], after: str = "", variables: str = ""
+    ) -> list[str]:
+        return ["sbatch", "--parsable", *options, script]
+
+    def mpiexec_variables(self, cpus_per_task: int, ranks_per_node: int) -> list[ShellVariable]:
+        return [
+            ShellVariable(
+                name="SRUN_CPUS_PER_TASK",
+                value=str(cpus_per_task * ranks_per_node),
+                why="mpiexec starts a helper a node by srun, which would bind it and its ranks to one "
+                "task's CPUs.",
+            ),
+            ShellVariable(name="SLURM_CPU_BIND", value="none"),
+            ShellVariable(
+                name="SLURM_MPI_TYPE",
+                value="none",
+                why="Where pmix is the default of srun, MPICH's ranks would find two process managers and "
+                "abort.",
+            ),
+        ]
+
+    def exclude_host(self, host: str) -> str:
+        return f"sbatch --exclude={host}"
+
+    def split_options(self, words: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """Long flags with their values; a word that belongs to no option has an empty flag."""
+        index = 0
+        while index < len(words):
+            word, index = words[index], index + 1
+            if word.startswith("#"):
+                return
+            flag, equals, value = word.partition("=")
+            if not word.startswith("-"):
+                yield "", word
+                continue
+            if not word.startswith("--"):
+                flag, value = f"--{_SHORT.get(word[1:2], word[1:2])}", word[2:].removeprefix("=")
+                equals = value
+            takes_value = flag[2:] not in _BARE
+            if not equals and takes_value and index < len(words) and not words[index].startswith("--"):
+                value, index = words[index], index + 1
+            yield flag, value
+
+    def num_nodes(self, script: ScriptOptions) -> int | None:
+        return whole_number(script.value("--nodes"))
+
+    def ranks_per_node(self, script: ScriptOptions) -> int | None:
+        return whole_number(script.value("--ntasks-per-node"))
+
+    def gpus_per_node(self, script: ScriptOptions) -> int | None:
+        for value in (script.value("--gpus-per-node"), _gres_gpus(script.value("--gres"))):
+            if value is not None:
+                return whole_number(value.rpartition(":")[2])
+        return None
+
+    def cpus_per_rank(self, script: ScriptOptions) -> int | None:
+        return whole_number(script.value("--cpus-per-task"))
+
+    def walltime(self, script: ScriptOptions) -> tuple[int, str] | None:
+        times = [(d.line, d.value) for d in script.read() if d.flag == "--time"]
+        return times[-1] if times else None
+
+    def queue(self, script: ScriptOptions, site: Site | None) -> tuple[int, str] | None:
+        flag = f"--{site.slurm.queue_option if site else 'partition'}"
+        found = [(d.line, d.value) for d in script.read() if d.flag == flag]
+        return found[-1] if found else None
+
+    def qos(self, script: ScriptOptions, site: Site | None) -> str:
+        is_queue = site is not None and site.slurm.queue_option == "qos"
+        return "" if is_queue else script.value("--qos") or ""
+
+    def find_allocation(self, environ: Mapping[str, str]) -> Allocation | None:
+        if "SLURM_JOB_ID" not in environ:
+            return None
+        text = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES", "")
+        if not first_number(text):
+            raise RequestError(
+                f"SLURM_JOB_ID is set, but SLURM_JOB_NUM_NODES is {text[:40]!r}; the number of nodes is "
+                "needed. Run ddp-hpc launch in the shell of sbatch or salloc, or unset SLURM_JOB_ID."
+            )
+        # Every job has SLURM_TASKS_PER_NODE; it is the number of CPUs if no tasks were requested.
+        requested = "SLURM_NTASKS" in environ
+        return Allocation(
+            scheduler=self.name,
+            job_id=environ["SLURM_JOB_ID"],
+            num_nodes=first_number(text),
+            tasks_per_node=smallest_count(environ.get("SLURM_TASKS_PER_NODE", "")) if requested else 0,
+            cpus_per_node=smallest_count(environ.get("SLURM_JOB_CPUS_PER_NODE", "")),
+            # `4`, or `a100:4` as it was requested; salloc's shell has only the second variable.
+            gpus_per_node=first_number(environ.get("SLURM_GPUS_ON_NODE", ""))
+            or first_number(environ.get("SLURM_GPUS_PER_NODE", "").rpartition(":")[2]),
+        )
+
+    def job_commands(self) -> JobCommands:
+        from ddp_hpc.schedulers.slurm import job_commands
+
+        return JobCommands(
+            title=self.title,
+            program="sbatch",
+            asks="scontrol",
+            job_id_pattern=re.compile("[_@]"),
+            read_job=job_commands.read_job,
+            job_id_of=job_commands.job_id_of,
+            cancel=job_commands.cancel,
+        )
+
+
+def _gpu_option(site: Site, layout: Layout) -> str:
+    """The option that requests a node's GPUs; empty if nodes are allocated whole."""
+    option = site.slurm.gpu_option
+    if not layout.devices or not option:
+        return ""
+    named = f"{site.slurm.gpu_type}:{layout.devices}" if site.slurm.gpu_type else str(layout.devices)
+    return f"--gres=gpu:{named}" if option == "gres" else f"--gpus-per-node={named}"
+
+
+def _gres_gpus(gres: str | None) -> str | None:
+    """The GPU part of `--gres`, such as `gpu:a100:4`; a bare `gpu` is one."""
+    for part in (gres or "").split(","):
+        name = part.removeprefix("gres/").removeprefix("gres:")
+        if name == "gpu":
+            return "1"
+        if name.startswith("gpu:"):
+            return name.partition("(")[0]
+    return None

@@ -1,0 +1,52 @@
+"""Detection of the site profile for this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+from ddp_hpc.sites.site import profile_files
+from ddp_hpc.sites.tables import Detect
+from ddp_hpc.toml_config import read_toml
+
+
+def choose_profile(option: str, job_file: str, environ: Mapping[str, str]) -> tuple[str, str]:
+    """Return the name of the profile and the reason for it.
+
+    In this order: `--profile`, the job file, DDP_HPC_PROFILE, the [detect] tables
+    of all profiles, the schedulers on the PATH, and generic_slurm otherwise. The
+    name is not checked; `load_site` reports an unknown one.
+    """
+    if option:
+        return option, "named by --profile"
+    if job_file:
+        return job_file, "named by the job file"
+    if name := environ.get("DDP_HPC_PROFILE"):
+        return name, "named by DDP_HPC_PROFILE"
+    host = os.uname().nodename
+    for name, path in profile_files().items():
+        if why := match(read_toml(path, Detect, table="detect"), host, environ):
+            return name, why
+    return _by_scheduler(environ)
+
+
+def match(facts: Detect, host: str, environ: Mapping[str, str]) -> str:
+    """Return the reason why a [detect] table matches this machine, or an empty string."""
+    for pattern in facts.host_patterns:
+        if fnmatchcase(host, pattern):
+            return f"this host is {host}"
+    for name, pattern in facts.environment.items():
+        if name in environ and fnmatchcase(environ[name], pattern):
+            return f"{name} is {environ[name]}"
+    return ""
+
+
+def _by_scheduler(environ: Mapping[str, str]) -> tuple[str, str]:
+    path = environ.get("PATH", os.defpath)
+    # sbatch first: Slurm's Torque wrappers include a qsub, but PBS has no sbatch.
+    for command, name in (("sbatch", "generic_slurm"), ("qsub", "generic_pbs")):
+        if shutil.which(command, path=path):
+            return name, f"{command} is on the PATH"
+    return "generic_slurm", "no profile fits this host, and neither sbatch nor qsub is on the PATH"

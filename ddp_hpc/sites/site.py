@@ -1,0 +1,218 @@
+"""Site profiles, read from `profiles/NAME.toml`. In the code, a profile is called a site."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+from ddp_hpc.assets import asset_folder, user_folder
+from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.sites.tables import (
+    BASHS_OWN,
+    DATE,
+    VARIABLE,
+    Account,
+    Age,
+    Detect,
+    Env,
+    Fabric,
+    Fallback,
+    Flux,
+    Launch,
+    Lustre,
+    Node,
+    Pbs,
+    Proxy,
+    Queue,
+    Slurm,
+    Source,
+)
+from ddp_hpc.toml_config import read_toml
+from ddp_hpc.units import parse_walltime_s
+
+T = TypeVar("T")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_SHELL = re.compile(r"/[A-Za-z0-9_./+-]+( -[A-Za-z]+)*")
+_TEMPLATE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,200}")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Site:
+    """One profile. `checked` is the date on which the facts were last compared with `sources`.
+
+    `file` is the path that the user gave instead of a name. `template` is a file in the
+    directory of the profile, or in the user's template directory, that replaces the
+    scheduler's template. `why` has one-line reasons for variables and for `cpu_bind`, which
+    become comments in the script.
+
+    Raises:
+        RequestError: on construction, for contradictory facts.
+    """
+
+    title: str
+    scheduler: str
+    owner: str
+    checked: str
+    launch: Launch
+    name: str = ""
+    file: str = ""
+    extends: str = ""
+    confidence: str = ""
+    arch: str = ""
+    sources: tuple[Source, ...] = ()
+    shell: str = "/bin/bash"
+    default_queue: str = ""
+    default_walltime: str = ""
+    template: str = ""
+    account: Account = field(default_factory=Account)
+    kill_delay_s: int = 0
+    detect: Detect = field(default_factory=Detect)
+    node: Node = field(default_factory=Node)
+    queues: tuple[Queue, ...] = ()
+    pbs: Pbs = field(default_factory=Pbs)
+    slurm: Slurm = field(default_factory=Slurm)
+    flux: Flux = field(default_factory=Flux)
+    age: Age = field(default_factory=Age)
+    env: Env = field(default_factory=Env)
+    fallbacks: tuple[Fallback, ...] = ()
+    fabric: Fabric = field(default_factory=Fabric)
+    lustre: Lustre = field(default_factory=Lustre)
+    proxy: Proxy | None = None
+    software: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    why: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not DATE.fullmatch(self.checked):
+            raise RequestError(f"checked must be a date such as 2026-11-21 (got {self.checked!r})")
+        if self.default_walltime:
+            parse_walltime_s(self.default_walltime)
+        if self.launch.cpu_bind and len(self.launch.cpu_bind) != self.node.devices:
+            raise RequestError(
+                f"launch.cpu_bind has {len(self.launch.cpu_bind)} sets of cores for "
+                f"{self.node.devices} devices, but must have one set per device"
+            )
+        if self.confidence not in ("", "high", "medium", "low"):
+            raise RequestError(f'confidence must be "high", "medium" or "low" (got {self.confidence!r})')
+        for line in (*self.software, *self.notes, *self.why.values()):
+            if "\n" in line or "\r" in line:
+                raise RequestError(f"{line!r} contains a line break. Use a single line.")
+        env = self.env
+        names = [*env.always, *env.single_node, *env.multi_node, *env.multi_node_prepend, *env.unset]
+        names += [name for fallback in self.fallbacks for name in (*fallback.without, *fallback.env)]
+        for name in names:
+            if not VARIABLE.fullmatch(name):
+                raise RequestError(f"{name!r} is not a valid variable name")
+            if name in BASHS_OWN:
+                raise RequestError(f"{name} is a bash variable that scripts cannot set. Remove it.")
+        if not _SHELL.fullmatch(self.shell):
+            raise RequestError(
+                f"shell must be a path such as /bin/bash, with options if needed (got {self.shell!r})"
+            )
+        if self.kill_delay_s < 0:
+            raise RequestError(f"kill_delay_s must not be negative (got {self.kill_delay_s})")
+
+
+def profile_files() -> dict[str, Path]:
+    """Return the files of all profiles by name, sorted. User profiles override shipped ones."""
+    found: dict[str, Path] = {}
+    for folder in (asset_folder("profiles"), user_folder("profiles")):
+        if folder.is_dir():
+            found.update((path.stem, path) for path in folder.glob("*.toml") if _NAME.fullmatch(path.stem))
+    return dict(sorted(found.items()))
+
+
+def profile_file(name: str) -> Path:
+    """Return the file of a profile.
+
+    Raises:
+        RequestError: there is no such profile; the message suggests a similar name.
+    """
+    files = profile_files()
+    if name not in files:
+        raise RequestError(
+            f"unknown profile {name!r}{nearest(name, list(files))}; choose one of {', '.join(files)}"
+        )
+    return files[name]
+
+
+def load_site(name: str) -> Site:
+    """Load the profile `name`: the name of a profile, or a path that ends in `.toml`.
+
+    Raises:
+        RequestError: the name is unknown, or the file does not match `Site`.
+    """
+    if name.endswith(".toml"):
+        return replace(read_site(Path(name)), file=name)
+    return read_site(profile_file(name))
+
+
+def read_site(path: Path) -> Site:
+    """Read a profile from a file, including the profile that it `extends`.
+
+    Tables are merged key by key, lists are replaced.
+
+    Raises:
+        RequestError: see `load_site`; also for a profile that extends itself through others.
+    """
+    if not _NAME.fullmatch(path.stem):
+        raise RequestError(
+            f"{path}: the name of a profile may contain only letters, digits, _ and -. Rename the file."
+        )
+    site = read_toml(path, Site, base=profile_file)
+    template = str(_template_file(site.template, path)) if site.template else ""
+    return replace(site, name=path.stem, template=template)
+
+
+def _template_file(name: str, profile: Path) -> Path:
+    places = (profile.resolve().parent, user_folder("templates"))
+    for folder in places if _TEMPLATE.fullmatch(name) else ():
+        if (folder / name).is_file():
+            return folder / name
+    raise RequestError(
+        f"{profile}: template {name!r} was not found in {' or '.join(map(str, places))}. Put it there."
+    )
+
+
+def queue_entries(site: Site, queue: str, qos: str = "") -> tuple[Queue, ...]:
+    """Return the profile's entries for a queue and a QOS; empty if the profile does not have the pair.
+
+    Without a QOS, a queue whose entries all have a QOS matches all of them.
+    """
+    named = [entry for entry in site.queues if entry.name == queue]
+    chosen = [entry for entry in named if entry.qos == qos]
+    return tuple(chosen or ([] if qos else named))
+
+
+def with_fallback(site: Site, name: str) -> Site:
+    """Return `site` with the variables of a fallback, or `site` itself for an empty name.
+
+    Raises:
+        RequestError: the profile has no such fallback.
+    """
+    if not name:
+        return site
+    found = [fallback for fallback in site.fallbacks if fallback.name == name]
+    if not found:
+        known = [fallback.name for fallback in site.fallbacks]
+        raise RequestError(
+            f"unknown fallback {name!r}{nearest(name, known)}; profile {site.name} has "
+            f"{', '.join(known) or 'none'}"
+        )
+
+    gone = {*found[0].without, *found[0].env}
+
+    def left(table: dict[str, T]) -> dict[str, T]:
+        return {key: value for key, value in table.items() if key not in gone}
+
+    env = replace(
+        site.env,
+        always={**left(site.env.always), **found[0].env},
+        single_node=left(site.env.single_node),
+        multi_node=left(site.env.multi_node),
+        multi_node_prepend=left(site.env.multi_node_prepend),
+    )
+    return replace(site, env=env)

@@ -1,0 +1,339 @@
+"""The tables of a site profile: queues, nodes, scheduler, launcher, environment and network."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.units import parse_walltime_s
+
+DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+# Lustre requires a multiple of 64 KiB below 4 GiB.
+_STRIPE_SIZE = re.compile(r"[1-9][0-9]{0,2}M")
+# An option in a directive, which bash does not evaluate: no quotes, dollar signs or comments.
+_OPTION = re.compile(r"-[A-Za-z0-9_.:@+,=&|/()*~ -]+")
+# A value in a directive.
+_WORD = re.compile(r"[A-Za-z0-9_.:@+,=&|/()\[\]*-]*")
+_PLACE = re.compile(r"\{([^{}]*)\}")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# bash(1), "Shell Variables": the first group is read-only, so that setting it would end the script; bash
+# overwrites the values of the others.
+BASHS_OWN = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"}) | {
+    *("BASHPID", "BASH_COMMAND", "BASH_SUBSHELL", "DIRSTACK", "EPOCHREALTIME", "EPOCHSECONDS", "FUNCNAME"),
+    *("GROUPS", "HISTCMD", "LINENO", "RANDOM", "SECONDS", "SRANDOM"),
+}
+# A directory in a script: absolute, or below a variable that the site sets on each node.
+_LOCAL_FOLDER = re.compile(r"(?:/|\$[A-Z][A-Z0-9_]*(?=/|$))[A-Za-z0-9_./-]*")
+
+# Placeholders in `Pbs.resources`, `Age.resources` and `Queue.resources`.
+PLACES = ("nodes", "ranks", "devices", "cpus", "all_ranks", "all_devices", "all_cpus")
+
+
+def _check_places(text: str) -> None:
+    for name in _PLACE.findall(text):
+        if name not in PLACES:
+            raise RequestError(
+                f"unknown placeholder {{{name}}}{nearest(name, PLACES)}; choose one of {', '.join(PLACES)}"
+            )
+    if re.search("[{}]", _PLACE.sub("", text)):
+        raise RequestError(f"{text!r} has an unmatched brace. Placeholders are written as {{nodes}}.")
+
+
+def _check_numbers(**values: int) -> None:
+    for name, value in values.items():
+        if value < 0:
+            raise RequestError(f"{name} must not be negative (got {value})")
+
+
+def _check_words(**values: str) -> None:
+    for name, value in values.items():
+        if not _WORD.fullmatch(value):
+            raise RequestError(f"{name} is {value!r}, which is not allowed in a directive. Fix it.")
+
+
+def _check_options(options: tuple[str, ...]) -> None:
+    for option in options:
+        if not _OPTION.fullmatch(option):
+            raise RequestError(f"option {option!r} is not allowed in a directive. Fix it.")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Detect:
+    """Shell patterns by which a machine of this site is detected. One match is enough."""
+
+    host_patterns: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Source:
+    """Source of facts and the date it was read; `of` names the keys of the profile that come from it."""
+
+    where: str
+    read: str = ""
+    of: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.read and not DATE.fullmatch(self.read):
+            raise RequestError(f"read must be a date such as 2026-11-21 (got {self.read!r})")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Account:
+    """Account or project to charge: the option of qsub, and the prefix and suffix of account names."""
+
+    required: bool = False
+    option: str = "-A"
+    prefix: str = ""
+    suffix: str = ""
+
+    def __post_init__(self) -> None:
+        known = ("-A", "-P", "-W group_list=", "-g", "")
+        if self.option not in known:
+            raise RequestError(f"option must be one of {', '.join(map(repr, known))} (got {self.option!r})")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Node:
+    """A compute node. Numbers are 0 if they are unknown or differ between nodes.
+
+    `cores` and `threads` are those that jobs may use. `devices` are those that a rank
+    uses, so a GPU with two dies counts twice; memory is per device. `cpu_only` means that
+    there are no devices, since 0 devices alone mean that the number is unknown.
+    `local_folder` is on a local disk or in memory of the node.
+    """
+
+    cores: int = 0
+    threads: int = 0
+    devices: int = 0
+    device: str = ""
+    device_memory_gib: int = 0
+    cpu_only: bool = False
+    local_folder: str = "/tmp"  # noqa: S108 - exists on every node; scripts append the user id
+
+    def __post_init__(self) -> None:
+        _check_numbers(
+            cores=self.cores,
+            threads=self.threads,
+            devices=self.devices,
+            device_memory_gib=self.device_memory_gib,
+        )
+        if self.threads and self.threads < self.cores:
+            raise RequestError(f"threads ({self.threads}) must not be less than cores ({self.cores})")
+        if self.cpu_only and self.devices:
+            raise RequestError(f"cpu_only contradicts {self.devices} devices. Remove one of them.")
+        if not _LOCAL_FOLDER.fullmatch(self.local_folder):
+            raise RequestError(
+                "local_folder must be an absolute path or start with a variable $NAME (got "
+                f"{self.local_folder!r})"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Queue:
+    """Limits of a queue when the profile was checked; 0 and "" if they are unknown.
+
+    A queue whose walltime depends on the number of nodes has one entry per range, and a
+    queue whose limits depend on the QOS has one entry per `qos`. Jobs cannot be submitted
+    to a queue with `submit = false`. `max_devices` is the limit of the whole job.
+    `resources` replace those of PBS or Grid Engine if this queue uses other units.
+    """
+
+    name: str
+    min_nodes: int = 1
+    max_nodes: int = 0
+    max_devices: int = 0
+    min_walltime: str = ""
+    max_walltime: str = ""
+    submit: bool = True
+    qos: str = ""
+    resources: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_numbers(min_nodes=self.min_nodes, max_nodes=self.max_nodes, max_devices=self.max_devices)
+        least_s, most_s = (
+            parse_walltime_s(text) if text else 0 for text in (self.min_walltime, self.max_walltime)
+        )
+        if most_s and least_s > most_s:
+            raise RequestError(
+                f"min_walltime {self.min_walltime} is greater than max_walltime {self.max_walltime}"
+            )
+        for text in self.resources:
+            _check_places(text)
+        _check_words(name=self.name, qos=self.qos)
+
+    def takes_nodes(self, num_nodes: int) -> bool:
+        """Return whether the number of nodes is within the limits of the queue."""
+        return self.min_nodes <= num_nodes and (not self.max_nodes or num_nodes <= self.max_nodes)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Pbs:
+    """Options of a PBS site.
+
+    `resources` are values of -l with placeholders: {nodes}, {ranks}, {devices} and {cpus}
+    per node, {all_ranks}, {all_devices} and {all_cpus} of the job. The default is one chunk
+    per node with cores, ranks and GPUs. `options` are literal directives.
+    Without `submit_from_nodes`, scripts never call qsub in a job.
+    """
+
+    resources: tuple[str, ...] = ()
+    filesystems: str = ""
+    filesystems_resource: str = "filesystems"
+    options: tuple[str, ...] = ()
+    submit_from_nodes: bool = True
+
+    def __post_init__(self) -> None:
+        for text in self.resources:
+            _check_places(text)
+        _check_words(filesystems=self.filesystems, filesystems_resource=self.filesystems_resource)
+        _check_options(self.options)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Slurm:
+    """Options of a Slurm site.
+
+    `queue_option` is the option for --queue: partition, qos, or empty if the scheduler
+    chooses. `gpu_option` is the option for GPUs: gpus-per-node, gres (with `gpu_type` if
+    the site requires it), or empty if nodes are exclusive. `options` are literal
+    directives, `srun_options` are options of srun for starting ranks, and `agent_options`,
+    with {devices} per node, are options of srun for starting one torchrun agent per node.
+    `forbidden` are options that the site rejects.
+    """
+
+    queue_option: str = "partition"
+    gpu_option: str = "gpus-per-node"
+    gpu_type: str = ""
+    constraint: str = ""
+    options: tuple[str, ...] = ()
+    srun_options: tuple[str, ...] = ()
+    agent_options: tuple[str, ...] = ()
+    forbidden: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("queue_option", self.queue_option, ("partition", "qos", "")),
+            ("gpu_option", self.gpu_option, ("gpus-per-node", "gres", "")),
+        ):
+            if value not in known:
+                raise RequestError(f"{name} must be one of {', '.join(map(repr, known))} (got {value!r})")
+        _check_words(gpu_type=self.gpu_type, constraint=self.constraint)
+        _check_options((*self.options, *self.srun_options))
+        _check_options(tuple(text.replace("{devices}", "1") for text in self.agent_options))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Flux:
+    """Options of a Flux site: `options` are literal directives."""
+
+    options: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_options(self.options)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Age:
+    """Options of a site with Altair (or Univa) Grid Engine.
+
+    `resources` are values of -l with placeholders, as for PBS; `options` are literal
+    directives.
+    """
+
+    resources: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for text in self.resources:
+            _check_places(text)
+        _check_options(self.options)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Launch:
+    """Options for starting ranks.
+
+    `dialect` is the kind of mpiexec; with `auto`, the script detects it.
+    `cpu_bind` lists the cores for local rank 0, 1, ... in PALS's spelling.
+    `own_mpiexec` selects the mpiexec of an active Python environment. `options` are
+    options of mpiexec, and `wrap` is a command prefix between the launcher and the
+    program, such as that of a container. With `one_device_a_rank`, the scheduler shows
+    each rank a single device.
+    """
+
+    default: str
+    dialect: str = "auto"
+    cpu_bind: tuple[str, ...] = ()
+    own_mpiexec: bool = False
+    options: tuple[str, ...] = ()
+    wrap: tuple[str, ...] = ()
+    one_device_a_rank: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Env:
+    """Variables for the ranks: always, on one node, on several nodes, and directories to prepend to paths.
+
+    `unset` are variables that the site's software sets but that should not be set for training.
+    """
+
+    always: dict[str, str] = field(default_factory=dict)
+    single_node: dict[str, str] = field(default_factory=dict)
+    multi_node: dict[str, str] = field(default_factory=dict)
+    multi_node_prepend: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    unset: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Fallback:
+    """Alternative settings for jobs that hang: variables of `env` to omit, and others to set."""
+
+    name: str
+    why: str
+    without: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Fabric:
+    """The fast network: a suffix of the host names on it, or its interface."""
+
+    suffix: str = ""
+    interface: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Lustre:
+    """Striping of large data files on Lustre: `lfs setstripe -c` and `-S`.
+
+    A count of 0 and an empty size mean the default of the file system. A count of -1
+    means all targets.
+    """
+
+    stripe_count: int = 0
+    stripe_size: str = ""
+
+    def __post_init__(self) -> None:
+        if not -1 <= self.stripe_count <= 2000:  # LOV_MAX_STRIPE_COUNT
+            raise RequestError(f"stripe_count must be -1, 0, or 1 to 2000 (got {self.stripe_count})")
+        if self.stripe_size and not (self.stripe_count and _STRIPE_SIZE.fullmatch(self.stripe_size)):
+            raise RequestError(
+                f'stripe_size must be in megabytes, such as "4M", with a stripe_count other than 0 '
+                f"(got {self.stripe_size!r} with {self.stripe_count})"
+            )
+
+    @property
+    def hint(self) -> str:
+        """`8,4M` or `8` for the data generator; empty for the default of the file system."""
+        return ",".join(filter(None, (str(self.stripe_count or ""), self.stripe_size)))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Proxy:
+    """Proxy for connections out of the compute nodes, and the names that bypass it."""
+
+    url: str
+    no_proxy: str = ""
+    all: str = ""

@@ -1,0 +1,34 @@
+"""`python -m ddp_hpc.torchrun`: torchrun with the rendezvous backend `ddp-hpc`, for `torchrun_script.sh`.
+
+Takes torchrun's arguments. Ranks do not outlive the agent: if it is killed, they are ended.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ddp_hpc.discovery.world import short_hostname
+from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.rendezvous.process_guard import run_guarded
+
+
+def main() -> None:
+    """See the module's docstring."""
+    sys.exit(run_guarded(_run_agent, "torchrun's agent"))
+
+
+def _run_agent() -> None:
+    from torch.distributed import run
+
+    from ddp_hpc.training.process_group.torchrun_rendezvous import register
+
+    register()
+    try:
+        run.main(sys.argv[1:])
+    except DdpHpcError as error:
+        sys.stderr.write(f"[{short_hostname()}] error: {error}\n")
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

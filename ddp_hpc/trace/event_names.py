@@ -1,0 +1,117 @@
+"""Interprets the names in a trace: regions of a step, kinds of collectives, element sizes of dtypes."""
+
+from __future__ import annotations
+
+import re
+
+STEP, ALL_STEPS = "ProfilerStep#", "ProfilerStep*"
+"""The name of a step in traces of torch's profiler, and the name of all steps in its key averages."""
+
+# The first name of each region is that of ddp-hpc; the others are written by torch and common trainers.
+_REGIONS = {
+    "data": ("data", "dataloader", "data_loading", "enumerate(dataloader)", "get_batch", "next_batch"),
+    "forward": ("forward", "distributeddataparallel.forward", "fullyshardeddataparallel.forward"),
+    # A pipeline alternates between the two within one pass.
+    "backward": ("backward", "autograd::engine::evaluate_function", "forward and backward"),
+    "optimizer": ("optimizer", "optimizer.step", "optimizer.zero_grad", "optimizer_step"),
+    "snapshot": ("snapshot", "checkpoint", "save_checkpoint"),
+}
+_REGION_OF = {name: region for region, names in _REGIONS.items() for name in names}
+
+_KINDS = {
+    "allreduce": "all_reduce",
+    "allreducecoalesced": "all_reduce",
+    "allgather": "all_gather",
+    "allgatherbase": "all_gather",
+    "allgatherintotensorcoalesced": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "reducescatterbase": "reduce_scatter",
+    "reducescattertensorcoalesced": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "alltoallbase": "all_to_all",
+    "alltoallv": "all_to_all",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+    "barrier": "barrier",
+    "send": "send",
+    "recv": "recv",
+    "sendrecv": "send_recv",
+}
+_BACKEND_ANNOTATION = re.compile(r"(?:gloo|nccl|mpi|ucc|xccl|hccl|rccl):(\w+)")
+_KERNEL = re.compile(
+    r"(?:nccl|rccl|oneccl|xccl)\w*?"
+    r"(AllReduce|AllGather|ReduceScatter|AllToAll|Broadcast|SendRecv|Reduce|Send|Recv)",
+    re.IGNORECASE,
+)
+_WAITING = ("c10d::", "_c10d_functional::", "record_param_comms", "c10d_functional::")
+
+_ELEMENT_BYTES = {
+    "float": 4,
+    "double": 8,
+    "half": 2,
+    "c10::half": 2,
+    "bfloat16": 2,
+    "c10::bfloat16": 2,
+    "byte": 1,
+    "char": 1,
+    "unsigned char": 1,
+    "signed char": 1,
+    "short": 2,
+    "int": 4,
+    "long": 8,
+    "long int": 8,
+    "bool": 1,
+    "c10::float8_e4m3fn": 1,
+    "float8_e4m3fn": 1,
+    "c10::complex<float>": 8,
+    "complexfloat": 8,
+}
+
+
+def region_of(name: str) -> str | None:
+    """Returns the region in REGIONS that an annotation denotes, or None."""
+    return _REGION_OF.get(name.partition("#")[0].partition(": ")[0].strip().lower())
+
+
+def annotated_kind(name: str) -> str | None:
+    """Returns the collective of an annotation such as `gloo:all_reduce`, or None."""
+    found = _BACKEND_ANNOTATION.match(name)
+    return kind_of(found[1]) if found else None
+
+
+def kernel_kind(name: str) -> str | None:
+    """Returns the collective of a kernel such as `ncclDevKernel_AllReduce_Sum_f32_RING_LL`, or None.
+
+    For `ncclDevKernel_Generic`, whose kind is unknown, it is "collective".
+    """
+    if found := _KERNEL.search(name):
+        return kind_of(found[1])
+    return "collective" if name.startswith(("ncclDevKernel", "ncclKernel")) else None
+
+
+def kind_of(word: str) -> str:
+    """Returns the canonical name of a collective, whose spelling depends on the backend."""
+    return _KINDS.get(re.sub(r"[^a-z]", "", word.lower()), word)
+
+
+def waits(name: str) -> bool:
+    """Returns whether an operator computes nothing, but calls a communication backend or waits for it."""
+    return name.startswith(_WAITING)
+
+
+def element_bytes(dtype: str) -> int:
+    """Returns the size of an element in bytes, or 0 for an unknown type."""
+    return _ELEMENT_BYTES.get(dtype.strip().lower(), 0)
+
+
+def busbw_factor(kind: str, num_ranks: int) -> float:
+    """Returns the ratio of bus bandwidth to algorithm bandwidth, as in PERFORMANCE.md of nccl-tests."""
+    if num_ranks < 2:
+        return 1.0
+    if kind == "all_reduce":
+        return 2 * (num_ranks - 1) / num_ranks
+    if kind in ("all_gather", "reduce_scatter", "all_to_all"):
+        return (num_ranks - 1) / num_ranks
+    return 1.0

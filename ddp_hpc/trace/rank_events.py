@@ -1,0 +1,144 @@
+"""Sorts the events of one rank's trace by kind, and keeps the fields that the report needs."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ddp_hpc.trace import event_names as names
+from ddp_hpc.trace.columns import Columns
+from ddp_hpc.trace.events import Event
+
+_OLD_CATEGORIES = {"Operator": "cpu_op", "Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset"}
+_DEVICE_TYPES = {0: "cpu", 1: "cuda", 12: "xpu", 13: "mps", 20: "privateuseone"}
+"""The values of c10::DeviceType, which torch writes as a number."""
+_MOST_CALLS = 1_000_000
+
+
+class _Memory(msgspec.Struct, gc=False):
+    allocated: int = msgspec.field(name="Total Allocated", default=0)
+    device_type: int = msgspec.field(name="Device Type", default=0)
+    device_id: int = msgspec.field(name="Device Id", default=-1)
+
+
+class _Message(msgspec.Struct, gc=False):
+    """The arguments of a collective: gloo writes the first two, NCCL the others."""
+
+    dims: Any = msgspec.field(name="Input Dims", default=None)
+    types: Any = msgspec.field(name="Input type", default=None)
+    kind: str = msgspec.field(name="Collective name", default="")
+    num_in: int = msgspec.field(name="In msg nelems", default=0)
+    num_out: int = msgspec.field(name="Out msg nelems", default=0)
+    num_ranks: int = msgspec.field(name="Group size", default=0)
+    group: str = msgspec.field(name="Process Group Name", default="")
+    dtype: str = ""
+
+
+_MEMORY = msgspec.json.Decoder(_Memory)
+_MESSAGE = msgspec.json.Decoder(_Message)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A collective in the trace, with times in microseconds."""
+
+    kind: str
+    group: str
+    num_ranks: int
+    """Number of ranks in the group, or 0 if unknown."""
+    bytes: int
+    start_us: float
+    dur_us: float
+    on_device: bool
+
+
+@dataclass
+class RankEvents:
+    """The events of a rank by kind."""
+
+    host: Columns = field(default_factory=Columns)
+    """Operators and annotations."""
+    device: Columns = field(default_factory=Columns)
+    """Kernels and copies."""
+    device_regions: Columns = field(default_factory=Columns)
+    """Annotations on the device's timeline."""
+    calls: list[Call] = field(default_factory=list)
+    peak_bytes: dict[str, int] = field(default_factory=dict)
+    num_calls_dropped: int = 0
+
+
+COLLECTIVE = "collective"
+"""The category of collective kernels in `RankEvents.device`."""
+
+
+def add_events(events: list[Event], rank_events: RankEvents, world_size: int) -> None:
+    """Adds events to `rank_events`."""
+    of: defaultdict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        of[event.cat].append(event)
+    for old, new in _OLD_CATEGORIES.items():
+        for event in of.pop(old, ()):
+            event.cat = new
+            of[new].append(event)
+    # Annotations come first, so that they enclose operators of the same duration.
+    host = of["user_annotation"] + of["cpu_op"]
+    rank_events.host.add([event for event in host if event.ph == "X"])
+    rank_events.device_regions.add(of["gpu_user_annotation"])
+    calls = [
+        _call(event, kind, world_size, on_device=False)
+        for event in of["user_annotation"]
+        if (kind := names.annotated_kind(event.name))
+    ]
+    for event in of["kernel"]:
+        if kind := names.kernel_kind(event.name):
+            event.cat = COLLECTIVE
+            calls.append(_call(event, kind, world_size, on_device=True))
+    rank_events.device.add(of["kernel"] + of["gpu_memcpy"] + of["gpu_memset"])
+    room = max(0, _MOST_CALLS - len(rank_events.calls))
+    rank_events.num_calls_dropped += max(0, len(calls) - room)
+    rank_events.calls += calls[:room]
+    for event in of["cpu_instant_event"]:
+        if event.name == "[memory]":
+            _count_memory(event, rank_events.peak_bytes)
+
+
+def _count_memory(event: Event, peak_bytes: dict[str, int]) -> None:
+    try:
+        memory = _MEMORY.decode(event.args)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    device = _DEVICE_TYPES.get(memory.device_type, f"device type {memory.device_type}")
+    if memory.device_id >= 0 and device != "cpu":
+        device = f"{device}:{memory.device_id}"
+    peak_bytes[device] = max(peak_bytes.get(device, 0), memory.allocated)
+
+
+def _call(event: Event, kind: str, world_size: int, on_device: bool) -> Call:
+    try:
+        message = _MESSAGE.decode(event.args)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        message = _Message()
+    kind = names.kind_of(message.kind) if message.kind else kind
+    num_ranks = message.num_ranks or world_size
+    if message.dtype:
+        num_bytes = max(message.num_in, message.num_out) * names.element_bytes(message.dtype)
+    else:
+        num_bytes = _bytes_in(message)
+        if kind == "all_gather":  # gloo's annotation contains the size of this rank's input only
+            num_bytes *= max(1, num_ranks)
+    return Call(kind, message.group, num_ranks, num_bytes, event.ts, event.dur, on_device)
+
+
+def _bytes_in(message: _Message) -> int:
+    """Returns the total size of the input tensors, given as `[[4, 3], [2]]` and `["float", "float"]`."""
+    if not isinstance(message.dims, list) or not isinstance(message.types, list):
+        return 0
+    total = 0
+    for dims, dtype in zip(message.dims, message.types, strict=False):
+        if isinstance(dtype, str) and isinstance(dims, list) and all(isinstance(dim, int) for dim in dims):
+            total += math.prod(dims) * names.element_bytes(dtype) if dims else 0
+    return total

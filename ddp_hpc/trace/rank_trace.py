@@ -1,0 +1,162 @@
+"""Reads and analyzes the trace of one rank."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddp_hpc.trace.columns import MOST_EVENTS, Columns, nanoseconds
+from ddp_hpc.trace.event_names import ALL_STEPS, STEP, annotated_kind
+from ddp_hpc.trace.events import Reading, read_events
+from ddp_hpc.trace.intervals import parents
+from ddp_hpc.trace.rank_events import Call, RankEvents, add_events
+from ddp_hpc.trace.step_times import Steps, measure
+from ddp_hpc.trace.trace_records import Collective, Op, RankTrace, Span, Step
+
+_MOST_SPANS = 50_000
+_MOST_OPS = 1000
+_MOST_RANKS = 1_000_000
+_FAR_NS = 2**63
+_IN_NAME = re.compile(r"rank[-_]?(\d+)(?:[-_]of[-_](\d+))?|(\d+)[-_]of[-_](\d+)", re.IGNORECASE)
+
+
+def read_rank(path: Path) -> RankTrace:
+    """Reads the trace of one rank. The rank is -1 if neither the trace nor the file name contains it.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    reading = Reading()
+    rank_events = RankEvents()
+    world_size = 0
+    for events in read_events(path, reading):
+        world_size = world_size or _place(path, reading.head)[1]
+        add_events(events, rank_events, world_size)
+    rank, world_size = _place(path, reading.head)
+    firsts = [columns.first_us() for columns in (rank_events.host, rank_events.device)]
+    base_us = min((first for first in firsts if first is not None), default=0.0)
+    steps = measure(rank_events, base_us)
+    zero_s = _zero_ns(reading.head) * 1e-9 + base_us * 1e-6
+    collectives = _collectives(rank_events.calls, base_us, zero_s, steps)
+    spans = _spans(steps, zero_s)
+    notes = reading.notes + (_notes(rank_events, steps, len(spans)) if reading.num_events else [])
+    host = reading.head.get("host_name")
+    return RankTrace(
+        rank=rank,
+        world_size=world_size,
+        path=str(path),
+        host=host if isinstance(host, str) else "",
+        device=_device(rank_events, reading.head),
+        steps=tuple(
+            Step(number, zero_s + int(start) * 1e-9, times)
+            for number, start, times in zip(steps.numbers, steps.starts, steps.times, strict=True)
+        ),
+        spans=spans[:_MOST_SPANS],
+        collectives=collectives,
+        ops=_ops(rank_events.host),
+        kernels=_ops(rank_events.device),
+        peak_bytes=rank_events.peak_bytes,
+        num_events=reading.num_events,
+        notes=tuple(notes),
+        zero_ns=_zero_ns(reading.head),
+    )
+
+
+def _place(path: Path, head: dict[str, Any]) -> tuple[int, int]:
+    """Returns rank and world size from the trace or, if it does not contain them, from the file name."""
+    info = head.get("distributedInfo")
+    found = _IN_NAME.search(path.name)
+    in_trace = [(info.get("rank"), info.get("world_size") or 0)] if isinstance(info, dict) else []
+    in_name = [(int(found[1] or found[3]), int(found[2] or found[4] or 0))] if found else []
+    for rank, size in in_trace + in_name:
+        if isinstance(rank, int) and isinstance(size, int) and 0 <= rank < _MOST_RANKS >= size >= 0:
+            return int(rank), size
+    return -1, 0
+
+
+def _zero_ns(head: dict[str, Any]) -> int:
+    """Returns the time to which timestamps are relative: Kineto's `baseTimeNanoseconds`, 0 in old traces."""
+    base = head.get("baseTimeNanoseconds")
+    return base if isinstance(base, int) and abs(base) < _FAR_NS else 0
+
+
+def _device(rank_events: RankEvents, head: dict[str, Any]) -> str:
+    if not len(rank_events.device):
+        return "cpu"
+    kinds = {name.partition(":")[0] for name in rank_events.peak_bytes} - {"cpu"}
+    return next(iter(sorted(kinds)), "xpu" if "xpu" in str(head.get("deviceProperties")).lower() else "cuda")
+
+
+def _collectives(calls: list[Call], base_us: float, zero_s: float, steps: Steps) -> tuple[Collective, ...]:
+    # If collectives run on a device, the annotations on the host only show when they were launched.
+    on_device = any(call.on_device for call in calls)
+    collectives = []
+    for call in sorted(calls, key=lambda call: call.start_us):
+        if call.on_device == on_device:
+            start_ns = int(nanoseconds(call.start_us - base_us))
+            start_s = zero_s + start_ns * 1e-9
+            step = steps.step_of(start_ns)
+            dur_s = int(nanoseconds(call.dur_us)) * 1e-9
+            collectives.append(
+                Collective(call.kind, call.group, call.num_ranks, call.bytes, start_s, dur_s, step)
+            )
+    return tuple(collectives)
+
+
+def _spans(steps: Steps, zero_s: float) -> tuple[Span, ...]:
+    spans = [
+        Span(region, zero_s + int(start) * 1e-9, int(end - start) * 1e-9, steps.step_of(int(start)))
+        for region, (starts, ends) in steps.regions.items()
+        for start, end in zip(starts, ends, strict=True)
+    ]
+    return tuple(sorted(spans, key=lambda span: span.start_s))
+
+
+def _ops(columns: Columns) -> tuple[Op, ...]:
+    """Returns operators by self time, computed as in torch's key averages; tests/trace compares the two."""
+    # All steps (`ProfilerStep#3`) are one entry. Collectives are omitted, since they have a separate table.
+    names = [ALL_STEPS if name.startswith(STEP) else name for _, name in columns.names]
+    numbers: dict[str, int] = {}
+    key = np.array([numbers.setdefault(name, len(numbers)) for name in names], np.intc)[columns.name]
+    durations = columns.dur_ns()
+    above = parents(columns.thread, columns.start_ns(columns.first_us() or 0.0), durations)
+    inner = np.flatnonzero(above >= 0).astype(np.intc)
+    own = durations.copy()
+    np.subtract.at(own, above[inner], durations[inner])
+    # An operator whose only child has the same name counts as one call (torch: EventList._remove_dup_nodes).
+    num_children = np.bincount(above[inner], minlength=len(above)).astype(np.intc)
+    duplicates = inner[(key[above[inner]] == key[inner]) & (num_children[above[inner]] == 1)]
+    counted = np.ones(len(key), bool)
+    counted[duplicates] = False
+    size = len(numbers)
+    calls = np.bincount(key[counted], minlength=size)
+    totals = np.bincount(key[counted], durations[counted] * 1e-9, size)
+    selves = np.bincount(key, own * 1e-9, size)
+    ops = [
+        Op(name, int(calls[i]), float(totals[i]), float(selves[i]))
+        for name, i in numbers.items()
+        if not annotated_kind(name)
+    ]
+    return tuple(sorted(ops, key=lambda op: -op.self_s)[:_MOST_OPS])
+
+
+def _notes(rank_events: RankEvents, steps: Steps, num_spans: int) -> list[str]:
+    notes = []
+    dropped = sum(
+        part.num_dropped for part in (rank_events.host, rank_events.device, rank_events.device_regions)
+    )
+    if dropped or rank_events.num_calls_dropped:
+        notes.append(
+            f"{dropped + rank_events.num_calls_dropped} events after the first {MOST_EVENTS} of their kind "
+            "were dropped, so their times are missing"
+        )
+    if not steps.numbers:
+        notes.append("it contains no operators, kernels or regions")
+    elif not steps.marked:
+        notes.append("profiler.step() was not called, so the whole recording is treated as one step")
+    if num_spans > _MOST_SPANS:
+        notes.append(f"the timeline shows only the first {_MOST_SPANS} of {num_spans} spans")
+    return notes

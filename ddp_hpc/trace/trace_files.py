@@ -1,0 +1,162 @@
+"""Finds the trace files in a directory, reads them in parallel, and selects those of one run."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+
+from ddp_hpc.errors import DdpHpcError, RequestError
+from ddp_hpc.trace.rank_trace import read_rank
+from ddp_hpc.trace.trace_records import RankTrace
+
+_SUFFIXES = (".json", ".json.gz")
+_SMALL_BYTES = 4 << 20
+"""Traces below this total size are read faster than processes can be started."""
+_SAME_RUN_S = 300.0
+"""Limit for the time between the recordings of one run, including differences between clocks."""
+
+
+def trace_files(path: Path) -> tuple[Path, ...]:
+    """Returns `path` itself if it is a file, or the possible trace files in the directory, sorted by name.
+
+    Raises:
+        RequestError: there are no such files.
+    """
+    if path.is_file():
+        return (path,)
+    if not path.is_dir():
+        raise RequestError(
+            f"no such directory: {path}; use the one given as --trace-dir in training, or a trace file"
+        )
+    files = tuple(sorted(file for file in path.iterdir() if file.name.endswith(_SUFFIXES) and file.is_file()))
+    if not files:
+        deeper = next(
+            (file for suffix in _SUFFIXES for file in path.rglob(f"*{suffix}") if file.is_file()), None
+        )
+        hint = f"; found some in {deeper.parent}" if deeper else ""
+        raise RequestError(f"no traces (*.json or *.json.gz) in {path}{hint}")
+    return files
+
+
+def read_ranks(
+    files: Sequence[Path], num_processes: int | None = None, seen: Callable[[Path], None] = lambda _: None
+) -> tuple[tuple[RankTrace, ...], tuple[str, ...]]:
+    """Returns the traces of one run in the order of ranks, and notes about what was skipped.
+
+    `seen` is called with each file that has been read.
+
+    Raises:
+        RequestError: no file can be used.
+        DdpHpcError: a file cannot be read, or a reading process was killed.
+    """
+    traces, notes = [], []
+    for file, trace in _read_all(files, num_processes or len(os.sched_getaffinity(0))):
+        seen(file)
+        if isinstance(trace, str):
+            notes.append(f"{file.name}: skipped: {trace}")
+        elif not trace.steps:
+            notes.append(f"{file.name}: skipped: {'; '.join(trace.notes)}")
+        else:
+            traces.append(trace)
+    if not traces:
+        raise RequestError(
+            f"{files[0] if len(files) == 1 else files[0].parent}: no usable trace; "
+            + (notes[0] if len(notes) == 1 else f"all {len(files)} files were skipped, such as {notes[0]}")
+        )
+    kept, skipped = _one_run(traces)
+    return kept, tuple(sorted(notes) + skipped)
+
+
+def _read_all(files: Sequence[Path], num_processes: int) -> Iterator[tuple[Path, RankTrace | str]]:
+    if min(num_processes, len(files)) == 1 or sum(file.stat().st_size for file in files) < _SMALL_BYTES:
+        for file in files:
+            yield file, _read(file)
+        return
+    # The largest files come first, because a large file at the end would delay the result.
+    ordered = sorted(files, key=lambda file: -file.stat().st_size)
+    with _pool(min(num_processes, len(files))) as pool:
+        # submit() starts the readers, which inherit this signal mask, so that only the parent handles Ctrl-C.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        futures: dict[Future[RankTrace | str], Path] = {pool.submit(_read, f): f for f in ordered}
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        for future in as_completed(futures):
+            try:
+                yield futures.pop(future), future.result()
+            except BrokenProcessPool as error:
+                raise DdpHpcError(
+                    "a process that reads traces was killed, probably because of insufficient memory; "
+                    "use --processes 1 to read one file at a time"
+                ) from error
+
+
+def _read(file: Path) -> RankTrace | str:
+    """Returns the trace, or the reason why the file cannot be used, so that other files are still read."""
+    try:
+        return read_rank(file)
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    except (ValueError, TypeError, ArithmeticError, RecursionError, MemoryError) as error:
+        return f"cannot be analyzed ({type(error).__name__}: {error})"
+
+
+@contextmanager
+def _pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
+    pool = ProcessPoolExecutor(num_processes, get_context("fork"))
+    try:
+        yield pool
+    except BaseException:
+        for process in (pool._processes or {}).values():
+            process.kill()  # on Ctrl-C, do not wait until gigabytes have been read
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+def _one_run(traces: list[RankTrace]) -> tuple[tuple[RankTrace, ...], list[str]]:
+    """Returns one trace per rank of the run with the most ranks (the newest if there are several)."""
+    runs = _runs(traces)
+    run = max(runs, key=lambda run: (len({trace.rank for trace in run}), run[0].steps[0].start_s))
+    notes = [
+        f"{Path(trace.path).name}: skipped: from another run of {trace.world_size or 'unknown'} ranks, "
+        f"{abs(trace.steps[0].start_s - run[0].steps[0].start_s):.0f} s apart"
+        for other in runs
+        if other is not run
+        for trace in other
+    ]
+    of_rank: dict[int, RankTrace] = {}
+    for trace in sorted(run, key=lambda trace: (trace.rank < 0, trace.steps[0].start_s, trace.path)):
+        name = Path(trace.path).name
+        rank = trace.rank
+        if rank < 0:
+            rank = max(of_rank, default=-1) + 1
+            notes.append(f"{name}: no rank in the trace or the file name; treated as rank {rank}")
+        if rank in of_rank:
+            notes.append(
+                f"{name}: skipped: rank {rank} already has {Path(of_rank[rank].path).name} of the same run"
+            )
+        else:
+            of_rank[rank] = replace(trace, rank=rank)
+            notes += [f"{name}: {note}" for note in trace.notes]
+    return tuple(of_rank[rank] for rank in sorted(of_rank)), notes
+
+
+def _runs(traces: list[RankTrace]) -> list[list[RankTrace]]:
+    """Groups traces of the same world size that were recorded at about the same time."""
+    runs: list[list[RankTrace]] = []
+    for trace in sorted(traces, key=lambda trace: (trace.world_size, trace.steps[0].start_s)):
+        last = runs[-1][-1] if runs else None
+        if (
+            last is None
+            or last.world_size != trace.world_size
+            or trace.steps[0].start_s - last.steps[0].start_s > _SAME_RUN_S
+        ):
+            runs.append([])
+        runs[-1].append(trace)
+    return runs

@@ -1,0 +1,110 @@
+"""Exact evaluation: each test sample counts once, however many ranks share the work."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from ddp_hpc.data.samples import Samples
+from ddp_hpc.training.input.batch_loader import Loader
+from ddp_hpc.training.parallel.make_strategy import Strategy
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Mean loss and, where the task has such a notion, the share of right answers."""
+
+    num_samples: int
+    loss: float
+    num_correct: int | None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """The task's other numbers, each the mean over the samples."""
+
+    @property
+    def accuracy(self) -> float | None:
+        """Right answers over samples; None where the task has none."""
+        return None if self.num_correct is None else self.num_correct / self.num_samples
+
+    def __str__(self) -> str:
+        """`loss 0.0512 accuracy 98.61 % (355 of 360)`."""
+        text = f"loss {self.loss:.4f}"
+        if self.accuracy is not None:
+            text += f" accuracy {100 * self.accuracy:.2f} % ({self.num_correct} of {self.num_samples})"
+        return text + "".join(f" {name} {value:.4f}" for name, value in self.metrics.items())
+
+
+@torch.no_grad()
+def evaluate(
+    strategy: Strategy,
+    samples: Samples,
+    *,
+    batch_size: int,
+    dtype: torch.dtype,
+    timeout_s: float,
+    tick: Callable[[], None],
+) -> Evaluation:
+    """The model's loss and other numbers on all samples. Collective: every rank must call this.
+
+    Ranks take slices of different lengths where the number does not divide. Where a forward pass
+    is collective all make equally many: one that has no sample left takes one that does not count.
+    `tick` is called before each batch.
+    """
+    task, group, mesh = strategy.task, strategy.group, strategy.mesh
+    names = list(task.metrics)
+    sums = torch.zeros(2 + len(names), dtype=torch.float64, device=group.device)
+    was_training = strategy.model.training
+    strategy.model.eval()
+    _share_buffers(strategy)
+    slices = _slices(
+        samples.num_samples, mesh.data_rank, mesh.data_size, batch_size, strategy.forward_is_collective
+    )
+    wanted = (numbers for numbers, _ in slices)
+    loader = Loader(samples, group.device, timeout_s=timeout_s)
+    for batch, (_, counts) in zip(loader.batches(wanted), slices, strict=True):
+        tick()
+        src, tgt = task.inputs(*batch, dtype)
+        output = strategy.output(src, tgt)
+        if counts and mesh.counts_loss:
+            sums[0] += task.loss(output, tgt) * len(tgt)
+            if task.num_correct is not None:
+                sums[1] += task.num_correct(output, tgt)
+            for i, name in enumerate(names, start=2):
+                sums[i] += task.metrics[name](output, tgt)
+    strategy.model.train(was_training)
+    num = samples.num_samples
+    loss_sum, num_correct, *others = group.sum(sums).tolist()
+    correct = round(num_correct) if task.num_correct is not None else None
+    means = {name: total / num for name, total in zip(names, others, strict=True)}
+    return Evaluation(num, loss_sum / num, correct, means)
+
+
+def _share_buffers(strategy: Strategy) -> None:
+    """A batch norm's running means are each rank's own; those of the first replica are what is saved.
+
+    Collective: every rank must call this.
+    """
+    mesh = strategy.mesh
+    if mesh.data_size == 1:
+        return
+    group = mesh.sub("dp").get_group() if mesh.has("pp") else None
+    for buffer in strategy.model.buffers():
+        dist.broadcast(buffer, group=group, group_src=0)
+
+
+def _slices(
+    num_samples: int, rank: int, size: int, batch_size: int, equally_many: bool
+) -> list[tuple[NDArray[np.int64], bool]]:
+    """The numbers of each batch of this rank, and whether they count."""
+    start, stop = (num_samples * (rank + i) // size for i in (0, 1))
+    firsts = range(start, stop, batch_size)
+    found = [(np.arange(first, min(first + batch_size, stop), dtype=np.int64), True) for first in firsts]
+    most = math.ceil(math.ceil(num_samples / size) / batch_size) if equally_many else 0
+    # Of the length of a whole batch: in a pipeline each length has shapes of its own.
+    spare = np.zeros(min(batch_size, num_samples), dtype=np.int64)
+    return found + [(spare, False)] * (most - len(found))

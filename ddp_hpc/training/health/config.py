@@ -1,0 +1,27 @@
+"""Options of the supervision of ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddp_hpc.options import check_ranges, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class HealthConfig:
+    """When a rank is reported as hung or slow.
+
+    Raises:
+        RequestError: a value is out of range.
+    """
+
+    hang_timeout_s: float = option(
+        600.0,
+        "Seconds without any progress after which the job is ended and the rank that hangs is named.",
+        flag="--hang-timeout",
+        above=0,
+    )
+    skew_limit: float = option(1.5, "Report ranks that are slower than the others by this factor.", above=1)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)

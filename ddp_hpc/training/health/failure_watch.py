@@ -1,0 +1,158 @@
+"""The failure of one rank ends the job, with the error of that rank only.
+
+The rank that fails first announces it in the store. A thread in every other
+rank waits for this on a separate connection and ends its process, even if the
+main thread is stuck in a collective that can never finish.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+
+from ddp_hpc.errors import EXIT_FAILED, RendezvousError
+from ddp_hpc.rendezvous.connect_ranks import RANK_0_GONE
+from ddp_hpc.rendezvous.store_client import Answer, StoreClient, StoreLostError
+from ddp_hpc.training.health.error_election import Claim
+
+_CLAIM, _VERDICT, _SAVED = "failure/claim", "failure/verdict", "failure/saved"
+_PEACE, _FAILED = b"peace", b"failed"
+_GRACE_S = 3.0  # for the main thread to exit normally
+_ANSWER_S = 10.0
+_SAVING_S = 20.0  # for rank 0 to complete the snapshot that it is writing
+
+# Error texts of gloo, NCCL and the store if another rank has exited or is stuck.
+_LOST = (
+    "connection closed",
+    "connection reset",
+    "connection refused",
+    "broken pipe",
+    "timed out",
+    "timeout",
+    "remote process",
+    "remote error",
+)
+
+
+def explain_lost_contact(error: BaseException, timeout_s: float) -> str:
+    """One line for an error that is caused by another rank's exit or hang; empty for any other error."""
+    text = str(error)
+    if not isinstance(error, RuntimeError) or not any(word in text.lower() for word in _LOST):
+        return ""
+    if "gloo" not in text and not type(error).__name__.startswith("Dist"):
+        return ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    # NCCL gives the actual cause after this prefix, not in its first line.
+    cause = next((line for line in lines if line.startswith("Last error")), lines[0])
+    cause = cause.partition(". This is typically")[0][:300]  # drop gloo's advice, which has an emoji
+    return (
+        f"lost contact with another rank in a collective ({cause}). It has exited or is stuck; look for its "
+        f"error above or in its node's log. Ranks wait {timeout_s:g} s for each other (--timeout, timeout_s)"
+    )
+
+
+class FailureWatch:
+    """Watches for failures of other ranks, from `begin` until `close`.
+
+    `on_lost_rank_0` is called once if rank 0 exited without reporting a failure and the main thread
+    did not notice within a few seconds. Its argument says how this rank is to report it. The process
+    then ends. `finish_writing` completes a snapshot that is being written, within a time limit in seconds.
+    """
+
+    def __init__(
+        self,
+        store: StoreClient,
+        rank: int,
+        on_lost_rank_0: Callable[[Claim], None],
+        finish_writing: Callable[[float], None],
+    ) -> None:
+        self._store, self._rank, self._on_lost_rank_0 = store, rank, on_lost_rank_0
+        self._finish_writing = finish_writing
+        self._rank_0_has_saved = threading.Event()
+        self._closed = threading.Event()
+        self._is_over = self._is_ending = False
+        self.heard = False
+        """Another rank failed: this one ends without reporting an error."""
+
+    def begin(self) -> None:
+        """Starts watching: from here on another rank's failure ends this process."""
+        store = self._store
+        try:
+            store.when_set(_VERDICT, self._hear)
+            store.when_set(RANK_0_GONE[0], self._hear)
+            store.when_set(_SAVED, lambda _: self._rank_0_has_saved.set())
+        except StoreLostError as error:
+            self._hear(error)
+
+    def claim(self) -> Claim:
+        """Returns whether this rank is the first to fail, and so reports the error. The others then stop."""
+        self._closed.set()
+        return self._claim()
+
+    def let_rank_0_save(self) -> None:
+        """Returns when the snapshot that rank 0 is writing is complete: the first rank to exit ends the job.
+
+        Call it after `claim`. Rank 0 completes the snapshot here; the others wait for that or for its exit.
+        """
+        if self._rank != 0:
+            self._rank_0_has_saved.wait(_SAVING_S)
+            return
+        self._finish_writing(_SAVING_S)
+        with contextlib.suppress(RendezvousError):
+            self._store.set(_SAVED, b"", _ANSWER_S)
+
+    def close(self) -> None:
+        """Stops watching: from here on the exit of another rank is not a failure. Collective."""
+        self._closed.set()
+        if self._rank == 0:
+            with contextlib.suppress(RendezvousError):
+                self._store.set(_VERDICT, _PEACE, _ANSWER_S)
+                self._store.goodbye(_ANSWER_S)
+
+    def _claim(self) -> Claim:
+        # Read before the claim: another rank that fails at the same time may announce it in between.
+        heard = self.heard
+        try:
+            is_first = self._store.add(_CLAIM, 1, _ANSWER_S) == 1 and not heard
+            self._store.set(_VERDICT, _FAILED, _ANSWER_S)
+        except RendezvousError:
+            return Claim.LATE if self.heard else Claim.ALONE
+        return Claim.FIRST if is_first else Claim.LATE
+
+    def _hear(self, answer: Answer) -> None:
+        """Runs in the thread of the store's connection, and so must not block."""
+        has_verdict = answer in ([_FAILED], [_PEACE])
+        if not has_verdict:
+            self._rank_0_has_saved.set()  # it is gone
+        self._is_over = self._is_over or answer == [_PEACE]
+        if self._is_over or self._closed.is_set():
+            return
+        self.heard = self.heard or has_verdict
+        if not self._is_ending:
+            self._is_ending = True
+            threading.Thread(target=self._end, args=(has_verdict,), daemon=True).start()
+
+    def _end(self, has_verdict: bool) -> None:
+        """Ends this process because another rank failed."""
+        if not has_verdict:
+            # The main thread notices in its next collective that rank 0 is gone, if it gets there.
+            if self._closed.wait(_GRACE_S):
+                return
+            self._on_lost_rank_0(self._claim())
+            self.heard = True
+        if self._closed.is_set():
+            return
+        # SIGTERM first, as the launcher would do: a file that is being written is then removed.
+        os.kill(os.getpid(), signal.SIGTERM)
+        if self._rank == 0:
+            self.let_rank_0_save()
+        if self._closed.wait(_GRACE_S):
+            return
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        # The main thread may never return from a collective. No message: the failed rank reports one.
+        os._exit(EXIT_FAILED)

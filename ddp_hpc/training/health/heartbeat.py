@@ -1,0 +1,286 @@
+"""The heartbeat of every rank: finds a rank that hangs, with its node, step and line of code.
+
+Every rank reports to rank 0 over a separate TCP connection with time limits: a call to torch's
+store would wait forever if the network is cut. The training loop reports its position with
+`Heartbeat.at`, which stores one tuple; a thread sends it every few seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from ddp_hpc.discovery.comm import Comm
+from ddp_hpc.discovery.world import World
+from ddp_hpc.errors import RendezvousError
+from ddp_hpc.rendezvous.listener import open_listener
+from ddp_hpc.training.health.flight_recorder import write_flight_record
+from ddp_hpc.training.health.heartbeat_messages import (
+    NOT_BEGUN,
+    Beat,
+    Limits,
+    rank_0_cut_off_text,
+    rank_0_gone_text,
+    rank_0_mute_text,
+)
+from ddp_hpc.training.health.heartbeat_monitor import FAREWELL_S, Watch, is_cut_off, let_kernel_watch
+from ddp_hpc.training.health.stack_traces import stack_of_this_process
+
+# In the order of a step; data to backward once per micro-batch. Any other phase counts as the last.
+PHASES = ("data", "forward", "backward", "optimizer", "settle", "snapshot", "evaluation")
+RESTING = "outside of a step"
+"""A phase after all others, without a time limit: a script between two loops."""
+_ORDER = {phase: number for number, phase in enumerate(PHASES, start=1)}
+_CONNECT_S = 20.0
+_CLOSE_S = 3.0
+_ANSWER_S = 5.0
+_BEATS_PER_S = 50  # at rank 0, for which each is 0.1 ms of a core (measured with 1000 connections)
+
+
+def start_heartbeat(
+    world: World,
+    comm: Comm,
+    host: str,
+    listen: str,
+    *,
+    stuck_s: float,
+    first_s: float,
+    stacks: Path | None,
+    on_lost: Callable[[str], None],
+    silent_s: float = 60.0,
+    gone_s: float = 10.0,
+) -> Heartbeat:
+    """Starts a heartbeat, which runs until it is closed. Collective: every rank must call this.
+
+    Args:
+        world: this rank's place in the world.
+        comm: used to send rank 0's port to the others.
+        host: rank 0's address, as used for the store.
+        listen: the address on which rank 0 listens; empty: all of its addresses.
+        stuck_s: time limit for the main thread at one position; `first_s` until its first step is over.
+        first_s: time limit before and during the first step.
+        stacks: the directory for `rank00003.txt`; None: stacks are not kept.
+        on_lost: called in a thread of the heartbeat with one line that names the lost rank: on rank 0
+            any other rank, on the others only rank 0. It ends the process; if it returns, this
+            heartbeat ends. Except on rank 0, the store may hang when it is called.
+        silent_s: time limit for a rank's node to answer rank 0's node, and vice versa. A process
+            that is silent on a node that answers has the time limit `stuck_s`: a read from a file
+            system that hangs may block Python for minutes.
+        gone_s: how long to wait after a connection closed for a rank to report a better error.
+
+    If a rank cannot reach rank 0's port, `note` gives the reason and there is no heartbeat.
+    """
+    period_s = min(max(2.0, world.world_size / _BEATS_PER_S), stuck_s / 4)
+    limits = Limits(
+        silent_s=silent_s,
+        stuck_s=stuck_s,
+        first_s=first_s,
+        gone_s=gone_s,
+        period_s=period_s,
+        answer_s=min(_ANSWER_S, stuck_s),
+    )
+    heart = Heartbeat(limits)
+    if world.world_size == 1:
+        heart.beat_with(watch := Watch(world, limits, heart.now, None, stacks, on_lost))
+        watch.begin()
+        return heart
+    problem, port, nonce, door = "", 0, secrets.token_hex(8), None
+    if world.rank == 0:
+        try:
+            listener = open_listener([0], listen)
+            port, door = listener.getsockname()[1], (listener, nonce)
+        except RendezvousError as error:
+            problem = f"rank 0: {error}"
+    words = comm.bcast([str(port), nonce, world.hostname])
+    if door is not None:
+        heart.beat_with(Watch(world, limits, heart.now, door, stacks, on_lost))
+    elif words[0] != "0":
+        try:
+            connection = socket.create_connection((host, int(words[0])), timeout=_CONNECT_S)
+            let_kernel_watch(connection, silent_s)
+            connection.sendall(f"hello {words[1]} {world.rank} {world.hostname}\n".encode())
+            heart.beat_with(_Voice(connection, world.rank, words[2], limits, heart.now, on_lost))
+        except (OSError, UnicodeError) as error:
+            problem = f"rank {world.rank} on {world.hostname}: {error}"
+    problems = [text for text in comm.allgather(problem) if text]
+    if problems:
+        heart.close()
+        heart.thread = None
+        heart.note = (
+            f"no heartbeat, so hangs will not be detected: {len(problems)} of {world.world_size} "
+            f"ranks cannot reach port {words[0]} on {host} ({problems[0]})"
+        )
+    elif isinstance(heart.thread, Watch):
+        heart.thread.begin()
+    return heart
+
+
+class Heartbeat:
+    """Reports this process's position in the training to rank 0. Created by `start_heartbeat`."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.note = ""  # why there is no heartbeat, for the user
+        self.thread: Watch | _Voice | None = None
+        self._limits = limits
+        self._first_step = NOT_BEGUN
+        self._place = (NOT_BEGUN, 0, 0, "start", time.monotonic())
+
+    def at(self, step: int, phase: str) -> None:
+        """Sets the main thread's position. Call it again if a phase takes minutes."""
+        order = _ORDER.get(phase, len(_ORDER) + 1)
+        old_step, turn, old_order, _, _ = self._place
+        if step != old_step:
+            turn = 0
+            if old_step == NOT_BEGUN:
+                self._first_step = step
+        elif order < old_order:
+            turn += 1
+        # A single assignment, so that the thread never sees a partial update.
+        self._place = (step, turn, order, phase, time.monotonic())
+
+    def rest(self) -> None:
+        """Suspends the time limit of the main thread until the next call of `at`."""
+        self.at(self._place[0], RESTING)
+
+    def now(self, not_before_s: float = 0.0) -> Beat:
+        """The current beat; time before `not_before_s` (monotonic) does not count."""
+        step, turn, order, phase, since_s = self._place
+        is_first = step in (NOT_BEGUN, self._first_step)
+        limit_s = self._limits.first_s if is_first else self._limits.stuck_s
+        if phase == RESTING:
+            limit_s = math.inf
+        return Beat(step, turn, order, time.monotonic() - max(since_s, not_before_s), limit_s, phase)
+
+    def who_is_gone(self, wait_s: float = 1.0) -> str:
+        """`rank 3 on n2`: the ranks whose connection closed without a goodbye; empty if there are none.
+
+        Used by a rank that only knows that some peer closed its connection. Rank 0's kernel
+        notices this at about the same time, so this waits up to `wait_s`.
+        """
+        if self.thread is None:
+            return ""
+        self.thread.news.wait(wait_s)
+        return self.thread.gone
+
+    def close(self) -> None:
+        """Says goodbye: from here on this rank is not monitored. Not collective; never raises."""
+        if self.thread is None:
+            return
+        self.thread.stop()
+        if self.thread.thread is not threading.current_thread():
+            self.thread.thread.join(_CLOSE_S)
+
+    def beat_with(self, thread: Watch | _Voice) -> None:
+        """Starts the thread that reports for this process."""
+        self.thread = thread
+        thread.thread.start()
+
+
+class _Voice:
+    """The heartbeat thread of every rank except 0: sends beats, and notices if rank 0 does not answer."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        rank: int,
+        host: str,
+        limits: Limits,
+        now: Callable[[float], Beat],
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self._connection, self._rank, self._host = connection, rank, host
+        self._limits, self._now, self._on_lost = limits, now, on_lost
+        self._doorbell, self._bell = socket.socketpair()
+        self._closing = threading.Event()
+        self._buffer, self._cut_off = b"", False
+        self.gone = ""
+        self.news = threading.Event()
+        self.thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def stop(self) -> None:
+        """Stops the thread, which says goodbye."""
+        self._closing.set()
+        with suppress(OSError):
+            self._bell.send(b"!")
+
+    def _run(self) -> None:
+        with self._connection, self._doorbell, self._bell, selectors.DefaultSelector() as selector:
+            self._connection.settimeout(self._limits.answer_s)
+            selector.register(self._connection, selectors.EVENT_READ)
+            selector.register(self._doorbell, selectors.EVENT_READ)
+            if text := self._beat_until_lost(selector):
+                self._on_lost(text)
+            self._say("bye")
+            # Closing with unread data would reset the connection and lose the last message.
+            with suppress(OSError):
+                self._connection.shutdown(socket.SHUT_WR)
+                self._connection.settimeout(FAREWELL_S)
+                while self._connection.recv(65536):
+                    pass
+
+    def _beat_until_lost(self, selector: selectors.BaseSelector) -> str:
+        """Returns why rank 0 is lost; empty if one of the two said goodbye."""
+        limits, next_s = self._limits, 0.0
+        heard_s = resumed_s = before_s = time.monotonic()
+        while not self._closing.is_set():
+            now = time.monotonic()
+            if now - before_s > limits.gap_s:
+                heard_s = resumed_s = now  # this process was stopped and resumed
+            before_s = now
+            beat = self._now(resumed_s)
+            if now >= next_s:
+                self._say(beat.line())
+                next_s = now + limits.period_s
+            if now - heard_s > beat.limit_s:
+                return rank_0_mute_text(self._host, now - heard_s)
+            ready = selector.select(max(next_s - time.monotonic(), 0.0))
+            if any(key.fileobj is self._connection for key, _ in ready):
+                try:
+                    piece = self._connection.recv(65536)
+                except OSError as error:
+                    self._cut_off = self._cut_off or is_cut_off(error)
+                    piece = b""
+                if not piece:
+                    return self._lose()
+                if self._hear(piece):
+                    return ""
+                heard_s = before_s = time.monotonic()
+        return ""
+
+    def _hear(self, piece: bytes) -> bool:
+        """Executes rank 0's requests; returns whether it said goodbye."""
+        *lines, self._buffer = (self._buffer + piece).split(b"\n")
+        words = [line.decode("utf-8", "replace") for line in lines]
+        for word in words:
+            if word == "stack":
+                stack = stack_of_this_process()
+                self._say(f"stack {json.dumps([stack.where, stack.text])}")
+                write_flight_record(self._rank, self._limits.answer_s)
+                self._say("dumped")
+            elif word.startswith("gone "):
+                self.gone = word.removeprefix("gone ")
+                self.news.set()
+        return "bye" in words
+
+    def _lose(self) -> str:
+        self.gone = f"rank 0 on {self._host}"
+        self.news.set()
+        if self._cut_off:
+            return rank_0_cut_off_text(self._host, self._limits.silent_s)
+        # A rank that knows why rank 0 exited reports first.
+        self._closing.wait(self._limits.gone_s)
+        return "" if self._closing.is_set() else rank_0_gone_text(self._host)
+
+    def _say(self, line: str) -> None:
+        try:
+            self._connection.sendall(f"{line}\n".encode())
+        except OSError as error:  # the kernel reports it only once
+            self._cut_off = self._cut_off or is_cut_off(error)

@@ -1,0 +1,173 @@
+"""Heartbeat messages, and the error lines that name lost ranks. No threads, no sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_MAX_NODES, _MAX_RANKS, _MAX_PLACES = 4, 8, 3
+NOT_BEGUN = -1  # the step of a rank before its first one
+STUCK_OPTION = "--hang-timeout"
+_MUTE = "its process is stopped, or Python is blocked in a C call"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Time limits of the heartbeat, in seconds."""
+
+    silent_s: float  # the kernel of a rank's node does not answer
+    stuck_s: float  # a main thread makes no progress
+    first_s: float  # the same, until the first step of a process is over
+    gone_s: float  # a connection is closed without a goodbye
+    period_s: float  # between two beats
+    answer_s: float  # for the stacks that rank 0 asks for
+
+    @property
+    def gap_s(self) -> float:
+        """If a thread wakes up later than this, its whole process was stopped."""
+        return max(2 * self.period_s, self.silent_s / 4)
+
+
+@dataclass(frozen=True)
+class Beat:
+    """The position of a rank's main thread, the time spent there, and the limit on that time.
+
+    `turn` counts the rounds through the phases within a step; `order` is the phase's index in a round.
+    """
+
+    step: int = NOT_BEGUN
+    turn: int = 0
+    order: int = 0
+    for_s: float = 0.0
+    limit_s: float = float("inf")
+    phase: str = "start"
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """The position as a tuple; smaller is further behind."""
+        return self.step, self.turn, self.order
+
+    def line(self) -> str:
+        """The beat as one line; `parse` reads everything after the first word."""
+        return f"at {self.step} {self.turn} {self.order} {self.for_s:.3f} {self.limit_s} {self.phase}"
+
+    @classmethod
+    def parse(cls, text: str) -> Beat:
+        """Parses a beat. Raises ValueError for anything that `line` does not write."""
+        step, turn, order, for_s, limit_s, phase = text.split(maxsplit=5)
+        return cls(int(step), int(turn), int(order), float(for_s), float(limit_s), phase)
+
+    def __str__(self) -> str:
+        return "before the first step" if self.step == NOT_BEGUN else f"in step {self.step}, {self.phase}"
+
+
+@dataclass
+class Seen:
+    """Rank 0's view of a rank."""
+
+    rank: int
+    host: str
+    beat: Beat = Beat()
+    for_s: float = 0.0  # at this place, until now
+    where: str = ""  # position in the code; empty if it did not answer
+    stack: str = ""
+
+
+def who(ranks: Sequence[Seen]) -> str:
+    """`rank 3 on n2`, or `ranks 4, 5 on n2 and 6, 7 on n3`."""
+    nodes: dict[str, list[int]] = {}
+    for seen in ranks:
+        nodes.setdefault(seen.host, []).append(seen.rank)
+    parts = []
+    for host, numbers in list(nodes.items())[:_MAX_NODES]:
+        listed = ", ".join(map(str, numbers[:_MAX_RANKS])) + (", ..." if len(numbers) > _MAX_RANKS else "")
+        parts.append(f"{listed} on {host}")
+    if len(nodes) > _MAX_NODES:
+        parts.append(f"on {len(nodes) - _MAX_NODES} more nodes")
+    return f"rank{'s' * (len(ranks) > 1)} {' and '.join(parts)}"
+
+
+def seconds(duration_s: float) -> str:
+    """`600 s`, `0.6 s`."""
+    return f"{duration_s:.0f} s" if duration_s >= 10 else f"{duration_s:.1f} s"
+
+
+def gone_text(gone: Sequence[Seen], gone_s: float) -> str:
+    """The error line for ranks whose connection closed without a goodbye."""
+    last = max(gone, key=lambda seen: seen.beat.place).beat
+    return (
+        f"{who(gone)} {_is(gone)} gone: the connection closed unexpectedly {seconds(gone_s)} "
+        f"ago, last seen {last}. Look on that node for what killed it: out of memory (dmesg, the "
+        "scheduler's log), a signal, a crash"
+    )
+
+
+def cut_off_text(cut_off: Sequence[Seen], silent_s: float) -> str:
+    """The error line for ranks whose nodes no longer answer."""
+    last = max(cut_off, key=lambda seen: seen.beat.place).beat
+    hosts = sorted({seen.host for seen in cut_off})
+    return (
+        f"{who(cut_off)} {_is(cut_off)} cut off, last seen {last}: the node or its network is down, "
+        f"with no answer for {seconds(silent_s)}. Exclude {', '.join(hosts[:_MAX_NODES])} from the next job"
+    )
+
+
+def rank_0_cut_off_text(host: str, silent_s: float) -> str:
+    """The error line of another rank if rank 0's node no longer answers."""
+    return (
+        f"lost contact with rank 0 on {host}: the node or its network is down, "
+        f"with no answer for {seconds(silent_s)}"
+    )
+
+
+def rank_0_mute_text(host: str, silence_s: float) -> str:
+    """The error line of another rank if rank 0 is silent although its node answers."""
+    return (
+        f"lost contact with rank 0 on {host}: no message for {seconds(silence_s)}, though its node answers. "
+        f"Either {_MUTE}; if it was only slow, raise {STUCK_OPTION}"
+    )
+
+
+def rank_0_gone_text(host: str) -> str:
+    """The error line of another rank if rank 0 exited without a goodbye."""
+    return (
+        f"rank 0 on {host} is gone: its connection closed unexpectedly. Look for its own error, and "
+        f"for what killed it on {host}"
+    )
+
+
+def stuck_text(laggards: Sequence[Seen], here: Sequence[Seen], stacks: Path | None) -> str:
+    """The error line for ranks whose main threads make no progress; `stacks`: where their stacks are kept."""
+    beat = laggards[0].beat
+    for_s = min(seen.for_s for seen in laggards)
+    everyone = len(laggards) == len(here) > 1
+    subject = f"all {len(here)} ranks" if everyone else who(laggards)
+    parts = [
+        f"{subject} {'have' if len(laggards) > 1 else 'has'} been {beat} for {seconds(for_s)} "
+        f"({_places(laggards)})"
+    ]
+    if everyone:
+        parts[0] += " and none lags: check the network between them, the devices and the file system"
+    elif len(here) > 1:
+        parts[0] += " and all others wait"
+    if stacks is not None:
+        parts.append(f"stacks of all threads: {stacks}")
+    parts.append(f"if it was only slow, raise {STUCK_OPTION}")
+    return "; ".join(parts)
+
+
+def _places(ranks: Sequence[Seen]) -> str:
+    """The positions in the code; if ranks differ, those with the fewest ranks first, as likely outliers."""
+    places: dict[str, list[Seen]] = {}
+    for seen in ranks:
+        places.setdefault(f"at {seen.where}" if seen.where else f"no answer: {_MUTE}", []).append(seen)
+    if len(places) == 1:
+        return next(iter(places))
+    fewest_first = sorted(places.items(), key=lambda item: len(item[1]))
+    told = [f"{who(there)} {place}" for place, there in fewest_first[:_MAX_PLACES]]
+    return "; ".join(told) + ("; ..." if len(places) > _MAX_PLACES else "")
+
+
+def _is(ranks: Sequence[Seen]) -> str:
+    return "are" if len(ranks) > 1 else "is"

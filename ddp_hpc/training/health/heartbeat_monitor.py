@@ -1,0 +1,322 @@
+"""Rank 0's side of the heartbeat: receives the beats of all ranks and finds the one that blocks the others.
+
+One thread with a selector. A rank sends `hello NONCE RANK HOST`, then a line `at ...`
+(`Beat`) every few seconds, `stack JSON` and `dumped` on request, and `bye`. Rank 0
+answers each beat with an empty line, and sends `stack`, `gone WHO` and `bye`.
+"""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import json
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ddp_hpc.discovery.world import World
+from ddp_hpc.training.health.flight_recorder import write_flight_record
+from ddp_hpc.training.health.heartbeat_messages import (
+    Beat,
+    Limits,
+    Seen,
+    cut_off_text,
+    gone_text,
+    stuck_text,
+    who,
+)
+from ddp_hpc.training.health.stack_traces import in_time, stack_of_this_process
+
+_GREETING_BYTES = 512
+_LINE_BYTES = 1 << 20
+_GREETING_S = 5.0
+_MAX_STRANGERS = 512  # connections without a greeting; the oldest are closed to save file descriptors
+_MAX_NEWS = 8  # lost ranks that are announced to all others; more are not announced
+_MAX_FILES = 64
+FAREWELL_S = 2.0
+_NO_WAY = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+
+
+def let_kernel_watch(connection: socket.socket, silent_s: float) -> None:
+    """Ends the connection with ETIMEDOUT once the other side's kernel is silent for that long (tcp(7)).
+
+    If a process is stopped or blocked in a C call, its kernel still answers. So this distinguishes it
+    from one whose node or network is down, even while this process is blocked itself.
+    """
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
+        connection.setsockopt(socket.IPPROTO_TCP, option, max(1, round(silent_s / 6)))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(silent_s * 1000))
+
+
+def is_cut_off(error: OSError) -> bool:
+    """Whether a connection ended because of the node or network, not because the other process closed it."""
+    return error.errno in _NO_WAY
+
+
+@dataclass
+class _Rank(Seen):
+    """State of one rank; rank 0 has no connection to itself."""
+
+    connection: _Connection | None = None
+    beat_s: float = 0.0
+    left: bool = False
+    gone_s: float | None = None  # when its connection ended without a goodbye
+    cut_off: bool = False
+    dumped: bool = False
+
+
+@dataclass(eq=False)
+class _Connection:
+    """An open connection, unidentified until it has sent its greeting."""
+
+    socket: socket.socket
+    opened_s: float
+    cut_off: bool = False
+    rank: _Rank | None = None
+    buffer: bytearray = field(default_factory=bytearray)
+
+    def send(self, line: str) -> None:
+        # Messages to a rank that does not read are dropped: its missing beats will be noticed.
+        try:
+            self.socket.send(f"{line}\n".encode())
+        except OSError as error:  # the kernel reports it only once
+            self.cut_off = self.cut_off or is_cut_off(error)
+
+
+class Watch:
+    """The thread of rank 0. It monitors all ranks from `begin` until `stop` or its first verdict."""
+
+    def __init__(
+        self,
+        world: World,
+        limits: Limits,
+        own_beat: Callable[[float], Beat],
+        door: tuple[socket.socket, str] | None,  # a listening socket and the nonce for it
+        stacks: Path | None,
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self._limits, self._own_beat, self._stacks, self._on_lost = limits, own_beat, stacks, on_lost
+        self._listener: socket.socket | None = door[0] if door else None
+        self._nonce = door[1] if door else ""
+        unheard = Beat(limit_s=limits.first_s)
+        self._ranks = [
+            _Rank(rank, "an unknown node", unheard, beat_s=time.monotonic())
+            for rank in range(world.world_size)
+        ]
+        self._ranks[0].host = world.hostname
+        self._connections: set[_Connection] = set()
+        self._begun, self._stopped = threading.Event(), threading.Event()
+        self._selector = selectors.DefaultSelector()
+        self._doorbell, self._bell = socket.socketpair()
+        self._resumed_s, self._looked_s = 0.0, time.monotonic()
+        self.gone = ""  # who is gone without a goodbye
+        self.news = threading.Event()
+        self.thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def begin(self) -> None:
+        """Starts monitoring: all ranks have connected."""
+        self._begun.set()
+
+    def stop(self) -> None:
+        """Stops the thread, which says goodbye to all ranks."""
+        self._stopped.set()
+        with suppress(OSError):
+            self._bell.send(b"!")
+
+    def _run(self) -> None:
+        for waited_for in filter(None, (self._listener, self._doorbell)):
+            waited_for.setblocking(False)
+            self._selector.register(waited_for, selectors.EVENT_READ)
+        try:
+            while not self._stopped.is_set():
+                self._listen(self._limits.period_s / 2)
+                if time.monotonic() < self._looked_s + self._limits.period_s / 2:
+                    continue
+                self._look_around()
+                if self._begun.is_set() and (text := self._verdict()):
+                    self._on_lost(text)
+                    break
+        finally:
+            self._part()
+            for mine in filter(None, (self._listener, self._doorbell, self._bell)):
+                mine.close()
+            self._selector.close()
+
+    def _part(self) -> None:
+        """Says goodbye to all ranks. Reads what they still send: closing with unread data would lose it."""
+        for connection in self._connections:
+            connection.send("bye")
+            with suppress(OSError):
+                connection.socket.shutdown(socket.SHUT_WR)
+        for rank in self._ranks:
+            rank.left = True
+        end_s = time.monotonic() + FAREWELL_S
+        while self._connections and time.monotonic() < end_s:
+            self._listen(0.05)
+        for connection in list(self._connections):
+            self._close(connection)
+
+    # Receiving.
+
+    def _listen(self, wait_s: float) -> None:
+        for key, _ in self._selector.select(wait_s):
+            if key.fileobj is self._listener:
+                self._let_in()
+            elif isinstance(key.data, _Connection):
+                self._read(key.data)
+
+    def _let_in(self) -> None:
+        assert self._listener is not None
+        try:
+            guest, _ = self._listener.accept()
+            guest.setblocking(False)
+            let_kernel_watch(guest, self._limits.silent_s)
+        except OSError:
+            time.sleep(0.05)  # maybe out of file descriptors: unidentified connections are closed soon
+            return
+        strangers = [one for one in self._connections if one.rank is None]
+        if len(strangers) >= max(_MAX_STRANGERS, 2 * len(self._ranks)):
+            self._close(min(strangers, key=lambda one: one.opened_s))
+        connection = _Connection(guest, time.monotonic())
+        self._connections.add(connection)
+        self._selector.register(guest, selectors.EVENT_READ, connection)
+
+    def _read(self, connection: _Connection) -> None:
+        try:
+            piece = connection.socket.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            connection.cut_off = connection.cut_off or is_cut_off(error)
+            piece = b""
+        connection.buffer += piece
+        try:
+            while b"\n" in connection.buffer:
+                line, _, connection.buffer = connection.buffer.partition(b"\n")
+                self._hear(connection, line.decode())
+            room = _GREETING_BYTES if connection.rank is None else _LINE_BYTES
+            if not piece or len(connection.buffer) > room:
+                self._lose(connection)
+        except ValueError:
+            self._lose(connection)  # not a rank of this program
+
+    def _hear(self, connection: _Connection, line: str) -> None:
+        word, _, rest = line.partition(" ")
+        rank = connection.rank
+        if rank is None:
+            nonce, number, host = rest.split()
+            known = word == "hello" and hmac.compare_digest(nonce.encode(), self._nonce.encode())
+            if not known or not 0 < int(number) < len(self._ranks) or self._ranks[int(number)].connection:
+                raise ValueError("a stranger")
+            rank = connection.rank = self._ranks[int(number)]
+            rank.connection, rank.host = connection, host
+        elif word == "at":
+            rank.beat, rank.beat_s = Beat.parse(rest), time.monotonic()
+            connection.send("")
+        elif word == "stack":
+            rank.where, rank.stack = map(str, json.loads(rest))
+        elif word == "dumped":
+            rank.dumped = True
+        elif word == "bye":
+            rank.left = True
+
+    def _lose(self, connection: _Connection) -> None:
+        self._close(connection)
+        rank = connection.rank
+        if rank is None or rank.left:
+            return
+        rank.gone_s, rank.cut_off = time.monotonic(), connection.cut_off
+        gone = [r for r in self._ranks if r.gone_s is not None]
+        if len(gone) <= _MAX_NEWS:
+            self.gone = who(gone)
+            self.news.set()
+            for other in self._connections:
+                if other.rank is not None:
+                    other.send(f"gone {self.gone}")
+
+    def _close(self, connection: _Connection) -> None:
+        self._connections.discard(connection)
+        self._selector.unregister(connection.socket)
+        connection.socket.close()
+
+    # Monitoring.
+
+    def _look_around(self) -> None:
+        """Closes connections without a greeting, and updates rank 0's own beat."""
+        now = time.monotonic()
+        for connection in list(self._connections):
+            if connection.rank is None and now - connection.opened_s > _GREETING_S:
+                self._close(connection)
+        if now - self._looked_s > self._limits.gap_s:
+            # The process was stopped and resumed, as in a suspended job: do not count that time.
+            self._resumed_s = now
+        self._looked_s = now
+        self._ranks[0].beat, self._ranks[0].beat_s = self._own_beat(self._resumed_s), now
+
+    def _verdict(self) -> str:
+        """The error line that ends the job; empty if there is no failure."""
+        now, limits = time.monotonic(), self._limits
+        gone = [r for r in self._ranks if r.gone_s is not None]
+        # If a node is cut off, all of its ranks are lost, but not in the same second.
+        patience_s = {True: limits.silent_s / 3, False: limits.gone_s}
+        if any(now - (r.gone_s or now) > patience_s[r.cut_off] for r in gone):
+            cut_off = [r for r in gone if r.cut_off]
+            return cut_off_text(cut_off, limits.silent_s) if cut_off else gone_text(gone, limits.gone_s)
+        if not self._laggards():
+            return ""
+        self._ask_all()
+        laggards = self._laggards()  # one may have continued meanwhile
+        return stuck_text(laggards, self._here(), self._write(laggards)) if laggards else ""
+
+    def _here(self) -> list[_Rank]:
+        return [r for r in self._ranks if not r.left and r.gone_s is None]
+
+    def _laggards(self) -> list[_Rank]:
+        """The ranks that are furthest behind, if each of them has exceeded its time limit there.
+
+        As long as one of them makes progress, the others may wait for it. A silent rank is assumed
+        to be at its last known position.
+        """
+        here, now = self._here(), time.monotonic()
+        behind = min(r.beat.place for r in here)
+        laggards = [r for r in here if r.beat.place == behind]
+        for rank in laggards:
+            rank.for_s = rank.beat.for_s + now - max(rank.beat_s, self._resumed_s)
+        return laggards if all(r.for_s > r.beat.limit_s for r in laggards) else []
+
+    def _ask_all(self) -> None:
+        """Collects the stack of every rank and has its flight record written, within the time limit."""
+        for rank in self._here():
+            rank.where = rank.stack = ""
+            rank.dumped = rank.connection is None
+            if rank.connection is not None:
+                rank.connection.send("stack")
+        own = stack_of_this_process()
+        self._ranks[0].where, self._ranks[0].stack = own.where, own.text
+        write_flight_record(0, self._limits.answer_s)
+        end_s = time.monotonic() + self._limits.answer_s
+        while time.monotonic() < end_s and not all(r.dumped for r in self._here()):
+            self._listen(0.05)
+        self._looked_s = time.monotonic()
+
+    def _write(self, laggards: Iterable[_Rank]) -> Path | None:
+        """Writes the stacks; returns the only file, or their directory. None if nothing could be written."""
+        if self._stacks is None:
+            return None
+        directory, answered = self._stacks, [r for r in laggards if r.stack][:_MAX_FILES]
+        files = {directory / f"rank{r.rank:05d}.txt": r.stack for r in answered}
+
+        def write() -> None:
+            directory.mkdir(parents=True, exist_ok=True)
+            for path, stack in files.items():
+                path.write_text(stack, encoding="utf-8")
+
+        if not files or not in_time(write, self._limits.answer_s):
+            return None
+        return next(iter(files)) if len(files) == 1 else directory

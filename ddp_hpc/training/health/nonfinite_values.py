@@ -1,0 +1,99 @@
+"""Finds the first layer whose values are NaN or infinite, and the rank that has it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from ddp_hpc.errors import DdpHpcError, stop_together
+from ddp_hpc.training.parallel.make_strategy import Strategy
+
+
+def raise_bad_gradients(strategy: Strategy, step: int, src: Tensor, tgt: Tensor) -> NoReturn:
+    """Finds the cause of a non-finite gradient, and ends the training with that error.
+
+    Each rank recomputes its last micro-batch layer by layer, before any update.
+    Collective: every rank must call this.
+
+    Raises:
+        DdpHpcError: always; on rank 0 it names the first rank with a cause.
+    """
+    world = strategy.group.world
+    found = strategy.group.comm.allgather(_cause(strategy, src, tgt))
+    rank, cause = next(
+        ((rank, text) for rank, text in enumerate(found) if text), (world.rank, "every layer is finite")
+    )
+    others = sum(map(bool, found)) - 1
+    more = f" and {others} other rank{'s' * (others > 1)}" if others > 0 else ""
+    error = DdpHpcError(
+        f"step {step}: non-finite gradients on rank {rank}{more}: {cause}. The parameters were not updated. "
+        "Check the data (--check-data), lower --lr, or use --clip-norm"
+    )
+    if world.world_size == 1:
+        raise error
+    stop_together(world.rank, error)
+
+
+def _cause(strategy: Strategy, src: Tensor, tgt: Tensor) -> str:
+    """The first non-finite value of this rank; empty if there is none."""
+    for name, values in (("src", src), ("tgt", tgt)):
+        if values.is_floating_point() and (text := _bad(values)):
+            return f"{text} in the data ({name})"
+    if strategy.forward_is_collective:
+        return _bad_gradient(strategy)
+    found: list[str] = []
+    names = {module: name for name, module in strategy.bare.named_modules()}
+    hooks = [
+        module.register_forward_hook(partial(_look, found, name))
+        for module, name in names.items()
+        if not any(True for _ in module.children())
+    ]
+    for parameter in strategy.parameters():
+        parameter.grad = None
+    try:
+        # Compiled code does not call hooks that were registered later.
+        with torch.compiler.set_stance("force_eager"):
+            # Not through DDP: its forward broadcasts buffers, and a rank with bad data has returned above.
+            output = strategy.output(src, tgt)
+            with strategy.precision.autocast():
+                loss = strategy.task.loss(output, tgt)
+            strategy.precision.backward(loss)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if found:
+        return found[0]
+    if text := _bad(loss):
+        return f"the loss is {text} although every layer's output is finite"
+    return _bad_gradient(strategy)
+
+
+def _look(found: list[str], name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+    if found:
+        return
+    where = f"{name or 'the model'} ({type(module).__name__})"
+    # Inputs too: a layer's input may come from code between the layers.
+    for place, values in (("input", inputs), ("output", output)):
+        for value in values if isinstance(values, tuple) else (values,):
+            if isinstance(value, Tensor) and value.is_floating_point() and (text := _bad(value)):
+                found.append(f"{text} first in the {place} of {where}")
+                return
+
+
+def _bad_gradient(strategy: Strategy) -> str:
+    """The last layer with a non-finite gradient: the backward pass reaches it first."""
+    text = ""
+    for name, parameter in strategy.bare.named_parameters():
+        grad = parameter.grad
+        if grad is not None and (bad := _bad(grad.to_local() if hasattr(grad, "to_local") else grad)):
+            text = f"{bad} first in the gradient of {name}"
+    return text
+
+
+def _bad(values: Tensor) -> str:
+    if torch.isnan(values).any():
+        return "NaN"
+    return "infinity" if torch.isinf(values).any() else ""

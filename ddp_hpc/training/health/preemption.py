@@ -1,0 +1,171 @@
+"""Stopping early: signals set a flag, rank 0 checks the time limit, and all ranks decide together.
+
+No extra messages are sent: each rank's stop request is sent with the losses that ranks exchange anyway.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import TextIO
+
+from ddp_hpc.errors import EXIT_FAILED
+from ddp_hpc.schedulers.deadline import Deadline
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+# SIGKILL follows these if a scheduler sent them. Users request the others long before the end.
+_LAST_WARNINGS = (signal.SIGTERM, signal.SIGINT)
+DEADLINE = 1000
+"""Rank 0's stop request for the time limit. Other requests are signal numbers; 0 means none."""
+
+# Reserved before SIGKILL, to report the error.
+_LAST_WORDS_S = 2.0
+_SAME_SIGNAL_S = 1.0
+_POLL_S = 0.25
+_SAVE_RESERVE, _STEP_RESERVE = 1.5, 2.0
+TALK_S = 1.0
+"""Interval at which ranks exchange their stop requests, but at most once per step."""
+
+
+def next_talk(step: int, slowest_s: float) -> int:
+    """The step after which ranks exchange stop requests again: about a second later, or the next step."""
+    return step + (max(1, int(TALK_S / slowest_s)) if slowest_s else 1)
+
+
+class Stopping:
+    """Collects this rank's stop requests. A context manager, which restores the old signal handlers.
+
+    If the process still runs shortly before the scheduler's SIGKILL, `last_words` is called with one
+    line and ends the process. If Python is blocked in a C call, a timer outside of Python writes all
+    stacks to `stacks` (None: stderr) and ends the process.
+    """
+
+    def __init__(
+        self,
+        deadline: Deadline | None,
+        kill_delay_s: float | None,
+        *,
+        judges_clock: bool,
+        stacks: Path | None,
+        last_words: Callable[[str], None],
+        is_lost: Callable[[], bool],
+    ) -> None:
+        self._deadline = deadline
+        self._kill_delay_s = kill_delay_s
+        self._judges_clock = judges_clock
+        self._stacks = stacks
+        self._last_words = last_words
+        self.is_lost = is_lost
+        self._signal, self._signalled_s = 0, 0.0
+        self._longest_step_s = self._longest_save_s = self._expected_save_s = 0.0
+        self._file: TextIO | None = None
+        # A signal handler must not start threads, so this one is started in advance.
+        self._over = threading.Event()
+        self._ends_s, self._when = float("inf"), ""
+
+    def __enter__(self) -> Stopping:
+        threading.Thread(target=self._watch, name="last resort", daemon=True).start()
+        self._old = {sig: signal.signal(sig, self._on_signal) for sig in SIGNALS}
+        if self._deadline is not None:
+            left_s = self._deadline.at_s - time.time() + (self._kill_delay_s or 0.0)
+            self._end_in(left_s, f"at the job's time limit ({self._deadline.source})")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        faulthandler.cancel_dump_traceback_later()
+        if self._file is not None:
+            self._file.close()
+            with suppress(OSError):  # remove an empty file
+                if self._stacks is not None and not self._stacks.stat().st_size:
+                    self._stacks.unlink()
+                    self._stacks.parent.rmdir()
+        for sig, handler in self._old.items():
+            signal.signal(sig, handler)
+
+    def wish(self) -> int:
+        """This rank's stop request: 0 for none, a signal number, or `DEADLINE`."""
+        if self._signal:
+            return self._signal
+        if self._judges_clock and self._deadline is not None:
+            return DEADLINE if time.time() > self._deadline.at_s - self.margin_s() else 0
+        return 0
+
+    def measured(self, *, step_s: float = 0.0, save_s: float = 0.0) -> None:
+        """Records the duration of a step or of a whole save; the longest one counts."""
+        self._longest_step_s = max(self._longest_step_s, step_s)
+        self._longest_save_s = max(self._longest_save_s, save_s)
+
+    def expect_save(self, save_s: float) -> None:
+        """Sets an estimate, which is used until a save has been measured."""
+        self._expected_save_s = save_s
+
+    def margin_s(self) -> float:
+        """Time before the job's limit at which to stop: a save, the exchange of requests, the kill delay.
+
+        It is longer than the time that the last resort reserves, even without a kill delay.
+        """
+        return (
+            _SAVE_RESERVE * (self._longest_save_s or self._expected_save_s)
+            + _STEP_RESERVE * self._longest_step_s
+            + (self._kill_delay_s or 0.0)
+            + TALK_S
+            + _LAST_WORDS_S
+        )
+
+    def explain(self, wish: int, rank: int) -> str:
+        """The stop request as text."""
+        if wish != DEADLINE:
+            return f"rank {rank} received {signal.Signals(wish).name}"
+        source = self._deadline.source if self._deadline is not None else "the clock"
+        return f"the job's time limit is near ({source}; stopping {self.margin_s():.0f} s early to save)"
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        del frame
+        if self.is_lost():  # another rank failed, and the failure watch ends this one
+            raise SystemExit(128 + signum)
+        now_s = time.monotonic()
+        # A terminal sends Ctrl-C to the ranks and to the launcher, which forwards it to them again.
+        if self._signal and signum == signal.SIGINT and now_s - self._signalled_s > _SAME_SIGNAL_S:
+            raise KeyboardInterrupt
+        self._signal, self._signalled_s = signum, now_s
+        if signum in _LAST_WARNINGS and self._kill_delay_s is not None:
+            self._end_in(self._kill_delay_s, f"{self._kill_delay_s:g} s after {signal.Signals(signum).name}")
+
+    def _end_in(self, seconds: float, when: str) -> None:
+        """Arms the last resort so that it ends within `seconds`, unless an earlier one is armed."""
+        seconds = max(seconds - _LAST_WORDS_S, 0.5)
+        if (ends_s := time.monotonic() + seconds) >= self._ends_s:
+            return
+        self._ends_s, self._when = ends_s, when
+        if self._file is None and self._stacks is not None:
+            with suppress(OSError):
+                self._stacks.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self._stacks.open("a", encoding="utf-8")  # keeps those of earlier attempts
+        self._end_below_python(seconds + _LAST_WORDS_S / 2)
+
+    def _end_below_python(self, seconds: float) -> None:
+        if (file := self._file or sys.stderr) is not None:
+            faulthandler.dump_traceback_later(seconds, exit=True, file=file)
+
+    def _watch(self) -> None:
+        while not self._over.wait(_POLL_S):
+            if time.monotonic() > self._ends_s:
+                break
+        else:
+            return
+        # Python still runs and reports a better error. Rank 0 waits a second so that the others hear of it.
+        self._end_below_python(_LAST_WORDS_S - 2 * _POLL_S)
+        if self._file is not None:
+            faulthandler.dump_traceback(self._file)
+        where = f"; its stacks: {self._stacks}" if self._file is not None else ""
+        self._last_words(f"still starting, in a step or saving {self._when}, just before SIGKILL{where}")
+        os._exit(EXIT_FAILED)

@@ -1,0 +1,535 @@
+"""The life of a run over several jobs: resuming, saving, stopping, and the state in the run directory.
+
+All ranks take part; rank 0 reads, writes and checks the time limit. Without a snapshot
+directory there is nothing to resume from, and signals end the run as they end any program.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from itertools import chain
+from math import prod
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ddp_hpc.data.samples import Samples
+from ddp_hpc.data.step_shards import Position
+from ddp_hpc.errors import EXIT_FAILED, DataError, DdpHpcError, RequestError
+from ddp_hpc.options import as_toml, to_options
+from ddp_hpc.partial_files import write_whole
+from ddp_hpc.run_directory import RunState, read_state, write_refused, write_state
+from ddp_hpc.schedulers.deadline import Deadline, find_deadline, kill_delay_s
+from ddp_hpc.training.config import TrainConfig
+from ddp_hpc.training.health.preemption import Stopping
+from ddp_hpc.training.health.rank_report import RankReport
+from ddp_hpc.training.parallel.device_mesh import Mesh
+from ddp_hpc.training.process_group.group import Group
+from ddp_hpc.training.snapshots.random_state import seed_generators
+from ddp_hpc.training.snapshots.snapshot_directory import SnapshotFolder
+from ddp_hpc.training.snapshots.snapshot_files import Snapshot
+from ddp_hpc.training.snapshots.training_state import TrainingState
+from ddp_hpc.training.telemetry.metrics_file import versions
+from ddp_hpc.training.telemetry.progress_bar import Progress
+
+# Write speed of a busy parallel file system, assumed until the first save has been measured.
+_SLOW_DISK_BYTES_PER_S = 200e6
+_HUNG_DISK_S = 2.0
+# Options that may change between attempts and affect the losses. Options that change the order are rejected.
+_SHAPING = ("data", "src_key", "tgt_key", "dropout", "lr", "lr_scaling", "warmup_steps", "clip_norm")
+# The same, but snapshots of earlier versions do not contain them.
+_SHAPING_TOO = (
+    "model_options",
+    "lr_schedule",
+    "optimizer",
+    "weight_decay",
+    "amp",
+    "matmul_precision",
+    "compress_gradients",
+)
+
+
+@dataclass(frozen=True)
+class Places:
+    """The directories that a run resumes from."""
+
+    run: Path
+    """The run directory, with the file `state`."""
+    snapshots: Path
+
+
+def places_of(config: TrainConfig, environ: dict[str, str]) -> Places | None:
+    """`--snapshot-dir`, else `snapshots` in `DDP_HPC_RUN_DIR`; None with neither, or with --no-snapshots."""
+    run = environ.get("DDP_HPC_RUN_DIR", "")
+    if not config.snapshots.enabled or (config.snapshots.directory is None and not run):
+        return None
+    snapshots = config.snapshots.directory or Path(run) / "snapshots"
+    return Places(Path(run) if run else snapshots, snapshots)
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The run's first and last loss, over all its attempts."""
+
+    first: float = float("nan")
+    last: float = float("nan")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The actions of all ranks after this step."""
+
+    save: bool
+    stop: str
+    """The reason to stop here; empty: continue."""
+
+
+class Survival:
+    """Saving, stopping and resuming on this rank. Created by `survive`."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        group: Group,
+        progress: Progress,
+        places: Places | None,
+        stopping: Stopping | None,
+    ) -> None:
+        self._config = config
+        self._group = group
+        self._progress = progress
+        self._places = places
+        self._stopping = stopping
+        self._folder: SnapshotFolder | None = None  # on rank 0, if snapshots are enabled
+        self._last_save_s = time.monotonic()
+        self._talks = 0
+        self._opened = False
+        self._over = False  # ended by an error
+        self._writing_state = threading.Lock()  # so that the saving thread cannot overwrite `failed`
+        self._start_step: int | None = None  # set by `resume`
+        self._lr_ranks = self._data_size = 1  # set by `resume`
+        self._layout = ""
+
+    @property
+    def stacks(self) -> Path | None:
+        """The directory for stacks of ranks that hang."""
+        return None if self._places is None else self._places.run / "stacks"
+
+    @property
+    def tracebacks(self) -> Path | None:
+        """The directory for tracebacks of ranks that fail."""
+        return None if self._places is None else self._places.run / "tracebacks"
+
+    def open(self) -> Snapshot | None:
+        """Locks the directory and returns, on rank 0, the newest valid snapshot.
+
+        Collective: every rank must call this.
+
+        Raises:
+            DataError: another job uses the directory, or none of its snapshots is valid.
+        """
+        if self._places is None:
+            return None
+        problem, snapshot = "", None
+        if self._group.world.rank == 0:
+            try:
+                self._folder = SnapshotFolder(
+                    self._places.snapshots, self._config.snapshots.keep, self._progress.say, self._on_saved
+                )
+                snapshot = self._folder.newest_good()
+            except RequestError as error:
+                problem = str(error)
+                with suppress(DdpHpcError):  # report the first error
+                    write_refused(self._places.run, os.environ)
+        self._group.agree(problem, RequestError.exit_code)
+        self._opened = True
+        return snapshot
+
+    def resume(
+        self, snapshot: Snapshot | None, state: TrainingState, samples: Samples, mesh: Mesh
+    ) -> tuple[Position, Losses, int]:
+        """Restores the snapshot; returns position, losses, and the number of ranks that scales the rate.
+
+        With the same global batch that number is unchanged, so the losses do not depend on the number
+        of ranks. `mesh`: the ranks, or groups of ranks, to which the samples of a step are distributed.
+        Collective: every rank must call this.
+
+        Raises:
+            DataError: the snapshot is from a different model, different data or a different order.
+        """
+        group, problem = self._group, ""
+        data_size = self._data_size = mesh.data_size
+        self._layout = mesh.layout
+        if snapshot is not None:
+            try:
+                state.check(snapshot.model, str(snapshot.path))
+                self._check_run(snapshot, samples)
+                self._check_optimizer(snapshot, state)
+            except DataError as error:
+                problem = str(error)
+            except KeyError as error:
+                problem = f"{snapshot.path} was not written by ddp-hpc: {error} is missing"
+            except TypeError:
+                problem = f"{snapshot.path} was not written by ddp-hpc: its description of the run is invalid"
+        group.agree(problem, RequestError.exit_code)
+        about = group.comm.bcast(None if snapshot is None else snapshot.about)
+        if about is None:
+            position, losses, self._lr_ranks = Position(), Losses(), data_size
+        else:
+            position, losses = Position(**about["position"]), Losses(**about["losses"])
+            same_batch = about["global_batch"] == self._global_batch()
+            self._lr_ranks = about["lr_ranks"] if same_batch else data_size
+            model_tensors = None if snapshot is None else snapshot.model
+            training = None if snapshot is None else snapshot.training
+            # With another layout, ranks that share samples would get different dropout masks.
+            same_layout = about.get("layout", f"pp=1,data={about['world_size']},tp=1") == self._layout
+            exact = state.restore(model_tensors, training) and same_layout
+            if not exact:
+                # Deterministic, but different from the numbers of earlier steps.
+                seed = self._config.rank_seed(mesh.data_rank) * 1_000_003 + position.step
+                seed_generators(seed % 2**63)
+            self._say_resumed(about, position, exact)
+        if self._stopping is not None:
+            # Adam has two more values per parameter.
+            num_bytes = 3 * sum(prod(shape) * dtype.itemsize for shape, dtype in state.whole.values())
+            self._stopping.expect_save(num_bytes / _SLOW_DISK_BYTES_PER_S)
+        self._start_step = position.step
+        if self._places is not None and self._group.world.rank == 0:
+            keep_config(self._places.run, self._config)
+        self._write_state("running", position.step, f"since {time.strftime('%Y-%m-%d %H:%M:%S')}")
+        self._last_save_s = time.monotonic()
+        return position, losses, self._lr_ranks
+
+    def report(self, step_s: float, own_s: float) -> RankReport:
+        """This rank's report to the others.
+
+        Raises:
+            DdpHpcError: another job has taken over the directory.
+        """
+        if self._stopping is None:
+            return RankReport(0.0, 0.0, step_s, own_s)
+        if self._folder is not None and self._folder.lost:
+            raise DdpHpcError(
+                f"another job has taken over {self._folder.path}, because this one was silent for too long "
+                "(or its file .lock was removed). This job stops; the other one continues the run"
+            )
+        self._talks += 1
+        if self._talks > 1:  # the first step allocates, connects and compiles
+            self._stopping.measured(step_s=step_s)
+        due = (
+            self._folder is not None and time.monotonic() - self._last_save_s > self._config.snapshots.every_s
+        )
+        return RankReport(float(self._stopping.wish()), float(due), step_s, own_s)
+
+    def evaluated(self, evaluation_s: float) -> None:
+        """Records the duration of an evaluation, during which the run cannot stop."""
+        if self._stopping is not None:
+            self._stopping.measured(step_s=evaluation_s)
+
+    def saves_at(self, step: int) -> bool:
+        """Whether a snapshot is due after this step according to `--snapshot-every-steps`."""
+        every = self._config.snapshots.every_steps
+        return self._places is not None and every is not None and step % every == 0
+
+    def decide(self, reports: list[RankReport], position: Position, last: bool) -> Decision:
+        """What all ranks do next: the same on every rank, as it follows from the reports of all."""
+        if self._stopping is None:
+            return Decision(save=False, stop="")
+        requests = ((int(one.stop_request), rank) for rank, one in enumerate(reports) if one.stop_request)
+        wish, rank = next(requests, (0, 0))
+        due = bool(reports[0].save_due) or self.saves_at(position.step)
+        stop = self._stopping.explain(wish, rank) if wish and not last else ""
+        return Decision(save=due or last or bool(stop), stop=stop)
+
+    def stop_failed(self, problem: str, tick: Callable[[], None]) -> NoReturn:
+        """Ends the run on all ranks as soon as the snapshot that is being written is complete. Collective.
+
+        Raises:
+            DdpHpcError: always; with the `problem`, which all ranks have, and the snapshot that is kept.
+        """
+        kept = ""
+        if self._folder is not None:
+            step = self._folder.wait(tick).step
+            kept = f". The snapshot of step {step} is kept" if step else ". There is no earlier snapshot"
+        self._group.agree(problem + self._group.comm.bcast(kept), EXIT_FAILED)
+        raise AssertionError("unreachable")
+
+    def check_parameters(self, step: int, state: TrainingState, tick: Callable[[], None]) -> None:
+        """Raises DdpHpcError on all ranks if a parameter is not finite. Collective.
+
+        Called before each save, so that the newest snapshot can always be resumed.
+        """
+        if found := state.non_finite():
+            name, rank = found
+            self.stop_failed(
+                f"step {step}: the parameter {name} is not finite on rank {rank}; training cannot continue. "
+                "Check the data, lower the learning rate, or clip the gradient norm",
+                tick,
+            )
+
+    def save(
+        self,
+        position: Position,
+        losses: Losses,
+        state: TrainingState,
+        samples: Samples,
+        tick: Callable[[], None],
+    ) -> None:
+        """Copies the state, which a thread then writes. Collective: every rank must call this.
+
+        `tick` is called every few seconds while the previous save is still being written.
+        """
+        model, training = state.model_tensors(), state.training_tensors()
+        self._last_save_s = time.monotonic()
+        if self._folder is not None:
+            about = {
+                "position": asdict(position),
+                "losses": asdict(losses),
+                "model": self._config.model.name,
+                "world_size": self._group.world.world_size,
+                "layout": self._layout,
+                "optimizer": type(state.optimizer).__name__,
+                "global_batch": self._global_batch(),
+                "lr_ranks": self._lr_ranks,
+                "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                "config": _as_json(self._config),
+                "versions": versions(),
+                **self._order(samples),
+            }
+            self._folder.save(position.step, about, model, training, tick)
+        else:  # take part in gathering sharded tensors on rank 0
+            for _ in chain(model.tensors, training.tensors):
+                pass
+
+    def finish(self, position: Position, stop: str, tick: Callable[[], None]) -> None:
+        """Waits for the last save and writes the final state to the run directory. Collective.
+
+        `tick` is called every few seconds meanwhile.
+
+        Raises:
+            DdpHpcError: the last state could not be saved.
+        """
+        if self._places is None:
+            return
+        problem = ""
+        if self._folder is not None:
+            saved = self._folder.wait(tick)
+            if saved.step != position.step:
+                problem = (
+                    f"could not save step {position.step} in {self._places.snapshots}; "
+                    f"the newest snapshot is from step {saved.step}. Free disk space, then run it again"
+                )
+            else:
+                self._write_state("again" if stop else "done", position.step, stop or "training complete")
+        self._group.agree(problem, EXIT_FAILED)
+
+    def failed(self, reason: str, *, again: bool) -> None:
+        """Writes to the run directory that the run failed; any rank may call this.
+
+        `again`: the cause was a node or rank, so the run is resumed if this attempt saved anything.
+        """
+        self._over = True
+        if self._places is None or not self._opened:
+            return
+        if self._folder is not None and self._folder.lost:
+            return  # the state belongs to another job
+        # A disk may hang, and this process must not hang with it: proceed without the lock after a time.
+        locked = self._writing_state.acquire(timeout=_HUNG_DISK_S)
+        with suppress(DdpHpcError):  # report the first error
+            self._write_failed(self._places.run, reason, again)
+        if locked:
+            self._writing_state.release()
+
+    def finish_writing(self, limit_s: float) -> None:
+        """Waits for the snapshot that is being written, although the run ends with an error."""
+        if self._folder is not None:
+            self._folder.finish_writing(limit_s)
+
+    def close(self) -> None:
+        """Releases the directory after the snapshot that is being written is complete."""
+        if self._folder is not None:
+            self._folder.close()
+
+    def abandon(self) -> None:
+        """Releases the directory immediately: this process is about to end with an error."""
+        self._over = True
+        if self._folder is not None:
+            self._folder.release()
+
+    def _write_failed(self, run: Path, reason: str, again: bool) -> None:
+        found = read_state(run)
+        begun = self._start_step is not None
+        if found is not None and (found.state == "done" or (begun and found.state != "running")):
+            return  # a failure after the end of the run, or after another rank's report, changes neither
+        step = found.step if found is not None else 0
+        goes_on = again and self._start_step is not None and step > self._start_step
+        write_state(run, RunState("again" if goes_on else "failed", step, reason))
+
+    def _on_saved(self, step: int) -> None:
+        assert self._folder is not None
+        if self._stopping is not None:
+            self._stopping.measured(save_s=self._folder.saved.seconds)
+        with self._writing_state:
+            if self._over or (self._stopping is not None and self._stopping.is_lost()):
+                return  # a rank has failed meanwhile: keep the state that it wrote
+            self._write_state("running", step, "saved a snapshot")
+
+    def _write_state(self, state: str, step: int, reason: str) -> None:
+        if self._places is None or self._group.world.rank != 0:
+            return
+        try:
+            write_state(self._places.run, RunState(state, step, reason))
+        except DdpHpcError as error:
+            self._progress.say(f"WARNING: {error}. Job scripts will not see step {step}")
+
+    def _check_run(self, snapshot: Snapshot, samples: Samples) -> None:
+        for name in _SHAPING:
+            snapshot.about["config"][name]
+        _whole_numbers(asdict(Position(**snapshot.about["position"])), at_least=0)
+        if not all(type(loss) is float for loss in asdict(Losses(**snapshot.about["losses"])).values()):
+            raise TypeError
+        numbers = {name: snapshot.about[name] for name in ("world_size", "global_batch", "lr_ranks")}
+        _whole_numbers(numbers, at_least=1)
+        for name, value in self._order(samples).items():
+            if (theirs := snapshot.about.get(name)) != value:
+                raise DataError(
+                    f"{snapshot.path} was made with {name.replace('_', ' ')} {theirs}, not {value}, so the "
+                    "order of samples would differ. Use the same data and options, or another --snapshot-dir"
+                )
+
+    def _check_optimizer(self, snapshot: Snapshot, state: TrainingState) -> None:
+        theirs, ours = snapshot.about.get("optimizer"), type(state.optimizer).__name__
+        if theirs not in (None, ours) and {theirs, ours} != {"Adam", "AdamW"}:  # those keep the same tensors
+            raise DataError(
+                f"{snapshot.path} was made with the optimizer {theirs}, not {ours}, whose state differs. "
+                "Use the same --optimizer, or another --snapshot-dir"
+            )
+
+    def _order(self, samples: Samples) -> dict[str, Any]:
+        """The settings that determine the order of samples."""
+        return {
+            "num_samples": samples.num_samples,
+            "seed": self._config.seed,
+            "shuffle": self._config.data.shuffle,
+        }
+
+    def _global_batch(self) -> int:
+        return self._config.data.batch_size * self._data_size * self._config.optimization.accumulate
+
+    def _say_resumed(self, about: dict[str, Any], position: Position, exact: bool) -> None:
+        world_size = self._group.world.world_size
+        self._progress.say(
+            f"going on after step {position.step} (epoch {position.epoch + 1}, "
+            f"{position.begin:,} of its samples used)"
+        )
+        if about["world_size"] != world_size:
+            ranks_before = about["world_size"]
+            self._progress.say(f"note: the number of ranks changed from {ranks_before} to {world_size}")
+        elif not exact:
+            self._progress.say(
+                "note: the parallel strategy or the kind of device changed: random numbers will differ"
+            )
+        if about["global_batch"] != self._global_batch():
+            self._progress.say(
+                f"note: the global batch changed from {about['global_batch']} to {self._global_batch()} "
+                "samples; the step count continues, and no sample of the epoch is used twice"
+            )
+        now = _as_json(self._config)
+        before = {**now, **about["config"]}
+        names = (*_SHAPING, *_SHAPING_TOO)
+        others = [f"{name} {now[name]} (was {before[name]})" for name in names if now[name] != before[name]]
+        if others:
+            self._progress.say(f"note: changed options: {', '.join(others)}")
+
+
+def _whole_numbers(found: dict[str, Any], at_least: int) -> None:
+    """Raises TypeError unless all values are integers from `at_least` to 2**63 - 1."""
+    for value in found.values():
+        if type(value) is not int or not at_least <= value < 2**63:
+            raise TypeError
+
+
+def keep_config(run: Path, config: TrainConfig) -> None:
+    """Writes the options of this attempt to `config.toml` in the run directory: `--config` reads it."""
+    with suppress(DdpHpcError):  # continue without the record of the options
+        write_whole(run / "config.toml", as_toml(config).encode(), "config")
+
+
+def _as_json(config: TrainConfig) -> dict[str, Any]:
+    values = to_options(config).items()
+    return {name: value if isinstance(value, int | float | None) else str(value) for name, value in values}
+
+
+@contextmanager
+def survive(
+    config: TrainConfig,
+    group: Group,
+    progress: Progress,
+    *,
+    last_words: Callable[[str], None],
+    is_lost: Callable[[], bool],
+) -> Iterator[Survival]:
+    """Sets up saving, stopping and resuming, and installs the signal handlers.
+
+    Collective: every rank must call this.
+
+    `last_words` and `is_lost` are passed to `Stopping`.
+
+    Raises:
+        RequestError: a variable for the deadline is not a time, or has passed.
+    """
+    environ = dict(os.environ)
+    places = places_of(config, environ)
+    found = group.comm.bcast(None if places is None else [str(places.run), str(places.snapshots)])
+    places = None if found is None else Places(*map(Path, found))
+    deadline, delay_s = _deadline(group, environ, saves=places is not None)
+    if places is None:
+        if deadline is not None and config.snapshots.enabled:
+            left_min = (deadline.at_s - time.time()) / 60
+            progress.say(
+                f"note: this job ends in {left_min:.0f} min and snapshots are off; "
+                "use --snapshot-dir to save progress"
+            )
+        yield Survival(config, group, progress, None, None)
+        return
+    stacks = places.run / "stacks" / f"rank{group.world.rank:05d}-at-the-end.txt"
+    watching = Stopping(
+        deadline,
+        delay_s,
+        judges_clock=group.world.rank == 0,
+        stacks=stacks,
+        last_words=last_words,
+        is_lost=is_lost,
+    )
+    with watching as stopping:
+        survival = Survival(config, group, progress, places, stopping)
+        try:
+            yield survival
+        except BaseException:
+            survival.abandon()
+            raise
+        survival.close()
+
+
+def _deadline(group: Group, environ: dict[str, str], *, saves: bool) -> tuple[Deadline | None, float | None]:
+    """Rank 0's deadline and kill delay, on every rank. Collective: every rank must call this."""
+    problem = ""
+    found: tuple[list[Any] | None, float | None] = None, None
+    if group.world.rank == 0:
+        try:
+            deadline = find_deadline(environ)
+            found = ([deadline.at_s, deadline.source] if deadline else None), kill_delay_s(environ)
+            if saves and deadline and (late_s := time.time() - deadline.at_s - (found[1] or 0.0)) > 0:
+                problem = (
+                    f"the job's time limit passed {late_s:.0f} s ago according to {deadline.source}. "
+                    "Unset the variables of an earlier job, or set DDP_HPC_DEADLINE to the correct time"
+                )
+        except RequestError as error:
+            problem = str(error)
+    group.agree(problem, RequestError.exit_code)
+    ends, delay_s = group.comm.bcast(found)
+    return (Deadline(*ends) if ends else None), delay_s

@@ -1,0 +1,302 @@
+"""Ends a run that failed or stopped early, with one line for the whole job and its exit code.
+
+Does not import torch: errors before that import end here too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from ddp_hpc.discovery.comm import abort_mpi, finalize_mpi
+from ddp_hpc.discovery.launcher_environment import present_launchers
+from ddp_hpc.discovery.once_per_node import say_once_a_node
+from ddp_hpc.discovery.world import World, short_hostname
+from ddp_hpc.errors import (
+    EXIT_AGAIN,
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    DdpHpcError,
+    RendezvousError,
+    ReportedElsewhereError,
+)
+from ddp_hpc.training.health.error_election import Claim
+from ddp_hpc.training.health.preemption import SIGNALS
+from ddp_hpc.user_errors import keep_traceback, told, traceback_of
+
+if TYPE_CHECKING:
+    from ddp_hpc.training.health.failure_watch import FailureWatch
+    from ddp_hpc.training.health.heartbeat import Heartbeat
+    from ddp_hpc.training.health.run_lifecycle import Survival
+
+_SIGTERM_EXIT = 128 + signal.SIGTERM
+_SAVING_S = 20.0
+
+
+@dataclass
+class Parts:
+    """The parts of a run that have been created so far, needed to end it."""
+
+    world: World | None = None
+    watch: FailureWatch | None = None
+    heart: Heartbeat | None = None
+    survival: Survival | None = None
+    in_script: bool = False
+    """The process runs a user's script: a single process then ends like any Python program."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this process is the only rank, as far as is known."""
+        return self.world.world_size == 1 if self.world is not None else not present_launchers(os.environ)
+
+    def last_words(self, text: str) -> NoReturn:
+        """Ends this process shortly before SIGKILL. Called in a thread."""
+        self._end_from_thread(text, _claim(DdpHpcError(text), self, together=False))
+
+    def on_lost(self, text: str) -> NoReturn:
+        """Ends this process because the heartbeat has lost a rank. Called in its thread."""
+        # If rank 0 is lost, so is the store, and ranks cannot agree on which one reports the error.
+        is_rank_0 = self.world is not None and self.world.rank == 0
+        claim = _claim(DdpHpcError(text), self, together=False) if is_rank_0 else Claim.ALONE
+        self._end_from_thread(text, claim)
+
+    def finish_writing(self, limit_s: float) -> None:
+        """Waits for the snapshot that is being written, at most `limit_s`."""
+        if self.survival is not None:
+            self.survival.finish_writing(limit_s)
+
+    def is_lost(self) -> bool:
+        """Whether another rank failed and this one ends without a message."""
+        return self.watch is not None and self.watch.heard
+
+    def _end_from_thread(self, text: str, claim: Claim) -> NoReturn:
+        """Ends this process although the main thread may never return from a collective."""
+        speak(claim, text, self.world)
+        if self.survival is not None:
+            self.survival.failed(text, again=True)
+        if self.watch is not None and claim is not Claim.ALONE:
+            self.watch.let_rank_0_save()
+        # Several ranks may get here at once: the one that reports the error must not be aborted before.
+        abort_mpi(EXIT_FAILED, patience_s=1.0 if claim is Claim.LATE else 0.0)
+        _leave(EXIT_FAILED)
+
+
+def on_signal(signum: int, frame: object) -> NoReturn:
+    """Signal handler until the training installs its own."""
+    del frame
+    # An exception, so that a partially written data file is removed.
+    raise SystemExit(128 + signum)
+
+
+def end_stopped(world: World) -> NoReturn:
+    """Ends a process whose run stopped early on purpose, with its state saved. Collective.
+
+    Not for torchrun, which restarts ranks that exit with a code other than 0.
+    """
+    _ignore_signals()
+    finalize_mpi()
+    # Launchers return the largest exit code, or all of them ORed. Rank 0 exits last, so that a launcher
+    # that kills the other ranks because of its exit code finds none.
+    # Hydra returns one rank's code after MPI_Finalize: with MPICH 5.0, 75 and 0 gave either of them.
+    all_say_it = world.launcher.startswith("hydra")
+    _leave(EXIT_AGAIN if world.rank == 0 or all_say_it else EXIT_DONE)
+
+
+def fail(error: BaseException, parts: Parts, timeout_s: float) -> NoReturn:
+    """Reports the error once for the whole job, and ends the other ranks.
+
+    The process ends with `os._exit`: a normal interpreter shutdown would call into
+    threads and communicators whose peers may be gone.
+
+    Raises:
+        BaseException: the error itself, in a script with a single process: it may be a test or a notebook.
+            Errors of this package become SystemExit there.
+    """
+    _ignore_signals()
+    # torch's handler raises wherever the main thread is, also here, when the workers of --workers end.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    code, text = verdict(error, parts, timeout_s)
+    traceback_text = _traceback_text(error, parts, timeout_s)
+    if parts.heart is not None:
+        parts.heart.close()  # otherwise the others would report this rank as gone
+    together = isinstance(error, DdpHpcError) and error.everywhere
+    if parts.in_script and parts.is_alone:
+        _end_alone(error, parts, code, _with_traceback(text, traceback_text, parts))
+    claim = _claim(error, parts, together)
+    if claim is Claim.LATE and code == _SIGTERM_EXIT:
+        code = EXIT_FAILED  # the failure watch of this process sent that signal
+    if claim is not Claim.LATE:
+        text = _with_traceback(text, traceback_text, parts)
+    speak(claim, text, parts.world)
+    if parts.watch is not None and claim is not Claim.ALONE and not together:
+        parts.watch.let_rank_0_save()
+    elif together or parts.is_alone:
+        parts.finish_writing(_SAVING_S)
+    if parts.survival is not None and claim is not Claim.LATE and code == EXIT_FAILED:
+        parts.survival.failed(_reason(text), again=_is_lost_contact(error, timeout_s))
+    if together:
+        # All ranks are here: none of them is stuck in a collective.
+        if parts.watch is not None:
+            parts.watch.close()
+        finalize_mpi()
+        _leave(code)
+    if parts.world is not None and parts.world.launcher == "torchrun" and claim is not Claim.LATE:
+        _tell_torchrun(text)
+    # MPI_Finalize would wait for ranks that are stuck in a collective: abort them instead.
+    abort_mpi(code, patience_s=5.0 if claim is Claim.LATE else 0.0)
+    _leave(code)
+
+
+def _end_alone(error: BaseException, parts: Parts, code: int, text: str) -> NoReturn:
+    if parts.survival is not None and code == EXIT_FAILED:
+        parts.survival.failed(_reason(text), again=False)
+    if isinstance(error, DdpHpcError):
+        speak(Claim.FIRST, text, parts.world)
+        raise SystemExit(code) from error
+    raise error
+
+
+def _reason(text: str) -> str:
+    """The line of a traceback that contains the error message."""
+    lines = text.splitlines()
+    return lines[-1] if lines[0].startswith("Traceback") else lines[0].removeprefix("error: ")
+
+
+def speak(claim: Claim, text: str, world: World | None) -> None:
+    """Prints the error as one line; a traceback is printed unchanged, without a label."""
+    worded = text if "\n" in text else f"error: {text}"
+    if claim is Claim.ALONE:
+        say_once_a_node(f"[{short_hostname()}] {worded}", os.environ)
+    elif claim is Claim.FIRST:
+        prefix = world.prefix if world is not None and world.world_size > 1 else ""
+        # One write, so that lines of different ranks do not mix. Errors such as a full disk are ignored.
+        with contextlib.suppress(OSError, AttributeError):
+            sys.stderr.write(f"{prefix}{worded}\n")
+            sys.stderr.flush()
+
+
+def verdict(error: BaseException, parts: Parts, timeout_s: float) -> tuple[int, str]:
+    """Exit code and message for an error."""
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else EXIT_FAILED
+        if code - 128 in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+            name = signal.Signals(code - 128).name
+            return code, f"stopped by {name} (scancel, qdel, the time limit, or the launcher)"
+        if isinstance(error.code, str):  # sys.exit("message") has exit code 1
+            return EXIT_FAILED, error.code
+        return code, f"a rank called sys.exit with exit code {code}"
+    if isinstance(error, KeyboardInterrupt):
+        return EXIT_INTERRUPTED, "interrupted"
+    if "is killed by signal: Terminated" in str(error):
+        # A worker of --workers received the job's SIGTERM shortly before this process did.
+        return verdict(SystemExit(_SIGTERM_EXIT), parts, timeout_s)
+    if isinstance(error, DdpHpcError):
+        return error.exit_code, _at(error, str(error), whole=False) if error.traceback_text else str(error)
+    if text := _foreseen(error, parts, timeout_s):
+        return EXIT_FAILED, text
+    if parts.in_script:
+        return EXIT_FAILED, traceback_of(_without_context_managers(error)).rstrip()
+    return EXIT_FAILED, _at(error, told(error), whole=True)
+
+
+def _claim(error: BaseException, parts: Parts, together: bool) -> Claim:
+    """Whether this rank reports the error: only one of several failing ranks does."""
+    if isinstance(error, ReportedElsewhereError):
+        return Claim.LATE
+    if parts.world is None:
+        return Claim.ALONE
+    if together or parts.world.world_size == 1:
+        return Claim.FIRST
+    return parts.watch.claim() if parts.watch is not None else Claim.ALONE
+
+
+def _foreseen(error: BaseException, parts: Parts, timeout_s: float) -> str:
+    """One line for an exception caused by the exit of another process; empty for any other."""
+    if "ddp_hpc.training.input.batch_loader" in sys.modules:
+        from ddp_hpc.training.input.batch_loader import explain_lost_worker
+
+        if text := explain_lost_worker(error):
+            return text
+    if parts.watch is not None:
+        from ddp_hpc.training.health.failure_watch import explain_lost_contact
+
+        if text := explain_lost_contact(error, timeout_s):
+            gone = parts.heart.who_is_gone() if parts.heart is not None else ""
+            return f"{gone} is gone: {text}" if gone else text
+    return ""
+
+
+def _at(error: BaseException, text: str, *, whole: bool) -> str:
+    """The text, preceded by the error's notes from the loop: the step, and the samples if `whole`."""
+    notes = getattr(error, "__notes__", [])
+    where = ", ".join(notes if whole else notes[:1])
+    return f"{where}: {text}" if where else text
+
+
+def _traceback_text(error: BaseException, parts: Parts, timeout_s: float) -> str:
+    """The traceback to keep in a file, for an unexpected exception: a bug, or one from the user's code."""
+    if isinstance(error, DdpHpcError):
+        return error.traceback_text
+    if parts.in_script or not isinstance(error, Exception) or _foreseen(error, parts, timeout_s):
+        return ""
+    return traceback_of(_without_context_managers(error))
+
+
+def _with_traceback(text: str, traceback_text: str, parts: Parts) -> str:
+    """The text with the name of the traceback's file; with the traceback itself if it cannot be written."""
+    if not traceback_text:
+        return text
+    run = os.environ.get("DDP_HPC_RUN_DIR", "")
+    folder = parts.survival.tracebacks if parts.survival is not None else None
+    folder = folder or (Path(run) / "tracebacks" if run else None)
+    rank = parts.world.rank if parts.world is not None else 0
+    try:
+        path = keep_traceback(traceback_text, folder, f"rank{rank:05d}.txt")
+    except OSError as error:
+        return f"error: {text}; cannot write its traceback ({error.strerror}):\n{traceback_text.rstrip()}"
+    return f"{text}; the traceback is in {path}"
+
+
+def _without_context_managers(error: BaseException) -> BaseException:
+    """The error with its traceback from the body of the `with`, without the context managers around it."""
+    inner = error.__traceback__
+    while inner is not None and inner.tb_frame.f_code.co_flags & inspect.CO_GENERATOR:
+        inner = inner.tb_next
+    return error.with_traceback(inner or error.__traceback__)
+
+
+def _is_lost_contact(error: BaseException, timeout_s: float) -> bool:
+    if "torch" not in sys.modules:
+        return False
+    from ddp_hpc.training.health.failure_watch import explain_lost_contact
+
+    return isinstance(error, RendezvousError) or bool(explain_lost_contact(error, timeout_s))
+
+
+def _ignore_signals() -> None:
+    """Ignores signals. Slurm sends SIGTERM twice at the time limit, and job scripts forward SIGUSR1."""
+    for sig in SIGNALS:
+        signal.signal(sig, signal.SIG_IGN)
+
+
+def _tell_torchrun(text: str) -> None:
+    """Writes the error to the file that torchrun's agent reads to report the root cause."""
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE", ""):
+        # torch.distributed.elastic.multiprocessing.errors, ProcessFailure. The traceback has its own file.
+        with contextlib.suppress(OSError):
+            Path(path).write_text(json.dumps({"message": text, "timestamp": int(time.time())}), "utf-8")
+
+
+def _leave(code: int) -> NoReturn:
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stdout.flush()
+    os._exit(code)

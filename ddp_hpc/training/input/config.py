@@ -1,0 +1,81 @@
+"""Options of the data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from data_gen.recipe import parse_shape
+from ddp_hpc.errors import RequestError
+from ddp_hpc.options import check_ranges, option, read_directory
+
+MAX_WORKERS = 64
+DType = Literal["float32", "float64", "float16", "bfloat16"]
+
+
+def _read_shape(_: str, text: str) -> tuple[int, ...]:
+    return parse_shape(text)
+
+
+def _show_shape(shape: tuple[int, ...]) -> str:
+    return ",".join(map(str, shape))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Which samples are read, how, and in which order.
+
+    Raises:
+        RequestError: a value is out of range.
+    """
+
+    path: Path | None = option(
+        None, "File to train on: .h5, .pt or .safetensors. Without it, synthetic data is used.", flag="--data"
+    )
+    data_dir: Path = option(Path("data"), "Directory for synthetic data, which is made once.")
+    stage: Path | None = option(
+        None,
+        "Copy the file to this directory once per node, such as $TMPDIR, and read the copy.",
+        read=read_directory,
+        show=str,
+        metavar="DIR",
+    )
+    check_data: bool = option(False, "Search all samples for NaN and infinities first.")
+    src_key: str = option("src", "Name of the dataset that holds the inputs.")
+    tgt_key: str = option("tgt", "Name of the dataset that holds the targets.")
+    num_samples: int = option(2048, "Number of samples of synthetic data.", above=0)
+    src_shape: tuple[int, ...] | None = option(
+        None,
+        "Shape of one input.",
+        read=_read_shape,
+        show=_show_shape,
+        metavar="D1,D2,...",
+        shown_default="1,512; linear: 20",
+    )
+    tgt_shape: tuple[int, ...] | None = option(
+        None,
+        "Shape of one target.",
+        read=_read_shape,
+        show=_show_shape,
+        metavar="D1,D2,...",
+        shown_default="20,512; linear: 1",
+    )
+    dtype: DType | None = option(
+        None,
+        "Data type of the samples. With float64 the model is trained in float64 too.",
+        shown_default="float32",
+    )
+    batch_size: int = option(32, "Samples per rank and micro-batch.", above=0)
+    shuffle: bool = option(True, "Draw a new order of the samples for each epoch.")
+    workers: int = option(
+        0, "Processes per rank that read data, useful for compressed files. With 0 a thread reads."
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if not 0 <= self.workers <= MAX_WORKERS:
+            raise RequestError(
+                f"--workers must be from 0 to {MAX_WORKERS} (got {self.workers}); every rank starts that "
+                "many, and each takes half a gigabyte"
+            )

@@ -1,0 +1,158 @@
+"""Prepares the data of a run: creates synthetic data, copies it to the nodes, opens and checks it."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from data_gen import Recipe, default_file_name, generate
+from data_gen.progress import report_progress
+from ddp_hpc.data.check_finite import first_bad_sample
+from ddp_hpc.data.open_file import check_matches, open_samples
+from ddp_hpc.data.samples import Samples
+from ddp_hpc.data.staging import NotStagedError, Staged, stage_file
+from ddp_hpc.errors import DataError, RequestError, stop_together
+from ddp_hpc.training.config import TrainConfig
+from ddp_hpc.training.process_group.group import Group
+from ddp_hpc.training.telemetry.progress_bar import Progress
+from ddp_hpc.units import format_bytes
+
+# A copy that is done by then needs no progress.
+_PATIENCE_S = 3.0
+
+
+def open_data(config: TrainConfig, group: Group, progress: Progress, brought: Path | None = None) -> Samples:
+    """Opens the samples; creates synthetic data without --data. Collective: every rank must call this.
+
+    `brought`: the file given by the user's task.
+
+    Errors in the file are detected before it is copied, and reported with the user's path.
+    """
+    path = config.data.path or brought or _ensure_synthetic(config, group, progress)
+    samples = _open(path, config, group)
+    shapes = " ".join(
+        f"{name} {'x'.join(map(str, shape)) or 'scalar'}"
+        for name, shape in (("src", samples.src_shape), ("tgt", samples.tgt_shape))
+    )
+    progress.say(
+        f"data: {path} ({samples.num_samples:,} samples, {shapes}, {samples.src.dtype_name}; "
+        f"{samples.reader})"
+    )
+    if samples.advice:
+        progress.say(f"note: {samples.advice}")
+    if config.data.stage is not None and samples.other_files:
+        progress.say(
+            f"warning: --stage {config.data.stage}: {path} is not copied, because it refers to other files"
+        )
+    elif config.data.stage is not None:
+        samples = _open(_staged(path, config.data.stage, group, progress), config, group)
+    if config.data.check_data:
+        check_finite(samples, path, group, progress)
+    return samples
+
+
+def _open(path: Path, config: TrainConfig, group: Group) -> Samples:
+    """The samples, of the shapes that were asked for. Collective: every rank must call this."""
+    problem, samples = "", None
+    try:
+        samples = open_samples(path, src_key=config.data.src_key, tgt_key=config.data.tgt_key)
+        if config.data.path is not None or config.model.is_own:
+            check_matches(samples, config.data.src_shape, config.data.tgt_shape, config.data.dtype)
+    except RequestError as error:
+        problem = str(error)
+        if group.world.rank != 0 and not path.exists():
+            problem += f" (on {group.world.hostname}: is it on a file system that all nodes share?)"
+    group.agree(problem, RequestError.exit_code)
+    assert samples is not None
+    return samples
+
+
+def _staged(path: Path, folder: Path, group: Group, progress: Progress) -> Path:
+    """The copy on this rank's node, or `path` where there is none. Collective: every rank must call this.
+
+    One warning for the job says on how many nodes that is so, and why on the first of them.
+    """
+    world = group.world
+    copy, reason = "", ""
+    if world.local_rank == 0:
+        try:
+            made = _copy(path, folder, speaks=world.rank == 0)
+            copy = str(made.path)
+            verb = "using" if made.reused else "made"
+            progress.say(f"{verb} the copy {copy} ({format_bytes(made.num_bytes)}, {made.elapsed_s:.1f} s)")
+        except NotStagedError as error:
+            reason = str(error)
+    group.comm.barrier("the copies to --stage (--timeout)")
+    node = f"{world.hostname} {world.node_rank}"
+    gathered = group.comm.allgather([node, copy])
+    copy = next((its_copy for its_node, its_copy in gathered if its_node == node and its_copy), "")
+    # Looked at by each rank: its tasks may have a /tmp of their own, and two hosts one name.
+    if copy and not os.access(copy, os.R_OK):
+        copy, reason = "", reason or f"rank {world.rank} does not see {copy}"
+    reasons = group.comm.allgather([node, reason and f"{world.hostname}: {reason}"])
+    without = [pair for pair in reasons if pair[1]]
+    if without:
+        num_without, num_nodes = (len({its_node for its_node, _ in pairs}) for pairs in (without, gathered))
+        progress.say(
+            f"warning: --stage {folder}: {num_without} of {num_nodes} nodes read {path} directly: "
+            f"{without[0][1]}"
+        )
+    return Path(copy) if copy else path
+
+
+def _copy(path: Path, folder: Path, speaks: bool) -> Staged:
+    """The copy of the file; rank 0 tells how far it is when it takes long."""
+    begin_s = time.monotonic()
+    with report_progress(f"copying {path.name}") as report:
+
+        def show(done_bytes: int, total_bytes: int) -> None:
+            if speaks and time.monotonic() - begin_s > _PATIENCE_S:
+                report(done_bytes, total_bytes)
+
+        return stage_file(path, folder, progress=show)
+
+
+def check_finite(samples: Samples, path: Path, group: Group, progress: Progress) -> None:
+    """Stops all ranks at the first sample with a non-finite value. Collective: every rank must call this.
+
+    Each rank reads its part; the test split is checked too.
+    """
+    begin_s = time.monotonic()
+    rank, world_size = group.world.rank, group.world.world_size
+    for split in filter(None, (samples, samples.test)):
+        start, stop = (split.num_samples * part // world_size for part in (rank, rank + 1))
+        problem = ""
+        try:
+            if bad := first_bad_sample(split, start, stop):
+                problem = (
+                    f"{path}: sample {bad.number} of {bad.key} contains {bad.kind}. "
+                    "Fix the file, or drop --check-data"
+                )
+        except DataError as error:
+            problem = str(error)
+        group.comm.barrier("the check of the data (--timeout)")
+        # The parts are in the order of the ranks, so the first rank's problem is the file's first.
+        if problem := next(filter(None, group.comm.allgather(problem)), ""):
+            stop_together(rank, DataError(problem))
+    progress.say(f"checked: {samples.num_samples:,} samples are finite ({time.monotonic() - begin_s:.1f} s)")
+
+
+def _ensure_synthetic(config: TrainConfig, group: Group, progress: Progress) -> Path:
+    """The path of the synthetic data; each rank writes a part. Collective: every rank must call this."""
+    src_shape, tgt_shape = config.synthetic_shapes
+    recipe = Recipe(
+        num_samples=config.data.num_samples,
+        src_shape=src_shape,
+        tgt_shape=tgt_shape,
+        dtype=config.data.dtype or "float32",
+        seed=config.seed,
+        distribution="learnable" if config.model.name == "linear" else "uniform",
+    )
+    path = config.data.data_dir / default_file_name(recipe)
+    with report_progress(f"making {path.name}") as report:
+        made = generate(recipe, path, progress=report, comm=group.comm)
+    if made.note:
+        progress.say(f"warning: {made.note}")
+    progress.say(f"{'using' if made.reused else 'made'} {path} ({made.elapsed_s:.1f} s)")
+    return path

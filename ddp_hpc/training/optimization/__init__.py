@@ -1,0 +1,1 @@
+"""Optimizers, precision, gradient norms and torch.compile."""

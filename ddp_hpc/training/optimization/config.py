@@ -1,0 +1,72 @@
+"""Options of the optimizer, of the precision and of torch.compile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ddp_hpc.errors import RequestError
+from ddp_hpc.options import check_ranges, option
+
+LrScaling = Literal["linear", "sqrt", "none"]
+LrSchedule = Literal["constant", "cosine"]
+OptimizerName = Literal["adam", "adamw", "sgd"]
+Amp = Literal["off", "bf16", "fp16"]
+MatmulPrecision = Literal["highest", "high", "medium"]
+CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizationConfig:
+    """How parameters are updated, and in which precision.
+
+    Raises:
+        RequestError: values contradict each other, or one is out of range.
+    """
+
+    lr: float = option(0.001, "Learning rate for one rank.", above=0)
+    lr_scaling: LrScaling = option("linear", "How the learning rate scales with the number of ranks.")
+    warmup_steps: int = option(0, "Steps over which the learning rate rises to its value.", at_least=0)
+    accumulate: int = option(1, "Micro-batches per step.", above=0)
+    clip_norm: float | None = option(None, "Clip the gradients to this norm.", above=0)
+    lr_schedule: LrSchedule = option("constant", "Learning-rate schedule after the warm-up.")
+    optimizer: OptimizerName = option("adam", "Optimizer. sgd has a momentum of 0.9.")
+    weight_decay: float = option(
+        0.0, "Weight decay of matrices. Biases and norms are not decayed.", at_least=0
+    )
+    fused: bool | None = option(None, "Use the optimizer's fused implementation.", shown_default="on a GPU")
+    amp: Amp = option("off", "Mixed precision (torch.amp).")
+    matmul_precision: MatmulPrecision | None = option(
+        None,
+        "Precision of float32 matrix products on a GPU: high uses TF32, medium uses bfloat16.",
+        shown_default="torch's defaults",
+    )
+    compile: CompileMode | None = option(
+        None, "Compile the model with torch.compile, in this mode.", bare_value="default"
+    )
+    check_gradients: bool = option(
+        False, "Stop before an update with non-finite gradients, and name the layer and the rank."
+    )
+    allow_non_finite_loss: bool = option(
+        False, "Continue after a step with a NaN or infinite loss, as long as the parameters are finite."
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.check_gradients and self.amp == "fp16":
+            raise RequestError(
+                "--check-gradients cannot be used with --amp fp16: gradients that overflow are usual there, "
+                "and their update is skipped. Remove --check-gradients, or use --amp bf16."
+            )
+
+    @property
+    def uses_cuda_graphs(self) -> bool:
+        """Whether compiled code is replayed on a CUDA device, into the same memory each time."""
+        return self.compile in ("reduce-overhead", "max-autotune")
+
+    def scaled_lr(self, num_ranks: int) -> float:
+        """The learning rate for this many ranks: arXiv 1706.02677 scales it with the global batch."""
+        factor: float = {"linear": float(num_ranks), "sqrt": float(num_ranks**0.5), "none": 1.0}[
+            self.lr_scaling
+        ]
+        return self.lr * factor

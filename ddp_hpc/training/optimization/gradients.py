@@ -1,0 +1,88 @@
+"""Gradients before the update: their norm, their limit, and whether they are numbers.
+
+They may be plain tensors, or parts of ones that are spread over ranks (DTensors), or both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ddp_hpc.training.snapshots.training_state import is_spread
+
+_BUCKET_BYTES = 25 * 2**20  # DDP's default
+
+
+def global_norm(parameters: Iterable[nn.Parameter], across: dist.ProcessGroup | None = None) -> Tensor:
+    """The norm of all gradients as one vector, a scalar; `across`: ranks with other parameters count too.
+
+    Collective where anything is spread: every rank must call this.
+    """
+    layouts: dict[Any, list[Tensor]] = {}
+    for grad in _gradients(parameters):
+        layout = (grad.device_mesh, grad.placements) if is_spread(grad) else None  # type: ignore[attr-defined]
+        layouts.setdefault(layout, []).append(_local(grad))
+    squares = []
+    for layout, grads in layouts.items():
+        square = torch.nn.utils.get_total_norm(grads, foreach=True).double() ** 2
+        if layout is not None:
+            mesh, placements = layout
+            square = square.to(mesh.device_type)  # where the group's backend can sum it
+            for dim, placement in enumerate(placements):
+                if not placement.is_replicate():
+                    dist.all_reduce(square, group=mesh.get_group(dim))
+        squares.append(square)
+    total = torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)
+    if across is not None:
+        dist.all_reduce(total, group=across)
+    return total.sqrt()
+
+
+def limit_norm(parameters: Iterable[nn.Parameter], norm: Tensor, max_norm: float) -> None:
+    """Scales all gradients so that their norm, which is given, is at most `max_norm`."""
+    alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for grad in map(_local, _gradients(parameters)):
+        alike.setdefault((grad.device, grad.dtype), []).append(grad)
+    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    for (device, dtype), grads in alike.items():
+        torch._foreach_mul_(grads, factor.to(device, dtype))
+
+
+def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def _local(grad: Tensor) -> Tensor:
+    """This rank's part, which torch's functions for many tensors take: they take no DTensors."""
+    return grad.to_local() if is_spread(grad) else grad  # type: ignore[attr-defined]
+
+
+def mean_over(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
+    """Averages the gradients over the ranks of a group, in flat buckets. Collective in that group."""
+    size = dist.get_world_size(group)
+    bucket: list[Tensor] = []
+    num_bytes = 0
+    for parameter in parameters:
+        if not parameter.requires_grad:
+            continue
+        grad = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+        parameter.grad = grad
+        local = _local(grad)
+        if bucket and (num_bytes + local.nbytes > _BUCKET_BYTES or local.dtype != bucket[0].dtype):
+            _reduce(bucket, group, size)
+            bucket, num_bytes = [], 0
+        bucket.append(local)
+        num_bytes += local.nbytes
+    if bucket:
+        _reduce(bucket, group, size)
+
+
+def _reduce(tensors: list[Tensor], group: dist.ProcessGroup, size: int) -> None:
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    dist.all_reduce(flat.div_(size), group=group)
+    parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+    torch._foreach_copy_(tensors, [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)])

@@ -1,0 +1,77 @@
+"""In which types a step computes: the parameters' own, or mixed with half ones (torch.amp)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ddp_hpc.errors import RequestError
+
+AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Precision:
+    """`--amp` on a device. fp16 needs its losses scaled up, so that small gradients do not vanish.
+
+    Raises:
+        RequestError: the device does not have the type.
+    """
+
+    def __init__(self, amp: str, device: torch.device) -> None:
+        self.amp = amp
+        self._device = device
+        if amp == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+            raise RequestError(
+                f"--amp bf16: {torch.cuda.get_device_name(device)} has no bfloat16 (A100 and newer do); use "
+                " --amp fp16"
+            )
+        self.scaler = torch.amp.GradScaler(device.type) if amp == "fp16" else None
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Inside, matrix products are computed in the half type, and sums in float32."""
+        if self.amp == "off":
+            return nullcontext()
+        return torch.autocast(self._device.type, dtype=AMP_DTYPES[self.amp])
+
+    def cast(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, which computes so wherever it is called from."""
+        return function if self.amp == "off" else self.autocast()(function)  # type: ignore[operator]  # decorates
+
+    def backward(self, loss: Tensor) -> None:
+        """Gradients of the loss, scaled where that is needed."""
+        loss = self.scaler.scale(loss) if self.scaler is not None else loss
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Makes the gradients what they are, to be looked at or clipped before the update."""
+        if self.scaler is not None:
+            self.scaler.unscale_(optimizer)
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """One update; fp16 leaves one out whose gradients overflowed, and scales less from then on."""
+        if self.scaler is None:
+            optimizer.step()
+        else:
+            self.scaler.step(optimizer)
+            self.scaler.update()
+
+
+def set_matmul_precision(level: str | None, device: torch.device) -> str:
+    """Lets float32 products use the tensor cores' shorter types (TF32), or not; a line that says so.
+
+    None leaves what torch has: `highest` for matrix products, but TF32 for cuDNN's convolutions;
+    https://docs.pytorch.org/docs/stable/notes/cuda.html (TensorFloat-32).
+    """
+    if level is None:
+        torchs = "float32 matrix products in float32, cuDNN's convolutions in TF32 (torch's defaults)"
+        return f"{torchs}; --matmul-precision sets both" if device.type == "cuda" else ""
+    torch.set_float32_matmul_precision(level)
+    if device.type != "cuda":
+        return ""
+    torch.backends.cudnn.allow_tf32 = level != "highest"
+    how = {"highest": "in float32, no TF32", "high": "in TF32", "medium": "in bfloat16"}[level]
+    return f"float32 matrix products {how} (--matmul-precision {level})"

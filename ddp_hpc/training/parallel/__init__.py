@@ -1,0 +1,1 @@
+"""How ranks share a training: a class per strategy. The loop knows `Strategy` alone."""

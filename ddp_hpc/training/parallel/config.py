@@ -1,0 +1,95 @@
+"""Options of the strategy by which ranks share a training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from ddp_hpc.errors import RequestError
+from ddp_hpc.options import check_ranges, option
+
+StrategyName = Literal["ddp", "zero", "fsdp", "tp", "pp", "dataparallel"]
+PipelineSchedule = Literal["gpipe", "1f1b"]
+HalfType = Literal["bf16", "fp16"]
+
+_DDP = ("ddp", "zero")
+# Options that only some strategies have.
+_ONLY_WITH: dict[str, tuple[str, ...]] = {
+    "bucket_mib": _DDP,
+    "static_graph": _DDP,
+    "find_unused_parameters": _DDP,
+    "compress_gradients": _DDP,
+    "sync_batchnorm": _DDP,
+    "devices_per_rank": _DDP,
+    "cpu_offload": ("fsdp",),
+    "pipeline_chunks": ("pp",),
+    "pipeline_schedule": ("pp",),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """How ranks share the training.
+
+    Raises:
+        RequestError: values contradict each other, or one is out of range.
+    """
+
+    strategy: StrategyName = option(
+        "ddp", "How ranks share the training (docs/explanation/parallel-strategies.md)."
+    )
+    mesh: str | None = option(
+        None,
+        "A grid of ranks with the dimensions pp, dp, fsdp and tp, instead of --strategy.",
+        metavar="dp=2,tp=2",
+    )
+    bucket_mib: float | None = option(
+        None,
+        "DDP: size of the buckets in which gradients are sent.",
+        above=0,
+        metavar="MIB",
+        shown_default="25, and 1 for the first",
+    )
+    static_graph: bool = option(False, "DDP: every step uses the same parameters.")
+    find_unused_parameters: bool = option(False, "DDP: a step may leave some parameters out.")
+    compress_gradients: HalfType | None = option(None, "DDP: send gradients in this data type.")
+    sync_batchnorm: bool = option(False, "DDP on GPUs: batch norms over all ranks.")
+    devices_per_rank: int = option(
+        1, "DDP: number of devices over which each rank spreads its replica.", above=0
+    )
+    cpu_offload: bool = option(False, "FSDP on GPUs: keep parameters that are not in use in host memory.")
+    activation_checkpointing: bool = option(
+        False, "Recompute activations in the backward pass instead of keeping them."
+    )
+    pipeline_chunks: int | None = option(
+        None, "Pipeline: micro-batches into which a batch is split.", above=0, shown_default="2 per stage"
+    )
+    pipeline_schedule: PipelineSchedule = option("gpipe", "Pipeline schedule.")
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.mesh is not None and self.strategy != "ddp":
+            raise RequestError(
+                f"--mesh {self.mesh} already defines how ranks share the training. Remove "
+                f"--strategy {self.strategy}."
+            )
+        dimensions = [entry.partition("=")[0].strip() for entry in (self.mesh or "").split(",")]
+        used = {self.strategy} if self.mesh is None else {"mesh", *dimensions}
+        defaults = {one.name: one.default for one in fields(self)}
+        for name, strategies in _ONLY_WITH.items():
+            if getattr(self, name) != defaults[name] and not used & {*strategies}:
+                raise RequestError(
+                    f"--{name.replace('_', '-')} works with --strategy {' or '.join(strategies)}, "
+                    f"not with {f'--mesh {self.mesh}' if self.mesh is not None else self.strategy}"
+                )
+        if self.strategy == "dataparallel" and self.activation_checkpointing:
+            raise RequestError(
+                "--strategy dataparallel cannot be used with --activation-checkpointing: each of its copies "
+                "would compute with the first device's parameters. Remove one of them, or use --strategy ddp."
+            )
+        if self.static_graph and self.find_unused_parameters:
+            raise RequestError(
+                "--static-graph finds unused parameters itself. Remove --find-unused-parameters."
+            )
+        if self.sync_batchnorm and self.devices_per_rank > 1:
+            raise RequestError("--sync-batchnorm needs one device per rank. Remove --devices-per-rank.")

@@ -1,0 +1,24 @@
+"""torch.nn.DataParallel: one process drives all GPUs of a node. Here to be compared with, not to be used.
+
+It sends the parameters to each GPU in every step, runs the replicas in threads that share one
+interpreter lock, and gathers all outputs on the first GPU. torch's own documentation says to use
+DistributedDataParallel instead, also on one node:
+https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ddp_hpc.training.parallel.base import Strategy
+
+
+class DataParallel(Strategy):
+    """All GPUs of the node for this one process; without a GPU it is the model alone."""
+
+    def _prepare(self) -> nn.Module:
+        self.bare.to(self.group.device)
+        if self.group.device.type == "cpu":
+            return torch.nn.DataParallel(self.bare, device_ids=[])
+        return torch.nn.DataParallel(self.bare)

@@ -1,0 +1,129 @@
+"""Replicas that average their gradients while they compute them: DDP, and ZeRO's spread optimizer on top."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.training.optimization.optimizers import optimizer_class, optimizer_options, parameter_groups
+from ddp_hpc.training.parallel.base import Strategy
+from ddp_hpc.training.parallel.replica import Replica
+from ddp_hpc.training.snapshots.training_state import TrainingState
+
+
+class Ddp(Strategy):
+    """A replica a rank, over one device or several."""
+
+    model: DistributedDataParallel
+    _is_known = False
+
+    def _prepare(self) -> nn.Module:
+        config, device = self.config, self.group.device
+        replica: nn.Module = self.bare
+        ids = None if device.type == "cpu" else [device]
+        if config.devices_per_rank > 1:
+            replica, ids = Replica(self.task, self.group, config.devices_per_rank), None
+        else:
+            replica.to(device)
+        if config.sync_batchnorm:
+            if device.type == "cpu":
+                raise self._refuse(
+                    "--sync-batchnorm needs GPUs (torch.nn.SyncBatchNorm has no CPU code)", "leave it out"
+                )
+            self.forward_is_collective = True
+            replica = self.bare = nn.SyncBatchNorm.convert_sync_batchnorm(replica)  # type: ignore[no-untyped-call]
+        model = DistributedDataParallel(
+            replica,
+            device_ids=ids,
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=config.bucket_mib,
+            static_graph=config.static_graph,
+            find_unused_parameters=config.find_unused_parameters,
+        )
+        if config.compress_gradients:
+            if config.compress_gradients == "bf16" and device.type == "cpu":
+                raise self._refuse(
+                    "--compress-gradients bf16 is for NCCL and XCCL; torch's hook refuses gloo", "use fp16"
+                )
+            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+            hook = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
+            model.register_comm_hook(None, hook[config.compress_gradients])
+        return model
+
+    def sync(self, last: bool) -> AbstractContextManager[Any]:
+        """Gradients cross the network once a step, with its last micro-batch."""
+        return nullcontext() if last else self.model.no_sync()
+
+    def as_in_a_step(self) -> AbstractContextManager[Any]:
+        """DDP's mark on its forward pass: torch splits what it compiles there by DDP's buckets.
+
+        Code that was compiled outside is not split, is used in DDP's forward pass too, and then all
+        gradients are ready at once, at the end of the backward pass.
+        """
+        return self.model._inside_ddp_forward()
+
+    def finish_gradients(self) -> None:
+        """In the first step, looks for parameters that the forward pass leaves out: DDP waits for them.
+
+        Raises:
+            DdpHpcError: there are any, and no option allows it.
+        """
+        if self._is_known:
+            return
+        self._is_known = True
+        if self.config.find_unused_parameters or self.config.static_graph:
+            return
+        unused = [n for n, p in self.bare.named_parameters() if p.requires_grad and p.grad is None]
+        if unused:
+            raise DdpHpcError(
+                f"{len(unused)} of the model's parameters got no gradient: {', '.join(unused[:5])}"
+                f"{', ...' if len(unused) > 5 else ''}. The forward pass does not use them; remove them "
+                "from the model, set requires_grad=False, or use --find-unused-parameters"
+            )
+
+    def settle(self, src: Tensor, tgt: Tensor) -> None:
+        """One backward pass whose gradients nobody wants.
+
+        DDP lays out its buckets anew after the first one, by the order in which gradients came.
+        Of three ranks or more the sum of a gradient depends, in its last bit, on where in a bucket
+        it lies: without this the first step after a restart would differ from what it was to be.
+        """
+        self.loss_of(self.model, src, tgt).backward()  # type: ignore[no-untyped-call]
+        self.finish_gradients()  # as DDP itself would fail in the next forward pass
+        self.model.zero_grad(set_to_none=True)
+
+    def output(self, src: Tensor, tgt: Tensor) -> Any:
+        """Of the bare replica, which has no collectives: nobody waits for anybody."""
+        with self.precision.autocast():
+            return self.task.forward(self.model.module, src, tgt)
+
+
+class Zero(Ddp):
+    """DDP; each rank has the optimizer's state of some of the parameters (arXiv 1910.02054, stage 1)."""
+
+    def _make_optimizer(self, lr: float) -> torch.optim.Optimizer:
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        config, device = self.optimization, self.group.device
+        first, *others = parameter_groups(self.parameters(), config.weight_decay)
+        options = optimizer_options(config, device, lr)
+        if "weight_decay" in first:
+            options["weight_decay"] = first["weight_decay"]
+        optimizer = ZeroRedundancyOptimizer(first["params"], optimizer_class(config), **options)
+        for group in others:
+            optimizer.add_param_group(group)
+        return optimizer
+
+    def _local_optimizer(self) -> torch.optim.Optimizer:
+        return self.optimizer.optim  # type: ignore[attr-defined, no-any-return]  # ZeroRedundancyOptimizer's
+
+    def state(self) -> TrainingState:
+        """Each rank has the optimizer's state of its parameters."""
+        return replace(super().state(), optimizer=self._local_optimizer(), optimizer_is_spread=True)

@@ -1,0 +1,131 @@
+"""The ranks as a grid: which dimension shares samples, which shares the model.
+
+    pp    stages of a pipeline, one after another
+    dp    replicas, each with samples of its own
+    fsdp  as dp, but parameters, gradients and the optimizer's state are spread over it
+    tp    each layer's matrices are split over it; the innermost, as it talks most: keep it in a node
+
+`--strategy X` alone is the grid in which X has all ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.training.parallel.config import ParallelConfig
+from ddp_hpc.training.process_group.group import Group
+
+DIMENSIONS = ("pp", "dp", "fsdp", "tp")
+_OF_STRATEGY = {"fsdp": "fsdp", "tp": "tp", "pp": "pp"}
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """A grid of ranks, and this rank's place in it."""
+
+    sizes: dict[str, int]
+    """Of the dimensions with more than one rank, the outermost first."""
+    at: dict[str, int]
+    """This rank's number along each of them."""
+    devices: DeviceMesh | None
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there is one rank."""
+        return not self.sizes
+
+    def has(self, name: str) -> bool:
+        """Whether a dimension has more than one rank."""
+        return name in self.sizes
+
+    @property
+    def data_size(self) -> int:
+        """How many parts the samples of a step are dealt to."""
+        return prod(self.sizes.get(name, 1) for name in ("dp", "fsdp"))
+
+    @property
+    def data_rank(self) -> int:
+        """Which of them is this rank's."""
+        return self.at.get("dp", 0) * self.sizes.get("fsdp", 1) + self.at.get("fsdp", 0)
+
+    @property
+    def layout(self) -> str:
+        """What says which ranks share samples: `pp=1,data=2,tp=2`."""
+        return f"pp={self.sizes.get('pp', 1)},data={self.data_size},tp={self.sizes.get('tp', 1)}"
+
+    @property
+    def counts_loss(self) -> bool:
+        """Whether this rank reports the losses of its samples: of those that share them, one does."""
+        return self.at.get("tp", 0) == 0 and self.at.get("pp", 0) == self.sizes.get("pp", 1) - 1
+
+    def sub(self, *names: str) -> DeviceMesh:
+        """The part of the grid along these dimensions, in which this rank is."""
+        assert self.devices is not None
+        return self.devices[names if len(names) > 1 else names[0]]
+
+    def __str__(self) -> str:
+        """`dp=2,tp=2`."""
+        return ",".join(f"{name}={size}" for name, size in self.sizes.items())
+
+
+def parse_mesh(text: str, world_size: int) -> dict[str, int]:
+    """The sizes that `dp=2,tp=2` names, in the order of the grid, those of 1 left out.
+
+    Where neither dp nor fsdp is named, dp is what is left.
+
+    Raises:
+        RequestError: an unknown dimension, a size that is none, or a product that is not `world_size`.
+    """
+    sizes: dict[str, int] = {}
+    for entry in text.split(","):
+        name, _, size = entry.strip().partition("=")
+        if name not in DIMENSIONS:
+            raise RequestError(
+                f"--mesh {text}: unknown dimension {name!r}{nearest(name, DIMENSIONS)}; "
+                f"choose from {', '.join(DIMENSIONS)}, as in dp=2,tp=2"
+            )
+        if name in sizes:
+            raise RequestError(f"--mesh {text}: {name} is given twice")
+        if not size.isascii() or not size.isdigit() or not int(size[:9]) >= 1:
+            raise RequestError(f"--mesh {text}: {name} must be a number of ranks (got {size!r})")
+        sizes[name] = int(size[:9])
+    product = prod(sizes.values())
+    if not sizes.keys() & {"dp", "fsdp"} and world_size % product == 0:
+        sizes["dp"] = world_size // product
+        product = world_size
+    if product != world_size:
+        raise RequestError(
+            f"--mesh {text} needs {product} ranks, but {world_size} {'was' if world_size == 1 else 'were'} "
+            "started. The product of the sizes must be the number of ranks"
+        )
+    return {name: sizes[name] for name in DIMENSIONS if sizes.get(name, 1) > 1}
+
+
+def find_mesh(config: ParallelConfig, group: Group) -> Mesh:
+    """The grid that --mesh or --strategy asks for. Collective: every rank must call this.
+
+    Raises:
+        RequestError: as `parse_mesh`.
+    """
+    world_size = group.world.world_size
+    if config.strategy == "dataparallel" and world_size > 1:
+        raise RequestError(
+            f"--strategy dataparallel uses one process for all GPUs of a node, but {world_size} were "
+            "started. Start one, or use --strategy ddp, which is faster"
+        )
+    if config.mesh is not None:
+        sizes = parse_mesh(config.mesh, world_size)
+    elif world_size == 1:
+        sizes = {}
+    else:
+        sizes = {_OF_STRATEGY.get(config.strategy, "dp"): world_size}
+    if not sizes:
+        return Mesh({}, {}, None)
+    devices = init_device_mesh(group.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    places = devices.get_coordinate()
+    assert places is not None
+    return Mesh(sizes, dict(zip(sizes, places, strict=True)), devices)

@@ -1,0 +1,88 @@
+"""FSDP2: parameters, gradients and the optimizer's state are spread over ranks, a layer gathered when used.
+
+Alone, with replicas of the spread model (dp and fsdp: "hybrid sharding"), or over tensor parallel layers.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+
+from ddp_hpc.training.optimization.compilation import compile_modules
+from ddp_hpc.training.optimization.precision import AMP_DTYPES, Precision
+from ddp_hpc.training.parallel.base import Strategy
+from ddp_hpc.training.parallel.model_layers import blocks_of
+from ddp_hpc.training.parallel.tensor_parallel import split_layers
+from ddp_hpc.training.snapshots.training_state import TrainingState
+
+
+class Fsdp(Strategy):
+    """A part of everything a rank."""
+
+    forward_is_collective = True
+    compiles_blocks = True
+
+    def _prepare(self) -> nn.Module:
+        config, optimization = self.config, self.optimization
+        device, mesh = self.group.device, self.mesh
+        if config.cpu_offload and device.type == "cpu":
+            raise self._refuse(
+                "--cpu-offload moves what a GPU does not use to the host, and there is no GPU", "leave it out"
+            )
+        if optimization.amp == "fp16":
+            raise self._refuse(
+                "fp16's scaling of the loss is not made for gradients that are spread", "use --amp bf16"
+            )
+        if optimization.uses_cuda_graphs:
+            raise self._refuse(
+                f"--compile {optimization.compile} replays CUDA graphs, whose parameters have to stay in one "
+                "place in memory, and each layer's are gathered anew",
+                "use --compile, or --compile max-autotune-no-cudagraphs",
+            )
+        # The policy below does it, layer by layer.
+        self.precision = Precision("off", device)
+        model = self.bare.to(device)
+        # Its fast path in evaluation reads parameters of layers that are not gathered.
+        torch.backends.mha.set_fastpath_enabled(False)
+        if mesh.has("tp"):
+            split_layers(self.task, mesh, compiles=optimization.compile is not None)
+        options: dict[str, Any] = {
+            "mesh": mesh.sub("dp", "fsdp") if mesh.has("dp") else mesh.sub("fsdp"),
+            "offload_policy": CPUOffloadPolicy() if config.cpu_offload else OffloadPolicy(),
+        }
+        if optimization.compile is not None:
+            compile_modules(blocks_of(model), optimization.compile)
+        for block in blocks_of(model):
+            fully_shard(block, mp_policy=_precision_policy(optimization.amp), **options)
+        fully_shard(model, mp_policy=_precision_policy(optimization.amp, torch.float32), **options)
+        return model
+
+    def sync(self, last: bool) -> AbstractContextManager[Any]:
+        """Gradients cross the network once a step, with its last micro-batch."""
+        assert isinstance(self.model, FSDPModule)
+        self.model.set_requires_gradient_sync(last)
+        return nullcontext()
+
+    def state(self) -> TrainingState:
+        """Rank 0 puts it together."""
+        return replace(super().state(), leads=self.group.world.rank == 0)
+
+
+def _precision_policy(amp: str, output_dtype: torch.dtype | None = None) -> MixedPrecisionPolicy:
+    """Layers are gathered in the half type, gradients are summed in float32."""
+    if amp == "off":
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(
+        param_dtype=AMP_DTYPES[amp], reduce_dtype=torch.float32, output_dtype=output_dtype
+    )

@@ -1,0 +1,63 @@
+"""How ranks share a training: who computes what, and how their gradients meet."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import nn
+
+from ddp_hpc.training.optimization.config import OptimizationConfig
+from ddp_hpc.training.optimization.precision import Precision
+from ddp_hpc.training.parallel.base import Single, Strategy
+from ddp_hpc.training.parallel.config import ParallelConfig
+from ddp_hpc.training.parallel.device_mesh import Mesh, find_mesh
+from ddp_hpc.training.process_group.group import Group
+from ddp_hpc.training.snapshots.training_state import live_tensors
+from ddp_hpc.training.tasks.task import Task
+
+__all__ = ["Strategy", "make_strategy"]
+
+
+def make_strategy(
+    task: Task, group: Group, config: ParallelConfig, optimization: OptimizationConfig
+) -> Strategy:
+    """The task's model, shared as `--strategy` and `--mesh` say. Collective: every rank must call this.
+
+    Raises:
+        RequestError: this model, device or number of ranks cannot be shared so.
+    """
+    mesh = find_mesh(config, group)
+    precision = Precision(optimization.amp, group.device)
+    if mesh.has("pp") or mesh.has("fsdp") or mesh.has("tp"):
+        _start_alike(task.model, group)
+    return _kind_of(mesh, config.strategy)(task, group, config, optimization, precision, mesh)
+
+
+def _start_alike(model: nn.Module, group: Group) -> None:
+    """Rank 0's parameters and buffers on every rank, as DDP does by itself."""
+    for tensor in live_tensors(model).values():
+        sent = tensor.detach().to(group.device).contiguous()
+        dist.broadcast(sent, src=0)
+        tensor.detach().copy_(sent)
+
+
+def _kind_of(mesh: Mesh, strategy: str) -> type[Strategy]:
+    """Each is imported when it is used: some of torch's packages take a second."""
+    if mesh.is_single:
+        from ddp_hpc.training.parallel.data_parallel import DataParallel
+
+        return DataParallel if strategy == "dataparallel" else Single
+    if mesh.has("pp"):
+        from ddp_hpc.training.parallel.pipeline import Pipeline
+
+        return Pipeline
+    if mesh.has("fsdp"):
+        from ddp_hpc.training.parallel.fsdp import Fsdp
+
+        return Fsdp
+    if mesh.has("tp"):
+        from ddp_hpc.training.parallel.tensor_parallel import TensorParallel
+
+        return TensorParallel
+    from ddp_hpc.training.parallel.ddp import Ddp, Zero
+
+    return Zero if strategy == "zero" else Ddp

@@ -1,0 +1,163 @@
+"""Pipeline parallel: each rank has some layers, and a batch goes through them in chunks."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.profiler import record_function
+
+from ddp_hpc.training.optimization.gradients import global_norm, mean_over
+from ddp_hpc.training.parallel.base import At, Strategy
+from ddp_hpc.training.parallel.model_layers import split_stages
+from ddp_hpc.training.parallel.tensor_parallel import split_layers
+from ddp_hpc.training.snapshots.host_buffer import specs_of
+from ddp_hpc.training.snapshots.training_state import TrainingState, live_tensors
+
+_SCHEDULES: dict[str, type[ScheduleGPipe | Schedule1F1B]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+
+
+class Pipeline(Strategy):
+    """One stage a rank; replicas of the pipeline average their gradients after the backward pass."""
+
+    forward_is_collective = True
+    compiles_blocks = True
+
+    def _prepare(self) -> nn.Module:
+        mesh, device = self.mesh, self.group.device
+        if mesh.has("fsdp"):
+            raise self._refuse(
+                f"--mesh {mesh}: a pipeline's stages are not spread", "use dp in the place of fsdp"
+            )
+        if self.optimization.amp == "fp16":
+            raise self._refuse("a pipeline does not scale losses, which fp16 needs", "use --amp bf16")
+        if self.optimization.compile is not None:
+            raise self._refuse("a pipeline's stages are not compiled", "leave --compile out")
+        if mesh.has("tp"):
+            self.bare.to(device)
+            split_layers(self.task, mesh, compiles=False)
+        stages = split_stages(self.task, mesh.sizes["pp"])
+        self._takes = len(inspect.signature(stages[0].forward).parameters)
+        stage = stages[mesh.at["pp"]].to(device)
+        # Now: on a GPU the stage has new buffers.
+        self._live = live_tensors(self.bare)
+        self._whole = specs_of(self._live)
+        stage.forward = _contiguous(self.precision.cast(stage.forward))
+        self._is_first, self._is_last = mesh.at["pp"] == 0, mesh.at["pp"] == mesh.sizes["pp"] - 1
+        # Of each number of samples: shapes are fixed, and an epoch's last step may have fewer.
+        self._schedules: dict[int, ScheduleGPipe | Schedule1F1B] = {}
+        self._factor, self._losses = 1.0, list[Tensor]()
+        self._num_chunks = 1
+        return stage
+
+    def micro_batch(self, src: Tensor, tgt: Tensor, factor: float, last: bool, at: At) -> Tensor:
+        """All chunks forward and backward; the mean loss on the last stage, 0 on the others."""
+        del last  # replicas meet in `finish_gradients`
+        at("forward")
+        schedule = self._schedule(len(src))
+        self._factor = factor / self._num_chunks
+        self._losses.clear()
+        inputs = (src, tgt)[: self._takes] if self._is_first else ()
+        with record_function("forward and backward"):
+            schedule.step(*inputs, target=tgt if self._is_last else None)
+        if not self._is_last:
+            return torch.zeros((), device=self.group.device)
+        # The first step of a shape calls the loss once more, on zeros, to find out the shapes.
+        return torch.stack(self._losses[-self._num_chunks :]).mean()
+
+    def finish_gradients(self) -> None:
+        """The mean over the replicas."""
+        if self.mesh.has("dp"):
+            mean_over(self.parameters(), self.mesh.sub("dp").get_group())
+
+    def gradient_norm(self) -> Tensor:
+        """Over all stages."""
+        return global_norm(self.parameters(), across=self.mesh.sub("pp").get_group())
+
+    def output(self, src: Tensor, tgt: Tensor) -> Any:
+        """On the last stage; None on the others."""
+        schedule = self._schedule(len(src))
+        self._factor = 1.0 / self._num_chunks
+        inputs = (src, tgt)[: self._takes] if self._is_first else ()
+        return schedule.eval(*inputs, target=tgt if self._is_last else None)
+
+    def state(self) -> TrainingState:
+        """Each stage has its tensors; the first replica's ranks hand them over."""
+        mine = {id(tensor) for tensor in (*self.model.parameters(), *self.model.buffers())}
+        return replace(
+            super().state(),
+            model={name: tensor for name, tensor in self._live.items() if id(tensor) in mine},
+            whole=self._whole,
+            model_is_spread=True,
+            optimizer_is_spread=True,
+            leads=not self.mesh.at.get("dp", 0) and not self.mesh.at.get("tp", 0),
+        )
+
+    def _schedule(self, num_samples: int) -> ScheduleGPipe | Schedule1F1B:
+        if num_samples not in self._schedules:
+            group: dist.ProcessGroup = self.mesh.sub("pp").get_group()
+            stage = _Stage(
+                self.model, self.mesh.at["pp"], self.mesh.sizes["pp"], self.group.device, group=group
+            )
+            wanted = min(self.config.pipeline_chunks or 2 * self.mesh.sizes["pp"], num_samples)
+            chunks = next(n for n in range(wanted, 0, -1) if num_samples % n == 0)
+            kind = _SCHEDULES[self.config.pipeline_schedule if chunks >= self.mesh.sizes["pp"] else "gpipe"]
+            # Gradients are scaled with the loss: torch would scale those of earlier micro-batches again.
+            self._schedules[num_samples] = kind(stage, chunks, loss_fn=self._loss, scale_grads=False)
+        schedule = self._schedules[num_samples]
+        self._num_chunks = schedule._n_microbatches
+        return schedule
+
+    def _loss(self, output: Any, tgt: Tensor) -> Tensor:
+        loss = self.task.loss(output, tgt)
+        self._losses.append(loss.detach())
+        return loss * self._factor
+
+
+class _Stage(PipelineStage):
+    """Leaves running means and random numbers alone when torch finds out the shapes.
+
+    Before the first step of a shape torch calls the stage once, on memory that nobody has written
+    (seen with torch 2.13): a batch norm would keep what it saw there, also NaN.
+    """
+
+    def _compute_outputs(self, *args: Any, module: nn.Module, **kwargs: Any) -> Any:
+        kept = [buffer.clone() for buffer in module.buffers()]
+        devices = [self.device] if self.device.type != "cpu" else []
+        with torch.random.fork_rng(devices, device_type=self.device.type if devices else "cuda"):
+            outputs = super()._compute_outputs(*args, module=module, **kwargs)
+        for buffer, value in zip(module.buffers(), kept, strict=True):
+            buffer.data.copy_(value)  # of which autograd, which goes back through the call, hears nothing
+        return outputs
+
+
+class _ContiguousGradient(torch.autograd.Function):
+    """The tensor itself; its gradient is made contiguous."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        del ctx
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        del ctx
+        return grad.contiguous()
+
+
+def _contiguous(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The same; what it gives, and the gradients of what it gets, can be sent as they are."""
+
+    def call(*inputs: Tensor) -> Any:
+        output = forward(*(_ContiguousGradient.apply(v) if v.requires_grad else v for v in inputs))  # type: ignore[no-untyped-call]
+        if isinstance(output, tuple):
+            return tuple(value.contiguous() for value in output)
+        return output.contiguous()
+
+    return call

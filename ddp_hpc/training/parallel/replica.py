@@ -1,0 +1,44 @@
+"""One replica over several devices: its stages one after another, the activations moved in between.
+
+For a model that does not fit on one device. The devices take turns, so most of the time all but one
+wait: fsdp or a pipeline keep them busy (--strategy fsdp, --strategy pp).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddp_hpc.training.parallel.model_layers import split_stages
+from ddp_hpc.training.process_group.group import Group
+from ddp_hpc.training.tasks.task import Task
+
+
+class Replica(nn.Module):
+    """The model's stages on this rank's devices. Called as the model; its output lies on the first device."""
+
+    def __init__(self, task: Task, group: Group, num_devices: int) -> None:
+        super().__init__()
+        first = group.device
+        self._devices = [
+            first if first.type == "cpu" else torch.device(first.type, (first.index or 0) + number)
+            for number in range(num_devices)
+        ]
+        stages = split_stages(task, num_devices)
+        self.stages = nn.ModuleList(
+            stage.to(device) for stage, device in zip(stages, self._devices, strict=True)
+        )
+
+    def forward(self, *inputs: Any) -> Any:
+        """What the model would give."""
+        for stage, device in zip(self.stages, self._devices, strict=True):
+            inputs = tuple(_to(value, device) for value in inputs)
+            output = stage(*inputs)
+            inputs = output if isinstance(output, tuple) else (output,)
+        return _to(output, self._devices[0])
+
+
+def _to(value: Any, device: torch.device) -> Any:
+    return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value

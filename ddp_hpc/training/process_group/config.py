@@ -1,0 +1,61 @@
+"""Options of the ranks and of torch's process group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import click
+
+from ddp_hpc.discovery.world import DISCOVERIES
+from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.options import check_ranges, option
+
+Backend = Literal["auto", "nccl", "gloo", "mpi", "xccl"]
+DeviceKind = Literal["auto", "cuda", "cpu", "xpu"]
+
+
+def _read_discovery(flag: str, text: str) -> str:
+    if text not in DISCOVERIES:
+        raise click.BadParameter(
+            f"{text!r} is not one of {', '.join(DISCOVERIES)}{nearest(text, DISCOVERIES)}.",
+            param_hint=f"'{flag}'",
+        )
+    return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessGroupConfig:
+    """How ranks find each other, and what they compute and communicate with.
+
+    Raises:
+        RequestError: values contradict each other, or one is out of range.
+    """
+
+    discovery: str = option(
+        "auto",
+        "Where rank and world size come from: auto, " + ", ".join(DISCOVERIES[1:]) + ".",
+        read=_read_discovery,
+        metavar="NAME",
+    )
+    backend: Backend = option("auto", "Communication backend. auto is NCCL on GPUs and gloo on CPUs.")
+    device: DeviceKind = option("auto", "Type of device to compute on.")
+    threads: int | None = option(
+        None, "CPU threads per rank.", above=0, shown_default="the cores that the rank may use"
+    )
+    init_timeout_s: float = option(
+        300.0, "Seconds for all ranks to find each other.", flag="--init-timeout", above=0
+    )
+    timeout_s: float = option(
+        1800.0,
+        "Seconds that a rank waits for the others in one collective, or for the data to be made.",
+        flag="--timeout",
+        above=0,
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.backend == "nccl" and self.device in ("cpu", "xpu"):
+            raise RequestError(
+                f"--backend nccl moves CUDA tensors only. Remove it, or --device {self.device}."
+            )

@@ -1,0 +1,215 @@
+"""Creates and destroys the process group of the ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from ddp_hpc.discovery.comm import Comm, SingleComm
+from ddp_hpc.discovery.cpu_affinity import own_cores, threads_per_rank
+from ddp_hpc.discovery.world import World
+from ddp_hpc.errors import RequestError, failure_of, stop_together
+from ddp_hpc.rendezvous.connect_ranks import Endpoint
+from ddp_hpc.rendezvous.store_comm import StoreComm
+from ddp_hpc.training.health.failure_watch import FailureWatch
+from ddp_hpc.training.health.flight_recorder import turn_on_flight_recorder
+from ddp_hpc.training.health.shutdown import speak
+from ddp_hpc.training.process_group.config import ProcessGroupConfig
+from ddp_hpc.training.process_group.devices import choose_backend, device_kind, group_backends, pick_device
+from ddp_hpc.training.process_group.gloo_threads import wait_for_gloo
+from ddp_hpc.training.process_group.group_store import group_store
+from ddp_hpc.training.process_group.placement_report import check_placement
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """The connected ranks. `backend` is `none` for a single rank."""
+
+    world: World
+    comm: Comm
+    device: torch.device
+    backend: str
+    threads: int
+    placement: str  # numbers of nodes, devices and threads, for the log
+    host: str = ""  # rank 0's address; empty for a single rank
+    listen: str = ""  # the address on which rank 0 listens for the others; empty: all its addresses
+    checked: tuple[str, ...] = ()  # on rank 0: lines about the placement of the ranks
+    notes: tuple[str, ...] = ()  # notes about the connection, for the log
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """The element-wise sum over ranks, in place. Collective: every rank must call this."""
+        if self.backend != "none":
+            dist.all_reduce(values)
+        return values
+
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
+        """Every rank's values, which must have the same shape: (world_size, ...).
+
+        Collective: every rank must call this.
+        """
+        if self.backend == "none":
+            return values.unsqueeze(0)
+        found = values.new_empty((self.world.world_size, *values.shape))
+        dist.all_gather(list(found), values.contiguous())
+        return found
+
+    def agree(self, problem: str, exit_code: int) -> None:
+        """Stops all ranks if any has a problem. Collective: every rank must call this."""
+        agree(self.comm, self.world, problem, exit_code)
+
+
+def agree(comm: Comm, world: World, problem: str, exit_code: int) -> None:
+    """Stops all ranks if any has a problem. Collective: every rank must call this.
+
+    Raises:
+        DdpHpcError: on rank 0, with the first rank's problem; ReportedElsewhereError on the others.
+    """
+    found = [(rank, text) for rank, text in enumerate(comm.allgather(problem)) if text]
+    if found:
+        rank, text = found[0]
+        num = len(found)
+        where = "" if num == world.world_size else f" (rank {rank}; {num} rank{'s' * (num > 1)} affected)"
+        stop_together(world.rank, failure_of(text + where, exit_code))
+
+
+def same_everywhere(comm: Comm, value: str) -> str:
+    """The error message if ranks have different values; empty if all are equal. Collective."""
+    values = comm.allgather(value)
+    other = next((rank for rank, theirs in enumerate(values) if theirs != values[0]), None)
+    return (
+        ""
+        if other is None
+        else f"all ranks must agree, but rank 0 uses {values[0]} and rank {other} uses {values[other]}"
+    )
+
+
+@dataclass(frozen=True)
+class Link:
+    """The ranks' store and what runs over it, before there is a process group."""
+
+    endpoint: Endpoint
+    comm: StoreComm
+    watch: FailureWatch
+
+
+def connect(
+    world: World, endpoint: Endpoint, config: ProcessGroupConfig, finish_writing: Callable[[float], None]
+) -> Link:
+    """The ranks' messages over the store, and the failure watch on it, which has yet to begin.
+
+    `finish_writing` is the one of `FailureWatch`.
+    """
+    gone = "rank 0 is gone and has not reported an error. Look in its node's log for what killed it"
+    watch = FailureWatch(endpoint.store, world.rank, lambda claim: speak(claim, gone, world), finish_writing)
+    comm = StoreComm(endpoint.store, world.rank, world.world_size, config.init_timeout_s)
+    return Link(endpoint, comm, watch)
+
+
+@contextmanager
+def joined(
+    world: World,
+    link: Link | None,
+    config: ProcessGroupConfig,
+    *,
+    devices_per_rank: int = 1,
+    cpu_offload: bool = False,
+) -> Iterator[Group]:
+    """The connected ranks; the process group is destroyed afterwards. Collective.
+
+    Raises:
+        RequestError: a device or backend is not available, or two ranks would share a device.
+    """
+    if link is None:
+        yield _alone(world, config, devices_per_rank)
+        return
+    comm, endpoint = link.comm, link.endpoint
+    problem, device, backend = "", torch.device("cpu"), ""
+    try:
+        device = pick_device(device_kind(config.device), world, devices_per_rank)
+        backend = choose_backend(config.backend, device.type)
+    except RequestError as error:
+        problem = str(error)
+    agree(comm, world, problem, RequestError.exit_code)
+    agree(comm, world, same_everywhere(comm, f"{backend} on {device.type}"), RequestError.exit_code)
+    cores = sum(1 << core for core in own_cores())
+    cards = comm.allgather([world.hostname, f"{cores:x}"])
+    of_node = [_core_list(int(mask, 16)) for host, mask in cards if host == world.hostname]
+    checked = check_placement(comm, world, device, backend)
+    threads, why = _set_threads(config, of_node, world)
+    backends = group_backends(backend, device.type, cpu_offload=cpu_offload)
+    if endpoint.interface and "gloo" in backends:
+        # gloo asks the host name for its own address otherwise, which Debian answers with 127.0.1.1.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", endpoint.interface)
+    turn_on_flight_recorder(os.environ)
+    store = group_store(endpoint, comm, backend, config.init_timeout_s)
+    dist.init_process_group(
+        backends,
+        store=store,
+        rank=world.rank,
+        world_size=world.world_size,
+        timeout=timedelta(seconds=config.timeout_s),
+        device_id=device if device.type != "cpu" else None,
+    )
+    num_nodes = len({host for host, _ in cards})
+    placement = (
+        f"{world.world_size} ranks on {num_nodes} node{'s' * (num_nodes > 1)} ({world.launcher}), "
+        f"{backend} on {device.type}, {threads} thread{'s' * (threads > 1)} per rank ({why}), "
+        f"rendezvous at {endpoint.host}:{endpoint.port} ({endpoint.why})"
+    )
+    group = Group(
+        world=world,
+        comm=comm,
+        device=device,
+        backend=backend,
+        threads=threads,
+        placement=placement,
+        host=endpoint.host,
+        listen=endpoint.listen,
+        checked=checked,
+        notes=(endpoint.note,) if endpoint.note else (),
+    )
+    comm.timeout_s = config.timeout_s
+    yield group
+    # Not in a `finally`: after a failure, destroying the group would wait for the rank that failed.
+    comm.barrier("the end of training")
+    wait_for_gloo()  # its threads need Python's lock, which is held while the group is freed
+    dist.destroy_process_group()
+    # Destroying NCCL may take some ranks longer than others, and rank 0 serves the store.
+    comm.barrier("the end of the process group")
+    link.watch.close()
+    endpoint.close()
+    del store  # kept until here: C++ does not keep the Python object alive
+
+
+def _core_list(mask: int) -> list[int]:
+    return [core for core in range(mask.bit_length()) if mask >> core & 1]
+
+
+def _alone(world: World, config: ProcessGroupConfig, devices_per_rank: int) -> Group:
+    device = pick_device(device_kind(config.device), world, devices_per_rank)
+    choose_backend(config.backend, device.type)
+    threads, why = _set_threads(config, [own_cores()], world)
+    placement = f"1 rank ({world.launcher}) on {device}, {threads} thread{'s' * (threads > 1)} ({why})"
+    return Group(
+        world=world,
+        comm=SingleComm(),
+        device=device,
+        backend="none",
+        threads=threads,
+        placement=placement,
+        checked=check_placement(None, world, device, "none"),
+    )
+
+
+def _set_threads(config: ProcessGroupConfig, of_node: list[list[int]], world: World) -> tuple[int, str]:
+    threads, why = threads_per_rank(own_cores(), of_node, os.environ, world.launcher)
+    if config.threads is not None:
+        threads, why = config.threads, "--threads"
+    torch.set_num_threads(threads)
+    return threads, why

@@ -1,0 +1,69 @@
+"""Checks the placement of the ranks in the first second of a job, and ends the job if it cannot work."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from ddp_hpc.discovery.comm import mpi_library
+from ddp_hpc.discovery.cpu_affinity import own_cores
+from ddp_hpc.discovery.placement_check import Finding, check, summary, table
+from ddp_hpc.discovery.rank_placement import RankPlace, own_place
+from ddp_hpc.discovery.world import World
+from ddp_hpc.errors import DdpHpcError, RequestError, stop_together
+from ddp_hpc.partial_files import write_whole
+from ddp_hpc.rendezvous.store_comm import StoreComm
+from ddp_hpc.training.process_group.devices import device_place
+from ddp_hpc.training.telemetry.metrics_file import versions
+
+_WRITER = "placement"
+
+
+def check_placement(
+    comm: StoreComm | None, world: World, device: torch.device, backend: str
+) -> tuple[str, ...]:
+    """Returns the lines about the placement on rank 0: a summary, and one line per warning.
+
+    The table is written to the run directory, if there is one. `comm` is None for a single rank.
+
+    Collective: every rank must call this.
+
+    Raises:
+        RequestError: on rank 0, if two ranks would share a device under NCCL; ReportedElsewhereError on
+            the others.
+    """
+    mine = own_place(world, device_place(device), own_cores(), _versions(world), os.environ)
+    places = [RankPlace(**row) for row in comm.gather("the placement", asdict(mine))] if comm else [mine]
+    findings = check(places, backend) if world.rank == 0 else []
+    where = _write(places, findings, os.environ.get("DDP_HPC_RUN_DIR", "")) if world.rank == 0 else ""
+    fatal = next((finding.text for finding in findings if finding.ends_job), "")
+    if comm and (fatal := comm.bcast(fatal)):
+        stop_together(world.rank, RequestError(fatal))
+    if world.rank != 0:
+        return ()
+    result = "no problems found" if not findings else f"{len(findings)} warning{'s' * (len(findings) > 1)}"
+    first = f"placement: {summary(places)}, {result}{where}"
+    return (first, *(f"warning: {finding.text}" for finding in findings))
+
+
+def _versions(world: World) -> dict[str, str]:
+    return versions() | ({"mpi": mpi_library().partition(" (")[0]} if world.mpi is not None else {})
+
+
+def _write(places: Sequence[RankPlace], findings: Sequence[Finding], run_dir: str) -> str:
+    """Writes `placement.txt` and `placement.json`; returns the path, or the error, for the log."""
+    if not run_dir:
+        return ""
+    rows = {"ranks": [asdict(place) for place in places], "findings": [asdict(found) for found in findings]}
+    path = Path(run_dir) / "placement.txt"
+    try:
+        write_whole(path, table(places, findings).encode(), _WRITER)
+        write_whole(path.with_suffix(".json"), (json.dumps(rows, indent=1) + "\n").encode(), _WRITER)
+    except DdpHpcError as error:
+        return f" ({error})"
+    return f" ({path})"

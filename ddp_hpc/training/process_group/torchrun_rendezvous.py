@@ -1,0 +1,82 @@
+"""A rendezvous backend for torchrun's agents that uses an authenticated store instead of torch's TCPStore.
+
+torch's c10d rendezvous keeps its state as a pickle in a store without authentication: any user of the
+network could write one, which each agent then unpickles as its own user (verified with torch 2.13).
+Here the same code runs over a store that requires the job's key.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousParameters,
+    rendezvous_handler_registry,
+)
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+from ddp_hpc.discovery.network_interfaces import is_own_address
+from ddp_hpc.errors import RendezvousError, RequestError
+from ddp_hpc.rendezvous.connect_ranks import RANK_0_GONE
+from ddp_hpc.rendezvous.job_key import KEY_FILE, read_key
+from ddp_hpc.rendezvous.listener import open_listener
+from ddp_hpc.rendezvous.store_client import connect
+from ddp_hpc.rendezvous.store_process import StoreProcess
+from ddp_hpc.training.process_group.group_store import GroupStore
+
+BACKEND = "ddp-hpc"
+"""The name for torchrun's --rdzv-backend."""
+_READ_TIMEOUT_S = 60  # c10d's default
+# They end with this process.
+_servers: list[StoreProcess] = []
+
+
+class _Backend(C10dRendezvousBackend):
+    """c10d's, under the name that was requested: torchrun compares the two."""
+
+    @property
+    def name(self) -> str:
+        return BACKEND
+
+
+def register() -> None:
+    """Registers the backend with torchrun, also if this package is only on the path and not installed."""
+    rendezvous_handler_registry.register(BACKEND, create)
+
+
+def handler() -> object:
+    """For torchrun's entry point `torchrun.handlers`: returns the function that creates the handler."""
+    return create
+
+
+def create(params: RendezvousParameters) -> RendezvousHandler:
+    """A handler that meets the others at --rdzv-endpoint, with the key in the file DDP_HPC_KEY_FILE.
+
+    Where the endpoint is on this host and nobody listens there, this process serves the store.
+
+    Raises:
+        RequestError: there is no such file.
+        RendezvousError: no store that holds the key answers there within `join_timeout`.
+    """
+    path = os.environ.get(KEY_FILE)
+    if not path:
+        raise RequestError(
+            f"--rdzv-backend {BACKEND} requires the job's key in a file named by {KEY_FILE}. Start torchrun "
+            "with torchrun_script.sh, which creates one, or create one that all nodes can read: "
+            "(umask 077; openssl rand -hex 32 >FILE)"
+        )
+    host, port = parse_rendezvous_endpoint(params.endpoint, default_port=-1)
+    join_s = float(params.get_as_int("join_timeout", 600) or 600)
+    if is_own_address(host):
+        # Taken: by torchrun_script.sh's helper, or by another agent on this host.
+        with suppress(RendezvousError):
+            _servers.append(StoreProcess(open_listener([port]), read_key(Path(path)), RANK_0_GONE))
+    client = connect(host, [port], lambda: read_key(Path(path)), join_s)
+    timeout_s = float(params.get_as_int("read_timeout", _READ_TIMEOUT_S) or _READ_TIMEOUT_S)
+    store = GroupStore(client, "agents/", timeout_s)
+    return create_handler(store, _Backend(store, params.run_id), params)

@@ -1,0 +1,44 @@
+"""Options of snapshots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddp_hpc.errors import RequestError
+from ddp_hpc.options import check_ranges, option, read_directory
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotConfig:
+    """When and where the state of the training is saved.
+
+    Raises:
+        RequestError: values contradict each other, or one is out of range.
+    """
+
+    enabled: bool = option(
+        True, "Save the training of a job script. Benchmarks need no snapshots.", flag="--snapshots"
+    )
+    directory: Path | None = option(
+        None,
+        "Save the state of the training in this directory, stop before the walltime ends, and resume from "
+        "the newest snapshot.",
+        flag="--snapshot-dir",
+        read=read_directory,
+        show=str,
+        metavar="DIR",
+        shown_default="$DDP_HPC_RUN_DIR/snapshots in a job script, else nothing is saved",
+    )
+    every_steps: int | None = option(
+        None, "Save every N steps.", flag="--snapshot-every-steps", above=0, metavar="N"
+    )
+    every_s: float = option(
+        600.0, "Save when the last snapshot is this many seconds old.", flag="--snapshot-every-s", above=0
+    )
+    keep: int = option(3, "Number of snapshots to keep.", above=0)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if not self.enabled and (self.directory or self.every_steps):
+            raise RequestError("--no-snapshots saves nothing. Remove the other options of snapshots.")

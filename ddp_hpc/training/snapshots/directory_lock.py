@@ -1,0 +1,144 @@
+"""A lock that allows one running job per snapshot directory, and expires if its holder crashes.
+
+The kernel's file locks do not work across nodes on every parallel file system. So the holder
+touches a file regularly; another job takes over a file that has not been touched for some time.
+On the same host, it is enough that the holder's process has exited.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ddp_hpc.errors import DataError
+from ddp_hpc.partial_files import is_gone, partial_file, process_home, process_started, remove_leftovers
+
+TOUCH_S = 5.0
+# A file system may show changes to other nodes with a delay.
+STALE_S = 45.0
+_NAME = ".lock"
+_SETTLE_S = 0.5
+
+
+class FolderLock:
+    """The lock on `folder`, which is created if necessary; held until `release`.
+
+    `waits` is called once, with a message for the user, if it is not immediately clear whether
+    the holder is alive.
+
+    Raises:
+        DataError: another running job holds the lock, or the directory cannot be written.
+    """
+
+    def __init__(self, folder: Path, waits: Callable[[str], None], stale_s: float = STALE_S) -> None:
+        self._path = folder / _NAME
+        self._nonce = secrets.token_hex(8)
+        self._released = threading.Event()
+        self.lost = False
+        """Another job has taken over the lock, because this one was silent for too long: stop writing."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._take(waits, stale_s)
+        except OSError as error:
+            raise DataError(f"cannot write to --snapshot-dir {folder}; use another directory") from error
+        threading.Thread(target=self._keep, name="snapshot lock", daemon=True).start()
+
+    def release(self) -> None:
+        """Releases the directory."""
+        self._released.set()
+        with suppress(OSError):
+            if self._is_ours():
+                self._path.unlink()
+
+    def _take(self, waits: Callable[[str], None], stale_s: float) -> None:
+        holder = {
+            "nonce": self._nonce,
+            "home": process_home(),
+            "pid": os.getpid(),
+            "started": process_started(os.getpid()),
+            "host": os.uname().nodename,
+            "job": os.environ.get("SLURM_JOB_ID") or os.environ.get("PBS_JOBID") or "",
+        }
+        text = json.dumps(holder)
+        try:
+            file = self._path.open("x")
+        except FileExistsError:
+            self._wait_for_silence(waits, stale_s)
+        else:
+            try:
+                with file:
+                    file.write(text)
+            except OSError:  # a full disk
+                self._path.unlink()
+                raise
+            return
+        # Two jobs may get here at the same time: the one whose file remains after a moment holds the lock.
+        remove_leftovers(self._path.parent, "lock")
+        with partial_file(self._path, "lock") as partial:
+            with partial.open("x") as file:
+                file.write(text)
+            partial.replace(self._path)
+        time.sleep(_SETTLE_S)
+        if not self._is_ours():
+            self._refuse(self._read())
+
+    def _wait_for_silence(self, waits: Callable[[str], None], stale_s: float) -> None:
+        """Returns when the holder is gone; raises if it is still alive."""
+        holder, touched = self._read(), self._touched()
+        if holder.get("home") == process_home() and isinstance(pid := holder.get("pid"), int):
+            if is_gone(pid, holder.get("started")):
+                return
+            self._refuse(holder)
+        if touched is None:
+            return
+        waits(f"waiting {stale_s:g} s to check whether {_words(holder)} still uses {self._path.parent}")
+        end_s = time.monotonic() + stale_s
+        while time.monotonic() < end_s:
+            time.sleep(min(1.0, stale_s / 10))
+            if (now := self._touched()) is None:
+                return
+            if now != touched:
+                self._refuse(holder)
+
+    def _refuse(self, holder: dict[str, Any]) -> None:
+        raise DataError(
+            f"--snapshot-dir {self._path.parent} is in use by {_words(holder)}; "
+            "wait until it ends or use another directory"
+        )
+
+    def _keep(self) -> None:
+        while not self._released.wait(TOUCH_S):
+            with suppress(OSError):
+                if not self._is_ours():
+                    self.lost = not self._released.is_set()
+                    return
+                os.utime(self._path)
+
+    def _is_ours(self) -> bool:
+        return self._read().get("nonce") == self._nonce
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self._path.read_bytes())
+        except (FileNotFoundError, ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _touched(self) -> int | None:
+        """The modification time, only compared with itself. None: the file is gone."""
+        try:
+            return self._path.stat().st_mtime_ns
+        except FileNotFoundError:
+            return None
+
+
+def _words(holder: dict[str, Any]) -> str:
+    job = f"job {holder['job']}" if holder.get("job") else "another run"
+    return f"{job} (PID {holder.get('pid', '?')} on {holder.get('host', '?')})"

@@ -1,0 +1,134 @@
+"""A safetensors file in memory, filled again and again: what a save copies the device's tensors into.
+
+The layout is https://huggingface.co/docs/safetensors: eight bytes with the header's
+length, the header as JSON, the tensors one after the other. The bytes go to the file as
+they lie here, so that the training waits for one copy and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+Tensors: TypeAlias = Mapping[str, Tensor]
+Specs: TypeAlias = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+# Each tensor begins at a multiple of its largest possible item.
+_ALIGNED_BYTES = 8
+# torch takes pinned memory in powers of two: one piece for all could take twice what it holds.
+_MOST_BYTES, _LEAST_BYTES = 2**26, 2**20
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Named tensors that come one after another: they need not be in memory at the same time."""
+
+    specs: Specs
+    tensors: Iterable[tuple[str, Tensor]]
+    is_pinned: bool = False
+    """They come from a device that copies into pinned memory faster."""
+
+
+def stream_of(tensors: Tensors) -> Stream:
+    """The stream of tensors that are in memory anyway."""
+    on_device = any(tensor.device.type == "cuda" for tensor in tensors.values())
+    return Stream(specs_of(tensors), tensors.items(), on_device)
+
+
+def specs_of(tensors: Tensors) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and type of each, of the whole where it is spread."""
+    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+
+
+class FileImage:
+    """The bytes of a file with tensors of these names, types and shapes.
+
+    `parts` are tensors of uint8, one after another; pinned where that is asked for.
+
+    Raises:
+        TypeError: on construction, for a type that the format does not have.
+    """
+
+    def __init__(self, specs: Specs, *, is_pinned: bool = False) -> None:
+        self._specs = dict(specs)
+        # Largest items first: then all are aligned without gaps, which the format forbids.
+        names = sorted(specs, key=lambda name: (-specs[name][1].itemsize, name))
+        header: dict[str, dict[str, Any]] = {}
+        offset = 0
+        for name in names:
+            shape, dtype = specs[name]
+            if dtype not in _DTYPES:
+                raise TypeError(f"{name} is of {dtype}, which safetensors does not have")
+            end = offset + torch.Size(shape).numel() * dtype.itemsize
+            header[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
+            offset = end
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % _ALIGNED_BYTES)
+        first = struct.pack("<Q", len(text)) + text
+        self._begins = {name: len(first) + header[name]["data_offsets"][0] for name in names}
+        self.parts = _room(len(first) + offset, is_pinned)
+        self._starts = [0]
+        for part in self.parts:
+            self._starts.append(self._starts[-1] + part.numel())
+        self._put(0, torch.frombuffer(bytearray(first), dtype=torch.uint8))
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the file."""
+        return self._starts[-1]
+
+    def fits(self, specs: Specs) -> bool:
+        """Whether these are tensors of the same names, types and shapes."""
+        return self._specs == dict(specs)
+
+    def fill(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Copies the values of all, and waits for the copies."""
+        devices, missing = set(), set(self._specs)
+        for name, tensor in tensors:
+            self._put(self._begins[name], tensor.detach().reshape(-1))
+            devices.add(tensor.device)
+            missing.discard(name)
+        assert not missing, missing
+        for device in devices - {torch.device("cpu")}:
+            torch.get_device_module(device).synchronize(device)
+
+    def _put(self, begin: int, values: Tensor) -> None:
+        """Copies values in a row to the file's bytes from `begin` on."""
+        end = begin + values.nbytes
+        at = begin
+        while at < end:
+            number = bisect_right(self._starts, at) - 1
+            start, stop = self._starts[number], min(end, self._starts[number + 1])
+            place = self.parts[number][at - start : stop - start].view(values.dtype)
+            first = (at - begin) // values.itemsize
+            place.copy_(values[first : first + len(place)], non_blocking=True)
+            at = stop
+
+
+def _room(num_bytes: int, is_pinned: bool) -> list[Tensor]:
+    """Memory for so many bytes, in pieces of a power of two, the last one cut off."""
+    parts, left = [], num_bytes
+    while left > 0:
+        size = min(_MOST_BYTES, max(_LEAST_BYTES, 2 ** (left.bit_length() - 1)))
+        parts.append(torch.empty(size, dtype=torch.uint8, pin_memory=is_pinned)[:left])
+        left -= size
+    return parts

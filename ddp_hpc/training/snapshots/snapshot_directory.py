@@ -1,0 +1,199 @@
+"""The snapshot directory of a run: saving in the background, resuming from the newest valid snapshot.
+
+Only rank 0 reads and writes. For a save, the training waits for one copy of the state into a
+reused buffer; a thread writes it from there.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.profiler import record_function
+
+from ddp_hpc.errors import DataError
+from ddp_hpc.training.snapshots.directory_lock import FolderLock
+from ddp_hpc.training.snapshots.host_buffer import FileImage, Stream
+from ddp_hpc.training.snapshots.snapshot_files import (
+    MODEL,
+    TRAINING,
+    DamagedSnapshotError,
+    Snapshot,
+    discard,
+    find_snapshots,
+    read_snapshot,
+    remove_leftovers,
+    step_of,
+    write_snapshot,
+)
+from ddp_hpc.units import format_bytes
+
+# Errors of a parallel file system while one of its servers restarts. A full disk is not included.
+_TRANSIENT = {
+    errno.EIO,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.EAGAIN,
+    errno.EBUSY,
+    errno.ENOTCONN,
+    errno.ESHUTDOWN,
+}
+_NICE = 10
+_TICK_S = 5.0
+_RETRY_AFTER_S = (1.0, 4.0, 15.0)
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The newest complete snapshot, and the duration of the last save."""
+
+    step: int  # 0: there is none
+    seconds: float
+
+
+class SnapshotFolder:
+    """The locked snapshot directory on rank 0, until `close`.
+
+    `say` is called with lines for the user, also from the writing thread. `on_saved` is called
+    with the step of each complete snapshot, in that thread.
+
+    Raises:
+        DataError: on construction: another job uses the directory, or it cannot be written.
+    """
+
+    def __init__(self, folder: Path, keep: int, say: Say, on_saved: Callable[[int], None]) -> None:
+        self.path = folder
+        self._keep = keep
+        self._say = say
+        self._on_saved = on_saved
+        self._lock = FolderLock(folder, say)
+        self._images: dict[str, FileImage] = {}
+        self._writer: threading.Thread | None = None
+        self.saved = Saved(0, 0.0)
+        remove_leftovers(folder)
+
+    def newest_good(self) -> Snapshot | None:
+        """The newest snapshot with correct checksums; None if there are no snapshots.
+
+        Raises:
+            DataError: there are snapshots, but no valid one; or one has a newer format.
+        """
+        found = find_snapshots(self.path)
+        for path in found:
+            try:
+                snapshot = read_snapshot(path)
+            except DamagedSnapshotError as error:
+                self._say(f"warning: {error}; trying the previous snapshot")
+                continue
+            self.saved = Saved(step_of(path), 0.0)
+            return snapshot
+        if found:
+            raise DataError(
+                f"--snapshot-dir {self.path}: none of its {len(found)} snapshots is valid. "
+                "Nothing was deleted; check the files, or use another directory to start from scratch"
+            )
+        return None
+
+    def save(
+        self,
+        step: int,
+        about: Mapping[str, Any],
+        model: Stream,
+        training: Stream,
+        tick: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Copies the state and writes it in a thread; waits for the save before this one, as `wait` does."""
+        with record_function("snapshot"):
+            self.wait(tick)
+            for name, stream in ((MODEL, model), (TRAINING, training)):
+                if name not in self._images or not self._images[name].fits(stream.specs):
+                    self._images.pop(name, None)  # before there is room for another
+                    self._images[name] = FileImage(stream.specs, is_pinned=stream.is_pinned)
+                self._images[name].fill(stream.tensors)
+        self._writer = threading.Thread(target=self._write, args=(step, dict(about)), name="save")
+        self._writer.start()
+
+    def wait(self, tick: Callable[[], None] = lambda: None) -> Saved:
+        """Waits until nothing is being written; calls `tick` every few seconds meanwhile."""
+        while self._writer is not None:
+            tick()
+            self._writer.join(_TICK_S)
+            if not self._writer.is_alive():
+                self._writer = None
+        return self.saved
+
+    def finish_writing(self, limit_s: float) -> None:
+        """Waits until nothing is being written, at most `limit_s`."""
+        if (writer := self._writer) is not None:
+            writer.join(limit_s)
+
+    @property
+    def lost(self) -> bool:
+        """Whether another job has taken over the directory."""
+        return self._lock.lost
+
+    def close(self) -> None:
+        """Waits for the writer and releases the directory."""
+        self.wait()
+        self.release()
+
+    def release(self) -> None:
+        """Releases the directory."""
+        self._lock.release()
+
+    def _write(self, step: int, about: dict[str, Any]) -> None:
+        """Runs in the writing thread. If a save fails, it prints a warning and training continues."""
+        _step_back()
+        begin_s = time.monotonic()
+        try:
+            path = self._write_patiently(step, about)
+        except OSError as error:
+            num_bytes = sum(image.num_bytes for image in self._images.values())
+            newest = (
+                f"the newest snapshot is still from step {self.saved.step}"
+                if self.saved.step
+                else "there is no snapshot yet"
+            )
+            self._say(
+                f"WARNING: the snapshot of step {step} ({format_bytes(num_bytes)}) was NOT saved in "
+                f"{self.path}: {error.strerror or error}; {newest}. Training continues; free disk space"
+            )
+            return
+        self.saved = Saved(step_of(path), time.monotonic() - begin_s)
+        self._on_saved(step)
+        # Snapshots of later steps were damaged when the run resumed before them: do not delete those.
+        with suppress(OSError, DataError):  # the next save tries again
+            passed = [path for path in find_snapshots(self.path) if step_of(path) <= step]
+            for old in passed[self._keep :]:
+                discard(old)
+
+    def _write_patiently(self, step: int, about: dict[str, Any]) -> Path:
+        for wait_s in (*_RETRY_AFTER_S, None):
+            if self._lock.lost:
+                raise OSError(
+                    errno.EBUSY,
+                    "another job took over the directory because this one was silent for too long",
+                )
+            try:
+                return write_snapshot(self.path, step, about, self._images)
+            except OSError as error:
+                if error.errno not in _TRANSIENT or wait_s is None:
+                    raise
+                self._say(f"warning: the snapshot of step {step}: {error.strerror}; retrying in {wait_s:g} s")
+                time.sleep(wait_s)
+        raise AssertionError("unreachable")
+
+
+def _step_back() -> None:
+    """Lowers the priority of this thread: a step waits for the slowest thread of the training."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

@@ -1,0 +1,245 @@
+"""One snapshot: a directory that is either complete or absent, with checksums of its files.
+
+    step_00000120/snapshot.json            description; size and SHA-256 of the other files
+                  model.safetensors        parameters and buffers, by the names of the bare model
+                  training.safetensors     optimizer and random number generators
+
+A snapshot cannot contain code: only JSON and safetensors are read, and no other files are
+opened. `sha256sum` prints the same checksums.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import safetensors.torch
+from torch import Tensor
+
+from ddp_hpc.errors import DataError, DdpHpcError
+from ddp_hpc.training.snapshots.host_buffer import FileImage
+
+FORMAT = 1
+MODEL, TRAINING = "model.safetensors", "training.safetensors"
+_MANIFEST = "snapshot.json"
+_NAME = re.compile(r"step_(\d{8,})")
+_CHUNK_BYTES = 16 * 2**20
+# A manifest has a few kilobytes.
+_MAX_MANIFEST_BYTES = 2**24
+
+
+class DamagedSnapshotError(DdpHpcError):
+    """The snapshot is truncated, modified or unreadable."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A snapshot that was read completely, with correct checksums."""
+
+    path: Path
+    about: dict[str, Any]
+    """The description passed to `write_snapshot`, and `format`."""
+    model: dict[str, Tensor]
+    training: dict[str, Tensor]
+
+
+def snapshot_name(step: int) -> str:
+    """`step_00000120`."""
+    return f"step_{step:08d}"
+
+
+def step_of(path: Path) -> int:
+    """The step in the directory's name; -1 if the name has another form."""
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match else -1
+
+
+def find_snapshots(folder: Path) -> list[Path]:
+    """The snapshots in `folder`, the newest first; none if the directory does not exist.
+
+    Raises:
+        DataError: it is not a directory, or cannot be read.
+    """
+    try:
+        found = [entry for entry in folder.iterdir() if _NAME.fullmatch(entry.name)]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise DataError(f"cannot read the directory {folder}; use another --snapshot-dir") from error
+    return sorted(found, key=step_of, reverse=True)
+
+
+def write_snapshot(folder: Path, step: int, about: Mapping[str, Any], files: Mapping[str, FileImage]) -> Path:
+    """Writes `folder/step_N`. It gets that name only after all of it is on the disk.
+
+    An existing snapshot of that name is replaced: it was damaged, or the run resumed before it.
+
+    Raises:
+        OSError: an error of the file system; existing files are unchanged.
+    """
+    target = folder / snapshot_name(step)
+    partial = folder / f".{target.name}.{os.getpid()}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        entries = {
+            name: _write_file(partial / name, [part.numpy().data for part in image.parts])
+            for name, image in files.items()
+        }
+        manifest = _sealed({"format": FORMAT, **about, "files": entries})
+        _write_file(partial / _MANIFEST, [memoryview(manifest)])
+        _sync(partial)
+        discard(target)
+        partial.rename(target)
+        _sync(folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return target
+
+
+def discard(path: Path) -> None:
+    """Removes a snapshot atomically. Does nothing if it does not exist."""
+    doomed = path.with_name(f".{path.name}.{os.getpid()}.removed")
+    with suppress(FileNotFoundError):
+        path.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes the remains of a killed writer. Only for the holder of the directory's lock."""
+    for entry in folder.glob(".step_*"):
+        if entry.suffix in (".partial", ".removed"):
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def read_snapshot(path: Path) -> Snapshot:
+    """Reads the snapshot at `path`. Parses the same bytes whose checksum was verified.
+
+    Raises:
+        DamagedSnapshotError: it is damaged.
+        DataError: it is from a newer version of this package, or is not a snapshot.
+    """
+    about = read_about(path)
+    # The larger file first: its buffer is freed before the other file is read.
+    training = _read_tensors(path, TRAINING, about)
+    return Snapshot(path, about, _read_tensors(path, MODEL, about), training)
+
+
+def _read_tensors(path: Path, name: str, about: Mapping[str, Any]) -> dict[str, Tensor]:
+    try:
+        num_bytes, sha256 = about["files"][name]["bytes"], about["files"][name]["sha256"]
+        with _opened(path / name) as file:
+            found_bytes = os.fstat(file.fileno()).st_size
+            content = file.read() if found_bytes == num_bytes else b""
+    except (KeyError, TypeError) as error:
+        raise DamagedSnapshotError(f"{path / _MANIFEST} has no entry for {name}") from error
+    except OSError as error:
+        raise DamagedSnapshotError(f"{path / name}: cannot be read") from error
+    if found_bytes != num_bytes:
+        raise DamagedSnapshotError(f"{path / name} has {found_bytes} bytes instead of {num_bytes}")
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise DamagedSnapshotError(f"{path / name}: the SHA-256 checksum does not match")
+    try:
+        return safetensors.torch.load(content)
+    except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise DamagedSnapshotError(f"{path / name} is not a safetensors file") from error
+
+
+def read_named(path: Path) -> Snapshot:
+    """Reads a snapshot given by the user: a directory such as step_00000120, or the newest in a directory.
+
+    Raises:
+        DamagedSnapshotError: it is damaged; the message names the previous snapshot.
+        DataError: it is from a newer version of this package, or there is no snapshot.
+    """
+    if step_of(path) < 0:
+        found = find_snapshots(path)
+        if not found:
+            raise DataError(
+                f"no snapshots in {path}; give a directory that contains step_00000120 or similar"
+            )
+        path = found[0]
+    try:
+        return read_snapshot(path)
+    except DamagedSnapshotError as error:
+        others = [other for other in find_snapshots(path.parent) if step_of(other) < step_of(path)]
+        raise DamagedSnapshotError(
+            f"{error}; the previous snapshot is {others[0]}" if others else f"{error}"
+        ) from error
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """Reads the description of the snapshot, without its tensors.
+
+    Raises:
+        DamagedSnapshotError: it is damaged.
+        DataError: it is from a newer version of this package, or is not a snapshot.
+    """
+    if not path.is_dir():
+        raise DataError(f"{path} is not a snapshot; give a directory such as {snapshot_name(120)}")
+    try:
+        with _opened(path / _MANIFEST) as file:
+            text = file.read(_MAX_MANIFEST_BYTES)
+    except OSError as error:
+        raise DamagedSnapshotError(f"{path / _MANIFEST}: cannot be read") from error
+    try:
+        about = json.loads(text)
+        sealed = _sealed({key: value for key, value in about.items() if key != "sha256"}) == text
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise DamagedSnapshotError(f"{path / _MANIFEST} is not valid JSON") from error
+    if not sealed:
+        raise DamagedSnapshotError(f"{path / _MANIFEST}: the SHA-256 checksum does not match")
+    if about.get("format") != FORMAT:
+        raise DataError(
+            f"{path} has format {about.get('format')}, but this ddp-hpc reads format {FORMAT}; "
+            "update ddp-hpc, or use another --snapshot-dir"
+        )
+    return dict(about)
+
+
+def _sealed(about: Mapping[str, Any]) -> bytes:
+    """The manifest's bytes, in which `sha256` stands for all the rest."""
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+    return (json.dumps({**about, "sha256": digest}, indent=1, sort_keys=True) + "\n").encode()
+
+
+def _write_file(path: Path, contents: Iterable[memoryview]) -> dict[str, Any]:
+    """Writes and syncs; gives its size and checksum."""
+    digest, num_bytes = hashlib.sha256(), 0
+    with path.open("xb", buffering=0) as file:
+        for content in contents:
+            begin = 0
+            while begin < len(content):
+                # What is hashed lies in the cache when it is written. A full disk may take a part.
+                chunk = content[begin : begin + _CHUNK_BYTES]
+                written = file.write(chunk)
+                digest.update(chunk[:written])
+                begin += written
+            num_bytes += len(content)
+        os.fsync(file.fileno())
+    return {"bytes": num_bytes, "sha256": digest.hexdigest()}
+
+
+def _opened(path: Path) -> BinaryIO:
+    """The file for reading. A pipe of that name would be waited for, and a device may never end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError("it is no file")
+    return path.open("rb")
+
+
+def _sync(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,279 @@
+"""The state of a training run at a step boundary, as named tensors: reads it from the device and restores it.
+
+Names are those of the bare model: `encoder.layers.0.norm1.weight`, and
+`optimizer.exp_avg/encoder.layers.0.norm1.weight`. Whatever the strategy, a snapshot holds each
+tensor unsharded: a tensor that is sharded over ranks is gathered on rank 0, which writes and
+reads it. So a run can resume with another strategy, or another number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ddp_hpc.errors import DataError
+from ddp_hpc.training.process_group.group import Group
+from ddp_hpc.training.snapshots.host_buffer import Specs, Stream, Tensors, specs_of
+from ddp_hpc.training.snapshots.random_state import generator_state, set_generator_state
+
+_OPTIMIZER = "optimizer."
+_SCALER = "scaler."
+_GENERATORS = "generators"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingState:
+    """The live tensors of this rank's model and optimizer."""
+
+    group: Group
+    model: Tensors
+    """What this rank holds of the model, by name: plain tensors, or DTensors of which it holds a part."""
+    optimizer: torch.optim.Optimizer
+    """The one whose state lies here: under ZeRO the local one."""
+    whole: Specs
+    """Shape and type of each tensor of the whole model, whichever rank holds it."""
+    scaler: torch.amp.GradScaler | None = None
+    model_is_spread: bool = False
+    """Other ranks hold other tensors: stages of a pipeline."""
+    optimizer_is_spread: bool = False
+    """Other ranks hold the state of other parameters."""
+    leads: bool = True
+    """Of the ranks that hold the same tensors, this one hands them over."""
+
+    def model_tensors(self) -> Stream:
+        """The whole model on rank 0; live where nothing is spread.
+
+        Collective, also each tensor of the stream: every rank must call this, and take all of them.
+        """
+        return self._stream(
+            {name: value.detach() for name, value in self.model.items()}, self.model_is_spread
+        )
+
+    def training_tensors(self) -> Stream:
+        """The optimizer's state and the random numbers' on rank 0. Collective, as `model_tensors`."""
+        stream = self._stream(optimizer_tensors(self.model, self.optimizer), self.optimizer_is_spread)
+        more = {} if self.scaler is None else _scaler_tensors(self.scaler)
+        more[_GENERATORS] = self.group.gather(self._generators()).cpu()
+        return replace(
+            stream, specs={**stream.specs, **specs_of(more)}, tensors=chain(stream.tensors, more.items())
+        )
+
+    def non_finite(self) -> tuple[str, int] | None:
+        """The first trained parameter that holds a NaN or an infinity, and a rank that has it; None without.
+
+        Buffers and frozen parameters may hold infinities on purpose, as masks do. Waits for the device.
+        Collective: every rank must call this.
+        """
+        device, found = self.group.device, torch.zeros((), dtype=torch.int64)
+        parts = {name: part for name, part in self._trained() if part.numel()}
+        if parts:
+            # Without a tensor of the parameter's size.
+            ends = [end.isfinite().to(device) for part in parts.values() for end in part.aminmax()]
+            is_bad = ~torch.stack(ends).view(-1, 2).all(dim=1)
+            found = torch.where(is_bad.any(), is_bad.int().argmax() + 1, 0)
+        of_ranks = self.group.gather(found.to(device)).tolist()
+        rank = next((rank for rank, number in enumerate(of_ranks) if number), None)
+        if rank is None:
+            return None
+        own = list(parts)[of_ranks[self.group.world.rank] - 1] if of_ranks[self.group.world.rank] else ""
+        return self.group.comm.allgather(own)[rank], rank
+
+    def _trained(self) -> Iterator[tuple[str, Tensor]]:
+        """What this rank holds of the parameters that are trained, by name."""
+        for name, value in self.model.items():
+            if value.requires_grad and value.is_floating_point():
+                own = value.detach()
+                yield name, own.to_local() if hasattr(own, "to_local") else own
+
+    def check(self, saved: Tensors, where: str) -> None:
+        """Raises DataError unless the tensors are those of this model."""
+        theirs = specs_of(saved)
+        if theirs == self.whole:
+            return
+        names = sorted({**self.whole, **theirs})
+        name = next(name for name in names if self.whole.get(name) != theirs.get(name))
+        seen, needed = (
+            f"{found[name][0]} {_dtype_name(found[name][1])}" if name in found else "absent"
+            for found in (theirs, self.whole)
+        )
+        raise DataError(
+            f"the snapshot {where} is from a different model: {name} is {seen} in the snapshot, {needed} in "
+            "the model. Use the original options, or another --snapshot-dir"
+        )
+
+    def restore(self, saved_model: Tensors | None, saved_training: Tensors | None) -> bool:
+        """Puts what rank 0 has read into every rank. Collective: every rank must call this.
+
+        The tensors are None on the other ranks. False: the generators are not as they were, as
+        they were those of another number of ranks or another kind of device.
+        """
+        for name, tensor in self._spread(saved_model):
+            if name in self.model:
+                self.model[name].detach().copy_(_like(self.model[name], tensor))
+        states: dict[str, dict[str, Tensor]] = {}
+        scaler: dict[str, Tensor] = {}
+        exact = False
+        for name, tensor in self._spread(saved_training):
+            if name.startswith(_OPTIMIZER):
+                key, _, parameter = name.removeprefix(_OPTIMIZER).partition("/")
+                if parameter in self.model:
+                    states.setdefault(parameter, {})[key] = _like(self.model[parameter], tensor)
+            elif name.startswith(_SCALER):
+                scaler[name.removeprefix(_SCALER)] = tensor
+            elif name == _GENERATORS:
+                exact = self._set_generators(tensor)
+        _load_optimizer(self.optimizer, self.model, states)
+        if self.scaler is not None and scaler:
+            self.scaler.load_state_dict(
+                {**self.scaler.state_dict(), **{key: value.item() for key, value in scaler.items()}}
+            )
+        return exact
+
+    def _stream(self, own: Tensors, others_hold_more: bool) -> Stream:
+        is_pinned = self.group.device.type == "cuda"
+        if not others_hold_more:
+            return Stream(specs_of(own), ((name, _whole(own[name])) for name in own), is_pinned)
+        entries = self.group.comm.allgather(_listed(own if self.leads else {}))
+        specs = {
+            name: (tuple(shape), getattr(torch, dtype))
+            for of_rank in entries
+            for name, dtype, shape in of_rank
+        }
+        return Stream(specs, self._from_all(own, entries), is_pinned)
+
+    def _from_all(self, own: Tensors, entries: list[list[list[Any]]]) -> Iterator[tuple[str, Tensor]]:
+        """All ranks' tensors on rank 0, one after another; nothing elsewhere. Collective."""
+        device, rank = self.group.device, self.group.world.rank
+        for name in own:
+            tensor = _whole(own[name])
+            if rank == 0:
+                yield name, tensor
+            elif self.leads:
+                dist.send(tensor.to(device).contiguous(), dst=0)
+        if rank == 0:
+            for owner, of_rank in enumerate(entries):
+                for name, dtype, shape in of_rank if owner else []:
+                    tensor = _room(dtype, shape, device)
+                    dist.recv(tensor, src=owner)
+                    yield name, tensor
+
+    def _spread(self, tensors: Tensors | None) -> Iterator[tuple[str, Tensor]]:
+        """Rank 0's tensors on every rank's device, one after another. Collective."""
+        device = self.group.device
+        for name, dtype, shape in self.group.comm.bcast(_listed(tensors or {})):
+            tensor = _room(dtype, shape, device) if tensors is None else tensors[name].to(device)
+            if self.group.backend != "none":
+                dist.broadcast(tensor, src=0)
+            yield name, tensor
+
+    def _generators(self) -> Tensor:
+        return generator_state(self.group.device).to(self.group.device)
+
+    def _set_generators(self, every_rank: Tensor) -> bool:
+        if len(every_rank) != self.group.world.world_size:
+            return False
+        try:
+            set_generator_state(every_rank[self.group.world.rank].cpu(), self.group.device)
+        except ValueError:
+            return False
+        return True
+
+
+def plain_state(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    group: Group,
+    scaler: torch.amp.GradScaler | None = None,
+) -> TrainingState:
+    """The state of a model that each rank holds, or a part of each of its tensors."""
+    tensors = live_tensors(model)
+    return TrainingState(
+        group=group, model=tensors, optimizer=optimizer, whole=specs_of(tensors), scaler=scaler
+    )
+
+
+def live_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The model's parameters and buffers that are saved, the very ones, by name."""
+    return dict(model.state_dict(keep_vars=True))
+
+
+def optimizer_tensors(model: Tensors, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's own tensors, as `optimizer.KEY/PARAMETER`. They are the optimizer's, not copies."""
+    found = {}
+    seen = set()
+    for name, parameter in model.items():
+        if id(parameter) not in seen and parameter in optimizer.state:
+            seen.add(id(parameter))  # one that a model has under two names is optimized once
+            for key, value in optimizer.state[parameter].items():
+                if isinstance(value, Tensor):
+                    found[f"{_OPTIMIZER}{key}/{name}"] = value
+    return found
+
+
+def is_spread(tensor: Tensor) -> bool:
+    """Whether it is a DTensor, of which this rank holds a part."""
+    return hasattr(tensor, "full_tensor")
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """The tensor itself, or the whole of one that is spread. Collective for that."""
+    return tensor.full_tensor() if is_spread(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def _like(parameter: Tensor, value: Tensor) -> Tensor:
+    """The part of `value` that belongs beside this rank's part of the parameter; a count stays as it is."""
+    if not is_spread(parameter) or value.shape != parameter.shape:
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    # All ranks have the whole: each takes its part, and nothing is sent. A copy: with torch 2.8 the part is
+    # a view of the whole, which would stay in memory with it.
+    return distribute_tensor(
+        value.detach(),
+        parameter.device_mesh,  # type: ignore[attr-defined]  # a DTensor's
+        parameter.placements,  # type: ignore[attr-defined]
+        src_data_rank=None,
+    ).clone()
+
+
+def _load_optimizer(
+    optimizer: torch.optim.Optimizer, model: Tensors, states: Mapping[str, dict[str, Tensor]]
+) -> None:
+    """Gives each parameter its state; the optimizer's options stay what they are."""
+    if not states:
+        return
+    by_parameter = {id(model[name]): state for name, state in states.items()}
+    parameters = [parameter for entry in optimizer.param_groups for parameter in entry["params"]]
+    numbered = {
+        i: by_parameter[id(parameter)]
+        for i, parameter in enumerate(parameters)
+        if id(parameter) in by_parameter
+    }
+    # It moves each tensor where this optimizer wants it, as the steps of a fused one on the GPU.
+    optimizer.load_state_dict({"state": numbered, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _scaler_tensors(scaler: torch.amp.GradScaler) -> dict[str, Tensor]:
+    return {
+        f"{_SCALER}{key}": torch.tensor(value, dtype=torch.float64)
+        for key, value in scaler.state_dict().items()
+    }
+
+
+def _listed(tensors: Tensors) -> list[list[Any]]:
+    """Name, type and shape of each, as JSON can tell them."""
+    return [[name, _dtype_name(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()]
+
+
+def _room(dtype: str, shape: list[int], device: torch.device) -> Tensor:
+    return torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

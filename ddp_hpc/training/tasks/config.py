@@ -1,0 +1,65 @@
+"""Options of the model."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import Any
+
+from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.options import check_ranges, option
+
+MODELS = ("transformer", "classifier", "linear", "decoder")
+
+
+def read_model_option(_: str, text: str) -> tuple[str, Any]:
+    """`layers=6` as a name and a value: a Python literal, or else the text.
+
+    Raises:
+        RequestError: there is no name.
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise RequestError(f"--model-option {text}: expected NAME=VALUE, such as layers=6")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return name, value
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which model is trained.
+
+    Raises:
+        RequestError: there is no such model, or a value is out of range.
+    """
+
+    name: str = option(
+        "transformer",
+        "transformer, classifier, linear, decoder, or your own as package.module:factory "
+        "(docs/how-to/own-model.md).",
+        flag="--model",
+    )
+    options: tuple[tuple[str, Any], ...] = option(
+        (),
+        "An argument of the model's factory, such as layers=6. May be given several times.",
+        flag="--model-option",
+        read=read_model_option,
+        metavar="NAME=VALUE",
+        multiple=True,
+    )
+    dropout: float = option(0.1, "Dropout probability.", at_least=0, below=1)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.name not in MODELS and not self.is_own:
+            raise RequestError(
+                f"--model {self.name}: unknown model{nearest(self.name, MODELS)}. Use one of "
+                f"{', '.join(MODELS)}, or package.module:factory for your own."
+            )
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the model is the user's own, named as package.module:factory."""
+        return ":" in self.name

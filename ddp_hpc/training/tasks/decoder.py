@@ -1,0 +1,218 @@
+"""A small GPT-2: a decoder of bytes or other tokens, for text that `python -m data_gen text` has cut.
+
+After https://github.com/karpathy/nanoGPT and Radford et al., 2019 ("Language Models are Unsupervised
+Multitask Learners"): learned positions, pre-norm blocks, GELU, the head tied to the embedding.
+
+Shapes: B batch, T length, E width, H heads, D width of a head, V tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ddp_hpc.errors import RequestError
+from ddp_hpc.training.tasks.task import SampleSpec, Task, label_loss
+
+# GPT-2's; what adds to the residual stream begins smaller, by the number of such additions.
+_INIT_STD = 0.02
+
+
+def decoder(
+    spec: SampleSpec,
+    dropout: float,
+    layers: int = 4,
+    heads: int = 4,
+    width: int = 128,
+    tied: bool = True,
+) -> Task:
+    """A decoder that gives each next token; its loss is the mean over all tokens, in nats a token.
+
+    `tied` lets the head use the embedding's weights. Pipelines need `tied=False`: there the two are on
+    different devices.
+
+    Raises:
+        RequestError: sizes that make no model, or samples that are not tokens.
+    """
+    for name, value in (("layers", layers), ("heads", heads), ("width", width)):
+        if type(value) is not int or value < 1:
+            raise RequestError(f"--model-option {name} must be a positive integer (got {value})")
+    if type(tied) is not bool:
+        raise RequestError(f"--model-option tied must be True or False (got {tied})")
+    if width % heads:
+        raise RequestError(
+            f"--model-option width must be a multiple of heads={heads} (got {width}); "
+            f"the nearest is {max(1, round(width / heads)) * heads}"
+        )
+    if len(spec.src_shape) != 1 or spec.src_shape != spec.tgt_shape or spec.num_classes is None:
+        raise RequestError(
+            "--model decoder requires samples of tokens: src and tgt of the same length, and the file's "
+            f"num_classes. The data has src {spec.src_shape}, tgt {spec.tgt_shape} and "
+            f"{spec.num_classes or 'no'} classes; `python -m data_gen text` creates such files"
+        )
+    return Task(
+        model=Decoder(spec.num_classes, spec.src_shape[0], layers, heads, width, dropout, tied),
+        loss=_loss,
+        src_indices=True,
+        tgt_indices=True,
+        tensor_parallel=_tensor_parallel,
+        stages=_stages,
+    )
+
+
+class Decoder(nn.Module):
+    """Scores (B, T, V) of each next token, for tokens (B, T) int64, T up to `length`."""
+
+    def __init__(
+        self, num_tokens: int, length: int, layers: int, heads: int, width: int, dropout: float, tied: bool
+    ) -> None:
+        super().__init__()
+        self.length = length
+        self.embedding = Embedding(num_tokens, length, width, dropout)
+        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
+        self.head = Head(num_tokens, width)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
+                adds = name.endswith((".out.weight", ".down.weight"))
+                nn.init.normal_(parameter, std=_INIT_STD / (2 * layers) ** 0.5 if adds else _INIT_STD)
+        if tied:
+            self.head.scores.weight = self.embedding.tokens.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """The parts one after another, as the stages of a pipeline."""
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        scores: Tensor = self.head(x)
+        return scores
+
+
+class Embedding(nn.Module):
+    """Tokens (B, T) int64 and their positions as vectors (B, T, E)."""
+
+    def __init__(self, num_tokens: int, length: int, width: int, dropout: float) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(num_tokens, width)
+        self.positions = nn.Embedding(length, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Vectors (B, T, E)."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x: Tensor = self.dropout(self.tokens(tokens) + self.positions(positions))
+        return x
+
+
+class Block(nn.Module):
+    """Attention, then two dense layers, each added to what comes in: (B, T, E) to (B, T, E)."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention = Attention(width, heads, dropout)
+        self.dense_norm = nn.LayerNorm(width)
+        self.dense = Dense(width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, E)."""
+        x = x + self.dropout(self.attention(self.attention_norm(x)))
+        y: Tensor = x + self.dropout(self.dense(self.dense_norm(x)))
+        return y
+
+
+class Attention(nn.Module):
+    """Causal self-attention by torch's fused kernels."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.head_width = width // heads
+        self.dropout = dropout
+        # Three, not one: so tensor parallelism splits each by whole heads.
+        self.query = nn.Linear(width, width, bias=False)
+        self.key = nn.Linear(width, width, bias=False)
+        self.value = nn.Linear(width, width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, E)."""
+        q, k, v = (self._by_head(project(x)) for project in (self.query, self.key, self.value))
+        dropout = self.dropout if self.training else 0.0
+        # (B, H, T, D)
+        y = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        out: Tensor = self.out(y.transpose(1, 2).flatten(2))
+        return out
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        """(B, H, T, D); of a rank that has a part of the heads, those."""
+        return x.view(*x.shape[:-1], -1, self.head_width).transpose(1, 2)
+
+
+class Dense(nn.Module):
+    """Four times as wide in the middle."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, 4 * width, bias=False)
+        self.down = nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, E)."""
+        y: Tensor = self.down(functional.gelu(self.up(x)))
+        return y
+
+
+class Head(nn.Module):
+    """Scores (B, T, V) of vectors (B, T, E)."""
+
+    def __init__(self, num_tokens: int, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.scores = nn.Linear(width, num_tokens, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores (B, T, V)."""
+        scores: Tensor = self.scores(self.norm(x))
+        return scores
+
+
+def _loss(scores: Tensor, tgt: Tensor) -> Tensor:
+    return label_loss(scores.flatten(0, 1), tgt.flatten())
+
+
+def _tensor_parallel(model: nn.Module) -> dict[str, Any]:
+    """Whole heads and parts of the dense layers to each rank: two allreduces a block."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+    plan: dict[str, Any] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, Attention):
+            plan |= {f"{name}.{part}": ColwiseParallel() for part in ("query", "key", "value")}
+            plan[f"{name}.out"] = RowwiseParallel()
+        elif isinstance(module, Dense):
+            plan[f"{name}.up"], plan[f"{name}.down"] = ColwiseParallel(), RowwiseParallel()
+    return plan
+
+
+def _stages(model: nn.Module, num_stages: int) -> Sequence[nn.Module]:
+    assert isinstance(model, Decoder)
+    if num_stages > 1 and model.head.scores.weight is model.embedding.tokens.weight:
+        raise RequestError(
+            f"the decoder's head uses the embedding's weights, which {num_stages} stages cannot share; "
+            "use --model-option tied=False"
+        )
+    if num_stages > len(model.blocks):
+        raise RequestError(
+            f"the decoder has {len(model.blocks)} layers, but {num_stages} stages need at least one each; "
+            f"use --model-option layers={num_stages} or more, or fewer stages"
+        )
+    cuts = [len(model.blocks) * stage // num_stages for stage in range(num_stages + 1)]
+    stages = [list(model.blocks[begin:end]) for begin, end in pairwise(cuts)]
+    stages[0].insert(0, model.embedding)
+    stages[-1].append(model.head)
+    return [nn.Sequential(*stage) for stage in stages]

@@ -1,0 +1,292 @@
+"""Tasks: a model with its loss, metrics and data. Built-in tasks, and those of the user.
+
+    --model transformer                       one of TASKS in builtin_models.py
+    --model package.module:factory            the user's own, imported by Python
+
+A factory receives whichever of `spec`, `dropout` and the --model-options its signature names. It
+returns a `Task`, an object with a task's attributes, or only a model.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ddp_hpc.data.samples import Samples
+from ddp_hpc.errors import DdpHpcError, RequestError, nearest
+
+Factory = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class SampleSpec:
+    """The shapes of one sample, without the batch axis."""
+
+    src_shape: tuple[int, ...]
+    tgt_shape: tuple[int, ...]
+    num_classes: int | None  # for integer targets
+
+    @classmethod
+    def of(cls, samples: Samples) -> SampleSpec:
+        """Returns the spec of a file's samples."""
+        return cls(samples.src_shape, samples.tgt_shape, samples.num_classes)
+
+
+def _of_src(model: nn.Module, src: Tensor, tgt: Tensor) -> Any:
+    del tgt
+    return model(src)
+
+
+def zeros(
+    task: Task, samples: Samples, dtype: torch.dtype, device: torch.device, num: int
+) -> tuple[Tensor, Tensor]:
+    """Returns a batch of `num` samples of zeros, in the types that the task's model takes."""
+    src, tgt = (
+        torch.zeros(
+            (num, *info.shape),
+            dtype=torch.int64 if info.dtype.kind in "biu" and not info.bfloat16 else dtype,
+            device=device,
+        )
+        for info in (samples.src, samples.tgt)
+    )
+    return task.inputs(src, tgt, dtype)
+
+
+def default_loss(output: Any, tgt: Tensor) -> Tensor:
+    """Cross entropy for integer targets (classes on the output's last axis), else the mean squared error.
+
+    Raises:
+        DdpHpcError: the shapes of output and targets differ; torch would broadcast them.
+    """
+    has_classes = not tgt.is_floating_point()
+    shape = output.shape if isinstance(output, Tensor) else None
+    if shape is None or (shape[:-1] if has_classes else shape) != tgt.shape:
+        seen, needed = _kind(output) if shape is None else tuple(shape), tuple(tgt.shape)
+        raise DdpHpcError(
+            f"the model's output is {seen} for targets {needed}, but the default loss requires "
+            f"{needed}{' plus a last axis of classes' * has_classes}. Change the model or the data, or "
+            "return a task with its own `loss`"
+        )
+    if has_classes:
+        return label_loss(output.reshape(-1, output.shape[-1]), tgt.reshape(-1))
+    return functional.mse_loss(output, tgt)
+
+
+def label_loss(scores: Tensor, labels: Tensor) -> Tensor:
+    """Cross entropy of scores (B, C) and labels (B,) from 0 to C - 1.
+
+    Raises:
+        DdpHpcError: on a CPU, for a label out of range; on a GPU a CUDA assertion fails.
+    """
+    try:
+        return functional.cross_entropy(scores, labels)
+    except IndexError:
+        num = scores.shape[1]
+        wrong = labels[(labels < 0) | (labels >= num)]
+        raise DdpHpcError(
+            f"the data contains the label {wrong[0].item()}, but the model has {num} classes, 0 to "
+            f"{num - 1}. Correct the labels, or the file's num_classes"
+        ) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A model and how to train it.
+
+    The first axis of all tensors is the batch.
+    """
+
+    model: nn.Module
+    loss: Callable[[Any, Tensor], Tensor] = default_loss
+    """`loss(output, tgt)`: the mean over the batch as a scalar; all samples have equal weight."""
+    forward: Callable[[nn.Module, Tensor, Tensor], Any] = _of_src
+    """`forward(model, src, tgt)`: the model's output. Call the model that is passed, which may be wrapped."""
+    num_correct: Callable[[Any, Tensor], Tensor] | None = None
+    """`num_correct(output, tgt)`: the number of correct answers in a batch; None: no accuracy."""
+    metrics: Mapping[str, Callable[[Any, Tensor], Tensor]] = field(default_factory=dict)
+    """Additional metrics for evaluation, by name: each returns the sum over a batch, a scalar."""
+    dataset: Any = None
+    """Training data without --data: a path, two arrays or tensors, or a dataset with `len` and `[i]`."""
+    test_dataset: Any = None
+    """Test data for an evaluation after each epoch, together with `dataset`: two arrays, or a dataset."""
+    src_indices: bool | None = None
+    """Whether src is passed as int64, otherwise in the type of the training; None: if the data is integer."""
+    tgt_indices: bool | None = None
+    tensor_parallel: Callable[[nn.Module], Mapping[str, Any]] | None = None
+    """The plan for `torch.distributed.tensor.parallel.parallelize_module`."""
+    stages: Callable[[nn.Module, int], Sequence[nn.Module]] | None = None
+    """`stages(model, num)`: the model as `num` modules, applied one after another to src (or src, tgt)."""
+
+    def inputs(self, src: Tensor, tgt: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """A batch in the types that the model takes."""
+        return _cast(src, self.src_indices, dtype), _cast(tgt, self.tgt_indices, dtype)
+
+
+def _cast(values: Tensor, indices: bool | None, dtype: torch.dtype) -> Tensor:
+    if indices is None:
+        indices = not values.is_floating_point()
+    return values.to(torch.int64 if indices else dtype)
+
+
+def find_factory(name: str) -> Factory:
+    """The function or class that `--model package.module:factory` names; errors as `find_named`."""
+    return find_named("--model", name)
+
+
+def find_named(option: str, name: str) -> Callable[..., Any]:
+    """The function or class that `package.module:name` names.
+
+    Raises:
+        RequestError: the module does not exist, cannot be imported, or does not have that name.
+    """
+    module_name, _, path = name.partition(":")
+    if not all(part.isidentifier() for part in (*module_name.split("."), *path.split("."))):
+        raise RequestError(f"{option} {name}: expected package.module:name, Python names joined by dots")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise RequestError(f"{option} {name}: cannot be imported: {_told(error)}") from None
+        raise RequestError(
+            f"{option} {name}: no module named {error.name!r} in {Path.cwd()} or on sys.path. "
+            "Run from its directory, or add that to PYTHONPATH"
+        ) from None
+    except Exception as error:  # the user's code may raise anything
+        raise RequestError(f"{option} {name}: cannot be imported: {_told(error)}") from None
+    for part in path.split("."):
+        if not hasattr(found, part):
+            hint = nearest(part, [known for known in vars(found) if not known.startswith("_")])
+            raise RequestError(f"{option} {name}: module {module_name!r} has no attribute {part!r}{hint}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise RequestError(f"{option} {name} is not a function or class (its type is {type(found).__name__})")
+    return found  # type: ignore[no-any-return]
+
+
+def make_task(
+    name: str,
+    factory: Factory,
+    spec: SampleSpec | None,
+    dropout: float,
+    options: Mapping[str, Any],
+    seed: int,
+) -> Task:
+    """Calls the factory, right after `torch.manual_seed(seed)`, and returns its task.
+
+    Raises:
+        RequestError: the factory raises, does not take an option, or does not return a model.
+    """
+    offered = {"dropout": dropout, **({} if spec is None else {"spec": spec})}
+    arguments = _arguments(name, factory, offered, options)
+    torch.manual_seed(seed)
+    try:
+        made = factory(**arguments)
+    except DdpHpcError:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        raise RequestError(f"--model {name}: the factory raised {_told(error)}") from None
+    return as_task(name, made)
+
+
+def as_task(name: str, made: object) -> Task:
+    """Converts the return value of a factory to a task.
+
+    Raises:
+        RequestError: it has no model, or an attribute is invalid.
+    """
+    if isinstance(made, Task):
+        task = made
+    elif isinstance(made, nn.Module) and not isinstance(getattr(made, "model", None), nn.Module):
+        brings = {f.name: getattr(made, f.name) for f in fields(Task) if f.name in ("loss", "num_correct")
+                  and callable(getattr(made, f.name, None))}  # fmt: skip
+        task = Task(**{"model": made, **brings})
+    else:
+        given = {f.name: getattr(made, f.name) for f in fields(Task) if hasattr(made, f.name)}
+        if not isinstance(given.get("model"), nn.Module):
+            raise RequestError(
+                f"--model {name}: the factory returned {_kind(made)}; it must return a torch.nn.Module "
+                "or a Task"
+            )
+        task = Task(**given)
+    if not isinstance(task.model, nn.Module):
+        raise RequestError(f"--model {name}: its `model` must be a torch.nn.Module, not {_kind(task.model)}")
+    for part in ("loss", "forward"):
+        if not callable(getattr(task, part)):
+            raise RequestError(
+                f"--model {name}: its `{part}` must be a function, not {_kind(getattr(task, part))}"
+            )
+    if not any(parameter.requires_grad for parameter in task.model.parameters()):
+        raise RequestError(f"--model {name}: the model has no parameters to train")
+    return replace(task, loss=_scalar(name, task.loss))
+
+
+def _scalar(name: str, loss: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
+    """Wraps the loss in a check that it returns a scalar."""
+
+    def checked(output: Any, tgt: Tensor) -> Tensor:
+        found = loss(output, tgt)
+        if not isinstance(found, Tensor) or found.dim():
+            seen = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else _kind(found)
+            raise DdpHpcError(
+                f"--model {name}: its `loss` must return a scalar tensor (the batch mean), not {seen}"
+            )
+        return found
+
+    return checked
+
+
+def shapes_text(model: nn.Module) -> str:
+    """Names, shapes and types of all parameters and buffers, to be compared over ranks."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return "; ".join(
+        f"{name} {tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for name, t in tensors.items()
+    )
+
+
+def _arguments(
+    name: str, factory: Factory, offered: Mapping[str, Any], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The offered arguments that the factory's signature names, and all options."""
+    try:
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # of C code
+        return dict(options)
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    named = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    for option in options:
+        if option not in named and not takes_all:
+            known = ", ".join(p for p in named if p not in offered and p != "spec") or "none"
+            raise RequestError(
+                f"--model-option {option}: {name} has no such option{nearest(option, named)}; it has {known}"
+            )
+    found = {**{key: value for key, value in offered.items() if key in named}, **options}
+    missing = [p for p in named if p not in found and parameters[p].default is inspect.Parameter.empty]
+    if "spec" in missing:
+        raise RequestError(f"--model {name} requires the shapes of the samples (spec): use --data FILE")
+    if missing:
+        raise RequestError(
+            f"--model {name} requires {', '.join(f'--model-option {m}=VALUE' for m in missing)}"
+        )
+    return found
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"an object of type {type(value).__name__}"
+
+
+def _told(error: BaseException) -> str:
+    """`ValueError: bad width (mine.py, line 12)`: where in the user's code it was raised."""
+    told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
+    if isinstance(error, SyntaxError) or not frames or frames[-1].filename == __file__:
+        return told
+    return f"{told} ({frames[-1].filename}, line {frames[-1].lineno})"

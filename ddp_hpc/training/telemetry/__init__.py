@@ -1,0 +1,1 @@
+"""What a training reports: metrics, progress, traces, a summary."""

@@ -1,0 +1,57 @@
+"""How much arithmetic a sample takes, and what share of the device's peak that is."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+
+from ddp_hpc.data.samples import Samples
+from ddp_hpc.training.tasks.task import Task, zeros
+
+# Dense TFLOP/s by torch's device name, the longest that fits: (float32, TF32, bf16 and fp16), from the
+# makers' data sheets: nvidia.com/en-us/data-center/{v100,a100,a40,h100,h200} and
+# amd.com/en/products/accelerators (of an MI250X each rank has one of two dies). Checked 2026-11.
+_PEAKS: dict[str, tuple[float, float, float]] = {
+    "Tesla V100": (15.7, 15.7, 125.0),
+    "NVIDIA A100": (19.5, 156.0, 312.0),
+    "NVIDIA A40": (37.4, 74.8, 149.7),
+    "NVIDIA H100": (67.0, 494.7, 989.4),
+    "NVIDIA H100 PCIe": (51.0, 378.0, 756.0),
+    "NVIDIA H200": (67.0, 494.7, 989.4),
+    "NVIDIA GH200": (67.0, 494.7, 989.4),
+    "AMD Instinct MI250X": (23.9, 23.9, 191.5),
+}
+
+
+def flops_per_sample(task: Task, samples: Samples, dtype: torch.dtype) -> float:
+    """Floating-point operations of forward and backward for one sample; 0 where they cannot be counted.
+
+    Matrix products, convolutions and attention are counted by torch, on tensors without values:
+    nothing is computed.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils.flop_counter import FlopCounterMode
+
+    num = 2  # a batch norm wants more than one
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False) as counter:
+            model = copy.deepcopy(task.model)
+            src, tgt = zeros(task, samples, dtype, torch.device("cpu"), num)
+            task.loss(task.forward(model, src, tgt), tgt).backward()  # type: ignore[no-untyped-call]
+    except Exception:  # a model may do anything with values, and there are none: then nothing is told
+        return 0.0
+    return float(counter.get_total_flops()) / num
+
+
+def peak_flops_per_s(device: torch.device, amp: str, matmul_precision: str | None) -> float:
+    """What the device could do at most in these types; 0 where that is not known, as on CPUs."""
+    if device.type != "cuda":
+        return 0.0
+    name = torch.cuda.get_device_name(device)
+    known = [prefix for prefix in _PEAKS if name.startswith(prefix)]
+    if not known:
+        return 0.0
+    float32, tf32, half = _PEAKS[max(known, key=len)]
+    peak = half if amp != "off" else float32 if matmul_precision in (None, "highest") else tf32
+    return peak * 1e12

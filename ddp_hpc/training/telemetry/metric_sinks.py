@@ -1,0 +1,130 @@
+"""Where the numbers of steps go besides the --metrics file: TensorBoard, and a function of the user's."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import click
+
+from ddp_hpc.errors import RequestError
+from ddp_hpc.training.process_group.group import Group
+from ddp_hpc.training.tasks.task import find_named
+from ddp_hpc.training.telemetry.config import TelemetryConfig
+from ddp_hpc.training.telemetry.metrics_file import MetricsFile, StepRecord
+
+
+class Sink(Protocol):
+    """Takes the records of steps, in their order; rank 0's alone."""
+
+    def write(self, records: list[StepRecord]) -> None:
+        """What fails here is warned of once, and ends no training."""
+
+    def close(self) -> None:
+        """Nothing comes any more."""
+
+
+class TensorBoard:
+    """Event files in a folder, with loss, rate, speed and times by step.
+
+    A run that goes on after `start_step` steps goes on in them: TensorBoard hides later ones.
+
+    Raises:
+        RequestError: the package is missing, or the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path, start_step: int) -> None:
+        if importlib.util.find_spec("tensorboard") is None:
+            raise RequestError("--tensorboard needs tensorboard: pip install 'ddp-hpc[tensorboard]'")
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._folder, self._failed = folder, False
+        try:
+            self._writer = SummaryWriter(folder, purge_step=start_step + 1 if start_step else None)
+        except OSError as error:
+            raise RequestError(f"cannot write to --tensorboard {folder}") from error
+
+    def write(self, records: list[StepRecord]) -> None:
+        """Six curves. A full disk is no reason to end a training that runs."""
+        if not self._failed:
+            with self._warned():
+                self._add(records)
+
+    @contextmanager
+    def _warned(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not self._failed:
+                click.echo(
+                    f"warning: --tensorboard {self._folder}: stopped writing ({error.strerror})", err=True
+                )
+            self._failed = True
+
+    def _add(self, records: list[StepRecord]) -> None:
+        for record in records:
+            for name, value in (
+                ("loss", record.loss),
+                ("lr", record.lr),
+                ("epoch", record.epoch),
+                ("time/step_s", record.step_s),
+                ("time/data_s", record.data_s),
+                ("time/samples_per_s", record.samples / record.step_s if record.step_s else 0.0),
+            ):
+                self._writer.add_scalar(name, value, record.step)
+
+    def close(self) -> None:
+        """Writes what is left."""
+        with self._warned():
+            self._writer.close()
+
+
+class Hook:
+    """The user's function `package.module:function`, called with each step as a dict of numbers.
+
+    Raises:
+        RequestError: there is no such function.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._function: Callable[[dict[str, Any]], Any] | None = find_named("--metrics-hook", name)
+
+    def write(self, records: list[StepRecord]) -> None:
+        """Calls it; one that raises is not called again."""
+        for record in records:
+            if self._function is None:
+                return
+            try:
+                self._function(dict(vars(record)))
+            except Exception as error:  # the user's code may raise anything
+                click.echo(
+                    f"warning: --metrics-hook {self._name} raised {type(error).__name__}: {error}; "
+                    f"it will not be called after step {record.step}",
+                    err=True,
+                )
+                self._function = None
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+def open_sinks(config: TelemetryConfig, group: Group, start_step: int) -> list[Sink]:
+    """Where rank 0 writes the steps; none elsewhere. Collective: every rank must call this."""
+    problem, sinks = "", list[Sink]()
+    if group.world.rank == 0:
+        try:
+            if config.metrics_hook is not None:
+                sinks.append(Hook(config.metrics_hook))
+            if config.tensorboard is not None:
+                sinks.append(TensorBoard(config.tensorboard, start_step))
+            # The last one: it empties the file, which none of the others may refuse then.
+            if config.metrics is not None:
+                sinks.append(MetricsFile(config.metrics, start_step))
+        except RequestError as error:
+            problem = str(error)
+    group.agree(problem, RequestError.exit_code)
+    return sinks

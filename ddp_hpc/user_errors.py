@@ -1,0 +1,66 @@
+"""Reports exceptions from users' code: message and location on one line, the traceback in a file."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+import tempfile
+import traceback
+from pathlib import Path
+
+_MAX_CHARS = 300
+_OURS = Path(__file__).resolve().parent
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def message_of(error: BaseException) -> str:
+    """The error's message. str() of a KeyError is the repr of its argument."""
+    return str(error.args[0] if isinstance(error, KeyError) and error.args else error)
+
+
+def told(error: BaseException) -> str:
+    """`ValueError: bad width (mine.py:12 in forward)`: the innermost place in the user's own code."""
+    words = " ".join(message_of(error).split())
+    if len(words) > _MAX_CHARS:
+        words = words[: _MAX_CHARS - 3] + "..."
+    kind = type(error).__name__
+    place = _place(error)
+    return (f"{kind}: {words}" if words else kind) + (f" ({place})" if place else "")
+
+
+def traceback_of(error: BaseException) -> str:
+    """The complete traceback, as Python prints it."""
+    return "".join(traceback.format_exception(error))
+
+
+def keep_traceback(text: str, folder: Path | None, name: str) -> Path:
+    """Writes the file `name` to `folder`, or to a new directory without one; only this user can read it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if folder is None:
+        folder = Path(tempfile.mkdtemp(prefix="ddp-hpc-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.unlink(missing_ok=True)  # of an attempt before
+    with open(path, "x", encoding="utf-8", errors="backslashreplace", opener=_private) as file:
+        file.write(text.rstrip("\n") + "\n")
+    return path
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _place(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not _is_library(frame.filename)] or frames[-1:]
+    return f"{own[-1].filename}:{own[-1].lineno} in {own[-1].name}" if own else ""
+
+
+def _is_library(filename: str) -> bool:
+    if filename.startswith("<"):  # of frozen or generated code
+        return True
+    path = Path(filename).resolve()
+    return path.is_relative_to(_OURS) or any(path.is_relative_to(folder) for folder in _LIBRARIES)

@@ -1,0 +1,305 @@
+"""The stand-in beside a real OpenPBS 23.06.06: a test for each difference that was seen once.
+
+Not here, for a stand-in on one machine cannot have it:
+
+- sister nodes, which get no signal at the walltime: the nodes are names;
+- full names of hosts in `$PBS_NODEFILE` that resolve, and `mpiexec -launcher` of the mpich wheel over TM;
+- an interactive job (`-I`): as without a terminal;
+- CPU time and memory in `resources_used`: nothing measures them, they are zero;
+- how long qrerun blocks: it is for managers, and `Site.requeue` asks the daemon of the job.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ddp_hpc.rehearse.pbs import server
+from tests.fakes.site import Site
+from tests.pbs.conftest import MakeSite, make_site, site
+
+__all__ = ["make_site", "site"]
+
+USAGE_LINES = 7  # of print_usage in qsub.c
+
+
+def write(site: Site, *lines: str) -> Path:
+    path = site.work / "a.sh"
+    path.write_text("\n".join(["#!/bin/bash", *lines]) + "\n")
+    return path
+
+
+def qsub(site: Site, *options: str, directive: str = "") -> subprocess.CompletedProcess[str]:
+    return site.run("qsub", *options, write(site, *([f"#PBS {directive}"] if directive else []), "true"))
+
+
+def text_of(site: Site, job_id: str) -> str:
+    return site.run("qstat", "-xfw", job_id).stdout
+
+
+def test_pbs_own_mpiexec_answers_version_with_success(site: Site) -> None:
+    done = site.run(site.pbs_bin / "mpiexec", "--version")
+    assert (done.returncode, done.stdout) == (0, "pbs_version = 23.06.06\n")
+    done = site.run(site.pbs_bin / "mpiexec", "-n", "1", "true")
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+def test_a_dependency_on_an_unknown_job_is_taken_and_the_job_dropped(site: Site) -> None:
+    job = site.job(site.submit("-W", "depend=afterany:99", write(site, "touch ran")))
+    assert (job["job_state"], job["substate"]) == ("F", 92)
+    assert not {"stime", "Exit_status", "comment"} & set(job)
+
+
+def test_afterok_is_taken_and_a_job_after_one_that_failed_is_dropped(site: Site) -> None:
+    failing = site.submit(write(site, "until [[ -e $PBS_O_WORKDIR/go ]]; do sleep 0.05; done; exit 3"))
+    waiting = site.submit("-W", f"depend=afterok:{failing}", write(site, "true"))
+    assert site.job(waiting)["depend"] == f"afterok:{failing}@pbs-srv"
+    (site.work / "go").touch()
+    job = site.wait(waiting)
+    assert not {"stime", "Exit_status"} & set(job)
+
+
+def test_a_predecessor_is_told_who_waits_for_it(site: Site) -> None:
+    first = site.submit(write(site, "sleep 60"))
+    second = site.submit("-W", f"depend=afterany:{first}", write(site, "true"))
+    assert site.job(first)["depend"] == f"beforeany:{second}@pbs-srv"
+
+
+ILLEGAL = "Illegal attribute or resource value"
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        pytest.param("nosuch=1", 187, "Unknown resource Resource_List.nosuch", id="unknown resource"),
+        pytest.param("select=1:ncpus=x", 166, f"{ILLEGAL} select.ncpus", id="ncpus=x"),
+        pytest.param("select=", 166, f"{ILLEGAL} Resource_List.select", id="select="),
+        pytest.param("select=0", 166, ILLEGAL, id="select=0"),
+        pytest.param("place=free", 7, 'Cannot have "place" without "select"', id="place without select"),
+    ],
+)
+def test_resources_that_are_refused(site: Site, options: str, code: int, said: str) -> None:
+    done = qsub(site, "-l", options)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", f"qsub: {said}\n")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("-l", "nodes=2:ppn=4"), ("-l", "software=x"), ("-W", "umask=9"), ("-S", "/bin/zsh")],
+    ids=" ".join,
+)
+def test_options_that_are_taken(site: Site, options: tuple[str, str]) -> None:
+    assert qsub(site, *options).stdout == "12.pbs-srv\n"
+
+
+def test_nodes_and_ppn_become_a_select(site: Site) -> None:
+    job = site.job(site.submit("-l", "nodes=2:ppn=4", write(site, "true")))
+    assert job["Resource_List"]["select"] == "2:ncpus=4:mpiprocs=4"
+
+
+@pytest.mark.parametrize("option", ["-N two$", "-j no", "-k x", "-W umask=x"])
+def test_a_bad_value_in_a_directive_ends_with_the_usage(site: Site, option: str) -> None:
+    done = qsub(site, directive=option)
+    first, *usage = done.stderr.splitlines()
+    assert (done.returncode, first, len(usage)) == (2, f"qsub: illegal {option[:2]} value", USAGE_LINES)
+
+
+@pytest.mark.parametrize(
+    ("directive", "said"),
+    [("-l a=1, b=2", "illegal -l value"), ("-Z", "invalid option -- 'Z'"), ("-r x", "illegal -r value")],
+)
+def test_an_option_that_a_directive_cannot_have_is_named_with_its_line(
+    site: Site, directive: str, said: str
+) -> None:
+    done = qsub(site, directive=directive)
+    assert done.returncode == 1
+    assert done.stderr == f"qsub: {said}\nqsub: directive error: {directive} \n"
+
+
+def test_the_usage_is_as_long_as_the_real_one(site: Site) -> None:
+    done = qsub(site, "-Z")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1 + USAGE_LINES)
+
+
+def test_a_folder_is_no_script(site: Site) -> None:
+    done = site.run("qsub", site.home)
+    assert (done.returncode, done.stderr) == (1, "qsub: script not a file\n")
+
+
+def test_a_signal_to_a_job_that_does_not_run(site: Site) -> None:
+    held, done = site.submit("-h", write(site, "true")), site.submit(write(site, "true"))
+    site.wait(done)
+    answers = [site.run("qsig", "-s", "USR1", one) for one in (held, done)]
+    assert [(a.returncode, a.stderr) for a in answers] == [
+        (168, f"qsig: Request invalid for state of job {held}\n"),
+        (35, f"qsig: Job has finished {done}\n"),
+    ]
+
+
+def test_a_signal_without_a_name_is_sigterm(site: Site) -> None:
+    script = write(site, "trap '' TERM", "touch $PBS_O_WORKDIR/up", "sleep 60")
+    job_id = site.submit(script)
+    while not (site.work / "up").exists():
+        assert site.job(job_id)["job_state"] in "QR"
+    assert site.run("qsig", job_id).returncode == 0
+    assert site.wait(job_id)["Exit_status"] == 271
+
+
+@pytest.mark.parametrize(("word", "code"), [("99", 153), ("x1", 170)])
+def test_an_error_of_qstat_is_a_frame_without_jobs(site: Site, word: str, code: int) -> None:
+    done = site.run("qstat", "-f", "-F", "json", word)
+    assert done.returncode == code
+    assert set(json.loads(done.stdout)) == {"timestamp", "pbs_version", "pbs_server"}
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["running", "ended"])
+def test_without_a_history_x_is_no_error_and_gives_no_job(make_site: MakeSite, ended: bool) -> None:
+    site = make_site(history=False)
+    job_id = site.submit(write(site, "true" if ended else "sleep 60"))
+    site.wait(job_id, states="F" if ended else "R")
+    done = site.run("qstat", "-xf", "-F", "json", job_id)
+    assert (done.returncode, "Jobs" in json.loads(done.stdout)) == (0, False)
+    assert done.stderr == f"qstat: PBS is not configured to maintain job history {job_id}\n"
+    assert site.run("qstat", "-xf", job_id).stdout == ""
+    plain = site.run("qstat", "-f", "-F", "json", job_id)
+    assert (plain.returncode, "Jobs" in json.loads(plain.stdout)) == ((153, False) if ended else (0, True))
+
+
+def test_the_walltime_is_a_clock(site: Site) -> None:
+    job = site.job(site.submit("-l", "walltime=120", write(site, "true")))
+    assert job["Resource_List"]["walltime"] == "00:02:00"
+
+
+def test_what_is_a_number_and_what_stays_text(site: Site) -> None:
+    words = {"a": "005", "b": "1e3", "c": "nan", "d": "0x10", "e": "1e400"}
+    variables = ",".join(f"{name}={value}" for name, value in words.items())
+    job = site.job(site.submit("-A", "12", "-N", "7", "-v", variables, "-l", "select=1", write(site, "true")))
+    assert (job["Account_Name"], job["Job_Name"]) == ("12", "7")
+    shown = [job["Variable_List"][name] for name in words]
+    assert shown == [5, 1000, "nan", "0x10", None]
+    assert job["Resource_List"]["select"] == 1
+
+
+def test_no_attribute_is_missing(site: Site) -> None:
+    options = ("-l", "select=2:ncpus=4:mpiprocs=4:ngpus=4", "-l", "place=scatter")
+    job = site.wait(site.submit(*options, write(site, "true")))
+    names = "resources_used exec_host exec_vnode jobdir Rerunable mtime etime Priority project Submit_Host "
+    names += "Stageout_status history_timestamp"
+    assert set(names.split()) <= set(job)
+    totals = {name: job["Resource_List"][name] for name in ("ncpus", "ngpus", "mpiprocs", "nodect")}
+    assert totals == {"ncpus": 8, "ngpus": 8, "mpiprocs": 8, "nodect": 2}
+    assert job["exec_host"] == "x3001c0s1b0n0/0*4+x3001c0s1b1n0/0*4"
+    assert job["exec_vnode"] == "(x3001c0s1b0n0:ncpus=4:ngpus=4)+(x3001c0s1b1n0:ncpus=4:ngpus=4)"
+
+
+def test_the_host_in_paths_is_a_full_name(site: Site) -> None:
+    job = site.job(site.submit(write(site, "true")))
+    assert job["Output_Path"] == f"pbs-login.pbs.lab:{site.work}/a.sh.o12"
+    assert job["Job_Owner"] == "pbsuser@pbs-login.pbs.lab"
+
+
+def test_the_comment_says_who_deleted_a_job(site: Site) -> None:
+    running, held = site.submit(write(site, "sleep 60")), site.submit("-h", write(site, "true"))
+    site.wait(running, states="R")
+    for job_id in (running, held):
+        site.run("qhold", held)
+        assert site.run("qdel", job_id).returncode == 0
+    assert site.wait(running)["comment"].endswith(") and terminated by pbsuser@pbs-login.pbs.lab")
+    comment = site.job(held)["comment"]
+    assert re.fullmatch("Job held by pbsuser on .{24} and terminated by pbsuser@pbs-login.pbs.lab", comment)
+
+
+def test_a_job_stays_running_after_sigterm_until_its_obituary(make_site: MakeSite) -> None:
+    site = make_site(obituary_s=2.0)
+    script = write(site, "trap 'touch $PBS_O_WORKDIR/over; exit' TERM", "touch up", "sleep 60 & wait")
+    job_id = site.submit(script)
+    while not (site.home / "up").exists():
+        assert site.job(job_id)["job_state"] in "QR"
+    site.run("qdel", job_id)
+    while not (site.work / "over").exists():
+        assert site.job(job_id)["job_state"] == "R"
+    assert site.job(job_id)["job_state"] == "R"
+    site.wait(job_id)
+
+
+def test_a_held_job_waits(site: Site) -> None:
+    job = site.job(site.submit("-h", write(site, "true")))
+    assert (job["job_state"], job["Hold_Types"]) == ("H", "u")
+
+
+def test_an_interactive_job_wants_a_terminal(site: Site) -> None:
+    done = site.run("qsub", "-I")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (
+        1,
+        "qsub:\tstandard input and output must be a terminal for",
+    )
+
+
+def test_qrerun_is_not_for_users(site: Site) -> None:
+    done = site.run("qrerun", site.submit("-h", write(site, "true")))
+    assert (done.returncode, done.stderr) == (159, "qrerun: Unauthorized Request  12.pbs-srv\n")
+
+
+def test_a_private_sandbox_is_the_folder_of_the_job(site: Site) -> None:
+    script = write(site, "echo $PBS_JOBDIR; pwd")
+    job = site.wait(site.submit("-W", "sandbox=PRIVATE", script))
+    folder = f"{site.home}/pbs.12.pbs-srv.x8z"
+    assert (job["Exit_status"], job["jobdir"]) == (0, folder)
+    assert site.log(job).split() == [folder, folder]
+
+
+def test_the_walltime_is_exceeded_by_what_was_used(site: Site) -> None:
+    job = site.wait(site.submit("-j", "oe", "-l", "walltime=1", write(site, "sleep 60")))
+    assert (job["Exit_status"], job["substate"]) == (-29, 93)
+    assert re.match(r"=>> PBS: job killed: walltime [2-9] exceeded limit 1\n", site.log(job))
+    assert job["comment"].endswith(" and exceeded resource walltime")
+
+
+def test_the_log_of_a_requeued_job_has_both_runs(site: Site) -> None:
+    waits = "until [[ -e $PBS_O_WORKDIR/go ]]; do sleep 0.05; done"
+    script = write(site, "echo run; touch $PBS_O_WORKDIR/up.$RANDOM", waits)
+    job_id = site.submit(script)
+    while not list(site.work.glob("up.*")):
+        assert site.job(job_id)["job_state"] in "QR"
+    site.requeue(job_id, grace_s=0.0)
+    while site.job(job_id).get("run_count") != 2:
+        assert not (site.work / "a.sh.o12").exists()
+    (site.work / "go").touch()
+    assert site.log(site.wait(job_id)) == "run\nrun\n"
+
+
+def test_the_text_form_is_wrapped_as_the_real_one(site: Site) -> None:
+    job_id = site.submit("-l", "walltime=10", write(site, "true"))
+    site.wait(job_id)
+    narrow = site.run("qstat", "-xf", job_id).stdout
+    assert narrow.startswith(f"Job Id: {job_id}\n    Job_Name = a.sh\n")
+    assert "    Resource_List.walltime = 00:00:10\n" in narrow
+    assert narrow.endswith("\n\n")
+    assert max(map(len, narrow.splitlines())) <= 79
+    assert narrow.replace("\n\t", "") == text_of(site, job_id)
+
+
+def test_a_server_that_is_down(site: Site) -> None:
+    (site.root / server.DOWN).touch()
+    said = [site.run("qsub", "a.sh"), site.run("qstat", "-f", "12")]
+    (site.root / server.DOWN).unlink()
+    assert [one.returncode for one in said] == [111, 255]
+    assert said[0].stderr == "Connection refused\nqsub: cannot connect to server pbs-srv (errno=111)\n"
+
+
+def test_an_array_is_its_jobs(site: Site) -> None:
+    script = write(site, "echo $PBS_ARRAY_ID $PBS_ARRAY_INDEX $PBS_JOBID; exit $PBS_ARRAY_INDEX")
+    array = site.submit("-j", "oe", "-J", "0-2:2", script)
+    assert array == "12[].pbs-srv"
+    for index in (0, 2):
+        job = site.wait(f"12[{index}].pbs-srv")
+        assert (job["Exit_status"], job["array_index"]) == (index, index)
+        assert site.log(job).split() == [array, str(index), f"12[{index}].pbs-srv"]
+        assert job["Output_Path"].endswith(f"/a.sh.o12.{index}")
+    parent = site.job(array)
+    assert (parent["job_state"], parent["Exit_status"]) == ("F", 0)
+    assert parent["Output_Path"].endswith("/a.sh.o12.^array_index^")

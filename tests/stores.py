@@ -1,0 +1,79 @@
+"""The ranks' store for tests: its server in a process, as on rank 0, or in a thread of the test."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from ddp_hpc.rendezvous.store_client import StoreClient, connect
+from ddp_hpc.rendezvous.store_process import StoreProcess
+from ddp_hpc.rendezvous.store_server import StoreServer
+
+HERE = "127.0.0.1"
+WILL = ("rank 0", "gone")
+
+
+@dataclass
+class Served:
+    """A store that is served; `client` connects to it."""
+
+    port: int
+    key: bytes
+    process: StoreProcess | None = None
+    warnings: list[str] = field(default_factory=list)
+    owner_pipe: int = -1
+    clients: list[StoreClient] = field(default_factory=list)
+
+    def client(self) -> StoreClient:
+        client = connect(HERE, [self.port], lambda: self.key, 10.0)
+        self.clients.append(client)
+        return client
+
+    def end_owner(self) -> None:
+        os.close(self.owner_pipe)
+        self.owner_pipe = -1
+
+
+@contextmanager
+def store_in_process() -> Iterator[Served]:
+    listener, key = socket.create_server((HERE, 0), backlog=4096), os.urandom(32)
+    served = Served(listener.getsockname()[1], key)
+    served.process = StoreProcess(listener, key, WILL)
+    try:
+        yield served
+    finally:
+        for client in served.clients:
+            client.close()
+        served.process.close()
+
+
+@contextmanager
+def store_in_thread(max_bytes: int = 2**30) -> Iterator[Served]:
+    listener, key = socket.create_server((HERE, 0), backlog=4096), os.urandom(32)
+    served = Served(listener.getsockname()[1], key)
+    reader, served.owner_pipe = os.pipe()
+    server = StoreServer(
+        listener,
+        key,
+        owner_pid=os.getppid(),
+        owner_pipe=reader,
+        will=(WILL[0].encode(), WILL[1].encode()),
+        warn=served.warnings.append,
+        max_bytes=max_bytes,
+    )
+    thread = threading.Thread(target=server.serve, daemon=True)
+    thread.start()
+    try:
+        yield served
+    finally:
+        for client in served.clients:
+            client.close()
+        if served.owner_pipe >= 0:
+            served.end_owner()
+        thread.join(15)
+        os.close(reader)
+        assert not thread.is_alive()

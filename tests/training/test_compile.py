@@ -1,0 +1,112 @@
+"""--compile with options that change how gradients are made and sent: always those of plain torch."""
+
+import json
+
+import pytest
+
+from .option_rows import BLOCKS, STEPS, all_pairs
+
+COMPILED = {"compile": "default"}
+# A row of each kind; `make soak` runs every pair.
+SOME = [
+    {**COMPILED, "bucket_mib": 1.0, "static_graph": True},
+    {**COMPILED, "strategy": "zero", "clip_norm": 0.01, "accumulate": 2, "find_unused_parameters": True},
+    {"compile": "reduce-overhead", "accumulate": 2},
+    {**COMPILED, "strategy": "fsdp", "activation_checkpointing": True},
+]
+# Half types keep 8 or 11 bits of each number.
+EXACT, HALF = 1e-9, 5e-2
+NUM_PARAMETERS = 4 * BLOCKS
+
+
+def measured(forks, folder, rows, backend="graphs", timeout_s=100.0):
+    """What each rank has found of each row."""
+    (folder / "rows.json").write_text(json.dumps(rows))
+    words = ["rows.json", "found.json", backend]
+    job = forks.start(*words, cwd=folder, ranks=2, program="tests.training.option_rows")
+    assert job.wait(timeout_s) == [0, 0], job.words()
+    found = json.loads((folder / "found.json").read_text())
+    assert [options for options, _ in found] == rows
+    return found
+
+
+def assert_gradients_of_plain_torch(options, ranks):
+    half = "compress_gradients" in options or "amp" in options
+    for rank in ranks:
+        assert rank["far"] < (HALF if half else EXACT), options
+        assert (rank["steps"], rank["gradients"]) == (STEPS, STEPS * NUM_PARAMETERS), options
+    first, second = (rank["sums"] for rank in ranks)
+    assert first == second, options
+
+
+@pytest.fixture(scope="module")
+def some(forks, tmp_path_factory):
+    return measured(forks, tmp_path_factory.mktemp("rows"), SOME)
+
+
+def test_compiled_gradients_are_those_of_plain_torch_on_all_ranks_from_the_first_step(some):
+    for options, ranks in some:
+        assert_gradients_of_plain_torch(options, ranks)
+
+
+def test_compiled_code_is_split_so_that_buckets_are_sent_during_the_backward_pass(some):
+    _, ranks = some[0]
+    for rank in ranks:
+        assert rank["graphs"] > 2
+        each = len(rank["events"]) // STEPS
+        for step in range(STEPS):
+            events = rank["events"][step * each : (step + 1) * each]
+            assert events.index("all-reduce") < len(events) - 1 - events[::-1].index("backward"), events
+
+
+def cannot_be_combined(options):
+    """As docs/explanation/parallel-strategies.md has it."""
+    together = [
+        {"static_graph", "find_unused_parameters"},
+        {"static_graph", "accumulate"},
+    ]
+    return (
+        options["strategy"] in ("tp", "pp")
+        or any(pair <= options.keys() for pair in together)
+        or (options.get("amp") == "fp16" and ("check_gradients" in options or options["strategy"] == "fsdp"))
+        or (options["compile"] == "reduce-overhead" and options["strategy"] == "fsdp")
+        or (
+            options["strategy"] == "fsdp"
+            and {"fused", "optimizer"} <= options.keys()
+            and options["optimizer"] == "sgd"
+        )
+    )
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_every_pair_of_options_has_the_gradients_of_plain_torch_or_is_refused_in_one_line(forks, tmp_path):
+    for options, ranks in measured(forks, tmp_path, all_pairs(), timeout_s=3500):
+        refusals = {rank.get("refused") for rank in ranks}
+        if cannot_be_combined(options):
+            (line,) = refusals
+            assert line is not None, options
+            assert "\n" not in line
+        else:
+            assert refusals == {None}, options
+            assert_gradients_of_plain_torch(options, ranks)
+
+
+# By torch's own compiler, inductor, which takes some seconds a row.
+COMPILED_INDEED = [
+    COMPILED,
+    {**COMPILED, "bucket_mib": 1.0, "static_graph": True},
+    {"compile": "reduce-overhead", "accumulate": 2, "clip_norm": 0.01},
+    {**COMPILED, "activation_checkpointing": True, "find_unused_parameters": True},
+    {**COMPILED, "amp": "bf16"},
+    {**COMPILED, "strategy": "zero", "optimizer": "adamw", "weight_decay": 0.1},
+    {**COMPILED, "strategy": "fsdp"},
+    {**COMPILED, "strategy": "fsdp", "activation_checkpointing": True, "accumulate": 2},
+]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_what_inductor_compiles_has_the_gradients_of_plain_torch(forks, tmp_path):
+    for options, ranks in measured(forks, tmp_path, COMPILED_INDEED, "inductor", timeout_s=850):
+        assert_gradients_of_plain_torch(options, ranks)

@@ -1,0 +1,178 @@
+"""What torch is told on a device that this machine may not have. Not run on a GPU."""
+
+import os
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from ddp_hpc.data.in_memory import samples_of_arrays
+from ddp_hpc.discovery.comm import SingleComm
+from ddp_hpc.discovery.world import World
+from ddp_hpc.training.config import TrainConfig
+from ddp_hpc.training.input.batch_loader import Loader
+from ddp_hpc.training.optimization.compilation import warm_up
+from ddp_hpc.training.optimization.precision import Precision, set_matmul_precision
+from ddp_hpc.training.parallel import ddp
+from ddp_hpc.training.parallel.device_mesh import Mesh
+from ddp_hpc.training.process_group import group as group_module
+from ddp_hpc.training.process_group.devices import group_backends
+from ddp_hpc.training.snapshots.training_state import _like
+from ddp_hpc.training.tasks.task import Task
+
+from .fake_mesh import two_ranks
+
+CUDA = torch.device("cuda", 0)
+
+
+def kinds_of(backends):
+    """Which backend sends which device's tensors, as torch reads it."""
+    return dist.BackendConfig(dist.Backend(backends)).get_device_backend_map()
+
+
+@pytest.mark.parametrize(("backend", "kind"), [("nccl", "cuda"), ("xccl", "xpu"), ("gloo", "cuda")])
+def test_what_is_offloaded_to_the_host_can_be_sent_from_there(backend, kind):
+    found = kinds_of(group_backends(backend, kind, cpu_offload=True))
+    assert {name: found[name] for name in ("cpu", kind)} == {"cpu": "gloo", kind: backend}
+    assert kinds_of("nccl").get("cpu") != "gloo", "as one backend alone it is not"
+
+
+def test_without_offloading_the_backend_is_one():
+    assert group_backends("nccl", "cuda", cpu_offload=False) == "nccl"
+    assert group_backends("gloo", "cpu", cpu_offload=True) == "gloo"
+
+
+class Told(Exception):
+    pass
+
+
+def test_the_process_group_gets_both_backends_and_the_device(monkeypatch):
+    told = {}
+
+    def record(*args, **options):
+        told.update(options, backend=args[0])
+        raise Told
+
+    monkeypatch.setattr(dist, "init_process_group", record)
+    for name, value in {
+        "pick_device": CUDA,
+        "device_kind": "cuda",
+        "choose_backend": "nccl",
+        "check_placement": (),
+        "group_store": None,
+        "turn_on_flight_recorder": None,
+        "_set_threads": (1, ""),
+    }.items():
+        monkeypatch.setattr(group_module, name, lambda *_, value=value: value)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")  # so that what is set below is undone
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    world = World(rank=0, world_size=1, local_rank=0, local_size=1, hostname="n1", launcher="hydra")
+    endpoint = SimpleNamespace(interface="hsn0", host="n1", port=1, why="", note="")
+    link = SimpleNamespace(comm=SingleComm(), endpoint=endpoint)
+    config = TrainConfig.of(strategy="fsdp", cpu_offload=True)
+    with (
+        pytest.raises(Told),
+        group_module.joined(world, link, config.process_group, cpu_offload=config.parallel.cpu_offload),
+    ):
+        pass
+    assert told["backend"] == "cpu:gloo,cuda:nccl"
+    assert told["device_id"] == CUDA
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "hsn0"
+
+
+def distribute_as_torch_2_8(tensor, mesh, placements, *, src_data_rank):
+    """Its `Shard._shard_tensor` gives chunks that are contiguous already without a copy."""
+    assert src_data_rank is None
+    return DTensor.from_local(tensor.chunk(mesh.size())[mesh.get_local_rank()], mesh, placements)
+
+
+@pytest.mark.parametrize("distribute", [distribute_as_torch_2_8, distribute_tensor])
+def test_a_part_of_a_state_does_not_keep_the_whole_in_memory(distribute, monkeypatch):
+    monkeypatch.setattr("torch.distributed.tensor.distribute_tensor", distribute)
+    with two_ranks() as mesh:
+        parameter = DTensor.from_local(torch.zeros(4, 3), mesh, [Shard(0)])
+        whole = torch.arange(24.0).view(8, 3)
+        part = _like(parameter, whole).to_local()
+        assert part.tolist() == whole[:4].tolist()
+        assert part.untyped_storage().nbytes() == part.nbytes
+
+
+@pytest.fixture
+def tf32():
+    """Puts torch's own settings back."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    yield
+    torch.set_float32_matmul_precision(before[0])
+    torch.backends.cudnn.allow_tf32 = before[1]
+
+
+@pytest.mark.parametrize(
+    ("level", "products", "convolutions"),
+    [(None, "highest", True), ("highest", "highest", False), ("high", "high", True)],
+)
+def test_tf32_is_what_torch_has_where_nothing_is_asked_for(level, products, convolutions, tf32):
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("highest", True)
+    assert TrainConfig().optimization.matmul_precision is None
+    assert "--matmul-precision" in set_matmul_precision(level, CUDA)
+    assert torch.get_float32_matmul_precision() == products
+    assert torch.backends.cudnn.allow_tf32 is convolutions
+
+
+class Streams:
+    """torch's module of a device: its calls, in order, and the stream that is current."""
+
+    def __init__(self):
+        self.calls, self.now = [], "main"
+
+    def Stream(self, device):
+        return "side"
+
+    @contextmanager
+    def stream(self, stream):
+        before, self.now = self.now, stream
+        yield
+        self.now = before
+
+    def current_stream(self, device):
+        assert self.now == "main"
+        return SimpleNamespace(wait_stream=lambda other: self.calls.append(("main waits for", other)))
+
+
+def test_what_workers_read_is_copied_beside_the_computing(monkeypatch):
+    streams = Streams()
+    monkeypatch.setattr(torch, "get_device_module", lambda _: streams)
+    batches = [(torch.ones(2, 3), torch.ones(2))] * 2
+    monkeypatch.setattr(torch.utils.data, "DataLoader", lambda *_, **__: batches)
+    to = torch.Tensor.to
+
+    def copied(tensor, device, **options):
+        streams.calls.append(("copied on", streams.now))
+        return to(tensor, device, **options)
+
+    monkeypatch.setattr(torch.Tensor, "to", copied)
+    monkeypatch.setattr(
+        torch.Tensor, "record_stream", lambda tensor, stream: streams.calls.append(("kept for", "main"))
+    )
+    samples = samples_of_arrays(np.ones((4, 3), np.float32), np.ones(4, np.float32))
+    for src, _ in Loader(samples, torch.device("meta"), workers=1).batches([np.arange(2)] * 2):
+        assert src.device.type == "meta"
+    each = [("copied on", "side")] * 2 + [("main waits for", "side")] + [("kept for", "main")] * 2
+    assert streams.calls == each * 2
+
+
+def test_with_batch_norms_over_all_ranks_no_rank_compiles_alone(monkeypatch):
+    # Their forward pass waits for the other ranks, which would wait for this one to have compiled.
+    monkeypatch.setattr(ddp, "DistributedDataParallel", lambda module, **_: module)
+    group = SimpleNamespace(device=torch.device("meta"))
+    config = TrainConfig.of(sync_batchnorm=True, compile="default")
+    task = Task(model=torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)))
+    precision, mesh = Precision("off", group.device), Mesh({"dp": 2}, {"dp": 0}, None)
+    strategy = ddp.Ddp(task, group, config.parallel, config.optimization, precision, mesh)
+    assert isinstance(strategy.bare[1], torch.nn.SyncBatchNorm)
+    assert (
+        warm_up(strategy, torch.zeros(2, 2), torch.zeros(2, 2)) == "in the first step, by all ranks at once"
+    )

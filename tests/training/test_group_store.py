@@ -1,0 +1,181 @@
+"""The ranks' store as torch uses it: beside torch's own TCPStore, with the same results."""
+
+import random
+import socket
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore
+
+from ddp_hpc.rendezvous.connect_ranks import Endpoint
+from ddp_hpc.rendezvous.store_comm import StoreComm
+from ddp_hpc.training.process_group import group_store as module
+from ddp_hpc.training.process_group.group_store import GroupStore, group_store
+from tests.stores import HERE, Served, store_in_process
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    with store_in_process() as served:
+        yield served
+
+
+def torchs() -> Store:
+    return TCPStore(HERE, 0, None, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
+
+
+KEYS = ["a", "b", "c"]
+VALUES = ["", "1", "7", "text", "-3"]
+
+
+def do(store: Store, chance: random.Random) -> Any:
+    """One request with random arguments; its result, or the kind of its error."""
+    key, value, other = chance.choice(KEYS), chance.choice(VALUES), chance.choice(VALUES)
+    name = chance.choice(
+        ["set", "get", "check", "compare_set", "delete", "add", "append", "multi", "wait", "count"]
+    )
+    brief = timedelta(milliseconds=30)
+    try:
+        match name:
+            case "set":
+                return store.set(key, value)
+            case "get":
+                return store.get(key) if store.check([key]) else None
+            case "check":
+                return store.check([key, chance.choice(KEYS)])
+            case "compare_set":
+                return store.compare_set(key, value, other)
+            case "delete":
+                return store.delete_key(key)
+            case "add":
+                store.delete_key(key)
+                return store.add(key, 2), store.add(key, -5), store.get(key)
+            case "append":
+                return store.append(key, value)
+            case "multi":
+                store.multi_set([key, "d"], [value, other])
+                return store.multi_get([key, "d"])
+            case "count":
+                return store.num_keys()
+            case "wait":
+                store.wait([key, "never" if value else key], brief)
+    except dist.DistStoreError as error:
+        return type(error)
+    return None
+
+
+@pytest.mark.parametrize("prefixed", [False, True], ids=["plain", "through C++"])
+def test_every_request_has_the_result_of_torchs_store(served: Served, prefixed: bool) -> None:
+    """Through torch's PrefixStore each call goes to C++ and comes back, as from a process group."""
+    ours, theirs = GroupStore(served.client(), "group/", 5.0), torchs()
+    if prefixed:
+        ours_prefixed, theirs = PrefixStore("p", ours), PrefixStore("p", theirs)
+    else:
+        ours_prefixed = ours
+    for seed in range(300):
+        results = [do(store, random.Random(seed)) for store in (ours_prefixed, theirs)]
+        assert results[0] == results[1], f"request {seed}"
+
+
+def test_bytes_that_are_no_text_pass_through_cpp_unchanged(served: Served) -> None:
+    ours = GroupStore(served.client(), "group/", 5.0)
+    ours.set("p/binary", bytes(range(256)))
+    assert PrefixStore("p", ours).get("binary") == bytes(range(256))
+
+
+def test_a_get_that_nobody_answers_ends_as_torchs_does(served: Served) -> None:
+    ours = GroupStore(served.client(), "group/", 0.2)
+    assert ours.timeout == timedelta(seconds=0.2)
+    prefixed = PrefixStore("p", ours)
+    with pytest.raises(dist.DistStoreError, match="no answer of the ranks' store"):
+        prefixed.get("never")
+    prefixed.set_timeout(timedelta(seconds=0.1))
+    with pytest.raises(dist.DistStoreError, match=r"in 0\.1 s"):
+        ours.get("never")
+
+
+def test_a_store_that_is_gone_is_a_network_error_as_torchs_is() -> None:
+    with store_in_process() as served:
+        ours = GroupStore(served.client(), "group/", 5.0)
+        served.process._process.kill()
+        served.process._process.wait()
+        with pytest.raises(dist.DistNetworkError, match="lost the connection to the ranks' store"):
+            ours.get("a")
+
+
+def test_keys_of_the_group_do_not_mix_with_others(served: Served) -> None:
+    client = served.client()
+    ours = GroupStore(client, "group/", 5.0)
+    client.set("verdict", b"1", 5)
+    ours.set("verdict", "2")
+    assert ours.list_keys() == ["verdict"]
+    assert ours.num_keys() == 1
+    assert client.get(["verdict"], 5) == [b"1"]
+
+
+# Torch's own store, for backends whose threads ask it all the time.
+
+
+def on_ranks(served: Served, size: int, backend: str) -> list[Store]:
+    stores: list[Any] = [None] * size
+
+    def one(rank: int) -> None:
+        client = served.client()
+        endpoint = Endpoint(host=HERE, why="", interface="lo", store=client, listen=HERE)
+        comm = StoreComm(client, rank, size, 10.0)
+        stores[rank] = group_store(endpoint, comm, backend, 10.0)
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return stores
+
+
+def test_torchs_store_is_closed_to_newcomers_once_all_ranks_are_in(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ports: list[int] = []
+
+    def listen(*args: Any) -> socket.socket:
+        listener = socket.create_server((HERE, 0))
+        ports.append(listener.getsockname()[1])
+        return listener
+
+    monkeypatch.setattr(module, "open_listener", listen)
+    stores = on_ranks(served, 3, "nccl")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((HERE, ports[0]), 2)
+    stores[2].set("a", "1")
+    assert [store.get("a") for store in stores] == [b"1"] * 3
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    stores.clear()
+    assert len(list(Path("/proc/self/fd").iterdir())) < before
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_a_process_group_runs_on_either_store(served: Served, backend: str) -> None:
+    """Gloo on both: the store that NCCL would get needs no GPU itself."""
+    stores, sums = on_ranks(served, 2, backend), [0.0, 0.0]
+
+    def one(rank: int) -> None:
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_device(interface="lo")]
+        group = dist.ProcessGroupGloo(PrefixStore("g", stores[rank]), rank, 2, timedelta(seconds=20))
+        values = torch.tensor([float(rank + 1)])
+        group.allreduce([values]).wait()
+        sums[rank] = values.item()
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sums == [3.0, 3.0]

@@ -1,0 +1,100 @@
+"""How many operators an update takes. On a GPU each is a launch; here they are counted on CPU tensors.
+
+Not run on a GPU: what is shown is what torch is told to run there.
+"""
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ddp_hpc.training.optimization.config import OptimizationConfig
+from ddp_hpc.training.optimization.gradients import global_norm, limit_norm
+from ddp_hpc.training.optimization.optimizers import optimizer_class, optimizer_options
+
+from .fake_mesh import two_ranks
+
+
+class Operators(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.num = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        # Adam reads its counts of steps, which lie on the host also for a GPU's parameters.
+        self.num += function is not torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
+
+
+def parameters(num):
+    made = [nn.Parameter(torch.full((3, 2), 0.5)) for _ in range(num)]
+    for number, parameter in enumerate(made):
+        parameter.grad = torch.full((3, 2), 1.0 + number)
+    return made
+
+
+def operators_of_a_step(num, device, **options):
+    config = OptimizationConfig(**options)
+    made = parameters(num)
+    optimizer = optimizer_class(config)(made, **optimizer_options(config, torch.device(device), 0.1))
+    optimizer.step()
+    with Operators() as operators:
+        optimizer.step()
+    return operators.num
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
+@pytest.mark.parametrize(
+    ("device", "fused"), [("cuda", None), ("cuda", False), ("cuda", True), ("xpu", None), ("xpu", False)]
+)
+def test_an_update_on_a_device_takes_as_many_operators_for_any_number_of_parameters(device, fused, optimizer):
+    few, many = (operators_of_a_step(num, device, fused=fused, optimizer=optimizer) for num in (4, 40))
+    assert many == few
+
+
+def test_on_a_cpu_the_optimizer_is_torchs_own_default():
+    assert optimizer_options(OptimizationConfig(), torch.device("cpu"), 0.1) == {"lr": 0.1}
+    assert optimizer_options(OptimizationConfig(fused=False), torch.device("cpu"), 0.1) == {"lr": 0.1}
+    assert optimizer_options(OptimizationConfig(fused=True), torch.device("cpu"), 0.1) == {
+        "lr": 0.1,
+        "fused": True,
+    }
+
+
+def test_sgd_for_parts_of_parameters_is_not_fused_which_torch_does_not_have():
+    options = optimizer_options(
+        OptimizationConfig(optimizer="sgd"), torch.device("cuda"), 0.1, has_parts=True
+    )
+    assert options == {"lr": 0.1, "foreach": True, "momentum": 0.9}
+    made = parameters(1)
+    with two_ranks() as mesh:
+        weight = nn.Parameter(DTensor.from_local(made[0].detach(), mesh, [Shard(0)]))
+        weight.grad = DTensor.from_local(made[0].grad, mesh, [Shard(0)])
+        torch.optim.SGD([weight], **options).step()
+        with pytest.raises(NotImplementedError):  # else there is no reason for it any more
+            torch.optim.SGD([weight], lr=0.1, momentum=0.9, fused=True).step()
+    adam = optimizer_options(OptimizationConfig(), torch.device("cuda"), 0.1, has_parts=True)
+    assert adam == {"lr": 0.1, "fused": True}
+
+
+def test_a_limit_of_the_norm_takes_as_many_operators_for_any_number_of_parameters():
+    nums = []
+    for num in (4, 40):
+        made = parameters(num)
+        with Operators() as operators:
+            limit_norm(made, global_norm(made), 1.0)
+        nums.append(operators.num)
+    assert nums[0] == nums[1]
+
+
+def test_a_limit_of_the_norm_is_torchs():
+    mine, torchs = parameters(5), parameters(5)
+    for made in (mine, torchs):
+        made[-1].data = made[-1].data.double()
+        made[-1].grad = torch.full((3, 2), 7.0, dtype=torch.float64)
+    norm = global_norm(mine)
+    limit_norm(mine, norm, 1.5)
+    assert norm.item() == pytest.approx(nn.utils.clip_grad_norm_(torchs, 1.5).item())
+    for one, other in zip(mine, torchs, strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
