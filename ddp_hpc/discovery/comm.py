@@ -7,7 +7,10 @@ can end the process.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
+import select
 import sys
 import time
 import warnings
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _POLL_S = 0.002
+# Hydra's proxy answers within a millisecond.
+_SIGN_OFF_S = 2.0
 
 
 class Comm(Protocol):
@@ -133,14 +138,43 @@ def abort_mpi(exit_code: int, patience_s: float) -> None:
         module.COMM_WORLD.Abort(exit_code)
 
 
-def finalize_mpi() -> None:
+def finalize_mpi(*, then_exits: bool = False) -> None:
     """Ends MPI before the process ends, where it was initialised. Collective: every rank must call this.
 
     A rank in MPI_Finalize waits for the others, and MPICH keeps a core busy while it does.
+    `then_exits` says that `os._exit` follows.
     """
     module = sys.modules.get("mpi4py.MPI")
-    if module is not None and module.Is_initialized() and not module.Is_finalized():
-        module.Finalize()
+    if module is None or not module.Is_initialized() or module.Is_finalized():
+        return
+    manager = _process_manager() if then_exits else None
+    module.Finalize()
+    if manager is not None:
+        _sign_off(*manager)
+
+
+def _process_manager() -> tuple[int, os.stat_result] | None:
+    """The socket to MPICH's process manager where it speaks PMI-1, as Hydra does."""
+    fd = os.environ.get("PMI_FD", "")
+    if not fd.isdigit() or os.environ.get("PMI_VERSION", "1") != "1":
+        return None
+    with contextlib.suppress(OSError):
+        return int(fd), os.fstat(int(fd))
+    return None
+
+
+def _sign_off(fd: int, socket: os.stat_result) -> None:
+    """Tells the process manager that this process ends on purpose.
+
+    MPICH 4.1 and later do so in a handler that `os._exit` skips (`MPIR_pmi_finalize_on_exit`). Hydra then
+    takes the first rank to end for one that crashed: it kills the others, and returns 9 or 0 instead of
+    their exit code. Earlier versions close the socket in MPI_Finalize, and its number may be another file's.
+    """
+    with contextlib.suppress(OSError):
+        if os.path.samestat(os.fstat(fd), socket):
+            os.write(fd, b"cmd=finalize\n")
+            if select.select([fd], [], [], _SIGN_OFF_S)[0]:
+                os.read(fd, 1024)
 
 
 def mpi4py_is_installed() -> bool:

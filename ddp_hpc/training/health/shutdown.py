@@ -103,12 +103,10 @@ def end_stopped(world: World) -> NoReturn:
     Not for torchrun, which restarts ranks that exit with a code other than 0.
     """
     _ignore_signals()
-    finalize_mpi()
+    finalize_mpi(then_exits=True)
     # Launchers return the largest exit code, or all of them ORed. Rank 0 exits last, so that a launcher
     # that kills the other ranks because of its exit code finds none.
-    # Hydra returns one rank's code after MPI_Finalize: with MPICH 5.0, 75 and 0 gave either of them.
-    all_say_it = world.launcher.startswith("hydra")
-    _leave(EXIT_AGAIN if world.rank == 0 or all_say_it else EXIT_DONE)
+    _leave(EXIT_AGAIN if world.rank == 0 else EXIT_DONE)
 
 
 def fail(error: BaseException, parts: Parts, timeout_s: float) -> NoReturn:
@@ -147,7 +145,7 @@ def fail(error: BaseException, parts: Parts, timeout_s: float) -> NoReturn:
         # All ranks are here: none of them is stuck in a collective.
         if parts.watch is not None:
             parts.watch.close()
-        finalize_mpi()
+        finalize_mpi(then_exits=True)
         _leave(code)
     if parts.world is not None and parts.world.launcher == "torchrun" and claim is not Claim.LATE:
         _tell_torchrun(text)

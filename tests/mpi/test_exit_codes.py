@@ -1,0 +1,33 @@
+"""mpiexec returns the exit code that the ranks chose, whichever of them is slow to end."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Launch
+
+PROGRAM = """
+import os, sys, time
+from ddp_hpc.discovery.comm import finalize_mpi, load_mpi
+comm = load_mpi("any", "mpiexec")
+delay_s, code = eval(sys.argv[1], {"rank": comm.rank})
+finalize_mpi(then_exits=True)
+time.sleep(delay_s)
+os._exit(code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("delays_and_codes", "expected"),
+    [("(0.3 * rank, 2)", 2), ("(0.3 * (2 - rank), 75 if rank == 0 else 0)", 75)],
+)
+def test_the_exit_code_after_mpi_finalize_is_that_of_the_ranks(
+    launch: Launch, mpiexec: Path, delays_and_codes: str, expected: int
+) -> None:
+    # With MPICH 5.0.2, `os._exit` alone gave 9 each time: Hydra killed the ranks that were later.
+    ended = launch([mpiexec, "-n", "3", sys.executable, "-c", PROGRAM, delays_and_codes])
+    assert ended.exit_code == expected, ended.stderr
+    assert "BAD TERMINATION" not in ended.stdout + ended.stderr or expected
