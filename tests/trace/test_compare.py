@@ -31,6 +31,8 @@ def test_the_finding_of_the_lesson_is_reproduced(loaders):
     )
 
 
+# Milliseconds of real loops: another load on the machine reverses them.
+@pytest.mark.soak
 def test_our_loader_solves_the_problem_of_the_lesson(loaders):
     sentence = compare(loaders["our_hdf5"], loaders["naive_hdf5"])
     assert "times faster): waiting for data takes " in sentence
