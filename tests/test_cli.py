@@ -101,7 +101,9 @@ def test_an_unknown_option_is_exit_code_2_with_the_nearest_one() -> None:
 
 
 def test_an_unknown_command_is_exit_code_2_with_the_nearest_one() -> None:
-    assert refused("rendre") == "error: 'rendre' is no command (did you mean \"render\"?); see ddp-hpc --help"
+    assert (
+        refused("rendre") == "error: 'rendre' is not a command (did you mean \"render\"?); see ddp-hpc --help"
+    )
 
 
 def test_every_command_in_the_list_is_there_under_its_name_with_a_help() -> None:
