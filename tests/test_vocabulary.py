@@ -51,8 +51,6 @@ NOT_YET: tuple[str, ...] = (
     "ddp_hpc/training/",
     "ddp_hpc/units.py",
     "ddp_hpc/user_errors.py",
-    "docs/explanation/snapshots-and-requeue.md",
-    "docs/how-to/launch.md",
     "templates/",
 )
 
@@ -90,6 +88,9 @@ EXPRESSIONS = {
     r"\bso many (?:seconds|times|jobs|steps|bytes)\b": "N seconds, that number of",
     r"\bpretended\b": "simulated",
 }
+# Abbreviations that need no explanation, and placeholders for values in help texts.
+ABBREVIATIONS = {"CUDA", "FLOP", "GIB", "HTML", "ID", "IDX", "JSON", "MIB", "MLP", "MNIST", "MiB", "TOML"}
+PLACEHOLDERS = frozenset("ARGS DIR FILE HH INPUT JOB KEY LINE MM MODEL RANK SIZE SS VALUE WAIT".split())
 _PATTERNS = [(re.compile(pattern), instead) for pattern, instead in EXPRESSIONS.items()]
 
 
@@ -212,14 +213,31 @@ def test_pages_use_plain_english() -> None:
     assert not found, show(found)
 
 
-def test_help_texts_use_plain_english() -> None:
+def all_help_texts() -> list[Text]:
     commands = {"ddp-hpc": cli, "data_gen": data_gen_cli}
     for name in ("train", "export", "sample"):
         commands[f"ddp_hpc.{name}"] = import_module(f"ddp_hpc.{name}").command
-    texts = [text for one in commands.items() for text in help_texts(*one)]
+    return [text for one in commands.items() for text in help_texts(*one)]
+
+
+def test_help_texts_use_plain_english() -> None:
+    texts = all_help_texts()
     assert {"ddp-hpc submit --dry-run", "ddp_hpc.train --lr"} <= {text.place for text in texts}
     found = findings(iter(texts))
     assert not found, show(found)
+
+
+def test_abbreviations_in_help_texts_are_in_the_glossary() -> None:
+    glossary = (ROOT / GLOSSARY).read_text(encoding="utf-8")
+    for text in all_help_texts():
+        # In help texts, words in capitals are placeholders for values, like those of the usage line.
+        for word in re.findall(
+            r"\b(?=[A-Za-z]*[A-Z][a-z]*[A-Z])[A-Za-z]{2,5}s?\b", text.text.partition("\b")[0]
+        ):
+            known = word in PLACEHOLDERS or word.removesuffix("s") in ABBREVIATIONS
+            assert known or re.search(rf"\b{word}\b", glossary), (
+                f"{text.place}: {word} is not in the glossary"
+            )
 
 
 def test_templates_and_profiles_use_plain_english() -> None:

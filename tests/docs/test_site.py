@@ -1,5 +1,6 @@
 """The documentation site: it builds without a warning, its links lead somewhere, and a browser shows it."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -75,3 +76,10 @@ def test_a_browser_shows_the_site(site: Path) -> None:
         page.set_viewport_size({"width": 390, "height": 800})
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         assert problems == []
+
+
+def test_the_glossary_is_sorted_and_defines_each_term_once() -> None:
+    page = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
+    terms = re.findall(r"^([^\n:#]+)\n: \S", page, re.MULTILINE)
+    assert len(terms) > 60
+    assert terms == sorted(set(terms), key=str.casefold)
