@@ -70,7 +70,7 @@ EXPRESSIONS = {
     r"\b(?:go|goes|going|went|gone) on\b": "resume, continue",
     r"\bno number\b": "non-finite, not a number",
     r"\bfound out\b": "detected",
-    r"\btold\b|\bthe telling\b|\btells? (?:of|more)\b": "reported",
+    r"\btold\b(?! apart)|\bthe telling\b|\btells? (?:of|more)\b": "reported",
     rf"\b(?:{_COUNTED}) an? (?:{_UNITS})\b": "per rank, per step, per node, ...",
     rf"(?<![Tt]here )\b(?:is|are|was|were) no (?!(?:{_COMPARED})\b)": "is not a, does not exist",
     r"(?<![Tt]here )\b(?:is|are|was|were) none\b": "does not exist, is not one",
@@ -82,12 +82,16 @@ EXPRESSIONS = {
     r"\bin (?:its|their|so many) (?:own )?words\b": "message, output",
     r"\bpassed over\b": "skipped, ignored",
     r"\blook(?:s|ed)? whether\b": "check whether",
-    r"\bours\b": "of ddp-hpc",
     r"\bat hand\b": "available",
     r"\bbeliev(?:e|es|ed|ing)\b": "use, accept",
     r"\bso many (?:seconds|times|jobs|steps|bytes)\b": "N seconds, that number of",
     r"\bpretended\b": "simulated",
 }
+# Messages of version 0.1 that newer versions still recognize in logs.
+_OLD_MESSAGES = (
+    ("ddp_hpc/jobs/first_failure.py", "going on"),
+    ("ddp_hpc/jobs/log_files.py", "goes on"),
+)
 # Abbreviations that need no explanation, and placeholders for values in help texts.
 _ABBREVIATIONS = {"CUDA", "FLOP", "GIB", "HTML", "ID", "IDX", "JSON", "MIB", "MLP", "MNIST", "MiB", "TOML"}
 _PLACEHOLDER = re.compile("ARGS|DIR|FILE|HH|INPUT|JOB|KEY|LINE|MM|MODEL|RANK|SIZE|SS|VALUE|WAIT")
@@ -114,7 +118,11 @@ def findings(texts: Iterator[Text]) -> list[str]:
             for match in pattern.finditer(text):
                 around = text[max(0, match.start() - 50) : match.end() + 50]
                 found.append(f"{one.place}: {match[0]!r} (write: {instead}) in: {around}")
-    return [line for line in found if not line.startswith(NOT_YET)]
+    return [line for line in found if not line.startswith(NOT_YET) and not is_old_message(line)]
+
+
+def is_old_message(finding: str) -> bool:
+    return any(finding.startswith(path) and f": {words!r} (" in finding for path, words in _OLD_MESSAGES)
 
 
 def pages(name: str, text: str) -> Iterator[Text]:
