@@ -51,6 +51,7 @@ NOT_YET: tuple[str, ...] = (
     "ddp_hpc/training/",
     "ddp_hpc/units.py",
     "ddp_hpc/user_errors.py",
+    "profiles/",
     "templates/",
 )
 
