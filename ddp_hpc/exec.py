@@ -18,9 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from ddp_hpc.discovery.launcher_environment import EXEC, Environ
+from ddp_hpc.discovery.launcher_environment import ADDED_BY_EXEC, Environ
 from ddp_hpc.discovery.listening_ports import listens, sockets_of
-from ddp_hpc.discovery.once_per_node import say_once_a_node
+from ddp_hpc.discovery.once_per_node import print_once_per_node
 from ddp_hpc.discovery.watchdog import time_limit
 from ddp_hpc.discovery.world import World, discover, short_hostname
 from ddp_hpc.errors import (
@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
     except ReportedElsewhereError as error:
         sys.exit(error.exit_code)
     except DdpHpcError as error:
-        say_once_a_node(f"[{short_hostname()}] error: {error}", os.environ)
+        print_once_per_node(f"[{short_hostname()}] error: {error}", os.environ)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
@@ -121,7 +121,7 @@ def _world_variables(environ: dict[str, str]) -> dict[str, str]:
         given["GROUP_WORLD_SIZE"] = num_nodes
     # What the user has set by hand was compared, and stays.
     added = {name: str(value) for name, value in given.items() if name not in environ}
-    return {**added, EXEC: ",".join(added)}
+    return {**added, ADDED_BY_EXEC: ",".join(added)}
 
 
 def _met(world: World, environ: dict[str, str]) -> tuple[str, int, list[str]]:

@@ -90,7 +90,7 @@ def test_ranks_that_the_user_has_set_otherwise_are_refused_with_both_values(
     assert ended.exit_code == 2
     (line,) = errors(ended)
     assert re.search(
-        r"MPICH Hydra says rank \d of 2 .* but RANK and WORLD_SIZE set by hand says rank 5 of 8", line
+        r"MPICH Hydra reports rank \d of 2 .* but RANK and WORLD_SIZE set by hand reports rank 5 of 8", line
     )
 
 

@@ -18,7 +18,7 @@ def test_open_mpis_mpi4py_under_mpichs_mpiexec_is_n_singletons(
 ) -> None:
     ended = launch([mpiexec, "-n", "2", openmpi_python, *ENV], env=OPENMPI_SETTINGS)
     text = errors(ended)[0]
-    assert "MPICH Hydra started 2 ranks (PMI_SIZE), but MPI says 1: 2 singletons" in text
+    assert "MPICH Hydra started 2 ranks (PMI_SIZE), but MPI reports 1: 2 singletons" in text
     assert "mpi4py is bound to Open MPI v5" in text
     assert f"{openmpi_python.parents[1] / 'lib'}/libmpi.so" in text
     assert f"use the mpiexec of that library ({openmpi_python.parent / 'mpiexec'})" in text
@@ -49,7 +49,7 @@ def test_an_mpi_that_cannot_be_loaded_is_named(
     ended = launch([mpiexec, "-n", "2", sys.executable, *ENV], env={"MPI4PY_LIBMPI": str(missing)})
     text = errors(ended)[0]
     assert "mpi4py cannot be used under MPICH Hydra" in text
-    assert "load the site's MPI module, or `pip install mpich`" in text
+    assert "load the site's MPI module, install an MPI with `pip install mpich`" in text
     assert ended.exit_code == 2
 
 

@@ -43,7 +43,7 @@ def test_ranks_that_are_bound_to_one_core_are_warned_of(tmp_path: Path, forks: F
     job = forks.start(*SIZES, cwd=tmp_path, ranks=2, program=BOUND)
     assert job.wait() == [0, 0], job.words()
     first, warning = placement_lines(job.words())
-    assert first == "placement: 2 ranks on 1 node, 1 CPU a rank, 1 warning"
+    assert first == "placement: 2 ranks on 1 node, 1 CPU per rank, 1 warning"
     assert warning.startswith("warning: all 2 ranks on ")
     assert f"are bound to the same CPU {cpu} of {os.cpu_count()}" in warning
 
@@ -115,7 +115,7 @@ def test_a_shared_gpu_ends_the_job_once_under_nccl_and_leaves_the_table(
     first, *others = checked(store, monkeypatch, devices, "nccl")
     assert isinstance(first, RequestError)
     assert first.everywhere
-    assert "ranks 1 and 2 on n1 would share one device (GPU-1): NCCL refuses that" in str(first)
+    assert "ranks 1 and 2 on n1 would share one device (GPU-1): NCCL does not allow this" in str(first)
     assert all(isinstance(other, ReportedElsewhereError) for other in others)
     assert "error: ranks 1 and 2 on n1" in (tmp_path / "placement.txt").read_text()
 

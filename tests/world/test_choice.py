@@ -78,4 +78,4 @@ def test_pals_alone_says_how_it_got_the_size(tmp_path: Path) -> None:
 def test_pals_alone_without_a_node_file_tells_no_size() -> None:
     (error,) = discover_all([load("pals-pmix", 0) | {"PBS_NODEFILE": "/nonexistent"}], choice="pals")
     assert isinstance(error, LaunchError)
-    assert "HPE PALS is here but does not tell the world size (PMI_SIZE is not set)" in str(error)
+    assert "HPE PALS was detected but does not provide the world size (PMI_SIZE is not set)" in str(error)

@@ -53,8 +53,8 @@ def test_each_rank_finds_its_place_without_mpi(case: Case, node_file: str) -> No
     if ROWS.get(case.launcher) == "hydra_port":
         for error in results:
             assert isinstance(error, LaunchError)
-            assert "does not tell the world size" in str(error)
-            assert "mpi4py installed" in str(error)
+            assert "does not provide the world size" in str(error)
+            assert "install mpi4py" in str(error)
     else:
         assert [place(world) for world in results] == [true_place(case, r) for r in range(case.num_ranks)]
 
@@ -81,7 +81,7 @@ def test_an_mpi_that_numbers_the_ranks_otherwise_is_refused_on_every_rank(case: 
         return
     for error in results:
         assert isinstance(error, LaunchError)
-        assert "but MPI_COMM_WORLD says rank" in str(error)
+        assert "but MPI_COMM_WORLD reports rank" in str(error)
         assert "the rank differs" in str(error)
         assert error.everywhere
 
@@ -176,5 +176,5 @@ def test_a_pbs_job_without_a_launcher_is_one_process_and_says_so() -> None:
     (world,) = discover_all([{"PBS_JOBID": "1.s", "PBS_NODEFILE": "/nonexistent"}])
     assert place(world) == (0, 1, 0, 1)
     assert world.notes == (
-        "inside a PBS job, yet started by no launcher: one process; put mpiexec in front for more",
+        "one process without a launcher inside a PBS job; put mpiexec in front of the command for more",
     )

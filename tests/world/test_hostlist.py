@@ -106,7 +106,7 @@ def test_tasks_per_node_are_run_lengths(text: str, counts: list[int]) -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "2(x)", "2(3)", "-1", "2,,1", "2(x3", "\u0663", "9" * 5000])
 def test_what_is_no_run_length_is_refused(text: str) -> None:
-    with pytest.raises(LaunchError, match="is no list of tasks per node"):
+    with pytest.raises(LaunchError, match="is not a list of tasks per node"):
         expand_counts(text)
 
 

@@ -10,7 +10,7 @@ from ddp_hpc.discovery.launcher_environment import (
     pbs_hosts,
     peek_rank,
     present_launchers,
-    read_claim,
+    read_launcher_values,
 )
 from ddp_hpc.errors import LaunchError
 from tests.environments import load
@@ -73,33 +73,33 @@ def test_a_name_set_by_hand_is_no_sign_of_open_mpi() -> None:
 
 
 def test_open_mpis_node_rank_is_no_node_index() -> None:
-    assert read_claim(BY_NAME["openmpi"], load("openmpi-in-slurm", 1)).node_rank is None
+    assert read_launcher_values(BY_NAME["openmpi"], load("openmpi-in-slurm", 1)).node_rank is None
 
 
 def test_a_claim_says_which_variable_each_value_came_from() -> None:
-    claim = read_claim(BY_NAME["slurm"], load("srun-uneven", 2))
-    assert (claim.rank, claim.world_size, claim.local_rank, claim.local_size) == (2, 3, 0, 1)
-    assert claim.sources["local_size"] == "SLURM_STEP_TASKS_PER_NODE"
-    assert claim.place() == "rank 2 of 3 (SLURM_PROCID=2, SLURM_STEP_NUM_TASKS=3)"
+    reported = read_launcher_values(BY_NAME["slurm"], load("srun-uneven", 2))
+    assert (reported.rank, reported.world_size, reported.local_rank, reported.local_size) == (2, 3, 0, 1)
+    assert reported.sources["local_size"] == "SLURM_STEP_TASKS_PER_NODE"
+    assert reported.place() == "rank 2 of 3 (SLURM_PROCID=2, SLURM_STEP_NUM_TASKS=3)"
 
 
 @pytest.mark.parametrize("text", ["", " ", "x", "-1", "+1", "1.0", "1_0", " 1", "0x1", "\u0663", "9" * 5000])
 @pytest.mark.parametrize("variable", ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"])
 def test_a_value_that_is_no_number_is_refused_by_name(variable: str, text: str) -> None:
-    with pytest.raises(LaunchError, match=rf"^{variable}='.*' is no (rank|size); .*unset it"):
-        read_claim(BY_NAME["slurm"], load("srun-none", 0) | {variable: text})
+    with pytest.raises(LaunchError, match=rf"^{variable}='.*' is not a (rank|size); .*unset it"):
+        read_launcher_values(BY_NAME["slurm"], load("srun-none", 0) | {variable: text})
 
 
 @pytest.mark.parametrize("variable", ["SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"])
 def test_a_size_of_zero_is_refused(variable: str) -> None:
-    with pytest.raises(LaunchError, match=f"{variable}='0' is no size; .* from 1 up"):
-        read_claim(BY_NAME["slurm"], load("srun-none", 0) | {variable: "0"})
+    with pytest.raises(LaunchError, match=f"{variable}='0' is not a size; .* at least 1"):
+        read_launcher_values(BY_NAME["slurm"], load("srun-none", 0) | {variable: "0"})
 
 
 def test_a_node_index_beyond_the_tasks_per_node_is_of_another_step() -> None:
     environ = load("srun-none", 0) | {"SLURM_NODEID": "2"}
     with pytest.raises(LaunchError, match=r"SLURM_NODEID=2 is outside SLURM_STEP_TASKS_PER_NODE=2\(x2\)"):
-        read_claim(BY_NAME["slurm"], environ)
+        read_launcher_values(BY_NAME["slurm"], environ)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 SAY = (
-    "import os; from ddp_hpc.discovery.once_per_node import say_once_a_node; "
-    "say_once_a_node(TEXT, os.environ)"
+    "import os; from ddp_hpc.discovery.once_per_node import print_once_per_node; "
+    "print_once_per_node(TEXT, os.environ)"
 )
 
 
@@ -54,7 +54,7 @@ def bind(self, name):
     time.sleep(60)
 socket.socket.bind = bind
 import os
-once.say_once_a_node("error: mine", os.environ)
+once.print_once_per_node("error: mine", os.environ)
 """
 
 

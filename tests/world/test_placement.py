@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddp_hpc.discovery.cpu_affinity import own_cores, threads_per_rank
-from ddp_hpc.discovery.placement_check import Finding, check, summary, table
+from ddp_hpc.discovery.placement_check import PlacementFinding, check, summary, table
 from ddp_hpc.discovery.rank_placement import Device, RankPlace, cpu_list, cpu_numbers, own_place
 from ddp_hpc.discovery.world import World
 
@@ -104,7 +104,7 @@ def found(places: list[RankPlace], backend: str = "nccl") -> list[str]:
 
 def test_of_well_placed_ranks_there_is_nothing_to_say() -> None:
     assert found(nodes()) == []
-    assert summary(nodes()) == "16 ranks on 2 nodes, 16 devices, 32 CPUs a rank"
+    assert summary(nodes()) == "16 ranks on 2 nodes, 16 devices, 32 CPUs per rank"
     # Without a UUID the place on the PCI bus names a device, and each node has the same places.
     assert summary(nodes(identity="")) == summary(nodes())
 
@@ -124,11 +124,13 @@ def test_two_ranks_on_one_gpu_end_the_job_under_nccl() -> None:
     places[5] = place(5, identity="n1-gpu-4", pci="0000:04:00.0", device_numa=4, device_cpus=places[5].cpus)
     first, *others = check(places, "nccl")
     assert first.ends_job
-    assert first.text.startswith("ranks 4 and 5 on n1 would share one device (n1-gpu-4): NCCL refuses that")
+    assert first.text.startswith(
+        "ranks 4 and 5 on n1 would share one device (n1-gpu-4): NCCL does not allow this"
+    )
     assert others == []
     (only,) = check(places, "gloo")
     assert not only.ends_job
-    assert "gloo allows it" in only.text
+    assert "gloo allows this" in only.text
 
 
 def test_without_uuids_a_gpu_is_known_by_its_place_on_the_bus_of_its_host() -> None:
@@ -138,7 +140,7 @@ def test_without_uuids_a_gpu_is_known_by_its_place_on_the_bus_of_its_host() -> N
     same = [place(rank, identity="", pci="0000:c7:00.0") for rank in range(3)]
     text = found(same)[0]
     assert "ranks 0 and 1 on n1 would share one device (0000:c7:00.0)" in text
-    assert text.endswith("(1 more of this kind)")
+    assert text.endswith("(1 more case)")
 
 
 def test_nothing_is_concluded_where_torch_tells_neither_uuid_nor_bus() -> None:
@@ -174,7 +176,7 @@ def test_ranks_with_a_core_each_where_there_are_more() -> None:
     places = [on_cpus(rank, str(rank), allotted_cpus=64) for rank in range(4)]
     (text,) = found(places, "gloo")
     assert text.startswith("rank 0 on n1 has CPU 0 of 64: all its threads and loader workers share it")
-    assert text.endswith("(3 more of this kind)")
+    assert text.endswith("(3 more cases)")
 
 
 def test_a_core_each_is_well_where_there_are_no_more() -> None:
@@ -204,7 +206,7 @@ def test_a_gpu_far_from_the_cores_of_its_rank() -> None:
     (text,) = found(places)
     assert text.startswith("rank 0 on n1 runs on CPUs 0-7 (NUMA node 0), far from its cuda:0 (0000:00:00.0)")
     assert "which is at NUMA node 3; bind it to CPUs among 24-31" in text
-    assert text.endswith("(3 more of this kind)")
+    assert text.endswith("(3 more cases)")
 
 
 def test_ranks_on_two_hardware_threads_of_the_same_cores() -> None:
@@ -224,9 +226,7 @@ def test_mixed_versions_are_named_with_the_nodes_that_have_them() -> None:
     places = nodes(3)
     places[8:16] = [replace(p, versions={"python": "3.11.7", "torch": "2.7.1"}) for p in places[8:16]]
     torch, nccl = found(places)
-    assert torch.startswith(
-        "torch differs between nodes: 2.8.0 on n1, n3, 2.7.1 on n2; let all load the same"
-    )
+    assert torch.startswith("torch differs between nodes: 2.8.0 on n1, n3, 2.7.1 on n2; load the same")
     assert nccl.startswith("nccl differs between nodes: 2.27.3 on n1, n3, none on n2;")
 
 
@@ -247,7 +247,9 @@ def test_findings_of_a_large_job_are_few_and_quick() -> None:
 
 def test_the_table_has_a_row_a_rank_and_the_findings() -> None:
     places = nodes(1, versions={"torch": "2.8.0"})[:2]
-    lines = table(places, [Finding("all is lost", ends_job=True), Finding("so so")]).splitlines()
+    lines = table(
+        places, [PlacementFinding("all is lost", ends_job=True), PlacementFinding("so so")]
+    ).splitlines()
     assert (
         lines[0]
         == "rank  host  local  device  PCI           NUMA  CPUs           NUMA of CPUs  device's name"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ddp_hpc.discovery.comm import abort_mpi, finalize_mpi
 from ddp_hpc.discovery.launcher_environment import present_launchers
-from ddp_hpc.discovery.once_per_node import say_once_a_node
+from ddp_hpc.discovery.once_per_node import print_once_per_node
 from ddp_hpc.discovery.world import World, short_hostname
 from ddp_hpc.errors import (
     EXIT_AGAIN,
@@ -173,7 +173,7 @@ def speak(claim: Claim, text: str, world: World | None) -> None:
     """Prints the error as one line; a traceback is printed unchanged, without a label."""
     worded = text if "\n" in text else f"error: {text}"
     if claim is Claim.ALONE:
-        say_once_a_node(f"[{short_hostname()}] {worded}", os.environ)
+        print_once_per_node(f"[{short_hostname()}] {worded}", os.environ)
     elif claim is Claim.FIRST:
         prefix = world.prefix if world is not None and world.world_size > 1 else ""
         # One write, so that lines of different ranks do not mix. Errors such as a full disk are ignored.

@@ -12,7 +12,7 @@ import torch
 
 from ddp_hpc.discovery.comm import mpi_library
 from ddp_hpc.discovery.cpu_affinity import own_cores
-from ddp_hpc.discovery.placement_check import Finding, check, summary, table
+from ddp_hpc.discovery.placement_check import PlacementFinding, check, summary, table
 from ddp_hpc.discovery.rank_placement import RankPlace, own_place
 from ddp_hpc.discovery.world import World
 from ddp_hpc.errors import DdpHpcError, RequestError, stop_together
@@ -55,7 +55,7 @@ def _versions(world: World) -> dict[str, str]:
     return versions() | ({"mpi": mpi_library().partition(" (")[0]} if world.mpi is not None else {})
 
 
-def _write(places: Sequence[RankPlace], findings: Sequence[Finding], run_dir: str) -> str:
+def _write(places: Sequence[RankPlace], findings: Sequence[PlacementFinding], run_dir: str) -> str:
     """Writes `placement.txt` and `placement.json`; returns the path, or the error, for the log."""
     if not run_dir:
         return ""
