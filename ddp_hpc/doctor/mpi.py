@@ -51,7 +51,7 @@ def mpi4py_binding(here: Here) -> DoctorFinding:
 def mpi_launcher(here: Here) -> DoctorFinding:
     """Compares the first mpiexec on the PATH with mpi4py's library; outside jobs, also starts two ranks."""
     path = here.environ.get("PATH", os.defpath)
-    mpiexec = next((one for one in local_mpi.mpiexecs_on(path) if not _is_of_pbs(one)), None)
+    mpiexec = next((one for one in local_mpi.mpiexecs_on(path) if not _is_pbs_mpiexec(one)), None)
     if mpiexec is None:
         if shutil.which("srun", path=path):
             return ok("no mpiexec on the PATH; ranks are started with srun")
@@ -71,7 +71,7 @@ def mpi_launcher(here: Here) -> DoctorFinding:
         return fail(what, remedy)
     if here.is_rank or not launcher or here.in_job:
         return ok(what)
-    if local_mpi.works(mpiexec, without_launcher(dict(here.environ))):
+    if local_mpi.works_with_mpi4py(mpiexec, without_launcher(dict(here.environ))):
         return ok(f"{what}: {_TRIAL}")
     return fail(f"{what}, but a test with two ranks failed", remedy)
 
@@ -95,8 +95,8 @@ def version_of(mpiexec: Path) -> str:
     return local_mpi.ask_version(str(mpiexec), _VERSION_LIMIT_S)[1]
 
 
-def _is_of_pbs(mpiexec: Path) -> bool:
-    return local_mpi.is_of_pbs(version_of(mpiexec))
+def _is_pbs_mpiexec(mpiexec: Path) -> bool:
+    return local_mpi.is_pbs_mpiexec(version_of(mpiexec))
 
 
 def family_of(version: str) -> str:

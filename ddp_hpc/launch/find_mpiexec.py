@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ddp_hpc.errors import RequestError
-from ddp_hpc.local_mpi import ask_version, is_of_pbs, is_open_mpi, mpiexecs_on
+from ddp_hpc.local_mpi import ask_version, is_open_mpi, is_pbs_mpiexec, mpiexecs_on
 
 _ASK_LIMIT_S = 30.0
 
@@ -26,7 +26,7 @@ def find_mpiexec(environ: Mapping[str, str]) -> str:
     path = environ.get("PATH", os.defpath)
     if wanted:
         if found := shutil.which(wanted, path=path):
-            if is_of_pbs(ask_version(found, _ASK_LIMIT_S, environ)[1]):
+            if is_pbs_mpiexec(ask_version(found, _ASK_LIMIT_S, environ)[1]):
                 raise RequestError(
                     f"DDP_HPC_MPIEXEC={wanted} is PBS's own mpiexec, not an MPI launcher. Use another "
                     "mpiexec."
@@ -53,7 +53,7 @@ def find_mpiexec(environ: Mapping[str, str]) -> str:
 def version_of(mpiexec: str, environ: Mapping[str, str]) -> str:
     """Return the output of `mpiexec --version`; empty if it fails or the program is PBS's own mpiexec."""
     code, said = ask_version(mpiexec, _ASK_LIMIT_S, environ)
-    return "" if code or is_of_pbs(said) else said or "no output"
+    return "" if code or is_pbs_mpiexec(said) else said or "no output"
 
 
 def per_node_words(

@@ -24,7 +24,7 @@ def _not_text(subject: Subject) -> Iterator[Problem]:
         yield Problem(1, "the script is empty", "write a script, or generate one with `ddp-hpc render`")
     elif "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
-        yield Problem(line, "the script contains a NUL byte, which sbatch rejects", "submit a text file")
+        yield Problem(line, "the script contains a NUL character, which sbatch rejects", "submit a text file")
     elif len(text) >= MAX_CHARS:
         yield Problem(
             1, "the script is larger than the 4 MB that Slurm accepts", "move data to separate files"

@@ -12,7 +12,7 @@ from ddp_hpc.sites.tables import BASHS_OWN, VARIABLE
 from ddp_hpc.toml_config import read_toml
 from ddp_hpc.units import parse_walltime_s
 
-LAUNCHERS = ("mpiexec", "srun", "ibrun", "flux", "torchrun")
+LAUNCHER_NAMES = ("mpiexec", "srun", "ibrun", "flux", "torchrun")
 ENV_STYLES = ("torchrun", "none")
 MPI_KINDS = ("none", "pmi2", "pmix", "cray_shasta")
 DEFAULT_COMMAND = ("python", "-m", "ddp_hpc.train")
@@ -83,7 +83,7 @@ class Job:
                 f"--min-nodes must be at most {self.num_nodes}, the number of nodes of the job "
                 f"(got {self.min_nodes})"
             )
-        _one_of("launcher", self.launcher, LAUNCHERS)
+        _one_of("launcher", self.launcher, LAUNCHER_NAMES)
         _one_of("MPI type", self.mpi, MPI_KINDS)
         _one_of("environment style", self.env_style, ENV_STYLES)
         _check_env(self.env)

@@ -61,7 +61,7 @@ def test_a_program_that_never_meets_the_others_is_warned_of_with_the_way_out(lau
     ended = launch([*LAUNCH, "-n", "2", "--", "python", "-c", program])
     assert (ended.exit_code, ended.stdout) == (0, "trained\ntrained\n")
     (line,) = [line for line in ended.stderr.splitlines() if "warning: " in line]
-    assert "2 ranks were started, and rank 0's program has opened no process group" in line
+    assert "2 ranks were started, but rank 0's program has not opened a process group" in line
     assert "init_process_group()" in line
 
 
@@ -107,7 +107,7 @@ def test_a_rank_that_does_not_come_is_named(launch: Launch) -> None:
     ended = launch([sys.executable, *EXEC, "true"], env=env)
     assert ended.exit_code == 1
     (line,) = errors(ended)
-    assert "1 of 1 ranks did not come to rank 0" in line
+    assert "1 of 1 ranks did not connect to rank 0" in line
 
 
 @pytest.mark.parametrize("value", ["soon", "0", "inf"])
@@ -115,7 +115,7 @@ def test_a_time_limit_that_is_none_is_refused(launch: Launch, value: str) -> Non
     env = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     ended = launch([sys.executable, *EXEC, "true"], env=env | {"DDP_HPC_INIT_TIMEOUT_S": value})
     assert ended.exit_code == 2
-    assert f"DDP_HPC_INIT_TIMEOUT_S='{value}' is not a time" in errors(ended)[0]
+    assert f"DDP_HPC_INIT_TIMEOUT_S='{value}' is not a positive number of seconds" in errors(ended)[0]
 
 
 def test_the_process_becomes_the_program_and_needs_no_torch(launch: Launch, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_a_sites_own_is_taken_where_its_ranks_find_each_other(
 ) -> None:
     site = program(local.site / "mpiexec", f'exec {mpiexec} "$@"')
     ended = local(*size_of_two)
-    assert f"mpiexec: {site} (found on the PATH, and mpi4py works with it)" in ended.stderr
+    assert f"mpiexec: {site} (found on the PATH; works with mpi4py)" in ended.stderr
     assert ended.stdout == "2\n2\n"
 
 
@@ -71,7 +71,7 @@ def test_a_sites_own_that_starts_no_common_world_is_passed_over(
 ) -> None:
     site = program(local.site / "mpiexec", text)
     ended = local(*size_of_two)
-    assert f"{site} does not start ranks that mpi4py can join: using the embedded one" in ended.stderr
+    assert f"{site} does not work with mpi4py; using the mpiexec of the mpich wheel" in ended.stderr
     assert f"mpiexec: {mpiexec} (of the mpich wheel)" in ended.stderr
     assert ended.stdout == "2\n2\n"
 
@@ -93,14 +93,14 @@ def test_a_file_that_cannot_be_run_is_no_mpiexec(tmp_path: Path) -> None:
     broken = tmp_path / "mpiexec"
     broken.write_bytes(b"\x7fELF nonsense")
     broken.chmod(0o755)
-    assert not local_mpi.works(broken, clean_environ())
+    assert not local_mpi.works_with_mpi4py(broken, clean_environ())
 
 
 def test_one_that_hangs_is_given_up_with_its_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_mpi, "_TRIAL_S", 0.5)
     hangs = program(tmp_path / "mpiexec", f"sleep 600 & echo $! >{tmp_path}/pid; wait")
     start = time.monotonic()
-    assert not local_mpi.works(hangs, clean_environ())
+    assert not local_mpi.works_with_mpi4py(hangs, clean_environ())
     assert time.monotonic() - start < 5
     status = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/status")
     end = time.monotonic() + 10
@@ -123,13 +123,13 @@ def test_open_mpis_mpiexec_on_the_path_brings_its_own_library(
 def test_one_that_the_user_named_is_taken_as_it_is(local: Local, tmp_path: Path) -> None:
     mine = program(tmp_path / "my mpiexec", 'echo "mine: $*"')
     ended = local(mine, "--", "-n", "3", "program")
-    assert ended.stderr == f"mpiexec: {mine} (named by you)\n"
+    assert ended.stderr == f"mpiexec: {mine} (as specified)\n"
     assert ended.stdout == "mine: -n 3 program\n"
 
 
 def test_a_name_alone_is_looked_for_on_the_path(local: Local) -> None:
     mine = program(local.site / "mpiexec.site", "echo found")
-    assert local("mpiexec.site", "--", "-n", "3").stderr == f"mpiexec: {mine} (named by you)\n"
+    assert local("mpiexec.site", "--", "-n", "3").stderr == f"mpiexec: {mine} (as specified)\n"
 
 
 @pytest.mark.parametrize("kind", ["missing", "no program", "a folder"])
@@ -142,7 +142,7 @@ def test_one_that_the_user_named_and_that_is_none_is_refused(local: Local, tmp_p
     ended = local(path, "--", "-n", "2", "true")
     assert (
         ended.stderr
-        == f"error: {path} is no program that can be run; name an mpiexec: make MPIEXEC=/path/to/it\n"
+        == f"error: {path} is not an executable program; specify an mpiexec: make MPIEXEC=/path/to/it\n"
     )
     assert ended.exit_code == 2
 
@@ -161,10 +161,10 @@ def test_the_exit_code_is_that_of_the_program(local: Local) -> None:
 def test_where_there_is_no_mpiexec_at_all_the_install_line_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_mpi, "embedded", lambda: None)
+    monkeypatch.setattr(local_mpi, "bundled_mpiexec", lambda: None)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(RequestError, match=r"none in this environment; pip install 'ddp-hpc\[mpich\]'"):
-        local_mpi.choose(None)
+    with pytest.raises(RequestError, match=r"or in this environment; pip install 'ddp-hpc\[mpich\]'"):
+        local_mpi.choose_mpiexec(None)
 
 
 def test_the_environment_is_only_changed_for_the_mpiexec(
@@ -175,7 +175,7 @@ def test_the_environment_is_only_changed_for_the_mpiexec(
     library.parent.mkdir()
     library.touch()
     monkeypatch.delenv("MPI4PY_LIBMPI", raising=False)
-    assert local_mpi.choose(str(mine))[1]["MPI4PY_LIBMPI"] == str(library)
+    assert local_mpi.choose_mpiexec(str(mine))[1]["MPI4PY_LIBMPI"] == str(library)
     assert "MPI4PY_LIBMPI" not in os.environ
     monkeypatch.setenv("MPI4PY_LIBMPI", "/the/users/own.so")
-    assert local_mpi.choose(str(mine))[1]["MPI4PY_LIBMPI"] == "/the/users/own.so"
+    assert local_mpi.choose_mpiexec(str(mine))[1]["MPI4PY_LIBMPI"] == "/the/users/own.so"

@@ -43,7 +43,7 @@ def test_a_master_addr_and_port_that_the_user_set_are_taken(meeting: Meeting) ->
 def test_a_master_addr_of_another_host_is_refused_at_once_by_one_line(meeting: Meeting) -> None:
     ended = meeting(3, MASTER_ADDR="192.0.2.1")
     (line,) = errors(ended)
-    assert "MASTER_ADDR=192.0.2.1 is no address of" in line
+    assert "MASTER_ADDR=192.0.2.1 is not an address of" in line
     assert "where rank 0 runs" in line
     assert "unset it" in line
     assert ended.exit_code == 1
@@ -56,14 +56,14 @@ def test_a_master_port_that_is_taken_is_refused_at_once_by_one_line(meeting: Mee
         ended = meeting(3, MASTER_PORT=str(port))
     (line,) = errors(ended)
     assert f"port {port} of " in line
-    assert "is taken by another program; unset MASTER_PORT" in line
+    assert "is used by another program; unset MASTER_PORT" in line
     assert ended.exit_code == 1
     assert ended.wall_s < 10
 
 
 def test_a_master_port_that_is_no_port_is_a_wrong_request(meeting: Meeting) -> None:
     ended = meeting(2, MASTER_PORT="99999")
-    assert "MASTER_PORT='99999' is no port; unset it" in errors(ended)[0]
+    assert "MASTER_PORT='99999' is not a port; unset it" in errors(ended)[0]
     assert ended.exit_code == 2
     assert ended.wall_s < 10
 

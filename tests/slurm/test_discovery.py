@@ -195,7 +195,7 @@ def test_an_endpoint_for_more_nodes_than_came_is_an_error_in_time(cluster: Clust
     done = run(cluster, *argv, "--nodes", "3", "--timeout-s", "2")
     assert done.returncode == 1
     assert done.stdout == ""
-    assert "1 of 2 ranks did not come to rank 0" in done.stderr
+    assert "1 of 2 ranks did not connect to rank 0" in done.stderr
 
 
 def test_an_endpoint_is_refused_to_a_batch_shell(cluster: Cluster) -> None:
@@ -274,8 +274,8 @@ def test_without_mpi_the_node_that_cannot_reach_rank_0_says_so_itself(broken_fab
     second = broken_fabric.node_names[1]
     assert done.returncode == 1
     assert (
-        f"node {second} (rank 2) cannot reach rank 0 (MASTER_ADDR and MASTER_PORT; from here by"
+        f"node {second} (rank 2) cannot reach rank 0 (MASTER_ADDR and MASTER_PORT; local interface: "
         in done.stderr
     )
-    assert "no answer at 10.45.0.11, port 23456, in 3 s: Network is unreachable" in done.stderr
-    assert "2 of 3 ranks did not come to rank 0" in done.stderr
+    assert "no answer from 10.45.0.11, port 23456, within 3 s: Network is unreachable" in done.stderr
+    assert "2 of 3 ranks did not connect to rank 0" in done.stderr

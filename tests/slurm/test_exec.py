@@ -40,4 +40,4 @@ def test_a_program_that_trains_alone_on_each_node_is_warned_of(cluster: Cluster,
     argv = ["srun", "--nodes=2", str(BIN / "ddp-hpc"), "exec", "--", str(BIN / "python"), "-c", program]
     done = cluster.run(argv, env=ENVIRONMENT, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "trained\ntrained\n"), done.stderr
-    assert done.stderr.count("warning: 2 ranks were started, and rank 0's program has opened no process") == 1
+    assert done.stderr.count("warning: 2 ranks were started, but rank 0's program has not opened") == 1

@@ -133,7 +133,7 @@ def test_only_rank_0_has_something_to_say(store: Served, monkeypatch: pytest.Mon
     devices = [Device(name="cuda:0", identity="GPU-0")] * 2
     first, other = checked(store, monkeypatch, devices, "gloo")
     assert first[0].startswith("placement: 2 ranks on 1 node, 1 device, ")
-    assert any("gloo allows it" in line for line in first[1:])
+    assert any("gloo allows this" in line for line in first[1:])
     assert other == ()
 
 

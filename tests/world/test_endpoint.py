@@ -13,7 +13,7 @@ from ddp_hpc.discovery.world import World
 from ddp_hpc.errors import LaunchError
 from ddp_hpc.rendezvous.job_key import read_key
 from ddp_hpc.rendezvous.store_client import connect
-from ddp_hpc.rendezvous.torchrun_endpoint import hold_port, node_rank_of
+from ddp_hpc.rendezvous.torchrun_endpoint import node_rank_of, reserve_port
 from tests.conftest import Launch
 
 ENDPOINT = [sys.executable, "-m", "ddp_hpc.rendezvous.torchrun_endpoint"]
@@ -33,7 +33,7 @@ def listens(port: int, reuse: bool) -> bool:
 
 
 def test_a_held_port_is_left_to_torchs_store_alone() -> None:
-    with hold_port() as holder:
+    with reserve_port() as holder:
         port = holder.getsockname()[1]
         assert not listens(port, reuse=False)
         assert listens(port, reuse=True)
@@ -82,5 +82,5 @@ def test_ranks_without_an_address_are_refused(launch: Launch, tmp_path: Path) ->
 
 def test_several_tasks_on_a_node_whose_index_nobody_tells_are_refused() -> None:
     world = World(rank=1, world_size=4, local_rank=1, local_size=2, hostname="n1", launcher="hydra")
-    with pytest.raises(LaunchError, match=r"hydra started 2 tasks on n1 .*start one task a node"):
+    with pytest.raises(LaunchError, match=r"hydra started 2 tasks on n1 .*start one task per node"):
         node_rank_of(world)

@@ -83,7 +83,7 @@ def test_a_link_to_a_directory_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     (tmp_path / "keys").symlink_to(tmp_path / "elsewhere")
     _, note = shared_key({"DDP_HPC_KEY_DIR": str(tmp_path / "keys")}, "x")
-    assert "is somebody else's, or others may write it" in note
+    assert "belongs to another user, or others can write to it" in note
 
 
 def test_where_no_directory_can_be_used_the_note_names_the_way_out(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_key_that_others_may_see_or_replace_is_refused(tmp_path: Path, mode: i
     write_key(path, new_key())
     path.chmod(mode)
     with pytest.raises(
-        LaunchError, match=rf"has to belong to the user .* mode 0600; it has mode {mode:04o} "
+        LaunchError, match=rf"must belong to the user .* mode 0600, but it has mode {mode:04o} "
     ):
         read_key(path)
 
@@ -118,7 +118,7 @@ def test_a_key_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     write_key(path, new_key())
     owner = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    with pytest.raises(LaunchError, match=f"belongs to user {owner}; remove the file"):
+    with pytest.raises(LaunchError, match=f"belongs to user {owner}; remove it"):
         read_key(path)
 
 
@@ -127,7 +127,7 @@ def test_a_file_that_holds_no_key_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "key"
     path.write_text(text)
     path.chmod(0o600)
-    with pytest.raises(LaunchError, match="holds no key of 64 hexadecimal digits; remove the file"):
+    with pytest.raises(LaunchError, match="contains no key of 64 hexadecimal digits; remove the file"):
         read_key(path)
 
 
@@ -166,7 +166,7 @@ def test_a_key_whose_writer_was_killed_is_given_up_on(
     shared_key(environ, "x")
     (path,) = tmp_path.iterdir()
     path.write_text("")
-    assert "holds no key" in shared_key(environ, "x")[1]
+    assert "contains no key" in shared_key(environ, "x")[1]
 
 
 def test_keys_of_old_jobs_are_removed(tmp_path: Path) -> None:

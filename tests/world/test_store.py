@@ -89,7 +89,9 @@ def test_a_get_waits_until_all_keys_are_there(shared: Served) -> None:
 def test_a_wait_ends_at_its_time_limit_and_harms_no_later_one(shared: Served) -> None:
     client = shared.client()
     start_s = time.monotonic()
-    with pytest.raises(StoreTimeoutError, match=rf"no answer of the ranks' store at {HERE}:\d+ in 0.3 s"):
+    with pytest.raises(
+        StoreTimeoutError, match=rf"no answer from the ranks' store at {HERE}:\d+ within 0.3 s"
+    ):
         client.get(["never"], 0.3)
     assert time.monotonic() - start_s < 3
     client.set("never", b"now", S)
@@ -129,7 +131,7 @@ def test_additions_of_many_clients_are_all_counted(shared: Served) -> None:
 def test_what_cannot_be_added_to_is_refused_and_the_connection_lives_on(shared: Served) -> None:
     client = shared.client()
     client.set("text", b"not a number", S)
-    with pytest.raises(StoreRefusedError, match="has to be a number"):
+    with pytest.raises(StoreRefusedError, match="needs a value that is a number"):
         client.add("text", 1, S)
     assert client.get(["text"], S) == [b"not a number"]
 
@@ -138,7 +140,7 @@ def test_a_store_that_is_full_refuses_what_is_new_and_keeps_what_it_has() -> Non
     with store_in_thread(max_bytes=10_000) as served:
         client = served.client()
         client.set("a", b"x" * 8000, S)
-        with pytest.raises(StoreRefusedError, match=r"holds 8101 bytes and 3101 more .* 10000 are the most"):
+        with pytest.raises(StoreRefusedError, match=r"holds 8101 bytes; 3101 more .* limit of 10000"):
             client.set("b", b"x" * 3000, S)
         client.set("a", b"y", S)
         client.set("b", b"x" * 3000, S)
@@ -147,7 +149,7 @@ def test_a_store_that_is_full_refuses_what_is_new_and_keeps_what_it_has() -> Non
 
 def test_a_message_that_is_too_large_is_refused_before_it_is_sent(shared: Served) -> None:
     client = shared.client()
-    with pytest.raises(StoreRefusedError, match="at most 67108864 are possible"):
+    with pytest.raises(StoreRefusedError, match="exceeds the limit of 67108864"):
         client.set("large", bytes(70 * 2**20), S)
     assert not client.check(["large"], S)
 
@@ -296,7 +298,7 @@ def test_a_store_of_another_job_is_passed_over(shared: Served) -> None:
         client = connect(HERE, [other.port, shared.port], lambda: shared.key, S)
         assert client.port == shared.port
         client.close()
-        with pytest.raises(RendezvousError, match="the ranks' store there is another job's"):
+        with pytest.raises(RendezvousError, match="the store on this port belongs to another job"):
             connect(HERE, [other.port], lambda: shared.key, 0.5)
 
 
@@ -319,8 +321,8 @@ def drip(connection: socket.socket) -> None:
         (lambda c: c.sendall(b"\x00\xff\xfe\n"), "the port belongs to another program"),
         (lambda c: c.sendall(b"x" * 100_000), "the port belongs to another program"),
         (lambda c: None, "the connection was closed"),
-        (lambda c: c.sendall(b"ddp-hpc store 1\n" + bytes(32)), "its key is not ours"),
-        (claim, "its key is not ours"),
+        (lambda c: c.sendall(b"ddp-hpc store 1\n" + bytes(32)), "it has a different key"),
+        (claim, "it has a different key"),
         (lambda c: time.sleep(4), "no answer in time"),
         (drip, "no answer in time"),
     ],
@@ -331,7 +333,9 @@ def test_another_program_is_not_taken_for_the_store(
 ) -> None:
     with foreign_service(answer) as port:
         start_s = time.monotonic()
-        with pytest.raises(RendezvousError, match=rf"no answer at {HERE}, port {port}, in 1 s: .*{cause}"):
+        with pytest.raises(
+            RendezvousError, match=rf"no answer from {HERE}, port {port}, within 1 s: .*{cause}"
+        ):
             connect(HERE, [port], lambda: bytes(32), 1)
         assert time.monotonic() - start_s < 3
 
@@ -349,7 +353,7 @@ def test_a_client_that_comes_before_the_server_tries_again() -> None:
 
 def test_a_closed_port_is_named_with_its_cause() -> None:
     port = closed_port()
-    cause = f"no answer at {HERE}, port {port}, in 0.5 s: Connection refused"
+    cause = f"no answer from {HERE}, port {port}, within 0.5 s: Connection refused"
     with pytest.raises(RendezvousError, match=cause):
         connect(HERE, [port], lambda: bytes(32), 0.5)
 

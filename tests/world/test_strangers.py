@@ -92,8 +92,8 @@ def test_one_line_warns_of_strangers_and_few_more_of_many(served: Served) -> Non
             stranger.sendall(bytes(64))
             assert is_closed(stranger)
     assert len(served.warnings) == 2
-    assert "refused a connection from 127.0.0.1 that does not hold this job's key" in served.warnings[0]
-    assert "the 10th" in served.warnings[1]
+    assert "rejected a connection from 127.0.0.1 without this job's key" in served.warnings[0]
+    assert "(10 so far)" in served.warnings[1]
 
 
 def test_whoever_only_looks_whether_the_port_is_open_is_not_worth_a_warning(served: Served) -> None:
