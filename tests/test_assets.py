@@ -25,13 +25,13 @@ def test_the_folder_inside_an_installed_package_comes_first(package: Path) -> No
     (package / "_assets" / "templates").mkdir(parents=True)
     (package.parent / "templates").mkdir()
     (package.parent / "pyproject.toml").write_text(PROJECT)
-    assert assets.asset_folder("templates") == package / "_assets" / "templates"
+    assert assets.asset_directory("templates") == package / "_assets" / "templates"
 
 
 def test_in_a_checkout_it_is_the_sibling_of_the_package(package: Path) -> None:
     (package.parent / "templates").mkdir()
     (package.parent / "pyproject.toml").write_text(PROJECT)
-    assert assets.asset_folder("templates") == package.parent / "templates"
+    assert assets.asset_directory("templates") == package.parent / "templates"
 
 
 @pytest.mark.parametrize("project", [None, '[project]\nname = "another"\n'])
@@ -39,12 +39,12 @@ def test_a_sibling_without_our_project_file_is_somebody_elses(package: Path, pro
     (package.parent / "templates").mkdir()
     if project:
         (package.parent / "pyproject.toml").write_text(project)
-    with pytest.raises(DdpHpcError, match="install ddp-hpc again"):
-        assets.asset_folder("templates")
+    with pytest.raises(DdpHpcError, match="reinstall ddp-hpc"):
+        assets.asset_directory("templates")
 
 
 def test_the_users_own_folder_follows_the_xdg_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", "/somewhere")
-    assert assets.user_folder("profiles") == Path("/somewhere/ddp-hpc/profiles")
+    assert assets.user_directory("profiles") == Path("/somewhere/ddp-hpc/profiles")
     monkeypatch.delenv("XDG_CONFIG_HOME")
-    assert assets.user_folder("profiles") == Path.home() / ".config" / "ddp-hpc" / "profiles"
+    assert assets.user_directory("profiles") == Path.home() / ".config" / "ddp-hpc" / "profiles"

@@ -12,13 +12,13 @@ import pytest
 
 from ddp_hpc.errors import DdpHpcError
 from ddp_hpc.partial_files import (
-    give_name,
     is_gone,
+    move_into_place,
     partial_file,
     process_home,
     process_started,
     remove_leftovers,
-    write_whole,
+    write_atomically,
 )
 from ddp_hpc.run_directory import RunState, read_state, write_state
 from tests.conftest import clean_environ
@@ -78,13 +78,13 @@ def test_a_name_that_is_taken_is_only_replaced_when_asked(
     partial.write_bytes(b"new")
     target.write_bytes(b"old")
     with pytest.raises(FileExistsError):
-        give_name(partial, target, replace=False)
+        move_into_place(partial, target, replace=False)
     with monkeypatch.context() as patched:
         patched.setattr(os, "link", no_links)
         with pytest.raises(FileExistsError):
-            give_name(partial, target, replace=False)
+            move_into_place(partial, target, replace=False)
     assert target.read_bytes() == b"old"
-    give_name(partial, target, replace=True)
+    move_into_place(partial, target, replace=True)
     assert target.read_bytes() == b"new"
 
 
@@ -98,7 +98,10 @@ WRITERS = {
         "from ddp_hpc.render.render_script import write_script\n"
         "write_script('#!/bin/bash\\n', Path('job.sh'))"
     ),
-    "report": "from ddp_hpc.partial_files import write_whole\nwrite_whole(Path('a.json'), b'{}', 'report')",
+    "report": (
+        "from ddp_hpc.partial_files import write_atomically\n"
+        "write_atomically(Path('a.json'), b'{}', 'report')"
+    ),
     "lock": (
         "from ddp_hpc.training.snapshots.directory_lock import FolderLock\n"
         "Path('.lock').write_text('{\"home\": \"elsewhere\"}')\n"
@@ -140,7 +143,7 @@ def test_a_file_that_this_process_is_writing_stays(tmp_path: Path) -> None:
     """Two threads write one kind of file: the heartbeat's too writes the state."""
     with partial_file(tmp_path / "a", "test") as partial:
         partial.write_bytes(b"x")
-        write_whole(tmp_path / "b", b"", "test")
+        write_atomically(tmp_path / "b", b"", "test")
         with partial_file(tmp_path / "a", "test") as other:
             assert other != partial
         assert partial.exists()
@@ -195,5 +198,5 @@ def test_a_link_in_the_place_of_a_partial_file_is_not_followed(
         pass
     partial.symlink_to(tmp_path / "precious")
     with pytest.raises(DdpHpcError, match="cannot be written"):
-        write_whole(tmp_path / "a", b"new", "test")
+        write_atomically(tmp_path / "a", b"new", "test")
     assert (tmp_path / "precious").read_bytes() == b"mine"

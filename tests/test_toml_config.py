@@ -64,7 +64,7 @@ max_nodes = 4
     ("text", "said"),
     [
         ('title = "a"\nhots = []', 'm.toml:2: unknown key "hots" (did you mean "hosts"?)'),
-        ('title = "a"\nxyzzy = 1', 'm.toml:2: unknown key "xyzzy"; known here: title, ratio, '),
+        ('title = "a"\nxyzzy = 1', 'm.toml:2: unknown key "xyzzy"; known keys: title, ratio, '),
         ('title = "a"\n\n[[queues]]\nname = "x"\n\n[[queues]]\nmax_node = 3\nname = "y"',
          'm.toml:7: unknown key "max_node"'),
         ('title = 3', 'm.toml:1: "title" is 3, which is a whole number; text is needed'),
@@ -78,12 +78,12 @@ max_nodes = 4
         ('title = "a"\nenv.A = 1', 'm.toml:2: "env.A" is 1'),
         ('title = "a"\n# a comment\nqueues = 1', 'm.toml:3: "queues" is 1'),
         ('title = "a"\ndefault = "q"', 'm.toml:2: "default" is \'q\', which is text; a table is needed'),
-        ("ratio = 1.0", 'm.toml: "title" is missing here; add it'),
-        ('title = "a"\n[[queues]]\nmax_nodes = 1', 'm.toml:2: "name" is missing here; add it'),
+        ("ratio = 1.0", 'm.toml: the key "title" is missing; add it'),
+        ('title = "a"\n[[queues]]\nmax_nodes = 1', 'm.toml:2: the key "name" is missing; add it'),
         ('title = "a"\n[[queues]]\nname = "q"\nmax_nodes = -1',
          "m.toml:2: max_nodes is -1; 0 or more is needed"),
-        ('title = "a', "m.toml: is not TOML: "),
-        ('title = "a"\ntitle = "b"', "m.toml: is not TOML: "),
+        ('title = "a', "m.toml: is not valid TOML: "),
+        ('title = "a"\ntitle = "b"', "m.toml: is not valid TOML: "),
     ],
 )  # fmt: skip
 def test_a_complaint_names_the_line_what_was_seen_and_what_is_needed(text: str, said: str) -> None:

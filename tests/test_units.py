@@ -38,11 +38,11 @@ def test_a_walltime_is_read(text: str, seconds: int) -> None:
     [
         ("25:99", "ambiguous"),
         ("25:30", "ambiguous"),
-        ("01:99:00", "99 minutes are more than 59"),
-        ("01:00:60", "60 seconds are more than 59"),
-        ("1-24:00:00", "24 hours beside a day count"),
-        ("00:00:00", "no time at all"),
-        ("0m", "no time at all"),
+        ("01:99:00", "minutes must be at most 59 (got 99)"),
+        ("01:00:60", "seconds must be at most 59 (got 60)"),
+        ("1-24:00:00", "hours must be at most 23 if days are given"),
+        ("00:00:00", "is zero"),
+        ("0m", "is zero"),
         ("", "not a time"),
         ("90", "not a time"),
         ("-01:00:00", "not a time"),
@@ -97,7 +97,9 @@ def test_sizes_in_bytes(text: str, num_bytes: int) -> None:
     ["", "0", "0KiB", "-1", "1.3B", "1MB", "1kib", "1 K", "1e6", "\u0664KiB", "9" * 16, "nan", "1KiB1"],
 )
 def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(RequestError, match="is no size in bytes; write a number above 0 with B, KiB"):
+    with pytest.raises(
+        RequestError, match="is not a size; use a number above 0, optionally with the unit B, KiB"
+    ):
         parse_bytes(text)
 
 

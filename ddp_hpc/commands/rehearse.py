@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_hpc.errors import EXIT_AGAIN, EXIT_DONE, EXIT_FAILED, RequestError
+from ddp_hpc.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, RequestError
 
 if TYPE_CHECKING:
     from ddp_hpc.rehearse.request import Plan, Wishes
@@ -148,7 +148,7 @@ def _report(result: Result, options: Options) -> int:
     for job in result.jobs:
         if job.was_held:
             _say(f"job {job.name} is not started (again): {options.max_jobs} jobs are over (--max-jobs)")
-            code = EXIT_AGAIN if code is None else code
+            code = EXIT_REQUEUE if code is None else code
             continue
         _say(f"job {job.name}: {job.how}")
         for words in job.left_over:
@@ -159,4 +159,4 @@ def _report(result: Result, options: Options) -> int:
         return EXIT_FAILED
     if result.folder is not None:
         _say(f"kept: {result.folder}")
-    return code if code in (EXIT_DONE, EXIT_AGAIN) else EXIT_FAILED
+    return code if code in (EXIT_DONE, EXIT_REQUEUE) else EXIT_FAILED

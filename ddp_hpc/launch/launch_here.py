@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_hpc import local_mpi
-from ddp_hpc.assets import asset_folder
+from ddp_hpc.assets import asset_directory
 from ddp_hpc.errors import RequestError
 from ddp_hpc.launch.allocation import find_allocation
 from ddp_hpc.launch.capacity import fit
@@ -179,7 +179,7 @@ def _settings(
         more["SLURM_OVERLAP"] = "1"
     if STEP_SCRIPT in words:
         on_path = shutil.which("torchrun_script.sh", path=environ.get("PATH", os.defpath))
-        settings["step_script"] = sh(on_path or str(asset_folder("jobs") / "torchrun_script.sh"))
+        settings["step_script"] = sh(on_path or str(asset_directory("jobs") / "torchrun_script.sh"))
     return settings, more
 
 

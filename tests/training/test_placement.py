@@ -140,7 +140,7 @@ def test_only_rank_0_has_something_to_say(store: Served, monkeypatch: pytest.Mon
 def test_a_rank_that_does_not_come_is_named(store: Served) -> None:
     comm = StoreComm(store.client(), 0, 3, 0.3)
     store.client().set("comm/1/the placement/2", b"{}", 5)
-    with pytest.raises(RendezvousError, match="for the placement: rank 1 did not come"):
+    with pytest.raises(RendezvousError, match="for the placement: rank 1 did not arrive"):
         check_placement(comm, world_of(0, 3), torch.device("cpu"), "gloo")
 
 

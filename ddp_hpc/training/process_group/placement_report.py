@@ -16,7 +16,7 @@ from ddp_hpc.discovery.placement_check import PlacementFinding, check, summary, 
 from ddp_hpc.discovery.rank_placement import RankPlace, own_place
 from ddp_hpc.discovery.world import World
 from ddp_hpc.errors import DdpHpcError, RequestError, stop_together
-from ddp_hpc.partial_files import write_whole
+from ddp_hpc.partial_files import write_atomically
 from ddp_hpc.rendezvous.store_comm import StoreComm
 from ddp_hpc.training.process_group.devices import device_place
 from ddp_hpc.training.telemetry.metrics_file import versions
@@ -62,8 +62,8 @@ def _write(places: Sequence[RankPlace], findings: Sequence[PlacementFinding], ru
     rows = {"ranks": [asdict(place) for place in places], "findings": [asdict(found) for found in findings]}
     path = Path(run_dir) / "placement.txt"
     try:
-        write_whole(path, table(places, findings).encode(), _WRITER)
-        write_whole(path.with_suffix(".json"), (json.dumps(rows, indent=1) + "\n").encode(), _WRITER)
+        write_atomically(path, table(places, findings).encode(), _WRITER)
+        write_atomically(path.with_suffix(".json"), (json.dumps(rows, indent=1) + "\n").encode(), _WRITER)
     except DdpHpcError as error:
         return f" ({error})"
     return f" ({path})"

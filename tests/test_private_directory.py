@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.private_directory import is_private, make_private, others_may_swap_files
+from ddp_hpc.private_directory import is_private, make_private, others_can_replace_files
 from ddp_hpc.training.process_group.kernel_caches import keep_kernels_private
 
 AsNobody = Callable[[], AbstractContextManager[None]]
@@ -43,9 +43,9 @@ def test_another_users_folder_is_not_private(open_folder: Path, as_nobody: AsNob
 
 def test_files_are_safe_in_a_sticky_folder_only(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
-    assert not others_may_swap_files(tmp_path)
+    assert not others_can_replace_files(tmp_path)
     tmp_path.chmod(0o777)
-    assert others_may_swap_files(tmp_path)
+    assert others_can_replace_files(tmp_path)
 
 
 def test_compiled_kernels_do_not_come_from_a_folder_that_others_may_write_to(
