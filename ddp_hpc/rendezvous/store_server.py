@@ -261,10 +261,10 @@ class StoreServer:
         except BlockingIOError:
             pass
         except OSError:
-            connection.unsent.clear()  # reading tells the end
+            connection.unsent.clear()  # the next recv reports the end
             return
         if connection.unsent_bytes > MAX_UNREAD_BYTES:
-            with contextlib.suppress(OSError):  # the client may have gone just now
+            with contextlib.suppress(OSError):  # the client may have disconnected in the meantime
                 connection.socket.shutdown(socket.SHUT_RDWR)
             return
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)

@@ -1,4 +1,4 @@
-"""No scheduler: a script runs at once, on this machine."""
+"""No scheduler: scripts run immediately on this machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddp_hpc.sites.site import Site
 
 
 class Local(Scheduler):
-    """This machine alone."""
+    """A single machine without a scheduler."""
 
     name = "local"
     title = "profile local"
