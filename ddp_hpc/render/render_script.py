@@ -173,7 +173,8 @@ def _notes(job: Job, site: Site, scheduler: Scheduler) -> list[str]:
         )
     if not site.pbs.submit_from_nodes:
         notes.append(
-            "Compute nodes cannot submit jobs at this site; for more than one walltime run: bash SCRIPT --chain N"
+            "Compute nodes cannot submit jobs at this site; for more than one walltime run: "
+            "bash SCRIPT --chain N"
         )
     return notes
 

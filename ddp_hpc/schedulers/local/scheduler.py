@@ -23,7 +23,7 @@ class Local(Scheduler):
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         if job.num_nodes != 1:
             raise RequestError(
-                f"{job.num_nodes} nodes were requested, but profile {site.name} is this one machine. "
+                f"{job.num_nodes} nodes were requested, but profile {site.name} consists of this machine only. "
                 "Remove --nodes, or choose a profile with a scheduler."
             )
         attempts = str(job.max_attempts) if job.max_attempts != DEFAULT_MAX_ATTEMPTS else ""
