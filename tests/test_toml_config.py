@@ -86,7 +86,7 @@ max_nodes = 4
         ('title = "a"\ntitle = "b"', "m.toml: is not valid TOML: "),
     ],
 )  # fmt: skip
-def test_a_complaint_names_the_line_what_was_seen_and_what_is_needed(text: str, said: str) -> None:
+def test_an_error_contains_the_line_the_value_and_the_needed_type(text: str, said: str) -> None:
     with pytest.raises(RequestError) as caught:
         parse(text)
     assert said in str(caught.value)
@@ -99,13 +99,13 @@ def test_one_table_of_a_file_can_be_read_alone(tmp_path: Path) -> None:
     assert read_toml(path, Queue, table="default") == Queue(name="q")
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "m.toml"
     path.write_bytes(b'title = "\xff\xfe"')
     with pytest.raises(RequestError, match="is not UTF-8 text"):
         read_toml(path, Machine)
 
 
-def test_a_folder_is_no_file(tmp_path: Path) -> None:
+def test_a_directory_instead_of_a_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="cannot be read"):
         read_toml(tmp_path, Machine)

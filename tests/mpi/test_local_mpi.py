@@ -44,7 +44,7 @@ def size_of_two() -> list[str]:
     return ["--", "-n", "2", sys.executable, "-c", SAYS_SIZE]
 
 
-def test_without_a_sites_own_the_wheels_mpiexec_is_taken(
+def test_without_a_site_mpiexec_the_wheels_is_used(
     local: Local, mpiexec: Path, size_of_two: list[str]
 ) -> None:
     ended = local(*size_of_two)
@@ -52,7 +52,7 @@ def test_without_a_sites_own_the_wheels_mpiexec_is_taken(
     assert ended.stdout == "2\n2\n"
 
 
-def test_a_sites_own_is_taken_where_its_ranks_find_each_other(
+def test_a_site_mpiexec_is_used_if_its_ranks_share_a_world(
     local: Local, mpiexec: Path, size_of_two: list[str]
 ) -> None:
     site = program(local.site / "mpiexec", f'exec {mpiexec} "$@"')
@@ -66,7 +66,7 @@ def test_a_sites_own_is_taken_where_its_ranks_find_each_other(
     ["exit 1", "exit 0", "kill -9 $$", 'shift 2; "$@" && "$@"'],
     ids=["fails", "does nothing", "dies", "starts singletons"],
 )
-def test_a_sites_own_that_starts_no_common_world_is_passed_over(
+def test_a_site_mpiexec_without_a_common_world_is_skipped(
     local: Local, mpiexec: Path, size_of_two: list[str], text: str
 ) -> None:
     site = program(local.site / "mpiexec", text)
@@ -76,9 +76,7 @@ def test_a_sites_own_that_starts_no_common_world_is_passed_over(
     assert ended.stdout == "2\n2\n"
 
 
-def test_pbs_own_mpiexec_is_passed_over_though_it_would_find_another_one(
-    local: Local, mpiexec: Path, size_of_two: list[str]
-) -> None:
+def test_pbs_own_mpiexec_is_skipped(local: Local, mpiexec: Path, size_of_two: list[str]) -> None:
     # Outside of a job it runs the next mpiexec of the PATH.
     version = '[ "$1" = --version ] && echo pbs_version = 1'
     pbs = program(local.site / "mpiexec", f'{version} || exec {mpiexec} "$@"')
@@ -89,14 +87,14 @@ def test_pbs_own_mpiexec_is_passed_over_though_it_would_find_another_one(
     assert (named.exit_code, "is PBS's own mpiexec" in named.stderr) == (2, True)
 
 
-def test_a_file_that_cannot_be_run_is_no_mpiexec(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_executed_does_not_work_as_mpiexec(tmp_path: Path) -> None:
     broken = tmp_path / "mpiexec"
     broken.write_bytes(b"\x7fELF nonsense")
     broken.chmod(0o755)
     assert not local_mpi.works_with_mpi4py(broken, clean_environ())
 
 
-def test_one_that_hangs_is_given_up_with_its_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_mpiexec_is_killed_with_its_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_mpi, "_TRIAL_S", 0.5)
     hangs = program(tmp_path / "mpiexec", f"sleep 600 & echo $! >{tmp_path}/pid; wait")
     start = time.monotonic()
@@ -110,7 +108,7 @@ def test_one_that_hangs_is_given_up_with_its_ranks(tmp_path: Path, monkeypatch: 
         time.sleep(0.05)
 
 
-def test_open_mpis_mpiexec_on_the_path_brings_its_own_library(
+def test_open_mpis_mpiexec_on_the_path_is_used_with_its_library(
     local: Local, openmpi_mpiexec: Path, size_of_two: list[str]
 ) -> None:
     ended = local(
@@ -120,20 +118,20 @@ def test_open_mpis_mpiexec_on_the_path_brings_its_own_library(
     assert ended.stdout == "2\n2\n"
 
 
-def test_one_that_the_user_named_is_taken_as_it_is(local: Local, tmp_path: Path) -> None:
+def test_an_mpiexec_specified_by_the_user_is_used_without_a_trial(local: Local, tmp_path: Path) -> None:
     mine = program(tmp_path / "my mpiexec", 'echo "mine: $*"')
     ended = local(mine, "--", "-n", "3", "program")
     assert ended.stderr == f"mpiexec: {mine} (as specified)\n"
     assert ended.stdout == "mine: -n 3 program\n"
 
 
-def test_a_name_alone_is_looked_for_on_the_path(local: Local) -> None:
+def test_an_mpiexec_name_is_searched_on_the_path(local: Local) -> None:
     mine = program(local.site / "mpiexec.site", "echo found")
     assert local("mpiexec.site", "--", "-n", "3").stderr == f"mpiexec: {mine} (as specified)\n"
 
 
 @pytest.mark.parametrize("kind", ["missing", "no program", "a folder"])
-def test_one_that_the_user_named_and_that_is_none_is_refused(local: Local, tmp_path: Path, kind: str) -> None:
+def test_a_specified_file_that_is_not_executable_is_refused(local: Local, tmp_path: Path, kind: str) -> None:
     path = tmp_path / "x"
     if kind == "no program":
         path.write_text("text")
@@ -148,7 +146,7 @@ def test_one_that_the_user_named_and_that_is_none_is_refused(local: Local, tmp_p
 
 
 @pytest.mark.parametrize("words", [[], ["-n", "2"], ["mpiexec", "x", "--"]])
-def test_a_wrong_call_is_told_the_right_one(local: Local, words: list[str]) -> None:
+def test_wrong_arguments_print_the_usage(local: Local, words: list[str]) -> None:
     ended = local(*words)
     assert ended.stderr.startswith("usage: python -m ddp_hpc.local_mpi [MPIEXEC] -- ")
     assert ended.exit_code == 2
@@ -158,7 +156,7 @@ def test_the_exit_code_is_that_of_the_program(local: Local) -> None:
     assert local("--", "-n", "2", "sh", "-c", "exit 75").exit_code == 75
 
 
-def test_where_there_is_no_mpiexec_at_all_the_install_line_is_given(
+def test_without_any_mpiexec_the_error_contains_the_install_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_mpi, "bundled_mpiexec", lambda: None)
@@ -167,9 +165,7 @@ def test_where_there_is_no_mpiexec_at_all_the_install_line_is_given(
         local_mpi.choose_mpiexec(None)
 
 
-def test_the_environment_is_only_changed_for_the_mpiexec(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_is_changed_only_for_mpiexec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = program(tmp_path / "bin" / "mpiexec", "true")
     library = tmp_path / "lib" / "libmpi.so"
     library.parent.mkdir()

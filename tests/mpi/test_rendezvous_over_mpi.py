@@ -24,14 +24,14 @@ def test_two_launches_on_one_node_take_two_ports(launch: Launch, mpiexec: Path) 
     assert len({told(launch.end(each))[0]["port"] for each in both}) == 2
 
 
-def test_open_mpis_ranks_meet_likewise(launch: Launch, openmpi_python: Path, openmpi_mpiexec: Path) -> None:
+def test_ranks_of_open_mpi_connect_too(launch: Launch, openmpi_python: Path, openmpi_mpiexec: Path) -> None:
     ended = launch([openmpi_mpiexec, "-n", "2", openmpi_python, *MEET], env=OPENMPI_SETTINGS)
     ranks = told(ended)
     assert {each["launcher"] for each in ranks} == {"openmpi"}
     assert len({each["port"] for each in ranks}) == 1
 
 
-def test_a_master_addr_and_port_that_the_user_set_are_taken(meeting: Meeting) -> None:
+def test_master_addr_and_port_set_by_the_user_are_used(meeting: Meeting) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     ranks = told(meeting(2, MASTER_ADDR="localhost", MASTER_PORT=str(port)))
@@ -50,7 +50,7 @@ def test_a_master_addr_of_another_host_is_refused_at_once_by_one_line(meeting: M
     assert ended.wall_s < 10
 
 
-def test_a_master_port_that_is_taken_is_refused_at_once_by_one_line(meeting: Meeting) -> None:
+def test_a_master_port_in_use_is_refused_at_once_by_one_line(meeting: Meeting) -> None:
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         ended = meeting(3, MASTER_PORT=str(port))
@@ -61,14 +61,14 @@ def test_a_master_port_that_is_taken_is_refused_at_once_by_one_line(meeting: Mee
     assert ended.wall_s < 10
 
 
-def test_a_master_port_that_is_no_port_is_a_wrong_request(meeting: Meeting) -> None:
+def test_an_invalid_master_port_is_exit_code_2(meeting: Meeting) -> None:
     ended = meeting(2, MASTER_PORT="99999")
     assert "MASTER_PORT='99999' is not a port; unset it" in errors(ended)[0]
     assert ended.exit_code == 2
     assert ended.wall_s < 10
 
 
-def test_a_fabric_interface_that_is_not_there_does_not_matter_on_one_node(meeting: Meeting) -> None:
+def test_a_missing_fabric_interface_does_not_matter_on_one_node(meeting: Meeting) -> None:
     assert told(meeting(2, DDP_HPC_FABRIC_INTERFACE="nosuch0"))[0]["host"] == "127.0.0.1"
 
 
@@ -79,14 +79,14 @@ def test_a_rank_that_ends_before_mpi_init_does_not_leave_the_others_waiting(meet
     assert ended.wall_s < 10
 
 
-def test_a_rank_that_never_comes_to_mpi_init_does_not_leave_the_others_waiting(meeting: Meeting) -> None:
+def test_a_rank_that_never_calls_mpi_init_does_not_leave_the_others_waiting(meeting: Meeting) -> None:
     ended = meeting(3, MEET_SLEEPS="1", MEET_LIMIT_S="1")
     assert "error: waited 2 s in MPI_Init for the other ranks" in ended.stderr
     assert ended.exit_code != 0
     assert ended.wall_s < 10
 
 
-def test_a_chosen_launcher_without_an_address_says_that_mpi_would_have_one(meeting: Meeting) -> None:
+def test_a_chosen_launcher_without_an_address_suggests_mpi(meeting: Meeting) -> None:
     ended = meeting(2, MEET_DISCOVERY="hydra")
     text = errors(ended)[0]
     assert "hydra started 2 ranks, but without MPI they cannot send each other an address" in text
@@ -102,5 +102,5 @@ def test_a_chosen_launcher_with_an_address_needs_no_mpi(meeting: Meeting) -> Non
     assert [each["serves"] for each in ranks] == [True, False, False]
 
 
-def test_mpi_alone_is_enough(meeting: Meeting) -> None:
+def test_discovery_mpi_is_sufficient(meeting: Meeting) -> None:
     assert {each["launcher"] for each in told(meeting(2, MEET_DISCOVERY="mpi"))} == {"mpi"}

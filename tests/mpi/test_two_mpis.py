@@ -13,7 +13,7 @@ from .conftest import OPENMPI_SETTINGS, errors
 ENV = ("-m", "ddp_hpc", "env", "--json")
 
 
-def test_open_mpis_mpi4py_under_mpichs_mpiexec_is_n_singletons(
+def test_mpi4py_of_open_mpi_under_mpich_is_refused_as_singletons(
     launch: Launch, mpiexec: Path, openmpi_python: Path
 ) -> None:
     ended = launch([mpiexec, "-n", "2", openmpi_python, *ENV], env=OPENMPI_SETTINGS)
@@ -28,7 +28,7 @@ def test_open_mpis_mpi4py_under_mpichs_mpiexec_is_n_singletons(
     assert ended.wall_s < 15
 
 
-def test_mpichs_mpi4py_under_open_mpis_mpiexec_is_refused_before_mpi_init_aborts(
+def test_mpi4py_of_mpich_under_open_mpi_is_refused_before_mpi_init(
     launch: Launch, openmpi_mpiexec: Path, mpiexec: Path
 ) -> None:
     ended = launch([openmpi_mpiexec, "-n", "2", sys.executable, *ENV], env=OPENMPI_SETTINGS)
@@ -42,7 +42,7 @@ def test_mpichs_mpi4py_under_open_mpis_mpiexec_is_refused_before_mpi_init_aborts
 
 
 @pytest.mark.parametrize("which", ["mpich", "openmpi"])
-def test_an_mpi_that_cannot_be_loaded_is_named(
+def test_an_mpi_that_cannot_be_loaded_is_reported(
     launch: Launch, mpiexec: Path, which: str, tmp_path: Path
 ) -> None:
     missing = tmp_path / f"lib{which}.so"
@@ -54,7 +54,7 @@ def test_an_mpi_that_cannot_be_loaded_is_named(
 
 
 @pytest.mark.parametrize("which", ["mpich", "openmpi"])
-def test_each_with_its_own_finds_its_ranks(
+def test_each_mpi4py_works_with_its_own_mpiexec(
     launch: Launch, which: str, mpiexec: Path, openmpi_python: Path, openmpi_mpiexec: Path
 ) -> None:
     program, python = {

@@ -19,8 +19,8 @@ from ddp_hpc.rendezvous.store_comm import StoreComm
 from ddp_hpc.training.process_group import placement_report as placement
 from ddp_hpc.training.process_group.devices import device_place
 from ddp_hpc.training.process_group.placement_report import check_placement
+from tests.discovery.simulated_mpi import on_all_ranks
 from tests.stores import Served, store_in_thread
-from tests.world.stand_in import on_all_ranks
 
 from .forked import Forks
 from .runs import LINEAR

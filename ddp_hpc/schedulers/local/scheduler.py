@@ -23,8 +23,8 @@ class Local(Scheduler):
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         if job.num_nodes != 1:
             raise RequestError(
-                f"{job.num_nodes} nodes were requested, but profile {site.name} consists of this machine only. "
-                "Remove --nodes, or choose a profile with a scheduler."
+                f"{job.num_nodes} nodes were requested, but profile {site.name} consists of this machine "
+                "only. Remove --nodes, or choose a profile with a scheduler."
             )
         attempts = str(job.max_attempts) if job.max_attempts != DEFAULT_MAX_ATTEMPTS else ""
         given = [("--queue", layout.queue), ("--account", job.account), ("--max-attempts", attempts)]

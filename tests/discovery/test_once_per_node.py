@@ -26,17 +26,17 @@ def _errors(launch, texts):
     return [launch.end(process).stderr for process in running]
 
 
-def test_the_same_error_on_all_ranks_is_said_by_rank_0_alone(launch):
+def test_the_same_error_on_all_ranks_is_printed_by_rank_0_only(launch):
     texts = [f"error: rank {rank} of 3 is alone" for rank in range(3)]
     assert _errors(launch, texts) == ["error: rank 0 of 3 is alone\n", "", ""]
 
 
-def test_different_errors_are_all_said(launch):
+def test_different_errors_are_all_printed(launch):
     said = _errors(launch, ["error: no port", "error: no libmpi"])
     assert said == ["error: no port\n", "error: no libmpi\n"]
 
 
-def test_an_error_that_only_another_rank_has_is_not_lost(launch):
+def test_an_error_of_a_single_rank_is_printed(launch):
     (process,) = list(_say(launch, ["", "error: mine"]))[1:]
     assert launch.end(process).stderr == "error: mine\n"
 
@@ -59,7 +59,7 @@ once.print_once_per_node("error: mine", os.environ)
 
 
 @pytest.mark.parametrize("listens", [False, True])
-def test_a_stranger_who_opens_the_socket_first_silences_nobody(launch, listens):
+def test_a_socket_of_another_user_does_not_suppress_errors(launch, listens):
     if listens and os.getuid() != 0:
         pytest.skip("another user's process is needed: only root can start one")
     env = {"PMI_RANK": "0", "PMI_SIZE": "2", "SLURM_JOB_ID": "78", "SLURM_STEP_ID": "y"}

@@ -35,7 +35,7 @@ ORDER = {
 }
 
 
-def test_the_order_of_preference_is_this_one() -> None:
+def test_the_order_of_preference_of_launchers() -> None:
     assert [launcher.name for launcher in LAUNCHERS] == list(ORDER)
 
 
@@ -60,7 +60,7 @@ def test_the_order_of_preference_is_this_one() -> None:
         ("slurm", "pmix", "srun-pmix"),
     ],
 )
-def test_where_two_launchers_left_their_marks_the_inner_or_fuller_one_is_taken(
+def test_of_two_launchers_the_inner_or_more_complete_one_is_selected(
     first: str, second: str, case: str
 ) -> None:
     names = [launcher.name for launcher in present_launchers(load(case, 0))]
@@ -68,15 +68,15 @@ def test_where_two_launchers_left_their_marks_the_inner_or_fuller_one_is_taken(
     assert second in names
 
 
-def test_a_name_set_by_hand_is_no_sign_of_open_mpi() -> None:
+def test_an_ompi_setting_alone_does_not_identify_open_mpi() -> None:
     assert present_launchers({"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_MCA_btl": "self"}) == []
 
 
-def test_open_mpis_node_rank_is_no_node_index() -> None:
+def test_open_mpis_node_rank_is_not_used_as_node_index() -> None:
     assert read_launcher_values(BY_NAME["openmpi"], load("openmpi-in-slurm", 1)).node_rank is None
 
 
-def test_a_claim_says_which_variable_each_value_came_from() -> None:
+def test_each_value_has_its_variable_as_source() -> None:
     reported = read_launcher_values(BY_NAME["slurm"], load("srun-uneven", 2))
     assert (reported.rank, reported.world_size, reported.local_rank, reported.local_size) == (2, 3, 0, 1)
     assert reported.sources["local_size"] == "SLURM_STEP_TASKS_PER_NODE"
@@ -85,7 +85,7 @@ def test_a_claim_says_which_variable_each_value_came_from() -> None:
 
 @pytest.mark.parametrize("text", ["", " ", "x", "-1", "+1", "1.0", "1_0", " 1", "0x1", "\u0663", "9" * 5000])
 @pytest.mark.parametrize("variable", ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"])
-def test_a_value_that_is_no_number_is_refused_by_name(variable: str, text: str) -> None:
+def test_a_value_that_is_not_a_number_is_refused_with_its_variable(variable: str, text: str) -> None:
     with pytest.raises(LaunchError, match=rf"^{variable}='.*' is not a (rank|size); .*unset it"):
         read_launcher_values(BY_NAME["slurm"], load("srun-none", 0) | {variable: text})
 
@@ -96,7 +96,7 @@ def test_a_size_of_zero_is_refused(variable: str) -> None:
         read_launcher_values(BY_NAME["slurm"], load("srun-none", 0) | {variable: "0"})
 
 
-def test_a_node_index_beyond_the_tasks_per_node_is_of_another_step() -> None:
+def test_a_node_index_beyond_the_tasks_per_node_is_refused() -> None:
     environ = load("srun-none", 0) | {"SLURM_NODEID": "2"}
     with pytest.raises(LaunchError, match=r"SLURM_NODEID=2 is outside SLURM_STEP_TASKS_PER_NODE=2\(x2\)"):
         read_launcher_values(BY_NAME["slurm"], environ)
@@ -115,7 +115,7 @@ def test_a_node_index_beyond_the_tasks_per_node_is_of_another_step() -> None:
         ("9" * 5000, False),
     ],
 )
-def test_only_a_step_that_counts_up_from_0_has_ranks(step: str, is_task: bool) -> None:
+def test_special_slurm_steps_have_no_ranks(step: str, is_task: bool) -> None:
     environ = load("srun-none", 0) | {"SLURM_STEP_ID": step}
     assert in_slurm_step(environ) is is_task
     assert ("slurm" in [x.name for x in present_launchers(environ)]) is is_task
@@ -132,11 +132,11 @@ def test_only_a_step_that_counts_up_from_0_has_ranks(step: str, is_task: bool) -
         ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "many"}, 1),
     ],
 )
-def test_a_batch_shell_is_known_by_its_job_without_a_step(environ: dict[str, str], num_tasks: int) -> None:
+def test_a_batch_shell_has_a_job_but_no_step(environ: dict[str, str], num_tasks: int) -> None:
     assert batch_shell_tasks(environ) == num_tasks
 
 
-def test_the_hosts_of_a_node_file_count_once_each(tmp_path) -> None:
+def test_each_host_of_a_node_file_counts_once(tmp_path) -> None:
     file = tmp_path / "nodes"
     file.write_text("a\na\nb\na\n\n")
     assert pbs_hosts({"PBS_NODEFILE": str(file)}) == ["a", "b"]
@@ -148,7 +148,7 @@ def test_the_hosts_of_a_node_file_count_once_each(tmp_path) -> None:
     ("environ", "rank"),
     [({}, 0), ({"PMI_RANK": "3"}, 3), ({"PMI_RANK": "x"}, 0), ({"PMI_RANK": "9" * 5000}, 0)],
 )
-def test_who_prints_an_error_is_told_even_by_a_damaged_environment(
+def test_the_rank_for_errors_is_found_even_in_a_damaged_environment(
     environ: dict[str, str], rank: int
 ) -> None:
     assert peek_rank(environ) == rank

@@ -16,8 +16,7 @@ from ddp_hpc.rendezvous import address as module
 from ddp_hpc.rendezvous import connect_ranks as rendezvous_module
 from ddp_hpc.rendezvous.address import RendezvousPoint, choose_address, rendezvous_point, with_suffix
 from ddp_hpc.rendezvous.connect_ranks import Endpoint, join_store, rendezvous
-
-from .stand_in import mpi_world, on_all_ranks
+from tests.discovery.simulated_mpi import mpi_world, on_all_ranks
 
 
 def world(rank: int = 0, size: int = 4, local_size: int | None = None, **more: Any) -> World:
@@ -42,34 +41,34 @@ def closed_port() -> int:
 # The address that rank 0 offers.
 
 
-def test_the_users_address_comes_first() -> None:
+def test_master_addr_has_precedence() -> None:
     address = choose_address(TWO_NODES, {"MASTER_ADDR": "localhost", "DDP_HPC_FABRIC_INTERFACE": "lo"})
     assert (address.host, address.why) == ("localhost", "MASTER_ADDR")
 
 
 @pytest.mark.parametrize("given", ["192.0.2.1", "no.such.host.invalid", "n" * 64, "n1..x"])
-def test_an_address_that_rank_0_does_not_have_is_refused(given: str) -> None:
+def test_a_master_addr_that_rank_0_does_not_have_is_refused(given: str) -> None:
     with pytest.raises(
         RendezvousError, match=rf"MASTER_ADDR={given} is not an address of .* rank 0 runs .*unset"
     ):
         choose_address(ONE_NODE, {"MASTER_ADDR": given})
 
 
-def test_ranks_of_one_node_meet_on_loopback() -> None:
+def test_ranks_of_one_node_use_loopback() -> None:
     assert choose_address(ONE_NODE, {"DDP_HPC_FABRIC_SUFFIX": ".hsn"}).host == "127.0.0.1"
 
 
-def test_the_first_of_the_profiles_interfaces_that_is_here_is_taken() -> None:
+def test_the_first_existing_interface_of_the_profile_is_used() -> None:
     address = choose_address(TWO_NODES, {"DDP_HPC_FABRIC_INTERFACE": "nosuch0, lo"})
     assert (address.host, address.why) == ("127.0.0.1", "interface lo (DDP_HPC_FABRIC_INTERFACE)")
 
 
-def test_an_interface_that_is_not_here_is_refused_with_those_that_are() -> None:
+def test_a_missing_interface_is_refused_with_the_existing_ones() -> None:
     with pytest.raises(RendezvousError, match=r"FABRIC_INTERFACE=nosuch0: .*it has .*lo 127\.0\.0\.1"):
         choose_address(TWO_NODES, {"DDP_HPC_FABRIC_INTERFACE": "nosuch0"})
 
 
-def test_a_suffix_that_makes_no_name_of_this_host_is_refused() -> None:
+def test_a_suffix_that_gives_no_name_of_this_host_is_refused() -> None:
     with pytest.raises(RendezvousError, match=r"host name and DDP_HPC_FABRIC_SUFFIX.* is not an address of"):
         choose_address(TWO_NODES, {"DDP_HPC_FABRIC_SUFFIX": ".no.such.fabric.invalid"})
 
@@ -83,11 +82,11 @@ def test_a_suffix_that_makes_no_name_of_this_host_is_refused() -> None:
         ("n1", "-ib0", "n1-ib0"),
     ],
 )
-def test_a_suffix_is_never_put_twice(host: str, suffix: str, name: str) -> None:
+def test_a_suffix_is_never_appended_twice(host: str, suffix: str, name: str) -> None:
     assert with_suffix(host, suffix) == name
 
 
-def test_a_host_name_that_leads_to_loopback_is_no_address_for_other_nodes(
+def test_a_host_name_that_resolves_to_loopback_is_not_offered_to_other_nodes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
@@ -106,7 +105,7 @@ def test_a_host_name_that_leads_to_loopback_is_no_address_for_other_nodes(
 # The meeting point of ranks without MPI.
 
 
-def test_one_step_meets_at_its_first_node_under_its_own_name() -> None:
+def test_the_rendezvous_point_of_a_step_is_its_first_node() -> None:
     point = rendezvous_point(TWO_NODES, STEP)
     assert point.host == "n1"
     assert point.why == "first node of the job"
@@ -115,16 +114,16 @@ def test_one_step_meets_at_its_first_node_under_its_own_name() -> None:
     assert rendezvous_point(TWO_NODES, STEP | {"SLURM_RESTART_COUNT": "1"}).ports != point.ports
 
 
-def test_the_fabrics_suffix_goes_to_the_first_node() -> None:
+def test_the_fabric_suffix_is_appended_to_the_first_node() -> None:
     assert rendezvous_point(TWO_NODES, STEP | {"DDP_HPC_FABRIC_SUFFIX": "-ib0"}).host == "n1-ib0"
 
 
-def test_the_users_address_and_port_are_the_meeting_point() -> None:
+def test_master_addr_and_master_port_are_the_rendezvous_point() -> None:
     point = rendezvous_point(TWO_NODES, STEP | {"MASTER_ADDR": "n2", "MASTER_PORT": "23456"})
     assert (point.host, point.ports) == ("n2", [23456])
 
 
-def test_pals_meets_at_the_first_host_of_the_node_file(tmp_path) -> None:
+def test_the_rendezvous_point_of_pals_is_the_first_host_of_the_node_file(tmp_path) -> None:
     (tmp_path / "nodes").write_text("x2.hsn\nx2.hsn\nx1.hsn\n")
     pals = world(local_size=2, launcher="pals")
     point = rendezvous_point(pals, {"PALS_APID": "abc", "PBS_NODEFILE": str(tmp_path / "nodes")})
@@ -132,12 +131,12 @@ def test_pals_meets_at_the_first_host_of_the_node_file(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "-1", "x", "", " 80", "8" * 5000])
-def test_a_port_that_is_none_is_refused(port: str) -> None:
+def test_an_invalid_master_port_is_refused(port: str) -> None:
     with pytest.raises(LaunchError, match="is not a port; unset it to use a free one"):
         rendezvous_point(TWO_NODES, {"MASTER_ADDR": "n1", "MASTER_PORT": port})
 
 
-def test_a_launcher_that_tells_no_address_is_refused_with_two_ways_out() -> None:
+def test_a_launcher_without_an_address_is_refused_with_two_solutions() -> None:
     with pytest.raises(LaunchError, match=r"pip install mpi4py .*or export MASTER_ADDR and MASTER_PORT"):
         rendezvous_point(world(local_size=2, launcher="manual"), {"RANK": "0"})
 
@@ -161,13 +160,13 @@ def test_a_damaged_node_list_is_refused() -> None:
         ({"MASTER_ADDR": "localhost"}, TWO_NODES, ""),
     ],
 )
-def test_rank_0_listens_at_the_address_that_it_offers(
+def test_rank_0_listens_on_the_address_that_it_offers(
     environ: dict[str, str], place: World, listen: str
 ) -> None:
     assert choose_address(place, environ).listen == listen
 
 
-def test_without_mpi_rank_0_listens_at_loopback_where_all_are_on_one_node() -> None:
+def test_without_mpi_rank_0_listens_on_loopback_on_a_single_node() -> None:
     assert rendezvous_point(ONE_NODE, STEP).listen == "127.0.0.1"
     assert rendezvous_point(TWO_NODES, STEP).listen == ""
 
@@ -193,7 +192,7 @@ def close_all(endpoints: list[Endpoint]) -> None:
         endpoint.close()
 
 
-def test_ranks_of_a_plain_step_meet_without_mpi() -> None:
+def test_ranks_of_a_slurm_step_connect_without_mpi() -> None:
     endpoints = meet(STEP, 4)
     assert {(each.host, each.port) for each in endpoints} == {("127.0.0.1", endpoints[0].port)}
     assert [each.process is None for each in endpoints] == [False, True, True, True]
@@ -203,7 +202,7 @@ def test_ranks_of_a_plain_step_meet_without_mpi() -> None:
     close_all(endpoints)
 
 
-def test_ranks_meet_over_mpi() -> None:
+def test_ranks_connect_over_mpi() -> None:
     mpis = mpi_world(3, 3)
     endpoints = on_all_ranks(lambda rank: rendezvous(world(rank, 3, mpi=mpis[rank]), {}, 10, quiet()), 3)
     endpoints[2].store.set("a", b"b", 5)
@@ -211,11 +210,11 @@ def test_ranks_meet_over_mpi() -> None:
     close_all(endpoints)
 
 
-def test_a_world_of_one_needs_no_rendezvous() -> None:
+def test_a_world_of_one_rank_needs_no_rendezvous() -> None:
     assert rendezvous(world(size=1), {}, 1, quiet()) is None
 
 
-def test_a_rank_that_does_not_come_is_named_by_rank_0_alone() -> None:
+def test_a_missing_rank_is_reported_by_rank_0_only() -> None:
     start = time.monotonic()
     results = meet(STEP, 3, timeout_s=1, absent=2)
     assert isinstance(results[0], RendezvousError)
@@ -226,7 +225,7 @@ def test_a_rank_that_does_not_come_is_named_by_rank_0_alone() -> None:
     assert time.monotonic() - start < 8
 
 
-def test_a_rank_whose_key_differs_is_refused_and_named(tmp_path) -> None:
+def test_a_rank_with_another_key_is_rejected_and_reported(tmp_path) -> None:
     """As where one node does not see the directory with the key."""
 
     def of_rank(rank: int) -> Any:
@@ -240,7 +239,7 @@ def test_a_rank_whose_key_differs_is_refused_and_named(tmp_path) -> None:
     assert isinstance(third, ReportedElsewhereError)
 
 
-def test_a_rank_that_cannot_reach_rank_0_names_node_address_port_interface_and_cause() -> None:
+def test_a_rank_that_cannot_reach_rank_0_reports_node_address_port_interface_and_cause() -> None:
     port = closed_port()
     environ = LOOPBACK | {"MASTER_PORT": str(port)}
     with pytest.raises(RendezvousError) as caught:
@@ -251,14 +250,14 @@ def test_a_rank_that_cannot_reach_rank_0_names_node_address_port_interface_and_c
     assert "MASTER_ADDR and MASTER_PORT; local interface: lo" in text
 
 
-def test_rank_0_on_another_node_than_the_lists_first_is_refused() -> None:
+def test_rank_0_on_another_node_than_the_first_is_refused() -> None:
     with pytest.raises(
         RendezvousError, match=rf"look for rank 0 at n1, but it runs on {short_hostname()}; export"
     ):
         rendezvous(TWO_NODES, STEP, 1, quiet())
 
 
-def test_a_rank_that_cannot_reach_rank_0_is_named_by_rank_0_where_there_is_mpi(
+def test_with_mpi_rank_0_reports_a_rank_that_cannot_reach_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rendezvous_module, "_CONNECT_S", 0.5)
@@ -280,7 +279,7 @@ def test_a_rank_that_cannot_reach_rank_0_is_named_by_rank_0_where_there_is_mpi(
     assert isinstance(results[1], ReportedElsewhereError)
 
 
-def test_a_rank_0_that_dies_sets_the_others_free() -> None:
+def test_the_other_ranks_stop_waiting_if_rank_0_dies() -> None:
     def of_rank(rank: int) -> Any:
         if rank == 1:
             return rendezvous(world(1, 3), STEP, 20, quiet())
@@ -309,7 +308,7 @@ AGENT = {
 }
 
 
-def test_beside_the_agents_store_the_ranks_have_one_of_their_own() -> None:
+def test_ranks_under_torchrun_have_a_store_beside_the_agents() -> None:
     with socket.create_server(("127.0.0.1", 0)) as agent:
         environ = AGENT | {"MASTER_PORT": str(agent.getsockname()[1])}
         endpoints = on_all_ranks(
@@ -320,7 +319,7 @@ def test_beside_the_agents_store_the_ranks_have_one_of_their_own() -> None:
     close_all(endpoints)
 
 
-def test_the_store_of_an_earlier_attempt_is_passed_over() -> None:
+def test_the_store_of_an_earlier_attempt_is_skipped() -> None:
     """Its rank 0 is still there, and so is its port: all of its numbers are taken."""
     environ = AGENT | {"MASTER_PORT": "1"}
 
@@ -337,7 +336,7 @@ def test_the_store_of_an_earlier_attempt_is_passed_over() -> None:
     close_all(after)
 
 
-def test_a_number_that_is_taken_everywhere_is_an_error_in_time() -> None:
+def test_a_rank_number_already_in_use_is_an_error_after_the_time_limit() -> None:
     endpoints = meet(STEP, 2)
     point = rendezvous_point(world(1, 2), STEP)
     key, _ = rendezvous_module.shared_key(STEP, point.launch)
@@ -348,6 +347,6 @@ def test_a_number_that_is_taken_everywhere_is_an_error_in_time() -> None:
 
 
 @pytest.mark.parametrize("name", ["MASTER_ADDR", "MASTER_PORT"])
-def test_without_the_agents_address_the_ranks_of_one_node_meet_by_the_runs_id(name: str) -> None:
+def test_without_the_agents_address_ranks_of_one_node_use_the_run_id(name: str) -> None:
     environ = {k: v for k, v in (AGENT | {"MASTER_PORT": "1"}).items() if k != name}
     assert rendezvous_point(world(launcher="torchrun"), environ).launch == f"torchrun-{os.getpid()}"

@@ -8,7 +8,7 @@ from ddp_hpc.discovery.launcher_environment import BY_NAME, LAUNCHERS
 from ddp_hpc.errors import LaunchError
 from tests.environments import Case, cases, load
 
-from .stand_in import discover_all, environs_of, mpi_world, place
+from .simulated_mpi import discover_all, environs_of, mpi_world, place
 
 LAUNCHES = [case for case in cases() if case.launcher != "slurm_batch_shell"]
 every_launch = pytest.mark.parametrize("case", LAUNCHES, ids=lambda case: case.name)
@@ -32,7 +32,7 @@ def true_place(case: Case, rank: int) -> tuple[int, int, int, int]:
     return rank, case.num_ranks, int(told) if told else rank % case.ranks_per_node, local_size
 
 
-def test_the_launches_cover_the_table() -> None:
+def test_the_recorded_launches_cover_all_launchers() -> None:
     covered = {ROWS.get(case.launcher, case.launcher) for case in LAUNCHES}
     # PMI and PMIx alone are what is left where no fuller row fits; two rows are the user's own.
     assert {launcher.name for launcher in LAUNCHERS} - covered == {"override", "manual", "pmi", "pmix"}
@@ -40,7 +40,7 @@ def test_the_launches_cover_the_table() -> None:
 
 @every_launch
 @pytest.mark.usefixtures("with_mpi4py")
-def test_each_rank_finds_its_place_where_mpi_agrees(case: Case, node_file: str) -> None:
+def test_each_rank_is_detected_if_mpi_agrees(case: Case, node_file: str) -> None:
     worlds = discover_all(environs_of(case, node_file), mpi_world(case.num_ranks, case.ranks_per_node))
     assert [place(world) for world in worlds] == [true_place(case, r) for r in range(case.num_ranks)]
     assert {world.launcher for world in worlds} == {ROWS.get(case.launcher, case.launcher)}
@@ -48,7 +48,7 @@ def test_each_rank_finds_its_place_where_mpi_agrees(case: Case, node_file: str) 
 
 @every_launch
 @pytest.mark.usefixtures("without_mpi4py")
-def test_each_rank_finds_its_place_without_mpi(case: Case, node_file: str) -> None:
+def test_each_rank_is_detected_without_mpi(case: Case, node_file: str) -> None:
     results = discover_all(environs_of(case, node_file))
     if ROWS.get(case.launcher) == "hydra_port":
         for error in results:
@@ -69,7 +69,7 @@ def test_every_value_names_its_source(case: Case, node_file: str) -> None:
 
 @every_launch
 @pytest.mark.usefixtures("with_mpi4py")
-def test_an_mpi_that_numbers_the_ranks_otherwise_is_refused_on_every_rank(case: Case, node_file: str) -> None:
+def test_an_mpi_with_other_rank_numbers_is_refused_on_every_rank(case: Case, node_file: str) -> None:
     mpis = mpi_world(case.num_ranks, case.ranks_per_node)
     # Rank 0 agrees, as it does with what is left over from another rank 0.
     turned = [mpis[0], *reversed(mpis[1:])]
@@ -95,7 +95,7 @@ def _has_mpi(case: Case) -> bool:
 
 @every_launch
 @pytest.mark.usefixtures("without_mpi4py")
-def test_no_single_missing_variable_gives_a_rank_another_place(case: Case, node_file: str) -> None:
+def test_a_missing_variable_never_leads_to_a_wrong_rank(case: Case, node_file: str) -> None:
     row = BY_NAME[ROWS.get(case.launcher, case.launcher)]
     names = {row.rank, row.world_size, row.local_rank, row.local_size, "SLURM_STEP_TASKS_PER_NODE"}
     whole = environs_of(case, node_file)
@@ -139,7 +139,7 @@ def test_a_missing_variable_is_named_with_its_launcher(case: str, missing: str) 
 
 
 @pytest.mark.usefixtures("with_mpi4py")
-def test_what_pmi_does_not_say_comes_from_one_split_of_mpi() -> None:
+def test_values_missing_under_pmi_come_from_an_mpi_split() -> None:
     environs = [{"PMI_RANK": str(rank), "PMI_SIZE": "4"} for rank in range(4)]
     worlds = discover_all(environs, mpi_world(4, 2))
     assert [place(world) for world in worlds] == [(0, 4, 0, 2), (1, 4, 1, 2), (2, 4, 0, 2), (3, 4, 1, 2)]
@@ -148,12 +148,12 @@ def test_what_pmi_does_not_say_comes_from_one_split_of_mpi() -> None:
 
 
 @pytest.mark.usefixtures("with_mpi4py")
-def test_pmix_alone_takes_all_but_the_rank_from_mpi() -> None:
+def test_under_pmix_all_values_except_the_rank_come_from_mpi() -> None:
     worlds = discover_all([{"PMIX_RANK": str(rank)} for rank in range(3)], mpi_world(3, 2))
     assert [place(world) for world in worlds] == [(0, 3, 0, 2), (1, 3, 1, 2), (2, 3, 0, 1)]
 
 
-def test_the_users_own_variables_are_enough() -> None:
+def test_variables_set_by_the_user_are_sufficient() -> None:
     environ = {
         "DDP_HPC_RANK": "3",
         "DDP_HPC_WORLD_SIZE": "4",
@@ -165,14 +165,14 @@ def test_the_users_own_variables_are_enough() -> None:
     assert world.launcher == "override"
 
 
-def test_nothing_at_all_is_a_world_of_one() -> None:
+def test_an_environment_without_a_launcher_is_a_world_of_one_rank() -> None:
     (world,) = discover_all([{}])
     assert place(world) == (0, 1, 0, 1)
     assert world.launcher == "single"
     assert world.prefix.startswith("[rank 0/1 ")
 
 
-def test_a_pbs_job_without_a_launcher_is_one_process_and_says_so() -> None:
+def test_a_pbs_job_without_a_launcher_is_one_process_with_a_note() -> None:
     (world,) = discover_all([{"PBS_JOBID": "1.s", "PBS_NODEFILE": "/nonexistent"}])
     assert place(world) == (0, 1, 0, 1)
     assert world.notes == (
