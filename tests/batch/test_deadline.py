@@ -1,4 +1,4 @@
-"""When the allocation ends: who is asked, in which order, and that nobody is waited for too long."""
+"""The end of the allocation: its sources, their order, and the time limit of queries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Command = Callable[[str, str], Path]
 
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Puts an executable on the PATH, alone with the system's; gives the file of its arguments."""
+    """Puts an executable on a minimal PATH; returns the file with its arguments."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
     def put(name: str, body: str) -> Path:
@@ -89,7 +89,7 @@ def test_squeue_without_an_end_time_is_not_an_error(command: Command, body: str)
 
 
 def _qstat_text(start_s: float, walltime: object = "01:30:00") -> str:
-    """As OpenPBS 23 prints it, shortened."""
+    """The output of OpenPBS 23, shortened."""
     attributes = {
         "Job_Name": "train",
         "job_state": "R",

@@ -1,4 +1,4 @@
-"""What is refused because two sources contradict each other, and what only looks like a contradiction."""
+"""Contradictions between two sources, and cases that only look like one."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from .simulated_mpi import discover_all, environs_of, mpi_world, place, singleto
 
 
 def refusal(*args: Any, **named: Any) -> str:
-    """The one message of a launch in which every rank is refused."""
+    """Returns the message of a launch in which every rank is refused with the same one."""
     results = discover_all(*args, **named)
     assert all(isinstance(result, LaunchError) for result in results), results
     assert {result.exit_code for result in results} == {2}
@@ -152,7 +152,7 @@ def test_torchrun_under_pals_with_more_tasks_than_agents_is_refused_without_a_si
     inner = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     group = {"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
     assert "HPE PALS reports rank 3 of ?" in refusal([load("pals-pmix", 3) | inner | group])
-    (world,) = discover_all([load("pals-pmix", 1) | inner | group])  # its agent is PALS's rank 1 of 2
+    (world,) = discover_all([load("pals-pmix", 1) | inner | group])  # its agent is rank 1 of 2 under PALS
     assert place(world) == (2, 4, 0, 2)
 
 

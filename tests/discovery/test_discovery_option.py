@@ -1,4 +1,4 @@
-"""`--discovery NAME`: what each choice takes, and what it refuses."""
+"""The option `--discovery NAME`: the values that each choice uses, and its errors."""
 
 from pathlib import Path
 
@@ -56,7 +56,7 @@ def test_pals_without_mpi_counts_each_host_of_the_node_file_once(tmp_path: Path)
     file.write_text("x1\n" * 12 + "x2\n" * 12)
     (case,) = [case for case in cases() if case.name == "pals-cray-pmi"]
     environs = [{k: v for k, v in e.items() if k != "PMI_SIZE"} for e in environs_of(case, str(file))]
-    # PMI_RANK without a size would be another row's question.
+    # Otherwise PMI_RANK without a size would match another row.
     for environ in environs:
         environ.pop("PMI_RANK", None)
     monkey = discover_all(environs, mpi_world(4, 2), choice="pals")

@@ -1,4 +1,4 @@
-"""Every recorded or documented launch, every rank: the right place, with MPI and without."""
+"""Discovery of every rank of every recorded or documented launch, with and without MPI."""
 
 from pathlib import Path
 
@@ -12,20 +12,20 @@ from .simulated_mpi import discover_all, environs_of, mpi_world, place
 
 LAUNCHES = [case for case in cases() if case.launcher != "slurm_batch_shell"]
 every_launch = pytest.mark.parametrize("case", LAUNCHES, ids=lambda case: case.name)
-# The recordings name both modes of Hydra's PMI by what they have in common.
+# The recordings use the same launcher name for both PMI modes of Hydra.
 ROWS = {"pmi": "hydra_port"}
 
 
 @pytest.fixture
 def node_file(tmp_path: Path) -> str:
-    """As PBS writes it with mpiprocs=2: each host's line twice."""
+    """A node file as PBS writes it with mpiprocs=2: two lines per host."""
     path = tmp_path / "nodes"
     path.write_text("x1\nx1\nx2\nx2\n")
     return str(path)
 
 
 def true_place(case: Case, rank: int) -> tuple[int, int, int, int]:
-    """From how the case was started; the local rank is the launcher's own, where it tells one."""
+    """Derived from the command of the case; the local rank is the launcher's if it provides one."""
     local_size = min(case.num_ranks - rank // case.ranks_per_node * case.ranks_per_node, case.ranks_per_node)
     variable = BY_NAME[ROWS.get(case.launcher, case.launcher)].local_rank
     told = load(case.name, rank).get(variable)
@@ -34,7 +34,7 @@ def true_place(case: Case, rank: int) -> tuple[int, int, int, int]:
 
 def test_the_recorded_launches_cover_all_launchers() -> None:
     covered = {ROWS.get(case.launcher, case.launcher) for case in LAUNCHES}
-    # PMI and PMIx alone are what is left where no fuller row fits; two rows are the user's own.
+    # PMI and PMIx alone match only if no more complete row does; two rows are set by the user.
     assert {launcher.name for launcher in LAUNCHERS} - covered == {"override", "manual", "pmi", "pmix"}
 
 
@@ -71,7 +71,7 @@ def test_every_value_names_its_source(case: Case, node_file: str) -> None:
 @pytest.mark.usefixtures("with_mpi4py")
 def test_an_mpi_with_other_rank_numbers_is_refused_on_every_rank(case: Case, node_file: str) -> None:
     mpis = mpi_world(case.num_ranks, case.ranks_per_node)
-    # Rank 0 agrees, as it does with what is left over from another rank 0.
+    # Rank 0 agrees, as it does with stale variables of another rank 0.
     turned = [mpis[0], *reversed(mpis[1:])]
     if case.num_ranks < 3:
         turned = mpis[::-1]
@@ -87,7 +87,7 @@ def test_an_mpi_with_other_rank_numbers_is_refused_on_every_rank(case: Case, nod
 
 
 def _has_mpi(case: Case) -> bool:
-    """False for torchrun, and for a plain srun, whose tasks have no MPI between them."""
+    """False for torchrun, and for a plain srun, whose tasks are not connected by MPI."""
     if case.launcher == "slurm":
         return not {"PMI_RANK", "PMIX_RANK"}.isdisjoint(load(case.name, 0))
     return case.launcher != "torchrun"

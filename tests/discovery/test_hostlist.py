@@ -1,4 +1,4 @@
-"""Slurm's lists, as Slurm spells them, and as nobody should."""
+"""Slurm's compressed lists, valid and invalid ones."""
 
 import time
 
@@ -63,7 +63,9 @@ def test_the_largest_list_is_read() -> None:
 
 def test_a_long_list_without_brackets_is_expanded_quickly() -> None:
     start = time.monotonic()
-    hosts = expand_hostlist(",".join(f"n{i}" for i in range(15000)))  # 86 KB; Linux allows 128 KiB a variable
+    hosts = expand_hostlist(
+        ",".join(f"n{i}" for i in range(15000))
+    )  # 86 KB; Linux allows 128 KiB per variable
     assert len(hosts) == 15000
     assert time.monotonic() - start < 1
 

@@ -1,4 +1,4 @@
-"""The table of launchers: its order, and what one row reads."""
+"""The table of launchers: its order, and the values that are read for one row."""
 
 import pytest
 
@@ -15,23 +15,23 @@ from ddp_hpc.discovery.launcher_environment import (
 from ddp_hpc.errors import LaunchError
 from tests.environments import load
 
-# Each place in the order, and why it is there.
+# The reason for each position in the order.
 ORDER = {
-    "override": "the user has the last word",
-    "torchrun": "its workers carry the variables of whatever started their agent",
-    "openmpi": "in an allocation its ranks carry the SLURM_* of its daemons; it sets PMIX_RANK too",
-    "jsrun": "Spectrum MPI's ranks carry PMIX_RANK too",
+    "override": "what the user sets explicitly has precedence",
+    "torchrun": "its workers inherit the variables of the launcher that started their agent",
+    "openmpi": "in an allocation its ranks inherit the SLURM_* of its daemons; it sets PMIX_RANK too",
+    "jsrun": "the ranks of Spectrum MPI have PMIX_RANK too",
     "flux": "its cray-pals plugin sets PALS_RANKID, without a local rank",
     "cray_shasta": "srun --mpi=cray_shasta sets PALS_*, and has no PBS node file to derive from",
     "pals": "it sets PMI_* or PMIX_* too, which have no local rank",
-    "mvapich": "its ranks may carry PMI_* and the SLURM_* of a proxy",
-    "intelmpi": "it is a Hydra with a name of its own",
-    "hydra": "in an allocation its ranks carry the SLURM_* of its proxies",
+    "mvapich": "its ranks may have PMI_* and the SLURM_* of a proxy",
+    "intelmpi": "it is a variant of Hydra with additional variables",
+    "hydra": "in an allocation its ranks inherit the SLURM_* of its proxies",
     "hydra_port": "the same, in PMI_PORT mode",
-    "slurm": "it tells local ranks, which PMI and PMIx by themselves do not",
+    "slurm": "it provides local ranks, which PMI and PMIx alone do not",
     "pmi": "rank and size, no local rank",
-    "pmix": "a rank alone",
-    "manual": "RANK and WORLD_SIZE are easily left over in a shell",
+    "pmix": "only a rank",
+    "manual": "RANK and WORLD_SIZE in a shell are often stale",
 }
 
 

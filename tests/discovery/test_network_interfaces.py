@@ -1,4 +1,4 @@
-"""Interfaces and addresses of this host, asked of the kernel."""
+"""Interfaces and addresses of this host, as reported by the kernel."""
 
 import pytest
 

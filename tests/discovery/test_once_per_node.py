@@ -1,4 +1,4 @@
-"""Errors before the ranks have met: one line a node, whoever has them."""
+"""Errors before the rendezvous are printed once per node."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ SAY = (
 
 
 def _say(launch, texts):
-    """One process a rank, as Hydra starts them, each with its own text."""
+    """Starts one process per rank, as Hydra does, each with its own message."""
     for rank, text in enumerate(texts):
         env = {"PMI_RANK": str(rank), "PMI_SIZE": str(len(texts)), "MPI_LOCALRANKID": str(rank)}
         env |= {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "x", "TEXT": text}
@@ -41,7 +41,7 @@ def test_an_error_of_a_single_rank_is_printed(launch):
     assert launch.end(process).stderr == "error: mine\n"
 
 
-# Opens the socket that marks the error below as said already, and listens to it if there is a second word.
+# Binds the socket that marks the error as already printed; listens on it if there is a second argument.
 OCCUPY = """
 import socket, sys, time
 from ddp_hpc.discovery import once_per_node as once
@@ -63,7 +63,7 @@ def test_a_socket_of_another_user_does_not_suppress_errors(launch, listens):
     if listens and os.getuid() != 0:
         pytest.skip("another user's process is needed: only root can start one")
     env = {"PMI_RANK": "0", "PMI_SIZE": "2", "SLURM_JOB_ID": "78", "SLURM_STEP_ID": "y"}
-    # The name has the victim's id in it, which anybody can guess.
+    # The name contains the user's id, which other users can guess.
     code = f"import os\nos.getuid = lambda: {os.getuid()}\n{OCCUPY}"
     if listens:
         code = f"import socket, ddp_hpc.discovery.once_per_node, os\nos.setuid(65534)\n{code}"

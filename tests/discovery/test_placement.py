@@ -1,4 +1,4 @@
-"""Threads for a rank from the cores that it and its neighbours may use, and what is wrong with all places."""
+"""The number of threads per rank, and the check of the placement of all ranks."""
 
 import json
 import os
@@ -31,9 +31,9 @@ def test_own_cores_are_those_of_the_affinity_mask() -> None:
         ([0, 1, 2, 3], [[0, 1, 2, 3]] * 2, {}, "hydra", 2, "4 cores shared by 2 ranks"),
         ([0, 1], [[0, 1]] * 8, {}, "hydra", 1, "2 cores shared by 8 ranks"),
         ([0, 1, 2, 3], [[0, 1, 2, 3]], {"OMP_NUM_THREADS": "2"}, "hydra", 2, "OMP_NUM_THREADS"),
-        # PBS sets it to the whole chunk's cores, in every rank.
+        # PBS sets it to the cores of the whole chunk in every rank.
         ([0, 1], [[0, 1], [2, 3]], {"OMP_NUM_THREADS": "64"}, "pals", 2, "2 cores"),
-        # torchrun sets it to 1 where nobody had.
+        # torchrun sets it to 1 if it was unset.
         ([0, 1], [[0, 1]], {"OMP_NUM_THREADS": "1"}, "torchrun", 2, "2 cores"),
         ([0, 1], [[0, 1]], {"OMP_NUM_THREADS": "1"}, "slurm", 1, "OMP_NUM_THREADS"),
         ([0, 1], [[0, 1]], {"OMP_NUM_THREADS": "0"}, "slurm", 2, "2 cores"),
@@ -91,12 +91,12 @@ def on_cpus(rank: int, cpus: str, host: str = "n1", **values: Any) -> RankPlace:
 
 
 def nodes(count: int = 2, **values: Any) -> list[RankPlace]:
-    """All ranks of so many healthy nodes."""
+    """Returns all ranks of `count` nodes without problems."""
     return [place(rank, f"n{rank // 8 + 1}", **values) for rank in range(8 * count)]
 
 
 def found(places: list[RankPlace], backend: str = "nccl") -> list[str]:
-    """The findings, each of which is one line."""
+    """Returns the findings; each one is a single line."""
     findings = check(places, backend)
     assert not any("\n" in finding.text for finding in findings)
     return [finding.text for finding in findings]
@@ -105,7 +105,7 @@ def found(places: list[RankPlace], backend: str = "nccl") -> list[str]:
 def test_well_placed_ranks_have_no_findings() -> None:
     assert found(nodes()) == []
     assert summary(nodes()) == "16 ranks on 2 nodes, 16 devices, 32 CPUs per rank"
-    # Without a UUID the place on the PCI bus names a device, and each node has the same places.
+    # Without a UUID the PCI address identifies a device, and each node has the same addresses.
     assert summary(nodes(identity="")) == summary(nodes())
 
 
@@ -119,7 +119,7 @@ def test_more_ranks_than_cores_on_a_small_machine_are_accepted() -> None:
 
 
 def test_two_ranks_on_one_gpu_end_the_job_under_nccl() -> None:
-    # Each rank was shown a single GPU, and two of them the same one.
+    # Each rank sees a single GPU, and two ranks see the same one.
     places = nodes()
     places[5] = place(5, identity="n1-gpu-4", pci="0000:04:00.0", device_numa=4, device_cpus=places[5].cpus)
     first, *others = check(places, "nccl")
@@ -163,7 +163,7 @@ def test_ranks_bound_to_the_cpus_of_a_single_task_are_reported() -> None:
 
 def test_ranks_that_share_the_few_cpus_of_a_job_are_accepted() -> None:
     assert found([on_cpus(rank, "0-7", allotted_cpus=8) for rank in range(4)], "gloo") == []
-    # A container's limit, where no scheduler says what the job has.
+    # The limit of a container, without a scheduler that states the CPUs of the job.
     assert found([on_cpus(rank, "0-7") for rank in range(4)], "gloo") == []
 
 
@@ -182,7 +182,7 @@ def test_ranks_with_one_core_each_are_reported_if_more_cores_are_free() -> None:
 def test_one_core_per_rank_is_accepted_if_no_more_cores_exist() -> None:
     places = [on_cpus(rank, str(rank), allotted_cpus=4) for rank in range(4)]
     assert found(places, "gloo") == []
-    # 8 CPUs are 4 cores of two threads.
+    # 8 CPUs are 4 cores with two threads each.
     threads = [on_cpus(rank, str(rank), allotted_cpus=8, threads_per_core=2) for rank in range(4)]
     assert found(threads, "gloo") == []
 
@@ -195,7 +195,7 @@ def test_more_threads_than_the_single_core_are_reported(omp: str, is_trap: bool)
 
 
 def test_a_gpu_far_from_the_cores_of_its_rank_is_reported() -> None:
-    # Polaris: GPU 0 is nearest to the last cores, and a binding in plain order is wrong for every rank.
+    # Polaris: GPU 0 is nearest to the last cores, so a binding in ascending order is wrong for every rank.
     cores = ["24-31", "16-23", "8-15", "0-7"]
     places = [
         place(
@@ -258,7 +258,7 @@ def test_the_table_has_one_row_per_rank_and_the_findings() -> None:
     assert lines[-3:] == ["rank 0: torch 2.8.0", "error: all is lost", "warning: so so"]
 
 
-# What a rank finds out about itself
+# The row of a single rank
 
 
 def write(path: Path, text: str) -> None:

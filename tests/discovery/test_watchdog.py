@@ -1,4 +1,4 @@
-"""The time limit: real processes, some of them stuck where Python cannot help."""
+"""The time limit, with real processes, some of which are stuck in C code."""
 
 import signal
 import sys
@@ -9,7 +9,7 @@ from tests.conftest import Launch
 HEAD = "import ctypes, os, sys, time\nfrom ddp_hpc.discovery.watchdog import time_limit\n"
 
 
-# In a process of its own: this one may have children of other tests.
+# In a separate process, because this one may have children of other tests.
 NO_CHILD = """
 import os
 try:
@@ -74,7 +74,7 @@ def test_the_watchdog_ends_with_a_killed_process(launch: Launch) -> None:
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     assert len(children) == 1
     process.kill()
-    # The child holds the pipes: they are at their end once it has gone.
+    # The child has the pipes open: they return end of file after it has ended.
     assert launch.end(process, timeout_s=10).exit_code == -signal.SIGKILL
 
 

@@ -11,7 +11,7 @@ from tests.conftest import Launch
 from tests.environments import load
 
 ENV = [sys.executable, "-m", "ddp_hpc", "env"]
-# Nothing but the launcher's own: recorded paths are another machine's.
+# Only the variables of the launcher: recorded paths belong to another machine.
 FOREIGN = ("PATH", "HOME", "LD_LIBRARY_PATH", "PYTHONPATH")
 
 

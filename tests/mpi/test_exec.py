@@ -1,4 +1,4 @@
-"""Programs that know nothing of us, as ranks: never N worlds of one in silence."""
+"""Unchanged programs as ranks of one world under ddp-hpc exec."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import pytest
 
 from tests.conftest import Ended, Launch
 
-from .conftest import OPENMPI_SETTINGS, errors, told
+from .conftest import OPENMPI_SETTINGS, errors, printed
 
 BIN = Path(sys.executable).parent
 TRAINS = Path(__file__).with_name("trains.py")
 EXEC = ("-m", "ddp_hpc.exec")
 LAUNCH = (sys.executable, "-m", "ddp_hpc", "launch", "--profile", "local")
-# As torchrun 2.13 has it for two ranks on one node.
+# The variables of torchrun 2.13 for two ranks on one node.
 ONE_NODE = {"LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}
 
 
 def assert_one_world(ended: Ended) -> str:
     """Two ranks in one world, whose mean gradient is that of both. The port at which they met."""
-    ranks = told(ended)
+    ranks = printed(ended)
     assert [(each["rank"], each["size"], each["gradient"]) for each in ranks] == [(0, 2, 0.5), (1, 2, 0.5)]
     for number, each in enumerate(ranks):
         assert {name: each[name] for name in ONE_NODE} == ONE_NODE
@@ -40,7 +40,7 @@ def test_launch_makes_one_world_of_an_unchanged_program(launch: Launch) -> None:
 
 def test_env_style_none_leaves_the_environment_unchanged(launch: Launch) -> None:
     argv = [*LAUNCH, "-n", "2", "--env-style", "none", "--", "python", TRAINS]
-    assert [each["size"] for each in told(launch(argv, timeout_s=60))] == [1, 1]
+    assert [each["size"] for each in printed(launch(argv, timeout_s=60))] == [1, 1]
 
 
 def test_ranks_of_open_mpi_are_one_world(launch: Launch, openmpi_mpiexec: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_missing_program_is_reported_at_once_in_one_line(launch: Launch, mpiex
     assert "nonesuch was not found" in line
 
 
-def test_a_rank_that_does_not_come_is_named(launch: Launch) -> None:
+def test_a_missing_rank_is_reported(launch: Launch) -> None:
     env = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     env |= {"DDP_HPC_LAUNCH": "alone", "DDP_HPC_INIT_TIMEOUT_S": "1"}
     ended = launch([sys.executable, *EXEC, "true"], env=env)

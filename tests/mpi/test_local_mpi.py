@@ -1,4 +1,4 @@
-"""Which mpiexec `make train` uses: the site's where mpi4py works with it, else the wheel's own."""
+"""The choice of mpiexec for `make train`: the site's if mpi4py works with it, otherwise the wheel's."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ def program(path: Path, text: str) -> Path:
 
 
 class Local:
-    """Runs `python -m ddp_hpc.local_mpi` with a site's folder first on the PATH."""
+    """Runs `python -m ddp_hpc.local_mpi` with a site's directory first on the PATH."""
 
     def __init__(self, launch: Launch, site: Path) -> None:
         self._launch, self.site = launch, site
@@ -77,7 +77,7 @@ def test_a_site_mpiexec_without_a_common_world_is_skipped(
 
 
 def test_pbs_own_mpiexec_is_skipped(local: Local, mpiexec: Path, size_of_two: list[str]) -> None:
-    # Outside of a job it runs the next mpiexec of the PATH.
+    # Outside of a job PBS's mpiexec runs the next one on the PATH.
     version = '[ "$1" = --version ] && echo pbs_version = 1'
     pbs = program(local.site / "mpiexec", f'{version} || exec {mpiexec} "$@"')
     ended = local(*size_of_two)
@@ -102,7 +102,7 @@ def test_a_hanging_mpiexec_is_killed_with_its_ranks(tmp_path: Path, monkeypatch:
     assert time.monotonic() - start < 5
     status = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/status")
     end = time.monotonic() + 10
-    # A killed process takes a moment on a busy machine, and whoever adopted it may not have reaped it yet.
+    # On a busy machine a killed process takes a moment to end, and its new parent may not have reaped it yet.
     while status.exists() and "State:\tZ" not in status.read_text():
         assert time.monotonic() < end, "the hanging rank is still there"
         time.sleep(0.05)

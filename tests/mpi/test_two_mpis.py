@@ -1,4 +1,4 @@
-"""mpi4py of one MPI under the mpiexec of another: the commonest broken launch, in both directions."""
+"""mpi4py of one MPI under the mpiexec of another: the most common broken launch, in both directions."""
 
 import json
 import sys

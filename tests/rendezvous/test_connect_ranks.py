@@ -1,4 +1,4 @@
-"""Where the ranks meet: the choice of the address, and the way without MPI."""
+"""The rendezvous: the choice of the address, and the connection without MPI."""
 
 import os
 import re
@@ -102,7 +102,7 @@ def test_a_host_name_that_resolves_to_loopback_is_not_offered_to_other_nodes(
         choose_address(TWO_NODES, {})
 
 
-# The meeting point of ranks without MPI.
+# The rendezvous point of ranks without MPI.
 
 
 def test_the_rendezvous_point_of_a_step_is_its_first_node() -> None:
@@ -146,7 +146,7 @@ def test_a_damaged_node_list_is_refused() -> None:
         rendezvous_point(TWO_NODES, STEP | {"SLURM_STEP_NODELIST": "n[1-"})
 
 
-# The address to listen at: no more than is needed.
+# The address to listen on is as restricted as possible.
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_a_damaged_node_list_is_refused() -> None:
         ({"MASTER_ADDR": "localhost"}, ONE_NODE, "localhost"),
         ({"MASTER_ADDR": "127.0.0.1"}, TWO_NODES, "127.0.0.1"),
         ({"DDP_HPC_FABRIC_INTERFACE": "lo"}, TWO_NODES, "127.0.0.1"),
-        # A name may mean another address of rank 0 on the other nodes.
+        # The other nodes may resolve a name to another address of rank 0.
         ({"MASTER_ADDR": "localhost"}, TWO_NODES, ""),
     ],
 )
@@ -226,7 +226,7 @@ def test_a_missing_rank_is_reported_by_rank_0_only() -> None:
 
 
 def test_a_rank_with_another_key_is_rejected_and_reported(tmp_path) -> None:
-    """As where one node does not see the directory with the key."""
+    """One node does not see the directory with the key."""
 
     def of_rank(rank: int) -> Any:
         environ = STEP | ({"DDP_HPC_KEY_DIR": str(tmp_path / "elsewhere")} if rank == 1 else {})
@@ -261,7 +261,7 @@ def test_with_mpi_rank_0_reports_a_rank_that_cannot_reach_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rendezvous_module, "_CONNECT_S", 0.5)
-    # Rank 0 offers what only itself can reach: the others look elsewhere.
+    # Simulates an address that is not reachable: the ranks connect to a closed port instead.
     elsewhere, connect = closed_port(), rendezvous_module.connect
     monkeypatch.setattr(
         rendezvous_module, "connect", lambda host, ports, key, s: connect(host, [elsewhere], key, s)
@@ -320,7 +320,7 @@ def test_ranks_under_torchrun_have_a_store_beside_the_agents() -> None:
 
 
 def test_the_store_of_an_earlier_attempt_is_skipped() -> None:
-    """Its rank 0 is still there, and so is its port: all of its numbers are taken."""
+    """Rank 0 of the earlier attempt still serves its port, but all rank numbers are in use there."""
     environ = AGENT | {"MASTER_PORT": "1"}
 
     def attempt() -> list[Endpoint]:

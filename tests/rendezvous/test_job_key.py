@@ -1,4 +1,4 @@
-"""The key of a job, in files that only their user can read."""
+"""The key of a job in files that only the user can read."""
 
 import os
 import stat
@@ -68,7 +68,7 @@ def test_the_run_directory_comes_before_the_home_directory(tmp_path: Path) -> No
 
 
 def test_a_directory_that_others_can_write_to_is_skipped(tmp_path: Path) -> None:
-    """Somebody could have put a key of his own there."""
+    """Another user could have put a key there."""
     run, home = tmp_path / "run", tmp_path / "home"
     keys = run / f".keys-{os.geteuid()}"
     keys.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Ports: which are tried, and at which addresses they are open."""
+"""The candidate ports, and the addresses on which listeners are open."""
 
 import errno
 import socket
@@ -60,6 +60,6 @@ def test_listening_on_an_address_of_another_host_fails() -> None:
 def test_a_listener_on_all_addresses_accepts_ipv4_and_ipv6() -> None:
     with open_listener([0]) as listener:
         socket.create_connection((HERE, listener.getsockname()[1]), 2).close()
-        with pytest.raises(OSError) as caught, socket.socket() as other:  # noqa: PT011 - errno is looked at
+        with pytest.raises(OSError) as caught, socket.socket() as other:  # noqa: PT011 - errno is checked
             other.bind(("", listener.getsockname()[1]))
         assert caught.value.errno == errno.EADDRINUSE

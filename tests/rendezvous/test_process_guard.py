@@ -1,4 +1,4 @@
-"""Processes that end with the one that is responsible for them."""
+"""Processes that end together with the process that started them."""
 
 import os
 import signal
@@ -44,7 +44,7 @@ def children_of(pid: int) -> list[int]:
 
 @pytest.fixture
 def guarded() -> Iterator[tuple[subprocess.Popen[str], int, list[int]]]:
-    """A guard, its agent's process id, and those of two processes that the agent has started."""
+    """Starts a guard; yields it with the process ids of its agent and of two children of the agent."""
     code = program(SPAWN + "    time.sleep(60)")
     guard = subprocess.Popen(
         [sys.executable, "-c", code],

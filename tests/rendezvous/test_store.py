@@ -1,4 +1,4 @@
-"""The ranks' store: what clients get from it, and how it ends."""
+"""The ranks' store: its values, its end, and how clients find it."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ def shared() -> Iterator[Served]:
 
 @contextmanager
 def foreign_service(answer: Callable[[socket.socket], object]) -> Iterator[int]:
-    """Another program's port: `answer` handles each connection."""
+    """The port of another program; `answer` handles each connection."""
     with socket.create_server((HERE, 0)) as server:
 
         def one(connection: socket.socket) -> None:
@@ -229,7 +229,7 @@ def test_signals_for_the_job_do_not_end_the_store() -> None:
 
 
 def test_the_server_ends_and_closes_its_output_after_a_killed_owner(launch: Launch) -> None:
-    """Launchers wait for the end of a rank's output: the server must not hold it open."""
+    """Launchers wait until a rank's output is closed, so the server must not keep it open."""
     code = (
         "import socket, sys, time; from ddp_hpc.rendezvous.store_process import StoreProcess;"
         "s = socket.create_server(('127.0.0.1', 0)); port = s.getsockname()[1];"

@@ -1,4 +1,4 @@
-"""torchrun's endpoint on one node; tests/slurm/test_discovery.py has it on two."""
+"""torchrun's endpoint on one node; tests/slurm/test_discovery.py tests it on two."""
 
 import signal
 import socket
@@ -17,7 +17,7 @@ from ddp_hpc.rendezvous.torchrun_endpoint import node_rank_of, reserve_port
 from tests.conftest import Launch
 
 ENDPOINT = [sys.executable, "-m", "ddp_hpc.rendezvous.torchrun_endpoint"]
-# As torchrun_script.sh has it: a shell that reads the line and goes on.
+# As in torchrun_script.sh: a shell that reads the line and continues.
 SHELL = f"exec {{a}}< <(exec {' '.join(ENDPOINT)} --nodes 1); read -r line <&$a; echo $line; exec sleep 60"
 
 
@@ -46,7 +46,7 @@ def test_the_store_runs_until_the_script_ends(launch: Launch, tmp_path: Path) ->
     assert (host, node_rank, address) == ("127.0.0.1", "0", "127.0.0.1")
     assert stat.S_IMODE(Path(key_file).stat().st_mode) == 0o600
     assert stat.S_IMODE(Path(key_file).parent.stat().st_mode) == 0o700
-    time.sleep(1)  # long enough for a helper that ends after its line to be gone
+    time.sleep(1)  # long enough for an endpoint that ends after its line
     client = connect(host, [int(port)], lambda: read_key(Path(key_file)), 5)
     client.set("a", b"b", 5)
     client.close()

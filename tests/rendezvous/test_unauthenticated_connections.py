@@ -1,4 +1,4 @@
-"""What somebody who does not hold the job's key can do at the ranks' store: connect, and be refused."""
+"""Connections without the job's key to the ranks' store are rejected."""
 
 import os
 import resource
@@ -40,7 +40,7 @@ def receive(connection: socket.socket, num_bytes: int) -> bytes:
 
 
 def connect_as_stranger(served: Served) -> tuple[socket.socket, bytes]:
-    """A connection, and the server's nonce."""
+    """Returns a connection and the server's nonce."""
     connection = socket.create_connection((HERE, served.port), S)
     return connection, receive(connection, CHALLENGE_BYTES)[len(GREETING) :]
 
@@ -115,7 +115,7 @@ def test_a_proof_from_another_connection_is_rejected(served: Served) -> None:
 
 
 def test_the_servers_own_proof_is_rejected(served: Served) -> None:
-    """A stranger who sends what the server proves to others back to it (reflection)."""
+    """A reflection attack: the attacker sends the server's own proof back to it."""
     stranger, nonce = connect_as_stranger(served)
     with stranger:
         stranger.sendall(nonce + nonce)
@@ -138,7 +138,7 @@ def test_a_man_in_the_middle_cannot_change_repeat_or_add_frames() -> None:
 
 
 def test_the_key_itself_is_never_sent(served: Served) -> None:
-    """All that a client sends first, as a stranger who listens at the port gets it."""
+    """Returns the first bytes of a client, as an attacker who listens on the port receives them."""
     sent = response(served.key, bytes(32), os.urandom(32))
     assert served.key not in sent
     assert len(set(sent[32:])) > 8
@@ -158,7 +158,7 @@ def test_an_idle_unauthenticated_connection_is_closed(
 
 
 def test_many_idle_unauthenticated_connections_do_not_block_a_rank() -> None:
-    """More than the server's process may open files: the oldest make room."""
+    """More connections than the server can open files: the oldest ones are closed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
     strangers: list[socket.socket] = []

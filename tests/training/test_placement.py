@@ -129,7 +129,7 @@ def test_ranks_that_are_shown_one_gpu_each_are_fine(store: Served, monkeypatch: 
     assert other == ()
 
 
-def test_only_rank_0_has_something_to_say(store: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_rank_0_returns_lines(store: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     devices = [Device(name="cuda:0", identity="GPU-0")] * 2
     first, other = checked(store, monkeypatch, devices, "gloo")
     assert first[0].startswith("placement: 2 ranks on 1 node, 1 device, ")
@@ -137,7 +137,7 @@ def test_only_rank_0_has_something_to_say(store: Served, monkeypatch: pytest.Mon
     assert other == ()
 
 
-def test_a_rank_that_does_not_come_is_named(store: Served) -> None:
+def test_a_missing_rank_is_reported(store: Served) -> None:
     comm = StoreComm(store.client(), 0, 3, 0.3)
     store.client().set("comm/1/the placement/2", b"{}", 5)
     with pytest.raises(RendezvousError, match="for the placement: rank 1 did not arrive"):
