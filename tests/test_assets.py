@@ -1,4 +1,4 @@
-"""Where templates/, profiles/ and jobs/ are found."""
+"""The locations of templates/, profiles/ and jobs/."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROJECT = '[project]\nname = "ddp-hpc"\n'
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package folder of its own, with nothing beside it."""
+    """A package directory without siblings."""
     folder = tmp_path / "checkout" / "ddp_hpc"
     folder.mkdir(parents=True)
     monkeypatch.setattr(assets, "_PACKAGE", folder)

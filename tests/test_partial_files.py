@@ -1,4 +1,4 @@
-"""Hidden names of files in the making: any target has one, and only what dead writers left goes."""
+"""Partial files: every target has a hidden name, and only files of ended writers are removed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_an_error_of_the_block_is_not_hidden_by_one_of_the_cleanup(tmp_path: Pat
 
 
 def test_a_process_id_of_another_container_is_ignored(tmp_path: Path) -> None:
-    """Containers with the host's name have the same process ids for other processes."""
+    """In a container with the host's name the same process id can belong to another process."""
     namespace = Path("/proc/self/ns/pid").stat().st_ino
     ours = left_by_a_dead_writer(tmp_path)
     theirs = ours.with_name(ours.name.replace(str(namespace), str(namespace + 1)))
@@ -88,7 +88,7 @@ def test_an_existing_file_is_replaced_only_on_request(
     assert target.read_bytes() == b"new"
 
 
-# Each writes a file of its kind to the current folder when it is run.
+# Each program writes a file of its kind to the current directory.
 WRITERS = {
     "state": (
         "from ddp_hpc.run_directory import RunState, write_state\n"
@@ -140,7 +140,7 @@ def test_a_kill_during_the_writing_of_the_state_keeps_the_old_one(tmp_path: Path
 
 
 def test_a_file_that_this_process_is_writing_is_kept(tmp_path: Path) -> None:
-    """Two threads write one kind of file: the heartbeat's too writes the state."""
+    """Two threads write the same kind of file, as the heartbeat's thread also writes the state."""
     with partial_file(tmp_path / "a", "test") as partial:
         partial.write_bytes(b"x")
         write_atomically(tmp_path / "b", b"", "test")
@@ -159,7 +159,7 @@ def test_a_process_that_got_the_id_of_a_killed_writer_is_not_the_writer(tmp_path
 
 
 def test_a_killed_writer_counts_as_ended_while_its_memory_is_freed(tmp_path: Path) -> None:
-    """A rank of a generator was taken for alive after its launcher's end: it was freeing its memory."""
+    """A killed rank that was still freeing its memory counted as running after its launcher had ended."""
     hold = "import sys; held = bytearray(b'x') * 2**29; print('ready', flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -191,7 +191,7 @@ def test_a_process_that_proc_hides_does_not_count_as_ended(monkeypatch: pytest.M
 def test_a_symbolic_link_in_place_of_a_partial_file_is_not_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a folder that others may write to, they may put a link there whose name they guess."""
+    """In a directory that others can write to, they can create a link with a guessed name."""
     monkeypatch.setattr(os, "urandom", bytes)
     (tmp_path / "precious").write_bytes(b"mine")
     with partial_file(tmp_path / "a", "test") as partial:

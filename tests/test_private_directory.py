@@ -1,4 +1,4 @@
-"""Folders whose names others can guess, in places where they may make them first."""
+"""Directories with predictable names in places where other users could create them first."""
 
 from __future__ import annotations
 

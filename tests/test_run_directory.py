@@ -1,4 +1,4 @@
-"""The line `state`: Python writes it, Python and bash read it, and it is never half there."""
+"""The file `state`: Python writes it atomically, and Python and bash read it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TOML into frozen dataclasses: every complaint has a file and a line."""
+"""Reading TOML into frozen dataclasses: every error has a file and a line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Walltimes and byte sizes."""
+"""Parsing and formatting of walltimes and byte sizes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_walltime_is_parsed_to_seconds(text: str, seconds: int) -> None:
     ],
 )
 def test_an_invalid_walltime_is_refused_with_the_format(text: str, said: str | None) -> None:
-    if said is None:  # blanks around are nobody's mistake
+    if said is None:  # surrounding blanks are accepted
         assert parse_walltime_s(text) == 3600
         return
     with pytest.raises(RequestError, match="HH:MM:SS") as caught:

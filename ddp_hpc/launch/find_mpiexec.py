@@ -44,8 +44,7 @@ def find_mpiexec(environ: Mapping[str, str]) -> str:
     if not spare:
         raise RequestError(
             "no mpiexec of an MPI library found on the PATH. Load the MPI module, install the PyPI "
-            "package mpich, "
-            "or choose another launcher with --launcher."
+            "package mpich, or choose another launcher with --launcher."
         )
     return spare
 

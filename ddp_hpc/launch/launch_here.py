@@ -189,9 +189,8 @@ def _own_command(environ: Mapping[str, str]) -> str:
     found = shutil.which(beside) or shutil.which("ddp-hpc", path=environ.get("PATH", os.defpath))
     if found is None:
         raise RequestError(
-            "ddp-hpc, which sets RANK and similar variables for the program, is neither on the PATH "
-            "nor next to "
-            f"{sys.executable}. Install it with pip, or use --env-style none."
+            "ddp-hpc, which sets RANK and similar variables for the program, is neither on the PATH nor "
+            f"next to {sys.executable}. Install it with pip, or use --env-style none."
         )
     return found
 

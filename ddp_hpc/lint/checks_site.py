@@ -250,8 +250,7 @@ def _too_short_for_queue(subject: Subject) -> Iterator[Problem]:
         yield Problem(
             subject.walltime[0],
             f"{format_walltime(subject.walltime_s)} is requested, but queue {plain(subject.queue[1])} "
-            "requires "
-            f"{format_walltime(min(least))} or more",
+            f"requires {format_walltime(min(least))} or more",
             f"request at least {format_walltime(min(least))}",
         )
 

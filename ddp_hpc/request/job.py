@@ -60,8 +60,7 @@ class Job:
         if not _NAME.fullmatch(self.name):
             raise RequestError(
                 f"invalid job name {self.name!r}. It must start with a letter, followed by letters, "
-                "digits and "
-                "_ . + - only."
+                "digits and _ . + - only."
             )
         if len(self.name) > MAX_NAME_CHARS:
             raise RequestError(

@@ -92,7 +92,6 @@ def send(scheduler: JobCommands, words: list[str]) -> str:
     if job_id is None:
         raise commands.NoAnswerError(
             f"{scheduler.program} printed {commands.plain(last[:80])!r} instead of a job id. Check "
-            "whether the "
-            "job is queued before you try again."
+            "whether the job is queued before you try again."
         )
     return job_id

@@ -1,4 +1,4 @@
-"""A simulated MPI with threads as ranks. A skipped collective call ends in a timeout, where a real MPI hangs."""
+"""A simulated MPI with threads as ranks. A skipped collective call ends in a timeout instead of a hang."""
 
 from __future__ import annotations
 
