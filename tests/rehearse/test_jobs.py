@@ -28,8 +28,8 @@ def test_every_shipped_job_is_tried() -> None:
     assert {path.name for path in JOBS.iterdir() if path.is_file()} == LAUNCHERS.keys()
 
 
-# They differ from another one, generic_slurm_ddp or polaris_ddp, in what a profile says of its site.
-ALIKE = {"generic_pbs_ddp.pbs", "perlmutter_ddp.sbatch"}
+# They differ from generic_slurm_ddp, polaris_ddp or generic_slurm_torchrun in the facts of a site only.
+ALIKE = {"generic_pbs_ddp.pbs", "perlmutter_ddp.sbatch", "polaris_torchrun.pbs"}
 
 
 @pytest.mark.parametrize(

@@ -385,6 +385,7 @@ def test_what_is_evaluated_is_what_is_saved_where_ranks_have_running_means(strat
     assert told == [pytest.approx(told[0], rel=1e-5)] * 2
 
 
+@pytest.mark.soak
 def test_a_compiled_model_has_the_losses_of_an_eager_one(mine, forks):
     # No tail, which would be compiled once more.
     words = ["--model", "mine:Net", *SYNTHETIC, "--num-samples", "48", "--epochs", "1"]

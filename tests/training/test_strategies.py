@@ -64,7 +64,15 @@ def test_every_strategy_and_option_is_in_the_page_and_has_the_losses_of_one_proc
     assert [but_the_distance(line) for line in found] == [but_the_distance(line) for line in there]
 
 
-@pytest.mark.parametrize("options", ["--strategy zero", "--strategy fsdp", "--strategy tp", "--strategy pp"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--strategy fsdp",
+        "--strategy pp",
+        pytest.param("--strategy zero", marks=pytest.mark.soak),
+        pytest.param("--strategy tp", marks=pytest.mark.soak),
+    ],
+)
 def test_a_run_goes_on_exactly_as_if_it_had_not_stopped(options, forks, home, tiny_data, tmp_path):
     batch = ["--batch-size", "8"] if options.endswith("p") and "fsdp" not in options else []
     words = [*DATA, *batch, *options.split(), *SAVING, "--max-steps", "5", "--snapshot-every-steps", "3"]

@@ -78,6 +78,9 @@ class SnapshotFolder:
         self._lock = FolderLock(folder, say)
         self._images: dict[str, FileImage] = {}
         self._writer: threading.Thread | None = None
+        # Other threads wait for this, as a thread that has not been started yet cannot be joined.
+        self._nothing_to_write = threading.Event()
+        self._nothing_to_write.set()
         self.saved = Saved(0, 0.0)
         remove_leftovers(folder)
 
@@ -120,7 +123,13 @@ class SnapshotFolder:
                     self._images[name] = FileImage(stream.specs, is_pinned=stream.is_pinned)
                 self._images[name].fill(stream.tensors)
         self._writer = threading.Thread(target=self._write, args=(step, dict(about)), name="save")
-        self._writer.start()
+        self._nothing_to_write.clear()
+        try:
+            self._writer.start()
+        except BaseException:
+            self._writer = None
+            self._nothing_to_write.set()
+            raise
 
     def wait(self, tick: Callable[[], None] = lambda: None) -> Saved:
         """Waits until nothing is being written; calls `tick` every few seconds meanwhile."""
@@ -132,9 +141,8 @@ class SnapshotFolder:
         return self.saved
 
     def finish_writing(self, limit_s: float) -> None:
-        """Waits until nothing is being written, at most `limit_s`."""
-        if (writer := self._writer) is not None:
-            writer.join(limit_s)
+        """Waits until nothing is being written, at most `limit_s`. Can be called from any thread."""
+        self._nothing_to_write.wait(limit_s)
 
     @property
     def lost(self) -> bool:
@@ -151,7 +159,14 @@ class SnapshotFolder:
         self._lock.release()
 
     def _write(self, step: int, about: dict[str, Any]) -> None:
-        """Runs in the writing thread. If a save fails, it prints a warning and training continues."""
+        """Runs in the writing thread."""
+        try:
+            self._write_and_discard(step, about)
+        finally:
+            self._nothing_to_write.set()
+
+    def _write_and_discard(self, step: int, about: dict[str, Any]) -> None:
+        """Writes the snapshot. If that fails, it prints a warning and training continues."""
         _step_back()
         begin_s = time.monotonic()
         try:
