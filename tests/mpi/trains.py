@@ -33,6 +33,6 @@ names = (
 printed = {"rank": rank, "size": size, "gradient": gradient, **{name: os.environ.get(name) for name in names}}
 sys.stdout.write(json.dumps(printed) + "\n")
 sys.stdout.flush()
-# At the interpreter's shutdown the thread of gloo that frees the last collective cannot get the GIL, and torch
-# aborts: 1 process in 100 on a busy machine, also without ddp-hpc (torch 2.13).
+# At the interpreter's shutdown the thread of gloo that frees the last collective cannot get the GIL, and
+# torch aborts: 1 process in 100 on a busy machine, also without ddp-hpc (torch 2.13).
 os._exit(0)
