@@ -22,7 +22,7 @@ from data_gen.target import Target
 from ddp_hpc.discovery.comm import Comm, SingleComm
 from ddp_hpc.errors import DdpHpcError, failure_of, stop_together
 from ddp_hpc.h5_layout import SUFFIXES
-from ddp_hpc.partial_files import give_name, partial_file
+from ddp_hpc.partial_files import move_into_place, partial_file
 from ddp_hpc.units import format_bytes
 
 T = TypeVar("T")
@@ -212,7 +212,7 @@ def _finish(targets: Sequence[Target], partials: Sequence[_Partial]) -> tuple[bo
         reused = reused or any(target.exists() for target in targets)
         for target, partial in zip(targets, [] if reused else partials, strict=False):
             try:
-                give_name(partial.path, target.file, replace=target.force)
+                move_into_place(partial.path, target.file, replace=target.force)
             except FileExistsError:
                 if not target.exists():
                     raise

@@ -10,7 +10,7 @@ import click
 
 from ddp_hpc.entry import exit_code_of
 from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.partial_files import give_name, partial_file, remove_leftovers
+from ddp_hpc.partial_files import move_into_place, partial_file, remove_leftovers
 from ddp_hpc.version import __version__
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def command(snapshot: Path, output: Path, force: bool) -> None:
             else:
                 # Not a copy of the file: a run that goes on may remove it by now.
                 partial.write_bytes(safetensors.torch.save(read.model))
-            give_name(partial, output, replace=force)
+            move_into_place(partial, output, replace=force)
     except OSError as error:
         raise DdpHpcError(f"{output}: cannot be written") from error
     num_values = sum(tensor.numel() for tensor in read.model.values())

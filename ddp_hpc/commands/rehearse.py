@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_hpc.errors import EXIT_AGAIN, EXIT_DONE, EXIT_FAILED, RequestError
+from ddp_hpc.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, RequestError
 
 if TYPE_CHECKING:
     from ddp_hpc.rehearse.request import Plan, Wishes
@@ -172,7 +172,7 @@ def _report(result: Result, options: Options) -> int:
     for job in result.jobs:
         if job.was_held:
             _say(f"job {job.name} was not started, because --max-jobs {options.max_jobs} was reached")
-            code = EXIT_AGAIN if code is None else code
+            code = EXIT_REQUEUE if code is None else code
             continue
         _say(f"job {job.name}: {job.how}")
         for process in job.left_over:
@@ -183,4 +183,4 @@ def _report(result: Result, options: Options) -> int:
         return EXIT_FAILED
     if result.folder is not None:
         _say(f"the directory of the rehearsal was kept: {result.folder}")
-    return code if code in (EXIT_DONE, EXIT_AGAIN) else EXIT_FAILED
+    return code if code in (EXIT_DONE, EXIT_REQUEUE) else EXIT_FAILED

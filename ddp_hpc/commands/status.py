@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 
-from ddp_hpc.errors import EXIT_AGAIN, EXIT_DONE, EXIT_FAILED, RequestError
+from ddp_hpc.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, RequestError
 
 # The exit code of each verdict. With several jobs, the exit code is that of the last one.
-_EXIT_CODES = {"waiting": EXIT_DONE, "running": EXIT_DONE, "done": EXIT_DONE, "again": EXIT_AGAIN}
+_EXIT_CODES = {"waiting": EXIT_DONE, "running": EXIT_DONE, "done": EXIT_DONE, "again": EXIT_REQUEUE}
 
 
 @click.command("status")

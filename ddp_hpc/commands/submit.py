@@ -16,7 +16,7 @@ from ddp_hpc.errors import DdpHpcError, RequestError
 
 if TYPE_CHECKING:
     from ddp_hpc.jobs.submit import Order
-    from ddp_hpc.lint.run_checks import Finding
+    from ddp_hpc.lint.run_checks import LintFinding
 
 # `submit` creates the log directory, and passes the account to the scheduler.
 _NO_LOG_DIRECTORY, _NO_ACCOUNT = "PBS011", "SITE002"
@@ -94,7 +94,7 @@ def command(script: Path | None, dry_run: bool, force: bool, chain: int | None, 
             raise
 
 
-def _order(script: Path | None, request: dict[str, Any]) -> tuple[Order, list[Finding]]:
+def _order(script: Path | None, request: dict[str, Any]) -> tuple[Order, list[LintFinding]]:
     """Return the job to submit, and the findings of lint."""
     from ddp_hpc.jobs import submit as submission
     from ddp_hpc.lint import run_checks as lint
@@ -126,7 +126,7 @@ def _order(script: Path | None, request: dict[str, Any]) -> tuple[Order, list[Fi
     return order, [one for one in found if not account or one.check != _NO_ACCOUNT]
 
 
-def check_findings(found: list[Finding], *, force: bool) -> None:
+def check_findings(found: list[LintFinding], *, force: bool) -> None:
     """Print the findings of lint on stderr, before the script is submitted.
 
     Raises:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from ddp_hpc.discovery.world import DISCOVERIES
-from ddp_hpc.errors import EXIT_AGAIN, EXIT_DONE, RequestError
+from ddp_hpc.errors import EXIT_DONE, EXIT_REQUEUE, RequestError
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.health.preemption import SIGNALS
 from ddp_hpc.training.health.shutdown import Parts, end_stopped, fail
@@ -225,7 +225,7 @@ def distributed(
             if group.world.launcher == "torchrun":
                 raise SystemExit(EXIT_DONE)
             if world.world_size == 1:
-                raise SystemExit(EXIT_AGAIN)
+                raise SystemExit(EXIT_REQUEUE)
             end_stopped(group.world)
     if peaceful_exit is not None:
         raise peaceful_exit

@@ -139,14 +139,17 @@ def _notes(job: Job, site: Site, scheduler: Scheduler) -> list[str]:
     notes = []
     if scheduler.is_account_on_command_line and job.account:
         command = _submit(job, site, scheduler)
-        notes.append(f"No directive names the group that pays; submit this script with: {command} SCRIPT")
+        notes.append(f"No directive can set the account; submit this script with: {command} SCRIPT")
     if site.account.required and not job.account:
         notes.append(
-            f"{site.title} wants an account and this script names none; "
+            f"{site.title} requires an account, but this script does not set one; "
             f"submit it with: {scheduler.submit_program} {scheduler.account_placeholder(site)} SCRIPT"
         )
     if not site.pbs.submit_from_nodes:
-        notes.append("Compute nodes may not submit here; for more than one walltime: bash SCRIPT --chain N")
+        notes.append(
+            "Compute nodes cannot submit jobs at this site; for more than one walltime run: "
+            "bash SCRIPT --chain N"
+        )
     return notes
 
 

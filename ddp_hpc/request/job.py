@@ -12,7 +12,7 @@ from ddp_hpc.sites.tables import BASHS_OWN, VARIABLE
 from ddp_hpc.toml_config import read_toml
 from ddp_hpc.units import format_walltime, parse_walltime_s
 
-LAUNCHERS = ("mpiexec", "srun", "ibrun", "flux", "torchrun")
+LAUNCHER_NAMES = ("mpiexec", "srun", "ibrun", "flux", "torchrun")
 ENV_STYLES = ("torchrun", "none")
 MPI_KINDS = ("none", "pmi2", "pmix", "cray_shasta")
 DEFAULT_COMMAND = ("python", "-m", "ddp_hpc.train")
@@ -60,8 +60,7 @@ class Job:
         if not _NAME.fullmatch(self.name):
             raise RequestError(
                 f"invalid job name {self.name!r}. It must start with a letter, followed by letters, "
-                "digits and "
-                "_ . + - only."
+                "digits and _ . + - only."
             )
         if len(self.name) > MAX_NAME_CHARS:
             raise RequestError(
@@ -83,7 +82,7 @@ class Job:
                 f"--min-nodes must be at most {self.num_nodes}, the number of nodes of the job "
                 f"(got {self.min_nodes})"
             )
-        _one_of("launcher", self.launcher, LAUNCHERS)
+        _one_of("launcher", self.launcher, LAUNCHER_NAMES)
         _one_of("MPI type", self.mpi, MPI_KINDS)
         _one_of("environment style", self.env_style, ENV_STYLES)
         _check_env(self.env)
@@ -140,16 +139,16 @@ def _check_command(command: tuple[str, ...]) -> None:
 
 
 def _option(text: str, metavar: str = "", default: str = "") -> Any:
-    """An option that is None if it is not given; `default` describes a default that `Job` does not know."""
+    """Declare an option that is None if it is not given; `default` describes a default from elsewhere."""
     return field(default=None, metadata={"help": text, "metavar": metavar, "default": default})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class JobOptions:
-    """What the user has given: the options of `ddp-hpc render`, or the keys of `--job FILE.toml`.
+    """The values given by the user: options of `ddp-hpc render`, or keys of `--job FILE.toml`.
 
-    The only list of a job's options. The command line and the command in a script's head are made from
-    it; `Job` has the defaults.
+    This is the only list of a job's options. The command line and the command in the head of a script are
+    derived from it; `Job` contains the defaults.
     """
 
     profile: str | None = _option("Site profile; see `ddp-hpc profiles list`.", "NAME", "detected")
@@ -162,7 +161,9 @@ class JobOptions:
     qos: str | None = _option("QOS in addition to the partition, if the site has both.", "Q")
     account: str | None = _option("Account or project to charge.", "A", "DDP_HPC_ACCOUNT")
     name: str | None = _option("Job name, at most 15 characters on PBS.", "NAME")
-    launcher: str | None = _option("Launcher that starts the ranks.", "|".join(LAUNCHERS), "the profile's")
+    launcher: str | None = _option(
+        "Launcher that starts the ranks.", "|".join(LAUNCHER_NAMES), "the profile's"
+    )
     mpi: str | None = _option("MPI type of srun (srun --mpi).", "|".join(MPI_KINDS), "the site's default")
     env: dict[str, str] | None = _option(  # noqa: RUF009 - it returns dataclasses.field
         "Environment variable for the ranks; may be repeated.", "NAME=VALUE"
@@ -191,12 +192,12 @@ class JobOptions:
     command: tuple[str, ...] | None = None
 
 
-# The two options whose values `Job` holds converted.
+# The options whose values `Job` contains in a converted form.
 _CONVERTED = {"nodes": "num_nodes", "walltime": "walltime_s"}
 
 
 def job_default(option: str) -> str:
-    """The default of an option of `JobOptions` as the help text shows it; empty if there is none."""
+    """Return the default of an option of `JobOptions` for its help text; empty if there is none."""
     declared = JobOptions.__dataclass_fields__[option]
     known = Job.__dataclass_fields__.get(_CONVERTED.get(option, option))
     value = known.default if known is not None and known.default is not MISSING else None
@@ -204,7 +205,7 @@ def job_default(option: str) -> str:
 
 
 def given_arguments(job: Job) -> list[str]:
-    """The options of `ddp-hpc render` that lead to `job`, without defaults and without the command."""
+    """Return the arguments of `ddp-hpc render` for `job`, without defaults and without the command."""
     arguments: list[str] = []
     for name in JobOptions.__dataclass_fields__:
         if name in ("profile", "command"):

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddp_hpc.discovery.launcher_environment import as_launched, peek_rank
+from ddp_hpc.discovery.launcher_environment import peek_rank, without_exec_variables
 from ddp_hpc.discovery.watchdog import time_limit
 from ddp_hpc.discovery.world import World, discover, short_hostname
 from ddp_hpc.rendezvous.connect_ranks import Endpoint, rendezvous
@@ -62,7 +62,7 @@ def session(
 def _prepare_process(parts: Parts) -> None:
     for sig in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(sig, on_signal)
-    if "TORCHELASTIC_RUN_ID" in as_launched(os.environ):
+    if "TORCHELASTIC_RUN_ID" in without_exec_variables(os.environ):
         # torchrun leaves its ranks running when it is killed.
         agent = os.getppid()
         end_with_parent(agent)
@@ -86,7 +86,7 @@ def _end_after_agent(agent: int, parts: Parts) -> None:
 
 def _find_the_others(config: ProcessGroupConfig) -> tuple[World, Endpoint | None]:
     """The world and its meeting place, within --init-timeout. Collective: every rank must call this."""
-    environ = as_launched(os.environ)
+    environ = without_exec_variables(os.environ)
     prefix = f"[rank {peek_rank(environ)} {short_hostname()}] "
     # The inner limits are to end first: they can name who is missing.
     with time_limit(config.init_timeout_s + 15.0, prefix) as watchdog:

@@ -258,7 +258,7 @@ def test_a_pbs_machine_with_slurms_clients_is_a_pbs_machine(work: Path, programs
     done = run("status", "12")
     assert done.code == 1, "it may know the job once it is back"
     assert done.err.startswith(
-        "error: PBS does not know job 12, and Slurm cannot be asked: scontrol failed 3"
+        "error: PBS does not know job 12, and Slurm does not answer: scontrol failed 3"
     )
 
 

@@ -88,7 +88,7 @@ def test_a_stranger_at_every_port_changes_nothing(
     assert losses(tmp_path) == undisturbed
     assert not (tmp_path / "canary").exists()
     warnings = [line for line in err.splitlines() if "warning: " in line]
-    assert any("does not hold this job's key" in line for line in warnings)
+    assert any("without this job's key" in line for line in warnings)
     assert len(warnings) <= 8, err
 
 

@@ -93,7 +93,7 @@ def test_a_get_that_nobody_answers_ends_as_torchs_does(served: Served) -> None:
     ours = GroupStore(served.client(), "group/", 0.2)
     assert ours.timeout == timedelta(seconds=0.2)
     prefixed = PrefixStore("p", ours)
-    with pytest.raises(dist.DistStoreError, match="no answer of the ranks' store"):
+    with pytest.raises(dist.DistStoreError, match="no answer from the ranks' store"):
         prefixed.get("never")
     prefixed.set_timeout(timedelta(seconds=0.1))
     with pytest.raises(dist.DistStoreError, match=r"in 0\.1 s"):

@@ -19,7 +19,7 @@ from ddp_hpc.training.health.heartbeat import start_heartbeat
 from ddp_hpc.training.health.heartbeat_messages import Beat, Limits
 from ddp_hpc.training.health.heartbeat_monitor import Watch
 from tests.conftest import clean_environ
-from tests.world.stand_in import mpi_world, on_all_ranks
+from tests.discovery.simulated_mpi import mpi_world, on_all_ranks
 
 from .beating import LOST
 

@@ -76,7 +76,7 @@ def test_a_barrier_names_who_did_not_come(store):
     assert done[1] is None
     assert isinstance(done[0], RendezvousError)
     assert "the data" in str(done[0])
-    assert "rank 1 did not come" in str(done[0])
+    assert "rank 1 did not arrive" in str(done[0])
 
 
 def test_one_ranks_problem_stops_all_and_is_told_by_rank_0_alone(store):

@@ -19,8 +19,8 @@ from ddp_hpc.rendezvous.store_comm import StoreComm
 from ddp_hpc.training.process_group import placement_report as placement
 from ddp_hpc.training.process_group.devices import device_place
 from ddp_hpc.training.process_group.placement_report import check_placement
+from tests.discovery.simulated_mpi import on_all_ranks
 from tests.stores import Served, store_in_thread
-from tests.world.stand_in import on_all_ranks
 
 from .forked import Forks
 from .runs import LINEAR
@@ -43,7 +43,7 @@ def test_ranks_that_are_bound_to_one_core_are_warned_of(tmp_path: Path, forks: F
     job = forks.start(*SIZES, cwd=tmp_path, ranks=2, program=BOUND)
     assert job.wait() == [0, 0], job.words()
     first, warning = placement_lines(job.words())
-    assert first == "placement: 2 ranks on 1 node, 1 CPU a rank, 1 warning"
+    assert first == "placement: 2 ranks on 1 node, 1 CPU per rank, 1 warning"
     assert warning.startswith("warning: all 2 ranks on ")
     assert f"are bound to the same CPU {cpu} of {os.cpu_count()}" in warning
 
@@ -115,7 +115,7 @@ def test_a_shared_gpu_ends_the_job_once_under_nccl_and_leaves_the_table(
     first, *others = checked(store, monkeypatch, devices, "nccl")
     assert isinstance(first, RequestError)
     assert first.everywhere
-    assert "ranks 1 and 2 on n1 would share one device (GPU-1): NCCL refuses that" in str(first)
+    assert "ranks 1 and 2 on n1 would share one device (GPU-1): NCCL does not allow this" in str(first)
     assert all(isinstance(other, ReportedElsewhereError) for other in others)
     assert "error: ranks 1 and 2 on n1" in (tmp_path / "placement.txt").read_text()
 
@@ -129,18 +129,18 @@ def test_ranks_that_are_shown_one_gpu_each_are_fine(store: Served, monkeypatch: 
     assert other == ()
 
 
-def test_only_rank_0_has_something_to_say(store: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_rank_0_returns_lines(store: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     devices = [Device(name="cuda:0", identity="GPU-0")] * 2
     first, other = checked(store, monkeypatch, devices, "gloo")
     assert first[0].startswith("placement: 2 ranks on 1 node, 1 device, ")
-    assert any("gloo allows it" in line for line in first[1:])
+    assert any("gloo allows this" in line for line in first[1:])
     assert other == ()
 
 
-def test_a_rank_that_does_not_come_is_named(store: Served) -> None:
+def test_a_missing_rank_is_reported(store: Served) -> None:
     comm = StoreComm(store.client(), 0, 3, 0.3)
     store.client().set("comm/1/the placement/2", b"{}", 5)
-    with pytest.raises(RendezvousError, match="for the placement: rank 1 did not come"):
+    with pytest.raises(RendezvousError, match="for the placement: rank 1 did not arrive"):
         check_placement(comm, world_of(0, 3), torch.device("cpu"), "gloo")
 
 

@@ -25,7 +25,7 @@ from ddp_hpc.training.input import prepare_data as prepare
 from ddp_hpc.training.input.prepare_data import open_data
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.telemetry.progress_bar import Progress
-from tests.world.stand_in import mpi_world, on_all_ranks
+from tests.discovery.simulated_mpi import mpi_world, on_all_ranks
 
 from .forked import Forks
 

@@ -25,7 +25,7 @@ from ddp_hpc.bench.scaling.points import (
     mode_points,
 )
 from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.partial_files import write_whole
+from ddp_hpc.partial_files import write_atomically
 
 _REQUEST, _LOCK = "scaling.json", ".lock"
 _KIND = "request of ddp-hpc bench scaling"
@@ -108,7 +108,7 @@ def write_folder(folder: Path, asked: Asked) -> None:
     """
     sizes = {mode: [asdict(size) for size in of_mode] for mode, of_mode in asked.sizes.items()}
     value = {"kind": _KIND, "settings": asdict(asked.settings), "sizes": sizes}
-    write_whole(folder / _REQUEST, (json.dumps(value, indent=2) + "\n").encode(), "scaling")
+    write_atomically(folder / _REQUEST, (json.dumps(value, indent=2) + "\n").encode(), "scaling")
 
 
 @contextmanager

@@ -17,8 +17,8 @@ from ddp_hpc.bench.scaling.exposed_communication import missing
 from ddp_hpc.bench.scaling.points import Point, check_training
 from ddp_hpc.bench.scaling.scaling_directory import Asked
 from ddp_hpc.commands.scaling.states import State, look
-from ddp_hpc.errors import EXIT_AGAIN, EXIT_DONE, EXIT_FAILED, RequestError
-from ddp_hpc.partial_files import write_whole
+from ddp_hpc.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, RequestError
+from ddp_hpc.partial_files import write_atomically
 from ddp_hpc.training.telemetry.metrics_file import write_json
 
 _GATHER_OPTIONS = ("gather", "wait", "folder", "json_file", "picture", "markdown")
@@ -117,7 +117,7 @@ def _print_results(
             if json_file is not None:
                 write_json(json_file, result)
             if markdown is not None:
-                write_whole(markdown, scaling_report.markdown(result).encode(), "bench")
+                write_atomically(markdown, scaling_report.markdown(result).encode(), "bench")
             if picture is not None:
                 scaling_report.draw(picture, result)
         finally:
@@ -135,7 +135,7 @@ def _print_results(
         _say(state.line(point))
     if any(not state.is_live for state in rest.values()):
         return EXIT_FAILED
-    return EXIT_AGAIN if rest else EXIT_DONE
+    return EXIT_REQUEUE if rest else EXIT_DONE
 
 
 def _say(line: str) -> None:

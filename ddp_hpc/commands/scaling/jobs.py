@@ -20,7 +20,7 @@ from ddp_hpc.commands.submit import check_findings
 from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.jobs import submit as submission
 from ddp_hpc.jobs.submit import Order
-from ddp_hpc.lint.run_checks import Finding, lint_script
+from ddp_hpc.lint.run_checks import LintFinding, lint_script
 from ddp_hpc.render.advice import advice
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
@@ -106,10 +106,10 @@ def _sizes(job: Job, site: Site, option: str, numbers: Sequence[int]) -> list[Si
 
 def _orders(
     request: Request, points: Sequence[Point], job: Job, site: Site
-) -> tuple[dict[Point, Order], list[Finding]]:
+) -> tuple[dict[Point, Order], list[LintFinding]]:
     """Returns the job of each point, and the findings of lint without duplicates."""
     orders: dict[Point, Order] = {}
-    findings: dict[tuple[str, str], Finding] = {}
+    findings: dict[tuple[str, str], LintFinding] = {}
     warnings: dict[str, None] = {}
     for point in points:
         of_point = replace(

@@ -21,7 +21,7 @@ from ddp_hpc.data.samples import Samples
 from ddp_hpc.data.step_shards import Position
 from ddp_hpc.errors import EXIT_FAILED, DataError, DdpHpcError, RequestError
 from ddp_hpc.options import as_toml, to_options
-from ddp_hpc.partial_files import write_whole
+from ddp_hpc.partial_files import write_atomically
 from ddp_hpc.run_directory import RunState, read_state, write_refused, write_state
 from ddp_hpc.schedulers.deadline import Deadline, find_deadline, kill_delay_s
 from ddp_hpc.training.config import TrainConfig
@@ -456,7 +456,7 @@ def _whole_numbers(found: dict[str, Any], at_least: int) -> None:
 def keep_config(run: Path, config: TrainConfig) -> None:
     """Writes the options of this attempt to `config.toml` in the run directory: `--config` reads it."""
     with suppress(DdpHpcError):  # continue without the record of the options
-        write_whole(run / "config.toml", as_toml(config).encode(), "config")
+        write_atomically(run / "config.toml", as_toml(config).encode(), "config")
 
 
 def _as_json(config: TrainConfig) -> dict[str, Any]:

@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ddp_hpc.discovery.comm import abort_mpi, finalize_mpi
 from ddp_hpc.discovery.launcher_environment import present_launchers
-from ddp_hpc.discovery.once_per_node import say_once_a_node
+from ddp_hpc.discovery.once_per_node import print_once_per_node
 from ddp_hpc.discovery.world import World, short_hostname
 from ddp_hpc.errors import (
-    EXIT_AGAIN,
     EXIT_DONE,
     EXIT_FAILED,
     EXIT_INTERRUPTED,
+    EXIT_REQUEUE,
     DdpHpcError,
     RendezvousError,
     ReportedElsewhereError,
 )
 from ddp_hpc.training.health.error_election import Claim
 from ddp_hpc.training.health.preemption import SIGNALS
-from ddp_hpc.user_errors import keep_traceback, told, traceback_of
+from ddp_hpc.user_errors import describe_error, traceback_of, write_traceback
 
 if TYPE_CHECKING:
     from ddp_hpc.training.health.failure_watch import FailureWatch
@@ -106,7 +106,7 @@ def end_stopped(world: World) -> NoReturn:
     finalize_mpi(then_exits=True)
     # Launchers return the largest exit code, or all of them ORed. Rank 0 exits last, so that a launcher
     # that kills the other ranks because of its exit code finds none.
-    _leave(EXIT_AGAIN if world.rank == 0 else EXIT_DONE)
+    _leave(EXIT_REQUEUE if world.rank == 0 else EXIT_DONE)
 
 
 def fail(error: BaseException, parts: Parts, timeout_s: float) -> NoReturn:
@@ -173,7 +173,7 @@ def speak(claim: Claim, text: str, world: World | None) -> None:
     """Prints the error as one line; a traceback is printed unchanged, without a label."""
     worded = text if "\n" in text else f"error: {text}"
     if claim is Claim.ALONE:
-        say_once_a_node(f"[{short_hostname()}] {worded}", os.environ)
+        print_once_per_node(f"[{short_hostname()}] {worded}", os.environ)
     elif claim is Claim.FIRST:
         prefix = world.prefix if world is not None and world.world_size > 1 else ""
         # One write, so that lines of different ranks do not mix. Errors such as a full disk are ignored.
@@ -203,7 +203,7 @@ def verdict(error: BaseException, parts: Parts, timeout_s: float) -> tuple[int, 
         return EXIT_FAILED, text
     if parts.in_script:
         return EXIT_FAILED, traceback_of(_without_context_managers(error)).rstrip()
-    return EXIT_FAILED, _at(error, told(error), whole=True)
+    return EXIT_FAILED, _at(error, describe_error(error), whole=True)
 
 
 def _claim(error: BaseException, parts: Parts, together: bool) -> Claim:
@@ -258,7 +258,7 @@ def _with_traceback(text: str, traceback_text: str, parts: Parts) -> str:
     folder = folder or (Path(run) / "tracebacks" if run else None)
     rank = parts.world.rank if parts.world is not None else 0
     try:
-        path = keep_traceback(traceback_text, folder, f"rank{rank:05d}.txt")
+        path = write_traceback(traceback_text, folder, f"rank{rank:05d}.txt")
     except OSError as error:
         return f"error: {text}; cannot write its traceback ({error.strerror}):\n{traceback_text.rstrip()}"
     return f"{text}; the traceback is in {path}"

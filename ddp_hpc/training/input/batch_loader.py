@@ -28,7 +28,7 @@ from torch import Tensor
 from ddp_hpc.data.samples import ArrayInfo, Samples, first_line
 from ddp_hpc.errors import DataError, DdpHpcError
 from ddp_hpc.training.health.preemption import SIGNALS
-from ddp_hpc.user_errors import told, traceback_of
+from ddp_hpc.user_errors import describe_error, traceback_of
 
 Indices: TypeAlias = NDArray[np.int64]
 Batch: TypeAlias = tuple[Tensor, Tensor]
@@ -290,7 +290,7 @@ class _Reads(torch.utils.data.Dataset[Batch | DataError]):
         except DataError as error:
             return error
         except Exception as error:
-            problem = DataError(f"a worker of --workers raised {told(error)}")
+            problem = DataError(f"a worker of --workers raised {describe_error(error)}")
             problem.traceback_text = traceback_of(error)
             return problem
         return _as_tensor(src, self._samples.src), _as_tensor(tgt, self._samples.tgt)

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 import click
 
 from ddp_hpc.errors import RequestError
-from ddp_hpc.partial_files import begins_with, write_whole
+from ddp_hpc.partial_files import begins_with, write_atomically
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,7 @@ def check_outputs(paths: dict[str, Path | None], data: Path | None) -> str:
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Writes a JSON file whole or not at all."""
-    write_whole(path, (json.dumps(value, indent=2) + "\n").encode(), "json")
+    write_atomically(path, (json.dumps(value, indent=2) + "\n").encode(), "json")
 
 
 def versions() -> dict[str, str]:

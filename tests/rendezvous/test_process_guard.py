@@ -1,4 +1,4 @@
-"""Processes that end with the one that is responsible for them."""
+"""Processes that end together with the process that started them."""
 
 import os
 import signal
@@ -44,7 +44,7 @@ def children_of(pid: int) -> list[int]:
 
 @pytest.fixture
 def guarded() -> Iterator[tuple[subprocess.Popen[str], int, list[int]]]:
-    """A guard, its agent's process id, and those of two processes that the agent has started."""
+    """Starts a guard; yields it with the process ids of its agent and of two children of the agent."""
     code = program(SPAWN + "    time.sleep(60)")
     guard = subprocess.Popen(
         [sys.executable, "-c", code],
@@ -65,7 +65,7 @@ def guarded() -> Iterator[tuple[subprocess.Popen[str], int, list[int]]]:
     guard.communicate()
 
 
-def test_what_a_killed_agent_has_started_is_ended(
+def test_the_children_of_a_killed_agent_are_ended(
     guarded: tuple[subprocess.Popen[str], int, list[int]],
 ) -> None:
     guard, agent, started = guarded
@@ -77,7 +77,7 @@ def test_what_a_killed_agent_has_started_is_ended(
     assert line.endswith("error: the agent was killed by SIGKILL")
 
 
-def test_an_agent_ends_with_its_guard(guarded: tuple[subprocess.Popen[str], int, list[int]]) -> None:
+def test_an_agent_ends_when_its_guard_ends(guarded: tuple[subprocess.Popen[str], int, list[int]]) -> None:
     guard, agent, _ = guarded
     os.kill(guard.pid, signal.SIGKILL)
     end_s = time.monotonic() + S
@@ -94,12 +94,12 @@ def test_sigterm_reaches_the_agent(guarded: tuple[subprocess.Popen[str], int, li
 
 
 @pytest.mark.parametrize(("end", "code"), [("pass", 0), ("sys.exit(0)", 0), ("sys.exit(7)", 7)])
-def test_the_agents_exit_code_is_the_guards(launch: Launch, end: str, code: int) -> None:
+def test_the_guard_returns_the_agents_exit_code(launch: Launch, end: str, code: int) -> None:
     ended = launch([sys.executable, "-c", program(f"    print('out', flush=True); {end}")])
     assert (ended.exit_code, ended.stdout, ended.stderr) == (code, "out\n", "")
 
 
-def test_what_an_agent_that_ended_well_has_left_is_left(launch: Launch) -> None:
+def test_the_children_of_a_successful_agent_keep_running(launch: Launch) -> None:
     body = """
     left = subprocess.Popen(["sleep", "3"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     print(left.pid, flush=True)

@@ -1,4 +1,4 @@
-"""Slurm's lists, as Slurm spells them, and as nobody should."""
+"""Slurm's compressed lists, valid and invalid ones."""
 
 import time
 
@@ -29,7 +29,7 @@ from ddp_hpc.errors import LaunchError
         (" n1,n2 \n", ["n1", "n2"]),
     ],
 )
-def test_a_list_is_read_as_scontrol_shows_it(text: str, hosts: list[str]) -> None:
+def test_a_host_list_expands_as_with_scontrol(text: str, hosts: list[str]) -> None:
     assert expand_hostlist(text) == hosts
 
 
@@ -42,7 +42,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("text", BROKEN)
-def test_what_is_no_list_is_refused(text: str) -> None:
+def test_an_invalid_host_list_is_refused(text: str) -> None:
     with pytest.raises(LaunchError, match=r"^the host list "):
         expand_hostlist(text)
 
@@ -50,7 +50,7 @@ def test_what_is_no_list_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["n[1-999999999]", "n[1-999999999999999999]", "r[1-1000]n[1-1000]", "n[1-60000],m[1-60000]"]
 )
-def test_a_list_of_more_nodes_than_slurm_has_is_refused_before_it_is_written_out(text: str) -> None:
+def test_a_list_above_slurms_node_limit_is_refused_before_expansion(text: str) -> None:
     start = time.monotonic()
     with pytest.raises(LaunchError, match=f"more than {MAX_HOSTS} nodes"):
         expand_hostlist(text)
@@ -61,18 +61,20 @@ def test_the_largest_list_is_read() -> None:
     assert len(expand_hostlist(f"n[1-{MAX_HOSTS}]")) == MAX_HOSTS
 
 
-def test_a_long_plain_list_takes_no_time() -> None:
+def test_a_long_list_without_brackets_is_expanded_quickly() -> None:
     start = time.monotonic()
-    hosts = expand_hostlist(",".join(f"n{i}" for i in range(15000)))  # 86 KB; Linux allows 128 KiB a variable
+    hosts = expand_hostlist(
+        ",".join(f"n{i}" for i in range(15000))
+    )  # 86 KB; Linux allows 128 KiB per variable
     assert len(hosts) == 15000
     assert time.monotonic() - start < 1
 
 
-def test_many_brackets_are_no_deep_recursion() -> None:
+def test_many_brackets_do_not_cause_deep_recursion() -> None:
     assert expand_hostlist("[1]" * 20000) == ["1" * 20000]
 
 
-def test_a_refusal_of_a_long_list_stays_short() -> None:
+def test_the_error_for_a_long_list_is_short() -> None:
     with pytest.raises(LaunchError) as caught:
         expand_hostlist("n[" * 50000)
     assert len(str(caught.value)) < 400
@@ -80,7 +82,7 @@ def test_a_refusal_of_a_long_list_stays_short() -> None:
 
 @given(st.text("n0123456789[],-. x", max_size=60))
 @settings(max_examples=400, deadline=1000)
-def test_any_text_gives_hosts_or_a_refusal(text: str) -> None:
+def test_any_text_gives_hosts_or_a_launch_error(text: str) -> None:
     try:
         hosts = expand_hostlist(text)
     except LaunchError:
@@ -90,7 +92,7 @@ def test_any_text_gives_hosts_or_a_refusal(text: str) -> None:
 
 
 @given(st.integers(0, 2000), st.integers(0, 60), st.integers(1, 6))
-def test_a_range_counts_up_at_its_own_width(first: int, more: int, width: int) -> None:
+def test_a_range_keeps_the_width_of_its_numbers(first: int, more: int, width: int) -> None:
     hosts = expand_hostlist(f"n[{first:0{width}d}-{first + more}]")
     assert [int(host[1:]) for host in hosts] == list(range(first, first + more + 1))
     assert min(len(host) for host in hosts) == 1 + max(width, len(str(first)))
@@ -100,13 +102,13 @@ def test_a_range_counts_up_at_its_own_width(first: int, more: int, width: int) -
     ("text", "counts"),
     [("2", [2]), ("2(x3),1", [2, 2, 2, 1]), ("2,1", [2, 1]), (" 1(x2) ", [1, 1]), ("4,2(x2)", [4, 2, 2])],
 )
-def test_tasks_per_node_are_run_lengths(text: str, counts: list[int]) -> None:
+def test_run_lengths_of_tasks_per_node_are_expanded(text: str, counts: list[int]) -> None:
     assert expand_counts(text) == counts
 
 
 @pytest.mark.parametrize("text", ["", "x", "2(x)", "2(3)", "-1", "2,,1", "2(x3", "\u0663", "9" * 5000])
-def test_what_is_no_run_length_is_refused(text: str) -> None:
-    with pytest.raises(LaunchError, match="is no list of tasks per node"):
+def test_an_invalid_run_length_is_refused(text: str) -> None:
+    with pytest.raises(LaunchError, match="is not a list of tasks per node"):
         expand_counts(text)
 
 

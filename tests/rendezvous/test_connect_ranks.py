@@ -1,4 +1,4 @@
-"""Where the ranks meet: the choice of the address, and the way without MPI."""
+"""The rendezvous: the choice of the address, and the connection without MPI."""
 
 import os
 import re
@@ -14,10 +14,9 @@ from ddp_hpc.discovery.world import World, short_hostname
 from ddp_hpc.errors import LaunchError, RendezvousError, ReportedElsewhereError
 from ddp_hpc.rendezvous import address as module
 from ddp_hpc.rendezvous import connect_ranks as rendezvous_module
-from ddp_hpc.rendezvous.address import MeetingPoint, choose_address, meeting_point, with_suffix
-from ddp_hpc.rendezvous.connect_ranks import Endpoint, join, rendezvous
-
-from .stand_in import mpi_world, on_all_ranks
+from ddp_hpc.rendezvous.address import RendezvousPoint, choose_address, rendezvous_point, with_suffix
+from ddp_hpc.rendezvous.connect_ranks import Endpoint, join_store, rendezvous
+from tests.discovery.simulated_mpi import mpi_world, on_all_ranks
 
 
 def world(rank: int = 0, size: int = 4, local_size: int | None = None, **more: Any) -> World:
@@ -42,35 +41,35 @@ def closed_port() -> int:
 # The address that rank 0 offers.
 
 
-def test_the_users_address_comes_first() -> None:
+def test_master_addr_has_precedence() -> None:
     address = choose_address(TWO_NODES, {"MASTER_ADDR": "localhost", "DDP_HPC_FABRIC_INTERFACE": "lo"})
     assert (address.host, address.why) == ("localhost", "MASTER_ADDR")
 
 
 @pytest.mark.parametrize("given", ["192.0.2.1", "no.such.host.invalid", "n" * 64, "n1..x"])
-def test_an_address_that_rank_0_does_not_have_is_refused(given: str) -> None:
+def test_a_master_addr_that_rank_0_does_not_have_is_refused(given: str) -> None:
     with pytest.raises(
-        RendezvousError, match=rf"MASTER_ADDR={given} is no address of .* rank 0 runs .*unset"
+        RendezvousError, match=rf"MASTER_ADDR={given} is not an address of .* rank 0 runs .*unset"
     ):
         choose_address(ONE_NODE, {"MASTER_ADDR": given})
 
 
-def test_ranks_of_one_node_meet_on_loopback() -> None:
+def test_ranks_of_one_node_use_loopback() -> None:
     assert choose_address(ONE_NODE, {"DDP_HPC_FABRIC_SUFFIX": ".hsn"}).host == "127.0.0.1"
 
 
-def test_the_first_of_the_profiles_interfaces_that_is_here_is_taken() -> None:
+def test_the_first_existing_interface_of_the_profile_is_used() -> None:
     address = choose_address(TWO_NODES, {"DDP_HPC_FABRIC_INTERFACE": "nosuch0, lo"})
     assert (address.host, address.why) == ("127.0.0.1", "interface lo (DDP_HPC_FABRIC_INTERFACE)")
 
 
-def test_an_interface_that_is_not_here_is_refused_with_those_that_are() -> None:
+def test_a_missing_interface_is_refused_with_the_existing_ones() -> None:
     with pytest.raises(RendezvousError, match=r"FABRIC_INTERFACE=nosuch0: .*it has .*lo 127\.0\.0\.1"):
         choose_address(TWO_NODES, {"DDP_HPC_FABRIC_INTERFACE": "nosuch0"})
 
 
-def test_a_suffix_that_makes_no_name_of_this_host_is_refused() -> None:
-    with pytest.raises(RendezvousError, match=r"host name and DDP_HPC_FABRIC_SUFFIX.* is no address of"):
+def test_a_suffix_that_gives_no_name_of_this_host_is_refused() -> None:
+    with pytest.raises(RendezvousError, match=r"host name and DDP_HPC_FABRIC_SUFFIX.* is not an address of"):
         choose_address(TWO_NODES, {"DDP_HPC_FABRIC_SUFFIX": ".no.such.fabric.invalid"})
 
 
@@ -83,11 +82,11 @@ def test_a_suffix_that_makes_no_name_of_this_host_is_refused() -> None:
         ("n1", "-ib0", "n1-ib0"),
     ],
 )
-def test_a_suffix_is_never_put_twice(host: str, suffix: str, name: str) -> None:
+def test_a_suffix_is_never_appended_twice(host: str, suffix: str, name: str) -> None:
     assert with_suffix(host, suffix) == name
 
 
-def test_a_host_name_that_leads_to_loopback_is_no_address_for_other_nodes(
+def test_a_host_name_that_resolves_to_loopback_is_not_offered_to_other_nodes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
@@ -96,60 +95,58 @@ def test_a_host_name_that_leads_to_loopback_is_no_address_for_other_nodes(
         address = choose_address(TWO_NODES, {})
         assert (address.host, address.why) == (
             host,
-            f"interface {name}, as the name localhost leads to loopback or nowhere",
+            f"interface {name}, because the name localhost does not resolve, or resolves to loopback",
         )
     monkeypatch.setattr(module, "outward_interfaces", dict)
-    with pytest.raises(
-        RendezvousError, match=r"no address that another node could reach \(.*set MASTER_ADDR"
-    ):
+    with pytest.raises(RendezvousError, match=r"no address that other nodes can reach \(.*set MASTER_ADDR"):
         choose_address(TWO_NODES, {})
 
 
-# The meeting point of ranks without MPI.
+# The rendezvous point of ranks without MPI.
 
 
-def test_one_step_meets_at_its_first_node_under_its_own_name() -> None:
-    point = meeting_point(TWO_NODES, STEP)
+def test_the_rendezvous_point_of_a_step_is_its_first_node() -> None:
+    point = rendezvous_point(TWO_NODES, STEP)
     assert point.host == "n1"
     assert point.why == "first node of the job"
     assert len(point.ports) == 32
-    assert meeting_point(TWO_NODES, STEP | {"SLURM_STEP_ID": "1"}).ports != point.ports
-    assert meeting_point(TWO_NODES, STEP | {"SLURM_RESTART_COUNT": "1"}).ports != point.ports
+    assert rendezvous_point(TWO_NODES, STEP | {"SLURM_STEP_ID": "1"}).ports != point.ports
+    assert rendezvous_point(TWO_NODES, STEP | {"SLURM_RESTART_COUNT": "1"}).ports != point.ports
 
 
-def test_the_fabrics_suffix_goes_to_the_first_node() -> None:
-    assert meeting_point(TWO_NODES, STEP | {"DDP_HPC_FABRIC_SUFFIX": "-ib0"}).host == "n1-ib0"
+def test_the_fabric_suffix_is_appended_to_the_first_node() -> None:
+    assert rendezvous_point(TWO_NODES, STEP | {"DDP_HPC_FABRIC_SUFFIX": "-ib0"}).host == "n1-ib0"
 
 
-def test_the_users_address_and_port_are_the_meeting_point() -> None:
-    point = meeting_point(TWO_NODES, STEP | {"MASTER_ADDR": "n2", "MASTER_PORT": "23456"})
+def test_master_addr_and_master_port_are_the_rendezvous_point() -> None:
+    point = rendezvous_point(TWO_NODES, STEP | {"MASTER_ADDR": "n2", "MASTER_PORT": "23456"})
     assert (point.host, point.ports) == ("n2", [23456])
 
 
-def test_pals_meets_at_the_first_host_of_the_node_file(tmp_path) -> None:
+def test_the_rendezvous_point_of_pals_is_the_first_host_of_the_node_file(tmp_path) -> None:
     (tmp_path / "nodes").write_text("x2.hsn\nx2.hsn\nx1.hsn\n")
     pals = world(local_size=2, launcher="pals")
-    point = meeting_point(pals, {"PALS_APID": "abc", "PBS_NODEFILE": str(tmp_path / "nodes")})
+    point = rendezvous_point(pals, {"PALS_APID": "abc", "PBS_NODEFILE": str(tmp_path / "nodes")})
     assert (point.host, point.launch) == ("x2.hsn", "pals-abc")
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "-1", "x", "", " 80", "8" * 5000])
-def test_a_port_that_is_none_is_refused(port: str) -> None:
-    with pytest.raises(LaunchError, match="is no port; unset it and a free one is found"):
-        meeting_point(TWO_NODES, {"MASTER_ADDR": "n1", "MASTER_PORT": port})
+def test_an_invalid_master_port_is_refused(port: str) -> None:
+    with pytest.raises(LaunchError, match="is not a port; unset it to use a free one"):
+        rendezvous_point(TWO_NODES, {"MASTER_ADDR": "n1", "MASTER_PORT": port})
 
 
-def test_a_launcher_that_tells_no_address_is_refused_with_two_ways_out() -> None:
+def test_a_launcher_without_an_address_is_refused_with_two_solutions() -> None:
     with pytest.raises(LaunchError, match=r"pip install mpi4py .*or export MASTER_ADDR and MASTER_PORT"):
-        meeting_point(world(local_size=2, launcher="manual"), {"RANK": "0"})
+        rendezvous_point(world(local_size=2, launcher="manual"), {"RANK": "0"})
 
 
 def test_a_damaged_node_list_is_refused() -> None:
     with pytest.raises(LaunchError, match="the host list"):
-        meeting_point(TWO_NODES, STEP | {"SLURM_STEP_NODELIST": "n[1-"})
+        rendezvous_point(TWO_NODES, STEP | {"SLURM_STEP_NODELIST": "n[1-"})
 
 
-# The address to listen at: no more than is needed.
+# The address to listen on is as restricted as possible.
 
 
 @pytest.mark.parametrize(
@@ -159,19 +156,19 @@ def test_a_damaged_node_list_is_refused() -> None:
         ({"MASTER_ADDR": "localhost"}, ONE_NODE, "localhost"),
         ({"MASTER_ADDR": "127.0.0.1"}, TWO_NODES, "127.0.0.1"),
         ({"DDP_HPC_FABRIC_INTERFACE": "lo"}, TWO_NODES, "127.0.0.1"),
-        # A name may mean another address of rank 0 on the other nodes.
+        # The other nodes may resolve a name to another address of rank 0.
         ({"MASTER_ADDR": "localhost"}, TWO_NODES, ""),
     ],
 )
-def test_rank_0_listens_at_the_address_that_it_offers(
+def test_rank_0_listens_on_the_address_that_it_offers(
     environ: dict[str, str], place: World, listen: str
 ) -> None:
     assert choose_address(place, environ).listen == listen
 
 
-def test_without_mpi_rank_0_listens_at_loopback_where_all_are_on_one_node() -> None:
-    assert meeting_point(ONE_NODE, STEP).listen == "127.0.0.1"
-    assert meeting_point(TWO_NODES, STEP).listen == ""
+def test_without_mpi_rank_0_listens_on_loopback_on_a_single_node() -> None:
+    assert rendezvous_point(ONE_NODE, STEP).listen == "127.0.0.1"
+    assert rendezvous_point(TWO_NODES, STEP).listen == ""
 
 
 # The rendezvous itself, over loopback.
@@ -195,7 +192,7 @@ def close_all(endpoints: list[Endpoint]) -> None:
         endpoint.close()
 
 
-def test_ranks_of_a_plain_step_meet_without_mpi() -> None:
+def test_ranks_of_a_slurm_step_connect_without_mpi() -> None:
     endpoints = meet(STEP, 4)
     assert {(each.host, each.port) for each in endpoints} == {("127.0.0.1", endpoints[0].port)}
     assert [each.process is None for each in endpoints] == [False, True, True, True]
@@ -205,7 +202,7 @@ def test_ranks_of_a_plain_step_meet_without_mpi() -> None:
     close_all(endpoints)
 
 
-def test_ranks_meet_over_mpi() -> None:
+def test_ranks_connect_over_mpi() -> None:
     mpis = mpi_world(3, 3)
     endpoints = on_all_ranks(lambda rank: rendezvous(world(rank, 3, mpi=mpis[rank]), {}, 10, quiet()), 3)
     endpoints[2].store.set("a", b"b", 5)
@@ -213,60 +210,58 @@ def test_ranks_meet_over_mpi() -> None:
     close_all(endpoints)
 
 
-def test_a_world_of_one_needs_no_rendezvous() -> None:
+def test_a_world_of_one_rank_needs_no_rendezvous() -> None:
     assert rendezvous(world(size=1), {}, 1, quiet()) is None
 
 
-def test_a_rank_that_does_not_come_is_named_by_rank_0_alone() -> None:
+def test_a_missing_rank_is_reported_by_rank_0_only() -> None:
     start = time.monotonic()
     results = meet(STEP, 3, timeout_s=1, absent=2)
     assert isinstance(results[0], RendezvousError)
-    assert "1 of 2 ranks did not come to rank 0" in str(results[0])
+    assert "1 of 2 ranks did not connect to rank 0" in str(results[0])
     assert "rank 2; ranks on" in str(results[0])
-    assert "raise the time limit" in str(results[0])
+    assert "increase the time limit" in str(results[0])
     assert isinstance(results[1], ReportedElsewhereError)
     assert time.monotonic() - start < 8
 
 
-def test_a_rank_whose_key_differs_is_refused_and_named(tmp_path) -> None:
-    """As where one node does not see the directory with the key."""
+def test_a_rank_with_another_key_is_rejected_and_reported(tmp_path) -> None:
+    """One node does not see the directory with the key."""
 
     def of_rank(rank: int) -> Any:
         environ = STEP | ({"DDP_HPC_KEY_DIR": str(tmp_path / "elsewhere")} if rank == 1 else {})
         return rendezvous(world(rank, 3), environ, 1.5, quiet())
 
     first, second, third = on_all_ranks(of_rank, 3)
-    assert "1 of 2 ranks did not come to rank 0" in str(first)
+    assert "1 of 2 ranks did not connect to rank 0" in str(first)
     assert "rank 1; ranks on" in str(first)
-    assert "the ranks' store there is another job's: its key is not ours" in str(second) or "port" in str(
-        second
-    )
+    assert "the store on this port belongs to another job" in str(second) or "port" in str(second)
     assert isinstance(third, ReportedElsewhereError)
 
 
-def test_a_rank_that_cannot_reach_rank_0_names_node_address_port_interface_and_cause() -> None:
+def test_a_rank_that_cannot_reach_rank_0_reports_node_address_port_interface_and_cause() -> None:
     port = closed_port()
     environ = LOOPBACK | {"MASTER_PORT": str(port)}
     with pytest.raises(RendezvousError) as caught:
         rendezvous(world(rank=3, local_size=2), environ, 0.5, quiet())
     text = str(caught.value)
     assert f"node {short_hostname()} (rank 3) cannot reach rank 0" in text
-    assert f"no answer at 127.0.0.1, port {port}, in 0.5 s: Connection refused" in text
-    assert "MASTER_ADDR and MASTER_PORT; from here by interface lo" in text
+    assert f"no answer from 127.0.0.1, port {port}, within 0.5 s: Connection refused" in text
+    assert "MASTER_ADDR and MASTER_PORT; local interface: lo" in text
 
 
-def test_rank_0_on_another_node_than_the_lists_first_is_refused() -> None:
+def test_rank_0_on_another_node_than_the_first_is_refused() -> None:
     with pytest.raises(
         RendezvousError, match=rf"look for rank 0 at n1, but it runs on {short_hostname()}; export"
     ):
         rendezvous(TWO_NODES, STEP, 1, quiet())
 
 
-def test_a_rank_that_cannot_reach_rank_0_is_named_by_rank_0_where_there_is_mpi(
+def test_with_mpi_rank_0_reports_a_rank_that_cannot_reach_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rendezvous_module, "_CONNECT_S", 0.5)
-    # Rank 0 offers what only itself can reach: the others look elsewhere.
+    # Simulates an address that is not reachable: the ranks connect to a closed port instead.
     elsewhere, connect = closed_port(), rendezvous_module.connect
     monkeypatch.setattr(
         rendezvous_module, "connect", lambda host, ports, key, s: connect(host, [elsewhere], key, s)
@@ -280,18 +275,18 @@ def test_a_rank_that_cannot_reach_rank_0_is_named_by_rank_0_where_there_is_mpi(
     assert results[0].everywhere
     assert f"node {short_hostname()} (rank 0) cannot reach rank 0 at 127.0.0.1:" in text
     assert "Connection refused" in text
-    assert "(MASTER_ADDR); 2 of 2 ranks cannot; name the right network in DDP_HPC_FABRIC_INTERFACE" in text
+    assert "(MASTER_ADDR); 2 of 2 ranks are affected; set DDP_HPC_FABRIC_INTERFACE" in text
     assert isinstance(results[1], ReportedElsewhereError)
 
 
-def test_a_rank_0_that_dies_sets_the_others_free() -> None:
+def test_the_other_ranks_stop_waiting_if_rank_0_dies() -> None:
     def of_rank(rank: int) -> Any:
         if rank == 1:
             return rendezvous(world(1, 3), STEP, 20, quiet())
         if rank == 0:
-            point = meeting_point(world(0, 3), STEP)
+            point = rendezvous_point(world(0, 3), STEP)
             key, _ = rendezvous_module.shared_key(STEP, point.launch)
-            process, store = rendezvous_module.serve_at(point, key, short_hostname())
+            process, store = rendezvous_module.serve_store(point, key, short_hostname())
             store.wait(["rendezvous/1"], 10)
             process._process.kill()
             store.close()
@@ -313,7 +308,7 @@ AGENT = {
 }
 
 
-def test_beside_the_agents_store_the_ranks_have_one_of_their_own() -> None:
+def test_ranks_under_torchrun_have_a_store_beside_the_agents() -> None:
     with socket.create_server(("127.0.0.1", 0)) as agent:
         environ = AGENT | {"MASTER_PORT": str(agent.getsockname()[1])}
         endpoints = on_all_ranks(
@@ -324,8 +319,8 @@ def test_beside_the_agents_store_the_ranks_have_one_of_their_own() -> None:
     close_all(endpoints)
 
 
-def test_the_store_of_an_earlier_attempt_is_passed_over() -> None:
-    """Its rank 0 is still there, and so is its port: all of its numbers are taken."""
+def test_the_store_of_an_earlier_attempt_is_skipped() -> None:
+    """Rank 0 of the earlier attempt still serves its port, but all rank numbers are in use there."""
     environ = AGENT | {"MASTER_PORT": "1"}
 
     def attempt() -> list[Endpoint]:
@@ -341,16 +336,17 @@ def test_the_store_of_an_earlier_attempt_is_passed_over() -> None:
     close_all(after)
 
 
-def test_a_number_that_is_taken_everywhere_is_an_error_in_time() -> None:
+def test_a_rank_number_already_in_use_is_an_error_after_the_time_limit() -> None:
     endpoints = meet(STEP, 2)
-    point = meeting_point(world(1, 2), STEP)
+    point = rendezvous_point(world(1, 2), STEP)
     key, _ = rendezvous_module.shared_key(STEP, point.launch)
-    with pytest.raises(RendezvousError, match="another process has joined with this number already"):
-        join(MeetingPoint(point.host, [endpoints[0].port], "", ""), lambda: key, 1, "rank 1", 1.0, 1.0)
+    taken = RendezvousPoint(point.host, [endpoints[0].port], "", "")
+    with pytest.raises(RendezvousError, match="another process has already joined with this number"):
+        join_store(taken, lambda: key, 1, "rank 1", 1.0, 1.0)
     close_all(endpoints)
 
 
 @pytest.mark.parametrize("name", ["MASTER_ADDR", "MASTER_PORT"])
-def test_without_the_agents_address_the_ranks_of_one_node_meet_by_the_runs_id(name: str) -> None:
+def test_without_the_agents_address_ranks_of_one_node_use_the_run_id(name: str) -> None:
     environ = {k: v for k, v in (AGENT | {"MASTER_PORT": "1"}).items() if k != name}
-    assert meeting_point(world(launcher="torchrun"), environ).launch == f"torchrun-{os.getpid()}"
+    assert rendezvous_point(world(launcher="torchrun"), environ).launch == f"torchrun-{os.getpid()}"

@@ -1,4 +1,4 @@
-"""`--discovery NAME`: what each choice takes, and what it refuses."""
+"""The option `--discovery NAME`: the values that each choice uses, and its errors."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from ddp_hpc.discovery.world import DISCOVERIES, discover
 from ddp_hpc.errors import LaunchError, RequestError
 from tests.environments import cases, load
 
-from .stand_in import discover_all, environs_of, mpi_world, place
+from .simulated_mpi import discover_all, environs_of, mpi_world, place
 
 
 def test_every_row_of_the_table_can_be_chosen() -> None:
@@ -22,41 +22,41 @@ def test_an_unknown_choice_suggests_the_nearest() -> None:
 
 
 @pytest.mark.parametrize("name", [launcher.name for launcher in LAUNCHERS])
-def test_a_launcher_that_is_not_here_is_refused_with_how_to_start_it(name: str) -> None:
+def test_choosing_a_missing_launcher_is_refused_with_its_start_command(name: str) -> None:
     with pytest.raises(LaunchError, match=rf"--discovery {name}: .* not found in the environment; start"):
         discover({}, name)
 
 
-def test_a_batch_shell_does_not_become_a_rank_by_being_chosen() -> None:
+def test_choosing_slurm_in_a_batch_shell_is_refused() -> None:
     with pytest.raises(LaunchError, match="--discovery slurm: SLURM_STEP_ID not found"):
         discover(load("sbatch-shell", 0), "slurm")
 
 
-def test_single_looks_at_nothing() -> None:
+def test_single_ignores_all_launcher_variables() -> None:
     (world,) = discover_all([load("srun-none", 3)], choice="single")
     assert place(world) == (0, 1, 0, 1)
     assert set(world.sources.values()) == {"--discovery single"}
 
 
-def test_mpi_alone_gives_every_value() -> None:
+def test_discovery_mpi_takes_every_value_from_mpi() -> None:
     worlds = discover_all([{}, {}, {}], mpi_world(3, 2), choice="mpi")
     assert [place(world) for world in worlds] == [(0, 3, 0, 2), (1, 3, 1, 2), (2, 3, 0, 1)]
     assert {world.launcher for world in worlds} == {"mpi"}
     assert worlds[2].sources["rank"] == "MPI_COMM_WORLD"
 
 
-def test_a_chosen_launcher_that_tells_all_needs_no_mpi() -> None:
+def test_a_chosen_launcher_with_all_values_needs_no_mpi() -> None:
     (world,) = discover_all([load("mpich-one-host", 2)], None, choice="hydra")
     assert place(world) == (2, 4, 2, 4)
     assert world.mpi is None
 
 
-def test_pals_alone_counts_each_host_of_the_node_file_once(tmp_path: Path) -> None:
+def test_pals_without_mpi_counts_each_host_of_the_node_file_once(tmp_path: Path) -> None:
     file = tmp_path / "nodes"
     file.write_text("x1\n" * 12 + "x2\n" * 12)
     (case,) = [case for case in cases() if case.name == "pals-cray-pmi"]
     environs = [{k: v for k, v in e.items() if k != "PMI_SIZE"} for e in environs_of(case, str(file))]
-    # PMI_RANK without a size would be another row's question.
+    # Otherwise PMI_RANK without a size would match another row.
     for environ in environs:
         environ.pop("PMI_RANK", None)
     monkey = discover_all(environs, mpi_world(4, 2), choice="pals")
@@ -64,7 +64,7 @@ def test_pals_alone_counts_each_host_of_the_node_file_once(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("without_mpi4py")
-def test_pals_alone_says_how_it_got_the_size(tmp_path: Path) -> None:
+def test_pals_without_mpi_names_the_source_of_the_size(tmp_path: Path) -> None:
     file = tmp_path / "nodes"
     file.write_text("x1\n" * 12 + "x2\n" * 12)
     (case,) = [case for case in cases() if case.name == "pals-pmix"]
@@ -75,7 +75,7 @@ def test_pals_alone_says_how_it_got_the_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("without_mpi4py")
-def test_pals_alone_without_a_node_file_tells_no_size() -> None:
+def test_pals_without_mpi_and_node_file_has_no_size() -> None:
     (error,) = discover_all([load("pals-pmix", 0) | {"PBS_NODEFILE": "/nonexistent"}], choice="pals")
     assert isinstance(error, LaunchError)
-    assert "HPE PALS is here but does not tell the world size (PMI_SIZE is not set)" in str(error)
+    assert "HPE PALS was detected but does not provide the world size (PMI_SIZE is not set)" in str(error)

@@ -1,4 +1,4 @@
-"""No test of this folder loads an MPI library into pytest's own process."""
+"""No test of this directory loads an MPI library into pytest's own process."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What somebody who does not hold the job's key can do at the ranks' store: connect, and be refused."""
+"""Connections without the job's key to the ranks' store are rejected."""
 
 import os
 import resource
@@ -40,7 +40,7 @@ def receive(connection: socket.socket, num_bytes: int) -> bytes:
 
 
 def connect_as_stranger(served: Served) -> tuple[socket.socket, bytes]:
-    """A connection, and the server's nonce."""
+    """Returns a connection and the server's nonce."""
     connection = socket.create_connection((HERE, served.port), S)
     return connection, receive(connection, CHALLENGE_BYTES)[len(GREETING) :]
 
@@ -85,24 +85,24 @@ def test_a_request_without_the_key_is_not_answered(served: Served, request_: byt
     assert rank.get(["secret"], S) == [b"value"]
 
 
-def test_one_line_warns_of_strangers_and_few_more_of_many(served: Served) -> None:
+def test_warnings_about_unauthenticated_connections_become_rarer(served: Served) -> None:
     for _ in range(25):
         stranger, _ = connect_as_stranger(served)
         with stranger:
             stranger.sendall(bytes(64))
             assert is_closed(stranger)
     assert len(served.warnings) == 2
-    assert "refused a connection from 127.0.0.1 that does not hold this job's key" in served.warnings[0]
-    assert "the 10th" in served.warnings[1]
+    assert "rejected a connection from 127.0.0.1 without this job's key" in served.warnings[0]
+    assert "(10 so far)" in served.warnings[1]
 
 
-def test_whoever_only_looks_whether_the_port_is_open_is_not_worth_a_warning(served: Served) -> None:
+def test_a_check_whether_the_port_is_open_causes_no_warning(served: Served) -> None:
     socket.create_connection((HERE, served.port)).close()
     served.client().set("a", b"b", S)
     assert served.warnings == []
 
 
-def test_a_proof_that_was_seen_on_another_connection_is_worth_nothing(served: Served) -> None:
+def test_a_proof_from_another_connection_is_rejected(served: Served) -> None:
     first, nonce = connect_as_stranger(served)
     proof = response(served.key, nonce, bytes(32))
     with first:
@@ -114,15 +114,15 @@ def test_a_proof_that_was_seen_on_another_connection_is_worth_nothing(served: Se
         assert is_closed(second)
 
 
-def test_the_servers_own_proof_does_not_open_the_door(served: Served) -> None:
-    """A stranger who sends what the server proves to others back to it (reflection)."""
+def test_the_servers_own_proof_is_rejected(served: Served) -> None:
+    """A reflection attack: the attacker sends the server's own proof back to it."""
     stranger, nonce = connect_as_stranger(served)
     with stranger:
         stranger.sendall(nonce + nonce)
         assert is_closed(stranger)
 
 
-def test_a_man_in_the_middle_can_neither_change_nor_repeat_nor_add_a_frame() -> None:
+def test_a_man_in_the_middle_cannot_change_repeat_or_add_frames() -> None:
     key, nonces = os.urandom(32), (os.urandom(32), os.urandom(32))
     of_client, of_server = stream_keys(key, *nonces)
     assert of_client != of_server
@@ -138,14 +138,14 @@ def test_a_man_in_the_middle_can_neither_change_nor_repeat_nor_add_a_frame() -> 
 
 
 def test_the_key_itself_is_never_sent(served: Served) -> None:
-    """All that a client sends first, as a stranger who listens at the port gets it."""
+    """Returns the first bytes of a client, as an attacker who listens on the port receives them."""
     sent = response(served.key, bytes(32), os.urandom(32))
     assert served.key not in sent
     assert len(set(sent[32:])) > 8
 
 
 @pytest.mark.parametrize("num_bytes", [1, 63])
-def test_a_stranger_that_keeps_silent_is_closed_after_a_while(
+def test_an_idle_unauthenticated_connection_is_closed(
     served: Served, num_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_server, "HANDSHAKE_S", 0.5)
@@ -157,8 +157,8 @@ def test_a_stranger_that_keeps_silent_is_closed_after_a_while(
         assert 0.3 < time.monotonic() - start_s < 5
 
 
-def test_many_silent_strangers_do_not_keep_a_rank_out() -> None:
-    """More than the server's process may open files: the oldest make room."""
+def test_many_idle_unauthenticated_connections_do_not_block_a_rank() -> None:
+    """More connections than the server can open files: the oldest ones are closed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
     strangers: list[socket.socket] = []
@@ -175,7 +175,7 @@ def test_many_silent_strangers_do_not_keep_a_rank_out() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_strangers_do_not_fill_the_servers_memory() -> None:
+def test_unauthenticated_connections_do_not_fill_the_servers_memory() -> None:
     with store_in_process() as served:
         rank = served.client()
         pid = served.process._process.pid
@@ -197,7 +197,7 @@ def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_the_key_stands_in_no_argument_and_no_variable_of_the_server() -> None:
+def test_the_key_is_in_no_argument_or_variable_of_the_server() -> None:
     with store_in_process() as served:
         served.client()
         process = Path(f"/proc/{served.process._process.pid}")

@@ -1,4 +1,4 @@
-"""The table of launchers: its order, and what one row reads."""
+"""The table of launchers: its order, and the values that are read for one row."""
 
 import pytest
 
@@ -10,32 +10,32 @@ from ddp_hpc.discovery.launcher_environment import (
     pbs_hosts,
     peek_rank,
     present_launchers,
-    read_claim,
+    read_launcher_values,
 )
 from ddp_hpc.errors import LaunchError
 from tests.environments import load
 
-# Each place in the order, and why it is there.
+# The reason for each position in the order.
 ORDER = {
-    "override": "the user has the last word",
-    "torchrun": "its workers carry the variables of whatever started their agent",
-    "openmpi": "in an allocation its ranks carry the SLURM_* of its daemons; it sets PMIX_RANK too",
-    "jsrun": "Spectrum MPI's ranks carry PMIX_RANK too",
+    "override": "what the user sets explicitly has precedence",
+    "torchrun": "its workers inherit the variables of the launcher that started their agent",
+    "openmpi": "in an allocation its ranks inherit the SLURM_* of its daemons; it sets PMIX_RANK too",
+    "jsrun": "the ranks of Spectrum MPI have PMIX_RANK too",
     "flux": "its cray-pals plugin sets PALS_RANKID, without a local rank",
     "cray_shasta": "srun --mpi=cray_shasta sets PALS_*, and has no PBS node file to derive from",
     "pals": "it sets PMI_* or PMIX_* too, which have no local rank",
-    "mvapich": "its ranks may carry PMI_* and the SLURM_* of a proxy",
-    "intelmpi": "it is a Hydra with a name of its own",
-    "hydra": "in an allocation its ranks carry the SLURM_* of its proxies",
+    "mvapich": "its ranks may have PMI_* and the SLURM_* of a proxy",
+    "intelmpi": "it is a variant of Hydra with additional variables",
+    "hydra": "in an allocation its ranks inherit the SLURM_* of its proxies",
     "hydra_port": "the same, in PMI_PORT mode",
-    "slurm": "it tells local ranks, which PMI and PMIx by themselves do not",
+    "slurm": "it provides local ranks, which PMI and PMIx alone do not",
     "pmi": "rank and size, no local rank",
-    "pmix": "a rank alone",
-    "manual": "RANK and WORLD_SIZE are easily left over in a shell",
+    "pmix": "only a rank",
+    "manual": "RANK and WORLD_SIZE in a shell are often stale",
 }
 
 
-def test_the_order_of_preference_is_this_one() -> None:
+def test_the_order_of_preference_of_launchers() -> None:
     assert [launcher.name for launcher in LAUNCHERS] == list(ORDER)
 
 
@@ -60,7 +60,7 @@ def test_the_order_of_preference_is_this_one() -> None:
         ("slurm", "pmix", "srun-pmix"),
     ],
 )
-def test_where_two_launchers_left_their_marks_the_inner_or_fuller_one_is_taken(
+def test_of_two_launchers_the_inner_or_more_complete_one_is_selected(
     first: str, second: str, case: str
 ) -> None:
     names = [launcher.name for launcher in present_launchers(load(case, 0))]
@@ -68,38 +68,38 @@ def test_where_two_launchers_left_their_marks_the_inner_or_fuller_one_is_taken(
     assert second in names
 
 
-def test_a_name_set_by_hand_is_no_sign_of_open_mpi() -> None:
+def test_an_ompi_setting_alone_does_not_identify_open_mpi() -> None:
     assert present_launchers({"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_MCA_btl": "self"}) == []
 
 
-def test_open_mpis_node_rank_is_no_node_index() -> None:
-    assert read_claim(BY_NAME["openmpi"], load("openmpi-in-slurm", 1)).node_rank is None
+def test_open_mpis_node_rank_is_not_used_as_node_index() -> None:
+    assert read_launcher_values(BY_NAME["openmpi"], load("openmpi-in-slurm", 1)).node_rank is None
 
 
-def test_a_claim_says_which_variable_each_value_came_from() -> None:
-    claim = read_claim(BY_NAME["slurm"], load("srun-uneven", 2))
-    assert (claim.rank, claim.world_size, claim.local_rank, claim.local_size) == (2, 3, 0, 1)
-    assert claim.sources["local_size"] == "SLURM_STEP_TASKS_PER_NODE"
-    assert claim.place() == "rank 2 of 3 (SLURM_PROCID=2, SLURM_STEP_NUM_TASKS=3)"
+def test_each_value_has_its_variable_as_source() -> None:
+    reported = read_launcher_values(BY_NAME["slurm"], load("srun-uneven", 2))
+    assert (reported.rank, reported.world_size, reported.local_rank, reported.local_size) == (2, 3, 0, 1)
+    assert reported.sources["local_size"] == "SLURM_STEP_TASKS_PER_NODE"
+    assert reported.place() == "rank 2 of 3 (SLURM_PROCID=2, SLURM_STEP_NUM_TASKS=3)"
 
 
 @pytest.mark.parametrize("text", ["", " ", "x", "-1", "+1", "1.0", "1_0", " 1", "0x1", "\u0663", "9" * 5000])
 @pytest.mark.parametrize("variable", ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"])
-def test_a_value_that_is_no_number_is_refused_by_name(variable: str, text: str) -> None:
-    with pytest.raises(LaunchError, match=rf"^{variable}='.*' is no (rank|size); .*unset it"):
-        read_claim(BY_NAME["slurm"], load("srun-none", 0) | {variable: text})
+def test_a_value_that_is_not_a_number_is_refused_with_its_variable(variable: str, text: str) -> None:
+    with pytest.raises(LaunchError, match=rf"^{variable}='.*' is not a (rank|size); .*unset it"):
+        read_launcher_values(BY_NAME["slurm"], load("srun-none", 0) | {variable: text})
 
 
 @pytest.mark.parametrize("variable", ["SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"])
 def test_a_size_of_zero_is_refused(variable: str) -> None:
-    with pytest.raises(LaunchError, match=f"{variable}='0' is no size; .* from 1 up"):
-        read_claim(BY_NAME["slurm"], load("srun-none", 0) | {variable: "0"})
+    with pytest.raises(LaunchError, match=f"{variable}='0' is not a size; .* at least 1"):
+        read_launcher_values(BY_NAME["slurm"], load("srun-none", 0) | {variable: "0"})
 
 
-def test_a_node_index_beyond_the_tasks_per_node_is_of_another_step() -> None:
+def test_a_node_index_beyond_the_tasks_per_node_is_refused() -> None:
     environ = load("srun-none", 0) | {"SLURM_NODEID": "2"}
     with pytest.raises(LaunchError, match=r"SLURM_NODEID=2 is outside SLURM_STEP_TASKS_PER_NODE=2\(x2\)"):
-        read_claim(BY_NAME["slurm"], environ)
+        read_launcher_values(BY_NAME["slurm"], environ)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_node_index_beyond_the_tasks_per_node_is_of_another_step() -> None:
         ("9" * 5000, False),
     ],
 )
-def test_only_a_step_that_counts_up_from_0_has_ranks(step: str, is_task: bool) -> None:
+def test_special_slurm_steps_have_no_ranks(step: str, is_task: bool) -> None:
     environ = load("srun-none", 0) | {"SLURM_STEP_ID": step}
     assert in_slurm_step(environ) is is_task
     assert ("slurm" in [x.name for x in present_launchers(environ)]) is is_task
@@ -132,11 +132,11 @@ def test_only_a_step_that_counts_up_from_0_has_ranks(step: str, is_task: bool) -
         ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "many"}, 1),
     ],
 )
-def test_a_batch_shell_is_known_by_its_job_without_a_step(environ: dict[str, str], num_tasks: int) -> None:
+def test_a_batch_shell_has_a_job_but_no_step(environ: dict[str, str], num_tasks: int) -> None:
     assert batch_shell_tasks(environ) == num_tasks
 
 
-def test_the_hosts_of_a_node_file_count_once_each(tmp_path) -> None:
+def test_each_host_of_a_node_file_counts_once(tmp_path) -> None:
     file = tmp_path / "nodes"
     file.write_text("a\na\nb\na\n\n")
     assert pbs_hosts({"PBS_NODEFILE": str(file)}) == ["a", "b"]
@@ -148,7 +148,7 @@ def test_the_hosts_of_a_node_file_count_once_each(tmp_path) -> None:
     ("environ", "rank"),
     [({}, 0), ({"PMI_RANK": "3"}, 3), ({"PMI_RANK": "x"}, 0), ({"PMI_RANK": "9" * 5000}, 0)],
 )
-def test_who_prints_an_error_is_told_even_by_a_damaged_environment(
+def test_the_rank_for_errors_is_found_even_in_a_damaged_environment(
     environ: dict[str, str], rank: int
 ) -> None:
     assert peek_rank(environ) == rank

@@ -1,4 +1,4 @@
-"""The key of a job, in files that only their user can read."""
+"""The key of a job in files that only the user can read."""
 
 import os
 import stat
@@ -15,7 +15,7 @@ from ddp_hpc.rendezvous import job_key
 from ddp_hpc.rendezvous.job_key import new_key, read_key, shared_key, write_key
 
 
-def test_all_ranks_get_one_key_whoever_comes_first(tmp_path: Path) -> None:
+def test_all_ranks_get_the_same_key_in_any_order(tmp_path: Path) -> None:
     with ThreadPoolExecutor(16) as pool:
         found = list(
             pool.map(lambda _: shared_key({"DDP_HPC_KEY_DIR": str(tmp_path)}, "slurm-1.0.0"), range(64))
@@ -25,7 +25,7 @@ def test_all_ranks_get_one_key_whoever_comes_first(tmp_path: Path) -> None:
     assert len(found[0][0]) == 32
 
 
-def test_ranks_in_processes_of_their_own_get_one_key(tmp_path: Path) -> None:
+def test_ranks_in_separate_processes_get_the_same_key(tmp_path: Path) -> None:
     code = (
         "import os; from ddp_hpc.rendezvous.job_key import shared_key\n"
         "print(shared_key(os.environ, 'x')[0].hex())"
@@ -47,7 +47,7 @@ def test_another_launch_has_another_key(tmp_path: Path) -> None:
     assert shared_key(environ, "slurm-1.0.0") != shared_key(environ, "slurm-1.1.0")
 
 
-def test_only_the_user_can_read_it(tmp_path: Path) -> None:
+def test_only_the_user_can_read_the_key_file(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         shared_key({"DDP_HPC_KEY_DIR": str(tmp_path / "a" / "keys")}, "x")
@@ -67,8 +67,8 @@ def test_the_run_directory_comes_before_the_home_directory(tmp_path: Path) -> No
     assert len(list((home / ".local/state/ddp-hpc/keys").iterdir())) == 1
 
 
-def test_a_directory_that_others_may_write_is_passed_over(tmp_path: Path) -> None:
-    """Somebody could have put a key of his own there."""
+def test_a_directory_that_others_can_write_to_is_skipped(tmp_path: Path) -> None:
+    """Another user could have put a key there."""
     run, home = tmp_path / "run", tmp_path / "home"
     keys = run / f".keys-{os.geteuid()}"
     keys.mkdir(parents=True)
@@ -79,14 +79,14 @@ def test_a_directory_that_others_may_write_is_passed_over(tmp_path: Path) -> Non
     assert list((home / ".local/state/ddp-hpc/keys").iterdir())
 
 
-def test_a_link_to_a_directory_is_passed_over(tmp_path: Path) -> None:
+def test_a_symbolic_link_to_a_directory_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     (tmp_path / "keys").symlink_to(tmp_path / "elsewhere")
     _, note = shared_key({"DDP_HPC_KEY_DIR": str(tmp_path / "keys")}, "x")
-    assert "is somebody else's, or others may write it" in note
+    assert "belongs to another user, or others can write to it" in note
 
 
-def test_where_no_directory_can_be_used_the_note_names_the_way_out(tmp_path: Path) -> None:
+def test_without_a_usable_directory_a_note_explains_the_solution(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     keys = {shared_key({"HOME": str(tmp_path / "file")}, "x") for _ in range(2)}
     ((key, note),) = keys
@@ -96,19 +96,19 @@ def test_where_no_directory_can_be_used_the_note_names_the_way_out(tmp_path: Pat
     assert "DDP_HPC_KEY_DIR" in note
 
 
-def test_a_key_file_that_the_user_names_is_taken(tmp_path: Path) -> None:
+def test_the_users_key_file_is_used(tmp_path: Path) -> None:
     key = new_key()
     write_key(tmp_path / "key", key)
     assert shared_key({"DDP_HPC_KEY_FILE": str(tmp_path / "key")}, "x") == (key, "")
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666])
-def test_a_key_that_others_may_see_or_replace_is_refused(tmp_path: Path, mode: int) -> None:
+def test_a_key_file_that_others_can_read_or_replace_is_refused(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "key"
     write_key(path, new_key())
     path.chmod(mode)
     with pytest.raises(
-        LaunchError, match=rf"has to belong to the user .* mode 0600; it has mode {mode:04o} "
+        LaunchError, match=rf"must belong to the user .* mode 0600, but it has mode {mode:04o} "
     ):
         read_key(path)
 
@@ -118,16 +118,16 @@ def test_a_key_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     write_key(path, new_key())
     owner = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    with pytest.raises(LaunchError, match=f"belongs to user {owner}; remove the file"):
+    with pytest.raises(LaunchError, match=f"belongs to user {owner}; remove it"):
         read_key(path)
 
 
 @pytest.mark.parametrize("text", ["", "abc", "g" * 64, "0" * 63, "0" * 66, "é" * 32])
-def test_a_file_that_holds_no_key_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_without_a_key_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "key"
     path.write_text(text)
     path.chmod(0o600)
-    with pytest.raises(LaunchError, match="holds no key of 64 hexadecimal digits; remove the file"):
+    with pytest.raises(LaunchError, match="contains no key of 64 hexadecimal digits; remove the file"):
         read_key(path)
 
 
@@ -139,14 +139,14 @@ def test_a_key_file_that_is_missing_or_a_link_is_refused(tmp_path: Path, name: s
         read_key(tmp_path / name)
 
 
-def test_a_key_that_is_there_is_never_overwritten(tmp_path: Path) -> None:
+def test_an_existing_key_is_never_overwritten(tmp_path: Path) -> None:
     write_key(tmp_path / "key", bytes(32))
     with pytest.raises(FileExistsError):
         write_key(tmp_path / "key", new_key())
     assert read_key(tmp_path / "key") == bytes(32)
 
 
-def test_a_key_that_another_rank_is_writing_is_waited_for(tmp_path: Path) -> None:
+def test_a_rank_waits_for_a_key_that_another_rank_is_writing(tmp_path: Path) -> None:
     environ = {"DDP_HPC_KEY_DIR": str(tmp_path)}
     key, _ = shared_key(environ, "x")
     (path,) = tmp_path.iterdir()
@@ -158,7 +158,7 @@ def test_a_key_that_another_rank_is_writing_is_waited_for(tmp_path: Path) -> Non
         assert found.result(5) == (key, "")
 
 
-def test_a_key_whose_writer_was_killed_is_given_up_on(
+def test_waiting_for_a_key_ends_if_its_writer_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_key, "_WRITING_S", 0.2)
@@ -166,7 +166,7 @@ def test_a_key_whose_writer_was_killed_is_given_up_on(
     shared_key(environ, "x")
     (path,) = tmp_path.iterdir()
     path.write_text("")
-    assert "holds no key" in shared_key(environ, "x")[1]
+    assert "contains no key" in shared_key(environ, "x")[1]
 
 
 def test_keys_of_old_jobs_are_removed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every recorded or documented launch, every rank: the right place, with MPI and without."""
+"""Discovery of every rank of every recorded or documented launch, with and without MPI."""
 
 from pathlib import Path
 
@@ -8,39 +8,39 @@ from ddp_hpc.discovery.launcher_environment import BY_NAME, LAUNCHERS
 from ddp_hpc.errors import LaunchError
 from tests.environments import Case, cases, load
 
-from .stand_in import discover_all, environs_of, mpi_world, place
+from .simulated_mpi import discover_all, environs_of, mpi_world, place
 
 LAUNCHES = [case for case in cases() if case.launcher != "slurm_batch_shell"]
 every_launch = pytest.mark.parametrize("case", LAUNCHES, ids=lambda case: case.name)
-# The recordings name both modes of Hydra's PMI by what they have in common.
+# The recordings use the same launcher name for both PMI modes of Hydra.
 ROWS = {"pmi": "hydra_port"}
 
 
 @pytest.fixture
 def node_file(tmp_path: Path) -> str:
-    """As PBS writes it with mpiprocs=2: each host's line twice."""
+    """A node file as PBS writes it with mpiprocs=2: two lines per host."""
     path = tmp_path / "nodes"
     path.write_text("x1\nx1\nx2\nx2\n")
     return str(path)
 
 
 def true_place(case: Case, rank: int) -> tuple[int, int, int, int]:
-    """From how the case was started; the local rank is the launcher's own, where it tells one."""
+    """Derived from the command of the case; the local rank is the launcher's if it provides one."""
     local_size = min(case.num_ranks - rank // case.ranks_per_node * case.ranks_per_node, case.ranks_per_node)
     variable = BY_NAME[ROWS.get(case.launcher, case.launcher)].local_rank
     told = load(case.name, rank).get(variable)
     return rank, case.num_ranks, int(told) if told else rank % case.ranks_per_node, local_size
 
 
-def test_the_launches_cover_the_table() -> None:
+def test_the_recorded_launches_cover_all_launchers() -> None:
     covered = {ROWS.get(case.launcher, case.launcher) for case in LAUNCHES}
-    # PMI and PMIx alone are what is left where no fuller row fits; two rows are the user's own.
+    # PMI and PMIx alone match only if no more complete row does; two rows are set by the user.
     assert {launcher.name for launcher in LAUNCHERS} - covered == {"override", "manual", "pmi", "pmix"}
 
 
 @every_launch
 @pytest.mark.usefixtures("with_mpi4py")
-def test_each_rank_finds_its_place_where_mpi_agrees(case: Case, node_file: str) -> None:
+def test_each_rank_is_detected_if_mpi_agrees(case: Case, node_file: str) -> None:
     worlds = discover_all(environs_of(case, node_file), mpi_world(case.num_ranks, case.ranks_per_node))
     assert [place(world) for world in worlds] == [true_place(case, r) for r in range(case.num_ranks)]
     assert {world.launcher for world in worlds} == {ROWS.get(case.launcher, case.launcher)}
@@ -48,13 +48,13 @@ def test_each_rank_finds_its_place_where_mpi_agrees(case: Case, node_file: str) 
 
 @every_launch
 @pytest.mark.usefixtures("without_mpi4py")
-def test_each_rank_finds_its_place_without_mpi(case: Case, node_file: str) -> None:
+def test_each_rank_is_detected_without_mpi(case: Case, node_file: str) -> None:
     results = discover_all(environs_of(case, node_file))
     if ROWS.get(case.launcher) == "hydra_port":
         for error in results:
             assert isinstance(error, LaunchError)
-            assert "does not tell the world size" in str(error)
-            assert "mpi4py installed" in str(error)
+            assert "does not provide the world size" in str(error)
+            assert "install mpi4py" in str(error)
     else:
         assert [place(world) for world in results] == [true_place(case, r) for r in range(case.num_ranks)]
 
@@ -69,9 +69,9 @@ def test_every_value_names_its_source(case: Case, node_file: str) -> None:
 
 @every_launch
 @pytest.mark.usefixtures("with_mpi4py")
-def test_an_mpi_that_numbers_the_ranks_otherwise_is_refused_on_every_rank(case: Case, node_file: str) -> None:
+def test_an_mpi_with_other_rank_numbers_is_refused_on_every_rank(case: Case, node_file: str) -> None:
     mpis = mpi_world(case.num_ranks, case.ranks_per_node)
-    # Rank 0 agrees, as it does with what is left over from another rank 0.
+    # Rank 0 agrees, as it does with stale variables of another rank 0.
     turned = [mpis[0], *reversed(mpis[1:])]
     if case.num_ranks < 3:
         turned = mpis[::-1]
@@ -81,13 +81,13 @@ def test_an_mpi_that_numbers_the_ranks_otherwise_is_refused_on_every_rank(case: 
         return
     for error in results:
         assert isinstance(error, LaunchError)
-        assert "but MPI_COMM_WORLD says rank" in str(error)
+        assert "but MPI_COMM_WORLD reports rank" in str(error)
         assert "the rank differs" in str(error)
         assert error.everywhere
 
 
 def _has_mpi(case: Case) -> bool:
-    """False for torchrun, and for a plain srun, whose tasks have no MPI between them."""
+    """False for torchrun, and for a plain srun, whose tasks are not connected by MPI."""
     if case.launcher == "slurm":
         return not {"PMI_RANK", "PMIX_RANK"}.isdisjoint(load(case.name, 0))
     return case.launcher != "torchrun"
@@ -95,7 +95,7 @@ def _has_mpi(case: Case) -> bool:
 
 @every_launch
 @pytest.mark.usefixtures("without_mpi4py")
-def test_no_single_missing_variable_gives_a_rank_another_place(case: Case, node_file: str) -> None:
+def test_a_missing_variable_never_leads_to_a_wrong_rank(case: Case, node_file: str) -> None:
     row = BY_NAME[ROWS.get(case.launcher, case.launcher)]
     names = {row.rank, row.world_size, row.local_rank, row.local_size, "SLURM_STEP_TASKS_PER_NODE"}
     whole = environs_of(case, node_file)
@@ -139,7 +139,7 @@ def test_a_missing_variable_is_named_with_its_launcher(case: str, missing: str) 
 
 
 @pytest.mark.usefixtures("with_mpi4py")
-def test_what_pmi_does_not_say_comes_from_one_split_of_mpi() -> None:
+def test_values_missing_under_pmi_come_from_an_mpi_split() -> None:
     environs = [{"PMI_RANK": str(rank), "PMI_SIZE": "4"} for rank in range(4)]
     worlds = discover_all(environs, mpi_world(4, 2))
     assert [place(world) for world in worlds] == [(0, 4, 0, 2), (1, 4, 1, 2), (2, 4, 0, 2), (3, 4, 1, 2)]
@@ -148,12 +148,12 @@ def test_what_pmi_does_not_say_comes_from_one_split_of_mpi() -> None:
 
 
 @pytest.mark.usefixtures("with_mpi4py")
-def test_pmix_alone_takes_all_but_the_rank_from_mpi() -> None:
+def test_under_pmix_all_values_except_the_rank_come_from_mpi() -> None:
     worlds = discover_all([{"PMIX_RANK": str(rank)} for rank in range(3)], mpi_world(3, 2))
     assert [place(world) for world in worlds] == [(0, 3, 0, 2), (1, 3, 1, 2), (2, 3, 0, 1)]
 
 
-def test_the_users_own_variables_are_enough() -> None:
+def test_variables_set_by_the_user_are_sufficient() -> None:
     environ = {
         "DDP_HPC_RANK": "3",
         "DDP_HPC_WORLD_SIZE": "4",
@@ -165,16 +165,16 @@ def test_the_users_own_variables_are_enough() -> None:
     assert world.launcher == "override"
 
 
-def test_nothing_at_all_is_a_world_of_one() -> None:
+def test_an_environment_without_a_launcher_is_a_world_of_one_rank() -> None:
     (world,) = discover_all([{}])
     assert place(world) == (0, 1, 0, 1)
     assert world.launcher == "single"
     assert world.prefix.startswith("[rank 0/1 ")
 
 
-def test_a_pbs_job_without_a_launcher_is_one_process_and_says_so() -> None:
+def test_a_pbs_job_without_a_launcher_is_one_process_with_a_note() -> None:
     (world,) = discover_all([{"PBS_JOBID": "1.s", "PBS_NODEFILE": "/nonexistent"}])
     assert place(world) == (0, 1, 0, 1)
     assert world.notes == (
-        "inside a PBS job, yet started by no launcher: one process; put mpiexec in front for more",
+        "one process without a launcher inside a PBS job; put mpiexec in front of the command for more",
     )

@@ -1,4 +1,4 @@
-"""Interfaces and addresses of this host, asked of the kernel."""
+"""Interfaces and addresses of this host, as reported by the kernel."""
 
 import pytest
 
@@ -20,11 +20,11 @@ def test_loopback_has_its_address() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "nosuch0", "x" * 300, "\u00fc", "lo\0x"])
-def test_a_name_that_is_no_interface_has_no_address(name: str) -> None:
+def test_an_unknown_interface_has_no_address(name: str) -> None:
     assert interface_address(name) is None
 
 
-def test_loopback_leads_to_no_other_node() -> None:
+def test_loopback_is_not_an_outward_interface() -> None:
     assert "lo" not in outward_interfaces()
     assert not any(address.startswith("127.") for address in outward_interfaces().values())
 
@@ -41,16 +41,16 @@ def test_fast_fabrics_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(outward_interfaces()) == ["hsn0", "hsn1", "bond0"]
 
 
-def test_an_address_of_no_interface_has_none() -> None:
+def test_a_foreign_address_has_no_interface() -> None:
     assert interface_of("192.0.2.1") is None
 
 
-def test_the_way_to_loopback_starts_there() -> None:
+def test_the_local_address_towards_loopback_is_loopback() -> None:
     assert local_address_towards("127.0.0.1", 1) == "127.0.0.1"
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "n" * 64, "n1..x", ""])
-def test_there_is_no_way_to_a_name_that_does_not_resolve(host: str) -> None:
+def test_a_name_that_does_not_resolve_has_no_local_address(host: str) -> None:
     assert local_address_towards(host, 1) is None
     assert not is_loopback(host)
 
@@ -58,5 +58,5 @@ def test_there_is_no_way_to_a_name_that_does_not_resolve(host: str) -> None:
 @pytest.mark.parametrize(
     ("host", "loopback"), [("localhost", True), ("127.0.1.1", True), ("::1", True), ("10.44.0.11", False)]
 )
-def test_loopback_is_told_by_address(host: str, loopback: bool) -> None:
+def test_loopback_is_recognized_by_its_address(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback

@@ -1,4 +1,4 @@
-"""The time limit: real processes, some of them stuck where Python cannot help."""
+"""The time limit, with real processes, some of which are stuck in C code."""
 
 import signal
 import sys
@@ -9,7 +9,7 @@ from tests.conftest import Launch
 HEAD = "import ctypes, os, sys, time\nfrom ddp_hpc.discovery.watchdog import time_limit\n"
 
 
-# In a process of its own: this one may have children of other tests.
+# In a separate process, because this one may have children of other tests.
 NO_CHILD = """
 import os
 try:
@@ -23,7 +23,7 @@ def script(body: str) -> list[str | Path]:
     return [sys.executable, "-c", HEAD + body]
 
 
-def test_a_process_that_is_stuck_in_c_is_ended_with_one_line(launch: Launch) -> None:
+def test_a_process_stuck_in_c_code_is_killed_with_one_line(launch: Launch) -> None:
     # PyDLL keeps the interpreter's lock during the call, as an MPI_Init may: no thread could do anything.
     ended = launch(
         script(
@@ -37,7 +37,7 @@ def test_a_process_that_is_stuck_in_c_is_ended_with_one_line(launch: Launch) -> 
     assert ended.wall_s < 5
 
 
-def test_the_line_names_the_last_stage(launch: Launch) -> None:
+def test_the_message_contains_the_last_stage(launch: Launch) -> None:
     ended = launch(
         script(
             "with time_limit(0.5, '') as watchdog:\n"
@@ -49,23 +49,23 @@ def test_the_line_names_the_last_stage(launch: Launch) -> None:
     assert ended.stderr == "error: waited 0.5 s for the second\n"
 
 
-def test_a_block_that_ends_in_time_goes_on_in_silence(launch: Launch) -> None:
+def test_a_block_that_ends_in_time_prints_nothing(launch: Launch) -> None:
     ended = launch(script("with time_limit(0.3, ''):\n    pass\ntime.sleep(0.8)\nprint('still here')\n"))
     assert (ended.exit_code, ended.stdout, ended.stderr) == (0, "still here\n", "")
 
 
-def test_no_child_and_no_zombie_is_left(launch: Launch) -> None:
+def test_no_child_process_or_zombie_remains(launch: Launch) -> None:
     body = "with time_limit(30, ''):\n    pass\n" + NO_CHILD
     assert launch(script(body)).stdout == "no child\n"
 
 
-def test_an_error_in_the_block_comes_out_and_leaves_no_child(launch: Launch) -> None:
+def test_an_error_in_the_block_is_raised_and_no_child_remains(launch: Launch) -> None:
     body = "try:\n    with time_limit(30, ''):\n        raise ValueError('mine')\n"
     body += "except ValueError as error:\n    assert str(error) == 'mine'\n" + NO_CHILD
     assert launch(script(body)).stdout == "no child\n"
 
 
-def test_a_process_that_is_killed_takes_its_watchdog_along(launch: Launch) -> None:
+def test_the_watchdog_ends_with_a_killed_process(launch: Launch) -> None:
     process = launch.start(
         script("with time_limit(60, ''):\n    print('ready', flush=True)\n    time.sleep(60)\n")
     )
@@ -74,11 +74,11 @@ def test_a_process_that_is_killed_takes_its_watchdog_along(launch: Launch) -> No
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     assert len(children) == 1
     process.kill()
-    # The child holds the pipes: they are at their end once it has gone.
+    # The child has the pipes open: they return end of file after it has ended.
     assert launch.end(process, timeout_s=10).exit_code == -signal.SIGKILL
 
 
-def test_signals_for_the_process_do_not_end_its_watchdog(launch: Launch) -> None:
+def test_signals_to_the_process_group_do_not_end_the_watchdog(launch: Launch) -> None:
     body = (
         "import signal\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"

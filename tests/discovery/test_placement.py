@@ -1,4 +1,4 @@
-"""Threads for a rank from the cores that it and its neighbours may use, and what is wrong with all places."""
+"""The number of threads per rank, and the check of the placement of all ranks."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddp_hpc.discovery.cpu_affinity import own_cores, threads_per_rank
-from ddp_hpc.discovery.placement_check import Finding, check, summary, table
+from ddp_hpc.discovery.placement_check import PlacementFinding, check, summary, table
 from ddp_hpc.discovery.rank_placement import Device, RankPlace, cpu_list, cpu_numbers, own_place
 from ddp_hpc.discovery.world import World
 
@@ -31,9 +31,9 @@ def test_own_cores_are_those_of_the_affinity_mask() -> None:
         ([0, 1, 2, 3], [[0, 1, 2, 3]] * 2, {}, "hydra", 2, "4 cores shared by 2 ranks"),
         ([0, 1], [[0, 1]] * 8, {}, "hydra", 1, "2 cores shared by 8 ranks"),
         ([0, 1, 2, 3], [[0, 1, 2, 3]], {"OMP_NUM_THREADS": "2"}, "hydra", 2, "OMP_NUM_THREADS"),
-        # PBS sets it to the whole chunk's cores, in every rank.
+        # PBS sets it to the cores of the whole chunk in every rank.
         ([0, 1], [[0, 1], [2, 3]], {"OMP_NUM_THREADS": "64"}, "pals", 2, "2 cores"),
-        # torchrun sets it to 1 where nobody had.
+        # torchrun sets it to 1 if it was unset.
         ([0, 1], [[0, 1]], {"OMP_NUM_THREADS": "1"}, "torchrun", 2, "2 cores"),
         ([0, 1], [[0, 1]], {"OMP_NUM_THREADS": "1"}, "slurm", 1, "OMP_NUM_THREADS"),
         ([0, 1], [[0, 1]], {"OMP_NUM_THREADS": "0"}, "slurm", 2, "2 cores"),
@@ -41,7 +41,7 @@ def test_own_cores_are_those_of_the_affinity_mask() -> None:
         ([0], [], {}, "slurm", 1, "1 cores"),
     ],
 )
-def test_threads_are_the_share_of_the_cores(
+def test_threads_are_this_ranks_share_of_the_cores(
     own: list[int], of_node: list[list[int]], environ: dict[str, str], launcher: str, threads: int, why: str
 ) -> None:
     assert threads_per_rank(own, of_node, environ, launcher) == (threads, why)
@@ -91,109 +91,111 @@ def on_cpus(rank: int, cpus: str, host: str = "n1", **values: Any) -> RankPlace:
 
 
 def nodes(count: int = 2, **values: Any) -> list[RankPlace]:
-    """All ranks of so many healthy nodes."""
+    """Returns all ranks of `count` nodes without problems."""
     return [place(rank, f"n{rank // 8 + 1}", **values) for rank in range(8 * count)]
 
 
 def found(places: list[RankPlace], backend: str = "nccl") -> list[str]:
-    """The findings, each of which is one line."""
+    """Returns the findings; each one is a single line."""
     findings = check(places, backend)
     assert not any("\n" in finding.text for finding in findings)
     return [finding.text for finding in findings]
 
 
-def test_of_well_placed_ranks_there_is_nothing_to_say() -> None:
+def test_well_placed_ranks_have_no_findings() -> None:
     assert found(nodes()) == []
-    assert summary(nodes()) == "16 ranks on 2 nodes, 16 devices, 32 CPUs a rank"
-    # Without a UUID the place on the PCI bus names a device, and each node has the same places.
+    assert summary(nodes()) == "16 ranks on 2 nodes, 16 devices, 32 CPUs per rank"
+    # Without a UUID the PCI address identifies a device, and each node has the same addresses.
     assert summary(nodes(identity="")) == summary(nodes())
 
 
-def test_unbound_ranks_that_share_all_cpus_of_a_node_are_well() -> None:
+def test_unbound_ranks_that_share_all_cpus_of_a_node_are_accepted() -> None:
     everything = {"cpus": "0-255", "cores": "0-127", "numa": "0-7"}
     assert found(nodes(**everything)) == []
 
 
-def test_more_ranks_than_cores_on_a_small_machine_are_well() -> None:
+def test_more_ranks_than_cores_on_a_small_machine_are_accepted() -> None:
     assert found([on_cpus(rank, "0-1", online_cpus=2) for rank in range(8)], "gloo") == []
 
 
 def test_two_ranks_on_one_gpu_end_the_job_under_nccl() -> None:
-    # Each rank was shown a single GPU, and two of them the same one.
+    # Each rank sees a single GPU, and two ranks see the same one.
     places = nodes()
     places[5] = place(5, identity="n1-gpu-4", pci="0000:04:00.0", device_numa=4, device_cpus=places[5].cpus)
     first, *others = check(places, "nccl")
     assert first.ends_job
-    assert first.text.startswith("ranks 4 and 5 on n1 would share one device (n1-gpu-4): NCCL refuses that")
+    assert first.text.startswith(
+        "ranks 4 and 5 on n1 would share one device (n1-gpu-4): NCCL does not allow this"
+    )
     assert others == []
     (only,) = check(places, "gloo")
     assert not only.ends_job
-    assert "gloo allows it" in only.text
+    assert "gloo allows this" in only.text
 
 
-def test_without_uuids_a_gpu_is_known_by_its_place_on_the_bus_of_its_host() -> None:
+def test_without_uuids_a_gpu_is_identified_by_host_and_pci_address() -> None:
     assert found(nodes(identity="")) == []
     places = [place(0, identity="", pci="0000:c7:00.0"), place(8, "n2", identity="", pci="0000:c7:00.0")]
     assert found(places) == []
     same = [place(rank, identity="", pci="0000:c7:00.0") for rank in range(3)]
     text = found(same)[0]
     assert "ranks 0 and 1 on n1 would share one device (0000:c7:00.0)" in text
-    assert text.endswith("(1 more of this kind)")
+    assert text.endswith("(1 more case)")
 
 
-def test_nothing_is_concluded_where_torch_tells_neither_uuid_nor_bus() -> None:
+def test_devices_without_uuid_and_pci_address_have_no_findings() -> None:
     assert found(nodes(identity="", pci="", device_numa=None, device_cpus="")) == []
 
 
-def test_ranks_that_are_all_bound_to_one_core() -> None:
+def test_ranks_that_are_all_bound_to_one_core_are_reported() -> None:
     places = nodes(cpus="0", cores="0", device_cpus="")
     (text,) = found(places)
     assert text.startswith("all 8 ranks on n1, n2 are bound to the same CPU 0 of 256")
     assert "srun --cpus-per-task=N" in text
 
 
-def test_ranks_bound_to_the_cpus_of_one_task_of_the_job() -> None:
+def test_ranks_bound_to_the_cpus_of_a_single_task_are_reported() -> None:
     # An mpiexec that srun started with --cpus-per-task for one rank.
     places = [on_cpus(rank, "0-7", allotted_cpus=32) for rank in range(4)]
     (text,) = found(places, "gloo")
     assert text.startswith("all 4 ranks on n1 are bound to the same CPUs 0-7 of 32")
 
 
-def test_ranks_that_share_the_few_cpus_that_the_job_has_are_well() -> None:
+def test_ranks_that_share_the_few_cpus_of_a_job_are_accepted() -> None:
     assert found([on_cpus(rank, "0-7", allotted_cpus=8) for rank in range(4)], "gloo") == []
-    # A container's limit, where no scheduler says what the job has.
+    # The limit of a container, without a scheduler that states the CPUs of the job.
     assert found([on_cpus(rank, "0-7") for rank in range(4)], "gloo") == []
 
 
-def test_a_lone_rank_bound_to_some_of_the_jobs_cpus_is_well() -> None:
+def test_a_single_rank_bound_to_some_cpus_of_the_job_is_accepted() -> None:
     assert found([on_cpus(0, "0-7", allotted_cpus=64)], "none") == []
 
 
-def test_ranks_with_a_core_each_where_there_are_more() -> None:
+def test_ranks_with_one_core_each_are_reported_if_more_cores_are_free() -> None:
     # srun >= 22.05 without --cpus-per-task.
     places = [on_cpus(rank, str(rank), allotted_cpus=64) for rank in range(4)]
     (text,) = found(places, "gloo")
     assert text.startswith("rank 0 on n1 has CPU 0 of 64: all its threads and loader workers share it")
-    assert text.endswith("(3 more of this kind)")
+    assert text.endswith("(3 more cases)")
 
 
-def test_a_core_each_is_well_where_there_are_no_more() -> None:
+def test_one_core_per_rank_is_accepted_if_no_more_cores_exist() -> None:
     places = [on_cpus(rank, str(rank), allotted_cpus=4) for rank in range(4)]
     assert found(places, "gloo") == []
-    # 8 CPUs are 4 cores of two threads.
+    # 8 CPUs are 4 cores with two threads each.
     threads = [on_cpus(rank, str(rank), allotted_cpus=8, threads_per_core=2) for rank in range(4)]
     assert found(threads, "gloo") == []
 
 
 @pytest.mark.parametrize(("omp", "is_trap"), [("8", True), ("4,2", True), ("1", False), ("many", False)])
-def test_one_core_and_more_threads_than_that(omp: str, is_trap: bool) -> None:
+def test_more_threads_than_the_single_core_are_reported(omp: str, is_trap: bool) -> None:
     texts = found([on_cpus(rank, str(rank), allotted_cpus=2, omp_num_threads=omp) for rank in (0, 1)], "gloo")
     assert bool(texts) == is_trap
     assert all(f"with OMP_NUM_THREADS={omp}" in text for text in texts)
 
 
-def test_a_gpu_far_from_the_cores_of_its_rank() -> None:
-    # Polaris: GPU 0 is nearest to the last cores, and a binding in plain order is wrong for every rank.
+def test_a_gpu_far_from_the_cores_of_its_rank_is_reported() -> None:
+    # Polaris: GPU 0 is nearest to the last cores, so a binding in ascending order is wrong for every rank.
     cores = ["24-31", "16-23", "8-15", "0-7"]
     places = [
         place(
@@ -204,10 +206,10 @@ def test_a_gpu_far_from_the_cores_of_its_rank() -> None:
     (text,) = found(places)
     assert text.startswith("rank 0 on n1 runs on CPUs 0-7 (NUMA node 0), far from its cuda:0 (0000:00:00.0)")
     assert "which is at NUMA node 3; bind it to CPUs among 24-31" in text
-    assert text.endswith("(3 more of this kind)")
+    assert text.endswith("(3 more cases)")
 
 
-def test_ranks_on_two_hardware_threads_of_the_same_cores() -> None:
+def test_ranks_on_two_hardware_threads_of_the_same_cores_are_reported() -> None:
     # CPUs 0-7 and 64-71 are the two threads of cores 0-7.
     places = [on_cpus(0, "0-7"), replace(on_cpus(1, "64-71"), cores="0-7")]
     (text,) = found(places, "gloo")
@@ -216,27 +218,25 @@ def test_ranks_on_two_hardware_threads_of_the_same_cores() -> None:
     )
 
 
-def test_a_socket_for_two_ranks_each_is_well() -> None:
+def test_two_ranks_that_share_a_socket_are_accepted() -> None:
     assert found([on_cpus(rank, "0-31" if rank < 2 else "32-63") for rank in range(4)], "gloo") == []
 
 
-def test_mixed_versions_are_named_with_the_nodes_that_have_them() -> None:
+def test_different_versions_are_reported_with_their_nodes() -> None:
     places = nodes(3)
     places[8:16] = [replace(p, versions={"python": "3.11.7", "torch": "2.7.1"}) for p in places[8:16]]
     torch, nccl = found(places)
-    assert torch.startswith(
-        "torch differs between nodes: 2.8.0 on n1, n3, 2.7.1 on n2; let all load the same"
-    )
+    assert torch.startswith("torch differs between nodes: 2.8.0 on n1, n3, 2.7.1 on n2; load the same")
     assert nccl.startswith("nccl differs between nodes: 2.27.3 on n1, n3, none on n2;")
 
 
-def test_nodes_with_different_numbers_of_ranks() -> None:
+def test_nodes_with_different_numbers_of_ranks_are_reported() -> None:
     places = [place(rank, f"n{rank // 4}", local_rank=rank % 4) for rank in range(26)]
     (text,) = found(places)
     assert text.startswith("nodes have different numbers of ranks: 4 on n0, n1, n2 and 3 more, 2 on n6;")
 
 
-def test_findings_of_a_large_job_are_few_and_quick() -> None:
+def test_the_check_of_a_large_job_is_fast_and_has_few_findings() -> None:
     places = [place(rank, f"n{rank // 8}", cpus="0", cores="0") for rank in range(8192)]
     start = time.perf_counter()
     texts = found(places)
@@ -245,9 +245,11 @@ def test_findings_of_a_large_job_are_few_and_quick() -> None:
     assert all(len(text) < 400 for text in texts)
 
 
-def test_the_table_has_a_row_a_rank_and_the_findings() -> None:
+def test_the_table_has_one_row_per_rank_and_the_findings() -> None:
     places = nodes(1, versions={"torch": "2.8.0"})[:2]
-    lines = table(places, [Finding("all is lost", ends_job=True), Finding("so so")]).splitlines()
+    lines = table(
+        places, [PlacementFinding("all is lost", ends_job=True), PlacementFinding("so so")]
+    ).splitlines()
     assert (
         lines[0]
         == "rank  host  local  device  PCI           NUMA  CPUs           NUMA of CPUs  device's name"
@@ -256,7 +258,7 @@ def test_the_table_has_a_row_a_rank_and_the_findings() -> None:
     assert lines[-3:] == ["rank 0: torch 2.8.0", "error: all is lost", "warning: so so"]
 
 
-# What a rank finds out about itself
+# The row of a single rank
 
 
 def write(path: Path, text: str) -> None:
@@ -282,7 +284,7 @@ def sysfs(tmp_path: Path) -> Path:
 GPU = Device(name="cuda:0", identity="GPU-1", pci="0000:c7:00.0")
 
 
-def test_a_rank_tells_its_cores_numa_nodes_and_where_its_gpu_is(sysfs: Path) -> None:
+def test_a_row_has_the_cores_numa_nodes_and_gpu_of_its_rank(sysfs: Path) -> None:
     row = own_place(world(), GPU, [1, 2, 6], {"torch": "2"}, {"OMP_NUM_THREADS": "3"}, sysfs)
     assert (row.cpus, row.cores, row.threads_per_core, row.numa) == ("1-2,6", "1-2", 2, "0-1")
     assert (row.device, row.identity, row.device_numa, row.device_cpus) == ("cuda:0", "GPU-1", 1, "2-3,6-7")
@@ -290,14 +292,14 @@ def test_a_rank_tells_its_cores_numa_nodes_and_where_its_gpu_is(sysfs: Path) -> 
     assert RankPlace(**json.loads(json.dumps(asdict(row)))) == row, "it travels as JSON"
 
 
-def test_a_machine_that_does_not_say_where_the_gpu_is(sysfs: Path) -> None:
+def test_an_unknown_numa_node_of_the_gpu_is_left_out(sysfs: Path) -> None:
     write(sysfs / "bus/pci/devices/0000:c7:00.0/numa_node", "-1")
     row = own_place(world(), GPU, [0], {}, {}, sysfs)
     assert (row.device_numa, row.device_cpus) == (None, "")
 
 
 @pytest.mark.parametrize("text", ["", "many", "7-x", "\xff"])
-def test_what_sysfs_does_not_tell_is_left_out(sysfs: Path, text: str) -> None:
+def test_values_missing_in_sysfs_are_left_out(sysfs: Path, text: str) -> None:
     for path in sysfs.rglob("*"):
         if path.is_file():
             path.write_text(text)
@@ -306,14 +308,14 @@ def test_what_sysfs_does_not_tell_is_left_out(sysfs: Path, text: str) -> None:
     assert (row.device_numa, row.device_cpus, row.online_cpus) == (None, "", 2)
 
 
-def test_a_container_without_sysfs_is_no_error(tmp_path: Path) -> None:
+def test_a_container_without_sysfs_is_not_an_error(tmp_path: Path) -> None:
     row = own_place(world(), GPU, [0, 1], {}, {}, tmp_path / "nowhere")
     assert (row.cpus, row.cores, row.numa, row.device_numa) == ("0-1", "0-1", "", None)
     assert found([row, replace(row, rank=1, identity="GPU-2")]) == []
 
 
 @pytest.mark.parametrize(("told", "cpus"), [("64(x2)", 64), ("64,8(x3)", 8), ("", None), ("many", None)])
-def test_slurm_tells_what_the_job_has_on_a_node(sysfs: Path, told: str, cpus: int | None) -> None:
+def test_the_cpus_of_the_job_on_a_node_come_from_slurm(sysfs: Path, told: str, cpus: int | None) -> None:
     environ = {"SLURM_JOB_CPUS_PER_NODE": told}
     assert own_place(world(), Device(), [0], {}, environ, sysfs).allotted_cpus == cpus
 
@@ -327,6 +329,6 @@ def test_this_machines_own_sysfs_can_be_read() -> None:
 @pytest.mark.parametrize(
     ("numbers", "text"), [([], ""), ([3], "3"), ([2, 1, 2, 0], "0-2"), ([9, 4, 5, 7], "4-5,7,9")]
 )
-def test_lists_of_cpus_are_spelled_as_the_kernel_does(numbers: list[int], text: str) -> None:
+def test_cpu_lists_have_the_kernels_format(numbers: list[int], text: str) -> None:
     assert cpu_list(numbers) == text
     assert cpu_numbers(text) == sorted(set(numbers))

@@ -11,7 +11,7 @@ from tests.conftest import Launch
 from tests.environments import load
 
 ENV = [sys.executable, "-m", "ddp_hpc", "env"]
-# Nothing but the launcher's own: recorded paths are another machine's.
+# Only the variables of the launcher: recorded paths belong to another machine.
 FOREIGN = ("PATH", "HOME", "LD_LIBRARY_PATH", "PYTHONPATH")
 
 
@@ -19,7 +19,7 @@ def as_recorded(case: str, rank: int) -> dict[str, str]:
     return {name: value for name, value in load(case, rank).items() if name not in FOREIGN}
 
 
-def test_json_holds_each_value_with_its_source(launch: Launch) -> None:
+def test_json_contains_each_value_with_its_source(launch: Launch) -> None:
     ended = launch([*ENV, "--json"], env=as_recorded("srun-uneven", 2))
     assert ended.exit_code == 0, ended.stderr
     told = json.loads(ended.stdout)
@@ -37,7 +37,7 @@ def test_json_holds_each_value_with_its_source(launch: Launch) -> None:
     assert ended.stdout.count("\n") == 1
 
 
-def test_the_table_says_the_same_to_people(launch: Launch) -> None:
+def test_the_table_contains_the_same_values(launch: Launch) -> None:
     ended = launch(ENV, env=as_recorded("srun-none", 3) | {"MASTER_PORT": "23456"})
     lines = ended.stdout.splitlines()
     assert all(line.startswith("[rank 3/4 ") for line in lines)
@@ -57,7 +57,7 @@ def test_one_process_needs_no_prefix(launch: Launch) -> None:
     ("case", "stale"),
     [("sbatch-shell", {}), ("srun-none", {"SLURM_PROCID": "x"}), ("srun-none", {"PMI_SIZE": "8"})],
 )
-def test_a_refusal_is_one_line_and_exit_code_2(launch: Launch, case: str, stale: dict[str, str]) -> None:
+def test_a_launch_error_is_one_line_and_exit_code_2(launch: Launch, case: str, stale: dict[str, str]) -> None:
     ended = launch(ENV, env=as_recorded(case, 0) | stale)
     assert ended.exit_code == 2
     assert ended.stdout == ""
@@ -65,7 +65,7 @@ def test_a_refusal_is_one_line_and_exit_code_2(launch: Launch, case: str, stale:
     assert ended.stderr.count("\n") == 1
 
 
-def test_the_world_is_found_before_anything_heavy_is_imported(launch: Launch) -> None:
+def test_discovery_imports_no_large_packages(launch: Launch) -> None:
     program = (
         "import sys, ddp_hpc.rendezvous.connect_ranks, ddp_hpc.rendezvous.torchrun_endpoint\n"
         "import ddp_hpc.discovery.world_report\n"
@@ -77,7 +77,7 @@ def test_the_world_is_found_before_anything_heavy_is_imported(launch: Launch) ->
     assert ended.stdout == "[]\n", ended.stderr
 
 
-def test_the_other_half_of_the_project_is_not_needed(launch: Launch, tmp_path: Path) -> None:
+def test_discovery_needs_no_module_of_the_login_node(launch: Launch, tmp_path: Path) -> None:
     program = (
         "import sys; sys.modules['jinja2'] = None; sys.modules['ddp_hpc.render'] = None\n"
         "import ddp_hpc.discovery.world_report as report; report.run(as_json=True)\n"

@@ -1,4 +1,4 @@
-"""A rank of these tests: finds its place, meets the others, prints where. Ends as the training does."""
+"""A rank of these tests: connects to the other ranks and prints the endpoint. It ends like a training."""
 
 import json
 import os
@@ -12,23 +12,23 @@ from ddp_hpc.errors import DdpHpcError, ReportedElsewhereError
 from ddp_hpc.rendezvous.connect_ranks import rendezvous
 
 environ = dict(os.environ)
-limit_s = float(environ.get("MEET_LIMIT_S", "20"))
+limit_s = float(environ.get("CONNECT_LIMIT_S", "20"))
 launched_as = environ.get("PMI_RANK", environ.get("OMPI_COMM_WORLD_RANK", ""))
 
 
-def meet() -> dict[str, object]:
-    # Later than the meeting's own limit, whose error says more.
+def connect() -> dict[str, object]:
+    # Longer than the time limit of the rendezvous, whose error is more specific.
     with time_limit(limit_s + 1, "") as watchdog:
         watchdog.stage("in MPI_Init for the other ranks")
-        if launched_as == environ.get("MEET_ENDS_EARLY"):
+        if launched_as == environ.get("CONNECT_ENDS_EARLY"):
             sys.exit(0)
-        if launched_as == environ.get("MEET_SLEEPS"):
+        if launched_as == environ.get("CONNECT_SLEEPS"):
             time.sleep(600)
-        world = discover(environ, environ.get("MEET_DISCOVERY", "auto"))
+        world = discover(environ, environ.get("CONNECT_DISCOVERY", "auto"))
         endpoint = rendezvous(world, environ, limit_s, watchdog)
     assert endpoint is not None
-    time.sleep(float(environ.get("MEET_HOLDS_S", "0")))
-    # Every rank has a connection over which both sides have proved that they hold the key.
+    time.sleep(float(environ.get("CONNECT_HOLDS_S", "0")))
+    # Every rank has a connection over which both sides have proved that they have the key.
     endpoint.store.set(f"hello/{world.rank}", b"", 5)
     endpoint.store.get([f"hello/{rank}" for rank in range(world.world_size)], limit_s)
     return {
@@ -43,7 +43,7 @@ def meet() -> dict[str, object]:
 
 
 try:
-    told = meet()
+    printed = connect()
 except DdpHpcError as error:
     if not isinstance(error, ReportedElsewhereError):
         sys.stderr.write(f"error: {error}\n")
@@ -51,4 +51,4 @@ except DdpHpcError as error:
     if not error.everywhere:
         abort_mpi(error.exit_code, patience_s=0)
     sys.exit(error.exit_code)
-sys.stdout.write(json.dumps(told) + "\n")
+sys.stdout.write(json.dumps(printed) + "\n")

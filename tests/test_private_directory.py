@@ -1,4 +1,4 @@
-"""Folders whose names others can guess, in places where they may make them first."""
+"""Directories with predictable names in places where other users could create them first."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.private_directory import is_private, make_private, others_may_swap_files
+from ddp_hpc.private_directory import is_private, make_private, others_can_replace_files
 from ddp_hpc.training.process_group.kernel_caches import keep_kernels_private
 
 AsNobody = Callable[[], AbstractContextManager[None]]
 
 
-def test_a_folder_that_is_missing_is_made_for_this_user_alone(tmp_path: Path) -> None:
+def test_a_missing_directory_is_created_for_this_user_only(tmp_path: Path) -> None:
     folder = tmp_path / "above" / "triton-1"
     assert make_private(folder)
     assert folder.stat().st_mode & 0o777 == 0o700
     assert make_private(folder)
 
 
-def test_what_is_not_this_users_alone_is_told(tmp_path: Path) -> None:
+def test_a_directory_that_others_can_use_is_not_private(tmp_path: Path) -> None:
     mine, all_may, linked, file = (tmp_path / name for name in ("mine", "all_may", "linked", "file"))
     mine.mkdir(mode=0o755)
     all_may.mkdir()
@@ -32,7 +32,7 @@ def test_what_is_not_this_users_alone_is_told(tmp_path: Path) -> None:
     assert [make_private(path) for path in (mine, all_may, linked, file)] == [True, False, False, False]
 
 
-def test_another_users_folder_is_not_private(open_folder: Path, as_nobody: AsNobody) -> None:
+def test_another_users_directory_is_not_private(open_folder: Path, as_nobody: AsNobody) -> None:
     if os.geteuid() != 0:
         pytest.skip("a folder of another user is needed: only root can make one")
     (open_folder / "theirs").mkdir(mode=0o755)
@@ -41,14 +41,14 @@ def test_another_users_folder_is_not_private(open_folder: Path, as_nobody: AsNob
         assert not make_private(open_folder / "theirs")
 
 
-def test_files_are_safe_in_a_sticky_folder_only(tmp_path: Path) -> None:
+def test_files_are_safe_only_in_a_sticky_directory(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
-    assert not others_may_swap_files(tmp_path)
+    assert not others_can_replace_files(tmp_path)
     tmp_path.chmod(0o777)
-    assert others_may_swap_files(tmp_path)
+    assert others_can_replace_files(tmp_path)
 
 
-def test_compiled_kernels_do_not_come_from_a_folder_that_others_may_write_to(
+def test_compiled_kernels_are_not_read_from_a_directory_that_others_can_write_to(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     planted = tmp_path / "triton-1"
@@ -66,9 +66,7 @@ def test_compiled_kernels_do_not_come_from_a_folder_that_others_may_write_to(
     taken.rmdir()
 
 
-def test_the_folder_that_torch_takes_by_itself_is_looked_at_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torchs_default_directory_is_checked_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -1,4 +1,4 @@
-"""Ranks as threads: an MPI that can time out, as a real one can hang, when a rank skips a collective call."""
+"""A simulated MPI with threads as ranks. A skipped collective call ends in a timeout instead of a hang."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SKIPPED_S = 5.0
 
 
 class _Room:
-    """Where the threads of one MPI_COMM_WORLD exchange values."""
+    """The values that the threads of one MPI_COMM_WORLD exchange."""
 
     def __init__(self, size: int) -> None:
         self.values: list[Any] = [None] * size
@@ -21,7 +21,7 @@ class _Room:
 
 
 class StandInMpi:
-    """What `MpiComm` offers, for one thread."""
+    """The interface of `MpiComm` for one thread."""
 
     def __init__(self, room: _Room, rank: int, ranks_per_node: int) -> None:
         self._room, self._ranks_per_node = room, ranks_per_node
@@ -47,18 +47,18 @@ class StandInMpi:
 
 
 def mpi_world(size: int, ranks_per_node: int) -> list[StandInMpi]:
-    """The ranks of one world that agrees with its launcher."""
+    """Returns the ranks of one world that agrees with its launcher."""
     room = _Room(size)
     return [StandInMpi(room, rank, ranks_per_node) for rank in range(size)]
 
 
 def singletons(size: int) -> list[StandInMpi]:
-    """What N ranks get from an MPI that their launcher did not start: a world each."""
+    """Returns N worlds of one rank, as from an MPI that the launcher did not start."""
     return [mpi_world(1, 1)[0] for _ in range(size)]
 
 
 def on_all_ranks(work: Callable[[int], Any], size: int) -> list[Any]:
-    """work(rank) for all ranks at once, in threads; what a rank raised stands in its place."""
+    """Runs work(rank) for all ranks in threads; returns the results, or the exceptions that were raised."""
     results: list[Any] = [None] * size
 
     def run(rank: int) -> None:
@@ -78,7 +78,7 @@ def on_all_ranks(work: Callable[[int], Any], size: int) -> list[Any]:
 def discover_all(
     environs: Sequence[dict[str, str]], mpis: Sequence[StandInMpi] | None = None, choice: str = "auto"
 ) -> list[Any]:
-    """Each rank's world, or what it raised. Without `mpis` nothing may ask MPI."""
+    """Returns each rank's world, or its exception. Without `mpis` discovery must not use MPI."""
 
     def of_rank(rank: int) -> World:
         def load_mpi(family: str, title: str) -> Any:

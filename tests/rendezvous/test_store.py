@@ -1,4 +1,4 @@
-"""The ranks' store: what clients get from it, and how it ends."""
+"""The ranks' store: its values, its end, and how clients find it."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ def shared() -> Iterator[Served]:
 
 @contextmanager
 def foreign_service(answer: Callable[[socket.socket], object]) -> Iterator[int]:
-    """Another program's port: `answer` handles each connection."""
+    """The port of another program; `answer` handles each connection."""
     with socket.create_server((HERE, 0)) as server:
 
         def one(connection: socket.socket) -> None:
@@ -61,7 +61,7 @@ def closed_port() -> int:
 # Values.
 
 
-def test_a_value_is_there_for_all_clients(shared: Served) -> None:
+def test_a_value_is_visible_to_all_clients(shared: Served) -> None:
     writer, reader = shared.client(), shared.client()
     value = bytes(range(256)) * 100
     writer.set("a value", value, S)
@@ -73,7 +73,7 @@ def test_a_value_is_there_for_all_clients(shared: Served) -> None:
     assert not reader.check(["a value"], S)
 
 
-def test_a_get_waits_until_all_keys_are_there(shared: Served) -> None:
+def test_get_waits_until_all_keys_exist(shared: Served) -> None:
     waiting, setting = shared.client(), shared.client()
     got: list[list[bytes]] = []
     thread = threading.Thread(target=lambda: got.append(waiting.get(["w/1", "w/2"], S)))
@@ -86,10 +86,12 @@ def test_a_get_waits_until_all_keys_are_there(shared: Served) -> None:
     assert got == [[b"one", b"two"]]
 
 
-def test_a_wait_ends_at_its_time_limit_and_harms_no_later_one(shared: Served) -> None:
+def test_a_wait_ends_at_its_time_limit_without_effect_on_later_ones(shared: Served) -> None:
     client = shared.client()
     start_s = time.monotonic()
-    with pytest.raises(StoreTimeoutError, match=rf"no answer of the ranks' store at {HERE}:\d+ in 0.3 s"):
+    with pytest.raises(
+        StoreTimeoutError, match=rf"no answer from the ranks' store at {HERE}:\d+ within 0.3 s"
+    ):
         client.get(["never"], 0.3)
     assert time.monotonic() - start_s < 3
     client.set("never", b"now", S)
@@ -126,19 +128,19 @@ def test_additions_of_many_clients_are_all_counted(shared: Served) -> None:
     assert clients[0].add("count", 0, S) == 800
 
 
-def test_what_cannot_be_added_to_is_refused_and_the_connection_lives_on(shared: Served) -> None:
+def test_adding_to_text_is_refused_and_the_connection_stays_open(shared: Served) -> None:
     client = shared.client()
     client.set("text", b"not a number", S)
-    with pytest.raises(StoreRefusedError, match="has to be a number"):
+    with pytest.raises(StoreRefusedError, match="needs a value that is a number"):
         client.add("text", 1, S)
     assert client.get(["text"], S) == [b"not a number"]
 
 
-def test_a_store_that_is_full_refuses_what_is_new_and_keeps_what_it_has() -> None:
+def test_a_full_store_refuses_new_values_and_keeps_the_old_ones() -> None:
     with store_in_thread(max_bytes=10_000) as served:
         client = served.client()
         client.set("a", b"x" * 8000, S)
-        with pytest.raises(StoreRefusedError, match=r"holds 8101 bytes and 3101 more .* 10000 are the most"):
+        with pytest.raises(StoreRefusedError, match=r"holds 8101 bytes; 3101 more .* limit of 10000"):
             client.set("b", b"x" * 3000, S)
         client.set("a", b"y", S)
         client.set("b", b"x" * 3000, S)
@@ -147,12 +149,12 @@ def test_a_store_that_is_full_refuses_what_is_new_and_keeps_what_it_has() -> Non
 
 def test_a_message_that_is_too_large_is_refused_before_it_is_sent(shared: Served) -> None:
     client = shared.client()
-    with pytest.raises(StoreRefusedError, match="at most 67108864 are possible"):
+    with pytest.raises(StoreRefusedError, match="exceeds the limit of 67108864"):
         client.set("large", bytes(70 * 2**20), S)
     assert not client.check(["large"], S)
 
 
-def test_large_values_arrive_whole(shared: Served) -> None:
+def test_large_values_arrive_complete(shared: Served) -> None:
     value = os.urandom(8 * 2**20)
     shared.client().set("8 MiB", value, 30)
     assert shared.client().get(["8 MiB"], 30) == [value]
@@ -161,7 +163,7 @@ def test_large_values_arrive_whole(shared: Served) -> None:
 # Ends.
 
 
-def test_clients_learn_that_the_owner_has_ended_without_goodbye() -> None:
+def test_clients_are_notified_if_the_owner_ends_without_goodbye() -> None:
     with store_in_thread() as served:
         client, heard = served.client(), threading.Event()
         client.when_set("rank 0", lambda answer: heard.set() if answer == [b"gone"] else None)
@@ -172,7 +174,7 @@ def test_clients_learn_that_the_owner_has_ended_without_goodbye() -> None:
             socket.create_connection((HERE, served.port), 1)
 
 
-def test_after_a_goodbye_the_owners_end_means_nothing() -> None:
+def test_after_a_goodbye_clients_are_not_notified_of_the_owners_end() -> None:
     with store_in_thread() as served:
         owner, other = served.client(), served.client()
         owner.goodbye(S)
@@ -182,7 +184,7 @@ def test_after_a_goodbye_the_owners_end_means_nothing() -> None:
             other.get(["rank 0"], 0.5)
 
 
-def test_the_process_ends_with_its_last_client_once_its_owner_has_ended(launch: Launch) -> None:
+def test_after_the_owners_end_the_server_ends_with_its_last_client(launch: Launch) -> None:
     with store_in_process() as served:
         process = served.process._process
         client = served.client()
@@ -193,7 +195,7 @@ def test_the_process_ends_with_its_last_client_once_its_owner_has_ended(launch: 
         assert process.wait(5) == 0
 
 
-def test_a_lost_store_wakes_all_who_wait() -> None:
+def test_losing_the_store_wakes_all_waiting_threads() -> None:
     with store_in_process() as served:
         client = served.client()
         errors: list[BaseException] = []
@@ -226,8 +228,8 @@ def test_signals_for_the_job_do_not_end_the_store() -> None:
         assert client.get(["still"], S) == [b"there"]
 
 
-def test_a_killed_owner_takes_the_store_with_it_and_leaves_no_output_open(launch: Launch) -> None:
-    """Launchers wait for the end of a rank's output: the server must not hold it open."""
+def test_the_server_ends_and_closes_its_output_after_a_killed_owner(launch: Launch) -> None:
+    """Launchers wait until a rank's output is closed, so the server must not keep it open."""
     code = (
         "import socket, sys, time; from ddp_hpc.rendezvous.store_process import StoreProcess;"
         "s = socket.create_server(('127.0.0.1', 0)); port = s.getsockname()[1];"
@@ -246,7 +248,7 @@ def test_a_killed_owner_takes_the_store_with_it_and_leaves_no_output_open(launch
     client.close()
 
 
-def test_a_forked_child_has_no_connection_and_closes_none(shared: Served) -> None:
+def test_a_forked_child_has_no_connection_and_does_not_close_the_parents(shared: Served) -> None:
     client = shared.client()
     child = os.fork()
     if child == 0:
@@ -260,7 +262,7 @@ def test_a_forked_child_has_no_connection_and_closes_none(shared: Served) -> Non
     assert client.get(["parent"], S) == [b"1"]
 
 
-def test_a_signal_in_the_middle_of_a_call_leaves_the_connection_in_order(shared: Served) -> None:
+def test_a_signal_during_a_call_does_not_damage_the_connection(shared: Served) -> None:
     class Interrupted(Exception):
         pass
 
@@ -284,19 +286,19 @@ def test_a_signal_in_the_middle_of_a_call_leaves_the_connection_in_order(shared:
 # Finding the server.
 
 
-def test_the_server_is_found_behind_ports_of_other_programs(shared: Served) -> None:
+def test_the_server_is_found_after_ports_of_other_programs(shared: Served) -> None:
     with foreign_service(lambda c: c.sendall(b"SSH-2.0\r\n")) as taken:
         client = connect(HERE, [taken, shared.port], lambda: shared.key, S)
         assert client.port == shared.port
         client.close()
 
 
-def test_a_store_of_another_job_is_passed_over(shared: Served) -> None:
+def test_a_store_of_another_job_is_skipped(shared: Served) -> None:
     with store_in_thread() as other:
         client = connect(HERE, [other.port, shared.port], lambda: shared.key, S)
         assert client.port == shared.port
         client.close()
-        with pytest.raises(RendezvousError, match="the ranks' store there is another job's"):
+        with pytest.raises(RendezvousError, match="the store on this port belongs to another job"):
             connect(HERE, [other.port], lambda: shared.key, 0.5)
 
 
@@ -319,24 +321,26 @@ def drip(connection: socket.socket) -> None:
         (lambda c: c.sendall(b"\x00\xff\xfe\n"), "the port belongs to another program"),
         (lambda c: c.sendall(b"x" * 100_000), "the port belongs to another program"),
         (lambda c: None, "the connection was closed"),
-        (lambda c: c.sendall(b"ddp-hpc store 1\n" + bytes(32)), "its key is not ours"),
-        (claim, "its key is not ours"),
+        (lambda c: c.sendall(b"ddp-hpc store 1\n" + bytes(32)), "it has a different key"),
+        (claim, "it has a different key"),
         (lambda c: time.sleep(4), "no answer in time"),
         (drip, "no answer in time"),
     ],
     ids=["http", "bytes", "endless", "closes", "greets", "claims", "silent", "drips"],
 )  # fmt: skip
-def test_another_program_is_not_taken_for_the_store(
+def test_another_program_on_the_port_is_not_mistaken_for_the_store(
     answer: Callable[[socket.socket], object], cause: str
 ) -> None:
     with foreign_service(answer) as port:
         start_s = time.monotonic()
-        with pytest.raises(RendezvousError, match=rf"no answer at {HERE}, port {port}, in 1 s: .*{cause}"):
+        with pytest.raises(
+            RendezvousError, match=rf"no answer from {HERE}, port {port}, within 1 s: .*{cause}"
+        ):
             connect(HERE, [port], lambda: bytes(32), 1)
         assert time.monotonic() - start_s < 3
 
 
-def test_a_client_that_comes_before_the_server_tries_again() -> None:
+def test_a_client_that_starts_before_the_server_retries() -> None:
     port, key, found = closed_port(), os.urandom(32), []
     thread = threading.Thread(target=lambda: found.append(connect(HERE, [port], lambda: key, S)))
     thread.start()
@@ -347,9 +351,9 @@ def test_a_client_that_comes_before_the_server_tries_again() -> None:
     process.close()
 
 
-def test_a_closed_port_is_named_with_its_cause() -> None:
+def test_a_closed_port_is_reported_with_its_cause() -> None:
     port = closed_port()
-    cause = f"no answer at {HERE}, port {port}, in 0.5 s: Connection refused"
+    cause = f"no answer from {HERE}, port {port}, within 0.5 s: Connection refused"
     with pytest.raises(RendezvousError, match=cause):
         connect(HERE, [port], lambda: bytes(32), 0.5)
 

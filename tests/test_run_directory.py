@@ -1,4 +1,4 @@
-"""The line `state`: Python writes it, Python and bash read it, and it is never half there."""
+"""The file `state`: Python writes it atomically, and Python and bash read it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddp_hpc.run_directory import STATES, RunState, read_state, write_state
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_what_is_written_is_what_is_read_by_python_and_by_bash(tmp_path: Path, state: str) -> None:
+def test_python_and_bash_read_the_written_state(tmp_path: Path, state: str) -> None:
     word = RunState(state, 120, "rank 1 got SIGTERM; $(touch pwned) `x` \\ 'y' \u00fc")
     write_state(tmp_path, word)
     assert read_state(tmp_path) == word
@@ -30,13 +30,13 @@ def test_what_is_written_is_what_is_read_by_python_and_by_bash(tmp_path: Path, s
     ("reason", "read"),
     [("", ""), ("  ", ""), ("two\nlines\r\nand\ta tab", "two lines and a tab"), ("done 9", "done 9")],
 )
-def test_a_reason_is_on_the_one_line_whatever_is_in_it(tmp_path: Path, reason: str, read: str) -> None:
+def test_a_reason_with_any_text_stays_on_one_line(tmp_path: Path, reason: str, read: str) -> None:
     write_state(tmp_path, RunState("again", 3, reason))
     assert (tmp_path / "state").read_text().count("\n") == 1
     assert read_state(tmp_path) == RunState("again", 3, read)
 
 
-def test_the_newest_word_counts_and_a_missing_folder_is_made(tmp_path: Path) -> None:
+def test_the_newest_state_is_kept_and_a_missing_directory_is_created(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     assert read_state(folder) is None
     write_state(folder, RunState("running", 1, "a long reason that is not to shine through"))
@@ -61,14 +61,14 @@ def test_the_newest_word_counts_and_a_missing_folder_is_made(tmp_path: Path) -> 
     ],
     ids=range(11),
 )
-def test_anything_else_is_an_error_that_names_the_file(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_state_file_is_an_error_with_its_path(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "state").write_bytes(content)
     with pytest.raises(DdpHpcError, match=f"{tmp_path}/state: ") as caught:
         read_state(tmp_path)
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_in_its_place_is_an_error_to_read_and_to_write(tmp_path: Path) -> None:
+def test_a_directory_in_place_of_the_state_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     with pytest.raises(DdpHpcError, match="cannot be read"):
         read_state(tmp_path)
@@ -77,7 +77,7 @@ def test_a_folder_in_its_place_is_an_error_to_read_and_to_write(tmp_path: Path) 
     assert [entry.name for entry in tmp_path.iterdir()] == ["state"]
 
 
-def test_where_it_may_not_be_written_the_old_word_stays(
+def test_the_old_state_is_kept_if_the_directory_is_not_writable(
     open_folder: Path, as_nobody: Callable[[], AbstractContextManager[None]]
 ) -> None:
     write_state(open_folder, RunState("running", 1, ""))

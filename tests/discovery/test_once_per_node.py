@@ -1,4 +1,4 @@
-"""Errors before the ranks have met: one line a node, whoever has them."""
+"""Errors before the rendezvous are printed once per node."""
 
 import os
 import signal
@@ -7,13 +7,13 @@ import sys
 import pytest
 
 SAY = (
-    "import os; from ddp_hpc.discovery.once_per_node import say_once_a_node; "
-    "say_once_a_node(TEXT, os.environ)"
+    "import os; from ddp_hpc.discovery.once_per_node import print_once_per_node; "
+    "print_once_per_node(TEXT, os.environ)"
 )
 
 
 def _say(launch, texts):
-    """One process a rank, as Hydra starts them, each with its own text."""
+    """Starts one process per rank, as Hydra does, each with its own message."""
     for rank, text in enumerate(texts):
         env = {"PMI_RANK": str(rank), "PMI_SIZE": str(len(texts)), "MPI_LOCALRANKID": str(rank)}
         env |= {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "x", "TEXT": text}
@@ -26,22 +26,22 @@ def _errors(launch, texts):
     return [launch.end(process).stderr for process in running]
 
 
-def test_the_same_error_on_all_ranks_is_said_by_rank_0_alone(launch):
+def test_the_same_error_on_all_ranks_is_printed_by_rank_0_only(launch):
     texts = [f"error: rank {rank} of 3 is alone" for rank in range(3)]
     assert _errors(launch, texts) == ["error: rank 0 of 3 is alone\n", "", ""]
 
 
-def test_different_errors_are_all_said(launch):
+def test_different_errors_are_all_printed(launch):
     said = _errors(launch, ["error: no port", "error: no libmpi"])
     assert said == ["error: no port\n", "error: no libmpi\n"]
 
 
-def test_an_error_that_only_another_rank_has_is_not_lost(launch):
+def test_an_error_of_a_single_rank_is_printed(launch):
     (process,) = list(_say(launch, ["", "error: mine"]))[1:]
     assert launch.end(process).stderr == "error: mine\n"
 
 
-# Opens the socket that marks the error below as said already, and listens to it if there is a second word.
+# Binds the socket that marks the error as already printed; listens on it if there is a second argument.
 OCCUPY = """
 import socket, sys, time
 from ddp_hpc.discovery import once_per_node as once
@@ -54,16 +54,16 @@ def bind(self, name):
     time.sleep(60)
 socket.socket.bind = bind
 import os
-once.say_once_a_node("error: mine", os.environ)
+once.print_once_per_node("error: mine", os.environ)
 """
 
 
 @pytest.mark.parametrize("listens", [False, True])
-def test_a_stranger_who_opens_the_socket_first_silences_nobody(launch, listens):
+def test_a_socket_of_another_user_does_not_suppress_errors(launch, listens):
     if listens and os.getuid() != 0:
         pytest.skip("another user's process is needed: only root can start one")
     env = {"PMI_RANK": "0", "PMI_SIZE": "2", "SLURM_JOB_ID": "78", "SLURM_STEP_ID": "y"}
-    # The name has the victim's id in it, which anybody can guess.
+    # The name contains the user's id, which other users can guess.
     code = f"import os\nos.getuid = lambda: {os.getuid()}\n{OCCUPY}"
     if listens:
         code = f"import socket, ddp_hpc.discovery.once_per_node, os\nos.setuid(65534)\n{code}"
