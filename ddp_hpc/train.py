@@ -164,13 +164,13 @@ def _train(config: TrainConfig, group: Group, parts: Parts) -> str:
 
 
 def _traced(telemetry: TelemetryConfig, group: Group) -> AbstractContextManager[Trace]:
-    from ddp_hpc.training.telemetry.profiler import traced
+    from ddp_hpc.training.telemetry.profiler import record_trace
 
     rank = group.world.rank
     records = telemetry.trace_ranks is None or rank in telemetry.trace_ranks
     wait, warmup, active, repeat = telemetry.trace_window
     folder = telemetry.trace_dir if records else None
-    return traced(
+    return record_trace(
         folder, rank, group.world.world_size, group.device,
         wait=wait, warmup=warmup, active=active, repeat=repeat,
         with_stack=telemetry.trace_stacks, with_flops=telemetry.trace_flops,

@@ -46,14 +46,16 @@ def session(
     _prepare_process(parts)
     try:
         parts.world, endpoint = world, _ = _find_the_others(config)
-        from ddp_hpc.training.process_group.group import connect, joined
+        from ddp_hpc.training.process_group.group import connect, connected_group
 
         link = None
         if endpoint is not None:
             link = connect(world, endpoint, config, parts.finish_writing)
             parts.watch = link.watch
             parts.watch.begin()
-        with joined(world, link, config, devices_per_rank=devices_per_rank, cpu_offload=cpu_offload) as group:
+        with connected_group(
+            world, link, config, devices_per_rank=devices_per_rank, cpu_offload=cpu_offload
+        ) as group:
             yield group
     except BaseException as error:  # the one place where everything ends up
         fail(error, parts, config.timeout_s)

@@ -460,7 +460,7 @@ def test_a_window_without_a_step_is_refused(
 ) -> None:
     with pytest.raises(SystemExit):
         _traced(4, **options)
-    assert "have to be 0 or more, active and repeat 1 or more" in capsys.readouterr().err
+    assert "must be 0 or greater, active and repeat 1 or greater" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -76,7 +76,9 @@ def test_the_process_group_gets_both_backends_and_the_device(monkeypatch):
     config = TrainConfig.of(strategy="fsdp", cpu_offload=True)
     with (
         pytest.raises(Told),
-        group_module.joined(world, link, config.process_group, cpu_offload=config.parallel.cpu_offload),
+        group_module.connected_group(
+            world, link, config.process_group, cpu_offload=config.parallel.cpu_offload
+        ),
     ):
         pass
     assert told["backend"] == "cpu:gloo,cuda:nccl"

@@ -17,7 +17,7 @@ from ddp_hpc.training.health import heartbeat as heartbeat_module
 from ddp_hpc.training.health.flight_recorder import turn_on_flight_recorder, write_flight_record
 from ddp_hpc.training.health.heartbeat import start_heartbeat
 from ddp_hpc.training.health.heartbeat_messages import Beat, Limits
-from ddp_hpc.training.health.heartbeat_monitor import Watch
+from ddp_hpc.training.health.heartbeat_monitor import Monitor
 from tests.conftest import clean_environ
 from tests.world.stand_in import mpi_world, on_all_ranks
 
@@ -254,7 +254,7 @@ def test_strangers_that_keep_silent_make_room_for_others(monkeypatch):
 def test_without_the_right_word_nobody_takes_a_ranks_place():
     listener = socket.create_server(("127.0.0.1", 0))
     limits = Limits(silent_s=60, stuck_s=60, first_s=60, gone_s=60, period_s=2, answer_s=5)
-    watch = Watch(_world(0, 2), limits, lambda _: Beat(), (listener, "right"), None, print)
+    watch = Monitor(_world(0, 2), limits, lambda _: Beat(), (listener, "right"), None, print)
     watch.thread.start()
     answers = []
     for word in ("wrong", "right"):

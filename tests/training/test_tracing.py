@@ -95,7 +95,7 @@ def test_stacks_and_flops_are_recorded_where_asked_for(tmp_path, forks):
 def test_a_trace_that_is_too_large_is_a_warning_and_not_kept(tmp_path, forks):
     words = [*WORDS, "--trace-dir", "traces", "--trace-max-mib", "0.001"]
     job = forks.run(*words, cwd=tmp_path, ranks=1)
-    assert "where 0.001 are allowed; record fewer steps or ranks" in job.words()
+    assert "the limit is 0.001 MiB; record fewer steps or ranks" in job.words()
     assert [path.name for path in (tmp_path / "traces").iterdir()] == ["rank00000-of-00001.txt"]
 
 

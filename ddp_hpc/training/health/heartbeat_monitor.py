@@ -89,7 +89,7 @@ class _Connection:
             self.cut_off = self.cut_off or is_cut_off(error)
 
 
-class Watch:
+class Monitor:
     """The thread of rank 0. It monitors all ranks from `begin` until `stop` or its first verdict."""
 
     def __init__(
