@@ -38,7 +38,5 @@ def test_no_function_is_longer_than_60_lines() -> None:
 
 
 def test_nested_and_asynchronous_functions_are_measured() -> None:
-    source = (
-        "class C:\n  def method(self):\n    async def inner():\n      pass\n      pass\n"
-    )
+    source = "class C:\n  def method(self):\n    async def inner():\n      pass\n      pass\n"
     assert dict(_long_functions(source, "m.py", 2)) == {"m.py: method": 4, "m.py: inner": 3}
