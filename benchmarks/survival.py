@@ -1,6 +1,6 @@
-"""What survival costs a training: the pause of a save, and deadline and heartbeat in every step.
+"""What lifecycle costs a training: the pause of a save, and deadline and heartbeat in every step.
 
-python benchmarks/survival.py [--rounds 6] [--folder data] [--json FILE]
+python benchmarks/lifecycle.py [--rounds 6] [--folder data] [--json FILE]
 
 save: the default model and Adam on one rank. A round is a step, torch.save of model and optimizer
 into one file (blocking, as tutorials have it), a step, our save (the state is copied, a thread
@@ -31,11 +31,11 @@ from ddp_hpc.data.step_shards import Position
 from ddp_hpc.text_table import Column, table
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.health.heartbeat import start_heartbeat
-from ddp_hpc.training.health.run_lifecycle import survive
+from ddp_hpc.training.health.run_lifecycle import manage_run
 from ddp_hpc.training.health.shutdown import Parts
 from ddp_hpc.training.session import session
 from ddp_hpc.training.snapshots.host_buffer import stream_of
-from ddp_hpc.training.snapshots.snapshot_directory import SnapshotFolder
+from ddp_hpc.training.snapshots.snapshot_directory import SnapshotDirectory
 from ddp_hpc.training.snapshots.training_state import live_tensors, optimizer_tensors
 from ddp_hpc.training.tasks.builtin_models import TASKS
 from ddp_hpc.training.tasks.task import SampleSpec, make_task
@@ -76,7 +76,9 @@ def measure_saves(folder: Path, rounds: int) -> dict[str, list[float]]:
     taken: dict[str, list[float]] = {
         name: [] for name in ("step", "torch_save", "save", "step_while_writing", "written")
     }
-    ours = SnapshotFolder(folder / "snapshots", 1, lambda line: print(line, file=sys.stderr), lambda _: None)
+    ours = SnapshotDirectory(
+        folder / "snapshots", 1, lambda line: print(line, file=sys.stderr), lambda _: None
+    )
 
     def blocking() -> None:
         state = {"model": training.model.state_dict(), "optimizer": training.optimizer.state_dict()}
@@ -105,10 +107,12 @@ def measure_step(folder: Path) -> dict[str, list[float]]:
     taken: dict[str, list[float]] = {}
     with ExitStack() as stack:
         group = stack.enter_context(session(config, Parts()))
-        quiet = Progress(speaks=False)
-        survival = stack.enter_context(survive(config, group, quiet, last_words=print, is_lost=lambda: False))
-        survival.open()
-        heart = start_heartbeat(
+        quiet = Progress(prints=False)
+        lifecycle = stack.enter_context(
+            manage_run(config, group, quiet, end_before_kill=print, is_lost=lambda: False)
+        )
+        lifecycle.open()
+        heartbeat = start_heartbeat(
             group.world, group.comm, group.host, stuck_s=600, first_s=600, stacks=None, on_lost=print
         )
         training = Training(batch_size=32)
@@ -118,15 +122,15 @@ def measure_step(folder: Path) -> dict[str, list[float]]:
         taken["step"] = [timed(training.step) for _ in range(8)]
 
         def calls() -> None:
-            for phase in ("data", "forward", "backward", "optimizer", "settle"):
-                heart.at(1, phase)
-            signs = survival.signs(1.0)
-            survival.decide([signs, signs], Position(1, 0, 64, 64), last=False)
+            for phase in ("data", "forward", "backward", "optimizer", "exchange"):
+                heartbeat.at(1, phase)
+            signs = lifecycle.signs(1.0)
+            lifecycle.decide([signs, signs], Position(1, 0, 64, 64), last=False)
 
         taken["deadline_and_heartbeat"] = [timed(calls) for _ in range(2000)]
         told = torch.zeros(4, dtype=torch.float64)
         taken["telling_each_other"] = [timed(lambda: group.gather(told).tolist()) for _ in range(2000)]
-        heart.close()
+        heartbeat.close()
     return taken
 
 
@@ -165,7 +169,7 @@ def main() -> None:
         if done.returncode != 0:
             sys.exit(f"error: the part under mpiexec ended with exit code {done.returncode}")
         rows += json.loads(done.stdout.splitlines()[0])
-    result = report.document("survival", rows, machine=report.machine())
+    result = report.document("lifecycle", rows, machine=report.machine())
     print(table(COLUMNS, rows))
     if args.json is not None:
         report.write_files(result, args.json, None, [], "")

@@ -19,11 +19,11 @@ EXIT_INTERRUPTED = 130
 class DdpHpcError(Exception):
     """Something failed after work had begun: exit code 1.
 
-    `everywhere` says that all ranks raised it together, so none has to be torn out of a wait.
+    `on_all_ranks` says that all ranks raised it together, so none has to be torn out of a wait.
     """
 
     exit_code = EXIT_FAILED
-    everywhere = False
+    on_all_ranks = False
     traceback_text = ""
     """Of the user's own code, where that raised: entry points keep it in a file."""
 
@@ -63,7 +63,7 @@ class ReportedElsewhereError(DdpHpcError):
     def __init__(self, message: str, exit_code: int = EXIT_FAILED) -> None:
         super().__init__(message)
         self.exit_code = exit_code
-        self.everywhere = True
+        self.on_all_ranks = True
 
 
 def stop_together(rank: int, error: DdpHpcError) -> NoReturn:
@@ -73,7 +73,7 @@ def stop_together(rank: int, error: DdpHpcError) -> NoReturn:
     """
     if rank != 0:
         raise ReportedElsewhereError(str(error), error.exit_code)
-    error.everywhere = True
+    error.on_all_ranks = True
     raise error
 
 

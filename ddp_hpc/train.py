@@ -20,8 +20,8 @@ from ddp_hpc.discovery.launcher_environment import peek_rank
 from ddp_hpc.errors import EXIT_INTERRUPTED, EXIT_WRONG_REQUEST, RequestError
 from ddp_hpc.options import click_options, toml_defaults
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.health.error_election import Claim
-from ddp_hpc.training.health.shutdown import Parts, end_stopped, speak
+from ddp_hpc.training.health.error_election import ErrorElection
+from ddp_hpc.training.health.shutdown import Parts, end_stopped, print_error
 from ddp_hpc.training.session import introduce, session, start_watching
 from ddp_hpc.version import __version__
 
@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
         code = error.exit_code
     except RequestError as error:
         if peek_rank(os.environ) == 0:
-            speak(Claim.FIRST, str(error), None)
+            print_error(ErrorElection.WON, str(error), None)
         code = error.exit_code
     except (KeyboardInterrupt, click.Abort):
         code = EXIT_INTERRUPTED
@@ -114,7 +114,7 @@ def _run(config: TrainConfig) -> None:
 
 def _train(config: TrainConfig, group: Group, parts: Parts) -> str:
     """Data, training, summary; gives why it stopped before its end. Collective: every rank must call this."""
-    from ddp_hpc.training.health.run_lifecycle import survive
+    from ddp_hpc.training.health.run_lifecycle import manage_run
     from ddp_hpc.training.tasks.task_setup import set_up
     from ddp_hpc.training.telemetry.metrics_file import check_outputs
     from ddp_hpc.training.telemetry.progress_bar import Progress
@@ -128,16 +128,18 @@ def _train(config: TrainConfig, group: Group, parts: Parts) -> str:
     group.agree(check_outputs(outputs, config.data.path) if world.rank == 0 else "", EXIT_WRONG_REQUEST)
     task, samples = set_up(config, group, progress)
 
-    with survive(config, group, progress, last_words=parts.last_words, is_lost=parts.is_lost) as survival:
-        parts.survival = survival
-        heart = start_watching(
-            config.health.hang_timeout_s, config.process_group.timeout_s, group, parts, survival.stacks
+    with manage_run(
+        config, group, progress, end_before_kill=parts.end_before_kill, is_lost=parts.is_lost
+    ) as lifecycle:
+        parts.lifecycle = lifecycle
+        heartbeat = start_watching(
+            config.health.hang_timeout_s, config.process_group.timeout_s, group, parts, lifecycle.stacks
         )
-        if heart.note:
-            progress.say(f"note: {heart.note}")
+        if heartbeat.note:
+            progress.say(f"note: {heartbeat.note}")
         with _traced(config.telemetry, group) as trace:
-            result = train(config, group, task, samples, progress, survival, heart, trace)
-        heart.close()
+            result = train(config, group, task, samples, progress, lifecycle, heartbeat, trace)
+        heartbeat.close()
     samples.close()
     here = f" ({result.steps - result.resumed_from} here)" if result.resumed_from else ""
     if result.stopped:

@@ -7,7 +7,7 @@ import safetensors.torch
 import torch
 
 from ddp_hpc.export import main
-from ddp_hpc.training.snapshots.host_buffer import FileImage, specs_of
+from ddp_hpc.training.snapshots.host_buffer import FileBuffer, specs_of
 from ddp_hpc.training.snapshots.snapshot_files import MODEL, TRAINING, write_snapshot
 
 
@@ -19,7 +19,7 @@ def folder(tmp_path):
         training = {"optimizer.step/1.bias": torch.tensor(5.0)}
         files = {}
         for name, tensors in ((MODEL, model), (TRAINING, training)):
-            files[name] = FileImage(specs_of(tensors))
+            files[name] = FileBuffer(specs_of(tensors))
             files[name].fill(tensors.items())
         (tmp_path / "snapshots").mkdir(exist_ok=True)
         write_snapshot(tmp_path / "snapshots", step, {"position": {"step": step}}, files)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ddp_hpc.sample import main
-from ddp_hpc.training.snapshots.host_buffer import FileImage, specs_of
+from ddp_hpc.training.snapshots.host_buffer import FileBuffer, specs_of
 from ddp_hpc.training.snapshots.snapshot_files import MODEL, TRAINING, write_snapshot
 from ddp_hpc.training.tasks.decoder import Decoder
 from tests.conftest import clean_environ
@@ -21,7 +21,7 @@ OPTIONS = {"layers": 1, "heads": 2, "width": 16}
 
 def save(folder: Path, step: int, module: torch.nn.Module, name: str = "decoder", **options: object) -> Path:
     tensors = dict(module.state_dict())
-    files = {MODEL: FileImage(specs_of(tensors)), TRAINING: FileImage({})}
+    files = {MODEL: FileBuffer(specs_of(tensors)), TRAINING: FileBuffer({})}
     files[MODEL].fill(tensors.items())
     folder.mkdir(exist_ok=True)
     given = tuple({**OPTIONS, **options}.items())

@@ -20,7 +20,7 @@ from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.health.heartbeat import RESTING
 from ddp_hpc.training.input.batch_loader import Loader
 from ddp_hpc.training.input.prepare_data import open_data
-from ddp_hpc.training.process_group.group import same_everywhere
+from ddp_hpc.training.process_group.group import mismatch_between_ranks
 
 if TYPE_CHECKING:
     from ddp_hpc.library.world import ConnectedWorld
@@ -143,7 +143,7 @@ def open_loader(world: ConnectedWorld, data: Data, config: TrainConfig, start_st
     )
     asked = f"{config.epochs} epochs of {samples.num_samples} samples by {config.data.batch_size}"
     order = f"shuffle={config.data.shuffle}, seed={config.seed}, start_step={start_step}"
-    group.agree(same_everywhere(group.comm, f"{asked}, {order}"), RequestError.exit_code)
+    group.agree(mismatch_between_ranks(group.comm, f"{asked}, {order}"), RequestError.exit_code)
     if start_step < 0:
         raise RequestError(f"start_step must be 0 or greater (got {start_step})")
     position = _position_at(start_step, samples.num_samples, config.data.batch_size * world.world_size)

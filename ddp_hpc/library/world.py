@@ -57,7 +57,7 @@ class ConnectedWorld:
         # For the other modules of the library.
         self.config, self.group, self.parts, self.progress = config, group, parts, progress
         self.shared: list[Strategy] = []
-        self._heart_step = 0
+        self._heartbeat_step = 0
         self.stopped = ""
         """The reason why the run was stopped early, with its state saved; empty if it was not."""
 
@@ -153,9 +153,9 @@ class ConnectedWorld:
     def at(self, step: int, phase: str) -> None:
         """Reports the script's position to the heartbeat. For the other modules of the library."""
         # A nested or later loop restarts its count at 1, but the position must never decrease.
-        self._heart_step = max(self._heart_step, step)
-        if self.parts.heart is not None:
-            self.parts.heart.at(self._heart_step, phase)
+        self._heartbeat_step = max(self._heartbeat_step, step)
+        if self.parts.heartbeat is not None:
+            self.parts.heartbeat.at(self._heartbeat_step, phase)
 
 
 @contextmanager
@@ -231,8 +231,8 @@ def _check_not_nested() -> None:
 def _leave(world: ConnectedWorld) -> None:
     """Waits for all ranks and ends the heartbeat. Collective: every rank must call this."""
     world.group.comm.barrier("the end of ddp_hpc.distributed()")
-    if world.parts.heart is not None:
-        world.parts.heart.close()
+    if world.parts.heartbeat is not None:
+        world.parts.heartbeat.close()
 
 
 def _end_stopped(world: ConnectedWorld) -> NoReturn:
@@ -274,12 +274,12 @@ def _connect(config: TrainConfig, group: Group, parts: Parts) -> ConnectedWorld:
     # stdout belongs to the script.
     progress = Progress(group.world.rank == 0, sys.stderr)
     introduce(group, progress)
-    heart = start_watching(
+    heartbeat = start_watching(
         config.health.hang_timeout_s, config.process_group.timeout_s, group, parts, stacks_of_run()
     )
-    heart.rest()
-    if heart.note:
-        progress.say(f"note: {heart.note}")
+    heartbeat.rest()
+    if heartbeat.note:
+        progress.say(f"note: {heartbeat.note}")
     return ConnectedWorld(config, group, parts, progress)
 
 

@@ -139,7 +139,7 @@ def test_a_script_survives_the_walltime_of_its_jobs(tmp_path: Path) -> None:
     said = done.stdout + done.stderr
     first, second = map(int, re.findall(r"stopped at step (\d+): the job's time limit is near", said))
     assert 0 < first < second
-    assert f"going on after step {first} " in said
+    assert f"resuming after step {first} " in said
     assert not (tmp_path / "runs").exists()  # a rehearsal's steps are not those of the run
 
 

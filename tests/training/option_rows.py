@@ -281,9 +281,17 @@ def train(
             for share in shares:
                 yield src[share.start : share.stop], tgt[share.start : share.stop]
 
-    heart = SimpleNamespace(at=lambda *_: None)
+    heartbeat = SimpleNamespace(at=lambda *_: None)
     stepper = Stepper(
-        config.optimization, group, batches(), strategy, dtype, StepClock(group.device), heart, size, STEPS
+        config.optimization,
+        group,
+        batches(),
+        strategy,
+        dtype,
+        StepClock(group.device),
+        heartbeat,
+        size,
+        STEPS,
     )
     graphs.events.clear()
     for _ in range(STEPS):

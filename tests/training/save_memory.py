@@ -16,7 +16,7 @@ import ddp_hpc
 from ddp_hpc.data.in_memory import samples_of_arrays
 from ddp_hpc.data.step_shards import Position
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.health.run_lifecycle import Losses, survive
+from ddp_hpc.training.health.run_lifecycle import Losses, manage_run
 from ddp_hpc.training.parallel.make_strategy import make_strategy
 from ddp_hpc.training.tasks.task import Task
 
@@ -49,17 +49,17 @@ def measure(world: Any, strategy: str, folder: Path) -> dict[str, float]:
     samples = samples_of_arrays(src.numpy(), src.numpy())
     found = {}
     parts = world.parts
-    with survive(
-        config, world.group, world.progress, last_words=parts.last_words, is_lost=parts.is_lost
-    ) as survival:
-        survival.resume(survival.open(), shared.state(), samples, shared.mesh)
+    with manage_run(
+        config, world.group, world.progress, end_before_kill=parts.end_before_kill, is_lost=parts.is_lost
+    ) as lifecycle:
+        lifecycle.resume(lifecycle.open(), shared.state(), samples, shared.mesh)
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         before = resident_bytes("VmRSS")
         for number, what in enumerate(("first", "second"), start=1):
             reset_peak()
-            survival.save(Position(number), Losses(), shared.state(), samples, lambda: None)
-            survival.finish(Position(number), "", lambda: None)
+            lifecycle.save(Position(number), Losses(), shared.state(), samples, lambda: None)
+            lifecycle.finish(Position(number), "", lambda: None)
             found[what] = (resident_bytes("VmHWM") - before) / (LAYERS * WIDTH * WIDTH)
     return found
 

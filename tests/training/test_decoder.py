@@ -59,7 +59,7 @@ def test_a_killed_run_ends_as_if_it_was_not(text: Path, whole: Path, forks: Fork
     assert job.running(), f"it ended by itself: more steps are needed\n{job.words()}"
     job.kill()
     job.wait()
-    assert "going on after step" in forks.run(*OPTIONS, *SAVING, cwd=home, ranks=2).words()
+    assert "resuming after step" in forks.run(*OPTIONS, *SAVING, cwd=home, ranks=2).words()
     assert_equal(home, whole, STEPS)
 
 

@@ -138,7 +138,7 @@ def test_torchrun_starts_a_failed_rank_again_from_the_newest_snapshot_and_gloo_f
     (ours,) = [line for line in done.stderr.splitlines() if line.startswith("[rank ")]
     assert ours.startswith("[rank 0/2 ")
     assert "ValueError: planted in one rank" in done.stderr
-    assert "going on after step 1 " in done.stdout
+    assert "resuming after step 1 " in done.stdout
     assert (tmp_path / "s.json").exists()
 
 

@@ -16,14 +16,14 @@ import pytest
 
 from ddp_hpc.errors import DataError
 from ddp_hpc.training.snapshots import directory_lock as folder_lock
-from ddp_hpc.training.snapshots.directory_lock import FolderLock
+from ddp_hpc.training.snapshots.directory_lock import DirectoryLock
 from tests.conftest import Launch
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from ddp_hpc.training.snapshots.directory_lock import FolderLock
-lock = FolderLock(Path(sys.argv[1]), print)
+from ddp_hpc.training.snapshots.directory_lock import DirectoryLock
+lock = DirectoryLock(Path(sys.argv[1]), print)
 print("held", flush=True)
 time.sleep(60)
 """
@@ -31,13 +31,13 @@ STALE_S = 0.3
 
 
 @pytest.fixture
-def take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], FolderLock]]:
+def take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], DirectoryLock]]:
     """Takes the lock on `tmp_path/run`; what was said before is in `.said`."""
     monkeypatch.setattr(folder_lock, "_SETTLE_S", 0.05)  # nobody else wants it
-    taken: list[FolderLock] = []
+    taken: list[DirectoryLock] = []
 
-    def one() -> FolderLock:
-        taken.append(FolderLock(tmp_path / "run", said.append, STALE_S))
+    def one() -> DirectoryLock:
+        taken.append(DirectoryLock(tmp_path / "run", said.append, STALE_S))
         return taken[-1]
 
     said: list[str] = []
@@ -63,7 +63,7 @@ def _lock_of_another_host(folder: Path, **more: object) -> Path:
 
 
 def test_a_folder_is_taken_and_given_back_without_a_trace(
-    tmp_path: Path, take: Callable[[], FolderLock]
+    tmp_path: Path, take: Callable[[], DirectoryLock]
 ) -> None:
     take().release()
     assert list((tmp_path / "run").iterdir()) == []
@@ -79,7 +79,7 @@ def test_a_second_holder_is_refused_at_once_with_process_host_and_job(
     before = (tmp_path / ".lock").read_bytes()
     began_s = time.monotonic()
     with pytest.raises(DataError) as caught:
-        FolderLock(tmp_path, pytest.fail)
+        DirectoryLock(tmp_path, pytest.fail)
     assert time.monotonic() - began_s < 2
     words = f"is in use by job 4711 (PID {holder.pid} on {os.uname().nodename}); wait until it ends"
     assert words in str(caught.value)
@@ -87,12 +87,12 @@ def test_a_second_holder_is_refused_at_once_with_process_host_and_job(
     # It is killed: nothing tells, and nobody waits.
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait()
-    FolderLock(tmp_path, pytest.fail).release()
+    DirectoryLock(tmp_path, pytest.fail).release()
     assert not (tmp_path / ".lock").exists()
 
 
 def test_a_process_that_has_the_id_of_a_dead_holder_is_not_taken_for_it(
-    tmp_path: Path, take: Callable[[], FolderLock]
+    tmp_path: Path, take: Callable[[], DirectoryLock]
 ) -> None:
     take()
     holder = json.loads((tmp_path / "run" / ".lock").read_text())
@@ -103,7 +103,7 @@ def test_a_process_that_has_the_id_of_a_dead_holder_is_not_taken_for_it(
 
 
 def test_the_silent_lock_of_another_host_is_taken_over_after_a_while_that_is_said(
-    tmp_path: Path, take: Callable[[], FolderLock]
+    tmp_path: Path, take: Callable[[], DirectoryLock]
 ) -> None:
     _lock_of_another_host(tmp_path / "run")
     began_s = time.monotonic()
@@ -115,7 +115,7 @@ def test_the_silent_lock_of_another_host_is_taken_over_after_a_while_that_is_sai
 
 
 def test_the_lock_of_another_host_that_gives_a_sign_of_life_is_respected(
-    tmp_path: Path, take: Callable[[], FolderLock]
+    tmp_path: Path, take: Callable[[], DirectoryLock]
 ) -> None:
     path = _lock_of_another_host(tmp_path / "run", job="")
     before = path.read_bytes()
@@ -128,7 +128,7 @@ def test_the_lock_of_another_host_that_gives_a_sign_of_life_is_respected(
 
 
 def test_a_lock_that_its_holder_gives_back_meanwhile_is_taken(
-    tmp_path: Path, take: Callable[[], FolderLock]
+    tmp_path: Path, take: Callable[[], DirectoryLock]
 ) -> None:
     path = _lock_of_another_host(tmp_path / "run")
     threading.Timer(STALE_S / 4, path.unlink).start()
@@ -139,7 +139,7 @@ def test_a_lock_that_its_holder_gives_back_meanwhile_is_taken(
     "content", [b"", b"{", b"[]", b"null", b'{"pid": "x"}', b"\xff", b"[" * 100_000], ids=range(7)
 )
 def test_a_lock_with_anything_in_it_is_one_of_an_unknown_holder(
-    tmp_path: Path, take: Callable[[], FolderLock], content: bytes
+    tmp_path: Path, take: Callable[[], DirectoryLock], content: bytes
 ) -> None:
     _lock_of_another_host(tmp_path / "run").write_bytes(content)
     take()
@@ -148,12 +148,12 @@ def test_a_lock_with_anything_in_it_is_one_of_an_unknown_holder(
 
 def test_of_many_that_want_a_dead_holders_folder_one_gets_it(tmp_path: Path) -> None:
     _lock_of_another_host(tmp_path)
-    got: list[FolderLock] = []
+    got: list[DirectoryLock] = []
     refused: list[DataError] = []
 
     def want() -> None:
         try:
-            got.append(FolderLock(tmp_path, lambda text: None, STALE_S))
+            got.append(DirectoryLock(tmp_path, lambda text: None, STALE_S))
         except DataError as error:
             refused.append(error)
 
@@ -168,7 +168,7 @@ def test_of_many_that_want_a_dead_holders_folder_one_gets_it(tmp_path: Path) -> 
 
 
 def test_the_holder_gives_signs_of_life_and_notices_when_it_was_robbed(
-    tmp_path: Path, take: Callable[[], FolderLock], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, take: Callable[[], DirectoryLock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folder_lock, "TOUCH_S", 0.05)
     lock = take()
@@ -183,7 +183,7 @@ def test_the_holder_gives_signs_of_life_and_notices_when_it_was_robbed(
 
 
 def test_a_holder_that_gives_the_folder_back_was_not_robbed(
-    tmp_path: Path, take: Callable[[], FolderLock], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, take: Callable[[], DirectoryLock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folder_lock, "TOUCH_S", 0.01)
     lock = take()
@@ -217,7 +217,7 @@ def test_a_folder_that_is_a_file_is_refused_and_stays(tmp_path: Path) -> None:
         with pytest.raises(
             DataError, match=r"cannot write to --snapshot-dir .*; use another directory: .*file"
         ):
-            FolderLock(folder, pytest.fail)
+            DirectoryLock(folder, pytest.fail)
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -228,5 +228,5 @@ def test_a_folder_that_may_not_be_written_is_refused(
     with as_nobody():
         for folder in (open_folder, open_folder / "below"):
             with pytest.raises(DataError, match=r"cannot write to --snapshot-dir .*Permission denied"):
-                FolderLock(folder, pytest.fail)
+                DirectoryLock(folder, pytest.fail)
     assert list(open_folder.iterdir()) == []

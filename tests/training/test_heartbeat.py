@@ -106,8 +106,8 @@ def test_one_process_watches_itself(ranks):
 def test_where_all_ranks_hang_at_one_place_none_is_blamed(ranks):
     text, _ = ranks("wait:all", "stuck_s=0.4").words_of(0)
     assert re.match(
-        r"all 2 ranks have been in step 3, backward for \S+ s \(at beating\.py:\d+ wait_where_all_wait\) "
-        "and none lags: check the network",
+        r"all 2 ranks have been in step 3, backward for \S+ s \(at beating\.py:\d+ wait_where_all_wait\), "
+        "and none is behind: check the network",
         text,
     )
 
@@ -199,18 +199,18 @@ class _Overhears:
 def _two_ranks(lost, **limits):
     comms = [_Overhears(comm) for comm in mpi_world(2, 2)]
     limits = {"stuck_s": 0.4, "first_s": 60, "gone_s": 0.2} | limits
-    hearts = on_all_ranks(
+    heartbeats = on_all_ranks(
         lambda rank: start_heartbeat(
             _world(rank, 2), comms[rank], "127.0.0.1", "127.0.0.1", stacks=None, on_lost=lost.append, **limits
         ),
         2,
     )
-    return hearts, comms[1].heard[0]
+    return heartbeats, comms[1].heard[0]
 
 
 def test_strangers_at_the_port_are_shown_out_and_harm_nobody():
     lost = []
-    hearts, (port, nonce, _) = _two_ranks(lost)
+    heartbeats, (port, nonce, _) = _two_ranks(lost)
     greetings = [
         b"GET / HTTP/1.1\r\n\r\n",
         b"\xff\x00\n" * 9,
@@ -230,24 +230,24 @@ def test_strangers_at_the_port_are_shown_out_and_harm_nobody():
                 assert stranger.recv(1) == b"", greeting
     time.sleep(0.5)
     assert lost == []
-    assert all(heart.thread.thread.is_alive() for heart in hearts)
-    for heart in reversed(hearts):
-        heart.close()
-    assert not any(heart.thread.thread.is_alive() for heart in hearts)
+    assert all(heartbeat.thread.thread.is_alive() for heartbeat in heartbeats)
+    for heartbeat in reversed(heartbeats):
+        heartbeat.close()
+    assert not any(heartbeat.thread.thread.is_alive() for heartbeat in heartbeats)
     assert lost == []
 
 
 def test_strangers_that_keep_silent_make_room_for_others(monkeypatch):
-    monkeypatch.setattr("ddp_hpc.training.health.heartbeat_monitor._MAX_STRANGERS", 4)
+    monkeypatch.setattr("ddp_hpc.training.health.heartbeat_monitor._MAX_UNIDENTIFIED", 4)
     lost = []
-    hearts, (port, _, _) = _two_ranks(lost)
+    heartbeats, (port, _, _) = _two_ranks(lost)
     strangers = [socket.create_connection(("127.0.0.1", int(port)), timeout=5) for _ in range(10)]
     for stranger in strangers[:6]:
         assert stranger.recv(1) == b""
     for stranger in strangers:
         stranger.close()
-    for heart in reversed(hearts):
-        heart.close()
+    for heartbeat in reversed(heartbeats):
+        heartbeat.close()
     assert lost == []
 
 
@@ -270,25 +270,25 @@ def test_without_the_right_word_nobody_takes_a_ranks_place():
 
 def test_who_knows_why_a_connection_ended_has_time_to_speak_first():
     lost = []
-    hearts, _ = _two_ranks(lost, gone_s=0.7)
-    hearts[1].thread._connection.shutdown(socket.SHUT_RDWR)  # as the kernel does for a dead process
-    assert hearts[0].who_is_gone(2.0) == "rank 1 on n"
+    heartbeats, _ = _two_ranks(lost, gone_s=0.7)
+    heartbeats[1].thread._connection.shutdown(socket.SHUT_RDWR)  # as the kernel does for a dead process
+    assert heartbeats[0].gone_ranks(2.0) == "rank 1 on n"
     time.sleep(0.3)
     assert lost == []
-    for heart in hearts:
-        heart.thread.thread.join(5)
+    for heartbeat in heartbeats:
+        heartbeat.thread.thread.join(5)
     assert sorted(text[:6] for text in lost) == ["rank 0", "rank 1"]
 
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_whoever_closes_first_is_not_missed(first):
     lost = []
-    hearts, _ = _two_ranks(lost)
-    hearts[first].close()
-    hearts[first].close()
+    heartbeats, _ = _two_ranks(lost)
+    heartbeats[first].close()
+    heartbeats[first].close()
     time.sleep(0.6)
     assert lost == []
-    hearts[1 - first].close()
+    heartbeats[1 - first].close()
 
 
 def test_a_port_that_cannot_be_reached_costs_the_heartbeat_and_nothing_else(monkeypatch):
@@ -297,18 +297,18 @@ def test_a_port_that_cannot_be_reached_costs_the_heartbeat_and_nothing_else(monk
 
     monkeypatch.setattr(heartbeat_module.socket, "create_connection", refuse)
     lost = []
-    hearts, _ = _two_ranks(lost)
-    for heart in hearts:
-        assert "no heartbeat" in heart.note
-        assert "rank 1 on n" in heart.note
-        assert "Connection refused" in heart.note
-        heart.at(0, "data")
-        heart.close()
+    heartbeats, _ = _two_ranks(lost)
+    for heartbeat in heartbeats:
+        assert "no heartbeat" in heartbeat.note
+        assert "rank 1 on n" in heartbeat.note
+        assert "Connection refused" in heartbeat.note
+        heartbeat.at(0, "data")
+        heartbeat.close()
     assert lost == []
 
 
 def test_the_order_of_places_follows_steps_micro_batches_and_phases():
-    heart = start_heartbeat(
+    heartbeat = start_heartbeat(
         _world(0, 1), SingleComm(), "", "", stuck_s=60, first_s=60, stacks=None, on_lost=print
     )
     places = []
@@ -320,21 +320,21 @@ def test_the_order_of_places_follows_steps_micro_batches_and_phases():
         (7, "optimizer"),
         (8, "data"),
     ]:
-        heart.at(step, phase)
-        places.append(heart.now().place)
-    heart.close()
+        heartbeat.at(step, phase)
+        places.append(heartbeat.now().place)
+    heartbeat.close()
     assert places == sorted(set(places))
 
 
 def test_the_first_step_of_a_process_has_a_limit_of_its_own():
-    heart = start_heartbeat(
+    heartbeat = start_heartbeat(
         _world(0, 1), SingleComm(), "", "", stuck_s=10, first_s=90, stacks=None, on_lost=print
     )
-    limits = [heart.now().limit_s]
-    for step, phase in [(120, "data"), (120, "settle"), (121, "data")]:
-        heart.at(step, phase)
-        limits.append(heart.now().limit_s)
-    heart.close()
+    limits = [heartbeat.now().limit_s]
+    for step, phase in [(120, "data"), (120, "exchange"), (121, "data")]:
+        heartbeat.at(step, phase)
+        limits.append(heartbeat.now().limit_s)
+    heartbeat.close()
     assert limits == [90, 90, 90, 10]
 
 

@@ -64,7 +64,7 @@ def test_on_a_cpu_the_optimizer_is_torchs_own_default():
 
 def test_sgd_for_parts_of_parameters_is_not_fused_which_torch_does_not_have():
     options = optimizer_options(
-        OptimizationConfig(optimizer="sgd"), torch.device("cuda"), 0.1, has_parts=True
+        OptimizationConfig(optimizer="sgd"), torch.device("cuda"), 0.1, is_sharded=True
     )
     assert options == {"lr": 0.1, "foreach": True, "momentum": 0.9}
     made = parameters(1)
@@ -74,7 +74,7 @@ def test_sgd_for_parts_of_parameters_is_not_fused_which_torch_does_not_have():
         torch.optim.SGD([weight], **options).step()
         with pytest.raises(NotImplementedError):  # else there is no reason for it any more
             torch.optim.SGD([weight], lr=0.1, momentum=0.9, fused=True).step()
-    adam = optimizer_options(OptimizationConfig(), torch.device("cuda"), 0.1, has_parts=True)
+    adam = optimizer_options(OptimizationConfig(), torch.device("cuda"), 0.1, is_sharded=True)
     assert adam == {"lr": 0.1, "fused": True}
 
 

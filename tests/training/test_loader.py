@@ -134,7 +134,9 @@ def test_the_thread_ends_with_the_batches(path):
 def test_a_file_system_that_does_not_answer_is_waited_for_only_so_long(path, monkeypatch):
     samples = open_samples(path)
     monkeypatch.setattr(samples, "read", lambda indices, out: time.sleep(30))
-    with pytest.raises(DdpHpcError, match=r"waited 0.2 s for samples of .*file.h5: no answer"):
+    with pytest.raises(
+        DdpHpcError, match=r"waited 0.2 s for samples of .*file.h5: the file system did not answer"
+    ):
         next(Loader(samples, CPU, timeout_s=0.2).batches(wanted(4)))
 
 

@@ -75,7 +75,7 @@ def test_a_loss_of_one_rank_ends_all_and_a_rerun_goes_on_from_before_it(mine, fo
     job = forks.start(*MODEL, *SAVING, *options(bad_at=3), "--log-every", "1", cwd=mine, ranks=2)
     assert job.wait() == [1, 1]
     (line,) = job.errors()
-    assert "step 3: the loss of rank 1 is nan: look at the data" in line
+    assert "step 3: the loss of rank 1 is nan: check the data" in line
     assert line.endswith(". The snapshot of step 2 is kept")
     assert snapshots(mine) == {2: True}
     state = state_of(mine)
@@ -83,7 +83,7 @@ def test_a_loss_of_one_rank_ends_all_and_a_rerun_goes_on_from_before_it(mine, fo
     assert "the loss of rank 1 is nan" in state.reason
 
     words = forks.run(*MODEL, *SAVING, *options(bad_at=100), cwd=mine, ranks=2).words()
-    assert "going on after step 2 " in words
+    assert "resuming after step 2 " in words
     assert snapshots(mine) == {6: True, 8: True}
     assert state_of(mine).state == "done"
 

@@ -398,7 +398,7 @@ def test_a_compiled_model_has_the_losses_of_an_eager_one(mine, forks):
         assert job.wait(150) == [0, 0], job.words()
         assert "compiled: in " in job.words()
         assert "size mismatch" not in job.words(), "compiled again, for another batch"
-    assert "going on after step 1" in job.words()
+    assert "resuming after step 1" in job.words()
     assert losses(mine / "compiled.jsonl") == pytest.approx(losses(mine / "eager.jsonl"), rel=1e-5)
     assert list((mine / "cache").iterdir()), "it was compiled indeed"
 

@@ -12,14 +12,14 @@ from ddp_hpc.discovery.world import World
 from ddp_hpc.errors import RendezvousError, ReportedElsewhereError, RequestError
 from ddp_hpc.rendezvous.store_comm import StoreComm
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.health.error_election import Claim
+from ddp_hpc.training.health.error_election import ErrorElection
 from ddp_hpc.training.health.failure_watch import FailureWatch, explain_lost_contact
-from ddp_hpc.training.health.run_lifecycle import places_of
+from ddp_hpc.training.health.run_lifecycle import find_run_directories
 from ddp_hpc.training.health.shutdown import Parts, verdict
 from ddp_hpc.training.input.batch_loader import explain_lost_worker
 from ddp_hpc.training.optimization.config import OptimizationConfig
 from ddp_hpc.training.process_group.devices import choose_backend, device_kind, device_name, pick_device
-from ddp_hpc.training.process_group.group import agree, same_everywhere
+from ddp_hpc.training.process_group.group import agree, mismatch_between_ranks
 from ddp_hpc.training.tasks.builtin_models import TASKS
 from ddp_hpc.training.tasks.task import SampleSpec, make_task
 from ddp_hpc.training.telemetry.metrics_file import MetricsFile, StepRecord
@@ -92,7 +92,7 @@ def test_one_ranks_problem_stops_all_and_is_told_by_rank_0_alone(store):
 
 
 def test_ranks_that_would_use_different_backends_are_named(store):
-    texts = _on_ranks(store, 2, lambda comm: same_everywhere(comm, ["nccl", "gloo"][comm.rank]))
+    texts = _on_ranks(store, 2, lambda comm: mismatch_between_ranks(comm, ["nccl", "gloo"][comm.rank]))
     assert texts[0] == texts[1]
     assert "rank 0 uses nccl and rank 1 uses gloo" in texts[0]
 
@@ -108,8 +108,8 @@ def test_only_the_first_failure_speaks(store, monkeypatch):
     monkeypatch.setattr("os.kill", lambda *_: None)
     monkeypatch.setattr("os._exit", lambda *_: None)
     first, second = _watch(store.client(), 0), _watch(store.client(), 1)
-    assert second.claim() is Claim.FIRST
-    assert first.claim() is Claim.LATE
+    assert second.claim() is ErrorElection.WON
+    assert first.claim() is ErrorElection.LOST
 
 
 def test_of_two_that_fail_at_once_one_speaks(store, monkeypatch):
@@ -130,8 +130,8 @@ def test_of_two_that_fail_at_once_one_speaks(store, monkeypatch):
             client.set(key, value, timeout_s)
 
     first._store = Slow()
-    assert first.claim() is Claim.FIRST
-    assert claims["second"] is Claim.LATE
+    assert first.claim() is ErrorElection.WON
+    assert claims["second"] is ErrorElection.LOST
 
 
 @pytest.mark.parametrize(
@@ -383,8 +383,8 @@ def test_a_rank_that_sees_too_few_devices_says_so(monkeypatch):
 
 def test_without_snapshots_a_run_folder_is_none_to_go_on_from() -> None:
     environ = {"DDP_HPC_RUN_DIR": "runs/ddp"}
-    assert places_of(TrainConfig(), environ) is not None
-    assert places_of(TrainConfig.of(snapshots=False), environ) is None
+    assert find_run_directories(TrainConfig(), environ) is not None
+    assert find_run_directories(TrainConfig.of(snapshots=False), environ) is None
 
 
 def test_snapshots_are_not_asked_for_and_forbidden_at_once() -> None:

@@ -106,7 +106,7 @@ def test_a_copy_that_takes_long_says_how_far_it_is(
 ) -> None:
     prepared(TrainConfig.of(data=data, stage=tmp_path / "quick"))
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(prepare, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(prepare, "_PROGRESS_AFTER_S", 0.0)
     prepared(TrainConfig.of(data=data, stage=tmp_path / "local"))
     assert capsys.readouterr().err.startswith("copying train.h5: 100 % of ")
 
@@ -132,7 +132,7 @@ def test_a_rank_that_cannot_see_the_copy_reads_the_file(
     monkeypatch.setattr(prepare, "stage_file", lambda *_, **__: gone)
     opened, said = prepared(TrainConfig.of(data=data, stage=tmp_path / "local"))
     assert [samples.path for samples in opened] == [data, data]
-    assert warnings(said)[0].endswith(f"node0: rank 0 does not see {gone.path}")
+    assert warnings(said)[0].endswith(f"node0: rank 0 cannot read {gone.path}")
 
 
 def test_a_file_that_is_refused_is_not_copied_first(data: Path, tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_the_first_bad_sample_of_the_file_is_named_whoever_reads_it(
     opened, _ = prepared(TrainConfig.of(data=data, check_data=True), ranks_per_node=ranks)
     assert type(opened[0]) is DataError
     assert str(opened[0]) == (
-        f"{data}: sample {bad[0]} of src contains a NaN. Fix the file, or drop --check-data"
+        f"{data}: sample {bad[0]} of src contains a NaN. Fix the file, or omit --check-data"
     )
     assert all(isinstance(error, ReportedElsewhereError) for error in opened[1:])
 

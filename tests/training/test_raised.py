@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
-from ddp_hpc.user_errors import keep_traceback, told
+from ddp_hpc.user_errors import describe_error, keep_traceback
 
 from .runs import error_lines, train
 from .tiny import state_of
@@ -165,9 +165,9 @@ def test_what_a_worker_raises_is_told_by_its_rank(mine):
 
 
 def test_an_error_without_words_or_place_is_told_too():
-    assert told(ValueError()) == "ValueError"
-    assert told(KeyError("lost")) == "KeyError: lost"
-    assert told(ValueError("x" * 1000)).endswith("x...")
+    assert describe_error(ValueError()) == "ValueError"
+    assert describe_error(KeyError("lost")) == "KeyError: lost"
+    assert describe_error(ValueError("x" * 1000)).endswith("x...")
 
 
 def test_a_traceback_takes_the_place_of_the_one_before_and_no_links(tmp_path):

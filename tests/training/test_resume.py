@@ -115,7 +115,7 @@ def test_lines_of_steps_that_are_trained_again_are_cut_and_half_a_line_too(
     with (used / "m.jsonl").open("a") as file:
         file.write('{"step": 21, "epo')
     words = forks.run(*DATA, *EVERY_STEP, "--epochs", str(EPOCHS), cwd=used, ranks=2).words()
-    assert f"going on after step {STEPS - 2} " in words
+    assert f"resuming after step {STEPS - 2} " in words
     assert_equal(used, whole, STEPS)
 
 
@@ -125,7 +125,7 @@ def test_a_run_that_is_done_trains_nothing_more_until_more_is_asked_for(
     (used / "s.json").write_text("{}")
     options = ["--epochs", str(EPOCHS), "--summary", "s.json"]
     words = forks.run(*DATA, *EVERY_STEP, *options, cwd=used, ranks=2).words()
-    assert f"note: all {STEPS} steps of this run are trained already; for another run name another" in words
+    assert f"note: all {STEPS} steps of this run are already done; raise --epochs to continue it" in words
     assert f"done: {STEPS} steps (0 here)" in words
     assert (used / "s.json").read_text() == "{}"
     assert_equal(used, whole, STEPS)

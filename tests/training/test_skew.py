@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from ddp_hpc.training.health.slow_rank import Skew
+from ddp_hpc.training.health.slow_rank import SlowRankDetector
 from ddp_hpc.training.telemetry.metric_sinks import TensorBoard
 from ddp_hpc.training.telemetry.metrics_file import StepRecord
 
@@ -62,12 +62,12 @@ def test_a_slow_rank_is_named_once_with_its_node_and_times(mine, forks):
 
 
 def test_ranks_that_are_alike_are_not_named():
-    skew = Skew(1.5, ["n1", "n1", "n2"])
+    skew = SlowRankDetector(1.5, ["n1", "n1", "n2"])
     assert all(skew.look([0.010, 0.012, 0.014], 0.1) == "" for _ in range(10))
 
 
 def test_one_slow_report_is_nothing_and_three_in_a_row_are_told_once():
-    skew = Skew(1.5, ["n1", "n1", "n2"])
+    skew = SlowRankDetector(1.5, ["n1", "n1", "n2"])
     slow, fine = [0.01, 0.01, 0.09], [0.01, 0.01, 0.01]
     told = [skew.look(own_s, 0.1) for own_s in (slow, slow, fine, slow, slow, slow, slow)]
     assert [bool(text) for text in told] == [False] * 5 + [True, False]
@@ -75,12 +75,12 @@ def test_one_slow_report_is_nothing_and_three_in_a_row_are_told_once():
 
 
 def test_a_slowness_that_the_step_does_not_feel_is_not_told():
-    skew = Skew(1.5, ["n1", "n2"])
+    skew = SlowRankDetector(1.5, ["n1", "n2"])
     assert all(skew.look([0.0001, 0.0009], 1.0) == "" for _ in range(5))
 
 
 def test_of_two_ranks_the_slower_is_told():
-    skew = Skew(1.5, ["n1", "n2"])
+    skew = SlowRankDetector(1.5, ["n1", "n2"])
     assert "rank 0 on n1" in [skew.look([0.09, 0.01], 0.1) for _ in range(3)][-1]
 
 

@@ -18,7 +18,7 @@ import torch
 
 from ddp_hpc.errors import DataError, DdpHpcError
 from ddp_hpc.training.snapshots import host_buffer as image_module
-from ddp_hpc.training.snapshots.host_buffer import _DTYPES, FileImage, specs_of
+from ddp_hpc.training.snapshots.host_buffer import _DTYPES, FileBuffer, specs_of
 from ddp_hpc.training.snapshots.snapshot_files import (
     MODEL,
     TRAINING,
@@ -52,12 +52,12 @@ def _write(folder: Path, step: int = 7, seed: int = 0) -> Path:
     files = {}
     for name in (MODEL, TRAINING):
         tensors = _tensors(seed)
-        files[name] = FileImage(specs_of(tensors))
+        files[name] = FileBuffer(specs_of(tensors))
         files[name].fill(tensors.items())
     return write_snapshot(folder, step, ABOUT, files)
 
 
-def _content(image: FileImage) -> bytes:
+def _content(image: FileBuffer) -> bytes:
     return b"".join(part.numpy().tobytes() for part in image.parts)
 
 
@@ -115,7 +115,7 @@ def test_sha256sum_gives_the_sums_of_the_manifest(written: Path) -> None:
 
 def test_an_image_is_filled_again_in_place_and_only_for_tensors_that_fit() -> None:
     first, second = _tensors(1), _tensors(2)
-    image = FileImage(specs_of(first))
+    image = FileBuffer(specs_of(first))
     image.fill(first.items())
     place = image.parts[0].data_ptr()
     image.fill(second.items())
@@ -130,7 +130,7 @@ def test_an_image_is_filled_again_in_place_and_only_for_tensors_that_fit() -> No
 def test_a_tensor_that_is_a_slice_of_another_is_saved_as_its_own_values() -> None:
     matrix = torch.arange(12.0).reshape(3, 4)
     tensors = {"column": matrix[:, 1], "transposed": matrix.t()}
-    image = FileImage(specs_of(tensors))
+    image = FileBuffer(specs_of(tensors))
     image.fill(tensors.items())
     loaded = safetensors.torch.load(_content(image))
     assert torch.equal(loaded["column"], torch.tensor([1.0, 5.0, 9.0]))
@@ -139,7 +139,7 @@ def test_a_tensor_that_is_a_slice_of_another_is_saved_as_its_own_values() -> Non
 
 def test_a_dtype_that_the_format_does_not_have_is_named() -> None:
     with pytest.raises(TypeError, match=r"wave is of torch\.complex64"):
-        FileImage({"wave": ((2,), torch.complex64)})
+        FileBuffer({"wave": ((2,), torch.complex64)})
 
 
 def test_an_image_takes_little_more_than_its_file_where_memory_comes_in_powers_of_two(
@@ -153,7 +153,7 @@ def test_an_image_takes_little_more_than_its_file_where_memory_comes_in_powers_o
         f"{dtype}": torch.randint(-100, 100, (5, 997), generator=stream).to(dtype)
         for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.int8)
     }
-    image = FileImage(specs_of(tensors))
+    image = FileBuffer(specs_of(tensors))
     image.fill(tensors.items())
     loaded = safetensors.torch.load(_content(image))
     assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())

@@ -17,7 +17,7 @@ import torch
 from ddp_hpc.errors import DataError
 from ddp_hpc.training.snapshots import snapshot_directory as snapshots
 from ddp_hpc.training.snapshots.host_buffer import stream_of
-from ddp_hpc.training.snapshots.snapshot_directory import SnapshotFolder
+from ddp_hpc.training.snapshots.snapshot_directory import SnapshotDirectory
 from ddp_hpc.training.snapshots.snapshot_files import MODEL, _sealed, read_snapshot, write_snapshot
 
 from .forked import Forks
@@ -28,7 +28,7 @@ from .runs import LINEAR
 class Run:
     """A folder, what was said about it, and the steps that were told to be complete."""
 
-    folder: SnapshotFolder
+    folder: SnapshotDirectory
     said: list[str] = field(default_factory=list)
     complete: list[int] = field(default_factory=list)
 
@@ -46,7 +46,7 @@ def open_run() -> Iterator[Callable[..., Run]]:
     def one(path: Path, keep: int = 2) -> Run:
         said: list[str] = []
         complete: list[int] = []
-        runs.append(Run(SnapshotFolder(path, keep, said.append, complete.append), said, complete))
+        runs.append(Run(SnapshotDirectory(path, keep, said.append, complete.append), said, complete))
         return runs[-1]
 
     yield one
@@ -78,14 +78,14 @@ def test_the_newest_few_are_kept_and_the_newest_is_gone_on_from(
     tmp_path: Path, open_run: Callable[..., Run]
 ) -> None:
     run = open_run(tmp_path, keep=2)
-    assert run.folder.newest_good() is None
+    assert run.folder.newest_valid() is None
     run.save(1, 2, 3, 9, 10)
     assert _steps(tmp_path) == [9, 10]
     assert run.complete == [1, 2, 3, 9, 10]
     assert run.said == []
     run.folder.close()
     again = open_run(tmp_path)
-    snapshot = again.folder.newest_good()
+    snapshot = again.folder.newest_valid()
     assert snapshot is not None
     assert snapshot.about["step"] == 10
     assert again.folder.saved.step == 10
@@ -98,7 +98,7 @@ def test_a_damaged_one_is_said_passed_over_and_replaced_when_the_run_comes_by_ag
     _damage(tmp_path, 10)
     run = _again(open_run, tmp_path, keep=1)
     before = _content(tmp_path)
-    snapshot = run.folder.newest_good()
+    snapshot = run.folder.newest_valid()
     assert snapshot is not None
     assert snapshot.about["step"] == 4
     [words] = run.said
@@ -126,7 +126,7 @@ def test_where_all_are_damaged_it_is_refused_and_nothing_is_deleted(
     run = _again(open_run, tmp_path)
     before = _content(tmp_path)
     with pytest.raises(DataError, match=r"none of its 2 snapshots is valid\. Nothing was deleted"):
-        run.folder.newest_good()
+        run.folder.newest_valid()
     assert _content(tmp_path) == before
     assert [words.split(":")[0] for words in run.said] == ["warning"] * 2
 
@@ -141,7 +141,7 @@ def test_one_of_a_newer_version_stops_the_run_rather_than_being_passed_over(
     del about["sha256"]
     manifest.write_bytes(_sealed({**about, "format": 2}))
     with pytest.raises(DataError, match="step_00000002 has format 2"):
-        run.folder.newest_good()
+        run.folder.newest_valid()
 
 
 def test_what_is_saved_is_the_state_of_that_moment_and_the_next_save_waits(

@@ -12,7 +12,7 @@ import pytest
 
 from ddp_hpc.run_directory import RunState
 from ddp_hpc.schedulers.deadline import Deadline
-from ddp_hpc.training.health.preemption import DEADLINE, SIGNALS, Stopping
+from ddp_hpc.training.health.preemption import DEADLINE, SIGNALS, StopRequests
 
 from .forked import Forks
 from .runs import error_lines, train
@@ -49,7 +49,7 @@ def test_the_next_run_goes_on_as_if_nothing_had_been(home: Path, whole: Path, fo
     stopped = forks.start(*RUN, cwd=home, ranks=2, program=PLANTED, env={"PLANT": "SIGTERM:0"})
     stopped.wait()
     words = forks.run(*RUN, cwd=home, ranks=2).words()
-    assert "going on after step 2 (epoch 1, 32 of its samples used)" in words
+    assert "resuming after step 2 (epoch 1, 32 of its samples used)" in words
     assert f"done: {STEPS} steps ({STEPS - 2} here)" in words
     assert_equal(home, whole, STEPS)
     assert state_of(home) == RunState("done", STEPS, "training complete")
@@ -138,13 +138,13 @@ def _until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def _stopping(deadline: Deadline | None, kill_delay_s: float | None = None, rank: int = 0) -> Stopping:
-    return Stopping(
+def _stopping(deadline: Deadline | None, kill_delay_s: float | None = None, rank: int = 0) -> StopRequests:
+    return StopRequests(
         deadline,
         kill_delay_s,
-        judges_clock=rank == 0,
+        checks_deadline=rank == 0,
         stacks=None,
-        last_words=pytest.fail,
+        end_before_kill=pytest.fail,
         is_lost=lambda: False,
     )
 
@@ -157,13 +157,13 @@ def test_what_is_kept_for_the_end_is_a_save_some_steps_and_the_kill_delay() -> N
     stopping.measured(step_s=2)
     stopping.measured(step_s=1)
     assert stopping.margin_s() == least_s + 15 + 4
-    assert stopping.wish() == 0
+    assert stopping.stop_request() == 0
     stopping.measured(save_s=20)  # counts more than what was expected, and the longest counts
     stopping.measured(save_s=4)
     assert stopping.margin_s() == least_s + 30 + 4
-    assert stopping.wish() == 0
+    assert stopping.stop_request() == 0
     stopping.measured(step_s=22)
-    assert stopping.wish() == DEADLINE
+    assert stopping.stop_request() == DEADLINE
     assert stopping.explain(DEADLINE, 0) == (
         "the job's time limit is near (squeue; stopping 107 s early to save)"
     )
@@ -171,8 +171,8 @@ def test_what_is_kept_for_the_end_is_a_save_some_steps_and_the_kill_delay() -> N
 
 def test_only_one_rank_looks_at_the_clock() -> None:
     past = Deadline(time.time() - 1, "squeue")
-    assert _stopping(past, rank=0).wish() == DEADLINE
-    assert _stopping(past, rank=1).wish() == 0
+    assert _stopping(past, rank=0).stop_request() == DEADLINE
+    assert _stopping(past, rank=1).stop_request() == 0
 
 
 def test_the_programs_own_handlers_come_back_afterwards() -> None:
@@ -181,6 +181,6 @@ def test_the_programs_own_handlers_come_back_afterwards() -> None:
     ]
     with _stopping(None) as stopping:
         signal.raise_signal(signal.SIGUSR2)
-        assert stopping.wish() == signal.SIGUSR2
-        assert stopping.explain(stopping.wish(), 5) == "rank 5 received SIGUSR2"
+        assert stopping.stop_request() == signal.SIGUSR2
+        assert stopping.explain(stopping.stop_request(), 5) == "rank 5 received SIGUSR2"
     assert [signal.getsignal(sig) for sig in SIGNALS] == before

@@ -74,7 +74,7 @@ def test_a_run_goes_on_exactly_as_if_it_had_not_stopped(options, forks, home, ti
     # What came after the third step is gone.
     (home / "run" / "step_00000005").rename(home / "step_00000005")
     job = forks.run(*words, cwd=home, ranks=2)
-    assert "going on after step 3" in job.words()
+    assert "resuming after step 3" in job.words()
     assert trained(home) == whole
 
 
@@ -90,7 +90,7 @@ def test_a_run_goes_on_with_another_strategy(forks, home, tiny_data):
     done, rest = 5, ["--strategy fsdp", "--strategy zero", "--strategy tp --batch-size 16"]
     for step, options in enumerate(rest, start=done + 1):
         job = forks.run(*words, *shared, *options.split(), "--max-steps", str(step), cwd=home, ranks=2)
-        assert f"going on after step {step - 1}" in job.words()
+        assert f"resuming after step {step - 1}" in job.words()
     found = [line["loss"] for line in trained(home)]
     assert found == pytest.approx(whole[: len(found)], abs=1e-9)
     assert len(found) == done + len(rest)

@@ -31,11 +31,11 @@ from ddp_hpc.training.health.heartbeat_messages import (
     rank_0_gone_text,
     rank_0_mute_text,
 )
-from ddp_hpc.training.health.heartbeat_monitor import FAREWELL_S, Monitor, is_cut_off, let_kernel_watch
+from ddp_hpc.training.health.heartbeat_monitor import GOODBYE_S, Monitor, is_cut_off, let_kernel_watch
 from ddp_hpc.training.health.stack_traces import stack_of_this_process
 
 # In the order of a step; data to backward once per micro-batch. Any other phase counts as the last.
-PHASES = ("data", "forward", "backward", "optimizer", "settle", "snapshot", "evaluation")
+PHASES = ("data", "forward", "backward", "optimizer", "exchange", "snapshot", "evaluation")
 RESTING = "outside of a step"
 """A phase after all others, without a time limit: a script between two loops."""
 _ORDER = {phase: number for number, phase in enumerate(PHASES, start=1)}
@@ -179,7 +179,7 @@ class Heartbeat:
             limit_s = math.inf
         return Beat(step, turn, order, time.monotonic() - max(since_s, not_before_s), limit_s, phase)
 
-    def who_is_gone(self, wait_s: float = 1.0) -> str:
+    def gone_ranks(self, wait_s: float = 1.0) -> str:
         """`rank 3 on n2`: the ranks whose connection closed without a goodbye; empty if there are none.
 
         Used by a rank that only knows that some peer closed its connection. Rank 0's kernel
@@ -187,7 +187,7 @@ class Heartbeat:
         """
         if self.thread is None:
             return ""
-        self.thread.news.wait(wait_s)
+        self.thread.gone_event.wait(wait_s)
         return self.thread.gone
 
     def close(self) -> None:
@@ -222,7 +222,7 @@ class _BeatSender:
         self._closing = threading.Event()
         self._buffer, self._cut_off = b"", False
         self.gone = ""
-        self.news = threading.Event()
+        self.gone_event = threading.Event()
         self.thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def stop(self) -> None:
@@ -238,11 +238,11 @@ class _BeatSender:
             selector.register(self._doorbell, selectors.EVENT_READ)
             if text := self._beat_until_lost(selector):
                 self._on_lost(text)
-            self._say("bye")
+            self._send("bye")
             # Closing with unread data would reset the connection and lose the last message.
             with suppress(OSError):
                 self._connection.shutdown(socket.SHUT_WR)
-                self._connection.settimeout(FAREWELL_S)
+                self._connection.settimeout(GOODBYE_S)
                 while self._connection.recv(65536):
                     pass
 
@@ -257,7 +257,7 @@ class _BeatSender:
             before_s = now
             beat = self._now(resumed_s)
             if now >= next_s:
-                self._say(beat.line())
+                self._send(beat.line())
                 next_s = now + limits.period_s
             if now - heard_s > beat.limit_s:
                 return rank_0_mute_text(self._host, now - heard_s)
@@ -269,37 +269,37 @@ class _BeatSender:
                     self._cut_off = self._cut_off or is_cut_off(error)
                     piece = b""
                 if not piece:
-                    return self._lose()
-                if self._hear(piece):
+                    return self._on_closed()
+                if self._receive(piece):
                     return ""
                 heard_s = before_s = time.monotonic()
         return ""
 
-    def _hear(self, piece: bytes) -> bool:
+    def _receive(self, piece: bytes) -> bool:
         """Executes rank 0's requests; returns whether it said goodbye."""
         *lines, self._buffer = (self._buffer + piece).split(b"\n")
-        words = [line.decode("utf-8", "replace") for line in lines]
-        for word in words:
-            if word == "stack":
+        requests = [line.decode("utf-8", "replace") for line in lines]
+        for request in requests:
+            if request == "stack":
                 stack = stack_of_this_process()
-                self._say(f"stack {json.dumps([stack.where, stack.text])}")
+                self._send(f"stack {json.dumps([stack.where, stack.text])}")
                 write_flight_record(self._rank, self._limits.answer_s)
-                self._say("dumped")
-            elif word.startswith("gone "):
-                self.gone = word.removeprefix("gone ")
-                self.news.set()
-        return "bye" in words
+                self._send("dumped")
+            elif request.startswith("gone "):
+                self.gone = request.removeprefix("gone ")
+                self.gone_event.set()
+        return "bye" in requests
 
-    def _lose(self) -> str:
+    def _on_closed(self) -> str:
         self.gone = f"rank 0 on {self._host}"
-        self.news.set()
+        self.gone_event.set()
         if self._cut_off:
             return rank_0_cut_off_text(self._host, self._limits.silent_s)
         # A rank that knows why rank 0 exited reports first.
         self._closing.wait(self._limits.gone_s)
         return "" if self._closing.is_set() else rank_0_gone_text(self._host)
 
-    def _say(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         try:
             self._connection.sendall(f"{line}\n".encode())
         except OSError as error:  # the kernel reports it only once

@@ -19,7 +19,7 @@ from ddp_hpc.rendezvous.connect_ranks import Endpoint
 from ddp_hpc.rendezvous.store_comm import StoreComm
 from ddp_hpc.training.health.failure_watch import FailureWatch
 from ddp_hpc.training.health.flight_recorder import turn_on_flight_recorder
-from ddp_hpc.training.health.shutdown import speak
+from ddp_hpc.training.health.shutdown import print_error
 from ddp_hpc.training.process_group.config import ProcessGroupConfig
 from ddp_hpc.training.process_group.devices import choose_backend, device_kind, group_backends, pick_device
 from ddp_hpc.training.process_group.gloo_threads import wait_for_gloo
@@ -78,7 +78,7 @@ def agree(comm: Comm, world: World, problem: str, exit_code: int) -> None:
         stop_together(world.rank, failure_of(text + where, exit_code))
 
 
-def same_everywhere(comm: Comm, value: str) -> str:
+def mismatch_between_ranks(comm: Comm, value: str) -> str:
     """The error message if ranks have different values; empty if all are equal. Collective."""
     values = comm.allgather(value)
     other = next((rank for rank, theirs in enumerate(values) if theirs != values[0]), None)
@@ -91,7 +91,7 @@ def same_everywhere(comm: Comm, value: str) -> str:
 
 @dataclass(frozen=True)
 class Link:
-    """The ranks' store and what runs over it, before there is a process group."""
+    """The ranks' store, with the messages and the failure watch over it. Exists before the process group."""
 
     endpoint: Endpoint
     comm: StoreComm
@@ -101,12 +101,14 @@ class Link:
 def connect(
     world: World, endpoint: Endpoint, config: ProcessGroupConfig, finish_writing: Callable[[float], None]
 ) -> Link:
-    """The ranks' messages over the store, and the failure watch on it, which has yet to begin.
+    """Returns messages over the store and its failure watch, which has not begun.
 
-    `finish_writing` is the one of `FailureWatch`.
+    `finish_writing` is passed to `FailureWatch`.
     """
     gone = "rank 0 is gone and has not reported an error. Look in its node's log for what killed it"
-    watch = FailureWatch(endpoint.store, world.rank, lambda claim: speak(claim, gone, world), finish_writing)
+    watch = FailureWatch(
+        endpoint.store, world.rank, lambda election: print_error(election, gone, world), finish_writing
+    )
     comm = StoreComm(endpoint.store, world.rank, world.world_size, config.init_timeout_s)
     return Link(endpoint, comm, watch)
 
@@ -173,13 +175,13 @@ def _choose_device(
     except RequestError as error:
         problem = str(error)
     agree(comm, world, problem, RequestError.exit_code)
-    agree(comm, world, same_everywhere(comm, f"{backend} on {device.type}"), RequestError.exit_code)
+    agree(comm, world, mismatch_between_ranks(comm, f"{backend} on {device.type}"), RequestError.exit_code)
     return device, backend
 
 
 def _init_process_group(
     world: World, link: Link, config: ProcessGroupConfig, device: torch.device, backend: str, backends: str
-) -> dist.Store:
+) -> object:
     """Creates torch's process group; returns its store. Collective: every rank must call this."""
     if link.endpoint.interface and "gloo" in backends:
         # Otherwise gloo resolves the host name to find its own address; on Debian that is 127.0.1.1.
@@ -200,9 +202,9 @@ def _init_process_group(
 def _destroy_process_group(link: Link) -> None:
     """Destroys the process group and closes the link. Collective: every rank must call this."""
     link.comm.barrier("the end of training")
-    wait_for_gloo()  # its threads need Python's lock, which is held while the group is freed
+    wait_for_gloo()  # its threads need the GIL, which is held while the group is freed
     dist.destroy_process_group()
-    # Destroying NCCL may take some ranks longer than others, and rank 0 serves the store.
+    # Destroying NCCL can take longer on some ranks, and rank 0 serves the store.
     link.comm.barrier("the end of the process group")
     link.watch.close()
     link.endpoint.close()
