@@ -1,9 +1,8 @@
-"""`python -m ddp_hpc.train`: parse, discover, rendezvous, ensure the data, train.
+"""`python -m ddp_hpc.train`: parse options, discover ranks, rendezvous, prepare the data, train.
 
-The same code whether one process was started or mpiexec, srun or torchrun
-started many. Everything that does something lives below it: `training/session.py`
-connects the ranks, `training/ending.py` turns errors into one line for the whole
-job and an exit code.
+The same code runs in a single process and in ranks started by mpiexec, srun or torchrun.
+`training/session.py` connects the ranks, and `training/health/shutdown.py` converts errors to one
+line for the whole job and an exit code.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def _read_config(context: click.Context, _: click.Parameter, path: Path | None) 
 def command(**options: Any) -> None:
     """Train a model on every rank that the launcher started, on GPUs with NCCL, on CPUs with gloo.
 
-    With no option at all: the default Transformer on synthetic data, 10 epochs.
+    Without options: the default Transformer on synthetic data, for 10 epochs.
     """
     config = TrainConfig.of(**options)
     if config.process_group.discovery == "device_count":
@@ -77,7 +76,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
     except click.exceptions.Exit as stop:  # --help and --version
         code = stop.exit_code
     except click.ClickException as error:
-        # Every rank got the same wrong line: one of them says so.
+        # All ranks have the same invalid command line, so only one reports it.
         if peek_rank(os.environ) == 0:
             error.show()
         code = error.exit_code
@@ -91,13 +90,13 @@ def main(argv: list[str] | None = None) -> NoReturn:
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError:
-        # Python would end with 120 where the log cannot be written: that is no failure of the training.
+        # If the log cannot be written, Python would exit with code 120, although the training succeeded.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(code)
 
 
 def _run(config: TrainConfig) -> None:
-    """Everything after parsing. Leaves by ending the process where it fails."""
+    """Runs the training after parsing. Ends the process on failure."""
     parts = Parts()
     parallel = config.parallel
     with session(
@@ -107,13 +106,13 @@ def _run(config: TrainConfig) -> None:
         cpu_offload=parallel.cpu_offload,
     ) as group:
         stopped = _train(config, group, parts)
-    # torchrun would start again what ends with another code than 0; the run folder's `state` tells.
+    # torchrun restarts ranks that exit with a code other than 0. The state file has the result.
     if stopped and group.world.launcher != "torchrun":
         end_stopped(group.world)
 
 
 def _train(config: TrainConfig, group: Group, parts: Parts) -> str:
-    """Data, training, summary; gives why it stopped before its end. Collective: every rank must call this."""
+    """Trains; returns why the run stopped early, or nothing. Collective: every rank must call this."""
     from ddp_hpc.training.health.run_lifecycle import manage_run
     from ddp_hpc.training.tasks.task_setup import set_up
     from ddp_hpc.training.telemetry.metrics_file import check_outputs
@@ -155,7 +154,7 @@ def _train(config: TrainConfig, group: Group, parts: Parts) -> str:
         )
     )
     trained = result.steps > result.resumed_from
-    # A run that was done already has no speed to tell, and its summary may be there.
+    # Without new steps there is no speed to report: keep the summary of an earlier attempt.
     if (
         config.telemetry.summary is not None
         and world.rank == 0
@@ -171,9 +170,9 @@ def _traced(telemetry: TelemetryConfig, group: Group) -> AbstractContextManager[
     rank = group.world.rank
     records = telemetry.trace_ranks is None or rank in telemetry.trace_ranks
     wait, warmup, active, repeat = telemetry.trace_window
-    folder = telemetry.trace_dir if records else None
+    directory = telemetry.trace_dir if records else None
     return record_trace(
-        folder, rank, group.world.world_size, group.device,
+        directory, rank, group.world.world_size, group.device,
         wait=wait, warmup=warmup, active=active, repeat=repeat,
         with_stack=telemetry.trace_stacks, with_flops=telemetry.trace_flops,
         max_mib=telemetry.trace_max_mib,
@@ -181,7 +180,7 @@ def _traced(telemetry: TelemetryConfig, group: Group) -> AbstractContextManager[
 
 
 def _become_torchrun() -> NoReturn:
-    """One process turns into one rank per device of this node, by torchrun, which does that well."""
+    """Replaces this process by torchrun, which starts one rank per device of this node."""
     import torch
 
     from ddp_hpc.training.process_group.devices import device_kind
@@ -189,7 +188,7 @@ def _become_torchrun() -> NoReturn:
     kind = device_kind("auto")
     count = 1 if kind == "cpu" else torch.get_device_module(kind).device_count()
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-    # Of an option that is given twice the last counts.
+    # The last value of a repeated option counts.
     training = ["-m", "ddp_hpc.train", *sys.argv[1:], "--discovery", "auto"]
     os.execv(sys.executable, [sys.executable, *torchrun, *training])  # noqa: S606 - an argv list
 

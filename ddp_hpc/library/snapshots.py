@@ -71,7 +71,9 @@ class Snapshots:
             RequestError: `step` is not the step that has just been completed.
         """
         self._position = self._position_at(step)
-        if self._lifecycle.stacks is None:  # no folder: nothing is saved, and signals end the script
+        if (
+            self._lifecycle.stacks is None
+        ):  # without a directory, nothing is saved, and signals end the script
             return False
         if self._stop or not (step >= self._exchange_at or self._lifecycle.saves_at(step)):
             self._world.at(step, "script")
@@ -168,7 +170,7 @@ def snapshots(
         RequestError: another job uses the directory, or its snapshots are from a different model or data.
     """
     world = current_world("ddp_hpc.snapshots()")
-    if folder == "":  # which would be the current folder
+    if folder == "":  # Path("") is the current directory
         raise RequestError('ddp_hpc.snapshots(""): the directory is empty; is its variable set?')
     kind = type(getattr(model, "module", model))  # without DDP
     config = with_config(loader, world.config).changed(

@@ -46,7 +46,7 @@ def tracing(
         RequestError: the directory cannot be created, or the window contains no step.
     """
     world = current_world("ddp_hpc.tracing()")
-    if folder == "":  # which would be the current folder
+    if folder == "":  # Path("") is the current directory
         raise RequestError('ddp_hpc.tracing(""): the directory is empty; is its variable set?')
     records = folder is not None and (ranks is None or world.rank in ranks)
     with record_trace(

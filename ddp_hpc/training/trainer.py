@@ -20,7 +20,7 @@ import torch
 
 from ddp_hpc.data.sample_order import sample_numbers
 from ddp_hpc.data.samples import Samples
-from ddp_hpc.data.step_shards import Position, Share, deal, steps_left
+from ddp_hpc.data.step_shards import Position, Share, rank_shares, steps_left
 from ddp_hpc.errors import RequestError
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.evaluation import Evaluation, evaluate
@@ -215,7 +215,7 @@ class _Training:
     def _steps(self) -> Iterator[tuple[Position, tuple[Share, ...]]]:
         """The remaining steps, with this rank's shares of their samples."""
         config, mesh = self.config, self.strategy.mesh
-        dealt = deal(
+        dealt = rank_shares(
             self.samples.num_samples, config.data.batch_size, mesh.data_size, mesh.data_rank,
             config.optimization.accumulate, self.resumed,
         )  # fmt: skip

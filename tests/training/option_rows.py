@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 import ddp_hpc
-from ddp_hpc.data.step_shards import Position, deal
+from ddp_hpc.data.step_shards import Position, rank_shares
 from ddp_hpc.errors import RequestError
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.optimization.compilation import warm_up
@@ -272,7 +272,7 @@ def train(
     if config.parallel.bucket_mib is not None and config.parallel.compress_gradients is None:
         watch_buckets(strategy, graphs.events)
     position, shares = next(
-        deal(GLOBAL_BATCH, batch_size, size, rank, config.optimization.accumulate, Position())
+        rank_shares(GLOBAL_BATCH, batch_size, size, rank, config.optimization.accumulate, Position())
     )
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:

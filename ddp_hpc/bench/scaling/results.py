@@ -211,8 +211,8 @@ def differences(found: Mapping[Point, Measured]) -> list[str]:
             if name != "strategy" or point.size.ranks > 1:  # a single rank has no strategy
                 values.setdefault(str(one.about.get(name)), point)
         if len(values) > 1:
-            told = "; ".join(f"{point}: {value}" for value, point in values.items())
+            listed = "; ".join(f"{point}: {value}" for value, point in values.items())
             lines.append(
-                f"the points differ not only in ranks, but also in {name.replace('_', ' ')} ({told})"
+                f"the points differ not only in ranks, but also in {name.replace('_', ' ')} ({listed})"
             )
     return lines

@@ -1,11 +1,11 @@
-"""What lifecycle costs a training: the pause of a save, and deadline and heartbeat in every step.
+"""Measures the overhead of the run lifecycle: the pause of a save, and deadline and heartbeat per step.
 
-python benchmarks/lifecycle.py [--rounds 6] [--folder data] [--json FILE]
+python benchmarks/run_lifecycle.py [--rounds 6] [--folder data] [--json FILE]
 
-save: the default model and Adam on one rank. A round is a step, torch.save of model and optimizer
-into one file (blocking, as tutorials have it), a step, our save (the state is copied, a thread
-writes it), and a step beside that thread. Pauses are what the loop waits. step: on two ranks the
-calls that a step makes for deadline and heartbeat, each timed over many calls, beside the step.
+save: the default model and Adam on one rank. A round is a step, torch.save of model and optimizer to one
+file (blocking, as in tutorials), a step, our save (the state is copied, and a thread writes it), and a
+step during that write. A pause is the time that the loop waits. step: the calls for deadline and heartbeat
+in each step on two ranks, each timed over many calls, compared with the step.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ COLUMNS = [
 
 
 class Training:
-    """Steps of the default model, on random numbers."""
+    """Runs steps of the default model on random numbers."""
 
     def __init__(self, batch_size: int) -> None:
         self.model = make_task("transformer", TASKS["transformer"], SPEC, 0.1, {}, 0).model
@@ -89,7 +89,7 @@ def measure_saves(folder: Path, rounds: int) -> dict[str, list[float]]:
         states = optimizer_tensors(live_tensors(model), optimizer)
         ours.save(number, {}, stream_of(model.state_dict()), stream_of(states))
 
-    for number in range(rounds + 1):  # the first allocates
+    for number in range(rounds + 1):  # the first one allocates
         row = {"step": timed(training.step), "torch_save": timed(blocking)}
         training.step()
         row |= {"save": timed(lambda n=number: beside(n)), "step_while_writing": timed(training.step)}
@@ -102,7 +102,7 @@ def measure_saves(folder: Path, rounds: int) -> dict[str, list[float]]:
 
 
 def measure_step(folder: Path) -> dict[str, list[float]]:
-    """Collective, under mpiexec: what a step does for deadline and heartbeat, and the step itself."""
+    """Measures the calls for deadline and heartbeat, and a step. Collective, under mpiexec."""
     config = TrainConfig(snapshot_dir=folder / "step", backend="gloo")
     taken: dict[str, list[float]] = {}
     with ExitStack() as stack:
@@ -113,7 +113,14 @@ def measure_step(folder: Path) -> dict[str, list[float]]:
         )
         lifecycle.open()
         heartbeat = start_heartbeat(
-            group.world, group.comm, group.host, stuck_s=600, first_s=600, stacks=None, on_lost=print
+            group.world,
+            group.comm,
+            group.host,
+            group.listen,
+            stuck_s=600,
+            first_s=600,
+            stacks=None,
+            on_lost=print,
         )
         training = Training(batch_size=32)
         model = torch.nn.parallel.DistributedDataParallel(training.model)
@@ -124,12 +131,12 @@ def measure_step(folder: Path) -> dict[str, list[float]]:
         def calls() -> None:
             for phase in ("data", "forward", "backward", "optimizer", "exchange"):
                 heartbeat.at(1, phase)
-            signs = lifecycle.signs(1.0)
-            lifecycle.decide([signs, signs], Position(1, 0, 64, 64), last=False)
+            own = lifecycle.report(1.0, 1.0)
+            lifecycle.decide([own, own], Position(1, 0, 64, 64), last=False)
 
         taken["deadline_and_heartbeat"] = [timed(calls) for _ in range(2000)]
-        told = torch.zeros(4, dtype=torch.float64)
-        taken["telling_each_other"] = [timed(lambda: group.gather(told).tolist()) for _ in range(2000)]
+        reports = torch.zeros(4, dtype=torch.float64)
+        taken["exchange_of_reports"] = [timed(lambda: group.gather(reports).tolist()) for _ in range(2000)]
         heartbeat.close()
     return taken
 
@@ -153,7 +160,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--folder", type=Path, help="where the files go; a temporary folder")
+    parser.add_argument("--folder", type=Path, help="directory for the files; default: a temporary directory")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--part", choices=("step",), help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -167,9 +174,9 @@ def main() -> None:
         argv = [str(mpiexec), "-n", "2", sys.executable, __file__, "--part", "step", "--folder", str(folder)]
         done = subprocess.run(argv, stdout=subprocess.PIPE, text=True)
         if done.returncode != 0:
-            sys.exit(f"error: the part under mpiexec ended with exit code {done.returncode}")
+            sys.exit(f"error: the part under mpiexec exited with code {done.returncode}")
         rows += json.loads(done.stdout.splitlines()[0])
-    result = report.document("lifecycle", rows, machine=report.machine())
+    result = report.document("run_lifecycle", rows, machine=report.machine())
     print(table(COLUMNS, rows))
     if args.json is not None:
         report.write_files(result, args.json, None, [], "")
