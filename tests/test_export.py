@@ -38,7 +38,7 @@ def export(capsys):
     return run
 
 
-def test_the_newest_snapshot_becomes_a_file_that_safetensors_reads(folder, tmp_path, export):
+def test_the_newest_snapshot_is_exported_to_safetensors(folder, tmp_path, export):
     code, said = export(folder, tmp_path / "model.safetensors")
     assert code == 0, said
     assert "2 tensors, 15 values" in said
@@ -47,13 +47,13 @@ def test_the_newest_snapshot_becomes_a_file_that_safetensors_reads(folder, tmp_p
     assert torch.equal(model[1].weight, torch.ones(3, 4))
 
 
-def test_a_named_snapshot_becomes_a_file_that_torch_reads_without_running_code(folder, tmp_path, export):
+def test_a_given_snapshot_is_exported_to_a_pt_file_that_torch_loads_safely(folder, tmp_path, export):
     assert export(folder / "step_00000010", tmp_path / "model.pt")[0] == 0
     found = torch.load(tmp_path / "model.pt", weights_only=True)
     assert torch.equal(found["1.weight"], torch.zeros(3, 4))
 
 
-def test_a_damaged_snapshot_is_refused_and_nothing_is_written(folder, tmp_path, export):
+def test_a_damaged_snapshot_is_rejected_and_nothing_is_written(folder, tmp_path, export):
     file = folder / "step_00000020" / MODEL
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
@@ -77,7 +77,9 @@ def test_a_damaged_snapshot_is_refused_and_nothing_is_written(folder, tmp_path, 
         ("missing/step_00000010", "model.pt", "is not a snapshot"),
     ],
 )
-def test_a_wrong_request_is_one_line_and_changes_nothing(folder, tmp_path, export, snapshot, output, words):
+def test_an_invalid_request_is_one_line_and_changes_nothing(
+    folder, tmp_path, export, snapshot, output, words
+):
     (tmp_path / "there.pt").write_text("precious")
     code, said = export(tmp_path / snapshot, tmp_path / output)
     assert (code, len(said.splitlines())) == (2, 1), said

@@ -73,7 +73,7 @@ def sample(capfdbinary):
     torch.set_num_threads(num_threads)
 
 
-def test_the_newest_snapshot_goes_on_behind_the_prompt(folder, sample):
+def test_the_newest_snapshot_continues_the_prompt(folder, sample):
     assert sample(folder, "--prompt", "de", "--num-bytes", 20) == (
         0,
         b"de" + bytes(range(0x66, 0x66 + 20)),
@@ -81,22 +81,22 @@ def test_the_newest_snapshot_goes_on_behind_the_prompt(folder, sample):
     )
 
 
-def test_without_a_prompt_it_begins_as_behind_the_end_of_a_file(folder, sample):
+def test_without_a_prompt_the_text_starts_like_a_new_file(folder, sample):
     assert sample(folder, "--num-bytes", 3)[1] == b"\1\2\3"
 
 
-def test_a_prompt_may_have_any_bytes(folder, sample):
+def test_a_prompt_can_contain_any_bytes(folder, sample):
     assert sample(folder, "--prompt", "\u00fc\udcff", "--num-bytes", 2)[1] == b"\xc3\xbc\xff\0\1"
 
 
-def test_the_same_seed_gives_the_same_text_and_another_seed_another(folder, sample):
+def test_the_text_depends_only_on_the_seed(folder, sample):
     old = folder / "step_00000010"
     texts = [sample(old, "--prompt", "x", "--num-bytes", 40, "--seed", seed)[1] for seed in (3, 3, 4)]
     assert [len(text) for text in texts] == [41] * 3
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_at_temperature_0_the_likeliest_byte_is_taken_whatever_the_seed(folder, sample):
+def test_at_temperature_0_the_most_likely_byte_is_chosen_for_every_seed(folder, sample):
     old = folder / "step_00000010"
     options = [old, "--prompt", "x", "--num-bytes", 20]
     ways = ((0, 1), (0, 2), (1e-320, 3))
@@ -105,7 +105,7 @@ def test_at_temperature_0_the_likeliest_byte_is_taken_whatever_the_seed(folder, 
 
 
 @torch.no_grad()
-def test_each_byte_comes_from_the_last_ones_before_it(folder, sample):
+def test_each_byte_is_predicted_from_the_last_bytes(folder, sample):
     """More of them than the model was trained on: the oldest are left behind."""
     model = made().eval()
     text = sample(
@@ -121,7 +121,7 @@ def start(folder: Path, stdout: object) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, env=clean_environ(), stdout=stdout, stderr=subprocess.PIPE)
 
 
-def test_bytes_are_there_as_they_come_and_a_reader_that_has_enough_ends_it(folder):
+def test_bytes_are_written_immediately_until_the_reader_closes_the_pipe(folder):
     with start(folder, subprocess.PIPE) as process:
         assert process.stdout.read(2) == b"\1\2"
         process.stdout.close()
@@ -151,7 +151,7 @@ def test_a_full_disk_is_one_line(folder):
         (["nothing"], "does not fit the decoder of this ddp-hpc"),
     ],
 )
-def test_a_wrong_request_is_one_line_and_no_text(folder, tmp_path, sample, words, said):
+def test_an_invalid_request_is_one_line_without_text(folder, tmp_path, sample, words, said):
     save(tmp_path / "other", 1, torch.nn.Linear(2, 2), "linear")
     save(tmp_path / "tokens", 1, made(300))
     save(tmp_path / "changed", 1, made(), layers=2)
@@ -161,7 +161,7 @@ def test_a_wrong_request_is_one_line_and_no_text(folder, tmp_path, sample, words
     assert said in err
 
 
-def test_a_model_whose_training_went_wrong_is_said_so(tmp_path, sample):
+def test_a_diverged_model_is_reported(tmp_path, sample):
     model = made()
     model.head.norm.weight.data[:] = torch.nan
     save(tmp_path / "nan", 1, model)
@@ -170,7 +170,7 @@ def test_a_model_whose_training_went_wrong_is_said_so(tmp_path, sample):
     assert "is not finite" in err
 
 
-def test_a_damaged_snapshot_is_refused_and_the_one_before_is_named(folder, sample):
+def test_a_damaged_snapshot_is_rejected_with_the_name_of_the_previous_one(folder, sample):
     (folder / "step_00000020" / MODEL).write_bytes(b"short")
     code, out, err = sample(folder)
     assert (code, out) == (1, b"")

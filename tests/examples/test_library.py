@@ -44,7 +44,7 @@ def _code(script: str) -> list[str]:
     return [lines[number - 1].strip() for number in sorted(numbers) if number <= len(lines)]
 
 
-def test_both_scripts_train_alike(tmp_path: Path, forks: Forks) -> None:
+def test_both_scripts_have_the_same_losses(tmp_path: Path, forks: Forks) -> None:
     sizes = ["--epochs", "2", "--num-samples", "128", "--embedding", "16", "--dropout", "0", "--no-shuffle"]
     argv = [*start(2), str(EXAMPLES / "lesson_mpi4py.py"), *sizes]
     # Ours shares the cores among the ranks by itself.
@@ -63,7 +63,7 @@ def test_both_scripts_train_alike(tmp_path: Path, forks: Forks) -> None:
     assert ours[:2] == pytest.approx(by_hand[:2], rel=1e-5)
 
 
-def test_the_page_shows_both_scripts_as_they_are() -> None:
+def test_the_page_quotes_both_scripts_unchanged() -> None:
     assert re.findall(r"```python\n(.*?)```", _SIDE_BY_SIDE, re.DOTALL) == [BY_HAND, OURS]
 
 
@@ -76,7 +76,7 @@ def test_the_page_counts_their_lines() -> None:
     assert [int(number) for number in told.groups()] == [len(by_hand), len(ours), len(ours) - num_kept]
 
 
-def test_every_name_is_in_an_example() -> None:
+def test_every_public_name_is_used_in_an_example() -> None:
     assert {name for name in ddp_hpc.__all__ if f"ddp_hpc.{name}" not in "".join(BLOCKS)} <= {
         "Batch", "Snapshots", "Task",
     }, "two are types of what others give, and Task has examples in own-model.md"  # fmt: skip
@@ -126,7 +126,7 @@ with ddp_hpc.distributed() as world:
 
 
 @pytest.mark.soak
-def test_a_script_survives_the_walltime_of_its_jobs(tmp_path: Path) -> None:
+def test_a_script_resumes_over_several_jobs(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(_SLOW_SCRIPT)
     site = ["--profile", "generic_pbs", "--nodes", "1", "--ranks-per-node", "2", "--walltime", "00:10:00"]
     command = ["--", "python", "mine.py"]
@@ -144,7 +144,7 @@ def test_a_script_survives_the_walltime_of_its_jobs(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_the_types_of_the_names_are_known_to_mypy(tmp_path: Path) -> None:
+def test_mypy_checks_the_types_of_the_public_names(tmp_path: Path) -> None:
     (tmp_path / "typed.py").write_text(
         "import ddp_hpc\n"
         "with ddp_hpc.distributed() as world:\n"

@@ -72,7 +72,7 @@ SCRIPT_ENV = {"DDP_HPC_RANKS_PER_NODE": "2", "PBS_JOBID": RUN_ID}
         pytest.param(SCRIPT, SCRIPT_ENV, id="torchrun_script.sh", marks=pytest.mark.soak),
     ],
 )
-def test_a_stranger_at_every_port_changes_nothing(
+def test_an_attacker_at_every_port_changes_nothing(
     tmp_path: Path, undisturbed: list[Any], argv: list[str], env: dict[str, str]
 ) -> None:
     with job(argv, tmp_path, **env) as started:
@@ -93,7 +93,7 @@ def test_a_stranger_at_every_port_changes_nothing(
 
 
 @pytest.mark.soak
-def test_the_same_stranger_runs_its_own_code_in_a_job_of_torchs_rendezvous(tmp_path: Path) -> None:
+def test_the_same_attacker_executes_code_through_torchs_rendezvous(tmp_path: Path) -> None:
     """Why the rendezvous is not torch's: this is what the test above would see if it were."""
     env = {**SCRIPT_ENV, "DDP_HPC_RDZV_BACKEND": "c10d"}
     with job(SCRIPT, tmp_path, **env) as started:

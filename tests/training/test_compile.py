@@ -44,12 +44,12 @@ def some(forks, tmp_path_factory):
     return measured(forks, tmp_path_factory.mktemp("rows"), SOME)
 
 
-def test_compiled_gradients_are_those_of_plain_torch_on_all_ranks_from_the_first_step(some):
+def test_compiled_gradients_equal_plain_torch_from_the_first_step(some):
     for options, ranks in some:
         assert_gradients_of_plain_torch(options, ranks)
 
 
-def test_compiled_code_is_split_so_that_buckets_are_sent_during_the_backward_pass(some):
+def test_compiled_code_sends_buckets_during_the_backward_pass(some):
     _, ranks = some[0]
     for rank in ranks:
         assert rank["graphs"] > 2
@@ -80,7 +80,7 @@ def cannot_be_combined(options):
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_every_pair_of_options_has_the_gradients_of_plain_torch_or_is_refused_in_one_line(forks, tmp_path):
+def test_every_pair_of_options_equals_plain_torch_or_is_rejected(forks, tmp_path):
     for options, ranks in measured(forks, tmp_path, all_pairs(), timeout_s=3500):
         refusals = {rank.get("refused") for rank in ranks}
         if cannot_be_combined(options):
@@ -107,6 +107,6 @@ COMPILED_INDEED = [
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_what_inductor_compiles_has_the_gradients_of_plain_torch(forks, tmp_path):
+def test_gradients_with_inductor_equal_plain_torch(forks, tmp_path):
     for options, ranks in measured(forks, tmp_path, COMPILED_INDEED, "inductor", timeout_s=850):
         assert_gradients_of_plain_torch(options, ranks)

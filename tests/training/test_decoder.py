@@ -50,7 +50,7 @@ def test_the_loss_falls(whole: Path) -> None:
     assert sum(found[-5:]) / 5 < 3.5
 
 
-def test_a_killed_run_ends_as_if_it_was_not(text: Path, whole: Path, forks: Forks) -> None:
+def test_a_killed_run_ends_like_an_uninterrupted_one(text: Path, whole: Path, forks: Forks) -> None:
     home = text / "killed"
     home.mkdir()
     job = forks.start(*OPTIONS, *SAVING, cwd=home, ranks=2)
@@ -63,7 +63,7 @@ def test_a_killed_run_ends_as_if_it_was_not(text: Path, whole: Path, forks: Fork
     assert_equal(home, whole, STEPS)
 
 
-def test_the_trained_decoder_writes_the_same_text_again(whole: Path, capfdbinary) -> None:
+def test_the_trained_decoder_generates_reproducible_text(whole: Path, capfdbinary) -> None:
     texts = [sample(whole / "run", capfdbinary) for _ in range(2)]
     assert texts[0] == texts[1]
     assert texts[0].startswith(b"def ")
@@ -92,7 +92,7 @@ def commands_of_the_page() -> tuple[list[str], str, str]:
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_the_page_reaches_less_than_1_9_nats_a_byte_within_ten_minutes(
+def test_the_commands_of_the_page_reach_1_9_nats_per_byte_in_ten_minutes(
     tmp_path: Path, launch: Launch
 ) -> None:
     """And a run of the same that is killed again and again sees the same losses."""

@@ -35,13 +35,13 @@ def kinds_of(backends):
 
 
 @pytest.mark.parametrize(("backend", "kind"), [("nccl", "cuda"), ("xccl", "xpu"), ("gloo", "cuda")])
-def test_what_is_offloaded_to_the_host_can_be_sent_from_there(backend, kind):
+def test_offloaded_tensors_have_a_cpu_backend(backend, kind):
     found = kinds_of(group_backends(backend, kind, cpu_offload=True))
     assert {name: found[name] for name in ("cpu", kind)} == {"cpu": "gloo", kind: backend}
     assert kinds_of("nccl").get("cpu") != "gloo", "as one backend alone it is not"
 
 
-def test_without_offloading_the_backend_is_one():
+def test_without_offloading_there_is_one_backend():
     assert group_backends("nccl", "cuda", cpu_offload=False) == "nccl"
     assert group_backends("gloo", "cpu", cpu_offload=True) == "gloo"
 
@@ -93,7 +93,7 @@ def distribute_as_torch_2_8(tensor, mesh, placements, *, src_data_rank):
 
 
 @pytest.mark.parametrize("distribute", [distribute_as_torch_2_8, distribute_tensor])
-def test_a_part_of_a_state_does_not_keep_the_whole_in_memory(distribute, monkeypatch):
+def test_a_sharded_state_does_not_keep_the_whole_tensor_in_memory(distribute, monkeypatch):
     monkeypatch.setattr("torch.distributed.tensor.distribute_tensor", distribute)
     with two_ranks() as mesh:
         parameter = DTensor.from_local(torch.zeros(4, 3), mesh, [Shard(0)])
@@ -116,7 +116,7 @@ def tf32():
     ("level", "products", "convolutions"),
     [(None, "highest", True), ("highest", "highest", False), ("high", "high", True)],
 )
-def test_tf32_is_what_torch_has_where_nothing_is_asked_for(level, products, convolutions, tf32):
+def test_without_an_option_tf32_keeps_torchs_default(level, products, convolutions, tf32):
     assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("highest", True)
     assert TrainConfig().optimization.matmul_precision is None
     assert "--matmul-precision" in set_matmul_precision(level, CUDA)
@@ -144,7 +144,7 @@ class Streams:
         return SimpleNamespace(wait_stream=lambda other: self.calls.append(("main waits for", other)))
 
 
-def test_what_workers_read_is_copied_beside_the_computing(monkeypatch):
+def test_batches_of_workers_are_copied_on_a_separate_stream(monkeypatch):
     streams = Streams()
     monkeypatch.setattr(torch, "get_device_module", lambda _: streams)
     batches = [(torch.ones(2, 3), torch.ones(2))] * 2
@@ -166,7 +166,7 @@ def test_what_workers_read_is_copied_beside_the_computing(monkeypatch):
     assert streams.calls == each * 2
 
 
-def test_with_batch_norms_over_all_ranks_no_rank_compiles_alone(monkeypatch):
+def test_with_sync_batchnorm_no_rank_compiles_alone(monkeypatch):
     # Their forward pass waits for the other ranks, which would wait for this one to have compiled.
     monkeypatch.setattr(ddp, "DistributedDataParallel", lambda module, **_: module)
     group = SimpleNamespace(device=torch.device("meta"))

@@ -35,13 +35,13 @@ def test_two_ranks_reach_97_percent_on_the_test_split(digits, tmp_path, forks):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("launcher", ["mpiexec", "torchrun"])
-def test_so_they_do_as_the_readme_starts_them(digits, tmp_path, launcher):
+def test_the_command_of_the_readme_reaches_97_percent(digits, tmp_path, launcher):
     done = succeeded(train(*_options(digits), cwd=tmp_path, ranks=2, launcher=launcher))
     _check(tmp_path / "s.json", done.stdout)
 
 
 @pytest.mark.soak
-def test_accuracy_counts_each_test_image_once_whatever_the_ranks(digits, tmp_path):
+def test_accuracy_counts_each_test_image_once_for_any_number_of_ranks(digits, tmp_path):
     """359 test images do not divide by 2 or 3: padding would count some twice."""
     options = ["--model", "classifier", "--data", str(digits), "--max-steps", "1", "--lr-scaling", "none"]
     found = set()

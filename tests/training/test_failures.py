@@ -36,7 +36,7 @@ def _run(tmp_path, fault, *options, launcher="mpiexec", ranks):
         pytest.param("torchrun", 2, 3, marks=pytest.mark.soak),
     ],
 )
-def test_an_exception_in_one_rank_ends_the_job_with_its_words_alone(tmp_path, launcher, rank, ranks):
+def test_only_the_exception_of_the_failed_rank_is_printed(tmp_path, launcher, rank, ranks):
     done, took_s = _run(tmp_path, f"raise:{rank}", launcher=launcher, ranks=ranks)
     assert done.returncode == 1
     assert took_s < 45, "nobody waits for a rank that is gone"
@@ -89,7 +89,7 @@ def _without_progress(job):
 
 
 @pytest.mark.parametrize("fault", ["raise:0", "raise:1", "pick:1"])
-def test_ranks_without_mpi_or_agent_are_ended_too(tmp_path, forks, fault):
+def test_ranks_without_mpi_or_an_agent_are_ended(tmp_path, forks, fault):
     job = _forked(forks, tmp_path, fault)
     assert job.wait() == [1, 1, 1]
     (line,) = _without_progress(job)
@@ -97,7 +97,7 @@ def test_ranks_without_mpi_or_agent_are_ended_too(tmp_path, forks, fault):
     assert "Error: planted " in line
 
 
-def test_a_rank_that_ends_itself_is_named(tmp_path, forks):
+def test_a_rank_that_calls_exit_is_reported(tmp_path, forks):
     job = _forked(forks, tmp_path, "exit:1")
     assert job.wait() == [1, 3, 1]
     (line,) = _without_progress(job)
@@ -113,7 +113,7 @@ def test_ranks_that_are_stuck_when_rank_0_dies_are_ended_with_one_line(tmp_path,
 
 
 @pytest.mark.parametrize("times", [10, pytest.param(100, marks=pytest.mark.soak)])
-def test_what_all_ranks_know_ends_all_of_them_alike_every_time(tmp_path, forks, times):
+def test_an_error_on_all_ranks_ends_all_with_the_same_code(tmp_path, forks, times):
     """Such an end once met threads that were still waiting, and turned into SIGABRT now and then."""
     for _ in range(times):
         job = _forked(forks, tmp_path, "none:0", "--data", "nope.h5")
@@ -129,7 +129,7 @@ def test_a_rank_that_is_slow_to_end_does_not_turn_success_into_failure(tmp_path)
     assert all(line.startswith("making ") for line in "".join(errors).splitlines())
 
 
-def test_torchrun_starts_a_failed_rank_again_from_the_newest_snapshot_and_gloo_finds_the_new_ones(tmp_path):
+def test_torchrun_restarts_failed_ranks_from_the_newest_snapshot(tmp_path):
     """The agent's store keeps the addresses of the ranks before: workers that share it never meet again."""
     saving = ["--snapshot-dir", "run", "--snapshot-every-steps", "1", "--summary", "s.json"]
     argv = [*start(2, "torchrun"), "--max-restarts=1", PLANTED, *SIZES, *saving]
@@ -148,7 +148,7 @@ def test_a_killed_rank_ends_the_job(tmp_path):
     assert took_s < 45
 
 
-def test_a_rank_that_hangs_is_waited_for_only_as_long_as_timeout_says(tmp_path, forks):
+def test_a_hanging_rank_is_waited_for_only_until_the_timeout(tmp_path, forks):
     job = _forked(forks, tmp_path, "stick:1", "--timeout", "3")
     began_s = time.monotonic()
     assert job.wait() == [1, 1, 1]
@@ -159,7 +159,7 @@ def test_a_rank_that_hangs_is_waited_for_only_as_long_as_timeout_says(tmp_path, 
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_while_a_failure_is_told_does_not_cut_it_short(tmp_path, forks, signum):
+def test_a_signal_does_not_interrupt_the_report_of_a_failure(tmp_path, forks, signum):
     job = _forked(forks, tmp_path, f"raise:1:{signum.name}", ranks=2)
     assert job.wait() == [1, 1]
     (line,) = _without_progress(job)

@@ -62,7 +62,7 @@ def _lock_of_another_host(folder: Path, **more: object) -> Path:
     return path
 
 
-def test_a_folder_is_taken_and_given_back_without_a_trace(
+def test_a_directory_is_locked_and_released_without_leftovers(
     tmp_path: Path, take: Callable[[], DirectoryLock]
 ) -> None:
     take().release()
@@ -70,7 +70,7 @@ def test_a_folder_is_taken_and_given_back_without_a_trace(
     take()
 
 
-def test_a_second_holder_is_refused_at_once_with_process_host_and_job(
+def test_a_second_holder_is_rejected_immediately_with_process_host_and_job(
     tmp_path: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     holder = launch.start([sys.executable, "-c", HOLD, tmp_path], env={"SLURM_JOB_ID": "4711"})
@@ -91,7 +91,7 @@ def test_a_second_holder_is_refused_at_once_with_process_host_and_job(
     assert not (tmp_path / ".lock").exists()
 
 
-def test_a_process_that_has_the_id_of_a_dead_holder_is_not_taken_for_it(
+def test_a_reused_process_id_is_not_mistaken_for_the_dead_holder(
     tmp_path: Path, take: Callable[[], DirectoryLock]
 ) -> None:
     take()
@@ -102,7 +102,7 @@ def test_a_process_that_has_the_id_of_a_dead_holder_is_not_taken_for_it(
     assert take.said == []  # type: ignore[attr-defined]
 
 
-def test_the_silent_lock_of_another_host_is_taken_over_after_a_while_that_is_said(
+def test_the_stale_lock_of_another_host_is_taken_over_after_an_announced_wait(
     tmp_path: Path, take: Callable[[], DirectoryLock]
 ) -> None:
     _lock_of_another_host(tmp_path / "run")
@@ -114,7 +114,7 @@ def test_the_silent_lock_of_another_host_is_taken_over_after_a_while_that_is_sai
     ]
 
 
-def test_the_lock_of_another_host_that_gives_a_sign_of_life_is_respected(
+def test_a_lock_that_another_host_updates_is_respected(
     tmp_path: Path, take: Callable[[], DirectoryLock]
 ) -> None:
     path = _lock_of_another_host(tmp_path / "run", job="")
@@ -127,7 +127,7 @@ def test_the_lock_of_another_host_that_gives_a_sign_of_life_is_respected(
     assert path.read_bytes() == before
 
 
-def test_a_lock_that_its_holder_gives_back_meanwhile_is_taken(
+def test_a_lock_that_is_released_while_waiting_is_taken(
     tmp_path: Path, take: Callable[[], DirectoryLock]
 ) -> None:
     path = _lock_of_another_host(tmp_path / "run")
@@ -138,7 +138,7 @@ def test_a_lock_that_its_holder_gives_back_meanwhile_is_taken(
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b"null", b'{"pid": "x"}', b"\xff", b"[" * 100_000], ids=range(7)
 )
-def test_a_lock_with_anything_in_it_is_one_of_an_unknown_holder(
+def test_a_lock_with_invalid_content_has_an_unknown_holder(
     tmp_path: Path, take: Callable[[], DirectoryLock], content: bytes
 ) -> None:
     _lock_of_another_host(tmp_path / "run").write_bytes(content)
@@ -146,7 +146,7 @@ def test_a_lock_with_anything_in_it_is_one_of_an_unknown_holder(
     assert "(PID " in take.said[0]  # type: ignore[attr-defined]
 
 
-def test_of_many_that_want_a_dead_holders_folder_one_gets_it(tmp_path: Path) -> None:
+def test_only_one_of_many_takes_over_the_lock_of_a_dead_holder(tmp_path: Path) -> None:
     _lock_of_another_host(tmp_path)
     got: list[DirectoryLock] = []
     refused: list[DataError] = []
@@ -167,7 +167,7 @@ def test_of_many_that_want_a_dead_holders_folder_one_gets_it(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_holder_gives_signs_of_life_and_notices_when_it_was_robbed(
+def test_the_holder_updates_its_lock_and_detects_its_loss(
     tmp_path: Path, take: Callable[[], DirectoryLock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folder_lock, "TOUCH_S", 0.05)
@@ -182,7 +182,7 @@ def test_the_holder_gives_signs_of_life_and_notices_when_it_was_robbed(
     assert "theirs" in path.read_text(), "what is another's now stays"
 
 
-def test_a_holder_that_gives_the_folder_back_was_not_robbed(
+def test_releasing_a_lock_does_not_count_as_losing_it(
     tmp_path: Path, take: Callable[[], DirectoryLock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folder_lock, "TOUCH_S", 0.01)
@@ -211,7 +211,7 @@ def _until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_folder_that_is_a_file_is_refused_and_stays(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_directory_is_rejected_and_kept(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(
@@ -221,7 +221,7 @@ def test_a_folder_that_is_a_file_is_refused_and_stays(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_folder_that_may_not_be_written_is_refused(
+def test_a_directory_without_write_permission_is_rejected(
     open_folder: Path, as_nobody: Callable[[], AbstractContextManager[None]]
 ) -> None:
     open_folder.chmod(0o555)

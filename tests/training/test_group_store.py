@@ -71,7 +71,7 @@ def do(store: Store, chance: random.Random) -> Any:
 
 
 @pytest.mark.parametrize("prefixed", [False, True], ids=["plain", "through C++"])
-def test_every_request_has_the_result_of_torchs_store(served: Served, prefixed: bool) -> None:
+def test_every_request_has_the_same_result_as_in_torchs_store(served: Served, prefixed: bool) -> None:
     """Through torch's PrefixStore each call goes to C++ and comes back, as from a process group."""
     ours, theirs = GroupStore(served.client(), "group/", 5.0), torchs()
     if prefixed:
@@ -83,13 +83,13 @@ def test_every_request_has_the_result_of_torchs_store(served: Served, prefixed: 
         assert results[0] == results[1], f"request {seed}"
 
 
-def test_bytes_that_are_no_text_pass_through_cpp_unchanged(served: Served) -> None:
+def test_binary_values_pass_through_cpp_unchanged(served: Served) -> None:
     ours = GroupStore(served.client(), "group/", 5.0)
     ours.set("p/binary", bytes(range(256)))
     assert PrefixStore("p", ours).get("binary") == bytes(range(256))
 
 
-def test_a_get_that_nobody_answers_ends_as_torchs_does(served: Served) -> None:
+def test_a_get_without_an_answer_times_out_like_torchs(served: Served) -> None:
     ours = GroupStore(served.client(), "group/", 0.2)
     assert ours.timeout == timedelta(seconds=0.2)
     prefixed = PrefixStore("p", ours)
@@ -100,7 +100,7 @@ def test_a_get_that_nobody_answers_ends_as_torchs_does(served: Served) -> None:
         ours.get("never")
 
 
-def test_a_store_that_is_gone_is_a_network_error_as_torchs_is() -> None:
+def test_a_lost_store_is_a_network_error_like_torchs() -> None:
     with store_in_process() as served:
         ours = GroupStore(served.client(), "group/", 5.0)
         served.process._process.kill()
@@ -109,7 +109,7 @@ def test_a_store_that_is_gone_is_a_network_error_as_torchs_is() -> None:
             ours.get("a")
 
 
-def test_keys_of_the_group_do_not_mix_with_others(served: Served) -> None:
+def test_the_keys_of_the_group_have_a_prefix(served: Served) -> None:
     client = served.client()
     ours = GroupStore(client, "group/", 5.0)
     client.set("verdict", b"1", 5)
@@ -139,7 +139,7 @@ def on_ranks(served: Served, size: int, backend: str) -> list[Store]:
     return stores
 
 
-def test_torchs_store_is_closed_to_newcomers_once_all_ranks_are_in(
+def test_torchs_store_accepts_no_connections_after_all_ranks_have_connected(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ports: list[int] = []

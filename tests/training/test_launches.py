@@ -48,12 +48,12 @@ def operators_of_a_step(num, device, **options):
 @pytest.mark.parametrize(
     ("device", "fused"), [("cuda", None), ("cuda", False), ("cuda", True), ("xpu", None), ("xpu", False)]
 )
-def test_an_update_on_a_device_takes_as_many_operators_for_any_number_of_parameters(device, fused, optimizer):
+def test_the_number_of_operators_of_an_update_on_a_device_is_constant(device, fused, optimizer):
     few, many = (operators_of_a_step(num, device, fused=fused, optimizer=optimizer) for num in (4, 40))
     assert many == few
 
 
-def test_on_a_cpu_the_optimizer_is_torchs_own_default():
+def test_on_a_cpu_the_optimizer_uses_torchs_default():
     assert optimizer_options(OptimizationConfig(), torch.device("cpu"), 0.1) == {"lr": 0.1}
     assert optimizer_options(OptimizationConfig(fused=False), torch.device("cpu"), 0.1) == {"lr": 0.1}
     assert optimizer_options(OptimizationConfig(fused=True), torch.device("cpu"), 0.1) == {
@@ -62,7 +62,7 @@ def test_on_a_cpu_the_optimizer_is_torchs_own_default():
     }
 
 
-def test_sgd_for_parts_of_parameters_is_not_fused_which_torch_does_not_have():
+def test_sgd_for_sharded_parameters_is_not_fused():
     options = optimizer_options(
         OptimizationConfig(optimizer="sgd"), torch.device("cuda"), 0.1, is_sharded=True
     )
@@ -78,7 +78,7 @@ def test_sgd_for_parts_of_parameters_is_not_fused_which_torch_does_not_have():
     assert adam == {"lr": 0.1, "fused": True}
 
 
-def test_a_limit_of_the_norm_takes_as_many_operators_for_any_number_of_parameters():
+def test_the_number_of_operators_of_clipping_is_constant():
     nums = []
     for num in (4, 40):
         made = parameters(num)
@@ -88,7 +88,7 @@ def test_a_limit_of_the_norm_takes_as_many_operators_for_any_number_of_parameter
     assert nums[0] == nums[1]
 
 
-def test_a_limit_of_the_norm_is_torchs():
+def test_clipping_equals_torchs():
     mine, torchs = parameters(5), parameters(5)
     for made in (mine, torchs):
         made[-1].data = made[-1].data.double()

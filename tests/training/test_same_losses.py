@@ -62,14 +62,14 @@ def test_two_ranks_at_batch_16_equal_one_rank_at_batch_32(reference, tmp_path, f
     assert two == pytest.approx(reference[0], abs=1e-9)
 
 
-def test_three_ranks_share_a_tail_that_does_not_divide(tmp_path, forks):
+def test_three_ranks_divide_a_smaller_last_batch(tmp_path, forks):
     # Global batches of 24, a tail of 4 over 3 ranks; the plain loop never pads.
     three = _losses(forks, tmp_path, "--dtype", "float64", "--batch-size", "8", ranks=3)
     (path,) = (tmp_path / "data").glob("*.h5")
     assert three == pytest.approx(_plain_loop(path, torch.float64, 2, 24, 0.001, 0), abs=1e-9)
 
 
-def test_a_rank_without_samples_in_the_tail_still_takes_part(tmp_path, forks):
+def test_a_rank_without_samples_in_the_last_batch_takes_part(tmp_path, forks):
     # 97 samples, global batches of 32: the tail is one sample for two ranks.
     options = ("--num-samples", "97", "--dtype", "float64", "--epochs", "1")
     two = _losses(forks, tmp_path, *options, "--batch-size", "16", ranks=2)
@@ -98,7 +98,7 @@ def test_the_transformer_in_float32_agrees_to_1e_5_of_its_loss(tmp_path, forks):
     assert two == pytest.approx(one, rel=1e-5)
 
 
-def test_each_sample_is_used_once_an_epoch(tmp_path, forks):
+def test_each_sample_is_used_once_per_epoch(tmp_path, forks):
     options = ["--num-samples", "100", "--epochs", "2", "--batch-size", "16", *LINEAR]
     forks.run(*options, "--metrics", "m.jsonl", cwd=tmp_path, ranks=2)
     samples = [(r["epoch"], r["samples"]) for r in records(tmp_path / "m.jsonl")]
@@ -106,7 +106,7 @@ def test_each_sample_is_used_once_an_epoch(tmp_path, forks):
     assert sum(n for epoch, n in samples if epoch == 2) == 100
 
 
-def test_without_shuffle_the_order_is_the_files(tmp_path, forks):
+def test_without_shuffle_samples_are_in_file_order(tmp_path, forks):
     options = ("--dtype", "float64", "--batch-size", "100", "--epochs", "1", "--no-shuffle")
     (whole,) = _losses(forks, tmp_path, *options)
     (path,) = (tmp_path / "data").glob("*.h5")

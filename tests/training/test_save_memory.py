@@ -3,7 +3,7 @@
 import json
 
 
-def test_a_save_takes_twelve_bytes_a_parameter_whatever_the_strategy(forks, tmp_path):
+def test_a_save_takes_twelve_bytes_per_parameter_for_every_strategy(forks, tmp_path):
     # Parts of tensors on all ranks, and whole ones on one rank or the other, as under zero.
     strategies = ["fsdp", "pp"]
     job = forks.start(*strategies, "m.json", cwd=tmp_path, ranks=2, program="tests.training.save_memory")

@@ -74,7 +74,7 @@ def _content(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_the_newest_few_are_kept_and_the_newest_is_gone_on_from(
+def test_the_newest_snapshots_are_kept_and_the_newest_is_resumed(
     tmp_path: Path, open_run: Callable[..., Run]
 ) -> None:
     run = open_run(tmp_path, keep=2)
@@ -91,7 +91,7 @@ def test_the_newest_few_are_kept_and_the_newest_is_gone_on_from(
     assert again.folder.saved.step == 10
 
 
-def test_a_damaged_one_is_said_passed_over_and_replaced_when_the_run_comes_by_again(
+def test_a_damaged_snapshot_is_skipped_with_a_warning_and_later_replaced(
     tmp_path: Path, open_run: Callable[..., Run]
 ) -> None:
     open_run(tmp_path).save(4, 10)
@@ -117,7 +117,7 @@ def _again(open_run: Callable[..., Run], folder: Path, keep: int = 2) -> Run:
     return open_run(folder, keep)
 
 
-def test_where_all_are_damaged_it_is_refused_and_nothing_is_deleted(
+def test_if_all_snapshots_are_damaged_nothing_is_deleted(
     tmp_path: Path, open_run: Callable[..., Run]
 ) -> None:
     open_run(tmp_path).save(1, 2)
@@ -131,7 +131,7 @@ def test_where_all_are_damaged_it_is_refused_and_nothing_is_deleted(
     assert [words.split(":")[0] for words in run.said] == ["warning"] * 2
 
 
-def test_one_of_a_newer_version_stops_the_run_rather_than_being_passed_over(
+def test_a_snapshot_of_a_newer_version_is_an_error_and_not_skipped(
     tmp_path: Path, open_run: Callable[..., Run]
 ) -> None:
     run = open_run(tmp_path)
@@ -144,7 +144,7 @@ def test_one_of_a_newer_version_stops_the_run_rather_than_being_passed_over(
         run.folder.newest_valid()
 
 
-def test_what_is_saved_is_the_state_of_that_moment_and_the_next_save_waits(
+def test_the_state_is_copied_at_once_and_the_next_save_waits(
     tmp_path: Path, open_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = threading.Event()
@@ -183,7 +183,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_disk_that_fills_up_costs_a_warning_and_no_snapshot_that_was_there(
+def test_a_full_disk_is_a_warning_and_existing_snapshots_are_kept(
     tiny_disk: Path, open_run: Callable[..., Run]
 ) -> None:
     run = open_run(tiny_disk, keep=3)
@@ -215,7 +215,7 @@ def _failing(errors: list[int]) -> Callable[..., Path]:
     return write
 
 
-def test_what_a_server_that_restarts_says_is_tried_again(
+def test_transient_errors_are_retried(
     tmp_path: Path, open_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshots, "_RETRY_AFTER_S", (0.01, 0.02, 0.03))
@@ -233,7 +233,7 @@ def test_what_a_server_that_restarts_says_is_tried_again(
     assert [words.split(":")[0] for words in run.said[2:]] == ["warning"] * 3 + ["WARNING"]
 
 
-def test_a_full_disk_is_not_waited_for(
+def test_a_full_disk_is_not_retried(
     tmp_path: Path, open_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshots, "write_snapshot", _failing([errno.ENOSPC]))
@@ -244,7 +244,7 @@ def test_a_full_disk_is_not_waited_for(
     assert _steps(tmp_path) == []
 
 
-def test_leftovers_of_a_killed_writer_go_with_the_next_run_and_nothing_else_does(
+def test_the_next_run_removes_only_leftovers_of_a_killed_writer(
     tmp_path: Path, open_run: Callable[..., Run]
 ) -> None:
     for name in (".step_00000003.99.partial", ".step_00000002.99.removed"):
@@ -257,7 +257,7 @@ def test_leftovers_of_a_killed_writer_go_with_the_next_run_and_nothing_else_does
     assert {path.name for path in tmp_path.iterdir()} == {".lock", *(path.name for path in kept)}
 
 
-def test_a_run_that_lost_the_folder_to_another_does_not_write_there_any_more(
+def test_a_run_that_lost_its_directory_does_not_write_to_it(
     tmp_path: Path, open_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = open_run(tmp_path)
@@ -280,7 +280,7 @@ def test_a_run_that_lost_the_folder_to_another_does_not_write_there_any_more(
         ("global_batch", "9" * 5000),
     ],
 )
-def test_a_run_does_not_go_on_from_what_no_run_can_have_written(
+def test_a_run_does_not_resume_from_invalid_contents(
     tmp_path: Path, forks: Forks, name: str, value: object
 ) -> None:
     words = [*LINEAR, "--num-samples", "8", "--max-steps", "1", "--snapshot-dir", "run"]

@@ -24,7 +24,7 @@ ENDLESS = [*DATA, *SAVING, "--epochs", "100000", "--log-every", "1"]
 
 
 @pytest.mark.parametrize(("name", "rank"), [("SIGTERM", 1), ("SIGUSR1", 0), ("SIGUSR2", 1), ("SIGINT", 0)])
-def test_a_signal_to_one_rank_stops_all_after_that_step_with_their_state_saved(
+def test_a_signal_to_one_rank_stops_all_ranks_with_their_state_saved(
     home: Path, whole: Path, forks: Forks, name: str, rank: int
 ) -> None:
     job = forks.start(*RUN, cwd=home, ranks=2, program=PLANTED, env={"PLANT": f"{name}:{rank}"})
@@ -45,7 +45,7 @@ def test_a_signal_to_one_rank_stops_all_after_that_step_with_their_state_saved(
     assert trained(home) == trained(whole)[:2]
 
 
-def test_the_next_run_goes_on_as_if_nothing_had_been(home: Path, whole: Path, forks: Forks) -> None:
+def test_the_next_run_resumes_like_an_uninterrupted_one(home: Path, whole: Path, forks: Forks) -> None:
     stopped = forks.start(*RUN, cwd=home, ranks=2, program=PLANTED, env={"PLANT": "SIGTERM:0"})
     stopped.wait()
     words = forks.run(*RUN, cwd=home, ranks=2).words()
@@ -56,9 +56,7 @@ def test_the_next_run_goes_on_as_if_nothing_had_been(home: Path, whole: Path, fo
 
 
 @pytest.mark.parametrize(("launcher", "code"), [("mpiexec", 75), ("torchrun", 0)])
-def test_the_launcher_ends_with_75_or_where_it_would_start_again_with_0(
-    home: Path, launcher: str, code: int
-) -> None:
+def test_the_exit_code_is_75_and_0_under_torchrun(home: Path, launcher: str, code: int) -> None:
     program = ["-m", PLANTED] if launcher == "mpiexec" else [str(Path(__file__).with_name("planted.py"))]
     done = train(*RUN, cwd=home, ranks=2, launcher=launcher, program=program, env={"PLANT": "SIGTERM:1"})
     assert done.returncode == code, done.stderr
@@ -67,7 +65,7 @@ def test_the_launcher_ends_with_75_or_where_it_would_start_again_with_0(
     assert state_of(home) == RunState("again", 2, "rank 1 received SIGTERM")
 
 
-def test_workers_leave_signals_to_their_rank(home: Path, forks: Forks) -> None:
+def test_workers_ignore_signals(home: Path, forks: Forks) -> None:
     job = forks.start(*ENDLESS, "--workers", "1", cwd=home, ranks=1)
     _until(lambda: (home / "m.jsonl").exists() and len(trained(home)) > 1)
     children = Path(f"/proc/{job.pids[0]}/task/{job.pids[0]}/children").read_text().split()
@@ -77,16 +75,14 @@ def test_workers_leave_signals_to_their_rank(home: Path, forks: Forks) -> None:
     assert state_of(home).state == "again"
 
 
-def test_a_deadline_that_has_passed_is_refused_in_one_line(home: Path, forks: Forks) -> None:
+def test_a_deadline_in_the_past_is_rejected_in_one_line(home: Path, forks: Forks) -> None:
     job = forks.start(*RUN, cwd=home, ranks=2, env={"DDP_HPC_DEADLINE": str(int(time.time()) - 100)})
     assert job.wait() == [2, 2]
     [line] = job.errors()
     assert "DDP_HPC_DEADLINE" in line
 
 
-def test_a_job_that_lost_its_folder_to_another_one_ends_and_leaves_the_state_alone(
-    home: Path, forks: Forks
-) -> None:
+def test_a_job_that_lost_its_directory_ends_and_keeps_the_state(home: Path, forks: Forks) -> None:
     job = forks.start(*ENDLESS, cwd=home, ranks=2)
     _until(lambda: (home / "m.jsonl").exists() and len(trained(home)) > 1)
     (home / "run" / ".lock").write_text('{"nonce": "another", "job": "7"}')
@@ -97,7 +93,7 @@ def test_a_job_that_lost_its_folder_to_another_one_ends_and_leaves_the_state_alo
     assert state_of(home).state == "running", "the other job's word, from here on"
 
 
-def test_it_stops_before_the_allocation_ends(home: Path, forks: Forks) -> None:
+def test_a_run_stops_before_the_allocation_ends(home: Path, forks: Forks) -> None:
     """In the folder that a job script names; the last resort, which comes later, is not needed."""
     options = [*DATA, "--epochs", "100000", "--metrics", "m.jsonl"]
     end_s = time.time() + 5.0
@@ -112,9 +108,7 @@ def test_it_stops_before_the_allocation_ends(home: Path, forks: Forks) -> None:
     assert [path.name for path in (home / "run" / "snapshots").iterdir()] == [f"step_{state.step:08d}"]
 
 
-def test_a_rank_that_is_stuck_does_not_let_the_scheduler_kill_the_job_without_a_word(
-    home: Path, forks: Forks
-) -> None:
+def test_a_stuck_rank_reports_an_error_before_the_scheduler_kills_the_job(home: Path, forks: Forks) -> None:
     env = {"PLANT": "stick:1", "DDP_HPC_KILL_DELAY_S": "4"}
     job = forks.start(*ENDLESS, cwd=home, ranks=2, program=PLANTED, env=env)
     _until(lambda: (home / "m.jsonl").exists() and len(trained(home)) == 1)
@@ -149,7 +143,7 @@ def _stopping(deadline: Deadline | None, kill_delay_s: float | None = None, rank
     )
 
 
-def test_what_is_kept_for_the_end_is_a_save_some_steps_and_the_kill_delay() -> None:
+def test_the_margin_contains_a_save_some_steps_and_the_kill_delay() -> None:
     stopping = _stopping(Deadline(time.time() + 100, "squeue"), 30.0)
     least_s = stopping.margin_s()
     assert 30 < least_s < 35
@@ -169,13 +163,13 @@ def test_what_is_kept_for_the_end_is_a_save_some_steps_and_the_kill_delay() -> N
     )
 
 
-def test_only_one_rank_looks_at_the_clock() -> None:
+def test_only_one_rank_checks_the_deadline() -> None:
     past = Deadline(time.time() - 1, "squeue")
     assert _stopping(past, rank=0).stop_request() == DEADLINE
     assert _stopping(past, rank=1).stop_request() == 0
 
 
-def test_the_programs_own_handlers_come_back_afterwards() -> None:
+def test_signal_handlers_of_the_program_are_restored() -> None:
     before = [
         signal.getsignal(sig) for sig in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
     ]

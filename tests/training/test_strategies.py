@@ -38,7 +38,7 @@ def single(tmp_path_factory, forks):
 
 
 @pytest.mark.parametrize(("options", "ranks", "share"), SOME)
-def test_a_strategy_has_the_losses_of_one_process_and_its_part_of_the_memory(
+def test_a_strategy_has_the_losses_of_one_process_and_less_memory(
     options, ranks, share, single, forks, tmp_path
 ):
     row = next(row for row in ROWS if row.options == options)
@@ -52,7 +52,7 @@ def test_a_strategy_has_the_losses_of_one_process_and_its_part_of_the_memory(
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_every_strategy_and_option_is_in_the_page_and_has_the_losses_of_one_process(forks, tmp_path):
+def test_every_strategy_and_option_is_documented_and_has_the_losses_of_one_process(forks, tmp_path):
     (_, _, rest) = PAGE.read_text().partition(BEGIN)
     there = rest.partition(END)[0].strip().splitlines()
     found = table(forks, tmp_path).splitlines()
@@ -65,7 +65,7 @@ def test_every_strategy_and_option_is_in_the_page_and_has_the_losses_of_one_proc
 
 
 @pytest.mark.parametrize("options", ["--strategy zero", "--strategy fsdp", "--strategy tp", "--strategy pp"])
-def test_a_run_goes_on_exactly_as_if_it_had_not_stopped(options, forks, home, tiny_data, tmp_path):
+def test_a_run_resumes_exactly(options, forks, home, tiny_data, tmp_path):
     batch = ["--batch-size", "8"] if options.endswith("p") and "fsdp" not in options else []
     words = [*DATA, *batch, *options.split(), *SAVING, "--max-steps", "5", "--snapshot-every-steps", "3"]
     forks.run(*words, cwd=home, ranks=2)
@@ -78,7 +78,7 @@ def test_a_run_goes_on_exactly_as_if_it_had_not_stopped(options, forks, home, ti
     assert trained(home) == whole
 
 
-def test_a_run_goes_on_with_another_strategy(forks, home, tiny_data):
+def test_a_run_resumes_with_another_strategy(forks, home, tiny_data):
     # Without dropout and in the same global batches, so that nothing but the sharing differs.
     words = ["--data", "float64.h5", "--batch-size", "8", "--dropout", "0", *SAVING, "--keep", "20"]
     words += ["--snapshot-every-steps", "1"]
@@ -124,7 +124,7 @@ def test_a_run_goes_on_with_another_strategy(forks, home, tiny_data):
         ("--compile --bucket-mib 0.5", "buckets of 1 MiB or more"),
     ],
 )
-def test_what_cannot_be_shared_so_is_refused_in_one_line(options, words, forks, tmp_path, no_gpu):
+def test_unsupported_combinations_are_rejected_in_one_line(options, words, forks, tmp_path, no_gpu):
     small = ["--num-samples", "8", "--src-shape", "1,8", "--tgt-shape", "2,8", "--epochs", "1"]
     job = forks.start(*small, *options.split(), cwd=tmp_path, ranks=2)
     assert job.wait() == [2, 2], job.words()
@@ -141,7 +141,7 @@ def test_dataparallel_is_one_process(forks, tmp_path):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_replica_over_several_devices_is_split_also_on_one_rank(ranks, forks, tmp_path):
+def test_a_single_rank_splits_its_replica_over_several_devices(ranks, forks, tmp_path):
     words = ["--num-samples", "8", "--src-shape", "1,8", "--tgt-shape", "2,8", "--devices-per-rank", "99"]
     job = forks.start(*words, cwd=tmp_path, ranks=ranks)
     assert job.wait() == [2] * ranks
@@ -149,7 +149,7 @@ def test_a_replica_over_several_devices_is_split_also_on_one_rank(ranks, forks, 
     assert "99 stages need at least one each" in line or "--devices-per-rank 99: rank" in line
 
 
-def test_another_optimizers_state_is_refused_in_one_line(forks, home, tiny_data):
+def test_the_state_of_another_optimizer_is_rejected_in_one_line(forks, home, tiny_data):
     forks.run(*DATA, *SAVING, "--optimizer", "sgd", "--max-steps", "1", cwd=home, ranks=1)
     job = forks.start(*DATA, *SAVING, "--epochs", "1", cwd=home, ranks=1)
     assert job.wait() == [2]
@@ -176,7 +176,7 @@ def spied(spec, dropout):
 """
 
 
-def test_ranks_that_share_samples_draw_the_same_dropout_after_another_strategy_too(forks, home, tiny_data):
+def test_ranks_that_share_samples_draw_the_same_dropout_after_a_change_of_strategy(forks, home, tiny_data):
     # Else what each of them holds whole, such as this norm, would drift apart without a word.
     (home / "spy.py").write_text(SPY)
     words = [*DATA, *SAVING, "--model", "spy:spied", "--dropout", "0.5"]
@@ -190,7 +190,7 @@ def test_ranks_that_share_samples_draw_the_same_dropout_after_another_strategy_t
     assert len(set(first)) > 1
 
 
-def test_a_stage_saves_the_buffers_that_it_has_on_its_device():
+def test_a_stage_saves_the_buffers_on_its_device():
     # `to` gives a module new buffers where the device is another one, and keeps its parameters.
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4), nn.Linear(4, 4))
     config, device = TrainConfig.of(strategy="pp"), torch.device("meta")
@@ -208,7 +208,7 @@ def test_a_stage_saves_the_buffers_that_it_has_on_its_device():
     assert len(held) == len(list(stage.model.parameters())) + len(list(stage.model.buffers()))
 
 
-def test_layers_that_ranks_cannot_share_evenly_are_named(forks, tmp_path):
+def test_layers_that_cannot_be_split_evenly_are_reported(forks, tmp_path):
     small = ["--num-samples", "8", "--src-shape", "1,8", "--tgt-shape", "2,8", "--epochs", "1"]
     job = forks.start(*small, "--strategy", "tp", cwd=tmp_path, ranks=3)
     assert job.wait() == [2, 2, 2], job.words()
