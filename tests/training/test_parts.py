@@ -88,7 +88,7 @@ def test_a_problem_of_one_rank_stops_all_and_rank_0_reports_it(store):
     assert "disk full (rank 2; 1 rank affected)" in str(done[0])
     assert [type(error) for error in done[1:]] == [ReportedElsewhereError] * 2
     assert [error.exit_code for error in done] == [2, 2, 2]
-    assert all(error.everywhere for error in done)
+    assert all(error.on_all_ranks for error in done)
 
 
 def test_different_backends_are_reported_with_their_ranks(store):
@@ -108,8 +108,8 @@ def test_only_the_first_failure_is_reported(store, monkeypatch):
     monkeypatch.setattr("os.kill", lambda *_: None)
     monkeypatch.setattr("os._exit", lambda *_: None)
     first, second = _watch(store.client(), 0), _watch(store.client(), 1)
-    assert second.claim() is ErrorElection.WON
-    assert first.claim() is ErrorElection.LOST
+    assert second.run_election() is ErrorElection.WON
+    assert first.run_election() is ErrorElection.LOST
 
 
 def test_one_of_two_simultaneous_failures_is_reported(store, monkeypatch):
@@ -123,14 +123,14 @@ def test_one_of_two_simultaneous_failures_is_reported(store, monkeypatch):
     class Slow:
         def add(self, key, amount, timeout_s):
             count = client.add(key, amount, timeout_s)
-            claims["second"] = second.claim()
+            claims["second"] = second.run_election()
             return count
 
         def set(self, key, value, timeout_s):
             client.set(key, value, timeout_s)
 
     first._store = Slow()
-    assert first.claim() is ErrorElection.WON
+    assert first.run_election() is ErrorElection.WON
     assert claims["second"] is ErrorElection.LOST
 
 
@@ -187,7 +187,7 @@ def test_a_lost_rank_0_is_reported_once_and_ends_all(store, monkeypatch):
     store.clients[0].close()
     store.end_owner()
     time.sleep(1.5)
-    assert sorted(claim.name for claim in lost) == ["FIRST", "LATE"]
+    assert sorted(claim.name for claim in lost) == ["LOST", "WON"]
     assert signals == [signal.SIGTERM] * 2
 
 
@@ -196,7 +196,7 @@ def test_without_a_store_each_rank_decides_alone(store, monkeypatch):
     for client in store.clients:
         client.close()
     time.sleep(1.5)
-    assert [claim.name for claim in lost] == ["ALONE"] * 3
+    assert [claim.name for claim in lost] == ["NO_STORE"] * 3
     assert signals == [signal.SIGTERM] * 3
 
 

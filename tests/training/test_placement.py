@@ -114,7 +114,7 @@ def test_a_shared_gpu_under_nccl_ends_the_job_with_one_error_and_a_table(
     devices = [Device(name="cuda:0", identity=f"GPU-{gpu}") for gpu in (0, 1, 1)]
     first, *others = checked(store, monkeypatch, devices, "nccl")
     assert isinstance(first, RequestError)
-    assert first.everywhere
+    assert first.on_all_ranks
     assert "ranks 1 and 2 on n1 would share one device (GPU-1): NCCL refuses that" in str(first)
     assert all(isinstance(other, ReportedElsewhereError) for other in others)
     assert "error: ranks 1 and 2 on n1" in (tmp_path / "placement.txt").read_text()

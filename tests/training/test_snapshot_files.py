@@ -121,10 +121,10 @@ def test_a_buffer_is_reused_only_for_matching_tensors() -> None:
     image.fill(second.items())
     assert image.parts[0].data_ptr() == place
     assert _bits(safetensors.torch.load(_content(image))["odd.torch.int8"]) == _bits(second["odd.torch.int8"])
-    assert image.fits(specs_of(second))
-    assert not image.fits(specs_of({**second, "step": second["step"].double()}))
-    assert not image.fits(specs_of({**second, "step": second["step"].reshape(1)}))
-    assert not image.fits(specs_of({name: second[name] for name in list(second)[1:]}))
+    assert image.matches(specs_of(second))
+    assert not image.matches(specs_of({**second, "step": second["step"].double()}))
+    assert not image.matches(specs_of({**second, "step": second["step"].reshape(1)}))
+    assert not image.matches(specs_of({name: second[name] for name in list(second)[1:]}))
 
 
 def test_only_the_values_of_a_slice_are_saved() -> None:
@@ -138,7 +138,7 @@ def test_only_the_values_of_a_slice_are_saved() -> None:
 
 
 def test_an_unsupported_dtype_is_reported() -> None:
-    with pytest.raises(TypeError, match=r"wave is of torch\.complex64"):
+    with pytest.raises(TypeError, match=r"wave has the type torch\.complex64"):
         FileBuffer({"wave": ((2,), torch.complex64)})
 
 

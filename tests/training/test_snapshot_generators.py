@@ -68,6 +68,6 @@ def test_all_states_have_the_same_length() -> None:
 )
 def test_an_invalid_state_is_rejected_and_changes_nothing(change) -> None:  # type: ignore[no-untyped-def]
     state = generator_state(CPU)
-    with pytest.raises(ValueError, match="a state of"):
+    with pytest.raises(ValueError, match="the state has"):
         set_generator_state(change(state), CPU)
     assert torch.equal(generator_state(CPU), state)

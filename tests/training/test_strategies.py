@@ -110,8 +110,8 @@ def test_a_run_resumes_with_another_strategy(forks, home, tiny_data):
         ("--strategy dataparallel", "Start one, or use --strategy ddp"),
         ("--sync-batchnorm", "needs GPUs"),
         ("--compress-gradients bf16", "use fp16"),
-        ("--strategy tp --compile", "leave one of them out"),
-        ("--strategy pp --compile", "leave --compile out"),
+        ("--strategy tp --compile", "remove one of them"),
+        ("--strategy pp --compile", "omit --compile"),
         ("--strategy fsdp --optimizer sgd --fused", "torch has no fused SGD"),
         ("--strategy tp --model linear", "has no `tensor_parallel` plan"),
         ("--static-graph --accumulate 2", "would leave gradients out"),
@@ -146,7 +146,7 @@ def test_a_single_rank_splits_its_replica_over_several_devices(ranks, forks, tmp
     job = forks.start(*words, cwd=tmp_path, ranks=ranks)
     assert job.wait() == [2] * ranks
     (line,) = job.errors()
-    assert "99 stages need at least one each" in line or "--devices-per-rank 99: rank" in line
+    assert "each of the 99 stages needs at least one" in line or "--devices-per-rank 99: rank" in line
 
 
 def test_the_state_of_another_optimizer_is_rejected_in_one_line(forks, home, tiny_data):

@@ -47,7 +47,10 @@ def set_generator_state(state: Tensor, device: torch.device) -> None:
     """
     current = generator_state(device)
     if state.shape != current.shape or state.dtype != current.dtype:
-        raise ValueError(f"the state has {state.numel()} bytes; this process needs {current.numel()}")
+        raise ValueError(
+            f"the state has {state.numel()} values of {state.dtype}; this process needs {current.numel()} of "
+            f"{current.dtype}"
+        )
     content = state.cpu().numpy().tobytes()
     layout = np.dtype(
         [

@@ -63,25 +63,25 @@ def test_a_slow_rank_is_reported_once_with_its_node_and_times(mine, forks):
 
 def test_ranks_of_equal_speed_are_not_reported():
     skew = SlowRankDetector(1.5, ["n1", "n1", "n2"])
-    assert all(skew.look([0.010, 0.012, 0.014], 0.1) == "" for _ in range(10))
+    assert all(skew.check([0.010, 0.012, 0.014], 0.1) == "" for _ in range(10))
 
 
 def test_three_consecutive_slow_reports_are_reported_once():
     skew = SlowRankDetector(1.5, ["n1", "n1", "n2"])
     slow, fine = [0.01, 0.01, 0.09], [0.01, 0.01, 0.01]
-    told = [skew.look(own_s, 0.1) for own_s in (slow, slow, fine, slow, slow, slow, slow)]
+    told = [skew.check(own_s, 0.1) for own_s in (slow, slow, fine, slow, slow, slow, slow)]
     assert [bool(text) for text in told] == [False] * 5 + [True, False]
     assert "rank 2 on n2 is slow" in told[5]
 
 
 def test_a_delay_that_does_not_affect_the_step_is_not_reported():
     skew = SlowRankDetector(1.5, ["n1", "n2"])
-    assert all(skew.look([0.0001, 0.0009], 1.0) == "" for _ in range(5))
+    assert all(skew.check([0.0001, 0.0009], 1.0) == "" for _ in range(5))
 
 
 def test_of_two_ranks_the_slower_is_reported():
     skew = SlowRankDetector(1.5, ["n1", "n2"])
-    assert "rank 0 on n1" in [skew.look([0.09, 0.01], 0.1) for _ in range(3)][-1]
+    assert "rank 0 on n1" in [skew.check([0.09, 0.01], 0.1) for _ in range(3)][-1]
 
 
 def test_tensorboard_has_each_step_and_continues_after_a_restart(mine, forks):
