@@ -1,4 +1,4 @@
-"""`python -m ddp_hpc.export`: what was trained, in a file that needs nothing of ours."""
+"""`python -m ddp_hpc.export`: a trained model in a file that plain torch can read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddp_hpc.training.snapshots.snapshot_files import MODEL, TRAINING, write_sna
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two snapshots of a linear map; the newer one is all ones."""
+    """Two snapshots of a linear map; all values of the newer one are ones."""
     for step, value in ((10, 0.0), (20, 1.0)):
         model = {"1.weight": torch.full((3, 4), value), "1.bias": torch.full((3,), value)}
         training = {"optimizer.step/1.bias": torch.tensor(5.0)}
@@ -28,7 +28,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def export(capsys):
-    """Runs the command here: its exit code and what it wrote to stderr."""
+    """Runs the command in this process; returns its exit code and stderr."""
 
     def run(*words: object) -> tuple[int, str]:
         with pytest.raises(SystemExit) as ended:

@@ -1,4 +1,4 @@
-"""docs/examples/rpc: parameter servers that learn, and end with one line where a rank is lost."""
+"""docs/examples/rpc: parameter servers that learn, and end with one line if a rank is lost."""
 
 import importlib.util
 import json
@@ -23,13 +23,13 @@ MONARCH = pytest.param(
 
 
 def forked(forks, tmp_path, example, *options, ranks=3, **env):
-    """Ranks of an example that start at once, with no launcher around that would end them."""
+    """Ranks of an example that start quickly, without a launcher that would end them."""
     program = "tests.examples.planted"
     return forks.start(example, *options, cwd=tmp_path, ranks=ranks, env=env, program=program)
 
 
 def planted(forks, tmp_path, example, fault, *options):
-    """Three ranks with no launcher around that would end them, one with a fault in its 20th step."""
+    """Three ranks without a launcher that would end them; one has a fault in its 20th step."""
     return forked(forks, tmp_path, example, *options, PLANT=fault)
 
 
@@ -37,7 +37,7 @@ def check_learned(product):
     result = json.loads(product)
     assert result["num_updates"] == 300
     assert result["first_loss"] > 10
-    assert result["final_loss"] < 0.02, "the noise alone is 0.01"
+    assert result["final_loss"] < 0.02, "the loss of the noise is 0.01"
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
@@ -94,7 +94,7 @@ def test_under_mpiexec_a_killed_rank_ends_the_job_too(tmp_path, example, rank):
     assert done.returncode != 0
     assert "num_updates" not in done.stdout
     assert len(error_lines(done)) <= 1, done.stderr
-    assert "frame #" not in done.stderr, "nobody needs torch's C++ frames to see that a rank is gone"
+    assert "frame #" not in done.stderr, "torch's C++ frames do not help to find a lost rank"
     assert time.monotonic() - began < 45
 
 
@@ -109,7 +109,7 @@ def test_a_hanging_rank_is_reported_and_ends_the_others(forks, tmp_path, rank):
     (line,) = job.errors()
     assert f"rank {rank} on " in line
     assert "its process is stopped" in line
-    job.kill()  # the stopped one, which nothing else can end
+    job.kill()  # the stopped rank, which only SIGKILL can end
 
 
 @pytest.mark.soak

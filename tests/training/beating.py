@@ -1,6 +1,6 @@
-"""One rank that beats and works without torch: `beating.py RANK SIZE FOLDER FAULT:RANK|all [LIMIT=S ...]`.
+"""A rank with a heartbeat, without torch: `beating.py RANK SIZE DIRECTORY FAULT:RANK|all [LIMIT=S ...]`.
 
-Each step ends in a wait for all ranks, as a collective is. The fault comes in step 3.
+Each step ends with a wait for all ranks, like a collective. The fault occurs in step 3.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ STEPS = 5
 
 
 class FileComm:
-    """A `Comm` over files, which also can be waited for by nobody for ever."""
+    """A `Comm` over files."""
 
     def __init__(self, rank, size, folder):
         self.rank, self.size, self._folder, self._calls = rank, size, folder, 0
@@ -60,7 +60,7 @@ def fail(kind, heartbeat, step):
     if kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "lock":
-        ctypes.PyDLL(None).sleep(60)  # PyDLL keeps the interpreter's lock
+        ctypes.PyDLL(None).sleep(60)  # PyDLL does not release the GIL
     if kind == "cut":
         subprocess.run(["ip", "link", "set", "lo", "down"], check=True)
         read_from_a_dead_server()
@@ -69,7 +69,7 @@ def fail(kind, heartbeat, step):
             time.sleep(0.1)
             heartbeat.at(step, "data")
     if kind == "pause":
-        # As a job that is suspended and resumed.
+        # Like a job that is suspended and resumed.
         subprocess.Popen(["sh", "-c", f"sleep 1.5; kill -CONT {os.getpid()}"])
         os.kill(os.getpid(), signal.SIGSTOP)
         time.sleep(0.3)

@@ -1,4 +1,4 @@
-"""The memory that a save takes on rank 0, in bytes a parameter: a program for ranks."""
+"""A program for ranks that measures the memory of a save on rank 0, in bytes per parameter."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _M_MMAP_THRESHOLD = -3  # mallopt(3), malloc.h
 
 
 def resident_bytes(name: str) -> int:
-    """`VmRSS`, or `VmHWM`: the most of it since the last reset."""
+    """Reads `VmRSS`, or `VmHWM` for its peak since the last reset."""
     found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1]) * 1024
@@ -36,7 +36,7 @@ def reset_peak() -> None:
 
 
 def measure(world: Any, strategy: str, folder: Path) -> dict[str, float]:
-    """The peak of the first save and of the second, over what the training holds."""
+    """The peaks of the first and second save, relative to the memory of the training."""
     torch.manual_seed(1)
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
     config = TrainConfig.of(strategy=strategy, snapshot_dir=folder)
@@ -65,10 +65,10 @@ def measure(world: Any, strategy: str, folder: Path) -> dict[str, float]:
 
 
 def main(argv: list[str]) -> None:
-    """`argv`: the strategies, and the file for what comes of them."""
+    """`argv`: the strategies, and the file for the results."""
     *strategies, results = argv
     with ddp_hpc.distributed(threads=1) as world:
-        # Freed memory goes back at once, and is not what the next save takes.
+        # Freed memory is returned immediately, so that the next save cannot reuse it.
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**16)
         found = {name: measure(world, name, Path(name).resolve()) for name in strategies}
         if world.is_first:

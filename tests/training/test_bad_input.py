@@ -1,4 +1,4 @@
-"""Wrong requests: exit code 2, one line that says what was seen, what was needed and what to do."""
+"""Invalid requests: exit code 2 and one line with what was seen, what was needed and what to do."""
 
 import json
 
@@ -16,7 +16,7 @@ def _line(errors):
 
 @pytest.fixture
 def refused(forks, tmp_path):
-    """The one line of a training that is refused."""
+    """The one line of a training that is rejected."""
 
     def start(*options, ranks=1):
         job = forks.start(*options, cwd=tmp_path, ranks=ranks)
@@ -28,7 +28,7 @@ def refused(forks, tmp_path):
 
 
 def left_in(folder):
-    """What a training has written there, besides its words."""
+    """The files that a training has written, besides its output."""
     return [path.name for path in folder.iterdir() if path.suffix not in (".log", ".codes")]
 
 

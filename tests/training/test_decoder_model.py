@@ -1,4 +1,4 @@
-"""The decoder as a model: what it sees, what it may be split into, what it refuses."""
+"""The decoder as a model: its context, how it can be split, and invalid options."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_single_stage_can_have_tied_weights():
 
 @torch.no_grad()
 def test_attention_outputs_of_split_heads_sum_to_the_whole():
-    """What ColwiseParallel and RowwiseParallel make of it on each of two ranks."""
+    """Splits the layer like ColwiseParallel and RowwiseParallel on two ranks."""
     torch.manual_seed(0)
     whole, x = Attention(8, 4, 0.0), torch.randn(3, 16, 8)
     total = torch.zeros_like(x)

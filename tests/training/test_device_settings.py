@@ -1,4 +1,4 @@
-"""What torch is told on a device that this machine may not have. Not run on a GPU."""
+"""The settings passed to torch for devices that this machine may not have. Not run on a GPU."""
 
 import os
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ CUDA = torch.device("cuda", 0)
 
 
 def kinds_of(backends):
-    """Which backend sends which device's tensors, as torch reads it."""
+    """The backend for each kind of device, as parsed by torch."""
     return dist.BackendConfig(dist.Backend(backends)).get_device_backend_map()
 
 
@@ -68,7 +68,7 @@ def test_the_process_group_gets_both_backends_and_the_device(monkeypatch):
         "_set_threads": (1, ""),
     }.items():
         monkeypatch.setattr(group_module, name, lambda *_, value=value: value)
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")  # so that what is set below is undone
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")  # to undo the change below
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     world = World(rank=0, world_size=1, local_rank=0, local_size=1, hostname="n1", launcher="hydra")
     endpoint = SimpleNamespace(interface="hsn0", host="n1", port=1, why="", note="")
@@ -87,7 +87,7 @@ def test_the_process_group_gets_both_backends_and_the_device(monkeypatch):
 
 
 def distribute_as_torch_2_8(tensor, mesh, placements, *, src_data_rank):
-    """Its `Shard._shard_tensor` gives chunks that are contiguous already without a copy."""
+    """Like torch 2.8, whose `Shard._shard_tensor` does not copy contiguous chunks."""
     assert src_data_rank is None
     return DTensor.from_local(tensor.chunk(mesh.size())[mesh.get_local_rank()], mesh, placements)
 
@@ -105,7 +105,7 @@ def test_a_sharded_state_does_not_keep_the_whole_tensor_in_memory(distribute, mo
 
 @pytest.fixture
 def tf32():
-    """Puts torch's own settings back."""
+    """Restores torch's settings."""
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     yield
     torch.set_float32_matmul_precision(before[0])
@@ -125,7 +125,7 @@ def test_without_an_option_tf32_keeps_torchs_default(level, products, convolutio
 
 
 class Streams:
-    """torch's module of a device: its calls, in order, and the stream that is current."""
+    """A fake device module of torch, which records its calls and the current stream."""
 
     def __init__(self):
         self.calls, self.now = [], "main"
@@ -167,7 +167,7 @@ def test_batches_of_workers_are_copied_on_a_separate_stream(monkeypatch):
 
 
 def test_with_sync_batchnorm_no_rank_compiles_alone(monkeypatch):
-    # Their forward pass waits for the other ranks, which would wait for this one to have compiled.
+    # The forward pass waits for other ranks, which would wait for this one to finish compiling.
     monkeypatch.setattr(ddp, "DistributedDataParallel", lambda module, **_: module)
     group = SimpleNamespace(device=torch.device("meta"))
     config = TrainConfig.of(sync_batchnorm=True, compile="default")

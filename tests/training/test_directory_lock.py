@@ -1,4 +1,4 @@
-"""One running job a snapshot folder: live holders are respected wherever they are, dead ones block nobody."""
+"""One running job per snapshot directory: live holders on any host are respected, dead ones do not block."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ STALE_S = 0.3
 
 @pytest.fixture
 def take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], DirectoryLock]]:
-    """Takes the lock on `tmp_path/run`; what was said before is in `.said`."""
-    monkeypatch.setattr(folder_lock, "_SETTLE_S", 0.05)  # nobody else wants it
+    """Takes the lock on `tmp_path/run`; earlier messages are in `.said`."""
+    monkeypatch.setattr(folder_lock, "_SETTLE_S", 0.05)  # nobody else takes it
     taken: list[DirectoryLock] = []
 
     def one() -> DirectoryLock:
@@ -84,7 +84,7 @@ def test_a_second_holder_is_rejected_immediately_with_process_host_and_job(
     words = f"is in use by job 4711 (PID {holder.pid} on {os.uname().nodename}); wait until it ends"
     assert words in str(caught.value)
     assert (tmp_path / ".lock").read_bytes() == before
-    # It is killed: nothing tells, and nobody waits.
+    # A killed holder needs no wait.
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait()
     DirectoryLock(tmp_path, pytest.fail).release()

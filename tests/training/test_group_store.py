@@ -1,4 +1,4 @@
-"""The ranks' store as torch uses it: beside torch's own TCPStore, with the same results."""
+"""The ranks' store as used by torch, compared with torch's own TCPStore."""
 
 import random
 import socket
@@ -35,7 +35,7 @@ VALUES = ["", "1", "7", "text", "-3"]
 
 
 def do(store: Store, chance: random.Random) -> Any:
-    """One request with random arguments; its result, or the kind of its error."""
+    """Sends one request with random arguments; returns its result, or the kind of its error."""
     key, value, other = chance.choice(KEYS), chance.choice(VALUES), chance.choice(VALUES)
     name = chance.choice(
         ["set", "get", "check", "compare_set", "delete", "add", "append", "multi", "wait", "count"]
@@ -72,7 +72,7 @@ def do(store: Store, chance: random.Random) -> Any:
 
 @pytest.mark.parametrize("prefixed", [False, True], ids=["plain", "through C++"])
 def test_every_request_has_the_same_result_as_in_torchs_store(served: Served, prefixed: bool) -> None:
-    """Through torch's PrefixStore each call goes to C++ and comes back, as from a process group."""
+    """With torch's PrefixStore, each call passes through C++ as in a process group."""
     ours, theirs = GroupStore(served.client(), "group/", 5.0), torchs()
     if prefixed:
         ours_prefixed, theirs = PrefixStore("p", ours), PrefixStore("p", theirs)
@@ -119,7 +119,7 @@ def test_the_keys_of_the_group_have_a_prefix(served: Served) -> None:
     assert client.get(["verdict"], 5) == [b"1"]
 
 
-# Torch's own store, for backends whose threads ask it all the time.
+# torch's own store, for backends whose threads access it all the time.
 
 
 def on_ranks(served: Served, size: int, backend: str) -> list[Store]:
@@ -162,7 +162,7 @@ def test_torchs_store_accepts_no_connections_after_all_ranks_have_connected(
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 def test_a_process_group_runs_on_either_store(served: Served, backend: str) -> None:
-    """Gloo on both: the store that NCCL would get needs no GPU itself."""
+    """Tests gloo with both stores: the store for NCCL does not need a GPU itself."""
     stores, sums = on_ranks(served, 2, backend), [0.0, 0.0]
 
     def one(rank: int) -> None:

@@ -1,4 +1,4 @@
-"""A rank that hangs is named: real processes, real signals, a network that is really cut."""
+"""A hanging rank is reported: real processes, real signals, and a network that is really cut."""
 
 import os
 import re
@@ -43,7 +43,7 @@ class Ranks:
         ]
 
     def words_of(self, rank, timeout_s=20):
-        """What a rank says until it ends, and how it ends."""
+        """The output and the exit code of a rank."""
         text, _ = self.processes[rank].communicate(timeout=timeout_s)
         return text, self.processes[rank].returncode
 
@@ -85,7 +85,7 @@ def test_a_sleeping_rank_is_reported_with_node_step_phase_and_code(ranks, tmp_pa
 
 def test_a_hanging_run_directory_does_not_delay_the_report(ranks, tmp_path):
     (tmp_path / "stacks").mkdir()
-    os.mkfifo(tmp_path / "stacks" / "rank00001.txt")  # to write there waits for ever
+    os.mkfifo(tmp_path / "stacks" / "rank00001.txt")  # writing there blocks forever
     text, code = ranks("sleep:1", "stuck_s=0.4").words_of(0)
     assert code == LOST
     assert "read_from_a_dead_server) and all others wait; if it was only slow" in text
@@ -114,7 +114,7 @@ def test_no_rank_is_blamed_if_all_hang_at_the_same_place(ranks):
 
 @pytest.mark.parametrize("kind", ["stop", "lock"])
 def test_a_rank_that_does_not_answer_is_reported_with_its_last_position(ranks, kind):
-    """A stopped process, and one that holds Python's lock in C code."""
+    """A stopped process, and one that holds the GIL in C code."""
     text, code = ranks(f"{kind}:1", "stuck_s=0.4", "first_s=0.4").words_of(0)
     assert code == LOST
     assert re.match(r"rank 1 on n1 has been .* and all others wait", text), text
@@ -128,7 +128,7 @@ def test_a_killed_rank_is_reported_as_gone(ranks):
 
 
 def test_other_ranks_learn_at_once_which_rank_is_gone(ranks):
-    """For the words of a rank that only knows that some peer has closed its connection."""
+    """For the error of a rank that only knows that a peer has closed its connection."""
     job = ranks("who:1", size=3)
     assert [job.words_of(0)[0], job.words_of(2)[0]] == ["rank 1 on n1\n"] * 2
 
@@ -148,7 +148,7 @@ def test_other_ranks_detect_the_loss_of_rank_0(ranks, kind, limit, words):
 
 
 def test_a_cut_network_is_distinguished_from_a_silent_process(tmp_path):
-    """Nothing closes a connection over a cable that is out: only a time limit notices."""
+    """An unplugged cable closes no connection, so only a time limit detects it."""
     if subprocess.run(["unshare", "-rnpf", "true"], capture_output=True).returncode != 0:
         pytest.skip("no right to a network of its own (unshare -rnpf)")
     rank = f"{sys.executable} {BEATING} %d 2 {tmp_path} cut:1 silent_s=1"
@@ -168,7 +168,7 @@ def test_a_cut_network_is_distinguished_from_a_silent_process(tmp_path):
 @pytest.mark.parametrize(
     ("fault", "size"),
     [
-        ("moving:1", 2),  # the others wait for longer than they may, but rightly
+        ("moving:1", 2),  # the others exceed the time limit, but wait for a rank that makes progress
         ("pause:all", 2),  # the job was suspended
         ("pause:0", 1),
     ],
@@ -183,7 +183,7 @@ def _world(rank, size):
 
 
 class _Overhears:
-    """A `Comm` that keeps what rank 0 says."""
+    """A `Comm` that records the values of rank 0."""
 
     def __init__(self, comm):
         self._comm, self.heard = comm, []
@@ -216,9 +216,9 @@ def test_unidentified_connections_are_closed_without_harm():
         b"\xff\x00\n" * 9,
         b"x" * 5000,
         b"hello 0000000000000000 1 n\n",
-        f"hello {nonce} 2 n\n".encode(),  # a rank that is not
+        f"hello {nonce} 2 n\n".encode(),  # a rank that does not exist
         f"hello {nonce} -1 n\n".encode(),
-        f"hello {nonce} 1 n\n".encode(),  # a rank that is here already
+        f"hello {nonce} 1 n\n".encode(),  # a rank that has already connected
         f"hello {nonce} one n\n".encode(),
         b"hello\n",
         b"bye\n",

@@ -1,6 +1,6 @@
-"""How many operators an update takes. On a GPU each is a launch; here they are counted on CPU tensors.
+"""Counts the operators of an update. On a GPU each is a kernel launch; here they run on CPU tensors.
 
-Not run on a GPU: what is shown is what torch is told to run there.
+Not run on a GPU: the tests show only which operators torch is asked to run.
 """
 
 import pytest
@@ -22,7 +22,7 @@ class Operators(TorchDispatchMode):
         self.num = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        # Adam reads its counts of steps, which lie on the host also for a GPU's parameters.
+        # Adam reads its step counts, which are on the host even for parameters on a GPU.
         self.num += function is not torch.ops.aten._local_scalar_dense.default
         return function(*args, **(kwargs or {}))
 
@@ -72,7 +72,7 @@ def test_sgd_for_sharded_parameters_is_not_fused():
         weight = nn.Parameter(DTensor.from_local(made[0].detach(), mesh, [Shard(0)]))
         weight.grad = DTensor.from_local(made[0].grad, mesh, [Shard(0)])
         torch.optim.SGD([weight], **options).step()
-        with pytest.raises(NotImplementedError):  # else there is no reason for it any more
+        with pytest.raises(NotImplementedError):  # otherwise the special case can be removed
             torch.optim.SGD([weight], lr=0.1, momentum=0.9, fused=True).step()
     adam = optimizer_options(OptimizationConfig(), torch.device("cuda"), 0.1, is_sharded=True)
     assert adam == {"lr": 0.1, "fused": True}

@@ -1,4 +1,4 @@
-"""The loader: every way of reading gives the same batches, in buffers that are used again."""
+"""The loader: all methods of reading return the same batches, in reused buffers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WAYS = [{"ahead": 0}, {"ahead": 1}, {"ahead": 3}]
 
 @pytest.fixture
 def path(tmp_path):
-    """src (40, 3) float32 and tgt (40,) int64; sample i holds 3i, 3i + 1, 3i + 2 and i."""
+    """src (40, 3) float32 and tgt (40,) int64; sample i contains 3i, 3i + 1, 3i + 2 and i."""
     path = tmp_path / "file.h5"
     with h5py.File(path, "w") as file:
         file["src"] = np.arange(NUM_SAMPLES * 3, dtype=np.float32).reshape(NUM_SAMPLES, 3)
@@ -93,7 +93,7 @@ def test_batches_are_read_ahead_while_the_caller_computes(path, monkeypatch, ahe
         done.append(len(indices))
 
     monkeypatch.setattr(samples, "read", counting)
-    sizes = [60_000] * 8  # large enough to be read one by one
+    sizes = [60_000] * 8  # large enough to be read separately
     batches = Loader(samples, CPU, ahead=ahead).batches(wanted(*sizes))
     for taken in range(1, len(sizes) + 1):
         next(batches)
@@ -103,7 +103,7 @@ def test_batches_are_read_ahead_while_the_caller_computes(path, monkeypatch, ahe
 def test_a_batch_is_unchanged_until_the_next_is_requested(path):
     asked = wanted(*[8] * 300)
     for indices, (_, tgt) in zip(asked, Loader(open_samples(path), CPU, ahead=2).batches(asked), strict=True):
-        time.sleep(0.001)  # long enough for the thread to fill whatever it may
+        time.sleep(0.001)  # long enough for the thread to fill all buffers
         assert tgt.tolist() == indices.tolist()
 
 
@@ -116,7 +116,7 @@ def test_bfloat16_is_converted_back_to_bfloat16(tmp_path):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_an_error_is_raised_when_its_batch_is_requested(path, way):
-    good = np.zeros(2**20 // 20, dtype=np.int64)  # too large to be read together with others
+    good = np.zeros(2**20 // 20, dtype=np.int64)  # too large to be read with others
     batches = Loader(open_samples(path), CPU, **way).batches([good, np.array([NUM_SAMPLES])])
     assert next(batches)[1].tolist() == good.tolist()
     with pytest.raises(IndexError):
@@ -175,7 +175,7 @@ if __name__ == "__main__":
 
 
 def test_workers_read_the_same_batches_and_their_exit_is_one_line(path, tmp_path):
-    # PBS makes TMPDIR too long for the name of a socket in it.
+    # Under PBS, TMPDIR is too long for the name of a socket.
     long_folder = tmp_path / ("x" * 100)
     long_folder.mkdir()
     program = tmp_path / "program.py"

@@ -1,4 +1,4 @@
-"""A loss or a parameter that is no finite number ends the run, and what was saved before it stays."""
+"""A non-finite loss or parameter ends the run, and earlier snapshots are kept."""
 
 import math
 
@@ -8,8 +8,8 @@ import safetensors.torch
 from .runs import error_lines, records, train
 from .tiny import state_of
 
-# On rank 1 alone, from the forward pass `bad_at` on: a NaN in the output, a gradient of NaN or of infinity
-# beside a loss that is a number.
+# Only on rank 1, from the forward pass `bad_at` on: a NaN in the output, or a non-finite gradient with a
+# finite loss.
 MINE = """
 import os
 
@@ -89,7 +89,7 @@ def test_a_non_finite_loss_ends_all_ranks_and_a_rerun_resumes_before_it(mine, fo
 
 
 def test_pending_losses_are_checked_before_a_snapshot(mine, forks):
-    # Ranks tell each other their losses once a second or so: steps 3 and 4 are not told before the save.
+    # Ranks exchange losses about once per second: steps 3 and 4 are not exchanged before the save.
     words = [*MODEL, *SAVING, "--snapshot-every-steps", "4", "--log-every", "100"]
     job = forks.start(*words, *options(bad_at=3), cwd=mine, ranks=2)
     assert job.wait() == [1, 1]
@@ -101,7 +101,7 @@ def test_pending_losses_are_checked_before_a_snapshot(mine, forks):
 
 @pytest.mark.parametrize("saving", [SAVING, []])
 def test_a_non_finite_parameter_is_never_saved(saving, mine, forks):
-    # In the last step: no later loss tells of it.
+    # In the last step, so that no later loss is affected.
     words = [*MODEL, *saving, "--metrics", "m.jsonl", *options(kind="'gradient'", bad_at=8)]
     job = forks.start(*words, cwd=mine, ranks=2)
     assert job.wait() == [1, 1]
@@ -134,7 +134,7 @@ def test_an_overflow_with_fp16_skips_only_one_update(mine, forks):
 
 @pytest.mark.parametrize("kind", ["loss", "gradient"])
 def test_with_allow_non_finite_loss_training_continues_while_parameters_are_finite(kind, mine, forks):
-    # The scaler leaves out the update of a loss that is no number.
+    # The scaler skips the update of a non-finite loss.
     words = [*MODEL, *SAVING, "--amp", "fp16", "--log-every", "1", "--allow-non-finite-loss"]
     job = forks.run(*words, *options(kind=f"'{kind}'", bad_at=3, until=4), cwd=mine, ranks=2)
     assert snapshots(mine) == {6: True, 8: True}

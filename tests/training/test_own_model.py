@@ -1,4 +1,4 @@
-"""A model of the user's own: `--model mine:factory`, found in the folder where the training is started."""
+"""The user's own model: `--model mine:factory`, imported from the current directory."""
 
 import re
 from pathlib import Path
@@ -159,7 +159,7 @@ SYNTHETIC = [
 
 @pytest.fixture
 def mine(tmp_path):
-    """A folder with the user's module."""
+    """A directory with the user's module."""
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "broken.py").write_text("import numpy\nimport surely_not_there\n")
     (tmp_path / "cut.py").write_text("def factory(:\n")
@@ -269,7 +269,7 @@ def test_unused_parameters_are_reported(mine, forks):
 
 
 def test_unused_parameters_are_reported_by_a_resumed_run(mine, forks):
-    # One process does not mind them.
+    # A single process supports them.
     words = ["--model", "mine:Net", "--model-option", "unused=True", *SYNTHETIC, "--snapshot-dir", "run"]
     forks.run(*words, "--max-steps", "1", cwd=mine, ranks=1)
     job = forks.start(*words, cwd=mine, ranks=2)
@@ -287,7 +287,7 @@ def test_the_first_non_finite_layer_and_its_rank_are_reported_before_the_update(
 
 
 def test_non_finite_data_is_reported_if_ranks_share_buffers(mine, forks):
-    # DDP's forward pass sends them, and a rank that has found its cause makes none.
+    # DDP broadcasts buffers in the forward pass, which a rank that has found the cause does not run.
     words = ["--model", "mine:normed", "--batch-size", "8", "--no-shuffle", "--check-gradients"]
     job = forks.start(*words, cwd=mine, ranks=2, env={"BAD_SAMPLE": "3"})
     assert job.wait() == [1, 1]
@@ -329,7 +329,7 @@ def test_the_metrics_of_a_task_are_means_over_all_test_samples(mine, forks):
             file[name.replace("src", "tgt")] = part.sum(axis=1, keepdims=True)
     words = ["--model", "mine:Brings", "--data", "d.h5", "--epochs", "1", "--batch-size", "4"]
     job = forks.run(*words, cwd=mine, ranks=2)
-    assert " far 1.0000" in job.words(), "an untrained net is off by more than 0.1 everywhere"
+    assert " far 1.0000" in job.words(), "every output of an untrained model is off by more than 0.1"
 
 
 def test_a_layer_with_a_single_output_is_split_by_its_inputs(mine, forks):
@@ -386,21 +386,21 @@ def test_running_means_in_an_evaluation_are_those_that_are_saved(strategy, mine,
 
 
 def test_a_compiled_model_has_the_losses_of_an_eager_one(mine, forks):
-    # No tail, which would be compiled once more.
+    # No smaller last batch, which would be compiled again.
     words = ["--model", "mine:Net", *SYNTHETIC, "--num-samples", "48", "--epochs", "1"]
     forks.run(*words, "--metrics", "eager.jsonl", cwd=mine, ranks=2)
     env = {"TORCHINDUCTOR_CACHE_DIR": str(mine / "cache")}
-    # Without seven programs that find out what the compiler can do for this CPU, and without more processes.
+    # Without the seven programs that detect CPU features, and without additional processes.
     env |= {"TORCHINDUCTOR_VEC_ISA_OK": "0", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     words += ["--compile", "--metrics", "compiled.jsonl", "--snapshot-dir", "run"]
     for more in (["--max-steps", "1"], []):
         job = forks.start(*words, *more, cwd=mine, ranks=2, env=env)
         assert job.wait(150) == [0, 0], job.words()
         assert "compiled: in " in job.words()
-        assert "size mismatch" not in job.words(), "compiled again, for another batch"
+        assert "size mismatch" not in job.words(), "recompiled for another batch size"
     assert "resuming after step 1" in job.words()
     assert losses(mine / "compiled.jsonl") == pytest.approx(losses(mine / "eager.jsonl"), rel=1e-5)
-    assert list((mine / "cache").iterdir()), "it was compiled indeed"
+    assert list((mine / "cache").iterdir()), "it was compiled"
 
 
 def test_the_models_of_the_page_can_be_trained(tmp_path, forks):

@@ -1,4 +1,4 @@
-"""The parts of the engine that need no second process."""
+"""Parts of the training that need no second process."""
 
 import io
 import signal
@@ -35,7 +35,7 @@ def store():
 
 
 def _on_ranks(store, size, body, timeout_s=10.0):
-    """Runs `body(comm)` in one thread a rank, each with its own connection; errors come back as values."""
+    """Runs `body(comm)` in one thread per rank with separate connections; returns errors as values."""
     results = [None] * size
 
     def one(rank):
@@ -98,7 +98,7 @@ def test_different_backends_are_reported_with_their_ranks(store):
 
 
 def _watch(client, rank):
-    """A watch whose process is this one: a failure that it did not claim itself must not end it."""
+    """A failure watch in this process, which a failure of another rank must not end."""
     watch = FailureWatch(client, rank, lambda claim: None, lambda limit_s: None)
     watch.begin()
     return watch
@@ -113,7 +113,7 @@ def test_only_the_first_failure_is_reported(store, monkeypatch):
 
 
 def test_one_of_two_simultaneous_failures_is_reported(store, monkeypatch):
-    # The second may tell the first one's watch of the failure while the first is still claiming it.
+    # The second can announce its failure while the election of the first is in progress.
     monkeypatch.setattr("os.kill", lambda *_: None)
     monkeypatch.setattr("os._exit", lambda *_: None)
     client = store.client()
@@ -148,7 +148,7 @@ def test_a_lost_worker_is_one_line_in_every_error_of_torch(signal_name, code, wo
 
 
 def _ending_ranks(store, monkeypatch, size=3):
-    """Watches of ranks whose process is not really ended, and who would have been, by which signal."""
+    """Watches of ranks, and a record of the signals that would have ended them."""
     signals, lost = [], []
     monkeypatch.setattr("os.kill", lambda pid, sig: signals.append(sig))
     monkeypatch.setattr("os._exit", lambda code: None)
@@ -183,7 +183,7 @@ def test_a_slow_rank_does_not_mistake_the_exit_of_rank_0_for_a_failure(store, mo
 
 def test_a_lost_rank_0_is_reported_once_and_ends_all(store, monkeypatch):
     watches, signals, lost = _ending_ranks(store, monkeypatch)
-    watches[0]._closed.set()  # it is gone, as far as this process can play that
+    watches[0]._closed.set()  # simulates the exit of rank 0
     store.clients[0].close()
     store.end_owner()
     time.sleep(1.5)
@@ -247,7 +247,7 @@ def test_lost_contact_is_one_line_and_other_errors_keep_their_traceback():
     own = torch.distributed.DistBackendError(
         "NCCL error in: x.cpp:1, invalid usage\nLast error: Duplicate GPU"
     )
-    assert explain_lost_contact(own, 30.0) == "", "not the others' fault"
+    assert explain_lost_contact(own, 30.0) == "", "not caused by another rank"
 
 
 def test_auto_selects_an_available_device(no_gpu):
@@ -353,7 +353,7 @@ def test_the_other_ranks_are_silent():
 
 
 class _Gpus:
-    """What torch's module of a kind of device tells of a node with some of them."""
+    """A fake device module of torch for a node with several devices."""
 
     def __init__(self, count):
         self.count, self.current = count, None

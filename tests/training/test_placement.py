@@ -1,4 +1,4 @@
-"""The placement check in real ranks: what it finds, writes and prints, and how it ends a job."""
+"""The placement check in real ranks: its findings, its output, and how it ends a job."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def placement_lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith(("placement: ", "warning: "))]
 
 
-# What is found where nothing is amiss: test_run.py.
+# test_run.py tests a placement without problems.
 
 
 @several_cpus
@@ -79,7 +79,7 @@ def test_a_replica_on_more_gpus_than_are_visible_is_rejected_in_one_line(
     assert "Traceback" not in job.words()
 
 
-# Several ranks in threads, with GPUs that this machine need not have
+# Several ranks in threads, with simulated GPUs
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def world_of(rank: int, size: int) -> World:
 
 
 def checked(store: Served, monkeypatch: pytest.MonkeyPatch, devices: list[Device], backend: str) -> list[Any]:
-    """What each rank's check gave or raised."""
+    """The result or error of each rank's check."""
     here = threading.local()
     monkeypatch.setattr(placement, "device_place", lambda _: devices[here.rank])
 
@@ -121,7 +121,7 @@ def test_a_shared_gpu_under_nccl_ends_the_job_with_one_error_and_a_table(
 
 
 def test_ranks_with_one_visible_gpu_each_are_accepted(store: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    # torchrun --virtual-local-rank, Slurm's --gpus-per-task and containers: to each it is cuda:0.
+    # With torchrun --virtual-local-rank, Slurm's --gpus-per-task or containers, each rank uses cuda:0.
     devices = [Device(name="cuda:0", identity=f"GPU-{gpu}") for gpu in (0, 1)]
     first, other = checked(store, monkeypatch, devices, "nccl")
     assert first[0].startswith("placement: 2 ranks on 1 node, 2 devices, ")
@@ -164,7 +164,7 @@ def test_a_missing_rank_is_reported(store: Served) -> None:
 def test_a_gpu_has_the_pci_address_of_sysfs(
     monkeypatch: pytest.MonkeyPatch, properties: dict[str, Any], pci: str
 ) -> None:
-    # Composed: what torch.cuda.get_device_properties gives. Never run on a GPU.
+    # Simulates torch.cuda.get_device_properties. Never run on a GPU.
     module = SimpleNamespace(get_device_properties=lambda _: SimpleNamespace(**properties))
     monkeypatch.setattr(torch, "get_device_module", lambda _: module)
     identity = "GPU-1" if properties["uuid"] == "GPU-1" else ""

@@ -1,4 +1,4 @@
-"""Stopping on purpose, by a signal or the clock: all ranks together and saved; at the last, by force."""
+"""Preemption by a signal or the deadline: all ranks save and stop together, or are ended as a last resort."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_workers_ignore_signals(home: Path, forks: Forks) -> None:
     _until(lambda: (home / "m.jsonl").exists() and len(trained(home)) > 1)
     children = Path(f"/proc/{job.pids[0]}/task/{job.pids[0]}/children").read_text().split()
     for pid in (*map(int, children), job.pids[0]):
-        os.kill(pid, signal.SIGTERM)  # to all of the job, as schedulers do
+        os.kill(pid, signal.SIGTERM)  # to all processes of the job, like schedulers
     assert job.wait() == [75], job.words()
     assert state_of(home).state == "again"
 
@@ -90,11 +90,11 @@ def test_a_job_that_lost_its_directory_ends_and_keeps_the_state(home: Path, fork
     assert 0 not in codes
     [line] = job.errors()
     assert "another job has taken over " in line
-    assert state_of(home).state == "running", "the other job's word, from here on"
+    assert state_of(home).state == "running", "the state belongs to the other job"
 
 
 def test_a_run_stops_before_the_allocation_ends(home: Path, forks: Forks) -> None:
-    """In the folder that a job script names; the last resort, which comes later, is not needed."""
+    """With the run directory of a job script; the last resort is not reached."""
     options = [*DATA, "--epochs", "100000", "--metrics", "m.jsonl"]
     end_s = time.time() + 5.0
     env = {"DDP_HPC_RUN_DIR": str(home / "run"), "DDP_HPC_DEADLINE": f"{end_s:.2f}"}
@@ -152,7 +152,7 @@ def test_the_margin_contains_a_save_some_steps_and_the_kill_delay() -> None:
     stopping.measured(step_s=1)
     assert stopping.margin_s() == least_s + 15 + 4
     assert stopping.stop_request() == 0
-    stopping.measured(save_s=20)  # counts more than what was expected, and the longest counts
+    stopping.measured(save_s=20)  # a measurement replaces the estimate, and the longest one counts
     stopping.measured(save_s=4)
     assert stopping.margin_s() == least_s + 30 + 4
     assert stopping.stop_request() == 0

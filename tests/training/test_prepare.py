@@ -1,6 +1,6 @@
-"""The data of a run on its nodes: copies, what is said where there is none, and the check of the numbers.
+"""The data of a run on its nodes: copies, warnings without a copy, and the check for non-finite values.
 
-Ranks are threads here; two runs at the end are real.
+Ranks are threads, except in two real runs at the end.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .forked import Forks
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """16 samples, of which every value is a number; a test split of 4."""
+    """16 finite samples and a test split of 4."""
     path = tmp_path / "train.h5"
     with h5py.File(path, "w") as file:
         for name, num in (("", 16), ("test/", 4)):
@@ -45,7 +45,7 @@ here = threading.local()
 
 
 def prepared(config: TrainConfig, num_nodes: int = 1, ranks_per_node: int = 2) -> tuple[list[Any], str]:
-    """What each rank opened, or raised, and what was said."""
+    """The samples or error of each rank, and the output."""
     said = io.StringIO()
     comms: list[Any] = mpi_world(num_nodes * ranks_per_node, ranks_per_node)
 
@@ -69,7 +69,7 @@ def prepared(config: TrainConfig, num_nodes: int = 1, ranks_per_node: int = 2) -
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
-    """Why there is no copy on a node. A node's storage is the folder of its number below --stage."""
+    """Makes copies fail on some nodes. The storage of a node is a numbered subdirectory of --stage."""
     reasons: dict[int, str] = {}
 
     def stage_on_node(source: Path, folder: Path, **options: Any) -> Staged:
@@ -127,7 +127,7 @@ def test_nodes_without_a_copy_read_the_file_with_one_warning(
 def test_a_rank_that_cannot_read_the_copy_reads_the_file(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where each task has a /tmp of its own."""
+    """As on systems where each task has a private /tmp."""
     gone = Staged(path=tmp_path / "another" / "train.h5", reused=False, num_bytes=1, elapsed_s=0.0)
     monkeypatch.setattr(prepare, "stage_file", lambda *_, **__: gone)
     opened, said = prepared(TrainConfig.of(data=data, stage=tmp_path / "local"))

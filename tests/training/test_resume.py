@@ -1,4 +1,4 @@
-"""A run that is killed and goes on is the run that was never interrupted: real ranks, real SIGKILL."""
+"""A run that is killed and resumed equals an uninterrupted run: real ranks, real SIGKILL."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .tiny import DATA, EPOCHS, EVERY_STEP, STEPS, assert_equal, make_home, snap
 
 @pytest.fixture
 def used(whole: Path, home: Path) -> Path:
-    """One's own copy of the whole run's home."""
+    """A copy of the directory of the uninterrupted run."""
     shutil.copytree(whole / "run", home / "run")
     shutil.copy(whole / "m.jsonl", home)
     return home
@@ -28,16 +28,16 @@ def used(whole: Path, home: Path) -> Path:
 def _kill_often(
     home: Path, start_one: Callable[[], Job | MpiJob], chance: random.Random, kills: int, start_s: float
 ) -> None:
-    """SIGKILL to all ranks at random moments: while they start, in steps, in saves."""
+    """Sends SIGKILL to all ranks at random moments: during startup, steps and saves."""
     for _ in range(kills):
         more_steps = chance.randint(0, 3)
         target = state_of(home).step + more_steps
         job = start_one()
         while job.running() and state_of(home).step < target:
             time.sleep(0.001)
-        # Up to two steps with their saves, or somewhere in the start.
+        # After up to two steps with their saves, or during startup.
         time.sleep(chance.uniform(0, 0.1 if more_steps else start_s))
-        assert job.running(), f"it ended by itself: more steps are needed\n{job.words()}"
+        assert job.running(), f"the run ended before the kill: more steps are needed\n{job.words()}"
         job.kill()
         job.wait()
 
@@ -66,7 +66,7 @@ def test_under_mpiexec_a_run_killed_40_times_ends_like_an_uninterrupted_one(
 
 
 def test_three_ranks_resume_bit_for_bit(home: Path, tiny_data: Path, forks: Forks) -> None:
-    """With three the order of a sum counts: DDP lays its buckets out anew after the first step."""
+    """With three ranks the order of a sum matters: DDP rebuilds its buckets after the first step."""
     options = [*DATA, *EVERY_STEP, "--epochs", "2"]
     other = make_home(home / "other", tiny_data)
     forks.run(*options, cwd=other, ranks=3)
@@ -78,7 +78,7 @@ def test_three_ranks_resume_bit_for_bit(home: Path, tiny_data: Path, forks: Fork
 def test_another_number_of_ranks_has_the_same_samples_and_losses(
     home: Path, tiny_data: Path, forks: Forks
 ) -> None:
-    """The global batch stays: 8, and with it the learning rate. In float32 Adam would magnify rounding."""
+    """The global batch of 8 and the learning rate stay the same. In float32, Adam would magnify rounding."""
     options = ["--data", "float64.h5", "--dropout", "0"]
     options += ["--epochs", "2", "--metrics", "m.jsonl"]
     other = make_home(home / "other", tiny_data)
@@ -163,7 +163,7 @@ def test_a_snapshot_of_another_run_is_rejected_in_one_line_and_kept(
     assert snapshot_files(used) == before
     assert len(trained(used)) == STEPS
     state = state_of(used)
-    assert (state.state, state.step) == ("done", STEPS), "nothing was started, so nothing is said"
+    assert (state.state, state.step) == ("done", STEPS), "nothing was started, so nothing else is printed"
 
 
 def test_a_directory_in_use_is_rejected_without_affecting_the_running_job(home: Path, forks: Forks) -> None:
@@ -178,7 +178,7 @@ def test_a_directory_in_use_is_rejected_without_affecting_the_running_job(home: 
     [line] = second.errors()
     assert f"another run (PID {first.pids[0]} on " in line
     told = home / "run" / "refused"
-    assert told.read_text() == "2 7\n", "what the job script needs to know"
+    assert told.read_text() == "2 7\n", "the job script needs this"
     told.unlink()
     assert (snapshot_files(home), (home / "run" / "state").read_bytes()) == before
     assert first.running()

@@ -1,4 +1,4 @@
-"""One entry for every launcher, and what a run leaves behind."""
+"""Runs with every launcher, and their output files."""
 
 import json
 import os
@@ -17,7 +17,7 @@ QUICK = ["--num-samples", "128", "--epochs", "2", "--batch-size", "16", *LINEAR]
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory):
-    """By a launcher's name: the number of ranks, the finished run and its folder."""
+    """The number of ranks, the finished run and its directory, by launcher."""
     return cache(lambda name: _start(name, tmp_path_factory.mktemp(name)))
 
 
@@ -25,7 +25,7 @@ def _start(name, folder):
     ranks, launcher = 1 if name == "single" else 2, "torchrun" if name == "torchrun" else "mpiexec"
     env = {"DDP_HPC_RUN_DIR": str(folder / "my run")}
     if name == "single":
-        env["OMP_NUM_THREADS"] = "64"  # what PBS exports: the whole chunk's cores, to every rank
+        env["OMP_NUM_THREADS"] = "64"  # PBS exports the cores of the whole chunk to every rank
     done = train(*QUICK, "--summary", "s.json", cwd=folder, ranks=ranks, launcher=launcher, env=env)
     return ranks, succeeded(done), folder
 
@@ -79,7 +79,7 @@ def test_metrics_are_one_json_line_per_step_from_rank_0(tmp_path, forks):
 
 
 def test_epochs_is_the_number_of_epochs_that_run(tmp_path, forks):
-    # The lesson that this project comes from parsed --epochs and then ran 10.
+    # A regression test: --epochs must not be ignored.
     forks.run(*QUICK, "--epochs", "3", "--metrics", "m.jsonl", cwd=tmp_path, ranks=1)
     assert records(tmp_path / "m.jsonl")[-1]["epoch"] == 3
 
@@ -113,7 +113,7 @@ def test_pt_and_safetensors_files_have_the_losses_of_the_hdf5_file(tmp_path, for
 
 
 def test_device_count_starts_one_rank_per_device(tmp_path, no_gpu):
-    """A CPU counts as one device; torchrun, which is behind it, is what more devices would get."""
+    """A CPU counts as one device; torchrun would start more ranks for several devices."""
     options = ["--max-steps", "1", "--discovery", "device_count", "--summary", "s.json"]
     succeeded(train(*QUICK, *options, cwd=tmp_path))
     world = json.loads((tmp_path / "s.json").read_text())["world"]

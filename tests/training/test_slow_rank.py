@@ -1,4 +1,4 @@
-"""A rank that all others wait for is named; and where a run's numbers go besides the metrics file."""
+"""Reports of a slow rank, and outputs of metrics other than the metrics file."""
 
 import errno
 import json
@@ -152,10 +152,10 @@ def test_a_full_disk_for_tensorboard_is_only_a_warning(tmp_path, monkeypatch, ca
 def test_the_summary_contains_flops_and_memory(mine, forks):
     forks.run(*WORDS, "--model", "mine:net", "--summary", "s.json", cwd=mine, ranks=1)
     summary = json.loads((mine / "s.json").read_text())
-    # Two operations a weight forward, two for the weights' gradients; nobody asks for the input's.
+    # Two operations per weight in the forward pass and two for its gradient; none for that of the input.
     assert summary["flops_per_s"] == pytest.approx(80 * summary["samples_per_s"])
-    assert summary["tokens_per_s"] is None, "a target of one number is no sequence"
-    assert summary["share_of_peak"] is None, "a CPU's peak is not known"
+    assert summary["tokens_per_s"] is None, "a scalar target is not a sequence"
+    assert summary["share_of_peak"] is None, "the peak of a CPU is unknown"
     # Parameters, gradients and two states of Adam, each 21 numbers, and two counts of steps.
     assert summary["memory"]["state_bytes"] == 4 * (4 * 21 + 2)
     assert summary["memory"]["peak_bytes"] > 2**20

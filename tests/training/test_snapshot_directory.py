@@ -1,4 +1,4 @@
-"""The snapshot folder of a run: what is kept, what it goes on from, and what a bad disk does to it."""
+"""The snapshot directory of a run: retention, resuming, and errors of the disk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .runs import LINEAR
 
 @dataclass
 class Run:
-    """A folder, what was said about it, and the steps that were told to be complete."""
+    """A directory, the messages about it, and the steps reported as complete."""
 
     folder: SnapshotDirectory
     said: list[str] = field(default_factory=list)
@@ -55,7 +55,7 @@ def open_run() -> Iterator[Callable[..., Run]]:
 
 
 def _steps(folder: Path) -> list[int]:
-    """All that is in the folder but the lock, which must be whole snapshots."""
+    """All entries of the directory except the lock, which must be complete snapshots."""
     found = sorted(entry.name for entry in folder.iterdir() if entry.name != ".lock")
     for name in found:
         assert read_snapshot(folder / name).model["w"][0] == int(name[5:])
@@ -112,7 +112,7 @@ def test_a_damaged_snapshot_is_skipped_with_a_warning_and_later_replaced(
 
 
 def _again(open_run: Callable[..., Run], folder: Path, keep: int = 2) -> Run:
-    """Another run in a folder whose lock was given back."""
+    """Opens another run in a directory whose lock was released."""
     (folder / ".lock").unlink()
     return open_run(folder, keep)
 
@@ -157,7 +157,7 @@ def test_the_state_is_copied_at_once_and_the_next_save_waits(
     run = open_run(tmp_path)
     weights = torch.full((8,), 1.0)
     run.folder.save(1, {}, stream_of({"w": weights}), stream_of({"w": weights}))
-    weights.fill_(2.0)  # the training goes on
+    weights.fill_(2.0)  # the training continues
     assert run.complete == []
     threading.Timer(0.1, go.set).start()
     waited: list[int] = []
@@ -165,7 +165,7 @@ def test_the_state_is_copied_at_once_and_the_next_save_waits(
         2, {}, stream_of({"w": weights}), stream_of({"w": weights}), tick=lambda: waited.append(1)
     )
     assert run.complete[:1] == [1]
-    assert waited, "a rank that waits for its disk gives signs of life"
+    assert waited, "a rank that waits for its disk reports progress"
     run.folder.wait()
     assert _steps(tmp_path) == [1, 2]
 
@@ -204,7 +204,7 @@ def test_a_full_disk_is_a_warning_and_existing_snapshots_are_kept(
 
 
 def _failing(errors: list[int]) -> Callable[..., Path]:
-    """`write_snapshot` that first fails with these."""
+    """A `write_snapshot` that first fails with these errors."""
 
     def write(*args: object) -> Path:
         if errors:

@@ -1,4 +1,4 @@
-"""One snapshot on the disk: it is read as it was written, or not at all, and nothing in it is run."""
+"""One snapshot on disk: it is read as it was written or not at all, and it executes no code."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ABOUT = {"position": {"step": 7}, "seed": 0, "losses": {"last": 1 / 3}, "model":
 
 
 def _tensors(seed: int = 0) -> dict[str, torch.Tensor]:
-    """Each dtype, in odd sizes that would not be aligned by themselves; 0-d and empty ones."""
+    """Each dtype in odd sizes, which need alignment; also 0-d and empty tensors."""
     draw = torch.Generator().manual_seed(seed)
     found = {f"odd.{dtype}": (torch.randn(3, 5, generator=draw) * 50).to(dtype) for dtype in DTYPES}
     return {
@@ -72,12 +72,12 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def snapshot(written: Path, tmp_path: Path) -> Path:
-    """One's own copy of a good snapshot, to be damaged."""
+    """A copy of a valid snapshot, for tests that damage it."""
     return Path(shutil.copytree(written, tmp_path / written.name))
 
 
 def _seal(snapshot: Path, about: dict[str, object]) -> None:
-    """Puts a manifest there whose checksum is right, as one who wants to deceive would."""
+    """Writes a manifest with a correct checksum, like an attacker."""
     (snapshot / MANIFEST).write_bytes(_sealed(about))
 
 
@@ -145,7 +145,7 @@ def test_an_unsupported_dtype_is_reported() -> None:
 def test_a_buffer_takes_little_more_memory_than_its_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # As torch gives pinned memory. Tensors lie over the ends of the pieces.
+    # Like pinned memory of torch. Tensors cross the boundaries of the pieces.
     monkeypatch.setattr(image_module, "_MOST_BYTES", 2**12)
     monkeypatch.setattr(image_module, "_LEAST_BYTES", 2**8)
     stream = torch.Generator().manual_seed(0)
@@ -220,7 +220,7 @@ def test_a_newer_format_is_rejected_but_not_as_damage(snapshot: Path) -> None:
 
 
 class _Runs:
-    """Unpickled, it makes a file."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -232,7 +232,7 @@ class _Runs:
 def test_a_pickle_is_never_executed(snapshot: Path, tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     hostile = pickle.dumps(_Runs(ran))
-    pickle.loads(hostile)  # it is one indeed
+    pickle.loads(hostile)  # it is a working exploit
     ran.rmdir()
     for name in ("model.pt", "optimizer.pkl", "__init__.py"):
         (snapshot / name).write_bytes(hostile)

@@ -1,4 +1,4 @@
-"""Random numbers go on where they were: torch's, NumPy's and Python's, the half-used pairs of Gauss too."""
+"""The state of torch's, NumPy's and Python's generators is restored, including cached Gaussian values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _draw() -> list[float]:
 @pytest.mark.parametrize("used", range(3))
 def test_restored_generators_draw_the_same_numbers(used: int) -> None:
     seed_generators(3)
-    for _ in range(used):  # one of a pair leaves the other in the generator's pocket
+    for _ in range(used):  # Gaussian values are generated in pairs, and the second one is cached
         np.random.standard_normal()
         random.gauss(0, 1)
         torch.randn(1)

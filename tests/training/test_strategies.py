@@ -1,4 +1,4 @@
-"""However ranks share a training, its losses are those of one process."""
+"""With every strategy, the losses equal those of one process."""
 
 from types import SimpleNamespace
 
@@ -15,8 +15,8 @@ from ddp_hpc.training.tasks.task import Task, default_loss
 from .strategy_rows import BEGIN, END, EXACT, PAGE, ROWS, Row, distance, measure, table
 from .tiny import DATA, SAVING, trained
 
-# One of each kind of sharing; `make soak` runs all. And how much of parameters, gradients and two states of
-# Adam a rank has: zero halves the states, fsdp all four.
+# One of each kind; `make soak` runs all. The fraction of parameters, gradients and the two states of Adam on
+# a rank: zero halves the states, fsdp all four.
 SOME = [
     ("--strategy zero", 2, 0.75),
     ("--strategy fsdp --accumulate 2 --clip-norm 0.5", 2, 0.5),
@@ -24,13 +24,13 @@ SOME = [
     ("--strategy pp --pipeline-schedule 1f1b", 2, None),
     ("--mesh dp=2,tp=2", 4, None),
 ]
-# Steps of 16, 16 and 6 samples, twice.
+# Two epochs with steps of 16, 16 and 6 samples.
 FEWER = {"num_samples": 38}
 
 
 @pytest.fixture(scope="module")
 def single(tmp_path_factory, forks):
-    """One process, with and without the limit of the gradients' norm."""
+    """One process, with and without clipping."""
     homes = {like: tmp_path_factory.mktemp("single") for like in ("", "--clip-norm 0.5")}
     return {
         like: measure(forks, home, Row(like, (1, 1), like=like), 1, **FEWER) for like, home in homes.items()
@@ -71,7 +71,7 @@ def test_a_run_resumes_exactly(options, forks, home, tiny_data, tmp_path):
     forks.run(*words, cwd=home, ranks=2)
     whole = trained(home)
     assert [line["epoch"] for line in whole] == [1, 1, 1, 1, 2]
-    # What came after the third step is gone.
+    # Everything after the third step is lost.
     (home / "run" / "step_00000005").rename(home / "step_00000005")
     job = forks.run(*words, cwd=home, ranks=2)
     assert "resuming after step 3" in job.words()
@@ -79,7 +79,7 @@ def test_a_run_resumes_exactly(options, forks, home, tiny_data, tmp_path):
 
 
 def test_a_run_resumes_with_another_strategy(forks, home, tiny_data):
-    # Without dropout and in the same global batches, so that nothing but the sharing differs.
+    # Without dropout and with the same global batches, so that only the strategy differs.
     words = ["--data", "float64.h5", "--batch-size", "8", "--dropout", "0", *SAVING, "--keep", "20"]
     words += ["--snapshot-every-steps", "1"]
     shared = ["--lr-scaling", "none", "--epochs", "2"]
@@ -177,7 +177,7 @@ def spied(spec, dropout):
 
 
 def test_ranks_that_share_samples_draw_the_same_dropout_after_a_change_of_strategy(forks, home, tiny_data):
-    # Else what each of them holds whole, such as this norm, would drift apart without a word.
+    # Otherwise their unsharded parameters, such as this norm, would silently diverge.
     (home / "spy.py").write_text(SPY)
     words = [*DATA, *SAVING, "--model", "spy:spied", "--dropout", "0.5"]
     forks.run(*words, "--max-steps", "1", cwd=home, ranks=2)
@@ -191,7 +191,7 @@ def test_ranks_that_share_samples_draw_the_same_dropout_after_a_change_of_strate
 
 
 def test_a_stage_saves_the_buffers_on_its_device():
-    # `to` gives a module new buffers where the device is another one, and keeps its parameters.
+    # `to` replaces the buffers of a module on another device, but keeps its parameters.
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4), nn.Linear(4, 4))
     config, device = TrainConfig.of(strategy="pp"), torch.device("meta")
     group = SimpleNamespace(device=device, world=SimpleNamespace(rank=0))

@@ -1,4 +1,4 @@
-"""`--trace-dir`: one Chrome trace and one table a rank, of the steps that were asked for."""
+"""`--trace-dir`: one Chrome trace and one table per rank, of the requested steps."""
 
 import gzip
 import json
@@ -123,7 +123,7 @@ with ddp_hpc.distributed() as world, ddp_hpc.tracing("traces", wait=0, warmup=1,
 
 
 def test_the_profiler_stops_after_gloo_has_ended_its_events(tmp_path, forks):
-    """gloo ends an event after it has completed the future that DDP waits for: it wrote to freed memory."""
+    """gloo ends an event after completing the future that DDP waits for, and would write to freed memory."""
     (tmp_path / "late.py").write_text(_LATE_END)
     job = forks.start("late.py", cwd=tmp_path, ranks=2, program="tests.examples.script")
     assert job.wait() == [0, 0], job.words()

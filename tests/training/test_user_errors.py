@@ -1,4 +1,4 @@
-"""The user's own code raises: one line says where and on which samples, and a file has the traceback."""
+"""Errors in the user's code: one line with location and samples, and a file with the traceback."""
 
 import re
 import stat
@@ -78,7 +78,7 @@ def mine(tmp_path):
 
 
 def assert_told(text, home, ranks, rank, words, file):
-    """The one line, and the traceback in the file that it names."""
+    """Checks the line, and the traceback in the file that it names."""
     assert "Traceback (most recent call last)" not in text
     (line,) = [line for line in text.splitlines() if "error: " in line]
     assert re.match(rf"\[rank {rank}/{ranks} \S+\] error: ", line)
@@ -140,14 +140,14 @@ def test_without_a_run_directory_the_traceback_is_in_a_new_directory(launcher, m
     rest = done.stderr.replace(line, "")
     if launcher == "mpiexec":
         assert "ArithmeticError" not in rest
-    else:  # torchrun's own report repeats the message of the rank that it takes for the first
+    else:  # torchrun's report repeats the message of the rank that failed first
         assert "Traceback" not in rest.partition("Root Cause")[2]
 
 
 def test_an_error_of_a_worker_is_reported_by_its_rank(mine):
     with h5py.File(mine / "d.h5", "w") as file:
         file["src"], file["tgt"] = np.zeros((64, 20), np.float32), np.zeros((64, 1), np.float32)
-    # Loaded by Python at its start: in the workers alone reading goes wrong.
+    # Loaded at the start of Python; reading fails only in workers.
     (mine / "sitecustomize.py").write_text(
         "import sys\n"
         "if '--multiprocessing-fork' in sys.orig_argv:\n"
