@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_gen import Recipe, synthetic
-from data_gen.ranks import joined
+from data_gen.ranks import connected_ranks
 from ddp_hpc.bench import results_output as report
 from ddp_hpc.text_table import Column, table
 from ddp_hpc.units import format_bytes
@@ -68,7 +68,7 @@ def file_of(args: argparse.Namespace, what: str, ranks: int) -> Path:
 def run_row(what: str, args: argparse.Namespace) -> None:
     """Measures one row in this process; rank 0 prints the time and memory as JSON."""
     recipe = recipe_of(args)
-    with joined(600.0) as comm:
+    with connected_ranks(600.0) as comm:
         start = time.perf_counter()
         if what == "generate":
             for _ in synthetic.part(recipe):

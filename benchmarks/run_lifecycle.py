@@ -71,20 +71,20 @@ def timed(call: Callable[[], Any]) -> float:
     return time.perf_counter() - start_s
 
 
-def measure_saves(folder: Path, rounds: int) -> dict[str, list[float]]:
+def measure_saves(directory: Path, rounds: int) -> dict[str, list[float]]:
     training = Training(batch_size=32)
     taken: dict[str, list[float]] = {
         name: [] for name in ("step", "torch_save", "save", "step_while_writing", "written")
     }
     ours = SnapshotDirectory(
-        folder / "snapshots", 1, lambda line: print(line, file=sys.stderr), lambda _: None
+        directory / "snapshots", 1, lambda line: print(line, file=sys.stderr), lambda _: None
     )
 
     def blocking() -> None:
         state = {"model": training.model.state_dict(), "optimizer": training.optimizer.state_dict()}
-        torch.save(state, folder / "blocking.pt")
+        torch.save(state, directory / "blocking.pt")
 
-    def beside(number: int) -> None:
+    def save(number: int) -> None:
         model, optimizer = training.model, training.optimizer
         states = optimizer_tensors(live_tensors(model), optimizer)
         ours.save(number, {}, stream_of(model.state_dict()), stream_of(states))
@@ -92,7 +92,7 @@ def measure_saves(folder: Path, rounds: int) -> dict[str, list[float]]:
     for number in range(rounds + 1):  # the first one allocates
         row = {"step": timed(training.step), "torch_save": timed(blocking)}
         training.step()
-        row |= {"save": timed(lambda n=number: beside(n)), "step_while_writing": timed(training.step)}
+        row |= {"save": timed(lambda n=number: save(n)), "step_while_writing": timed(training.step)}
         row["written"] = ours.wait().seconds
         if number:
             for name, seconds in row.items():
@@ -101,9 +101,9 @@ def measure_saves(folder: Path, rounds: int) -> dict[str, list[float]]:
     return taken
 
 
-def measure_step(folder: Path) -> dict[str, list[float]]:
+def measure_step(directory: Path) -> dict[str, list[float]]:
     """Measures the calls for deadline and heartbeat, and a step. Collective, under mpiexec."""
-    config = TrainConfig(snapshot_dir=folder / "step", backend="gloo")
+    config = TrainConfig(snapshot_dir=directory / "step", backend="gloo")
     taken: dict[str, list[float]] = {}
     with ExitStack() as stack:
         group = stack.enter_context(session(config, Parts()))
@@ -168,10 +168,20 @@ def main() -> None:
         print(json.dumps(rows_of(measure_step(args.folder), "step on 2 ranks")), flush=True)
         return
     with tempfile.TemporaryDirectory(prefix="ddp-hpc-bench-", dir=args.folder) as made:
-        folder = Path(made)
-        rows = rows_of(measure_saves(folder, args.rounds), "save")
+        directory = Path(made)
+        rows = rows_of(measure_saves(directory, args.rounds), "save")
         mpiexec = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
-        argv = [str(mpiexec), "-n", "2", sys.executable, __file__, "--part", "step", "--folder", str(folder)]
+        argv = [
+            str(mpiexec),
+            "-n",
+            "2",
+            sys.executable,
+            __file__,
+            "--part",
+            "step",
+            "--folder",
+            str(directory),
+        ]
         done = subprocess.run(argv, stdout=subprocess.PIPE, text=True)
         if done.returncode != 0:
             sys.exit(f"error: the part under mpiexec exited with code {done.returncode}")

@@ -101,7 +101,7 @@ class Loop:
         self.losses.append(json.loads(line))
 
 
-def start(name: str, options: list[str], folder: Path, path: Path, device: str) -> Loop:
+def start(name: str, options: list[str], directory: Path, path: Path, device: str) -> Loop:
     out_read, out_write = os.pipe()
     in_read, in_write = os.pipe()
     if name == "lesson":
@@ -113,9 +113,9 @@ def start(name: str, options: list[str], folder: Path, path: Path, device: str) 
     env = {**os.environ, "STEP_OUT": str(out_write), "STEP_IN": str(in_read)}
     # The project's directory too, because `python -m` adds only the current directory to sys.path.
     env["PYTHONPATH"] = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
-    with (folder / f"{len(list(folder.iterdir()))}.log").open("wb") as log:
+    with (directory / f"{len(list(directory.iterdir()))}.log").open("wb") as log:
         process = subprocess.Popen(
-            argv, cwd=folder, env=env, pass_fds=(out_write, in_read), stdout=log, stderr=subprocess.STDOUT
+            argv, cwd=directory, env=env, pass_fds=(out_write, in_read), stdout=log, stderr=subprocess.STDOUT
         )
     os.close(out_write)
     os.close(in_read)
@@ -124,8 +124,8 @@ def start(name: str, options: list[str], folder: Path, path: Path, device: str) 
 
 def measure(num_steps: int, device: str) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        path = folder / "data.h5"
+        directory = Path(name)
+        path = directory / "data.h5"
         generate(
             Recipe(
                 num_samples=(num_steps + WARM_UP + 2) * BATCH_SIZE, src_shape=SHAPES[0], tgt_shape=SHAPES[1]
@@ -135,7 +135,7 @@ def measure(num_steps: int, device: str) -> list[dict[str, Any]]:
         loops = []
         try:
             for loop_name, options in {**LOOPS, **(ON_GPU if device != "cpu" else {})}.items():
-                loops.append(start(loop_name, options, folder, path, device))
+                loops.append(start(loop_name, options, directory, path, device))
                 loops[-1].wait()  # the first step, which allocates and compiles
             for _ in range(WARM_UP + num_steps):
                 for loop in loops:

@@ -42,13 +42,13 @@ def parse_one(path: str) -> None:
     msgspec.json.decode(Path(path).read_bytes())
 
 
-def parse(folder: Path) -> None:
-    files = sorted(map(str, folder.iterdir()))
+def parse(directory: Path) -> None:
+    files = sorted(map(str, directory.iterdir()))
     with ProcessPoolExecutor(min(len(files), len(os.sched_getaffinity(0))), get_context("fork")) as pool:
         list(pool.map(parse_one, files))
 
 
-def make_traces(folder: Path, ranks: int, num_bytes: int) -> None:
+def make_traces(directory: Path, ranks: int, num_bytes: int) -> None:
     """Writes files of about equal size with the events of a real training."""
     with tempfile.TemporaryDirectory() as home:
         words = "--max-steps 5 --num-samples 128 --batch-size 8 --trace-dir traces --trace-window 1,1,2,1"
@@ -64,7 +64,7 @@ def make_traces(folder: Path, ranks: int, num_bytes: int) -> None:
     length_us = max(event["ts"] + event.get("dur", 0) for event in events) - first_us
     for rank in range(ranks):
         document["distributedInfo"] = {"backend": "gloo", "rank": rank, "world_size": ranks}
-        with (folder / f"rank{rank:05d}-of-{ranks:05d}.json").open("w") as file:
+        with (directory / f"rank{rank:05d}-of-{ranks:05d}.json").open("w") as file:
             file.write(json.dumps(document, indent=2)[:-2] + ',\n  "traceEvents": [\n')
             for again in range(10**6):
                 moved = []
@@ -124,16 +124,16 @@ def main() -> None:
         parse(args.parse)
         return
     with tempfile.TemporaryDirectory() as home:
-        folder = Path(home)
-        make_traces(folder, args.ranks, int(args.gib * 2**30))
-        size = sum(file.stat().st_size for file in folder.iterdir())
+        directory = Path(home)
+        make_traces(directory, args.ranks, int(args.gib * 2**30))
+        size = sum(file.stat().st_size for file in directory.iterdir())
         ways = {
-            "parse (msgspec)": [sys.executable, __file__, "--parse", str(folder)],
-            "ddp-hpc report": [sys.executable, "-m", "ddp_hpc", "report", str(folder)],
+            "parse (msgspec)": [sys.executable, __file__, "--parse", str(directory)],
+            "ddp-hpc report": [sys.executable, "-m", "ddp_hpc", "report", str(directory)],
         }
         if args.hta:
-            ways["HolisticTraceAnalysis"] = [str(args.hta), "-c", _HTA, str(folder)]
-        for file in folder.iterdir():
+            ways["HolisticTraceAnalysis"] = [str(args.hta), "-c", _HTA, str(directory)]
+        for file in directory.iterdir():
             file.read_bytes()  # read into the page cache first
         rows: list[dict[str, Any]] = []
         for name, argv in ways.items():

@@ -47,7 +47,7 @@ class LimitedComm:
 
 
 @contextmanager
-def joined(timeout_s: float) -> Iterator[Comm]:
+def connected_ranks(timeout_s: float) -> Iterator[Comm]:
     """Connects all ranks of this launch; each wait for other ranks is limited to `timeout_s`.
 
     Collective if several ranks were started. An error on this rank only terminates the others.

@@ -17,7 +17,7 @@ Intervals: TypeAlias = tuple[Longs, Longs]
 NO_INTERVALS: Intervals = (np.empty(0, np.int64), np.empty(0, np.int64))
 
 
-def joined(intervals: Intervals) -> Intervals:
+def union(intervals: Intervals) -> Intervals:
     """Returns the union of the intervals as sorted intervals that do not overlap."""
     starts, ends = intervals
     if not len(starts):

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ddp_hpc.trace import event_names as names
 from ddp_hpc.trace.columns import Columns
-from ddp_hpc.trace.intervals import NO_INTERVALS, Intervals, Longs, cover, joined
+from ddp_hpc.trace.intervals import NO_INTERVALS, Intervals, Longs, cover, union
 from ddp_hpc.trace.rank_events import COLLECTIVE, RankEvents
 from ddp_hpc.trace.trace_records import PARTS, REGIONS, Times
 
@@ -73,14 +73,14 @@ def measure(rank_events: RankEvents, base_us: float) -> Steps:
         seen = _regions(_Named(rank_events.device_regions, base_us), None, steps)
         regions |= {region: times for region, times in seen.items() if len(times[0])}
         collective = device.where(lambda category, _: category == COLLECTIVE)
-        sets["compute"], sets["comm"] = (joined(device.intervals(m)) for m in (~collective, collective))
+        sets["compute"], sets["comm"] = (union(device.intervals(m)) for m in (~collective, collective))
         sets["waits"] = NO_INTERVALS
     else:
         is_op = own & host.where(lambda category, _: category == "cpu_op")
         waits = host.where(lambda _, name: names.waits(name))
-        sets["compute"] = joined(host.intervals(is_op & ~waits))
-        sets["waits"] = joined(host.intervals(is_op & waits))
-        sets["comm"] = joined(host.intervals(is_comm))
+        sets["compute"] = union(host.intervals(is_op & ~waits))
+        sets["waits"] = union(host.intervals(is_op & waits))
+        sets["comm"] = union(host.intervals(is_comm))
     sets |= regions
     return Steps(numbers, *steps, _times(sets, steps, on_device), regions, marked)
 
@@ -112,7 +112,7 @@ def _regions(events: _Named, own: _Mask | None, steps: Intervals) -> dict[str, I
     for region in REGIONS:
         mask = own & (region_of == region)
         if (mask & ~is_op).any():
-            regions[region] = joined(events.intervals(mask & ~is_op))
+            regions[region] = union(events.intervals(mask & ~is_op))
         else:
             regions[region] = _one_per_step(events.intervals(mask), steps)
     return regions
@@ -123,7 +123,7 @@ def _one_per_step(pieces: Intervals, steps: Intervals) -> Intervals:
     starts, ends = pieces
     inside = [(starts >= start) & (starts < end) for start, end in zip(*steps, strict=True)]
     spans = [(starts[mask].min(), ends[mask].max()) for mask in inside if mask.any()]
-    return joined((np.array([s for s, _ in spans], np.int64), np.array([e for _, e in spans], np.int64)))
+    return union((np.array([s for s, _ in spans], np.int64), np.array([e for _, e in spans], np.int64)))
 
 
 def _times(sets: dict[str, Intervals], steps: Intervals, on_device: bool) -> tuple[Times, ...]:
@@ -148,8 +148,8 @@ def _times(sets: dict[str, Intervals], steps: Intervals, on_device: bool) -> tup
     spent = np.zeros((len(steps[0]), len(PARTS)))
     np.add.at(spent, (at[inside], chosen[inside]), lengths[inside] * 1e-9)
     hidden = np.zeros(len(steps[0]))
-    beside = inside & covers["comm"] & compute
-    np.add.at(hidden, at[beside], lengths[beside] * 1e-9)
+    overlap = inside & covers["comm"] & compute
+    np.add.at(hidden, at[overlap], lengths[overlap] * 1e-9)
     return tuple(
         Times(**dict(zip(PARTS, row, strict=True)), comm_hidden_s=hidden_s)
         for row, hidden_s in zip(spent.tolist(), hidden.tolist(), strict=True)

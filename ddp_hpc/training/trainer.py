@@ -215,11 +215,11 @@ class _Training:
     def _steps(self) -> Iterator[tuple[Position, tuple[Share, ...]]]:
         """The remaining steps, with this rank's shares of their samples."""
         config, mesh = self.config, self.strategy.mesh
-        dealt = rank_shares(
+        shares = rank_shares(
             self.samples.num_samples, config.data.batch_size, mesh.data_size, mesh.data_rank,
             config.optimization.accumulate, self.resumed,
         )  # fmt: skip
-        return takewhile(lambda step: step[0].step < self.total, dealt)
+        return takewhile(lambda step: step[0].step < self.total, shares)
 
     def _step(self, shares: tuple[Share, ...]) -> None:
         """Runs one optimizer step. An error gets notes that name the step and its samples."""
