@@ -71,9 +71,8 @@ class Snapshots:
             RequestError: `step` is not the step that has just been completed.
         """
         self._position = self._position_at(step)
-        if (
-            self._lifecycle.stacks is None
-        ):  # without a directory, nothing is saved, and signals end the script
+        # Without a directory, nothing is saved, and signals end the script.
+        if self._lifecycle.stacks is None:
             return False
         if self._stop or not (step >= self._exchange_at or self._lifecycle.saves_at(step)):
             self._world.at(step, "script")

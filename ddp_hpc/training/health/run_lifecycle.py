@@ -370,8 +370,8 @@ class RunLifecycle:
         if found is not None and (found.state == "done" or (begun and found.state != "running")):
             return  # a failure after the end of the run, or after another rank's report, changes neither
         step = found.step if found is not None else 0
-        is_resumed = again and self._start_step is not None and step > self._start_step
-        write_state(run, RunState("again" if is_resumed else "failed", step, reason))
+        goes_on = again and self._start_step is not None and step > self._start_step
+        write_state(run, RunState("again" if goes_on else "failed", step, reason))
 
     def _on_saved(self, step: int) -> None:
         assert self._directory is not None
