@@ -147,8 +147,8 @@ def test_a_full_disk_is_one_line(folder):
         (["missing"], "no snapshots in "),
         (["other"], "contains the model linear; --model decoder is required"),
         (["tokens"], "was trained on 300 different tokens, not on bytes"),
-        (["changed"], "does not fit the decoder of this ddp-hpc"),
-        (["nothing"], "does not fit the decoder of this ddp-hpc"),
+        (["changed"], "does not match the decoder of this ddp-hpc"),
+        (["nothing"], "does not match the decoder of this ddp-hpc"),
     ],
 )
 def test_an_invalid_request_is_one_line_without_text(folder, tmp_path, sample, words, said):

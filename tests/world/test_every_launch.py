@@ -83,7 +83,7 @@ def test_an_mpi_that_numbers_the_ranks_otherwise_is_refused_on_every_rank(case: 
         assert isinstance(error, LaunchError)
         assert "but MPI_COMM_WORLD says rank" in str(error)
         assert "the rank differs" in str(error)
-        assert error.everywhere
+        assert error.on_all_ranks
 
 
 def _has_mpi(case: Case) -> bool:

@@ -277,7 +277,7 @@ def test_a_rank_that_cannot_reach_rank_0_is_named_by_rank_0_where_there_is_mpi(
     )
     text = str(results[0])
     assert isinstance(results[0], RendezvousError)
-    assert results[0].everywhere
+    assert results[0].on_all_ranks
     assert f"node {short_hostname()} (rank 0) cannot reach rank 0 at 127.0.0.1:" in text
     assert "Connection refused" in text
     assert "(MASTER_ADDR); 2 of 2 ranks cannot; name the right network in DDP_HPC_FABRIC_INTERFACE" in text

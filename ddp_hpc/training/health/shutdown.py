@@ -54,6 +54,11 @@ class Parts:
     """The process runs a user's script: a single process then ends like any Python program."""
 
     @property
+    def heart(self) -> Heartbeat | None:
+        """The former name of `heartbeat`, for scripts based on earlier versions of docs/examples/rpc."""
+        return self.heartbeat
+
+    @property
     def is_alone(self) -> bool:
         """Whether this process is the only rank, as far as is known."""
         return self.world.world_size == 1 if self.world is not None else not present_launchers(os.environ)
