@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ddp_hpc.errors import DataError
-from ddp_hpc.training.snapshots import directory_lock as folder_lock
+from ddp_hpc.training.snapshots import directory_lock as directory_lock
 from ddp_hpc.training.snapshots.directory_lock import DirectoryLock
 from tests.conftest import Launch
 
@@ -33,7 +33,7 @@ STALE_S = 0.3
 @pytest.fixture
 def take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], DirectoryLock]]:
     """Takes the lock on `tmp_path/run`; earlier messages are in `.said`."""
-    monkeypatch.setattr(folder_lock, "_SETTLE_S", 0.05)  # nobody else takes it
+    monkeypatch.setattr(directory_lock, "_SETTLE_S", 0.05)  # nobody else takes it
     taken: list[DirectoryLock] = []
 
     def one() -> DirectoryLock:
@@ -170,7 +170,7 @@ def test_only_one_of_many_takes_over_the_lock_of_a_dead_holder(tmp_path: Path) -
 def test_the_holder_updates_its_lock_and_detects_its_loss(
     tmp_path: Path, take: Callable[[], DirectoryLock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder_lock, "TOUCH_S", 0.05)
+    monkeypatch.setattr(directory_lock, "TOUCH_S", 0.05)
     lock = take()
     path = tmp_path / "run" / ".lock"
     os.utime(path, (1, 1))
@@ -185,7 +185,7 @@ def test_the_holder_updates_its_lock_and_detects_its_loss(
 def test_releasing_a_lock_does_not_count_as_losing_it(
     tmp_path: Path, take: Callable[[], DirectoryLock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder_lock, "TOUCH_S", 0.01)
+    monkeypatch.setattr(directory_lock, "TOUCH_S", 0.01)
     lock = take()
     looks, looked = threading.Event(), threading.Event()
     is_ours = lock._is_ours
