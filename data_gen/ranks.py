@@ -47,7 +47,7 @@ class LimitedComm:
 
 
 @contextmanager
-def joined(timeout_s: float) -> Iterator[Comm]:
+def connected_ranks(timeout_s: float) -> Iterator[Comm]:
     """Connects all ranks of this launch; each wait for other ranks is limited to `timeout_s`.
 
     Collective if several ranks were started. An error on this rank only terminates the others.
@@ -60,7 +60,7 @@ def joined(timeout_s: float) -> Iterator[Comm]:
     try:
         yield comm
     except BaseException as error:
-        if comm.size > 1 and not (isinstance(error, DdpHpcError) and error.everywhere):
+        if comm.size > 1 and not (isinstance(error, DdpHpcError) and error.on_all_ranks):
             # MPI_Finalize would deadlock, because the other ranks wait for this one.
             code, text = _verdict(error)
             os.write(2, f"[rank {comm.rank}/{comm.size} {short_hostname()}] {text}\n".encode())

@@ -235,9 +235,9 @@ def _fill(
     done_bytes = 0
     pending: deque[Future[int]] = deque()
 
-    def settle(most: int) -> None:
+    def wait_for_writes(most_pending: int) -> None:
         nonlocal done_bytes
-        while len(pending) > most:
+        while len(pending) > most_pending:
             done_bytes += pending.popleft().result()
             if progress is not None:
                 # Rank 0 has the largest part, so this may overestimate the progress.
@@ -254,8 +254,8 @@ def _fill(
                 fd, offset = fds[name]
                 position = offset + first * values.itemsize
                 pending.append(disk.submit(_write, fd, values.data.cast("B"), position))
-                settle(PIECES_IN_FLIGHT)
-            settle(0)
+                wait_for_writes(PIECES_IN_FLIGHT)
+            wait_for_writes(0)
         for fd in {fd for fd, _ in fds.values()}:
             os.fsync(fd)
     return done_bytes

@@ -19,11 +19,11 @@ EXIT_INTERRUPTED = 130
 class DdpHpcError(Exception):
     """A failure after work had begun: exit code 1.
 
-    `everywhere` is true if all ranks raise the error together, so that no rank waits for another one.
+    `on_all_ranks` is true if all ranks raise the error together, so that no rank waits for another one.
     """
 
     exit_code = EXIT_FAILED
-    everywhere = False
+    on_all_ranks = False
     traceback_text = ""
     """The traceback of an error in the user's own code; entry points write it to a file."""
 
@@ -63,7 +63,7 @@ class ReportedElsewhereError(DdpHpcError):
     def __init__(self, message: str, exit_code: int = EXIT_FAILED) -> None:
         super().__init__(message)
         self.exit_code = exit_code
-        self.everywhere = True
+        self.on_all_ranks = True
 
 
 def stop_together(rank: int, error: DdpHpcError) -> NoReturn:
@@ -73,7 +73,7 @@ def stop_together(rank: int, error: DdpHpcError) -> NoReturn:
     """
     if rank != 0:
         raise ReportedElsewhereError(str(error), error.exit_code)
-    error.everywhere = True
+    error.on_all_ranks = True
     raise error
 
 

@@ -23,12 +23,12 @@ def describe_error(error: BaseException) -> str:
 
     Example: `ValueError: bad width (mine.py:12 in forward)`.
     """
-    words = " ".join(message_of(error).split())
-    if len(words) > _MAX_CHARS:
-        words = words[: _MAX_CHARS - 3] + "..."
+    text = " ".join(message_of(error).split())
+    if len(text) > _MAX_CHARS:
+        text = text[: _MAX_CHARS - 3] + "..."
     kind = type(error).__name__
     place = _place(error)
-    return (f"{kind}: {words}" if words else kind) + (f" ({place})" if place else "")
+    return (f"{kind}: {text}" if text else kind) + (f" ({place})" if place else "")
 
 
 def traceback_of(error: BaseException) -> str:

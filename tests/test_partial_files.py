@@ -103,9 +103,9 @@ WRITERS = {
         "write_atomically(Path('a.json'), b'{}', 'report')"
     ),
     "lock": (
-        "from ddp_hpc.training.snapshots.directory_lock import FolderLock\n"
+        "from ddp_hpc.training.snapshots.directory_lock import DirectoryLock\n"
         "Path('.lock').write_text('{\"home\": \"elsewhere\"}')\n"
-        "FolderLock(Path(), print, stale_s=0.1)"
+        "DirectoryLock(Path(), print, stale_s=0.1)"
     ),
 }
 

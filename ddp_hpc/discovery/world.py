@@ -243,7 +243,7 @@ def _complete_from_mpi(launcher: Launcher, reported: LauncherValues, mpi: MpiCom
     problems = [text for text in mpi.allgather(problem) if text]
     if problems:
         error = LaunchError(problems[0])
-        error.everywhere = True
+        error.on_all_ranks = True
         raise error
     local_rank, local_size, node_rank, num_nodes = mpi.node_layout()
     layout = {

@@ -12,7 +12,8 @@ _BEFORE = 3
 # Each attempt of a requeued job adds to the same log and begins with the job script's line; ranks that
 # torchrun has started again begin with the trainer's.
 _BEGINS = re.compile(
-    r"^(?:ddp-hpc: job \S{1,300}, .{0,200}? nodes, .{0,200}?, by |going on after step [0-9]+ \(epoch )",
+    r"^(?:ddp-hpc: job \S{1,300}, .{0,200}? nodes, .{0,200}?, by "
+    r"|(?:resuming|going on) after step [0-9]+ \(epoch )",
     re.MULTILINE,
 )
 _TRACEBACK = re.compile(r"^.{0,80}?Traceback \(most recent call last\):", re.MULTILINE)

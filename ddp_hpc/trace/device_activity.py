@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ddp_hpc.trace.intervals import Intervals, Longs, joined
+from ddp_hpc.trace.intervals import Intervals, Longs, union
 
 UNKNOWN = -1
 
@@ -56,7 +56,7 @@ def is_inside(
     inside = np.zeros(len(launches.moment), bool)
     for thread in np.unique(threads):
         own = threads == thread
-        starts, ends = joined((intervals[0][own], intervals[1][own]))
+        starts, ends = union((intervals[0][own], intervals[1][own]))
         mine = np.flatnonzero(launches.thread == thread)
         at = np.searchsorted(starts, launches.moment[mine], side="right") - 1
         inside[mine] = (at >= 0) & (launches.moment[mine] < ends[at])

@@ -21,7 +21,7 @@ _MOST_LEVELS = 1000
 """Intervals nested deeper, which no program makes, are treated as if nothing enclosed them."""
 
 
-def joined(intervals: Intervals) -> Intervals:
+def union(intervals: Intervals) -> Intervals:
     """Returns the union of the intervals as sorted intervals that do not overlap."""
     starts, ends = intervals
     if not len(starts):

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ddp_hpc.trace import event_names as names
 from ddp_hpc.trace.columns import Columns
 from ddp_hpc.trace.device_activity import UNKNOWN, Launches, find_launches, is_inside, step_windows
-from ddp_hpc.trace.intervals import NO_INTERVALS, Intervals, Longs, cover, joined
+from ddp_hpc.trace.intervals import NO_INTERVALS, Intervals, Longs, cover, union
 from ddp_hpc.trace.rank_events import COLLECTIVE, RankEvents
 from ddp_hpc.trace.trace_records import PARTS, REGIONS, Times
 
@@ -83,9 +83,9 @@ def measure(rank_events: RankEvents, base_us: float) -> Steps:
     is_op = own & host.where(lambda category, _: category == "cpu_op")
     waits = host.where(lambda _, name: names.waits(name))
     sets = {"step": steps, **regions}
-    sets["compute"] = joined(host.intervals(is_op & ~waits))
-    sets["waits"] = joined(host.intervals(is_op & waits))
-    sets["comm"] = joined(host.intervals(is_comm))
+    sets["compute"] = union(host.intervals(is_op & ~waits))
+    sets["waits"] = union(host.intervals(is_op & waits))
+    sets["comm"] = union(host.intervals(is_comm))
     return Steps(numbers, *steps, _times_on_host(sets, steps), regions, marked)
 
 
@@ -112,15 +112,15 @@ def _measure_device(
     is_copy = device.where(lambda category, _: category in ("gpu_memcpy", "gpu_memset"))
     is_kernel = ~is_collective & ~is_copy
     launched_in = _regions_of_launches(host, launches)
-    sets = {"step": steps, "compute": joined(device.intervals(is_kernel))}
-    sets |= {"comm": joined(device.intervals(is_collective)), "memcpy": joined(device.intervals(is_copy))}
+    sets = {"step": steps, "compute": union(device.intervals(is_kernel))}
+    sets |= {"comm": union(device.intervals(is_collective)), "memcpy": union(device.intervals(is_copy))}
     sets |= {f"host {region}": on_host[region] for region in _WAITED_FOR}
     regions = {"data": on_host["data"]}
     for region in _INNER_FIRST:
         if region != "data":
             kernels = device.intervals(is_kernel & (launched_in == region))
-            sets[region], regions[region] = joined(kernels), _one_per_step(kernels, steps)
-    busy = joined(device.intervals(np.ones(len(device.name), bool)))
+            sets[region], regions[region] = union(kernels), _one_per_step(kernels, steps)
+    busy = union(device.intervals(np.ones(len(device.name), bool)))
     inside = cover({"step": steps, "busy": busy})
     lengths, busy_ns = np.diff(inside[0]), int((busy[1] - busy[0]).sum())
     counted_ns = int(lengths[inside[1]["step"] & inside[1]["busy"]].sum())
@@ -174,7 +174,7 @@ def _regions(events: _Named, own: _Mask | None, steps: Intervals) -> dict[str, I
     for region in REGIONS:
         mask = own & (region_of == region)
         if (mask & ~is_op).any():
-            regions[region] = joined(events.intervals(mask & ~is_op))
+            regions[region] = union(events.intervals(mask & ~is_op))
         else:
             regions[region] = _one_per_step(events.intervals(mask), steps)
     return regions
@@ -185,7 +185,7 @@ def _one_per_step(pieces: Intervals, steps: Intervals) -> Intervals:
     starts, ends = pieces
     inside = [(starts >= start) & (starts < end) for start, end in zip(*steps, strict=True)]
     spans = [(starts[mask].min(), ends[mask].max()) for mask in inside if mask.any()]
-    return joined((np.array([s for s, _ in spans], np.int64), np.array([e for _, e in spans], np.int64)))
+    return union((np.array([s for s, _ in spans], np.int64), np.array([e for _, e in spans], np.int64)))
 
 
 def _times_on_host(sets: dict[str, Intervals], steps: Intervals) -> tuple[Times, ...]:

@@ -83,7 +83,7 @@ def test_an_mpi_with_other_rank_numbers_is_refused_on_every_rank(case: Case, nod
         assert isinstance(error, LaunchError)
         assert "but MPI_COMM_WORLD reports rank" in str(error)
         assert "the rank differs" in str(error)
-        assert error.everywhere
+        assert error.on_all_ranks
 
 
 def _has_mpi(case: Case) -> bool:

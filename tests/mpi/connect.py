@@ -48,7 +48,7 @@ except DdpHpcError as error:
     if not isinstance(error, ReportedElsewhereError):
         sys.stderr.write(f"error: {error}\n")
         sys.stderr.flush()
-    if not error.everywhere:
+    if not error.on_all_ranks:
         abort_mpi(error.exit_code, patience_s=0)
     sys.exit(error.exit_code)
 sys.stdout.write(json.dumps(printed) + "\n")

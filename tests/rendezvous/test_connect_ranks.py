@@ -272,7 +272,7 @@ def test_with_mpi_rank_0_reports_a_rank_that_cannot_reach_it(
     )
     text = str(results[0])
     assert isinstance(results[0], RendezvousError)
-    assert results[0].everywhere
+    assert results[0].on_all_ranks
     assert f"node {short_hostname()} (rank 0) cannot reach rank 0 at 127.0.0.1:" in text
     assert "Connection refused" in text
     assert "(MASTER_ADDR); 2 of 2 ranks are affected; set DDP_HPC_FABRIC_INTERFACE" in text

@@ -96,7 +96,7 @@ def test_torchrun_starts_a_killed_rank_again_from_the_newest_snapshot(
     check_done(run, quiet, 20)
     assert len(run.attempts) == 1, "torchrun did it, not Slurm"
     assert f"rank 1 on {cluster.node_names[1]} is gone" in run.log
-    assert "going on after step 1" in run.log
+    assert "resuming after step 1" in run.log
 
 
 def power_off(cluster: Cluster, name: str) -> None:

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from ddp_hpc.training.snapshots.host_buffer import stream_of
-from ddp_hpc.training.snapshots.snapshot_directory import SnapshotFolder
+from ddp_hpc.training.snapshots.snapshot_directory import SnapshotDirectory
 
 
 def test_a_failure_between_the_creation_and_the_start_of_the_writer_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Once in CI: "RuntimeError: cannot join thread before it is started", from the failure watch's thread.
-    directory = SnapshotFolder(tmp_path, 2, lambda _: None, lambda _: None)
+    directory = SnapshotDirectory(tmp_path, 2, lambda _: None, lambda _: None)
     start = threading.Thread.start
     finished: list[bool] = []
 

@@ -80,8 +80,8 @@ def wait_for_all(world: ddp_hpc.ConnectedWorld) -> None:
 
     Collective: every rank must call this.
     """
-    if world.parts.heart is not None:
-        world.parts.heart.rest()
+    if world.parts.heartbeat is not None:
+        world.parts.heartbeat.rest()
     comm = world.group.comm
     if world.rank != SERVER and isinstance(comm, StoreComm):
         comm.timeout_s = _FOREVER_S  # the heartbeat reports a lost server

@@ -1,11 +1,11 @@
-"""What survival costs a training: the pause of a save, and deadline and heartbeat in every step.
+"""Measures the overhead of the run lifecycle: the pause of a save, and deadline and heartbeat per step.
 
-python benchmarks/survival.py [--rounds 6] [--folder data] [--json FILE]
+python benchmarks/run_lifecycle.py [--rounds 6] [--folder data] [--json FILE]
 
-save: the default model and Adam on one rank. A round is a step, torch.save of model and optimizer
-into one file (blocking, as tutorials have it), a step, our save (the state is copied, a thread
-writes it), and a step beside that thread. Pauses are what the loop waits. step: on two ranks the
-calls that a step makes for deadline and heartbeat, each timed over many calls, beside the step.
+save: the default model and Adam on one rank. A round is a step, torch.save of model and optimizer to one
+file (blocking, as in tutorials), a step, our save (the state is copied, and a thread writes it), and a
+step during that write. A pause is the time that the loop waits. step: the calls for deadline and heartbeat
+in each step on two ranks, each timed over many calls, compared with the step.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from ddp_hpc.data.step_shards import Position
 from ddp_hpc.text_table import Column, table
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.health.heartbeat import start_heartbeat
-from ddp_hpc.training.health.run_lifecycle import survive
+from ddp_hpc.training.health.run_lifecycle import manage_run
 from ddp_hpc.training.health.shutdown import Parts
 from ddp_hpc.training.session import session
 from ddp_hpc.training.snapshots.host_buffer import stream_of
-from ddp_hpc.training.snapshots.snapshot_directory import SnapshotFolder
+from ddp_hpc.training.snapshots.snapshot_directory import SnapshotDirectory
 from ddp_hpc.training.snapshots.training_state import live_tensors, optimizer_tensors
 from ddp_hpc.training.tasks.builtin_models import TASKS
 from ddp_hpc.training.tasks.task import SampleSpec, make_task
@@ -52,7 +52,7 @@ COLUMNS = [
 
 
 class Training:
-    """Steps of the default model, on random numbers."""
+    """Runs steps of the default model on random numbers."""
 
     def __init__(self, batch_size: int) -> None:
         self.model = make_task("transformer", TASKS["transformer"], SPEC, 0.1, {}, 0).model
@@ -71,26 +71,28 @@ def timed(call: Callable[[], Any]) -> float:
     return time.perf_counter() - start_s
 
 
-def measure_saves(folder: Path, rounds: int) -> dict[str, list[float]]:
+def measure_saves(directory: Path, rounds: int) -> dict[str, list[float]]:
     training = Training(batch_size=32)
     taken: dict[str, list[float]] = {
         name: [] for name in ("step", "torch_save", "save", "step_while_writing", "written")
     }
-    ours = SnapshotFolder(folder / "snapshots", 1, lambda line: print(line, file=sys.stderr), lambda _: None)
+    ours = SnapshotDirectory(
+        directory / "snapshots", 1, lambda line: print(line, file=sys.stderr), lambda _: None
+    )
 
     def blocking() -> None:
         state = {"model": training.model.state_dict(), "optimizer": training.optimizer.state_dict()}
-        torch.save(state, folder / "blocking.pt")
+        torch.save(state, directory / "blocking.pt")
 
-    def beside(number: int) -> None:
+    def save(number: int) -> None:
         model, optimizer = training.model, training.optimizer
         states = optimizer_tensors(live_tensors(model), optimizer)
         ours.save(number, {}, stream_of(model.state_dict()), stream_of(states))
 
-    for number in range(rounds + 1):  # the first allocates
+    for number in range(rounds + 1):  # the first one allocates
         row = {"step": timed(training.step), "torch_save": timed(blocking)}
         training.step()
-        row |= {"save": timed(lambda n=number: beside(n)), "step_while_writing": timed(training.step)}
+        row |= {"save": timed(lambda n=number: save(n)), "step_while_writing": timed(training.step)}
         row["written"] = ours.wait().seconds
         if number:
             for name, seconds in row.items():
@@ -99,17 +101,26 @@ def measure_saves(folder: Path, rounds: int) -> dict[str, list[float]]:
     return taken
 
 
-def measure_step(folder: Path) -> dict[str, list[float]]:
-    """Collective, under mpiexec: what a step does for deadline and heartbeat, and the step itself."""
-    config = TrainConfig(snapshot_dir=folder / "step", backend="gloo")
+def measure_step(directory: Path) -> dict[str, list[float]]:
+    """Measures the calls for deadline and heartbeat, and a step. Collective, under mpiexec."""
+    config = TrainConfig(snapshot_dir=directory / "step", backend="gloo")
     taken: dict[str, list[float]] = {}
     with ExitStack() as stack:
         group = stack.enter_context(session(config, Parts()))
-        quiet = Progress(speaks=False)
-        survival = stack.enter_context(survive(config, group, quiet, last_words=print, is_lost=lambda: False))
-        survival.open()
-        heart = start_heartbeat(
-            group.world, group.comm, group.host, stuck_s=600, first_s=600, stacks=None, on_lost=print
+        quiet = Progress(prints=False)
+        lifecycle = stack.enter_context(
+            manage_run(config, group, quiet, end_before_kill=print, is_lost=lambda: False)
+        )
+        lifecycle.open()
+        heartbeat = start_heartbeat(
+            group.world,
+            group.comm,
+            group.host,
+            group.listen,
+            stuck_s=600,
+            first_s=600,
+            stacks=None,
+            on_lost=print,
         )
         training = Training(batch_size=32)
         model = torch.nn.parallel.DistributedDataParallel(training.model)
@@ -118,15 +129,15 @@ def measure_step(folder: Path) -> dict[str, list[float]]:
         taken["step"] = [timed(training.step) for _ in range(8)]
 
         def calls() -> None:
-            for phase in ("data", "forward", "backward", "optimizer", "settle"):
-                heart.at(1, phase)
-            signs = survival.signs(1.0)
-            survival.decide([signs, signs], Position(1, 0, 64, 64), last=False)
+            for phase in ("data", "forward", "backward", "optimizer", "exchange"):
+                heartbeat.at(1, phase)
+            own = lifecycle.report(1.0, 1.0)
+            lifecycle.decide([own, own], Position(1, 0, 64, 64), last=False)
 
         taken["deadline_and_heartbeat"] = [timed(calls) for _ in range(2000)]
-        told = torch.zeros(4, dtype=torch.float64)
-        taken["telling_each_other"] = [timed(lambda: group.gather(told).tolist()) for _ in range(2000)]
-        heart.close()
+        reports = torch.zeros(4, dtype=torch.float64)
+        taken["exchange_of_reports"] = [timed(lambda: group.gather(reports).tolist()) for _ in range(2000)]
+        heartbeat.close()
     return taken
 
 
@@ -149,7 +160,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--folder", type=Path, help="where the files go; a temporary folder")
+    parser.add_argument("--folder", type=Path, help="directory for the files; default: a temporary directory")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--part", choices=("step",), help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -157,15 +168,25 @@ def main() -> None:
         print(json.dumps(rows_of(measure_step(args.folder), "step on 2 ranks")), flush=True)
         return
     with tempfile.TemporaryDirectory(prefix="ddp-hpc-bench-", dir=args.folder) as made:
-        folder = Path(made)
-        rows = rows_of(measure_saves(folder, args.rounds), "save")
+        directory = Path(made)
+        rows = rows_of(measure_saves(directory, args.rounds), "save")
         mpiexec = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
-        argv = [str(mpiexec), "-n", "2", sys.executable, __file__, "--part", "step", "--folder", str(folder)]
+        argv = [
+            str(mpiexec),
+            "-n",
+            "2",
+            sys.executable,
+            __file__,
+            "--part",
+            "step",
+            "--folder",
+            str(directory),
+        ]
         done = subprocess.run(argv, stdout=subprocess.PIPE, text=True)
         if done.returncode != 0:
-            sys.exit(f"error: the part under mpiexec ended with exit code {done.returncode}")
+            sys.exit(f"error: the part under mpiexec exited with code {done.returncode}")
         rows += json.loads(done.stdout.splitlines()[0])
-    result = report.document("survival", rows, machine=report.machine())
+    result = report.document("run_lifecycle", rows, machine=report.machine())
     print(table(COLUMNS, rows))
     if args.json is not None:
         report.write_files(result, args.json, None, [], "")

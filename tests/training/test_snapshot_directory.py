@@ -1,4 +1,4 @@
-"""The snapshot folder of a run: what is kept, what it goes on from, and what a bad disk does to it."""
+"""The snapshot directory of a run: retention, resuming, and errors of the disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 from ddp_hpc.errors import DataError
 from ddp_hpc.training.snapshots import snapshot_directory as snapshots
 from ddp_hpc.training.snapshots.host_buffer import stream_of
-from ddp_hpc.training.snapshots.snapshot_directory import SnapshotFolder
+from ddp_hpc.training.snapshots.snapshot_directory import SnapshotDirectory
 from ddp_hpc.training.snapshots.snapshot_files import MODEL, _sealed, read_snapshot, write_snapshot
 
 from .forked import Forks
@@ -26,9 +26,9 @@ from .runs import LINEAR
 
 @dataclass
 class Run:
-    """A folder, what was said about it, and the steps that were told to be complete."""
+    """A directory, the messages about it, and the steps reported as complete."""
 
-    folder: SnapshotFolder
+    folder: SnapshotDirectory
     said: list[str] = field(default_factory=list)
     complete: list[int] = field(default_factory=list)
 
@@ -46,7 +46,7 @@ def open_run() -> Iterator[Callable[..., Run]]:
     def one(path: Path, keep: int = 2) -> Run:
         said: list[str] = []
         complete: list[int] = []
-        runs.append(Run(SnapshotFolder(path, keep, said.append, complete.append), said, complete))
+        runs.append(Run(SnapshotDirectory(path, keep, said.append, complete.append), said, complete))
         return runs[-1]
 
     yield one
@@ -55,7 +55,7 @@ def open_run() -> Iterator[Callable[..., Run]]:
 
 
 def _steps(folder: Path) -> list[int]:
-    """All that is in the folder but the lock, which must be whole snapshots."""
+    """All entries of the directory except the lock, which must be complete snapshots."""
     found = sorted(entry.name for entry in folder.iterdir() if entry.name != ".lock")
     for name in found:
         assert read_snapshot(folder / name).model["w"][0] == int(name[5:])
@@ -74,31 +74,31 @@ def _content(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_the_newest_few_are_kept_and_the_newest_is_gone_on_from(
+def test_the_newest_snapshots_are_kept_and_the_newest_is_resumed(
     tmp_path: Path, open_run: Callable[..., Run]
 ) -> None:
     run = open_run(tmp_path, keep=2)
-    assert run.folder.newest_good() is None
+    assert run.folder.newest_valid() is None
     run.save(1, 2, 3, 9, 10)
     assert _steps(tmp_path) == [9, 10]
     assert run.complete == [1, 2, 3, 9, 10]
     assert run.said == []
     run.folder.close()
     again = open_run(tmp_path)
-    snapshot = again.folder.newest_good()
+    snapshot = again.folder.newest_valid()
     assert snapshot is not None
     assert snapshot.about["step"] == 10
     assert again.folder.saved.step == 10
 
 
-def test_a_damaged_one_is_said_passed_over_and_replaced_when_the_run_comes_by_again(
+def test_a_damaged_snapshot_is_skipped_with_a_warning_and_later_replaced(
     tmp_path: Path, open_run: Callable[..., Run]
 ) -> None:
     open_run(tmp_path).save(4, 10)
     _damage(tmp_path, 10)
     run = _again(open_run, tmp_path, keep=1)
     before = _content(tmp_path)
-    snapshot = run.folder.newest_good()
+    snapshot = run.folder.newest_valid()
     assert snapshot is not None
     assert snapshot.about["step"] == 4
     [words] = run.said
@@ -112,12 +112,12 @@ def test_a_damaged_one_is_said_passed_over_and_replaced_when_the_run_comes_by_ag
 
 
 def _again(open_run: Callable[..., Run], folder: Path, keep: int = 2) -> Run:
-    """Another run in a folder whose lock was given back."""
+    """Opens another run in a directory whose lock was released."""
     (folder / ".lock").unlink()
     return open_run(folder, keep)
 
 
-def test_where_all_are_damaged_it_is_refused_and_nothing_is_deleted(
+def test_if_all_snapshots_are_damaged_nothing_is_deleted(
     tmp_path: Path, open_run: Callable[..., Run]
 ) -> None:
     open_run(tmp_path).save(1, 2)
@@ -126,12 +126,12 @@ def test_where_all_are_damaged_it_is_refused_and_nothing_is_deleted(
     run = _again(open_run, tmp_path)
     before = _content(tmp_path)
     with pytest.raises(DataError, match=r"none of its 2 snapshots is valid\. Nothing was deleted"):
-        run.folder.newest_good()
+        run.folder.newest_valid()
     assert _content(tmp_path) == before
     assert [words.split(":")[0] for words in run.said] == ["warning"] * 2
 
 
-def test_one_of_a_newer_version_stops_the_run_rather_than_being_passed_over(
+def test_a_snapshot_of_a_newer_version_is_an_error_and_not_skipped(
     tmp_path: Path, open_run: Callable[..., Run]
 ) -> None:
     run = open_run(tmp_path)
@@ -141,10 +141,10 @@ def test_one_of_a_newer_version_stops_the_run_rather_than_being_passed_over(
     del about["sha256"]
     manifest.write_bytes(_sealed({**about, "format": 2}))
     with pytest.raises(DataError, match="step_00000002 has format 2"):
-        run.folder.newest_good()
+        run.folder.newest_valid()
 
 
-def test_what_is_saved_is_the_state_of_that_moment_and_the_next_save_waits(
+def test_the_state_is_copied_at_once_and_the_next_save_waits(
     tmp_path: Path, open_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = threading.Event()
@@ -157,7 +157,7 @@ def test_what_is_saved_is_the_state_of_that_moment_and_the_next_save_waits(
     run = open_run(tmp_path)
     weights = torch.full((8,), 1.0)
     run.folder.save(1, {}, stream_of({"w": weights}), stream_of({"w": weights}))
-    weights.fill_(2.0)  # the training goes on
+    weights.fill_(2.0)  # the training continues
     assert run.complete == []
     threading.Timer(0.1, go.set).start()
     waited: list[int] = []
@@ -165,7 +165,7 @@ def test_what_is_saved_is_the_state_of_that_moment_and_the_next_save_waits(
         2, {}, stream_of({"w": weights}), stream_of({"w": weights}), tick=lambda: waited.append(1)
     )
     assert run.complete[:1] == [1]
-    assert waited, "a rank that waits for its disk gives signs of life"
+    assert waited, "a rank that waits for its disk reports progress"
     run.folder.wait()
     assert _steps(tmp_path) == [1, 2]
 
@@ -183,7 +183,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_disk_that_fills_up_costs_a_warning_and_no_snapshot_that_was_there(
+def test_a_full_disk_is_a_warning_and_existing_snapshots_are_kept(
     tiny_disk: Path, open_run: Callable[..., Run]
 ) -> None:
     run = open_run(tiny_disk, keep=3)
@@ -204,7 +204,7 @@ def test_a_disk_that_fills_up_costs_a_warning_and_no_snapshot_that_was_there(
 
 
 def _failing(errors: list[int]) -> Callable[..., Path]:
-    """`write_snapshot` that first fails with these."""
+    """A `write_snapshot` that first fails with these errors."""
 
     def write(*args: object) -> Path:
         if errors:
@@ -215,7 +215,7 @@ def _failing(errors: list[int]) -> Callable[..., Path]:
     return write
 
 
-def test_what_a_server_that_restarts_says_is_tried_again(
+def test_transient_errors_are_retried(
     tmp_path: Path, open_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshots, "_RETRY_AFTER_S", (0.01, 0.02, 0.03))
@@ -233,7 +233,7 @@ def test_what_a_server_that_restarts_says_is_tried_again(
     assert [words.split(":")[0] for words in run.said[2:]] == ["warning"] * 3 + ["WARNING"]
 
 
-def test_a_full_disk_is_not_waited_for(
+def test_a_full_disk_is_not_retried(
     tmp_path: Path, open_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshots, "write_snapshot", _failing([errno.ENOSPC]))
@@ -244,7 +244,7 @@ def test_a_full_disk_is_not_waited_for(
     assert _steps(tmp_path) == []
 
 
-def test_leftovers_of_a_killed_writer_go_with_the_next_run_and_nothing_else_does(
+def test_the_next_run_removes_only_leftovers_of_a_killed_writer(
     tmp_path: Path, open_run: Callable[..., Run]
 ) -> None:
     for name in (".step_00000003.99.partial", ".step_00000002.99.removed"):
@@ -257,7 +257,7 @@ def test_leftovers_of_a_killed_writer_go_with_the_next_run_and_nothing_else_does
     assert {path.name for path in tmp_path.iterdir()} == {".lock", *(path.name for path in kept)}
 
 
-def test_a_run_that_lost_the_folder_to_another_does_not_write_there_any_more(
+def test_a_run_that_lost_its_directory_does_not_write_to_it(
     tmp_path: Path, open_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = open_run(tmp_path)
@@ -280,7 +280,7 @@ def test_a_run_that_lost_the_folder_to_another_does_not_write_there_any_more(
         ("global_batch", "9" * 5000),
     ],
 )
-def test_a_run_does_not_go_on_from_what_no_run_can_have_written(
+def test_a_run_does_not_resume_from_invalid_contents(
     tmp_path: Path, forks: Forks, name: str, value: object
 ) -> None:
     words = [*LINEAR, "--num-samples", "8", "--max-steps", "1", "--snapshot-dir", "run"]

@@ -1,4 +1,4 @@
-"""One running job a snapshot folder: live holders are respected wherever they are, dead ones block nobody."""
+"""One running job per snapshot directory: live holders on any host are respected, dead ones do not block."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 
 from ddp_hpc.errors import DataError
-from ddp_hpc.training.snapshots import directory_lock as folder_lock
-from ddp_hpc.training.snapshots.directory_lock import FolderLock
+from ddp_hpc.training.snapshots import directory_lock as directory_lock
+from ddp_hpc.training.snapshots.directory_lock import DirectoryLock
 from tests.conftest import Launch
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from ddp_hpc.training.snapshots.directory_lock import FolderLock
-lock = FolderLock(Path(sys.argv[1]), print)
+from ddp_hpc.training.snapshots.directory_lock import DirectoryLock
+lock = DirectoryLock(Path(sys.argv[1]), print)
 print("held", flush=True)
 time.sleep(60)
 """
@@ -31,13 +31,13 @@ STALE_S = 0.3
 
 
 @pytest.fixture
-def take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], FolderLock]]:
-    """Takes the lock on `tmp_path/run`; what was said before is in `.said`."""
-    monkeypatch.setattr(folder_lock, "_SETTLE_S", 0.05)  # nobody else wants it
-    taken: list[FolderLock] = []
+def take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], DirectoryLock]]:
+    """Takes the lock on `tmp_path/run`; earlier messages are in `.said`."""
+    monkeypatch.setattr(directory_lock, "_SETTLE_S", 0.05)  # nobody else takes it
+    taken: list[DirectoryLock] = []
 
-    def one() -> FolderLock:
-        taken.append(FolderLock(tmp_path / "run", said.append, STALE_S))
+    def one() -> DirectoryLock:
+        taken.append(DirectoryLock(tmp_path / "run", said.append, STALE_S))
         return taken[-1]
 
     said: list[str] = []
@@ -62,15 +62,15 @@ def _lock_of_another_host(folder: Path, **more: object) -> Path:
     return path
 
 
-def test_a_folder_is_taken_and_given_back_without_a_trace(
-    tmp_path: Path, take: Callable[[], FolderLock]
+def test_a_directory_is_locked_and_released_without_leftovers(
+    tmp_path: Path, take: Callable[[], DirectoryLock]
 ) -> None:
     take().release()
     assert list((tmp_path / "run").iterdir()) == []
     take()
 
 
-def test_a_second_holder_is_refused_at_once_with_process_host_and_job(
+def test_a_second_holder_is_rejected_immediately_with_process_host_and_job(
     tmp_path: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     holder = launch.start([sys.executable, "-c", HOLD, tmp_path], env={"SLURM_JOB_ID": "4711"})
@@ -79,20 +79,20 @@ def test_a_second_holder_is_refused_at_once_with_process_host_and_job(
     before = (tmp_path / ".lock").read_bytes()
     began_s = time.monotonic()
     with pytest.raises(DataError) as caught:
-        FolderLock(tmp_path, pytest.fail)
+        DirectoryLock(tmp_path, pytest.fail)
     assert time.monotonic() - began_s < 2
     words = f"is in use by job 4711 (PID {holder.pid} on {os.uname().nodename}); wait until it ends"
     assert words in str(caught.value)
     assert (tmp_path / ".lock").read_bytes() == before
-    # It is killed: nothing tells, and nobody waits.
+    # A killed holder needs no wait.
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait()
-    FolderLock(tmp_path, pytest.fail).release()
+    DirectoryLock(tmp_path, pytest.fail).release()
     assert not (tmp_path / ".lock").exists()
 
 
-def test_a_process_that_has_the_id_of_a_dead_holder_is_not_taken_for_it(
-    tmp_path: Path, take: Callable[[], FolderLock]
+def test_a_reused_process_id_is_not_mistaken_for_the_dead_holder(
+    tmp_path: Path, take: Callable[[], DirectoryLock]
 ) -> None:
     take()
     holder = json.loads((tmp_path / "run" / ".lock").read_text())
@@ -102,8 +102,8 @@ def test_a_process_that_has_the_id_of_a_dead_holder_is_not_taken_for_it(
     assert take.said == []  # type: ignore[attr-defined]
 
 
-def test_the_silent_lock_of_another_host_is_taken_over_after_a_while_that_is_said(
-    tmp_path: Path, take: Callable[[], FolderLock]
+def test_the_stale_lock_of_another_host_is_taken_over_after_an_announced_wait(
+    tmp_path: Path, take: Callable[[], DirectoryLock]
 ) -> None:
     _lock_of_another_host(tmp_path / "run")
     began_s = time.monotonic()
@@ -114,8 +114,8 @@ def test_the_silent_lock_of_another_host_is_taken_over_after_a_while_that_is_sai
     ]
 
 
-def test_the_lock_of_another_host_that_gives_a_sign_of_life_is_respected(
-    tmp_path: Path, take: Callable[[], FolderLock]
+def test_a_lock_that_another_host_updates_is_respected(
+    tmp_path: Path, take: Callable[[], DirectoryLock]
 ) -> None:
     path = _lock_of_another_host(tmp_path / "run", job="")
     before = path.read_bytes()
@@ -127,8 +127,8 @@ def test_the_lock_of_another_host_that_gives_a_sign_of_life_is_respected(
     assert path.read_bytes() == before
 
 
-def test_a_lock_that_its_holder_gives_back_meanwhile_is_taken(
-    tmp_path: Path, take: Callable[[], FolderLock]
+def test_a_lock_that_is_released_while_waiting_is_taken(
+    tmp_path: Path, take: Callable[[], DirectoryLock]
 ) -> None:
     path = _lock_of_another_host(tmp_path / "run")
     threading.Timer(STALE_S / 4, path.unlink).start()
@@ -138,22 +138,22 @@ def test_a_lock_that_its_holder_gives_back_meanwhile_is_taken(
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b"null", b'{"pid": "x"}', b"\xff", b"[" * 100_000], ids=range(7)
 )
-def test_a_lock_with_anything_in_it_is_one_of_an_unknown_holder(
-    tmp_path: Path, take: Callable[[], FolderLock], content: bytes
+def test_a_lock_with_invalid_content_has_an_unknown_holder(
+    tmp_path: Path, take: Callable[[], DirectoryLock], content: bytes
 ) -> None:
     _lock_of_another_host(tmp_path / "run").write_bytes(content)
     take()
     assert "(PID " in take.said[0]  # type: ignore[attr-defined]
 
 
-def test_of_many_that_want_a_dead_holders_folder_one_gets_it(tmp_path: Path) -> None:
+def test_only_one_of_many_takes_over_the_lock_of_a_dead_holder(tmp_path: Path) -> None:
     _lock_of_another_host(tmp_path)
-    got: list[FolderLock] = []
+    got: list[DirectoryLock] = []
     refused: list[DataError] = []
 
     def want() -> None:
         try:
-            got.append(FolderLock(tmp_path, lambda text: None, STALE_S))
+            got.append(DirectoryLock(tmp_path, lambda text: None, STALE_S))
         except DataError as error:
             refused.append(error)
 
@@ -167,10 +167,10 @@ def test_of_many_that_want_a_dead_holders_folder_one_gets_it(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_holder_gives_signs_of_life_and_notices_when_it_was_robbed(
-    tmp_path: Path, take: Callable[[], FolderLock], monkeypatch: pytest.MonkeyPatch
+def test_the_holder_updates_its_lock_and_detects_its_loss(
+    tmp_path: Path, take: Callable[[], DirectoryLock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder_lock, "TOUCH_S", 0.05)
+    monkeypatch.setattr(directory_lock, "TOUCH_S", 0.05)
     lock = take()
     path = tmp_path / "run" / ".lock"
     os.utime(path, (1, 1))
@@ -182,10 +182,10 @@ def test_the_holder_gives_signs_of_life_and_notices_when_it_was_robbed(
     assert "theirs" in path.read_text(), "what is another's now stays"
 
 
-def test_a_holder_that_gives_the_folder_back_was_not_robbed(
-    tmp_path: Path, take: Callable[[], FolderLock], monkeypatch: pytest.MonkeyPatch
+def test_releasing_a_lock_does_not_count_as_losing_it(
+    tmp_path: Path, take: Callable[[], DirectoryLock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder_lock, "TOUCH_S", 0.01)
+    monkeypatch.setattr(directory_lock, "TOUCH_S", 0.01)
     lock = take()
     looks, looked = threading.Event(), threading.Event()
     is_ours = lock._is_ours
@@ -211,22 +211,22 @@ def _until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_folder_that_is_a_file_is_refused_and_stays(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_directory_is_rejected_and_kept(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(
             DataError, match=r"cannot write to --snapshot-dir .*; use another directory: .*file"
         ):
-            FolderLock(folder, pytest.fail)
+            DirectoryLock(folder, pytest.fail)
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_folder_that_may_not_be_written_is_refused(
+def test_a_directory_without_write_permission_is_rejected(
     open_folder: Path, as_nobody: Callable[[], AbstractContextManager[None]]
 ) -> None:
     open_folder.chmod(0o555)
     with as_nobody():
         for folder in (open_folder, open_folder / "below"):
             with pytest.raises(DataError, match=r"cannot write to --snapshot-dir .*Permission denied"):
-                FolderLock(folder, pytest.fail)
+                DirectoryLock(folder, pytest.fail)
     assert list(open_folder.iterdir()) == []

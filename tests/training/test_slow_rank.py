@@ -1,11 +1,11 @@
-"""A rank that all others wait for is named; and where a run's numbers go besides the metrics file."""
+"""Reports of a slow rank, and outputs of metrics other than the metrics file."""
 
 import errno
 import json
 
 import pytest
 
-from ddp_hpc.training.health.slow_rank import Skew
+from ddp_hpc.training.health.slow_rank import SlowRankDetector
 from ddp_hpc.training.telemetry.metric_sinks import TensorBoard
 from ddp_hpc.training.telemetry.metrics_file import StepRecord
 
@@ -53,7 +53,7 @@ def mine(tmp_path):
     return tmp_path
 
 
-def test_a_slow_rank_is_named_once_with_its_node_and_times(mine, forks):
+def test_a_slow_rank_is_reported_once_with_its_node_and_times(mine, forks):
     words = [*WORDS, "--model", "mine:net", "--log-every", "2"]
     job = forks.run(*words, cwd=mine, ranks=3, env={"SLOW_RANK": "2"})
     (line,) = (line for line in job.words().splitlines() if "is slow" in line)
@@ -61,30 +61,30 @@ def test_a_slow_rank_is_named_once_with_its_node_and_times(mine, forks):
     assert 0.05 <= float(line.split("passes take ")[1].split(" s")[0]) < 0.5
 
 
-def test_ranks_that_are_alike_are_not_named():
-    skew = Skew(1.5, ["n1", "n1", "n2"])
-    assert all(skew.look([0.010, 0.012, 0.014], 0.1) == "" for _ in range(10))
+def test_ranks_of_equal_speed_are_not_reported():
+    skew = SlowRankDetector(1.5, ["n1", "n1", "n2"])
+    assert all(skew.check([0.010, 0.012, 0.014], 0.1) == "" for _ in range(10))
 
 
-def test_one_slow_report_is_nothing_and_three_in_a_row_are_told_once():
-    skew = Skew(1.5, ["n1", "n1", "n2"])
+def test_three_consecutive_slow_reports_are_reported_once():
+    skew = SlowRankDetector(1.5, ["n1", "n1", "n2"])
     slow, fine = [0.01, 0.01, 0.09], [0.01, 0.01, 0.01]
-    told = [skew.look(own_s, 0.1) for own_s in (slow, slow, fine, slow, slow, slow, slow)]
+    told = [skew.check(own_s, 0.1) for own_s in (slow, slow, fine, slow, slow, slow, slow)]
     assert [bool(text) for text in told] == [False] * 5 + [True, False]
     assert "rank 2 on n2 is slow" in told[5]
 
 
-def test_a_slowness_that_the_step_does_not_feel_is_not_told():
-    skew = Skew(1.5, ["n1", "n2"])
-    assert all(skew.look([0.0001, 0.0009], 1.0) == "" for _ in range(5))
+def test_a_delay_that_does_not_affect_the_step_is_not_reported():
+    skew = SlowRankDetector(1.5, ["n1", "n2"])
+    assert all(skew.check([0.0001, 0.0009], 1.0) == "" for _ in range(5))
 
 
-def test_of_two_ranks_the_slower_is_told():
-    skew = Skew(1.5, ["n1", "n2"])
-    assert "rank 0 on n1" in [skew.look([0.09, 0.01], 0.1) for _ in range(3)][-1]
+def test_of_two_ranks_the_slower_is_reported():
+    skew = SlowRankDetector(1.5, ["n1", "n2"])
+    assert "rank 0 on n1" in [skew.check([0.09, 0.01], 0.1) for _ in range(3)][-1]
 
 
-def test_tensorboard_gets_each_step_and_goes_on_after_a_restart(mine, forks):
+def test_tensorboard_has_each_step_and_continues_after_a_restart(mine, forks):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     words = [
@@ -113,7 +113,7 @@ def test_a_hook_is_called_with_each_step(mine, forks):
     assert (mine / "hooked").read_text().split() == [str(step) for step in range(1, 13)]
 
 
-def test_a_hook_that_raises_is_a_warning_and_the_training_goes_on(mine, forks):
+def test_a_hook_that_raises_is_only_a_warning(mine, forks):
     words = [*WORDS, "--model", "mine:net", "--metrics-hook", "mine:hook"]
     job = forks.run(*words, cwd=mine, ranks=2, env={"BAD_HOOK": "1"})
     assert job.words().count("warning: --metrics-hook mine:hook raised ValueError: no route") == 1
@@ -121,21 +121,21 @@ def test_a_hook_that_raises_is_a_warning_and_the_training_goes_on(mine, forks):
     assert "done: 12 steps" in job.words()
 
 
-def test_a_hook_that_is_not_there_stops_before_the_first_step(mine, forks):
+def test_a_missing_hook_is_an_error_before_the_first_step(mine, forks):
     job = forks.start(*WORDS, "--metrics-hook", "mine:hok", "--model", "mine:net", cwd=mine, ranks=2)
     assert job.wait() == [2, 2]
     (line,) = job.errors()
     assert "--metrics-hook mine:hok: module 'mine' has no attribute 'hok' (did you mean \"hook\"?)" in line
 
 
-def test_a_metrics_file_that_is_there_survives_a_hook_that_is_not(mine, forks):
+def test_a_missing_hook_does_not_truncate_the_metrics_file(mine, forks):
     (mine / "m.jsonl").write_text("of another run\n")
     words = [*WORDS, "--model", "mine:net", "--metrics", "m.jsonl", "--metrics-hook", "mine:hok"]
     assert forks.start(*words, cwd=mine, ranks=1).wait() == [2]
     assert (mine / "m.jsonl").read_text() == "of another run\n"
 
 
-def test_a_full_disk_ends_tensorboards_files_and_not_the_training(tmp_path, monkeypatch, capsys):
+def test_a_full_disk_for_tensorboard_is_only_a_warning(tmp_path, monkeypatch, capsys):
     board = TensorBoard(tmp_path, 0)
 
     def full(*_):
@@ -149,13 +149,13 @@ def test_a_full_disk_ends_tensorboards_files_and_not_the_training(tmp_path, monk
     assert capsys.readouterr().err.count("stopped writing (No space left on device)") == 1
 
 
-def test_the_summary_tells_arithmetic_and_memory(mine, forks):
+def test_the_summary_contains_flops_and_memory(mine, forks):
     forks.run(*WORDS, "--model", "mine:net", "--summary", "s.json", cwd=mine, ranks=1)
     summary = json.loads((mine / "s.json").read_text())
-    # Two operations a weight forward, two for the weights' gradients; nobody asks for the input's.
+    # Two operations per weight in the forward pass and two for its gradient; none for that of the input.
     assert summary["flops_per_s"] == pytest.approx(80 * summary["samples_per_s"])
-    assert summary["tokens_per_s"] is None, "a target of one number is no sequence"
-    assert summary["share_of_peak"] is None, "a CPU's peak is not known"
+    assert summary["tokens_per_s"] is None, "a scalar target is not a sequence"
+    assert summary["share_of_peak"] is None, "the peak of a CPU is unknown"
     # Parameters, gradients and two states of Adam, each 21 numbers, and two counts of steps.
     assert summary["memory"]["state_bytes"] == 4 * (4 * 21 + 2)
     assert summary["memory"]["peak_bytes"] > 2**20

@@ -1,4 +1,4 @@
-"""The user's own code raises: one line says where and on which samples, and a file has the traceback."""
+"""Errors in the user's code: one line with location and samples, and a file with the traceback."""
 
 import re
 import stat
@@ -78,7 +78,7 @@ def mine(tmp_path):
 
 
 def assert_told(text, home, ranks, rank, words, file):
-    """The one line, and the traceback in the file that it names."""
+    """Checks the line, and the traceback in the file that it names."""
     assert "Traceback (most recent call last)" not in text
     (line,) = [line for line in text.splitlines() if "error: " in line]
     assert re.match(rf"\[rank {rank}/{ranks} \S+\] error: ", line)
@@ -101,7 +101,9 @@ def assert_told(text, home, ranks, rank, words, file):
         ("dataset", ["dataset[20] raised ArithmeticError: planted in the dataset and"]),
     ],
 )
-def test_one_line_names_rank_step_samples_and_the_place_and_a_file_has_the_rest(bad, words, mine, forks):
+def test_one_line_names_rank_step_samples_and_location_and_a_file_contains_the_traceback(
+    bad, words, mine, forks
+):
     saving = ["--snapshot-dir", "run", "--snapshot-every-steps", "1", "--accumulate", "1"]
     job = forks.start(*MODEL, *saving, "--model-option", f"bad='{bad}'", cwd=mine, ranks=2)
     assert job.wait() == [1, 1]
@@ -112,14 +114,14 @@ def test_one_line_names_rank_step_samples_and_the_place_and_a_file_has_the_rest(
     assert "ArithmeticError: planted in the " in state.reason
 
 
-def test_an_evaluation_that_raises_is_told_as_one(mine, forks):
+def test_an_error_in_an_evaluation_names_the_evaluation(mine, forks):
     job = forks.start(*MODEL, "--model-option", "bad='evaluation'", cwd=mine, ranks=2)
     assert job.wait() == [1, 1]
     (line,) = job.errors()
     assert "error: the evaluation after step 8: ArithmeticError: planted in the evaluation" in line
 
 
-def test_what_is_no_pair_is_told_as_that(mine, forks):
+def test_an_item_that_is_not_a_pair_is_reported(mine, forks):
     job = forks.start(*MODEL, "--model-option", "bad='pair'", cwd=mine, ranks=2)
     assert job.wait() == [1, 1]
     (line,) = job.errors()
@@ -128,7 +130,7 @@ def test_what_is_no_pair_is_told_as_that(mine, forks):
 
 
 @pytest.mark.parametrize("launcher", ["mpiexec", "torchrun"])
-def test_under_real_launchers_without_a_run_folder_the_file_is_in_a_directory_of_its_own(launcher, mine):
+def test_without_a_run_directory_the_traceback_is_in_a_new_directory(launcher, mine):
     words = [*MODEL, "--model-option", "bad='forward'"]
     done = train(*words, cwd=mine, ranks=2, launcher=launcher, env={"TMPDIR": str(mine)})
     assert done.returncode == 1, done.stderr
@@ -138,14 +140,14 @@ def test_under_real_launchers_without_a_run_folder_the_file_is_in_a_directory_of
     rest = done.stderr.replace(line, "")
     if launcher == "mpiexec":
         assert "ArithmeticError" not in rest
-    else:  # torchrun's own report repeats the message of the rank that it takes for the first
+    else:  # torchrun's report repeats the message of the rank that failed first
         assert "Traceback" not in rest.partition("Root Cause")[2]
 
 
-def test_what_a_worker_raises_is_told_by_its_rank(mine):
+def test_an_error_of_a_worker_is_reported_by_its_rank(mine):
     with h5py.File(mine / "d.h5", "w") as file:
         file["src"], file["tgt"] = np.zeros((64, 20), np.float32), np.zeros((64, 1), np.float32)
-    # Loaded by Python at its start: in the workers alone reading goes wrong.
+    # Loaded at the start of Python; reading fails only in workers.
     (mine / "sitecustomize.py").write_text(
         "import sys\n"
         "if '--multiprocessing-fork' in sys.orig_argv:\n"
@@ -164,13 +166,13 @@ def test_what_a_worker_raises_is_told_by_its_rank(mine):
     assert f'mine.py", line {LINE}, in fail' in path.read_text()
 
 
-def test_an_error_without_words_or_place_is_told_too():
+def test_an_error_without_message_or_location_is_reported():
     assert describe_error(ValueError()) == "ValueError"
     assert describe_error(KeyError("lost")) == "KeyError: lost"
     assert describe_error(ValueError("x" * 1000)).endswith("x...")
 
 
-def test_a_traceback_takes_the_place_of_the_one_before_and_no_links(tmp_path):
+def test_a_traceback_replaces_the_previous_one_and_follows_no_links(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "rank00000.txt").symlink_to(tmp_path / "other")
     path = write_traceback("words", tmp_path / "folder", "rank00000.txt")

@@ -1,4 +1,4 @@
-"""Stopping on purpose, by a signal or the clock: all ranks together and saved; at the last, by force."""
+"""Preemption by a signal or the deadline: all ranks save and stop together, or are ended as a last resort."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from ddp_hpc.run_directory import RunState
 from ddp_hpc.schedulers.deadline import Deadline
-from ddp_hpc.training.health.preemption import DEADLINE, SIGNALS, Stopping
+from ddp_hpc.training.health.preemption import DEADLINE, SIGNALS, StopRequests
 
 from .forked import Forks
 from .runs import error_lines, train
@@ -24,7 +24,7 @@ ENDLESS = [*DATA, *SAVING, "--epochs", "100000", "--log-every", "1"]
 
 
 @pytest.mark.parametrize(("name", "rank"), [("SIGTERM", 1), ("SIGUSR1", 0), ("SIGUSR2", 1), ("SIGINT", 0)])
-def test_a_signal_to_one_rank_stops_all_after_that_step_with_their_state_saved(
+def test_a_signal_to_one_rank_stops_all_ranks_with_their_state_saved(
     home: Path, whole: Path, forks: Forks, name: str, rank: int
 ) -> None:
     job = forks.start(*RUN, cwd=home, ranks=2, program=PLANTED, env={"PLANT": f"{name}:{rank}"})
@@ -45,20 +45,18 @@ def test_a_signal_to_one_rank_stops_all_after_that_step_with_their_state_saved(
     assert trained(home) == trained(whole)[:2]
 
 
-def test_the_next_run_goes_on_as_if_nothing_had_been(home: Path, whole: Path, forks: Forks) -> None:
+def test_the_next_run_resumes_like_an_uninterrupted_one(home: Path, whole: Path, forks: Forks) -> None:
     stopped = forks.start(*RUN, cwd=home, ranks=2, program=PLANTED, env={"PLANT": "SIGTERM:0"})
     stopped.wait()
     words = forks.run(*RUN, cwd=home, ranks=2).words()
-    assert "going on after step 2 (epoch 1, 32 of its samples used)" in words
+    assert "resuming after step 2 (epoch 1, 32 of its samples used)" in words
     assert f"done: {STEPS} steps ({STEPS - 2} here)" in words
     assert_equal(home, whole, STEPS)
     assert state_of(home) == RunState("done", STEPS, "training complete")
 
 
 @pytest.mark.parametrize(("launcher", "code"), [("mpiexec", 75), ("torchrun", 0)])
-def test_the_launcher_ends_with_75_or_where_it_would_start_again_with_0(
-    home: Path, launcher: str, code: int
-) -> None:
+def test_the_exit_code_is_75_and_0_under_torchrun(home: Path, launcher: str, code: int) -> None:
     program = ["-m", PLANTED] if launcher == "mpiexec" else [str(Path(__file__).with_name("planted.py"))]
     done = train(*RUN, cwd=home, ranks=2, launcher=launcher, program=program, env={"PLANT": "SIGTERM:1"})
     assert done.returncode == code, done.stderr
@@ -67,26 +65,24 @@ def test_the_launcher_ends_with_75_or_where_it_would_start_again_with_0(
     assert state_of(home) == RunState("again", 2, "rank 1 received SIGTERM")
 
 
-def test_workers_leave_signals_to_their_rank(home: Path, forks: Forks) -> None:
+def test_workers_ignore_signals(home: Path, forks: Forks) -> None:
     job = forks.start(*ENDLESS, "--workers", "1", cwd=home, ranks=1)
     _until(lambda: (home / "m.jsonl").exists() and len(trained(home)) > 1)
     children = Path(f"/proc/{job.pids[0]}/task/{job.pids[0]}/children").read_text().split()
     for pid in (*map(int, children), job.pids[0]):
-        os.kill(pid, signal.SIGTERM)  # to all of the job, as schedulers do
+        os.kill(pid, signal.SIGTERM)  # to all processes of the job, like schedulers
     assert job.wait() == [75], job.words()
     assert state_of(home).state == "again"
 
 
-def test_a_deadline_that_has_passed_is_refused_in_one_line(home: Path, forks: Forks) -> None:
+def test_a_deadline_in_the_past_is_rejected_in_one_line(home: Path, forks: Forks) -> None:
     job = forks.start(*RUN, cwd=home, ranks=2, env={"DDP_HPC_DEADLINE": str(int(time.time()) - 100)})
     assert job.wait() == [2, 2]
     [line] = job.errors()
     assert "DDP_HPC_DEADLINE" in line
 
 
-def test_a_job_that_lost_its_folder_to_another_one_ends_and_leaves_the_state_alone(
-    home: Path, forks: Forks
-) -> None:
+def test_a_job_that_lost_its_directory_ends_and_keeps_the_state(home: Path, forks: Forks) -> None:
     job = forks.start(*ENDLESS, cwd=home, ranks=2)
     _until(lambda: (home / "m.jsonl").exists() and len(trained(home)) > 1)
     (home / "run" / ".lock").write_text('{"nonce": "another", "job": "7"}')
@@ -94,11 +90,11 @@ def test_a_job_that_lost_its_folder_to_another_one_ends_and_leaves_the_state_alo
     assert 0 not in codes
     [line] = job.errors()
     assert "another job has taken over " in line
-    assert state_of(home).state == "running", "the other job's word, from here on"
+    assert state_of(home).state == "running", "the state belongs to the other job"
 
 
-def test_it_stops_before_the_allocation_ends(home: Path, forks: Forks) -> None:
-    """In the folder that a job script names; the last resort, which comes later, is not needed."""
+def test_a_run_stops_before_the_allocation_ends(home: Path, forks: Forks) -> None:
+    """With the run directory of a job script; the last resort is not reached."""
     options = [*DATA, "--epochs", "100000", "--metrics", "m.jsonl"]
     end_s = time.time() + 5.0
     env = {"DDP_HPC_RUN_DIR": str(home / "run"), "DDP_HPC_DEADLINE": f"{end_s:.2f}"}
@@ -112,9 +108,7 @@ def test_it_stops_before_the_allocation_ends(home: Path, forks: Forks) -> None:
     assert [path.name for path in (home / "run" / "snapshots").iterdir()] == [f"step_{state.step:08d}"]
 
 
-def test_a_rank_that_is_stuck_does_not_let_the_scheduler_kill_the_job_without_a_word(
-    home: Path, forks: Forks
-) -> None:
+def test_a_stuck_rank_reports_an_error_before_the_scheduler_kills_the_job(home: Path, forks: Forks) -> None:
     env = {"PLANT": "stick:1", "DDP_HPC_KILL_DELAY_S": "4"}
     job = forks.start(*ENDLESS, cwd=home, ranks=2, program=PLANTED, env=env)
     _until(lambda: (home / "m.jsonl").exists() and len(trained(home)) == 1)
@@ -138,18 +132,18 @@ def _until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def _stopping(deadline: Deadline | None, kill_delay_s: float | None = None, rank: int = 0) -> Stopping:
-    return Stopping(
+def _stopping(deadline: Deadline | None, kill_delay_s: float | None = None, rank: int = 0) -> StopRequests:
+    return StopRequests(
         deadline,
         kill_delay_s,
-        judges_clock=rank == 0,
+        checks_deadline=rank == 0,
         stacks=None,
-        last_words=pytest.fail,
+        end_before_kill=pytest.fail,
         is_lost=lambda: False,
     )
 
 
-def test_what_is_kept_for_the_end_is_a_save_some_steps_and_the_kill_delay() -> None:
+def test_the_margin_contains_a_save_some_steps_and_the_kill_delay() -> None:
     stopping = _stopping(Deadline(time.time() + 100, "squeue"), 30.0)
     least_s = stopping.margin_s()
     assert 30 < least_s < 35
@@ -157,30 +151,30 @@ def test_what_is_kept_for_the_end_is_a_save_some_steps_and_the_kill_delay() -> N
     stopping.measured(step_s=2)
     stopping.measured(step_s=1)
     assert stopping.margin_s() == least_s + 15 + 4
-    assert stopping.wish() == 0
-    stopping.measured(save_s=20)  # counts more than what was expected, and the longest counts
+    assert stopping.stop_request() == 0
+    stopping.measured(save_s=20)  # a measurement replaces the estimate, and the longest one counts
     stopping.measured(save_s=4)
     assert stopping.margin_s() == least_s + 30 + 4
-    assert stopping.wish() == 0
+    assert stopping.stop_request() == 0
     stopping.measured(step_s=22)
-    assert stopping.wish() == DEADLINE
+    assert stopping.stop_request() == DEADLINE
     assert stopping.explain(DEADLINE, 0) == (
         "the job's time limit is near (squeue; stopping 107 s early to save)"
     )
 
 
-def test_only_one_rank_looks_at_the_clock() -> None:
+def test_only_one_rank_checks_the_deadline() -> None:
     past = Deadline(time.time() - 1, "squeue")
-    assert _stopping(past, rank=0).wish() == DEADLINE
-    assert _stopping(past, rank=1).wish() == 0
+    assert _stopping(past, rank=0).stop_request() == DEADLINE
+    assert _stopping(past, rank=1).stop_request() == 0
 
 
-def test_the_programs_own_handlers_come_back_afterwards() -> None:
+def test_signal_handlers_of_the_program_are_restored() -> None:
     before = [
         signal.getsignal(sig) for sig in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
     ]
     with _stopping(None) as stopping:
         signal.raise_signal(signal.SIGUSR2)
-        assert stopping.wish() == signal.SIGUSR2
-        assert stopping.explain(stopping.wish(), 5) == "rank 5 received SIGUSR2"
+        assert stopping.stop_request() == signal.SIGUSR2
+        assert stopping.explain(stopping.stop_request(), 5) == "rank 5 received SIGUSR2"
     assert [signal.getsignal(sig) for sig in SIGNALS] == before
