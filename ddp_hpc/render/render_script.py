@@ -5,7 +5,7 @@ command line that renders it, then plain bash that does not need ddp-hpc on the
 login node. It changes to the submission directory, loads the site's software,
 exports variables for the ranks, starts the launcher in the background, forwards
 signals to it, and exits with its exit code. Under a scheduler it also reads the
-file `state` in the run directory: if the trainer wrote `again`, the script
+file `state` in the run directory: if the trainer wrote `requeue`, the script
 requeues or resubmits itself and exits with 75. The file `attempts` in the same
 directory counts the starts.
 """
@@ -165,14 +165,16 @@ def _notes(job: Job, site: Site, scheduler: Scheduler) -> list[str]:
     notes = []
     if scheduler.is_account_on_command_line and job.account:
         command = _submit(job, site, scheduler)
-        notes.append(f"No directive names the group that pays; submit this script with: {command} SCRIPT")
+        notes.append(f"No directive names the account; submit this script with: {command} SCRIPT")
     if site.account.required and not job.account:
         notes.append(
-            f"{site.title} wants an account and this script names none; "
+            f"{site.title} requires an account, and this script names none; "
             f"submit it with: {scheduler.submit_program} {scheduler.account_placeholder(site)} SCRIPT"
         )
     if not site.pbs.submit_from_nodes:
-        notes.append("Compute nodes may not submit here; for more than one walltime: bash SCRIPT --chain N")
+        notes.append(
+            "Compute nodes cannot submit jobs at this site; for runs longer than one walltime: bash SCRIPT --chain N"
+        )
     return notes
 
 

@@ -72,7 +72,7 @@ def started(job: Sandbox) -> bool:
         ("", "exit 75", 75),
         ("done 9\n", "exit 0", 0),
         ("done 9\n", "exit 3", 3),
-        ("again 9\n", "exit 3", 3),
+        ("requeue 9\n", "exit 3", 3),
         ("", "echo 'state of my own' >$DDP_HPC_RUN_DIR/state; exit 5", 5),
     ],
 )
@@ -95,8 +95,9 @@ def test_a_program_that_says_nothing_in_this_attempt_keeps_its_exit_code(
         ("running 3", 0, 1),
         ("running 0", 137, 137),
         ("running 3", 137, 75),
-        ("again 3 no time left", 0, 75),
-        ("again 3 no time left", 255, 75),
+        ("requeue 3 no time left", 0, 75),
+        ("requeue 3 no time left", 255, 75),
+        ("again 3 no time left", 0, 75),  # as version 0.1 wrote it
     ],
 )
 def test_the_trainers_word_counts_and_not_the_launchers_bent_exit_code(
@@ -108,28 +109,30 @@ def test_the_trainers_word_counts_and_not_the_launchers_bent_exit_code(
 
 
 def test_again_is_turned_into_a_requeue_of_the_same_job(job: Sandbox) -> None:
-    done = run(job, "say again 3 no time left")
+    done = run(job, "say requeue 3 no time left")
     assert calls(job, "scontrol") == ["requeue 7"]
     assert calls(job, "sbatch") == []
-    assert done.stdout.decode().endswith("ddp-hpc: stopped at step 3: no time left; attempt 2 goes on\n")
+    assert done.stdout.decode().endswith(
+        "ddp-hpc: stopped at step 3: no time left; attempt 2 resumes the run\n"
+    )
 
 
 def test_the_same_word_again_is_a_word_of_this_attempt(job: Sandbox) -> None:
     """The file is replaced, so it has changed though its text has not."""
-    folder(job, state="again 3\n")
-    done = run(job, "say again 3")
+    folder(job, state="requeue 3\n")
+    done = run(job, "say requeue 3")
     assert done.returncode == 1
-    assert b"no step of progress" in done.stderr
+    assert b"made no progress" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("said", "code"),
     [
         ("say running 20", 2),
-        ("say again 20", 2),
+        ("say requeue 20", 2),
         ('echo "$DDP_HPC_THIS_ATTEMPT" >$DDP_HPC_RUN_DIR/refused; say running 20', 1),
     ],
-    ids=["running", "again", "the launcher bends the code"],
+    ids=["running", "requeue", "the launcher bends the code"],
 )
 def test_a_start_that_is_refused_is_no_attempt_and_the_others_progress_is_not_its_own(
     job: Sandbox, said: str, code: int
@@ -145,12 +148,12 @@ def test_a_start_that_is_refused_is_no_attempt_and_the_others_progress_is_not_it
 
 
 def test_an_attempt_without_progress_is_the_last(job: Sandbox) -> None:
-    folder(job, state="again 3\n", attempts="1 6 0 1700000000\n")
-    done = run(job, "say again 3 no time left")
+    folder(job, state="requeue 3\n", attempts="1 6 0 1700000000\n")
+    done = run(job, "say requeue 3 no time left")
     assert done.returncode == 1
     (line,) = done.stderr.decode().splitlines()
     assert line.startswith(
-        "error: attempt 1 made no step of progress: it began at step 3 and stopped at step 3: no time left; "
+        "error: attempt 1 made no progress: it began at step 3 and stopped at step 3: no time left; "
     )
     assert calls(job, "scontrol") == []
 
@@ -163,7 +166,7 @@ def test_where_requeue_is_not_possible_a_job_of_its_own_is_submitted_without_the
     old |= {"WORLD_SIZE": "2", "MASTER_ADDR": "old", "CUDA_VISIBLE_DEVICES": "0"}
     kept = {"SLURM_CONF": "/etc/slurm.conf", "LD_LIBRARY_PATH": "/opt/lib"}
     given = {"SLURM_JOB_ACCOUNT": "proj", "SLURM_JOB_PARTITION": "gpu"}
-    assert run(job, "say again 3", **old, **kept, **given).returncode == 75
+    assert run(job, "say requeue 3", **old, **kept, **given).returncode == 75
     copy = folder(job) / "job.sh"
     options = "--dependency=afterany:7 --partition=gpu --account=proj"
     assert calls(job, "sbatch") == [f"{options} {copy}"]
@@ -178,36 +181,36 @@ def test_where_requeue_is_not_possible_a_job_of_its_own_is_submitted_without_the
 
 def test_a_job_that_slurm_has_requeued_meanwhile_is_not_submitted_a_second_time(job: Sandbox) -> None:
     command(job, "scontrol", code=1, says="Job is pending execution for job 7")
-    assert run(job, "say again 3").returncode == 75
+    assert run(job, "say requeue 3").returncode == 75
     assert calls(job, "sbatch") == []
 
 
 def test_where_nothing_can_be_submitted_it_says_how_to_go_on(job: Sandbox) -> None:
     for name in ("scontrol", "sbatch"):
         command(job, name, code=1)
-    done = run(job, "say again 3")
+    done = run(job, "say requeue 3")
     assert done.returncode == 75
     last = done.stderr.decode().splitlines()[-1]
     assert (
         last
-        == f"error: stopped at step 3, and no successor could be queued; to go on: cd {job.work} && "
+        == f"error: stopped at step 3, and no successor could be queued; to resume: cd {job.work} && "
         + (f"sbatch {job.work}/runs/ddp/job.sh")
     )
 
 
 def test_the_last_attempt_says_how_to_go_on(job: Sandbox) -> None:
-    folder(job, state="again 90\n", attempts="19 7 80 1700000000\n")
-    done = run(job, "say again 95")
+    folder(job, state="requeue 90\n", attempts="19 7 80 1700000000\n")
+    done = run(job, "say requeue 95")
     assert done.returncode == 75
     assert calls(job, "scontrol") == []
-    assert b"; attempt 20 was the last (--max-attempts); to go on: cd " in done.stdout
+    assert b"; attempt 20 was the last (--max-attempts); to resume: cd " in done.stdout
 
 
 # At the start.
 
 
 def test_each_start_is_noted_with_the_step_it_begins_at(job: Sandbox) -> None:
-    folder(job, state="again 3\n", attempts="1 7 0 1700000000\n")
+    folder(job, state="requeue 3\n", attempts="1 7 0 1700000000\n")
     run(job, "say done 9")
     *_, line = (folder(job) / "attempts").read_text().splitlines()
     assert line.split()[:3] == ["2", "7", "3"]
@@ -228,11 +231,11 @@ def test_a_submission_by_hand_is_attempt_1_whatever_was_before(job: Sandbox) -> 
     ("said", "code", "line"),
     [
         ("done 9", 0, "ddp-hpc: all 9 steps are trained; attempt 2 has nothing to do"),
-        ("failed 3 loss is nan", 1, "error: the attempt before this one failed: loss is nan; mend that"),
-        ("running 0", 1, "error: the attempt before this one made no step of progress"),
-        ("again 0", 1, "error: the attempt before this one made no step of progress"),
-        ("", 1, "error: the attempt before this one made no step of progress"),
-        ("running x[$(touch canary)]", 1, "error: the attempt before this one made no step of progress"),
+        ("failed 3 loss is nan", 1, "error: the previous attempt failed: loss is nan; fix the cause"),
+        ("running 0", 1, "error: the previous attempt made no progress"),
+        ("requeue 0", 1, "error: the previous attempt made no progress"),
+        ("", 1, "error: the previous attempt made no progress"),
+        ("running x[$(touch canary)]", 1, "error: the previous attempt made no progress"),
     ],
 )
 def test_a_successor_does_not_start_where_that_makes_no_sense(
@@ -246,7 +249,7 @@ def test_a_successor_does_not_start_where_that_makes_no_sense(
     assert not (job.work / "canary").exists()
 
 
-@pytest.mark.parametrize("said", ["again 3", "running 3"])
+@pytest.mark.parametrize("said", ["requeue 3", "again 3", "running 3"])
 def test_a_successor_starts_where_the_attempt_before_made_progress(job: Sandbox, said: str) -> None:
     folder(job, state=f"{said}\n", attempts="1 6 0 1700000000\n")
     done = run(job, "say done 9", DDP_HPC_ATTEMPT="2")
@@ -267,7 +270,7 @@ def test_after_the_last_attempt_a_requeued_job_starts_nothing(job: Sandbox) -> N
     folder(job, state="running 90\n", attempts="20 7 80 1700000000\n")
     done = run(job)
     assert done.returncode == 75
-    assert b"the run is at step 90 after 20 attempts, the most it may have (--max-attempts)" in done.stdout
+    assert b"the run is at step 90 after 20 attempts, the maximum (--max-attempts)" in done.stdout
     assert not started(job)
 
 
@@ -287,20 +290,22 @@ def test_a_file_that_others_could_have_written_is_refused(job: Sandbox, name: st
     done = run(job, "say done 9")
     assert done.returncode == 2
     [line] = done.stderr.decode().splitlines()
-    assert line.startswith(f"error: {path} is another user's, or others may write it; ")
+    assert line.startswith(
+        f"error: {path} is not a regular file, belongs to another user, or can be written by other users; "
+    )
     assert not started(job)
 
 
 def test_a_file_that_others_may_write_by_the_end_is_not_submitted(job: Sandbox) -> None:
-    done = run(job, "say again 5; chmod o+w $DDP_HPC_RUN_DIR/job.sh")
+    done = run(job, "say requeue 5; chmod o+w $DDP_HPC_RUN_DIR/job.sh")
     assert (done.returncode, calls(job, "scontrol"), calls(job, "sbatch")) == (2, [], [])
 
 
 def test_the_scripts_own_files_are_closed_to_others_whatever_the_umask(job: Sandbox) -> None:
     old = os.umask(0)
     try:
-        run(job, "say again 5; chmod go-w $DDP_HPC_RUN_DIR/state")
-        write_state(folder(job), RunState("again", 5, ""))
+        run(job, "say requeue 5; chmod go-w $DDP_HPC_RUN_DIR/state")
+        write_state(folder(job), RunState("requeue", 5, ""))
     finally:
         os.umask(old)
     modes = {path.name: path.stat().st_mode & 0o022 for path in folder(job).iterdir()}
@@ -309,7 +314,7 @@ def test_the_scripts_own_files_are_closed_to_others_whatever_the_umask(job: Sand
 
 @pytest.mark.parametrize("line", ["x[$(touch canary)] 7 0 0", "1 7", "08 7 0 1", "1 7 0 1 more"])
 def test_attempts_that_nobody_can_read_are_refused(job: Sandbox, line: str) -> None:
-    path = folder(job, state="again 3\n", attempts=f"{line}\n")
+    path = folder(job, state="requeue 3\n", attempts=f"{line}\n")
     done = run(job)
     assert done.returncode == 1
     assert "ATTEMPT JOBID STEP UNIX_S is needed; remove the file" in done.stderr.decode()
@@ -333,8 +338,8 @@ def test_a_run_folder_that_cannot_be_made_ends_the_job_before_its_ranks(job: San
 # Signals.
 
 # Ranks that stop on either signal and say which it was.
-STOPS = """trap 'say again 3 TERM; exit 1' TERM
-trap 'say again 3 USR1; exit 1' USR1
+STOPS = """trap 'say requeue 3 TERM; exit 1' TERM
+trap 'say requeue 3 USR1; exit 1' USR1
 echo $$ >rank.tmp; mv rank.tmp rank
 while :; do sleep 0.05; done"""
 
@@ -379,17 +384,17 @@ def test_a_signal_goes_to_the_ranks_and_only_term_before_the_end_ends_the_run(
         process.send_signal(sent)
         said = process.communicate(timeout=20)[0]
         assert process.returncode == 75
-    assert (folder(job) / "state").read_text() == f"again 3 {name}\n"
+    assert (folder(job) / "state").read_text() == f"requeue 3 {name}\n"
     assert calls(job, "scontrol") == (["requeue 7"] if goes_on else [])
-    assert ("before the end of the walltime, so nothing is submitted; to go on: cd " in said) is not goes_on
+    assert ("before the end of the walltime, so nothing is submitted; to resume: cd " in said) is not goes_on
 
 
 def test_the_signal_of_the_requeue_itself_disturbs_nothing(job: Sandbox) -> None:
     command(job, "scancel")
     job.program("scontrol", f'#!/bin/bash\nkill -TERM "$(<{job.work}/script)"; sleep 0.2\n')
-    done = run(job, "echo $PPID >script; say again 3")
+    done = run(job, "echo $PPID >script; say requeue 3")
     assert done.returncode == 75
-    assert done.stdout.decode().endswith("attempt 2 goes on\n")
+    assert done.stdout.decode().endswith("attempt 2 resumes the run\n")
     assert calls(job, "scancel") == []
 
 
@@ -402,13 +407,13 @@ def test_usr1_becomes_term_for_a_launcher_that_may_not_hand_usr1_on(job: Sandbox
         process.send_signal(signal.SIGUSR1)
         process.communicate(timeout=20)
         assert process.returncode == 75
-    assert (folder(job) / "state").read_text() == "again 3 TERM\n"
+    assert (folder(job) / "state").read_text() == "requeue 3 TERM\n"
     assert len(calls(job, "qsub")) == 1  # a warning is no end
 
 
 def run_pbs(job: Sandbox, profile: str, **environ: str) -> subprocess.CompletedProcess[bytes]:
     """PBS job 12, which stops at step 3."""
-    launcher = SAY + "say again 3"
+    launcher = SAY + "say requeue 3"
     job.launcher("mpiexec", version="PALS", then=launcher)
     return job.run(script(profile), **pbs(job, "a", **environ))
 
@@ -451,7 +456,7 @@ def test_variables_that_the_site_wants_for_each_job_are_given_to_the_next_one_to
     """A -v on qsub's command line takes the place of the one in the script."""
     text = script("abci3")
     assert "#PBS -v USE_SSH=1\n" in text
-    job.launcher("mpiexec", version="Open MPI", then=SAY + "say again 3")
+    job.launcher("mpiexec", version="Open MPI", then=SAY + "say requeue 3")
     # The file of the site's that is not here.
     job.run(text.replace("source /etc/profile.d/modules.sh", ""), **pbs(job, "a"))
     (said,) = calls(job, "qsub")
@@ -469,7 +474,7 @@ def test_variables_that_the_site_wants_for_each_job_are_given_to_those_of_a_chai
 def test_a_job_of_a_chain_submits_nothing_itself(job: Sandbox) -> None:
     done = run_pbs(job, "generic_pbs", DDP_HPC_ATTEMPT="1", DDP_HPC_CHAINED="3")
     assert (done.returncode, calls(job, "qsub")) == (75, [])
-    assert b"ddp-hpc: stopped at step 3; that was job 1 of a chain of 3;" in done.stdout
+    assert b"ddp-hpc: stopped at step 3; this was job 1 of a chain of 3;" in done.stdout
 
 
 def test_where_compute_nodes_may_not_submit_the_job_does_not_try_and_names_the_chain(

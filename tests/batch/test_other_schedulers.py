@@ -59,7 +59,7 @@ class TestFlux:
         assert done.returncode == 75
         assert done.stdout.decode().endswith(
             "stopped at step 3: no time left; this script submits no successor under Flux; "
-            f"to go on: cd {sandbox.work} && flux batch {folder(sandbox)}/job.sh\n"
+            f"to resume: cd {sandbox.work} && flux batch {folder(sandbox)}/job.sh\n"
         )
 
     def test_started_by_hand_it_says_how_to_submit_it(self, sandbox: Sandbox) -> None:
@@ -88,10 +88,7 @@ class TestGridEngine:
             "#$ -l h_rt=01:30:00",
             "#$ -j y",
         ]
-        assert (
-            "# No directive names the group that pays; submit this script with: qsub -g tga-x SCRIPT\n"
-            in text
-        )
+        assert "# No directive names the account; submit this script with: qsub -g tga-x SCRIPT\n" in text
 
     def test_a_queue_is_a_kind_of_node(self) -> None:
         asked = render(Job(queue="node_q", ranks_per_node=1), load_site("tsubame4"))
@@ -117,7 +114,7 @@ class TestGridEngine:
         assert done.returncode == 75
         assert done.stdout.decode().endswith(
             "this script submits no successor under Grid Engine; "
-            f"to go on: cd {sandbox.work} && qsub -g tga-x {folder(sandbox)}/job.sh\n"
+            f"to resume: cd {sandbox.work} && qsub -g tga-x {folder(sandbox)}/job.sh\n"
         )
 
 

@@ -163,7 +163,11 @@ def test_pbs_own_mpiexec_which_starts_nothing_is_refused(sandbox: Sandbox) -> No
     sandbox.launcher("mpiexec", version_code=1)
     done = sandbox.run(script("generic_pbs"), **pbs(sandbox, "a", PATH=f"{sandbox.bin}:/bin"))
     assert done.returncode == 2
-    assert done.stderr.decode().splitlines()[-1].startswith("error: mpiexec was not found as an MPI launcher")
+    assert (
+        done.stderr.decode()
+        .splitlines()[-1]
+        .startswith("error: the MPI launcher mpiexec was not found on the PATH")
+    )
     assert not sandbox.record.exists()
 
 
@@ -277,7 +281,7 @@ def test_a_program_that_cannot_be_told_its_rank_is_not_started_alone_on_each(san
     done = sandbox.run(script("local", ranks_per_node=2, command=("python", "train.py")))
     assert done.returncode == 2
     (line,) = done.stderr.decode().splitlines()
-    assert line.startswith("error: ddp-hpc is not on the PATH of the job, and each rank would train alone;")
+    assert line.startswith("error: ddp-hpc is not on the PATH of the job, so each rank would train alone;")
     assert not sandbox.record.exists()
 
 

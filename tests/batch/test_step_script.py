@@ -220,7 +220,7 @@ def test_without_python_it_says_so_in_one_line(sandbox: Sandbox) -> None:
         ["/bin/bash", path], cwd=sandbox.work, env=sandbox.environ(PATH=str(sandbox.bin)), capture_output=True
     )
     assert done.returncode == 2
-    assert "no python on the PATH" in done.stderr.decode()
+    assert "python was not found on the PATH" in done.stderr.decode()
 
 
 def test_the_virtual_environment_in_this_folder_is_used(sandbox: Sandbox) -> None:

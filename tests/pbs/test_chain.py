@@ -23,10 +23,10 @@ say running "$step"
 step=$((step + $1)) how=$3
 if ((step >= $2)); then step=$2 how=done; fi
 case $how in
-  again) say again "$step" no time left; exit 13 ;;  # launchers bend the trainer's 75
+  requeue) say requeue "$step" no time left; exit 13 ;;  # launchers bend the trainer's 75
   done) say done "$step" ;;
   failed) say failed "$step" loss is nan; exit 1 ;;
-  on_signal) trap 'say again "$step" SIGTERM; exit 13' TERM ;;
+  on_signal) trap 'say requeue "$step" SIGTERM; exit 13' TERM ;;
   stubborn) trap '' TERM ;;
 esac
 if [[ $how == on_signal || $how == stubborn ]]; then
@@ -83,7 +83,7 @@ def wait_until_up(site: Site) -> None:
 
 
 def test_three_jobs_train_a_run_that_is_too_long_for_one(site: Site) -> None:
-    script = chain_script(site, "10", "25", "again")
+    script = chain_script(site, "10", "25", "requeue")
     site.submit("-A", "PROJECT", "-q", "preemptable", script)
     jobs = [site.wait(f"{number}.pbs-srv") for number in (12, 13, 14)]
     assert [job["Exit_status"] for job in jobs] == [75, 75, 0]
@@ -98,7 +98,7 @@ def test_the_successor_and_its_qsub_see_nothing_of_the_old_jobs_ranks_and_schedu
     variables = ["PMI_RANK=1", "PALS_RANKID=1", "SLURM_PROCID=1", "RANK=1", "MASTER_ADDR=old"]
     first_only = f"if [[ -z ${{DDP_HPC_ATTEMPT:-}} ]]; then export {' '.join(variables)}; fi"
     setup = ["--setup", first_only, "--setup", 'env >"env.$PBS_JOBID"']
-    script = chain_script(site, "10", "20", "again", options=setup)
+    script = chain_script(site, "10", "20", "requeue", options=setup)
     recorder = f'#!/bin/bash\nenv >"{site.root}/env.qsub"\nexec "{site.pbs_bin}/qsub" "$@"\n'
     program(site.root / "bin" / "qsub", recorder)
     site.wait(site.submit(script))
@@ -112,7 +112,7 @@ def test_the_successor_and_its_qsub_see_nothing_of_the_old_jobs_ranks_and_schedu
 
 def test_options_of_qsub_set_the_deadline_and_are_the_successors_too(site: Site) -> None:
     options = ["--walltime", "01:00:00", "--setup", 'echo "at $(date +%s)"']
-    script = chain_script(site, "10", "20", "again", options=options)
+    script = chain_script(site, "10", "20", "requeue", options=options)
     see_deadline = f'#!/bin/bash\necho "until $DDP_HPC_DEADLINE"\n{TRAINER}'
     program(site.root / "trainer.sh", see_deadline)
     site.submit(
@@ -137,13 +137,10 @@ def test_options_of_qsub_set_the_deadline_and_are_the_successors_too(site: Site)
 def test_a_server_that_does_not_answer_leaves_the_directives_walltime(site: Site) -> None:
     program(site.root / "bin" / "qstat", "#!/bin/sh\nexit 255\n")
     program(site.root / "trainer.sh", "")
-    script = chain_script(site, "10", "10", "again", options=["--walltime", "01:00:00"])
+    script = chain_script(site, "10", "10", "requeue", options=["--walltime", "01:00:00"])
     job = site.wait(site.submit(script))
     assert job["Exit_status"] == 0
-    assert (
-        "qstat -f 12.pbs-srv does not tell the walltime; the 3600 s of the directives are taken"
-        in site.log(job)
-    )
+    assert "qstat -f 12.pbs-srv does not show the walltime; using 3600 s from the directives" in site.log(job)
 
 
 def test_a_job_that_is_deleted_saves_its_state_and_does_not_go_on(site: Site) -> None:
@@ -152,8 +149,8 @@ def test_a_job_that_is_deleted_saves_its_state_and_does_not_go_on(site: Site) ->
     site.run("qdel", job_id)
     job = site.wait(job_id)
     assert (job["Exit_status"], job["left_over"]) == (256 + 15, [])
-    assert state(site) == "again 10 SIGTERM"
-    assert "before the end of the walltime, so nothing is submitted; to go on: cd " in site.log(job)
+    assert state(site) == "requeue 10 SIGTERM"
+    assert "before the end of the walltime, so nothing is submitted; to resume: cd " in site.log(job)
     assert site.num_jobs() == 1
 
 
@@ -163,7 +160,7 @@ def test_at_the_end_of_the_walltime_the_successor_is_submitted_within_the_kill_d
         site.submit(chain_script(site, "10", "20", "on_signal", options=["--walltime", "00:00:01"]))
     )
     assert (job["Exit_status"], job["left_over"]) == (-29, [])
-    assert "; attempt 2 goes on\n" in site.log(job)
+    assert "; attempt 2 resumes the run\n" in site.log(job)
     assert site.wait("13.pbs-srv")["Exit_status"] == 0
     assert state(site) == "done 20"
 
@@ -183,7 +180,7 @@ def test_a_job_that_is_cancelled_in_the_last_seconds_of_its_walltime_does_not_go
         assert (done.returncode, done.stdout) == (0, f"{job_id}\n"), done.stderr
     log = site.log(site.wait(job_id))
     assert log.splitlines()[-1].startswith(
-        "ddp-hpc: stopped at step 10: SIGTERM; the job was cancelled, so nothing is submitted; to go on: cd "
+        "ddp-hpc: stopped at step 10: SIGTERM; the job was cancelled, so nothing is submitted; to resume: cd "
     )
     assert site.num_jobs() == 1
     # It speaks of that attempt alone.
@@ -205,7 +202,7 @@ def test_a_signal_by_qsig_ends_the_job_through_its_login_shell_and_the_run_can_s
     # USR1 asks for the run to go on. Whether the script still gets to that depends on how fast PBS kills it.
     successor = "13.pbs-srv"
     if site.num_jobs() == 1:
-        assert state(site).split()[:2] in (["running", "10"], ["again", "10"])
+        assert state(site).split()[:2] in (["running", "10"], ["requeue", "10"])
         successor = site.submit(script)
     assert site.wait(successor)["Exit_status"] == 0
     assert state(site) == "done 20"
@@ -221,17 +218,17 @@ def test_a_requeued_job_keeps_counting_although_its_environment_does_not_tell(si
     job = site.wait(job_id)
     assert attempts(site) == ["1 12.pbs-srv 0", "2 12.pbs-srv 10"]
     assert (job["Exit_status"], job["run_count"]) == (75, 3)
-    assert "after 2 attempts, the most it may have (--max-attempts)" in site.log(job)
+    assert "after 2 attempts, the maximum (--max-attempts)" in site.log(job)
 
 
 def test_while_the_server_is_away_the_successor_is_tried_again(site: Site) -> None:
     down = site.root / server.DOWN
     goes_down = f"if [[ ! -e {site.root}/was_down ]]; then touch {site.root}/was_down {down}; fi"
-    script = chain_script(site, "10", "20", "again", options=["--setup", goes_down])
+    script = chain_script(site, "10", "20", "requeue", options=["--setup", goes_down])
     site.submit("-k", "doe", script)
     log = site.work / "ddp.o12"
     end_s = time.monotonic() + 30
-    while not (log.exists() and "it is tried again for up to 300 s" in log.read_text()):
+    while not (log.exists() and "retrying for up to 300 s" in log.read_text()):
         assert time.monotonic() < end_s, site.logs()
         time.sleep(0.05)
     down.unlink()
@@ -242,7 +239,7 @@ def test_while_the_server_is_away_the_successor_is_tried_again(site: Site) -> No
     assert "qsub: Connection refused; qsub: cannot connect to server pbs-srv (errno=111); it is tried" in said
     assert said.splitlines()[-2:] == [
         "13.pbs-srv",
-        "ddp-hpc: stopped at step 10: no time left; attempt 2 goes on",
+        "ddp-hpc: stopped at step 10: no time left; attempt 2 resumes the run",
     ]
 
 
@@ -250,19 +247,19 @@ def test_a_successor_that_pbs_drops_is_queued_again_without_waiting(site: Site) 
     """The server has lost the job: as after `qdel -W force`, or without its data base."""
     forgets = 'set -- "${@/depend=afterany:12.pbs-srv/depend=afterany:99}"'
     program(site.root / "bin" / "qsub", f'#!/bin/bash\n{forgets}\nexec {site.pbs_bin}/qsub "$@"\n')
-    site.wait(site.submit(chain_script(site, "10", "20", "again")))
+    site.wait(site.submit(chain_script(site, "10", "20", "requeue")))
     assert site.wait("13.pbs-srv")["substate"] == 92
     assert site.wait("14.pbs-srv")["Exit_status"] == 0
     assert state(site) == "done 20"
     log = site.log(site.job("12.pbs-srv"))
-    assert "PBS has dropped job 13.pbs-srv, as the server does not know job 12.pbs-srv any more;" in log
+    assert "PBS has dropped job 13.pbs-srv because the server no longer knows job 12.pbs-srv;" in log
 
 
 # The chain is queued on the login node.
 
 
 def test_a_chain_that_was_queued_up_front_ends_at_the_done_marker(site: Site) -> None:
-    script = chain_script(site, "10", "20", "again")
+    script = chain_script(site, "10", "20", "requeue")
     ids = queue_chain(site, script, 3, "-A", "PROJECT")
     jobs = [site.wait(job_id) for job_id in ids]
     assert [job["Exit_status"] for job in jobs] == [75, 0, 0]
@@ -286,7 +283,7 @@ def test_a_failure_ends_the_chain_with_its_reason(site: Site) -> None:
     ids = queue_chain(site, chain_script(site, "10", "25", "failed"), 3)
     jobs = [site.wait(job_id) for job_id in ids]
     assert [job["Exit_status"] for job in jobs] == [1, 1, 1]
-    assert "error: the attempt before this one failed: loss is nan; mend that" in site.log(jobs[2])
+    assert "error: the previous attempt failed: loss is nan; fix the cause" in site.log(jobs[2])
     assert attempts(site) == [f"1 {ids[0]} 0"]
 
 
@@ -302,11 +299,11 @@ def test_after_a_job_killed_without_a_word_the_chain_goes_on_if_it_had_made_prog
     assert second["Exit_status"] == ends, site.logs()
     assert state(site) == ("done 20" if ends == 0 else "running 0")
     if ends:
-        assert "made no step of progress and the run is still at step 0" in site.log(second)
+        assert "made no progress, and the run is still at step 0" in site.log(second)
 
 
 def test_a_chain_that_is_refused_half_way_says_what_is_queued(site: Site) -> None:
-    script = chain_script(site, "10", "20", "again")
+    script = chain_script(site, "10", "20", "requeue")
     no_more = 'if [[ $* == *depend* ]]; then echo "qsub: no" >&2; exit 32; fi'
     program(site.root / "bin" / "qsub", f'#!/bin/bash\n{no_more}\nexec {site.pbs_bin}/qsub "$@"\n')
     done = site.run("bash", script, "--chain", "3", env={"PATH": f"{site.root}/bin:/usr/bin:/bin"})
@@ -321,7 +318,7 @@ def test_a_chain_that_is_refused_half_way_says_what_is_queued(site: Site) -> Non
         (["0"], "--chain '0' was given"),
         (["x[$(touch canary)]"], "a number of jobs from 1 to 20 (--max-attempts) is needed"),
         (["21"], "--chain '21' was given"),
-        (["3", "-v", "A=1"], "-v was given, which the chain needs for itself"),
+        (["3", "-v", "A=1"], "-v was given, but --chain sets qsub's -v itself"),
     ],
 )
 def test_a_chain_that_makes_no_sense_is_refused_and_nothing_is_queued(

@@ -107,7 +107,7 @@ def test_a_deleted_training_saves_its_state_in_time_and_leaves_no_process_and_no
     assert "error: " not in said
     assert "Traceback" not in said
     assert "before the end of the walltime, so nothing is submitted" in said.splitlines()[-1]
-    assert (site.work / "runs" / "ddp" / "state").read_text().startswith("again ")
+    assert (site.work / "runs" / "ddp" / "state").read_text().startswith("requeue ")
     assert site.num_jobs() == 1
 
 
@@ -271,7 +271,7 @@ def test_without_any_launcher_the_script_says_so_instead_of_using_pbs_own(site: 
     site.dotfile(site.pbs_bin)
     job = site.wait(site.submit(JOBS / "generic_pbs_ddp.pbs"))
     assert job["Exit_status"] == 2
-    assert "error: mpiexec was not found as an MPI launcher" in site.log(job)
+    assert "error: the MPI launcher mpiexec was not found on the PATH" in site.log(job)
 
 
 def test_the_job_ends_with_the_largest_exit_code_of_its_ranks(site: Site) -> None:

@@ -45,7 +45,7 @@ def write_script(site: Site, body: str, *directives: str) -> Path:
 
 def test_a_run_of_three_jobs_is_followed_to_its_end(site: Site) -> None:
     """Each job queues the next from its compute node, which no ledger of the login node can know."""
-    chain_script(site, "10", "25", "again")
+    chain_script(site, "10", "25", "requeue")
     [job_id] = submit(site, site.work / "job.pbs")
     done = ddp_hpc(site, "logs", job_id, "--follow")
     assert done.returncode == 0, done.stderr
@@ -55,7 +55,7 @@ def test_a_run_of_three_jobs_is_followed_to_its_end(site: Site) -> None:
     ]
     assert done.stdout.count("ddp-hpc: job 1") == 3
     first, last = status(site, job_id), status(site, "14")
-    assert (first["verdict"], first["exit"], first["next_job"]) == ("again", 75, "13.pbs-srv")
+    assert (first["verdict"], first["exit"], first["next_job"]) == ("requeue", 75, "13.pbs-srv")
     assert (last["verdict"], last["exit"], last["post_mortem"]) == ("done", 0, None)
     assert [one["job_id"] for one in last["attempts"]] == ["12.pbs-srv", "13.pbs-srv", "14.pbs-srv"]  # type: ignore[attr-defined]
     assert ddp_hpc(site, "status").stdout.startswith("job       14.pbs-srv (ddp of pbsuser): done, F")
@@ -73,7 +73,7 @@ def test_a_chain_that_was_queued_up_front_is_cancelled_whole(site: Site) -> None
     assert job["Exit_status"] == 256 + 15
     assert {site.wait(one)["job_state"] for one in ids} == {"F"}
     ended = status(site, ids[0])
-    assert (ended["verdict"], ended["exit"]) == ("again", 75), "the trainer had time to save"
+    assert (ended["verdict"], ended["exit"]) == ("requeue", 75), "the trainer had time to save"
     again = ddp_hpc(site, "cancel", "14")
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "job 14.pbs-srv has already ended (F)\n")
 
@@ -154,7 +154,7 @@ def test_without_a_history_a_running_job_is_shown_and_cancelled(make_site: MakeS
     done = ddp_hpc(site, "cancel", job_id)
     assert (done.returncode, done.stdout) == (0, f"{job_id}\n")
     assert site.wait(job_id)["Exit_status"] == 256 + 15
-    assert status(site, job_id)["verdict"] == "again"
+    assert status(site, job_id)["verdict"] == "requeue"
     again = ddp_hpc(site, "cancel", job_id)
     assert (again.returncode, again.stdout) == (0, "")
 
@@ -174,7 +174,7 @@ def test_a_chain_whose_first_job_is_forgotten_already_is_not_queued_further(
     make_site: MakeSite, how: str
 ) -> None:
     site = make_site(history=False)
-    script = chain_script(site, "10", "20", "again")
+    script = chain_script(site, "10", "20", "requeue")
     # The first job is over, and forgotten, before the second is queued.
     wait = f'until [[ $(cat {site.root}/jobs/12.json) == *\'"job_state": "F"\'* ]]; do sleep 0.05; done'
     program(
@@ -194,7 +194,7 @@ def test_a_chain_whose_first_job_is_forgotten_already_is_not_queued_further(
 
 def test_a_successor_that_was_cancelled_does_not_go_on(site: Site) -> None:
     """Held before it starts, and then deleted."""
-    script = chain_script(site, "10", "25", "again")
+    script = chain_script(site, "10", "25", "requeue")
     held = f'#!/bin/bash\nexec {site.pbs_bin}/qsub -h "$@"\n'
     job_id = site.submit("-k", "doe", script)
     program(site.root / "bin" / "qsub", held)

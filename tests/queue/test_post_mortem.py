@@ -182,10 +182,10 @@ def test_the_walltime_the_code_and_the_runs_own_reason_are_told() -> None:
 
 
 def test_what_to_do_knows_of_snapshots_and_of_the_job_that_goes_on() -> None:
-    state = RunState("again", 60, "rank 0 got SIGTERM")
+    state = RunState("requeue", 60, "rank 0 got SIGTERM")
     assert failed("", state, end="cancelled").remedy.endswith("; it goes on after step 60")
     assert failed("", state, end="walltime", next_job="13").remedy == "nothing: the run goes on as job 13"
-    assert failed("", state, exit_code=75).cause == "again"
+    assert failed("", state, exit_code=75).cause == "requeue"
     assert (
         failed(EXIT_3, RunState("running", 0, "")).remedy == "mend what the lines say, then submit it again"
     )

@@ -81,9 +81,12 @@ def test_step_and_eta_are_of_this_attempt(work: Path, programs: Programs, run: R
 @pytest.mark.parametrize(
     ("said", "what"),
     [
-        ("ddp-hpc: stopped at step 9: rank 0 got SIGTERM; attempt 2 goes on", "it stopped on purpose"),
         (
-            "ddp-hpc: stopped at step 9: the launcher ended with 1 and no rank could say why; attempt 2 goes "
+            "ddp-hpc: stopped at step 9: rank 0 got SIGTERM; attempt 2 resumes the run",
+            "it stopped on purpose",
+        ),
+        (
+            "ddp-hpc: stopped at step 9: the launcher exited with code 1 and no rank could say why; attempt 2 goes "
             "on",
             "it lost a rank or a node, and goes on",
         ),
@@ -151,7 +154,7 @@ def test_a_job_at_its_walltime_whose_run_is_to_go_on_is_not_a_failure(
 ) -> None:
     answer(programs, work, state="TIMEOUT", exit="0:15", reason="TimeLimit")
     folder = make_run(work / "runs" / "ddp", "1 12 0 1000")
-    write_state(folder, RunState("again", 60, "the allocation ends soon"))
+    write_state(folder, RunState("requeue", 60, "the allocation ends soon"))
     done = run("status", "12")
     assert done.code == 75
     assert (
@@ -352,7 +355,7 @@ def test_following_goes_on_with_the_successor(work: Path, programs: Programs, ru
         state = "FAILED" if exit_ == "75:0" else "COMPLETED"
         text = slurm(job_id=job_id, state=state, exit=exit_, work=str(work), log=f"{work}/{job_id}.out")
         (programs.folder / job_id).write_text(text)
-    said = "Submitted batch job 13\nddp-hpc: stopped at step 60: no time; attempt 2 goes on\n"
+    said = "Submitted batch job 13\nddp-hpc: stopped at step 60: no time; attempt 2 resumes the run\n"
     (work / "12.out").write_text(said)
     (work / "13.out").write_text("done\n")
     done = run("logs", "12", "--follow")

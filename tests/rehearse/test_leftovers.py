@@ -74,7 +74,7 @@ def test_here_is_where_the_user_is(rehearse: Rehearse, script: Script, tmp_path:
 def test_a_users_run_is_neither_seen_nor_touched(rehearse: Rehearse, script: Script, tmp_path: Path) -> None:
     state = tmp_path / "runs" / "own" / "state"
     state.parent.mkdir(parents=True)
-    state.write_text("again 5000 SIGTERM\n")
+    state.write_text("requeue 5000 SIGTERM\n")
     lines = [
         'export DDP_HPC_RUN_DIR="$PWD"/runs/own',
         'mkdir "$DDP_HPC_RUN_DIR"',
@@ -82,7 +82,7 @@ def test_a_users_run_is_neither_seen_nor_touched(rehearse: Rehearse, script: Scr
     ]
     done = rehearse(script("slurm", "--nodes=1", *lines), "--here")
     assert done.exit_code == 0, done.stdout + done.stderr
-    assert state.read_text() == "again 5000 SIGTERM\n"
+    assert state.read_text() == "requeue 5000 SIGTERM\n"
 
 
 def test_the_users_own_home_and_jobs_variables_stay_outside(

@@ -19,7 +19,7 @@ say() { echo "$*" >"$DDP_HPC_RUN_DIR/.state"; mv "$DDP_HPC_RUN_DIR/.state" "$DDP
 read -r _ step _ <"$DDP_HPC_RUN_DIR/state" 2>/dev/null || step=0
 if ((step)); then say done 20; exit 0; fi
 say running 0
-trap 'say again 10 SIGTERM; exit 75' TERM
+trap 'say requeue 10 SIGTERM; exit 75' TERM
 while :; do sleep 0.05; done
 """
 
@@ -47,7 +47,7 @@ def test_a_run_on_pbs_goes_on_in_a_job_that_it_submits_itself(
     done = rehearse(rendered(launch, tmp_path, "generic_pbs"), "--walltime-s", "3")
     assert done.exit_code == 0, done.stdout + done.stderr
     assert "=>> PBS: job killed: walltime 4 exceeded limit 3" in done.stdout
-    assert "stopped at step 10: SIGTERM; attempt 2 goes on" in done.stdout
+    assert "stopped at step 10: SIGTERM; attempt 2 resumes the run" in done.stdout
     assert "ddp-hpc: attempt 2 of at most 20, from step 10" in done.stdout
     assert re.findall(r"job (\S+): (.*)", done.stderr) == [
         ("12.rehearsal", "Exit_status -29 (exceeded resource walltime)"),
@@ -59,7 +59,7 @@ def test_a_run_on_slurm_goes_on_in_the_same_job(rehearse: Rehearse, launch: Laun
     done = rehearse(rendered(launch, tmp_path, "generic_slurm"), "--walltime-s", "3")
     assert done.exit_code == 0, done.stdout + done.stderr
     assert "DUE TO TIME LIMIT" in done.stdout
-    assert "stopped at step 10: SIGTERM; attempt 2 goes on" in done.stdout
+    assert "stopped at step 10: SIGTERM; attempt 2 resumes the run" in done.stdout
     assert ": COMPLETED, ExitCode 0:0, started 2 times" in done.stderr
 
 

@@ -26,7 +26,7 @@ read -r _ step _ <"$DDP_HPC_RUN_DIR/state" 2>/dev/null || step=0
 say() { echo "$*" >"$DDP_HPC_RUN_DIR/.state"; mv "$DDP_HPC_RUN_DIR/.state" "$DDP_HPC_RUN_DIR/state"; }
 say running "$step"
 echo "epoch 1/1 step $((step + 10))/20 loss 0.5 8.0 samples/s eta 0:00:07"
-if [[ $step == 0 ]]; then say again 10 no time left; exit 75; fi
+if [[ $step == 0 ]]; then say requeue 10 no time left; exit 75; fi
 say done 20
 """
 # Takes memory on the second node until the kernel objects.
@@ -220,7 +220,7 @@ def test_a_run_is_followed_into_the_job_that_its_script_has_queued(cluster: Clus
     assert done.stderr.splitlines()[-1] == f"-- job {next_id}: done"
     assert done.stdout == cluster.job_output(job_id) + cluster.job_output(next_id)
     found = status(cluster, tmp_path, job_id)
-    assert (found["verdict"], found["exit"], found["next_job"]) == ("again", 75, next_id)
+    assert (found["verdict"], found["exit"], found["next_job"]) == ("requeue", 75, next_id)
     assert found["post_mortem"]["remedy"] == f"nothing: the run goes on as job {next_id}"
 
 

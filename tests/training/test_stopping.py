@@ -36,7 +36,7 @@ def test_a_signal_to_one_rank_stops_all_after_that_step_with_their_state_saved(
         f"Stopping: {why}. State saved; run the same command again to resume.\nstopped: 2 of {STEPS} steps"
         in job.words()
     )
-    assert state_of(home) == RunState("again", 2, why)
+    assert state_of(home) == RunState("requeue", 2, why)
     assert sorted(path.name for path in (home / "run").iterdir()) == [
         "config.toml",
         "state",
@@ -64,7 +64,7 @@ def test_the_launcher_ends_with_75_or_where_it_would_start_again_with_0(
     assert done.returncode == code, done.stderr
     assert error_lines(done) == []
     assert "Traceback" not in done.stderr
-    assert state_of(home) == RunState("again", 2, "rank 1 received SIGTERM")
+    assert state_of(home) == RunState("requeue", 2, "rank 1 received SIGTERM")
 
 
 def test_workers_leave_signals_to_their_rank(home: Path, forks: Forks) -> None:
@@ -74,7 +74,7 @@ def test_workers_leave_signals_to_their_rank(home: Path, forks: Forks) -> None:
     for pid in (*map(int, children), job.pids[0]):
         os.kill(pid, signal.SIGTERM)  # to all of the job, as schedulers do
     assert job.wait() == [75], job.words()
-    assert state_of(home).state == "again"
+    assert state_of(home).state == "requeue"
 
 
 def test_a_deadline_that_has_passed_is_refused_in_one_line(home: Path, forks: Forks) -> None:
@@ -106,7 +106,7 @@ def test_it_stops_before_the_allocation_ends(home: Path, forks: Forks) -> None:
     assert job.wait() == [75, 0], job.words()
     assert time.time() < end_s
     state = state_of(home)
-    assert state.state == "again"
+    assert state.state == "requeue"
     assert state.reason.startswith("the job's time limit is near (DDP_HPC_DEADLINE; ")
     assert state.step == trained(home)[-1]["step"]
     assert [path.name for path in (home / "run" / "snapshots").iterdir()] == [f"step_{state.step:08d}"]
