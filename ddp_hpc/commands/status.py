@@ -13,7 +13,7 @@ import click
 from ddp_hpc.errors import EXIT_AGAIN, EXIT_DONE, EXIT_FAILED, RequestError
 
 # The exit code of each verdict; of several jobs the last one's counts.
-_EXIT_CODES = {"waiting": EXIT_DONE, "running": EXIT_DONE, "done": EXIT_DONE, "again": EXIT_AGAIN}
+_EXIT_CODES = {"waiting": EXIT_DONE, "running": EXIT_DONE, "done": EXIT_DONE, "requeue": EXIT_AGAIN}
 
 
 @click.command("status")
@@ -37,11 +37,11 @@ def command(job: str | None, as_json: bool, run_dir: Path | None) -> None:
       ddp-hpc status 12.pbs-srv --run-dir /scratch/me/runs/big
       ddp-hpc status 1234 --json
     """  # noqa: D301 - a true \b tells click to leave the lines alone
-    from ddp_hpc.jobs.job_report import last_jobs, look
+    from ddp_hpc.jobs.job_report import last_jobs, report_job
     from ddp_hpc.jobs.status_text import lines_of
 
     verdict, found = "", []
-    for one in [look(job, run_dir)] if job is not None else last_jobs(run_dir):
+    for one in [report_job(job, run_dir)] if job is not None else last_jobs(run_dir):
         if as_json:
             found.append(_plain_numbers(asdict(one)))
         else:  # at once: each is a question to the scheduler, which takes its time

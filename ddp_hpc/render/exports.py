@@ -54,7 +54,7 @@ def all_exports(job: Job, site: Site, layout: Layout, scheduler: Scheduler) -> l
         named = {export.name for export in found}
         found += [export for export in _cache_exports(site) if export.name not in named]
     if site.lustre.hint:
-        why = "Striping of new data files on Lustre: the stripe count, and the stripe size if the site sets one."
+        why = "Striping of new data files on Lustre: the count, and the size if the site sets one."
         found.append(Export("DDP_HPC_LUSTRE_STRIPE", site.lustre.hint, why))
     if delay_s := site.kill_delay_s or scheduler.kill_delay_s:
         found.append(Export("DDP_HPC_KILL_DELAY_S", str(delay_s)))

@@ -173,7 +173,7 @@ def _notes(job: Job, site: Site, scheduler: Scheduler) -> list[str]:
         )
     if not site.pbs.submit_from_nodes:
         notes.append(
-            "Compute nodes cannot submit jobs at this site; for runs longer than one walltime: bash SCRIPT --chain N"
+            "Compute nodes cannot submit jobs; for runs longer than one walltime: bash SCRIPT --chain N"
         )
     return notes
 
