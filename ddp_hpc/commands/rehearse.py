@@ -11,7 +11,7 @@ import click
 from ddp_hpc.errors import EXIT_AGAIN, EXIT_DONE, EXIT_FAILED, RequestError
 
 if TYPE_CHECKING:
-    from ddp_hpc.rehearse.request import Plan, Wishes
+    from ddp_hpc.rehearse.request import Overrides, Plan
     from ddp_hpc.rehearse.session import Options, Result
 
 _SCHEDULERS = {"pbs": "PBS", "slurm": "Slurm"}
@@ -86,7 +86,7 @@ def command(
         words = tuple(shlex.split(arguments or ""))
     except ValueError as error:
         raise RequestError(f"--args {arguments!r} has a quote that is never closed; close it") from error
-    wishes = request.Wishes(
+    wishes = request.Overrides(
         num_nodes=num_nodes,
         ranks_per_node=ranks_per_node,
         walltime_s=walltime_s,
@@ -108,13 +108,13 @@ def _say(line: str) -> None:
     click.echo(f"rehearse: {line}", err=True)
 
 
-def _pretended(plan: Plan, wishes: Wishes, options: Options) -> list[str]:
+def _pretended(plan: Plan, wishes: Overrides, options: Options) -> list[str]:
     """What is not as on the machine that the script is for."""
     from ddp_hpc.rehearse.queues import QUEUES
     from ddp_hpc.rehearse.session import DEFAULT_STEPS
 
     scheduler = _SCHEDULERS.get(plan.scheduler)
-    fewer = f" of {plan.asked_nodes}" if plan.num_nodes < plan.asked_nodes else ""
+    fewer = f" of {plan.requested_nodes}" if plan.num_nodes < plan.requested_nodes else ""
     nodes = f"{plan.num_nodes}{fewer} node{'s' * (plan.num_nodes > 1 or bool(fewer))}"
     ranks = f"{plan.ranks_per_node} rank{'s' * (plan.ranks_per_node > 1)}"
     found = []

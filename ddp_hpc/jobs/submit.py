@@ -171,7 +171,7 @@ def _send(order: Order, argv: list[str], after: str) -> Iterator[tuple[str, str]
     job_id = send(scheduler, argv)
     if after and _was_dropped(scheduler, job_id):
         raise DdpHpcError(
-            f"PBS has silently dropped job {job_id} because the server no longer knows job {after}, "
+            f"PBS has dropped job {job_id} because the server no longer knows job {after}, "
             "on which it depends. Check what happened to that job, then submit again."
         )
     problem = ""

@@ -18,14 +18,14 @@ Script = Callable[..., Path]
 NO_SCRIPTS = [
     (b"", "the script is empty"),
     (b"\0\1\2\n", "contains a NUL character"),
-    (b"echo hello\n", "has neither #PBS nor #SBATCH lines nor a first line that names a shell"),
-    (b"#!/bin/bash\n#flux: --nodes=2\ntrue\n", "has directives of Flux; scripts of PBS and Slurm"),
-    (b"#!/bin/bash\n#$ -cwd\ntrue\n", "has directives of Grid Engine; scripts of PBS and Slurm"),
+    (b"echo hello\n", "is not a job script: it has neither #PBS nor #SBATCH lines"),
+    (b"#!/bin/bash\n#flux: --nodes=2\ntrue\n", "has directives of Flux; only scripts for PBS and Slurm"),
+    (b"#!/bin/bash\n#$ -cwd\ntrue\n", "has directives of Grid Engine; only scripts for PBS and Slurm"),
     (b"#!/bin/bash\n#SBATCH --frob=1\ntrue\n", "sbatch: unrecognized option '--frob=1'"),
     (b"#!/bin/bash\n#SBATCH --nodes=x\ntrue\n", 'sbatch: error: "x" is not a valid node count'),
     (b"#!/bin/bash\n#SBATCH --time=foo\ntrue\n", "sbatch: error: Invalid --time specification"),
-    (b"#!/bin/bash\n#SBATCH -H\ntrue\n", "the stand-in does not do --hold"),
-    (b"#!/bin/bash\n#SBATCH --array=0-3\ntrue\n", "the stand-in does not do --array"),
+    (b"#!/bin/bash\n#SBATCH -H\ntrue\n", "the stand-in does not support --hold"),
+    (b"#!/bin/bash\n#SBATCH --array=0-3\ntrue\n", "the stand-in does not support --array"),
     (b"#SBATCH --nodes=1\ntrue\n", "This does not look like a batch script"),
     (b"#!/bin/bash\n#PBS -l select=1 # one\ntrue\n", "qsub: directive error: -l select=1 # one"),
     (b"#!/bin/bash\n#PBS -l walltime=foo\n", "Illegal attribute or resource value Resource_List.walltime"),
@@ -53,10 +53,10 @@ def test_a_folder_a_pipe_and_a_missing_file_are_no_scripts(rehearse: Rehearse, t
 
 
 OPTIONS = [
-    (["--nodes", "3"], "--nodes 3 was given and the script asks for 2"),
-    (["--nodes", "0"], "--nodes 0 was given; 1 to 64"),
-    (["--ranks-per-node", "65"], "--ranks-per-node 65 was given; 1 to 64"),
-    (["--nodes", "2", "--ranks-per-node", "40"], "2 nodes of 40 ranks are 80; at most 64"),
+    (["--nodes", "3"], "--nodes 3 was given, but the script requests 2"),
+    (["--nodes", "0"], "--nodes 0 was given; a number from 1 to 64"),
+    (["--ranks-per-node", "65"], "--ranks-per-node 65 was given; a number from 1 to 64"),
+    (["--nodes", "2", "--ranks-per-node", "40"], "2 nodes with 40 ranks each are 80 ranks; at most 64"),
     (["--walltime-s", "0"], "--walltime-s 0 was given"),
     (["--max-jobs", "-1"], "--max-jobs -1 was given"),
     (["--steps", "-1"], "--steps -1 was given"),
@@ -72,7 +72,7 @@ def test_options_that_do_not_fit_are_refused(script: Script, options: list[str],
 
 
 def test_a_script_without_a_scheduler_has_no_walltime(rehearse: Rehearse, script: Script) -> None:
-    assert "no scheduler that would end it" in rehearse(script("", "true"), "--walltime-s", "5").stderr
+    assert "no scheduler that could enforce it" in rehearse(script("", "true"), "--walltime-s", "5").stderr
 
 
 def test_a_script_for_500_nodes_gets_a_few_and_is_told_so(rehearse: Rehearse, script: Script) -> None:
@@ -109,7 +109,7 @@ def test_a_job_that_writes_without_end_is_stopped(rehearse: Rehearse, script: Sc
     for scheduler, asks in (("pbs", "-l select=1 -k doe"), ("slurm", "--nodes=1"), ("", "")):
         done = rehearse(script(scheduler, asks, "yes"))
         assert done.exit_code == 1
-        assert "have written more than 64.0 MiB to their logs" in done.stderr
+        assert "wrote more than 64.0 MiB to their logs" in done.stderr
 
 
 def test_a_log_that_pbs_cannot_write_holds_the_job_and_is_said(rehearse: Rehearse, script: Script) -> None:

@@ -51,7 +51,7 @@ def test_the_polaris_job_trains_on_two_nodes_with_the_variables_of_pals(rehearse
     assert done.exit_code == 0, done.stdout + done.stderr
     assert "ddp-hpc: job 12.rehearsal, 2 nodes, 8 ranks, by mpiexec" in done.stdout
     assert (
-        "rehearse: 2 of 8 ranks are started: 2 nodes with at most 1 ranks each are pretended" in done.stdout
+        "rehearse: 2 of 8 ranks are started: 2 nodes with at most 1 ranks each are simulated" in done.stdout
     )
     assert re.search(r"^world: 2 ranks .*pals.*gloo on cpu", done.stdout, re.MULTILINE)
     assert done.stdout.splitlines()[-1].startswith("done: 2 steps, 32 samples")

@@ -99,5 +99,5 @@ def test_a_missing_setup_file_is_said_and_passed_over(rehearse: Rehearse, script
     lines = ["set -e", "source /opt/nowhere/setup.sh", "module load cuda", "conda activate base", "echo on"]
     for scheduler, asks in (("pbs", "-l select=1 -j oe"), ("slurm", "--nodes=1"), ("", "")):
         done = rehearse(script(scheduler, asks, *lines))
-        assert "source /opt/nowhere/setup.sh: the file is not here and is passed over" in done.stdout
+        assert "source /opt/nowhere/setup.sh: skipped, the file does not exist on this machine" in done.stdout
         assert done.stdout.endswith("on\n")

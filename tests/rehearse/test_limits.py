@@ -13,9 +13,9 @@ from ddp_hpc.rehearse.slurm.tables import SRUN, read_line, walltime_s
 LIMITS = Limits(
     ranks_per_node=2,
     num_nodes=2,
-    asked_nodes=500,
+    requested_nodes=500,
     threads=1,
-    of_trainer=("--max-steps", "3"),
+    trainer_arguments=("--max-steps", "3"),
     nodes=("node1", "node2"),
 )
 

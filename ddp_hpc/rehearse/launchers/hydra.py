@@ -1,4 +1,4 @@
-"""`mpiexec` of MPICH: the real Hydra with its own options and variables, on nodes that are pretended."""
+"""`mpiexec` of MPICH: the real Hydra with its own options and variables, on simulated nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddp_hpc.rehearse.launchers.ranks import Step, places, run_step, spool_folde
 
 FOLDER_VARIABLE = "HYDRA_STAND_IN_HOME"  # set by the installed command
 
-# Those of `mpiexec -help` that a job script has a use for; what is not here is refused as if it were unknown.
+# The options of `mpiexec -help` that are useful in job scripts. Others are refused as unknown.
 TABLE = Table(
     values={
         "num_ranks": ("n", "np"),
@@ -32,13 +32,13 @@ TABLE = Table(
 
 
 def launch(line: Line, root: Path) -> int:
-    """Runs the ranks; the largest exit code (the real Hydra ORs them).
+    """Runs the ranks and returns the largest exit code (the real Hydra ORs them).
 
     Raises:
-        RefusedError: nothing to run, or a bad number.
+        RefusedError: there is no command, or a number is invalid.
     """
     limits, nodes = read_limits(root), num_nodes_of(line)
-    num_nodes = max(nodes, limits.asked_nodes)
+    num_nodes = max(nodes, limits.requested_nodes)
     num_ranks = line.number("num_ranks", num_nodes, _bad_number)
     ppn = line.number("ppn", -(-num_ranks // num_nodes), _bad_number)
     if not line.command:
@@ -53,7 +53,7 @@ def launch(line: Line, root: Path) -> int:
     step = Step(
         command=limits.command(line.command),
         environments=environments,
-        say=lambda _rank, _code: None,  # its banner says it
+        report=lambda _rank, _code: None,  # Hydra prints a banner
         stop_on_failure=False,
         label="prepend-rank" in line.flags,
         folder=line.values.get("wdir", ""),
@@ -63,7 +63,7 @@ def launch(line: Line, root: Path) -> int:
 
 
 def num_nodes_of(line: Line) -> int:
-    """Nodes of --hosts, the host file, or the job."""
+    """The number of nodes from --hosts, the host file, or the job."""
     if named := line.values.get("hosts"):
         return len(set(named.split(",")))
     path = line.values.get("hostfile") or os.environ.get("PBS_NODEFILE")
@@ -81,14 +81,14 @@ def _refused(message: str) -> RefusedError:
 
 
 def _bad_number(text: str, name: str) -> RefusedError:
-    return _refused(f"{name}: {text} is no number of ranks")
+    return _refused(f"{name}: {text} is not a number of ranks")
 
 
 def read_line(argv: Sequence[str]) -> Line:
-    """The command line.
+    """The parsed command line.
 
     Raises:
-        RefusedError: an option that Hydra does not have, or one without its value.
+        RefusedError: Hydra does not have an option, or a value is missing.
     """
     try:
         return options.read_line(argv, TABLE)
@@ -98,7 +98,7 @@ def read_line(argv: Sequence[str]) -> Line:
 
 
 def main() -> NoReturn:
-    """The installed command."""
+    """The entry point of the installed command."""
     options.run(
         read_line,
         launch,

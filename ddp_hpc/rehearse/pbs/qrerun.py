@@ -1,4 +1,4 @@
-"""`qrerun JOB`: for managers alone, and the user of this machine is none."""
+"""`qrerun JOB`: refused, because only managers can use it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddp_hpc.rehearse.pbs import server
 
 
 def rerun(argv: Sequence[str], _environ: Mapping[str, str]) -> None:
-    """Refuses.
+    """Refuses the request.
 
     Raises:
         RefusedError: always.
@@ -24,5 +24,5 @@ def rerun(argv: Sequence[str], _environ: Mapping[str, str]) -> None:
 
 
 def main() -> NoReturn:
-    """The installed command."""
+    """The entry point of the installed command."""
     server.run(rerun, sys.argv[1:], os.environ)
