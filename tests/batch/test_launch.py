@@ -97,7 +97,7 @@ def test_the_launcher_gets_what_the_rendered_script_gives_it(
         words = ["torchrun_script.sh" if word == passed else word for word in words]
     # Only a script has these.
     of_a_chain = {"DDP_HPC_RUN_DIR", "DDP_HPC_MAX_ATTEMPTS", "DDP_HPC_DEADLINE", "DDP_HPC_ATTEMPT"}
-    of_a_chain |= {"DDP_HPC_THIS_ATTEMPT"}
+    of_a_chain |= {"DDP_HPC_THIS_ATTEMPT", "DDP_HPC_STATE_FORMAT"}
     words = " ".join(f"[{word}]" for word in words)
     for name in of_a_chain:
         words = words.replace(f"[-x] [{name}] ", "")
