@@ -36,14 +36,14 @@ def good_bash(files: list[Path]) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_script_of_its_defaults_is_good_bash(name: str, tmp_path: Path) -> None:
+def test_the_default_script_is_valid_bash(name: str, tmp_path: Path) -> None:
     (file := tmp_path / "job.sh").write_text(render(Job(), load_site(name)))
     good_bash([file])
 
 
 @pytest.mark.soak  # each shellcheck is a fifth of a second, and test_written_scripts.py has every launcher
 @pytest.mark.parametrize("name", NAMES)
-def test_all_its_scripts_are_good_bash(name: str, tmp_path: Path) -> None:
+def test_all_scripts_are_valid_bash(name: str, tmp_path: Path) -> None:
     site = load_site(name)
     others = [
         render(Job(launcher=launcher), site)
@@ -62,7 +62,7 @@ def test_all_its_scripts_are_good_bash(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_scripts_ask_for_so_many_nodes_and_for_that_queue(name: str) -> None:
+def test_scripts_request_the_given_nodes_and_queue(name: str) -> None:
     site = load_site(name)
     asked = [directives(text) for text in scripts(name)]
     # PBS counts in units of the site's, some of which are not nodes; two of them are more than one in all.
@@ -78,7 +78,7 @@ def test_its_scripts_ask_for_so_many_nodes_and_for_that_queue(name: str) -> None
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_lint_finds_nothing_in_its_scripts(name: str) -> None:
+def test_lint_finds_no_problems_in_the_scripts(name: str) -> None:
     """But a note, where lint knows nothing of the scheduler."""
     site = load_site(name)
     for job, text in zip(sizes(site), scripts(name), strict=True):
@@ -88,14 +88,14 @@ def test_lint_finds_nothing_in_its_scripts(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_scripts_hold_no_option_that_it_says_the_site_refuses(name: str) -> None:
+def test_scripts_contain_no_option_that_the_site_refuses(name: str) -> None:
     refused = set(load_site(name).slurm.forbidden)
     for text in scripts(name):
         assert not refused & set(text.replace("=", " ").split())
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_defaults_and_its_largest_job_are_within_its_own_table_of_queues(name: str) -> None:
+def test_the_defaults_and_the_largest_job_are_within_the_limits_of_the_queues(name: str) -> None:
     site = load_site(name)
     smallest, *_, largest = [Job(), *sizes(site)]
     for job in (smallest, largest):
@@ -103,12 +103,12 @@ def test_its_defaults_and_its_largest_job_are_within_its_own_table_of_queues(nam
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_check_finds_nothing(name: str) -> None:
+def test_the_check_of_the_profile_finds_no_problems(name: str) -> None:
     assert faults_of(FOLDER / f"{name}.toml") == []
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_says_who_keeps_it_how_sure_it_is_and_when_it_was_checked(name: str) -> None:
+def test_a_profile_has_an_owner_a_confidence_and_a_date(name: str) -> None:
     site = load_site(name)
     assert site.owner
     assert site.sources or site.scheduler == "local"
@@ -157,7 +157,7 @@ def directives(script: str) -> list[str]:
     return [word for line in lines for word in line.split()[1:]]
 
 
-def test_all_render_where_the_heavy_libraries_cannot_be_imported() -> None:
+def test_all_profiles_render_without_torch_mpi4py_and_h5py() -> None:
     program = """
 import sys
 for name in ("torch", "mpi4py", "h5py", "numpy"):
@@ -173,7 +173,7 @@ cli.main(["render", "--step"], standalone_mode=False)
     assert done.stdout.count("#!/bin/bash") == len(NAMES) + 1
 
 
-def test_a_profile_in_the_users_folder_wins_over_the_shipped_one(
+def test_a_profile_in_the_users_directory_replaces_the_shipped_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))

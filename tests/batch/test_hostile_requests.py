@@ -231,9 +231,7 @@ def test_5000_hostile_requests_run_nothing_and_add_no_directive(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("quoting", [lambda word: f'"{word}"', lambda word: word])
-def test_the_look_at_the_parts_would_see_a_word_that_is_quoted_wrongly(
-    quoting: object, tmp_path: Path
-) -> None:
+def test_the_check_of_the_parts_detects_a_wrongly_quoted_word(quoting: object, tmp_path: Path) -> None:
     job = Job(command=("./run", "$(touch canary)"))
     script = render(job, load_site("generic_slurm"))
     broken = script.replace(sh("$(touch canary)"), quoting("$(touch canary)"))  # type: ignore[operator]
@@ -242,7 +240,7 @@ def test_the_look_at_the_parts_would_see_a_word_that_is_quoted_wrongly(
         shown([Asked(job, load_site("generic_slurm"), broken)], tmp_path)
 
 
-def test_the_look_at_the_lines_would_see_a_directive_too_many() -> None:
+def test_the_check_of_the_lines_detects_an_additional_directive() -> None:
     asked = Asked(job := Job(queue="q"), site := load_site("generic_pbs"), render(job, site))
     no_line_of_its_own(asked)
     broken = replace(asked, script=asked.script.replace("#PBS -q q", "#PBS -q q\n#PBS -V"))

@@ -40,7 +40,7 @@ PLAIN_OR_HOSTILE = st.just("") | WORDS
     value=WORDS,
     command=st.lists(WORDS, max_size=4),
 )
-def test_nothing_of_it_runs_and_the_command_gets_exactly_its_words(
+def test_hostile_arguments_are_not_executed_and_reach_the_command_unchanged(
     name: str, queue: str, account: str, run_dir: str, value: str, command: list[str]
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -65,7 +65,7 @@ def test_nothing_of_it_runs_and_the_command_gets_exactly_its_words(
 
 @settings(max_examples=60, deadline=None)
 @given(name=WORDS, queue=WORDS, account=WORDS)
-def test_a_directive_keeps_its_one_line(name: str, queue: str, account: str) -> None:
+def test_a_directive_stays_on_one_line(name: str, queue: str, account: str) -> None:
     try:
         text = render(Job(name=name, queue=queue, account=account), load_site("generic_pbs"))
     except RequestError:

@@ -192,7 +192,7 @@ srun torchrun --nnodes=$SLURM_JOB_NUM_NODES --nproc_per_node=4 --rdzv_id=$SLURM_
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_a_good_script_has_no_finding(name: str) -> None:
+def test_a_correct_script_has_no_finding(name: str) -> None:
     # The here-document holds what would be a late directive; to bash and to sbatch it is one all the same.
     found = [f for f in lint_script(GOOD[name]) if (name, f.check) != ("here-document", "JOB004")]
     assert found == []
@@ -204,7 +204,7 @@ def test_the_jobs_in_the_repository_have_no_finding(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "profiles").glob("*.toml")), ids=lambda path: path.stem)
-def test_what_render_writes_has_no_finding(path: Path) -> None:
+def test_rendered_scripts_have_no_finding(path: Path) -> None:
     site = load_site(path.stem)
     # lint says of these that it does not look at their directives.
     noted = {"JOB014"} if site.scheduler in ("flux", "age") else set()
@@ -253,7 +253,7 @@ def test_hostile_scripts_are_neither_a_traceback_nor_slow(name: str) -> None:
         assert len(finding.what) < 1000
 
 
-def test_the_parser_tells_words_lines_and_what_a_launcher_starts() -> None:
+def test_the_parser_returns_words_lines_and_launched_programs() -> None:
     text = SLURM + "if true; then\n  A=1 srun -n 4 --ppn=2 \\\n    python train.py -n 9 >log 2>&1 &\nfi\n"
     srun = next(command for command in parse_script(text).commands if command.name == "srun")
     assert srun.line == 4
@@ -263,14 +263,14 @@ def test_the_parser_tells_words_lines_and_what_a_launcher_starts() -> None:
     assert srun.launched == ("python", "train.py", "-n", "9")
 
 
-def test_the_command_prints_a_line_for_each_finding_and_ends_with_1(tmp_path: Path) -> None:
+def test_the_command_prints_one_line_per_finding_and_exits_with_1(tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text(SLURM + "module load x\n#SBATCH --nodes=2\n")
     done = run_cli("lint", "job.sh", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stdout.startswith(b"job.sh:4: error JOB004: this directive comes after the first command")
 
 
-def test_warnings_alone_end_with_0_and_json_is_a_list(tmp_path: Path) -> None:
+def test_only_warnings_exit_with_0_and_json_is_a_list(tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text(SLURM + "export MASTER_PORT=29500\n")
     done = run_cli("lint", "job.sh", "--json", cwd=tmp_path)
     assert done.returncode == 0
@@ -288,7 +288,7 @@ def test_warnings_alone_end_with_0_and_json_is_a_list(tmp_path: Path) -> None:
         (("--profile", "polaris", "--ranks-per-node", "5", "--", "python", "x.py"), b"5 ranks per node"),
     ],
 )
-def test_a_wrong_request_ends_with_2(args: tuple[str, ...], said: bytes, tmp_path: Path) -> None:
+def test_an_invalid_request_exits_with_2(args: tuple[str, ...], said: bytes, tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text(SLURM)
     done = run_cli("lint", *args, cwd=tmp_path)
     assert done.returncode == 2
@@ -309,7 +309,7 @@ def fake_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> N
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.defpath}")
 
 
-def test_what_sbatch_refuses_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_that_sbatch_refuses_has_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_sbatch(
         tmp_path,
         monkeypatch,
@@ -320,12 +320,12 @@ def test_what_sbatch_refuses_is_a_finding(tmp_path: Path, monkeypatch: pytest.Mo
     assert "invalid partition: x" in found.what
 
 
-def test_what_sbatch_takes_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_that_sbatch_accepts_has_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_sbatch(tmp_path, monkeypatch, 'echo "sbatch: Job 5 to start at noon" >&2')
     assert ask_sbatch(tmp_path / "job.sh") == []
 
 
-def test_an_sbatch_that_does_not_answer_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_sbatch_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddp_hpc.lint.run_checks._TEST_ONLY_LIMIT_S", 0.2)
     fake_sbatch(tmp_path, monkeypatch, "exec sleep 20")
     (found,) = ask_sbatch(tmp_path / "job.sh")
@@ -349,7 +349,7 @@ def test_a_bare_walltime_is_seconds_on_pbs() -> None:
     assert [one.check for one in found] == ["JOB012", "SITE007"]
 
 
-def test_a_partition_with_gpu_in_its_name_asks_for_none() -> None:
+def test_a_partition_with_gpu_in_its_name_is_not_a_request_for_gpus() -> None:
     script = "#!/bin/bash\n#SBATCH --partition=gpu_a100\n#SBATCH --time=01:00:00\n"
     assert "SITE004" in [one.check for one in lint_script(script, load_site("snellius_a100"))]
 
@@ -360,11 +360,11 @@ def test_a_broken_script_is_found_in_every_language(monkeypatch: pytest.MonkeyPa
     assert [found.check for found in lint_script(SLURM + "if true; then\n")] == ["JOB003"]
 
 
-def test_a_log_folder_that_may_not_be_looked_at_hides_no_other_finding(tmp_path: Path) -> None:
+def test_an_inaccessible_log_directory_hides_no_other_finding(tmp_path: Path) -> None:
     script = f"{PBS}#PBS -q debug\n#PBS -q prod\n#PBS -o /{'x' * 300}/log\n"
     assert [found.check for found in lint_script(script)] == ["JOB007"]
 
 
-def test_an_assignment_behind_a_keyword_is_one() -> None:
+def test_an_assignment_after_a_keyword_is_detected() -> None:
     script = parse_script(PBS + "if true; then export TMPDIR=/tmp; fi\n")
     assert script.assignments == ((3, "TMPDIR", "/tmp"),)

@@ -56,7 +56,7 @@ def _cpu_s(text: str) -> float:
 
 
 @pytest.mark.parametrize("name", GROWING)
-def test_a_script_of_eight_times_the_length_does_not_take_64_times_as_long(name: str) -> None:
+def test_the_time_for_lint_does_not_grow_quadratically(name: str) -> None:
     number, script = GROWING[name]
     assert len(script(_TIMES_LONGER * number)) < MAX_PARSED_CHARS
     short_s = min(_cpu_s(script(number)) for _ in range(3))
@@ -89,7 +89,7 @@ def test_misspellings_are_looked_up_a_limited_number_of_times(
     assert lookups <= 200
 
 
-def test_a_script_that_would_crash_bash_is_named_so() -> None:
+def test_a_script_that_would_crash_bash_is_reported() -> None:
     text = SLURM + "hostname\necho " + "$(echo " * 5000 + "x" + ")" * 5000 + "\n"
     (found,) = lint_script(text)
     assert (found.check, found.line) == ("JOB015", 4)
@@ -100,7 +100,7 @@ def test_a_case_with_many_branches_is_not_nested() -> None:
     assert lint_script(SLURM + "case $x in\n" + "a) echo ;;\n" * 500 + "esac\n") == []
 
 
-def test_a_bash_that_is_killed_is_no_syntax_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_bash_is_not_a_syntax_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "bash"
     program.write_text("#!/bin/sh\nkill -SEGV $$\n")
     program.chmod(0o755)
@@ -109,7 +109,7 @@ def test_a_bash_that_is_killed_is_no_syntax_error(tmp_path: Path, monkeypatch: p
     assert found.what == "bash -n reports: no error, but bash was killed by SIGSEGV while reading the script"
 
 
-def test_the_end_of_what_is_read_is_a_finding_and_cuts_no_line() -> None:
+def test_a_script_beyond_the_size_limit_is_reported_and_truncated_at_a_line() -> None:
     body = "echo 0123456789012345678901234567890123456789\n"
     text = SLURM + body * (MAX_PARSED_CHARS // len(body) + 10)
     script = parse_script(text)
@@ -171,7 +171,7 @@ _PIECES = [
     times=st.sampled_from([1, 30, 1000, 20_000]),
     profile=st.sampled_from(["", "polaris", "perlmutter"]),
 )
-def test_whatever_is_repeated_is_read_in_seconds(
+def test_scripts_with_repeated_text_are_read_in_seconds(
     header: str, before: list[str], unit: list[str], times: int, profile: str
 ) -> None:
     text = header + "".join(before) + "".join(unit) * times

@@ -15,7 +15,7 @@ from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
 from ddp_hpc.sites.site import load_site
 from tests.batch.conftest import DIRECTIVES, Sandbox
-from tests.batch.test_going_on import SAY, folder
+from tests.batch.test_requeue import SAY, folder
 from tests.batch.test_scripts_run import MODULES, script
 
 FLUX = """#!/bin/bash
@@ -120,6 +120,6 @@ class TestGridEngine:
 
 @pytest.mark.parametrize("profile", ["tuolumne", "tsubame4"])
 @pytest.mark.parametrize("asked", [{"launcher": "torchrun"}, {"launcher": "srun"}, {"qos": "debug"}])
-def test_what_they_do_not_have_is_refused(profile: str, asked: dict[str, str]) -> None:
+def test_unsupported_options_are_refused(profile: str, asked: dict[str, str]) -> None:
     with pytest.raises(RequestError):
         render(Job(**asked), load_site(profile))  # type: ignore[arg-type]

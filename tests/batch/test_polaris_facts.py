@@ -77,11 +77,11 @@ def test_the_directives_are_these_and_no_others(script: list[str]) -> None:
         ("export DDP_HPC_KILL_DELAY_S=10", OPENPBS),
     ],
 )
-def test_a_fact_is_a_line_of_its_own_and_said_once(script: list[str], line: str, source: str) -> None:
+def test_each_fact_is_on_exactly_one_line(script: list[str], line: str, source: str) -> None:
     assert script.count(line) == 1, source
 
 
-def test_nccl_goes_over_slingshot_beyond_one_node_with_the_guides_list(script: list[str]) -> None:
+def test_nccl_uses_slingshot_on_several_nodes_with_the_settings_of_the_guide(script: list[str]) -> None:
     exports = [line for line in beyond_one_node(script) if "LD_LIBRARY_PATH" not in line]
     assert exports == [  # NCCL
         "export NCCL_NET='AWS Libfabric'",
@@ -94,7 +94,7 @@ def test_nccl_goes_over_slingshot_beyond_one_node_with_the_guides_list(script: l
     ]
 
 
-def test_the_plugin_is_found_before_what_the_modules_have_put_on_the_path(script: list[str]) -> None:
+def test_the_plugin_precedes_the_libraries_of_the_modules(script: list[str]) -> None:
     # NCCL, which prepends hwloc first and the plugin after it: so the plugin is in front.
     (line,) = [line for line in beyond_one_node(script) if "LD_LIBRARY_PATH" in line]
     folders, _, rest = line.removeprefix("export LD_LIBRARY_PATH=").partition('"')
@@ -102,14 +102,14 @@ def test_the_plugin_is_found_before_what_the_modules_have_put_on_the_path(script
     assert rest == '${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"'
 
 
-def test_nothing_of_it_is_set_on_one_node() -> None:
+def test_the_network_settings_are_not_set_on_one_node() -> None:
     alone = run_cli("render", "--profile", "polaris", "--nodes", "1").stdout.decode().splitlines()
     blocks = beyond_one_node(alone)
     outside = [line for line in alone if line.lstrip().startswith("export ") and line.strip() not in blocks]
     assert not [line for line in outside if "NCCL_" in line or "FI_" in line]
 
 
-def test_local_rank_i_is_bound_to_the_cores_beside_gpu_i(script: list[str]) -> None:
+def test_local_rank_i_is_bound_to_the_cores_next_to_gpu_i(script: list[str]) -> None:
     (line,) = [line for line in script if line.startswith('"$mpiexec" -n')]
     # RUNNING_JOBS: PALS's mpiexec, -n and --ppn.
     assert line.startswith('"$mpiexec" -n "$num_ranks" --ppn 4 ')
@@ -118,7 +118,7 @@ def test_local_rank_i_is_bound_to_the_cores_beside_gpu_i(script: list[str]) -> N
     assert re.findall(r"--cpu-bind list:(\S+)", line) == [":".join(nearest_cores)]
 
 
-def test_no_rank_is_shown_fewer_gpus_as_the_binding_makes_that_needless(script: list[str]) -> None:
+def test_all_ranks_see_all_gpus(script: list[str]) -> None:
     # USING_GPUS has a wrapper that turns the GPUs round instead; both together would undo each other.
     assert not [line for line in script if "CUDA_VISIBLE_DEVICES" in line or "set_affinity" in line]
 
@@ -130,7 +130,7 @@ def test_no_rank_is_shown_fewer_gpus_as_the_binding_makes_that_needless(script: 
         ("no-nccl", {"NCCL_NET_GDR_LEVEL", "NCCL_CROSS_NIC", "NCCL_COLLNET_ENABLE", "NCCL_NET"}, NCCL),
     ],
 )
-def test_what_is_left_out_where_ranks_hang(
+def test_the_fallbacks_remove_the_documented_variables(
     script: list[str], fallback: str, left_out: set[str], source: str
 ) -> None:
     done = run_cli("render", "--profile", "polaris", "--nodes", "2", "--fallback", fallback)

@@ -24,7 +24,7 @@ def header(script: Path) -> str:
 
 
 @pytest.mark.parametrize("script", [*JOBS, *GOLDEN], ids=lambda path: path.name)
-def test_a_script_is_what_its_own_header_writes(script: Path) -> None:
+def test_a_script_is_the_output_of_the_command_in_its_header(script: Path) -> None:
     command = header(script)
     # bash takes the line apart, as it would for a user who pastes it.
     words = subprocess.run(

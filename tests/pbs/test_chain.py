@@ -82,7 +82,7 @@ def wait_until_up(site: Site) -> None:
 # Each job submits its successor.
 
 
-def test_three_jobs_train_a_run_that_is_too_long_for_one(site: Site) -> None:
+def test_a_run_too_long_for_one_job_is_trained_by_three(site: Site) -> None:
     script = chain_script(site, "10", "25", "requeue")
     site.submit("-A", "PROJECT", "-q", "preemptable", script)
     jobs = [site.wait(f"{number}.pbs-srv") for number in (12, 13, 14)]
@@ -94,7 +94,7 @@ def test_three_jobs_train_a_run_that_is_too_long_for_one(site: Site) -> None:
     assert site.num_jobs() == 3
 
 
-def test_the_successor_and_its_qsub_see_nothing_of_the_old_jobs_ranks_and_scheduler(site: Site) -> None:
+def test_the_successor_gets_no_variables_of_the_old_job(site: Site) -> None:
     variables = ["PMI_RANK=1", "PALS_RANKID=1", "SLURM_PROCID=1", "RANK=1", "MASTER_ADDR=old"]
     first_only = f"if [[ -z ${{DDP_HPC_ATTEMPT:-}} ]]; then export {' '.join(variables)}; fi"
     setup = ["--setup", first_only, "--setup", 'env >"env.$PBS_JOBID"']
@@ -110,7 +110,7 @@ def test_the_successor_and_its_qsub_see_nothing_of_the_old_jobs_ranks_and_schedu
     assert not set(variables) & set(new)
 
 
-def test_options_of_qsub_set_the_deadline_and_are_the_successors_too(site: Site) -> None:
+def test_options_of_qsub_set_the_deadline_and_are_passed_to_the_successor(site: Site) -> None:
     options = ["--walltime", "01:00:00", "--setup", 'echo "at $(date +%s)"']
     script = chain_script(site, "10", "20", "requeue", options=options)
     see_deadline = f'#!/bin/bash\necho "until $DDP_HPC_DEADLINE"\n{TRAINER}'
@@ -134,7 +134,7 @@ def test_options_of_qsub_set_the_deadline_and_are_the_successors_too(site: Site)
     assert site.job("13.pbs-srv")["Exit_status"] == 0
 
 
-def test_a_server_that_does_not_answer_leaves_the_directives_walltime(site: Site) -> None:
+def test_without_an_answer_from_the_server_the_walltime_of_the_directives_is_used(site: Site) -> None:
     program(site.root / "bin" / "qstat", "#!/bin/sh\nexit 255\n")
     program(site.root / "trainer.sh", "")
     script = chain_script(site, "10", "10", "requeue", options=["--walltime", "01:00:00"])
@@ -143,7 +143,7 @@ def test_a_server_that_does_not_answer_leaves_the_directives_walltime(site: Site
     assert "qstat -f 12.pbs-srv does not show the walltime; using 3600 s from the directives" in site.log(job)
 
 
-def test_a_job_that_is_deleted_saves_its_state_and_does_not_go_on(site: Site) -> None:
+def test_a_deleted_job_saves_its_state_and_is_not_resumed(site: Site) -> None:
     job_id = site.submit(chain_script(site, "10", "25", "on_signal"))
     wait_until_up(site)
     site.run("qdel", job_id)
@@ -166,9 +166,7 @@ def test_at_the_end_of_the_walltime_the_successor_is_submitted_within_the_kill_d
 
 
 @pytest.mark.parametrize("by", ["ddp-hpc cancel", "qdel"])
-def test_a_job_that_is_cancelled_in_the_last_seconds_of_its_walltime_does_not_go_on(
-    site: Site, by: str
-) -> None:
+def test_a_job_cancelled_in_the_last_seconds_of_its_walltime_is_not_resumed(site: Site, by: str) -> None:
     job_id = site.submit(chain_script(site, "10", "25", "on_signal", options=["--walltime", "00:00:20"]))
     wait_until_up(site)
     if by == "qdel":
@@ -190,7 +188,7 @@ def test_a_job_that_is_cancelled_in_the_last_seconds_of_its_walltime_does_not_go
     assert not (run_dir(site) / "cancelled").exists()
 
 
-def test_a_signal_by_qsig_ends_the_job_through_its_login_shell_and_the_run_can_still_go_on(
+def test_a_signal_from_qsig_ends_the_job_and_the_run_can_be_resumed(
     site: Site,
 ) -> None:
     script = chain_script(site, "10", "20", "on_signal")
@@ -209,7 +207,7 @@ def test_a_signal_by_qsig_ends_the_job_through_its_login_shell_and_the_run_can_s
     assert attempts(site)[1].split()[1:] == [successor, "10"]
 
 
-def test_a_requeued_job_keeps_counting_although_its_environment_does_not_tell(site: Site) -> None:
+def test_a_requeued_job_increments_its_attempt(site: Site) -> None:
     job_id = site.submit(chain_script(site, "10", "25", "stubborn", options=["--max-attempts", "2"]))
     for _ in range(2):
         wait_until_up(site)
@@ -221,7 +219,7 @@ def test_a_requeued_job_keeps_counting_although_its_environment_does_not_tell(si
     assert "after 2 attempts, the maximum (--max-attempts)" in site.log(job)
 
 
-def test_while_the_server_is_away_the_successor_is_tried_again(site: Site) -> None:
+def test_while_the_server_is_unreachable_qsub_is_retried(site: Site) -> None:
     down = site.root / server.DOWN
     goes_down = f"if [[ ! -e {site.root}/was_down ]]; then touch {site.root}/was_down {down}; fi"
     script = chain_script(site, "10", "20", "requeue", options=["--setup", goes_down])
@@ -243,7 +241,7 @@ def test_while_the_server_is_away_the_successor_is_tried_again(site: Site) -> No
     ]
 
 
-def test_a_successor_that_pbs_drops_is_queued_again_without_waiting(site: Site) -> None:
+def test_a_dropped_successor_is_queued_again_without_a_dependency(site: Site) -> None:
     """The server has lost the job: as after `qdel -W force`, or without its data base."""
     forgets = 'set -- "${@/depend=afterany:12.pbs-srv/depend=afterany:99}"'
     program(site.root / "bin" / "qsub", f'#!/bin/bash\n{forgets}\nexec {site.pbs_bin}/qsub "$@"\n')
@@ -258,7 +256,7 @@ def test_a_successor_that_pbs_drops_is_queued_again_without_waiting(site: Site) 
 # The chain is queued on the login node.
 
 
-def test_a_chain_that_was_queued_up_front_ends_at_the_done_marker(site: Site) -> None:
+def test_a_queued_chain_ends_when_the_run_is_done(site: Site) -> None:
     script = chain_script(site, "10", "20", "requeue")
     ids = queue_chain(site, script, 3, "-A", "PROJECT")
     jobs = [site.wait(job_id) for job_id in ids]
@@ -269,7 +267,7 @@ def test_a_chain_that_was_queued_up_front_ends_at_the_done_marker(site: Site) ->
     assert site.num_jobs() == 3
 
 
-def test_each_job_of_a_chain_waits_for_the_one_before(site: Site) -> None:
+def test_each_job_of_a_chain_waits_for_the_previous_one(site: Site) -> None:
     ids = queue_chain(site, chain_script(site, "10", "20", "on_signal"), 3)
     wait_until_up(site)
     waiting = [site.job(job_id) for job_id in ids[1:]]
@@ -288,7 +286,7 @@ def test_a_failure_ends_the_chain_with_its_reason(site: Site) -> None:
 
 
 @pytest.mark.parametrize(("steps", "ends"), [("10", 0), ("0", 1)])
-def test_after_a_job_killed_without_a_word_the_chain_goes_on_if_it_had_made_progress(
+def test_after_a_killed_job_the_chain_continues_only_if_there_was_progress(
     make_site: MakeSite, steps: str, ends: int
 ) -> None:
     """afterok would never start the next job; afterany does, and `state` decides."""
@@ -302,7 +300,7 @@ def test_after_a_job_killed_without_a_word_the_chain_goes_on_if_it_had_made_prog
         assert "made no progress, and the run is still at step 0" in site.log(second)
 
 
-def test_a_chain_that_is_refused_half_way_says_what_is_queued(site: Site) -> None:
+def test_a_partially_refused_chain_reports_the_queued_jobs(site: Site) -> None:
     script = chain_script(site, "10", "20", "requeue")
     no_more = 'if [[ $* == *depend* ]]; then echo "qsub: no" >&2; exit 32; fi'
     program(site.root / "bin" / "qsub", f'#!/bin/bash\n{no_more}\nexec {site.pbs_bin}/qsub "$@"\n')
@@ -321,9 +319,7 @@ def test_a_chain_that_is_refused_half_way_says_what_is_queued(site: Site) -> Non
         (["3", "-v", "A=1"], "-v was given, but --chain sets qsub's -v itself"),
     ],
 )
-def test_a_chain_that_makes_no_sense_is_refused_and_nothing_is_queued(
-    site: Site, words: list[str], said: str
-) -> None:
+def test_an_invalid_chain_is_refused_and_nothing_is_queued(site: Site, words: list[str], said: str) -> None:
     done = site.run("bash", chain_script(site, "1", "1", "done"), "--chain", *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr

@@ -55,7 +55,7 @@ def finished(site: Site, job_id: str) -> str:
 # Training for real.
 
 
-def test_a_polaris_script_trains_on_two_nodes_by_pals(alcf: Site) -> None:
+def test_a_polaris_script_trains_on_two_nodes_with_pals(alcf: Site) -> None:
     # The fabric's names lead nowhere here, and both nodes are this machine.
     options = ["--nodes", "2", "--ranks-per-node", "1", "--env", "MASTER_ADDR=127.0.0.1"]
     script = render(alcf, "polaris", *options, command=TRAIN)
@@ -66,14 +66,14 @@ def test_a_polaris_script_trains_on_two_nodes_by_pals(alcf: Site) -> None:
 
 
 @pytest.mark.soak  # the training that is deleted below is started so
-def test_a_generic_script_trains_by_pals(site: Site) -> None:
+def test_a_generic_script_trains_with_pals(site: Site) -> None:
     site.dotfile(site.pals_bin, VENV / "bin")
     script = render(site, "generic_pbs", "--ranks-per-node", "2", command=TRAIN)
     finished(site, site.submit(script))
     assert (world(site)["launcher"], world(site)["world_size"], world(site)["local_size"]) == ("pals", 2, 2)
 
 
-def test_a_generic_script_trains_by_hydra_which_reads_the_node_file_itself(make_site: MakeSite) -> None:
+def test_a_generic_script_trains_with_hydra(make_site: MakeSite) -> None:
     site = make_site(nodes=(socket.gethostname(),))
     site.dotfile(site.pbs_bin, VENV / "bin")
     script = render(site, "generic_pbs", "--ranks-per-node", "2", command=TRAIN)
@@ -82,7 +82,7 @@ def test_a_generic_script_trains_by_hydra_which_reads_the_node_file_itself(make_
 
 
 @pytest.mark.soak  # tests/rehearse has polaris_torchrun.pbs
-def test_a_generic_script_trains_by_torchrun_with_one_agent_a_node(site: Site) -> None:
+def test_a_generic_script_trains_with_one_torchrun_agent_per_node(site: Site) -> None:
     site.dotfile(site.pals_bin, VENV / "bin")
     shutil.copy(JOBS / "torchrun_script.sh", site.work)
     script = render(site, "generic_pbs", "--launcher", "torchrun", "--ranks-per-node", "2", command=TRAIN)
@@ -148,13 +148,11 @@ def test_the_cores_of_the_chunk_do_not_become_the_threads_of_a_rank(seen: dict[i
     assert {rank.env["OMP_NUM_THREADS"] for rank in seen.values()} == {"8"}
 
 
-def test_the_umask_of_pbs_is_mended(seen: dict[int, Seen]) -> None:
+def test_the_umask_of_pbs_is_reset(seen: dict[int, Seen]) -> None:
     assert {rank.umask for rank in seen.values()} == {"0022"}
 
 
-def test_ranks_run_in_the_folder_of_submission_though_pbs_starts_in_the_home(
-    polaris: tuple[Site, str], seen: dict[int, Seen]
-) -> None:
+def test_ranks_run_in_the_directory_of_submission(polaris: tuple[Site, str], seen: dict[int, Seen]) -> None:
     assert {rank.env["PBS_JOBDIR"] for rank in seen.values()} == {str(polaris[0].home)}
     assert {rank.cwd for rank in seen.values()} == {str(polaris[0].work)}
 
@@ -172,7 +170,7 @@ def test_the_sites_software_is_loaded_before_the_ranks_start(
     assert {rank.env["CONDA_PREFIX"] for rank in seen.values()} == {f"{polaris[0].root}/soft/conda"}
 
 
-def test_the_mpiexec_of_conda_and_that_of_pbs_are_passed_over(polaris: tuple[Site, str]) -> None:
+def test_the_mpiexec_of_conda_and_that_of_pbs_are_skipped(polaris: tuple[Site, str]) -> None:
     site, log = polaris
     assert f"by mpiexec ({site.pals_bin}/mpiexec)" in log
     assert not (site.home / "wrong_mpiexec_was_used").exists()
@@ -217,7 +215,7 @@ def test_alcf_refuses_the_shipped_script_without_an_account(alcf: Site) -> None:
     assert done.stderr == "qsub: Account_Name is required to be set.\n"
 
 
-def test_alcf_takes_a_script_that_was_rendered_with_an_account(alcf: Site) -> None:
+def test_alcf_accepts_a_script_that_was_rendered_with_an_account(alcf: Site) -> None:
     script = render(alcf, "polaris", "--account", "PROJECT", command=["true"])
     job = alcf.wait(alcf.submit(script))
     assert (job["Account_Name"], job["Exit_status"]) == ("PROJECT", 0)
@@ -237,7 +235,7 @@ def test_names_repeated_in_the_node_file_count_once(site: Site) -> None:
     assert [rank.env["PALS_NODEID"] for rank in ranks(site).values()] == ["0", "0", "1", "1"]
 
 
-def test_the_job_does_not_look_for_the_file_that_was_submitted(site: Site) -> None:
+def test_the_job_does_not_need_the_submitted_file(site: Site) -> None:
     site.dotfile(site.pals_bin)
     script = render(site, "generic_pbs", command=["pwd"])
     moved = site.root / "elsewhere" / "job.pbs"
@@ -248,7 +246,7 @@ def test_the_job_does_not_look_for_the_file_that_was_submitted(site: Site) -> No
     assert str(site.work) in finished(site, job_id).splitlines()
 
 
-def test_another_mpiexec_of_a_virtual_environment_beside_the_job_is_passed_over(site: Site) -> None:
+def test_the_mpiexec_of_a_virtual_environment_is_skipped(site: Site) -> None:
     site.dotfile(site.pbs_bin, site.pals_bin)
     venv = recording_conda(site).rename(site.work / ".venv")
     (venv / "bin" / "activate").write_text(f'export VIRTUAL_ENV={venv} PATH="{venv}/bin:$PATH"\n')
@@ -257,7 +255,7 @@ def test_another_mpiexec_of_a_virtual_environment_beside_the_job_is_passed_over(
     assert len(ranks(site)) == 4
 
 
-def test_with_mpi_only_in_a_virtual_environment_that_one_is_used(site: Site) -> None:
+def test_the_mpiexec_of_a_virtual_environment_is_used_if_it_is_the_only_one(site: Site) -> None:
     site.dotfile(site.pbs_bin)
     mpiexec = program(site.work / ".venv" / "bin" / "mpiexec", ONE_RANK)
     activate = f'export VIRTUAL_ENV={site.work}/.venv PATH="$PATH:{mpiexec.parent}"\n'
@@ -267,7 +265,7 @@ def test_with_mpi_only_in_a_virtual_environment_that_one_is_used(site: Site) -> 
     assert log.splitlines()[-1] == "a rank"
 
 
-def test_without_any_launcher_the_script_says_so_instead_of_using_pbs_own(site: Site) -> None:
+def test_a_missing_launcher_is_reported_and_the_mpiexec_of_pbs_is_not_used(site: Site) -> None:
     site.dotfile(site.pbs_bin)
     job = site.wait(site.submit(JOBS / "generic_pbs_ddp.pbs"))
     assert job["Exit_status"] == 2
@@ -281,7 +279,7 @@ def test_the_job_ends_with_the_largest_exit_code_of_its_ranks(site: Site) -> Non
     assert site.wait(site.submit(script))["Exit_status"] == 3
 
 
-def test_the_end_of_the_walltime_reaches_the_ranks_which_have_time_to_save(site: Site) -> None:
+def test_at_the_end_of_the_walltime_the_ranks_have_time_to_save(site: Site) -> None:
     site.dotfile(site.pals_bin)
     rank = program(site.root / "rank.sh", SLOW_TO_STOP)
     last_words = "trap 'echo \"the script ends with $?\"' EXIT"

@@ -35,7 +35,7 @@ NO_SCRIPTS = [
 
 
 @pytest.mark.parametrize(("text", "said"), NO_SCRIPTS, ids=[case[1][:30] for case in NO_SCRIPTS])
-def test_what_no_scheduler_takes_is_refused_in_one_line(
+def test_an_unsuitable_file_is_refused_in_one_line(
     rehearse: Rehearse, tmp_path: Path, text: bytes, said: str
 ) -> None:
     (tmp_path / "job").write_bytes(text)
@@ -45,7 +45,7 @@ def test_what_no_scheduler_takes_is_refused_in_one_line(
     assert said in done.stderr.splitlines()[-1]
 
 
-def test_a_folder_a_pipe_and_a_missing_file_are_no_scripts(rehearse: Rehearse, tmp_path: Path) -> None:
+def test_a_directory_a_pipe_and_a_missing_file_are_refused(rehearse: Rehearse, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     for name in ("folder", "pipe", "nothing", "/dev/zero"):
@@ -75,7 +75,7 @@ def test_a_script_without_a_scheduler_has_no_walltime(rehearse: Rehearse, script
     assert "no scheduler that could enforce it" in rehearse(script("", "true"), "--walltime-s", "5").stderr
 
 
-def test_a_script_for_500_nodes_gets_a_few_and_is_told_so(rehearse: Rehearse, script: Script) -> None:
+def test_a_script_for_500_nodes_gets_a_few_and_reports_that(rehearse: Rehearse, script: Script) -> None:
     job = script("pbs", "-l select=500:mpiprocs=4", "-j oe", "sort -u $PBS_NODEFILE | wc -l", "true")
     done = rehearse(job, "--nodes", "2")
     assert done.stdout == "2\n"
@@ -112,7 +112,9 @@ def test_a_job_that_writes_without_end_is_stopped(rehearse: Rehearse, script: Sc
         assert "wrote more than 64.0 MiB to their logs" in done.stderr
 
 
-def test_a_log_that_pbs_cannot_write_holds_the_job_and_is_said(rehearse: Rehearse, script: Script) -> None:
+def test_a_log_that_pbs_cannot_write_holds_the_job_and_is_reported(
+    rehearse: Rehearse, script: Script
+) -> None:
     done = rehearse(script("pbs", "-l select=1 -k doe -o nosuch/folder/log", "echo ran"))
     assert "job 12.rehearsal: Exit_status -3 (job held, too many failed attempts to run)" in done.stderr
     assert (done.exit_code, done.stdout) == (1, "")

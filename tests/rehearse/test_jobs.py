@@ -24,7 +24,7 @@ LAUNCHERS = {
 TINY = "--model linear --num-samples 128 --batch-size 8 --max-steps 2"
 
 
-def test_every_shipped_job_is_tried() -> None:
+def test_every_shipped_job_is_tested() -> None:
     assert {path.name for path in JOBS.iterdir() if path.is_file()} == LAUNCHERS.keys()
 
 
@@ -58,7 +58,7 @@ def test_the_polaris_job_trains_on_two_nodes_with_the_variables_of_pals(rehearse
     assert "rehearse: job 12.rehearsal: Exit_status 0 (finished)" in done.stderr
 
 
-def test_what_is_pretended_is_said_once_and_not_into_the_jobs_log(rehearse: Rehearse, tmp_path: Path) -> None:
+def test_the_simulation_is_described_once_and_not_in_the_jobs_log(rehearse: Rehearse, tmp_path: Path) -> None:
     script = tmp_path / "job.pbs"
     script.write_text(
         "#!/bin/bash\n#PBS -l select=3:ncpus=1 -l walltime=00:10:00 -j oe\nmodule load x\necho hello\n"
@@ -70,7 +70,7 @@ def test_what_is_pretended_is_said_once_and_not_into_the_jobs_log(rehearse: Rehe
     )
 
 
-def test_two_rehearsals_at_a_time_do_not_meet(launch: Launch, temp: Path, tmp_path: Path) -> None:
+def test_two_concurrent_rehearsals_are_independent(launch: Launch, temp: Path, tmp_path: Path) -> None:
     script = tmp_path / "job.sbatch"
     script.write_text('#!/bin/bash\n#SBATCH --nodes=1\necho "$SLURM_JOB_ID"\n')
     words = ["python", "-m", "ddp_hpc", "rehearse", script]

@@ -76,7 +76,7 @@ def started(job: Sandbox) -> bool:
         ("", "echo 'state of my own' >$DDP_HPC_RUN_DIR/state; exit 5", 5),
     ],
 )
-def test_a_program_that_says_nothing_in_this_attempt_keeps_its_exit_code(
+def test_a_program_that_writes_no_state_keeps_its_exit_code(
     job: Sandbox, before: str, then: str, code: int
 ) -> None:
     if before:
@@ -100,7 +100,7 @@ def test_a_program_that_says_nothing_in_this_attempt_keeps_its_exit_code(
         ("again 3 no time left", 0, 75),  # as version 0.1 wrote it
     ],
 )
-def test_the_trainers_word_counts_and_not_the_launchers_bent_exit_code(
+def test_the_state_from_the_trainer_has_priority_over_the_launchers_exit_code(
     job: Sandbox, says: str, launcher_code: int, code: int
 ) -> None:
     assert run(job, f"say {says}; exit {launcher_code}").returncode == code
@@ -108,7 +108,7 @@ def test_the_trainers_word_counts_and_not_the_launchers_bent_exit_code(
     assert len(calls(job, "scontrol")) == (1 if code == 75 else 0)
 
 
-def test_again_is_turned_into_a_requeue_of_the_same_job(job: Sandbox) -> None:
+def test_the_state_requeue_requeues_the_same_job(job: Sandbox) -> None:
     done = run(job, "say requeue 3 no time left")
     assert calls(job, "scontrol") == ["requeue 7"]
     assert calls(job, "sbatch") == []
@@ -117,7 +117,7 @@ def test_again_is_turned_into_a_requeue_of_the_same_job(job: Sandbox) -> None:
     )
 
 
-def test_the_same_word_again_is_a_word_of_this_attempt(job: Sandbox) -> None:
+def test_an_unchanged_state_that_was_written_again_belongs_to_this_attempt(job: Sandbox) -> None:
     """The file is replaced, so it has changed though its text has not."""
     folder(job, state="requeue 3\n")
     done = run(job, "say requeue 3")
@@ -134,9 +134,7 @@ def test_the_same_word_again_is_a_word_of_this_attempt(job: Sandbox) -> None:
     ],
     ids=["running", "requeue", "the launcher bends the code"],
 )
-def test_a_start_that_is_refused_is_no_attempt_and_the_others_progress_is_not_its_own(
-    job: Sandbox, said: str, code: int
-) -> None:
+def test_a_refused_start_does_not_count_as_an_attempt(job: Sandbox, said: str, code: int) -> None:
     """As by the lock of the snapshots: a mom has died, its ranks live on and save."""
     runs = folder(job, attempts="1 7 0 1000\n", state="running 10\n")
     done = run(job, f"{said}; exit {code}")
@@ -147,7 +145,7 @@ def test_a_start_that_is_refused_is_no_attempt_and_the_others_progress_is_not_it
     assert (runs / "attempts").read_text() == "1 7 0 1000\n"
 
 
-def test_an_attempt_without_progress_is_the_last(job: Sandbox) -> None:
+def test_after_an_attempt_without_progress_nothing_is_submitted(job: Sandbox) -> None:
     folder(job, state="requeue 3\n", attempts="1 6 0 1700000000\n")
     done = run(job, "say requeue 3 no time left")
     assert done.returncode == 1
@@ -158,7 +156,7 @@ def test_an_attempt_without_progress_is_the_last(job: Sandbox) -> None:
     assert calls(job, "scontrol") == []
 
 
-def test_where_requeue_is_not_possible_a_job_of_its_own_is_submitted_without_the_old_ones_variables(
+def test_if_requeue_fails_a_new_job_is_submitted_without_the_variables_of_the_old_one(
     job: Sandbox,
 ) -> None:
     command(job, "scontrol", code=1)
@@ -179,13 +177,13 @@ def test_where_requeue_is_not_possible_a_job_of_its_own_is_submitted_without_the
     assert seen | kept | {"DDP_HPC_ATTEMPT": "2"} == seen
 
 
-def test_a_job_that_slurm_has_requeued_meanwhile_is_not_submitted_a_second_time(job: Sandbox) -> None:
+def test_a_job_that_slurm_has_already_requeued_is_not_submitted_again(job: Sandbox) -> None:
     command(job, "scontrol", code=1, says="Job is pending execution for job 7")
     assert run(job, "say requeue 3").returncode == 75
     assert calls(job, "sbatch") == []
 
 
-def test_where_nothing_can_be_submitted_it_says_how_to_go_on(job: Sandbox) -> None:
+def test_if_nothing_can_be_submitted_the_resume_command_is_printed(job: Sandbox) -> None:
     for name in ("scontrol", "sbatch"):
         command(job, name, code=1)
     done = run(job, "say requeue 3")
@@ -198,7 +196,7 @@ def test_where_nothing_can_be_submitted_it_says_how_to_go_on(job: Sandbox) -> No
     )
 
 
-def test_the_last_attempt_says_how_to_go_on(job: Sandbox) -> None:
+def test_the_last_attempt_prints_the_resume_command(job: Sandbox) -> None:
     folder(job, state="requeue 90\n", attempts="19 7 80 1700000000\n")
     done = run(job, "say requeue 95")
     assert done.returncode == 75
@@ -209,7 +207,7 @@ def test_the_last_attempt_says_how_to_go_on(job: Sandbox) -> None:
 # At the start.
 
 
-def test_each_start_is_noted_with_the_step_it_begins_at(job: Sandbox) -> None:
+def test_each_start_is_recorded_with_its_first_step(job: Sandbox) -> None:
     folder(job, state="requeue 3\n", attempts="1 7 0 1700000000\n")
     run(job, "say done 9")
     *_, line = (folder(job) / "attempts").read_text().splitlines()
@@ -217,7 +215,7 @@ def test_each_start_is_noted_with_the_step_it_begins_at(job: Sandbox) -> None:
     assert int(line.split()[3]) > 1700000000
 
 
-def test_a_submission_by_hand_is_attempt_1_whatever_was_before(job: Sandbox) -> None:
+def test_a_manual_submission_is_always_attempt_1(job: Sandbox) -> None:
     """The trainer decides by itself what to make of a run that failed, is done or used up its attempts."""
     for said in ("done 9\n", "failed 3 loss is nan\n", "running 3\n"):
         folder(job, state=said, attempts="20 6 3 1700000000\n")
@@ -238,7 +236,7 @@ def test_a_submission_by_hand_is_attempt_1_whatever_was_before(job: Sandbox) -> 
         ("running x[$(touch canary)]", 1, "error: the previous attempt made no progress"),
     ],
 )
-def test_a_successor_does_not_start_where_that_makes_no_sense(
+def test_a_successor_does_not_start_after_completion_failure_or_no_progress(
     job: Sandbox, said: str, code: int, line: str
 ) -> None:
     folder(job, attempts="1 6 0 1700000000\n", **({"state": f"{said}\n"} if said else {}))
@@ -250,7 +248,7 @@ def test_a_successor_does_not_start_where_that_makes_no_sense(
 
 
 @pytest.mark.parametrize("said", ["requeue 3", "again 3", "running 3"])
-def test_a_successor_starts_where_the_attempt_before_made_progress(job: Sandbox, said: str) -> None:
+def test_a_successor_starts_if_the_previous_attempt_made_progress(job: Sandbox, said: str) -> None:
     folder(job, state=f"{said}\n", attempts="1 6 0 1700000000\n")
     done = run(job, "say done 9", DDP_HPC_ATTEMPT="2")
     assert done.returncode == 0
@@ -258,15 +256,13 @@ def test_a_successor_starts_where_the_attempt_before_made_progress(job: Sandbox,
 
 
 @pytest.mark.parametrize("said", ["running 0", "failed 0 rank 3 lost its peers"])
-def test_a_job_that_the_scheduler_requeued_starts_whatever_the_lost_node_left(
-    job: Sandbox, said: str
-) -> None:
+def test_a_requeued_job_starts_in_every_state(job: Sandbox, said: str) -> None:
     folder(job, state=f"{said}\n", attempts="1 7 0 1700000000\n")
     run(job, "say done 9")
     assert started(job)
 
 
-def test_after_the_last_attempt_a_requeued_job_starts_nothing(job: Sandbox) -> None:
+def test_a_requeued_job_beyond_the_maximum_of_attempts_starts_nothing(job: Sandbox) -> None:
     folder(job, state="running 90\n", attempts="20 7 80 1700000000\n")
     done = run(job)
     assert done.returncode == 75
@@ -276,7 +272,7 @@ def test_after_the_last_attempt_a_requeued_job_starts_nothing(job: Sandbox) -> N
 
 @pytest.mark.parametrize("name", ["state", "attempts", "cancelled", "refused", "job.sh"])
 @pytest.mark.parametrize("how", [0o666, 0o664, "another user's", "a link"])
-def test_a_file_that_others_could_have_written_is_refused(job: Sandbox, name: str, how: int | str) -> None:
+def test_a_file_that_other_users_can_write_is_refused(job: Sandbox, name: str, how: int | str) -> None:
     path = folder(job, **{name: "1 7 0 1000\n"}) / name
     if isinstance(how, int):
         path.chmod(how)
@@ -296,12 +292,12 @@ def test_a_file_that_others_could_have_written_is_refused(job: Sandbox, name: st
     assert not started(job)
 
 
-def test_a_file_that_others_may_write_by_the_end_is_not_submitted(job: Sandbox) -> None:
+def test_a_script_that_becomes_writable_for_others_is_not_submitted(job: Sandbox) -> None:
     done = run(job, "say requeue 5; chmod o+w $DDP_HPC_RUN_DIR/job.sh")
     assert (done.returncode, calls(job, "scontrol"), calls(job, "sbatch")) == (2, [], [])
 
 
-def test_the_scripts_own_files_are_closed_to_others_whatever_the_umask(job: Sandbox) -> None:
+def test_the_files_of_the_script_are_not_writable_for_others_with_any_umask(job: Sandbox) -> None:
     old = os.umask(0)
     try:
         run(job, "say requeue 5; chmod go-w $DDP_HPC_RUN_DIR/state")
@@ -313,7 +309,7 @@ def test_the_scripts_own_files_are_closed_to_others_whatever_the_umask(job: Sand
 
 
 @pytest.mark.parametrize("line", ["x[$(touch canary)] 7 0 0", "1 7", "08 7 0 1", "1 7 0 1 more"])
-def test_attempts_that_nobody_can_read_are_refused(job: Sandbox, line: str) -> None:
+def test_a_malformed_attempts_file_is_refused(job: Sandbox, line: str) -> None:
     path = folder(job, state="requeue 3\n", attempts=f"{line}\n")
     done = run(job)
     assert done.returncode == 1
@@ -323,13 +319,13 @@ def test_attempts_that_nobody_can_read_are_refused(job: Sandbox, line: str) -> N
     assert not (job.work / "canary").exists()
 
 
-def test_an_attempt_that_is_no_number_is_refused(job: Sandbox) -> None:
+def test_an_attempt_that_is_not_a_number_is_refused(job: Sandbox) -> None:
     done = run(job, DDP_HPC_ATTEMPT="x[$(touch canary)]")
     assert done.returncode == 2
     assert not (job.work / "canary").exists()
 
 
-def test_a_run_folder_that_cannot_be_made_ends_the_job_before_its_ranks(job: Sandbox) -> None:
+def test_a_run_directory_that_cannot_be_created_ends_the_job_before_the_ranks_start(job: Sandbox) -> None:
     (job.work / "runs").write_text("a file")
     assert run(job).returncode == 1
     assert not started(job)
@@ -372,7 +368,7 @@ def running(job: Sandbox, text: str, environ: dict[str, str]) -> Iterator[subpro
         (signal.SIGUSR1, 3600, True),  # sbatch --signal=B:USR1@600
     ],
 )
-def test_a_signal_goes_to_the_ranks_and_only_term_before_the_end_ends_the_run(
+def test_signals_reach_the_ranks_and_only_an_early_term_prevents_the_requeue(
     job: Sandbox, sent: signal.Signals, left_s: int, goes_on: bool
 ) -> None:
     name = sent.name.removeprefix("SIG")
@@ -389,7 +385,7 @@ def test_a_signal_goes_to_the_ranks_and_only_term_before_the_end_ends_the_run(
     assert ("before the end of the walltime, so nothing is submitted; to resume: cd " in said) is not goes_on
 
 
-def test_the_signal_of_the_requeue_itself_disturbs_nothing(job: Sandbox) -> None:
+def test_the_signal_from_the_requeue_itself_is_ignored(job: Sandbox) -> None:
     command(job, "scancel")
     job.program("scontrol", f'#!/bin/bash\nkill -TERM "$(<{job.work}/script)"; sleep 0.2\n')
     done = run(job, "echo $PPID >script; say requeue 3")
@@ -401,7 +397,7 @@ def test_the_signal_of_the_requeue_itself_disturbs_nothing(job: Sandbox) -> None
 # PBS, where it differs.
 
 
-def test_usr1_becomes_term_for_a_launcher_that_may_not_hand_usr1_on(job: Sandbox) -> None:
+def test_usr1_becomes_term_for_launchers_that_do_not_forward_usr1(job: Sandbox) -> None:
     job.launcher("mpiexec", version="PALS", then=SAY + STOPS)
     with running(job, script("generic_pbs"), pbs(job, "a")) as process:
         process.send_signal(signal.SIGUSR1)
@@ -418,7 +414,7 @@ def run_pbs(job: Sandbox, profile: str, **environ: str) -> subprocess.CompletedP
     return job.run(script(profile), **pbs(job, "a", **environ))
 
 
-def test_the_queue_that_was_asked_for_is_asked_again_and_not_where_routing_has_led(job: Sandbox) -> None:
+def test_the_successor_is_submitted_to_the_requested_queue_and_not_to_the_routed_one(job: Sandbox) -> None:
     run_pbs(job, "polaris", PBS_QUEUE="small", PBS_O_QUEUE="prod", PBS_ACCOUNT="proj")
     (words,) = calls(job, "qsub")
     copy = folder(job) / "job.sh"
@@ -434,7 +430,7 @@ def test_the_queue_that_was_asked_for_is_asked_again_and_not_where_routing_has_l
         ("miyabi_g", "", ""),
     ],
 )
-def test_the_account_is_handed_on_by_the_option_that_the_site_has_for_it(
+def test_the_account_is_passed_on_with_the_option_of_the_site(
     job: Sandbox, profile: str, server_says: str, words: str
 ) -> None:
     command(job, "qstat", says=f"Job Id: 12.pbs-srv\n    Job_Name = ddp\n{server_says}")
@@ -444,7 +440,7 @@ def test_the_account_is_handed_on_by_the_option_that_the_site_has_for_it(
     assert said.split(" -q q ")[0] == words if words else said.startswith("-q q ")
 
 
-def test_without_an_answer_of_the_server_the_script_names_the_account(job: Sandbox) -> None:
+def test_if_the_server_does_not_answer_the_script_sets_the_account(job: Sandbox) -> None:
     command(job, "qstat", code=1)
     done = run_pbs(job, "miyabi_g", PBS_O_QUEUE="q")
     (said,) = calls(job, "qsub")
@@ -452,7 +448,7 @@ def test_without_an_answer_of_the_server_the_script_names_the_account(job: Sandb
     assert done.returncode == 75
 
 
-def test_variables_that_the_site_wants_for_each_job_are_given_to_the_next_one_too(job: Sandbox) -> None:
+def test_variables_that_the_site_requires_are_passed_to_the_successor(job: Sandbox) -> None:
     """A -v on qsub's command line takes the place of the one in the script."""
     text = script("abci3")
     assert "#PBS -v USE_SSH=1\n" in text
@@ -463,7 +459,7 @@ def test_variables_that_the_site_wants_for_each_job_are_given_to_the_next_one_to
     assert " -v USE_SSH=1,DDP_HPC_ATTEMPT=2 " in said
 
 
-def test_variables_that_the_site_wants_for_each_job_are_given_to_those_of_a_chain(job: Sandbox) -> None:
+def test_variables_that_the_site_requires_are_passed_to_all_jobs_of_a_chain(job: Sandbox) -> None:
     command(job, "qsub", says="13.pbs-srv")
     path = job.write(script("abci3"))
     subprocess.run(["bash", path, "--chain", "2"], cwd=job.work, env=job.environ(), check=True)
@@ -477,7 +473,7 @@ def test_a_job_of_a_chain_submits_nothing_itself(job: Sandbox) -> None:
     assert b"ddp-hpc: stopped at step 3; this was job 1 of a chain of 3;" in done.stdout
 
 
-def test_where_compute_nodes_may_not_submit_the_job_does_not_try_and_names_the_chain(
+def test_if_compute_nodes_cannot_submit_the_chain_command_is_printed(
     job: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
