@@ -1,4 +1,4 @@
-"""Cores of each rank against what the sites say of their nodes. Polaris has test_polaris_facts.py."""
+"""The cores of each rank, compared with the documentation of the sites. Polaris: test_polaris_facts.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ddp_hpc.sites.site import load_site
 
 
 def masks(name: str) -> list[set[int]]:
-    """The cores of local rank 0, 1, ... by the masks that srun is given."""
+    """The cores of local rank 0, 1, ... from the masks for srun."""
     (option,) = [word for word in load_site(name).slurm.srun_options if "mask_cpu" in word]
     found = [int(mask, 16) for mask in re.findall(r"0x[0-9a-f]+", option)]
     return [{core for core in range(mask.bit_length()) if mask >> core & 1} for mask in found]

@@ -1,4 +1,4 @@
-"""Which profile is chosen where none is named."""
+"""The selection of a profile if none is named."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddp_hpc.sites.tables import Detect
 
 
 def commands(folder: Path, *names: str) -> dict[str, str]:
-    """An environment whose PATH holds just these commands."""
+    """An environment whose PATH contains only these commands."""
     for name in names:
         (folder / name).write_text("#!/bin/sh\n")
         (folder / name).chmod(0o755)

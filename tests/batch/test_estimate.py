@@ -1,4 +1,4 @@
-"""`ddp-hpc estimate`: against the papers' own numbers, and against real models measured on the CPU."""
+"""`ddp-hpc estimate`, compared with the numbers in papers and with real models on the CPU."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def saved_bytes(model: nn.Module, x: torch.Tensor, *, amp: bool = False, math: b
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in parameters:
-            kept[storage.data_ptr()] = storage  # held, so that no address is used twice
+            kept[storage.data_ptr()] = storage  # kept alive, so that no address is reused
         return tensor
 
     kernel = sdpa_kernel(SDPBackend.MATH) if math else contextlib.nullcontext()
@@ -99,7 +99,7 @@ def saved_bytes(model: nn.Module, x: torch.Tensor, *, amp: bool = False, math: b
 
 
 def peak_bytes(work: Any) -> tuple[int, int]:
-    """The most that `work` had allocated at once beyond what was there before, and what it left."""
+    """The peak and the final amount of memory that `work` allocated."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
     now = top = 0
@@ -162,7 +162,7 @@ def test_checkpointing_keeps_the_inputs_of_layers_and_one_layer_whole(shape):
     layers, hidden, heads, seq, batch = shape
     model = Stack(layers, hidden, heads, checkpointing=True)
     x = torch.rand(batch, seq, hidden)
-    # The layer that is computed again shares its input with the checkpoint.
+    # The recomputed layer shares its input with the checkpoint.
     measured = saved_bytes(model, x) + saved_bytes(Stack(1, hidden, heads), x) - x.nbytes
     assert activation_bytes(training_of(model, shape, checkpointing=True)) == pytest.approx(
         measured, rel=0.02
@@ -221,7 +221,7 @@ def test_the_estimate_is_slightly_above_the_measured_peak_of_a_step(dtype, shape
 
 
 def test_activations_in_sixteen_bits_match_the_formula_of_the_paper():
-    # Korthikanti et al., equation 1: s b h (34 + 5 a s / h) bytes a layer; GPT-3's 5 a s / h is 80.
+    # Korthikanti et al., equation 1: s b h (34 + 5 a s / h) bytes per layer; GPT-3's 5 a s / h is 80.
     seq, batch, hidden, heads = 2048, 1, 12288, 96
     gpt3 = Training(
         params=175 * 10**9, layers=96, hidden=hidden, heads=heads, seq=seq, batch=batch, dtype="mixed",

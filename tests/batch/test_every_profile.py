@@ -1,4 +1,4 @@
-"""What holds for every shipped profile, for every launcher its scheduler has and every size it takes."""
+"""Properties of every shipped profile, for all launchers and sizes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.batch.test_written_scripts import SHELLCHECK
 
 FOLDER = Path(__file__).parents[2] / "profiles"
 NAMES = [path.stem for path in sorted(FOLDER.glob("*.toml"))]
-# These promise what a scheduler promises, and nothing of a site.
+# These profiles describe only a scheduler and no site.
 GENERIC = {"generic_pbs", "generic_slurm", "local"}
 
 
@@ -50,7 +50,8 @@ def test_all_scripts_are_valid_bash(name: str, tmp_path: Path) -> None:
         for launcher in SCHEDULERS[site.scheduler].launchers
         if launcher != site.launch.default
     ]
-    # To bash and shellcheck directives are comments and numbers are alike: most sizes are one script.
+    # For bash and shellcheck directives are comments and numbers are equal, so most sizes give the same
+    # script.
     distinct = {
         re.sub(r"(?m)^#.*\n|\d+", "", text.removeprefix("#!")): text for text in [*scripts(name), *others]
     }
@@ -65,7 +66,7 @@ def test_all_scripts_are_valid_bash(name: str, tmp_path: Path) -> None:
 def test_scripts_request_the_given_nodes_and_queue(name: str) -> None:
     site = load_site(name)
     asked = [directives(text) for text in scripts(name)]
-    # PBS counts in units of the site's, some of which are not nodes; two of them are more than one in all.
+    # The units of PBS depend on the site and are not always nodes.
     assert site.scheduler == "local" or asked[0] != asked[1]
     for job, words in zip(sizes(site), asked, strict=True):
         if site.scheduler == "slurm":
@@ -79,7 +80,7 @@ def test_scripts_request_the_given_nodes_and_queue(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_lint_finds_no_problems_in_the_scripts(name: str) -> None:
-    """But a note, where lint knows nothing of the scheduler."""
+    """Except for a note if lint does not support the scheduler."""
     site = load_site(name)
     for job, text in zip(sizes(site), scripts(name), strict=True):
         found = lint_script(text, site, num_nodes=job.num_nodes)
@@ -123,7 +124,7 @@ def scripts(name: str) -> list[str]:
 
 
 def sizes(site: Site) -> list[Job]:
-    """One node, two, and the most that its largest queue takes, for as long as that queue lets them run."""
+    """One node, two, and the maximum of the largest queue, with the maximum walltime of that queue."""
     if site.scheduler == "local":
         return [Job()]
     jobs = [Job(account=an_account(site)), Job(num_nodes=2, account=an_account(site))]
@@ -142,13 +143,13 @@ def an_account(site: Site) -> str:
 
 
 def holds(queue: Queue, site: Site) -> bool:
-    """Whether the queue has devices for as many nodes as it takes: Kestrel's debug has half a node's."""
+    """Whether the queue allows all devices of a node: Kestrel's debug allows only half of them."""
     job = Job(num_nodes=most_nodes(queue))
     return not queue.max_devices or devices_of(job, lay_out(job, site), site, queue) <= queue.max_devices
 
 
 def most_nodes(queue: Queue) -> int:
-    """The queue's own limit; where it has none, more nodes than it needs at least."""
+    """The limit of the queue; without a limit, more nodes than its minimum."""
     return queue.max_nodes or queue.min_nodes + 1
 
 

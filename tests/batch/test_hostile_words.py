@@ -1,4 +1,4 @@
-"""Whatever a user types is refused, or arrives as it was typed; it never runs."""
+"""Input of users is refused or passed on unchanged; it is never executed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PLAIN_OR_HOSTILE = st.just("") | WORDS
     name=st.just("ddp") | WORDS,
     queue=PLAIN_OR_HOSTILE,
     account=PLAIN_OR_HOSTILE,
-    run_dir=PLAIN_OR_HOSTILE.filter(lambda path: not path.startswith("/")),  # the script makes it
+    run_dir=PLAIN_OR_HOSTILE.filter(lambda path: not path.startswith("/")),  # the script creates it
     value=WORDS,
     command=st.lists(WORDS, max_size=4),
 )

@@ -1,4 +1,4 @@
-"""The job: what the options and a job file ask for together, and what is refused before any site is asked."""
+"""Job requests from options and a job file, and requests that are refused for every site."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def planned(
 
 
 def options(launch: Launch) -> list[str]:
-    """The words between the launcher and the program."""
+    """The arguments between the launcher and the program."""
     return list(launch.argv[1 : launch.argv.index("true")])
 
 
@@ -55,7 +55,7 @@ def refused(environ: dict[str, str], profile: str = "", num_ranks: int | None = 
     return str(caught.value)
 
 
-# The line itself
+# The launch line
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_the_launcher_gets_the_same_arguments_and_environment_as_from_a_rendered
         sandbox.program(name, "")
     (sandbox.work / "a.py").touch()
     monkeypatch.chdir(sandbox.work)
-    given = pbs(sandbox, "a", "b")  # and the site's module command
+    given = pbs(sandbox, "a", "b")  # with the module command of the site
     if site.scheduler == "slurm":
         given = {**slurm(2), "SLURM_SUBMIT_DIR": str(sandbox.work), "BASH_ENV": given["BASH_ENV"]}
         given["SLURM_JOB_CPUS_PER_NODE"] = f"{site.node.threads}(x2)"  # whole nodes
@@ -95,7 +95,7 @@ def test_the_launcher_gets_the_same_arguments_and_environment_as_from_a_rendered
     words, seen = sandbox.words(), sandbox.seen()
     for passed in (f"{sandbox.work}/torchrun_script.sh", f"{sandbox.bin}/torchrun_script.sh"):
         words = ["torchrun_script.sh" if word == passed else word for word in words]
-    # Only a script has these.
+    # Only scripts set these variables.
     of_a_chain = {"DDP_HPC_RUN_DIR", "DDP_HPC_MAX_ATTEMPTS", "DDP_HPC_DEADLINE", "DDP_HPC_ATTEMPT"}
     of_a_chain |= {"DDP_HPC_THIS_ATTEMPT", "DDP_HPC_STATE_FORMAT"}
     words = " ".join(f"[{word}]" for word in words)
@@ -115,7 +115,7 @@ def test_the_launcher_gets_the_same_arguments_and_environment_as_from_a_rendered
 
 @pytest.fixture
 def profile_with(tmp_path: Path) -> Callable[[str], str]:
-    """Makes a profile of one's own, any Slurm machine with these lines; gives its path."""
+    """Writes a user's profile that extends generic_slurm with these lines, and returns its path."""
 
     def write(text: str) -> str:
         path = tmp_path / "mine.toml"
@@ -192,12 +192,12 @@ def test_the_command_begins_with_the_first_word_that_is_not_an_option(
     assert "--ntasks=8" in sandbox.words()
 
 
-# How many
+# Number of ranks
 
 
 def test_all_gpus_of_all_nodes_of_the_profile_are_used(sandbox: Sandbox) -> None:
     sandbox.launcher("mpiexec", version="PALS")
-    # A node is repeated for each of its mpiprocs.
+    # A node is listed once per mpiproc.
     launch = planned(sandbox.environ(**pbs(sandbox, "a", "a", "b", "b", "c", "c")), "polaris")
     assert options(launch)[:4] == ["-n", "12", "--ppn", "4"]
     assert "12 ranks on 3 nodes of pbs job 12.pbs-srv" in launch.about
@@ -278,7 +278,7 @@ def test_a_launch_larger_than_the_allocation_is_refused(
     assert message in refused(sandbox.environ(**slurm(2, **extra)), num_ranks=num_ranks, **job)
 
 
-# Which allocation, which profile
+# Selection of the allocation and the profile
 
 
 def test_the_nodes_of_sbatch_and_salloc_are_detected() -> None:
@@ -355,7 +355,7 @@ def test_a_scheduler_with_unsupported_allocations_is_named(sandbox: Sandbox) -> 
 
 
 def test_without_a_scheduler_this_machine_is_used(sandbox: Sandbox) -> None:
-    sandbox.program("sbatch", "")  # one's own machine may have it
+    sandbox.program("sbatch", "")  # the machine of the tests can have it
     launch = planned(sandbox.environ(), num_ranks=3)
     assert launch.why.startswith("profile local: this shell is not in an allocation")
     assert launch.argv[1:3] == ("-n", "3")
@@ -393,7 +393,7 @@ def test_gpus_are_counted_by_nvidia_smi(sandbox: Sandbox) -> None:
     assert gpus_here(sandbox.environ()) == 0
 
 
-# What is missing
+# Missing programs
 
 
 def test_a_missing_command_is_reported() -> None:
@@ -431,7 +431,7 @@ def test_a_missing_launcher_is_named(sandbox: Sandbox) -> None:
     environ["PATH"] = str(sandbox.bin)
     assert "srun was not found on the PATH" in refused(environ)
     assert "no mpiexec of an MPI library found on the PATH" in refused(environ, launcher="mpiexec")
-    sandbox.program("mpiexec", "#!/bin/bash\nexit 1\n")  # as PBS's own
+    sandbox.program("mpiexec", "#!/bin/bash\nexit 1\n")  # like that of PBS
     assert "no mpiexec of an MPI library found on the PATH" in refused(environ, launcher="mpiexec")
     environ["DDP_HPC_MPIEXEC"] = "/no/mpiexec"
     assert "DDP_HPC_MPIEXEC=/no/mpiexec is not an executable program" in refused(environ, launcher="mpiexec")
@@ -457,7 +457,7 @@ def test_the_mpiexec_of_pbs_is_never_used(sandbox: Sandbox) -> None:
     assert "is PBS's own mpiexec, not an MPI launcher" in refused(environ, launcher="mpiexec")
 
 
-# The launcher takes this process's place
+# The launcher replaces this process
 
 
 def launching(sandbox: Sandbox, *command: str) -> subprocess.Popen[bytes]:

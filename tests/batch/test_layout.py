@@ -1,4 +1,4 @@
-"""Ranks, cores and devices of a node, and what is said about queues that may have changed."""
+"""Ranks, cores and devices per node, and warnings about the limits of queues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `ddp-hpc lint` finds, and what it leaves in peace."""
+"""The findings of `ddp-hpc lint`, and scripts without findings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SLURM = "#!/bin/bash\n#SBATCH --time=01:00:00\n"
 TWO_NODES = f"{SLURM}#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-node=4\n"
 CHUNKS = f"{PBS}#PBS -l select=2:ncpus=64:mpiprocs=4:ngpus=4\ncd $PBS_O_WORKDIR\nexport TMPDIR=/tmp\n"
 
-# The examples of docs/reference/lint/ are bad scripts too; these are the other ways to go wrong.
+# More bad scripts, in addition to the examples in docs/reference/lint/.
 BAD = [
     ("JOB001", 1, " \n\n"),
     ("JOB001", 2, "#!/bin/bash\nx\0y\n"),
@@ -142,7 +142,7 @@ def test_a_request_that_cannot_be_rendered_is_wrong() -> None:
 
 
 GOOD = {
-    # argonne-lcf/user-guides: the minimal job of Aurora, with what this tool would add.
+    # argonne-lcf/user-guides: the minimal job of Aurora, with the additions of this tool.
     "pbs": """#!/bin/bash -l
 #PBS -A PROJECT
 #PBS -l select=2
@@ -152,7 +152,7 @@ GOOD = {
 #PBS -q debug
 #PBS -k doe
 ##PBS -m abe
-# PBS starts in the home folder.
+# PBS starts in the home directory.
 cd "$PBS_O_WORKDIR"
 export TMPDIR=/tmp OMP_NUM_THREADS=8
 NNODES=$(wc -l < "$PBS_NODEFILE"); NT=$((NNODES*12))
@@ -170,14 +170,14 @@ mpiexec -n "$NT" -ppn 12 --envall python train.py
 #SBATCH --gpu-bind=none
 #SBATCH --time=01:00:00
 #SBATCH --image=nersc/pytorch:24.08.01
-#SBATCH --output=%x-%j.out   # a comment, which sbatch leaves out
+#SBATCH --output=%x-%j.out   # a comment, which sbatch ignores
 export FI_MR_CACHE_MONITOR=userfaultfd NCCL_DEBUG=INFO
 srun -u -K --cpus-per-task=32 bash -c "
   export RANK=$SLURM_PROCID
   python train.py
 "
 """,
-    # CSCfi/csc-user-guide: torchrun once a node.
+    # CSCfi/csc-user-guide: torchrun once per node.
     "torchrun": """#!/bin/bash
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -193,7 +193,7 @@ srun torchrun --nnodes=$SLURM_JOB_NUM_NODES --nproc_per_node=4 --rdzv_id=$SLURM_
 
 @pytest.mark.parametrize("name", GOOD)
 def test_a_correct_script_has_no_finding(name: str) -> None:
-    # The here-document holds what would be a late directive; to bash and to sbatch it is one all the same.
+    # The here-document contains a line that looks like a late directive, and sbatch treats it as one.
     found = [f for f in lint_script(GOOD[name]) if (name, f.check) != ("here-document", "JOB004")]
     assert found == []
 
@@ -206,7 +206,7 @@ def test_the_jobs_in_the_repository_have_no_finding(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "profiles").glob("*.toml")), ids=lambda path: path.stem)
 def test_rendered_scripts_have_no_finding(path: Path) -> None:
     site = load_site(path.stem)
-    # lint says of these that it does not look at their directives.
+    # lint reports that it does not check the directives of these.
     noted = {"JOB014"} if site.scheduler in ("flux", "age") else set()
     queue = next((entry for entry in site.queues if entry.name == site.default_queue), None)
     num_nodes = 1 if site.scheduler == "local" else max(2, queue.min_nodes if queue else 1)

@@ -1,4 +1,4 @@
-"""Large and deeply nested scripts: the time that `ddp-hpc lint` takes grows with their length, not faster."""
+"""Large and deeply nested scripts: the time of `ddp-hpc lint` grows only linearly."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ddp_hpc.sites.site import load_site
 PBS = "#!/bin/bash -l\n#PBS -l walltime=01:00:00\n"
 SLURM = "#!/bin/bash\n#SBATCH --time=01:00:00\n"
 _TIMES_LONGER = 8
-# In linear time it is 8 times as much, in quadratic time 64 times.
+# Linear time takes 8 times as long, quadratic time 64 times.
 _MOST = 24
 _MEASURABLE_S = 0.02
 
-# Each with a number that makes the shorter script take milliseconds.
+# Each with a number of repetitions with which the shorter script takes milliseconds.
 GROWING: dict[str, tuple[int, Callable[[int], str]]] = {
     "directives": (1000, lambda n: SLURM + "#SBATCH --nodes=1\n" * n),
     "options on one line": (2000, lambda n: PBS + "#PBS " + "-q a " * n + "\n"),

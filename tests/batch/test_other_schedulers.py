@@ -1,7 +1,7 @@
-"""Scripts for Flux and Grid Engine: their directives, their launch, and that they do not go on by themselves.
+"""Scripts for Flux and Grid Engine: their directives and launch lines. They do not requeue themselves.
 
-Neither scheduler was here to be tried: the stand-ins do what the manual pages of flux-core and the scripts of
-TSUBAME4's users say.
+Neither scheduler was available: the stand-ins follow the manual pages of flux-core and the scripts of
+users of TSUBAME4.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class TestFlux:
 
 class TestGridEngine:
     def environ(self, sandbox: Sandbox) -> dict[str, str]:
-        """What Grid Engine gives a job on two nodes; its list has three more columns behind a name."""
+        """The environment of a Grid Engine job on two nodes. Its list of hosts has three more columns."""
         hosts = sandbox.folder / "pe_hostfile"
         hosts.write_text("a 192 all.q@a UNDEFINED\nb 192 all.q@b UNDEFINED\n")
         modules = sandbox.folder / "modules.sh"

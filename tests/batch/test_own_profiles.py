@@ -1,4 +1,4 @@
-"""A profile of one's own: a file, or a few lines on top of a shipped one, and what is said of mistakes."""
+"""Profiles of users: separate files, extensions of shipped profiles, and messages about mistakes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ Own = Callable[..., Path]
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Own:
-    """Writes a profile beside the job; with `in_home`, where it has a name like a shipped one."""
+    """Writes a profile into the directory of the job, or with `in_home` into the user's profile directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 
@@ -85,7 +85,7 @@ def test_a_file_is_a_profile(tmp_path: Path) -> None:
     script = done.stdout.decode()
     assert "#PBS -l walltime=01:00:00" in script
     assert "export DDP_HPC_PROFILE=mine" in script
-    # The command line that writes the script again has to find the file again.
+    # The command line that renders the script again must find the file.
     assert "ddp-hpc render --profile ./mine.toml --walltime 01:00:00" in script
 
 
@@ -355,7 +355,7 @@ class TestThePage:
             "sources": Source,
         }
         keys = {field.name for kind in (Site, *tables.values()) for field in fields(kind)}
-        # What the reader of a file fills in.
+        # The reader of a file sets these.
         assert keys - named == {"file"}
 
     def test_its_example_is_a_profile_without_fault(self, own: Own) -> None:

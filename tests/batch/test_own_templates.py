@@ -1,4 +1,4 @@
-"""A template of one's own: what it may have, and how one ends that is broken, hostile or endless."""
+"""Templates of users: what they can use, and how broken, hostile or endless ones are stopped."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def own(text: str, path: str = "mine.j2") -> str:
 
 
 def refused(text: str) -> str:
-    """What the child process would say, without a process."""
+    """The answer of the child process, without starting it."""
     names = {"job": Job(), "exports": [], "site": load_site("generic_slurm")}
     said, code = templates._answer(Path(own(text)).resolve(), names)
     assert code == 2

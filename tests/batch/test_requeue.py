@@ -1,4 +1,4 @@
-"""What a script makes of the run folder's `state`: at its start, at its end, and on a signal. Under Slurm
+"""How a job script uses `state` in the run directory: at its start, at its end, and on a signal. Under Slurm
 here, with stand-ins for its commands; chains of real jobs under PBS are in tests/pbs/test_chain.py.
 """
 
@@ -21,13 +21,13 @@ from tests.batch.conftest import Sandbox
 from tests.batch.test_scripts_run import _wait_for, pbs, script, slurm
 
 SAY = 'say() { echo "$*" >"$DDP_HPC_RUN_DIR/.s"; mv "$DDP_HPC_RUN_DIR/.s" "$DDP_HPC_RUN_DIR/state"; }\n'
-# Records its words and environment, one file for each start.
+# Records its arguments and environment.
 COMMAND = '#!/bin/bash\necho "$*" >>"{record}"\nenv >"{record}.env"\necho "{says}"\nexit {code}\n'
 
 
 @pytest.fixture
 def job(sandbox: Sandbox) -> Sandbox:
-    """A sandbox in which scontrol, sbatch and qsub do as they are told."""
+    """A sandbox in which scontrol, sbatch and qsub succeed."""
     for name in ("scontrol", "sbatch", "qsub"):
         command(sandbox, name)
     return sandbox
@@ -38,7 +38,7 @@ def command(job: Sandbox, name: str, code: int = 0, says: str = "") -> None:
 
 
 def folder(job: Sandbox, **files: str) -> Path:
-    """The run folder, with these files in it."""
+    """The run directory with these files."""
     path = job.work / "runs" / "ddp"
     path.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
@@ -104,7 +104,7 @@ def test_the_state_from_the_trainer_has_priority_over_the_launchers_exit_code(
     job: Sandbox, says: str, launcher_code: int, code: int
 ) -> None:
     assert run(job, f"say {says}; exit {launcher_code}").returncode == code
-    # A launcher that died after something was saved is taken for a lost rank or node.
+    # If a launcher fails after a snapshot was saved, the script assumes that a rank or node was lost.
     assert len(calls(job, "scontrol")) == (1 if code == 75 else 0)
 
 
@@ -118,7 +118,7 @@ def test_the_state_requeue_requeues_the_same_job(job: Sandbox) -> None:
 
 
 def test_an_unchanged_state_that_was_written_again_belongs_to_this_attempt(job: Sandbox) -> None:
-    """The file is replaced, so it has changed though its text has not."""
+    """The file is replaced, so its inode differs although its text does not."""
     folder(job, state="requeue 3\n")
     done = run(job, "say requeue 3")
     assert done.returncode == 1
@@ -135,7 +135,7 @@ def test_an_unchanged_state_that_was_written_again_belongs_to_this_attempt(job: 
     ids=["running", "requeue", "the launcher bends the code"],
 )
 def test_a_refused_start_does_not_count_as_an_attempt(job: Sandbox, said: str, code: int) -> None:
-    """As by the lock of the snapshots: a mom has died, its ranks live on and save."""
+    """For example, the mom of another attempt has died, but its ranks are alive and hold the lock."""
     runs = folder(job, attempts="1 7 0 1000\n", state="running 10\n")
     done = run(job, f"{said}; exit {code}")
     assert done.returncode == 2
@@ -216,7 +216,7 @@ def test_each_start_is_recorded_with_its_first_step(job: Sandbox) -> None:
 
 
 def test_a_manual_submission_is_always_attempt_1(job: Sandbox) -> None:
-    """The trainer decides by itself what to make of a run that failed, is done or used up its attempts."""
+    """The trainer decides how to handle a run that failed, is done or reached the maximum of attempts."""
     for said in ("done 9\n", "failed 3 loss is nan\n", "running 3\n"):
         folder(job, state=said, attempts="20 6 3 1700000000\n")
         run(job, "say done 9")
@@ -333,7 +333,7 @@ def test_a_run_directory_that_cannot_be_created_ends_the_job_before_the_ranks_st
 
 # Signals.
 
-# Ranks that stop on either signal and say which it was.
+# Ranks that stop on either signal and write its name to `state`.
 STOPS = """trap 'say requeue 3 TERM; exit 1' TERM
 trap 'say requeue 3 USR1; exit 1' USR1
 echo $$ >rank.tmp; mv rank.tmp rank
@@ -342,7 +342,7 @@ while :; do sleep 0.05; done"""
 
 @contextmanager
 def running(job: Sandbox, text: str, environ: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """The script, once its ranks are up; nothing of it is left behind."""
+    """The script after its ranks have started. All its processes are killed at the end."""
     process = subprocess.Popen(
         ["bash", job.write(text)],
         cwd=job.work,
@@ -394,7 +394,7 @@ def test_the_signal_from_the_requeue_itself_is_ignored(job: Sandbox) -> None:
     assert calls(job, "scancel") == []
 
 
-# PBS, where it differs.
+# Differences of PBS.
 
 
 def test_usr1_becomes_term_for_launchers_that_do_not_forward_usr1(job: Sandbox) -> None:
@@ -404,7 +404,7 @@ def test_usr1_becomes_term_for_launchers_that_do_not_forward_usr1(job: Sandbox) 
         process.communicate(timeout=20)
         assert process.returncode == 75
     assert (folder(job) / "state").read_text() == "requeue 3 TERM\n"
-    assert len(calls(job, "qsub")) == 1  # a warning is no end
+    assert len(calls(job, "qsub")) == 1  # a warning does not prevent the successor
 
 
 def run_pbs(job: Sandbox, profile: str, **environ: str) -> subprocess.CompletedProcess[bytes]:
@@ -449,11 +449,11 @@ def test_if_the_server_does_not_answer_the_script_sets_the_account(job: Sandbox)
 
 
 def test_variables_that_the_site_requires_are_passed_to_the_successor(job: Sandbox) -> None:
-    """A -v on qsub's command line takes the place of the one in the script."""
+    """A -v on the command line of qsub replaces the one in the script."""
     text = script("abci3")
     assert "#PBS -v USE_SSH=1\n" in text
     job.launcher("mpiexec", version="Open MPI", then=SAY + "say requeue 3")
-    # The file of the site's that is not here.
+    # This file of the site does not exist on this machine.
     job.run(text.replace("source /etc/profile.d/modules.sh", ""), **pbs(job, "a"))
     (said,) = calls(job, "qsub")
     assert " -v USE_SSH=1,DDP_HPC_ATTEMPT=2 " in said

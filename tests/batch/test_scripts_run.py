@@ -1,4 +1,4 @@
-"""Rendered scripts, run by bash with stand-ins for the launchers."""
+"""Rendered scripts, run with stand-ins for the launchers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def pbs(sandbox: Sandbox, *hosts: str, **extra: str) -> dict[str, str]:
     """The environment of a PBS job whose nodefile has these lines."""
     nodefile = sandbox.folder / "nodefile"
     nodefile.write_text("".join(f"{host}\n" for host in hosts))
-    # What `#!/bin/bash -l` would bring: the site's module command.
+    # The module command, which `#!/bin/bash -l` would define.
     setup = sandbox.folder / "modules.sh"
     setup.write_text(MODULES)
     given = {"PBS_O_WORKDIR": str(sandbox.work), "PBS_NODEFILE": str(nodefile), "PBS_JOBID": "12.pbs-srv"}
@@ -130,7 +130,7 @@ def test_open_mpi_gets_the_names_of_the_variables_to_pass_on(sandbox: Sandbox, v
     assert words[:6] == ["-n", "4", "--map-by", "ppr:2:node", "--bind-to", "none"]
     handed_on = {words[i + 1] for i, word in enumerate(words) if word == "-x"}
     assert {"PATH", "DDP_HPC_DEADLINE", "OMP_NUM_THREADS", "GREETING"} <= handed_on
-    assert "LD_LIBRARY_PATH" not in handed_on  # not set here; Open MPI would warn
+    assert "LD_LIBRARY_PATH" not in handed_on  # unset, so Open MPI would warn
 
 
 def test_the_mpiexec_of_a_virtual_environment_does_not_hide_the_machines(sandbox: Sandbox) -> None:
@@ -227,7 +227,7 @@ def test_the_script_ends_with_the_launchers_exit_code(sandbox: Sandbox, code: in
 def test_a_signal_is_forwarded_to_the_launcher_and_its_exit_code_is_returned(
     sandbox: Sandbox, sent: int
 ) -> None:
-    # It takes half a second to stop, and ends with a code of its own.
+    # It stops after half a second with a specific exit code.
     then = """trap 'sleep 0.5; echo saved >saved; exit 75' TERM
 echo up >up
 while :; do sleep 0.05; done"""

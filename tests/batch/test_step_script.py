@@ -1,4 +1,4 @@
-"""`torchrun_script.sh`: one agent of torchrun a node, run here with a python that records."""
+"""`torchrun_script.sh`: one torchrun agent per node, run with a recording `python`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddp_hpc.render.render_script import render_step
 from tests.batch.conftest import Sandbox
 from tests.batch.test_scripts_run import _wait_for
 
-# Answers as the endpoint helper of node NODE does, and stands in for torchrun.
+# Prints the line of torchrun_endpoint on node NODE, and replaces torchrun.
 PYTHON = """#!/bin/bash
 case $2 in
   ddp_hpc.rendezvous.torchrun_endpoint)
@@ -27,7 +27,7 @@ case $2 in
   *) exit 99 ;;
 esac
 """
-# Stays while its parent lives; a parent that is a zombie has no /proc/PID/exe.
+# Runs until its parent has ended; the /proc/PID/exe of a zombie cannot be read.
 STAY = "while readlink -e /proc/$PPID/exe >/dev/null; do sleep 0.05; done"
 HEAD = f'echo "head.fast 45123 0 10.0.0.1 /tmp/x/key"; {STAY}'
 OTHER = 'echo "head.fast 45123 1 10.0.0.2 /tmp/y/key"'
@@ -40,7 +40,7 @@ def step(sandbox: Sandbox) -> Sandbox:
 
 
 def program(sandbox: Sandbox) -> list[str]:
-    """What torchrun was told to run."""
+    """The program for torchrun."""
     words = sandbox.words()
     return words[next(i for i, word in enumerate(words) if word.startswith("--max-restarts")) + 1 :]
 
@@ -122,7 +122,7 @@ def test_torchrun_continues_with_the_minimum_number_of_nodes(
     run(step, SLURM_STEP_NUM_NODES="4", DDP_HPC_MIN_NODES=min_nodes)
     assert f"--nnodes={nodes}" in step.words()
     asked = Path(f"{step.record}.endpoint").read_text().split("\0")[2:4]
-    assert asked == ["--nodes", "4"]  # at the start all have to be there
+    assert asked == ["--nodes", "4"]  # all nodes are needed at the start
 
 
 @pytest.mark.parametrize("min_nodes", ["3", "0", "two", "x[$(touch canary)]"])
@@ -136,7 +136,7 @@ def test_an_impossible_minimum_number_of_nodes_is_refused(step: Sandbox, min_nod
 
 def test_torchrun_endpoint_ends_with_the_script(sandbox: Sandbox) -> None:
     sandbox.program("python", PYTHON.format(endpoint=HEAD, agent="exit 5"))
-    # capture_output waits until the helper has let go of stderr: a helper that stayed would time out here.
+    # capture_output waits until stderr is closed, so a remaining process would cause a timeout.
     done = run(sandbox)
     assert done.returncode == 5
 
@@ -168,7 +168,7 @@ def test_a_second_slurm_task_of_a_node_exits(step: Sandbox) -> None:
 def test_several_mpi_tasks_on_a_node_are_refused_with_one_message(
     step: Sandbox, size: str, rank: str
 ) -> None:
-    """None may step aside: the others would wait for it in MPI_Init."""
+    """A surplus task cannot just exit: the others would wait for it in MPI_Init."""
     ends = [run(step, **{size: "2", rank: local_rank}) for local_rank in ("0", "1")]
     assert [done.returncode for done in ends] == [2, 2]
     assert [len(done.stderr.decode().splitlines()) for done in ends] == [1, 0]
@@ -218,7 +218,7 @@ def test_an_invalid_number_of_ranks_is_refused(step: Sandbox) -> None:
 
 
 def test_a_missing_python_is_reported_in_one_line(sandbox: Sandbox) -> None:
-    # A PATH with what the script itself needs, and no python.
+    # A PATH with the programs that the script needs, but without python.
     for name in ("env", "bash", "grep", "sort", "wc"):
         (sandbox.bin / name).symlink_to(f"/usr/bin/{name}")
     path = sandbox.write(render_step(), "torchrun_script.sh")

@@ -1,4 +1,4 @@
-"""A run that goes on by itself under PBS: jobs one after the other, whose program says how far it is."""
+"""Runs that are resumed automatically under PBS, with a program that only writes `state`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.fakes.site import PROJECT, Site, program
 from tests.pbs.conftest import MakeSite
 from tests.pbs.jobs import render
 
-# "steps_an_attempt last_step how": the trainer's word after each attempt, without the training.
+# Arguments "steps_per_attempt last_step how": writes `state` as the trainer does, without training.
 TRAINER = """#!/bin/bash
 folder=$DDP_HPC_RUN_DIR
 read -r _ step _ <"$folder/state" 2>/dev/null || step=0
@@ -23,7 +23,7 @@ say running "$step"
 step=$((step + $1)) how=$3
 if ((step >= $2)); then step=$2 how=done; fi
 case $how in
-  requeue) say requeue "$step" no time left; exit 13 ;;  # launchers bend the trainer's 75
+  requeue) say requeue "$step" no time left; exit 13 ;;  # launchers change the trainer's exit code 75
   done) say done "$step" ;;
   failed) say failed "$step" loss is nan; exit 1 ;;
   on_signal) trap 'say requeue "$step" SIGTERM; exit 13' TERM ;;
@@ -35,7 +35,7 @@ if [[ $how == on_signal || $how == stubborn ]]; then
   for ((i = 0; i < 600; i++)); do sleep 0.05; done
 fi
 """
-# Starts one rank and is a launcher otherwise.
+# A launcher that starts only one rank.
 MPIEXEC = """#!/bin/bash
 if [[ $1 == --version ]]; then echo "HYDRA build details:"; exit 0; fi
 while [[ $1 == -* ]]; do shift 2; done
@@ -44,7 +44,7 @@ exec "$@"
 
 
 def chain_script(site: Site, *words: str, options: Sequence[str] = (), profile: str = "generic_pbs") -> Path:
-    """The script of a job whose program is TRAINER with these words."""
+    """The script of a job whose program is TRAINER with these arguments."""
     mpiexec = program(site.root / "bin" / "mpiexec", MPIEXEC)
     site.dotfile(mpiexec.parent, site.pbs_bin)
     trainer = program(site.root / "trainer.sh", TRAINER)
@@ -155,7 +155,7 @@ def test_a_deleted_job_saves_its_state_and_is_not_resumed(site: Site) -> None:
 
 
 def test_at_the_end_of_the_walltime_the_successor_is_submitted_within_the_kill_delay(site: Site) -> None:
-    """PBS warns nobody: its first signal is the end, and kills the login shell above the script."""
+    """PBS sends no warning: its first signal ends the job and kills the login shell of the script."""
     job = site.wait(
         site.submit(chain_script(site, "10", "20", "on_signal", options=["--walltime", "00:00:01"]))
     )
@@ -172,7 +172,7 @@ def test_a_job_cancelled_in_the_last_seconds_of_its_walltime_is_not_resumed(site
     if by == "qdel":
         site.run("qdel", job_id)
     else:
-        # The server says nothing of who ended the job, as other versions may not.
+        # The server does not report who ended the job, as in other versions.
         program(site.root / "bin" / "qstat", f'#!/bin/sh\n{site.pbs_bin}/qstat "$@" | sed "/comment/d"\n')
         done = site.run(sys.executable, "-m", "ddp_hpc", "cancel", job_id, env={"PYTHONPATH": str(PROJECT)})
         assert (done.returncode, done.stdout) == (0, f"{job_id}\n"), done.stderr
@@ -181,7 +181,7 @@ def test_a_job_cancelled_in_the_last_seconds_of_its_walltime_is_not_resumed(site
         "ddp-hpc: stopped at step 10: SIGTERM; the job was cancelled, so nothing is submitted; to resume: cd "
     )
     assert site.num_jobs() == 1
-    # It speaks of that attempt alone.
+    # The file applies only to that attempt.
     (run_dir(site) / "up").unlink()
     site.submit(site.work / "job.pbs")
     wait_until_up(site)
@@ -197,7 +197,7 @@ def test_a_signal_from_qsig_ends_the_job_and_the_run_can_be_resumed(
     assert site.run("qsig", "-s", "USR1", job_id).returncode == 0
     job = site.wait(job_id)
     assert (job["Exit_status"], job["left_over"]) == (256 + 10, [])
-    # USR1 asks for the run to go on. Whether the script still gets to that depends on how fast PBS kills it.
+    # USR1 requests that the run is resumed. Whether the script can do that depends on how soon PBS kills it.
     successor = "13.pbs-srv"
     if site.num_jobs() == 1:
         assert state(site).split()[:2] in (["running", "10"], ["requeue", "10"])
@@ -242,7 +242,7 @@ def test_while_the_server_is_unreachable_qsub_is_retried(site: Site) -> None:
 
 
 def test_a_dropped_successor_is_queued_again_without_a_dependency(site: Site) -> None:
-    """The server has lost the job: as after `qdel -W force`, or without its data base."""
+    """The server has lost the job, for example after `qdel -W force` or a loss of its database."""
     forgets = 'set -- "${@/depend=afterany:12.pbs-srv/depend=afterany:99}"'
     program(site.root / "bin" / "qsub", f'#!/bin/bash\n{forgets}\nexec {site.pbs_bin}/qsub "$@"\n')
     site.wait(site.submit(chain_script(site, "10", "20", "requeue")))
@@ -272,7 +272,7 @@ def test_each_job_of_a_chain_waits_for_the_previous_one(site: Site) -> None:
     wait_until_up(site)
     waiting = [site.job(job_id) for job_id in ids[1:]]
     assert [(job["job_state"], job["Hold_Types"]) for job in waiting] == [("H", "s"), ("H", "s")]
-    site.run("qdel", *reversed(ids))  # a job waits no longer once the one before it is deleted
+    site.run("qdel", *reversed(ids))  # a job starts when its predecessor has been deleted
     site.wait(ids[0])
     assert attempts(site) == [f"1 {ids[0]} 0"]
 

@@ -1,4 +1,4 @@
-"""The rendered PBS scripts, submitted and run: what PBS does to a script, and what the script makes of it."""
+"""Rendered PBS scripts that are submitted and run: the effects of PBS, and how scripts handle them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ TRAIN = ["python", "-m", "ddp_hpc.train", "--num-samples", "64", "--epochs", "1"
 TRAIN += ["--model", "linear", "--init-timeout", "60", "--summary", "summary.json"]
 SCRIPTS = sorted([*JOBS.glob("*.pbs"), *(PROJECT / "tests" / "golden").glob("*.pbs")])
 
-# Takes half a second to stop, as a rank that saves its state does, and ends with a code of its own.
+# Stops after half a second, like a rank that saves its state, with a specific exit code.
 SLOW_TO_STOP = """#!/bin/bash
 trap 'sleep 0.5; echo saved >saved; exit 75' TERM
 echo up >up
 while :; do sleep 0.05; done
 """
-# Starts one rank and is a launcher otherwise.
+# A launcher that starts only one rank.
 ONE_RANK = """#!/bin/bash
 if [[ $1 == --version ]]; then echo "HYDRA build details:"; exit 0; fi
 while [[ $1 == -* ]]; do shift 2; done
@@ -46,17 +46,17 @@ def world(site: Site) -> dict[str, Any]:
 
 
 def finished(site: Site, job_id: str) -> str:
-    """The log of a job that ended well and left no process behind."""
+    """The log of a job that succeeded and left no processes."""
     job = site.wait(job_id, timeout_s=120.0)
     assert (job["Exit_status"], job["left_over"]) == (0, []), site.logs()
     return site.log(job)
 
 
-# Training for real.
+# Real training.
 
 
 def test_a_polaris_script_trains_on_two_nodes_with_pals(alcf: Site) -> None:
-    # The fabric's names lead nowhere here, and both nodes are this machine.
+    # The names of the fast network do not exist here, and both nodes are this machine.
     options = ["--nodes", "2", "--ranks-per-node", "1", "--env", "MASTER_ADDR=127.0.0.1"]
     script = render(alcf, "polaris", *options, command=TRAIN)
     log = finished(alcf, alcf.submit("-A", "PROJECT", script))
@@ -65,7 +65,7 @@ def test_a_polaris_script_trains_on_two_nodes_with_pals(alcf: Site) -> None:
     assert "done: " in log
 
 
-@pytest.mark.soak  # the training that is deleted below is started so
+@pytest.mark.soak  # covered by the training that is deleted below
 def test_a_generic_script_trains_with_pals(site: Site) -> None:
     site.dotfile(site.pals_bin, VENV / "bin")
     script = render(site, "generic_pbs", "--ranks-per-node", "2", command=TRAIN)
@@ -111,14 +111,14 @@ def test_a_deleted_training_saves_its_state_in_time_and_leaves_no_process_and_no
     assert site.num_jobs() == 1
 
 
-# jobs/polaris_ddp.pbs as it lies in the repository: 8 ranks of a `python` that records.
+# The shipped jobs/polaris_ddp.pbs with 8 ranks of a recording `python`.
 
 
 @pytest.fixture(scope="module")
 def polaris(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Site, str]]:
     """A machine on which `qsub -A PROJECT jobs/polaris_ddp.pbs` has run, and the job's log."""
     settings = Settings(
-        server="polaris-pbs-01.hsn.cm.polaris.alcf.anl.gov",  # job ids are as long there
+        server="polaris-pbs-01.hsn.cm.polaris.alcf.anl.gov",  # with job ids as long as at the site
         alcf_hook=True,
         default_chunk_ncpus=64,
         default_chunk_ngpus=4,
@@ -182,7 +182,7 @@ def test_the_site_forces_a_log_that_can_be_read_while_the_job_runs(polaris: tupl
     assert (site.work / "ddp.o12").read_text() == log
 
 
-# What PBS reads of a script, and what it refuses.
+# How PBS parses scripts, and what it refuses.
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
@@ -221,7 +221,7 @@ def test_alcf_accepts_a_script_that_was_rendered_with_an_account(alcf: Site) -> 
     assert (job["Account_Name"], job["Exit_status"]) == ("PROJECT", 0)
 
 
-# What else happens to a script on its way.
+# Other properties of submitted scripts.
 
 
 def test_names_repeated_in_the_node_file_count_once(site: Site) -> None:

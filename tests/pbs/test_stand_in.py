@@ -1,4 +1,4 @@
-"""The stand-ins behave, and fail, as the real PBS and PALS were seen to."""
+"""The stand-ins behave and fail like the real PBS and PALS."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.fakes.pbs.directives import directive_lines
 from tests.fakes.site import Site
 from tests.pbs.conftest import MakeSite
 
-# What a job of OpenPBS 23.06 with an account and no -v was seen to have; all else is the login shell's.
+# The variables of a job of OpenPBS 23.06 with an account and without -v. Others are from the login shell.
 OF_PBS = "PBS_ACCOUNT PBS_ENVIRONMENT PBS_JOBCOOKIE PBS_JOBDIR PBS_JOBID PBS_JOBNAME PBS_MOMPORT PBS_NODEFILE"
 OF_PBS += " PBS_NODENUM PBS_O_HOME PBS_O_HOST PBS_O_INTERACTIVE_AUTH_METHOD PBS_O_INTERACTIVE_ENCRYPT_METHOD"
 OF_PBS += " PBS_O_LOGNAME PBS_O_MAIL PBS_O_PATH PBS_O_QUEUE PBS_O_SHELL PBS_O_SYSTEM PBS_O_WORKDIR PBS_QUEUE"
@@ -210,7 +210,7 @@ def test_exit_status(site: Site, last: str, status: int) -> None:
 
 
 def test_a_script_with_a_missing_interpreter_exits_with_127_or_126(site: Site) -> None:
-    # bash before 5.2 says 126.
+    # bash before 5.2 returns 126.
     assert site.wait(site.submit(write(site, "x", shebang="#!/no/such/shell")))["Exit_status"] in (126, 127)
 
 

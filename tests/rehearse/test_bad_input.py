@@ -1,4 +1,4 @@
-"""Scripts and options that no rehearsal can be made of, and scripts that misbehave."""
+"""Scripts and options that cannot be rehearsed, and scripts that misbehave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every job that is shipped trains here, under the launcher that it is written for."""
+"""Every shipped job trains in a rehearsal, with the launcher for which it was written."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_every_shipped_job_is_tested() -> None:
     assert {path.name for path in JOBS.iterdir() if path.is_file()} == LAUNCHERS.keys()
 
 
-# They differ from another one, generic_slurm_ddp or polaris_ddp, in what a profile says of its site.
+# They differ from generic_slurm_ddp or polaris_ddp only in the profile of the site.
 ALIKE = {"generic_pbs_ddp.pbs", "perlmutter_ddp.sbatch"}
 
 
@@ -75,5 +75,5 @@ def test_two_concurrent_rehearsals_are_independent(launch: Launch, temp: Path, t
     script.write_text('#!/bin/bash\n#SBATCH --nodes=1\necho "$SLURM_JOB_ID"\n')
     words = ["python", "-m", "ddp_hpc", "rehearse", script]
     both = [launch.start(words, env={"TMPDIR": str(temp)}, cwd=tmp_path) for _ in range(2)]
-    # Ranks without MPI look for each other by the job's id.
+    # Ranks without MPI find each other by the id of the job.
     assert len({launch.end(process).stdout for process in both}) == 2

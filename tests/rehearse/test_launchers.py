@@ -1,4 +1,4 @@
-"""What ranks see under the stand-ins for launchers, and what these refuse as their originals do."""
+"""The environment of ranks under the stand-ins for launchers, and the requests that these refuse."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from tests.environments import load
 from tests.rehearse.conftest import Rehearse
 
 Script = Callable[..., Path]
-# Ports on which nobody listens here, a process id, and files of a cluster.
+# Variables with ports, a process id, and files of a cluster, which differ here.
 NOT_HERE = {"SLURM_CONF", "SLURM_SRUN_COMM_PORT", "SLURM_STEP_LAUNCHER_PORT", "SLURM_TASK_PID"}
 NOT_HERE |= {"SLURM_WORKING_CLUSTER"}
 
 
 def seen(tmp_path: Path, key: str) -> list[dict[str, str]]:
-    """The environments that DUMP has written, in the order of a variable."""
+    """The environments that DUMP has written, sorted by a variable."""
     found = [json.loads(path.read_text()) for path in (tmp_path / "seen").iterdir()]
     return sorted(found, key=lambda environ: int(environ[key]))
 
 
 @pytest.fixture
 def dump(tmp_path: Path) -> str:
-    """A command that writes down a rank's environment."""
+    """A command that records the environment of a rank."""
     (tmp_path / "seen").mkdir()
     program = tmp_path / "dump.py"
     program.write_text(
@@ -101,10 +101,10 @@ def test_ranks_have_no_gpu_and_no_fast_network(
         assert not {"NCCL_SOCKET_IFNAME", "DDP_HPC_FABRIC_SUFFIX"} & rank.keys()
 
 
-# By the script that they stand in: an mpiexec of another kind is chosen by its options.
+# The options in the script select the kind of mpiexec.
 REFUSED = {
     "slurm": [
-        # As Slurm 22.05 and MPICH 5.0 were seen to say it.
+        # Messages of Slurm 22.05 and MPICH 5.0.
         ("srun --ppn 2 true", "srun: unrecognized option '--ppn'", 255),
         ("srun -y true", "srun: invalid option -- 'y'", 255),
         ("srun --ntasks", "srun: option '--ntasks' requires an argument", 255),

@@ -1,4 +1,4 @@
-"""A rehearsal leaves no process and no file but what the user wants to keep."""
+"""A rehearsal leaves no processes, and only files that the user wants to keep."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_an_interrupted_rehearsal_leaves_no_process(
     assert process.stdout.readline() == "up\n"
     process.send_signal(number)
     ended = launch.end(process, timeout_s=15.0)
-    if number == signal.SIGKILL:  # nobody is there to remove the folder
+    if number == signal.SIGKILL:  # the process could not remove the directory
         end_s = time.monotonic() + 10.0
         while len(left := leftovers(temp)) > 1 and time.monotonic() < end_s:
             time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""What a launch becomes on one machine, and how command lines and times are read."""
+"""The limits of a launch on one machine, and the parsing of command lines and times."""
 
 from __future__ import annotations
 

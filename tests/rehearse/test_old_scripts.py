@@ -1,4 +1,4 @@
-"""Scripts that an earlier version rendered still run to their end."""
+"""Scripts that an earlier version rendered still work."""
 
 import shutil
 import subprocess

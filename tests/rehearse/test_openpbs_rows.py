@@ -1,4 +1,4 @@
-"""The stand-in beside a real OpenPBS 23.06.06: a test for each difference that was seen once.
+"""The stand-in behaves like a real OpenPBS 23.06.06: one test per difference that was found.
 
 Not here, for a stand-in on one machine cannot have it:
 

@@ -1,4 +1,4 @@
-"""The end of a job by its scheduler, and the job after it."""
+"""Jobs that the scheduler ends at their walltime, and their successors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.rehearse.conftest import Rehearse
 
 Script = Callable[..., Path]
 
-# Says how far it is, as the trainer does; the first attempt is stopped by a signal, the second is done.
+# Writes `state` as the trainer does. A signal stops the first attempt; the second one completes the run.
 TRAINER = """#!/bin/bash
 say() { echo "$*" >"$DDP_HPC_RUN_DIR/.state"; mv "$DDP_HPC_RUN_DIR/.state" "$DDP_HPC_RUN_DIR/state"; }
 read -r _ step _ <"$DDP_HPC_RUN_DIR/state" 2>/dev/null || step=0
