@@ -93,7 +93,7 @@ def requests(draw: st.DrawFn) -> dict[str, object]:
 
 
 def ask(how_many: int, site: Site) -> list[Asked]:
-    """Renders `how_many` requests and checks the lines of the scripts. Returns the requests that were not refused.
+    """Renders `how_many` requests and checks the lines of the scripts. Returns those that were not refused.
 
     The seed is the profile's own: where CI is set, Hypothesis derandomizes, and all profiles would be asked
     the same few requests.
