@@ -34,11 +34,11 @@ def log_paths(job: JobState) -> list[Path]:
     return usual_logs(Path(job.work_dir), job.job_id) if job.work_dir else []
 
 
-def usual_logs(folder: Path, job_id: str) -> list[Path]:
+def usual_logs(directory: Path, job_id: str) -> list[Path]:
     """Existing files with usual names of logs: `NAME-ID.out` on Slurm, `NAME.oID`, `NAME.eID` on PBS."""
     number = escape(re.split(r"[.@]", job_id)[0])
     try:
-        found = [path for pattern in _USUAL for path in sorted(folder.glob(pattern.format(number)))]
+        found = [path for pattern in _USUAL for path in sorted(directory.glob(pattern.format(number)))]
     except (OSError, ValueError):
         return []
     return [path for path in found if is_plain(path)]

@@ -68,12 +68,12 @@ def order_request(text: str, scheduler_name: str, work_dir: Path) -> Order:
         )
     script = parse_script(text)
     run_dir = ledger.run_dir_in(text, work_dir)
-    folder = run_dir or work_dir
+    directory = run_dir or work_dir
     name = f"job-{hashlib.sha256(script_bytes(text)).hexdigest()[:8]}.sh"
     return Order(
         scheduler=SCHEDULERS[scheduler_name],
         script=script,
-        path=folder / name,
+        path=directory / name,
         is_new=True,
         work_dir=work_dir,
         run_dir=run_dir,
@@ -122,12 +122,12 @@ def prepare(order: Order) -> None:
     Raises:
         DdpHpcError: a file or directory cannot be created.
     """
-    folders = [*_log_folders(order), *([order.run_dir] if order.run_dir else [])]
-    for folder in folders:
+    directories = [*_log_directories(order), *([order.run_dir] if order.run_dir else [])]
+    for directory in directories:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise DdpHpcError(f"{folder} cannot be created, but the job needs it") from error
+            raise DdpHpcError(f"{directory} cannot be created, but the job needs it") from error
     if order.is_new:
         write_script(order.script.text, order.path)
 
@@ -213,7 +213,7 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def _log_folders(order: Order) -> Iterator[Path]:
+def _log_directories(order: Order) -> Iterator[Path]:
     """The directories of the logs in the directives, except names that only the scheduler can expand."""
     if order.script.value("--chdir"):
         return
@@ -223,6 +223,6 @@ def _log_folders(order: Order) -> Iterator[Path]:
         host, colon, path = directive.value.rpartition(":")
         if colon and host and host != socket.gethostname():
             continue
-        folder = path if path.endswith("/") else path.rpartition("/")[0]
-        if folder and not _NOT_PLAIN.search(folder) and len(folder) < 1000:
-            yield order.work_dir / folder
+        directory = path if path.endswith("/") else path.rpartition("/")[0]
+        if directory and not _NOT_PLAIN.search(directory) and len(directory) < 1000:
+            yield order.work_dir / directory

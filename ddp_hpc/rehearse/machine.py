@@ -50,8 +50,8 @@ def install_pbs(root: Path, pbs_bin: Path, pals_bin: Path) -> None:
     from ddp_hpc.rehearse.pbs import server
 
     for name in ("qsub", "qstat", "qdel", "qsig", "qhold", "qrerun"):
-        command(pbs_bin / name, f"ddp_hpc.rehearse.pbs.{name}", server.FOLDER_VARIABLE, root)
-    command(pals_bin / "mpiexec", "ddp_hpc.rehearse.launchers.pals", pals.FOLDER_VARIABLE, root)
+        command(pbs_bin / name, f"ddp_hpc.rehearse.pbs.{name}", server.DIRECTORY_VARIABLE, root)
+    command(pals_bin / "mpiexec", "ddp_hpc.rehearse.launchers.pals", pals.DIRECTORY_VARIABLE, root)
     program(pbs_bin / "mpiexec", PBS_MPIEXEC)
 
 
@@ -60,7 +60,7 @@ def install_slurm(root: Path, slurm_bin: Path) -> None:
     from ddp_hpc.rehearse.slurm import controller
 
     for name in ("sbatch", "srun", "scontrol", "scancel", "squeue"):
-        command(slurm_bin / name, f"ddp_hpc.rehearse.slurm.{name}", controller.FOLDER_VARIABLE, root)
+        command(slurm_bin / name, f"ddp_hpc.rehearse.slurm.{name}", controller.DIRECTORY_VARIABLE, root)
 
 
 def install_mpiexec(root: Path, mpi_bin: Path, kind: str) -> None:
@@ -92,7 +92,7 @@ export -f module ml conda source .
 def write_profile(home: Path, path: Sequence[Path | str]) -> None:
     """Writes `.bash_profile` with PATH, this Python's packages, and stand-ins for the site's software."""
     values = {
-        "path": ":".join(str(folder) for folder in path),
+        "path": ":".join(str(directory) for directory in path),
         "packages": str(PACKAGES),
         "prefix": sys.prefix,
     }

@@ -104,7 +104,7 @@ def rehearse(plan: Plan, overrides: Overrides, options: Options) -> Result:
             f"{HYDRA} is needed to start ranks, but does not exist; pip install 'ddp-hpc[mpich]'"
         )
     root = Path(tempfile.mkdtemp(prefix="rehearse-"))
-    folder = None
+    kept = None
     try:
         with _ended_by_signals(), _keeper() as keeper_pid:
             _install(root, plan, overrides, options, keeper_pid)
@@ -123,19 +123,19 @@ def rehearse(plan: Plan, overrides: Overrides, options: Options) -> Result:
             else:
                 statuses, timed_out = _run_local(root, script, work, environ, options.limit_s)
         if options.keep:
-            folder = root
-        return Result(tuple(statuses), timed_out, folder)
+            kept = root
+        return Result(tuple(statuses), timed_out, kept)
     finally:
         processes.end_descendants(_STOP_S)
         processes.reap()
-        if folder is None:
+        if kept is None:
             shutil.rmtree(root, ignore_errors=True)
 
 
 def _install(root: Path, plan: Plan, overrides: Overrides, options: Options, keeper_pid: int) -> None:
     home, bin_, mpi_bin = root / "home", root / "bin", root / "mpi"
-    for folder in ("work", "tmp"):
-        (root / folder).mkdir()
+    for name in ("work", "tmp"):
+        (root / name).mkdir()
     names = tuple(f"node{number}" for number in range(1, plan.num_nodes + 1))
     if plan.scheduler in QUEUES:
         setup = Setup(

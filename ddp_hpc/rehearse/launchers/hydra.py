@@ -10,9 +10,9 @@ from typing import NoReturn
 from ddp_hpc.rehearse.launchers import options
 from ddp_hpc.rehearse.launchers.limits import read_limits
 from ddp_hpc.rehearse.launchers.options import Line, RefusedError, Table, spellings
-from ddp_hpc.rehearse.launchers.ranks import Step, places, run_step, spool_folder
+from ddp_hpc.rehearse.launchers.ranks import Step, places, run_step, spool_directory
 
-FOLDER_VARIABLE = "HYDRA_STAND_IN_HOME"  # set by the installed command
+DIRECTORY_VARIABLE = "HYDRA_STAND_IN_HOME"  # set by the installed command
 
 # The options of `mpiexec -help` that are useful in job scripts. Others are refused as unknown.
 TABLE = Table(
@@ -44,7 +44,7 @@ def launch(line: Line, root: Path) -> int:
     if not line.command:
         raise _refused("no executable provided")
     given = dict(pair.split(" ", 1) for name in ("genv", "env") for pair in line.all_of(name))
-    base = {name: value for name, value in os.environ.items() if name != FOLDER_VARIABLE} | given
+    base = {name: value for name, value in os.environ.items() if name != DIRECTORY_VARIABLE} | given
     environments = [
         limits.environment(base)
         | {"MPI_LOCALRANKID": str(place.local_rank), "MPI_LOCALNRANKS": str(place.local_size)}
@@ -56,10 +56,10 @@ def launch(line: Line, root: Path) -> int:
         report=lambda _rank, _code: None,  # Hydra prints a banner
         stop_on_failure=False,
         label="prepend-rank" in line.flags,
-        folder=line.values.get("wdir", ""),
+        directory=line.values.get("wdir", ""),
         keeper_pid=limits.keeper_pid,
     )
-    return run_step(spool_folder(root, "hydra."), step)
+    return run_step(spool_directory(root, "hydra."), step)
 
 
 def num_nodes_of(line: Line) -> int:
@@ -103,5 +103,5 @@ def main() -> NoReturn:
         read_line,
         launch,
         "HYDRA build details:\n    Version: a stand-in over the mpich wheel's",
-        FOLDER_VARIABLE,
+        DIRECTORY_VARIABLE,
     )

@@ -18,9 +18,9 @@ from ddp_hpc.rehearse.launchers import options
 from ddp_hpc.rehearse.launchers.hydra import num_nodes_of
 from ddp_hpc.rehearse.launchers.limits import HERE, read_limits
 from ddp_hpc.rehearse.launchers.options import Line, RefusedError, Table, spellings
-from ddp_hpc.rehearse.launchers.ranks import Place, Step, places, run_step, spool_folder
+from ddp_hpc.rehearse.launchers.ranks import Place, Step, places, run_step, spool_directory
 
-FOLDER_VARIABLE = "OPENMPI_STAND_IN_HOME"  # set by the installed command
+DIRECTORY_VARIABLE = "OPENMPI_STAND_IN_HOME"  # set by the installed command
 
 # mpirun(1) of Open MPI 5.0.
 TABLE = Table(
@@ -76,7 +76,7 @@ def launch(line: Line, root: Path) -> int:
         raise _refused(
             f"Your job has requested more processes than the ppr for\nthis topology can support: {num_ranks}"
         )
-    base = {name: value for name, value in os.environ.items() if name != FOLDER_VARIABLE}
+    base = {name: value for name, value in os.environ.items() if name != DIRECTORY_VARIABLE}
     passed_on = {word.partition("=")[0] for word in line.all_of("x")}
     base |= dict(word.split("=", 1) for word in line.all_of("x") if "=" in word)
     here = limits.environment(base)
@@ -92,10 +92,10 @@ def launch(line: Line, root: Path) -> int:
         report=_report,
         stop_on_failure=True,
         label="tag-output" in line.flags,
-        folder=line.values.get("wdir", ""),
+        directory=line.values.get("wdir", ""),
         keeper_pid=limits.keeper_pid,
     )
-    return run_step(spool_folder(root, "ompi."), step)
+    return run_step(spool_directory(root, "ompi."), step)
 
 
 def _environment(base: Mapping[str, str], passed_on: set[str], place: Place, size: int) -> dict[str, str]:
@@ -153,4 +153,4 @@ def read_line(argv: Sequence[str]) -> Line:
 
 def main() -> NoReturn:
     """The entry point of the installed command."""
-    options.run(read_line, launch, "mpiexec (Open MPI) 5.0.11", FOLDER_VARIABLE)
+    options.run(read_line, launch, "mpiexec (Open MPI) 5.0.11", DIRECTORY_VARIABLE)

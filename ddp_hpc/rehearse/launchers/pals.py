@@ -16,9 +16,9 @@ from typing import NoReturn
 from ddp_hpc.rehearse.launchers import options
 from ddp_hpc.rehearse.launchers.limits import Limits, read_limits
 from ddp_hpc.rehearse.launchers.options import Line, RefusedError, Table, spellings
-from ddp_hpc.rehearse.launchers.ranks import Place, Step, places, run_step, spool_folder
+from ddp_hpc.rehearse.launchers.ranks import Place, Step, places, run_step, spool_directory
 
-FOLDER_VARIABLE = "PALS_STAND_IN_HOME"  # set by the installed command
+DIRECTORY_VARIABLE = "PALS_STAND_IN_HOME"  # set by the installed command
 VERSION = "mpiexec version 1.3.2 revision 0"
 
 # The supported options of PALS. Others are refused. Bindings are parsed, but not applied.
@@ -97,9 +97,9 @@ def launch(line: Line, root: Path) -> int:
         raise _refused(f"invalid argument '{pmi}' for --pmi")
     if not line.command:
         raise _refused("no executable specified")
-    apid, spool = str(uuid.uuid4()), spool_folder(root, "palsd.")
+    apid, spool = str(uuid.uuid4()), spool_directory(root, "palsd.")
     given = dict(word.partition("=")[::2] for word in line.all_of("env"))
-    base = {name: value for name, value in os.environ.items() if name != FOLDER_VARIABLE} | given
+    base = {name: value for name, value in os.environ.items() if name != DIRECTORY_VARIABLE} | given
     common = {"PALS_APID": apid, "PALS_DEPTH": str(depth), "PALS_SPOOL_DIR": str(spool)}
     ranks = places(limits.counts(num_ranks, ppn))
 
@@ -113,7 +113,7 @@ def launch(line: Line, root: Path) -> int:
         report=report,
         stop_on_failure="no-abort-on-failure" not in line.flags,
         label="label" in line.flags,
-        folder=line.values.get("wdir", ""),
+        directory=line.values.get("wdir", ""),
         keeper_pid=limits.keeper_pid,
     )
     return run_step(spool, step)
@@ -140,4 +140,4 @@ def _bad_number(text: str, name: str) -> RefusedError:
 
 def main() -> NoReturn:
     """The entry point of the installed command."""
-    options.run(read_line, launch, VERSION, FOLDER_VARIABLE)
+    options.run(read_line, launch, VERSION, DIRECTORY_VARIABLE)

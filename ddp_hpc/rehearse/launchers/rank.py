@@ -18,8 +18,8 @@ _PMI_VARIABLES = ("PMI_FD", "PMI_RANK", "PMI_SIZE")
 
 def main() -> None:
     """The process that Hydra starts."""
-    folder, *command = sys.argv[1:]
-    spool, rank = Path(folder), int(os.environ["PMI_RANK"])
+    directory, *command = sys.argv[1:]
+    spool, rank = Path(directory), int(os.environ["PMI_RANK"])
     step = json.loads((spool / "step.json").read_text())
     environment = step["environments"][rank]
     if step["keep_pmi"]:
@@ -32,7 +32,7 @@ def main() -> None:
         program = subprocess.Popen(
             command,
             env=environment,
-            cwd=step["folder"],
+            cwd=step["directory"],
             close_fds=False,
             preexec_fn=die_with_parent,
             restore_signals=True,

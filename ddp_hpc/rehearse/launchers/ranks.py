@@ -62,13 +62,13 @@ class Step:
     kills_on: tuple[int, ...] = ()
     kill_message: str = ""
     label: bool = False
-    folder: str = ""
+    directory: str = ""
     keeper_pid: int = 0
     no_program: str = "execve failed"
     no_program_code: int = 127
 
 
-def spool_folder(root: Path, prefix: str) -> Path:
+def spool_directory(root: Path, prefix: str) -> Path:
     """Creates a directory for one step. `run_step` removes it."""
     return Path(tempfile.mkdtemp(prefix=prefix, dir=root))
 
@@ -79,7 +79,7 @@ def run_step(spool: Path, step: Step) -> int:
     settings = {
         "environments": [dict(environment) for environment in step.environments],
         "keep_pmi": step.keep_pmi,
-        "folder": step.folder or str(Path.cwd()),
+        "directory": step.directory or str(Path.cwd()),
         "no_program": step.no_program,
         "no_program_code": step.no_program_code,
     }

@@ -271,5 +271,5 @@ def main(number: str) -> None:
     """The entry point of the daemon."""
     # Orphans of the job become children of this process, so that it can end them.
     processes.adopt_orphans()
-    Mom(server.folder(), int(number)).run()
+    Mom(server.directory(), int(number)).run()
     sys.exit(0)

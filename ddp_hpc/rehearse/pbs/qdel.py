@@ -18,7 +18,7 @@ def delete(argv: Sequence[str], _environ: Mapping[str, str]) -> None:
     Raises:
         RefusedError: a job is unknown or has already finished.
     """
-    root = server.folder()
+    root = server.directory()
     for word in argv:
         number = server.job_number("qdel", word, root)
         job = jobs.load(root, number)

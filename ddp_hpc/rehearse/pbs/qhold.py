@@ -19,7 +19,7 @@ def hold(argv: Sequence[str], _environ: Mapping[str, str]) -> None:
     Raises:
         RefusedError: the job is unknown or has finished.
     """
-    root = server.folder()
+    root = server.directory()
     number = server.job_number("qhold", argv[-1] if argv else "", root)
     job = jobs.load(root, number)
     if job["job_state"] == "F":

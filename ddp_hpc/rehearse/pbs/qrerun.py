@@ -17,7 +17,7 @@ def rerun(argv: Sequence[str], _environ: Mapping[str, str]) -> None:
     Raises:
         RefusedError: always.
     """
-    root = server.folder()
+    root = server.directory()
     number = server.job_number("qrerun", argv[-1] if argv else "", root)
     name = f"{number}.{server.read_settings(root).server}"
     raise RefusedError(f"qrerun: Unauthorized Request  {name}", server.NO_PERMISSION)

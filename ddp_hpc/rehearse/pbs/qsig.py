@@ -26,7 +26,7 @@ def send(argv: Sequence[str], _environ: Mapping[str, str]) -> None:
         options, words = [], []
     if not words:
         raise RefusedError("usage: qsig [-s signal] job_identifier...\n       qsig --version", 2)
-    root = server.folder()
+    root = server.directory()
     number = server.job_number("qsig", words[0], root)
     job = jobs.load(root, number)
     if job["job_state"] == "F":

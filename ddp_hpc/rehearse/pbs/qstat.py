@@ -37,7 +37,7 @@ def show(argv: Sequence[str], _environ: Mapping[str, str]) -> None:
     flags = dict(options)
     if "-f" not in flags or flags.get("-F", "json") != "json" or len(words) != 1:
         raise RefusedError("qstat: the stand-in supports only `qstat [-x] -f [-w] [-F json] JOB`", 99)
-    root = server.folder()
+    root = server.directory()
     frame = {
         "timestamp": int(time.time()),
         "pbs_version": "23.06.06",

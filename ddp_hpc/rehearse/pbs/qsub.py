@@ -27,7 +27,7 @@ def submit(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     Raises:
         RefusedError: the script is refused, and nothing was submitted.
     """
-    root = server.folder()
+    root = server.directory()
     settings = server.read_settings(root)
     operands = _operands(argv)
     script = _script(operands)
@@ -149,7 +149,7 @@ def _attributes(
 def _submit_variables(environ: Mapping[str, str], workdir: str, queue: str, host: str) -> dict[str, str]:
     """The variables that qsub adds to the environment of a job."""
     return {
-        "PBS_O_HOME": str(server.folder() / "home"),
+        "PBS_O_HOME": str(server.directory() / "home"),
         "PBS_O_LOGNAME": server.USER,
         "PBS_O_PATH": environ.get("PATH", ""),
         "PBS_O_MAIL": "/var/mail/pbsuser",

@@ -16,7 +16,7 @@ from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.jobs import delete_request, load, save
 from ddp_hpc.rehearse.launchers.options import RefusedError
 
-FOLDER_VARIABLE = "PBS_STAND_IN_HOME"
+DIRECTORY_VARIABLE = "PBS_STAND_IN_HOME"
 FIRST_JOB = 12
 _SUBJOBS = 10**6
 NO_MORE_JOBS = "job held, the machine runs no more jobs"
@@ -73,9 +73,9 @@ QUEUES = {
 }
 
 
-def folder() -> Path:
+def directory() -> Path:
     """The directory of the stand-in with all its files."""
-    return Path(os.environ[FOLDER_VARIABLE])
+    return Path(os.environ[DIRECTORY_VARIABLE])
 
 
 def write_settings(root: Path, settings: Settings) -> None:
@@ -92,7 +92,7 @@ def read_settings(root: Path) -> Settings:
 def start_mom(root: Path, number: int) -> None:
     """Starts the process that runs the job, except in rehearsals, which call `schedule`."""
     if not read_settings(root).any_site:
-        jobs.start_daemon(root, "ddp_hpc.rehearse.pbs.mom", number, {FOLDER_VARIABLE: str(root)})
+        jobs.start_daemon(root, "ddp_hpc.rehearse.pbs.mom", number, {DIRECTORY_VARIABLE: str(root)})
 
 
 def schedule(root: Path) -> None:
@@ -107,7 +107,7 @@ def schedule(root: Path) -> None:
             save(root, number, {**job, "job_state": "H", "comment": NO_MORE_JOBS})
             continue
         save(root, number, {**job, "_started": True})
-        jobs.start_daemon(root, "ddp_hpc.rehearse.pbs.mom", number, {FOLDER_VARIABLE: str(root)})
+        jobs.start_daemon(root, "ddp_hpc.rehearse.pbs.mom", number, {DIRECTORY_VARIABLE: str(root)})
 
 
 def release(root: Path) -> None:
@@ -222,7 +222,7 @@ def fail(error: RefusedError) -> NoReturn:
 
 def run(command: Any, argv: list[str], environ: Mapping[str, str]) -> NoReturn:
     """Runs a command. Errors are printed to stderr and determine the exit code."""
-    root = folder()
+    root = directory()
     try:
         if (root / DOWN).exists():
             name = Path(command.__code__.co_filename).stem

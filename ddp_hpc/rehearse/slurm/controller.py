@@ -14,7 +14,7 @@ from typing import NoReturn
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError
 
-FOLDER_VARIABLE = "SLURM_STAND_IN_HOME"  # set by the installed commands
+DIRECTORY_VARIABLE = "SLURM_STAND_IN_HOME"  # set by the installed commands
 OVER = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED")
 HELD = "JobHeldAdmin"
 
@@ -36,9 +36,9 @@ class Settings:
     keeper_pid: int = 0  # jobs are killed when this process has ended
 
 
-def folder() -> Path:
+def directory() -> Path:
     """The directory of the stand-in."""
-    return Path(os.environ[FOLDER_VARIABLE])
+    return Path(os.environ[DIRECTORY_VARIABLE])
 
 
 def write_settings(root: Path, settings: Settings) -> None:
@@ -62,7 +62,7 @@ def schedule(root: Path) -> None:
         if may_run(root):
             jobs.save(root, number, {**job, "state": "CONFIGURING", "reason": "None"})
             module = "ddp_hpc.rehearse.slurm.stepd"
-            jobs.start_daemon(root, module, number, {FOLDER_VARIABLE: str(root)})
+            jobs.start_daemon(root, module, number, {DIRECTORY_VARIABLE: str(root)})
         else:
             jobs.save(root, number, {**job, "reason": HELD})
 

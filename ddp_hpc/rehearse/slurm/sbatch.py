@@ -27,7 +27,7 @@ def submit(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     Raises:
         RefusedError: the script is refused, and nothing was submitted.
     """
-    root = controller.folder()
+    root = controller.directory()
     settings = controller.read_settings(root)
     typed = read_line("sbatch", argv, SBATCH)
     script = _script(typed.command)
@@ -127,7 +127,7 @@ def _attributes(
 
 
 def _exported(export: str, environ: Mapping[str, str]) -> dict[str, str]:
-    everything = {name: value for name, value in environ.items() if name != controller.FOLDER_VARIABLE}
+    everything = {name: value for name, value in environ.items() if name != controller.DIRECTORY_VARIABLE}
     words = export.split(",")
     if export in ("NONE", "NIL"):
         kept = ("HOME", "USER", "LOGNAME", "PATH", "SHELL")

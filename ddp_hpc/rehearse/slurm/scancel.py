@@ -30,7 +30,7 @@ def cancel(argv: Sequence[str], _environ: Mapping[str, str]) -> int:
         raise RefusedError(
             f"scancel: unrecognized option '{error}'\nTry \"scancel --help\" for more information"
         ) from None
-    root, name = controller.folder(), line.values.get("signal", "").removeprefix("SIG").upper()
+    root, name = controller.directory(), line.values.get("signal", "").removeprefix("SIG").upper()
     if name and not (name.isdecimal() or f"SIG{name}" in signal.Signals.__members__):
         raise RefusedError(f"Unknown job signal: {name}")
     for word in line.command:

@@ -22,11 +22,11 @@ def control(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     words = [word for word in argv if word not in ("-o", "--oneliner")]
     match words:
         case ["requeue", job]:
-            _requeue(job, controller.folder())
+            _requeue(job, controller.directory())
         case ["show", "hostnames" | "hostname", *lists]:
             _hostnames(lists[0] if lists else environ.get("SLURM_JOB_NODELIST", ""))
         case ["show", "job" | "jobs", job]:
-            _show(job, controller.folder(), one_line=len(words) != len(argv))
+            _show(job, controller.directory(), one_line=len(words) != len(argv))
         case [] | ["show", *_]:
             raise RefusedError("scontrol: the stand-in does not support this command")
         case [word, *_]:

@@ -42,7 +42,7 @@ def show(argv: Sequence[str], _environ: Mapping[str, str]) -> int:
         raise RefusedError(
             f"squeue: unrecognized option '{error}'\nTry \"squeue --help\" for more information"
         ) from None
-    root, ids = controller.folder(), line.values.get("jobs", "")
+    root, ids = controller.directory(), line.values.get("jobs", "")
     wanted = [controller.job_number(word, root, "slurm_load_jobs error: Invalid job id specified")
               for word in filter(None, ids.split(","))]  # fmt: skip
     pattern = line.values.get("format", _DEFAULT)

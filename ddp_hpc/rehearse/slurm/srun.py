@@ -17,7 +17,7 @@ from typing import NoReturn
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.limits import Limits, read_limits
 from ddp_hpc.rehearse.launchers.options import Line, RefusedError
-from ddp_hpc.rehearse.launchers.ranks import Place, Step, places, run_step, spool_folder
+from ddp_hpc.rehearse.launchers.ranks import Place, Step, places, run_step, spool_directory
 from ddp_hpc.rehearse.slurm import controller, steps
 from ddp_hpc.rehearse.slurm.controller import hostlist, run_lengths
 from ddp_hpc.rehearse.slurm.tables import SRUN, count, node_count, read_line
@@ -39,7 +39,7 @@ def launch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         return 0
     if not line.command:
         raise RefusedError("srun: fatal: No command given to execute.")
-    root = controller.folder()
+    root = controller.directory()
     number = controller.job_number(environ.get("SLURM_JOB_ID", ""), root, _OUTSIDE)
     for option in _UNSUPPORTED:
         if option in line.values:
@@ -51,8 +51,8 @@ def launch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         )
     job, limits = jobs.load(root, number), read_limits(root)
     ranks = places(_counts(line, job, environ, limits))
-    step = jobs.next_number(steps.folder(root) / f"next.{number}", 0)
-    spool = spool_folder(steps.folder(root), f"{number}.{step}.")
+    step = jobs.next_number(steps.directory(root) / f"next.{number}", 0)
+    spool = spool_directory(steps.directory(root), f"{number}.{step}.")
     base = limits.environment(_exported(line, environ))
     step_variables = _step_variables(line, job, step, ranks, mpi, spool)
     nodes = job["nodes"]
@@ -75,7 +75,7 @@ def launch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             kills_on=(signal.SIGTERM, signal.SIGINT, signal.SIGHUP),
             kill_message="srun: forcing job termination\n",
             label="label" in line.flags,
-            folder=line.values.get("chdir", ""),
+            directory=line.values.get("chdir", ""),
             keeper_pid=limits.keeper_pid,
             no_program="slurmstepd: error: execve()",
             no_program_code=2,
@@ -118,7 +118,7 @@ def _counts(line: Line, job: jobs.Attributes, environ: Mapping[str, str], limits
 
 
 def _exported(line: Line, environ: Mapping[str, str]) -> dict[str, str]:
-    found = {name: value for name, value in environ.items() if name != controller.FOLDER_VARIABLE}
+    found = {name: value for name, value in environ.items() if name != controller.DIRECTORY_VARIABLE}
     words = line.values.get("export", "ALL").split(",")
     if words == ["NONE"]:
         found = {name: value for name, value in found.items() if name.startswith("SLURM")}

@@ -232,5 +232,5 @@ def log_path(job: jobs.Attributes, pattern: str) -> Path:
 def main(number: str) -> None:
     """The entry point of the daemon."""
     processes.adopt_orphans()
-    Stepd(controller.folder(), int(number)).run()
+    Stepd(controller.directory(), int(number)).run()
     sys.exit(0)

@@ -8,7 +8,7 @@ from ddp_hpc.rehearse.launchers.ranks import processes_of
 from ddp_hpc.rehearse.processes import Process
 
 
-def folder(root: Path) -> Path:
+def directory(root: Path) -> Path:
     """The directory in which each running step has a directory `JOB.STEP.*`."""
     path = root / "steps"
     path.mkdir(exist_ok=True)
@@ -17,4 +17,4 @@ def folder(root: Path) -> Path:
 
 def of_job(root: Path, number: int) -> list[Process]:
     """All processes of all steps: Slurm signals all of them, not only the tasks."""
-    return processes_of(folder(root).glob(f"{number}.*"))
+    return processes_of(directory(root).glob(f"{number}.*"))
