@@ -6,6 +6,7 @@ atomically. In bash: `read -r state step reason <"$DDP_HPC_RUN_DIR/state"`.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,14 +15,15 @@ from pathlib import Path
 from ddp_hpc.errors import DdpHpcError
 from ddp_hpc.partial_files import write_atomically
 
-STATES = ("running", "again", "done", "failed")
+STATES = ("running", "requeue", "done", "failed")
+_REQUEUE_IN_0_1 = "again"
 _NAME, _REFUSED = "state", "refused"
 _STEP = re.compile(r"[0-9]{1,18}")
 
 
 @dataclass(frozen=True)
 class RunState:
-    """`running`: training; `again`: stopped on purpose, to be resumed; `done`; `failed`."""
+    """`running`, `requeue` (stopped on purpose, to be resumed by another job), `done` or `failed`."""
 
     state: str
     step: int  # of the newest complete snapshot; 0 if there is none
@@ -41,6 +43,8 @@ def read_state(directory: Path) -> RunState | None:
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise DdpHpcError(f"{path}: cannot be read") from error
+    if words[:1] == [_REQUEUE_IN_0_1]:
+        words[0] = "requeue"
     if len(words) < 2 or words[0] not in STATES or not _STEP.fullmatch(words[1]):
         raise DdpHpcError(f"{path}: is not `STATE STEP REASON`; remove it, or use another run directory")
     return RunState(words[0], int(words[1]), words[2].strip() if len(words) > 2 else "")
@@ -61,11 +65,14 @@ def write_refused(directory: Path, environ: Mapping[str, str]) -> None:
         )
 
 
-def write_state(directory: Path, state: RunState) -> None:
-    """Replaces the line atomically; readers see either the old line or the new one.
+def write_state(directory: Path, state: RunState, environ: Mapping[str, str] = os.environ) -> None:
+    """Replaces the line atomically. `environ` tells which words the job's script understands.
 
     Raises:
         DdpHpcError: the file cannot be written.
     """
-    line = f"{state.state} {state.step} {' '.join(state.reason.split())}".rstrip() + "\n"
+    # Scripts that version 0.1 rendered can be in the queue while a newer version is installed.
+    is_old_script = "DDP_HPC_MAX_ATTEMPTS" in environ and environ.get("DDP_HPC_STATE_FORMAT") != "2"
+    word = _REQUEUE_IN_0_1 if state.state == "requeue" and is_old_script else state.state
+    line = f"{word} {state.step} {' '.join(state.reason.split())}".rstrip() + "\n"
     write_atomically(directory / _NAME, line.encode("utf-8", "backslashreplace"), _NAME, is_private=True)

@@ -3,7 +3,7 @@
 
 set -euo pipefail
 
-# A virtual environment beside the job, unless one is active already.
+# Activate the virtual environment .venv of this directory, unless another environment is already active.
 if [[ -z ${VIRTUAL_ENV:-}${CONDA_PREFIX:-} && -f .venv/bin/activate ]]; then
   set +u
   # shellcheck disable=SC1091
@@ -14,26 +14,26 @@ fi
 num_nodes=1
 num_ranks=$((num_nodes * 2))
 
-# What the ranks read.
+# Environment variables for the ranks.
 export DDP_HPC_PROFILE=local
 export DDP_HPC_RUN_DIR="$PWD"/runs/ddp
 
-# The first mpiexec on the PATH that is an MPI launcher.
+# Use the first mpiexec on the PATH that is an MPI launcher.
 mpiexec=${DDP_HPC_MPIEXEC:-}
 while [[ -z $mpiexec ]] && IFS= read -r candidate; do
-  said=$("$candidate" --version </dev/null 2>/dev/null) || continue
-  if [[ $said == pbs_version* ]]; then continue; fi
+  version=$("$candidate" --version </dev/null 2>/dev/null) || continue
+  if [[ $version == pbs_version* ]]; then continue; fi
   mpiexec=$candidate
 done < <(type -aP mpiexec || true)
 if ! type -P "$mpiexec" >/dev/null; then
-  echo "error: ${mpiexec:-mpiexec} was not found as an MPI launcher; load the MPI module (ddp-hpc render --setup 'module load ...') or install the PyPI package mpich" >&2
+  echo "error: the MPI launcher ${mpiexec:-mpiexec} was not found on the PATH; load the MPI module (ddp-hpc render --setup 'module load ...') or install the PyPI package mpich" >&2
   exit 2
 fi
-# Three spellings of "so many ranks a node".
+# The option for the number of ranks per node depends on the MPI implementation.
 case $("$mpiexec" --version 2>&1 || true) in
   *"Open MPI"* | *OpenRTE* | *PRRTE*)
     per_node=(--map-by ppr:2:node:OVERSUBSCRIBE --bind-to none)
-    # Open MPI hands the environment on to other nodes only by name.
+    # Open MPI passes only named variables on to other nodes.
     for name in PATH LD_LIBRARY_PATH PYTHONPATH DDP_HPC_PROFILE DDP_HPC_RUN_DIR; do
       if [[ -v $name ]]; then per_node+=(-x "$name"); fi
     done
@@ -43,17 +43,17 @@ case $("$mpiexec" --version 2>&1 || true) in
 esac
 
 echo "ddp-hpc: $num_nodes nodes, $num_ranks ranks, by mpiexec ($mpiexec)"
-# In the background, since bash runs a trap only after its foreground command.
+# The launcher runs in the background: bash runs a trap only after the foreground command has ended.
 "$mpiexec" -n "$num_ranks" "${per_node[@]}" \
   python -m ddp_hpc.train &
 launcher=$!
-hand_on=(kill -TERM "$launcher")
+forward_term=(kill -TERM "$launcher")
 stopped=false
-# Never CONT: Slurm sends it right after other signals, and bash would lose those.
-trap 'stopped=true; "${hand_on[@]}" 2>/dev/null || true' TERM INT
+# CONT is not trapped: Slurm sends it right after other signals, and bash would lose those.
+trap 'stopped=true; "${forward_term[@]}" 2>/dev/null || true' TERM INT
 code=0
 wait "$launcher" || code=$?
-# A trap cuts the wait short; the launcher's own exit code comes with the next one.
+# A signal interrupts `wait`. The next `wait` returns the exit code of the launcher.
 while $stopped; do
   stopped=false
   code=0

@@ -11,7 +11,7 @@ import click
 from ddp_hpc.errors import DdpHpcError
 
 if TYPE_CHECKING:
-    from ddp_hpc.jobs.job_report import View
+    from ddp_hpc.jobs.job_report import JobReport
     from ddp_hpc.schedulers.job_state import JobState
 
 
@@ -35,14 +35,14 @@ def command(job: str, only: bool, run_dir: Path | None) -> None:
       ddp-hpc cancel 1234
       ddp-hpc cancel 1234.pbs-srv --only
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
-    from ddp_hpc.jobs.job_report import chain_after, look
+    from ddp_hpc.jobs.job_report import report_job, rest_of_chain
 
-    seen = look(job, run_dir)
+    seen = report_job(job, run_dir)
     jobs: list[JobState] = []
     if seen.job is None or seen.job.phase == "ended":
         click.echo(_ended(seen.job_id, seen.job), err=True)
     else:
-        jobs = [seen.job, *([] if only else chain_after(seen))]
+        jobs = [seen.job, *([] if only else rest_of_chain(seen))]
     # In reverse order: otherwise the next job would start as soon as its predecessor is cancelled.
     refusals = [refusal for one in reversed(jobs) if (refusal := _record_and_cancel(one, seen.run_dir))]
     if not only:
@@ -71,17 +71,17 @@ def _record_and_cancel(job: JobState, run_dir: str) -> str:
     return refusal
 
 
-def _name_successor(seen: View, cancelled: list[JobState]) -> None:
+def _name_successor(seen: JobReport, cancelled: list[JobState]) -> None:
     """Print which job continues the run. It is not cancelled, as it could belong to another run that used
     the same directory.
     """
-    from ddp_hpc.jobs.job_report import goes_on_as
+    from ddp_hpc.jobs.job_report import live_successor
     from ddp_hpc.schedulers.job_state import same_job
 
     if any(same_job(seen.next_job, one.job_id) for one in cancelled):
         return
     try:
-        if later := goes_on_as(seen):
+        if later := live_successor(seen):
             to_cancel = f"to cancel it: ddp-hpc cancel {later.job_id}"
             click.echo(f"the run continues in job {later.job_id}; {to_cancel}", err=True)
     except DdpHpcError as error:

@@ -11,7 +11,7 @@ import click
 from ddp_hpc.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, RequestError
 
 if TYPE_CHECKING:
-    from ddp_hpc.rehearse.request import Plan, Wishes
+    from ddp_hpc.rehearse.request import Overrides, Plan
     from ddp_hpc.rehearse.session import Options, Result
 
 _SCHEDULERS = {"pbs": "PBS", "slurm": "Slurm"}
@@ -110,7 +110,7 @@ def command(
         appended = tuple(shlex.split(arguments or ""))
     except ValueError as error:
         raise RequestError(f"--args {arguments!r} has an unclosed quote; close it") from error
-    wishes = request.Wishes(
+    wishes = request.Overrides(
         num_nodes=num_nodes,
         ranks_per_node=ranks_per_node,
         walltime_s=walltime_s,
@@ -132,13 +132,13 @@ def _say(line: str) -> None:
     click.echo(f"rehearse: {line}", err=True)
 
 
-def _differences(plan: Plan, wishes: Wishes, options: Options) -> list[str]:
+def _differences(plan: Plan, wishes: Overrides, options: Options) -> list[str]:
     """Return what differs from the machine that the script is for, one sentence per line."""
     from ddp_hpc.rehearse.queues import QUEUES
     from ddp_hpc.rehearse.session import DEFAULT_STEPS
 
     scheduler = _SCHEDULERS.get(plan.scheduler)
-    fewer = f" of {plan.asked_nodes}" if plan.num_nodes < plan.asked_nodes else ""
+    fewer = f" of {plan.requested_nodes}" if plan.num_nodes < plan.requested_nodes else ""
     nodes = f"{plan.num_nodes}{fewer} node{'s' * (plan.num_nodes > 1 or bool(fewer))}"
     ranks = f"{plan.ranks_per_node} rank{'s' * (plan.ranks_per_node > 1)}"
     found = []

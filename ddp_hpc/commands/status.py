@@ -13,7 +13,7 @@ import click
 from ddp_hpc.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, RequestError
 
 # The exit code of each verdict. With several jobs, the exit code is that of the last one.
-_EXIT_CODES = {"waiting": EXIT_DONE, "running": EXIT_DONE, "done": EXIT_DONE, "again": EXIT_REQUEUE}
+_EXIT_CODES = {"waiting": EXIT_DONE, "running": EXIT_DONE, "done": EXIT_DONE, "requeue": EXIT_REQUEUE}
 
 
 @click.command("status")
@@ -38,11 +38,11 @@ def command(job: str | None, as_json: bool, run_dir: Path | None) -> None:
       ddp-hpc status 12.pbs-srv --run-dir /scratch/me/runs/big
       ddp-hpc status 1234 --json
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
-    from ddp_hpc.jobs.job_report import last_jobs, look
+    from ddp_hpc.jobs.job_report import last_jobs, report_job
     from ddp_hpc.jobs.status_text import lines_of
 
     verdict, found = "", []
-    for one in [look(job, run_dir)] if job is not None else last_jobs(run_dir):
+    for one in [report_job(job, run_dir)] if job is not None else last_jobs(run_dir):
         if as_json:
             found.append(_plain_numbers(asdict(one)))
         else:  # printed one by one, as each job needs a slow query of the scheduler

@@ -62,7 +62,7 @@ def command(script: Path | None, dry_run: bool, force: bool, chain: int | None, 
     if dry_run:
         sys.stdout.buffer.write(order.content)
         sys.stdout.flush()
-        click.echo(f"would run: {shlex.join(order.words())}", err=True)
+        click.echo(f"would run: {shlex.join(order.argv())}", err=True)
         return
     what = f"the script's {scheduler.prefix} lines are for {scheduler.title}"
     need(scheduler.submit_program, f"{what}, which requires {scheduler.submit_program}")

@@ -1,1 +1,1 @@
-"""Jobs after their script is written: submit, status, logs and cancel. For login nodes, without torch."""
+"""Submit jobs, report their status, show their logs and cancel them. Runs on login nodes, without torch."""

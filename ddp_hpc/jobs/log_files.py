@@ -1,4 +1,4 @@
-"""A job's log: where it is, its last lines, and what is new in it."""
+"""The log files of a job: their paths, their last lines, and their new content."""
 
 from __future__ import annotations
 
@@ -15,36 +15,37 @@ from ddp_hpc.schedulers.job_state import JobState, is_job_id, same_job
 _TAIL_BYTES = 512 * 1024
 _PIECE_BYTES = 1024 * 1024
 _USUAL = ("*-{}.out", "*.o{}", "*.e{}")
-# sbatch says "Submitted batch job 13", qsub the id alone; the script's own word follows.
+# sbatch prints "Submitted batch job 13" and qsub only the id; then follows a line of the job script. Scripts
+# of version 0.1 end it with "goes on".
 _SUCCESSOR = re.compile(
     r"^(?:Submitted batch job )?([0-9]+(?:\.[A-Za-z0-9.-]+)?)(?: on cluster (\S+))?\n"
-    r"ddp-hpc: stopped at step .*; attempt [0-9]+ goes on$",
+    r"ddp-hpc: stopped at step .*; attempt [0-9]+ (?:resumes the run|goes on)$",
     re.MULTILINE,
 )
 
 
 def log_paths(job: JobState) -> list[Path]:
-    """The files that the job writes or has written: output, then errors where they go elsewhere.
+    """The log files of the job: its output, then its errors if they are separate.
 
-    Slurm's accounts do not hold their names: the usual ones are looked for then.
+    Slurm's accounting does not contain their names, so the usual names are searched after the end of a job.
     """
     if job.log:
         return [Path(path) for path in (job.log, job.error_log) if path]
     return usual_logs(Path(job.work_dir), job.job_id) if job.work_dir else []
 
 
-def usual_logs(folder: Path, job_id: str) -> list[Path]:
-    """What is there by a log's usual names: `NAME-ID.out` on Slurm, `NAME.oID` and `NAME.eID` on PBS."""
+def usual_logs(directory: Path, job_id: str) -> list[Path]:
+    """Existing files with usual names of logs: `NAME-ID.out` on Slurm, `NAME.oID`, `NAME.eID` on PBS."""
     number = escape(re.split(r"[.@]", job_id)[0])
     try:
-        found = [path for pattern in _USUAL for path in sorted(folder.glob(pattern.format(number)))]
+        found = [path for pattern in _USUAL for path in sorted(directory.glob(pattern.format(number)))]
     except (OSError, ValueError):
         return []
     return [path for path in found if is_plain(path)]
 
 
 def is_plain(path: Path) -> bool:
-    """Whether it is a file that ends; a pipe or a device might never."""
+    """Whether the path is a regular file. Reading a pipe or a device could block forever."""
     try:
         return stat.S_ISREG(path.stat().st_mode)
     except (OSError, ValueError):
@@ -52,7 +53,7 @@ def is_plain(path: Path) -> bool:
 
 
 def read_tail(paths: list[Path]) -> str:
-    """The last half megabyte of each file, one after the other; nothing of those that cannot be read."""
+    """The last 512 KiB of each file, concatenated. Files that cannot be read are skipped."""
     found = ""
     for path in paths:
         with suppress(OSError):
@@ -64,7 +65,7 @@ def read_tail(paths: list[Path]) -> str:
 
 
 def age_s(paths: list[Path], now_s: float) -> float:
-    """How long ago the files were last written to; 0 where there are none."""
+    """The time since the last write to any of the files; 0 if no file exists."""
     times = []
     for path in paths:
         with suppress(OSError):
@@ -73,7 +74,7 @@ def age_s(paths: list[Path], now_s: float) -> float:
 
 
 def successor_in(tail: str, job_id: str) -> str:
-    """The job that the script has queued as its successor, if its log ends with such words."""
+    """The id of the successor that the job script queued, according to its log, or an empty string."""
     own_cluster = job_id.partition("@")[2]
     named = [(number, cluster or own_cluster) for number, cluster in _SUCCESSOR.findall(tail)]
     ids = [f"{number}@{cluster}" if cluster else number for number, cluster in named]
@@ -82,22 +83,23 @@ def successor_in(tail: str, job_id: str) -> str:
 
 
 class Reader:
-    """Gives what has come to a file since the last time; a file that became shorter is read anew."""
+    """Reads what was appended to a file since the last call; a truncated file is read from its start."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._offset = 0
 
     def new(self) -> Iterator[bytes]:
-        """What is new, in pieces of at most a megabyte.
+        """The new content, in pieces of at most 1 MiB.
 
         Raises:
-            OSError: the file is there and cannot be read.
+            OSError: the file exists, but cannot be read.
         """
         if not is_plain(self.path):
             return
         with self.path.open("rb") as file:
-            # What is written from now on is for the next time: a fast writer must not hold us here.
+            # Later content is for the next call: otherwise a fast writer could keep this loop running
+            # forever.
             end = os.fstat(file.fileno()).st_size
             if end < self._offset:
                 self._offset = 0

@@ -1,11 +1,11 @@
-"""What `ddp-hpc status` says of one job, for people."""
+"""The output of `ddp-hpc status` for one job, for people."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 
-from ddp_hpc.jobs.job_report import View
+from ddp_hpc.jobs.job_report import JobReport
 from ddp_hpc.jobs.post_mortem import PostMortem
 from ddp_hpc.schedulers.run_command import plain
 from ddp_hpc.units import format_walltime
@@ -13,38 +13,38 @@ from ddp_hpc.units import format_walltime
 _MAX_ATTEMPTS = 5
 
 
-def lines_of(seen: View) -> Iterator[str]:
-    """The lines: a word, then what there is to say about it; no line for what nobody knows."""
-    for word, text in _facts(seen):
+def lines_of(report: JobReport) -> Iterator[str]:
+    """The lines of the report: a label and a value each. Unknown values have no line."""
+    for label, text in _facts(report):
         if text:
-            yield f"{word:<10}{plain(text)}"
-    if seen.post_mortem is not None:
-        yield from _ended(seen.post_mortem)
+            yield f"{label:<10}{plain(text)}"
+    if report.post_mortem is not None:
+        yield from _ended(report.post_mortem)
 
 
-def _facts(seen: View) -> Iterator[tuple[str, str]]:
-    job = seen.job
+def _facts(report: JobReport) -> Iterator[tuple[str, str]]:
+    job = report.job
     if job is None:
-        yield "job", f"{seen.job_id}: {seen.verdict}; the scheduler no longer knows it"
+        yield "job", f"{report.job_id}: {report.verdict}; the scheduler no longer knows it"
     else:
         named = f" ({job.name} of {job.owner})" if job.name else ""
         on = f" on {job.nodes}" if job.nodes else ""
-        yield "job", f"{seen.job_id}{named}: {seen.verdict}, {job.word}{on}"
+        yield "job", f"{report.job_id}{named}: {report.verdict}, {job.word}{on}"
         if job.phase == "waiting":
-            yield "waits", job.reason
+            yield "reason", job.reason
             yield "starts", _start(job.starts_at_s)
-            yield "do", seen.advice
-        yield "time", _time(seen)
-    if sent := seen.submission:
+            yield "action", report.advice
+        yield "time", _time(report)
+    if sent := report.submission:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(sent.at_s))
-        yield "sent", f"{when} by {sent.user} on {sent.host}"
-    yield "step", _step(seen)
-    yield "eta", _eta(seen)
-    yield "state", f"{seen.state.state} {seen.state.step} {seen.state.reason}" if seen.state else ""
-    yield "attempts", _attempts(seen)
-    yield "next", f"job {seen.next_job}" if seen.next_job else ""
-    yield "log", ", ".join(seen.logs)
-    yield "run", seen.run_dir
+        yield "submitted", f"{when} by {sent.user} on {sent.host}"
+    yield "step", _step(report)
+    yield "eta", _eta(report)
+    yield "state", f"{report.state.state} {report.state.step} {report.state.reason}" if report.state else ""
+    yield "attempts", _attempts(report)
+    yield "next", f"job {report.next_job}" if report.next_job else ""
+    yield "log", ", ".join(report.logs)
+    yield "run", report.run_dir
 
 
 def _start(at_s: float | None) -> str:
@@ -54,51 +54,51 @@ def _start(at_s: float | None) -> str:
     return f"about {time.strftime('%Y-%m-%d %H:%M', time.localtime(at_s))}, in {format_walltime(in_s)}"
 
 
-def _time(seen: View) -> str:
-    job = seen.job
+def _time(report: JobReport) -> str:
+    job = report.job
     if job is None or job.walltime_s is None:
         return ""
     if job.elapsed_s is None or job.phase == "waiting":
-        return f"{format_walltime(job.walltime_s)} asked for"
+        return f"{format_walltime(job.walltime_s)} requested"
     return f"{format_walltime(job.elapsed_s)} of {format_walltime(job.walltime_s)}"
 
 
-def _step(seen: View) -> str:
-    progress = seen.progress
+def _step(report: JobReport) -> str:
+    progress = report.progress
     if progress is None:
         return ""
     of = f" of {progress.num_steps}" if progress.num_steps else ""
     return f"{progress.step}{of}" + (f", loss {progress.loss:.6g}" if progress.loss is not None else "")
 
 
-def _eta(seen: View) -> str:
-    """When the training is done, against when the job ends."""
-    job, progress = seen.job, seen.progress
+def _eta(report: JobReport) -> str:
+    """The estimated end of the training, compared with the end of the job."""
+    job, progress = report.job, report.progress
     if job is None or job.phase != "running" or progress is None or progress.left_s is None:
         return ""
-    left_s = max(0, progress.left_s - int(seen.log_age_s))
-    text = f"{format_walltime(left_s)} to go"
+    left_s = max(0, progress.left_s - int(report.log_age_s))
+    text = f"{format_walltime(left_s)} left"
     if job.walltime_s is None or job.elapsed_s is None:
         return text
     spare_s = job.walltime_s - job.elapsed_s - left_s
     if spare_s >= 0:
         return f"{text}, {format_walltime(spare_s)} before the walltime ends"
-    then = "it is to go on in another job" if seen.run_dir else "it will not be done in this job"
-    return f"{text}, {format_walltime(-spare_s)} more than the walltime has; {then}"
+    then = "another job can resume it" if report.run_dir else "this job will not complete it"
+    return f"{text}, {format_walltime(-spare_s)} beyond the end of the walltime; {then}"
 
 
-def _attempts(seen: View) -> str:
-    last = seen.attempts[-_MAX_ATTEMPTS:]
+def _attempts(report: JobReport) -> str:
+    last = report.attempts[-_MAX_ATTEMPTS:]
     listed = ", ".join(f"{one.number} (job {one.job_id} from step {one.first_step})" for one in last)
-    return f"... {listed}" if len(last) < len(seen.attempts) else listed
+    return f"... {listed}" if len(last) < len(report.attempts) else listed
 
 
 def _ended(found: PostMortem) -> Iterator[str]:
-    yield f"{'why':<10}{found.cause}: {plain(found.what)}"
+    yield f"{'cause':<10}{found.cause}: {plain(found.what)}"
     if found.rank is not None or found.host:
         who = f"rank {found.rank}" if found.rank is not None else "a rank"
         where = f" on {plain(found.host)}" if found.host else ""
-        yield f"{'first':<10}{who}{where}"
+        yield f"{'failed':<10}{who}{where}"
     for line in found.lines:
         yield f"  | {plain(line)}"
-    yield f"{'do':<10}{plain(found.remedy)}"
+    yield f"{'action':<10}{plain(found.remedy)}"

@@ -1,9 +1,9 @@
-"""What a run folder remembers of its jobs: who submitted what and when, and each start.
+"""The record of the jobs of a run in its run directory: submissions, attempts and cancellations.
 
-`submitted` has one JSON object a line, written by `ddp-hpc submit`; `attempts` one line a
-start, `ATTEMPT JOBID STEP UNIX_S`, written by the job scripts; `cancelled` the numbers of jobs that
-`ddp-hpc cancel` has ended since the last start. There is no other data base:
-a job's run folder is found from what the scheduler knows of the job.
+`ddp-hpc submit` writes one JSON object per line to `submitted`. Job scripts write one line per start,
+`ATTEMPT JOBID STEP UNIX_S`, to `attempts`. `ddp-hpc cancel` writes the numbers of the jobs that it has
+cancelled since the last start to `cancelled`. There is no other database: the run directory of a job is
+determined from what the scheduler knows about the job.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ddp_hpc.partial_files import write_atomically
 from ddp_hpc.schedulers.job_state import JobState, is_job_id, same_job
 
 SUBMITTED, ATTEMPTS, CANCELLED = "submitted", "attempts", "cancelled"
-# Thousands of starts; a longer file is something else.
+# Enough for thousands of starts. Only the end of a longer file is read.
 _MAX_BYTES = 4 * 1024 * 1024
-# Some 30,000 years: more than that, and no clock of this machine can show it.
+# About 30,000 years; functions of `time` fail for larger values.
 _MAX_S = 10**12
 _ATTEMPT = re.compile(r"([1-9][0-9]{0,5}) (\S+) (0|[1-9][0-9]{0,14}) ([0-9]{1,12})")
 _RUN_DIR = "DDP_HPC_RUN_DIR"
@@ -32,7 +32,7 @@ _RUN_DIR = "DDP_HPC_RUN_DIR"
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """One job as it was queued. `after`: the job of the same chain that it waits for, or empty."""
+    """One job as it was queued. `after` is the job of the same chain on which it depends, or empty."""
 
     job_id: str
     scheduler: str
@@ -48,7 +48,7 @@ class Submission:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One start of a job script; `first_step`: of the snapshot from which it went on."""
+    """One start of a job script. `first_step` is the step of the snapshot from which it resumed."""
 
     number: int
     job_id: str
@@ -56,30 +56,30 @@ class Attempt:
     at_s: int
 
 
-def record(folder: Path, submission: Submission) -> None:
-    """Adds a line to the folder's ledger, at once and whole.
+def record(run_dir: Path, submission: Submission) -> None:
+    """Appends a line to the record of submissions in one write.
 
     Raises:
-        DdpHpcError: it cannot be written.
+        DdpHpcError: the file cannot be written.
     """
-    _append(folder / SUBMITTED, f"{json.dumps(asdict(submission))}\n".encode())
+    _append(run_dir / SUBMITTED, f"{json.dumps(asdict(submission))}\n".encode())
 
 
-def record_cancelled(folder: Path, job_id: str) -> None:
-    """Tells the job's script that it was cancelled: it submits no successor then, whenever the signal comes.
+def record_cancelled(run_dir: Path, job_id: str) -> None:
+    """Records that a job was cancelled, so that its script submits no successor.
 
     Raises:
-        DdpHpcError: it cannot be written.
+        DdpHpcError: the file cannot be written.
     """
-    _append(folder / CANCELLED, f"{_number_of(job_id)}\n".encode())
+    _append(run_dir / CANCELLED, f"{_number_of(job_id)}\n".encode())
 
 
-def forget_cancelled(folder: Path, job_id: str) -> None:
-    """Takes back `record_cancelled`, as the scheduler has refused; no error where nothing was recorded."""
+def forget_cancelled(run_dir: Path, job_id: str) -> None:
+    """Reverts `record_cancelled` after the scheduler refused to cancel the job. Errors are ignored."""
     with suppress(DdpHpcError):
-        kept = [line for line in _lines(folder / CANCELLED) if line != _number_of(job_id)]
+        kept = [line for line in _lines(run_dir / CANCELLED) if line != _number_of(job_id)]
         content = "".join(f"{line}\n" for line in kept).encode()
-        write_atomically(folder / CANCELLED, content, CANCELLED, is_private=True)
+        write_atomically(run_dir / CANCELLED, content, CANCELLED, is_private=True)
 
 
 def _number_of(job_id: str) -> str:
@@ -91,50 +91,51 @@ def _append(path: Path, line: bytes) -> None:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             size = os.fstat(handle).st_size
-            # A line that was cut short must not spoil this one.
+            # Keep this line separate from an incomplete last line.
             if size and os.pread(handle, 1, size - 1) != b"\n":
                 line = b"\n" + line
             written = os.write(handle, line)
         finally:
             os.close(handle)
     except OSError as error:
-        raise DdpHpcError(f"{path}: cannot be written") from error
+        raise DdpHpcError(f"{path} cannot be written") from error
     if written < len(line):
-        raise DdpHpcError(f"{path}: {written} of {len(line)} bytes could be written; look at the quota")
+        raise DdpHpcError(f"{path}: only {written} of {len(line)} bytes could be written; check the quota")
 
 
-def submissions(folder: Path) -> list[Submission]:
-    """The ledger's lines, oldest first; a damaged line is passed over."""
+def submissions(run_dir: Path) -> list[Submission]:
+    """The recorded submissions, oldest first. Damaged lines are skipped."""
     found = []
-    for line in _lines(folder / SUBMITTED):
+    for line in _lines(run_dir / SUBMITTED):
         try:
             one = json.loads(line)
             known = {field.name: one[field.name] for field in fields(Submission)}
             at_s, argv = known.pop("at_s"), known.pop("argv")
-            words = {key: str(value) for key, value in known.items()}
+            strings = {key: str(value) for key, value in known.items()}
             in_time = isinstance(at_s, int) and 0 <= at_s < _MAX_S
-            if in_time and isinstance(argv, list) and is_job_id(words["job_id"]):
-                found.append(Submission(**words, at_s=at_s, argv=tuple(map(str, argv))))
+            if in_time and isinstance(argv, list) and is_job_id(strings["job_id"]):
+                found.append(Submission(**strings, at_s=at_s, argv=tuple(map(str, argv))))
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
     return found
 
 
-def submission_of(folder: Path, job_id: str) -> Submission | None:
-    """How that job was queued; None where it was not by `ddp-hpc submit`."""
-    return next((one for one in reversed(submissions(folder)) if same_job(one.job_id, job_id)), None)
+def submission_of(run_dir: Path, job_id: str) -> Submission | None:
+    """The submission of a job; None if it was not queued by `ddp-hpc submit`."""
+    return next((one for one in reversed(submissions(run_dir)) if same_job(one.job_id, job_id)), None)
 
 
-def attempts(folder: Path) -> list[Attempt]:
-    """The starts, oldest first; a damaged line is passed over.
+def attempts(run_dir: Path) -> list[Attempt]:
+    """The recorded starts, oldest first. Damaged lines are skipped.
 
-    A job knows its number alone: of which cluster it is, the ledger tells.
+    A job script records only the number of its job. The cluster is taken from the recorded submissions.
     """
     clusters = {
-        number: at + cluster for number, at, cluster in (s.job_id.partition("@") for s in submissions(folder))
+        number: at + cluster
+        for number, at, cluster in (s.job_id.partition("@") for s in submissions(run_dir))
     }
     found, cluster = [], ""
-    for match in filter(None, map(_ATTEMPT.fullmatch, _lines(folder / ATTEMPTS))):
+    for match in filter(None, map(_ATTEMPT.fullmatch, _lines(run_dir / ATTEMPTS))):
         # A successor is queued on the cluster of the job before it.
         cluster = clusters.get(match[2], cluster)
         job_id = match[2] + cluster
@@ -144,32 +145,32 @@ def attempts(folder: Path) -> list[Attempt]:
     return found
 
 
-def job_ids(folder: Path) -> list[str]:
-    """Every job of the folder once, in the order in which it is first spoken of."""
-    first_seen = [(s.at_s, s.job_id) for s in submissions(folder)]
-    first_seen += [(a.at_s, a.job_id) for a in attempts(folder)]
+def job_ids(run_dir: Path) -> list[str]:
+    """The distinct jobs in the run directory, in the order in which they were first recorded."""
+    first_seen = [(s.at_s, s.job_id) for s in submissions(run_dir)]
+    first_seen += [(a.at_s, a.job_id) for a in attempts(run_dir)]
     return list(dict.fromkeys(job_id for _, job_id in sorted(first_seen, key=lambda one: one[0])))
 
 
-def chained_job(folder: Path, job_id: str) -> str:
-    """The job that was queued to start after this one; empty where there is none."""
-    waiting = (one for one in reversed(submissions(folder)) if one.after and same_job(one.after, job_id))
+def chained_job(run_dir: Path, job_id: str) -> str:
+    """The job that was queued to start after this one, or an empty string."""
+    waiting = (one for one in reversed(submissions(run_dir)) if one.after and same_job(one.after, job_id))
     return next((one.job_id for one in waiting), "")
 
 
-def next_job(folder: Path, job_id: str) -> str:
-    """The job that goes on after this one, as far as the folder knows; empty where there is none."""
-    if chained := chained_job(folder, job_id):
+def next_job(run_dir: Path, job_id: str) -> str:
+    """The job that resumes the run after this one, according to the run directory, or an empty string."""
+    if chained := chained_job(run_dir, job_id):
         return chained
-    starts = attempts(folder)
+    starts = attempts(run_dir)
     own = [index for index, start in enumerate(starts) if same_job(start.job_id, job_id)]
     later = starts[own[-1] + 1 :] if own else []
-    # A number of 1 begins a run anew.
+    # Attempt 1 starts a new run.
     return later[0].job_id if later and later[0].number > 1 and is_job_id(later[0].job_id) else ""
 
 
 def run_dir_in(text: str, work_dir: Path) -> Path | None:
-    """The run folder that a script of ddp-hpc names; None where it names none or only its job knows."""
+    """The run directory that a script of ddp-hpc sets; None if it sets none or computes it in the job."""
     values = [value for _, name, value in parse_script(text).assignments if name == _RUN_DIR]
     if not values:
         return None
@@ -178,13 +179,13 @@ def run_dir_in(text: str, work_dir: Path) -> Path | None:
 
 
 def find_run_dir(job_id: str, job: JobState | None, here: Path) -> Path | None:
-    """The run folder of a job; `job` is what the scheduler knows of it. None where nobody tells."""
-    for folder in _candidates(job, here):
-        if any(same_job(known, job_id) for known in job_ids(folder)):
-            return folder
+    """The run directory of a job, or None if it is unknown. `job` is the job's state in the scheduler."""
+    for run_dir in _candidates(job, here):
+        if any(same_job(known, job_id) for known in job_ids(run_dir)):
+            return run_dir
     if job is None or not job.script or not job.work_dir:
         return None
-    # Of a script that has not started, and was not queued by `ddp-hpc submit`.
+    # For a job that has not started and was not queued by `ddp-hpc submit`, read the script.
     script = Path(job.script)
     try:
         if not script.is_file():
@@ -197,10 +198,10 @@ def find_run_dir(job_id: str, job: JobState | None, here: Path) -> Path | None:
         return None
 
 
-def runs_in(folder: Path) -> list[Path]:
-    """The run folders in `folder`/runs, and `folder` itself if it is one, the newest last."""
+def runs_in(directory: Path) -> list[Path]:
+    """The run directories in `directory`/runs, and `directory` itself if it is one, the newest last."""
     try:
-        found = [one for one in [folder, *sorted((folder / "runs").glob("*"))] if _is_run(one)]
+        found = [one for one in [directory, *sorted((directory / "runs").glob("*"))] if _is_run(one)]
     except OSError:
         return []
     return sorted(found, key=_last_s)
@@ -208,22 +209,22 @@ def runs_in(folder: Path) -> list[Path]:
 
 def _candidates(job: JobState | None, here: Path) -> Iterator[Path]:
     if job is not None and job.script:
-        yield Path(job.script).parent  # a successor is queued from the folder's own copy
+        yield Path(job.script).parent  # successors run the copy of the script in the run directory
     if job is not None and job.work_dir:
         yield from reversed(runs_in(Path(job.work_dir)))
-    else:  # a run here may hold the same number from another machine, or from years ago
+    else:  # here, a run can have the same job id from another machine or from years ago
         yield from reversed(runs_in(here))
 
 
-def _is_run(folder: Path) -> bool:
+def _is_run(run_dir: Path) -> bool:
     try:
-        return any((folder / name).is_file() for name in (SUBMITTED, ATTEMPTS))
-    except OSError:  # one folder that is closed to us must not hide the others
+        return any((run_dir / name).is_file() for name in (SUBMITTED, ATTEMPTS))
+    except OSError:  # skip a directory without permission, but list the others
         return False
 
 
-def _last_s(folder: Path) -> int:
-    times = [*(one.at_s for one in submissions(folder)), *(one.at_s for one in attempts(folder))]
+def _last_s(run_dir: Path) -> int:
+    times = [*(one.at_s for one in submissions(run_dir)), *(one.at_s for one in attempts(run_dir))]
     return max(times, default=0)
 
 

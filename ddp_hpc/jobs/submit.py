@@ -1,4 +1,4 @@
-"""A script on its way into the queue: words of sbatch or qsub, what has to be there, the ledger's line."""
+"""Queue a job script: the arguments of sbatch or qsub, the directories that it needs, and the record."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from ddp_hpc.schedulers.base import JobCommands, Scheduler
 from ddp_hpc.schedulers.client import job_commands, send
 from ddp_hpc.schedulers.registry import SCHEDULERS
 
-# What a directive means by `$`, `~` and `^` only the scheduler knows; `%j` is known once there is a job.
+# Only the scheduler can expand `$`, `~` and `^`, and `%j` is known only after the submission.
 _NOT_PLAIN = re.compile(r"[$~^%\0\n]")
 _CHAINED = "DDP_HPC_CHAINED"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """A script to be queued from `work_dir`. `path` is what the scheduler is given.
+    """A script to queue from `work_dir`. The scheduler is given `path`.
 
-    `is_new`: the script was rendered for this and `path` is not there yet. `run_dir` is
-    None for a script that names no run folder; such a job has no ledger.
+    `is_new` means that the script was just rendered and `path` does not exist yet. `run_dir` is None for
+    a script that sets no run directory; its submission is not recorded.
     """
 
     scheduler: Scheduler
@@ -47,34 +47,33 @@ class Order:
         """The script, byte for byte."""
         return script_bytes(self.script.text)
 
-    def words(self, after: str = "", variables: str = "") -> list[str]:
-        """The command line that queues it; on PBS after another job, and with variables of its own."""
-        # A name that begins with a dash is no option.
+    def argv(self, after: str = "", variables: str = "") -> list[str]:
+        """The command line that queues the script; on PBS optionally after another job and with variables."""
         path = str(self.path)
-        given = f"./{path}" if path.startswith("-") else path
-        return self.scheduler.submit_argv(given, self.options, after, variables)
+        not_an_option = f"./{path}" if path.startswith("-") else path
+        return self.scheduler.submit_argv(not_an_option, self.options, after, variables)
 
 
 def order_request(text: str, scheduler_name: str, work_dir: Path) -> Order:
-    """The order for a script that was just rendered. It is kept in its run folder, by its checksum.
+    """The order for a script that was just rendered. Its file name contains its checksum.
 
     Raises:
-        RequestError: there is no queue for it.
+        RequestError: jobs cannot be submitted to this scheduler.
     """
     if scheduler_name not in job_commands():
         raise RequestError(
-            f"the profile's scheduler is {scheduler_name!r}; jobs are submitted to "
-            f"{' or '.join(job_commands())}; name another --profile, or write the script "
+            f"the scheduler of the profile is {scheduler_name!r}, but jobs can only be submitted to "
+            f"{' or '.join(job_commands())}; use another --profile, or write the script "
             "(ddp-hpc render -o FILE) and start it yourself"
         )
     script = parse_script(text)
     run_dir = ledger.run_dir_in(text, work_dir)
-    folder = run_dir or work_dir
+    directory = run_dir or work_dir
     name = f"job-{hashlib.sha256(script_bytes(text)).hexdigest()[:8]}.sh"
     return Order(
         scheduler=SCHEDULERS[scheduler_name],
         script=script,
-        path=folder / name,
+        path=directory / name,
         is_new=True,
         work_dir=work_dir,
         run_dir=run_dir,
@@ -82,15 +81,15 @@ def order_request(text: str, scheduler_name: str, work_dir: Path) -> Order:
 
 
 def order_script(text: str, path: Path, account: str, account_option: str, work_dir: Path) -> Order:
-    """The order for somebody's script file.
+    """The order for an existing script file.
 
     Raises:
-        RequestError: it has no directives, so no scheduler is meant.
+        RequestError: the script has no directives, so its scheduler is unknown.
     """
     script = parse_script(text)
     if script.scheduler not in job_commands():
         raise RequestError(
-            f"{path} has neither #SBATCH nor #PBS lines, so it is no job script; write one with "
+            f"{path} is not a job script: it has neither #SBATCH nor #PBS lines; write a job script with "
             "ddp-hpc render -o FILE, or add directives"
         )
     options: list[str] = []
@@ -108,7 +107,7 @@ def order_script(text: str, path: Path, account: str, account_option: str, work_
 
 
 def names_account(text: str) -> bool:
-    """Whether a script's own directives say who pays."""
+    """Whether the directives of a script name an account."""
     return any(
         one.flag in ("-A", "-P", "--account") or (one.flag == "-W" and "group_list=" in one.value)
         for one in parse_script(text).read()
@@ -116,90 +115,90 @@ def names_account(text: str) -> bool:
 
 
 def prepare(order: Order) -> None:
-    """Makes what has to be there first: the run folder, the script in it, and the folders of the logs.
+    """Creates what the job needs: the run directory with the script, and the directories of the logs.
 
-    PBS holds a job whose log cannot be written, Slurm ends it without a word.
+    If a log cannot be written, PBS holds the job, and Slurm ends it without a message.
 
     Raises:
-        DdpHpcError: the file system refuses.
+        DdpHpcError: a file or directory cannot be created.
     """
-    folders = [*_log_folders(order), *([order.run_dir] if order.run_dir else [])]
-    for folder in folders:
+    directories = [*_log_directories(order), *([order.run_dir] if order.run_dir else [])]
+    for directory in directories:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise DdpHpcError(f"{folder}: cannot be made, and the job needs it") from error
+            raise DdpHpcError(f"{directory} cannot be created, but the job needs it") from error
     if order.is_new:
         write_script(order.script.text, order.path)
 
 
 def send_one(order: Order) -> Iterator[tuple[str, str]]:
-    """Queues the job: its id, and what went wrong afterwards, if anything did.
+    """Queues one job. Yields its id, and a warning about a later problem or an empty string.
 
     Raises:
-        DdpHpcError: as `scheduler.send`.
+        DdpHpcError: the scheduler refuses the job or cannot be reached.
     """
-    yield from _send(order, order.words(), "")
+    yield from _send(order, order.argv(), "")
 
 
 def check_chain(order: Order, num_jobs: int) -> None:
-    """Raises RequestError where the script is none that can be queued as a chain."""
+    """Raises RequestError if the script cannot be queued as a chain."""
     if not order.scheduler.can_chain or _CHAINED not in order.script.text:
         raise RequestError(
-            f"--chain {num_jobs} was given; only PBS scripts of ddp-hpc are queued as a chain; leave it out: "
-            "others of ddp-hpc go on by themselves"
+            f"--chain {num_jobs} was given, but only PBS scripts of ddp-hpc can be queued as a chain; "
+            "omit it: other scripts of ddp-hpc requeue themselves"
         )
 
 
 def send_chain(order: Order, num_jobs: int) -> Iterator[tuple[str, str]]:
-    """Queues so many jobs of a PBS script, each after the one before it: their ids, as `send_one`.
+    """Queues `num_jobs` jobs of a PBS script, each after the previous one. Yields as `send_one`.
 
     Raises:
-        DdpHpcError: as `scheduler.send`; those that were given are queued.
+        DdpHpcError: as `send_one`; the jobs whose ids were yielded are queued.
     """
     own = [directive.value for directive in order.script.read() if directive.flag == "-v"]
     after = ""
     for attempt in range(1, num_jobs + 1):
-        # qsub's own -v takes the place of the directive's.
+        # qsub's option -v replaces the -v of the directives.
         variables = ",".join([*own, f"DDP_HPC_ATTEMPT={attempt}", f"{_CHAINED}={num_jobs}"])
-        for job_id, problem in _send(order, order.words(after, variables), after):
+        for job_id, problem in _send(order, order.argv(after, variables), after):
             yield job_id, problem
             after = job_id
 
 
-def _send(order: Order, words: list[str], after: str) -> Iterator[tuple[str, str]]:
+def _send(order: Order, argv: list[str], after: str) -> Iterator[tuple[str, str]]:
     scheduler = job_commands()[order.scheduler.name]
-    job_id = send(scheduler, words)
+    job_id = send(scheduler, argv)
     if after and _was_dropped(scheduler, job_id):
         raise DdpHpcError(
-            f"PBS has dropped job {job_id} without a message, because the server does not know job {after}, "
-            "which it was to wait for. Check what became of that job, then submit again."
+            f"PBS has dropped job {job_id} because the server no longer knows job {after}, "
+            "on which it depends. Check what happened to that job, then submit again."
         )
     problem = ""
     if order.run_dir is not None:
         try:
-            ledger.record(order.run_dir, _entry(order, job_id, words, after))
+            ledger.record(order.run_dir, _entry(order, job_id, argv, after))
         except DdpHpcError as error:
-            problem = f"job {job_id} is queued, and the run folder could not be told: {error}"
+            problem = f"job {job_id} is queued, but its submission could not be recorded: {error}"
     yield job_id, problem
 
 
 def _was_dropped(scheduler: JobCommands, job_id: str) -> bool:
     """Whether the job ended before it began because its dependency names a job that does not exist."""
-    with suppress(DdpHpcError):  # a server without an answer has told its id
+    with suppress(DdpHpcError):  # qsub returned an id, so an unreachable server has the job
         job = scheduler.read_job(job_id)
         return job is None or job.end == "dropped"
     return False
 
 
-def _entry(order: Order, job_id: str, words: list[str], after: str) -> ledger.Submission:
+def _entry(order: Order, job_id: str, argv: list[str], after: str) -> ledger.Submission:
     return ledger.Submission(
         job_id=job_id,
         scheduler=order.scheduler.name,
         user=_user(),
         host=socket.gethostname(),
         at_s=int(time.time()),
-        argv=tuple(words),
+        argv=tuple(argv),
         script=str(order.work_dir / order.path),
         sha256=hashlib.sha256(order.content).hexdigest(),
         work_dir=str(order.work_dir),
@@ -214,8 +213,8 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def _log_folders(order: Order) -> Iterator[Path]:
-    """Folders that the script's directives name for logs, as far as they can be told from here."""
+def _log_directories(order: Order) -> Iterator[Path]:
+    """The directories of the logs in the directives, except names that only the scheduler can expand."""
     if order.script.value("--chdir"):
         return
     for directive in order.script.read():
@@ -224,6 +223,6 @@ def _log_folders(order: Order) -> Iterator[Path]:
         host, colon, path = directive.value.rpartition(":")
         if colon and host and host != socket.gethostname():
             continue
-        folder = path if path.endswith("/") else path.rpartition("/")[0]
-        if folder and not _NOT_PLAIN.search(folder) and len(folder) < 1000:
-            yield order.work_dir / folder
+        directory = path if path.endswith("/") else path.rpartition("/")[0]
+        if directory and not _NOT_PLAIN.search(directory) and len(directory) < 1000:
+            yield order.work_dir / directory

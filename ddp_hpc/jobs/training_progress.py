@@ -1,4 +1,4 @@
-"""How far a training is: from the last line of progress in its log, else from its `--metrics` file."""
+"""The progress of a training, from the last progress line in its log, or else from its `--metrics` file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LINE = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """A step that is trained; None where nobody says. `left_s`: what the trainer thought was left then."""
+    """A completed step. Unknown values are None. `left_s` is the trainer's estimate of the remaining time."""
 
     step: int
     num_steps: int | None = None
@@ -30,16 +30,16 @@ class Progress:
 def read_progress(
     log: str, run_dir: Path | None, work_dir: str, *, after_step: int = 0, since_s: int = 0
 ) -> Progress | None:
-    """The newest step that the log's end, or else the metrics of the run folder's script, tell of.
+    """The newest step in the end of the log, or else in the metrics file that the script in `run_dir` names.
 
-    Of metrics none up to `after_step`, nor any that were written before `since_s`: another attempt's.
+    Metrics up to `after_step`, or from before `since_s`, belong to another attempt and are ignored.
     """
     if found := _LINE.findall(log):
         step, num_steps, loss, eta = found[-1]
         return Progress(step=int(step), num_steps=int(num_steps), loss=_number(loss), left_s=duration_s(eta))
-    # PBS may keep the log on the node until the job ends.
-    told = _from_metrics(run_dir, work_dir, since_s) if run_dir is not None else None
-    return told if told is not None and told.step > after_step else None
+    # PBS can keep the log on the node until the job ends.
+    progress = _from_metrics(run_dir, work_dir, since_s) if run_dir is not None else None
+    return progress if progress is not None and progress.step > after_step else None
 
 
 def _from_metrics(run_dir: Path, work_dir: str, since_s: int) -> Progress | None:

@@ -1,4 +1,4 @@
-"""The jobs of a stand-in: one JSON file each below its folder, and files by which they are asked to end."""
+"""The jobs of a stand-in: one JSON file per job, and files that request the end of a job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAIN = "import sys; sys.path.insert(0, sys.argv[1]); from {module} import main;
 
 
 def next_number(path: Path, first: int) -> int:
-    """The next of a series that is counted in this file, also where several ask at once."""
+    """The next number of the counter in this file. Concurrent callers get different numbers."""
     with path.open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
@@ -32,34 +32,34 @@ def next_number(path: Path, first: int) -> int:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """A block that one process at a time is in."""
+    """A block that only one process executes at a time."""
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def job_file(root: Path, number: int) -> Path:
-    """Where a job's attributes are."""
+    """The file with the attributes of a job."""
     return root / "jobs" / f"{number}.json"
 
 
 def numbers(root: Path) -> list[int]:
-    """Of all jobs ever submitted, the first one first."""
+    """The numbers of all submitted jobs, in ascending order."""
     return sorted(int(path.stem) for path in (root / "jobs").glob("*.json"))
 
 
 def delete_request(root: Path, number: int) -> Path:
-    """The file by which a job's daemon is told to end it."""
+    """The file that requests the end of a job from its daemon."""
     return root / "jobs" / f"{number}.delete"
 
 
 def rerun_request(root: Path, number: int) -> Path:
-    """The file by which a job's daemon is told to end it and run it again."""
+    """The file that requests a requeue of a job from its daemon."""
     return root / "jobs" / f"{number}.rerun"
 
 
 def save(root: Path, number: int, job: Attributes) -> None:
-    """Readers see the old attributes or the new ones, never half of them."""
+    """Replaces the attributes of a job atomically."""
     path = job_file(root, number)
     path.parent.mkdir(exist_ok=True)
     new = path.with_name(f"{path.name}.{os.getpid()}")
@@ -68,7 +68,7 @@ def save(root: Path, number: int, job: Attributes) -> None:
 
 
 def change(root: Path, number: int, **attributes: object) -> Attributes:
-    """Sets these attributes and leaves what others set meanwhile; all of them as they are now."""
+    """Sets these attributes, keeps concurrent changes of others, and returns all attributes."""
     with locked(root / "jobs.lock"):
         job = {**load(root, number), **attributes}
         save(root, number, job)
@@ -76,13 +76,13 @@ def change(root: Path, number: int, **attributes: object) -> Attributes:
 
 
 def load(root: Path, number: int) -> Attributes:
-    """A job's attributes."""
+    """The attributes of a job."""
     attributes: Attributes = json.loads(job_file(root, number).read_text())
     return attributes
 
 
 def start_daemon(root: Path, module: str, number: int, environ: Mapping[str, str]) -> None:
-    """A process of its own session that runs one job; what goes wrong in it is in `mom.N.log`."""
+    """Starts a process in a new session that runs one job. Its errors are written to `mom.N.log`."""
     code = _MAIN.format(module=module)
     with (root / f"mom.{number}.log").open("a") as log:
         subprocess.Popen(

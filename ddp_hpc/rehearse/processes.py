@@ -1,4 +1,4 @@
-"""Processes by /proc: whose child, of which session; signals to many; and none that outlives its job."""
+"""Find processes in /proc by parent or session, signal them, and end all processes of a job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 @dataclass(frozen=True)
 class Process:
-    """A line of /proc/PID/stat. Zombies are not counted as processes here."""
+    """One process from /proc/PID/stat. Zombies are ignored in this module."""
 
     pid: int
     parent: int
@@ -28,7 +28,7 @@ class Process:
 
 
 def processes() -> list[Process]:
-    """Every process of the machine."""
+    """All processes of the machine."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -44,7 +44,7 @@ def of_session(number: int) -> list[Process]:
 
 
 def descendants(*ancestors: int) -> list[Process]:
-    """All children of these processes, and theirs, whatever session they moved to."""
+    """All descendants of these processes, in any session."""
     everything, family = processes(), set(ancestors)
     while more := {p.pid for p in everything if p.parent in family} - family:
         family |= more
@@ -52,47 +52,47 @@ def descendants(*ancestors: int) -> list[Process]:
 
 
 def send(number: int, targets: Iterable[Process]) -> None:
-    """One signal to each that is still there."""
+    """Sends a signal to each process that still exists."""
     for process in targets:
         with suppress(ProcessLookupError):
             os.kill(process.pid, number)
 
 
 def adopt_orphans() -> None:
-    """From now on orphans below this process become its children, so that none escapes `descendants`."""
+    """Makes this process the parent of all orphaned descendants, so that `descendants` finds them."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with_parent() -> None:
-    """For `preexec_fn`: SIGKILL for this process when the one that started it is gone."""
+    """For `preexec_fn`: the process receives SIGKILL when its parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def end_descendants(grace_s: float) -> list[str]:
-    """Kills what is left below this process after `grace_s`; their command lines."""
+    """Kills the descendants that remain after `grace_s`, and returns their command lines."""
     end_s = time.monotonic() + grace_s
     while descendants(os.getpid()) and time.monotonic() < end_s:
         time.sleep(0.02)
-    words: dict[int, str] = {}
-    # A child that is born meanwhile is found by the next look; one that no signal can end is not waited for.
+    command_lines: dict[int, str] = {}
+    # Repeated, since processes can start new ones; limited, since a process can be unkillable.
     end_s = time.monotonic() + _KILL_S
     while (left := descendants(os.getpid())) and time.monotonic() < end_s:
         for process in left:
             with suppress(OSError):
                 line = Path(f"/proc/{process.pid}/cmdline").read_text(errors="replace")
-                words.setdefault(process.pid, line.replace("\0", " ").strip())
+                command_lines.setdefault(process.pid, line.replace("\0", " ").strip())
         send(signal.SIGKILL, left)
         time.sleep(0.01)
-    return list(words.values())
+    return list(command_lines.values())
 
 
 def reap() -> None:
-    """Takes leave of all dead children, adopted ones too: nobody may want their exit codes any more."""
+    """Reaps all dead children, adopted ones included. Their exit codes are lost."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
 def is_running(pid: int) -> bool:
-    """True where there is a process of that number."""
+    """Whether a process with this id exists."""
     return Path(f"/proc/{pid}").exists()

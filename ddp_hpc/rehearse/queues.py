@@ -1,4 +1,4 @@
-"""The two schedulers' stand-ins as one thing to whoever rehearses: submit, schedule, look, follow."""
+"""A common interface to the stand-ins for PBS and Slurm: install, submit, schedule, query the status."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _SUBMIT_LIMIT_S = 120
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
-    """A job as it is now: `exit_code` of its script, None where it never ran or is not over."""
+class JobStatus:
+    """The status of a job. `exit_code` is that of its script, or None if it has not run or not ended."""
 
     name: str
     is_over: bool
@@ -34,7 +34,7 @@ class Seen:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """How a stand-in behaves; 0 leaves a number to it."""
+    """The configuration of a stand-in. The value 0 selects its default."""
 
     nodes: tuple[str, ...]
     walltime_s: int
@@ -45,33 +45,33 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True)
 class Queue:
-    """One scheduler's stand-in: its submit command, the start of jobs whose turn it is, and a job's state."""
+    """The stand-in for one scheduler: its submit command, and functions that start jobs and query them."""
 
     submit: tuple[str, ...]
     schedule: Callable[[Path], None]
-    look: Callable[[Path, int], Seen]
+    status: Callable[[Path, int], JobStatus]
     install: Callable[[Path, Path, Path, Setup], None]
-    """Writes the settings, the commands and mpiexec, each into its directory."""
+    """Writes the settings, the commands and mpiexec into their directories."""
     requested_nodes: Callable[[Script], int]
     walltime_s: Callable[[Script], int]
     launcher: str
     """The scheduler's own launcher; empty if ranks are started by mpiexec."""
     mpiexec: str
-    """The kind of mpiexec that is usual there."""
+    """The kind of mpiexec that is usual with this scheduler."""
 
 
-def submit(queue: Queue, script: Path, folder: Path, environ: Mapping[str, str]) -> None:
-    """Submits as the user does: from the folder, in a login shell that knows the stand-ins.
+def submit(queue: Queue, script: Path, directory: Path, environ: Mapping[str, str]) -> None:
+    """Submits a script as a user would: from a directory, in a login shell that finds the stand-ins.
 
     Raises:
-        RequestError: the scheduler refuses the script; the message has its words.
-        DdpHpcError: it gives no answer.
+        RequestError: the scheduler refuses the script; the message contains its output.
+        DdpHpcError: the scheduler does not answer.
     """
-    words = ["bash", "--login", "-c", 'exec "$@"', "bash", *queue.submit, str(script)]
+    argv = ["bash", "--login", "-c", 'exec "$@"', "bash", *queue.submit, str(script)]
     try:
         done = subprocess.run(
-            words,
-            cwd=folder,
+            argv,
+            cwd=directory,
             env=dict(environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -81,20 +81,20 @@ def submit(queue: Queue, script: Path, folder: Path, environ: Mapping[str, str])
         )
     except subprocess.TimeoutExpired as error:
         raise DdpHpcError(
-            f"{queue.submit[0]} gave no answer within {_SUBMIT_LIMIT_S} s; try again"
+            f"{queue.submit[0]} did not answer within {_SUBMIT_LIMIT_S} s; try again"
         ) from error
     if done.returncode:
         lines = [
             line.strip() for line in done.stderr.encode("ascii", "backslashreplace").decode().splitlines()
         ]
-        raise RequestError(f"the script was refused: {'; '.join(filter(None, lines))}; mend what it names")
+        raise RequestError(f"the script was refused: {'; '.join(filter(None, lines))}; correct the script")
 
 
-def _look_at_pbs(root: Path, number: int) -> Seen:
+def _pbs_status(root: Path, number: int) -> JobStatus:
     job = jobs.load(root, number)
-    name, status, comment = f"{number}.{job['server']}", job.get("Exit_status"), job.get("comment", "")
+    name, exit_code, comment = f"{number}.{job['server']}", job.get("Exit_status"), job.get("comment", "")
     was_held = comment == server.NO_MORE_JOBS
-    # A job whose log cannot be written is held by PBS, and nobody here would release it.
+    # PBS holds a job whose log cannot be written, and nobody releases it in a rehearsal.
     is_over = job["job_state"] == "F" or (job["job_state"] == "H" and bool(comment) and not was_held)
     how = comment.rpartition(" and ")[2]
     logs = []
@@ -102,18 +102,18 @@ def _look_at_pbs(root: Path, number: int) -> Seen:
         destination = Path(job[key].partition(":")[2])
         spooled = root / "spool" / f"{name}.{ending}"
         logs.append(destination if "d" in job["Keep_Files"] or not spooled.exists() else spooled)
-    return Seen(
+    return JobStatus(
         name=name,
         is_over=is_over,
         was_held=was_held,
-        exit_code=status,
-        how=how if status is None else f"Exit_status {status} ({how})",
+        exit_code=exit_code,
+        how=how if exit_code is None else f"Exit_status {exit_code} ({how})",
         logs=tuple(logs if job["Join_Path"] == "n" else logs[:1]),
         left_over=tuple(job.get("left_over", ())),
     )
 
 
-def _look_at_slurm(root: Path, number: int) -> Seen:
+def _slurm_status(root: Path, number: int) -> JobStatus:
     job = jobs.load(root, number)
     state, is_over = job["state"], job["state"] in controller.OVER
     code, _, number_of_signal = job.get("exit_code", "0:0").partition(":")
@@ -122,7 +122,7 @@ def _look_at_slurm(root: Path, number: int) -> Seen:
     if job["runs"] > 1:
         how += f", started {job['runs']} times"
     patterns = [job["output"], job["error"]] if job["error"] else [job["output"]]
-    return Seen(
+    return JobStatus(
         name=str(number),
         is_over=is_over,
         was_held=state == "PENDING" and job["reason"] == controller.HELD,
@@ -186,7 +186,7 @@ QUEUES = {
     "pbs": Queue(
         submit=("qsub",),
         schedule=server.schedule,
-        look=_look_at_pbs,
+        status=_pbs_status,
         install=_install_pbs,
         requested_nodes=_chunks_of_pbs,
         walltime_s=_walltime_of_pbs,
@@ -196,7 +196,7 @@ QUEUES = {
     "slurm": Queue(
         submit=("sbatch",),
         schedule=controller.schedule,
-        look=_look_at_slurm,
+        status=_slurm_status,
         install=_install_slurm,
         requested_nodes=_nodes_of_slurm,
         walltime_s=_walltime_of_slurm,

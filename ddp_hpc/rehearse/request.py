@@ -1,4 +1,4 @@
-"""What a job script asks for, and how much of that is done on one machine."""
+"""Determine what a job script requests, and which part of it is rehearsed on one machine."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ddp_hpc.rehearse.launchers.options import RefusedError
 from ddp_hpc.rehearse.queues import QUEUES, Queue
 from ddp_hpc.sites.site import Site, load_site
 
-# More ranks than cores make a rehearsal slow; fewer than four would leave local ranks or nodes untried.
-_LEAST_RANKS = 4
-_MOST_RANKS = 64
+# More ranks than cores make a rehearsal slow; fewer than four would not test both local ranks and nodes.
+_MIN_RANKS = 4
+_MAX_RANKS = 64
 _OTHERS = {"flux:": "Flux", "$ -": "Grid Engine", "BSUB -": "LSF", "PJM -": "Fujitsu's scheduler"}
 _OTHER_DIRECTIVE = re.compile(rf"^#\s?({'|'.join(map(re.escape, _OTHERS))})", re.MULTILINE)
-_OF_PALS = ("--cpu-bind", "--depth", "-d", "--mem-bind", "--gpu-bind", "--pmi", "--no-vni")
-_OF_OPENMPI = ("--map-by", "-map-by", "-x", "--mca", "-mca", "--bind-to", "--oversubscribe", "-npernode")
+_PALS_OPTIONS = ("--cpu-bind", "--depth", "-d", "--mem-bind", "--gpu-bind", "--pmi", "--no-vni")
+_OPENMPI_OPTIONS = ("--map-by", "-map-by", "-x", "--mca", "-mca", "--bind-to", "--oversubscribe", "-npernode")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wishes:
-    """What the user says of a rehearsal; None and 0 leave it to the script and the machine."""
+class Overrides:
+    """The user's settings for a rehearsal. None means that the script and the machine determine the value."""
 
     num_nodes: int | None = None
     ranks_per_node: int | None = None
@@ -37,10 +37,10 @@ class Wishes:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A script and the part of its request that is done here.
+    """A script and the part of its request that is rehearsed.
 
-    `scheduler` is pbs, slurm or local. `text` is the script as it is submitted, `walltime_s`
-    what it asks for, 0 where it says nothing.
+    `scheduler` is pbs, slurm or local. `text` is the script as it is submitted. `walltime_s` is the walltime
+    that the script requests, or 0.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Plan:
     scheduler: str
     site: Site | None
     mpiexec: str
-    asked_nodes: int
+    requested_nodes: int
     num_nodes: int
     ranks_per_node: int
     walltime_s: int
@@ -56,52 +56,52 @@ class Plan:
     edited: bool = False
 
 
-def plan(path: Path, wishes: Wishes) -> Plan:
-    """What will be done.
+def plan(path: Path, overrides: Overrides) -> Plan:
+    """The plan for rehearsing a script.
 
     Raises:
-        RequestError: no job script, or wishes that do not fit it.
+        RequestError: the file is not a job script, or the overrides do not fit it.
     """
     try:
         text = read_script(path, _name(path))
     except OSError as error:
-        raise RequestError(f"{_name(path)} cannot be read ({error.strerror}); give a job script") from error
+        raise RequestError(f"{_name(path)} cannot be read ({error.strerror}); name a job script") from error
     script = parse_script(text)
-    site = _site(script, wishes.profile)
+    site = _site(script, overrides.profile)
     findings = tuple(lint_script(text, site))
     if findings and findings[0].check == "JOB001":
         raise RequestError(f"{_name(path)}: {findings[0].what}; {findings[0].remedy}")
     if not script.shebang and not script.scheduler:
         raise RequestError(
-            f"{_name(path)} has neither #PBS nor #SBATCH lines nor a first line that names a shell; "
-            "give a job script"
+            f"{_name(path)} is not a job script: it has neither #PBS nor #SBATCH lines, and its first line "
+            "names no shell; name a job script"
         )
     if not script.scheduler and (other := _OTHER_DIRECTIVE.search(text)):
         raise RequestError(
-            f"{_name(path)} has directives of {_OTHERS[other[1]]}; scripts of PBS and Slurm and plain ones "
-            "can be rehearsed"
+            f"{_name(path)} has directives of {_OTHERS[other[1]]}; only scripts for PBS and Slurm "
+            "and scripts without directives can be rehearsed"
         )
     scheduler = script.scheduler or "local"
-    if not script.scheduler and wishes.walltime_s is not None:
+    if not script.scheduler and overrides.walltime_s is not None:
         raise RequestError(
-            f"--walltime-s {wishes.walltime_s} was given and {_name(path)} has no scheduler that would end "
-            "it; leave it out"
+            f"--walltime-s {overrides.walltime_s} was given, but {_name(path)} has no scheduler that could "
+            "enforce it; omit the option"
         )
     queue = QUEUES.get(scheduler)
-    asked, walltime_s = queue.requested_nodes(script) if queue else 1, _walltime_s(queue, script)
-    num_nodes, per_node = _part(asked, wishes)
+    requested, walltime_s = queue.requested_nodes(script) if queue else 1, _walltime_s(queue, script)
+    num_nodes, per_node = _part(requested, overrides)
     new = text
-    if wishes.walltime_s is not None and walltime_s:
-        # The clock that `ddp-hpc render` gives a script counts from the directive's number.
+    if overrides.walltime_s is not None and walltime_s:
+        # Scripts of `ddp-hpc render` compute their deadline from the walltime in the directives.
         pattern = rf"(\$\(date \+%s\) - SECONDS \+ |^walltime_s=){walltime_s}\b"
-        new = re.sub(pattern, rf"\g<1>{wishes.walltime_s}", text, flags=re.MULTILINE)
+        new = re.sub(pattern, rf"\g<1>{overrides.walltime_s}", text, flags=re.MULTILINE)
     return Plan(
         name=path.name,
         text=new,
         scheduler=scheduler,
         site=site,
         mpiexec=_mpiexec(script, site, queue),
-        asked_nodes=asked,
+        requested_nodes=requested,
         num_nodes=num_nodes,
         ranks_per_node=per_node,
         walltime_s=walltime_s,
@@ -114,28 +114,31 @@ def _name(path: Path) -> str:
     return ascii(str(path))[1:-1]
 
 
-def _part(asked: int, wishes: Wishes) -> tuple[int, int]:
-    """Nodes, and ranks on each at most."""
-    room = max(_LEAST_RANKS, len(os.sched_getaffinity(0)))
-    for option, value in (("--nodes", wishes.num_nodes), ("--ranks-per-node", wishes.ranks_per_node)):
-        if value is not None and not 1 <= value <= _MOST_RANKS:
-            raise RequestError(f"{option} {value} was given; 1 to {_MOST_RANKS} can be done on one machine")
-    if wishes.num_nodes is not None and wishes.num_nodes > asked:
+def _part(requested: int, overrides: Overrides) -> tuple[int, int]:
+    """The number of nodes, and the maximum number of ranks per node."""
+    room = max(_MIN_RANKS, len(os.sched_getaffinity(0)))
+    for option, value in (("--nodes", overrides.num_nodes), ("--ranks-per-node", overrides.ranks_per_node)):
+        if value is not None and not 1 <= value <= _MAX_RANKS:
+            raise RequestError(
+                f"{option} {value} was given; a number from 1 to {_MAX_RANKS} is needed on one machine"
+            )
+    if overrides.num_nodes is not None and overrides.num_nodes > requested:
         raise RequestError(
-            f"--nodes {wishes.num_nodes} was given and the script asks for {asked}; ask for as many or fewer"
+            f"--nodes {overrides.num_nodes} was given, but the script requests {requested}; "
+            "use at most that number"
         )
-    num_nodes = wishes.num_nodes or min(asked, room // 2)
-    per_node = wishes.ranks_per_node or max(1, room // num_nodes)
-    if num_nodes * per_node > _MOST_RANKS:
+    num_nodes = overrides.num_nodes or min(requested, room // 2)
+    per_node = overrides.ranks_per_node or max(1, room // num_nodes)
+    if num_nodes * per_node > _MAX_RANKS:
         raise RequestError(
-            f"{num_nodes} nodes of {per_node} ranks are {num_nodes * per_node}; at most {_MOST_RANKS} can be "
-            "done on one machine; lower --nodes or --ranks-per-node"
+            f"{num_nodes} nodes with {per_node} ranks each are {num_nodes * per_node} ranks; at most "
+            f"{_MAX_RANKS} can be rehearsed on one machine; reduce --nodes or --ranks-per-node"
         )
     return num_nodes, per_node
 
 
 def _site(script: Script, profile: str) -> Site | None:
-    """The site that the user names, or the script itself where `ddp-hpc render` wrote it."""
+    """The site of --profile, or the site that a script of `ddp-hpc render` names."""
     if profile:
         return load_site(profile)
     named = [value for _, name, value in script.assignments if name == "DDP_HPC_PROFILE"]
@@ -149,16 +152,16 @@ def _walltime_s(queue: Queue | None, script: Script) -> int:
     try:
         return queue.walltime_s(script) if queue else 0
     except RefusedError:
-        return 0  # the scheduler's stand-in refuses it in a moment, with its own message
+        return 0  # the stand-in for the scheduler will refuse the script with its own message
 
 
 def _mpiexec(script: Script, site: Site | None, queue: Queue | None) -> str:
-    """Which mpiexec the script is written for: pals, openmpi or hydra."""
+    """The kind of mpiexec for which the script was written: pals, openmpi or hydra."""
     if site is not None and site.launch.dialect != "auto":
         return site.launch.dialect
     words = [word.partition("=")[0] for command in script.launches() for word in command.own_words]
-    if any(word in _OF_OPENMPI for word in words):
+    if any(word in _OPENMPI_OPTIONS for word in words):
         return "openmpi"
-    if any(word in _OF_PALS for word in words):
+    if any(word in _PALS_OPTIONS for word in words):
         return "pals"
     return queue.mpiexec if queue else "hydra"

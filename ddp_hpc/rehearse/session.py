@@ -1,4 +1,4 @@
-"""One rehearsal: the folder, the submission, the log while it grows, and an end that leaves nothing."""
+"""Run one rehearsal: submit the script, copy the logs of its jobs to stdout, and clean up."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.rehearse import jobs, machine, processes
 from ddp_hpc.rehearse.launchers.limits import STEP_SCRIPT, Limits, read_limits, write_limits
 from ddp_hpc.rehearse.launchers.ranks import HYDRA
-from ddp_hpc.rehearse.queues import QUEUES, Queue, Seen, Setup, submit
-from ddp_hpc.rehearse.request import Plan, Wishes
+from ddp_hpc.rehearse.queues import QUEUES, JobStatus, Queue, Setup, submit
+from ddp_hpc.rehearse.request import Overrides, Plan
 from ddp_hpc.units import format_bytes
 
 DEFAULT_STEPS, DEFAULT_MAX_JOBS, DEFAULT_LIMIT_S = 3, 3, 900
 _POLL_S = 0.1
 _STOP_S = 10.0
 _MAX_LOG_BYTES = 64 * 1024**2
-# A job of a real machine knows nothing of the one in which it is rehearsed.
-_OF_ANOTHER_JOB = re.compile(
+# Variables of a surrounding job must not reach the rehearsed job.
+_OTHER_JOB = re.compile(
     r"SLURM|SRUN_|SBATCH_|PBS_|PMI|PALS_|OMPI_|PRTE_|HYD|MPI_LOCAL|TORCHELASTIC_|DDP_HPC_|MASTER_|BASH_FUNC_"
     r"|(?:\w+_)?RANK$|(?:LOCAL_|GROUP_)?WORLD_SIZE$|BASH_ENV$|ENV$"
 )
 
-# Of scripts that `ddp-hpc render` writes.
+# In scripts that `ddp-hpc render` writes.
 _RUN_DIR = re.compile(r"^export DDP_HPC_RUN_DIR=.*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a rehearsal is done, beside what of the script is done."""
+    """Settings of a rehearsal that do not change the script."""
 
     max_jobs: int = DEFAULT_MAX_JOBS
     limit_s: float = DEFAULT_LIMIT_S
@@ -52,66 +52,66 @@ class Options:
 
 @dataclass(frozen=True)
 class Result:
-    """How the jobs ended; `folder` is None where it was removed."""
+    """The results of the jobs. `folder` is None if it was removed."""
 
-    jobs: tuple[Seen, ...]
+    jobs: tuple[JobStatus, ...]
     timed_out: bool
     folder: Path | None
 
 
 @dataclass
 class _Follower:
-    """Copies what is added to some files to stdout."""
+    """Copies new content of log files to stdout."""
 
     files: dict[tuple[str, int], IO[bytes]] = field(default_factory=dict)
     num_bytes: int = 0
 
     def follow(self, job: str, paths: tuple[Path, ...]) -> None:
-        """Takes up the job's logs once they are there: PBS moves them to their place at the end."""
+        """Copies new output of the jobs. Logs can appear late: PBS moves them to their place at the end."""
         for index, path in enumerate(paths):
             with suppress(OSError):
                 if (job, index) not in self.files:
                     self.files[job, index] = path.open("rb")
         for file in self.files.values():
             if os.fstat(file.fileno()).st_size < file.tell():
-                file.seek(0)  # a requeued job of Slurm begins its log anew
-            # Not to the end: a job may write faster than this is read.
+                file.seek(0)  # a requeued Slurm job can truncate its log
+            # A limited piece: a job can write faster than this loop reads.
             piece = file.read(_MAX_LOG_BYTES)
             sys.stdout.buffer.write(piece)
             self.num_bytes += len(piece)
         sys.stdout.flush()
         if self.num_bytes > _MAX_LOG_BYTES:
             raise DdpHpcError(
-                f"the jobs have written more than {format_bytes(_MAX_LOG_BYTES)} to their logs; they were "
-                "killed; let them say less"
+                f"the jobs wrote more than {format_bytes(_MAX_LOG_BYTES)} to their logs and were killed; "
+                "reduce their output"
             )
 
 
-def rehearse(plan: Plan, wishes: Wishes, options: Options) -> Result:
-    """Runs the script's jobs to their end.
+def rehearse(plan: Plan, overrides: Overrides, options: Options) -> Result:
+    """Runs all jobs of the script until they have ended.
 
     Raises:
-        RequestError: the script is refused, or there is no MPI to start ranks with.
+        RequestError: the script is refused, or no MPI is installed to start ranks.
         DdpHpcError: the rehearsal itself failed.
-        KeyboardInterrupt: Ctrl-C and SIGTERM; no process is left then, and no file.
+        KeyboardInterrupt: after Ctrl-C or SIGTERM; all processes and files have been removed.
     """
     if not sys.platform.startswith("linux"):
         raise RequestError(
-            "jobs are rehearsed on Linux alone, as their processes are followed in /proc; use Linux"
+            "jobs can be rehearsed only on Linux, since their processes are found in /proc; use Linux"
         )
     if not HYDRA.exists():
         raise RequestError(
-            f"{HYDRA} does not exist, and ranks are started by it; pip install 'ddp-hpc[mpich]'"
+            f"{HYDRA} is needed to start ranks, but does not exist; pip install 'ddp-hpc[mpich]'"
         )
     root = Path(tempfile.mkdtemp(prefix="rehearse-"))
-    folder = None
+    kept = None
     try:
         with _ended_by_signals(), _keeper() as keeper_pid:
-            _install(root, plan, wishes, options, keeper_pid)
+            _install(root, plan, overrides, options, keeper_pid)
             work = Path.cwd() if options.here else root / "work"
             script = root / "submitted" / plan.name
             script.parent.mkdir()
-            # In a run folder of the user's the real job would go on from here, or have nothing left to do.
+            # A rehearsal in the user's run directory would resume that run, or change where it resumes.
             run_dir = f"export DDP_HPC_RUN_DIR={shlex.quote(str(root / 'run'))}"
             text = _RUN_DIR.sub(lambda _: run_dir, plan.text)
             script.write_text(text, encoding="utf-8", errors="surrogateescape", newline="")
@@ -119,28 +119,28 @@ def rehearse(plan: Plan, wishes: Wishes, options: Options) -> Result:
             if plan.scheduler in QUEUES:
                 queue = QUEUES[plan.scheduler]
                 submit(queue, script, work, environ)
-                seen, timed_out = _run_jobs(queue, root, options.limit_s)
+                statuses, timed_out = _run_jobs(queue, root, options.limit_s)
             else:
-                seen, timed_out = _run_local(root, script, work, environ, options.limit_s)
+                statuses, timed_out = _run_local(root, script, work, environ, options.limit_s)
         if options.keep:
-            folder = root
-        return Result(tuple(seen), timed_out, folder)
+            kept = root
+        return Result(tuple(statuses), timed_out, kept)
     finally:
         processes.end_descendants(_STOP_S)
         processes.reap()
-        if folder is None:
+        if kept is None:
             shutil.rmtree(root, ignore_errors=True)
 
 
-def _install(root: Path, plan: Plan, wishes: Wishes, options: Options, keeper_pid: int) -> None:
+def _install(root: Path, plan: Plan, overrides: Overrides, options: Options, keeper_pid: int) -> None:
     home, bin_, mpi_bin = root / "home", root / "bin", root / "mpi"
-    for folder in ("work", "tmp"):
-        (root / folder).mkdir()
+    for name in ("work", "tmp"):
+        (root / name).mkdir()
     names = tuple(f"node{number}" for number in range(1, plan.num_nodes + 1))
     if plan.scheduler in QUEUES:
         setup = Setup(
             nodes=names,
-            walltime_s=wishes.walltime_s or 0,
+            walltime_s=overrides.walltime_s or 0,
             max_jobs=options.max_jobs,
             keeper_pid=keeper_pid,
             kill_delay_s=float(plan.site.kill_delay_s) if plan.site else 0.0,
@@ -152,7 +152,7 @@ def _install(root: Path, plan: Plan, wishes: Wishes, options: Options, keeper_pi
         (mpi_bin / STEP_SCRIPT).symlink_to(asset_directory("jobs") / STEP_SCRIPT)
     if not (Path(sys.executable).parent / "python").exists():
         machine.program(mpi_bin / "python", f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
-    # PBS's own mpiexec, which is none, comes after the right one.
+    # The MPI launcher must come before PBS's own mpiexec, which is not an MPI launcher.
     path: list[Path | str] = [
         mpi_bin,
         bin_,
@@ -160,17 +160,17 @@ def _install(root: Path, plan: Plan, wishes: Wishes, options: Options, keeper_pi
         *os.environ.get("PATH", os.defpath).split(":"),
     ]
     machine.write_profile(home, path)
-    steps = DEFAULT_STEPS if wishes.steps is None and wishes.walltime_s is None else wishes.steps
+    steps = DEFAULT_STEPS if overrides.steps is None and overrides.walltime_s is None else overrides.steps
     cores = len(os.sched_getaffinity(0))
     write_limits(
         root,
         Limits(
             ranks_per_node=plan.ranks_per_node,
             num_nodes=plan.num_nodes,
-            asked_nodes=plan.asked_nodes,
+            requested_nodes=plan.requested_nodes,
             threads=max(1, cores // (plan.num_nodes * plan.ranks_per_node)),
-            arguments=wishes.arguments,
-            of_trainer=("--max-steps", str(steps)) if steps else (),
+            arguments=overrides.arguments,
+            trainer_arguments=("--max-steps", str(steps)) if steps else (),
             nodes=names,
             keeper_pid=keeper_pid,
         ),
@@ -178,41 +178,41 @@ def _install(root: Path, plan: Plan, wishes: Wishes, options: Options, keeper_pi
 
 
 def _environ(root: Path) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not _OF_ANOTHER_JOB.match(name)}
+    kept = {name: value for name, value in os.environ.items() if not _OTHER_JOB.match(name)}
     return {**kept, "HOME": str(root / "home"), "TMPDIR": str(root / "tmp")}
 
 
-def _run_jobs(queue: Queue, root: Path, limit_s: float) -> tuple[list[Seen], bool]:
-    """Looks until every job is over or held, or the time is up."""
+def _run_jobs(queue: Queue, root: Path, limit_s: float) -> tuple[list[JobStatus], bool]:
+    """Waits until every job has ended or is held, or until the time limit."""
     follower, end_s = _Follower(), time.monotonic() + limit_s
     while True:
         queue.schedule(root)
-        seen = [queue.look(root, number) for number in jobs.numbers(root)]
-        for job in seen:
+        statuses = [queue.status(root, number) for number in jobs.numbers(root)]
+        for job in statuses:
             follower.follow(job.name, job.logs)
         for log in root.glob("mom.*.log"):
             if log.stat().st_size:
                 last = log.read_text(errors="replace").strip().splitlines()[-1:]
-                raise DdpHpcError(f"the scheduler's stand-in failed ({last}); what it ran was killed")
-        if all(job.is_over or job.was_held for job in seen):
-            return seen, False
+                raise DdpHpcError(f"the stand-in for the scheduler failed ({last}); its jobs were killed")
+        if all(job.is_over or job.was_held for job in statuses):
+            return statuses, False
         if time.monotonic() > end_s:
-            return seen, True
+            return statuses, True
         time.sleep(_POLL_S)
 
 
 def _run_local(
     root: Path, script: Path, work: Path, environ: dict[str, str], limit_s: float
-) -> tuple[list[Seen], bool]:
-    """The script by bash, as its user runs it."""
+) -> tuple[list[JobStatus], bool]:
+    """Runs a script without a scheduler, with bash as a user would."""
     log, end_s = root / "job.log", time.monotonic() + limit_s
-    # This script's arguments are the trainer's; others start their ranks by a launcher, which adds them.
+    # Arguments of this script are passed to the trainer. For other scripts the launcher adds them.
     command = read_limits(root).command([str(script)]) if script.name == STEP_SCRIPT else [str(script)]
-    words = ["bash", "--login", "-c", 'exec bash "$@"', "bash", *command]
+    argv = ["bash", "--login", "-c", 'exec bash "$@"', "bash", *command]
     follower = _Follower()
     with log.open("wb") as output:
         shell = subprocess.Popen(
-            words,
+            argv,
             cwd=work,
             env=environ,
             stdin=subprocess.DEVNULL,
@@ -232,15 +232,15 @@ def _run_local(
     code = shell.wait()
     follower.follow("local", (log,))
     how = f"exit code {code}" if code >= 0 else f"signal {-code}"
-    seen = Seen(
+    status = JobStatus(
         name="local", is_over=True, was_held=False, exit_code=code, how=how, logs=(log,), left_over=()
     )
-    return [seen], timed_out
+    return [status], timed_out
 
 
 @contextmanager
 def _keeper() -> Iterator[int]:
-    """A process on which all jobs hang: when it ends, and it ends with this one, they are killed."""
+    """A process that ends with this one. All jobs are killed when it has ended."""
     processes.adopt_orphans()
     keeper = subprocess.Popen(
         ["sleep", "infinity"], start_new_session=True, preexec_fn=processes.die_with_parent
@@ -254,7 +254,7 @@ def _keeper() -> Iterator[int]:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end a rehearsal as Ctrl-C does; a second one does not disturb the end."""
+    """SIGTERM and SIGHUP end a rehearsal like Ctrl-C. Further signals do not interrupt the cleanup."""
 
     def interrupt(_number: int, _frame: object) -> None:
         for number in watched:

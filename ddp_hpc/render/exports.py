@@ -106,6 +106,6 @@ def exported_names(exports: list[Export], layout: Layout) -> list[str]:
     """Return the distinct names of all exports, for launchers that need them listed."""
     names = [export.name for export in exports]
     if layout.walltime_s is not None:
-        names += ["DDP_HPC_DEADLINE", "DDP_HPC_THIS_ATTEMPT"]
+        names += ["DDP_HPC_DEADLINE", "DDP_HPC_THIS_ATTEMPT", "DDP_HPC_STATE_FORMAT"]
     given = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
     return [name for name in dict.fromkeys(names) if name not in given]

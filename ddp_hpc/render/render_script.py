@@ -5,7 +5,7 @@ command line that renders it, then plain bash that does not need ddp-hpc on the
 login node. It changes to the submission directory, loads the site's software,
 exports variables for the ranks, starts the launcher in the background, forwards
 signals to it, and exits with its exit code. Under a scheduler it also reads the
-file `state` in the run directory: if the trainer wrote `again`, the script
+file `state` in the run directory: if the trainer wrote `requeue`, the script
 requeues or resubmits itself and exits with 75. The file `attempts` in the same
 directory counts the starts.
 """

@@ -1,4 +1,4 @@
-"""What the tests of the login node's half share: a clean environment, and stand-ins for launchers."""
+"""Fixtures of the tests for the login node: a clean environment, and stand-ins for launchers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DIRECTIVES = ("#PBS", "#SBATCH", "#flux:", "#$")
 
-# Prints as `KEY=value` lines ended by NUL what the program under a launcher would see.
+# Prints the environment of the launched program as `KEY=value` entries that end with NUL.
 RECORDER = """#!/bin/bash
 if [[ ${{1:-}} == --version ]]; then echo "{version}"; exit {version_code}; fi
 printf '%s\\0' "$@" >"$RECORD"
@@ -22,19 +22,19 @@ env -0 >"$RECORD.env"
 
 
 def clean_environ(**extra: str) -> dict[str, str]:
-    """The environment of a login shell in which nothing of any scheduler, or of ours, is set."""
+    """The environment of a login shell without variables of schedulers or ddp-hpc."""
     bare = {"PATH": "/usr/bin:/bin", "HOME": os.environ.get("HOME", "/"), "PYTHONPATH": str(ROOT)}
     return {**bare, **extra}
 
 
 def run_cli(*args: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[bytes]:
-    """`ddp-hpc ARGS` as a process of its own."""
+    """Runs `ddp-hpc ARGS` in a separate process."""
     argv = [sys.executable, "-m", "ddp_hpc", *args]
     return subprocess.run(argv, cwd=cwd, env=clean_environ(**environ), capture_output=True, timeout=60)
 
 
 class Sandbox:
-    """A folder in which scripts run with stand-ins first on the PATH."""
+    """A directory in which scripts run with stand-ins first on the PATH."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -60,7 +60,7 @@ class Sandbox:
         then: str = "",
         folder: Path | None = None,
     ) -> Path:
-        """A launcher that records its words and its environment, and then runs the bash text `then`."""
+        """A launcher that records its arguments and environment, and then runs the bash code `then`."""
         text = RECORDER.format(version=version, version_code=version_code, then=then)
         return self.program(name, text, folder)
 
@@ -75,17 +75,18 @@ class Sandbox:
 
     def run(self, text: str, **environ: str) -> subprocess.CompletedProcess[bytes]:
         script = self.write(text)
-        # Not the login shell of the shebang: this machine's /etc/profile would put the stand-ins away.
+        # Not the login shell of the shebang: /etc/profile of this machine would reset the PATH of the stand-
+        # ins.
         return subprocess.run(
             ["bash", script], cwd=self.work, env=self.environ(**environ), capture_output=True, timeout=60
         )
 
     def words(self) -> list[str]:
-        """The words that the launcher was given."""
+        """The arguments of the launcher."""
         return [w.decode("utf-8", "surrogateescape") for w in self.record.read_bytes().split(b"\0")[:-1]]
 
     def seen(self) -> dict[str, str]:
-        """The environment that the launcher was given."""
+        """The environment of the launcher."""
         lines = Path(f"{self.record}.env").read_bytes().split(b"\0")[:-1]
         return dict(line.decode("utf-8", "surrogateescape").split("=", 1) for line in lines)
 
@@ -97,7 +98,7 @@ def sandbox(tmp_path: Path) -> Sandbox:
 
 @pytest.fixture(autouse=True)
 def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Whatever the developer has set for ddp-hpc does not reach the tests."""
+    """Settings of the developer for ddp-hpc do not reach the tests."""
     for name in list(os.environ):
         if name.startswith(("DDP_HPC_", "PBS_", "SLURM_")):
             monkeypatch.delenv(name)

@@ -1,4 +1,4 @@
-"""Cores of each rank against what the sites say of their nodes. Polaris has test_polaris_facts.py."""
+"""The cores of each rank, compared with the documentation of the sites. Polaris: test_polaris_facts.py."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from ddp_hpc.sites.site import load_site
 
 
 def masks(name: str) -> list[set[int]]:
-    """The cores of local rank 0, 1, ... by the masks that srun is given."""
+    """The cores of local rank 0, 1, ... from the masks for srun."""
     (option,) = [word for word in load_site(name).slurm.srun_options if "mask_cpu" in word]
     found = [int(mask, 16) for mask in re.findall(r"0x[0-9a-f]+", option)]
     return [{core for core in range(mask.bit_length()) if mask >> core & 1} for mask in found]
 
 
-def test_on_delta_rank_i_has_the_cores_beside_gpu_i() -> None:
+def test_on_delta_rank_i_has_the_cores_next_to_gpu_i() -> None:
     # ncsa/Delta_doc@826840da34c8: docs/source/user_guide/architecture.rst, its table of affinities.
     beside = {0: range(48, 64), 1: range(32, 48), 2: range(16, 32), 3: range(16)}
     assert masks("delta") == [set(beside[gpu]) for gpu in range(4)]
 
 
-def test_on_lumi_each_rank_has_the_seven_cores_of_its_own_chiplet_that_jobs_may_use() -> None:
+def test_on_lumi_each_rank_has_the_seven_usable_cores_of_its_chiplet() -> None:
     # LUMI-AI-Guide: 05-multi-gpu-and-node/run_ddp_srun_4.sh; one core each is map_cpu:49,57,17,25,1,9,33,41.
     first_cores = [49, 57, 17, 25, 1, 9, 33, 41]
     assert masks("lumi_g") == [set(range(core, core + 7)) for core in first_cores]
@@ -35,14 +35,14 @@ def test_on_aurora_no_rank_has_cores_of_both_sockets_or_of_the_operating_system(
         assert (1 <= first < last <= 51) if rank < 6 else (53 <= first < last <= 103)
 
 
-def test_on_perlmutter_the_gpus_are_turned_round_for_the_cores_that_slurm_gives() -> None:
+def test_on_perlmutter_the_order_of_the_gpus_is_reversed_to_match_the_cores() -> None:
     # NERSC/sc24-dl-tutorial: submit_pm_dp.sh.
     site = load_site("perlmutter")
     assert site.env.always["CUDA_VISIBLE_DEVICES"] == "3,2,1,0"
     assert "--gpu-bind=none" in site.slurm.srun_options
 
 
-def test_on_frontier_slurm_pairs_seven_cores_with_the_die_beside_them() -> None:
+def test_on_frontier_each_die_is_paired_with_the_seven_nearest_cores() -> None:
     # olcf/olcf-user-docs@274590317797: software/analytics/pytorch_frontier.rst, its line of srun.
     site = load_site("frontier")
     assert site.node.cores // site.node.devices == 7

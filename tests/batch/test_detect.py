@@ -1,4 +1,4 @@
-"""Which profile is chosen where none is named."""
+"""The selection of a profile if none is named."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from ddp_hpc.sites.tables import Detect
 
 
 def commands(folder: Path, *names: str) -> dict[str, str]:
-    """An environment whose PATH holds just these commands."""
+    """An environment whose PATH contains only these commands."""
     for name in names:
         (folder / name).write_text("#!/bin/sh\n")
         (folder / name).chmod(0o755)
     return {"PATH": str(folder)}
 
 
-def test_the_option_wins_over_everything() -> None:
+def test_the_profile_option_has_the_highest_priority() -> None:
     assert choose_profile("a", "b", {"DDP_HPC_PROFILE": "c"}) == ("a", "named by --profile")
 
 
-def test_then_the_job_file_then_the_variable() -> None:
+def test_the_job_file_has_priority_over_the_variable() -> None:
     assert choose_profile("", "b", {"DDP_HPC_PROFILE": "c"}) == ("b", "named by the job file")
     assert choose_profile("", "", {"DDP_HPC_PROFILE": "c"}) == ("c", "named by DDP_HPC_PROFILE")
 
 
-def test_then_what_the_machine_says_of_itself(tmp_path: Path) -> None:
+def test_the_machine_is_detected_before_the_schedulers(tmp_path: Path) -> None:
     environ = {"NERSC_HOST": "perlmutter", **commands(tmp_path, "qsub")}
     assert choose_profile("", "", environ) == ("perlmutter", "NERSC_HOST is perlmutter")
 
@@ -41,7 +41,9 @@ def test_then_what_the_machine_says_of_itself(tmp_path: Path) -> None:
         ([], "generic_slurm", "no profile fits this host, and neither sbatch nor qsub is on the PATH"),
     ],
 )
-def test_then_the_schedulers_on_the_path(tmp_path: Path, present: list[str], name: str, why: str) -> None:
+def test_the_scheduler_on_the_path_is_used_last(
+    tmp_path: Path, present: list[str], name: str, why: str
+) -> None:
     assert choose_profile("", "", commands(tmp_path, *present)) == (name, why)
 
 

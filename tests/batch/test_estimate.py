@@ -1,4 +1,4 @@
-"""`ddp-hpc estimate`: against the papers' own numbers, and against real models measured on the CPU."""
+"""`ddp-hpc estimate`, compared with the numbers in papers and with real models on the CPU."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def saved_bytes(model: nn.Module, x: torch.Tensor, *, amp: bool = False, math: b
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in parameters:
-            kept[storage.data_ptr()] = storage  # held, so that no address is used twice
+            kept[storage.data_ptr()] = storage  # kept alive, so that no address is reused
         return tensor
 
     kernel = sdpa_kernel(SDPBackend.MATH) if math else contextlib.nullcontext()
@@ -99,7 +99,7 @@ def saved_bytes(model: nn.Module, x: torch.Tensor, *, amp: bool = False, math: b
 
 
 def peak_bytes(work: Any) -> tuple[int, int]:
-    """The most that `work` had allocated at once beyond what was there before, and what it left."""
+    """The peak and the final amount of memory that `work` allocated."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
     now = top = 0
@@ -135,7 +135,7 @@ def test_parameters_gradients_and_adam_states_are_right_to_the_byte(dtype, torch
 
 
 @pytest.mark.parametrize(("optimizer", "momentum"), [("sgd", 0.0), ("momentum", 0.9)])
-def test_the_states_of_sgd_are_its_momentum_alone(optimizer, momentum):
+def test_the_only_state_of_sgd_is_its_momentum(optimizer, momentum):
     model = Stack(1, 64, 4)
     stepper = torch.optim.SGD(model.parameters(), 0.1, momentum=momentum)
     model(torch.rand(2, 8, 64)).sum().backward()
@@ -150,7 +150,7 @@ def test_the_states_of_sgd_are_its_momentum_alone(optimizer, momentum):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_activations_are_those_that_a_real_model_keeps(shape):
+def test_activations_match_those_of_a_real_model(shape):
     layers, hidden, heads, seq, batch = shape
     model = Stack(layers, hidden, heads)
     measured = saved_bytes(model, torch.rand(batch, seq, hidden))
@@ -162,7 +162,7 @@ def test_checkpointing_keeps_the_inputs_of_layers_and_one_layer_whole(shape):
     layers, hidden, heads, seq, batch = shape
     model = Stack(layers, hidden, heads, checkpointing=True)
     x = torch.rand(batch, seq, hidden)
-    # The layer that is computed again shares its input with the checkpoint.
+    # The recomputed layer shares its input with the checkpoint.
     measured = saved_bytes(model, x) + saved_bytes(Stack(1, hidden, heads), x) - x.nbytes
     assert activation_bytes(training_of(model, shape, checkpointing=True)) == pytest.approx(
         measured, rel=0.02
@@ -193,7 +193,7 @@ def test_stored_scores_grow_with_the_square_of_the_sequence():
     [((4, 128, 4, 64, 4), 1000, False), ((4, 128, 4, 64, 4), 1000, True), ((1, 16, 1, 128, 4), 2000, False)],
     ids=["layers", "checkpointing", "logits"],
 )
-def test_the_sum_lies_just_above_the_measured_peak_of_a_step(dtype, shape, vocab, checkpointing):
+def test_the_estimate_is_slightly_above_the_measured_peak_of_a_step(dtype, shape, vocab, checkpointing):
     layers, hidden, heads, seq, batch = shape
     model = Stack(layers, hidden, heads, vocab, checkpointing)
     optimizer = torch.optim.Adam(model.parameters(), foreach=True)
@@ -220,8 +220,8 @@ def test_the_sum_lies_just_above_the_measured_peak_of_a_step(dtype, shape, vocab
 # --- against the papers
 
 
-def test_activations_in_sixteen_bits_are_the_papers_formula():
-    # Korthikanti et al., equation 1: s b h (34 + 5 a s / h) bytes a layer; GPT-3's 5 a s / h is 80.
+def test_activations_in_sixteen_bits_match_the_formula_of_the_paper():
+    # Korthikanti et al., equation 1: s b h (34 + 5 a s / h) bytes per layer; GPT-3's 5 a s / h is 80.
     seq, batch, hidden, heads = 2048, 1, 12288, 96
     gpt3 = Training(
         params=175 * 10**9, layers=96, hidden=hidden, heads=heads, seq=seq, batch=batch, dtype="mixed",
@@ -231,13 +231,13 @@ def test_activations_in_sixteen_bits_are_the_papers_formula():
 
 
 @pytest.mark.parametrize(("strategy", "gigabytes"), [("single", 120), ("ddp", 120), ("fsdp", 1.9)])
-def test_states_of_sixteen_bytes_a_parameter_are_those_of_zero(strategy, gigabytes):
+def test_states_with_sixteen_bytes_per_parameter_match_the_zero_paper(strategy, gigabytes):
     # ZeRO, figure 1: 7.5e9 parameters on 64 GPUs, 120 GB unsharded and 1.9 GB fully sharded.
     need = footprint(replace(LLAMA_LIKE, params=75 * 10**8), strategy, 64)
     assert states_bytes(need) / 1e9 == pytest.approx(gigabytes, abs=0.05)
 
 
-def test_zero1_divides_the_optimizers_part_alone():
+def test_zero1_divides_only_the_optimizer_state():
     # ZeRO, figure 1: 31.4 GB.
     need = footprint(replace(LLAMA_LIKE, params=75 * 10**8), "zero1", 64)
     assert states_bytes(need) / 1e9 == pytest.approx(31.4, abs=0.05)
@@ -278,7 +278,7 @@ def test_a_fused_step_makes_no_temporaries():
 
 @pytest.mark.parametrize("gpu_gib", [40, 80])
 @pytest.mark.parametrize("strategy", ["zero1", "fsdp"])
-def test_the_fewest_gpus_fit_and_one_less_does_not(strategy, gpu_gib):
+def test_the_minimum_number_of_gpus_fits_and_one_fewer_does_not(strategy, gpu_gib):
     training = replace(LLAMA_LIKE, checkpointing=True)
     machine = Machine(gpu_memory_bytes=gpu_gib * GIB)
     least = smallest_ranks(training, strategy, machine)
@@ -287,7 +287,7 @@ def test_the_fewest_gpus_fit_and_one_less_does_not(strategy, gpu_gib):
     assert not fits(training, strategy, least - 1, machine)
 
 
-def test_what_is_not_divided_never_fits():
+def test_a_model_that_is_not_divided_never_fits():
     machine = Machine(gpu_memory_bytes=40 * GIB)
     assert smallest_ranks(LLAMA_LIKE, "ddp", machine) is None
     assert smallest_ranks(replace(LLAMA_LIKE, batch=1000), "fsdp", machine) is None
@@ -308,7 +308,7 @@ def rows_of(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, dict[st
     return {row["name"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
 
 
-def test_json_has_a_row_for_each_strategy(capsys):
+def test_json_has_one_row_per_strategy(capsys):
     rows = rows_of(capsys, *SMALL, "--gpu-memory-gib", "16", "--gpus-per-node", "4", "--ranks", "8")
     assert list(rows) == list(STRATEGIES)
     assert (rows["single"]["ranks"], rows["ddp"]["ranks"]) == (1, 8)
@@ -327,16 +327,16 @@ def test_a_trillion_parameters_are_counted_in_full(capsys):
     assert row["activations_bytes"] / 1e12 == pytest.approx(12.4, abs=0.05)
 
 
-def test_the_overhead_may_be_nothing(capsys):
+def test_the_overhead_can_be_zero(capsys):
     rows = rows_of(capsys, *SMALL, "--overhead-gib", "0", "--strategy", "ddp")
     assert rows["ddp"]["overhead_bytes"] == 0
 
 
-def test_a_count_may_be_written_in_three_ways(capsys):
+def test_a_count_can_be_written_in_three_ways(capsys):
     assert len({str(rows_of(capsys, *SMALL[2:], "--params", text)) for text in ("1000000", "1e6", "1M")}) == 1
 
 
-def test_the_table_says_what_fits_where():
+def test_the_table_shows_which_strategy_fits():
     options = "--params 7B --layers 32 --hidden 4096 --seq 4096 --batch 1 --dtype mixed --checkpointing"
     done = run_cli("estimate", *options.split(), "--gpus-per-node", "4", "--gpu-memory-gib", "40")
     assert (done.returncode, done.stderr) == (0, b"")
@@ -346,14 +346,14 @@ def test_the_table_says_what_fits_where():
     assert table["fewest GPUs"][:2] == ["never", "never"]
 
 
-def test_a_profile_tells_the_gpus_of_a_node_and_their_memory(capsys):
+def test_a_profile_provides_the_gpus_per_node_and_their_memory(capsys):
     by_hand = rows_of(capsys, *SMALL, "--gpu-memory-gib", "40", "--gpus-per-node", "4")
     assert rows_of(capsys, *SMALL, "--profile", "polaris") == by_hand
     two = rows_of(capsys, *SMALL, "--gpu-memory-gib", "40", "--gpus-per-node", "2")
     assert rows_of(capsys, *SMALL, "--profile", "polaris", "--gpus-per-node", "2") == two
 
 
-def test_a_profile_that_does_not_know_its_gpus_is_said(capsys):
+def test_a_profile_without_gpus_is_reported(capsys):
     with pytest.raises(
         RequestError, match=r"generic_slurm does not define the number of GPUs .* --gpus-per-node"
     ):
@@ -362,7 +362,7 @@ def test_a_profile_that_does_not_know_its_gpus_is_said(capsys):
     assert rows_of(capsys, *SMALL, "--profile", "generic_slurm", *both) == rows_of(capsys, *SMALL, *both)
 
 
-def test_sizes_that_do_not_make_that_many_parameters_are_warned_of(capsys):
+def test_sizes_that_contradict_the_number_of_parameters_cause_a_warning(capsys):
     command.main([*SMALL[2:], "--params", "7B"], standalone_mode=False)
     assert (
         "warning: --params is 7e+09, but layers of these sizes have about 1.57e+06" in capsys.readouterr().err
@@ -385,7 +385,7 @@ NO_COUNTS = ["0", "-1", "1e400", "1e99", "7.5", "1e-3", "nan", "inf", "many", ""
     "option", ["--params", "--layers", "--batch", "--vocab", "--ranks", "--gpus-per-node"]
 )
 @pytest.mark.parametrize("text", [*NO_COUNTS, pytest.param("9" * 10_000, id="ten thousand digits")])
-def test_a_number_that_is_no_count_is_refused(option, text):
+def test_an_invalid_count_is_refused(option, text):
     with pytest.raises(RequestError, match=f"^{option} must be a whole number from 1 to 1e18") as refused:
         command.main([*SMALL, option, text], standalone_mode=False)
     assert len(str(refused.value).splitlines()) == 1
@@ -406,12 +406,12 @@ def test_a_number_that_is_no_count_is_refused(option, text):
         (["--host-memory-gib", "512"], "Give both"),
     ],
 )
-def test_a_request_that_cannot_be_is_refused_with_what_to_do(args, said):
+def test_an_impossible_request_is_refused_with_a_remedy(args, said):
     with pytest.raises(RequestError, match=said):
         command.main([*SMALL, *args], standalone_mode=False)
 
 
-def test_the_largest_sizes_there_may_be_are_answered(capsys):
+def test_the_largest_allowed_sizes_are_estimated(capsys):
     every = ["--params", "--layers", "--hidden", "--seq", "--batch", "--heads", "--vocab", "--ranks"]
     huge = [word for option in every for word in (option, "1e18")]
     assert (

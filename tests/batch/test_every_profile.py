@@ -1,4 +1,4 @@
-"""What holds for every shipped profile, for every launcher its scheduler has and every size it takes."""
+"""Properties of every shipped profile, for all launchers and sizes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.batch.test_written_scripts import SHELLCHECK
 
 FOLDER = Path(__file__).parents[2] / "profiles"
 NAMES = [path.stem for path in sorted(FOLDER.glob("*.toml"))]
-# These promise what a scheduler promises, and nothing of a site.
+# These profiles describe only a scheduler and no site.
 GENERIC = {"generic_pbs", "generic_slurm", "local"}
 
 
@@ -36,21 +36,22 @@ def good_bash(files: list[Path]) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_script_of_its_defaults_is_good_bash(name: str, tmp_path: Path) -> None:
+def test_the_default_script_is_valid_bash(name: str, tmp_path: Path) -> None:
     (file := tmp_path / "job.sh").write_text(render(Job(), load_site(name)))
     good_bash([file])
 
 
 @pytest.mark.soak  # each shellcheck is a fifth of a second, and test_written_scripts.py has every launcher
 @pytest.mark.parametrize("name", NAMES)
-def test_all_its_scripts_are_good_bash(name: str, tmp_path: Path) -> None:
+def test_all_scripts_are_valid_bash(name: str, tmp_path: Path) -> None:
     site = load_site(name)
     others = [
         render(Job(launcher=launcher), site)
         for launcher in SCHEDULERS[site.scheduler].launchers
         if launcher != site.launch.default
     ]
-    # To bash and shellcheck directives are comments and numbers are alike: most sizes are one script.
+    # For bash and shellcheck directives are comments and numbers are equal, so most sizes give the same
+    # script.
     distinct = {
         re.sub(r"(?m)^#.*\n|\d+", "", text.removeprefix("#!")): text for text in [*scripts(name), *others]
     }
@@ -62,10 +63,10 @@ def test_all_its_scripts_are_good_bash(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_scripts_ask_for_so_many_nodes_and_for_that_queue(name: str) -> None:
+def test_scripts_request_the_given_nodes_and_queue(name: str) -> None:
     site = load_site(name)
     asked = [directives(text) for text in scripts(name)]
-    # PBS counts in units of the site's, some of which are not nodes; two of them are more than one in all.
+    # The units of PBS depend on the site and are not always nodes.
     assert site.scheduler == "local" or asked[0] != asked[1]
     for job, words in zip(sizes(site), asked, strict=True):
         if site.scheduler == "slurm":
@@ -78,8 +79,8 @@ def test_its_scripts_ask_for_so_many_nodes_and_for_that_queue(name: str) -> None
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_lint_finds_nothing_in_its_scripts(name: str) -> None:
-    """But a note, where lint knows nothing of the scheduler."""
+def test_lint_finds_no_problems_in_the_scripts(name: str) -> None:
+    """Except for a note if lint does not support the scheduler."""
     site = load_site(name)
     for job, text in zip(sizes(site), scripts(name), strict=True):
         found = lint_script(text, site, num_nodes=job.num_nodes)
@@ -88,14 +89,14 @@ def test_lint_finds_nothing_in_its_scripts(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_scripts_hold_no_option_that_it_says_the_site_refuses(name: str) -> None:
+def test_scripts_contain_no_option_that_the_site_refuses(name: str) -> None:
     refused = set(load_site(name).slurm.forbidden)
     for text in scripts(name):
         assert not refused & set(text.replace("=", " ").split())
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_defaults_and_its_largest_job_are_within_its_own_table_of_queues(name: str) -> None:
+def test_the_defaults_and_the_largest_job_are_within_the_limits_of_the_queues(name: str) -> None:
     site = load_site(name)
     smallest, *_, largest = [Job(), *sizes(site)]
     for job in (smallest, largest):
@@ -103,12 +104,12 @@ def test_its_defaults_and_its_largest_job_are_within_its_own_table_of_queues(nam
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_check_finds_nothing(name: str) -> None:
+def test_the_check_of_the_profile_finds_no_problems(name: str) -> None:
     assert faults_of(FOLDER / f"{name}.toml") == []
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_says_who_keeps_it_how_sure_it_is_and_when_it_was_checked(name: str) -> None:
+def test_a_profile_has_an_owner_a_confidence_and_a_date(name: str) -> None:
     site = load_site(name)
     assert site.owner
     assert site.sources or site.scheduler == "local"
@@ -123,7 +124,7 @@ def scripts(name: str) -> list[str]:
 
 
 def sizes(site: Site) -> list[Job]:
-    """One node, two, and the most that its largest queue takes, for as long as that queue lets them run."""
+    """One node, two, and the maximum of the largest queue, with the maximum walltime of that queue."""
     if site.scheduler == "local":
         return [Job()]
     jobs = [Job(account=an_account(site)), Job(num_nodes=2, account=an_account(site))]
@@ -142,13 +143,13 @@ def an_account(site: Site) -> str:
 
 
 def holds(queue: Queue, site: Site) -> bool:
-    """Whether the queue has devices for as many nodes as it takes: Kestrel's debug has half a node's."""
+    """Whether the queue allows all devices of a node: Kestrel's debug allows only half of them."""
     job = Job(num_nodes=most_nodes(queue))
     return not queue.max_devices or devices_of(job, lay_out(job, site), site, queue) <= queue.max_devices
 
 
 def most_nodes(queue: Queue) -> int:
-    """The queue's own limit; where it has none, more nodes than it needs at least."""
+    """The limit of the queue; without a limit, more nodes than its minimum."""
     return queue.max_nodes or queue.min_nodes + 1
 
 
@@ -157,7 +158,7 @@ def directives(script: str) -> list[str]:
     return [word for line in lines for word in line.split()[1:]]
 
 
-def test_all_render_where_the_heavy_libraries_cannot_be_imported() -> None:
+def test_all_profiles_render_without_torch_mpi4py_and_h5py() -> None:
     program = """
 import sys
 for name in ("torch", "mpi4py", "h5py", "numpy"):
@@ -173,7 +174,7 @@ cli.main(["render", "--step"], standalone_mode=False)
     assert done.stdout.count("#!/bin/bash") == len(NAMES) + 1
 
 
-def test_a_profile_in_the_users_folder_wins_over_the_shipped_one(
+def test_a_profile_in_the_users_directory_replaces_the_shipped_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))

@@ -1,7 +1,7 @@
-"""Thousands of hostile requests, over all profiles: each is refused, or nothing of it runs or is a directive.
+"""Thousands of hostile requests for all profiles: each is refused, or adds no directive and executes nothing.
 
-What a script has of a request is its header, its exports and its launch line; real bash runs these for all
-scripts together, with a launcher that shows its words. The header gives the request back word for word.
+The header, the exports and the launch line of a script contain the request; bash runs these for all
+scripts together, with a launcher that prints its arguments. The header must reproduce the request exactly.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HARMLESS: dict[str, object] = {
     "launcher": "torchrun", "mpi": "pmi2", "run_dir": "runs/x", "env": {"VALUE": "v", "OTHER": "w"},
     "setup": (": x", ": y"), "command": ("python", "train.py", "a", "b"),
 }  # fmt: skip
-# A request of these alone is not refused for a word that no directive, or no list, could hold.
+# Requests with only these characters are not refused as invalid values of directives or lists.
 QUOTED = ("run_dir", "env", "command")
 MORE = [
     "\n#PBS -q x\n",
@@ -49,10 +49,10 @@ MORE = [
 CHARACTERS = st.characters(exclude_categories=["Cs"])
 WORD = st.lists(st.sampled_from(FRAGMENTS + MORE) | st.text(CHARACTERS, max_size=4), min_size=1, max_size=3)
 HOSTILE = WORD.map("".join)
-# What no scheduler takes for a quote, a variable, a comment or the end of a value.
+# Characters without a special meaning for any scheduler.
 OF_A_DIRECTIVE = re.compile(r"#\$?[A-Za-z0-9_.:@+,=&|/()*~%{} -]+")
 NUMBER = st.none() | st.integers(-1, 5)
-# All of the request is harmless but one field, or some of those whose words a script quotes.
+# Only one field of a request is hostile, or several of those that a script quotes.
 WHICH = st.booleans().flatmap(
     lambda kind: (
         st.sets(st.sampled_from(QUOTED), min_size=1)
@@ -93,7 +93,7 @@ def requests(draw: st.DrawFn) -> dict[str, object]:
 
 
 def ask(how_many: int, site: Site) -> list[Asked]:
-    """Makes so many requests and looks at the lines of their scripts; gives those that were not refused.
+    """Renders `how_many` requests and checks the lines of the scripts. Returns those that were not refused.
 
     The seed is the profile's own: where CI is set, Hypothesis derandomizes, and all profiles would be asked
     the same few requests.
@@ -126,14 +126,14 @@ def ask(how_many: int, site: Site) -> list[Asked]:
 
 
 def no_line_of_its_own(asked: Asked) -> None:
-    """The script has line for line the directives, and as many lines, as that of a harmless request."""
+    """The script has the same directives and number of lines as that of a harmless request."""
     job = asked.job
     same = {
         field.name: harmless if isinstance(value := getattr(job, field.name), str) else shape(harmless, value)
         for field in fields(Job)
         if (harmless := HARMLESS.get(field.name)) and getattr(job, field.name) not in ("", (), {})
     }
-    # These choose among the ways to write a script, so they are what they were.
+    # These fields select the kind of script, so they stay unchanged.
     chosen = {name: getattr(job, name) for name in ("launcher", "mpi", "fallback")}
     chosen["env_style"] = "torchrun" if "export DDP_HPC_LAUNCH=" in asked.script else "none"
     harmless_lines = render(replace(job, **{**same, **chosen}), asked.site).split("\n")
@@ -144,7 +144,7 @@ def no_line_of_its_own(asked: Asked) -> None:
 
 
 def shape(harmless: object, value: object) -> object:
-    """Harmless words, as many as there are."""
+    """The same number of harmless words."""
     if isinstance(value, dict):
         return {f"NAME{number}": "v" for number in range(len(value))}
     assert isinstance(harmless, tuple)
@@ -152,12 +152,12 @@ def shape(harmless: object, value: object) -> object:
 
 
 def flag(line: str) -> str:
-    """The option of a directive; nothing where the line is none."""
+    """The option of a directive, or an empty string for other lines."""
     return line.split("=")[0].split()[1] if line.startswith(DIRECTIVES) else ""
 
 
 def parts(asked: Asked) -> Iterator[str]:
-    """The bash of a script in which words of the request stand, made to show what they come to."""
+    """The parts of a script that contain words of the request, changed to print their expansion."""
     lines = asked.script.split("\n")
     yield from (line for line in lines if line.lstrip().startswith("export "))
     end = lines.index("launcher=$!")
@@ -179,8 +179,8 @@ num_nodes=2 num_ranks=2 mpiexec=show step_script=show per_node=(-x) hosts=hosts
 
 
 def shown(scripts: list[Asked], folder: Path) -> list[list[list[str]]]:
-    """What the three kinds of parts of each script show when one bash runs them all."""
-    (folder / "a.txt").touch()  # something for a * to find
+    """The output of the three kinds of parts of each script, from one bash process."""
+    (folder / "a.txt").touch()  # a match for *
     program = PRELUDE + "".join(f"(\n{chr(10).join(parts(asked))}\n)\n" for asked in scripts)
     file = folder / "parts.sh"
     file.write_bytes(program.encode("utf-8", "surrogateescape"))
@@ -194,7 +194,7 @@ def shown(scripts: list[Asked], folder: Path) -> list[list[list[str]]]:
 
 
 def options(job: Job) -> Iterator[str]:
-    """Words that the header has to give back."""
+    """Words that must be in the header."""
     for option, value in (
         ("--queue", job.queue), ("--qos", job.qos), ("--account", job.account), ("--run-dir", job.run_dir),
         ("--filesystems", job.filesystems), ("--fallback", job.fallback),
@@ -208,7 +208,7 @@ def options(job: Job) -> Iterator[str]:
 def check(how_many: int, folder: Path) -> None:
     each = -(-how_many // len(NAMES))
     scripts = [asked for name in NAMES for asked in ask(each, load_site(name))]
-    # The generator has not wandered off to what is refused anyway.
+    # Most generated requests are not refused.
     assert len(scripts) > how_many / 5
     for asked, (launched, values, header) in zip(scripts, shown(scripts, folder), strict=True):
         job = asked.job
@@ -231,9 +231,7 @@ def test_5000_hostile_requests_run_nothing_and_add_no_directive(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("quoting", [lambda word: f'"{word}"', lambda word: word])
-def test_the_look_at_the_parts_would_see_a_word_that_is_quoted_wrongly(
-    quoting: object, tmp_path: Path
-) -> None:
+def test_the_check_of_the_parts_detects_a_wrongly_quoted_word(quoting: object, tmp_path: Path) -> None:
     job = Job(command=("./run", "$(touch canary)"))
     script = render(job, load_site("generic_slurm"))
     broken = script.replace(sh("$(touch canary)"), quoting("$(touch canary)"))  # type: ignore[operator]
@@ -242,7 +240,7 @@ def test_the_look_at_the_parts_would_see_a_word_that_is_quoted_wrongly(
         shown([Asked(job, load_site("generic_slurm"), broken)], tmp_path)
 
 
-def test_the_look_at_the_lines_would_see_a_directive_too_many() -> None:
+def test_the_check_of_the_lines_detects_an_additional_directive() -> None:
     asked = Asked(job := Job(queue="q"), site := load_site("generic_pbs"), render(job, site))
     no_line_of_its_own(asked)
     broken = replace(asked, script=asked.script.replace("#PBS -q q", "#PBS -q q\n#PBS -V"))

@@ -1,4 +1,4 @@
-"""Whatever a user types is refused, or arrives as it was typed; it never runs."""
+"""Input of users is refused or passed on unchanged; it is never executed."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ PLAIN_OR_HOSTILE = st.just("") | WORDS
     name=st.just("ddp") | WORDS,
     queue=PLAIN_OR_HOSTILE,
     account=PLAIN_OR_HOSTILE,
-    run_dir=PLAIN_OR_HOSTILE.filter(lambda path: not path.startswith("/")),  # the script makes it
+    run_dir=PLAIN_OR_HOSTILE.filter(lambda path: not path.startswith("/")),  # the script creates it
     value=WORDS,
     command=st.lists(WORDS, max_size=4),
 )
-def test_nothing_of_it_runs_and_the_command_gets_exactly_its_words(
+def test_hostile_arguments_are_not_executed_and_reach_the_command_unchanged(
     name: str, queue: str, account: str, run_dir: str, value: str, command: list[str]
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -65,7 +65,7 @@ def test_nothing_of_it_runs_and_the_command_gets_exactly_its_words(
 
 @settings(max_examples=60, deadline=None)
 @given(name=WORDS, queue=WORDS, account=WORDS)
-def test_a_directive_keeps_its_one_line(name: str, queue: str, account: str) -> None:
+def test_a_directive_stays_on_one_line(name: str, queue: str, account: str) -> None:
     try:
         text = render(Job(name=name, queue=queue, account=account), load_site("generic_pbs"))
     except RequestError:

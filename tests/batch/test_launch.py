@@ -44,7 +44,7 @@ def planned(
 
 
 def options(launch: Launch) -> list[str]:
-    """The words between the launcher and the program."""
+    """The arguments between the launcher and the program."""
     return list(launch.argv[1 : launch.argv.index("true")])
 
 
@@ -55,7 +55,7 @@ def refused(environ: dict[str, str], profile: str = "", num_ranks: int | None = 
     return str(caught.value)
 
 
-# The line itself
+# The launch line
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def refused(environ: dict[str, str], profile: str = "", num_ranks: int | None = 
         ("perlmutter", "HYDRA", {"launcher": "mpiexec", "ranks_per_node": 2}),
     ],
 )
-def test_the_launcher_gets_what_the_rendered_script_gives_it(
+def test_the_launcher_gets_the_same_arguments_and_environment_as_from_a_rendered_script(
     sandbox: Sandbox, profile: str, version: str, job: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ddp_hpc.launch.capacity.cpus_here", lambda: 64)
@@ -84,7 +84,7 @@ def test_the_launcher_gets_what_the_rendered_script_gives_it(
         sandbox.program(name, "")
     (sandbox.work / "a.py").touch()
     monkeypatch.chdir(sandbox.work)
-    given = pbs(sandbox, "a", "b")  # and the site's module command
+    given = pbs(sandbox, "a", "b")  # with the module command of the site
     if site.scheduler == "slurm":
         given = {**slurm(2), "SLURM_SUBMIT_DIR": str(sandbox.work), "BASH_ENV": given["BASH_ENV"]}
         given["SLURM_JOB_CPUS_PER_NODE"] = f"{site.node.threads}(x2)"  # whole nodes
@@ -95,9 +95,9 @@ def test_the_launcher_gets_what_the_rendered_script_gives_it(
     words, seen = sandbox.words(), sandbox.seen()
     for passed in (f"{sandbox.work}/torchrun_script.sh", f"{sandbox.bin}/torchrun_script.sh"):
         words = ["torchrun_script.sh" if word == passed else word for word in words]
-    # Only a script has these.
+    # Only scripts set these variables.
     of_a_chain = {"DDP_HPC_RUN_DIR", "DDP_HPC_MAX_ATTEMPTS", "DDP_HPC_DEADLINE", "DDP_HPC_ATTEMPT"}
-    of_a_chain |= {"DDP_HPC_THIS_ATTEMPT"}
+    of_a_chain |= {"DDP_HPC_THIS_ATTEMPT", "DDP_HPC_STATE_FORMAT"}
     words = " ".join(f"[{word}]" for word in words)
     for name in of_a_chain:
         words = words.replace(f"[-x] [{name}] ", "")
@@ -115,7 +115,7 @@ def test_the_launcher_gets_what_the_rendered_script_gives_it(
 
 @pytest.fixture
 def profile_with(tmp_path: Path) -> Callable[[str], str]:
-    """Makes a profile of one's own, any Slurm machine with these lines; gives its path."""
+    """Writes a user's profile that extends generic_slurm with these lines, and returns its path."""
 
     def write(text: str) -> str:
         path = tmp_path / "mine.toml"
@@ -125,14 +125,14 @@ def profile_with(tmp_path: Path) -> Callable[[str], str]:
     return write
 
 
-def test_settings_of_several_nodes_are_for_several_nodes_only(sandbox: Sandbox) -> None:
+def test_settings_for_several_nodes_are_not_used_on_one_node(sandbox: Sandbox) -> None:
     sandbox.launcher("mpiexec", version="PALS")
     environ = sandbox.environ(**pbs(sandbox, "a", "b"))
     assert "NCCL_NET" in planned(environ, "polaris").exports
     assert "NCCL_NET" not in planned(environ, "polaris", num_ranks=4).exports, "which one node holds"
 
 
-def test_variables_that_the_site_does_without_are_taken_away(
+def test_variables_that_the_site_unsets_are_removed(
     sandbox: Sandbox, profile_with: Callable[[str], str]
 ) -> None:
     sandbox.launcher("srun")
@@ -148,7 +148,7 @@ def test_variables_that_the_site_does_without_are_taken_away(
     assert launch.environ(environ)["PATHS"] == "/x", "nothing of the old value"
 
 
-def test_what_is_only_inside_a_container_is_not_looked_for(
+def test_a_program_in_a_container_is_not_searched_on_the_path(
     sandbox: Sandbox, profile_with: Callable[[str], str]
 ) -> None:
     sandbox.launcher("srun")
@@ -157,14 +157,14 @@ def test_what_is_only_inside_a_container_is_not_looked_for(
     assert launch.argv[-4:] == ("apptainer", "exec", "my image.sif", "program-of-the-image")
 
 
-def test_in_the_shell_of_srun_pty_the_ranks_do_not_wait_for_that_shells_cpus(sandbox: Sandbox) -> None:
+def test_ranks_overlap_with_the_shell_of_srun_pty(sandbox: Sandbox) -> None:
     sandbox.launcher("srun")
     environ = sandbox.environ(**slurm(1, SLURM_STEP_ID="0", SLURM_STEP_NUM_TASKS="1"))
     assert planned(environ).exports["SLURM_OVERLAP"] == "1"
     assert "SLURM_OVERLAP" not in planned(sandbox.environ(**slurm(1))).exports
 
 
-def test_the_dry_run_prints_one_line_that_bash_runs_as_it_is(sandbox: Sandbox) -> None:
+def test_the_dry_run_prints_one_line_that_bash_can_run(sandbox: Sandbox) -> None:
     sandbox.launcher("srun")
     environ = sandbox.environ(**slurm(2))
     argv = [sys.executable, "-m", "ddp_hpc", "launch", "--env", "A=x y", "--dry-run", "--", *PROGRAM]
@@ -180,7 +180,7 @@ def test_the_dry_run_prints_one_line_that_bash_runs_as_it_is(sandbox: Sandbox) -
 
 
 @pytest.mark.parametrize("separator", [[], ["--"]], ids=["without --", "with --"])
-def test_the_command_begins_with_the_first_word_that_is_no_option(
+def test_the_command_begins_with_the_first_word_that_is_not_an_option(
     sandbox: Sandbox, separator: list[str]
 ) -> None:
     sandbox.launcher("srun")
@@ -192,12 +192,12 @@ def test_the_command_begins_with_the_first_word_that_is_no_option(
     assert "--ntasks=8" in sandbox.words()
 
 
-# How many
+# Number of ranks
 
 
 def test_all_gpus_of_all_nodes_of_the_profile_are_used(sandbox: Sandbox) -> None:
     sandbox.launcher("mpiexec", version="PALS")
-    # A node is repeated for each of its mpiprocs.
+    # A node is listed once per mpiproc.
     launch = planned(sandbox.environ(**pbs(sandbox, "a", "a", "b", "b", "c", "c")), "polaris")
     assert options(launch)[:4] == ["-n", "12", "--ppn", "4"]
     assert "12 ranks on 3 nodes of pbs job 12.pbs-srv" in launch.about
@@ -212,7 +212,7 @@ def test_all_gpus_of_all_nodes_of_the_profile_are_used(sandbox: Sandbox) -> None
         (1, ["--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--cpus-per-task=16"]),
     ],
 )
-def test_n_ranks_fill_as_few_nodes_as_they_need_and_those_evenly(
+def test_n_ranks_are_distributed_evenly_over_the_minimum_number_of_nodes(
     sandbox: Sandbox, num_ranks: int, expected: list[str]
 ) -> None:
     sandbox.launcher("srun")
@@ -220,20 +220,20 @@ def test_n_ranks_fill_as_few_nodes_as_they_need_and_those_evenly(
     assert options(launch)[:4] == expected
 
 
-def test_slurms_word_on_gpus_counts_where_the_profile_knows_none(sandbox: Sandbox) -> None:
+def test_gpus_are_taken_from_slurm_if_the_profile_defines_none(sandbox: Sandbox) -> None:
     sandbox.launcher("srun")
     for told in ({"SLURM_GPUS_ON_NODE": "2"}, {"SLURM_GPUS_PER_NODE": "a100:2"}):
         launch = planned(sandbox.environ(**slurm(1, **told)))
         assert "--ntasks=2" in options(launch)
 
 
-def test_a_part_of_a_node_has_as_many_ranks_as_it_has_gpus(sandbox: Sandbox) -> None:
+def test_a_partial_node_has_one_rank_per_allocated_gpu(sandbox: Sandbox) -> None:
     sandbox.launcher("srun")
     environ = sandbox.environ(**slurm(1, SLURM_GPUS_ON_NODE="2", SLURM_JOB_CPUS_PER_NODE="32"))
     assert {"--ntasks=2", "--cpus-per-task=16"} <= set(options(planned(environ, "perlmutter")))
 
 
-def test_without_gpus_the_tasks_that_the_job_named_count(sandbox: Sandbox) -> None:
+def test_without_gpus_the_tasks_of_the_job_determine_the_ranks(sandbox: Sandbox) -> None:
     sandbox.launcher("srun")
     named = sandbox.environ(**slurm(2, SLURM_NTASKS="6", SLURM_TASKS_PER_NODE="3(x2)"))
     assert "--ntasks=6" in options(planned(named))
@@ -242,14 +242,14 @@ def test_without_gpus_the_tasks_that_the_job_named_count(sandbox: Sandbox) -> No
     assert {"--ntasks=16", "--cpus-per-task=8"} <= set(options(planned(unnamed)))
 
 
-def test_without_gpus_n_ranks_spread_over_all_nodes(sandbox: Sandbox) -> None:
+def test_without_gpus_n_ranks_are_distributed_over_all_nodes(sandbox: Sandbox) -> None:
     sandbox.launcher("srun")
     launch = planned(sandbox.environ(**slurm(2)), num_ranks=6)
     assert {"--nodes=2", "--ntasks-per-node=3", "--cpus-per-task=21"} <= set(options(launch))
 
 
 @pytest.mark.parametrize(("cores", "ranks"), [(1, 1), (2, 2), (8, 2), (64, 8), (128, 16)])
-def test_a_node_without_gpus_has_a_rank_for_each_8_cores(cores: int, ranks: int) -> None:
+def test_a_node_without_gpus_has_one_rank_per_8_cores(cores: int, ranks: int) -> None:
     assert ranks_for(cores) == ranks
 
 
@@ -271,17 +271,17 @@ def test_a_node_without_gpus_has_a_rank_for_each_8_cores(cores: int, ranks: int)
         ),
     ],
 )
-def test_what_the_allocation_has_no_room_for_is_refused(
+def test_a_launch_larger_than_the_allocation_is_refused(
     sandbox: Sandbox, extra: dict[str, str], num_ranks: int | None, job: dict[str, object], message: str
 ) -> None:
     sandbox.launcher("srun")
     assert message in refused(sandbox.environ(**slurm(2, **extra)), num_ranks=num_ranks, **job)
 
 
-# Which allocation, which profile
+# Selection of the allocation and the profile
 
 
-def test_the_shells_of_sbatch_and_salloc_tell_their_nodes() -> None:
+def test_the_nodes_of_sbatch_and_salloc_are_detected() -> None:
     for case, gpus in (("sbatch-shell", 2), ("salloc-shell", 0)):
         found = find_allocation(load(case, 0))
         assert (found.scheduler, found.num_nodes, found.tasks_per_node) == ("slurm", 2, 2)
@@ -300,13 +300,13 @@ def test_the_shells_of_sbatch_and_salloc_tell_their_nodes() -> None:
         "pals-pmix",
     ],
 )
-def test_a_rank_does_not_start_all_ranks_again(case: str) -> None:
+def test_a_launch_inside_a_rank_is_refused(case: str) -> None:
     with pytest.raises(RequestError, match="Run ddp-hpc launch once, without"):
         find_allocation(load(case, 1))
 
 
 @pytest.mark.parametrize("name", ["PALS_RANKID", "TORCHELASTIC_RUN_ID"])
-def test_one_rank_a_node_is_told_no_size_and_is_refused_too(name: str) -> None:
+def test_a_launch_inside_a_single_rank_per_node_is_refused(name: str) -> None:
     with pytest.raises(RequestError, match=f"{name}=0: this process was started by a launcher"):
         find_allocation({name: "0", "PALS_LOCAL_SIZE": "1"})
 
@@ -322,18 +322,18 @@ def test_one_rank_a_node_is_told_no_size_and_is_refused_too(name: str) -> None:
         ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "9" * 30}, "the number of nodes is needed"),
     ],
 )
-def test_variables_that_tell_no_nodes_are_refused(environ: dict[str, str], message: str) -> None:
+def test_variables_without_nodes_are_refused(environ: dict[str, str], message: str) -> None:
     with pytest.raises(RequestError, match=message.replace("(", r"\(")):
         find_allocation(environ)
 
 
-def test_garbage_in_the_other_variables_of_slurm_counts_as_not_told(sandbox: Sandbox) -> None:
+def test_invalid_values_of_optional_slurm_variables_are_ignored(sandbox: Sandbox) -> None:
     names = ("SLURM_JOB_CPUS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_GPUS_ON_NODE", "SLURM_NTASKS")
     found = find_allocation(slurm(2, **dict.fromkeys(names, "x(x,")))
     assert (found.cpus_per_node, found.tasks_per_node, found.gpus_per_node) == (0, 0, 0)
 
 
-def test_inside_an_allocation_a_guess_gives_way_to_its_scheduler(sandbox: Sandbox) -> None:
+def test_the_scheduler_of_the_allocation_has_priority_over_a_detected_profile(sandbox: Sandbox) -> None:
     sandbox.launcher("mpiexec")
     sandbox.program("sbatch", "")
     assert "profile generic_pbs: inside" in planned(sandbox.environ(**pbs(sandbox, "a"))).why
@@ -345,17 +345,17 @@ def test_a_profile_of_another_scheduler_is_refused(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.parametrize(("profile", "get_one"), [("polaris", "qsub -I"), ("perlmutter", "salloc")])
-def test_a_sites_login_node_starts_no_ranks(sandbox: Sandbox, profile: str, get_one: str) -> None:
+def test_no_ranks_are_started_on_a_login_node(sandbox: Sandbox, profile: str, get_one: str) -> None:
     assert f"Get one with {get_one}, or use --profile local" in refused(sandbox.environ(), profile)
 
 
-def test_a_scheduler_whose_allocations_are_not_understood_is_named(sandbox: Sandbox) -> None:
+def test_a_scheduler_with_unsupported_allocations_is_named(sandbox: Sandbox) -> None:
     text = refused(sandbox.environ(), "tuolumne")
     assert "has Flux, but launch works in allocations of Slurm and PBS only. Write a script" in text
 
 
 def test_without_a_scheduler_this_machine_is_used(sandbox: Sandbox) -> None:
-    sandbox.program("sbatch", "")  # one's own machine may have it
+    sandbox.program("sbatch", "")  # the machine of the tests can have it
     launch = planned(sandbox.environ(), num_ranks=3)
     assert launch.why.startswith("profile local: this shell is not in an allocation")
     assert launch.argv[1:3] == ("-n", "3")
@@ -363,12 +363,12 @@ def test_without_a_scheduler_this_machine_is_used(sandbox: Sandbox) -> None:
     assert launch.about.startswith("3 ranks on this machine, by ")
 
 
-def test_profile_local_in_an_allocation_means_this_node_alone(sandbox: Sandbox) -> None:
+def test_profile_local_in_an_allocation_uses_only_this_node(sandbox: Sandbox) -> None:
     launch = planned(sandbox.environ(**slurm(2)), "local", num_ranks=2)
     assert launch.about.startswith("2 ranks on this machine")
 
 
-def test_this_machine_may_be_overcommitted_but_not_beyond_the_ranks_a_node_that_were_named(
+def test_this_machine_can_be_overcommitted_up_to_the_given_ranks_per_node(
     sandbox: Sandbox,
 ) -> None:
     assert planned(sandbox.environ(), "local", 4 * cpus_here()).argv[2] == str(4 * cpus_here())
@@ -393,10 +393,10 @@ def test_gpus_are_counted_by_nvidia_smi(sandbox: Sandbox) -> None:
     assert gpus_here(sandbox.environ()) == 0
 
 
-# What is missing
+# Missing programs
 
 
-def test_without_a_command_it_says_what_is_needed() -> None:
+def test_a_missing_command_is_reported() -> None:
     done = run_cli("launch", "-n", "2")
     assert (done.returncode, done.stdout) == (2, b"")
     assert b"no command given. Example: ddp-hpc launch -n 8 -- python -m ddp_hpc.train" in done.stderr
@@ -413,7 +413,7 @@ def test_without_a_command_it_says_what_is_needed() -> None:
         ("", "the command is empty"),
     ],
 )
-def test_a_program_that_is_not_there_is_known_before_ranks_are_started(
+def test_a_missing_program_is_detected_before_ranks_are_started(
     sandbox: Sandbox, program: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sandbox.launcher("srun")
@@ -424,20 +424,20 @@ def test_a_program_that_is_not_there_is_known_before_ranks_are_started(
     assert "\n" not in str(caught.value)
 
 
-def test_a_launcher_that_is_not_there_is_named(sandbox: Sandbox) -> None:
+def test_a_missing_launcher_is_named(sandbox: Sandbox) -> None:
     environ = sandbox.environ(**slurm(1))
     for name in ("bash", "true"):
         (sandbox.bin / name).symlink_to(f"/bin/{name}")
     environ["PATH"] = str(sandbox.bin)
     assert "srun was not found on the PATH" in refused(environ)
     assert "no mpiexec of an MPI library found on the PATH" in refused(environ, launcher="mpiexec")
-    sandbox.program("mpiexec", "#!/bin/bash\nexit 1\n")  # as PBS's own
+    sandbox.program("mpiexec", "#!/bin/bash\nexit 1\n")  # like that of PBS
     assert "no mpiexec of an MPI library found on the PATH" in refused(environ, launcher="mpiexec")
     environ["DDP_HPC_MPIEXEC"] = "/no/mpiexec"
     assert "DDP_HPC_MPIEXEC=/no/mpiexec is not an executable program" in refused(environ, launcher="mpiexec")
 
 
-def test_the_machines_mpiexec_goes_before_that_of_a_python_environment(sandbox: Sandbox) -> None:
+def test_the_machines_mpiexec_is_preferred_over_that_of_a_python_environment(sandbox: Sandbox) -> None:
     own = sandbox.launcher("mpiexec", folder=sandbox.folder / "venv" / "bin")
     environ = sandbox.environ(**slurm(1), VIRTUAL_ENV=str(sandbox.folder / "venv"))
     environ["PATH"] = f"{own.parent}:{environ['PATH']}"
@@ -446,7 +446,7 @@ def test_the_machines_mpiexec_goes_before_that_of_a_python_environment(sandbox: 
     assert planned(environ, launcher="mpiexec").argv[0] == str(site)
 
 
-def test_pbs_own_mpiexec_is_none_wherever_it_stands(sandbox: Sandbox) -> None:
+def test_the_mpiexec_of_pbs_is_never_used(sandbox: Sandbox) -> None:
     pbs = sandbox.program("mpiexec", PBS_MPIEXEC)
     own = sandbox.launcher("mpiexec", folder=sandbox.folder / "venv" / "bin")
     environ = sandbox.environ(**slurm(1), VIRTUAL_ENV=str(sandbox.folder / "venv"))
@@ -457,7 +457,7 @@ def test_pbs_own_mpiexec_is_none_wherever_it_stands(sandbox: Sandbox) -> None:
     assert "is PBS's own mpiexec, not an MPI launcher" in refused(environ, launcher="mpiexec")
 
 
-# The launcher takes this process's place
+# The launcher replaces this process
 
 
 def launching(sandbox: Sandbox, *command: str) -> subprocess.Popen[bytes]:
@@ -468,7 +468,7 @@ def launching(sandbox: Sandbox, *command: str) -> subprocess.Popen[bytes]:
     )
 
 
-def test_the_exit_code_is_the_launchers_own(sandbox: Sandbox) -> None:
+def test_the_exit_code_is_that_of_the_launcher(sandbox: Sandbox) -> None:
     sandbox.launcher("srun", then="exit 37")
     process = launching(sandbox, "true")
     assert process.communicate(timeout=30)[0] == b""
@@ -488,7 +488,7 @@ def test_signals_reach_the_launcher_and_are_not_ignored_by_it(sandbox: Sandbox) 
     assert process.returncode == 5
 
 
-def test_ranks_on_this_machine_meet_over_the_local_mpiexec(tmp_path: Path) -> None:
+def test_ranks_on_this_machine_connect_through_the_local_mpiexec(tmp_path: Path) -> None:
     program = "import os; print(os.environ['PMI_RANK'], os.environ['PMI_SIZE'], os.environ['A'])"
     argv = [sys.executable, "-m", "ddp_hpc", "launch", "--profile", "local", "-n", "2", "--env", "A=b c"]
     start = time.monotonic()

@@ -1,4 +1,4 @@
-"""Ranks, cores and devices of a node, and what is said about queues that may have changed."""
+"""Ranks, cores and devices per node, and warnings about the limits of queues."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ddp_hpc.request.rank_layout import lay_out
 from ddp_hpc.sites.site import load_site
 
 
-def test_a_rank_for_each_device_unless_asked_otherwise() -> None:
+def test_the_default_is_one_rank_per_device() -> None:
     assert lay_out(Job(), load_site("polaris")).ranks_per_node == 4
     assert lay_out(Job(ranks_per_node=2), load_site("polaris")).ranks_per_node == 2
     assert lay_out(Job(gpus_per_node=8), load_site("generic_slurm")).ranks_per_node == 8
     assert lay_out(Job(), load_site("generic_slurm")).ranks_per_node == 1
 
 
-def test_a_rank_gets_its_share_of_cores_as_threads_and_of_cpus_as_slurm_counts_them() -> None:
+def test_cores_and_cpus_are_divided_among_the_ranks() -> None:
     layout = lay_out(Job(), load_site("perlmutter"))
     assert (layout.threads_per_rank, layout.cpus_per_rank) == (16, 32)
     layout = lay_out(Job(ranks_per_node=2), load_site("perlmutter"))
@@ -49,7 +49,7 @@ def test_a_bound_rank_has_no_more_threads_than_the_cores_it_is_bound_to() -> Non
         (Job(cpus_per_node=256), "perlmutter", "has 128"),
     ],
 )
-def test_more_than_a_node_has_is_refused(job: Job, profile: str, said: str) -> None:
+def test_a_request_beyond_the_size_of_a_node_is_refused(job: Job, profile: str, said: str) -> None:
     with pytest.raises(RequestError) as caught:
         lay_out(job, load_site(profile))
     assert said in str(caught.value)
@@ -83,13 +83,13 @@ def test_more_than_a_node_has_is_refused(job: Job, profile: str, said: str) -> N
         (Job(launcher="torchrun", command=("python", "-c", "1")), "polaris", "cannot pass it '-c'"),
     ],
 )
-def test_what_the_scheduler_or_launcher_cannot_do_is_refused(job: Job, profile: str, said: str) -> None:
+def test_an_option_that_the_scheduler_or_launcher_lacks_is_refused(job: Job, profile: str, said: str) -> None:
     with pytest.raises(RequestError) as caught:
         render(job, load_site(profile))
     assert said in str(caught.value)
 
 
-def test_a_long_name_is_fine_where_the_scheduler_takes_it() -> None:
+def test_a_long_name_is_accepted_if_the_scheduler_accepts_it() -> None:
     assert "#SBATCH --job-name=sixteencharacter\n" in render(
         Job(name="sixteencharacter"), load_site("generic_slurm")
     )
@@ -99,14 +99,14 @@ def polaris_advice(**job: object) -> list[str]:
     return advice(Job(account="P", **job), load_site("polaris"))  # type: ignore[arg-type]
 
 
-def test_a_job_that_fits_its_queue_is_not_commented_on() -> None:
+def test_a_job_within_the_limits_of_its_queue_causes_no_warning() -> None:
     assert polaris_advice(num_nodes=2, queue="debug", walltime_s=3600) == []
 
 
 @pytest.mark.parametrize(
     ("num_nodes", "hours", "fits"), [(24, 3, True), (24, 4, False), (25, 6, True), (9, 1, False)]
 )
-def test_a_queue_may_give_larger_jobs_more_time(num_nodes: int, hours: int, fits: bool) -> None:
+def test_a_queue_can_have_longer_walltimes_for_larger_jobs(num_nodes: int, hours: int, fits: bool) -> None:
     assert (polaris_advice(num_nodes=num_nodes, queue="prod", walltime_s=hours * 3600) == []) is fits
 
 
@@ -132,7 +132,7 @@ def test_a_request_for_more_gpus_than_the_queue_gives_is_warned_about() -> None:
 
 
 @pytest.mark.parametrize(("ranks", "fits"), [(1, True), (8, False)])
-def test_where_pbs_counts_ranks_one_gpu_each_is_what_the_queue_counts(ranks: int, fits: bool) -> None:
+def test_if_pbs_counts_ranks_the_queue_counts_one_gpu_per_rank(ranks: int, fits: bool) -> None:
     assert (lines_about_queues("abci3", queue="rt_HG", ranks_per_node=ranks) == []) is fits
 
 
@@ -145,23 +145,23 @@ def test_where_pbs_counts_ranks_one_gpu_each_is_what_the_queue_counts(ranks: int
         ({"qos": "boost_qos_debug"}, False),
     ],
 )
-def test_limits_that_depend_on_a_qos_beside_the_partition(job: dict[str, object], fits: bool) -> None:
+def test_limits_can_depend_on_a_qos_in_addition_to_the_partition(job: dict[str, object], fits: bool) -> None:
     assert (lines_about_queues("leonardo", **job) == []) is fits
 
 
-def test_a_qos_stands_beside_its_partition_in_the_script() -> None:
+def test_the_script_contains_both_the_qos_and_the_partition() -> None:
     asked = render(Job(qos="boost_qos_dbg"), load_site("leonardo"))
     assert "\n#SBATCH --partition=boost_usr_prod\n#SBATCH --qos=boost_qos_dbg\n" in asked
     assert "--qos boost_qos_dbg" in asked.partition(" with: ")[2]
     assert "qos" not in render(Job(), load_site("leonardo"))
 
 
-def test_a_machine_without_gpus_is_not_told_how_to_ask_for_them() -> None:
+def test_a_machine_without_gpus_gets_no_advice_about_gpus() -> None:
     assert advice(Job(account="P"), load_site("crux")) == []
     assert "Use --gpus-per-node to request GPUs" in advice(Job(), load_site("generic_pbs"))[-1]
 
 
-def test_the_one_agent_of_torchrun_is_given_the_gpus_where_the_step_asks_for_them() -> None:
+def test_the_torchrun_agent_gets_all_gpus_if_the_step_requests_them() -> None:
     asked = render(Job(launcher="torchrun"), load_site("frontier"))
     (line,) = [line for line in asked.splitlines() if line.startswith("srun ")]
     assert line.endswith(" --gpus-per-task=8 \\")
@@ -172,7 +172,7 @@ def test_the_one_agent_of_torchrun_is_given_the_gpus_where_the_step_asks_for_the
     ("launcher", "line"),
     [("", 'ibrun -np "$num_ranks" \\'), ("torchrun", 'ibrun -np "$num_nodes" \\')],
 )
-def test_tacc_starts_ranks_and_agents_by_ibrun(launcher: str, line: str) -> None:
+def test_ibrun_starts_ranks_and_agents_at_tacc(launcher: str, line: str) -> None:
     asked = render(Job(num_nodes=2, launcher=launcher), load_site("stampede3")).splitlines()
     assert line in asked
     assert f"#SBATCH --ntasks-per-node={1 if launcher else 4}" in asked
@@ -184,7 +184,7 @@ def test_a_queue_that_the_profile_does_not_know_is_warned_about() -> None:
     assert "Polaris (ALCF) had no queue brandnew on 2026-08-19" in line
 
 
-def test_a_site_that_wants_an_account_says_so_and_the_script_says_how_to_give_it_later() -> None:
+def test_a_missing_account_is_reported_and_the_script_shows_how_to_set_it() -> None:
     site = load_site("polaris")
     assert advice(Job(), site)[-1].startswith("Polaris (ALCF) requires an account")
     assert "submit it with: qsub -A PROJECT SCRIPT\n" in render(Job(), site)

@@ -1,4 +1,4 @@
-"""How a profile says what a data file on Lustre is to look like, and the script hands it on."""
+"""Profiles set the striping of data files on Lustre, and scripts pass it on."""
 
 from __future__ import annotations
 

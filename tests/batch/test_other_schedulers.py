@@ -1,7 +1,7 @@
-"""Scripts for Flux and Grid Engine: their directives, their launch, and that they do not go on by themselves.
+"""Scripts for Flux and Grid Engine: their directives and launch lines. They do not requeue themselves.
 
-Neither scheduler was here to be tried: the stand-ins do what the manual pages of flux-core and the scripts of
-TSUBAME4's users say.
+Neither scheduler was available: the stand-ins follow the manual pages of flux-core and the scripts of
+users of TSUBAME4.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
 from ddp_hpc.sites.site import load_site
 from tests.batch.conftest import DIRECTIVES, Sandbox
-from tests.batch.test_going_on import SAY, folder
+from tests.batch.test_requeue import SAY, folder
 from tests.batch.test_scripts_run import MODULES, script
 
 FLUX = """#!/bin/bash
@@ -59,7 +59,7 @@ class TestFlux:
         assert done.returncode == 75
         assert done.stdout.decode().endswith(
             "stopped at step 3: no time left; this script submits no successor under Flux; "
-            f"to go on: cd {sandbox.work} && flux batch {folder(sandbox)}/job.sh\n"
+            f"to resume: cd {sandbox.work} && flux batch {folder(sandbox)}/job.sh\n"
         )
 
     def test_started_by_hand_it_says_how_to_submit_it(self, sandbox: Sandbox) -> None:
@@ -70,7 +70,7 @@ class TestFlux:
 
 class TestGridEngine:
     def environ(self, sandbox: Sandbox) -> dict[str, str]:
-        """What Grid Engine gives a job on two nodes; its list has three more columns behind a name."""
+        """The environment of a Grid Engine job on two nodes. Its list of hosts has three more columns."""
         hosts = sandbox.folder / "pe_hostfile"
         hosts.write_text("a 192 all.q@a UNDEFINED\nb 192 all.q@b UNDEFINED\n")
         modules = sandbox.folder / "modules.sh"
@@ -88,7 +88,7 @@ class TestGridEngine:
             "#$ -l h_rt=01:30:00",
             "#$ -j y",
         ]
-        assert "# No directive can set the account; submit this script with: qsub -g tga-x SCRIPT\n" in text
+        assert "# No directive names the account; submit this script with: qsub -g tga-x SCRIPT\n" in text
 
     def test_a_queue_is_a_kind_of_node(self) -> None:
         asked = render(Job(queue="node_q", ranks_per_node=1), load_site("tsubame4"))
@@ -114,12 +114,12 @@ class TestGridEngine:
         assert done.returncode == 75
         assert done.stdout.decode().endswith(
             "this script submits no successor under Grid Engine; "
-            f"to go on: cd {sandbox.work} && qsub -g tga-x {folder(sandbox)}/job.sh\n"
+            f"to resume: cd {sandbox.work} && qsub -g tga-x {folder(sandbox)}/job.sh\n"
         )
 
 
 @pytest.mark.parametrize("profile", ["tuolumne", "tsubame4"])
 @pytest.mark.parametrize("asked", [{"launcher": "torchrun"}, {"launcher": "srun"}, {"qos": "debug"}])
-def test_what_they_do_not_have_is_refused(profile: str, asked: dict[str, str]) -> None:
+def test_unsupported_options_are_refused(profile: str, asked: dict[str, str]) -> None:
     with pytest.raises(RequestError):
         render(Job(**asked), load_site(profile))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A profile of one's own: a file, or a few lines on top of a shipped one, and what is said of mistakes."""
+"""Profiles of users: separate files, extensions of shipped profiles, and messages about mistakes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ Own = Callable[..., Path]
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Own:
-    """Writes a profile beside the job; with `in_home`, where it has a name like a shipped one."""
+    """Writes a profile into the directory of the job, or with `in_home` into the user's profile directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 
@@ -85,7 +85,7 @@ def test_a_file_is_a_profile(tmp_path: Path) -> None:
     script = done.stdout.decode()
     assert "#PBS -l walltime=01:00:00" in script
     assert "export DDP_HPC_PROFILE=mine" in script
-    # The command line that writes the script again has to find the file again.
+    # The command line that renders the script again must find the file.
     assert "ddp-hpc render --profile ./mine.toml --walltime 01:00:00" in script
 
 
@@ -98,7 +98,7 @@ def test_a_file_that_cannot_be_read_is_refused(own: Own, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["my site", "-x", "a;b", "x$(id)"])
-def test_a_file_whose_name_no_variable_could_carry_is_refused(own: Own, name: str) -> None:
+def test_a_file_name_that_cannot_be_in_a_variable_is_refused(own: Own, name: str) -> None:
     own(MINE, name)
     assert "Rename the file" in refused(f"./{name}.toml")
 
@@ -238,13 +238,13 @@ def test_a_value_of_another_type_is_refused_with_its_line(own: Own, line: str, s
         ('launch = { default = "mpiexec", cpu_bind = ["0-7"] }', "1 sets of cores for 0 devices"),
     ],
 )
-def test_a_value_that_means_nothing_is_refused_with_what_would(own: Own, line: str, said: str) -> None:
+def test_an_invalid_value_is_refused_with_the_valid_ones(own: Own, line: str, said: str) -> None:
     text = MINE.replace('[launch]\ndefault = "mpiexec"\n', "") if line.startswith("launch") else MINE
     assert said in refused(own(f"{line}\n{text}"))
 
 
 @pytest.mark.parametrize("key", ["title", "scheduler", "owner", "checked", "default"])
-def test_a_key_that_every_profile_needs_is_asked_for(own: Own, key: str) -> None:
+def test_a_missing_required_key_is_reported(own: Own, key: str) -> None:
     text = "".join(line for line in MINE.splitlines(True) if not line.startswith(f"{key} ="))
     assert f'the key "{key}" is missing; add it' in refused(own(text))
 
@@ -325,7 +325,7 @@ class TestFallback:
             render(Job(fallback="no-gdr"), load_site("generic_pbs"))
 
 
-def test_a_queue_that_the_profile_does_not_have_is_a_warning_since_tables_age(own: Own) -> None:
+def test_a_queue_that_is_not_in_the_profile_is_a_warning(own: Own) -> None:
     own('extends = "polaris"\nowner = "me"\n')
     site = load_site("./mine.toml")
     job = Job(queue="R123456", account="a", walltime_s=600)
@@ -334,7 +334,7 @@ def test_a_queue_that_the_profile_does_not_have_is_a_warning_since_tables_age(ow
     assert "#PBS -q R123456\n" in render(job, site)
 
 
-def test_the_own_file_is_shown_as_it_is(own: Own, tmp_path: Path) -> None:
+def test_a_users_profile_file_is_shown_unchanged(own: Own, tmp_path: Path) -> None:
     own(MINE + "# a comment\n")
     done = run_cli("profiles", "show", "./mine.toml", cwd=tmp_path)
     assert done.stdout.decode() == MINE + "# a comment\n"
@@ -355,7 +355,7 @@ class TestThePage:
             "sources": Source,
         }
         keys = {field.name for kind in (Site, *tables.values()) for field in fields(kind)}
-        # What the reader of a file fills in.
+        # The reader of a file sets these.
         assert keys - named == {"file"}
 
     def test_its_example_is_a_profile_without_fault(self, own: Own) -> None:

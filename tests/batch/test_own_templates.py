@@ -1,4 +1,4 @@
-"""A template of one's own: what it may have, and how one ends that is broken, hostile or endless."""
+"""Templates of users: what they can use, and how broken, hostile or endless ones are stopped."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def own(text: str, path: str = "mine.j2") -> str:
 
 
 def refused(text: str) -> str:
-    """What the child process would say, without a process."""
+    """The answer of the child process, without starting it."""
     names = {"job": Job(), "exports": [], "site": load_site("generic_slurm")}
     said, code = templates._answer(Path(own(text)).resolve(), names)
     assert code == 2
@@ -53,7 +53,7 @@ def refused_by_render(text: str) -> str:
     return str(caught.value)
 
 
-def test_it_extends_a_shipped_one_and_changes_one_part(tmp_path: Path) -> None:
+def test_a_template_can_extend_a_shipped_one_and_override_a_block(tmp_path: Path) -> None:
     own(MINE)
     done = run_cli("render", "--profile", "generic_slurm", "--template", "mine.j2", cwd=tmp_path)
     shipped = render(Job(), load_site("generic_slurm"))
@@ -64,24 +64,24 @@ def test_it_extends_a_shipped_one_and_changes_one_part(tmp_path: Path) -> None:
     assert done.stdout.decode() == changed
 
 
-def test_it_includes_a_file_beside_it_wherever_the_command_runs(tmp_path: Path) -> None:
+def test_a_template_can_include_a_file_from_its_directory(tmp_path: Path) -> None:
     own("# {{ job.name }}\n", "site/part.j2")
     path = own('#!/bin/bash\n{% include "part.j2" %}', "site/mine.j2")
     assert render(Job(template=path), load_site("generic_slurm")) == "#!/bin/bash\n# ddp\n"
 
 
-def test_one_with_a_shipped_name_may_extend_the_shipped_one() -> None:
+def test_a_template_with_a_shipped_name_can_extend_the_shipped_one() -> None:
     path = own(MINE, "slurm.sh.j2")
     assert "mine, 1 nodes" in render(Job(template=path), load_site("generic_slurm"))
 
 
-def test_a_bare_name_is_found_in_the_users_folder_of_templates() -> None:
+def test_a_bare_name_is_found_in_the_users_template_directory() -> None:
     own(MINE, "config/ddp-hpc/templates/mine.j2")
     assert "mine, 1 nodes" in render(Job(template="mine.j2"), load_site("generic_slurm"))
 
 
 @pytest.mark.parametrize("folder", ["here", "config/ddp-hpc/templates"])
-def test_a_profile_names_one_beside_it_or_in_the_users_folder(folder: str) -> None:
+def test_a_profile_can_name_a_template_in_its_or_the_users_directory(folder: str) -> None:
     own(MINE, f"{folder}/mine.j2")
     own('extends = "generic_slurm"\nowner = "me"\ntemplate = "mine.j2"\n', "here/mysite.toml")
     script = render(Job(), load_site("here/mysite.toml"))
@@ -90,7 +90,7 @@ def test_a_profile_names_one_beside_it_or_in_the_users_folder(folder: str) -> No
 
 
 @pytest.mark.parametrize("name", ["none.j2", "../mine.j2", "/etc/passwd", "a\nb", "..", "x" * 10_000])
-def test_a_profile_that_names_one_elsewhere_is_refused(name: str) -> None:
+def test_a_profile_with_a_template_elsewhere_is_refused(name: str) -> None:
     own(MINE)
     text = 'extends = "generic_slurm"\nowner = "me"\ntemplate = """' + name + '"""\n'
     with pytest.raises(RequestError, match=r"mysite.toml: template .* was not found in"):
@@ -98,7 +98,7 @@ def test_a_profile_that_names_one_elsewhere_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["none.j2", ".", "/dev/zero", "x/mine.j2", "a\0b", "x" * 10_000])
-def test_one_that_is_no_file_is_refused(path: str) -> None:
+def test_a_template_that_is_not_a_file_is_refused(path: str) -> None:
     with pytest.raises(RequestError, match="template"):
         render(Job(template=path), load_site("generic_slurm"))
 
@@ -121,7 +121,7 @@ def test_one_that_is_no_file_is_refused(path: str) -> None:
         ("#" * (1024 * 1024 + 1), "", "mine.j2 is larger than 1 MiB"),
     ],
 )
-def test_a_broken_one_is_refused_with_its_line(text: str, line: str, said: str) -> None:
+def test_a_broken_template_is_refused_with_its_line(text: str, line: str, said: str) -> None:
     found = refused(text)
     assert found.startswith(f"mine.j2{line}: ") or not line
     assert said in found
@@ -142,7 +142,7 @@ def test_a_broken_one_is_refused_with_its_line(text: str, line: str, said: str) 
         "([job] | map(attribute='__class__') | first).x",
     ],
 )
-def test_one_that_reaches_for_pythons_internals_is_refused(expression: str) -> None:
+def test_a_template_that_accesses_python_internals_is_refused(expression: str) -> None:
     said = refused("#!/bin/bash\n{{ " + expression + " }}")
     assert "unsafe" in said or "undefined" in said
     assert not Path("canary").exists()
@@ -152,7 +152,7 @@ def test_one_that_reaches_for_pythons_internals_is_refused(expression: str) -> N
 @pytest.mark.parametrize(
     "name", ["/etc/passwd", "../secret", "sub/secret", "link", "./secret", "pipe", "sub"]
 )
-def test_one_that_reads_other_files_is_refused(tag: str, name: str) -> None:
+def test_a_template_that_reads_other_files_is_refused(tag: str, name: str) -> None:
     own("SECRET", "sub/secret")
     own("SECRET", "secret-elsewhere")
     Path("link").symlink_to("secret-elsewhere")
@@ -178,7 +178,7 @@ def test_one_that_reads_other_files_is_refused(tag: str, name: str) -> None:
     ],
     ids=["loops", "power", "large", "doubling"],
 )
-def test_one_that_never_ends_or_fills_the_memory_is_ended(
+def test_a_template_without_end_or_with_too_much_memory_is_killed(
     text: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(templates, "_CHILD", templates._CHILD.replace("child()", "child(max_cpu_s=1)"))
@@ -201,17 +201,17 @@ def test_one_that_never_ends_or_fills_the_memory_is_ended(
         ),
     ],
 )
-def test_render_ends_in_that_line(text: str, said: str) -> None:
+def test_render_reports_the_error_in_one_line(text: str, said: str) -> None:
     assert refused_by_render(text).startswith(said)
 
 
-def test_values_of_directives_are_checked_before_it_sees_them() -> None:
+def test_directive_values_are_checked_before_a_template_gets_them() -> None:
     path = own("#!/bin/bash\n#SBATCH -p {{ directives.queue }}\n")
     with pytest.raises(RequestError, match="queue"):
         render(Job(template=path, queue="x\n#SBATCH --uid=0"), load_site("generic_slurm"))
 
 
-def test_the_page_names_everything_that_a_template_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_documents_all_variables_of_templates(monkeypatch: pytest.MonkeyPatch) -> None:
     given: set[str] = set()
 
     def seen(_name: str, names: dict[str, object]) -> str:
@@ -232,7 +232,7 @@ def test_the_example_of_the_page_works() -> None:
     assert 'echo "job $SLURM_JOB_ID of ddp on 2 nodes" >>jobs.log\n' in script
 
 
-def test_sh_quotes_numbers_and_refuses_what_is_not_there() -> None:
+def test_sh_quotes_numbers_and_refuses_undefined_values() -> None:
     assert templates._answer(Path(own("{{ job.num_nodes | sh }}")).resolve(), {"job": Job(num_nodes=5)}) == (
         "5",
         0,

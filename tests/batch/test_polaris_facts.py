@@ -1,4 +1,4 @@
-"""What the script for Polaris says, line by line, beside the page that each line rests on.
+"""The lines of the script for Polaris, each with the page that documents it.
 
 The pages are those of argonne-lcf/user-guides at 7d04a3f91d5e, read on 2026-08-19, unless another is named.
 """
@@ -38,7 +38,7 @@ def script() -> list[str]:
 
 
 def beyond_one_node(script: list[str]) -> list[str]:
-    """The exports that only a job of several nodes makes, without their comments."""
+    """The exports of jobs on several nodes, without their comments."""
     start = script.index("if ((num_nodes > 1)); then")
     block = script[start + 1 : script.index("fi", start)]
     return [line.strip() for line in block if not line.strip().startswith("#")]
@@ -49,11 +49,11 @@ def test_the_directives_are_these_and_no_others(script: list[str]) -> None:
         "#PBS -N ddp",
         "#PBS -l select=2:system=polaris",  # RUNNING_JOBS
         "#PBS -l place=scatter",  # RUNNING_JOBS
-        "#PBS -l walltime=00:30:00",  # demanded: RUNNING_JOBS; debug takes 5 minutes to 1 hour
-        "#PBS -l filesystems=home:eagle",  # demanded, of these two: RUNNING_JOBS
+        "#PBS -l walltime=00:30:00",  # required: RUNNING_JOBS; debug allows 5 minutes to 1 hour
+        "#PBS -l filesystems=home:eagle",  # required: RUNNING_JOBS
         "#PBS -q debug",  # 1 to 2 nodes: RUNNING_JOBS
-        "#PBS -A datascience",  # demanded: RUNNING_JOBS
-        "#PBS -k doe",  # what the site forces anyway: RUNNING_JOBS
+        "#PBS -A datascience",  # required: RUNNING_JOBS
+        "#PBS -k doe",  # the site always sets this: RUNNING_JOBS
         "#PBS -j oe",
     ]
 
@@ -65,23 +65,23 @@ def test_the_directives_are_these_and_no_others(script: list[str]) -> None:
         ("module use /soft/modulefiles", PYTORCH),
         ("module load conda", PYTORCH),
         ("conda activate base", PYTORCH),
-        ("num_ranks=$((num_nodes * 4))", USING_GPUS),  # four GPUs, a rank for each
-        ("export OMP_NUM_THREADS=8", USING_GPUS),  # 32 cores; 64 unless set, seen in NCCL_TESTS
+        ("num_ranks=$((num_nodes * 4))", USING_GPUS),  # four GPUs, one rank per GPU
+        ("export OMP_NUM_THREADS=8", USING_GPUS),  # 32 cores; the default is 64, as in NCCL_TESTS
         ("export http_proxy=http://proxy.alcf.anl.gov:3128", GETTING_STARTED),
         ("export https_proxy=http://proxy.alcf.anl.gov:3128", GETTING_STARTED),
         (f"export no_proxy={NO_PROXY}", GETTING_STARTED),
         # PBS's own TMPDIR is /var/tmp/pbs.JOBID.polaris-pbs-01.hsn...: "AF_UNIX path too long".
         ("if ((${#TMPDIR} > 40)); then export TMPDIR=/tmp; fi", KNOWN_ISSUES),
-        # The names in PBS_NODEFILE end in it, what `hostname` says does not.
+        # The names in PBS_NODEFILE have this suffix, the output of `hostname` does not.
         ("export DDP_HPC_FABRIC_SUFFIX=.hsn.cm.polaris.alcf.anl.gov", NCCL_TESTS),
         ("export DDP_HPC_KILL_DELAY_S=10", OPENPBS),
     ],
 )
-def test_a_fact_is_a_line_of_its_own_and_said_once(script: list[str], line: str, source: str) -> None:
+def test_each_fact_is_on_exactly_one_line(script: list[str], line: str, source: str) -> None:
     assert script.count(line) == 1, source
 
 
-def test_nccl_goes_over_slingshot_beyond_one_node_with_the_guides_list(script: list[str]) -> None:
+def test_nccl_uses_slingshot_on_several_nodes_with_the_settings_of_the_guide(script: list[str]) -> None:
     exports = [line for line in beyond_one_node(script) if "LD_LIBRARY_PATH" not in line]
     assert exports == [  # NCCL
         "export NCCL_NET='AWS Libfabric'",
@@ -94,22 +94,22 @@ def test_nccl_goes_over_slingshot_beyond_one_node_with_the_guides_list(script: l
     ]
 
 
-def test_the_plugin_is_found_before_what_the_modules_have_put_on_the_path(script: list[str]) -> None:
-    # NCCL, which prepends hwloc first and the plugin after it: so the plugin is in front.
+def test_the_plugin_precedes_the_libraries_of_the_modules(script: list[str]) -> None:
+    # NCCL: the guide prepends hwloc and then the plugin, so the plugin comes first.
     (line,) = [line for line in beyond_one_node(script) if "LD_LIBRARY_PATH" in line]
     folders, _, rest = line.removeprefix("export LD_LIBRARY_PATH=").partition('"')
     assert folders == "/soft/libraries/aws-ofi-nccl/v1.9.1-aws/lib:/soft/libraries/hwloc/lib"
     assert rest == '${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"'
 
 
-def test_nothing_of_it_is_set_on_one_node() -> None:
+def test_the_network_settings_are_not_set_on_one_node() -> None:
     alone = run_cli("render", "--profile", "polaris", "--nodes", "1").stdout.decode().splitlines()
     blocks = beyond_one_node(alone)
     outside = [line for line in alone if line.lstrip().startswith("export ") and line.strip() not in blocks]
     assert not [line for line in outside if "NCCL_" in line or "FI_" in line]
 
 
-def test_local_rank_i_is_bound_to_the_cores_beside_gpu_i(script: list[str]) -> None:
+def test_local_rank_i_is_bound_to_the_cores_next_to_gpu_i(script: list[str]) -> None:
     (line,) = [line for line in script if line.startswith('"$mpiexec" -n')]
     # RUNNING_JOBS: PALS's mpiexec, -n and --ppn.
     assert line.startswith('"$mpiexec" -n "$num_ranks" --ppn 4 ')
@@ -118,8 +118,8 @@ def test_local_rank_i_is_bound_to_the_cores_beside_gpu_i(script: list[str]) -> N
     assert re.findall(r"--cpu-bind list:(\S+)", line) == [":".join(nearest_cores)]
 
 
-def test_no_rank_is_shown_fewer_gpus_as_the_binding_makes_that_needless(script: list[str]) -> None:
-    # USING_GPUS has a wrapper that turns the GPUs round instead; both together would undo each other.
+def test_all_ranks_see_all_gpus(script: list[str]) -> None:
+    # USING_GPUS uses a wrapper that reverses the order of the GPUs instead; both together would cancel out.
     assert not [line for line in script if "CUDA_VISIBLE_DEVICES" in line or "set_affinity" in line]
 
 
@@ -130,7 +130,7 @@ def test_no_rank_is_shown_fewer_gpus_as_the_binding_makes_that_needless(script: 
         ("no-nccl", {"NCCL_NET_GDR_LEVEL", "NCCL_CROSS_NIC", "NCCL_COLLNET_ENABLE", "NCCL_NET"}, NCCL),
     ],
 )
-def test_what_is_left_out_where_ranks_hang(
+def test_the_fallbacks_remove_the_documented_variables(
     script: list[str], fallback: str, left_out: set[str], source: str
 ) -> None:
     done = run_cli("render", "--profile", "polaris", "--nodes", "2", "--fallback", fallback)
@@ -143,7 +143,7 @@ def test_what_is_left_out_where_ranks_hang(
 
 @pytest.mark.parametrize(
     ("queue", "nodes", "walltime", "fits"),
-    [  # all of RUNNING_JOBS; between two ranges of prod a job may vanish without a word: KNOWN_ISSUES
+    [  # all of RUNNING_JOBS; between two ranges of prod a job can be deleted without a message: KNOWN_ISSUES
         ("debug", 2, "01:00:00", True),
         ("debug", 3, "01:00:00", False),
         ("debug", 1, "00:05:00", True),

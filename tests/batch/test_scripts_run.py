@@ -1,4 +1,4 @@
-"""Rendered scripts, run by bash with stand-ins for the launchers."""
+"""Rendered scripts, run with stand-ins for the launchers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def pbs(sandbox: Sandbox, *hosts: str, **extra: str) -> dict[str, str]:
     """The environment of a PBS job whose nodefile has these lines."""
     nodefile = sandbox.folder / "nodefile"
     nodefile.write_text("".join(f"{host}\n" for host in hosts))
-    # What `#!/bin/bash -l` would bring: the site's module command.
+    # The module command, which `#!/bin/bash -l` would define.
     setup = sandbox.folder / "modules.sh"
     setup.write_text(MODULES)
     given = {"PBS_O_WORKDIR": str(sandbox.work), "PBS_NODEFILE": str(nodefile), "PBS_JOBID": "12.pbs-srv"}
@@ -36,7 +36,7 @@ def slurm(sandbox: Sandbox, num_nodes: int, **extra: str) -> dict[str, str]:
     return {"SLURM_SUBMIT_DIR": str(sandbox.work), "SLURM_JOB_NUM_NODES": str(num_nodes), **extra}
 
 
-def test_pals_is_given_ranks_for_each_host_of_the_nodefile_however_often_it_is_named(
+def test_pals_gets_the_same_ranks_for_repeated_hosts_in_the_nodefile(
     sandbox: Sandbox,
 ) -> None:
     sandbox.launcher("mpiexec", version="PALS")
@@ -46,7 +46,7 @@ def test_pals_is_given_ranks_for_each_host_of_the_nodefile_however_often_it_is_n
     assert sandbox.words() == [*options, "python", "-m", "ddp_hpc.train"]
 
 
-def test_the_network_of_several_nodes_is_set_up_for_several_nodes_only(sandbox: Sandbox) -> None:
+def test_the_network_settings_are_only_set_on_several_nodes(sandbox: Sandbox) -> None:
     sandbox.launcher("mpiexec", version="PALS")
     text = script("polaris", num_nodes=2)
     sandbox.run(text, **pbs(sandbox, "a", "b"))
@@ -55,7 +55,7 @@ def test_the_network_of_several_nodes_is_set_up_for_several_nodes_only(sandbox: 
     assert "NCCL_NET" not in sandbox.seen()
 
 
-def test_ranks_see_the_contract_of_the_compute_side(sandbox: Sandbox) -> None:
+def test_ranks_see_the_variables_that_the_trainer_needs(sandbox: Sandbox) -> None:
     sandbox.launcher("mpiexec", version="PALS")
     before = time.time()
     sandbox.run(script("polaris", walltime_s=600), **pbs(sandbox, "a", OMP_NUM_THREADS="64"))
@@ -69,7 +69,7 @@ def test_ranks_see_the_contract_of_the_compute_side(sandbox: Sandbox) -> None:
     assert "*.polaris.alcf.anl.gov" in seen["no_proxy"]
 
 
-def test_compiled_kernels_are_kept_in_a_folder_of_this_users_alone(sandbox: Sandbox) -> None:
+def test_compiled_kernels_are_kept_in_a_private_directory(sandbox: Sandbox) -> None:
     sandbox.launcher("srun")
     (sandbox.folder / "planted").mkdir()
     linked, new = sandbox.folder / "linked", sandbox.folder / "new"
@@ -113,7 +113,7 @@ def test_files_of_a_pbs_job_can_be_read_by_others(sandbox: Sandbox) -> None:
         ("mpiexec version 1.3.2 revision 0", ["--ppn", "2"]),
     ],
 )
-def test_a_generic_script_asks_mpiexec_for_its_dialect(
+def test_a_generic_script_detects_the_kind_of_mpiexec(
     sandbox: Sandbox, version: str, options: list[str]
 ) -> None:
     sandbox.launcher("mpiexec", version=version)
@@ -122,7 +122,7 @@ def test_a_generic_script_asks_mpiexec_for_its_dialect(
 
 
 @pytest.mark.parametrize("version", ["mpiexec (OpenRTE) 4.1.5", "mpiexec (Open MPI) 5.0.11"])
-def test_open_mpi_is_told_which_variables_to_hand_on(sandbox: Sandbox, version: str) -> None:
+def test_open_mpi_gets_the_names_of_the_variables_to_pass_on(sandbox: Sandbox, version: str) -> None:
     sandbox.launcher("mpiexec", version=version)
     job = script("generic_pbs", ranks_per_node=2, env={"GREETING": "hello"})
     sandbox.run(job, **pbs(sandbox, "a", "a", "b", "b"))
@@ -130,7 +130,7 @@ def test_open_mpi_is_told_which_variables_to_hand_on(sandbox: Sandbox, version: 
     assert words[:6] == ["-n", "4", "--map-by", "ppr:2:node", "--bind-to", "none"]
     handed_on = {words[i + 1] for i, word in enumerate(words) if word == "-x"}
     assert {"PATH", "DDP_HPC_DEADLINE", "OMP_NUM_THREADS", "GREETING"} <= handed_on
-    assert "LD_LIBRARY_PATH" not in handed_on  # not set here; Open MPI would warn
+    assert "LD_LIBRARY_PATH" not in handed_on  # unset, so Open MPI would warn
 
 
 def test_the_mpiexec_of_a_virtual_environment_does_not_hide_the_machines(sandbox: Sandbox) -> None:
@@ -143,7 +143,7 @@ def test_the_mpiexec_of_a_virtual_environment_does_not_hide_the_machines(sandbox
     assert sandbox.seen()["VIRTUAL_ENV"] == str(venv)
 
 
-def test_the_mpiexec_of_a_virtual_environment_is_used_where_there_is_no_other(sandbox: Sandbox) -> None:
+def test_the_mpiexec_of_a_virtual_environment_is_used_if_there_is_no_other(sandbox: Sandbox) -> None:
     venv = sandbox.work / ".venv"
     sandbox.launcher("mpiexec", folder=venv / "bin")
     (venv / "bin" / "activate").write_text(f'export VIRTUAL_ENV={venv} PATH="{venv}/bin:/usr/bin:/bin"\n')
@@ -151,7 +151,7 @@ def test_the_mpiexec_of_a_virtual_environment_is_used_where_there_is_no_other(sa
     assert f"({venv}/bin/mpiexec)" in done.stdout.decode()
 
 
-def test_a_virtual_environment_beside_the_job_is_left_alone_while_another_is_active(sandbox: Sandbox) -> None:
+def test_the_virtual_environment_of_the_directory_is_ignored_if_another_is_active(sandbox: Sandbox) -> None:
     sandbox.launcher("srun")
     (sandbox.work / ".venv" / "bin").mkdir(parents=True)
     (sandbox.work / ".venv" / "bin" / "activate").write_text("exit 9\n")
@@ -159,15 +159,19 @@ def test_a_virtual_environment_beside_the_job_is_left_alone_while_another_is_act
     assert done.returncode == 0, done.stderr
 
 
-def test_pbs_own_mpiexec_which_starts_nothing_is_refused(sandbox: Sandbox) -> None:
+def test_the_mpiexec_of_pbs_is_refused(sandbox: Sandbox) -> None:
     sandbox.launcher("mpiexec", version_code=1)
     done = sandbox.run(script("generic_pbs"), **pbs(sandbox, "a", PATH=f"{sandbox.bin}:/bin"))
     assert done.returncode == 2
-    assert done.stderr.decode().splitlines()[-1].startswith("error: mpiexec was not found as an MPI launcher")
+    assert (
+        done.stderr.decode()
+        .splitlines()[-1]
+        .startswith("error: the MPI launcher mpiexec was not found on the PATH")
+    )
     assert not sandbox.record.exists()
 
 
-def test_site_software_may_read_variables_that_are_not_set(sandbox: Sandbox) -> None:
+def test_site_software_can_read_unset_variables(sandbox: Sandbox) -> None:
     sandbox.launcher("srun")
     job = script("generic_slurm", setup=('FOUND="$NOT_SET_ANYWHERE"; export FOUND',))
     done = sandbox.run(job, **slurm(sandbox, 1))
@@ -175,7 +179,7 @@ def test_site_software_may_read_variables_that_are_not_set(sandbox: Sandbox) -> 
     assert sandbox.seen()["FOUND"] == ""
 
 
-def test_srun_is_told_everything_it_does_not_take_from_sbatch(sandbox: Sandbox) -> None:
+def test_srun_gets_the_options_that_it_does_not_inherit_from_sbatch(sandbox: Sandbox) -> None:
     sandbox.launcher("srun")
     job = script("generic_slurm", num_nodes=2, ranks_per_node=2, cpus_per_node=8, mpi="pmi2")
     sandbox.run(job, **slurm(sandbox, 2))
@@ -183,7 +187,7 @@ def test_srun_is_told_everything_it_does_not_take_from_sbatch(sandbox: Sandbox) 
     assert sandbox.words() == [*tasks, "--kill-on-bad-exit=1", "--mpi=pmi2", "python", "-m", "ddp_hpc.train"]
 
 
-def test_torchrun_gets_one_agent_a_node(sandbox: Sandbox) -> None:
+def test_torchrun_has_one_agent_per_node(sandbox: Sandbox) -> None:
     sandbox.launcher("srun")
     step = sandbox.program("torchrun_script.sh", render_step(), sandbox.work)
     job = script("generic_slurm", num_nodes=2, ranks_per_node=4, cpus_per_node=8, launcher="torchrun")
@@ -194,7 +198,7 @@ def test_torchrun_gets_one_agent_a_node(sandbox: Sandbox) -> None:
     assert sandbox.seen()["DDP_HPC_RANKS_PER_NODE"] == "4"
 
 
-def test_with_fewer_nodes_allowed_neither_slurm_nor_srun_ends_the_job_when_a_node_is_lost(
+def test_with_min_nodes_the_job_survives_the_loss_of_a_node(
     sandbox: Sandbox,
 ) -> None:
     sandbox.launcher("srun")
@@ -207,7 +211,7 @@ def test_with_fewer_nodes_allowed_neither_slurm_nor_srun_ends_the_job_when_a_nod
     assert sandbox.seen()["DDP_HPC_MIN_NODES"] == "3"
 
 
-def test_a_torchrun_job_without_its_step_script_says_how_to_get_it(sandbox: Sandbox) -> None:
+def test_a_torchrun_job_without_its_step_script_explains_how_to_write_it(sandbox: Sandbox) -> None:
     done = sandbox.run(script("generic_slurm", launcher="torchrun"), **slurm(sandbox, 1))
     assert done.returncode == 2
     assert "ddp-hpc render --step -o torchrun_script.sh" in done.stderr.decode().splitlines()[-1]
@@ -220,8 +224,10 @@ def test_the_script_ends_with_the_launchers_exit_code(sandbox: Sandbox, code: in
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_reaches_the_launcher_whose_exit_code_is_waited_for(sandbox: Sandbox, sent: int) -> None:
-    # It takes half a second to stop, and ends with a code of its own.
+def test_a_signal_is_forwarded_to_the_launcher_and_its_exit_code_is_returned(
+    sandbox: Sandbox, sent: int
+) -> None:
+    # It stops after half a second with a specific exit code.
     then = """trap 'sleep 0.5; echo saved >saved; exit 75' TERM
 echo up >up
 while :; do sleep 0.05; done"""
@@ -235,7 +241,7 @@ while :; do sleep 0.05; done"""
     assert (sandbox.work / "saved").exists()
 
 
-def test_ranks_of_srun_get_term_from_scancel_as_srun_itself_would_kill_them(sandbox: Sandbox) -> None:
+def test_ranks_of_srun_get_term_from_scancel(sandbox: Sandbox) -> None:
     then = """trap 'touch killed; exit 137' TERM
 trap 'exit 75' USR1
 echo $$ >rank.tmp; mv rank.tmp rank
@@ -252,7 +258,7 @@ while :; do sleep 0.05; done"""
     assert not (sandbox.work / "killed").exists()
 
 
-def test_a_script_started_by_hand_says_how_to_submit_it(sandbox: Sandbox) -> None:
+def test_a_script_that_is_started_directly_explains_how_to_submit_it(sandbox: Sandbox) -> None:
     done = sandbox.run(script("generic_slurm"))
     assert done.returncode != 0
     assert "submit this script with sbatch" in done.stderr.decode()
@@ -272,12 +278,12 @@ def test_the_local_job_runs_its_ranks_here(sandbox: Sandbox) -> None:
     assert sandbox.seen()["DDP_HPC_LAUNCH"]
 
 
-def test_a_program_that_cannot_be_told_its_rank_is_not_started_alone_on_each(sandbox: Sandbox) -> None:
+def test_without_ddp_hpc_exec_the_program_is_not_started(sandbox: Sandbox) -> None:
     sandbox.launcher("mpiexec")
     done = sandbox.run(script("local", ranks_per_node=2, command=("python", "train.py")))
     assert done.returncode == 2
     (line,) = done.stderr.decode().splitlines()
-    assert line.startswith("error: ddp-hpc is not on the PATH of the job, and each rank would train alone;")
+    assert line.startswith("error: ddp-hpc is not on the PATH of the job, so each rank would train alone;")
     assert not sandbox.record.exists()
 
 
@@ -295,7 +301,7 @@ def test_a_program_that_cannot_be_told_its_rank_is_not_started_alone_on_each(san
         (("./lammps", "-in", "x.py"), {}, False),
     ],
 )
-def test_python_programs_that_do_not_find_their_rank_are_told_it(
+def test_python_programs_get_their_rank_from_ddp_hpc_exec(
     command: tuple[str, ...], job: dict[str, object], uses: bool
 ) -> None:
     text = script("generic_slurm", num_nodes=2, command=command, **job)

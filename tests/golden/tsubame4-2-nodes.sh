@@ -11,12 +11,12 @@
 set -euo pipefail
 cd "${SGE_O_WORKDIR:?is not set; submit this script with qsub}"
 
-# The site's software. Module and conda scripts read variables that are not set, so -u rests meanwhile.
+# The site's software. Module and conda scripts read unset variables, so `set -u` is off while they run.
 set +u
 module load cuda nccl openmpi
 set -u
 
-# A virtual environment beside the job, unless one is active already.
+# Activate the virtual environment .venv of this directory, unless another environment is already active.
 if [[ -z ${VIRTUAL_ENV:-}${CONDA_PREFIX:-} && -f .venv/bin/activate ]]; then
   set +u
   # shellcheck disable=SC1091
@@ -25,14 +25,14 @@ if [[ -z ${VIRTUAL_ENV:-}${CONDA_PREFIX:-} && -f .venv/bin/activate ]]; then
 fi
 
 num_nodes=$NHOSTS
-# Open MPI's spelling of the nodes: Grid Engine's list has other columns behind the names.
+# Write the list of nodes in Open MPI's format: Grid Engine's list has other columns after the names.
 hosts=$(mktemp "${TMPDIR:-/tmp}/hosts.XXXXXXXXXX")
 while read -r host _; do
   echo "$host slots=4"
 done <"$PE_HOSTFILE" >"$hosts"
 num_ranks=$((num_nodes * 4))
 
-# What the ranks read.
+# Environment variables for the ranks.
 export OMP_NUM_THREADS=1
 export DDP_HPC_PROFILE=tsubame4
 export DDP_HPC_FABRIC_INTERFACE=bond0
@@ -42,35 +42,38 @@ export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-/tmp/torchinductor-$U
 export DDP_HPC_KILL_DELAY_S=1
 export DDP_HPC_RUN_DIR="$PWD"/runs/ddp
 export DDP_HPC_MAX_ATTEMPTS=20
-# Compiled kernels are run: a folder that another user has made under that name is not taken.
+# Ranks execute the compiled kernels, so a directory of another user with the same name is not used.
 for name in TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR; do
   (umask 077 && mkdir -p -- "${!name}") 2>/dev/null || true
   if [[ ! -O ${!name} || -L ${!name} ]]; then printf -v "$name" %s "$(mktemp -d)"; fi
 done
-# When the job is killed, in unix seconds: SECONDS counts from the start of this shell.
+# The time at which the job is killed, in Unix seconds. SECONDS is the time since this shell started.
 DDP_HPC_DEADLINE=$(($(date +%s) - SECONDS + 600))
 export DDP_HPC_DEADLINE
 
 job_id=${JOB_ID:-$$}
-# How far the run is, in the trainer's words, and which attempt this one is.
+# Read the progress of the run from its run directory, and determine the number of this attempt.
 mkdir -p "$DDP_HPC_RUN_DIR"
-# These files decide what this job does and what is submitted in its user's name: nobody else may write them.
+# These files control this job and the jobs that it submits, so nobody but you must be able to write to them.
 check_files() {
-  local foreign
-  foreign=$(find "$DDP_HPC_RUN_DIR/" -maxdepth 1 \
+  local unsafe
+  unsafe=$(find "$DDP_HPC_RUN_DIR/" -maxdepth 1 \
     \( -name state -o -name attempts -o -name cancelled -o -name refused -o -name job.sh -o -name job.sh.new \) \
     \( ! -type f -o ! -uid "$EUID" -o -perm /022 \) -print -quit)
-  if [[ -n $foreign ]]; then
-    echo "error: $foreign is another user's, or others may write it; a file that you alone can write is needed; look at it, then remove it or chmod go-w" >&2
+  if [[ -n $unsafe ]]; then
+    echo "error: $unsafe is not a regular file, belongs to another user, or can be written by other users; a file that only you can write is needed; inspect it, then remove it or run chmod go-w" >&2
     exit 2
   fi
 }
 check_files
+# Sets `state`, `step` and `reason` to what the trainer wrote last, and `state_stamp` to the time of that.
 read_state() {
   state='' step=0 reason=''
-  written=$(stat -c '%i %y' "$DDP_HPC_RUN_DIR/state" 2>/dev/null || true)
-  if [[ -n $written ]]; then read -r state step reason <"$DDP_HPC_RUN_DIR/state" || true; fi
-  if ! [[ $state =~ ^(running|again|done|failed)$ && $step =~ ^(0|[1-9][0-9]{0,14})$ ]]; then state='' step=0; fi
+  state_stamp=$(stat -c '%i %y' "$DDP_HPC_RUN_DIR/state" 2>/dev/null || true)
+  if [[ -n $state_stamp ]]; then read -r state step reason <"$DDP_HPC_RUN_DIR/state" || true; fi
+  # Version 0.1 of ddp-hpc wrote `again` instead of `requeue`.
+  if [[ $state == again ]]; then state=requeue; fi
+  if ! [[ $state =~ ^(running|requeue|done|failed)$ && $step =~ ^(0|[1-9][0-9]{0,14})$ ]]; then state='' step=0; fi
 }
 read_state
 first_step=$step attempt=${DDP_HPC_ATTEMPT:-1} requeued=false last_step=0
@@ -78,15 +81,15 @@ if [[ -s $DDP_HPC_RUN_DIR/attempts ]]; then
   last_line=$(tail -n 1 "$DDP_HPC_RUN_DIR/attempts")
   pattern='^([1-9][0-9]{0,5}) ([^ ]+) (0|[1-9][0-9]{0,14}) [0-9]+$'
   if ! [[ $last_line =~ $pattern ]]; then
-    echo "error: $DDP_HPC_RUN_DIR/attempts ends in '$last_line'; ATTEMPT JOBID STEP UNIX_S is needed; remove the file" >&2
+    echo "error: the last line of $DDP_HPC_RUN_DIR/attempts is '$last_line'; ATTEMPT JOBID STEP UNIX_S is needed; remove the file" >&2
     exit 1
   fi
   last_step=${BASH_REMATCH[3]}
-  # Nothing else tells a requeued job of PBS from its first run.
+  # A job whose ID is already in the file was requeued. PBS does not report a requeue in any other way.
   if [[ ${BASH_REMATCH[2]} == "$job_id" ]]; then requeued=true attempt=$((BASH_REMATCH[1] + 1)); fi
 fi
 if ! [[ $attempt =~ ^[1-9][0-9]{0,6}$ ]]; then
-  echo "error: DDP_HPC_ATTEMPT is '$attempt'; a whole number from 1 on is needed; leave it out" >&2
+  echo "error: DDP_HPC_ATTEMPT is '$attempt'; a positive integer is needed; unset the variable" >&2
   exit 2
 fi
 if ((attempt > 1)); then
@@ -94,60 +97,63 @@ if ((attempt > 1)); then
     echo "ddp-hpc: all $step steps are trained; attempt $attempt has nothing to do"
     exit 0
   fi
-  # A requeue is the scheduler's will or a person's, and may follow a failure that a lost node caused.
+  # A requeued job runs even after a failure: the requeue was requested, and a lost node can have caused the failure.
   if [[ $state == failed ]] && ! $requeued; then
-    echo "error: the attempt before this one failed${reason:+: $reason}; mend that, then submit the script again" >&2
+    echo "error: the previous attempt failed${reason:+: $reason}; fix the cause, then submit the script again" >&2
     exit 1
   elif ((step <= last_step)) && ! $requeued; then
-    echo "error: the attempt before this one made no step of progress and the run is still at step $step; look for the reason in its log, then submit the script again" >&2
+    echo "error: the previous attempt made no progress, and the run is still at step $step; look for the reason in its log, then submit the script again" >&2
     exit 1
   elif ((attempt > DDP_HPC_MAX_ATTEMPTS)); then
-    echo "ddp-hpc: the run is at step $step after $DDP_HPC_MAX_ATTEMPTS attempts, the most it may have (--max-attempts); to go on, submit the script again"
+    echo "ddp-hpc: the run is at step $step after $DDP_HPC_MAX_ATTEMPTS attempts, the maximum (--max-attempts); to resume it, submit the script again"
     exit 75
   fi
   echo "ddp-hpc: attempt $attempt of at most $DDP_HPC_MAX_ATTEMPTS, from step $step"
 fi
-rm -f -- "$DDP_HPC_RUN_DIR/cancelled" "$DDP_HPC_RUN_DIR/refused" # of earlier attempts
-# The trainer writes this into `refused` where another one's ranks still use the run's folder.
+# These two files concern earlier attempts.
+rm -f -- "$DDP_HPC_RUN_DIR/cancelled" "$DDP_HPC_RUN_DIR/refused"
+# The trainer copies this line to `refused` if ranks of another attempt still use the run directory.
 export DDP_HPC_THIS_ATTEMPT="$attempt $job_id"
+# The trainer may write `requeue`; scripts of version 0.1, which do not set this variable, need `again`.
+export DDP_HPC_STATE_FORMAT=2
 (
   umask go-w
   echo "$attempt $job_id $first_step $(date +%s)" >>"$DDP_HPC_RUN_DIR/attempts"
-  # A folder's default access list goes before the umask.
+  # A default ACL of the directory overrides the umask.
   chmod go-w -- "$DDP_HPC_RUN_DIR/attempts"
-  # The scheduler's copy of this script is gone when the job is.
+  # The next attempt needs a copy of this script: the scheduler deletes its own copy when the job ends.
   if cp -- "$0" "$DDP_HPC_RUN_DIR/job.sh.new"; then
     chmod go-w -- "$DDP_HPC_RUN_DIR/job.sh.new"
     mv -f -- "$DDP_HPC_RUN_DIR/job.sh.new" "$DDP_HPC_RUN_DIR/job.sh"
   fi
 )
 
-# The machine's mpiexec, not one that a Python environment brings along (the mpich wheel does): ranks started
-# by that one would not find each other through the machine's MPI. And not $PBS_EXEC/bin/mpiexec, which only
-# looks like one and says pbs_version. To choose by hand, set DDP_HPC_MPIEXEC.
+# Use the machine's mpiexec. An mpiexec from a Python environment (for example from the mpich wheel) is used only if
+# there is no other: the ranks that it starts cannot connect through the machine's MPI. $PBS_EXEC/bin/mpiexec is
+# not an MPI launcher; its --version prints pbs_version. Set DDP_HPC_MPIEXEC to choose an mpiexec yourself.
 mpiexec=${DDP_HPC_MPIEXEC:-}
-spare_mpiexec=
+fallback_mpiexec=
 while [[ -z $mpiexec ]] && IFS= read -r candidate; do
-  said=$("$candidate" --version </dev/null 2>/dev/null) || continue
-  if [[ $said == pbs_version* ]]; then continue; fi
+  version=$("$candidate" --version </dev/null 2>/dev/null) || continue
+  if [[ $version == pbs_version* ]]; then continue; fi
   case $candidate in
     "${VIRTUAL_ENV:-no environment}"/* | "${CONDA_PREFIX:-no environment}"/*)
-      spare_mpiexec=${spare_mpiexec:-$candidate}
+      fallback_mpiexec=${fallback_mpiexec:-$candidate}
       ;;
     *) mpiexec=$candidate ;;
   esac
 done < <(type -aP mpiexec || true)
-mpiexec=${mpiexec:-$spare_mpiexec}
+mpiexec=${mpiexec:-$fallback_mpiexec}
 if ! type -P "$mpiexec" >/dev/null; then
-  echo "error: ${mpiexec:-mpiexec} was not found as an MPI launcher; load the MPI module (ddp-hpc render --setup 'module load ...') or install the PyPI package mpich" >&2
+  echo "error: the MPI launcher ${mpiexec:-mpiexec} was not found on the PATH; load the MPI module (ddp-hpc render --setup 'module load ...') or install the PyPI package mpich" >&2
   exit 2
 fi
-# Three spellings of "so many ranks a node".
+# The option for the number of ranks per node depends on the MPI implementation.
 case $("$mpiexec" --version 2>&1 || true) in
   *"Open MPI"* | *OpenRTE* | *PRRTE*)
     per_node=(--map-by ppr:4:node --bind-to none)
-    # Open MPI hands the environment on to other nodes only by name.
-    for name in PATH LD_LIBRARY_PATH PYTHONPATH OMP_NUM_THREADS DDP_HPC_PROFILE DDP_HPC_FABRIC_INTERFACE TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR DDP_HPC_KILL_DELAY_S DDP_HPC_RUN_DIR DDP_HPC_MAX_ATTEMPTS DDP_HPC_DEADLINE DDP_HPC_THIS_ATTEMPT; do
+    # Open MPI passes only named variables on to other nodes.
+    for name in PATH LD_LIBRARY_PATH PYTHONPATH OMP_NUM_THREADS DDP_HPC_PROFILE DDP_HPC_FABRIC_INTERFACE TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR DDP_HPC_KILL_DELAY_S DDP_HPC_RUN_DIR DDP_HPC_MAX_ATTEMPTS DDP_HPC_DEADLINE DDP_HPC_THIS_ATTEMPT DDP_HPC_STATE_FORMAT; do
       if [[ -v $name ]]; then per_node+=(-x "$name"); fi
     done
     ;;
@@ -156,63 +162,63 @@ case $("$mpiexec" --version 2>&1 || true) in
 esac
 
 echo "ddp-hpc: job $job_id, $num_nodes nodes, $num_ranks ranks, by mpiexec ($mpiexec)"
-# In the background, since bash runs a trap only after its foreground command.
+# The launcher runs in the background: bash runs a trap only after the foreground command has ended.
 "$mpiexec" -n "$num_ranks" "${per_node[@]}" --hostfile "$hosts" \
   python -m ddp_hpc.train &
 launcher=$!
-hand_on=(kill -TERM "$launcher")
-warn=("${hand_on[@]}") # not every launcher hands USR1 on to the ranks
+forward_term=(kill -TERM "$launcher")
+forward_usr1=("${forward_term[@]}") # TERM, because not every launcher forwards USR1 to the ranks
 stopped=false
 stopped_s=0
-# Never CONT: Slurm sends it right after other signals, and bash would lose those.
-trap 'stopped=true stopped_s=$(date +%s); "${hand_on[@]}" 2>/dev/null || true' TERM INT
-trap 'stopped=true; "${warn[@]}" 2>/dev/null || true' USR1
+# CONT is not trapped: Slurm sends it right after other signals, and bash would lose those.
+trap 'stopped=true stopped_s=$(date +%s); "${forward_term[@]}" 2>/dev/null || true' TERM INT
+trap 'stopped=true; "${forward_usr1[@]}" 2>/dev/null || true' USR1
 code=0
 wait "$launcher" || code=$?
-# A trap cuts the wait short; the launcher's own exit code comes with the next one.
+# A signal interrupts `wait`. The next `wait` returns the exit code of the launcher.
 while $stopped; do
   stopped=false
   code=0
   wait "$launcher" || code=$?
 done
 
-# What comes next. Launchers bend exit codes, so the trainer's word counts where it spoke in this attempt.
+# Decide whether another job resumes the run. Launchers change exit codes, so the state from the trainer has priority.
 trap '' TERM INT USR1
-before=$written
+initial_stamp=$state_stamp
 check_files
 read_state
-# While this node was cut off the scheduler may have started the job anew elsewhere: the run is that attempt's.
+# If this node was disconnected, the scheduler can have restarted the job elsewhere. That attempt now owns the run.
 if [[ $(tail -n 1 "$DDP_HPC_RUN_DIR/attempts") != "$attempt $job_id "* ]]; then exit "$code"; fi
-# A refusal, as by the lock of another attempt whose ranks still live, is none: the state is that other's word.
-if ((code == 2)) && [[ $written == "$before" || $state != failed ]] || [[ $(cat "$DDP_HPC_RUN_DIR/refused" 2>/dev/null) == "$attempt $job_id" ]]; then
+# A refused start is not an attempt. For example, live ranks of another attempt hold the lock; the state is theirs.
+if ((code == 2)) && [[ $state_stamp == "$initial_stamp" || $state != failed ]] || [[ $(cat "$DDP_HPC_RUN_DIR/refused" 2>/dev/null) == "$attempt $job_id" ]]; then
   sed -i '$ d' "$DDP_HPC_RUN_DIR/attempts"
   echo "ddp-hpc: this start was refused and does not count as an attempt; nothing is submitted; the run is at step $step"
   exit 2
 fi
-if [[ $written == "$before" || -z $state ]]; then exit "$code"; fi
+if [[ $state_stamp == "$initial_stamp" || -z $state ]]; then exit "$code"; fi
 if [[ $state == "done" ]]; then exit 0; fi
 if [[ $state == running ]] && ((code && step > first_step)); then
-  # A rank or a node was lost without a word. What was saved before makes another attempt worth it.
-  state=again reason="the launcher ended with $code and no rank could say why"
+  # A rank or a node was lost before it could report a reason. This attempt saved a snapshot, so another can resume.
+  state=requeue reason="the launcher exited with code $code and no rank reported a reason"
 fi
-if [[ $state != again ]]; then exit "$((code ? code : 1))"; fi
+if [[ $state != requeue ]]; then exit "$((code ? code : 1))"; fi
 stopped_at="stopped at step $step${reason:+: $reason}"
-# In its last half minute the end of the walltime and a cancellation are the same signal.
+# In the last half minute of the walltime, a cancelled job receives the same signal as a job that reaches its limit.
 was_cancelled() {
   grep -qxF -- "${job_id%%.*}" "$DDP_HPC_RUN_DIR/cancelled" 2>/dev/null
 }
-printf -v by_hand 'cd %q && qsub %q' "$PWD" "$DDP_HPC_RUN_DIR/job.sh"
-# A signal well before the end is somebody's will, or the scheduler is going to requeue the job by itself.
+printf -v resume_command 'cd %q && qsub %q' "$PWD" "$DDP_HPC_RUN_DIR/job.sh"
+# An earlier signal comes from a user, or from a preemption, after which the scheduler itself requeues the job.
 if ((stopped_s && stopped_s < DDP_HPC_DEADLINE - 30)); then
-  echo "ddp-hpc: $stopped_at; that was a signal before the end of the walltime, so nothing is submitted; to go on: $by_hand"
+  echo "ddp-hpc: $stopped_at; a signal arrived before the end of the walltime, so nothing is submitted; to resume: $resume_command"
 elif was_cancelled; then
-  echo "ddp-hpc: $stopped_at; the job was cancelled, so nothing is submitted; to go on: $by_hand"
+  echo "ddp-hpc: $stopped_at; the job was cancelled, so nothing is submitted; to resume: $resume_command"
 elif ((step <= first_step)); then
-  echo "error: attempt $attempt made no step of progress: it began at step $first_step and $stopped_at; give it more time, then: $by_hand" >&2
+  echo "error: attempt $attempt made no progress: it began at step $first_step and $stopped_at; increase its walltime, then resume: $resume_command" >&2
   exit 1
 elif ((attempt >= DDP_HPC_MAX_ATTEMPTS)); then
-  echo "ddp-hpc: $stopped_at; attempt $attempt was the last (--max-attempts); to go on: $by_hand"
+  echo "ddp-hpc: $stopped_at; attempt $attempt was the last (--max-attempts); to resume: $resume_command"
 else
-  echo "ddp-hpc: $stopped_at; this script submits no successor under Grid Engine; to go on: $by_hand"
+  echo "ddp-hpc: $stopped_at; this script submits no successor under Grid Engine; to resume: $resume_command"
 fi
 exit 75

@@ -341,7 +341,7 @@ def test_a_signal_stops_the_loop_and_the_process_ends_with_75(tmp_path: Path) ->
             assert snapshots.step(1)
             assert snapshots.step(2), "it stays so"
         assert world.stopped == "rank 0 received SIGUSR1"
-    assert read_state(tmp_path / "run") == RunState("again", 2, "rank 0 received SIGUSR1")
+    assert read_state(tmp_path / "run") == RunState("requeue", 2, "rank 0 received SIGUSR1")
 
 
 def test_the_newest_are_kept_and_saved_when_due(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_a_signal_with_snapshots_stops_all_after_the_same_step_and_the_next_run_
     assert "after the with" not in job.words()
     state = read_state(parts / "run")
     assert state is not None
-    assert state.state == "again"
+    assert state.state == "requeue"
     assert state.step == 4
     codes, job = _run(forks, parts, "", "saves", "dropout")
     assert codes == [0, 0]

@@ -1,4 +1,4 @@
-"""A PBS machine for each test, of which no job is left behind."""
+"""A PBS machine per test. All its jobs are ended after the test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MakeSite = Callable[..., Site]
 
 @pytest.fixture
 def make_site(tmp_path: Path) -> Iterator[MakeSite]:
-    """Makes machines of the given settings."""
+    """Creates machines with the given settings."""
     made: list[Site] = []
 
     def make(**settings: Any) -> Site:
@@ -32,7 +32,7 @@ def make_site(tmp_path: Path) -> Iterator[MakeSite]:
 
 @pytest.fixture
 def site(make_site: MakeSite) -> Site:
-    """A machine as OpenPBS comes: no hook, one core a chunk."""
+    """A machine with the defaults of OpenPBS: no hook, one core per chunk."""
     return make_site()
 
 

@@ -1,4 +1,4 @@
-"""Scripts as users get them, and a `python` that records what a rank would have seen."""
+"""Rendered scripts, and a `python` that records the environment of a rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.fakes.site import PROJECT, Site, program, words_of
 
 JOBS = PROJECT / "jobs"
 
-# Stands in for the interpreter: one folder a rank with words, environment, folder and umask.
+# Replaces the interpreter, and records arguments, environment, directory and umask in one directory per rank.
 _RECORDER = """#!/bin/bash
 rank=$HOME/ranks/${PALS_RANKID:-none}
 mkdir -p "$rank"
@@ -22,7 +22,7 @@ env -0 >"$rank/env"
 pwd >"$rank/cwd"
 umask >"$rank/umask"
 """
-# Any other use than a question for its version would be a mistake of the script.
+# The script must use it only with --version.
 _WRONG_MPIEXEC = """#!/bin/bash
 if [[ $* == --version ]]; then echo "HYDRA build details:"; exit 0; fi
 touch "$HOME/wrong_mpiexec_was_used"
@@ -32,7 +32,7 @@ exit 1
 
 @dataclass(frozen=True)
 class Seen:
-    """What one rank saw."""
+    """The recorded environment of one rank."""
 
     argv: Sequence[str]
     env: dict[str, str]
@@ -41,7 +41,7 @@ class Seen:
 
 
 def recording_conda(site: Site) -> Path:
-    """A conda environment whose `python` records, and which brings an mpiexec of its own."""
+    """A conda environment with a recording `python` and its own mpiexec."""
     prefix = site.root / "soft" / "conda"
     program(prefix / "bin" / "python", _RECORDER)
     program(prefix / "bin" / "mpiexec", _WRONG_MPIEXEC)
@@ -49,7 +49,7 @@ def recording_conda(site: Site) -> Path:
 
 
 def ranks(site: Site) -> dict[int, Seen]:
-    """What the recording `python` wrote, by rank."""
+    """The records of the recording `python` by rank."""
     found = {}
     for folder in (site.home / "ranks").iterdir():
         env = dict(word.split("=", 1) for word in words_of(folder / "env"))
@@ -59,7 +59,7 @@ def ranks(site: Site) -> dict[int, Seen]:
 
 
 def render(site: Site, profile: str, *options: str, command: Sequence[str]) -> Path:
-    """The script that `ddp-hpc render` writes into the folder from which the user submits."""
+    """The script that `ddp-hpc render` writes into the directory of submission."""
     script = site.work / "job.pbs"
     argv = [sys.executable, "-m", "ddp_hpc", "render", "--profile", profile, *options, "-o", str(script)]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""A run that goes on by itself under PBS: jobs one after the other, whose program says how far it is."""
+"""Runs that are resumed automatically under PBS, with a program that only writes `state`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.fakes.site import PROJECT, Site, program
 from tests.pbs.conftest import MakeSite
 from tests.pbs.jobs import render
 
-# "steps_an_attempt last_step how": the trainer's word after each attempt, without the training.
+# Arguments "steps_per_attempt last_step how": writes `state` as the trainer does, without training.
 TRAINER = """#!/bin/bash
 folder=$DDP_HPC_RUN_DIR
 read -r _ step _ <"$folder/state" 2>/dev/null || step=0
@@ -23,10 +23,10 @@ say running "$step"
 step=$((step + $1)) how=$3
 if ((step >= $2)); then step=$2 how=done; fi
 case $how in
-  again) say again "$step" no time left; exit 13 ;;  # launchers bend the trainer's 75
+  requeue) say requeue "$step" no time left; exit 13 ;;  # launchers change the trainer's exit code 75
   done) say done "$step" ;;
   failed) say failed "$step" loss is nan; exit 1 ;;
-  on_signal) trap 'say again "$step" SIGTERM; exit 13' TERM ;;
+  on_signal) trap 'say requeue "$step" SIGTERM; exit 13' TERM ;;
   stubborn) trap '' TERM ;;
 esac
 if [[ $how == on_signal || $how == stubborn ]]; then
@@ -35,7 +35,7 @@ if [[ $how == on_signal || $how == stubborn ]]; then
   for ((i = 0; i < 600; i++)); do sleep 0.05; done
 fi
 """
-# Starts one rank and is a launcher otherwise.
+# A launcher that starts only one rank.
 MPIEXEC = """#!/bin/bash
 if [[ $1 == --version ]]; then echo "HYDRA build details:"; exit 0; fi
 while [[ $1 == -* ]]; do shift 2; done
@@ -44,7 +44,7 @@ exec "$@"
 
 
 def chain_script(site: Site, *words: str, options: Sequence[str] = (), profile: str = "generic_pbs") -> Path:
-    """The script of a job whose program is TRAINER with these words."""
+    """The script of a job whose program is TRAINER with these arguments."""
     mpiexec = program(site.root / "bin" / "mpiexec", MPIEXEC)
     site.dotfile(mpiexec.parent, site.pbs_bin)
     trainer = program(site.root / "trainer.sh", TRAINER)
@@ -82,8 +82,8 @@ def wait_until_up(site: Site) -> None:
 # Each job submits its successor.
 
 
-def test_three_jobs_train_a_run_that_is_too_long_for_one(site: Site) -> None:
-    script = chain_script(site, "10", "25", "again")
+def test_a_run_too_long_for_one_job_is_trained_by_three(site: Site) -> None:
+    script = chain_script(site, "10", "25", "requeue")
     site.submit("-A", "PROJECT", "-q", "preemptable", script)
     jobs = [site.wait(f"{number}.pbs-srv") for number in (12, 13, 14)]
     assert [job["Exit_status"] for job in jobs] == [75, 75, 0]
@@ -94,11 +94,11 @@ def test_three_jobs_train_a_run_that_is_too_long_for_one(site: Site) -> None:
     assert site.num_jobs() == 3
 
 
-def test_the_successor_and_its_qsub_see_nothing_of_the_old_jobs_ranks_and_scheduler(site: Site) -> None:
+def test_the_successor_gets_no_variables_of_the_old_job(site: Site) -> None:
     variables = ["PMI_RANK=1", "PALS_RANKID=1", "SLURM_PROCID=1", "RANK=1", "MASTER_ADDR=old"]
     first_only = f"if [[ -z ${{DDP_HPC_ATTEMPT:-}} ]]; then export {' '.join(variables)}; fi"
     setup = ["--setup", first_only, "--setup", 'env >"env.$PBS_JOBID"']
-    script = chain_script(site, "10", "20", "again", options=setup)
+    script = chain_script(site, "10", "20", "requeue", options=setup)
     recorder = f'#!/bin/bash\nenv >"{site.root}/env.qsub"\nexec "{site.pbs_bin}/qsub" "$@"\n'
     program(site.root / "bin" / "qsub", recorder)
     site.wait(site.submit(script))
@@ -110,9 +110,9 @@ def test_the_successor_and_its_qsub_see_nothing_of_the_old_jobs_ranks_and_schedu
     assert not set(variables) & set(new)
 
 
-def test_options_of_qsub_set_the_deadline_and_are_the_successors_too(site: Site) -> None:
+def test_options_of_qsub_set_the_deadline_and_are_passed_to_the_successor(site: Site) -> None:
     options = ["--walltime", "01:00:00", "--setup", 'echo "at $(date +%s)"']
-    script = chain_script(site, "10", "20", "again", options=options)
+    script = chain_script(site, "10", "20", "requeue", options=options)
     see_deadline = f'#!/bin/bash\necho "until $DDP_HPC_DEADLINE"\n{TRAINER}'
     program(site.root / "trainer.sh", see_deadline)
     site.submit(
@@ -134,66 +134,61 @@ def test_options_of_qsub_set_the_deadline_and_are_the_successors_too(site: Site)
     assert site.job("13.pbs-srv")["Exit_status"] == 0
 
 
-def test_a_server_that_does_not_answer_leaves_the_directives_walltime(site: Site) -> None:
+def test_without_an_answer_from_the_server_the_walltime_of_the_directives_is_used(site: Site) -> None:
     program(site.root / "bin" / "qstat", "#!/bin/sh\nexit 255\n")
     program(site.root / "trainer.sh", "")
-    script = chain_script(site, "10", "10", "again", options=["--walltime", "01:00:00"])
+    script = chain_script(site, "10", "10", "requeue", options=["--walltime", "01:00:00"])
     job = site.wait(site.submit(script))
     assert job["Exit_status"] == 0
-    assert (
-        "qstat -f 12.pbs-srv does not tell the walltime; the 3600 s of the directives are taken"
-        in site.log(job)
-    )
+    assert "qstat -f 12.pbs-srv does not show the walltime; using 3600 s from the directives" in site.log(job)
 
 
-def test_a_job_that_is_deleted_saves_its_state_and_does_not_go_on(site: Site) -> None:
+def test_a_deleted_job_saves_its_state_and_is_not_resumed(site: Site) -> None:
     job_id = site.submit(chain_script(site, "10", "25", "on_signal"))
     wait_until_up(site)
     site.run("qdel", job_id)
     job = site.wait(job_id)
     assert (job["Exit_status"], job["left_over"]) == (256 + 15, [])
-    assert state(site) == "again 10 SIGTERM"
-    assert "before the end of the walltime, so nothing is submitted; to go on: cd " in site.log(job)
+    assert state(site) == "requeue 10 SIGTERM"
+    assert "before the end of the walltime, so nothing is submitted; to resume: cd " in site.log(job)
     assert site.num_jobs() == 1
 
 
 def test_at_the_end_of_the_walltime_the_successor_is_submitted_within_the_kill_delay(site: Site) -> None:
-    """PBS warns nobody: its first signal is the end, and kills the login shell above the script."""
+    """PBS sends no warning: its first signal ends the job and kills the login shell of the script."""
     job = site.wait(
         site.submit(chain_script(site, "10", "20", "on_signal", options=["--walltime", "00:00:01"]))
     )
     assert (job["Exit_status"], job["left_over"]) == (-29, [])
-    assert "; attempt 2 goes on\n" in site.log(job)
+    assert "; attempt 2 resumes the run\n" in site.log(job)
     assert site.wait("13.pbs-srv")["Exit_status"] == 0
     assert state(site) == "done 20"
 
 
 @pytest.mark.parametrize("by", ["ddp-hpc cancel", "qdel"])
-def test_a_job_that_is_cancelled_in_the_last_seconds_of_its_walltime_does_not_go_on(
-    site: Site, by: str
-) -> None:
+def test_a_job_cancelled_in_the_last_seconds_of_its_walltime_is_not_resumed(site: Site, by: str) -> None:
     job_id = site.submit(chain_script(site, "10", "25", "on_signal", options=["--walltime", "00:00:20"]))
     wait_until_up(site)
     if by == "qdel":
         site.run("qdel", job_id)
     else:
-        # The server says nothing of who ended the job, as other versions may not.
+        # The server does not report who ended the job, as in other versions.
         program(site.root / "bin" / "qstat", f'#!/bin/sh\n{site.pbs_bin}/qstat "$@" | sed "/comment/d"\n')
         done = site.run(sys.executable, "-m", "ddp_hpc", "cancel", job_id, env={"PYTHONPATH": str(PROJECT)})
         assert (done.returncode, done.stdout) == (0, f"{job_id}\n"), done.stderr
     log = site.log(site.wait(job_id))
     assert log.splitlines()[-1].startswith(
-        "ddp-hpc: stopped at step 10: SIGTERM; the job was cancelled, so nothing is submitted; to go on: cd "
+        "ddp-hpc: stopped at step 10: SIGTERM; the job was cancelled, so nothing is submitted; to resume: cd "
     )
     assert site.num_jobs() == 1
-    # It speaks of that attempt alone.
+    # The file applies only to that attempt.
     (run_dir(site) / "up").unlink()
     site.submit(site.work / "job.pbs")
     wait_until_up(site)
     assert not (run_dir(site) / "cancelled").exists()
 
 
-def test_a_signal_by_qsig_ends_the_job_through_its_login_shell_and_the_run_can_still_go_on(
+def test_a_signal_from_qsig_ends_the_job_and_the_run_can_be_resumed(
     site: Site,
 ) -> None:
     script = chain_script(site, "10", "20", "on_signal")
@@ -202,17 +197,17 @@ def test_a_signal_by_qsig_ends_the_job_through_its_login_shell_and_the_run_can_s
     assert site.run("qsig", "-s", "USR1", job_id).returncode == 0
     job = site.wait(job_id)
     assert (job["Exit_status"], job["left_over"]) == (256 + 10, [])
-    # USR1 asks for the run to go on. Whether the script still gets to that depends on how fast PBS kills it.
+    # USR1 requests that the run is resumed. Whether the script can do that depends on how soon PBS kills it.
     successor = "13.pbs-srv"
     if site.num_jobs() == 1:
-        assert state(site).split()[:2] in (["running", "10"], ["again", "10"])
+        assert state(site).split()[:2] in (["running", "10"], ["requeue", "10"])
         successor = site.submit(script)
     assert site.wait(successor)["Exit_status"] == 0
     assert state(site) == "done 20"
     assert attempts(site)[1].split()[1:] == [successor, "10"]
 
 
-def test_a_requeued_job_keeps_counting_although_its_environment_does_not_tell(site: Site) -> None:
+def test_a_requeued_job_increments_its_attempt(site: Site) -> None:
     job_id = site.submit(chain_script(site, "10", "25", "stubborn", options=["--max-attempts", "2"]))
     for _ in range(2):
         wait_until_up(site)
@@ -221,17 +216,17 @@ def test_a_requeued_job_keeps_counting_although_its_environment_does_not_tell(si
     job = site.wait(job_id)
     assert attempts(site) == ["1 12.pbs-srv 0", "2 12.pbs-srv 10"]
     assert (job["Exit_status"], job["run_count"]) == (75, 3)
-    assert "after 2 attempts, the most it may have (--max-attempts)" in site.log(job)
+    assert "after 2 attempts, the maximum (--max-attempts)" in site.log(job)
 
 
-def test_while_the_server_is_away_the_successor_is_tried_again(site: Site) -> None:
+def test_while_the_server_is_unreachable_qsub_is_retried(site: Site) -> None:
     down = site.root / server.DOWN
     goes_down = f"if [[ ! -e {site.root}/was_down ]]; then touch {site.root}/was_down {down}; fi"
-    script = chain_script(site, "10", "20", "again", options=["--setup", goes_down])
+    script = chain_script(site, "10", "20", "requeue", options=["--setup", goes_down])
     site.submit("-k", "doe", script)
     log = site.work / "ddp.o12"
     end_s = time.monotonic() + 30
-    while not (log.exists() and "it is tried again for up to 300 s" in log.read_text()):
+    while not (log.exists() and "retrying for up to 300 s" in log.read_text()):
         assert time.monotonic() < end_s, site.logs()
         time.sleep(0.05)
     down.unlink()
@@ -239,30 +234,33 @@ def test_while_the_server_is_away_the_successor_is_tried_again(site: Site) -> No
     assert site.wait("13.pbs-srv")["Exit_status"] == 0
     assert site.job("13.pbs-srv")["depend"] == "afterany:12.pbs-srv@pbs-srv"
     said = log.read_text()
-    assert "qsub: Connection refused; qsub: cannot connect to server pbs-srv (errno=111); it is tried" in said
+    assert (
+        "qsub failed: Connection refused; qsub: cannot connect to server pbs-srv (errno=111); retrying"
+        in said
+    )
     assert said.splitlines()[-2:] == [
         "13.pbs-srv",
-        "ddp-hpc: stopped at step 10: no time left; attempt 2 goes on",
+        "ddp-hpc: stopped at step 10: no time left; attempt 2 resumes the run",
     ]
 
 
-def test_a_successor_that_pbs_drops_is_queued_again_without_waiting(site: Site) -> None:
-    """The server has lost the job: as after `qdel -W force`, or without its data base."""
+def test_a_dropped_successor_is_queued_again_without_a_dependency(site: Site) -> None:
+    """The server has lost the job, for example after `qdel -W force` or a loss of its database."""
     forgets = 'set -- "${@/depend=afterany:12.pbs-srv/depend=afterany:99}"'
     program(site.root / "bin" / "qsub", f'#!/bin/bash\n{forgets}\nexec {site.pbs_bin}/qsub "$@"\n')
-    site.wait(site.submit(chain_script(site, "10", "20", "again")))
+    site.wait(site.submit(chain_script(site, "10", "20", "requeue")))
     assert site.wait("13.pbs-srv")["substate"] == 92
     assert site.wait("14.pbs-srv")["Exit_status"] == 0
     assert state(site) == "done 20"
     log = site.log(site.job("12.pbs-srv"))
-    assert "PBS has dropped job 13.pbs-srv, as the server does not know job 12.pbs-srv any more;" in log
+    assert "PBS has dropped job 13.pbs-srv because the server no longer knows job 12.pbs-srv;" in log
 
 
 # The chain is queued on the login node.
 
 
-def test_a_chain_that_was_queued_up_front_ends_at_the_done_marker(site: Site) -> None:
-    script = chain_script(site, "10", "20", "again")
+def test_a_queued_chain_ends_when_the_run_is_done(site: Site) -> None:
+    script = chain_script(site, "10", "20", "requeue")
     ids = queue_chain(site, script, 3, "-A", "PROJECT")
     jobs = [site.wait(job_id) for job_id in ids]
     assert [job["Exit_status"] for job in jobs] == [75, 0, 0]
@@ -272,12 +270,12 @@ def test_a_chain_that_was_queued_up_front_ends_at_the_done_marker(site: Site) ->
     assert site.num_jobs() == 3
 
 
-def test_each_job_of_a_chain_waits_for_the_one_before(site: Site) -> None:
+def test_each_job_of_a_chain_waits_for_the_previous_one(site: Site) -> None:
     ids = queue_chain(site, chain_script(site, "10", "20", "on_signal"), 3)
     wait_until_up(site)
     waiting = [site.job(job_id) for job_id in ids[1:]]
     assert [(job["job_state"], job["Hold_Types"]) for job in waiting] == [("H", "s"), ("H", "s")]
-    site.run("qdel", *reversed(ids))  # a job waits no longer once the one before it is deleted
+    site.run("qdel", *reversed(ids))  # a job starts when its predecessor has been deleted
     site.wait(ids[0])
     assert attempts(site) == [f"1 {ids[0]} 0"]
 
@@ -286,12 +284,12 @@ def test_a_failure_ends_the_chain_with_its_reason(site: Site) -> None:
     ids = queue_chain(site, chain_script(site, "10", "25", "failed"), 3)
     jobs = [site.wait(job_id) for job_id in ids]
     assert [job["Exit_status"] for job in jobs] == [1, 1, 1]
-    assert "error: the attempt before this one failed: loss is nan; mend that" in site.log(jobs[2])
+    assert "error: the previous attempt failed: loss is nan; fix the cause" in site.log(jobs[2])
     assert attempts(site) == [f"1 {ids[0]} 0"]
 
 
 @pytest.mark.parametrize(("steps", "ends"), [("10", 0), ("0", 1)])
-def test_after_a_job_killed_without_a_word_the_chain_goes_on_if_it_had_made_progress(
+def test_after_a_killed_job_the_chain_continues_only_if_there_was_progress(
     make_site: MakeSite, steps: str, ends: int
 ) -> None:
     """afterok would never start the next job; afterany does, and `state` decides."""
@@ -302,11 +300,11 @@ def test_after_a_job_killed_without_a_word_the_chain_goes_on_if_it_had_made_prog
     assert second["Exit_status"] == ends, site.logs()
     assert state(site) == ("done 20" if ends == 0 else "running 0")
     if ends:
-        assert "made no step of progress and the run is still at step 0" in site.log(second)
+        assert "made no progress, and the run is still at step 0" in site.log(second)
 
 
-def test_a_chain_that_is_refused_half_way_says_what_is_queued(site: Site) -> None:
-    script = chain_script(site, "10", "20", "again")
+def test_a_partially_refused_chain_reports_the_queued_jobs(site: Site) -> None:
+    script = chain_script(site, "10", "20", "requeue")
     no_more = 'if [[ $* == *depend* ]]; then echo "qsub: no" >&2; exit 32; fi'
     program(site.root / "bin" / "qsub", f'#!/bin/bash\n{no_more}\nexec {site.pbs_bin}/qsub "$@"\n')
     done = site.run("bash", script, "--chain", "3", env={"PATH": f"{site.root}/bin:/usr/bin:/bin"})
@@ -321,12 +319,10 @@ def test_a_chain_that_is_refused_half_way_says_what_is_queued(site: Site) -> Non
         (["0"], "--chain '0' was given"),
         (["x[$(touch canary)]"], "a number of jobs from 1 to 20 (--max-attempts) is needed"),
         (["21"], "--chain '21' was given"),
-        (["3", "-v", "A=1"], "-v was given, which the chain needs for itself"),
+        (["3", "-v", "A=1"], "-v was given, but --chain sets qsub's -v itself"),
     ],
 )
-def test_a_chain_that_makes_no_sense_is_refused_and_nothing_is_queued(
-    site: Site, words: list[str], said: str
-) -> None:
+def test_an_invalid_chain_is_refused_and_nothing_is_queued(site: Site, words: list[str], said: str) -> None:
     done = site.run("bash", chain_script(site, "1", "1", "done"), "--chain", *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr

@@ -1,4 +1,4 @@
-"""The rendered PBS scripts, submitted and run: what PBS does to a script, and what the script makes of it."""
+"""Rendered PBS scripts that are submitted and run: the effects of PBS, and how scripts handle them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ TRAIN = ["python", "-m", "ddp_hpc.train", "--num-samples", "64", "--epochs", "1"
 TRAIN += ["--model", "linear", "--init-timeout", "60", "--summary", "summary.json"]
 SCRIPTS = sorted([*JOBS.glob("*.pbs"), *(PROJECT / "tests" / "golden").glob("*.pbs")])
 
-# Takes half a second to stop, as a rank that saves its state does, and ends with a code of its own.
+# Stops after half a second, like a rank that saves its state, with a specific exit code.
 SLOW_TO_STOP = """#!/bin/bash
 trap 'sleep 0.5; echo saved >saved; exit 75' TERM
 echo up >up
 while :; do sleep 0.05; done
 """
-# Starts one rank and is a launcher otherwise.
+# A launcher that starts only one rank.
 ONE_RANK = """#!/bin/bash
 if [[ $1 == --version ]]; then echo "HYDRA build details:"; exit 0; fi
 while [[ $1 == -* ]]; do shift 2; done
@@ -46,17 +46,17 @@ def world(site: Site) -> dict[str, Any]:
 
 
 def finished(site: Site, job_id: str) -> str:
-    """The log of a job that ended well and left no process behind."""
+    """The log of a job that succeeded and left no processes."""
     job = site.wait(job_id, timeout_s=120.0)
     assert (job["Exit_status"], job["left_over"]) == (0, []), site.logs()
     return site.log(job)
 
 
-# Training for real.
+# Real training.
 
 
-def test_a_polaris_script_trains_on_two_nodes_by_pals(alcf: Site) -> None:
-    # The fabric's names lead nowhere here, and both nodes are this machine.
+def test_a_polaris_script_trains_on_two_nodes_with_pals(alcf: Site) -> None:
+    # The names of the fast network do not exist here, and both nodes are this machine.
     options = ["--nodes", "2", "--ranks-per-node", "1", "--env", "MASTER_ADDR=127.0.0.1"]
     script = render(alcf, "polaris", *options, command=TRAIN)
     log = finished(alcf, alcf.submit("-A", "PROJECT", script))
@@ -65,15 +65,15 @@ def test_a_polaris_script_trains_on_two_nodes_by_pals(alcf: Site) -> None:
     assert "done: " in log
 
 
-@pytest.mark.soak  # the training that is deleted below is started so
-def test_a_generic_script_trains_by_pals(site: Site) -> None:
+@pytest.mark.soak  # covered by the training that is deleted below
+def test_a_generic_script_trains_with_pals(site: Site) -> None:
     site.dotfile(site.pals_bin, VENV / "bin")
     script = render(site, "generic_pbs", "--ranks-per-node", "2", command=TRAIN)
     finished(site, site.submit(script))
     assert (world(site)["launcher"], world(site)["world_size"], world(site)["local_size"]) == ("pals", 2, 2)
 
 
-def test_a_generic_script_trains_by_hydra_which_reads_the_node_file_itself(make_site: MakeSite) -> None:
+def test_a_generic_script_trains_with_hydra(make_site: MakeSite) -> None:
     site = make_site(nodes=(socket.gethostname(),))
     site.dotfile(site.pbs_bin, VENV / "bin")
     script = render(site, "generic_pbs", "--ranks-per-node", "2", command=TRAIN)
@@ -82,7 +82,7 @@ def test_a_generic_script_trains_by_hydra_which_reads_the_node_file_itself(make_
 
 
 @pytest.mark.soak  # tests/rehearse has polaris_torchrun.pbs
-def test_a_generic_script_trains_by_torchrun_with_one_agent_a_node(site: Site) -> None:
+def test_a_generic_script_trains_with_one_torchrun_agent_per_node(site: Site) -> None:
     site.dotfile(site.pals_bin, VENV / "bin")
     shutil.copy(JOBS / "torchrun_script.sh", site.work)
     script = render(site, "generic_pbs", "--launcher", "torchrun", "--ranks-per-node", "2", command=TRAIN)
@@ -107,18 +107,18 @@ def test_a_deleted_training_saves_its_state_in_time_and_leaves_no_process_and_no
     assert "error: " not in said
     assert "Traceback" not in said
     assert "before the end of the walltime, so nothing is submitted" in said.splitlines()[-1]
-    assert (site.work / "runs" / "ddp" / "state").read_text().startswith("again ")
+    assert (site.work / "runs" / "ddp" / "state").read_text().startswith("requeue ")
     assert site.num_jobs() == 1
 
 
-# jobs/polaris_ddp.pbs as it lies in the repository: 8 ranks of a `python` that records.
+# The shipped jobs/polaris_ddp.pbs with 8 ranks of a recording `python`.
 
 
 @pytest.fixture(scope="module")
 def polaris(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Site, str]]:
     """A machine on which `qsub -A PROJECT jobs/polaris_ddp.pbs` has run, and the job's log."""
     settings = Settings(
-        server="polaris-pbs-01.hsn.cm.polaris.alcf.anl.gov",  # job ids are as long there
+        server="polaris-pbs-01.hsn.cm.polaris.alcf.anl.gov",  # with job ids as long as at the site
         alcf_hook=True,
         default_chunk_ncpus=64,
         default_chunk_ngpus=4,
@@ -148,13 +148,11 @@ def test_the_cores_of_the_chunk_do_not_become_the_threads_of_a_rank(seen: dict[i
     assert {rank.env["OMP_NUM_THREADS"] for rank in seen.values()} == {"8"}
 
 
-def test_the_umask_of_pbs_is_mended(seen: dict[int, Seen]) -> None:
+def test_the_umask_of_pbs_is_reset(seen: dict[int, Seen]) -> None:
     assert {rank.umask for rank in seen.values()} == {"0022"}
 
 
-def test_ranks_run_in_the_folder_of_submission_though_pbs_starts_in_the_home(
-    polaris: tuple[Site, str], seen: dict[int, Seen]
-) -> None:
+def test_ranks_run_in_the_directory_of_submission(polaris: tuple[Site, str], seen: dict[int, Seen]) -> None:
     assert {rank.env["PBS_JOBDIR"] for rank in seen.values()} == {str(polaris[0].home)}
     assert {rank.cwd for rank in seen.values()} == {str(polaris[0].work)}
 
@@ -172,7 +170,7 @@ def test_the_sites_software_is_loaded_before_the_ranks_start(
     assert {rank.env["CONDA_PREFIX"] for rank in seen.values()} == {f"{polaris[0].root}/soft/conda"}
 
 
-def test_the_mpiexec_of_conda_and_that_of_pbs_are_passed_over(polaris: tuple[Site, str]) -> None:
+def test_the_mpiexec_of_conda_and_that_of_pbs_are_skipped(polaris: tuple[Site, str]) -> None:
     site, log = polaris
     assert f"by mpiexec ({site.pals_bin}/mpiexec)" in log
     assert not (site.home / "wrong_mpiexec_was_used").exists()
@@ -184,7 +182,7 @@ def test_the_site_forces_a_log_that_can_be_read_while_the_job_runs(polaris: tupl
     assert (site.work / "ddp.o12").read_text() == log
 
 
-# What PBS reads of a script, and what it refuses.
+# How PBS parses scripts, and what it refuses.
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
@@ -217,13 +215,13 @@ def test_alcf_refuses_the_shipped_script_without_an_account(alcf: Site) -> None:
     assert done.stderr == "qsub: Account_Name is required to be set.\n"
 
 
-def test_alcf_takes_a_script_that_was_rendered_with_an_account(alcf: Site) -> None:
+def test_alcf_accepts_a_script_that_was_rendered_with_an_account(alcf: Site) -> None:
     script = render(alcf, "polaris", "--account", "PROJECT", command=["true"])
     job = alcf.wait(alcf.submit(script))
     assert (job["Account_Name"], job["Exit_status"]) == ("PROJECT", 0)
 
 
-# What else happens to a script on its way.
+# Other properties of submitted scripts.
 
 
 def test_names_repeated_in_the_node_file_count_once(site: Site) -> None:
@@ -237,7 +235,7 @@ def test_names_repeated_in_the_node_file_count_once(site: Site) -> None:
     assert [rank.env["PALS_NODEID"] for rank in ranks(site).values()] == ["0", "0", "1", "1"]
 
 
-def test_the_job_does_not_look_for_the_file_that_was_submitted(site: Site) -> None:
+def test_the_job_does_not_need_the_submitted_file(site: Site) -> None:
     site.dotfile(site.pals_bin)
     script = render(site, "generic_pbs", command=["pwd"])
     moved = site.root / "elsewhere" / "job.pbs"
@@ -248,7 +246,7 @@ def test_the_job_does_not_look_for_the_file_that_was_submitted(site: Site) -> No
     assert str(site.work) in finished(site, job_id).splitlines()
 
 
-def test_another_mpiexec_of_a_virtual_environment_beside_the_job_is_passed_over(site: Site) -> None:
+def test_the_mpiexec_of_a_virtual_environment_is_skipped(site: Site) -> None:
     site.dotfile(site.pbs_bin, site.pals_bin)
     venv = recording_conda(site).rename(site.work / ".venv")
     (venv / "bin" / "activate").write_text(f'export VIRTUAL_ENV={venv} PATH="{venv}/bin:$PATH"\n')
@@ -257,7 +255,7 @@ def test_another_mpiexec_of_a_virtual_environment_beside_the_job_is_passed_over(
     assert len(ranks(site)) == 4
 
 
-def test_with_mpi_only_in_a_virtual_environment_that_one_is_used(site: Site) -> None:
+def test_the_mpiexec_of_a_virtual_environment_is_used_if_it_is_the_only_one(site: Site) -> None:
     site.dotfile(site.pbs_bin)
     mpiexec = program(site.work / ".venv" / "bin" / "mpiexec", ONE_RANK)
     activate = f'export VIRTUAL_ENV={site.work}/.venv PATH="$PATH:{mpiexec.parent}"\n'
@@ -267,11 +265,11 @@ def test_with_mpi_only_in_a_virtual_environment_that_one_is_used(site: Site) -> 
     assert log.splitlines()[-1] == "a rank"
 
 
-def test_without_any_launcher_the_script_says_so_instead_of_using_pbs_own(site: Site) -> None:
+def test_a_missing_launcher_is_reported_and_the_mpiexec_of_pbs_is_not_used(site: Site) -> None:
     site.dotfile(site.pbs_bin)
     job = site.wait(site.submit(JOBS / "generic_pbs_ddp.pbs"))
     assert job["Exit_status"] == 2
-    assert "error: mpiexec was not found as an MPI launcher" in site.log(job)
+    assert "error: the MPI launcher mpiexec was not found on the PATH" in site.log(job)
 
 
 def test_the_job_ends_with_the_largest_exit_code_of_its_ranks(site: Site) -> None:
@@ -281,7 +279,7 @@ def test_the_job_ends_with_the_largest_exit_code_of_its_ranks(site: Site) -> Non
     assert site.wait(site.submit(script))["Exit_status"] == 3
 
 
-def test_the_end_of_the_walltime_reaches_the_ranks_which_have_time_to_save(site: Site) -> None:
+def test_at_the_end_of_the_walltime_the_ranks_have_time_to_save(site: Site) -> None:
     site.dotfile(site.pals_bin)
     rank = program(site.root / "rank.sh", SLOW_TO_STOP)
     last_words = "trap 'echo \"the script ends with $?\"' EXIT"

@@ -31,7 +31,7 @@ def ddp_hpc(site: Site, *args: str) -> subprocess.CompletedProcess[str]:
     return site.run(sys.executable, "-m", "ddp_hpc", *args, env={"PYTHONPATH": str(PROJECT)})
 
 
-def test_points_whose_job_pbs_has_forgotten_are_not_waited_for(make_site: MakeSite) -> None:
+def test_points_with_a_forgotten_job_are_not_awaited(make_site: MakeSite) -> None:
     site = make_site(alcf_hook=True, default_chunk_ncpus=64, default_chunk_ngpus=4, history=False)
     site.dotfile(site.pbs_bin)  # without a launcher the job ends at once
     done = ddp_hpc(site, "bench", "scaling", "--submit", *JOBS[:-1], "1", *BENCH, "--", "--model", "linear")
@@ -42,7 +42,7 @@ def test_points_whose_job_pbs_has_forgotten_are_not_waited_for(make_site: MakeSi
 
 
 @pytest.mark.soak  # the same flow as on Slurm
-def test_points_are_queued_and_gathered(alcf: Site) -> None:
+def test_points_are_queued_and_collected(alcf: Site) -> None:
     training = ["--", "--model", "linear", "--threads", "1"]
     done = ddp_hpc(alcf, "bench", "scaling", "--submit", *JOBS, *BENCH, *training)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The stand-ins behave, and fail, as the real PBS and PALS were seen to."""
+"""The stand-ins behave and fail like the real PBS and PALS."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.fakes.pbs.directives import directive_lines
 from tests.fakes.site import Site
 from tests.pbs.conftest import MakeSite
 
-# What a job of OpenPBS 23.06 with an account and no -v was seen to have; all else is the login shell's.
+# The variables of a job of OpenPBS 23.06 with an account and without -v. Others are from the login shell.
 OF_PBS = "PBS_ACCOUNT PBS_ENVIRONMENT PBS_JOBCOOKIE PBS_JOBDIR PBS_JOBID PBS_JOBNAME PBS_MOMPORT PBS_NODEFILE"
 OF_PBS += " PBS_NODENUM PBS_O_HOME PBS_O_HOST PBS_O_INTERACTIVE_AUTH_METHOD PBS_O_INTERACTIVE_ENCRYPT_METHOD"
 OF_PBS += " PBS_O_LOGNAME PBS_O_MAIL PBS_O_PATH PBS_O_QUEUE PBS_O_SHELL PBS_O_SYSTEM PBS_O_WORKDIR PBS_QUEUE"
@@ -87,13 +87,13 @@ def test_qsub_refuses_windows_line_ends(site: Site) -> None:
     assert (done.returncode, done.stderr) == (1, "qsub: script contains cr, lf\n")
 
 
-def test_qsub_refuses_a_script_that_is_not_there(site: Site) -> None:
+def test_qsub_refuses_a_missing_script(site: Site) -> None:
     done = site.run("qsub", "nosuch.sh")
     assert (done.returncode, done.stderr) == (1, "qsub: script file:: No such file or directory\n")
 
 
 @pytest.mark.parametrize("missing", ["walltime", "filesystems"])
-def test_alcfs_hook_wants_walltime_and_file_systems(alcf: Site, missing: str) -> None:
+def test_alcfs_hook_requires_walltime_and_file_systems(alcf: Site, missing: str) -> None:
     given = [f"{name}={value}" for name, value in (("walltime", "600"), ("filesystems", "home"))]
     resources = [word for word in given if not word.startswith(missing)]
     done = alcf.run("qsub", "-A", "P", "-l", ",".join(resources), write(alcf, "true"))
@@ -107,12 +107,12 @@ def test_directives_end_at_the_first_command() -> None:
     assert directive_lines(script) == ["-N one", "-q two"]
 
 
-def test_the_job_id_comes_alone_and_counts_up(site: Site) -> None:
+def test_qsub_prints_only_the_job_id_and_ids_increase(site: Site) -> None:
     script = write(site, "true")
     assert [site.submit(script), site.submit(script)] == ["12.pbs-srv", "13.pbs-srv"]
 
 
-def test_options_win_over_directives_resource_by_resource(site: Site) -> None:
+def test_options_override_directives_for_each_resource(site: Site) -> None:
     script = write(site, "#PBS -N in_script", "#PBS -l select=1:ncpus=2,walltime=600")
     job = site.wait(site.submit("-l", "walltime=300", script))
     assert job["Job_Name"] == "in_script"
@@ -127,7 +127,9 @@ def test_options_win_over_directives_resource_by_resource(site: Site) -> None:
         ("3:ncpus=64", "Not enough total nodes available"),
     ],
 )
-def test_what_no_node_has_is_taken_and_waits_for_ever(site: Site, select: str, why: str) -> None:
+def test_a_request_that_no_node_satisfies_is_accepted_and_waits_forever(
+    site: Site, select: str, why: str
+) -> None:
     job = site.job(site.submit("-l", f"select={select}", write(site, "touch ran")))
     assert (job["job_state"], job["comment"]) == ("Q", f"Can Never Run: {why}")
 
@@ -135,7 +137,7 @@ def test_what_no_node_has_is_taken_and_waits_for_ever(site: Site, select: str, w
 # The job.
 
 
-def test_the_environment_is_pbs_own_and_nothing_of_the_submitting_shell(site: Site) -> None:
+def test_the_environment_has_no_variables_of_the_submitting_shell(site: Site) -> None:
     (site.home / ".bash_profile").unlink()
     lines = output_of(site, "env", options=("-A", "proj", "-l", "select=2:ncpus=4:mpiprocs=4"))
     env = dict(line.split("=", 1) for line in lines)
@@ -156,7 +158,7 @@ def test_the_environment_is_pbs_own_and_nothing_of_the_submitting_shell(site: Si
         ("1:ncpus=64:mpiprocs=2+1:ncpus=32:mpiprocs=1", "64", "aab"),
     ],
 )
-def test_the_node_file_has_a_line_for_each_mpiproc(alcf: Site, select: str, threads: str, lines: str) -> None:
+def test_the_node_file_has_one_line_per_mpiproc(alcf: Site, select: str, threads: str, lines: str) -> None:
     demanded = ("-A", "proj", "-l", "walltime=600,filesystems=home", "-l", f"select={select}")
     said, *nodefile = output_of(alcf, "echo $OMP_NUM_THREADS", "cat $PBS_NODEFILE", options=demanded)
     names = {"a": "x3001c0s1b0n0.hsn.cm.pbs.lab", "b": "x3001c0s1b1n0.hsn.cm.pbs.lab"}
@@ -169,7 +171,7 @@ def test_small_chunks_are_packed_unless_scattered(site: Site) -> None:
         assert output_of(site, "sort -u $PBS_NODEFILE | wc -l", options=options) == [str(num_nodes)]
 
 
-def test_a_job_starts_at_home_with_a_closed_umask_from_a_copy_of_its_script(site: Site) -> None:
+def test_a_job_runs_a_copy_of_its_script_in_the_home_directory_with_umask_0077(site: Site) -> None:
     home, umask, script = output_of(site, "pwd", "umask", "echo $0")
     assert (home, umask) == (str(site.home), "0077")
     assert script == f"{site.root}/mom_priv/jobs/12.pbs-srv.SC"
@@ -181,7 +183,7 @@ def test_a_login_shell_in_the_shebang_reads_the_users_dotfiles(site: Site) -> No
     assert site.log(site.wait(site.submit(script))).startswith("/opt/of/mine:")
 
 
-def test_output_comes_at_the_end_unless_it_is_kept_where_it_belongs(site: Site) -> None:
+def test_output_is_delivered_at_the_end_except_with_keep_files(site: Site) -> None:
     script = write(site, "echo begun", "until [[ -e $PBS_O_WORKDIR/go ]]; do sleep 0.05; done")
     later, at_once = site.submit(script), site.submit("-k", "doe", script)
     log = site.work / "a.sh.o13"
@@ -207,12 +209,12 @@ def test_exit_status(site: Site, last: str, status: int) -> None:
     assert site.wait(site.submit(write(site, last)))["Exit_status"] == status
 
 
-def test_a_script_of_an_interpreter_that_is_not_there_ends_with_127_or_126(site: Site) -> None:
-    # bash before 5.2 says 126.
+def test_a_script_with_a_missing_interpreter_exits_with_127_or_126(site: Site) -> None:
+    # bash before 5.2 returns 126.
     assert site.wait(site.submit(write(site, "x", shebang="#!/no/such/shell")))["Exit_status"] in (126, 127)
 
 
-def test_walltime_and_qdel_end_a_job_with_codes_of_their_own(site: Site) -> None:
+def test_walltime_and_qdel_have_their_own_exit_status(site: Site) -> None:
     script = write(site, "sleep 60")
     timed, deleted = site.submit("-l", "walltime=1", script), site.submit(script)
     site.run("qdel", deleted)
@@ -222,12 +224,12 @@ def test_walltime_and_qdel_end_a_job_with_codes_of_their_own(site: Site) -> None
     assert error.splitlines()[0].endswith("exceeded limit 1")
 
 
-def test_what_leaves_the_session_of_the_job_is_named_and_ended(site: Site) -> None:
+def test_processes_that_left_the_session_of_the_job_are_named_and_killed(site: Site) -> None:
     job = site.wait(site.submit(write(site, "setsid sleep 61 &", "exit 0")))
     assert job["left_over"] == ["sleep 61"]
 
 
-def test_a_job_after_another_waits_held_until_that_is_over_however_it_ended(site: Site) -> None:
+def test_a_job_with_afterany_is_held_until_the_other_has_ended(site: Site) -> None:
     first = site.submit(write(site, "until [[ -e $PBS_O_WORKDIR/go ]]; do sleep 0.05; done; exit 3"))
     second = site.submit("-W", f"depend=afterany:{first}", write(site, "true", name="b.sh"))
     waiting = site.job(second)
@@ -238,13 +240,13 @@ def test_a_job_after_another_waits_held_until_that_is_over_however_it_ended(site
     assert site.job(first)["Exit_status"] == 3
 
 
-def test_a_dependency_that_is_no_list_of_jobs_is_refused(site: Site) -> None:
+def test_an_invalid_dependency_is_refused(site: Site) -> None:
     done = site.run("qsub", "-W", "depend=x", write(site, "true"))
     assert (done.returncode, done.stderr.splitlines()[0]) == (2, "qsub: illegal -W value")
     assert site.num_jobs() == 0
 
 
-def test_a_requeued_job_has_the_same_id_and_nothing_in_its_environment_tells(site: Site) -> None:
+def test_a_requeued_job_has_the_same_id_and_environment(site: Site) -> None:
     script = write(site, "env >>$PBS_O_WORKDIR/env; until [[ -e $PBS_O_WORKDIR/go ]]; do sleep 0.05; done")
     job_id = site.submit(script)
     env = site.work / "env"
@@ -260,7 +262,7 @@ def test_a_requeued_job_has_the_same_id_and_nothing_in_its_environment_tells(sit
     assert once == {"PBS_JOBCOOKIE"}
 
 
-def test_a_signal_by_qsig_ends_a_job_whatever_its_script_traps(site: Site) -> None:
+def test_a_signal_from_qsig_ends_a_job_although_its_script_traps_it(site: Site) -> None:
     script = write(site, "trap : USR1", "touch $PBS_O_WORKDIR/up", "while :; do sleep 0.05; done")
     job_id = site.submit(script)
     while not (site.work / "up").exists():
@@ -286,7 +288,7 @@ def test_an_unknown_job(site: Site, command: list[str]) -> None:
     assert (done.returncode, done.stderr) == (153, f"{command[0]}: Unknown Job Id 99.pbs-srv\n")
 
 
-def test_what_looks_like_a_number_comes_as_one(site: Site) -> None:
+def test_text_that_looks_like_a_number_is_a_number_in_json(site: Site) -> None:
     job = site.job(site.submit("-v", "foo=005", "-l", "select=1", write(site, "true")))
     assert (job["Variable_List"]["foo"], job["Resource_List"]["select"]) == (5, 1)
 
@@ -300,7 +302,7 @@ def pals(site: Site, *argv: str, hosts: str = "a.x b.x") -> subprocess.Completed
     return site.run(site.pals_bin / "mpiexec", *argv, env={"PBS_NODEFILE": str(nodefile)})
 
 
-def test_ranks_see_the_variables_of_pals_and_none_of_hydras_own(site: Site) -> None:
+def test_ranks_see_the_variables_of_pals_and_none_of_hydra(site: Site) -> None:
     options = ["-n", "4", "--ppn=2", "--depth", "16", "--cpu-bind", "list:24-31:16-23", "--env", "A=b c"]
     done = pals(site, *options, "bash", "-c", "env -0 >rank.$PALS_RANKID")
     assert done.returncode == 0, done.stderr
@@ -324,18 +326,18 @@ def test_with_pmix_there_is_a_pmix_rank_and_no_local_rank_of_pmi(site: Site) -> 
 
 
 @pytest.mark.parametrize("option", ["--map-by", "--frob=3", "-x", "--bind-to"])
-def test_an_option_that_pals_does_not_have_is_refused(site: Site, option: str) -> None:
+def test_an_option_unknown_to_pals_is_refused(site: Site, option: str) -> None:
     done = pals(site, option, "touch", "ran")
     assert done.returncode == 1
     assert done.stderr.startswith(f"mpiexec: unrecognized option '{option}'\n")
     assert not (site.work / "ran").exists()
 
 
-def test_more_ranks_than_the_nodes_hold_are_refused(site: Site) -> None:
+def test_more_ranks_than_slots_are_refused(site: Site) -> None:
     assert pals(site, "-n", "5", "--ppn", "2", "true").returncode == 1
 
 
-def test_one_ranks_failure_ends_the_others_at_once(site: Site) -> None:
+def test_the_failure_of_one_rank_ends_the_others(site: Site) -> None:
     done = pals(site, "-n", "2", "bash", "-c", "((PALS_RANKID)) && exit 3; exec sleep 60")
     assert done.returncode == 3
     assert "b.x: rank 1 exited with code 3" in done.stderr
@@ -346,7 +348,7 @@ def test_the_largest_exit_code_is_returned(site: Site) -> None:
     assert pals(site, "-n", "2", "--no-abort-on-failure", *codes).returncode == 21  # Hydra ORs them: 31
 
 
-def test_a_job_outside_of_pbs_has_no_hosts(site: Site) -> None:
+def test_outside_of_a_pbs_job_there_are_no_hosts(site: Site) -> None:
     done = site.run(site.pals_bin / "mpiexec", "-n", "1", "true")
     assert (done.returncode, done.stderr.splitlines()[0]) == (
         1,
@@ -354,7 +356,7 @@ def test_a_job_outside_of_pbs_has_no_hosts(site: Site) -> None:
     )
 
 
-def test_no_job_outlives_the_process_that_keeps_its_machine(make_site: MakeSite) -> None:
+def test_jobs_are_killed_when_the_process_that_owns_the_machine_ends(make_site: MakeSite) -> None:
     with subprocess.Popen(["sleep", "60"]) as keeper:
         site = make_site(keeper_pid=keeper.pid)
         job_id = site.submit(write(site, "sleep 60"))

@@ -68,9 +68,9 @@ def programs(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "PAUSES_S", (0.0, 0.0))
-    monkeypatch.setattr(follow, "LOOK_S", 0.01)
-    monkeypatch.setattr(follow, "ASK_FIRST_S", 0.01)
-    monkeypatch.setattr(follow, "LATE_S", 0.05)
+    monkeypatch.setattr(follow, "READ_INTERVAL_S", 0.01)
+    monkeypatch.setattr(follow, "FIRST_QUERY_S", 0.01)
+    monkeypatch.setattr(follow, "FILE_DELAY_S", 0.05)
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ def test_a_line_that_does_not_fit_is_an_error(tmp_path: Path, monkeypatch: pytes
     write = os.write
     monkeypatch.setattr(os, "write", lambda handle, line: write(handle, line[:100]))
     with pytest.raises(
-        DdpHpcError, match=r"submitted: 100 of [0-9]+ bytes could be written; look at the quota"
+        DdpHpcError, match=r"submitted: only 100 of [0-9]+ bytes could be written; check the quota"
     ):
         ledger.record(tmp_path, submission("12"))
 
@@ -96,7 +96,7 @@ def test_a_ledger_that_cannot_be_written_is_an_error_and_one_that_is_not_there_i
     open_folder: Path, as_nobody: Callable[[], AbstractContextManager[None]]
 ) -> None:
     assert ledger.submissions(open_folder) == []
-    with as_nobody(), pytest.raises(DdpHpcError, match=r"submitted: cannot be written: .*Permission denied"):
+    with as_nobody(), pytest.raises(DdpHpcError, match=r"submitted cannot be written: .*Permission denied"):
         ledger.record(open_folder, submission("12"))
 
 

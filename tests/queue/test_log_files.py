@@ -62,13 +62,14 @@ def test_the_log_of_a_job_that_only_the_accounts_know_is_looked_for_by_its_usual
 @pytest.mark.parametrize(
     ("said", "job_id"),
     [
-        ("Submitted batch job 13\nddp-hpc: stopped at step 60: the end; attempt 2 goes on\n", "13"),
-        ("13.pbs-srv\nddp-hpc: stopped at step 60; attempt 2 goes on\n", "13.pbs-srv"),
-        ("12\nddp-hpc: stopped at step 60; attempt 2 goes on\n", ""),
+        ("Submitted batch job 13\nddp-hpc: stopped at step 60: the end; attempt 2 resumes the run\n", "13"),
+        ("13.pbs-srv\nddp-hpc: stopped at step 60; attempt 2 resumes the run\n", "13.pbs-srv"),
+        ("12\nddp-hpc: stopped at step 60; attempt 2 resumes the run\n", ""),
+        ("13.pbs-srv\nddp-hpc: stopped at step 60; attempt 2 goes on\n", "13.pbs-srv"),  # of version 0.1
         ("Submitted batch job 13\n", ""),
         ("12.5\n", ""),
         (
-            "Submitted batch job 13 on cluster cm4\nddp-hpc: stopped at step 60; attempt 2 goes on\n",
+            "Submitted batch job 13 on cluster cm4\nddp-hpc: stopped at step 60; attempt 2 resumes the run\n",
             "13@cm4",
         ),
     ],

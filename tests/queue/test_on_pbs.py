@@ -45,17 +45,17 @@ def write_script(site: Site, body: str, *directives: str) -> Path:
 
 def test_a_run_of_three_jobs_is_followed_to_its_end(site: Site) -> None:
     """Each job queues the next from its compute node, which no ledger of the login node can know."""
-    chain_script(site, "10", "25", "again")
+    chain_script(site, "10", "25", "requeue")
     [job_id] = submit(site, site.work / "job.pbs")
     done = ddp_hpc(site, "logs", job_id, "--follow")
     assert done.returncode == 0, done.stderr
-    assert [line for line in done.stderr.splitlines() if "goes on" in line] == [
-        "-- the run goes on as job 13.pbs-srv",
-        "-- the run goes on as job 14.pbs-srv",
+    assert [line for line in done.stderr.splitlines() if "resumes" in line] == [
+        "-- job 13.pbs-srv resumes the run",
+        "-- job 14.pbs-srv resumes the run",
     ]
     assert done.stdout.count("ddp-hpc: job 1") == 3
     first, last = status(site, job_id), status(site, "14")
-    assert (first["verdict"], first["exit"], first["next_job"]) == ("again", 75, "13.pbs-srv")
+    assert (first["verdict"], first["exit"], first["next_job"]) == ("requeue", 75, "13.pbs-srv")
     assert (last["verdict"], last["exit"], last["post_mortem"]) == ("done", 0, None)
     assert [one["job_id"] for one in last["attempts"]] == ["12.pbs-srv", "13.pbs-srv", "14.pbs-srv"]  # type: ignore[attr-defined]
     assert ddp_hpc(site, "status").stdout.startswith("job       14.pbs-srv (ddp of pbsuser): done, F")
@@ -73,7 +73,7 @@ def test_a_chain_that_was_queued_up_front_is_cancelled_whole(site: Site) -> None
     assert job["Exit_status"] == 256 + 15
     assert {site.wait(one)["job_state"] for one in ids} == {"F"}
     ended = status(site, ids[0])
-    assert (ended["verdict"], ended["exit"]) == ("again", 75), "the trainer had time to save"
+    assert (ended["verdict"], ended["exit"]) == ("requeue", 75), "the trainer had time to save"
     again = ddp_hpc(site, "cancel", "14")
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "job 14.pbs-srv has already ended (F)\n")
 
@@ -100,8 +100,8 @@ def test_a_rank_that_failed_under_pals_is_named(site: Site) -> None:
     done = ddp_hpc(site, "status", job_id)
     assert done.returncode == 1
     lines = done.stdout.splitlines()
-    assert lines[-5].startswith("why       failed: exit code 137 (SIGKILL); Job run at ")
-    assert lines[-4:-1] == ["first     rank 3 on x3001c0s1b1n0", "  | before", f"  | {said}"]
+    assert lines[-5].startswith("cause     failed: exit code 137 (SIGKILL); Job run at ")
+    assert lines[-4:-1] == ["failed    rank 3 on x3001c0s1b1n0", "  | before", f"  | {said}"]
 
 
 def test_a_job_that_can_never_run_is_told_so(site: Site) -> None:
@@ -109,8 +109,8 @@ def test_a_job_that_can_never_run_is_told_so(site: Site) -> None:
     [job_id] = submit(site, site.work / "job.pbs", "--force")
     done = ddp_hpc(site, "status", job_id)
     assert done.returncode == 0
-    assert "waits     Can Never Run: " in done.stdout
-    assert "do        it would wait for ever; cancel it, and mend the request" in done.stdout
+    assert "reason    Can Never Run: " in done.stdout
+    assert "action    the job can never start; cancel it and correct the request" in done.stdout
     assert ddp_hpc(site, "cancel", job_id).stdout == f"{job_id}\n"
     assert status(site, job_id)["verdict"] == "cancelled"
 
@@ -124,7 +124,7 @@ def test_submit_makes_the_folder_without_which_pbs_holds_the_job(site: Site) -> 
     assert site.wait(held, states="FH")["job_state"] == "H"
     found = status(site, held)
     assert found["verdict"] == "waiting"
-    assert "see that the folder of its log is there" in str(found["advice"])
+    assert "check that the directory of its log exists" in str(found["advice"])
 
 
 def test_the_log_that_pbs_keeps_until_the_end_is_waited_for(site: Site) -> None:
@@ -139,7 +139,7 @@ def test_the_log_that_pbs_keeps_until_the_end_is_waited_for(site: Site) -> None:
         argv, cwd=site.work, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as following:
         assert following.stderr is not None
-        assert "PBS brings its log when it ends" in following.stderr.readline()
+        assert "PBS writes its log only at the end" in following.stderr.readline()
         (site.work / "go").touch()
         out, _ = following.communicate(timeout=60)
     assert (following.returncode, out) == (0, "here\n")
@@ -154,7 +154,7 @@ def test_without_a_history_a_running_job_is_shown_and_cancelled(make_site: MakeS
     done = ddp_hpc(site, "cancel", job_id)
     assert (done.returncode, done.stdout) == (0, f"{job_id}\n")
     assert site.wait(job_id)["Exit_status"] == 256 + 15
-    assert status(site, job_id)["verdict"] == "again"
+    assert status(site, job_id)["verdict"] == "requeue"
     again = ddp_hpc(site, "cancel", job_id)
     assert (again.returncode, again.stdout) == (0, "")
 
@@ -165,10 +165,8 @@ def test_a_job_that_pbs_drops_for_its_dependency_is_not_called_cancelled(site: S
     done = ddp_hpc(site, "status", job_id)
     assert done.returncode == 1
     assert done.stdout.splitlines()[0] == "job       12.pbs-srv (job.pbs of pbsuser): failed, F"
-    assert "why       dropped: PBS has dropped it without a word, and it never ran; " in done.stdout
-    assert (
-        "it depended on afterany:99.pbs-srv@pbs-srv, but the server does not know that job\n" in done.stdout
-    )
+    assert "cause     dropped: PBS dropped it without a message, and it never ran; " in done.stdout
+    assert "it was to wait for afterany:99.pbs-srv@pbs-srv, and the server knows no such job\n" in done.stdout
 
 
 @pytest.mark.parametrize("how", ["submit --chain", "bash SCRIPT --chain"])
@@ -176,7 +174,7 @@ def test_a_chain_whose_first_job_is_forgotten_already_is_not_queued_further(
     make_site: MakeSite, how: str
 ) -> None:
     site = make_site(history=False)
-    script = chain_script(site, "10", "20", "again")
+    script = chain_script(site, "10", "20", "requeue")
     # The first job is over, and forgotten, before the second is queued.
     wait = f'until [[ $(cat {site.root}/jobs/12.json) == *\'"job_state": "F"\'* ]]; do sleep 0.05; done'
     program(
@@ -190,23 +188,23 @@ def test_a_chain_whose_first_job_is_forgotten_already_is_not_queued_further(
     )
     assert done.returncode == 1
     assert "PBS has dropped job 13.pbs-srv" in done.stderr.splitlines()[-1]
-    assert "the server does not know job 12.pbs-srv" in done.stderr
+    assert "the server no longer knows job 12.pbs-srv" in done.stderr
     assert site.num_jobs() == 2
 
 
 def test_a_successor_that_was_cancelled_does_not_go_on(site: Site) -> None:
     """Held before it starts, and then deleted."""
-    script = chain_script(site, "10", "25", "again")
+    script = chain_script(site, "10", "25", "requeue")
     held = f'#!/bin/bash\nexec {site.pbs_bin}/qsub -h "$@"\n'
     job_id = site.submit("-k", "doe", script)
     program(site.root / "bin" / "qsub", held)
     assert site.wait(job_id)["Exit_status"] == 75
-    assert "goes on as job 13.pbs-srv" in ddp_hpc(site, "status", job_id).stdout
+    assert "job 13.pbs-srv resumes the run" in ddp_hpc(site, "status", job_id).stdout
     waits = status(site, "13")
-    assert (waits["verdict"], waits["advice"]) == ("waiting", "qrls 13.pbs-srv lets it go")
+    assert (waits["verdict"], waits["advice"]) == ("waiting", "release the job with: qrls 13.pbs-srv")
     site.run("qdel", "13")
     assert status(site, job_id)["next_job"] == ""
-    assert "goes on as" not in ddp_hpc(site, "status", job_id).stdout
+    assert "job 13.pbs-srv resumes the run" not in ddp_hpc(site, "status", job_id).stdout
 
 
 def test_a_job_of_an_array_is_asked_for_by_its_index(site: Site) -> None:
@@ -236,7 +234,9 @@ def test_a_refusal_of_qsub_is_one_line(site: Site) -> None:
 def test_a_job_that_pbs_does_not_know(site: Site) -> None:
     done = ddp_hpc(site, "status", "99")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: job 99 is known neither to the scheduler nor to a run folder in ")
+    assert done.stderr.startswith(
+        "error: job 99 is known neither to the scheduler nor to a run directory in "
+    )
 
 
 @pytest.mark.parametrize("answers", ["", "{", "garbage", '{"Jobs": {"13.pbs-srv": {"job_state": "R"}}}'])

@@ -124,10 +124,11 @@ def test_a_traceback_before_the_launchers_word_is_shown_with_it() -> None:
     assert lines[-2:] == ("ValueError: the data is odd", "srun: error: n2: task 1: Exited with exit code 3")
 
 
-def test_what_an_earlier_start_said_in_the_same_log_is_another_matter() -> None:
-    """A requeued job of Slurm appends to its log, and so do ranks that torchrun starts again."""
-    begins_again = "going on after step 60 (epoch 1, 480 of its samples used)\n"
-    assert failed(BANNER + "[rank 1/2 n2] error: lost\n" + begins_again + EXIT_3).lines[-1] in EXIT_3
+@pytest.mark.parametrize("verb", ["resuming", "going on"], ids=["this version", "version 0.1"])
+def test_errors_of_an_earlier_start_in_the_same_log_are_ignored(verb: str) -> None:
+    """A requeued Slurm job appends to its log, and so do ranks that torchrun restarts."""
+    restart = f"{verb} after step 60 (epoch 1, 480 of its samples used)\n"
+    assert failed(BANNER + "[rank 1/2 n2] error: lost\n" + restart + EXIT_3).lines[-1] in EXIT_3
     found = failed(BANNER + OOM + BANNER + EXIT_3)
     assert found.cause == "failed"
     assert "Exited with exit code 3" in found.lines[-1]
@@ -172,9 +173,11 @@ def test_the_cause_and_something_to_do(log: str, end: End, cause: str) -> None:
 def test_the_walltime_the_code_and_the_runs_own_reason_are_told() -> None:
     assert failed("", end="walltime").what == "it reached its walltime of 01:00:00"
     assert failed("", exit_code=143).what == "exit code 143 (SIGTERM)"
-    assert failed("", exit_code=127).what == "exit code 127 (the shell did not find the command)"
+    assert failed("", exit_code=127).what == "exit code 127 (command not found)"
     assert failed("", exit_code=0, signal=9).what == "killed by SIGKILL"
-    assert failed("", end="memory", exit_code=0, signal=125).what == "it used more memory than it had"
+    assert (
+        failed("", end="memory", exit_code=0, signal=125).what == "it used more memory than it had requested"
+    )
     assert (
         failed("", RunState("failed", 60, "loss is nan"), reason="NonZeroExitCode").what
         == "exit code 1; loss is nan"
@@ -182,12 +185,12 @@ def test_the_walltime_the_code_and_the_runs_own_reason_are_told() -> None:
 
 
 def test_what_to_do_knows_of_snapshots_and_of_the_job_that_goes_on() -> None:
-    state = RunState("again", 60, "rank 0 got SIGTERM")
-    assert failed("", state, end="cancelled").remedy.endswith("; it goes on after step 60")
-    assert failed("", state, end="walltime", next_job="13").remedy == "nothing: the run goes on as job 13"
-    assert failed("", state, exit_code=75).cause == "again"
+    state = RunState("requeue", 60, "rank 0 got SIGTERM")
+    assert failed("", state, end="cancelled").remedy.endswith("; it resumes after step 60")
+    assert failed("", state, end="walltime", next_job="13").remedy == "none: job 13 resumes the run"
+    assert failed("", state, exit_code=75).cause == "requeue"
     assert (
-        failed(EXIT_3, RunState("running", 0, "")).remedy == "mend what the lines say, then submit it again"
+        failed(EXIT_3, RunState("running", 0, "")).remedy == "fix the error shown above, then submit it again"
     )
     assert "(sbatch --exclude=n2)" in failed("[rank 0/2 n1] error: rank 1 on n2 is gone\n", end="node").remedy
 
@@ -207,12 +210,12 @@ def test_a_job_that_ended_well_or_not_at_all_has_no_post_mortem() -> None:
     [
         ("Resources", ""),
         ("Priority", ""),
-        ("PartitionTimeLimit", "it would wait for ever"),
+        ("PartitionTimeLimit", "the job can never start"),
         (
             "Can Never Run: Insufficient amount of resource: system (aurora != polaris)",
-            "it would wait for ever",
+            "the job can never start",
         ),
-        ("job held, too many failed attempts to run", "see that the folder of its log is there"),
+        ("job held, too many failed attempts to run", "check that the directory of its log exists"),
     ],
 )
 def test_a_job_that_waits_for_what_will_not_come(reason: str, advice: str) -> None:

@@ -41,7 +41,7 @@ def test_a_job_that_trains(work: Path, programs: Programs, run: Run) -> None:
         "job       12 (ddp of me): running, RUNNING on n[1-2]",
         "time      00:10:00 of 01:00:00",
         "step      100 of 640, loss 1.25",
-        "eta       00:30:00 to go, 00:20:00 before the walltime ends",
+        "eta       00:30:00 left, 00:20:00 before the walltime ends",
         "state     running 90 saved a snapshot",
         "attempts  1 (job 12 from step 0)",
         f"log       {work}/ddp-12.out",
@@ -51,9 +51,9 @@ def test_a_job_that_trains(work: Path, programs: Programs, run: Run) -> None:
 
 def test_a_training_that_its_walltime_is_too_short_for(work: Path, programs: Programs, run: Run) -> None:
     answer(programs, work, run_time="00:50:00").write_text(LOG)
-    assert "more than the walltime has; it will not be done in this job" in run("status", "12").out
+    assert "beyond the end of the walltime; this job will not complete it" in run("status", "12").out
     make_run(work / "runs" / "ddp", "1 12 0 1000")
-    assert "00:20:00 more than the walltime has; it is to go on in another job" in run("status", "12").out
+    assert "00:20:00 beyond the end of the walltime; another job can resume it" in run("status", "12").out
 
 
 def test_what_is_left_is_counted_from_the_logs_last_line(work: Path, programs: Programs, run: Run) -> None:
@@ -61,7 +61,7 @@ def test_what_is_left_is_counted_from_the_logs_last_line(work: Path, programs: P
     log.write_text(LOG)
     ten_minutes_ago = time.time() - 600
     os.utime(log, (ten_minutes_ago, ten_minutes_ago))
-    assert "eta       00:20:00 to go" in run("status", "12").out.replace("00:19:59", "00:20:00")
+    assert "eta       00:20:00 left" in run("status", "12").out.replace("00:19:59", "00:20:00")
 
 
 def test_step_and_eta_are_of_this_attempt(work: Path, programs: Programs, run: Run) -> None:
@@ -81,21 +81,32 @@ def test_step_and_eta_are_of_this_attempt(work: Path, programs: Programs, run: R
 @pytest.mark.parametrize(
     ("said", "what"),
     [
-        ("ddp-hpc: stopped at step 9: rank 0 got SIGTERM; attempt 2 goes on", "it stopped on purpose"),
         (
-            "ddp-hpc: stopped at step 9: the launcher ended with 1 and no rank could say why; attempt 2 goes "
-            "on",
-            "it lost a rank or a node, and goes on",
+            "ddp-hpc: stopped at step 9: rank 0 got SIGTERM; attempt 2 resumes the run",
+            "it saved its state and stopped on purpose",
         ),
-        ("[rank 0/2 n1] error: lost contact with rank 1 on n2", "it lost a rank or a node, and goes on"),
-        ("srun: error: n1: task 0: Exited with exit code 75", "it stopped on purpose"),
+        (
+            "ddp-hpc: stopped at step 9: the launcher exited with code 1 and no rank reported a reason; "
+            "attempt 2 resumes the run",
+            "it lost a rank or a node after it had saved a snapshot",
+        ),
+        (  # as version 0.1 wrote it
+            "ddp-hpc: stopped at step 9: the launcher ended with 1 and no rank could say why; "
+            "attempt 2 goes on",
+            "it lost a rank or a node after it had saved a snapshot",
+        ),
+        (
+            "[rank 0/2 n1] error: lost contact with rank 1 on n2",
+            "it lost a rank or a node after it had saved a snapshot",
+        ),
+        ("srun: error: n1: task 0: Exited with exit code 75", "it saved its state and stopped on purpose"),
     ],
 )
 def test_a_lost_node_is_no_stop_on_purpose(
     work: Path, programs: Programs, run: Run, said: str, what: str
 ) -> None:
     answer(programs, work, state="FAILED", exit="75:0").write_text(f"{said}\n")
-    assert f"why       again: {what}" in run("status", "12").out
+    assert f"cause     requeue: {what}" in run("status", "12").out
 
 
 def test_a_job_that_waits(work: Path, programs: Programs, run: Run) -> None:
@@ -104,14 +115,14 @@ def test_a_job_that_waits(work: Path, programs: Programs, run: Run) -> None:
     done = run("status", "12")
     assert done.code == 0
     lines = done.out.splitlines()
-    assert lines[:2] == ["job       12 (ddp of me): waiting, PENDING", "waits     Resources"]
+    assert lines[:2] == ["job       12 (ddp of me): waiting, PENDING", "reason    Resources"]
     assert lines[2].startswith(f"starts    about {start[:10]} ")
-    assert lines[3] == "time      01:00:00 asked for"
+    assert lines[3] == "time      01:00:00 requested"
 
 
 def test_a_job_that_would_wait_for_ever(work: Path, programs: Programs, run: Run) -> None:
     answer(programs, work, state="PENDING", reason="PartitionTimeLimit", start="Unknown")
-    assert "do        it would wait for ever; cancel it, and mend the request" in run("status", "12").out
+    assert "action    the job can never start; cancel it and correct the request" in run("status", "12").out
 
 
 def test_a_job_that_failed(work: Path, programs: Programs, run: Run) -> None:
@@ -122,10 +133,10 @@ def test_a_job_that_failed(work: Path, programs: Programs, run: Run) -> None:
     done = run("status", "12")
     assert done.code == 1
     assert done.out.splitlines()[-4:] == [
-        "why       failed: exit code 1; data.h5: is damaged",
-        "first     rank 1 on n2",
+        "cause     failed: exit code 1; data.h5: is damaged",
+        "failed    rank 1 on n2",
         "  | [rank 1/2 n2] error: data.h5: is damaged",
-        "do        mend what the lines say, then submit it again",
+        "action    fix the error shown above, then submit it again",
     ]
 
 
@@ -151,15 +162,15 @@ def test_a_job_at_its_walltime_whose_run_is_to_go_on_is_not_a_failure(
 ) -> None:
     answer(programs, work, state="TIMEOUT", exit="0:15", reason="TimeLimit")
     folder = make_run(work / "runs" / "ddp", "1 12 0 1000")
-    write_state(folder, RunState("again", 60, "the allocation ends soon"))
+    write_state(folder, RunState("requeue", 60, "the allocation ends soon"))
     done = run("status", "12")
     assert done.code == 75
     assert (
-        "do        ask for a longer --walltime, or save snapshots so that the next job goes on; "
-        "it goes on after step 60" in done.out
+        "action    increase --walltime, or save snapshots so that the next job can resume; "
+        "it resumes after step 60" in done.out
     )
     make_run(folder, "1 12 0 1000", "2 13 60 2000")
-    assert "do        nothing: the run goes on as job 13" in run("status", "12").out
+    assert "action    none: job 13 resumes the run" in run("status", "12").out
 
 
 def test_json_holds_everything_and_is_json_even_if_the_loss_is_no_number(
@@ -222,7 +233,7 @@ def test_a_wrong_job_is_one_line(work: Path, programs: Programs, run: Run, comma
     programs.answers("scontrol", "", code=1, err="slurm_load_jobs error: Invalid job id specified\n")
     done = run(command, "99")
     assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("error: job 99 is known neither to the scheduler nor to a run folder in ")
+    assert done.err.startswith("error: job 99 is known neither to the scheduler nor to a run directory in ")
     for hostile in ("12\n13", "$(touch canary)", "12;13", "../12"):
         done = run(command, hostile)
         assert (done.code, done.out) == (2, "")
@@ -284,7 +295,7 @@ def test_the_log_is_printed_byte_for_byte(work: Path, programs: Programs, run: R
     ("state", "said"),
     [
         ("PENDING", "job 12 has not started (Priority); there is no log yet"),
-        ("RUNNING", "job 12 has written nothing yet"),
+        ("RUNNING", "job 12 has no output yet"),
         ("FAILED", "job 12 ended (FAILED) without a log"),
     ],
 )
@@ -299,7 +310,7 @@ def test_a_log_that_is_not_there_has_a_reason(
 
 def test_a_log_that_pbs_keeps_on_the_node_is_explained(work: Path, programs: Programs, run: Run) -> None:
     programs.answers("qstat", json.dumps(pbs(Keep_Files="n", Output_Path=f"host:{work}/ddp.o12")))
-    assert "PBS brings its log when it ends" in run("logs", "12").err
+    assert "PBS writes its log only at the end" in run("logs", "12").err
 
 
 def lives(programs: Programs, work: Path, *states: str) -> None:
@@ -352,12 +363,12 @@ def test_following_goes_on_with_the_successor(work: Path, programs: Programs, ru
         state = "FAILED" if exit_ == "75:0" else "COMPLETED"
         text = slurm(job_id=job_id, state=state, exit=exit_, work=str(work), log=f"{work}/{job_id}.out")
         (programs.folder / job_id).write_text(text)
-    said = "Submitted batch job 13\nddp-hpc: stopped at step 60: no time; attempt 2 goes on\n"
+    said = "Submitted batch job 13\nddp-hpc: stopped at step 60: no time; attempt 2 resumes the run\n"
     (work / "12.out").write_text(said)
     (work / "13.out").write_text("done\n")
     done = run("logs", "12", "--follow")
     assert (done.code, done.out) == (0, f"{said}done\n")
-    assert "-- the run goes on as job 13" in done.err
+    assert "-- job 13 resumes the run" in done.err
 
 
 def test_following_survives_a_scheduler_that_is_away_for_a_while(
@@ -439,7 +450,7 @@ def test_a_log_that_cannot_be_read_is_named(
     monkeypatch.setattr(Reader, "new", new)
     done = run("logs", "12")
     assert (done.code, done.out) == (1, "")
-    assert done.err.startswith(f"error: {work}/ddp-12.out: cannot be read ({os.strerror(number)}); ")
+    assert done.err.startswith(f"error: {work}/ddp-12.out cannot be read ({os.strerror(number)}); ")
 
 
 def test_ctrl_c_ends_the_printing_and_not_the_job(work: Path, programs: Programs) -> None:
@@ -562,7 +573,7 @@ def test_a_run_folder_that_is_not_there_is_a_wrong_request(
 ) -> None:
     done = run(*args, "--run-dir", "nope")
     assert (done.code, done.out) == (2, "")
-    assert done.err == "error: --run-dir nope is no folder that can be read; name the run's folder\n"
+    assert done.err == "error: --run-dir nope is not a readable directory; use the directory of the run\n"
     assert not programs.called()
 
 

@@ -179,7 +179,7 @@ def test_only_scripts_that_know_of_chains_are_chained(work: Path, sbatch: Progra
     for words in (["job.sh"], REQUEST):
         done = run("submit", *words, "--chain", "3")
         assert (done.code, done.out) == (2, "")
-        assert "only PBS scripts of ddp-hpc are queued as a chain" in done.err
+        assert "only PBS scripts of ddp-hpc can be queued as a chain" in done.err
     assert [path.name for path in work.iterdir()] == ["job.sh"]
     assert not sbatch.called()
 
@@ -324,7 +324,7 @@ def test_a_job_that_is_queued_is_told_even_if_the_run_folder_cannot_be(
     (work / "runs" / "ddp" / "submitted").mkdir(parents=True)
     done = run("submit", *REQUEST)
     assert (done.code, done.out) == (0, "12\n")
-    assert "warning: job 12 is queued, and the run folder could not be told: " in done.err
+    assert "warning: job 12 is queued, but its submission could not be recorded: " in done.err
 
 
 def test_a_run_folder_that_cannot_be_made_is_said_before_anything_is_queued(
@@ -333,7 +333,7 @@ def test_a_run_folder_that_cannot_be_made_is_said_before_anything_is_queued(
     (work / "runs").write_text("a file")
     done = run("submit", *REQUEST)
     assert (done.code, done.out) == (1, "")
-    assert "cannot be made, and the job needs it" in done.err
+    assert "cannot be created, but the job needs it" in done.err
     assert not sbatch.called()
 
 
@@ -347,8 +347,11 @@ def test_a_run_folder_that_cannot_be_made_is_said_before_anything_is_queued(
         ),
         (["none.sh"], "none.sh does not exist. Give a job script."),
         (["pipe"], "pipe is not a regular file. Give a job script."),
-        (["plain.sh"], "plain.sh has neither #SBATCH nor #PBS lines, so it is no job script"),
-        (["--profile", "local"], "the profile's scheduler is 'local'; jobs are submitted to slurm or pbs"),
+        (["plain.sh"], "plain.sh is not a job script: it has neither #SBATCH nor #PBS lines"),
+        (
+            ["--profile", "local"],
+            "the scheduler of the profile is 'local', but jobs can only be submitted to slurm or pbs",
+        ),
         (["--profile", "nosuch"], "unknown profile 'nosuch'"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Rehearsals as a user starts them, each followed by a look for what it has left behind."""
+"""Rehearsals as a user starts them, with a check for remaining processes and files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Rehearse = Callable[..., Ended]
 
 @pytest.fixture
 def temp() -> Iterator[Path]:
-    """Where rehearsals make their folders. Short: a job may put sockets there."""
+    """The parent of the directories of rehearsals. Its path is short because jobs create sockets in it."""
     with tempfile.TemporaryDirectory(prefix="t-") as name:
         yield Path(name)
 
@@ -39,7 +39,7 @@ def rehearse(launch: Launch, temp: Path, tmp_path: Path) -> Rehearse:
 
 
 def leftovers(temp: Path) -> list[str]:
-    """Folders of rehearsals that were not kept, and processes that know of them."""
+    """Directories of rehearsals that were not kept, and processes that use them."""
     found = [str(path) for path in temp.iterdir()]
     for process in processes():
         try:

@@ -1,4 +1,4 @@
-"""Scripts and options that no rehearsal can be made of, and scripts that misbehave."""
+"""Scripts and options that cannot be rehearsed, and scripts that misbehave."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Script = Callable[..., Path]
 NO_SCRIPTS = [
     (b"", "the script is empty"),
     (b"\0\1\2\n", "contains a NUL character"),
-    (b"echo hello\n", "has neither #PBS nor #SBATCH lines nor a first line that names a shell"),
-    (b"#!/bin/bash\n#flux: --nodes=2\ntrue\n", "has directives of Flux; scripts of PBS and Slurm"),
-    (b"#!/bin/bash\n#$ -cwd\ntrue\n", "has directives of Grid Engine; scripts of PBS and Slurm"),
+    (b"echo hello\n", "is not a job script: it has neither #PBS nor #SBATCH lines"),
+    (b"#!/bin/bash\n#flux: --nodes=2\ntrue\n", "has directives of Flux; only scripts for PBS and Slurm"),
+    (b"#!/bin/bash\n#$ -cwd\ntrue\n", "has directives of Grid Engine; only scripts for PBS and Slurm"),
     (b"#!/bin/bash\n#SBATCH --frob=1\ntrue\n", "sbatch: unrecognized option '--frob=1'"),
     (b"#!/bin/bash\n#SBATCH --nodes=x\ntrue\n", 'sbatch: error: "x" is not a valid node count'),
     (b"#!/bin/bash\n#SBATCH --time=foo\ntrue\n", "sbatch: error: Invalid --time specification"),
-    (b"#!/bin/bash\n#SBATCH -H\ntrue\n", "the stand-in does not do --hold"),
-    (b"#!/bin/bash\n#SBATCH --array=0-3\ntrue\n", "the stand-in does not do --array"),
+    (b"#!/bin/bash\n#SBATCH -H\ntrue\n", "the stand-in does not support --hold"),
+    (b"#!/bin/bash\n#SBATCH --array=0-3\ntrue\n", "the stand-in does not support --array"),
     (b"#SBATCH --nodes=1\ntrue\n", "This does not look like a batch script"),
     (b"#!/bin/bash\n#PBS -l select=1 # one\ntrue\n", "qsub: directive error: -l select=1 # one"),
     (b"#!/bin/bash\n#PBS -l walltime=foo\n", "Illegal attribute or resource value Resource_List.walltime"),
@@ -35,7 +35,7 @@ NO_SCRIPTS = [
 
 
 @pytest.mark.parametrize(("text", "said"), NO_SCRIPTS, ids=[case[1][:30] for case in NO_SCRIPTS])
-def test_what_no_scheduler_takes_is_refused_in_one_line(
+def test_an_unsuitable_file_is_refused_in_one_line(
     rehearse: Rehearse, tmp_path: Path, text: bytes, said: str
 ) -> None:
     (tmp_path / "job").write_bytes(text)
@@ -45,7 +45,7 @@ def test_what_no_scheduler_takes_is_refused_in_one_line(
     assert said in done.stderr.splitlines()[-1]
 
 
-def test_a_folder_a_pipe_and_a_missing_file_are_no_scripts(rehearse: Rehearse, tmp_path: Path) -> None:
+def test_a_directory_a_pipe_and_a_missing_file_are_refused(rehearse: Rehearse, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     for name in ("folder", "pipe", "nothing", "/dev/zero"):
@@ -53,10 +53,10 @@ def test_a_folder_a_pipe_and_a_missing_file_are_no_scripts(rehearse: Rehearse, t
 
 
 OPTIONS = [
-    (["--nodes", "3"], "--nodes 3 was given and the script asks for 2"),
-    (["--nodes", "0"], "--nodes 0 was given; 1 to 64"),
-    (["--ranks-per-node", "65"], "--ranks-per-node 65 was given; 1 to 64"),
-    (["--nodes", "2", "--ranks-per-node", "40"], "2 nodes of 40 ranks are 80; at most 64"),
+    (["--nodes", "3"], "--nodes 3 was given, but the script requests 2"),
+    (["--nodes", "0"], "--nodes 0 was given; a number from 1 to 64"),
+    (["--ranks-per-node", "65"], "--ranks-per-node 65 was given; a number from 1 to 64"),
+    (["--nodes", "2", "--ranks-per-node", "40"], "2 nodes with 40 ranks each are 80 ranks; at most 64"),
     (["--walltime-s", "0"], "--walltime-s 0 was given"),
     (["--max-jobs", "-1"], "--max-jobs -1 was given"),
     (["--steps", "-1"], "--steps -1 was given"),
@@ -72,10 +72,10 @@ def test_options_that_do_not_fit_are_refused(script: Script, options: list[str],
 
 
 def test_a_script_without_a_scheduler_has_no_walltime(rehearse: Rehearse, script: Script) -> None:
-    assert "no scheduler that would end it" in rehearse(script("", "true"), "--walltime-s", "5").stderr
+    assert "no scheduler that could enforce it" in rehearse(script("", "true"), "--walltime-s", "5").stderr
 
 
-def test_a_script_for_500_nodes_gets_a_few_and_is_told_so(rehearse: Rehearse, script: Script) -> None:
+def test_a_script_for_500_nodes_gets_a_few_and_reports_that(rehearse: Rehearse, script: Script) -> None:
     job = script("pbs", "-l select=500:mpiprocs=4", "-j oe", "sort -u $PBS_NODEFILE | wc -l", "true")
     done = rehearse(job, "--nodes", "2")
     assert done.stdout == "2\n"
@@ -109,10 +109,12 @@ def test_a_job_that_writes_without_end_is_stopped(rehearse: Rehearse, script: Sc
     for scheduler, asks in (("pbs", "-l select=1 -k doe"), ("slurm", "--nodes=1"), ("", "")):
         done = rehearse(script(scheduler, asks, "yes"))
         assert done.exit_code == 1
-        assert "have written more than 64.0 MiB to their logs" in done.stderr
+        assert "wrote more than 64.0 MiB to their logs" in done.stderr
 
 
-def test_a_log_that_pbs_cannot_write_holds_the_job_and_is_said(rehearse: Rehearse, script: Script) -> None:
+def test_a_log_that_pbs_cannot_write_holds_the_job_and_is_reported(
+    rehearse: Rehearse, script: Script
+) -> None:
     done = rehearse(script("pbs", "-l select=1 -k doe -o nosuch/folder/log", "echo ran"))
     assert "job 12.rehearsal: Exit_status -3 (job held, too many failed attempts to run)" in done.stderr
     assert (done.exit_code, done.stdout) == (1, "")

@@ -1,4 +1,4 @@
-"""Every job that is shipped trains here, under the launcher that it is written for."""
+"""Every shipped job trains in a rehearsal, with the launcher for which it was written."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ LAUNCHERS = {
 TINY = "--model linear --num-samples 128 --batch-size 8 --max-steps 2"
 
 
-def test_every_shipped_job_is_tried() -> None:
+def test_every_shipped_job_is_tested() -> None:
     assert {path.name for path in JOBS.iterdir() if path.is_file()} == LAUNCHERS.keys()
 
 
-# They differ from generic_slurm_ddp, polaris_ddp or generic_slurm_torchrun in the facts of a site only.
-ALIKE = {"generic_pbs_ddp.pbs", "perlmutter_ddp.sbatch", "polaris_torchrun.pbs"}
+# They differ from generic_slurm_ddp or polaris_ddp only in the profile of the site.
+ALIKE = {"generic_pbs_ddp.pbs", "perlmutter_ddp.sbatch"}
 
 
 @pytest.mark.parametrize(
@@ -51,14 +51,14 @@ def test_the_polaris_job_trains_on_two_nodes_with_the_variables_of_pals(rehearse
     assert done.exit_code == 0, done.stdout + done.stderr
     assert "ddp-hpc: job 12.rehearsal, 2 nodes, 8 ranks, by mpiexec" in done.stdout
     assert (
-        "rehearse: 2 of 8 ranks are started: 2 nodes with at most 1 ranks each are pretended" in done.stdout
+        "rehearse: 2 of 8 ranks are started: 2 nodes with at most 1 ranks each are simulated" in done.stdout
     )
     assert re.search(r"^world: 2 ranks .*pals.*gloo on cpu", done.stdout, re.MULTILINE)
     assert done.stdout.splitlines()[-1].startswith("done: 2 steps, 32 samples")
     assert "rehearse: job 12.rehearsal: Exit_status 0 (finished)" in done.stderr
 
 
-def test_what_is_pretended_is_said_once_and_not_into_the_jobs_log(rehearse: Rehearse, tmp_path: Path) -> None:
+def test_the_simulation_is_described_once_and_not_in_the_jobs_log(rehearse: Rehearse, tmp_path: Path) -> None:
     script = tmp_path / "job.pbs"
     script.write_text(
         "#!/bin/bash\n#PBS -l select=3:ncpus=1 -l walltime=00:10:00 -j oe\nmodule load x\necho hello\n"
@@ -73,10 +73,10 @@ def test_what_is_pretended_is_said_once_and_not_into_the_jobs_log(rehearse: Rehe
     )
 
 
-def test_two_rehearsals_at_a_time_do_not_meet(launch: Launch, temp: Path, tmp_path: Path) -> None:
+def test_two_concurrent_rehearsals_are_independent(launch: Launch, temp: Path, tmp_path: Path) -> None:
     script = tmp_path / "job.sbatch"
     script.write_text('#!/bin/bash\n#SBATCH --nodes=1\necho "$SLURM_JOB_ID"\n')
     words = ["python", "-m", "ddp_hpc", "rehearse", script]
     both = [launch.start(words, env={"TMPDIR": str(temp)}, cwd=tmp_path) for _ in range(2)]
-    # Ranks without MPI look for each other by the job's id.
+    # Ranks without MPI find each other by the id of the job.
     assert len({launch.end(process).stdout for process in both}) == 2

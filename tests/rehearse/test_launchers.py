@@ -1,4 +1,4 @@
-"""What ranks see under the stand-ins for launchers, and what these refuse as their originals do."""
+"""The environment of ranks under the stand-ins for launchers, and the requests that these refuse."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from tests.environments import load
 from tests.rehearse.conftest import Rehearse
 
 Script = Callable[..., Path]
-# Ports on which nobody listens here, a process id, and files of a cluster.
+# Variables with ports, a process id, and files of a cluster, which differ here.
 NOT_HERE = {"SLURM_CONF", "SLURM_SRUN_COMM_PORT", "SLURM_STEP_LAUNCHER_PORT", "SLURM_TASK_PID"}
 NOT_HERE |= {"SLURM_WORKING_CLUSTER"}
 
 
 def seen(tmp_path: Path, key: str) -> list[dict[str, str]]:
-    """The environments that DUMP has written, in the order of a variable."""
+    """The environments that DUMP has written, sorted by a variable."""
     found = [json.loads(path.read_text()) for path in (tmp_path / "seen").iterdir()]
     return sorted(found, key=lambda environ: int(environ[key]))
 
 
 @pytest.fixture
 def dump(tmp_path: Path) -> str:
-    """A command that writes down a rank's environment."""
+    """A command that records the environment of a rank."""
     (tmp_path / "seen").mkdir()
     program = tmp_path / "dump.py"
     program.write_text(
@@ -37,7 +37,7 @@ def dump(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("mpi", ["none", "pmi2", "pmix"])
-def test_a_task_of_srun_sees_what_was_recorded_under_the_real_one(
+def test_a_task_of_srun_has_the_variables_recorded_with_the_real_srun(
     rehearse: Rehearse, script: Script, tmp_path: Path, dump: str, mpi: str
 ) -> None:
     line = f"srun --nodes=2 --ntasks=4 --ntasks-per-node=2 --mpi={mpi} {dump}"
@@ -65,7 +65,7 @@ def test_a_task_of_srun_sees_what_was_recorded_under_the_real_one(
         assert ("PMI_RANK" in ranks[rank]) == ("PMI_RANK" in recorded)
 
 
-def test_the_batch_shell_looks_like_task_0_of_all_as_it_does_under_slurm(
+def test_the_batch_shell_has_the_variables_of_task_0_as_under_slurm(
     rehearse: Rehearse, script: Script, tmp_path: Path, dump: str
 ) -> None:
     rehearse(script("slurm", "--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2", dump))
@@ -78,7 +78,7 @@ def test_the_batch_shell_looks_like_task_0_of_all_as_it_does_under_slurm(
     assert "SLURM_STEP_ID" not in environ
 
 
-def test_open_mpi_hands_variables_to_other_nodes_by_name_only(
+def test_open_mpi_passes_only_named_variables_to_other_nodes(
     rehearse: Rehearse, script: Script, tmp_path: Path, dump: str
 ) -> None:
     launch = f"mpiexec -n 4 --map-by ppr:2:node -x PATH -x KNOWN {dump}"
@@ -91,7 +91,7 @@ def test_open_mpi_hands_variables_to_other_nodes_by_name_only(
     assert [rank.get("UNKNOWN", "") + rank["KNOWN"] for rank in ranks] == ["11", "11", "1", "1"]
 
 
-def test_ranks_have_no_gpu_and_no_network_that_is_not_here(
+def test_ranks_have_no_gpu_and_no_fast_network(
     rehearse: Rehearse, script: Script, tmp_path: Path, dump: str
 ) -> None:
     away = "export MASTER_ADDR=node1 NCCL_SOCKET_IFNAME=hsn DDP_HPC_FABRIC_SUFFIX=.hsn CUDA_VISIBLE_DEVICES=3"
@@ -101,10 +101,10 @@ def test_ranks_have_no_gpu_and_no_network_that_is_not_here(
         assert not {"NCCL_SOCKET_IFNAME", "DDP_HPC_FABRIC_SUFFIX"} & rank.keys()
 
 
-# By the script that they stand in: an mpiexec of another kind is chosen by its options.
+# The options in the script select the kind of mpiexec.
 REFUSED = {
     "slurm": [
-        # As Slurm 22.05 and MPICH 5.0 were seen to say it.
+        # Messages of Slurm 22.05 and MPICH 5.0.
         ("srun --ppn 2 true", "srun: unrecognized option '--ppn'", 255),
         ("srun -y true", "srun: invalid option -- 'y'", 255),
         ("srun --ntasks", "srun: option '--ntasks' requires an argument", 255),
@@ -132,7 +132,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("scheduler", REFUSED)
-def test_what_the_real_program_does_not_know_is_refused_in_its_words(
+def test_options_unknown_to_the_real_program_are_refused_with_its_message(
     rehearse: Rehearse, script: Script, scheduler: str
 ) -> None:
     cases = REFUSED[scheduler]
@@ -144,7 +144,7 @@ def test_what_the_real_program_does_not_know_is_refused_in_its_words(
         assert answers[number + 1].startswith(f"{code}\n"), line
 
 
-def test_srun_ends_the_other_tasks_only_where_it_is_told_to(rehearse: Rehearse, script: Script) -> None:
+def test_srun_ends_the_other_tasks_only_with_kill_on_bad_exit(rehearse: Rehearse, script: Script) -> None:
     task = "bash -c 'if ((SLURM_PROCID)); then exit 3; fi; sleep 1.5; echo lived'"
     done = rehearse(script("slurm", "--nodes=2", f"srun {task}", 'echo "code $?"'))
     assert "lived\n" in done.stdout
@@ -155,7 +155,7 @@ def test_srun_ends_the_other_tasks_only_where_it_is_told_to(rehearse: Rehearse, 
     assert done.stdout.endswith("code 3\n")
 
 
-def test_srun_answers_sigterm_with_the_end_of_all_tasks(rehearse: Rehearse, script: Script) -> None:
+def test_srun_kills_all_tasks_on_sigterm(rehearse: Rehearse, script: Script) -> None:
     task = "bash -c 'trap \"echo heard\" TERM; for ((i = 0; i < 100; i++)); do sleep 0.1; done'"
     lines = [f"srun {task} &", "sleep 1", "kill -TERM $!", "wait $!", 'echo "code $?"']
     done = rehearse(script("slurm", "--nodes=1", *lines), timeout_s=20.0)
@@ -172,7 +172,7 @@ def test_scancel_signals_the_tasks_and_not_srun(rehearse: Rehearse, script: Scri
     assert done.stdout.endswith("code 0\n")
 
 
-def test_mpi_works_under_srun_with_pmi2_and_is_alone_without(rehearse: Rehearse, script: Script) -> None:
+def test_mpi_works_under_srun_only_with_pmi2(rehearse: Rehearse, script: Script) -> None:
     size = "python -c 'from mpi4py import MPI; print(\"size\", MPI.COMM_WORLD.Get_size(), flush=True)'"
     done = rehearse(script("slurm", "--nodes=2", f"srun --mpi=pmi2 {size}", f"srun --mpi=none {size}"))
     assert done.stdout.count("size 2\n") == 2

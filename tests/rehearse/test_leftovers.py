@@ -1,4 +1,4 @@
-"""A rehearsal leaves no process and no file but what the user wants to keep."""
+"""A rehearsal leaves no processes, and only files that the user wants to keep."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ JOBS = [
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize(("scheduler", "lines"), JOBS, ids=["pbs", "slurm", "local"])
-def test_a_rehearsal_that_is_ended_leaves_no_process(
+def test_an_interrupted_rehearsal_leaves_no_process(
     launch: Launch, script: Script, temp: Path, scheduler: str, lines: list[str], number: signal.Signals
 ) -> None:
     words = ["python", "-m", "ddp_hpc", "rehearse", script(scheduler, *lines)]
@@ -32,7 +32,7 @@ def test_a_rehearsal_that_is_ended_leaves_no_process(
     assert process.stdout.readline() == "up\n"
     process.send_signal(number)
     ended = launch.end(process, timeout_s=15.0)
-    if number == signal.SIGKILL:  # nobody is there to remove the folder
+    if number == signal.SIGKILL:  # the process could not remove the directory
         end_s = time.monotonic() + 10.0
         while len(left := leftovers(temp)) > 1 and time.monotonic() < end_s:
             time.sleep(0.1)
@@ -42,12 +42,14 @@ def test_a_rehearsal_that_is_ended_leaves_no_process(
     assert (ended.exit_code, ended.stderr.splitlines()[-1]) == (130, "interrupted")
 
 
-def test_a_process_that_left_the_jobs_session_is_named_and_ended(rehearse: Rehearse, script: Script) -> None:
+def test_a_process_that_left_the_session_of_the_job_is_named_and_killed(
+    rehearse: Rehearse, script: Script
+) -> None:
     done = rehearse(script("pbs", "-l select=1", "setsid sleep 1234 &", "sleep 0.5"))
     assert "job 12.rehearsal left a process running, which was killed: sleep 1234" in done.stderr
 
 
-def test_what_is_kept_is_the_folder_with_log_and_run(
+def test_keep_leaves_the_directory_with_log_and_run(
     launch: Launch, script: Script, temp: Path, tmp_path: Path
 ) -> None:
     job = script("slurm", "--nodes=1", "mkdir runs; pwd >runs/here")
@@ -60,7 +62,7 @@ def test_what_is_kept_is_the_folder_with_log_and_run(
     assert len(list((folder / "work").glob("slurm-*.out"))) == 1
 
 
-def test_here_is_where_the_user_is(rehearse: Rehearse, script: Script, tmp_path: Path) -> None:
+def test_here_submits_from_the_current_directory(rehearse: Rehearse, script: Script, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('mine')\n")
     for scheduler, asks in (("pbs", "-l select=1 -j oe"), ("slurm", "--nodes=1"), ("", "")):
         done = rehearse(script(scheduler, asks, 'cd "${PBS_O_WORKDIR:-.}"', "python train.py"), "--here")
@@ -71,10 +73,12 @@ def test_here_is_where_the_user_is(rehearse: Rehearse, script: Script, tmp_path:
     assert made[3:] == ["train.py"]
 
 
-def test_a_users_run_is_neither_seen_nor_touched(rehearse: Rehearse, script: Script, tmp_path: Path) -> None:
+def test_the_users_run_directory_is_neither_read_nor_changed(
+    rehearse: Rehearse, script: Script, tmp_path: Path
+) -> None:
     state = tmp_path / "runs" / "own" / "state"
     state.parent.mkdir(parents=True)
-    state.write_text("again 5000 SIGTERM\n")
+    state.write_text("requeue 5000 SIGTERM\n")
     lines = [
         'export DDP_HPC_RUN_DIR="$PWD"/runs/own',
         'mkdir "$DDP_HPC_RUN_DIR"',
@@ -82,10 +86,10 @@ def test_a_users_run_is_neither_seen_nor_touched(rehearse: Rehearse, script: Scr
     ]
     done = rehearse(script("slurm", "--nodes=1", *lines), "--here")
     assert done.exit_code == 0, done.stdout + done.stderr
-    assert state.read_text() == "again 5000 SIGTERM\n"
+    assert state.read_text() == "requeue 5000 SIGTERM\n"
 
 
-def test_the_users_own_home_and_jobs_variables_stay_outside(
+def test_the_users_home_and_job_variables_do_not_reach_the_job(
     launch: Launch, script: Script, temp: Path, tmp_path: Path
 ) -> None:
     job = script("slurm", "--nodes=1", 'echo "$HOME ${RANK-} ${PBS_JOBID-} ${DDP_HPC_RUN_DIR-} ${MINE-}"')
@@ -95,9 +99,9 @@ def test_the_users_own_home_and_jobs_variables_stay_outside(
     assert done.stdout.endswith("/home    kept\n")
 
 
-def test_a_missing_setup_file_is_said_and_passed_over(rehearse: Rehearse, script: Script) -> None:
+def test_a_missing_setup_file_is_reported_and_skipped(rehearse: Rehearse, script: Script) -> None:
     lines = ["set -e", "source /opt/nowhere/setup.sh", "module load cuda", "conda activate base", "echo on"]
     for scheduler, asks in (("pbs", "-l select=1 -j oe"), ("slurm", "--nodes=1"), ("", "")):
         done = rehearse(script(scheduler, asks, *lines))
-        assert "source /opt/nowhere/setup.sh: the file is not here and is passed over" in done.stdout
+        assert "source /opt/nowhere/setup.sh: skipped, the file does not exist on this machine" in done.stdout
         assert done.stdout.endswith("on\n")

@@ -1,4 +1,4 @@
-"""What a launch becomes on one machine, and how command lines and times are read."""
+"""The limits of a launch on one machine, and the parsing of command lines and times."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ddp_hpc.rehearse.slurm.tables import SRUN, read_line, walltime_s
 LIMITS = Limits(
     ranks_per_node=2,
     num_nodes=2,
-    asked_nodes=500,
+    requested_nodes=500,
     threads=1,
-    of_trainer=("--max-steps", "3"),
+    trainer_arguments=("--max-steps", "3"),
     nodes=("node1", "node2"),
 )
 
@@ -24,11 +24,11 @@ LIMITS = Limits(
     ("num_ranks", "per_node", "here"),
     [(8, 4, [2, 2]), (2, 1, [1, 1]), (1, 4, [1]), (3, 2, [2, 1]), (2000, 4, [2, 2]), (10**8, 10**6, [2, 2])],
 )
-def test_ranks_are_cut_to_what_is_pretended(num_ranks: int, per_node: int, here: list[int]) -> None:
+def test_ranks_are_limited_to_the_simulated_nodes(num_ranks: int, per_node: int, here: list[int]) -> None:
     assert LIMITS.counts(num_ranks, per_node) == here
 
 
-def test_what_is_left_out_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+def test_ranks_that_are_not_started_are_reported(capfd: pytest.CaptureFixture[str]) -> None:
     LIMITS.counts(4, 2)
     assert capfd.readouterr().err == ""
     LIMITS.counts(5, 4)
@@ -41,7 +41,7 @@ def test_without_a_rehearsal_nothing_is_changed() -> None:
     assert Limits().environment({"MASTER_ADDR": "node1"}) == {"MASTER_ADDR": "node1"}
 
 
-def test_only_our_trainer_gets_steps_and_only_where_it_says_none_itself() -> None:
+def test_only_our_trainer_gets_steps_and_only_without_its_own_option() -> None:
     added = ["--max-steps", "3"]
     assert LIMITS.command(["python", "-m", "ddp_hpc.train"])[3:] == added
     assert LIMITS.command(["/x/torchrun_script.sh", "--lr", "1"])[3:] == added
@@ -61,11 +61,11 @@ def test_only_our_trainer_gets_steps_and_only_where_it_says_none_itself() -> Non
         ("/data/node1/x", "/data/node1/x"),
     ],
 )
-def test_the_name_of_a_pretended_node_leads_here(word: str, here: str) -> None:
+def test_the_name_of_a_simulated_node_is_replaced_by_this_machine(word: str, here: str) -> None:
     assert LIMITS.command([word]) == [here]
 
 
-def test_agents_of_torchrun_start_no_more_ranks_than_are_done_here() -> None:
+def test_torchrun_agents_start_at_most_the_limited_number_of_ranks() -> None:
     found = LIMITS.environment({"DDP_HPC_RANKS_PER_NODE": "4", "SLURM_GPUS_ON_NODE": "1"})
     assert (found["DDP_HPC_RANKS_PER_NODE"], found["SLURM_GPUS_ON_NODE"]) == ("2", "1")
 
@@ -89,17 +89,17 @@ def test_options_of_pals_take_one_dash_or_two() -> None:
     ("text", "seconds"),
     [("90", 5400), ("10:30", 630), ("1:00:00", 3600), ("1-12", 129600), ("1-00:30", 88200), ("unlimited", 0)],
 )
-def test_slurms_spellings_of_a_time(text: str, seconds: int) -> None:
+def test_all_formats_of_a_slurm_time_are_read(text: str, seconds: int) -> None:
     assert walltime_s(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "1:2:3:4", "-1", "1h", "9" * 40])
-def test_other_times_are_refused(text: str) -> None:
+def test_invalid_times_are_refused(text: str) -> None:
     with pytest.raises(RefusedError, match="Invalid --time specification"):
         walltime_s(text)
 
 
-def test_slurms_short_spellings_of_lists() -> None:
+def test_lists_have_slurms_short_notation() -> None:
     assert hostlist(["node1"]) == "node1"
     assert hostlist(["node1", "node2", "node3"]) == "node[1-3]"
     assert run_lengths([2, 2, 1]) == "2(x2),1"

@@ -1,4 +1,4 @@
-"""Scripts that an earlier version rendered still run to their end."""
+"""Scripts that an earlier version rendered still work."""
 
 import shutil
 import subprocess
@@ -12,16 +12,14 @@ from tests.batch.conftest import clean_environ
 OLD = Path(__file__).parents[1] / "old_scripts"
 
 
-@pytest.mark.parametrize(
-    "name", ["generic_slurm.sbatch", pytest.param("generic_pbs_torchrun.pbs", marks=pytest.mark.soak)]
-)
-def test_a_job_script_of_version_0_1(rehearse, name: str) -> None:
+@pytest.mark.parametrize("name", ["generic_slurm.sbatch", "generic_pbs_torchrun.pbs"])
+def test_a_job_script_of_version_0_1_still_trains(rehearse, name: str) -> None:
     done = rehearse(str(OLD / name))
     assert done.exit_code == 0, done.stderr
     assert "done: 3 steps" in done.stdout
 
 
-def test_torchrun_script_of_version_0_1_with_torchs_rendezvous(tmp_path: Path) -> None:
+def test_the_torchrun_script_of_version_0_1_still_trains(tmp_path: Path) -> None:
     script = shutil.copy(OLD / "torchrun_script.sh", tmp_path)
     words = ["bash", script, "--model", "linear", "--num-samples", "64", "--max-steps", "2"]
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"

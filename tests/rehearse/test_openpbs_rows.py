@@ -1,4 +1,4 @@
-"""The stand-in beside a real OpenPBS 23.06.06: a test for each difference that was seen once.
+"""The stand-in behaves like a real OpenPBS 23.06.06: one test per difference that was found.
 
 Not here, for a stand-in on one machine cannot have it:
 
@@ -48,13 +48,13 @@ def test_pbs_own_mpiexec_answers_version_with_success(site: Site) -> None:
     assert (done.returncode, done.stdout) == (1, "")
 
 
-def test_a_dependency_on_an_unknown_job_is_taken_and_the_job_dropped(site: Site) -> None:
+def test_a_job_with_an_unknown_dependency_is_accepted_and_dropped(site: Site) -> None:
     job = site.job(site.submit("-W", "depend=afterany:99", write(site, "touch ran")))
     assert (job["job_state"], job["substate"]) == ("F", 92)
     assert not {"stime", "Exit_status", "comment"} & set(job)
 
 
-def test_afterok_is_taken_and_a_job_after_one_that_failed_is_dropped(site: Site) -> None:
+def test_a_job_with_afterok_on_a_failed_job_is_dropped(site: Site) -> None:
     failing = site.submit(write(site, "until [[ -e $PBS_O_WORKDIR/go ]]; do sleep 0.05; done; exit 3"))
     waiting = site.submit("-W", f"depend=afterok:{failing}", write(site, "true"))
     assert site.job(waiting)["depend"] == f"afterok:{failing}@pbs-srv"
@@ -63,7 +63,7 @@ def test_afterok_is_taken_and_a_job_after_one_that_failed_is_dropped(site: Site)
     assert not {"stime", "Exit_status"} & set(job)
 
 
-def test_a_predecessor_is_told_who_waits_for_it(site: Site) -> None:
+def test_a_job_lists_the_jobs_that_depend_on_it(site: Site) -> None:
     first = site.submit(write(site, "sleep 60"))
     second = site.submit("-W", f"depend=afterany:{first}", write(site, "true"))
     assert site.job(first)["depend"] == f"beforeany:{second}@pbs-srv"
@@ -82,7 +82,7 @@ ILLEGAL = "Illegal attribute or resource value"
         pytest.param("place=free", 7, 'Cannot have "place" without "select"', id="place without select"),
     ],
 )
-def test_resources_that_are_refused(site: Site, options: str, code: int, said: str) -> None:
+def test_invalid_resources_are_refused(site: Site, options: str, code: int, said: str) -> None:
     done = qsub(site, "-l", options)
     assert (done.returncode, done.stdout, done.stderr) == (code, "", f"qsub: {said}\n")
 
@@ -92,7 +92,7 @@ def test_resources_that_are_refused(site: Site, options: str, code: int, said: s
     [("-l", "nodes=2:ppn=4"), ("-l", "software=x"), ("-W", "umask=9"), ("-S", "/bin/zsh")],
     ids=" ".join,
 )
-def test_options_that_are_taken(site: Site, options: tuple[str, str]) -> None:
+def test_valid_options_are_accepted(site: Site, options: tuple[str, str]) -> None:
     assert qsub(site, *options).stdout == "12.pbs-srv\n"
 
 
@@ -112,7 +112,7 @@ def test_a_bad_value_in_a_directive_ends_with_the_usage(site: Site, option: str)
     ("directive", "said"),
     [("-l a=1, b=2", "illegal -l value"), ("-Z", "invalid option -- 'Z'"), ("-r x", "illegal -r value")],
 )
-def test_an_option_that_a_directive_cannot_have_is_named_with_its_line(
+def test_an_invalid_option_in_a_directive_is_named_with_its_line(
     site: Site, directive: str, said: str
 ) -> None:
     done = qsub(site, directive=directive)
@@ -120,17 +120,17 @@ def test_an_option_that_a_directive_cannot_have_is_named_with_its_line(
     assert done.stderr == f"qsub: {said}\nqsub: directive error: {directive} \n"
 
 
-def test_the_usage_is_as_long_as_the_real_one(site: Site) -> None:
+def test_the_usage_has_the_length_of_the_real_one(site: Site) -> None:
     done = qsub(site, "-Z")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1 + USAGE_LINES)
 
 
-def test_a_folder_is_no_script(site: Site) -> None:
+def test_a_directory_is_not_a_script(site: Site) -> None:
     done = site.run("qsub", site.home)
     assert (done.returncode, done.stderr) == (1, "qsub: script not a file\n")
 
 
-def test_a_signal_to_a_job_that_does_not_run(site: Site) -> None:
+def test_a_signal_to_a_waiting_job_is_refused(site: Site) -> None:
     held, done = site.submit("-h", write(site, "true")), site.submit(write(site, "true"))
     site.wait(done)
     answers = [site.run("qsig", "-s", "USR1", one) for one in (held, done)]
@@ -150,14 +150,14 @@ def test_a_signal_without_a_name_is_sigterm(site: Site) -> None:
 
 
 @pytest.mark.parametrize(("word", "code"), [("99", 153), ("x1", 170)])
-def test_an_error_of_qstat_is_a_frame_without_jobs(site: Site, word: str, code: int) -> None:
+def test_the_json_of_a_qstat_error_has_no_jobs(site: Site, word: str, code: int) -> None:
     done = site.run("qstat", "-f", "-F", "json", word)
     assert done.returncode == code
     assert set(json.loads(done.stdout)) == {"timestamp", "pbs_version", "pbs_server"}
 
 
 @pytest.mark.parametrize("ended", [False, True], ids=["running", "ended"])
-def test_without_a_history_x_is_no_error_and_gives_no_job(make_site: MakeSite, ended: bool) -> None:
+def test_without_job_history_qstat_x_succeeds_without_a_job(make_site: MakeSite, ended: bool) -> None:
     site = make_site(history=False)
     job_id = site.submit(write(site, "true" if ended else "sleep 60"))
     site.wait(job_id, states="F" if ended else "R")
@@ -174,7 +174,7 @@ def test_the_walltime_is_a_clock(site: Site) -> None:
     assert job["Resource_List"]["walltime"] == "00:02:00"
 
 
-def test_what_is_a_number_and_what_stays_text(site: Site) -> None:
+def test_json_types_match_those_of_qstat(site: Site) -> None:
     words = {"a": "005", "b": "1e3", "c": "nan", "d": "0x10", "e": "1e400"}
     variables = ",".join(f"{name}={value}" for name, value in words.items())
     job = site.job(site.submit("-A", "12", "-N", "7", "-v", variables, "-l", "select=1", write(site, "true")))
@@ -196,13 +196,13 @@ def test_no_attribute_is_missing(site: Site) -> None:
     assert job["exec_vnode"] == "(x3001c0s1b0n0:ncpus=4:ngpus=4)+(x3001c0s1b1n0:ncpus=4:ngpus=4)"
 
 
-def test_the_host_in_paths_is_a_full_name(site: Site) -> None:
+def test_paths_contain_the_full_host_name(site: Site) -> None:
     job = site.job(site.submit(write(site, "true")))
     assert job["Output_Path"] == f"pbs-login.pbs.lab:{site.work}/a.sh.o12"
     assert job["Job_Owner"] == "pbsuser@pbs-login.pbs.lab"
 
 
-def test_the_comment_says_who_deleted_a_job(site: Site) -> None:
+def test_the_comment_names_the_user_who_deleted_a_job(site: Site) -> None:
     running, held = site.submit(write(site, "sleep 60")), site.submit("-h", write(site, "true"))
     site.wait(running, states="R")
     for job_id in (running, held):
@@ -231,7 +231,7 @@ def test_a_held_job_waits(site: Site) -> None:
     assert (job["job_state"], job["Hold_Types"]) == ("H", "u")
 
 
-def test_an_interactive_job_wants_a_terminal(site: Site) -> None:
+def test_an_interactive_job_needs_a_terminal(site: Site) -> None:
     done = site.run("qsub", "-I")
     assert (done.returncode, done.stderr.splitlines()[0]) == (
         1,
@@ -239,12 +239,12 @@ def test_an_interactive_job_wants_a_terminal(site: Site) -> None:
     )
 
 
-def test_qrerun_is_not_for_users(site: Site) -> None:
+def test_qrerun_refuses_ordinary_users(site: Site) -> None:
     done = site.run("qrerun", site.submit("-h", write(site, "true")))
     assert (done.returncode, done.stderr) == (159, "qrerun: Unauthorized Request  12.pbs-srv\n")
 
 
-def test_a_private_sandbox_is_the_folder_of_the_job(site: Site) -> None:
+def test_a_job_with_a_private_sandbox_starts_in_its_own_directory(site: Site) -> None:
     script = write(site, "echo $PBS_JOBDIR; pwd")
     job = site.wait(site.submit("-W", "sandbox=PRIVATE", script))
     folder = f"{site.home}/pbs.12.pbs-srv.x8z"
@@ -252,7 +252,7 @@ def test_a_private_sandbox_is_the_folder_of_the_job(site: Site) -> None:
     assert site.log(job).split() == [folder, folder]
 
 
-def test_the_walltime_is_exceeded_by_what_was_used(site: Site) -> None:
+def test_the_message_about_the_walltime_contains_the_used_time(site: Site) -> None:
     job = site.wait(site.submit("-j", "oe", "-l", "walltime=1", write(site, "sleep 60")))
     assert (job["Exit_status"], job["substate"]) == (-29, 93)
     assert re.match(r"=>> PBS: job killed: walltime [2-9] exceeded limit 1\n", site.log(job))
@@ -272,7 +272,7 @@ def test_the_log_of_a_requeued_job_has_both_runs(site: Site) -> None:
     assert site.log(site.wait(job_id)) == "run\nrun\n"
 
 
-def test_the_text_form_is_wrapped_as_the_real_one(site: Site) -> None:
+def test_the_text_output_is_wrapped_as_in_qstat(site: Site) -> None:
     job_id = site.submit("-l", "walltime=10", write(site, "true"))
     site.wait(job_id)
     narrow = site.run("qstat", "-xf", job_id).stdout
@@ -283,7 +283,7 @@ def test_the_text_form_is_wrapped_as_the_real_one(site: Site) -> None:
     assert narrow.replace("\n\t", "") == text_of(site, job_id)
 
 
-def test_a_server_that_is_down(site: Site) -> None:
+def test_commands_fail_while_the_server_is_down(site: Site) -> None:
     (site.root / server.DOWN).touch()
     said = [site.run("qsub", "a.sh"), site.run("qstat", "-f", "12")]
     (site.root / server.DOWN).unlink()
@@ -291,7 +291,7 @@ def test_a_server_that_is_down(site: Site) -> None:
     assert said[0].stderr == "Connection refused\nqsub: cannot connect to server pbs-srv (errno=111)\n"
 
 
-def test_an_array_is_its_jobs(site: Site) -> None:
+def test_the_state_of_an_array_follows_from_its_subjobs(site: Site) -> None:
     script = write(site, "echo $PBS_ARRAY_ID $PBS_ARRAY_INDEX $PBS_JOBID; exit $PBS_ARRAY_INDEX")
     array = site.submit("-j", "oe", "-J", "0-2:2", script)
     assert array == "12[].pbs-srv"

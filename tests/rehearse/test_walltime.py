@@ -1,4 +1,4 @@
-"""The end of a job by its scheduler, and the job after it."""
+"""Jobs that the scheduler ends at their walltime, and their successors."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.rehearse.conftest import Rehearse
 
 Script = Callable[..., Path]
 
-# Says how far it is, as the trainer does; the first attempt is stopped by a signal, the second is done.
+# Writes `state` as the trainer does. A signal stops the first attempt; the second one completes the run.
 TRAINER = """#!/bin/bash
 say() { echo "$*" >"$DDP_HPC_RUN_DIR/.state"; mv "$DDP_HPC_RUN_DIR/.state" "$DDP_HPC_RUN_DIR/state"; }
 read -r _ step _ <"$DDP_HPC_RUN_DIR/state" 2>/dev/null || step=0
 if ((step)); then say done 20; exit 0; fi
 say running 0
-trap 'say again 10 SIGTERM; exit 75' TERM
+trap 'say requeue 10 SIGTERM; exit 75' TERM
 while :; do sleep 0.05; done
 """
 
@@ -41,13 +41,13 @@ def fast(tmp_path: Path, scheduler: str) -> list[str | Path]:
     return ["--profile", site]
 
 
-def test_a_run_on_pbs_goes_on_in_a_job_that_it_submits_itself(
+def test_a_run_on_pbs_is_resumed_in_a_successor_that_it_submits(
     rehearse: Rehearse, launch: Launch, tmp_path: Path
 ) -> None:
     done = rehearse(rendered(launch, tmp_path, "generic_pbs"), "--walltime-s", "3")
     assert done.exit_code == 0, done.stdout + done.stderr
     assert "=>> PBS: job killed: walltime 4 exceeded limit 3" in done.stdout
-    assert "stopped at step 10: SIGTERM; attempt 2 goes on" in done.stdout
+    assert "stopped at step 10: SIGTERM; attempt 2 resumes the run" in done.stdout
     assert "ddp-hpc: attempt 2 of at most 20, from step 10" in done.stdout
     assert re.findall(r"job (\S+): (.*)", done.stderr) == [
         ("12.rehearsal", "Exit_status -29 (exceeded resource walltime)"),
@@ -55,15 +55,17 @@ def test_a_run_on_pbs_goes_on_in_a_job_that_it_submits_itself(
     ]
 
 
-def test_a_run_on_slurm_goes_on_in_the_same_job(rehearse: Rehearse, launch: Launch, tmp_path: Path) -> None:
+def test_a_run_on_slurm_is_resumed_in_the_same_job(
+    rehearse: Rehearse, launch: Launch, tmp_path: Path
+) -> None:
     done = rehearse(rendered(launch, tmp_path, "generic_slurm"), "--walltime-s", "3")
     assert done.exit_code == 0, done.stdout + done.stderr
     assert "DUE TO TIME LIMIT" in done.stdout
-    assert "stopped at step 10: SIGTERM; attempt 2 goes on" in done.stdout
+    assert "stopped at step 10: SIGTERM; attempt 2 resumes the run" in done.stdout
     assert ": COMPLETED, ExitCode 0:0, started 2 times" in done.stderr
 
 
-def test_no_more_jobs_run_than_were_asked_for(rehearse: Rehearse, launch: Launch, tmp_path: Path) -> None:
+def test_at_most_max_jobs_are_run(rehearse: Rehearse, launch: Launch, tmp_path: Path) -> None:
     done = rehearse(rendered(launch, tmp_path, "generic_pbs"), "--walltime-s", "3", "--max-jobs", "1")
     assert "job 13.rehearsal was not started, because --max-jobs 1 was reached" in done.stderr
     assert "attempt 2 of" not in done.stdout
@@ -87,7 +89,7 @@ def test_a_script_that_ignores_sigterm_is_killed_after_the_sites_delay(
     [("B:USR1@1", ["shell"]), ("USR1@1", ["rank 0", "rank 1"])],
     ids=["batch shell", "steps"],
 )
-def test_slurms_signal_ahead_of_the_end_reaches_the_batch_shell_or_the_steps(
+def test_the_signal_before_the_end_reaches_the_batch_shell_or_the_steps(
     rehearse: Rehearse, script: Script, tmp_path: Path, option: str, told: list[str]
 ) -> None:
     rank = tmp_path / "rank.sh"
@@ -99,7 +101,7 @@ def test_slurms_signal_ahead_of_the_end_reaches_the_batch_shell_or_the_steps(
     assert sorted(re.findall(r"^(?:shell|rank \d)$", done.stdout, re.MULTILINE)) == told
 
 
-def test_a_requeued_job_knows_how_often_it_was_started(rehearse: Rehearse, script: Script) -> None:
+def test_a_requeued_job_has_its_restart_count(rehearse: Rehearse, script: Script) -> None:
     lines = ['echo "count ${SLURM_RESTART_COUNT-none}"', "scontrol requeue $SLURM_JOB_ID", "sleep 9"]
     job = script("slurm", "--nodes=1", "--open-mode=append", "--requeue", *lines)
     done = rehearse(job, "--max-jobs", "2")
@@ -115,7 +117,7 @@ def test_a_job_without_requeue_is_not_requeued(rehearse: Rehearse, script: Scrip
     assert done.exit_code == 1
 
 
-def test_a_job_that_does_not_end_is_given_up(rehearse: Rehearse, script: Script) -> None:
+def test_a_job_that_does_not_end_is_killed_at_the_time_limit(rehearse: Rehearse, script: Script) -> None:
     for scheduler, asks in (("pbs", "-l select=1"), ("slurm", "--nodes=1"), ("", "")):
         done = rehearse(script(scheduler, asks, "sleep 60"), "--limit-s", "1", timeout_s=20.0)
         assert done.exit_code == 1

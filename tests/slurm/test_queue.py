@@ -26,7 +26,7 @@ read -r _ step _ <"$DDP_HPC_RUN_DIR/state" 2>/dev/null || step=0
 say() { echo "$*" >"$DDP_HPC_RUN_DIR/.state"; mv "$DDP_HPC_RUN_DIR/.state" "$DDP_HPC_RUN_DIR/state"; }
 say running "$step"
 echo "epoch 1/1 step $((step + 10))/20 loss 0.5 8.0 samples/s eta 0:00:07"
-if [[ $step == 0 ]]; then say again 10 no time left; exit 75; fi
+if [[ $step == 0 ]]; then say requeue 10 no time left; exit 75; fi
 say done 20
 """
 # Takes memory on the second node until the kernel objects.
@@ -134,9 +134,9 @@ def test_a_rank_of_any_program_that_fails_is_named(cluster: Cluster, tmp_path: P
     done = ddp_hpc(cluster, tmp_path, "status", job_id)
     assert done.returncode == 1
     node = cluster.node_names[1]
-    assert f"first     rank 1 on {node}\n" in done.stdout
+    assert f"failed    rank 1 on {node}\n" in done.stdout
     assert f"  | srun: error: {node}: task 1: Exited with exit code 3\n" in done.stdout
-    assert done.stdout.splitlines()[-1] == "do        mend what the lines say, then submit it again"
+    assert done.stdout.splitlines()[-1] == "action    fix the error shown above, then submit it again"
 
 
 @pytest.mark.skipif(
@@ -150,7 +150,7 @@ def test_an_out_of_memory_kill_is_named(cluster: Cluster, tmp_path: Path) -> Non
     assert end.state == "FAILED", "the batch script's own end: Slurm's word is not OUT_OF_MEMORY"
     dead = status(cluster, tmp_path, job_id)["post_mortem"]
     assert (dead["cause"], dead["rank"], dead["host"]) == ("memory", 1, cluster.node_names[1])
-    assert dead["what"] == "it used more memory than it had, exit code 1"
+    assert dead["what"] == "it used more memory than it had requested, exit code 1"
     assert "ask for more memory a node" in dead["remedy"]
 
 
@@ -216,12 +216,12 @@ def test_a_run_is_followed_into_the_job_that_its_script_has_queued(cluster: Clus
     done = ddp_hpc(cluster, tmp_path, "logs", job_id, "--follow")
     assert done.returncode == 0, done.stderr
     next_id = str(int(job_id) + 1)
-    assert f"-- the run goes on as job {next_id}\n" in done.stderr
+    assert f"-- job {next_id} resumes the run\n" in done.stderr
     assert done.stderr.splitlines()[-1] == f"-- job {next_id}: done"
     assert done.stdout == cluster.job_output(job_id) + cluster.job_output(next_id)
     found = status(cluster, tmp_path, job_id)
-    assert (found["verdict"], found["exit"], found["next_job"]) == ("again", 75, next_id)
-    assert found["post_mortem"]["remedy"] == f"nothing: the run goes on as job {next_id}"
+    assert (found["verdict"], found["exit"], found["next_job"]) == ("requeue", 75, next_id)
+    assert found["post_mortem"]["remedy"] == f"none: job {next_id} resumes the run"
 
 
 def test_a_job_is_cancelled_once_and_by_its_owner(cluster: Cluster, tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_refusals_and_unknown_jobs_are_one_line(cluster: Cluster, tmp_path: Path
         done = ddp_hpc(cluster, tmp_path, command, "99999")
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith(
-            "error: job 99999 is known neither to the scheduler nor to a run folder in "
+            "error: job 99999 is known neither to the scheduler nor to a run directory in "
         )
         assert done.stderr.count("\n") == 1
 

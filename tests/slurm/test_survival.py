@@ -52,7 +52,7 @@ def test_a_limit_that_is_too_short_makes_a_chain_of_one_job(
     assert told == [f"restart {number}" for number in range(links)]
     stopped = "Stopping: the job's time limit is near (DDP_HPC_DEADLINE;"
     assert run.log.count(stopped) == links - 1
-    assert run.log.count(f"; attempt {links} goes on\n") == 1
+    assert run.log.count(f"; attempt {links} resumes the run\n") == 1
 
 
 def test_a_killed_rank_is_named_and_the_job_goes_on(
@@ -79,9 +79,9 @@ def test_a_requeued_job_goes_on_and_a_cancelled_one_saves_and_stays_away(
     cluster.run(["scancel", run.job]).check_returncode()
     assert cluster.wait(run.job).state == "CANCELLED"
     assert [job for _, job, _ in run.attempts] == [run.job, run.job]
-    assert "nothing is submitted; to go on: cd " in run.log
+    assert "nothing is submitted; to resume: cd " in run.log
     step = run.losses[-1][0]
-    assert run.state == f"again {step} rank 0 received SIGTERM"
+    assert run.state == f"requeue {step} rank 0 received SIGTERM"
     assert 20 <= step < 40
     assert run.losses == quiet[:step]
 
@@ -150,7 +150,7 @@ def test_a_cut_cable_is_named_and_the_job_goes_on_when_it_is_mended(
         cluster.set_link(cluster.node_names[rank], "up")
         check_done(run, quiet, 40)
         # The end of rank 1 was told while nobody could hear it: srun would wait for it until the limit.
-        assert "ddp-hpc: srun is ended" in run.log
+        assert "ddp-hpc: terminating srun" in run.log
         assert len(run.attempts) == 2
 
 

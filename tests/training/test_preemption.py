@@ -36,7 +36,7 @@ def test_a_signal_to_one_rank_stops_all_ranks_with_their_state_saved(
         f"Stopping: {why}. State saved; run the same command again to resume.\nstopped: 2 of {STEPS} steps"
         in job.words()
     )
-    assert state_of(home) == RunState("again", 2, why)
+    assert state_of(home) == RunState("requeue", 2, why)
     assert sorted(path.name for path in (home / "run").iterdir()) == [
         "config.toml",
         "state",
@@ -62,7 +62,7 @@ def test_the_exit_code_is_75_and_0_under_torchrun(home: Path, launcher: str, cod
     assert done.returncode == code, done.stderr
     assert error_lines(done) == []
     assert "Traceback" not in done.stderr
-    assert state_of(home) == RunState("again", 2, "rank 1 received SIGTERM")
+    assert state_of(home) == RunState("requeue", 2, "rank 1 received SIGTERM")
 
 
 def test_workers_ignore_signals(home: Path, forks: Forks) -> None:
@@ -72,7 +72,7 @@ def test_workers_ignore_signals(home: Path, forks: Forks) -> None:
     for pid in (*map(int, children), job.pids[0]):
         os.kill(pid, signal.SIGTERM)  # to all processes of the job, like schedulers
     assert job.wait() == [75], job.words()
-    assert state_of(home).state == "again"
+    assert state_of(home).state == "requeue"
 
 
 def test_a_deadline_in_the_past_is_rejected_in_one_line(home: Path, forks: Forks) -> None:
@@ -102,7 +102,7 @@ def test_a_run_stops_before_the_allocation_ends(home: Path, forks: Forks) -> Non
     assert job.wait() == [75, 0], job.words()
     assert time.time() < end_s
     state = state_of(home)
-    assert state.state == "again"
+    assert state.state == "requeue"
     assert state.reason.startswith("the job's time limit is near (DDP_HPC_DEADLINE; ")
     assert state.step == trained(home)[-1]["step"]
     assert [path.name for path in (home / "run" / "snapshots").iterdir()] == [f"step_{state.step:08d}"]

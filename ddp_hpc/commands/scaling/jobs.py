@@ -60,7 +60,7 @@ def submit(options: Mapping[str, Any], job_options: Sequence[str]) -> None:
         for order in orders.values():
             sys.stdout.buffer.write(order.content)
             sys.stdout.flush()
-            _say(f"would run: {shlex.join(order.words())}")
+            _say(f"would run: {shlex.join(order.argv())}")
     elif orders:
         scheduler = next(iter(orders.values())).scheduler
         what = f"the jobs are for {scheduler.title}"

@@ -11,7 +11,7 @@ from ddp_hpc.bench.scaling.results import Measured, NotMeasuredError, read_point
 from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.jobs import submission_ledger as ledger
 from ddp_hpc.jobs.first_failure import first_failure, last_lines
-from ddp_hpc.jobs.job_report import View, view
+from ddp_hpc.jobs.job_report import JobReport, combine
 from ddp_hpc.jobs.log_files import read_tail
 from ddp_hpc.schedulers.client import read_job
 from ddp_hpc.schedulers.job_state import check_job_id
@@ -59,7 +59,7 @@ def look(
     if not jobs:
         return State("failed", problem) if problem else State("missing", "not started")
     try:
-        return _of_job(_view(jobs[-1], own), problem)
+        return _of_job(_report(jobs[-1], own), problem)
     except DdpHpcError as error:
         if must_answer:
             raise
@@ -74,15 +74,15 @@ def _of_log(log: Path, problem: str) -> str:
     return f"{problem or plain(said)}; log: {log}"
 
 
-def _view(job_id: str, folder: Path) -> View:
+def _report(job_id: str, folder: Path) -> JobReport:
     try:
         job = read_job(check_job_id(job_id))
     except RequestError:  # there is no scheduler here, so the directory was copied from elsewhere
         job = None
-    return view(job_id, job, folder)
+    return combine(job_id, job, folder)
 
 
-def _of_job(seen: View, problem: str) -> State:
+def _of_job(seen: JobReport, problem: str) -> State:
     text = f"job {seen.job_id}"
     if seen.job is None:
         return State("failed", f"{text} is no longer known to the scheduler; {problem or 'no summary'}")

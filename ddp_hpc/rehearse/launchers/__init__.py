@@ -1,1 +1,1 @@
-"""Stand-ins for launchers of ranks, over MPICH's Hydra. What they do not do: docs/how-to/rehearse.md."""
+"""Stand-ins for MPI launchers, based on MPICH's Hydra. docs/how-to/rehearse.md lists their limits."""

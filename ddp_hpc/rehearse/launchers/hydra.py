@@ -1,4 +1,4 @@
-"""`mpiexec` of MPICH: the real Hydra with its own options and variables, on nodes that are pretended."""
+"""`mpiexec` of MPICH: the real Hydra with its own options and variables, on simulated nodes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import NoReturn
 from ddp_hpc.rehearse.launchers import options
 from ddp_hpc.rehearse.launchers.limits import read_limits
 from ddp_hpc.rehearse.launchers.options import Line, RefusedError, Table, spellings
-from ddp_hpc.rehearse.launchers.ranks import Step, places, run_step, spool_folder
+from ddp_hpc.rehearse.launchers.ranks import Step, places, run_step, spool_directory
 
-FOLDER_VARIABLE = "HYDRA_STAND_IN_HOME"  # set by the installed command
+DIRECTORY_VARIABLE = "HYDRA_STAND_IN_HOME"  # set by the installed command
 
-# Those of `mpiexec -help` that a job script has a use for; what is not here is refused as if it were unknown.
+# The options of `mpiexec -help` that are useful in job scripts. Others are refused as unknown.
 TABLE = Table(
     values={
         "num_ranks": ("n", "np"),
@@ -32,19 +32,19 @@ TABLE = Table(
 
 
 def launch(line: Line, root: Path) -> int:
-    """Runs the ranks; the largest exit code (the real Hydra ORs them).
+    """Runs the ranks and returns the largest exit code (the real Hydra ORs them).
 
     Raises:
-        RefusedError: nothing to run, or a bad number.
+        RefusedError: there is no command, or a number is invalid.
     """
     limits, nodes = read_limits(root), num_nodes_of(line)
-    num_nodes = max(nodes, limits.asked_nodes)
+    num_nodes = max(nodes, limits.requested_nodes)
     num_ranks = line.number("num_ranks", num_nodes, _bad_number)
     ppn = line.number("ppn", -(-num_ranks // num_nodes), _bad_number)
     if not line.command:
         raise _refused("no executable provided")
     given = dict(pair.split(" ", 1) for name in ("genv", "env") for pair in line.all_of(name))
-    base = {name: value for name, value in os.environ.items() if name != FOLDER_VARIABLE} | given
+    base = {name: value for name, value in os.environ.items() if name != DIRECTORY_VARIABLE} | given
     environments = [
         limits.environment(base)
         | {"MPI_LOCALRANKID": str(place.local_rank), "MPI_LOCALNRANKS": str(place.local_size)}
@@ -53,17 +53,17 @@ def launch(line: Line, root: Path) -> int:
     step = Step(
         command=limits.command(line.command),
         environments=environments,
-        say=lambda _rank, _code: None,  # its banner says it
+        report=lambda _rank, _code: None,  # Hydra prints a banner
         stop_on_failure=False,
         label="prepend-rank" in line.flags,
-        folder=line.values.get("wdir", ""),
+        directory=line.values.get("wdir", ""),
         keeper_pid=limits.keeper_pid,
     )
-    return run_step(spool_folder(root, "hydra."), step)
+    return run_step(spool_directory(root, "hydra."), step)
 
 
 def num_nodes_of(line: Line) -> int:
-    """Nodes of --hosts, the host file, or the job."""
+    """The number of nodes from --hosts, the host file, or the job."""
     if named := line.values.get("hosts"):
         return len(set(named.split(",")))
     path = line.values.get("hostfile") or os.environ.get("PBS_NODEFILE")
@@ -81,14 +81,14 @@ def _refused(message: str) -> RefusedError:
 
 
 def _bad_number(text: str, name: str) -> RefusedError:
-    return _refused(f"{name}: {text} is no number of ranks")
+    return _refused(f"{name}: {text} is not a number of ranks")
 
 
 def read_line(argv: Sequence[str]) -> Line:
-    """The command line.
+    """The parsed command line.
 
     Raises:
-        RefusedError: an option that Hydra does not have, or one without its value.
+        RefusedError: Hydra does not have an option, or a value is missing.
     """
     try:
         return options.read_line(argv, TABLE)
@@ -98,10 +98,10 @@ def read_line(argv: Sequence[str]) -> Line:
 
 
 def main() -> NoReturn:
-    """The installed command."""
+    """The entry point of the installed command."""
     options.run(
         read_line,
         launch,
         "HYDRA build details:\n    Version: a stand-in over the mpich wheel's",
-        FOLDER_VARIABLE,
+        DIRECTORY_VARIABLE,
     )

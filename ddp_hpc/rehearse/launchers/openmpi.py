@@ -1,7 +1,7 @@
 """`mpiexec` of Open MPI 5: its options and variables.
 
-The MPI below is MPICH's. Variables reach the ranks of other nodes by name only (`-x`), as
-they do over Open MPI's daemons. PMIX_NAMESPACE is missing: MPICH would abort.
+The ranks use MPICH's MPI. As with Open MPI's daemons, ranks on other nodes receive only the variables
+that are named with `-x`. PMIX_NAMESPACE is not set, because MPICH would abort.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ddp_hpc.rehearse.launchers import options
 from ddp_hpc.rehearse.launchers.hydra import num_nodes_of
 from ddp_hpc.rehearse.launchers.limits import HERE, read_limits
 from ddp_hpc.rehearse.launchers.options import Line, RefusedError, Table, spellings
-from ddp_hpc.rehearse.launchers.ranks import Place, Step, places, run_step, spool_folder
+from ddp_hpc.rehearse.launchers.ranks import Place, Step, places, run_step, spool_directory
 
-FOLDER_VARIABLE = "OPENMPI_STAND_IN_HOME"  # set by the installed command
+DIRECTORY_VARIABLE = "OPENMPI_STAND_IN_HOME"  # set by the installed command
 
 # mpirun(1) of Open MPI 5.0.
 TABLE = Table(
@@ -44,8 +44,8 @@ TABLE = Table(
     ),
 )
 _RULE = "-" * 74
-# What a login over ssh has, without the job's own.
-_OF_A_LOGIN = (
+# Variables of a login over ssh, without those of the job.
+_LOGIN_VARIABLES = (
     "HOME",
     "USER",
     "LOGNAME",
@@ -58,13 +58,13 @@ _OF_A_LOGIN = (
 
 
 def launch(line: Line, root: Path) -> int:
-    """Runs the ranks; the largest exit code. One rank's non-zero end ends all others.
+    """Runs the ranks and returns the largest exit code. A rank that fails ends all others.
 
     Raises:
-        RefusedError: nothing to run, or more ranks than a node has slots for.
+        RefusedError: there is no command, or more ranks than slots.
     """
     limits = read_limits(root)
-    num_nodes = max(num_nodes_of(line), limits.asked_nodes)
+    num_nodes = max(num_nodes_of(line), limits.requested_nodes)
     if not line.command:
         raise _refused("No executable was specified on the mpiexec command line.")
     ppr = re.match(r"ppr:([1-9][0-9]{0,6}):(?:node|l3cache|package|socket)\b", line.values.get("map_by", ""))
@@ -76,33 +76,33 @@ def launch(line: Line, root: Path) -> int:
         raise _refused(
             f"Your job has requested more processes than the ppr for\nthis topology can support: {num_ranks}"
         )
-    base = {name: value for name, value in os.environ.items() if name != FOLDER_VARIABLE}
-    handed_on = {word.partition("=")[0] for word in line.all_of("x")}
+    base = {name: value for name, value in os.environ.items() if name != DIRECTORY_VARIABLE}
+    passed_on = {word.partition("=")[0] for word in line.all_of("x")}
     base |= dict(word.split("=", 1) for word in line.all_of("x") if "=" in word)
     here = limits.environment(base)
     ranks = places(limits.counts(num_ranks, per_node))
     command = limits.command(line.command)
     if limits.ranks_per_node and "ddp_hpc.train" in command and "--discovery" not in command:
-        # Else it asks MPI, which is MPICH here; and without MPI ranks have to know where to meet.
+        # The default discovery would find MPICH. Without MPI the ranks need a common port for the rendezvous.
         command += ["--discovery", "openmpi"]
         here.setdefault("MASTER_PORT", str(_free_port()))
     step = Step(
         command=command,
-        environments=[_environment(here, handed_on, place, len(ranks)) for place in ranks],
-        say=_say,
+        environments=[_environment(here, passed_on, place, len(ranks)) for place in ranks],
+        report=_report,
         stop_on_failure=True,
         label="tag-output" in line.flags,
-        folder=line.values.get("wdir", ""),
+        directory=line.values.get("wdir", ""),
         keeper_pid=limits.keeper_pid,
     )
-    return run_step(spool_folder(root, "ompi."), step)
+    return run_step(spool_directory(root, "ompi."), step)
 
 
-def _environment(base: Mapping[str, str], handed_on: set[str], place: Place, size: int) -> dict[str, str]:
+def _environment(base: Mapping[str, str], passed_on: set[str], place: Place, size: int) -> dict[str, str]:
     known = {
         name: value
         for name, value in base.items()
-        if place.node == 0 or name in handed_on or name in _OF_A_LOGIN or name.startswith("OMPI_")
+        if place.node == 0 or name in passed_on or name in _LOGIN_VARIABLES or name.startswith("OMPI_")
     }
     known.setdefault("PATH", os.defpath)
     return known | {
@@ -123,7 +123,7 @@ def _free_port() -> int:
         return port
 
 
-def _say(rank: int, code: int) -> None:
+def _report(rank: int, code: int) -> None:
     how = f"exit code {code}" if code > 0 else f"signal {-code}"
     sys.stderr.write(f"{_RULE}\nprterun detected that rank {rank} ended with {how}\n{_RULE}\n")
 
@@ -133,14 +133,14 @@ def _refused(message: str) -> RefusedError:
 
 
 def _bad_number(text: str, name: str) -> RefusedError:
-    return _refused(f"The value given for {name} is no number of processes: {text}")
+    return _refused(f"The value given for {name} is not a number of processes: {text}")
 
 
 def read_line(argv: Sequence[str]) -> Line:
-    """The command line.
+    """The parsed command line.
 
     Raises:
-        RefusedError: an option that Open MPI does not have, or one without its value.
+        RefusedError: Open MPI does not have an option, or a value is missing.
     """
     try:
         return options.read_line(argv, TABLE)
@@ -152,5 +152,5 @@ def read_line(argv: Sequence[str]) -> Line:
 
 
 def main() -> NoReturn:
-    """The installed command."""
-    options.run(read_line, launch, "mpiexec (Open MPI) 5.0.11", FOLDER_VARIABLE)
+    """The entry point of the installed command."""
+    options.run(read_line, launch, "mpiexec (Open MPI) 5.0.11", DIRECTORY_VARIABLE)

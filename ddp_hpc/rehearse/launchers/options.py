@@ -1,4 +1,4 @@
-"""A launcher's command line, taken apart by the table of the options that the real launcher knows."""
+"""Parse the command line of a launcher with a table of the options of the real launcher."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NoReturn
 
 
 class RefusedError(Exception):
-    """What the launcher says on stderr before it ends with this exit code; no rank was started."""
+    """The error message of a launcher that ends with this exit code before it starts a rank."""
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
@@ -20,20 +20,20 @@ class RefusedError(Exception):
 
 
 class UnknownOptionError(Exception):
-    """An option that is in no table."""
+    """An option that is not in the table."""
 
 
 class MissingValueError(Exception):
-    """An option at the end of the line without what belongs to it."""
+    """An option at the end of the command line without its value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """The options of one program, without dashes: by name, the spellings of those with and without a value.
+    """The options of one program: the spellings of each option, without dashes, by its name.
 
-    `pairs` take two words. Options in `bare` may also have a value after `=`. With
-    `long_only` one dash does for long names, as in mpiexec; else one dash begins a short
-    one, whose value may stand right behind the letter, and long ones may be shortened.
+    `values` have one value and `pairs` two; `bare` have none, or one after `=`. With `long_only`, long
+    options can begin with one dash, as in mpiexec. Otherwise one dash begins a short option, whose value
+    can follow the letter directly, and long options can be abbreviated.
     """
 
     values: Mapping[str, tuple[str, ...]]
@@ -42,10 +42,10 @@ class Table:
     long_only: bool = True
 
     def find(self, spelling: str) -> str:
-        """The option's name.
+        """The name of an option.
 
         Raises:
-            UnknownOptionError: there is none, or more than one that begins so.
+            UnknownOptionError: the option does not exist, or the abbreviation is ambiguous.
         """
         tables = (self.values, self.bare, {name: (name,) for name in self.pairs})
         known = {s: name for table in tables for name, spellings in table.items() for s in spellings}
@@ -58,13 +58,13 @@ class Table:
 
 
 def spellings(words: str) -> dict[str, tuple[str, ...]]:
-    """The options in `name other:o`, each by its first spelling."""
+    """The options in a text such as `name other:o`, by their first spelling."""
     return {word.partition(":")[0]: tuple(word.split(":")) for word in words.split()}
 
 
 @dataclass
 class Line:
-    """The options by name, the last value of each; `given` has all of them in order; then the command."""
+    """A parsed command line: the last value of each option, all options in order, and the command."""
 
     values: dict[str, str] = field(default_factory=dict)
     flags: set[str] = field(default_factory=set)
@@ -72,28 +72,28 @@ class Line:
     command: list[str] = field(default_factory=list)
 
     def all_of(self, name: str) -> list[str]:
-        """Every value of an option that may be repeated."""
+        """All values of an option that can be repeated."""
         return [value for option, value in self.given if option == name]
 
     def number(self, name: str, default: int, refuse: Callable[[str, str], RefusedError]) -> int:
-        """A count from 1 on; `refuse` makes the launcher's own complaint of option and value."""
+        """A positive integer. `refuse` returns the error of the launcher for a value and an option."""
         text = self.values.get(name, str(default))
         if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
             raise refuse(text, name)
         return int(text)
 
     def take(self, name: str, value: str) -> None:
-        """Adds an option."""
+        """Adds an option with its value."""
         self.values[name] = value
         self.given.append((name, value))
 
 
 def read_line(argv: Sequence[str], table: Table) -> Line:
-    """The options up to the first word that is none, and the command after them.
+    """Parses the options up to the first word that is not an option, and the command after them.
 
     Raises:
-        UnknownOptionError: its argument is the word as it was typed.
-        MissingValueError: likewise.
+        UnknownOptionError: with the unknown option as it was written.
+        MissingValueError: with the option as it was written.
     """
     line, words = Line(), list(argv)
     while words and words[0].startswith("-") and words[0] != "-":
@@ -111,7 +111,7 @@ def read_line(argv: Sequence[str], table: Table) -> Line:
         if option in table.bare:
             line.flags.add(option)
             if not table.long_only and not word.startswith("--") and value:
-                words.insert(0, f"-{value}")  # several letters behind one dash
+                words.insert(0, f"-{value}")  # several short options after one dash
             else:
                 line.take(option, value)
             continue
@@ -132,7 +132,7 @@ def run(
     version: str,
     variable: str,
 ) -> NoReturn:
-    """The frame of an mpiexec: --version, else a launch; refusals become stderr and exit code."""
+    """Runs an mpiexec command: prints the version, or launches ranks. Prints errors to stderr."""
     try:
         line = read(sys.argv[1:])
         if "version" in line.flags:

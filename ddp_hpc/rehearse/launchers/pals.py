@@ -1,8 +1,7 @@
 """`mpiexec` with PALS's options and variables.
 
-With two hosts in the node file, rank r is on host r // ppn as far as its variables
-tell. PMI_RANK, PMI_SIZE and PMI_FD stay, also with --pmi=pmix: without them MPI could
-not start.
+With two hosts in the node file, the variables of rank r place it on host r // ppn. PMI_RANK, PMI_SIZE
+and PMI_FD are kept also with --pmi=pmix, because MPI could not start without them.
 """
 
 from __future__ import annotations
@@ -17,13 +16,12 @@ from typing import NoReturn
 from ddp_hpc.rehearse.launchers import options
 from ddp_hpc.rehearse.launchers.limits import Limits, read_limits
 from ddp_hpc.rehearse.launchers.options import Line, RefusedError, Table, spellings
-from ddp_hpc.rehearse.launchers.ranks import Place, Step, places, run_step, spool_folder
+from ddp_hpc.rehearse.launchers.ranks import Place, Step, places, run_step, spool_directory
 
-FOLDER_VARIABLE = "PALS_STAND_IN_HOME"  # set by the installed command
+DIRECTORY_VARIABLE = "PALS_STAND_IN_HOME"  # set by the installed command
 VERSION = "mpiexec version 1.3.2 revision 0"
 
-# Every option of PALS that the stand-in knows, by its spellings; the rest is refused. Bindings are read and
-# not applied.
+# The supported options of PALS. Others are refused. Bindings are parsed, but not applied.
 TABLE = Table(
     values={
         "num_ranks": ("n", "np"),
@@ -52,10 +50,10 @@ def _refused(message: str) -> RefusedError:
 
 
 def read_line(argv: Sequence[str]) -> Line:
-    """The command line.
+    """The parsed command line.
 
     Raises:
-        RefusedError: an option that PALS does not have, or one without its value.
+        RefusedError: PALS does not have an option, or a value is missing.
     """
     try:
         return options.read_line(argv, TABLE)
@@ -66,10 +64,10 @@ def read_line(argv: Sequence[str]) -> Line:
 
 
 def hosts(line: Line) -> list[str]:
-    """The hosts of --hosts, the host file or the job's node file, each once, in order.
+    """The distinct hosts of --hosts, the host file or the job's node file, in order.
 
     Raises:
-        RefusedError: outside a job, or without such a file.
+        RefusedError: there is no list of hosts outside a job, or the file cannot be read.
     """
     if named := line.values.get("hosts"):
         return list(dict.fromkeys(named.split(",")))
@@ -83,12 +81,12 @@ def hosts(line: Line) -> list[str]:
 
 
 def launch(line: Line, root: Path) -> int:
-    """Runs the ranks; the largest exit code of those that ended by themselves.
+    """Runs the ranks and returns the largest exit code of those that ended by themselves.
 
-    One rank's non-zero end ends all others, unless --no-abort-on-failure.
+    A rank that fails ends all others, unless --no-abort-on-failure is given.
     """
     limits, nodes = read_limits(root), hosts(line)
-    num_nodes = max(len(nodes), limits.asked_nodes)
+    num_nodes = max(len(nodes), limits.requested_nodes)
     num_ranks = line.number("num_ranks", 1, _bad_number)
     ppn = line.number("ppn", -(-num_ranks // num_nodes), _bad_number)
     if num_ranks > ppn * num_nodes:
@@ -99,23 +97,23 @@ def launch(line: Line, root: Path) -> int:
         raise _refused(f"invalid argument '{pmi}' for --pmi")
     if not line.command:
         raise _refused("no executable specified")
-    apid, spool = str(uuid.uuid4()), spool_folder(root, "palsd.")
+    apid, spool = str(uuid.uuid4()), spool_directory(root, "palsd.")
     given = dict(word.partition("=")[::2] for word in line.all_of("env"))
-    base = {name: value for name, value in os.environ.items() if name != FOLDER_VARIABLE} | given
-    of_all = {"PALS_APID": apid, "PALS_DEPTH": str(depth), "PALS_SPOOL_DIR": str(spool)}
+    base = {name: value for name, value in os.environ.items() if name != DIRECTORY_VARIABLE} | given
+    common = {"PALS_APID": apid, "PALS_DEPTH": str(depth), "PALS_SPOOL_DIR": str(spool)}
     ranks = places(limits.counts(num_ranks, ppn))
 
-    def say(rank: int, code: int) -> None:
+    def report(rank: int, code: int) -> None:
         how = f"exited with code {code}" if code > 0 else f"died from signal {-code}"
         sys.stderr.write(f"{nodes[ranks[rank].node]}: rank {rank} {how}\n")
 
     step = Step(
         command=limits.command(line.command),
-        environments=[_environment(limits, {**base, **of_all}, place, pmi) for place in ranks],
-        say=say,
+        environments=[_environment(limits, {**base, **common}, place, pmi) for place in ranks],
+        report=report,
         stop_on_failure="no-abort-on-failure" not in line.flags,
         label="label" in line.flags,
-        folder=line.values.get("wdir", ""),
+        directory=line.values.get("wdir", ""),
         keeper_pid=limits.keeper_pid,
     )
     return run_step(spool, step)
@@ -123,17 +121,17 @@ def launch(line: Line, root: Path) -> int:
 
 def _environment(limits: Limits, base: dict[str, str], place: Place, pmi: str) -> dict[str, str]:
     local_rank, local_size = str(place.local_rank), str(place.local_size)
-    of_rank = {
+    own = {
         "PALS_LOCAL_RANKID": local_rank,
         "PALS_LOCAL_SIZE": local_size,
         "PALS_NODEID": str(place.node),
         "PALS_RANKID": str(place.rank),
     }
     if pmi == "cray":
-        of_rank |= {"PMI_LOCAL_RANK": local_rank, "PMI_LOCAL_SIZE": local_size}
-    else:  # without PMIX_NAMESPACE: MPICH aborts where it finds that beside PMI_SIZE
-        of_rank |= {"PALS_PMI": "pmix", "PMIX_RANK": str(place.rank)}
-    return limits.environment(base) | of_rank
+        own |= {"PMI_LOCAL_RANK": local_rank, "PMI_LOCAL_SIZE": local_size}
+    else:  # without PMIX_NAMESPACE: MPICH aborts if it is set together with PMI_SIZE
+        own |= {"PALS_PMI": "pmix", "PMIX_RANK": str(place.rank)}
+    return limits.environment(base) | own
 
 
 def _bad_number(text: str, name: str) -> RefusedError:
@@ -141,5 +139,5 @@ def _bad_number(text: str, name: str) -> RefusedError:
 
 
 def main() -> NoReturn:
-    """The installed command."""
-    options.run(read_line, launch, VERSION, FOLDER_VARIABLE)
+    """The entry point of the installed command."""
+    options.run(read_line, launch, VERSION, DIRECTORY_VARIABLE)

@@ -1,9 +1,8 @@
-"""One rank: `rank.py SPOOL COMMAND...` under Hydra, in the environment that SPOOL/step.json has for it.
+"""Run one rank under Hydra: `rank.py SPOOL COMMAND...`, with its environment from SPOOL/step.json.
 
-Of Hydra's own variables only those by which MPI talks to it are kept, so that a rank
-cannot take Hydra for its launcher. The process id goes into SPOOL/pid.R and the exit
-code into SPOOL/rank.R, as Hydra only hands on all codes ORed; a signal is a negative
-number there.
+Only those variables of Hydra are kept that MPI needs to communicate with it, so that a rank cannot
+mistake Hydra for its launcher. SPOOL/pid.R contains the process id and SPOOL/rank.R the exit code, since
+Hydra returns only the bitwise OR of all codes. Signals are negative numbers.
 """
 
 import ctypes
@@ -14,26 +13,26 @@ import subprocess
 import sys
 from pathlib import Path
 
-_OF_PMI = ("PMI_FD", "PMI_RANK", "PMI_SIZE")
+_PMI_VARIABLES = ("PMI_FD", "PMI_RANK", "PMI_SIZE")
 
 
 def main() -> None:
     """The process that Hydra starts."""
-    folder, *command = sys.argv[1:]
-    spool, rank = Path(folder), int(os.environ["PMI_RANK"])
+    directory, *command = sys.argv[1:]
+    spool, rank = Path(directory), int(os.environ["PMI_RANK"])
     step = json.loads((spool / "step.json").read_text())
     environment = step["environments"][rank]
     if step["keep_pmi"]:
-        environment |= {name: os.environ[name] for name in _OF_PMI if name in os.environ}
-    # Hydra gives a signal to the rank's whole process group: the program has got it already.
+        environment |= {name: os.environ[name] for name in _PMI_VARIABLES if name in os.environ}
+    # Ignored here: Hydra sends signals to the process group of the rank, so the program receives them itself.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda _sent, _frame: None)
     try:
-        # Everything inherited: MPI talks to Hydra over PMI_FD.
+        # The program inherits all descriptors: MPI communicates with Hydra over PMI_FD.
         program = subprocess.Popen(
             command,
             env=environment,
-            cwd=step["folder"],
+            cwd=step["directory"],
             close_fds=False,
             preexec_fn=die_with_parent,
             restore_signals=True,
@@ -46,21 +45,21 @@ def main() -> None:
 
 
 def die_with_parent() -> None:
-    """SIGKILL for the rank when this process is gone."""
+    """The rank receives SIGKILL when this process ends."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
 def write(file: Path, number: int) -> None:
-    """A file that is whole or not there."""
+    """Writes a file atomically."""
     new = file.with_name(f"new.{file.name}")
     new.write_text(str(number))
     new.replace(file)
 
 
 def leave(spool: Path, rank: int, code: int, keep_pmi: bool) -> None:
-    """Ends as the rank did."""
+    """Ends this process with the exit code of the rank."""
     write(spool / f"rank.{rank}", code)
-    # Hydra has a banner for what it takes for a failure of its own MPI.
+    # Without MPI always 0, since Hydra would print a banner for another code.
     sys.exit((code if code >= 0 else 128 - code) if keep_pmi else 0)
 
 

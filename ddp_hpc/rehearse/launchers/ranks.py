@@ -1,7 +1,7 @@
-"""Ranks for a launcher: started by the real Hydra beside this Python, each in an environment of its own.
+"""Start the ranks of a launcher with the real Hydra, each in its own environment.
 
-The ranks are in no session of the job: only the launcher gets the scheduler's signals,
-and either hands them on or ends the ranks, as its original does.
+The ranks are not in a session of the job. Only the launcher receives the signals of the scheduler. Like
+the original launcher, it either forwards them or ends the ranks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STOP_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a rank is among the nodes that are pretended."""
+    """The position of a rank on the simulated nodes."""
 
     rank: int
     node: int
@@ -37,7 +37,7 @@ class Place:
 
 
 def places(counts: Sequence[int]) -> list[Place]:
-    """All ranks, node by node."""
+    """The places of all ranks, node by node."""
     found: list[Place] = []
     for node, count in enumerate(counts):
         found += [Place(rank=len(found) + i, node=node, local_rank=i, local_size=count) for i in range(count)]
@@ -48,58 +48,58 @@ def places(counts: Sequence[int]) -> list[Place]:
 class Step:
     """Ranks that are started together.
 
-    `say` gets a rank and its exit code, if it is not 0; a signal is a negative code. At
-    `kills_on` the launcher says `kill_words` and ends the ranks with SIGKILL instead of handing
-    the signal on; it ends them too when the process `keeper_pid` is gone. Without `keep_pmi` the
-    ranks cannot use MPI.
+    `report` is called with a rank and its non-zero exit code; signals are negative. On the signals
+    `kills_on` the launcher prints `kill_message` and kills the ranks with SIGKILL instead of forwarding the
+    signal. It also kills them when the process `keeper_pid` has ended. Without `keep_pmi` the ranks cannot
+    use MPI.
     """
 
     command: Sequence[str]
     environments: Sequence[Mapping[str, str]]
-    say: Callable[[int, int], None]
+    report: Callable[[int, int], None]
     stop_on_failure: bool
     keep_pmi: bool = True
     kills_on: tuple[int, ...] = ()
-    kill_words: str = ""
+    kill_message: str = ""
     label: bool = False
-    folder: str = ""
+    directory: str = ""
     keeper_pid: int = 0
     no_program: str = "execve failed"
     no_program_code: int = 127
 
 
-def spool_folder(root: Path, prefix: str) -> Path:
-    """A folder for one step; `run_step` removes it."""
+def spool_directory(root: Path, prefix: str) -> Path:
+    """Creates a directory for one step. `run_step` removes it."""
     return Path(tempfile.mkdtemp(prefix=prefix, dir=root))
 
 
 def run_step(spool: Path, step: Step) -> int:
-    """Runs the ranks; the largest exit code of those that ended by themselves."""
+    """Runs the ranks and returns the largest exit code of those that ended by themselves."""
     processes.adopt_orphans()
-    told = {
+    settings = {
         "environments": [dict(environment) for environment in step.environments],
         "keep_pmi": step.keep_pmi,
-        "folder": step.folder or str(Path.cwd()),
+        "directory": step.directory or str(Path.cwd()),
         "no_program": step.no_program,
         "no_program_code": step.no_program_code,
     }
-    (spool / "step.json").write_text(json.dumps(told))
-    words = [str(HYDRA), "-launcher", "fork", "-hosts", "localhost", "-n", str(len(step.environments))]
+    (spool / "step.json").write_text(json.dumps(settings))
+    argv = [str(HYDRA), "-launcher", "fork", "-hosts", "localhost", "-n", str(len(step.environments))]
     if step.label:
-        words.append("-prepend-rank")
-    words += [sys.executable, "-I", "-S", str(Path(__file__).with_name("rank.py")), str(spool)]
+        argv.append("-prepend-rank")
+    argv += [sys.executable, "-I", "-S", str(Path(__file__).with_name("rank.py")), str(spool)]
     try:
         hydra = subprocess.Popen(
-            [*words, *step.command],
+            [*argv, *step.command],
             env=_for_hydra(),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=processes.die_with_parent,  # the job's SIGKILL reaches this process alone
+            preexec_fn=processes.die_with_parent,  # SIGKILL of the job reaches only this process
         )
 
         def on_signal(sent: int, _frame: object) -> None:
             if sent in step.kills_on:
-                sys.stderr.write(step.kill_words)
+                sys.stderr.write(step.kill_message)
                 processes.send(signal.SIGKILL, processes.descendants(os.getpid()))
             else:
                 hydra.send_signal(sent)
@@ -112,7 +112,7 @@ def run_step(spool: Path, step: Step) -> int:
 
 
 def processes_of(spools: Iterable[Path]) -> list[processes.Process]:
-    """The ranks of these steps, and everything that they have started."""
+    """The processes of the ranks of these steps, and their descendants."""
     ranks = set()
     for file in (file for spool in spools for file in spool.glob("pid.*")):
         with suppress(OSError, ValueError):
@@ -122,28 +122,28 @@ def processes_of(spools: Iterable[Path]) -> list[processes.Process]:
 
 
 def _for_hydra() -> dict[str, str]:
-    # It would take the job's own variables for a real scheduler's.
+    # Other variables could make Hydra detect a real scheduler.
     return {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "LANG") if name in os.environ}
 
 
 def _watch(hydra: subprocess.Popen[bytes], spool: Path, step: Step) -> int:
-    said: set[str] = set()
+    reported: set[str] = set()
     codes = {0}
     stop_by_s, stopped = float("inf"), set[int]()
     while True:
         over = hydra.poll() is not None
         for file in sorted(spool.glob("rank.*"), key=lambda file: int(file.suffix[1:])):
             code = int(file.read_text())
-            if code and file.name not in said:
-                said.add(file.name)
-                step.say(int(file.suffix[1:]), code)
-                if stop_by_s == float("inf"):  # ranks that were ended do not count
+            if code and file.name not in reported:
+                reported.add(file.name)
+                step.report(int(file.suffix[1:]), code)
+                if stop_by_s == float("inf"):  # ranks that this launcher ended do not count
                     codes.add(code if code > 0 else 128 - code)
         if over:
             return max(codes) or (hydra.returncode if hydra.returncode >= 0 else 128 - hydra.returncode)
-        if step.stop_on_failure and said and stop_by_s == float("inf"):
+        if step.stop_on_failure and reported and stop_by_s == float("inf"):
             stop_by_s = time.monotonic() + _STOP_S
-        if stop_by_s != float("inf"):  # one may have been on its way when the first one failed
+        if stop_by_s != float("inf"):  # repeated, since ranks can start after the first failure
             late = [process for process in processes_of([spool]) if process.pid not in stopped]
             processes.send(signal.SIGTERM, late)
             stopped |= {process.pid for process in late}

@@ -1,1 +1,1 @@
-"""A stand-in for OpenPBS: one directory, no daemons. Its limits: docs/how-to/rehearse.md."""
+"""A stand-in for OpenPBS in one directory, without daemons. docs/how-to/rehearse.md lists its limits."""

@@ -1,4 +1,4 @@
-"""What qsub was asked: its options and the script's directives, read the way PBS reads them."""
+"""Parse the options of qsub and the directives of a script as PBS does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ USAGE = """usage: qsub [-a date_time] [-A account_string] [-c interval]
 \t[-v variable_list] [-V ] [-z] [script | -- command [arg1 ...]]
        qsub --version"""
 OPTIONS = "A:a:C:c:e:fhIJ:j:k:l:M:m:N:o:P:p:q:R:r:S:u:Vv:W:Xz"  # qsub.1B of OpenPBS
-# They change what is printed or who is told, not how the job runs here.
+# These options change output or notifications, but not how the job runs here.
 _WITHOUT_EFFECT = ("-a", "-c", "-f", "-M", "-m", "-P", "-p", "-R", "-S", "-u", "-z")
 
 _NAME = re.compile(r"[A-Za-z0-9_+][!-#%-~]*")
@@ -31,7 +31,7 @@ _DEPEND = re.compile(r"(?:after|afterok|afternotok|afterany)(?::[0-9][^:,]*)+")
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Options and directives together; None and empty where nothing was said."""
+    """Options and directives combined. Values that were not given have these defaults."""
 
     name: str = ""
     queue: str = ""
@@ -41,8 +41,8 @@ class Request:
     output: str = ""
     error: str = ""
     umask: int = 0o077
-    after: tuple[tuple[str, str], ...] = ()  # afterany and the like, with the job it speaks of
-    indices: range = range(0)  # of an array's subjobs
+    after: tuple[tuple[str, str], ...] = ()  # kinds of dependency, such as afterany, with a job each
+    indices: range = range(0)  # of the subjobs of an array
     is_held: bool = False
     is_rerunable: bool = True
     is_sandboxed: bool = False
@@ -51,21 +51,21 @@ class Request:
 
 
 class _IllegalError(Exception):
-    """An option's value that qsub cannot read: in a directive the line is named as well."""
+    """An invalid value of an option. For a directive, qsub also prints the line."""
 
 
 class _IllegalAttributeError(_IllegalError):
-    """A value that is looked at when the whole request is together, wherever it stood."""
+    """An invalid value that qsub checks only in the complete request, so that it prints no line."""
 
 
 def directive_lines(script: str) -> list[str]:
-    """The text after `#PBS` of each line that counts.
+    """The directives of a script, without `#PBS`.
 
-    The first line that is neither blank, comment nor directive ends the
-    directives: what comes after it is a comment to PBS.
+    The first line that is neither blank, nor a comment, nor a directive ends the directives. PBS treats all
+    later ones as comments.
 
     Raises:
-        RefusedError: for a script with Windows line ends.
+        RefusedError: the script has Windows line ends.
     """
     if "\r\n" in script:
         raise RefusedError("qsub: script contains cr, lf", 1)
@@ -79,10 +79,10 @@ def directive_lines(script: str) -> list[str]:
 
 
 def read_request(argv: Sequence[str], script: str, environ: Mapping[str, str]) -> Request:
-    """The script's directives and then the options, which win, resource by resource.
+    """The directives of the script, overridden by the options for each resource separately.
 
     Raises:
-        RefusedError: an option or a value that qsub does not take.
+        RefusedError: qsub does not accept an option or its value.
     """
     request = Request()
     try:
@@ -91,13 +91,13 @@ def read_request(argv: Sequence[str], script: str, environ: Mapping[str, str]) -
         options, _ = getopt.getopt(list(argv), OPTIONS)
         return _with_options(request, options, environ)
     except getopt.GetoptError as error:
-        raise RefusedError(f"qsub: {_getopts_words(error)}\n{USAGE}", 2) from error
+        raise RefusedError(f"qsub: {_getopt_message(error)}\n{USAGE}", 2) from error
     except _IllegalError as error:
         raise RefusedError(f"qsub: {error}\n{USAGE}", 2) from error
 
 
 def _with_directive(request: Request, line: str, environ: Mapping[str, str]) -> Request:
-    """As do_dir of qsub.c: what is wrong, then the line's words, each with a blank after it."""
+    """As do_dir of qsub.c: the error, then the words of the line, each followed by a blank."""
     try:
         words = shlex.split(line)
     except ValueError as error:
@@ -111,13 +111,13 @@ def _with_directive(request: Request, line: str, environ: Mapping[str, str]) -> 
     except _IllegalError as error:
         raise RefusedError(f"qsub: {error}\n{named}", 1) from error
     except getopt.GetoptError as error:
-        raise RefusedError(f"qsub: {_getopts_words(error)}\n{named}", 1) from error
+        raise RefusedError(f"qsub: {_getopt_message(error)}\n{named}", 1) from error
     if rest:
         raise RefusedError(named, 1)
     return request
 
 
-def _getopts_words(error: getopt.GetoptError) -> str:
+def _getopt_message(error: getopt.GetoptError) -> str:
     if "requires argument" in error.msg:
         return f"option requires an argument -- '{error.opt}'"
     return f"invalid option -- '{error.opt}'"
@@ -157,7 +157,7 @@ def _change(request: Request, option: str, value: str, environ: Mapping[str, str
         case "-h":
             return {"is_held": True}
         case "-I":
-            # A stand-in has no terminal to give.
+            # The stand-in has no terminal.
             raise RefusedError(
                 "qsub:\tstandard input and output must be a terminal for\n\tinteractive job submission", 1
             )
@@ -167,7 +167,7 @@ def _change(request: Request, option: str, value: str, environ: Mapping[str, str
             assert match is not None
             return {"indices": range(int(match[1]), int(match[2]) + 1, int(match[3] or 1))}
         case "-C" | "-X":
-            raise RefusedError(f"qsub: the stand-in does not do {option}", 99)
+            raise RefusedError(f"qsub: the stand-in does not support {option}", 99)
         case _ if option in _WITHOUT_EFFECT:
             return {}
         case "-W":
@@ -176,7 +176,7 @@ def _change(request: Request, option: str, value: str, environ: Mapping[str, str
 
 
 def _attribute(value: str) -> dict[str, Any]:
-    """What `-W` asks for."""
+    """The changes that an option `-W` requests."""
     name, _, text = value.partition("=")
     if name == "depend":
         _check(all(map(_DEPEND.fullmatch, text.split(","))), "-W")
@@ -187,7 +187,7 @@ def _attribute(value: str) -> dict[str, Any]:
     if name in ("group_list", "run_count"):
         return {}
     _check(re.fullmatch("umask=[0-9]{1,4}", value) is not None, "-W")
-    # sscanf("%o") of start_exec.c stops at what is no octal digit.
+    # sscanf("%o") in start_exec.c stops at the first character that is not an octal digit.
     octal = re.match("[0-7]+", text.lstrip("0"))
     return {"umask": int(octal[0], 8) if octal else 0 if not text.strip("0") else 0o077}
 

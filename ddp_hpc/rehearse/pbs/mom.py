@@ -1,8 +1,7 @@
-"""The job's mom: environment, node file, log, walltime, and the end of the job. One process a job.
+"""The mom of one job: its environment, node file, logs, walltime and end. Each job has its own mom process.
 
-The tree is PBS's: a login shell as session leader, which reads the path of the
-script's copy from a pipe and runs it. Signals go to every process of that
-session and to no other.
+The process tree is the same as with PBS: a login shell is the session leader. It reads the path of the
+script's copy from a pipe and runs it. Signals go to all processes of this session and to no others.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _RERUN = "will run again"
 
 
 class Mom:
-    """One job, from its start to its last line of attributes."""
+    """One job, from its start to its final attributes."""
 
     def __init__(self, root: Path, number: int) -> None:
         self.root = root
@@ -37,19 +36,19 @@ class Mom:
         self.id = server.job_id(number, self.job["server"])
 
     def run(self) -> None:
-        """The job to its end, as often as it is requeued; then the jobs that waited for it."""
+        """Runs the job, repeatedly if it is requeued, and then releases the jobs that depend on it."""
         while self.run_once() == _RERUN:
-            # The same id and variables; nothing in the environment tells the runs apart.
+            # As in PBS, all runs have the same id and environment.
             self.update(job_state="Q", substate=10)
         if not self.keeper_is_gone():
             server.release(self.root)
 
     def run_once(self) -> str:
-        """One start of the job; how it ended."""
+        """Runs the job once and returns how it ended."""
         try:
             out, err = self.open_logs()
         except OSError:
-            # As observed: 21 starts within seconds, then held. The script never runs.
+            # As observed with OpenPBS: 21 attempts within seconds, then held. The script never runs.
             self.update(
                 job_state="H",
                 Hold_Types="s",
@@ -68,7 +67,7 @@ class Mom:
         exit_status, how = self.watch(shell, err)
         self.clear_up()
         if how == _RERUN:
-            return how  # its logs stay in the spool, and the next run adds to them
+            return how  # the logs stay in the spool, and the next run appends to them
         self.deliver_logs()
         now, comment = time.ctime(), jobs.load(self.root, self.number)["comment"]
         substate = 92 if exit_status == 0 else 91 if "terminated" in how else 93
@@ -81,11 +80,11 @@ class Mom:
         return how
 
     def index(self) -> str:
-        """Of a job in its array; until it starts its logs' names are without."""
+        """The index of a job in its array, or an empty string."""
         return str(self.job.get("array_index", ""))
 
     def where(self) -> dict[str, str]:
-        """What the scheduler writes down of the nodes."""
+        """The attributes that name the nodes of the job."""
         hosts, vnodes = [], []
         for chunk in self.job["_chunks"]:
             name, ncpus, ngpus = chunk["node"].partition(".")[0], chunk["ncpus"], chunk["ngpus"]
@@ -99,7 +98,7 @@ class Mom:
         }
 
     def used(self, seconds: int) -> dict[str, object]:
-        """What is reported of a job's resources; CPU time and memory are not measured here."""
+        """The used resources of the job. CPU time and memory are not measured."""
         ncpus = sum(chunk["ncpus"] for chunk in self.job["_chunks"])
         walltime = server.clock(seconds)
         return {
@@ -112,12 +111,12 @@ class Mom:
         }
 
     def jobdir(self) -> Path:
-        """The user's home, or a folder of the job's own in it with `-W sandbox=PRIVATE`."""
+        """The user's home directory, or with `-W sandbox=PRIVATE` a separate directory in it."""
         home = self.root / "home"
         return home / f"pbs.{self.id}.x8z" if self.job["_is_sandboxed"] else home
 
     def update(self, **attributes: object) -> None:
-        """Changes what others see of the job; what they changed meanwhile stays."""
+        """Changes attributes of the job, and keeps concurrent changes of others."""
         self.job = jobs.change(self.root, self.number, **attributes)
 
     def open_logs(self) -> tuple[IO[bytes], IO[bytes]]:
@@ -127,7 +126,7 @@ class Mom:
         return out, out if joined else self.open_log("ER", self.job["Error_Path"])
 
     def open_log(self, ending: str, destination: str) -> IO[bytes]:
-        """With -k doe the log itself, appended to; else a spool file that is delivered at the end."""
+        """Opens the log itself with -k doe, or else a spool file that is delivered at the end."""
         named = destination.partition(":")[2].replace("^array_index^", self.index())
         path = Path(named) if self.writes_direct() else self.spooled(ending)
         if not self.writes_direct():
@@ -136,15 +135,15 @@ class Mom:
         return os.fdopen(descriptor, "wb", buffering=0)
 
     def writes_direct(self) -> bool:
-        """True where the job writes its log in place."""
+        """Whether the job writes its logs to their final place."""
         return "d" in self.job["Keep_Files"]
 
     def spooled(self, ending: str) -> Path:
-        """A log that is delivered at the end."""
+        """The spool file of a log that is delivered at the end."""
         return self.root / "spool" / f"{self.id}.{ending}"
 
     def deliver_logs(self) -> None:
-        """Copies what was spooled to where the user wants it."""
+        """Copies the spooled logs to their final place."""
         if self.writes_direct():
             return
         for ending, name in (("OU", "Output_Path"), ("ER", "Error_Path")):
@@ -161,7 +160,7 @@ class Mom:
                 spooled.replace(undelivered / spooled.name)
 
     def environment(self) -> dict[str, str]:
-        """What a job's login shell starts with: nothing of the shell that submitted it, no LANG."""
+        """The initial environment of the login shell, without LANG and variables of the submitting shell."""
         home, chunk = str(self.root / "home"), self.job["_chunks"][0]
         nodefile = self.root / "aux" / self.id
         nodefile.parent.mkdir(exist_ok=True)
@@ -196,7 +195,7 @@ class Mom:
         }
 
     def start(self, out: IO[bytes], err: IO[bytes]) -> subprocess.Popen[bytes]:
-        """The login shell, which is told the script's copy."""
+        """Starts the login shell, and passes the path of the script's copy to it."""
         environment = self.environment()
         self.jobdir().mkdir(exist_ok=True)
         shell = subprocess.Popen(
@@ -217,7 +216,7 @@ class Mom:
         return shell
 
     def watch(self, shell: subprocess.Popen[bytes], err: IO[bytes]) -> tuple[int, str]:
-        """Exit_status and its words, once nothing of the session is left."""
+        """Waits until the session has ended. Returns Exit_status and how the job ended."""
         start_s, limit_s = time.monotonic(), self.settings.walltime_s or self.job["_walltime_s"]
         while shell.poll() is None:
             time.sleep(self.settings.poll_s)
@@ -238,16 +237,16 @@ class Mom:
                 rerun.unlink()
                 return 256 + signal.SIGTERM, _RERUN
         code = shell.returncode
-        self.end(shell, grace_s=0.0)  # what the script left in the background
+        self.end(shell, grace_s=0.0)  # processes that the script left in the background
         return (code, "finished" if code == 0 else "failed") if code >= 0 else (256 - code, "failed")
 
     def keeper_is_gone(self) -> bool:
-        """True where nobody is left to whom this machine matters."""
+        """Whether the process that owns this machine has ended."""
         keeper = self.settings.keeper_pid
         return bool(keeper) and not processes.is_running(keeper)
 
     def end(self, shell: subprocess.Popen[bytes], grace_s: float) -> None:
-        """SIGTERM to the session; the shell dies of it, the script's traps have `grace_s`."""
+        """Sends SIGTERM to the session, which ends its shell, and SIGKILL after `grace_s`."""
         over_s = time.monotonic() + (self.settings.obituary_s if grace_s else 0.0)
         if grace_s:
             processes.send(signal.SIGTERM, processes.of_session(shell.pid))
@@ -257,20 +256,20 @@ class Mom:
             time.sleep(0.02)
         processes.send(signal.SIGKILL, processes.of_session(shell.pid))
         shell.wait()
-        time.sleep(max(0.0, over_s - time.monotonic()))  # the mom's obituary takes its time
+        time.sleep(max(0.0, over_s - time.monotonic()))  # the real mom reports the end of a job with a delay
 
     def clear_up(self) -> None:
-        """Real PBS forgets what left the session; here it is named, for the tests, and killed."""
-        words = processes.end_descendants(2.0)
+        """Kills processes that left the session, which PBS would ignore. Records their command lines."""
+        command_lines = processes.end_descendants(2.0)
         shutil.rmtree(self.root / "var" / "tmp" / f"pbs.{self.id}", ignore_errors=True)
         if self.job["_is_sandboxed"]:
             shutil.rmtree(self.jobdir(), ignore_errors=True)
-        self.update(left_over=words)
+        self.update(left_over=command_lines)
 
 
 def main(number: str) -> None:
-    """The daemon's process."""
-    # Orphans of the job become this process's children, so that none outlives a test.
+    """The entry point of the daemon."""
+    # Orphans of the job become children of this process, so that it can end them.
     processes.adopt_orphans()
-    Mom(server.folder(), int(number)).run()
+    Mom(server.directory(), int(number)).run()
     sys.exit(0)

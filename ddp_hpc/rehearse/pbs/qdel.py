@@ -1,4 +1,4 @@
-"""`qdel JOB...`: SIGTERM to a running job, and SIGKILL after kill_delay; the end of a job that waits."""
+"""`qdel JOB...`: end running jobs with SIGTERM, and SIGKILL after kill_delay; remove waiting jobs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def delete(argv: Sequence[str], _environ: Mapping[str, str]) -> None:
     """Ends the jobs.
 
     Raises:
-        RefusedError: unknown or finished already.
+        RefusedError: a job is unknown or has already finished.
     """
-    root = server.folder()
+    root = server.directory()
     for word in argv:
         number = server.job_number("qdel", word, root)
         job = jobs.load(root, number)
@@ -30,15 +30,15 @@ def delete(argv: Sequence[str], _environ: Mapping[str, str]) -> None:
             raise RefusedError(f"qdel: Job has finished {number}.{job['server']}", server.FINISHED)
         jobs.delete_request(root, number).touch()
         by = f"{server.USER}@{server.read_settings(root).submit_host}"
-        said = {"comment": f"{job['comment']} and terminated by {by}"} if "comment" in job else {}
-        if job["job_state"] == "H" or (said and job["job_state"] == "Q"):
+        comment = {"comment": f"{job['comment']} and terminated by {by}"} if "comment" in job else {}
+        if job["job_state"] == "H" or (comment and job["job_state"] == "Q"):
             # It never ran: no Exit_status, no stime.
-            jobs.change(root, number, **said, job_state="F", substate=91)
+            jobs.change(root, number, **comment, job_state="F", substate=91)
             server.release(root)
-        elif said and "terminated" not in job["comment"]:
-            jobs.change(root, number, **said)  # at once, while the job still has its grace
+        elif comment and "terminated" not in job["comment"]:
+            jobs.change(root, number, **comment)  # immediately, while the job still has time to end
 
 
 def main() -> NoReturn:
-    """The installed command."""
+    """The entry point of the installed command."""
     server.run(delete, sys.argv[1:], os.environ)

@@ -1,4 +1,4 @@
-"""`qhold JOB`: a user's hold. A job that runs goes on, with the hold's words as its comment."""
+"""`qhold JOB`: place a user hold. A running job continues, but gets a comment about the hold."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def hold(argv: Sequence[str], _environ: Mapping[str, str]) -> None:
     """Holds the job.
 
     Raises:
-        RefusedError: unknown, or finished.
+        RefusedError: the job is unknown or has finished.
     """
-    root = server.folder()
+    root = server.directory()
     number = server.job_number("qhold", argv[-1] if argv else "", root)
     job = jobs.load(root, number)
     if job["job_state"] == "F":
@@ -31,5 +31,5 @@ def hold(argv: Sequence[str], _environ: Mapping[str, str]) -> None:
 
 
 def main() -> NoReturn:
-    """The installed command."""
+    """The entry point of the installed command."""
     server.run(hold, sys.argv[1:], os.environ)

@@ -1,4 +1,4 @@
-"""`qrerun JOB`: for managers alone, and the user of this machine is none."""
+"""`qrerun JOB`: refused, because only managers can use it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ddp_hpc.rehearse.pbs import server
 
 
 def rerun(argv: Sequence[str], _environ: Mapping[str, str]) -> None:
-    """Refuses.
+    """Refuses the request.
 
     Raises:
         RefusedError: always.
     """
-    root = server.folder()
+    root = server.directory()
     number = server.job_number("qrerun", argv[-1] if argv else "", root)
     name = f"{number}.{server.read_settings(root).server}"
     raise RefusedError(f"qrerun: Unauthorized Request  {name}", server.NO_PERMISSION)
 
 
 def main() -> NoReturn:
-    """The installed command."""
+    """The entry point of the installed command."""
     server.run(rerun, sys.argv[1:], os.environ)

@@ -1,4 +1,4 @@
-"""`qsig [-s SIGNAL] JOB`: a signal to every process of the job's session, its login shell too."""
+"""`qsig [-s SIGNAL] JOB`: signal all processes of the job's session, including the login shell."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def send(argv: Sequence[str], _environ: Mapping[str, str]) -> None:
     """Signals the job.
 
     Raises:
-        RefusedError: unknown, or not running.
+        RefusedError: the job is unknown or not running.
     """
     try:
         options, words = getopt.getopt(list(argv), "s:")
@@ -26,7 +26,7 @@ def send(argv: Sequence[str], _environ: Mapping[str, str]) -> None:
         options, words = [], []
     if not words:
         raise RefusedError("usage: qsig [-s signal] job_identifier...\n       qsig --version", 2)
-    root = server.folder()
+    root = server.directory()
     number = server.job_number("qsig", words[0], root)
     job = jobs.load(root, number)
     if job["job_state"] == "F":
@@ -39,5 +39,5 @@ def send(argv: Sequence[str], _environ: Mapping[str, str]) -> None:
 
 
 def main() -> NoReturn:
-    """The installed command."""
+    """The entry point of the installed command."""
     server.run(send, sys.argv[1:], os.environ)

@@ -1,4 +1,4 @@
-"""`qstat [-x] -f [-w] [-F json] JOB`: a job's attributes, as text or with JSON's wobbling types."""
+"""`qstat [-x] -f [-w] [-F json] JOB`: print the attributes of a job as text or JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError
 from ddp_hpc.rehearse.pbs import server
 
-# Of qstat.c: these stay text, whatever they look like.
+# From qstat.c: these attributes are always strings.
 _TEXT = ("Job_Name", "project", "Account_Name")
 _NUMBER = re.compile(r"-?[0-9.]+(?:[eE][+-]?[0-9]+)?")
 _LINE_CHARS = 78
@@ -25,10 +25,10 @@ _MAX_INT = 2**31
 
 
 def show(argv: Sequence[str], _environ: Mapping[str, str]) -> None:
-    """Prints the job; with `-F json` a frame without Jobs where there is none to print.
+    """Prints the job. With `-F json` and an unknown job, prints an object without Jobs.
 
     Raises:
-        RefusedError: unknown, or finished and asked for without -x.
+        RefusedError: the job is unknown, or it has finished and -x was not given.
     """
     try:
         options, words = getopt.getopt(list(argv), "fxwF:")
@@ -36,8 +36,8 @@ def show(argv: Sequence[str], _environ: Mapping[str, str]) -> None:
         options, words = [], []
     flags = dict(options)
     if "-f" not in flags or flags.get("-F", "json") != "json" or len(words) != 1:
-        raise RefusedError("qstat: the stand-in knows `qstat [-x] -f [-w] [-F json] JOB` alone", 99)
-    root = server.folder()
+        raise RefusedError("qstat: the stand-in supports only `qstat [-x] -f [-w] [-F json] JOB`", 99)
+    root = server.directory()
     frame = {
         "timestamp": int(time.time()),
         "pbs_version": "23.06.06",
@@ -86,7 +86,7 @@ def _typed(key: str, value: Any) -> Any:
 
 
 def _parsed(value: Any) -> Any:
-    """What is a value of JSON comes as one, as cJSON reads it: `005` is 5, `1e3` is 1000, `1e400` null."""
+    """Converts text that is a JSON value, as cJSON does: `005` to 5, `1e3` to 1000, `1e400` to null."""
     if not isinstance(value, str):
         return value
     if _NUMBER.fullmatch(value):
@@ -107,7 +107,7 @@ def _no_constant(name: str) -> Any:
 
 
 def _lines(name: str, job: Mapping[str, Any], *, is_wide: bool) -> list[str]:
-    """The text form, each attribute wrapped as prt_attr of qstat.c does it."""
+    """The text output, with each attribute wrapped as in prt_attr of qstat.c."""
     lines = [f"Job Id: {name}"]
     for key, value in job.items():
         if key == "Variable_List":
@@ -141,5 +141,5 @@ def _wrapped(key: str, value: str, *, is_wide: bool) -> str:
 
 
 def main() -> NoReturn:
-    """The installed command."""
+    """The entry point of the installed command."""
     server.run(show, sys.argv[1:], os.environ)

@@ -1,4 +1,4 @@
-"""qsub: reads the script once, keeps a copy, prints the job id alone, and starts the job's mom."""
+"""`qsub`: copy the script, print only the job id, and start the mom of the job."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError
 from ddp_hpc.rehearse.pbs import server
 from ddp_hpc.rehearse.pbs.directives import OPTIONS, Request, read_request
-from ddp_hpc.rehearse.pbs.resources import Chunk, check, placed, select_of, walltime_s, why_never
+from ddp_hpc.rehearse.pbs.resources import Chunk, check, place, select_of, walltime_s, why_never
 from ddp_hpc.rehearse.pbs.server import Settings
 
 
 def submit(argv: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Takes one script, or stdin.
+    """Submits a script from a file or stdin.
 
     Raises:
-        RefusedError: nothing was submitted.
+        RefusedError: the script is refused, and nothing was submitted.
     """
-    root = server.folder()
+    root = server.directory()
     settings = server.read_settings(root)
     operands = _operands(argv)
     script = _script(operands)
@@ -62,9 +62,9 @@ def submit(argv: Sequence[str], environ: Mapping[str, str]) -> None:
 
 
 def _submit_array(root: Path, settings: Settings, indices: range, number: int, job: jobs.Attributes) -> None:
-    """The array, and its jobs as jobs of their own, which start at once."""
+    """Saves the array and its subjobs, and starts the subjobs."""
     if settings.any_site:
-        raise RefusedError("qsub: the stand-in does not do -J in a rehearsal", 99)
+        raise RefusedError("qsub: the stand-in does not support -J in a rehearsal", 99)
     name = f"{number}[].{settings.server}"
     logs = ("Output_Path", "Error_Path")
     paths = {log: f"{job[log]}.^array_index^" for log in logs}
@@ -85,7 +85,7 @@ def _operands(argv: Sequence[str]) -> list[str]:
     try:
         return getopt.getopt(list(argv), OPTIONS)[1]
     except getopt.GetoptError:
-        return []  # read_request refuses it with the usage
+        return []  # read_request will refuse it and print the usage
 
 
 def _script(operands: Sequence[str]) -> str:
@@ -108,31 +108,10 @@ def _attributes(
     argv: Sequence[str],
     environ: Mapping[str, str],
 ) -> jobs.Attributes:
-    """The job as `qstat -f` shows it; what starts with `_` is between qsub and its mom."""
-    workdir, host = _workdir(environ), settings.submit_host
+    """The job as `qstat -f` shows it. Attributes that begin with `_` are internal to qsub and the mom."""
+    workdir, host, now = _workdir(environ), settings.submit_host, time.ctime()
     queue = request.queue or settings.default_queue
-    user_home = str(server.folder() / "home")
-    variables = {
-        "PBS_O_HOME": user_home,
-        "PBS_O_LOGNAME": server.USER,
-        "PBS_O_PATH": environ.get("PATH", ""),
-        "PBS_O_MAIL": "/var/mail/pbsuser",
-        "PBS_O_SHELL": "/bin/bash",
-        "PBS_O_INTERACTIVE_AUTH_METHOD": "resvport",
-        "PBS_O_INTERACTIVE_ENCRYPT_METHOD": "",
-        "PBS_O_WORKDIR": workdir,
-        "PBS_O_SYSTEM": "Linux",
-        "PBS_O_QUEUE": queue,
-        "PBS_O_HOST": host,
-        **request.variables,
-    }
-    lies_on = placed(request, settings)
-    select = select_of(request)
-    resources = {"place": "free", **request.resources, "select": select, **_totals(lies_on, select)}
-    asked_s = settings.walltime_s or walltime_s(request.resources.get("walltime", "0"))
-    if asked_s:
-        resources["walltime"] = server.clock(asked_s)
-    now = time.ctime()
+    chunks = place(request, settings)
     return {
         "Job_Name": name,
         "Job_Owner": f"{server.USER}@{host}",
@@ -153,13 +132,13 @@ def _attributes(
         "Mail_Points": "a",
         "Priority": 0,
         "Rerunable": "True" if request.is_rerunable else "False",
-        "Resource_List": resources,
+        "Resource_List": _resource_list(request, settings, chunks),
         "substate": 10,
-        "Variable_List": variables,
+        "Variable_List": {**_submit_variables(environ, workdir, queue, host), **request.variables},
         "Submit_arguments": shlex.join(argv),
         "project": "_pbs_project_default",
         "Submit_Host": host,
-        "_chunks": [asdict(chunk) for chunk in lies_on],
+        "_chunks": [asdict(chunk) for chunk in chunks],
         "_walltime_s": walltime_s(request.resources.get("walltime", "0")),
         "_umask": request.umask,
         "_is_sandboxed": request.is_sandboxed,
@@ -167,31 +146,57 @@ def _attributes(
     }
 
 
+def _submit_variables(environ: Mapping[str, str], workdir: str, queue: str, host: str) -> dict[str, str]:
+    """The variables that qsub adds to the environment of a job."""
+    return {
+        "PBS_O_HOME": str(server.directory() / "home"),
+        "PBS_O_LOGNAME": server.USER,
+        "PBS_O_PATH": environ.get("PATH", ""),
+        "PBS_O_MAIL": "/var/mail/pbsuser",
+        "PBS_O_SHELL": "/bin/bash",
+        "PBS_O_INTERACTIVE_AUTH_METHOD": "resvport",
+        "PBS_O_INTERACTIVE_ENCRYPT_METHOD": "",
+        "PBS_O_WORKDIR": workdir,
+        "PBS_O_SYSTEM": "Linux",
+        "PBS_O_QUEUE": queue,
+        "PBS_O_HOST": host,
+    }
+
+
+def _resource_list(request: Request, settings: Settings, chunks: Sequence[Chunk]) -> dict[str, str | int]:
+    select = select_of(request)
+    resources: dict[str, str | int] = {"place": "free", **request.resources, "select": select}
+    resources |= _totals(chunks, select)
+    if limit_s := settings.walltime_s or walltime_s(request.resources.get("walltime", "0")):
+        resources["walltime"] = server.clock(limit_s)
+    return resources
+
+
 def _number(word: str) -> int:
     head = word.partition(".")[0]
     return int(head) if head.isdecimal() else 0
 
 
-def _totals(lies_on: Sequence[Chunk], select: str) -> dict[str, int]:
-    """What the chunks come to; of `mpiprocs` and `ngpus` nothing where nobody asked for any."""
+def _totals(chunks: Sequence[Chunk], select: str) -> dict[str, int]:
+    """The sums over all chunks, without `mpiprocs` and `ngpus` if the job requests none."""
     names = ["ncpus", "ngpus", *(["mpiprocs"] if "mpiprocs=" in select else [])]
-    sums = {name: sum(getattr(chunk, name) for chunk in lies_on) for name in names}
-    return {name: number for name, number in sums.items() if number} | {"nodect": len(lies_on)}
+    sums = {name: sum(getattr(chunk, name) for chunk in chunks) for name in names}
+    return {name: number for name, number in sums.items() if number} | {"nodect": len(chunks)}
 
 
 def _workdir(environ: Mapping[str, str]) -> str:
-    """The shell's spelling of the folder where that is right, as a link should stay a link."""
+    """The current directory as in PWD if that is correct, so that symbolic links are kept."""
     here = Path.cwd()
-    said = environ.get("PWD", "")
-    return said if said and Path(said).is_dir() and Path(said).samefile(here) else str(here)
+    pwd = environ.get("PWD", "")
+    return pwd if pwd and Path(pwd).is_dir() and Path(pwd).samefile(here) else str(here)
 
 
-def _log(asked: str, workdir: str, default: str, number: int, ending: str) -> str:
-    """Nothing is expanded: `~/x` is a folder named `~`."""
-    path = os.path.join(workdir, asked or default)  # noqa: PTH118 - a trailing slash means a folder
+def _log(path: str, workdir: str, default: str, number: int, ending: str) -> str:
+    """The absolute path of a log. As in PBS, nothing is expanded: `~` is an ordinary name."""
+    path = os.path.join(workdir, path or default)  # noqa: PTH118 - keeps the final slash of a directory
     return f"{path}{number}.{ending}" if path.endswith("/") else path
 
 
 def main() -> NoReturn:
-    """The installed command."""
+    """The entry point of the installed command."""
     server.run(submit, sys.argv[1:], os.environ)

@@ -1,4 +1,4 @@
-"""Resources: what the server refuses, what no node can ever give, and on which nodes a job lies."""
+"""Check the requested resources, detect requests that can never run, and assign chunks to nodes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ddp_hpc.rehearse.launchers.options import RefusedError
 from ddp_hpc.rehearse.pbs.directives import Request
 from ddp_hpc.rehearse.pbs.server import QUEUES, Settings
 
-_OF_CHUNKS = frozenset({"ncpus", "mpiprocs", "ompthreads", "ngpus", "mem", "host", "vnode", "system"})
-_OF_JOBS = frozenset(
+_CHUNK_RESOURCES = frozenset({"ncpus", "mpiprocs", "ompthreads", "ngpus", "mem", "host", "vnode", "system"})
+_JOB_RESOURCES = frozenset(
     {"select", "place", "walltime", "filesystems", "mem", "ncpus", "ngpus", "cput", "nodes", "software"}
 )
 _ILLEGAL = "qsub: Illegal attribute or resource value"
@@ -20,7 +20,7 @@ _PLACE = re.compile(r"(free|pack|v?scatter)?(:?(excl|shared|exclhost))?(:?group=
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """One chunk of `select`, on the node that it was given."""
+    """One chunk of `select`, with the node that is assigned to it."""
 
     ncpus: int
     ngpus: int
@@ -31,10 +31,10 @@ class Chunk:
 
 
 def walltime_s(text: str) -> int:
-    """Seconds of `[[HH:]MM:]SS`.
+    """The seconds of a walltime `[[HH:]MM:]SS`.
 
     Raises:
-        RefusedError: for anything else.
+        RefusedError: the text has another format.
     """
     if not re.fullmatch(r"(\d+:){0,2}\d+", text):
         raise RefusedError(f"{_ILLEGAL} Resource_List.walltime", 166)
@@ -45,7 +45,7 @@ def walltime_s(text: str) -> int:
 
 
 def select_of(request: Request) -> str:
-    """The chunks that were asked for, by `select` or the older `nodes=N:ppn=P`; else one."""
+    """The requested chunks in the syntax of `select`, also from the older syntax `nodes=N:ppn=P`."""
     if match := re.fullmatch(r"([0-9]+)(?::ppn=([0-9]+))?", request.resources.get("nodes", "")):
         ranks = match[2] or "1"
         return f"{match[1]}:ncpus={ranks}:mpiprocs={ranks}"
@@ -53,10 +53,10 @@ def select_of(request: Request) -> str:
 
 
 def chunks(request: Request, settings: Settings) -> list[Chunk]:
-    """The chunks of `select`, each as often as it was asked for, without nodes.
+    """The requested chunks, without nodes.
 
     Raises:
-        RefusedError: as the server does.
+        RefusedError: the server would refuse the request.
     """
     select = select_of(request)
     if not select:
@@ -66,7 +66,7 @@ def chunks(request: Request, settings: Settings) -> list[Chunk]:
         count, *pairs = group.split(":") if group[:1].isdecimal() else ("1", *group.split(":"))
         given = {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
         if not settings.any_site:
-            _refuse_unknown(given, _OF_CHUNKS)
+            _refuse_unknown(given, _CHUNK_RESOURCES)
         numbers = {name: given.get(name, "") for name in ("ncpus", "ngpus", "mpiprocs", "ompthreads")}
         for name, value in numbers.items():
             if value and not value.isdecimal():
@@ -83,16 +83,16 @@ def chunks(request: Request, settings: Settings) -> list[Chunk]:
             ompthreads=int(numbers["ompthreads"] or ncpus),
             system=given.get("system", ""),
         )
-        # No machine has so many nodes; a longer list would only cost memory.
+        # More than any machine has; limits the memory.
         found += [chunk] * min(int(count), _MAX_CHUNKS)
     return found
 
 
 def check(request: Request, settings: Settings) -> None:
-    """What server and hook say at submission.
+    """Checks a request as the server and its hooks do at submission.
 
     Raises:
-        RefusedError: with the message and the exit code of the real qsub.
+        RefusedError: with the message and exit code of the real qsub.
     """
     if settings.alcf_hook:
         if not request.account:
@@ -101,7 +101,7 @@ def check(request: Request, settings: Settings) -> None:
             if name not in request.resources:
                 raise RefusedError(f"qsub: Resource: {name} is required to be set.", 32)
     if not settings.any_site:
-        _refuse_unknown(request.resources, _OF_JOBS)
+        _refuse_unknown(request.resources, _JOB_RESOURCES)
     if "select" in request.resources:
         for name in ("ncpus", "mem", "ngpus"):
             if name in request.resources:
@@ -128,7 +128,7 @@ def check(request: Request, settings: Settings) -> None:
 
 
 def why_never(request: Request, settings: Settings) -> str:
-    """The scheduler's comment on a job that stays queued for ever; empty for one that can run."""
+    """The comment of the scheduler on a job that can never run, or an empty string."""
     if settings.any_site:
         return ""
     wanted = chunks(request, settings)
@@ -139,13 +139,13 @@ def why_never(request: Request, settings: Settings) -> str:
         if chunk.ncpus > settings.node_ncpus:
             why = f"ncpus (R: {chunk.ncpus} A: {settings.node_ncpus} T: {settings.node_ncpus})"
             return f"Can Never Run: Insufficient amount of resource: {why}"
-    return "" if placed(request, settings) else "Can Never Run: Not enough total nodes available"
+    return "" if place(request, settings) else "Can Never Run: Not enough total nodes available"
 
 
-def placed(request: Request, settings: Settings) -> list[Chunk]:
-    """The chunks on nodes, node by node; empty where there are too few.
+def place(request: Request, settings: Settings) -> list[Chunk]:
+    """Assigns the chunks to nodes. Empty if there are too few nodes.
 
-    Without scatter, chunks that fit on one node together are packed there.
+    Without scatter, several chunks can be on one node.
     """
     if settings.any_site:
         pairs = zip(settings.nodes, chunks(request, settings), strict=False)

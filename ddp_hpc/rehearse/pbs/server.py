@@ -1,4 +1,4 @@
-"""The stand-in's server: its settings, its folder, and one JSON file for each job."""
+"""The server of the stand-in: its settings, its directory, and the order in which jobs start."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.jobs import delete_request, load, save
 from ddp_hpc.rehearse.launchers.options import RefusedError
 
-FOLDER_VARIABLE = "PBS_STAND_IN_HOME"
+DIRECTORY_VARIABLE = "PBS_STAND_IN_HOME"
 FIRST_JOB = 12
 _SUBJOBS = 10**6
 NO_MORE_JOBS = "job held, the machine runs no more jobs"
 
 USER = "pbsuser"
-# There: nobody answers. For tests of a server that is away for a while.
+# While this file exists, the server does not answer. For tests.
 DOWN = "server_is_down"
 
-# PBS error numbers, of which the commands return the lowest byte (pbs_error.h).
+# PBS error numbers (pbs_error.h). Commands exit with the lowest byte.
 FINISHED, UNKNOWN_JOB, NO_PERMISSION, BAD_STATE, UNKNOWN_QUEUE = 35, 153, 159, 168, 170
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What qmgr would set. The nodes are names only: everything runs on this machine."""
+    """The settings that qmgr has in PBS. The nodes are only names: everything runs on this machine."""
 
     server: str = "pbs-srv"
     submit_host: str = "pbs-login.pbs.lab"
@@ -41,23 +41,23 @@ class Settings:
     node_ngpus: int = 4
     system: str = "polaris"
     default_queue: str = "workq"
-    default_chunk_ncpus: int = 1  # ALCF's is a whole node
+    default_chunk_ncpus: int = 1  # at ALCF a whole node
     default_chunk_ngpus: int = 0
-    alcf_hook: bool = False  # demands account, walltime and file systems; forces -k doe
+    alcf_hook: bool = False  # requires account, walltime and file systems; forces -k doe
     kill_delay_s: float = 10.0
-    obituary_s: float = 8.0  # from SIGTERM to the job's end, however soon its processes are gone
-    poll_s: float = 0.05  # the mom looks this often whether the walltime is over; the real one minutes
-    keeper_pid: int = 0  # jobs are killed when this process is gone
-    # For rehearsals: any queue and resource is taken, each chunk has a node of its own as long as there are
-    # nodes, and jobs start by `schedule`.
+    obituary_s: float = 8.0  # minimum time from SIGTERM to the end of the job
+    poll_s: float = 0.05  # interval at which the mom checks the job
+    keeper_pid: int = 0  # jobs are killed when this process has ended
+    # For rehearsals: all queues and resources are accepted, each chunk has its own node up to the number of
+    # nodes, and `schedule` starts the jobs.
     any_site: bool = False
-    walltime_s: int = 0  # in the place of what jobs ask for
+    walltime_s: int = 0  # replaces the walltime of all jobs
     max_jobs: int = 0  # further jobs are held
 
 
 @dataclass(frozen=True)
 class Queue:
-    """As on the server that the facts were recorded on."""
+    """The limits of a queue, as on the server that was observed."""
 
     max_nodes: int = 0
     min_walltime_s: int = 0
@@ -73,30 +73,30 @@ QUEUES = {
 }
 
 
-def folder() -> Path:
-    """The stand-in's folder; everything that is not a user's own file lies below it."""
-    return Path(os.environ[FOLDER_VARIABLE])
+def directory() -> Path:
+    """The directory of the stand-in with all its files."""
+    return Path(os.environ[DIRECTORY_VARIABLE])
 
 
 def write_settings(root: Path, settings: Settings) -> None:
-    """For all commands and daemons of the machine below `root`."""
+    """Writes the settings for all commands and daemons of the machine in `root`."""
     (root / "settings.json").write_text(json.dumps(asdict(settings)))
 
 
 def read_settings(root: Path) -> Settings:
-    """What was written last."""
+    """The current settings."""
     values = json.loads((root / "settings.json").read_text())
     return replace(Settings(), **{**values, "nodes": tuple(values["nodes"])})
 
 
 def start_mom(root: Path, number: int) -> None:
-    """The process that runs the job, unless whoever rehearses calls `schedule`."""
+    """Starts the process that runs the job, except in rehearsals, which call `schedule`."""
     if not read_settings(root).any_site:
-        jobs.start_daemon(root, "ddp_hpc.rehearse.pbs.mom", number, {FOLDER_VARIABLE: str(root)})
+        jobs.start_daemon(root, "ddp_hpc.rehearse.pbs.mom", number, {DIRECTORY_VARIABLE: str(root)})
 
 
 def schedule(root: Path) -> None:
-    """Starts the jobs whose turn it is, and holds those beyond `max_jobs`. For rehearsals."""
+    """Starts jobs that can run, and holds the jobs beyond `max_jobs`. For rehearsals."""
     release(root)
     max_jobs = read_settings(root).max_jobs
     for number in jobs.numbers(root):
@@ -107,11 +107,11 @@ def schedule(root: Path) -> None:
             save(root, number, {**job, "job_state": "H", "comment": NO_MORE_JOBS})
             continue
         save(root, number, {**job, "_started": True})
-        jobs.start_daemon(root, "ddp_hpc.rehearse.pbs.mom", number, {FOLDER_VARIABLE: str(root)})
+        jobs.start_daemon(root, "ddp_hpc.rehearse.pbs.mom", number, {DIRECTORY_VARIABLE: str(root)})
 
 
 def release(root: Path) -> None:
-    """Starts the jobs that wait for others which are over by now. Called wherever a job comes or ends."""
+    """Starts the jobs whose dependencies are satisfied. Called after each submission and end of a job."""
     with jobs.locked(root / "release.lock"):
         for number in jobs.numbers(root):
             job = load(root, number)
@@ -122,32 +122,32 @@ def release(root: Path) -> None:
                 or delete_request(root, number).exists()
             ):
                 continue
-            words = {_word(kind, load(root, before)) for kind, before in job["_after"]}
-            if "drop" in words:
+            decisions = {_decision(kind, load(root, before)) for kind, before in job["_after"]}
+            if "drop" in decisions:
                 drop(root, number)
-            elif words <= {"go"}:
+            elif decisions <= {"start"}:
                 jobs.change(root, number, job_state="Q", Hold_Types="n", substate=10)
                 start_mom(root, number)
 
 
-def _word(kind: str, before: jobs.Attributes) -> str:
-    """What a dependency says of the job that waits: go, wait or drop."""
+def _decision(kind: str, before: jobs.Attributes) -> str:
+    """Whether a dependency lets the waiting job start, wait or drop."""
     if kind == "after":
-        return "go" if "stime" in before else "wait"
+        return "start" if "stime" in before else "wait"
     if before["job_state"] != "F":
         return "wait"
-    ended_well = before.get("Exit_status") == 0
-    return "go" if kind == "afterany" or (kind == "afterok") == ended_well else "drop"
+    succeeded = before.get("Exit_status") == 0
+    return "start" if kind == "afterany" or (kind == "afterok") == succeeded else "drop"
 
 
 def drop(root: Path, number: int) -> None:
-    """job_abt: over without a word; no Exit_status, no stime, no comment."""
+    """Ends a job silently as job_abt of OpenPBS does: without Exit_status, stime or comment."""
     now = int(time.time())
     jobs.change(root, number, job_state="F", substate=92, history_timestamp=now)
 
 
 def depends_on(root: Path, number: int, after: Sequence[tuple[str, int]]) -> None:
-    """Registers a job with those that it waits for: it is dropped where the server does not know one."""
+    """Registers the dependencies of a job. The job is dropped if the server does not know one of them."""
     settings = read_settings(root)
     known = [before for _, before in after if is_known(root, before, settings)]
     if len(known) < len(after):
@@ -165,30 +165,30 @@ def depends_on(root: Path, number: int, after: Sequence[tuple[str, int]]) -> Non
 
 
 def is_known(root: Path, number: int, settings: Settings) -> bool:
-    """False for a job that never was, and for one that has ended where no history is kept."""
+    """Whether the server knows a job. Without job history it forgets jobs that have ended."""
     if not jobs.job_file(root, number).exists():
         return False
     return settings.history or load(root, number)["job_state"] != "F"
 
 
 def clock(seconds: int) -> str:
-    """As PBS writes a duration."""
+    """A duration as PBS prints it."""
     return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
 
 def job_id(number: int, server: str) -> str:
-    """`12.pbs-srv`, or `12[3].pbs-srv` of a subjob; those of an array are numbered behind a million."""
+    """The job id: `12.pbs-srv`, or `12[3].pbs-srv` for a subjob, whose number is above a million."""
     array, index = divmod(number, _SUBJOBS)
     return f"{array}[{index - 1}].{server}" if array else f"{number}.{server}"
 
 
 def subjob(array: int, index: int) -> int:
-    """The number of one job of an array."""
+    """The internal number of a subjob of an array."""
     return array * _SUBJOBS + index + 1
 
 
 def array_state(root: Path, number: int, job: jobs.Attributes) -> jobs.Attributes:
-    """An array as it is: begun until its last job is over. Its Exit_status says nothing of theirs."""
+    """The attributes of an array: begun until its last job has ended, then with Exit_status 0 as in PBS."""
     states = [load(root, subjob(number, index))["job_state"] for index in job["_indices"]]
     if all(state == "F" for state in states):
         return {**job, "job_state": "F", "substate": 92, "Exit_status": 0}
@@ -200,7 +200,7 @@ def job_number(command: str, word: str, root: Path) -> int:
     """The number of an existing job, from `12` or `12.pbs-srv`.
 
     Raises:
-        RefusedError: as the real commands do.
+        RefusedError: the job is unknown; with the message of the real command.
     """
     head = word.partition(".")[0]
     match = re.fullmatch(r"([0-9]{1,6})(\[([0-9]{0,4})\])?", head)
@@ -215,19 +215,19 @@ def job_number(command: str, word: str, root: Path) -> int:
 
 
 def fail(error: RefusedError) -> NoReturn:
-    """Ends a command."""
+    """Prints the error and exits with its code."""
     sys.stderr.write(f"{error}\n")
     sys.exit(error.exit_code)
 
 
 def run(command: Any, argv: list[str], environ: Mapping[str, str]) -> NoReturn:
-    """A command's frame: its refusals become stderr and exit code."""
-    root = folder()
+    """Runs a command. Errors are printed to stderr and determine the exit code."""
+    root = directory()
     try:
         if (root / DOWN).exists():
             name = Path(command.__code__.co_filename).stem
-            words = f"cannot connect to server {read_settings(root).server} (errno=111)"
-            raise RefusedError(f"Connection refused\n{name}: {words}", 255 if name == "qstat" else 111)
+            message = f"cannot connect to server {read_settings(root).server} (errno=111)"
+            raise RefusedError(f"Connection refused\n{name}: {message}", 255 if name == "qstat" else 111)
         command(argv, environ)
     except RefusedError as error:
         fail(error)

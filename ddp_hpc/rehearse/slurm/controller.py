@@ -1,4 +1,4 @@
-"""The stand-in's controller: its settings, its folder, and which jobs may start."""
+"""The controller of the stand-in: its settings, its directory, and the order in which jobs start."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ from typing import NoReturn
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError
 
-FOLDER_VARIABLE = "SLURM_STAND_IN_HOME"  # set by the installed commands
+DIRECTORY_VARIABLE = "SLURM_STAND_IN_HOME"  # set by the installed commands
 OVER = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED")
 HELD = "JobHeldAdmin"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What slurm.conf would say. The nodes are names only: everything runs on this machine."""
+    """The settings that slurm.conf has. The nodes are only names: everything runs on this machine."""
 
     cluster: str = "rehearsal"
-    first_job: int = (
-        5  # ranks without MPI find each other by the job's id: no two machines here may share one
-    )
+    # Ranks without MPI find each other by the id of their job, so rehearsals at the same time need different
+    # ids.
+    first_job: int = 5
     nodes: tuple[str, ...] = ("node1", "node2")
     partition: str = "batch"
-    walltime_s: int = 0  # in the place of what jobs ask for
+    walltime_s: int = 0  # replaces the walltime of all jobs
     kill_wait_s: float = 30.0
-    max_jobs: int = 0  # starts in all, requeues too; further ones are held
+    max_jobs: int = 0  # maximum number of starts, requeues included; further jobs are held
     poll_s: float = 0.05
-    keeper_pid: int = 0  # jobs are killed when this process is gone
+    keeper_pid: int = 0  # jobs are killed when this process has ended
 
 
-def folder() -> Path:
-    """The stand-in's folder."""
-    return Path(os.environ[FOLDER_VARIABLE])
+def directory() -> Path:
+    """The directory of the stand-in."""
+    return Path(os.environ[DIRECTORY_VARIABLE])
 
 
 def write_settings(root: Path, settings: Settings) -> None:
-    """For all commands and daemons of the machine below `root`."""
+    """Writes the settings for all commands and daemons of the machine in `root`."""
     (root / "slurm.json").write_text(json.dumps(asdict(settings)))
 
 
 def read_settings(root: Path) -> Settings:
-    """What was written last."""
+    """The current settings."""
     values = json.loads((root / "slurm.json").read_text())
     return replace(Settings(), **{**values, "nodes": tuple(values["nodes"])})
 
 
 def schedule(root: Path) -> None:
-    """Starts the jobs whose turn it is, and holds those beyond `max_jobs`. For whoever rehearses."""
+    """Starts jobs that can run, and holds the jobs beyond `max_jobs`."""
     for number in jobs.numbers(root):
         job = jobs.load(root, number)
         waits = [before for before in job["after"] if jobs.load(root, before)["state"] not in OVER]
@@ -62,44 +62,44 @@ def schedule(root: Path) -> None:
         if may_run(root):
             jobs.save(root, number, {**job, "state": "CONFIGURING", "reason": "None"})
             module = "ddp_hpc.rehearse.slurm.stepd"
-            jobs.start_daemon(root, module, number, {FOLDER_VARIABLE: str(root)})
+            jobs.start_daemon(root, module, number, {DIRECTORY_VARIABLE: str(root)})
         else:
             jobs.save(root, number, {**job, "reason": HELD})
 
 
 def may_run(root: Path) -> bool:
-    """False where as many jobs were started as the machine may run."""
+    """Whether fewer than `max_jobs` jobs have been started."""
     max_jobs = read_settings(root).max_jobs
     num_runs = sum(jobs.load(root, number)["runs"] for number in jobs.numbers(root))
     return not max_jobs or num_runs < max_jobs
 
 
-def job_number(word: str, root: Path, complaint: str) -> int:
+def job_number(word: str, root: Path, message: str) -> int:
     """The number of an existing job.
 
     Raises:
-        RefusedError: there is none; `complaint` is what the command says then.
+        RefusedError: the job does not exist; with `message`.
     """
     if not (word.isascii() and word.isdecimal() and jobs.job_file(root, int(word)).exists()):
-        raise RefusedError(complaint)
+        raise RefusedError(message)
     return int(word)
 
 
 def hostlist(nodes: Sequence[str]) -> str:
-    """`node[1-2]` of node1 and node2; these names count up."""
+    """The nodes in Slurm's notation, such as `node[1-2]`. Their numbers must be consecutive."""
     stem = nodes[0].rstrip("0123456789")
     numbers = [node.removeprefix(stem) for node in nodes]
     return nodes[0] if len(nodes) == 1 else f"{stem}[{numbers[0]}-{numbers[-1]}]"
 
 
 def run_lengths(counts: Sequence[int]) -> str:
-    """Slurm's spelling of a number a node: `2(x2),1`."""
+    """The counts per node in Slurm's notation, such as `2(x2),1`."""
     groups = [(value, len(list(group))) for value, group in groupby(counts)]
     return ",".join(f"{value}(x{times})" if times > 1 else str(value) for value, times in groups)
 
 
 def run(command: Callable[[Sequence[str], Mapping[str, str]], int]) -> NoReturn:
-    """A command's frame: its refusals become stderr and exit code."""
+    """Runs a command. Errors are printed to stderr and determine the exit code."""
     try:
         sys.exit(command(sys.argv[1:], os.environ))
     except RefusedError as error:

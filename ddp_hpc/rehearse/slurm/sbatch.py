@@ -1,4 +1,4 @@
-"""sbatch: reads the script once, keeps a copy, prints the job id, and lets the job start."""
+"""`sbatch`: copy the script, print the job id, and queue the job."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ddp_hpc.rehearse.slurm.tables import SBATCH, count, node_count, read_line, 
 _NO_SCRIPT = """sbatch: error: This does not look like a batch script.  The first
 sbatch: error: line must start with #! followed by the path to an interpreter.
 sbatch: error: For instance: #!/bin/sh"""
-_NOT_DONE = ("array", "test-only", "wait", "hold", "wrap", "het-group")
+_UNSUPPORTED = ("array", "test-only", "wait", "hold", "wrap", "het-group")
 
 
 def submit(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Takes one script.
+    """Submits a script.
 
     Raises:
-        RefusedError: nothing was submitted.
+        RefusedError: the script is refused, and nothing was submitted.
     """
-    root = controller.folder()
+    root = controller.directory()
     settings = controller.read_settings(root)
     typed = read_line("sbatch", argv, SBATCH)
     script = _script(typed.command)
@@ -35,9 +35,9 @@ def submit(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     for words in directives(script):
         given |= read_line("sbatch", words, SBATCH).values
     given |= typed.values
-    for option in _NOT_DONE:
+    for option in _UNSUPPORTED:
         if option in given:
-            raise RefusedError(f"sbatch: the stand-in does not do --{option}")
+            raise RefusedError(f"sbatch: the stand-in does not support --{option}")
     number = jobs.next_number(root / "next_job", settings.first_job)
     copy = root / "spool" / f"job{number:05d}" / "slurm_script"
     copy.parent.mkdir(parents=True)
@@ -51,11 +51,11 @@ def submit(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def directives(script: str) -> list[list[str]]:
-    """The words of each #SBATCH line up to the first command."""
+    """The arguments of each #SBATCH line before the first command."""
     found = []
     for line in script.split("\n"):
         if re.match(r"#SBATCH(\s|$)", line):
-            with suppress(ValueError):  # a quote that is never closed
+            with suppress(ValueError):  # an unclosed quote
                 found.append(shlex.split(line.removeprefix("#SBATCH"), comments=True))
         elif line.strip() and not line.lstrip().startswith("#"):
             break
@@ -113,7 +113,7 @@ def _attributes(
         "append": given.get("open-mode", "truncate").startswith("a"),
         "nodes": list(here),
         "counts": counts[: len(here)],
-        "tasks_were_said": "ntasks" in given or "ntasks-per-node" in given,
+        "has_num_tasks": "ntasks" in given or "ntasks-per-node" in given,
         "given": dict(given),
         "walltime_s": settings.walltime_s or walltime_s(given.get("time", "0")),
         "signal": _signal(given.get("signal", "")),
@@ -127,7 +127,7 @@ def _attributes(
 
 
 def _exported(export: str, environ: Mapping[str, str]) -> dict[str, str]:
-    everything = {name: value for name, value in environ.items() if name != controller.FOLDER_VARIABLE}
+    everything = {name: value for name, value in environ.items() if name != controller.DIRECTORY_VARIABLE}
     words = export.split(",")
     if export in ("NONE", "NIL"):
         kept = ("HOME", "USER", "LOGNAME", "PATH", "SHELL")
@@ -153,7 +153,7 @@ def _after(dependency: str, root: Path) -> list[int]:
 
 
 def _signal(text: str) -> list[str | float]:
-    """`[R][B:]SIGNAL[@SECONDS]` as where it goes, which, and how long before the end."""
+    """The target, the signal and the time before the end from `[R][B:]SIGNAL[@SECONDS]`."""
     if not text:
         return []
     match = re.fullmatch(r"(?:([RB]{1,2}):)?(?:SIG)?([A-Z]{2,6}[0-9]?|\d{1,2})(?:@(\d{1,5}))?", text)
@@ -163,5 +163,5 @@ def _signal(text: str) -> list[str | float]:
 
 
 def main() -> NoReturn:
-    """The installed command."""
+    """The entry point of the installed command."""
     controller.run(submit)

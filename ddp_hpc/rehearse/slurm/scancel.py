@@ -1,4 +1,4 @@
-"""`scancel [--signal=NAME] [--batch] JOB...`: ends jobs, or signals all processes of their steps."""
+"""`scancel [--signal=NAME] [--batch] JOB...`: cancel jobs, or signal all processes of their steps."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _TABLE = Table(
 
 
 def cancel(argv: Sequence[str], _environ: Mapping[str, str]) -> int:
-    """Signals the jobs, or asks their daemons to end them.
+    """Signals or cancels the jobs.
 
     Raises:
-        RefusedError: an unknown option, job or signal.
+        RefusedError: an option, job or signal is unknown.
     """
     try:
         line = options.read_line(argv, _TABLE)
@@ -30,11 +30,11 @@ def cancel(argv: Sequence[str], _environ: Mapping[str, str]) -> int:
         raise RefusedError(
             f"scancel: unrecognized option '{error}'\nTry \"scancel --help\" for more information"
         ) from None
-    root, name = controller.folder(), line.values.get("signal", "").removeprefix("SIG").upper()
+    root, name = controller.directory(), line.values.get("signal", "").removeprefix("SIG").upper()
     if name and not (name.isdecimal() or f"SIG{name}" in signal.Signals.__members__):
         raise RefusedError(f"Unknown job signal: {name}")
     for word in line.command:
-        # Of an unknown job and one that is over scancel says nothing, unless it is asked to be verbose.
+        # Without --verbose, scancel ignores unknown jobs and jobs that have ended.
         if word.isdecimal() and not jobs.job_file(root, int(word)).exists():
             continue
         number = controller.job_number(word, root, f"scancel: error: Invalid job id {word}")
@@ -52,5 +52,5 @@ def cancel(argv: Sequence[str], _environ: Mapping[str, str]) -> int:
 
 
 def main() -> NoReturn:
-    """The installed command."""
+    """The entry point of the installed command."""
     controller.run(cancel)

@@ -1,4 +1,4 @@
-"""`scontrol requeue JOB`, `scontrol show hostnames [LIST]` and `scontrol show job JOB`; nothing else."""
+"""`scontrol requeue JOB`, `scontrol show hostnames [LIST]` and `scontrol show job JOB`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from ddp_hpc.rehearse.slurm import controller
 
 
 def control(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Does what the words say.
+    """Executes one command of scontrol.
 
     Raises:
-        RefusedError: anything else, and what cannot be done.
+        RefusedError: the command is not supported, or it fails.
     """
     words = [word for word in argv if word not in ("-o", "--oneliner")]
     match words:
         case ["requeue", job]:
-            _requeue(job, controller.folder())
+            _requeue(job, controller.directory())
         case ["show", "hostnames" | "hostname", *lists]:
             _hostnames(lists[0] if lists else environ.get("SLURM_JOB_NODELIST", ""))
         case ["show", "job" | "jobs", job]:
-            _show(job, controller.folder(), one_line=len(words) != len(argv))
+            _show(job, controller.directory(), one_line=len(words) != len(argv))
         case [] | ["show", *_]:
-            raise RefusedError("scontrol: the stand-in does not do this")
+            raise RefusedError("scontrol: the stand-in does not support this command")
         case [word, *_]:
             raise RefusedError(f"invalid keyword: {word}")
     return 0
@@ -45,7 +45,7 @@ def _requeue(word: str, root: Path) -> None:
 
 
 def _hostnames(text: str) -> None:
-    # Only here: other machines' lists are read as well as this one's.
+    # This parser also supports the lists of other machines.
     from ddp_hpc.discovery.hostlist import expand_hostlist
     from ddp_hpc.errors import LaunchError
 
@@ -77,5 +77,5 @@ def _show(word: str, root: Path, *, one_line: bool) -> None:
 
 
 def main() -> NoReturn:
-    """The installed command."""
+    """The entry point of the installed command."""
     controller.run(control)

@@ -1,4 +1,4 @@
-"""`squeue [-h] [-j JOBS] [-o FORMAT]`: the jobs that are not over."""
+"""`squeue [-h] [-j JOBS] [-o FORMAT]`: list the jobs that have not ended."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _DEFAULT = "%i %P %j %u %T %M %D %R"
 
 
 def show(argv: Sequence[str], _environ: Mapping[str, str]) -> int:
-    """Prints a line for each job.
+    """Prints one line per job.
 
     Raises:
-        RefusedError: an unknown option.
+        RefusedError: an option is unknown.
     """
     try:
         line = options.read_line(argv, _TABLE)
@@ -42,9 +42,9 @@ def show(argv: Sequence[str], _environ: Mapping[str, str]) -> int:
         raise RefusedError(
             f"squeue: unrecognized option '{error}'\nTry \"squeue --help\" for more information"
         ) from None
-    root, asked = controller.folder(), line.values.get("jobs", "")
+    root, ids = controller.directory(), line.values.get("jobs", "")
     wanted = [controller.job_number(word, root, "slurm_load_jobs error: Invalid job id specified")
-              for word in filter(None, asked.split(","))]  # fmt: skip
+              for word in filter(None, ids.split(","))]  # fmt: skip
     pattern = line.values.get("format", _DEFAULT)
     if "noheader" not in line.flags:
         _print(pattern, _HEADERS)
@@ -86,5 +86,5 @@ def _time(seconds: float) -> str:
 
 
 def main() -> NoReturn:
-    """The installed command."""
+    """The entry point of the installed command."""
     controller.run(show)

@@ -1,8 +1,8 @@
-"""srun inside a job: the tasks of one step, each with Slurm's variables.
+"""`srun` inside a job: run the tasks of one step with the variables that Slurm sets.
 
-With --mpi=none, the default here, each task is a world of its own to MPI, as on a real
-machine. With pmi2 and cray_shasta MPI works, over Hydra. With pmix there are its
-variables and no server behind them.
+With --mpi=none, the default of the stand-in, each task is a separate MPI world, as on a real machine.
+With pmi2 and cray_shasta MPI works through Hydra. With pmix the variables are set, but there is no
+PMIx server.
 """
 
 from __future__ import annotations
@@ -17,23 +17,21 @@ from typing import NoReturn
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.limits import Limits, read_limits
 from ddp_hpc.rehearse.launchers.options import Line, RefusedError
-from ddp_hpc.rehearse.launchers.ranks import Place, Step, places, run_step, spool_folder
+from ddp_hpc.rehearse.launchers.ranks import Place, Step, places, run_step, spool_directory
 from ddp_hpc.rehearse.slurm import controller, steps
 from ddp_hpc.rehearse.slurm.controller import hostlist, run_lengths
 from ddp_hpc.rehearse.slurm.tables import SRUN, count, node_count, read_line
 
 _MPI = ("none", "pmi2", "cray_shasta", "pmix", "pmix_v3", "pmix_v4", "pmix_v5")
-_NOT_DONE = ("multi-prog", "pty", "het-group", "no-allocate", "output", "error", "input", "relative")
-_OUTSIDE = (
-    "srun: error: Unable to allocate resources: the stand-in starts no job of its own; run srun in a job"
-)
+_UNSUPPORTED = ("multi-prog", "pty", "het-group", "no-allocate", "output", "error", "input", "relative")
+_OUTSIDE = "srun: error: Unable to allocate resources: the stand-in can only run srun inside a job"
 
 
 def launch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Runs the step; the largest exit code of its tasks.
+    """Runs the step and returns the largest exit code of its tasks.
 
     Raises:
-        RefusedError: nothing was started.
+        RefusedError: the request is refused, and no task was started.
     """
     line = read_line("srun", argv, SRUN)
     if "version" in line.flags:
@@ -41,11 +39,11 @@ def launch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         return 0
     if not line.command:
         raise RefusedError("srun: fatal: No command given to execute.")
-    root = controller.folder()
+    root = controller.directory()
     number = controller.job_number(environ.get("SLURM_JOB_ID", ""), root, _OUTSIDE)
-    for option in _NOT_DONE:
+    for option in _UNSUPPORTED:
         if option in line.values:
-            raise RefusedError(f"srun: the stand-in does not do --{option}")
+            raise RefusedError(f"srun: the stand-in does not support --{option}")
     mpi = line.values.get("mpi", environ.get("SLURM_MPI_TYPE", "none"))
     if mpi not in _MPI:
         raise RefusedError(
@@ -53,13 +51,13 @@ def launch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         )
     job, limits = jobs.load(root, number), read_limits(root)
     ranks = places(_counts(line, job, environ, limits))
-    step = jobs.next_number(steps.folder(root) / f"next.{number}", 0)
-    spool = spool_folder(steps.folder(root), f"{number}.{step}.")
+    step = jobs.next_number(steps.directory(root) / f"next.{number}", 0)
+    spool = spool_directory(steps.directory(root), f"{number}.{step}.")
     base = limits.environment(_exported(line, environ))
-    of_step = _of_step(line, job, step, ranks, mpi, spool)
+    step_variables = _step_variables(line, job, step, ranks, mpi, spool)
     nodes = job["nodes"]
 
-    def say(rank: int, code: int) -> None:
+    def report(rank: int, code: int) -> None:
         how = f"Exited with exit code {code}" if code > 0 else signal.strsignal(-code) or f"Signal {-code}"
         sys.stderr.write(f"srun: error: {nodes[ranks[rank].node]}: task {rank}: {how}\n")
 
@@ -68,14 +66,16 @@ def launch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         spool,
         Step(
             command=limits.command(line.command),
-            environments=[{**base, **of_step, **_of_task(nodes, ranks, place, mpi)} for place in ranks],
-            say=say,
+            environments=[
+                {**base, **step_variables, **_task_variables(nodes, ranks, place, mpi)} for place in ranks
+            ],
+            report=report,
             stop_on_failure=kill_others is not None and kill_others != "0",
             keep_pmi=mpi in ("pmi2", "cray_shasta"),
             kills_on=(signal.SIGTERM, signal.SIGINT, signal.SIGHUP),
-            kill_words="srun: forcing job termination\n",
+            kill_message="srun: forcing job termination\n",
             label="label" in line.flags,
-            folder=line.values.get("chdir", ""),
+            directory=line.values.get("chdir", ""),
             keeper_pid=limits.keeper_pid,
             no_program="slurmstepd: error: execve()",
             no_program_code=2,
@@ -84,20 +84,20 @@ def launch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _counts(line: Line, job: jobs.Attributes, environ: Mapping[str, str], limits: Limits) -> list[int]:
-    """Tasks on each node, as far as they are started here.
+    """The number of tasks per node that are started.
 
     Raises:
-        RefusedError: more than the job has, as its script knows it.
+        RefusedError: the step needs more nodes or tasks than the job requested.
     """
     here = len(job["nodes"])
-    believed = max(here, limits.asked_nodes)
+    requested = max(here, limits.requested_nodes)
     num_nodes = node_count("srun", line.values.get("nodes", str(here)))
-    if num_nodes > believed:
-        raise RefusedError(f"srun: error: Only allocated {believed} nodes asked for {num_nodes}")
-    of_job = environ.get("SLURM_NTASKS", "")
+    if num_nodes > requested:
+        raise RefusedError(f"srun: error: Only allocated {requested} nodes asked for {num_nodes}")
+    job_tasks = environ.get("SLURM_NTASKS", "")
     per_node = count("srun", line, "ntasks-per-node", 1)
-    # Inside a job with tasks --ntasks-per-node alone does not change their number (seen in 22.05).
-    default = int(of_job) if of_job.isdecimal() else num_nodes * per_node
+    # If the job has a number of tasks, --ntasks-per-node alone does not change it (Slurm 22.05).
+    default = int(job_tasks) if job_tasks.isdecimal() else num_nodes * per_node
     num_tasks = count("srun", line, "ntasks", default)
     if num_tasks < num_nodes:
         sys.stderr.write(
@@ -109,7 +109,7 @@ def _counts(line: Line, job: jobs.Attributes, environ: Mapping[str, str], limits
     if "ntasks-per-node" in line.values and per_node < even:
         sys.stderr.write(f"srun: warning: can't honor --ntasks-per-node set to {per_node}\n")
     per_node = max(per_node, even)
-    if num_tasks > sum(job["counts"]) * max(1, believed // here) and "overcommit" not in line.flags:
+    if num_tasks > sum(job["counts"]) * max(1, requested // here) and "overcommit" not in line.flags:
         raise RefusedError(
             f"srun: error: Unable to create step for job {job['number']}: "
             "More processors requested than permitted"
@@ -118,7 +118,7 @@ def _counts(line: Line, job: jobs.Attributes, environ: Mapping[str, str], limits
 
 
 def _exported(line: Line, environ: Mapping[str, str]) -> dict[str, str]:
-    found = {name: value for name, value in environ.items() if name != controller.FOLDER_VARIABLE}
+    found = {name: value for name, value in environ.items() if name != controller.DIRECTORY_VARIABLE}
     words = line.values.get("export", "ALL").split(",")
     if words == ["NONE"]:
         found = {name: value for name, value in found.items() if name.startswith("SLURM")}
@@ -128,10 +128,10 @@ def _exported(line: Line, environ: Mapping[str, str]) -> dict[str, str]:
     return found | dict(word.split("=", 1) for word in words if "=" in word)
 
 
-def _of_step(
+def _step_variables(
     line: Line, job: jobs.Attributes, step: int, ranks: Sequence[Place], mpi: str, spool: Path
 ) -> dict[str, str]:
-    """Slurm's variables that are the same for all tasks."""
+    """The variables that Slurm sets to the same values for all tasks of a step."""
     counts = [place.local_size for place in ranks if place.local_rank == 0]
     names, num_tasks, num_nodes = hostlist(job["nodes"][: len(counts)]), str(len(ranks)), str(len(counts))
     found = {
@@ -150,8 +150,10 @@ def _of_step(
         "SLURM_UMASK": f"{os.umask(os.umask(0)):04o}",
         "SRUN_DEBUG": "3",
     }
-    said = {"cpus-per-task": "SLURM_CPUS_PER_TASK", "ntasks-per-node": "SLURM_NTASKS_PER_NODE"}
-    found |= {variable: line.values[option] for option, variable in said.items() if option in line.values}
+    from_options = {"cpus-per-task": "SLURM_CPUS_PER_TASK", "ntasks-per-node": "SLURM_NTASKS_PER_NODE"}
+    found |= {
+        variable: line.values[option] for option, variable in from_options.items() if option in line.values
+    }
     job_step = f"{job['number']}.{step}"
     if mpi != "none":
         found["SLURM_MPI_TYPE"] = mpi
@@ -165,7 +167,7 @@ def _of_step(
     return found
 
 
-def _of_task(nodes: Sequence[str], ranks: Sequence[Place], place: Place, mpi: str) -> dict[str, str]:
+def _task_variables(nodes: Sequence[str], ranks: Sequence[Place], place: Place, mpi: str) -> dict[str, str]:
     rank, local_rank, local_size = str(place.rank), str(place.local_rank), str(place.local_size)
     beside = [str(other.rank) for other in ranks if other.node == place.node]
     found = {
@@ -185,5 +187,5 @@ def _of_task(nodes: Sequence[str], ranks: Sequence[Place], place: Place, mpi: st
 
 
 def main() -> NoReturn:
-    """The installed command."""
+    """The entry point of the installed command."""
     controller.run(launch)

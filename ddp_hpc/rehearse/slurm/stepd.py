@@ -1,8 +1,7 @@
-"""The daemon of one job: environment, log, signals, time limit, requeue. One process a job.
+"""The daemon of one job: its environment, logs, signals, time limit and requeue.
 
-The batch shell runs the script's copy in the folder of submission. Signals go to all
-processes of the steps and to the batch shell alone, never to srun: it would end the
-ranks at once.
+The batch shell runs the script's copy in the directory of submission. Signals are sent to all processes
+of the steps and to the batch shell, but never to srun, which would end the ranks immediately.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _REQUEUE = "REQUEUED"
 
 
 class Stepd:
-    """One job, from its start to its last state."""
+    """One job, from its start to its final state."""
 
     def __init__(self, root: Path, number: int) -> None:
         self.root = root
@@ -33,18 +32,18 @@ class Stepd:
         self.job = jobs.load(root, number)
 
     def run(self) -> None:
-        """The job to its end, as often as it is requeued; then the jobs that waited for it."""
+        """Runs the job, repeatedly if it is requeued."""
         while self.run_once() == _REQUEUE:
             if not controller.may_run(self.root):
                 self.update(reason=controller.HELD)
                 return
 
     def run_once(self) -> str:
-        """One start of the job; the state that it ends in."""
+        """Runs the job once and returns its final state."""
         try:
             out, err = self.open_logs()
         except OSError:
-            # As observed: the batch shell never starts.
+            # As observed with Slurm: the batch shell never starts.
             self.update(state="FAILED", reason="RaisedSignal:53(Real-time_signal_19)", exit_code="0:53")
             return "FAILED"
         now_s = int(time.time())
@@ -69,24 +68,24 @@ class Stepd:
         return state
 
     def update(self, **attributes: object) -> None:
-        """Changes what others see of the job."""
+        """Changes attributes of the job."""
         self.job.update(attributes)
         jobs.save(self.root, self.number, self.job)
 
     def open_logs(self) -> tuple[IO[bytes], IO[bytes]]:
-        """The files of stdout and stderr, which are one unless --error says otherwise."""
+        """The files of stdout and stderr, which are the same file without --error."""
         out = self.open_log(self.job["output"])
         return out, self.open_log(self.job["error"]) if self.job["error"] else out
 
     def open_log(self, pattern: str) -> IO[bytes]:
-        """The file that an output pattern names."""
+        """Opens the file for an output pattern."""
         append = self.job["append"]
         path = log_path(self.job, pattern)
         flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else os.O_TRUNC)
         return os.fdopen(os.open(path, flags, 0o644), "wb", buffering=0)
 
     def environment(self) -> dict[str, str]:
-        """What the batch shell starts with: the submitter's variables, and Slurm's of the job."""
+        """The initial environment of the batch shell: the submitter's variables and those of Slurm."""
         job, given, nodes = self.job, self.job["given"], self.job["nodes"]
         job_id, counts, cpus = str(self.number), job["counts"], int(job["given"].get("cpus-per-task", "1"))
         names = hostlist(nodes)
@@ -122,18 +121,18 @@ class Stepd:
         }
         if job["end"]:
             found["SLURM_JOB_END_TIME"] = str(job["end"])
-        if job["tasks_were_said"]:
+        if job["has_num_tasks"]:
             found["SLURM_NTASKS"] = found["SLURM_NPROCS"] = str(sum(counts))
         if job["runs"] > 1:
             found["SLURM_RESTART_COUNT"] = str(job["runs"] - 1)
-        said = {
+        from_options = {
             "account": "SLURM_JOB_ACCOUNT",
             "qos": "SLURM_JOB_QOS",
             "cpus-per-task": "SLURM_CPUS_PER_TASK",
             "ntasks-per-node": "SLURM_NTASKS_PER_NODE",
             "gpus-per-node": "SLURM_GPUS_PER_NODE",
         }
-        found |= {variable: given[option] for option, variable in said.items() if option in given}
+        found |= {variable: given[option] for option, variable in from_options.items() if option in given}
         gpus = given.get("gpus-per-node", "").rpartition(":")[2]
         if gpus.isdecimal() and 0 < int(gpus) < 100:
             visible = ",".join(map(str, range(int(gpus))))
@@ -141,7 +140,7 @@ class Stepd:
         return {**self.job["environment"], **found}
 
     def start(self, out: IO[bytes], err: IO[bytes]) -> subprocess.Popen[bytes]:
-        """The batch shell."""
+        """Starts the batch shell."""
         return subprocess.Popen(
             [self.job["script"], *self.job["arguments"]],
             stdin=subprocess.DEVNULL,
@@ -153,8 +152,8 @@ class Stepd:
         )
 
     def watch(self, shell: subprocess.Popen[bytes], err: IO[bytes]) -> str:
-        """The state that somebody gave the job; empty where its script ended by itself."""
-        where, name, before_s = self.job["signal"] or ["", "", 0.0]
+        """Waits until the job has ended. Returns its forced state, or an empty string if its script ended."""
+        target, name, before_s = self.job["signal"] or ["", "", 0.0]
         rerun = jobs.rerun_request(self.root, self.number)
         while shell.poll() is None:
             time.sleep(self.settings.poll_s)
@@ -163,7 +162,7 @@ class Stepd:
                 self.end(shell, grace_s=0.0)
                 return "CANCELLED"
             if name and self.job["end"] and now_s >= self.job["end"] - before_s:
-                self.warn(shell, where, name)
+                self.warn(shell, target, name)
                 name = ""
             if self.job["end"] and now_s >= self.job["end"]:
                 self.stop(shell, err, " DUE TO TIME LIMIT")
@@ -176,22 +175,22 @@ class Stepd:
         return self.unless_requeued("")
 
     def unless_requeued(self, state: str) -> str:
-        """That state, or the one of a job that somebody, maybe its script in its last seconds, requeued."""
+        """`state`, or the state of a requeued job. A script can requeue its job during its last seconds."""
         rerun = jobs.rerun_request(self.root, self.number)
         if not rerun.exists():
             return state
         rerun.unlink()
         return _REQUEUE
 
-    def warn(self, shell: subprocess.Popen[bytes], where: str, name: str) -> None:
-        """What --signal asked for: to the batch shell alone with B:, else to the steps alone."""
+    def warn(self, shell: subprocess.Popen[bytes], target: str, name: str) -> None:
+        """Sends the signal of --signal: with B: only to the batch shell, otherwise only to the steps."""
         number = int(name) if name.isdecimal() else signal.Signals[f"SIG{name}"].value
-        targets = self.batch_shell(shell) if where == "B" else steps.of_job(self.root, self.number)
+        targets = self.batch_shell(shell) if target == "B" else steps.of_job(self.root, self.number)
         processes.send(number, targets)
         processes.send(signal.SIGCONT, targets)
 
     def stop(self, shell: subprocess.Popen[bytes], err: IO[bytes], why: str) -> None:
-        """What slurmstepd says, SIGTERM to the steps and the batch shell, SIGKILL after KillWait."""
+        """Ends the job with the message of slurmstepd, SIGTERM, and SIGKILL after KillWait."""
         when = time.strftime("%Y-%m-%dT%H:%M:%S")
         node = self.job["nodes"][0]
         err.write(
@@ -200,7 +199,7 @@ class Stepd:
         self.end(shell, self.settings.kill_wait_s)
 
     def end(self, shell: subprocess.Popen[bytes], grace_s: float) -> None:
-        """SIGTERM, and SIGKILL after `grace_s` for everything that is left."""
+        """Sends SIGTERM to the steps and the batch shell, and SIGKILL after `grace_s`."""
         if grace_s:
             for number in (signal.SIGCONT, signal.SIGTERM):
                 processes.send(number, steps.of_job(self.root, self.number))
@@ -212,17 +211,17 @@ class Stepd:
         shell.wait()
 
     def batch_shell(self, shell: subprocess.Popen[bytes]) -> list[processes.Process]:
-        """The shell, if it is there."""
+        """The process of the batch shell, if it exists."""
         return [process for process in processes.processes() if process.pid == shell.pid]
 
     def keeper_is_gone(self) -> bool:
-        """True where nobody is left to whom this machine matters."""
+        """Whether the process that owns this machine has ended."""
         settings = controller.read_settings(self.root)
         return bool(settings.keeper_pid) and not processes.is_running(settings.keeper_pid)
 
 
 def log_path(job: jobs.Attributes, pattern: str) -> Path:
-    """The file that `%x-%j.out` and the like name for this job."""
+    """The file of an output pattern such as `%x-%j.out` for this job."""
     number = str(job["number"])
     values = {"%": "%", "j": number, "J": number, "A": number, "x": job["name"], "N": job["nodes"][0]}
     values |= {"u": job["user"], "n": "0", "t": "0", "s": "batch"}
@@ -231,7 +230,7 @@ def log_path(job: jobs.Attributes, pattern: str) -> Path:
 
 
 def main(number: str) -> None:
-    """The daemon's process."""
+    """The entry point of the daemon."""
     processes.adopt_orphans()
-    Stepd(controller.folder(), int(number)).run()
+    Stepd(controller.directory(), int(number)).run()
     sys.exit(0)

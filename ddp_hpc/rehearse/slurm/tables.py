@@ -1,4 +1,4 @@
-"""The options that srun and sbatch know (their --help in Slurm 22.05), and how they refuse others."""
+"""The options of srun and sbatch (from --help of Slurm 22.05), and their messages for invalid ones."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from ddp_hpc.rehearse.launchers import options
 from ddp_hpc.rehearse.launchers.options import Line, RefusedError, Table, spellings
 
-# Long names, with the short one after a colon.
-_VALUES_OF_BOTH = """
+# Long names, followed by a colon and the short name.
+_VALUES_COMMON = """
 account:A acctg-freq bb bbf begin:b chdir:D cluster-constraint clusters:M comment constraint:C container
 core-spec:S cores-per-socket cpu-freq cpus-per-gpu cpus-per-task:c deadline delay-boot dependency:d
 distribution:m error:e exclude:x export extra extra-node-info:B gpu-bind gpu-freq gpus:G gpus-per-node
@@ -19,38 +19,38 @@ ntasks-per-gpu ntasks-per-node ntasks-per-socket output:o partition:p power pref
 reservation signal sockets-per-node switches thread-spec threads-per-core time:t time-min tmp tres-per-task
 wckey
 """
-_BARE_OF_BOTH = """
+_BARE_COMMON = """
 contiguous exclusive help:h hold:H nice no-kill:k overcommit:O oversubscribe:s propagate quiet:Q reboot
 spread-job usage use-min-nodes verbose:v version:V
 """
-_VALUES_OF_SRUN = """
+_VALUES_SRUN = """
 bcast bcast-exclude cpu-bind epilog het-group jobid mpi open-mode prolog relative:r slurmd-debug task-epilog
 task-prolog threads:T wait:W
 """
-_BARE_OF_SRUN = """
+_BARE_SRUN = """
 compress disable-status:X exact immediate:I kill-on-bad-exit:K label:l multi-prog no-allocate:Z overlap
 preserve-env:E pty quit-on-interrupt resv-ports send-libs unbuffered:u
 """
-_VALUES_OF_SBATCH = (
+_VALUES_SBATCH = (
     "array:a batch export-file gid kill-on-invalid-dep nodefile:F open-mode uid wait-all-nodes wrap"
 )
-_BARE_OF_SBATCH = "get-user-env ignore-pbs no-requeue parsable requeue test-only wait:W"
+_BARE_SBATCH = "get-user-env ignore-pbs no-requeue parsable requeue test-only wait:W"
 
 
 def _table(values: str, bare: str) -> Table:
     return Table(values=spellings(values), bare=spellings(bare), long_only=False)
 
 
-SRUN = _table(_VALUES_OF_BOTH + _VALUES_OF_SRUN, _BARE_OF_BOTH + _BARE_OF_SRUN)
-SBATCH = _table(_VALUES_OF_BOTH + _VALUES_OF_SBATCH, _BARE_OF_BOTH + _BARE_OF_SBATCH)
+SRUN = _table(_VALUES_COMMON + _VALUES_SRUN, _BARE_COMMON + _BARE_SRUN)
+SBATCH = _table(_VALUES_COMMON + _VALUES_SBATCH, _BARE_COMMON + _BARE_SBATCH)
 _REFUSED = 255
 
 
 def read_line(program: str, argv: Sequence[str], table: Table) -> Line:
-    """The options and the command after them.
+    """Parses the options and the command after them.
 
     Raises:
-        RefusedError: in the words of Slurm 22.05.
+        RefusedError: an option is invalid; with the message of Slurm 22.05.
     """
     try:
         return options.read_line(argv, table)
@@ -65,7 +65,7 @@ def read_line(program: str, argv: Sequence[str], table: Table) -> Line:
 
 
 def count(program: str, line: Line, name: str, default: int) -> int:
-    """A number of tasks and the like."""
+    """The value of a numeric option such as --ntasks."""
     return line.number(name, default, lambda text, option: _bad_number(program, text, option))
 
 
@@ -74,7 +74,7 @@ def _bad_number(program: str, text: str, name: str) -> RefusedError:
 
 
 def node_count(program: str, text: str) -> int:
-    """The fewest nodes of `N` or `MIN-MAX`."""
+    """The minimum number of nodes from `N` or `MIN-MAX`."""
     match = re.fullmatch(r"([0-9]{1,7})(?:-([0-9]{1,7}))?", text)
     if not match or int(match[1]) < 1:
         raise RefusedError(f'{program}: error: "{text}" is not a valid node count', _REFUSED)
@@ -82,10 +82,10 @@ def node_count(program: str, text: str) -> int:
 
 
 def walltime_s(text: str) -> int:
-    """Seconds of `M`, `M:S`, `H:M:S`, `D-H`, `D-H:M` or `D-H:M:S`; 0 for no limit.
+    """The seconds of `M`, `M:S`, `H:M:S`, `D-H`, `D-H:M` or `D-H:M:S`; 0 means no limit.
 
     Raises:
-        RefusedError: for anything else.
+        RefusedError: the text has another format.
     """
     if text.lower() in ("unlimited", "infinite", "0"):
         return 0

@@ -43,7 +43,7 @@ class Pbs(Scheduler):
     kill_delay_s = 10
     job_id_in_shell = "${PBS_JOBID:-none}"
     agent_launcher = "mpiexec"
-    why_omp_num_threads = "PBS has set this to the cores of the whole node."
+    why_omp_num_threads = "PBS sets this to the number of cores of the whole node."
     interactive_command = "qsub -I"
     can_chain = True
     requests_by_resources = True

@@ -117,15 +117,14 @@ class Slurm(Scheduler):
             ShellVariable(
                 name="SRUN_CPUS_PER_TASK",
                 value=str(cpus_per_task * ranks_per_node),
-                why="mpiexec starts a helper a node by srun, which would bind it and its ranks to one "
+                why="mpiexec starts one process per node with srun, which would bind all ranks to one "
                 "task's CPUs.",
             ),
             ShellVariable(name="SLURM_CPU_BIND", value="none"),
             ShellVariable(
                 name="SLURM_MPI_TYPE",
                 value="none",
-                why="Where pmix is the default of srun, MPICH's ranks would find two process managers and "
-                "abort.",
+                why="If pmix is the default of srun, MPICH would find two process managers and abort.",
             ),
         ]
 

@@ -328,7 +328,7 @@ class RunLifecycle:
                     f"the newest snapshot is from step {saved.step}. Free disk space, then run it again"
                 )
             else:
-                self._write_state("again" if stop else "done", position.step, stop or "training complete")
+                self._write_state("requeue" if stop else "done", position.step, stop or "training complete")
         self._group.agree(problem, EXIT_FAILED)
 
     def failed(self, reason: str, *, again: bool) -> None:
@@ -371,7 +371,7 @@ class RunLifecycle:
             return  # a failure after the end of the run, or after another rank's report, changes neither
         step = found.step if found is not None else 0
         goes_on = again and self._start_step is not None and step > self._start_step
-        write_state(run, RunState("again" if goes_on else "failed", step, reason))
+        write_state(run, RunState("requeue" if goes_on else "failed", step, reason))
 
     def _on_saved(self, step: int) -> None:
         assert self._directory is not None

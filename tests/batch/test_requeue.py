@@ -1,4 +1,4 @@
-"""What a script makes of the run folder's `state`: at its start, at its end, and on a signal. Under Slurm
+"""How a job script uses `state` in the run directory: at its start, at its end, and on a signal. Under Slurm
 here, with stand-ins for its commands; chains of real jobs under PBS are in tests/pbs/test_chain.py.
 """
 
@@ -21,13 +21,13 @@ from tests.batch.conftest import Sandbox
 from tests.batch.test_scripts_run import _wait_for, pbs, script, slurm
 
 SAY = 'say() { echo "$*" >"$DDP_HPC_RUN_DIR/.s"; mv "$DDP_HPC_RUN_DIR/.s" "$DDP_HPC_RUN_DIR/state"; }\n'
-# Records its words and environment, one file for each start.
+# Records its arguments and environment.
 COMMAND = '#!/bin/bash\necho "$*" >>"{record}"\nenv >"{record}.env"\necho "{says}"\nexit {code}\n'
 
 
 @pytest.fixture
 def job(sandbox: Sandbox) -> Sandbox:
-    """A sandbox in which scontrol, sbatch and qsub do as they are told."""
+    """A sandbox in which scontrol, sbatch and qsub succeed."""
     for name in ("scontrol", "sbatch", "qsub"):
         command(sandbox, name)
     return sandbox
@@ -38,7 +38,7 @@ def command(job: Sandbox, name: str, code: int = 0, says: str = "") -> None:
 
 
 def folder(job: Sandbox, **files: str) -> Path:
-    """The run folder, with these files in it."""
+    """The run directory with these files."""
     path = job.work / "runs" / "ddp"
     path.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
@@ -72,11 +72,11 @@ def started(job: Sandbox) -> bool:
         ("", "exit 75", 75),
         ("done 9\n", "exit 0", 0),
         ("done 9\n", "exit 3", 3),
-        ("again 9\n", "exit 3", 3),
+        ("requeue 9\n", "exit 3", 3),
         ("", "echo 'state of my own' >$DDP_HPC_RUN_DIR/state; exit 5", 5),
     ],
 )
-def test_a_program_that_says_nothing_in_this_attempt_keeps_its_exit_code(
+def test_a_program_that_writes_no_state_keeps_its_exit_code(
     job: Sandbox, before: str, then: str, code: int
 ) -> None:
     if before:
@@ -95,46 +95,47 @@ def test_a_program_that_says_nothing_in_this_attempt_keeps_its_exit_code(
         ("running 3", 0, 1),
         ("running 0", 137, 137),
         ("running 3", 137, 75),
-        ("again 3 no time left", 0, 75),
-        ("again 3 no time left", 255, 75),
+        ("requeue 3 no time left", 0, 75),
+        ("requeue 3 no time left", 255, 75),
+        ("again 3 no time left", 0, 75),  # as version 0.1 wrote it
     ],
 )
-def test_the_trainers_word_counts_and_not_the_launchers_bent_exit_code(
+def test_the_state_from_the_trainer_has_priority_over_the_launchers_exit_code(
     job: Sandbox, says: str, launcher_code: int, code: int
 ) -> None:
     assert run(job, f"say {says}; exit {launcher_code}").returncode == code
-    # A launcher that died after something was saved is taken for a lost rank or node.
+    # If a launcher fails after a snapshot was saved, the script assumes that a rank or node was lost.
     assert len(calls(job, "scontrol")) == (1 if code == 75 else 0)
 
 
-def test_again_is_turned_into_a_requeue_of_the_same_job(job: Sandbox) -> None:
-    done = run(job, "say again 3 no time left")
+def test_the_state_requeue_requeues_the_same_job(job: Sandbox) -> None:
+    done = run(job, "say requeue 3 no time left")
     assert calls(job, "scontrol") == ["requeue 7"]
     assert calls(job, "sbatch") == []
-    assert done.stdout.decode().endswith("ddp-hpc: stopped at step 3: no time left; attempt 2 goes on\n")
+    assert done.stdout.decode().endswith(
+        "ddp-hpc: stopped at step 3: no time left; attempt 2 resumes the run\n"
+    )
 
 
-def test_the_same_word_again_is_a_word_of_this_attempt(job: Sandbox) -> None:
-    """The file is replaced, so it has changed though its text has not."""
-    folder(job, state="again 3\n")
-    done = run(job, "say again 3")
+def test_an_unchanged_state_that_was_written_again_belongs_to_this_attempt(job: Sandbox) -> None:
+    """The file is replaced, so its inode differs although its text does not."""
+    folder(job, state="requeue 3\n")
+    done = run(job, "say requeue 3")
     assert done.returncode == 1
-    assert b"no step of progress" in done.stderr
+    assert b"made no progress" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("said", "code"),
     [
         ("say running 20", 2),
-        ("say again 20", 2),
+        ("say requeue 20", 2),
         ('echo "$DDP_HPC_THIS_ATTEMPT" >$DDP_HPC_RUN_DIR/refused; say running 20', 1),
     ],
-    ids=["running", "again", "the launcher bends the code"],
+    ids=["running", "requeue", "the launcher bends the code"],
 )
-def test_a_start_that_is_refused_is_no_attempt_and_the_others_progress_is_not_its_own(
-    job: Sandbox, said: str, code: int
-) -> None:
-    """As by the lock of the snapshots: a mom has died, its ranks live on and save."""
+def test_a_refused_start_does_not_count_as_an_attempt(job: Sandbox, said: str, code: int) -> None:
+    """For example, the mom of another attempt has died, but its ranks are alive and hold the lock."""
     runs = folder(job, attempts="1 7 0 1000\n", state="running 10\n")
     done = run(job, f"{said}; exit {code}")
     assert done.returncode == 2
@@ -144,18 +145,18 @@ def test_a_start_that_is_refused_is_no_attempt_and_the_others_progress_is_not_it
     assert (runs / "attempts").read_text() == "1 7 0 1000\n"
 
 
-def test_an_attempt_without_progress_is_the_last(job: Sandbox) -> None:
-    folder(job, state="again 3\n", attempts="1 6 0 1700000000\n")
-    done = run(job, "say again 3 no time left")
+def test_after_an_attempt_without_progress_nothing_is_submitted(job: Sandbox) -> None:
+    folder(job, state="requeue 3\n", attempts="1 6 0 1700000000\n")
+    done = run(job, "say requeue 3 no time left")
     assert done.returncode == 1
     (line,) = done.stderr.decode().splitlines()
     assert line.startswith(
-        "error: attempt 1 made no step of progress: it began at step 3 and stopped at step 3: no time left; "
+        "error: attempt 1 made no progress: it began at step 3 and stopped at step 3: no time left; "
     )
     assert calls(job, "scontrol") == []
 
 
-def test_where_requeue_is_not_possible_a_job_of_its_own_is_submitted_without_the_old_ones_variables(
+def test_if_requeue_fails_a_new_job_is_submitted_without_the_variables_of_the_old_one(
     job: Sandbox,
 ) -> None:
     command(job, "scontrol", code=1)
@@ -163,7 +164,7 @@ def test_where_requeue_is_not_possible_a_job_of_its_own_is_submitted_without_the
     old |= {"WORLD_SIZE": "2", "MASTER_ADDR": "old", "CUDA_VISIBLE_DEVICES": "0"}
     kept = {"SLURM_CONF": "/etc/slurm.conf", "LD_LIBRARY_PATH": "/opt/lib"}
     given = {"SLURM_JOB_ACCOUNT": "proj", "SLURM_JOB_PARTITION": "gpu"}
-    assert run(job, "say again 3", **old, **kept, **given).returncode == 75
+    assert run(job, "say requeue 3", **old, **kept, **given).returncode == 75
     copy = folder(job) / "job.sh"
     options = "--dependency=afterany:7 --partition=gpu --account=proj"
     assert calls(job, "sbatch") == [f"{options} {copy}"]
@@ -176,46 +177,46 @@ def test_where_requeue_is_not_possible_a_job_of_its_own_is_submitted_without_the
     assert seen | kept | {"DDP_HPC_ATTEMPT": "2"} == seen
 
 
-def test_a_job_that_slurm_has_requeued_meanwhile_is_not_submitted_a_second_time(job: Sandbox) -> None:
+def test_a_job_that_slurm_has_already_requeued_is_not_submitted_again(job: Sandbox) -> None:
     command(job, "scontrol", code=1, says="Job is pending execution for job 7")
-    assert run(job, "say again 3").returncode == 75
+    assert run(job, "say requeue 3").returncode == 75
     assert calls(job, "sbatch") == []
 
 
-def test_where_nothing_can_be_submitted_it_says_how_to_go_on(job: Sandbox) -> None:
+def test_if_nothing_can_be_submitted_the_resume_command_is_printed(job: Sandbox) -> None:
     for name in ("scontrol", "sbatch"):
         command(job, name, code=1)
-    done = run(job, "say again 3")
+    done = run(job, "say requeue 3")
     assert done.returncode == 75
     last = done.stderr.decode().splitlines()[-1]
     assert (
         last
-        == f"error: stopped at step 3, and no successor could be queued; to go on: cd {job.work} && "
+        == f"error: stopped at step 3, and no successor could be queued; to resume: cd {job.work} && "
         + (f"sbatch {job.work}/runs/ddp/job.sh")
     )
 
 
-def test_the_last_attempt_says_how_to_go_on(job: Sandbox) -> None:
-    folder(job, state="again 90\n", attempts="19 7 80 1700000000\n")
-    done = run(job, "say again 95")
+def test_the_last_attempt_prints_the_resume_command(job: Sandbox) -> None:
+    folder(job, state="requeue 90\n", attempts="19 7 80 1700000000\n")
+    done = run(job, "say requeue 95")
     assert done.returncode == 75
     assert calls(job, "scontrol") == []
-    assert b"; attempt 20 was the last (--max-attempts); to go on: cd " in done.stdout
+    assert b"; attempt 20 was the last (--max-attempts); to resume: cd " in done.stdout
 
 
 # At the start.
 
 
-def test_each_start_is_noted_with_the_step_it_begins_at(job: Sandbox) -> None:
-    folder(job, state="again 3\n", attempts="1 7 0 1700000000\n")
+def test_each_start_is_recorded_with_its_first_step(job: Sandbox) -> None:
+    folder(job, state="requeue 3\n", attempts="1 7 0 1700000000\n")
     run(job, "say done 9")
     *_, line = (folder(job) / "attempts").read_text().splitlines()
     assert line.split()[:3] == ["2", "7", "3"]
     assert int(line.split()[3]) > 1700000000
 
 
-def test_a_submission_by_hand_is_attempt_1_whatever_was_before(job: Sandbox) -> None:
-    """The trainer decides by itself what to make of a run that failed, is done or used up its attempts."""
+def test_a_manual_submission_is_always_attempt_1(job: Sandbox) -> None:
+    """The trainer decides how to handle a run that failed, is done or reached the maximum of attempts."""
     for said in ("done 9\n", "failed 3 loss is nan\n", "running 3\n"):
         folder(job, state=said, attempts="20 6 3 1700000000\n")
         run(job, "say done 9")
@@ -228,14 +229,14 @@ def test_a_submission_by_hand_is_attempt_1_whatever_was_before(job: Sandbox) -> 
     ("said", "code", "line"),
     [
         ("done 9", 0, "ddp-hpc: all 9 steps are trained; attempt 2 has nothing to do"),
-        ("failed 3 loss is nan", 1, "error: the attempt before this one failed: loss is nan; mend that"),
-        ("running 0", 1, "error: the attempt before this one made no step of progress"),
-        ("again 0", 1, "error: the attempt before this one made no step of progress"),
-        ("", 1, "error: the attempt before this one made no step of progress"),
-        ("running x[$(touch canary)]", 1, "error: the attempt before this one made no step of progress"),
+        ("failed 3 loss is nan", 1, "error: the previous attempt failed: loss is nan; fix the cause"),
+        ("running 0", 1, "error: the previous attempt made no progress"),
+        ("requeue 0", 1, "error: the previous attempt made no progress"),
+        ("", 1, "error: the previous attempt made no progress"),
+        ("running x[$(touch canary)]", 1, "error: the previous attempt made no progress"),
     ],
 )
-def test_a_successor_does_not_start_where_that_makes_no_sense(
+def test_a_successor_does_not_start_after_completion_failure_or_no_progress(
     job: Sandbox, said: str, code: int, line: str
 ) -> None:
     folder(job, attempts="1 6 0 1700000000\n", **({"state": f"{said}\n"} if said else {}))
@@ -246,8 +247,8 @@ def test_a_successor_does_not_start_where_that_makes_no_sense(
     assert not (job.work / "canary").exists()
 
 
-@pytest.mark.parametrize("said", ["again 3", "running 3"])
-def test_a_successor_starts_where_the_attempt_before_made_progress(job: Sandbox, said: str) -> None:
+@pytest.mark.parametrize("said", ["requeue 3", "again 3", "running 3"])
+def test_a_successor_starts_if_the_previous_attempt_made_progress(job: Sandbox, said: str) -> None:
     folder(job, state=f"{said}\n", attempts="1 6 0 1700000000\n")
     done = run(job, "say done 9", DDP_HPC_ATTEMPT="2")
     assert done.returncode == 0
@@ -255,25 +256,23 @@ def test_a_successor_starts_where_the_attempt_before_made_progress(job: Sandbox,
 
 
 @pytest.mark.parametrize("said", ["running 0", "failed 0 rank 3 lost its peers"])
-def test_a_job_that_the_scheduler_requeued_starts_whatever_the_lost_node_left(
-    job: Sandbox, said: str
-) -> None:
+def test_a_requeued_job_starts_in_every_state(job: Sandbox, said: str) -> None:
     folder(job, state=f"{said}\n", attempts="1 7 0 1700000000\n")
     run(job, "say done 9")
     assert started(job)
 
 
-def test_after_the_last_attempt_a_requeued_job_starts_nothing(job: Sandbox) -> None:
+def test_a_requeued_job_beyond_the_maximum_of_attempts_starts_nothing(job: Sandbox) -> None:
     folder(job, state="running 90\n", attempts="20 7 80 1700000000\n")
     done = run(job)
     assert done.returncode == 75
-    assert b"the run is at step 90 after 20 attempts, the most it may have (--max-attempts)" in done.stdout
+    assert b"the run is at step 90 after 20 attempts, the maximum (--max-attempts)" in done.stdout
     assert not started(job)
 
 
 @pytest.mark.parametrize("name", ["state", "attempts", "cancelled", "refused", "job.sh"])
 @pytest.mark.parametrize("how", [0o666, 0o664, "another user's", "a link"])
-def test_a_file_that_others_could_have_written_is_refused(job: Sandbox, name: str, how: int | str) -> None:
+def test_a_file_that_other_users_can_write_is_refused(job: Sandbox, name: str, how: int | str) -> None:
     path = folder(job, **{name: "1 7 0 1000\n"}) / name
     if isinstance(how, int):
         path.chmod(how)
@@ -287,20 +286,22 @@ def test_a_file_that_others_could_have_written_is_refused(job: Sandbox, name: st
     done = run(job, "say done 9")
     assert done.returncode == 2
     [line] = done.stderr.decode().splitlines()
-    assert line.startswith(f"error: {path} is another user's, or others may write it; ")
+    assert line.startswith(
+        f"error: {path} is not a regular file, belongs to another user, or can be written by other users; "
+    )
     assert not started(job)
 
 
-def test_a_file_that_others_may_write_by_the_end_is_not_submitted(job: Sandbox) -> None:
-    done = run(job, "say again 5; chmod o+w $DDP_HPC_RUN_DIR/job.sh")
+def test_a_script_that_becomes_writable_for_others_is_not_submitted(job: Sandbox) -> None:
+    done = run(job, "say requeue 5; chmod o+w $DDP_HPC_RUN_DIR/job.sh")
     assert (done.returncode, calls(job, "scontrol"), calls(job, "sbatch")) == (2, [], [])
 
 
-def test_the_scripts_own_files_are_closed_to_others_whatever_the_umask(job: Sandbox) -> None:
+def test_the_files_of_the_script_are_not_writable_for_others_with_any_umask(job: Sandbox) -> None:
     old = os.umask(0)
     try:
-        run(job, "say again 5; chmod go-w $DDP_HPC_RUN_DIR/state")
-        write_state(folder(job), RunState("again", 5, ""))
+        run(job, "say requeue 5; chmod go-w $DDP_HPC_RUN_DIR/state")
+        write_state(folder(job), RunState("requeue", 5, ""))
     finally:
         os.umask(old)
     modes = {path.name: path.stat().st_mode & 0o022 for path in folder(job).iterdir()}
@@ -308,8 +309,8 @@ def test_the_scripts_own_files_are_closed_to_others_whatever_the_umask(job: Sand
 
 
 @pytest.mark.parametrize("line", ["x[$(touch canary)] 7 0 0", "1 7", "08 7 0 1", "1 7 0 1 more"])
-def test_attempts_that_nobody_can_read_are_refused(job: Sandbox, line: str) -> None:
-    path = folder(job, state="again 3\n", attempts=f"{line}\n")
+def test_a_malformed_attempts_file_is_refused(job: Sandbox, line: str) -> None:
+    path = folder(job, state="requeue 3\n", attempts=f"{line}\n")
     done = run(job)
     assert done.returncode == 1
     assert "ATTEMPT JOBID STEP UNIX_S is needed; remove the file" in done.stderr.decode()
@@ -318,13 +319,13 @@ def test_attempts_that_nobody_can_read_are_refused(job: Sandbox, line: str) -> N
     assert not (job.work / "canary").exists()
 
 
-def test_an_attempt_that_is_no_number_is_refused(job: Sandbox) -> None:
+def test_an_attempt_that_is_not_a_number_is_refused(job: Sandbox) -> None:
     done = run(job, DDP_HPC_ATTEMPT="x[$(touch canary)]")
     assert done.returncode == 2
     assert not (job.work / "canary").exists()
 
 
-def test_a_run_folder_that_cannot_be_made_ends_the_job_before_its_ranks(job: Sandbox) -> None:
+def test_a_run_directory_that_cannot_be_created_ends_the_job_before_the_ranks_start(job: Sandbox) -> None:
     (job.work / "runs").write_text("a file")
     assert run(job).returncode == 1
     assert not started(job)
@@ -332,16 +333,16 @@ def test_a_run_folder_that_cannot_be_made_ends_the_job_before_its_ranks(job: San
 
 # Signals.
 
-# Ranks that stop on either signal and say which it was.
-STOPS = """trap 'say again 3 TERM; exit 1' TERM
-trap 'say again 3 USR1; exit 1' USR1
+# Ranks that stop on either signal and write its name to `state`.
+STOPS = """trap 'say requeue 3 TERM; exit 1' TERM
+trap 'say requeue 3 USR1; exit 1' USR1
 echo $$ >rank.tmp; mv rank.tmp rank
 while :; do sleep 0.05; done"""
 
 
 @contextmanager
 def running(job: Sandbox, text: str, environ: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """The script, once its ranks are up; nothing of it is left behind."""
+    """The script after its ranks have started. All its processes are killed at the end."""
     process = subprocess.Popen(
         ["bash", job.write(text)],
         cwd=job.work,
@@ -367,7 +368,7 @@ def running(job: Sandbox, text: str, environ: dict[str, str]) -> Iterator[subpro
         (signal.SIGUSR1, 3600, True),  # sbatch --signal=B:USR1@600
     ],
 )
-def test_a_signal_goes_to_the_ranks_and_only_term_before_the_end_ends_the_run(
+def test_signals_reach_the_ranks_and_only_an_early_term_prevents_the_requeue(
     job: Sandbox, sent: signal.Signals, left_s: int, goes_on: bool
 ) -> None:
     name = sent.name.removeprefix("SIG")
@@ -379,41 +380,41 @@ def test_a_signal_goes_to_the_ranks_and_only_term_before_the_end_ends_the_run(
         process.send_signal(sent)
         said = process.communicate(timeout=20)[0]
         assert process.returncode == 75
-    assert (folder(job) / "state").read_text() == f"again 3 {name}\n"
+    assert (folder(job) / "state").read_text() == f"requeue 3 {name}\n"
     assert calls(job, "scontrol") == (["requeue 7"] if goes_on else [])
-    assert ("before the end of the walltime, so nothing is submitted; to go on: cd " in said) is not goes_on
+    assert ("before the end of the walltime, so nothing is submitted; to resume: cd " in said) is not goes_on
 
 
-def test_the_signal_of_the_requeue_itself_disturbs_nothing(job: Sandbox) -> None:
+def test_the_signal_from_the_requeue_itself_is_ignored(job: Sandbox) -> None:
     command(job, "scancel")
     job.program("scontrol", f'#!/bin/bash\nkill -TERM "$(<{job.work}/script)"; sleep 0.2\n')
-    done = run(job, "echo $PPID >script; say again 3")
+    done = run(job, "echo $PPID >script; say requeue 3")
     assert done.returncode == 75
-    assert done.stdout.decode().endswith("attempt 2 goes on\n")
+    assert done.stdout.decode().endswith("attempt 2 resumes the run\n")
     assert calls(job, "scancel") == []
 
 
-# PBS, where it differs.
+# Differences of PBS.
 
 
-def test_usr1_becomes_term_for_a_launcher_that_may_not_hand_usr1_on(job: Sandbox) -> None:
+def test_usr1_becomes_term_for_launchers_that_do_not_forward_usr1(job: Sandbox) -> None:
     job.launcher("mpiexec", version="PALS", then=SAY + STOPS)
     with running(job, script("generic_pbs"), pbs(job, "a")) as process:
         process.send_signal(signal.SIGUSR1)
         process.communicate(timeout=20)
         assert process.returncode == 75
-    assert (folder(job) / "state").read_text() == "again 3 TERM\n"
-    assert len(calls(job, "qsub")) == 1  # a warning is no end
+    assert (folder(job) / "state").read_text() == "requeue 3 TERM\n"
+    assert len(calls(job, "qsub")) == 1  # a warning does not prevent the successor
 
 
 def run_pbs(job: Sandbox, profile: str, **environ: str) -> subprocess.CompletedProcess[bytes]:
     """PBS job 12, which stops at step 3."""
-    launcher = SAY + "say again 3"
+    launcher = SAY + "say requeue 3"
     job.launcher("mpiexec", version="PALS", then=launcher)
     return job.run(script(profile), **pbs(job, "a", **environ))
 
 
-def test_the_queue_that_was_asked_for_is_asked_again_and_not_where_routing_has_led(job: Sandbox) -> None:
+def test_the_successor_is_submitted_to_the_requested_queue_and_not_to_the_routed_one(job: Sandbox) -> None:
     run_pbs(job, "polaris", PBS_QUEUE="small", PBS_O_QUEUE="prod", PBS_ACCOUNT="proj")
     (words,) = calls(job, "qsub")
     copy = folder(job) / "job.sh"
@@ -429,7 +430,7 @@ def test_the_queue_that_was_asked_for_is_asked_again_and_not_where_routing_has_l
         ("miyabi_g", "", ""),
     ],
 )
-def test_the_account_is_handed_on_by_the_option_that_the_site_has_for_it(
+def test_the_account_is_passed_on_with_the_option_of_the_site(
     job: Sandbox, profile: str, server_says: str, words: str
 ) -> None:
     command(job, "qstat", says=f"Job Id: 12.pbs-srv\n    Job_Name = ddp\n{server_says}")
@@ -439,7 +440,7 @@ def test_the_account_is_handed_on_by_the_option_that_the_site_has_for_it(
     assert said.split(" -q q ")[0] == words if words else said.startswith("-q q ")
 
 
-def test_without_an_answer_of_the_server_the_script_names_the_account(job: Sandbox) -> None:
+def test_if_the_server_does_not_answer_the_script_sets_the_account(job: Sandbox) -> None:
     command(job, "qstat", code=1)
     done = run_pbs(job, "miyabi_g", PBS_O_QUEUE="q")
     (said,) = calls(job, "qsub")
@@ -447,18 +448,18 @@ def test_without_an_answer_of_the_server_the_script_names_the_account(job: Sandb
     assert done.returncode == 75
 
 
-def test_variables_that_the_site_wants_for_each_job_are_given_to_the_next_one_too(job: Sandbox) -> None:
-    """A -v on qsub's command line takes the place of the one in the script."""
+def test_variables_that_the_site_requires_are_passed_to_the_successor(job: Sandbox) -> None:
+    """A -v on the command line of qsub replaces the one in the script."""
     text = script("abci3")
     assert "#PBS -v USE_SSH=1\n" in text
-    job.launcher("mpiexec", version="Open MPI", then=SAY + "say again 3")
-    # The file of the site's that is not here.
+    job.launcher("mpiexec", version="Open MPI", then=SAY + "say requeue 3")
+    # This file of the site does not exist on this machine.
     job.run(text.replace("source /etc/profile.d/modules.sh", ""), **pbs(job, "a"))
     (said,) = calls(job, "qsub")
     assert " -v USE_SSH=1,DDP_HPC_ATTEMPT=2 " in said
 
 
-def test_variables_that_the_site_wants_for_each_job_are_given_to_those_of_a_chain(job: Sandbox) -> None:
+def test_variables_that_the_site_requires_are_passed_to_all_jobs_of_a_chain(job: Sandbox) -> None:
     command(job, "qsub", says="13.pbs-srv")
     path = job.write(script("abci3"))
     subprocess.run(["bash", path, "--chain", "2"], cwd=job.work, env=job.environ(), check=True)
@@ -469,10 +470,10 @@ def test_variables_that_the_site_wants_for_each_job_are_given_to_those_of_a_chai
 def test_a_job_of_a_chain_submits_nothing_itself(job: Sandbox) -> None:
     done = run_pbs(job, "generic_pbs", DDP_HPC_ATTEMPT="1", DDP_HPC_CHAINED="3")
     assert (done.returncode, calls(job, "qsub")) == (75, [])
-    assert b"ddp-hpc: stopped at step 3; that was job 1 of a chain of 3;" in done.stdout
+    assert b"ddp-hpc: stopped at step 3; this was job 1 of a chain of 3;" in done.stdout
 
 
-def test_where_compute_nodes_may_not_submit_the_job_does_not_try_and_names_the_chain(
+def test_if_compute_nodes_cannot_submit_the_chain_command_is_printed(
     job: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
