@@ -56,6 +56,11 @@ _KERNEL = re.compile(
     r"(AllReduce|AllGather|ReduceScatter|AllToAll|Broadcast|SendRecv|Reduce|Send|Recv)",
     re.IGNORECASE,
 )
+# Of torch's symmetric memory (CUDASymmetricMemoryOps.cu) and of DeepEP, which sends tokens to experts.
+_OTHER_KERNEL = re.compile(
+    r"(?:multimem|one_shot|two_shot|symm_mem)_(all_reduce|all_gather|reduce_scatter)"
+    r"|deep_ep::\w+::(dispatch|combine)\b"
+)
 _WAITING = ("c10d::", "_c10d_functional::", "record_param_comms", "c10d_functional::")
 
 _ELEMENT_BYTES = {
@@ -100,6 +105,8 @@ def kernel_kind(name: str) -> str | None:
     """
     if found := _KERNEL.search(name):
         return kind_of(found[1])
+    if found := _OTHER_KERNEL.search(name):
+        return found[1] or ("all_to_all" if found[2] else None)
     return "collective" if name.startswith(("ncclDevKernel", "ncclKernel")) else None
 
 

@@ -89,7 +89,7 @@ def _section(number: int, capture: Capture, num_captures: int, figures: dict[str
     figures[f"timeline{number}"] = lines.figure
     top = [
         tables.ops(capture, kind, caption)
-        for kind, caption in (("kernels", "Kernels by self time"), ("ops", "Operators by self time"))
+        for kind, caption in (("kernels", "Kernels by total time"), ("ops", "Operators by self time"))
     ]
     return {
         "number": number,

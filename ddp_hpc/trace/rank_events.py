@@ -173,6 +173,8 @@ def _call(event: Event, kind: str, world_size: int, on_device: bool) -> Call:
         num_bytes = _bytes_in(message)
         if kind == "all_gather":  # gloo's annotation contains the size of this rank's input only
             num_bytes *= max(1, num_ranks)
+    if not 0 <= num_bytes < _MOST or not 0 <= num_ranks < _MOST:
+        num_bytes = num_ranks = 0  # no buffer has this size
     return Call(kind, message.group, num_ranks, num_bytes, event.ts, event.dur, on_device)
 
 

@@ -59,7 +59,7 @@ def read_rank(path: Path) -> RankTrace:
         spans=spans[:_MOST_SPANS],
         collectives=collectives,
         ops=_ops(rank_events.host),
-        kernels=_ops(rank_events.device),
+        kernels=_kernels(rank_events.device),
         peak_bytes=rank_events.peak_bytes,
         num_events=reading.num_events,
         notes=tuple(notes),
@@ -86,6 +86,9 @@ def _zero_ns(head: dict[str, Any]) -> int:
 
 
 def _device(rank_events: RankEvents, head: dict[str, Any]) -> str:
+    runtimes = {category.partition("_")[0] for category, _ in rank_events.launches.names} - {"cuda"}
+    if runtimes:  # xpu_runtime, mtia_runtime; that of ROCm is named cuda_runtime
+        return min(runtimes)
     if not len(rank_events.device):
         return "cpu"
     kinds = {name.partition(":")[0] for name in rank_events.peak_bytes} - {"cpu"}
@@ -147,6 +150,19 @@ def _ops(columns: Columns) -> tuple[Op, ...]:
         if not annotated_kind(name)
     ]
     return tuple(sorted(ops, key=lambda op: -op.self_s)[:_MOST_OPS])
+
+
+def _kernels(columns: Columns) -> tuple[Op, ...]:
+    """Returns kernels and copies by total time. If they overlap on a stream, neither has called the other."""
+    size = len(columns.names)
+    calls = np.bincount(columns.name, minlength=size)
+    totals = np.bincount(columns.name, columns.dur_ns() * 1e-9, size)
+    by_name: dict[str, Op] = {}
+    for i, (_, name) in enumerate(columns.names):
+        before = by_name.get(name, Op(name, 0, 0.0, 0.0))
+        total_s = before.total_s + float(totals[i])
+        by_name[name] = Op(name, before.num_calls + int(calls[i]), total_s, total_s)
+    return tuple(sorted(by_name.values(), key=lambda op: -op.total_s)[:_MOST_OPS])
 
 
 def _notes(rank_events: RankEvents, steps: Steps, num_spans: int) -> list[str]:

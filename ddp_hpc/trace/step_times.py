@@ -18,6 +18,8 @@ from ddp_hpc.trace.trace_records import PARTS, REGIONS, Times
 # Inner regions come first, because data loading or a backward pass may be nested in a forward region.
 _INNER_FIRST = ("data", "snapshot", "optimizer", "backward", "forward")
 
+_MOST_DIGITS = 18
+
 # The regions in which a device waits for the host.
 _WAITED_FOR = ("data", "snapshot")
 
@@ -150,7 +152,7 @@ def _windows(host: _Named, device: _Named) -> tuple[tuple[int, ...], Intervals, 
     found: dict[int, tuple[int, int]] = {}
     for at in np.flatnonzero(host.where(lambda _, name: name.startswith(names.STEP))):
         number = host.names[host.name[at]][1].removeprefix(names.STEP)
-        if number.isdecimal():
+        if number.isdecimal() and len(number) <= _MOST_DIGITS:
             found.setdefault(int(number), (int(host.starts[at]), int(host.ends[at])))
     if found:
         ordered = sorted(found.items(), key=lambda step: step[1])

@@ -113,7 +113,7 @@ class RankTrace:
     ops: tuple[Op, ...]
     """Operators by self time, the longest first."""
     kernels: tuple[Op, ...]
-    """Kernels and copies on the device, by self time."""
+    """Kernels and copies on the device, by total time."""
     peak_bytes: dict[str, int]
     """Peak of allocated memory per device: {"cpu": ..., "cuda:0": ...}."""
     num_events: int

@@ -22,7 +22,7 @@ from tests.training.runs import BIN, run, start, succeeded
 EXAMPLES = PROJECT / "docs" / "examples"
 PAGE = (PROJECT / "docs" / "how-to" / "use-the-library.md").read_text()
 BY_HAND, OURS = ((EXAMPLES / f"lesson_{name}.py").read_text() for name in ("mpi4py", "ddp_hpc"))
-_SIDE_BY_SIDE, _NAMES = PAGE.split("## One loop with all of it")
+_SIDE_BY_SIDE, _NAMES = PAGE.split("## All parts in one loop")
 BLOCKS = re.findall(r"```python\n(.*?)```", _NAMES, re.DOTALL)
 
 

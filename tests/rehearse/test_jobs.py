@@ -66,7 +66,10 @@ def test_what_is_pretended_is_said_once_and_not_into_the_jobs_log(rehearse: Rehe
     done = rehearse(script, "--nodes", "1", "--ranks-per-node", "2")
     assert done.stdout == "rehearse: module load x (nothing is loaded)\nhello\n"
     assert (
-        done.stderr.count("PBS is pretended, on 1 of 3 nodes: all this machine, at most 2 ranks on each") == 1
+        done.stderr.count(
+            "PBS is simulated with 1 of 3 nodes, all on this machine, and at most 2 ranks per node"
+        )
+        == 1
     )
 
 

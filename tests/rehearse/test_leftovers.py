@@ -44,7 +44,7 @@ def test_a_rehearsal_that_is_ended_leaves_no_process(
 
 def test_a_process_that_left_the_jobs_session_is_named_and_ended(rehearse: Rehearse, script: Script) -> None:
     done = rehearse(script("pbs", "-l select=1", "setsid sleep 1234 &", "sleep 0.5"))
-    assert "job 12.rehearsal left a process behind, which was ended: sleep 1234" in done.stderr
+    assert "job 12.rehearsal left a process running, which was killed: sleep 1234" in done.stderr
 
 
 def test_what_is_kept_is_the_folder_with_log_and_run(
@@ -55,7 +55,7 @@ def test_what_is_kept_is_the_folder_with_log_and_run(
         ["python", "-m", "ddp_hpc", "rehearse", job, "--keep"], env={"TMPDIR": str(temp)}, cwd=tmp_path
     )
     (folder,) = temp.iterdir()
-    assert f"rehearse: kept: {folder}" in done.stderr
+    assert f"rehearse: the directory of the rehearsal was kept: {folder}" in done.stderr
     assert (folder / "work" / "runs" / "here").read_text() == f"{folder}/work\n"
     assert len(list((folder / "work").glob("slurm-*.out"))) == 1
 

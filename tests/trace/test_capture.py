@@ -155,6 +155,60 @@ def test_the_kernels_of_nccls_all_to_all_are_matched_and_the_rank_that_is_late_i
     assert capture.straggler.excess_s == pytest.approx(60 * US)
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("void c10d::symmetric_memory::multimem_all_reduce_kernel<c10::BFloat16, 16>(...)", "all_reduce"),
+        ("void two_shot_all_reduce_kernel<float>(...)", "all_reduce"),
+        ("void deep_ep::internode::dispatch<false, 8>(...)", "all_to_all"),
+        ("void deep_ep::intranode::combine<__nv_bfloat16, 8>(...)", "all_to_all"),
+        ("ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)", "collective"),
+    ],
+)
+def test_kernels_of_other_libraries_are_communication(tmp_path, name, kind):
+    events = [annotation("ProfilerStep#0", 0, 100), kernel(1, name, 10, 50)]
+    capture = read_capture(write(tmp_path / "t.json", events))
+    assert [row.kind for row in capture.collectives] == [kind]
+    assert (capture.mean.comm_exposed_s, capture.mean.other_s) == (pytest.approx(50 * US), 0)
+
+
+def test_kernels_that_overlap_on_a_stream_are_ranked_by_their_whole_time(tmp_path):
+    events = [annotation("ProfilerStep#0", 0, 100), kernel(1, "outer", 0, 60), kernel(2, "inner", 10, 40)]
+    kernels = read_capture(write(tmp_path / "t.json", events)).ranks[0].kernels
+    assert [(op.name, op.self_s) for op in kernels] == [
+        ("outer", pytest.approx(60 * US)),
+        ("inner", pytest.approx(40 * US)),
+    ]
+
+
+def test_sizes_that_no_buffer_has_are_unknown(tmp_path):
+    dims = {"Input Dims": [[2**63, 2**63] * 20], "Input type": ["float"]}
+    events = [annotation("ProfilerStep#0", 0, 100), annotation("gloo:all_reduce", 50, 10, 2, **dims)]
+    (row,) = read_capture(write(tmp_path / "t.json", events)).collectives
+    assert (row.bytes, row.busbw_bytes_per_s) == (0, 0)
+
+
+def test_a_step_number_of_thousands_of_digits_is_no_step(tmp_path):
+    events = [annotation("ProfilerStep#" + "9" * 5000, 0, 100), annotation("forward", 0, 50)]
+    capture = read_capture(write(tmp_path / "t.json", events))
+    assert (capture.mean.forward_s, len(capture.ranks[0].steps)) == (pytest.approx(50 * US), 1)
+
+
+def test_an_event_beyond_32_mib_and_blanks_beyond_32_mib_are_read(tmp_path):
+    whole = write(tmp_path / "t.json", [annotation("ProfilerStep#0", 0, 100), annotation("forward", 0, 50)])
+    begin, end = whole.read_text().split('"traceEvents": [')
+    large = json.dumps(event("cpu_op", "aten::mm", 60, 10, blob="a" * (33 << 20)))
+    whole.write_text(f'{begin}"traceEvents": [{large},{" " * (33 << 20)}{end}')
+    times = read_capture(whole).mean
+    assert (times.forward_s, times.other_s) == (pytest.approx(50 * US), pytest.approx(10 * US))
+
+
+def test_events_that_are_nested_without_end_are_read_in_a_moment(tmp_path):
+    events = [annotation("ProfilerStep#0", 0, 100), *[event("cpu_op", "aten::mm", 10, 5)] * 50_000]
+    ops = read_capture(write(tmp_path / "t.json", events)).ranks[0].ops
+    assert {op.name for op in ops} == {"ProfilerStep*", "aten::mm"}
+
+
 def test_a_wait_for_each_rank_in_turn_has_no_straggler(tmp_path):
     for rank in range(4):
         events = [annotation("ProfilerStep#0", 0, 800)]

@@ -9,11 +9,12 @@ from ddp_hpc.trace.trace_records import Capture
 from .made import step, write
 
 
-def capture(directory: Path, data_us: float) -> Capture:
-    """Three steps of 340 us and the time of waiting for data."""
-    events = [event for number in range(3) for event in step(number, 1000 * number, data=data_us)]
+def capture(directory: Path, data_us: float, forward_us: float = 100, num_ranks: int = 1) -> Capture:
+    """Three steps of 240 us, the time of waiting for data and that of the forward pass."""
+    times = {"data": data_us, "forward": forward_us}
+    events = [event for number in range(3) for event in step(number, 1000 * number, **times)]
     directory.mkdir()
-    write(directory / "trace.json", events)
+    write(directory / "trace.json", events, 0, num_ranks)
     return read_capture(directory)
 
 
@@ -30,3 +31,19 @@ def test_the_part_that_makes_a_step_slower_is_named_with_its_share(tmp_path: Pat
 def test_a_large_wait_for_data_comes_with_what_to_try(tmp_path: Path) -> None:
     findings = capture(tmp_path / "naive_hdf5", 510).findings
     assert any("Measure other file formats with ddp-hpc bench io" in finding for finding in findings)
+
+
+def test_a_part_that_changed_the_other_way_is_named_too(tmp_path: Path) -> None:
+    before, after = capture(tmp_path / "before", 10, 300), capture(tmp_path / "after", 310, 100)
+    assert compare(after, before) == (
+        "after compared with before: a step takes 650 us instead of 550 us (1.18 times slower): waiting for "
+        "data takes 310 us instead of 10 us, which is 300% of the difference, while forward takes 100 us "
+        "instead of 300 us."
+    )
+
+
+def test_captures_of_different_numbers_of_ranks_come_with_a_warning(tmp_path: Path) -> None:
+    one, eight = capture(tmp_path / "one", 10), capture(tmp_path / "eight", 10, num_ranks=8)
+    assert compare(one, eight).startswith(
+        "Warning: one and eight were recorded on 1 rank and 8 ranks, respectively. "
+    )

@@ -187,6 +187,20 @@ def test_requests_and_errors_are_detected(browser, tmp_path):
     assert "error: planted" in problems
 
 
+def test_no_control_of_the_page_opens_an_address(shown):
+    page = shown(made()).page
+    page.evaluate(
+        "window.addresses = []; window.open = (address) => { addresses.push(address); return null; }"
+    )
+    buttons = page.locator(".modebar-btn")
+    titles = {buttons.nth(i).get_attribute("data-title") for i in range(buttons.count())}
+    assert titles == {"Download plot as a PNG", "Pan", "Zoom"}
+    for i in range(buttons.count()):
+        buttons.nth(i).evaluate("button => button.click()")
+    links = "[...document.querySelectorAll('a')].map(a => a.getAttribute('href'))"
+    assert page.evaluate(f"[...addresses, ...{links}].filter(a => a && a[0] != '#')") == []
+
+
 def test_the_charts_have_a_bar_for_each_part_rank_and_span(four):
     expect(bars(four, "mean")).to_have_count(
         5 + 2

@@ -121,7 +121,7 @@ def distance(row: Measured, single: Measured) -> float:
 def table(forks: Forks, home: Path) -> str:
     """All rows, in Markdown; each has to be as near to the single process as its tolerance says."""
     lines = [
-        "| options | ranks | distance | allowed | MiB a rank | of one process |",
+        "| options | ranks | distance | allowed | MiB per rank | of one process |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     singles: dict[tuple[str, bool], Measured] = {}

@@ -204,4 +204,4 @@ def test_bad_data_and_a_folder_that_cannot_be_end_two_real_ranks_with_one_warnin
 def test_an_empty_stage_is_refused_as_a_variable_that_is_not_set(tmp_path: Path, forks: Forks) -> None:
     job = forks.start("--stage", "", cwd=tmp_path, ranks=1)
     assert job.wait() == [2]
-    assert 'error: --stage "" names no directory' in job.words()
+    assert "error: --stage is empty; give a directory" in job.words()
