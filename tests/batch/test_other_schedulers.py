@@ -88,7 +88,7 @@ class TestGridEngine:
             "#$ -l h_rt=01:30:00",
             "#$ -j y",
         ]
-        assert "# No directive names the account; submit this script with: qsub -g tga-x SCRIPT\n" in text
+        assert "# No directive can set the account; submit this script with: qsub -g tga-x SCRIPT\n" in text
 
     def test_a_queue_is_a_kind_of_node(self) -> None:
         asked = render(Job(queue="node_q", ranks_per_node=1), load_site("tsubame4"))
