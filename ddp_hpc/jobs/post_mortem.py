@@ -128,7 +128,7 @@ def _cause(job: JobState, log: str) -> str:
 
 
 def _has_lost_ranks(log: str, failure: Failure | None, state: RunState | None) -> bool:
-    """Whether the run is to be resumed because ranks were lost, and not because it stopped on purpose."""
+    """Whether the run must be resumed because ranks were lost, and not because it stopped on purpose."""
     reported = failure is not None and any(_ERROR.search(line) for line in failure.lines)
     return (
         reported
