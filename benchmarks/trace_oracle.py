@@ -3,7 +3,7 @@
 The computation uses no code of `ddp_hpc.trace`. It reads the whole trace as JSON, finds the launch of each
 kernel by its correlation ID, and walks over all moments at which something starts or ends. A kernel belongs
 to the innermost annotation or operator around its launch that names a region, or to the backward pass if a
-thread of autograd launched it. docs/reference/report.md lists public repositories with traces of GPUs.
+thread of autograd launched it. docs/how-to/read-traces.md names public traces of GPUs.
 """
 
 from __future__ import annotations
