@@ -53,7 +53,7 @@ bench: $(VENV)/.test
 	$(BIN)/python benchmarks/cli_start.py
 	$(BIN)/python benchmarks/generate.py --gib 1
 	$(BIN)/python benchmarks/order.py
-	$(BIN)/python benchmarks/survival.py
+	$(BIN)/python benchmarks/run_lifecycle.py
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/traces.py
 	$(BIN)/ddp-hpc bench io

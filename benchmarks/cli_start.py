@@ -1,4 +1,4 @@
-"""How long `ddp-hpc render` takes beside the bare import of its libraries; the aim is a ratio of at most 1.5.
+"""Measures the time of `ddp-hpc render` relative to the import of its libraries; the goal is a ratio of 1.5.
 
 python benchmarks/cli_start.py [--runs 30]
 """
@@ -17,15 +17,15 @@ RENDER = [sys.executable, "-m", "ddp_hpc", "render", "--profile", "polaris", "--
 
 
 def median_s(commands: dict[str, list[str]], runs: int) -> dict[str, float]:
-    """Median wall time of each command; they take turns, so that a busy moment hits all of them."""
-    # Compiled files are what an installed package has; without them this would measure the compiler.
+    """Returns the median wall time of each command. They run in turns, so that load affects all."""
+    # An installed package has compiled files; without them, this would measure the compiler.
     environ = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     taken: dict[str, list[float]] = {name: [] for name in commands}
     for turn in range(runs + 1):
         for name, argv in commands.items():
             start = time.perf_counter()
             subprocess.run(argv, check=True, capture_output=True, env=environ)
-            if turn:  # the first one warms the file cache
+            if turn:  # the first run fills the file cache
                 taken[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in taken.items()}
 

@@ -1,11 +1,11 @@
-"""How fast data_gen fills a file, beside writing without generating and generating without a file.
+"""Measures how fast data_gen writes a file, compared with only writing and only generating.
 
 python benchmarks/generate.py [--gib 4] [--folder data] [--distribution uniform] [--runs 3] [--json FILE]
 
-Each row is a process (or two under mpiexec) of its own, and the rows take turns. generate: the
-values are made, in memory alone. write: one buffer of them is written again and again, by the
-same code: layout, size of a write, fsync, rename. data_gen: both. Seconds are the fastest run's,
-without the start of Python; peak: the most resident memory of any rank.
+Each row is a separate process, or two under mpiexec, and the rows run in turns. generate: values are
+generated in memory only. write: one buffer of values is written repeatedly by the same code (layout, size
+of a write, fsync, rename). data_gen: both. The time is that of the fastest run without the start of
+Python; peak is the largest resident memory of any rank.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_gen import Recipe, synthetic
-from data_gen.ranks import joined
+from data_gen.ranks import connected_ranks
 from ddp_hpc.bench import results_output as report
 from ddp_hpc.text_table import Column, table
 from ddp_hpc.units import format_bytes
@@ -45,7 +45,7 @@ COLUMNS = [
 
 
 def recipe_of(args: argparse.Namespace) -> Recipe:
-    """The main job's samples, as many as fit into the size asked for; of tokens 20 x 512 twice."""
+    """A recipe of the requested size, with samples of the main job; for tokens, src and tgt are 20 x 512."""
     kind = {"distribution": args.distribution}
     if args.distribution == "tokens":
         kind |= {"src_shape": (20, 512), "dtype": "int32"}
@@ -54,7 +54,7 @@ def recipe_of(args: argparse.Namespace) -> Recipe:
 
 
 def draw_once(stream: np.random.Generator, out: NDArray[Any], _: str) -> None:
-    """Values for a buffer that has none yet."""
+    """Fills a buffer when it is used for the first time."""
     buffer = out if out.base is None else out.base
     if buffer.ctypes.data not in FILLED:
         FILLED.add(buffer.ctypes.data)
@@ -66,9 +66,9 @@ def file_of(args: argparse.Namespace, what: str, ranks: int) -> Path:
 
 
 def run_row(what: str, args: argparse.Namespace) -> None:
-    """One row, in this process: its seconds and its memory as JSON on stdout, by rank 0."""
+    """Measures one row in this process; rank 0 prints the time and memory as JSON."""
     recipe = recipe_of(args)
-    with joined(600.0) as comm:
+    with connected_ranks(600.0) as comm:
         start = time.perf_counter()
         if what == "generate":
             for _ in synthetic.part(recipe):
@@ -91,9 +91,9 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     best: dict[tuple[str, int], dict[str, Any]] = {}
     for _ in range(args.runs):
         for what, ranks in ROWS:
-            os.sync()  # what the last row left to write is not this row's
-            # Right before the start: in a virtual machine the host takes free memory back after two
-            # seconds, and giving it again costs more than all that is measured here.
+            os.sync()  # finish the writes of the previous row
+            # Right before the start: the host of a virtual machine reclaims free memory after two
+            # seconds, and allocating it again takes longer than the measured work.
             file_of(args, what, ranks).unlink(missing_ok=True)
             argv = [sys.executable, __file__, "--row", what, "--gib", str(args.gib)]
             argv += ["--folder", str(args.folder), "--distribution", args.distribution]
@@ -124,8 +124,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--gib", type=float, default=4.0, help="GiB of the file")
-    parser.add_argument("--folder", type=Path, default=Path("data"), help="where the files lie for a while")
+    parser.add_argument("--gib", type=float, default=4.0, help="size of the file in GiB")
+    parser.add_argument("--folder", type=Path, default=Path("data"), help="directory for temporary files")
     parser.add_argument("--distribution", default="uniform")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--json", type=Path)
@@ -140,8 +140,8 @@ def main() -> None:
     free_bytes = shutil.disk_usage(args.folder).free
     if free_bytes < needed_bytes:
         sys.exit(
-            f"error: {args.folder} has {format_bytes(free_bytes)} free and {format_bytes(needed_bytes)} are "
-            "needed; choose another --folder, or less with --gib"
+            f"error: {args.folder} has {format_bytes(free_bytes)} free, but {format_bytes(needed_bytes)} are "
+            "needed; choose another --folder, or reduce --gib"
         )
     try:
         rows = measure(args)

@@ -1,11 +1,11 @@
-"""What the order of an epoch costs, beside torch's DistributedSampler; each run in a process of its own.
+"""Measures the cost of the order of an epoch, compared with torch's DistributedSampler.
 
 python benchmarks/order.py [--ranks 8] [--json FILE]
 
-open: from nothing to the first batch of 32. peak: how far that raised the process's resident memory.
-batch: of one rank, mean of 2000. resume: from nothing to the first batch of the epoch's second half.
-Ours are medians of 5 processes, each of which opens its first epoch ever; the sampler runs once.
-The sampler at 10^8 samples needs 5 GB of memory and half a minute.
+open: from the start to the first batch of 32. peak: the increase of the process's resident memory.
+batch: mean time of 2000 batches of one rank. resume: from the start to the first batch of the second half of
+an epoch. Each run is a separate process. Our values are medians of 5 runs; the sampler runs once, because it
+needs 5 GB of memory and half a minute for 10^8 samples.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ROWS = [
 
 
 def epoch_order(num_samples: int, ranks: int) -> Callable[[int], Iterator[list[int]]]:
-    """What gives rank 0's batches of 32 from a step on."""
+    """Returns a function that yields rank 0's batches of 32 from a step on."""
 
     def batches(step: int) -> Iterator[list[int]]:
         order = EpochOrder(num_samples, seed=0, epoch=1)
@@ -61,7 +61,7 @@ def distributed_sampler(num_samples: int, ranks: int) -> Callable[[int], Iterato
 
 
 def resident_bytes(field: str) -> int:
-    """VmRSS, or VmHWM: its highest value. Not getrusage's, in which the parent's peak shows."""
+    """Reads VmRSS, or VmHWM for its peak. getrusage would include the peak of the parent process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
@@ -70,7 +70,7 @@ def measure(name: str, num_samples: int, ranks: int) -> dict[str, object]:
     batches = {"epoch_order": epoch_order, "distributed_sampler": distributed_sampler}[name](
         num_samples, ranks
     )
-    Path("/proc/self/clear_refs").write_text("5")  # the peak so far was the imports'
+    Path("/proc/self/clear_refs").write_text("5")  # the peak of the imports
     before_bytes = resident_bytes("VmRSS")
     start_s = time.perf_counter()
     first_half = batches(0)
@@ -80,12 +80,12 @@ def measure(name: str, num_samples: int, ranks: int) -> dict[str, object]:
     start_s = time.perf_counter()
     num_batches = sum(1 for _ in islice(first_half, NUM_BATCHES))
     batch_s = (time.perf_counter() - start_s) / num_batches
-    del first_half  # and with it the sampler's list
+    del first_half  # also frees the sampler's list
     start_s = time.perf_counter()
     middle = next(batches(num_samples // (2 * ranks * BATCH)))
     resume_s = time.perf_counter() - start_s
     if len({*first, *middle}) != 2 * BATCH:
-        raise AssertionError(f"{name}: a sample came twice in one epoch")
+        raise AssertionError(f"{name}: a sample was repeated within an epoch")
     return {
         "name": name,
         "samples": num_samples,
@@ -102,7 +102,7 @@ def main() -> None:
     )
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--row", type=int, help=argparse.SUPPRESS)  # in a process of its own
+    parser.add_argument("--row", type=int, help=argparse.SUPPRESS)  # in a separate process
     options = parser.parse_args()
     if options.row is not None:
         print(json.dumps(measure(*ROWS[options.row], options.ranks)))

@@ -1,11 +1,11 @@
-"""Our training loop against the lesson's, step by step in turn: same model, same data, same order.
+"""Compares our training loop with a plain one, in alternating steps: same model, same data, same order.
 
 python benchmarks/step.py [--steps 20] [--device auto] [--json FILE]
 
-Each loop is a process of its own, as its user would start it, and all but one wait while it makes a
-step. `lesson` is the loop of the teaching material: a TensorDataset in memory behind a DataLoader,
-torch.nn.Transformer, Adam, CrossEntropyLoss. `ours` is `python -m ddp_hpc.train` on the HDF5 file with
-the lesson's own numerics, each step told and logged. Times are walls from the word to go to the loss.
+Each loop is a separate process, started as by a user, and only one of them runs a step at a time. `lesson` is
+the loop of a tutorial: a TensorDataset in memory with a DataLoader, torch.nn.Transformer, Adam and
+CrossEntropyLoss. `ours` is `python -m ddp_hpc.train` on the HDF5 file with the same numerics, and with
+every step logged. Times are wall times from the start of a step until its loss is known.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ ON_GPU = {"ours, fused, bf16, compiled": FAST}
 
 
 def turn(record: dict[str, Any]) -> None:
-    """The hook of `--metrics-hook`: a step is done; waits until it is this loop's turn again."""
+    """The function of `--metrics-hook`: reports a completed step, and waits until the next one may start."""
     os.write(int(os.environ["STEP_OUT"]), (json.dumps(record["loss"]) + "\n").encode())
     os.read(int(os.environ["STEP_IN"]), 1)
 
 
 def lesson(path: Path, device_name: str) -> None:
-    """The lesson's loop. Each step's loss is asked for, as its progress line does."""
+    """The plain loop. It reads the loss of each step, as a progress line does."""
     import h5py
     import torch
     from torch.utils.data import DataLoader, TensorDataset
@@ -79,7 +79,7 @@ def lesson(path: Path, device_name: str) -> None:
 
 @dataclass
 class Loop:
-    """A process that makes a step when it is told to."""
+    """A process that runs a step on request."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -97,11 +97,11 @@ class Loop:
     def wait(self) -> None:
         line = self.ready.readline()
         if not line:
-            raise SystemExit(f"{self.name}: ended with {self.process.wait()}")
+            raise SystemExit(f"{self.name}: exited with code {self.process.wait()}")
         self.losses.append(json.loads(line))
 
 
-def start(name: str, options: list[str], folder: Path, path: Path, device: str) -> Loop:
+def start(name: str, options: list[str], directory: Path, path: Path, device: str) -> Loop:
     out_read, out_write = os.pipe()
     in_read, in_write = os.pipe()
     if name == "lesson":
@@ -111,11 +111,11 @@ def start(name: str, options: list[str], folder: Path, path: Path, device: str) 
         argv += ["--log-every", "1", "--metrics-hook", "step:turn", "--device", device, *options]
     here = Path(__file__).resolve().parent
     env = {**os.environ, "STEP_OUT": str(out_write), "STEP_IN": str(in_read)}
-    # The project's own folder too: `python -m` looks into the current one alone.
+    # The project's directory too, because `python -m` adds only the current directory to sys.path.
     env["PYTHONPATH"] = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
-    with (folder / f"{len(list(folder.iterdir()))}.log").open("wb") as log:
+    with (directory / f"{len(list(directory.iterdir()))}.log").open("wb") as log:
         process = subprocess.Popen(
-            argv, cwd=folder, env=env, pass_fds=(out_write, in_read), stdout=log, stderr=subprocess.STDOUT
+            argv, cwd=directory, env=env, pass_fds=(out_write, in_read), stdout=log, stderr=subprocess.STDOUT
         )
     os.close(out_write)
     os.close(in_read)
@@ -124,8 +124,8 @@ def start(name: str, options: list[str], folder: Path, path: Path, device: str) 
 
 def measure(num_steps: int, device: str) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        path = folder / "data.h5"
+        directory = Path(name)
+        path = directory / "data.h5"
         generate(
             Recipe(
                 num_samples=(num_steps + WARM_UP + 2) * BATCH_SIZE, src_shape=SHAPES[0], tgt_shape=SHAPES[1]
@@ -135,8 +135,8 @@ def measure(num_steps: int, device: str) -> list[dict[str, Any]]:
         loops = []
         try:
             for loop_name, options in {**LOOPS, **(ON_GPU if device != "cpu" else {})}.items():
-                loops.append(start(loop_name, options, folder, path, device))
-                loops[-1].wait()  # its first step, which allocates and compiles
+                loops.append(start(loop_name, options, directory, path, device))
+                loops[-1].wait()  # the first step, which allocates and compiles
             for _ in range(WARM_UP + num_steps):
                 for loop in loops:
                     loop.step()
@@ -156,7 +156,7 @@ def measure(num_steps: int, device: str) -> list[dict[str, Any]]:
                 "median_s": statistics.median(times_s),
                 "min_s": min(times_s),
                 "max_s": max(times_s),
-                # Of neighbours in time: what slows the machine down slows both.
+                # Ratios of adjacent measurements: other load on the machine affects both.
                 "vs_lesson": statistics.median(
                     own_s / its_s for own_s, its_s in zip(times_s, first.times_s[WARM_UP:], strict=True)
                 ),

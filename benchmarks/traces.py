@@ -1,13 +1,13 @@
-"""Reading traces: `ddp-hpc report` against just parsing the same files, and against HolisticTraceAnalysis.
+"""Compares `ddp-hpc report` with only parsing the same files, and with HolisticTraceAnalysis.
 
 python benchmarks/traces.py [--gib 1] [--ranks 8] [--hta PYTHON] [--json FILE]
 
-One real recording of the default training is told again and again, its times moved on, until --ranks
-files hold --gib together. Each way is a process of its own with as many readers as there are cores:
-`parse` decodes every file with msgspec, the library that the report uses, to Python objects, and drops
-them. `HolisticTraceAnalysis` loads the folder with its TraceAnalysis; PYTHON is an interpreter that has
-it (python -m venv hta && hta/bin/pip install HolisticTraceAnalysis). Memory is the most that all
-processes of a way held at one time (PSS), sampled.
+A recording of the default training is repeated with shifted times, until --ranks files have a total size of
+--gib. Each method is a separate process with one reader per core. `parse` decodes every file with msgspec,
+which the report uses too, to Python objects and drops them. `HolisticTraceAnalysis` loads the directory
+with its TraceAnalysis; PYTHON is an interpreter that has it installed
+(python -m venv hta && hta/bin/pip install HolisticTraceAnalysis). Memory is the sampled maximum of the PSS
+of all processes of a method.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def parse_one(path: str) -> None:
     msgspec.json.decode(Path(path).read_bytes())
 
 
-def parse(folder: Path) -> None:
-    files = sorted(map(str, folder.iterdir()))
+def parse(directory: Path) -> None:
+    files = sorted(map(str, directory.iterdir()))
     with ProcessPoolExecutor(min(len(files), len(os.sched_getaffinity(0))), get_context("fork")) as pool:
         list(pool.map(parse_one, files))
 
 
-def make_traces(folder: Path, ranks: int, num_bytes: int) -> None:
-    """Files of about the same size whose events are those of a real training."""
+def make_traces(directory: Path, ranks: int, num_bytes: int) -> None:
+    """Writes files of about equal size with the events of a real training."""
     with tempfile.TemporaryDirectory() as home:
         words = "--max-steps 5 --num-samples 128 --batch-size 8 --trace-dir traces --trace-window 1,1,2,1"
         argv = [sys.executable, "-m", "ddp_hpc.train", *words.split()]
@@ -64,7 +64,7 @@ def make_traces(folder: Path, ranks: int, num_bytes: int) -> None:
     length_us = max(event["ts"] + event.get("dur", 0) for event in events) - first_us
     for rank in range(ranks):
         document["distributedInfo"] = {"backend": "gloo", "rank": rank, "world_size": ranks}
-        with (folder / f"rank{rank:05d}-of-{ranks:05d}.json").open("w") as file:
+        with (directory / f"rank{rank:05d}-of-{ranks:05d}.json").open("w") as file:
             file.write(json.dumps(document, indent=2)[:-2] + ',\n  "traceEvents": [\n')
             for again in range(10**6):
                 moved = []
@@ -73,7 +73,7 @@ def make_traces(folder: Path, ranks: int, num_bytes: int) -> None:
                     if name.startswith("ProfilerStep#"):
                         name = f"ProfilerStep#{int(name[13:]) + 1000 * again}"
                     moved.append({**event, "name": name, "ts": round(event["ts"] + again * length_us, 3)})
-                # Kineto writes each field on a line of its own, as indent does.
+                # Kineto writes each field on a separate line, like `indent`.
                 text = json.dumps(moved, indent=2)[2:-2]
                 file.write((",\n" if again else "") + text)
                 if file.tell() >= num_bytes / ranks:
@@ -82,7 +82,7 @@ def make_traces(folder: Path, ranks: int, num_bytes: int) -> None:
 
 
 def measured(argv: list[str]) -> tuple[float, int]:
-    """Seconds, and the most memory of the process and those it started."""
+    """Returns the duration, and the peak memory of the process and its children."""
     start_s = time.perf_counter()
     process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, start_new_session=True)
     peak = 0
@@ -124,17 +124,17 @@ def main() -> None:
         parse(args.parse)
         return
     with tempfile.TemporaryDirectory() as home:
-        folder = Path(home)
-        make_traces(folder, args.ranks, int(args.gib * 2**30))
-        size = sum(file.stat().st_size for file in folder.iterdir())
+        directory = Path(home)
+        make_traces(directory, args.ranks, int(args.gib * 2**30))
+        size = sum(file.stat().st_size for file in directory.iterdir())
         ways = {
-            "parse (msgspec)": [sys.executable, __file__, "--parse", str(folder)],
-            "ddp-hpc report": [sys.executable, "-m", "ddp_hpc", "report", str(folder)],
+            "parse (msgspec)": [sys.executable, __file__, "--parse", str(directory)],
+            "ddp-hpc report": [sys.executable, "-m", "ddp_hpc", "report", str(directory)],
         }
         if args.hta:
-            ways["HolisticTraceAnalysis"] = [str(args.hta), "-c", _HTA, str(folder)]
-        for file in folder.iterdir():
-            file.read_bytes()  # into the page cache, for all of them
+            ways["HolisticTraceAnalysis"] = [str(args.hta), "-c", _HTA, str(directory)]
+        for file in directory.iterdir():
+            file.read_bytes()  # read into the page cache first
         rows: list[dict[str, Any]] = []
         for name, argv in ways.items():
             wall_s, peak_bytes = measured(argv)

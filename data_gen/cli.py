@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from data_gen.progress import report_progress
-from data_gen.ranks import joined
+from data_gen.ranks import connected_ranks
 from data_gen.recipe import DISTRIBUTIONS, DTYPE_BYTES, Recipe, default_file_name, parse_shape
 from ddp_hpc.discovery.launcher_environment import peek_rank
 from ddp_hpc.errors import (
@@ -169,7 +169,7 @@ def cli(
 
         return generate(recipe, path, force=force, progress=progress, comm=comm)
 
-    with joined(timeout_s) as comm:
+    with connected_ranks(timeout_s) as comm:
         _write_by(comm, path, write)
 
 
@@ -346,7 +346,7 @@ def convert(
 
 def _write_alone(path: Path, write: Callable[[Progress], GenerateResult]) -> None:
     """Runs `write` in a single process and prints the result; several ranks are an error."""
-    with joined(_TIMEOUT_S) as comm:
+    with connected_ranks(_TIMEOUT_S) as comm:
         if comm.size > 1:
             text = (
                 f"this command writes {path} with one process, but {comm.size} ranks were started; "

@@ -86,7 +86,7 @@ def convert(
     """
     suffix = format_of(output, SUFFIXES)
     _check_number(inputs)
-    seen = [_identity(path) for path in inputs]
+    identities = [_identity(path) for path in inputs]
     where = ", ".join(plain_text(path.name) for path in inputs)
     infos, blocks = _open(inputs, src_key, tgt_key)
     arrays = {name: _array(where, name, info, dtype) for name, info in infos.items()}
@@ -94,7 +94,7 @@ def convert(
         array_files.refuse_unfit(output, array)
     recipe = {
         "kind": "converted",
-        **{key: [identity[key] for identity in seen] for key in seen[0]},
+        **{key: [identity[key] for identity in identities] for key in identities[0]},
         "src_key": src_key,
         "tgt_key": tgt_key,
         "dtype": dtype,
@@ -104,19 +104,24 @@ def convert(
     files = _files(output, suffix, Contents(tuple(arrays.values()), recipe, attributes))
     _refuse_own_input(inputs, [path for path, _ in files])
 
-    # The values of IDX files are big-endian.
-    swaps = suffix == IDX_SUFFIX and sys.byteorder == "little"
-
     def pieces() -> Iterator[Piece]:
-        firsts = dict.fromkeys(arrays, 0)
-        for name, block in blocks():
-            values = _cast(where, infos[name], arrays[name].dtype, block)
-            yield name, firsts[name], values.byteswap() if swaps else values
-            firsts[name] += values.size
-        if [_identity(path) for path in inputs] != seen:
+        yield from _pieces(where, infos, arrays, blocks(), big_endian=suffix == IDX_SUFFIX)
+        if [_identity(path) for path in inputs] != identities:
             raise DataError(f"{where} changed while it was read; retry when no program is writing it")
 
     return write_files(files, pieces, suffixes=SUFFIXES, force=force, progress=progress)
+
+
+def _pieces(
+    where: str, infos: _Infos, arrays: Mapping[str, Array], blocks: _Blocks, *, big_endian: bool
+) -> Iterator[Piece]:
+    """Yields the blocks in the data types and byte order of the output."""
+    swaps = big_endian and sys.byteorder == "little"
+    firsts = dict.fromkeys(arrays, 0)
+    for name, block in blocks:
+        values = _cast(where, infos[name], arrays[name].dtype, block)
+        yield name, firsts[name], values.byteswap() if swaps else values
+        firsts[name] += values.size
 
 
 def _files(output: Path, suffix: str, contents: Contents) -> list[tuple[Path, Contents]]:

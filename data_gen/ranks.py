@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from ddp_hpc.discovery.comm import Comm, MpiComm, SingleComm, abort_mpi, finalize_mpi
-from ddp_hpc.discovery.launcher_environment import Environ, peek_rank, present_launchers, read_claim
-from ddp_hpc.discovery.once_per_node import say_once_a_node
+from ddp_hpc.discovery.launcher_environment import Environ, peek_rank, present_launchers, read_launcher_values
+from ddp_hpc.discovery.once_per_node import print_once_per_node
 from ddp_hpc.discovery.watchdog import time_limit
 from ddp_hpc.discovery.world import discover, short_hostname
 from ddp_hpc.errors import (
@@ -47,7 +47,7 @@ class LimitedComm:
 
 
 @contextmanager
-def joined(timeout_s: float) -> Iterator[Comm]:
+def connected_ranks(timeout_s: float) -> Iterator[Comm]:
     """Connects all ranks of this launch; each wait for other ranks is limited to `timeout_s`.
 
     Collective if several ranks were started. An error on this rank only terminates the others.
@@ -60,7 +60,7 @@ def joined(timeout_s: float) -> Iterator[Comm]:
     try:
         yield comm
     except BaseException as error:
-        if comm.size > 1 and not (isinstance(error, DdpHpcError) and error.everywhere):
+        if comm.size > 1 and not (isinstance(error, DdpHpcError) and error.on_all_ranks):
             # MPI_Finalize would deadlock, because the other ranks wait for this one.
             code, text = _verdict(error)
             os.write(2, f"[rank {comm.rank}/{comm.size} {short_hostname()}] {text}\n".encode())
@@ -85,7 +85,7 @@ def _join(environ: Environ, timeout_s: float) -> Comm:
     prefix = f"[rank {peek_rank(environ)} {short_hostname()}] "
     try:
         # A single rank needs no MPI. If the launcher does not provide the size, there may be several.
-        if read_claim(launchers[0], environ).world_size == 1:
+        if read_launcher_values(launchers[0], environ).world_size == 1:
             return SingleComm()
         with time_limit(timeout_s, prefix) as watchdog:
             watchdog.stage("in MPI_Init for the other ranks: one of them did not start, or exited before")
@@ -96,7 +96,7 @@ def _join(environ: Environ, timeout_s: float) -> Comm:
                 "MPI. Start them with mpiexec and install mpi4py, or start one process."
             )
     except LaunchError as error:
-        say_once_a_node(f"error: {error}", environ)
+        print_once_per_node(f"error: {error}", environ)
         abort_mpi(error.exit_code, patience_s=0.0)
         raise ReportedElsewhereError(str(error), error.exit_code) from None
     return SingleComm() if world.mpi is None else LimitedComm(world.mpi, timeout_s)

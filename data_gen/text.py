@@ -66,24 +66,9 @@ def write_text(
     files = find_files(inputs, suffixes, exclude)
     digest = hashlib.sha256()
     num_bytes = sum(len(piece) for piece in _stream(files, digest))
-    width = length + 1
-    num_samples = num_bytes // width
-    if num_samples == 0:
-        raise DataError(
-            f"the text has only {num_bytes} bytes, but a sample of --length {length} needs {width}; "
-            "add more text or reduce --length"
-        )
-    num_test = int(num_samples * test_share)
-    if test_share and not num_test:
-        raise DataError(
-            f"the text has only {num_samples} samples, so --test-share {test_share} selects none of them. "
-            "Add more text, reduce --length, or use --test-share 0."
-        )
-    nums = {h5_layout.SRC: num_samples - num_test, h5_layout.TGT: num_samples - num_test}
-    if num_test:
-        nums |= {h5_layout.TEST_SRC: num_test, h5_layout.TEST_TGT: num_test}
+    num_samples, num_test = _count_samples(num_bytes, length, test_share)
     contents = Contents(
-        arrays=tuple(Array(name, (num, length), "uint8") for name, num in nums.items()),
+        arrays=_arrays(num_samples, num_test, length),
         recipe={
             "kind": "text",
             "sha256": digest.hexdigest(),
@@ -98,20 +83,53 @@ def write_text(
     )
 
     def pieces() -> Iterator[Piece]:
-        again = hashlib.sha256()
-        first = test_first = 0
-        for windows in _windows(_stream(files, again), width):
-            # The text may have grown since it was counted.
-            numbers = np.arange(first, min(first + len(windows), num_samples))
-            is_test = _is_test(numbers, num_samples, num_test)
-            own = windows[: len(numbers)]
-            yield from _pair(h5_layout.SRC, h5_layout.TGT, first - test_first, own[~is_test])
-            yield from _pair(h5_layout.TEST_SRC, h5_layout.TEST_TGT, test_first, own[is_test])
-            first, test_first = first + len(numbers), test_first + int(is_test.sum())
-        if again.hexdigest() != digest.hexdigest():
+        second_digest = hashlib.sha256()
+        yield from _pieces(_windows(_stream(files, second_digest), length + 1), num_samples, num_test)
+        if second_digest.hexdigest() != digest.hexdigest():
             raise DataError("the text changed while it was read; retry when no program is writing it")
 
     return write_file(path, contents, pieces, force=force, progress=progress)
+
+
+def _count_samples(num_bytes: int, length: int, test_share: float) -> tuple[int, int]:
+    """Returns the number of all samples and of the test samples.
+
+    Raises:
+        DataError: the text is shorter than a sample, or too short for a test sample.
+    """
+    width = length + 1
+    num_samples = num_bytes // width
+    if num_samples == 0:
+        raise DataError(
+            f"the text has only {num_bytes} bytes, but a sample of --length {length} needs {width}; "
+            "add more text or reduce --length"
+        )
+    num_test = int(num_samples * test_share)
+    if test_share and not num_test:
+        raise DataError(
+            f"the text has only {num_samples} samples, so --test-share {test_share} selects none of them. "
+            "Add more text, reduce --length, or use --test-share 0."
+        )
+    return num_samples, num_test
+
+
+def _arrays(num_samples: int, num_test: int, length: int) -> tuple[Array, ...]:
+    nums = {h5_layout.SRC: num_samples - num_test, h5_layout.TGT: num_samples - num_test}
+    if num_test:
+        nums |= {h5_layout.TEST_SRC: num_test, h5_layout.TEST_TGT: num_test}
+    return tuple(Array(name, (num, length), "uint8") for name, num in nums.items())
+
+
+def _pieces(windows: Iterator[_Windows], num_samples: int, num_test: int) -> Iterator[Piece]:
+    first = test_first = 0
+    for block in windows:
+        # The text may have grown since it was counted.
+        numbers = np.arange(first, min(first + len(block), num_samples))
+        is_test = _is_test(numbers, num_samples, num_test)
+        own = block[: len(numbers)]
+        yield from _pair(h5_layout.SRC, h5_layout.TGT, first - test_first, own[~is_test])
+        yield from _pair(h5_layout.TEST_SRC, h5_layout.TEST_TGT, test_first, own[is_test])
+        first, test_first = first + len(numbers), test_first + int(is_test.sum())
 
 
 def find_files(inputs: Sequence[Path], suffixes: Sequence[str], exclude: Sequence[str]) -> list[Path]:

@@ -22,7 +22,7 @@ from data_gen.target import Target
 from ddp_hpc.discovery.comm import Comm, SingleComm
 from ddp_hpc.errors import DdpHpcError, failure_of, stop_together
 from ddp_hpc.h5_layout import SUFFIXES
-from ddp_hpc.partial_files import give_name, partial_file
+from ddp_hpc.partial_files import move_into_place, partial_file
 from ddp_hpc.units import format_bytes
 
 T = TypeVar("T")
@@ -212,7 +212,7 @@ def _finish(targets: Sequence[Target], partials: Sequence[_Partial]) -> tuple[bo
         reused = reused or any(target.exists() for target in targets)
         for target, partial in zip(targets, [] if reused else partials, strict=False):
             try:
-                give_name(partial.path, target.file, replace=target.force)
+                move_into_place(partial.path, target.file, replace=target.force)
             except FileExistsError:
                 if not target.exists():
                     raise
@@ -235,9 +235,9 @@ def _fill(
     done_bytes = 0
     pending: deque[Future[int]] = deque()
 
-    def settle(most: int) -> None:
+    def wait_for_writes(most_pending: int) -> None:
         nonlocal done_bytes
-        while len(pending) > most:
+        while len(pending) > most_pending:
             done_bytes += pending.popleft().result()
             if progress is not None:
                 # Rank 0 has the largest part, so this may overestimate the progress.
@@ -254,8 +254,8 @@ def _fill(
                 fd, offset = fds[name]
                 position = offset + first * values.itemsize
                 pending.append(disk.submit(_write, fd, values.data.cast("B"), position))
-                settle(PIECES_IN_FLIGHT)
-            settle(0)
+                wait_for_writes(PIECES_IN_FLIGHT)
+            wait_for_writes(0)
         for fd in {fd for fd, _ in fds.values()}:
             os.fsync(fd)
     return done_bytes

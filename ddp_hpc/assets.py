@@ -1,4 +1,4 @@
-"""Where templates/, profiles/ and jobs/ are: in the wheel, in a checkout, or in the user's own folder."""
+"""The locations of templates/, profiles/ and jobs/: in the wheel, a checkout, or the user's directory."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from ddp_hpc.errors import DdpHpcError
 _PACKAGE = Path(__file__).resolve().parent
 
 
-def asset_folder(name: str) -> Path:
-    """The shipped folder of that name (`templates`, `profiles` or `jobs`).
+def asset_directory(name: str) -> Path:
+    """Returns the shipped directory with this name (`templates`, `profiles` or `jobs`).
 
     Raises:
-        DdpHpcError: where the installation lacks it.
+        DdpHpcError: the installation does not contain it.
     """
     in_wheel = _PACKAGE / "_assets" / name
     if in_wheel.is_dir():
         return in_wheel
     checkout = _PACKAGE.parent
     project = checkout / "pyproject.toml"
-    # A sibling folder named "templates" proves nothing; the project file beside it does.
+    # A directory "templates" alone proves nothing: the project file next to it must be ddp-hpc's.
     if project.is_file() and 'name = "ddp-hpc"' in project.read_text(encoding="utf-8"):
         beside = checkout / name
         if beside.is_dir():
             return beside
     raise DdpHpcError(
-        f"the folder {name}/ was found neither in {in_wheel.parent} nor in a checkout at {checkout}; "
-        "install ddp-hpc again (pip install --force-reinstall ddp-hpc)"
+        f"the directory {name}/ was found neither in {in_wheel.parent} nor in a checkout at {checkout}; "
+        "reinstall ddp-hpc (pip install --force-reinstall ddp-hpc)"
     )
 
 
-def user_folder(name: str) -> Path:
-    """The user's own folder of that name, which need not exist: `~/.config/ddp-hpc/NAME`."""
+def user_directory(name: str) -> Path:
+    """Returns the user's own directory `~/.config/ddp-hpc/NAME`, which may not exist."""
     base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     return Path(base).expanduser() / "ddp-hpc" / name

@@ -17,26 +17,26 @@ Shell completion, for bash (zsh and fish likewise):
   eval "$(_DDP_HPC_COMPLETE=bash_source ddp-hpc)"
 """
 
-# The module in ddp_hpc/commands/, and what `ddp-hpc --help` says of the command without importing it.
+# Modules in ddp_hpc/commands/, and their descriptions in `ddp-hpc --help`, which imports none of them.
 _COMMANDS = {
     "render": "Write a job script for PBS, Slurm or this machine.",
-    "lint": "What is wrong with a job script or a request, before it queues.",
-    "submit": "Queue a job script, or the script for a request.",
-    "status": "How a job is: in the queue, training, or why it ended and what to do.",
-    "logs": "The log of a job, also while it grows.",
-    "cancel": "Cancel a job and those that are to go on after it.",
-    "profiles": "The sites that scripts can be rendered for.",
-    "launch": "Start ranks in this allocation, or on this machine.",
-    "exec": "Start any program as a rank, with torchrun's variables.",
-    "rehearse": "Run a job script here, with stand-ins for its scheduler and launcher.",
+    "lint": "Check a job script, or the options of a job, before it is submitted.",
+    "submit": "Submit a job script, or the script for the options of a job.",
+    "status": "Show how far a job is, or why it ended and what to do next.",
+    "logs": "Print the log of a job, and follow it while the job runs.",
+    "cancel": "Cancel a job and the jobs that were queued as a chain after it.",
+    "profiles": "List, show and check site profiles.",
+    "launch": "Start ranks in the current allocation, or on this machine.",
+    "exec": "Start any program as a rank, with the variables of torchrun.",
+    "rehearse": "Run a job script on this machine, with stand-ins for its scheduler and launcher.",
     "train": "Train a model on the ranks that a launcher started.",
     "export": "Write the model of a snapshot to a file for plain torch.",
     "sample": "Generate text with a decoder from a snapshot.",
-    "env": "The world this process finds itself in, and where each value came from.",
+    "env": "Show rank, world size and address of this process, and the source of each value.",
     "doctor": "Check the environment before submitting a job.",
     "report": "Report where the time of a training run was spent.",
     "bench": "Run benchmarks of data loading, communication and scaling.",
-    "estimate": "How much memory training takes a rank, by state, precision and strategy.",
+    "estimate": "Estimate the memory per rank that training a Transformer takes.",
 }
 
 # Also run as `python -m ddp_hpc.NAME`.
@@ -62,7 +62,7 @@ class _Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if not args[0].startswith("-") and args[0] not in _COMMANDS:
             hint = nearest(args[0], list(_COMMANDS))
-            raise RequestError(f"{args[0]!r} is no command{hint}; see ddp-hpc --help")
+            raise RequestError(f"{args[0]!r} is not a command{hint}; see ddp-hpc --help")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
@@ -77,7 +77,7 @@ class _Commands(click.Group):
 )
 @click.version_option(__version__, prog_name="ddp-hpc")
 def cli() -> None:
-    """PyTorch jobs on PBS and Slurm machines: render the script, find the ranks, train."""
+    """Run PyTorch jobs on PBS and Slurm machines: render job scripts, detect ranks, train, and analyze."""
 
 
 def _say(line: str) -> None:
@@ -86,7 +86,7 @@ def _say(line: str) -> None:
 
 def main() -> None:
     """The console script: errors become one line on stderr and their exit code."""
-    # A command of a tenth of a second leaves no garbage worth a search (3 % of its time).
+    # Garbage collection takes 3 % of the time of a short command, and frees nothing that matters.
     gc.disable()
     if sys.stdout is None:
         _say("error: stdout is closed; leave it open, or write to a file")
@@ -108,8 +108,8 @@ def main() -> None:
         if err.filename is not None:
             _say(f"error: {err.filename}: {err.strerror}")
         else:
-            # Python must not try to flush into it again at exit.
+            # Otherwise Python would flush stdout again at exit, and fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            if not isinstance(err, BrokenPipeError):  # the reader, such as `head`, has gone
+            if not isinstance(err, BrokenPipeError):  # otherwise the reader, such as `head`, has exited
                 _say(f"error: cannot write the output ({err.strerror}); write it to a file with room")
     sys.exit(code)

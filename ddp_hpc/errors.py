@@ -1,8 +1,8 @@
-"""The errors users see, each with the exit code it ends in.
+"""Errors for users, each with its exit code.
 
-Library code raises these; only `cli.py`, `train.py` and `data_gen/__main__.py`
-turn them into text. A message says what was seen, what was needed and what to
-do, on one line.
+Library code raises them; only `cli.py`, `train.py` and `data_gen/__main__.py`
+print them. A message states what was found, what is needed and what to do, on
+one line.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from typing import NoReturn
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_WRONG_REQUEST = 2
-EXIT_AGAIN = 75
+EXIT_REQUEUE = 75
 EXIT_INTERRUPTED = 130
 
 
 class DdpHpcError(Exception):
-    """Something failed after work had begun: exit code 1.
+    """A failure after work had begun: exit code 1.
 
-    `everywhere` says that all ranks raised it together, so none has to be torn out of a wait.
+    `on_all_ranks` is true if all ranks raise the error together, so that no rank waits for another one.
     """
 
     exit_code = EXIT_FAILED
-    everywhere = False
+    on_all_ranks = False
     traceback_text = ""
-    """Of the user's own code, where that raised: entry points keep it in a file."""
+    """The traceback of an error in the user's own code; entry points write it to a file."""
 
     def __str__(self) -> str:
-        """The message and the messages of its causes, on one line, so that grep over ranks works."""
+        """Returns the message and the messages of its causes on one line, so that grep over ranks works."""
         parts = [super().__str__()]
         cause = self.__cause__
         while cause is not None:
@@ -46,44 +46,44 @@ class RequestError(DdpHpcError):
 
 
 class LaunchError(RequestError):
-    """This process cannot tell which rank it is, or is told two different things: exit code 2."""
+    """The rank of this process cannot be determined, or two sources contradict each other: exit code 2."""
 
 
 class DataError(RequestError):
-    """A data file is missing, damaged or of another shape than asked for: exit code 2."""
+    """A data file is missing, damaged, or does not have the requested shape: exit code 2."""
 
 
 class RendezvousError(DdpHpcError):
-    """The ranks did not find each other within the time limit: exit code 1."""
+    """The ranks could not connect to each other within the time limit: exit code 1."""
 
 
 class ReportedElsewhereError(DdpHpcError):
-    """This rank stops because of what another rank has already said: nothing more is printed."""
+    """This rank stops because of an error that another rank has already reported; it prints nothing."""
 
     def __init__(self, message: str, exit_code: int = EXIT_FAILED) -> None:
         super().__init__(message)
         self.exit_code = exit_code
-        self.everywhere = True
+        self.on_all_ranks = True
 
 
 def stop_together(rank: int, error: DdpHpcError) -> NoReturn:
-    """Raises on every rank what all of them know, so that only rank 0 prints it.
+    """Raises an error that all ranks know on every rank, so that only rank 0 prints it.
 
     Collective: every rank must call this.
     """
     if rank != 0:
         raise ReportedElsewhereError(str(error), error.exit_code)
-    error.everywhere = True
+    error.on_all_ranks = True
     raise error
 
 
 def failure_of(message: str, exit_code: int) -> DdpHpcError:
-    """The error that ends in that exit code."""
+    """Returns an error with this message and exit code."""
     return RequestError(message) if exit_code == RequestError.exit_code else DdpHpcError(message)
 
 
 def nearest(word: str, known: list[str] | tuple[str, ...]) -> str:
-    """A hint such as ` (did you mean "walltime"?)`, or nothing where no known word is near."""
+    """Returns a hint such as ` (did you mean "walltime"?)`, or nothing if no known word is similar."""
     from difflib import get_close_matches
 
     found = get_close_matches(word, known, n=1, cutoff=0.6)

@@ -1,4 +1,4 @@
-"""`python -m ddp_hpc.export`: the model out of a snapshot, as a file that plain torch reads."""
+"""`python -m ddp_hpc.export`: writes the model of a snapshot to a file that plain torch can read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 
 from ddp_hpc.entry import exit_code_of
 from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.partial_files import give_name, partial_file, remove_leftovers
+from ddp_hpc.partial_files import move_into_place, partial_file, remove_leftovers
 from ddp_hpc.version import __version__
 
 if TYPE_CHECKING:
@@ -56,9 +56,9 @@ def command(snapshot: Path, output: Path, force: bool) -> None:
             if output.suffix == ".pt":
                 _write_pt(read, partial)
             else:
-                # Not a copy of the file: a run that goes on may remove it by now.
+                # The tensors are written from memory: a running job may have removed the snapshot by now.
                 partial.write_bytes(safetensors.torch.save(read.model))
-            give_name(partial, output, replace=force)
+            move_into_place(partial, output, replace=force)
     except OSError as error:
         raise DdpHpcError(f"{output}: cannot be written") from error
     num_values = sum(tensor.numel() for tensor in read.model.values())
@@ -70,7 +70,7 @@ def _write_pt(read: Snapshot, path: Path) -> None:
 
     try:
         torch.save(read.model, path)
-    except RuntimeError as error:  # torch's writer reports a full disk so
+    except RuntimeError as error:  # torch raises this if the disk is full
         raise OSError(str(error).splitlines()[0]) from error
 
 

@@ -1,9 +1,8 @@
-"""What a data file is called inside: names that the generator writes and the reader looks for.
+"""The names of datasets and attributes in a data file, which the generator writes and the reader expects.
 
-HDF5 holds datasets `src` and `tgt`, samples first, contiguous; a test split lies
-in the group `test/` under the same names. `.pt` (a dict) and `.safetensors` use
-the same names as keys, `test/src` included, and carry the attributes as dict
-entries or as metadata.
+HDF5 files have contiguous datasets `src` and `tgt`, with the samples as first dimension; a test split is
+in the group `test/` under the same names. `.pt` (a dict) and `.safetensors` use the same names as keys,
+including `test/src`, and store the attributes as dict entries or as metadata.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ ATTR_FINGERPRINT = "fingerprint"
 ATTR_NUM_CLASSES = "num_classes"
 ATTR_SOURCE = "source"
 
-# NumPy and HDF5 lack it: the dataset holds uint16, and this attribute of the dataset says what it means.
+# NumPy and HDF5 do not have bfloat16: the dataset contains uint16, and this attribute states its real type.
 ATTR_DTYPE = "dtype"
 BFLOAT16 = "bfloat16"
 

@@ -1,8 +1,8 @@
 """Options that are declared once, as annotated fields of frozen dataclasses.
 
-A field says its type, its default, its help text and its limits. `click_options` makes options of
-click from them, `from_options` and `to_options` convert between flat option values and the composed
-configuration, and `toml_defaults` reads a file with the same names.
+A field declares its type, default, help text and limits. `click_options` creates options of click from
+the fields, `from_options` and `to_options` convert between flat option values and the composed
+configuration, and `toml_defaults` reads a TOML file with the same names.
 """
 
 from __future__ import annotations
@@ -55,21 +55,21 @@ def option(
     multiple: bool = False,
     shown_default: str | None = None,
 ) -> Any:
-    """A field of a configuration that is an option of the command line.
+    """Returns a dataclass field that is also an option of the command line.
 
     Args:
-        default: the value without the option.
-        help: what it sets, in a sentence that can be read alone.
-        flag: its name; else the field's, with dashes.
-        metavar: what stands for the value in the help text.
+        default: the value if the option is not given.
+        help: the help text, which must be understandable without the other options.
+        flag: the name of the option; by default the name of the field, with dashes.
+        metavar: the placeholder for the value in the help text.
         read: converts the flag and its text into the value, and raises RequestError.
         show: converts the value into the text that `read` reads.
-        above: what the number has to exceed.
-        at_least: the smallest number.
-        below: what the number has to be less than.
-        bare_value: the value if the flag is given without one.
+        above: the number must be greater than this.
+        at_least: the smallest number allowed.
+        below: the number must be less than this.
+        bare_value: the value if the option is given without a value.
         multiple: whether the option may be given several times; the value is a tuple.
-        shown_default: the default as the help text shows it, if it depends on something else.
+        shown_default: the default in the help text, if it depends on something else.
     """
     found = _Option(
         help=help, flag=flag, metavar=metavar, read=read, show=show, above=above, at_least=at_least,
@@ -80,7 +80,7 @@ def option(
 
 @dataclass(frozen=True)
 class _Leaf:
-    """One option, where its value is in the composed configuration, and its type."""
+    """One option, its type, and the path of its value in the composed configuration."""
 
     path: tuple[str, ...]
     name: str
@@ -103,7 +103,7 @@ def _flag_of(one: Field[Any]) -> str:
 
 
 def _leaves(config: type[Any]) -> tuple[_Leaf, ...]:
-    """The options of a configuration and of those it is composed of, in their order."""
+    """Returns the options of a configuration and of its components, in order."""
     found: list[_Leaf] = []
     hints = get_type_hints(config)
     for one in fields(config):
@@ -126,7 +126,7 @@ def _without_none(hint: Any) -> Any:
 
 
 def click_options(config: type[Any]) -> Callable[[_T], _T]:
-    """A decorator that gives a command all options of the configuration."""
+    """Returns a decorator that adds all options of the configuration to a command."""
 
     def decorate(command: _T) -> _T:
         for leaf in reversed(_leaves(config)):
@@ -138,29 +138,29 @@ def click_options(config: type[Any]) -> Callable[[_T], _T]:
 
 def _click_option(leaf: _Leaf) -> Callable[[Any], Any]:
     declared, flag = leaf.option, leaf.flag
-    words: dict[str, Any] = {"help": declared.help, "metavar": declared.metavar, "default": leaf.default}
+    settings: dict[str, Any] = {"help": declared.help, "metavar": declared.metavar, "default": leaf.default}
     if declared.shown_default is not None:
-        words |= {"help": f"{declared.help}  [default: {declared.shown_default}]", "show_default": False}
+        settings |= {"help": f"{declared.help}  [default: {declared.shown_default}]", "show_default": False}
     if leaf.type is bool:
         both = leaf.default is not False
         spelled = f"{flag}/--no-{flag.removeprefix('--')}" if both else flag
-        return click.option(spelled, leaf.name, is_flag=True, **words)
+        return click.option(spelled, leaf.name, is_flag=True, **settings)
     if declared.read is not None:
-        words["callback"] = _reader(declared)
+        settings["callback"] = _reader(declared)
         default = leaf.default
-        words["default"] = default if default is None or not declared.show else declared.show(default)
-        words["multiple"] = declared.multiple
+        settings["default"] = default if default is None or not declared.show else declared.show(default)
+        settings["multiple"] = declared.multiple
     elif get_origin(leaf.type) is Literal:
-        words["type"] = click.Choice(get_args(leaf.type))
+        settings["type"] = click.Choice(get_args(leaf.type))
         if declared.bare_value is not None:
-            words |= {"is_flag": False, "flag_value": declared.bare_value}
+            settings |= {"is_flag": False, "flag_value": declared.bare_value}
         if declared.metavar is None:
-            words.pop("metavar")
+            settings.pop("metavar")
     elif leaf.type is Path:
-        words["type"] = click.Path(path_type=Path)
+        settings["type"] = click.Path(path_type=Path)
     else:
-        words["type"] = leaf.type
-    return click.option(flag, leaf.name, **words)
+        settings["type"] = leaf.type
+    return click.option(flag, leaf.name, **settings)
 
 
 def _reader(declared: _Option) -> Callable[[click.Context, click.Parameter, Any], Any]:
@@ -177,15 +177,15 @@ def _reader(declared: _Option) -> Callable[[click.Context, click.Parameter, Any]
 
 
 def from_options(config: type[_T], values: Mapping[str, Any]) -> _T:
-    """The configuration with these option values, by name; the others have their defaults.
+    """Returns the configuration with these option values, by name, and defaults for all others.
 
     Raises:
-        RequestError: values that contradict each other or are out of range.
+        RequestError: values contradict each other or are out of range.
     """
     given = dict(values)
     made = _compose(config, given, {leaf.path: leaf for leaf in _leaves(config)})
     if given:
-        raise TypeError(f"no options: {', '.join(sorted(given))}")
+        raise TypeError(f"unknown options: {', '.join(sorted(given))}")
     return made
 
 
@@ -193,18 +193,18 @@ def _compose(
     config: type[_T], given: dict[str, Any], leaves: Mapping[tuple[str, ...], _Leaf], at: tuple[str, ...] = ()
 ) -> _T:
     hints = get_type_hints(config)
-    words: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for one in fields(config):  # type: ignore[arg-type]
         path = (*at, one.name)
         if is_dataclass(hints[one.name]):
-            words[one.name] = _compose(hints[one.name], given, leaves, path)
+            values[one.name] = _compose(hints[one.name], given, leaves, path)
         elif leaves[path].name in given:
-            words[one.name] = given.pop(leaves[path].name)
-    return config(**words)
+            values[one.name] = given.pop(leaves[path].name)
+    return config(**values)
 
 
 def to_options(config: Any) -> dict[str, Any]:
-    """The values of all options by name: the flat form of a composed configuration."""
+    """Returns the values of all options of a composed configuration, by name."""
     return {leaf.name: _at(config, leaf.path) for leaf in _leaves(type(config))}
 
 
@@ -215,13 +215,13 @@ def _at(config: Any, path: Sequence[str]) -> Any:
 
 
 def read_directory(flag: str, text: str) -> Path:
-    """A directory from the command line.
+    """Converts an argument to a directory.
 
     Raises:
-        RequestError: the text is empty, which would be the current directory.
+        RequestError: the argument is empty, which would mean the current directory.
     """
     if not text:
-        raise RequestError(f'{flag} "" names no directory: its variable is empty or not set')
+        raise RequestError(f"{flag} is empty; give a directory, or check the variable that was used")
     return Path(text)
 
 
@@ -251,10 +251,10 @@ def check_ranges(config: Any) -> None:
 
 
 def toml_defaults(path: Path, config: type[Any]) -> dict[str, Any]:
-    """The option values of a TOML file, for click's `default_map`: the command line still wins.
+    """Returns the option values of a TOML file, for click's `default_map`: the command line takes precedence.
 
-    Tables have the names of the composed configurations; a key is the name of an option without its
-    dashes, such as `batch-size`.
+    Tables have the names of the components; a key is the name of an option without the leading dashes, such
+    as `batch-size`.
 
     Raises:
         RequestError: the file cannot be read, or a key is not an option.
@@ -272,7 +272,7 @@ def toml_defaults(path: Path, config: type[Any]) -> dict[str, Any]:
             known = [".".join(one) for one in by_key]
             raise RequestError(
                 f"--config {path}: unknown key {'.'.join(key)!r}{nearest('.'.join(key), known)}. See --help "
-                "for the options; each belongs into the table of its group."
+                "for the options; each belongs in the table of its group."
             )
         defaults[by_key[key].name] = _as_argument(by_key[key], value)
     return defaults
@@ -291,7 +291,7 @@ def _flat(table: Mapping[str, Any], at: tuple[str, ...]) -> Iterator[tuple[tuple
 
 
 def _as_argument(leaf: _Leaf, value: Any) -> Any:
-    """A value of TOML as click takes it from the command line."""
+    """Converts a TOML value to what click would get from the command line."""
     if leaf.option.multiple:
         return [f"{name}={one!r}" for name, one in value.items()] if isinstance(value, dict) else value
     if leaf.option.read is not None and isinstance(value, list):
@@ -300,7 +300,7 @@ def _as_argument(leaf: _Leaf, value: Any) -> Any:
 
 
 def as_toml(config: Any) -> str:
-    """The configuration as a TOML file that `toml_defaults` reads; options without a value are left out."""
+    """Returns the configuration as text that `toml_defaults` can read, without options that have no value."""
     import tomli_w
 
     document: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Files that are not complete yet: a hidden name beside the target, and nothing left of it afterwards."""
+"""Atomic writing of files: a hidden partial file next to the target, which is renamed or removed."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ from pathlib import Path
 
 from ddp_hpc.errors import DdpHpcError
 
-# Writers write all the time: one that has been silent for so long is no more.
+# Writers write continuously, so a file that has not changed for this time is abandoned.
 _ABANDONED_S = 3600.0
-# A name ends at 255 bytes. The rest of a hidden one has at most 143: a host's name has 64.
+# A file name has at most 255 bytes, and the added parts have at most 143, with a host name of up to 64.
 _MAX_NAME_BYTES = 110
 _EXITING = 0x4  # PF_EXITING of Linux's sched.h, in the flags of /proc/PID/stat
 
 
 @contextmanager
 def partial_file(target: Path, writer: str) -> Iterator[Path]:
-    """A hidden name beside `target` for one process, to be renamed in the block; gone after it otherwise.
+    """Yields a hidden path next to `target`. The block renames it; otherwise it is removed afterwards.
 
-    `writer` is a word that tells one kind of writer from another. The name has not been there before and
-    cannot be guessed; open it with `x` where others may write to the folder.
+    `writer` is a word that identifies the kind of writer. The name is new and cannot be guessed. Open the
+    file with mode `x` if other users can write to the directory.
     """
     own = f"{os.getpid()}.{process_started(os.getpid())}.x{os.urandom(4).hex()}"
     partial = target.with_name(f".{_shortened(target.name)}.{writer}-{process_home()}-{own}.partial")
     try:
         yield partial
     finally:
-        # What went wrong in the block is the better error.
+        # An error of the block is more important than one of the removal.
         with suppress(OSError):
             partial.unlink()
 
 
 def begins_with(path: Path, *beginnings: bytes) -> bool:
-    """Whether the file begins with one of them: what is to be overwritten should be of its kind.
+    """Returns whether the file begins with one of these, to check its type before it is overwritten.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with path.open("rb") as file:
         return file.read(max(map(len, beginnings))).startswith(beginnings)
 
 
-def write_whole(path: Path, content: bytes, writer: str, *, is_private: bool = False) -> None:
-    """Lets `path`, whose folder is made if need be, hold `content`: the old file is seen, or the new one.
+def write_atomically(path: Path, content: bytes, writer: str, *, is_private: bool = False) -> None:
+    """Writes `content` to `path` atomically: readers see either the old file or the new one.
 
-    With `is_private` nobody else may write it, whatever the umask. What an earlier writer of this kind left
-    in the folder when it was killed is removed.
+    A missing directory is created. With `is_private` other users cannot write the file, whatever the
+    umask. Partial files of killed writers of this kind are removed from the directory.
 
     Raises:
-        DdpHpcError: it cannot be written.
+        DdpHpcError: the file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,15 +72,15 @@ def write_whole(path: Path, content: bytes, writer: str, *, is_private: bool = F
         raise DdpHpcError(f"{path}: cannot be written") from error
 
 
-def give_name(partial: Path, target: Path, *, replace: bool) -> None:
-    """Lets the complete file `partial` be `target`, at once and whole.
+def move_into_place(partial: Path, target: Path, *, replace: bool) -> None:
+    """Renames the complete file `partial` to `target` atomically.
 
-    Without `replace` a file that is there is never harmed, whenever it came, save on a
-    file system without hard links: there looking and renaming are two steps.
+    Without `replace` an existing file is never overwritten, even if another process creates it at the
+    same moment. Only on a file system without hard links the check and the renaming are two steps.
 
     Raises:
-        FileExistsError: without `replace`, something has the name already.
-        OSError: the file system refuses.
+        FileExistsError: without `replace`, `target` exists.
+        OSError: the file system reports an error.
     """
     if not replace:
         try:
@@ -89,28 +89,28 @@ def give_name(partial: Path, target: Path, *, replace: bool) -> None:
             raise
         except OSError:
             if os.path.lexists(target):
-                raise FileExistsError(f"{target} is there already") from None
+                raise FileExistsError(f"{target} already exists") from None
         else:
             return
     partial.replace(target)
 
 
-def remove_leftovers(folder: Path, writer: str) -> None:
-    """Removes what killed writers of this kind left in `folder`; what cannot be removed stays.
+def remove_leftovers(directory: Path, writer: str) -> None:
+    """Removes partial files of killed writers of this kind from `directory`; errors are ignored.
 
-    Of this host the files whose process is gone, or is ending after SIGKILL; of other
-    hosts those that nobody has written to for an hour.
+    Files of this host are removed if their process has ended or is ending after SIGKILL, and files of
+    other hosts if they have not changed for an hour.
     """
     pattern = re.compile(
-        # Earlier versions wrote the process id alone. torch compresses what ends in .json.gz.
+        # Earlier versions used only the process id. torch compresses files that end in .json.gz.
         rf"\..+\.{re.escape(writer)}-(?P<home>.+)-(?P<pid>\d+)(?:\.(?P<started>\d*)\.x[0-9a-f]{{8}})?"
         r"\.partial(?:\.json\.gz)?",
         re.DOTALL,
     )
-    # Another user's folder may not be listed.
+    # The directory of another user may not be readable.
     with suppress(OSError):
-        for entry in folder.iterdir():
-            # It may be another user's, or another start tidies up just now.
+        for entry in directory.iterdir():
+            # The file may belong to another user, or another process may be removing it at the same time.
             with suppress(OSError):
                 if (match := pattern.fullmatch(entry.name)) and _is_abandoned(entry, match):
                     entry.unlink()
@@ -125,7 +125,7 @@ def _shortened(name: str) -> str:
 
 
 def process_home() -> str:
-    """Where a process id means one process: the host, and the PID namespace of a container on it."""
+    """Returns the scope in which a process id is unique: the host and the PID namespace of a container."""
     try:
         namespace = Path("/proc/self/ns/pid").stat().st_ino
     except OSError:
@@ -134,10 +134,10 @@ def process_home() -> str:
 
 
 def process_started(pid: int) -> str:
-    """When the process started, which tells it from a later one with its id; empty where it is gone.
+    """Returns the start time of a process, which distinguishes it from a later one with the same id.
 
-    A process that SIGKILL has hit is gone: it writes nothing any more, though its id may stay for
-    a while, until its memory is freed and its parent has waited for it.
+    It is empty if the process has ended. A process that has received SIGKILL counts as ended: it writes
+    nothing any more, although its id exists until its memory is freed and its parent has waited for it.
     """
     fields = process_stat(pid)
     if not fields or _is_killed(pid):
@@ -146,9 +146,9 @@ def process_started(pid: int) -> str:
 
 
 def process_stat(pid: int, thread: str = "") -> list[str]:
-    """The fields of /proc/PID/stat from the state on (proc(5)); empty where it cannot be read.
+    """Returns the fields of /proc/PID/stat from the state on (proc(5)); empty if it cannot be read.
 
-    With `thread` those of this one of its threads.
+    With `thread` they are the fields of this thread.
     """
     try:
         path = Path(f"/proc/{pid}/task/{thread}/stat" if thread else f"/proc/{pid}/stat")
@@ -158,7 +158,7 @@ def process_stat(pid: int, thread: str = "") -> list[str]:
 
 
 def _is_killed(pid: int) -> bool:
-    """Whether the process has ended, or is ending and executes no line of its program any more."""
+    """Returns whether the process has ended, or is ending and no longer executes its program."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
         threads = [process_stat(pid, entry.name) for entry in Path(f"/proc/{pid}/task").iterdir()]
@@ -171,13 +171,13 @@ def _is_killed(pid: int) -> bool:
 
 
 def is_gone(pid: int, started: str | None) -> bool:
-    """Whether the process of this host with that id, which started at that time, has ended.
+    """Returns whether the process of this host with this id and start time has ended.
 
-    `started` is what `process_started` gave for it; with None any process with that id counts.
+    `started` is the result of `process_started`; with None any process with this id counts.
     """
     if now := process_started(pid):
         return started is not None and started != now
-    return not _may_be_anothers(pid)
+    return not _may_be_hidden(pid)
 
 
 def _is_abandoned(entry: Path, name: re.Match[str]) -> bool:
@@ -186,20 +186,20 @@ def _is_abandoned(entry: Path, name: re.Match[str]) -> bool:
     return _clock_s(entry.parent) - entry.stat().st_mtime > _ABANDONED_S
 
 
-def _may_be_anothers(pid: int) -> bool:
-    """Whether there is such a process, of another user: /proc may be mounted so that it is not shown."""
+def _may_be_hidden(pid: int) -> bool:
+    """Returns whether the process exists but belongs to another user: /proc may not show such processes."""
     try:
         os.kill(pid, 0)
     except PermissionError:
         return True
     except (ProcessLookupError, OverflowError):
         return False
-    # Without /proc nothing else can be told of a process of this user.
+    # Without /proc nothing else is known about a process of this user.
     return not Path("/proc/self/stat").exists()
 
 
-def _clock_s(folder: Path) -> float:
-    """Now, by the clock that dates the files in `folder`: it may be another host's, and be wrong."""
-    with tempfile.TemporaryFile(dir=folder, buffering=0) as fresh:
+def _clock_s(directory: Path) -> float:
+    """Returns the time of the clock that dates the files in `directory`, which may be a file server's."""
+    with tempfile.TemporaryFile(dir=directory, buffering=0) as fresh:
         fresh.write(b"x")
         return os.fstat(fresh.fileno()).st_mtime

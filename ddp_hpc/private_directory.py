@@ -1,4 +1,4 @@
-"""Folders in places where others may write too, such as /tmp, whose names anybody can guess."""
+"""Private directories with predictable names in places such as /tmp, where other users can write too."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ import stat
 from pathlib import Path
 
 
-def is_private(folder: Path) -> bool:
-    """Whether `folder` is a directory of this user that nobody else may write to, and no link to one."""
+def is_private(directory: Path) -> bool:
+    """Returns whether only this user owns and can write to `directory`, and it is not a symbolic link."""
     try:
-        status = folder.lstat()
+        status = directory.lstat()
     except OSError:
         return False
     others_may_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not others_may_write
 
 
-def make_private(folder: Path) -> bool:
-    """Makes `folder` with mode 0700 where it is missing; whether it is then private.
+def make_private(directory: Path) -> bool:
+    """Creates `directory` with mode 0700 if it does not exist; returns whether it is private.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    directory.parent.mkdir(parents=True, exist_ok=True)
     try:
-        folder.mkdir(mode=0o700)
+        directory.mkdir(mode=0o700)
     except FileExistsError:
-        return is_private(folder)
+        return is_private(directory)
     return True
 
 
-def others_may_swap_files(folder: Path) -> bool:
-    """Whether another user than root may remove or replace this user's files in `folder`.
+def others_can_replace_files(directory: Path) -> bool:
+    """Returns whether another user than root can remove or replace this user's files in `directory`.
 
-    Its owner may, and whoever may write to it, unless it is sticky as /tmp is.
+    The owner of the directory can, and every user who can write to it, unless it is sticky like /tmp.
 
     Raises:
-        OSError: it cannot be looked at.
+        OSError: the directory cannot be accessed.
     """
-    status = folder.stat()
+    status = directory.stat()
     if status.st_uid not in (0, os.geteuid()):
         return True
     return bool(status.st_mode & stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX

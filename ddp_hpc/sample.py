@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ddp_hpc.training.snapshots.snapshot_files import Snapshot
     from ddp_hpc.training.tasks.decoder import Decoder
 
-# What `python -m data_gen text` writes behind each file: a file begins behind it.
+# `python -m data_gen text` writes this byte after each file, so a new file begins after it.
 _END_OF_FILE = b"\0"
 _NUM_BYTES = 256
 _EXAMPLES = """\b
@@ -59,7 +59,7 @@ def command(snapshot: Path, prompt: str, num_bytes: int, temperature: float, see
 
     from ddp_hpc.training.snapshots.snapshot_files import read_named
 
-    # What one byte takes is too little to share, and the text does not depend on the number of cores then.
+    # Generating a byte is too little work for several threads, and the text must not depend on their number.
     torch.set_num_threads(1)
     model = load_decoder(read_named(snapshot))
     start = os.fsencode(prompt)
@@ -71,10 +71,10 @@ def command(snapshot: Path, prompt: str, num_bytes: int, temperature: float, see
 
 
 def load_decoder(snapshot: Snapshot) -> Decoder:
-    """The decoder of bytes in a snapshot, on the CPU.
+    """Loads a byte-level decoder from a snapshot, on the CPU.
 
     Raises:
-        DataError: it is of another model, or of tokens that are no bytes.
+        DataError: the snapshot is from another model, or the tokens are not bytes.
     """
     from ddp_hpc.training.tasks.decoder import Decoder, decoder
     from ddp_hpc.training.tasks.task import SampleSpec
@@ -92,7 +92,7 @@ def load_decoder(snapshot: Snapshot) -> Decoder:
         model.load_state_dict(snapshot.model)
     except (KeyError, TypeError, ValueError, SyntaxError, RuntimeError) as error:
         raise DataError(
-            f"{snapshot.path} does not fit the decoder of this ddp-hpc; use the version that trained it"
+            f"{snapshot.path} does not match the decoder of this ddp-hpc; use the version that trained it"
         ) from error
     if num_tokens != _NUM_BYTES:
         raise DataError(
@@ -104,10 +104,10 @@ def load_decoder(snapshot: Snapshot) -> Decoder:
 
 
 def generate(model: Decoder, prompt: bytes, num_bytes: int, temperature: float, seed: int) -> Iterator[bytes]:
-    """One byte after the other, each from the last `model.length` before it.
+    """Yields one byte after the other, each predicted from the last `model.length` bytes.
 
     Raises:
-        DdpHpcError: the model gives no numbers.
+        DdpHpcError: the output of the model is not finite.
     """
     import torch
 
@@ -134,9 +134,9 @@ def main(argv: list[str] | None = None) -> NoReturn:
     try:
         code = exit_code_of(command, "python -m ddp_hpc.sample", argv)
     except OSError as error:
-        click.echo(f"error: cannot write the text ({error.strerror}); write it to a file with room", err=True)
+        click.echo(f"error: cannot write the text ({error.strerror}); free disk space", err=True)
         code = EXIT_FAILED
-        # Python must not try to flush into it again at exit.
+        # Python must not flush to it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(code)
 

@@ -1,8 +1,8 @@
-"""TOML into frozen dataclasses. Every complaint names the file and the line.
+"""Reads TOML into frozen dataclasses. Every error names the file and the line.
 
 A dataclass is the schema: its field names are the keys, its annotations the
-types. Understood are `str`, `int`, `float`, `bool`, `tuple[X, ...]`,
-`dict[str, str]`, `X | None` and other such dataclasses.
+types. Supported types are `str`, `int`, `float`, `bool`, `tuple[X, ...]`,
+`dict[str, str]`, `X | None` and nested dataclasses of this kind.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _Path = tuple[_Step, ...]
 
 
 def read_toml(path: Path, cls: type[T], *, table: str = "", base: Callable[[str], Path] | None = None) -> T:
-    """The file at `path` as a `cls`; with `table`, only that table of the file, which may be missing.
+    """Returns the file at `path` as a `cls`; with `table`, only that table of the file, which may be missing.
 
-    With `base`, a key `extends` names another file, which `base` finds: this one's
-    tables are merged into that one's key by key, and its other values, lists too,
-    take the place of that one's.
+    With `base`, the key `extends` names another file, whose path `base` returns. The
+    tables of this file are merged into those of the other file key by key; other
+    values, including lists, replace those of the other file.
 
     Raises:
-        RequestError: where the file cannot be read or does not fit `cls`, or files extend
-            each other in a ring.
+        RequestError: the file cannot be read or does not match `cls`, or files extend each
+            other in a cycle.
     """
     text = _read_text(path)
     document = _parse(text, str(path))
@@ -44,11 +44,11 @@ def read_toml(path: Path, cls: type[T], *, table: str = "", base: Callable[[str]
 
 
 def parse_toml(text: str, cls: type[T], *, source: str, table: str = "") -> T:
-    """`text`, or that table of it, as a `cls`; `source` is what error messages call the text.
+    """Returns `text`, or one table of it, as a `cls`; `source` is the name of the text in error messages.
 
     Raises:
-        RequestError: broken TOML, an unknown or missing key, a value of another
-            type, or a value that `cls` itself refuses.
+        RequestError: the text is not TOML, or has an unknown or missing key, a value of the
+            wrong type, or a value that `cls` rejects.
     """
     return _fit(_parse(text, source), cls, text, source, table)
 
@@ -73,9 +73,9 @@ def _parse(text: str, source: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as err:
-        raise RequestError(f"{source}: is not TOML: {err}; mend that line") from err
+        raise RequestError(f"{source}: is not valid TOML: {err}; fix that line") from err
     except RecursionError as err:
-        raise RequestError(f"{source}: is nested too deeply; write it flatter") from err
+        raise RequestError(f"{source}: is nested too deeply; use fewer levels") from err
 
 
 def _extended(document: dict[str, Any], path: Path, base: Callable[[str], Path]) -> dict[str, Any]:
@@ -83,11 +83,11 @@ def _extended(document: dict[str, Any], path: Path, base: Callable[[str], Path])
     merged = document
     while name := document.get("extends"):
         if not isinstance(name, str):
-            raise RequestError(f'{chain[-1]}: "extends" is {name!r}; the name of a profile is needed')
+            raise RequestError(f'{chain[-1]}: "extends" must be the name of a profile (got {name!r})')
         below = base(name)
         if any(below.resolve() == known.resolve() for known in chain):
-            ring = " -> ".join(known.stem for known in [*chain, below])
-            raise RequestError(f"{path}: extends itself ({ring}); break the ring")
+            cycle = " -> ".join(known.stem for known in [*chain, below])
+            raise RequestError(f"{path}: extends itself ({cycle}); remove one of these extends")
         chain.append(below)
         document = _parse(_read_text(below), str(below))
         merged = _merged(document, merged)
@@ -103,7 +103,7 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Reader:
-    """Walks the parsed document beside its dataclasses, so that errors can look the line up in the text."""
+    """Converts the parsed document to dataclasses; errors contain the line in the text."""
 
     def __init__(self, text: str, source: str) -> None:
         self._text = text
@@ -114,12 +114,12 @@ class _Reader:
         known = {f.name: f for f in fields(cls)}
         for key in table:
             if key not in known:
-                hint = nearest(key, list(known)) or f"; known here: {', '.join(known)}"
+                hint = nearest(key, list(known)) or f"; known keys: {', '.join(known)}"
                 raise self._error((*path, key), f'unknown key "{key}"{hint}')
         needed = [name for name, f in known.items() if f.default is MISSING and f.default_factory is MISSING]
         for key in needed:
             if key not in table:
-                raise self._error(path, f'"{key}" is missing here; add it')
+                raise self._error(path, f'the key "{key}" is missing; add it')
         values = {key: self.value(value, hints[key], (*path, key)) for key, value in table.items()}
         try:
             return cls(**values)
@@ -161,12 +161,12 @@ class _Reader:
 
 
 def find_line(text: str, path: _Path) -> int:
-    """The line, counted from 1, that gives `path` its value, or of the nearest table around it; else 0.
+    """Returns the line of `path`, counted from 1, or that of the innermost table around it; 0 if not found.
 
-    It looks for headers and keys only, as tomllib does not tell positions; an
-    element of a list is found where its list begins.
+    It searches for headers and keys, as tomllib does not provide positions. For an
+    element of a list it returns the first line of the list.
     """
-    # Compiled here, since the login node's commands need them for errors alone.
+    # Compiled here, because commands on the login node need these patterns only for errors.
     header_pattern = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?")
     word = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
     key_pattern = re.compile(rf"\s*({word}(?:\s*\.\s*{word})*)\s*=")

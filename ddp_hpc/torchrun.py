@@ -1,6 +1,6 @@
 """`python -m ddp_hpc.torchrun`: torchrun with the rendezvous backend `ddp-hpc`, for `torchrun_script.sh`.
 
-Takes torchrun's arguments. Ranks do not outlive the agent: if it is killed, they are ended.
+It takes torchrun's arguments. If the agent is killed, its ranks are ended too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""`python -m ddp_hpc.train`: parse, discover, rendezvous, ensure the data, train.
+"""`python -m ddp_hpc.train`: parse options, discover ranks, rendezvous, prepare the data, train.
 
-The same code whether one process was started or mpiexec, srun or torchrun
-started many. Everything that does something lives below it: `training/session.py`
-connects the ranks, `training/ending.py` turns errors into one line for the whole
-job and an exit code.
+The same code runs in a single process and in ranks started by mpiexec, srun or torchrun.
+`training/session.py` connects the ranks, and `training/health/shutdown.py` converts errors to one
+line for the whole job and an exit code.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from ddp_hpc.discovery.launcher_environment import peek_rank
 from ddp_hpc.errors import EXIT_INTERRUPTED, EXIT_WRONG_REQUEST, RequestError
 from ddp_hpc.options import click_options, toml_defaults
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.health.error_election import Claim
-from ddp_hpc.training.health.shutdown import Parts, end_stopped, speak
+from ddp_hpc.training.health.error_election import ErrorElection
+from ddp_hpc.training.health.shutdown import Parts, end_stopped, print_error
 from ddp_hpc.training.session import introduce, session, start_watching
 from ddp_hpc.version import __version__
 
@@ -61,7 +60,7 @@ def _read_config(context: click.Context, _: click.Parameter, path: Path | None) 
 def command(**options: Any) -> None:
     """Train a model on every rank that the launcher started, on GPUs with NCCL, on CPUs with gloo.
 
-    With no option at all: the default Transformer on synthetic data, 10 epochs.
+    Without options: the default Transformer on synthetic data, for 10 epochs.
     """
     config = TrainConfig.of(**options)
     if config.process_group.discovery == "device_count":
@@ -77,13 +76,13 @@ def main(argv: list[str] | None = None) -> NoReturn:
     except click.exceptions.Exit as stop:  # --help and --version
         code = stop.exit_code
     except click.ClickException as error:
-        # Every rank got the same wrong line: one of them says so.
+        # All ranks have the same invalid command line, so only one reports it.
         if peek_rank(os.environ) == 0:
             error.show()
         code = error.exit_code
     except RequestError as error:
         if peek_rank(os.environ) == 0:
-            speak(Claim.FIRST, str(error), None)
+            print_error(ErrorElection.WON, str(error), None)
         code = error.exit_code
     except (KeyboardInterrupt, click.Abort):
         code = EXIT_INTERRUPTED
@@ -91,13 +90,13 @@ def main(argv: list[str] | None = None) -> NoReturn:
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError:
-        # Python would end with 120 where the log cannot be written: that is no failure of the training.
+        # If the log cannot be written, Python would exit with code 120, although the training succeeded.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(code)
 
 
 def _run(config: TrainConfig) -> None:
-    """Everything after parsing. Leaves by ending the process where it fails."""
+    """Runs the training after parsing. Ends the process on failure."""
     parts = Parts()
     parallel = config.parallel
     with session(
@@ -107,14 +106,14 @@ def _run(config: TrainConfig) -> None:
         cpu_offload=parallel.cpu_offload,
     ) as group:
         stopped = _train(config, group, parts)
-    # torchrun would start again what ends with another code than 0; the run folder's `state` tells.
+    # torchrun restarts ranks that exit with a code other than 0. The state file has the result.
     if stopped and group.world.launcher != "torchrun":
         end_stopped(group.world)
 
 
 def _train(config: TrainConfig, group: Group, parts: Parts) -> str:
-    """Data, training, summary; gives why it stopped before its end. Collective: every rank must call this."""
-    from ddp_hpc.training.health.run_lifecycle import survive
+    """Trains; returns why the run stopped early, or nothing. Collective: every rank must call this."""
+    from ddp_hpc.training.health.run_lifecycle import manage_run
     from ddp_hpc.training.tasks.task_setup import set_up
     from ddp_hpc.training.telemetry.metrics_file import check_outputs
     from ddp_hpc.training.telemetry.progress_bar import Progress
@@ -128,16 +127,18 @@ def _train(config: TrainConfig, group: Group, parts: Parts) -> str:
     group.agree(check_outputs(outputs, config.data.path) if world.rank == 0 else "", EXIT_WRONG_REQUEST)
     task, samples = set_up(config, group, progress)
 
-    with survive(config, group, progress, last_words=parts.last_words, is_lost=parts.is_lost) as survival:
-        parts.survival = survival
-        heart = start_watching(
-            config.health.hang_timeout_s, config.process_group.timeout_s, group, parts, survival.stacks
+    with manage_run(
+        config, group, progress, end_before_kill=parts.end_before_kill, is_lost=parts.is_lost
+    ) as lifecycle:
+        parts.lifecycle = lifecycle
+        heartbeat = start_watching(
+            config.health.hang_timeout_s, config.process_group.timeout_s, group, parts, lifecycle.stacks
         )
-        if heart.note:
-            progress.say(f"note: {heart.note}")
+        if heartbeat.note:
+            progress.say(f"note: {heartbeat.note}")
         with _traced(config.telemetry, group) as trace:
-            result = train(config, group, task, samples, progress, survival, heart, trace)
-        heart.close()
+            result = train(config, group, task, samples, progress, lifecycle, heartbeat, trace)
+        heartbeat.close()
     samples.close()
     here = f" ({result.steps - result.resumed_from} here)" if result.resumed_from else ""
     if result.stopped:
@@ -153,7 +154,7 @@ def _train(config: TrainConfig, group: Group, parts: Parts) -> str:
         )
     )
     trained = result.steps > result.resumed_from
-    # A run that was done already has no speed to tell, and its summary may be there.
+    # Without new steps there is no speed to report: keep the summary of an earlier attempt.
     if (
         config.telemetry.summary is not None
         and world.rank == 0
@@ -164,14 +165,14 @@ def _train(config: TrainConfig, group: Group, parts: Parts) -> str:
 
 
 def _traced(telemetry: TelemetryConfig, group: Group) -> AbstractContextManager[Trace]:
-    from ddp_hpc.training.telemetry.profiler import traced
+    from ddp_hpc.training.telemetry.profiler import record_trace
 
     rank = group.world.rank
     records = telemetry.trace_ranks is None or rank in telemetry.trace_ranks
     wait, warmup, active, repeat = telemetry.trace_window
-    folder = telemetry.trace_dir if records else None
-    return traced(
-        folder, rank, group.world.world_size, group.device,
+    directory = telemetry.trace_dir if records else None
+    return record_trace(
+        directory, rank, group.world.world_size, group.device,
         wait=wait, warmup=warmup, active=active, repeat=repeat,
         with_stack=telemetry.trace_stacks, with_flops=telemetry.trace_flops,
         max_mib=telemetry.trace_max_mib,
@@ -179,7 +180,7 @@ def _traced(telemetry: TelemetryConfig, group: Group) -> AbstractContextManager[
 
 
 def _become_torchrun() -> NoReturn:
-    """One process turns into one rank per device of this node, by torchrun, which does that well."""
+    """Replaces this process by torchrun, which starts one rank per device of this node."""
     import torch
 
     from ddp_hpc.training.process_group.devices import device_kind
@@ -187,7 +188,7 @@ def _become_torchrun() -> NoReturn:
     kind = device_kind("auto")
     count = 1 if kind == "cpu" else torch.get_device_module(kind).device_count()
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-    # Of an option that is given twice the last counts.
+    # The last value of a repeated option counts.
     training = ["-m", "ddp_hpc.train", *sys.argv[1:], "--discovery", "auto"]
     os.execv(sys.executable, [sys.executable, *torchrun, *training])  # noqa: S606 - an argv list
 

@@ -1,4 +1,4 @@
-"""Walltimes and byte sizes: read once, spelled per scheduler."""
+"""Parsing and formatting of walltimes, durations and byte sizes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _BYTES = re.compile(r"(\d{1,15}(?:\.\d{1,15})?) ?([KMGTP]iB|B)?", re.ASCII)
 
 
 def parse_walltime_s(text: str) -> int:
-    """Seconds of `HH:MM:SS`, `D-HH:MM:SS`, or a short form such as `90m`, `2h` and `1h30m`.
+    """Returns the seconds of `HH:MM:SS`, `D-HH:MM:SS`, or a short form such as `90m`, `2h` and `1h30m`.
 
-    Two fields are refused: PBS and Slurm both read `25:30` as minutes and
-    seconds where most people mean hours and minutes.
+    Two fields are rejected: PBS and Slurm both read `25:30` as minutes and
+    seconds, but most users mean hours and minutes.
 
     Raises:
-        RequestError: for any other spelling, minutes or seconds above 59, or no time at all.
+        RequestError: the text has another format, minutes or seconds above 59, or is zero.
     """
     how = "write HH:MM:SS, such as 01:30:00"
     word = text.strip()
@@ -34,9 +34,11 @@ def parse_walltime_s(text: str) -> int:
         )
         for name, value, limit in (("minutes", minutes, 59), ("seconds", seconds, 59)):
             if value > limit:
-                raise RequestError(f"walltime {text!r}: {value} {name} are more than {limit}; {how}")
+                raise RequestError(f"walltime {text!r}: {name} must be at most {limit} (got {value}); {how}")
         if full["days"] and hours > 23:
-            raise RequestError(f"walltime {text!r}: {hours} hours beside a day count are more than 23; {how}")
+            raise RequestError(
+                f"walltime {text!r}: hours must be at most 23 if days are given (got {hours}); {how}"
+            )
     elif word and (short := _SHORT.fullmatch(word)):
         days, hours, minutes = (int(v or 0) for v in short.group("days", "hours", "minutes"))
         seconds = 0
@@ -48,12 +50,12 @@ def parse_walltime_s(text: str) -> int:
         raise RequestError(f"walltime {text!r} is not a time; {how}")
     total_s = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     if total_s == 0:
-        raise RequestError(f"walltime {text!r} is no time at all; {how}")
+        raise RequestError(f"walltime {text!r} is zero; {how}")
     return total_s
 
 
 def format_walltime(walltime_s: int) -> str:
-    """`HH:MM:SS`, which PBS and Slurm read alike; hours may pass 24.
+    """Returns `HH:MM:SS`, which PBS and Slurm read in the same way; hours can exceed 24.
 
     >>> format_walltime(5400)
     '01:30:00'
@@ -64,7 +66,7 @@ def format_walltime(walltime_s: int) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """A number of things.
+    """Returns a number with its noun in the singular or plural.
 
     >>> counted(1, "rank"), counted(2, "rank")
     ('1 rank', '2 ranks')
@@ -73,7 +75,7 @@ def counted(number: int, what: str) -> str:
 
 
 def duration(duration_s: float) -> str:
-    """A time for people, to three digits.
+    """Returns a readable duration with three digits.
 
     >>> duration(0.0728)
     '72.8 ms'
@@ -86,7 +88,7 @@ def duration(duration_s: float) -> str:
 
 
 def format_bytes(num_bytes: float) -> str:
-    """A size for people, in powers of 1024.
+    """Returns a readable size in powers of 1024.
 
     >>> format_bytes(90177536)
     '86.0 MiB'
@@ -100,16 +102,16 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of `4096`, `64KiB` or `1.5 MiB`: what `format_bytes` writes and people type.
+    """Returns the bytes of `4096`, `64KiB` or `1.5 MiB`, the format of `format_bytes`.
 
     Raises:
-        RequestError: for any other spelling (`MB` may mean 1000 or 1024), a part of a byte, or no bytes.
+        RequestError: the text has another format (`MB` is ambiguous), or is not a positive number of bytes.
     """
     match = _BYTES.fullmatch(text.strip())
     size = Fraction(match[1]) * 1024 ** _BINARY_UNITS.index(match[2] or "B") if match else None
     if size is None or size.denominator != 1 or size == 0:
         raise RequestError(
-            f"{text[:40]!r} is no size in bytes; write a number above 0 with {', '.join(_BINARY_UNITS[:4])} "
-            "or nothing behind it, such as 64KiB"
+            f"{text[:40]!r} is not a size; use a number above 0, optionally with the unit "
+            f"{', '.join(_BINARY_UNITS[:4])}, such as 64KiB"
         )
     return int(size)

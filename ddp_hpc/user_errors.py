@@ -14,36 +14,39 @@ _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib"
 
 
 def message_of(error: BaseException) -> str:
-    """The error's message. str() of a KeyError is the repr of its argument."""
+    """Returns the error's message. str() of a KeyError would be the repr of its argument."""
     return str(error.args[0] if isinstance(error, KeyError) and error.args else error)
 
 
-def told(error: BaseException) -> str:
-    """`ValueError: bad width (mine.py:12 in forward)`: the innermost place in the user's own code."""
-    words = " ".join(message_of(error).split())
-    if len(words) > _MAX_CHARS:
-        words = words[: _MAX_CHARS - 3] + "..."
+def describe_error(error: BaseException) -> str:
+    """Returns the error with its innermost location in the user's own code.
+
+    Example: `ValueError: bad width (mine.py:12 in forward)`.
+    """
+    text = " ".join(message_of(error).split())
+    if len(text) > _MAX_CHARS:
+        text = text[: _MAX_CHARS - 3] + "..."
     kind = type(error).__name__
     place = _place(error)
-    return (f"{kind}: {words}" if words else kind) + (f" ({place})" if place else "")
+    return (f"{kind}: {text}" if text else kind) + (f" ({place})" if place else "")
 
 
 def traceback_of(error: BaseException) -> str:
-    """The complete traceback, as Python prints it."""
+    """Returns the complete traceback, as Python prints it."""
     return "".join(traceback.format_exception(error))
 
 
-def keep_traceback(text: str, folder: Path | None, name: str) -> Path:
-    """Writes the file `name` to `folder`, or to a new directory without one; only this user can read it.
+def write_traceback(text: str, directory: Path | None, name: str) -> Path:
+    """Writes the file `name` to `directory`, or to a new temporary one; only this user can read it.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
-    if folder is None:
-        folder = Path(tempfile.mkdtemp(prefix="ddp-hpc-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / name
-    path.unlink(missing_ok=True)  # of an attempt before
+    if directory is None:
+        directory = Path(tempfile.mkdtemp(prefix="ddp-hpc-"))
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / name
+    path.unlink(missing_ok=True)  # from an earlier attempt
     with open(path, "x", encoding="utf-8", errors="backslashreplace", opener=_private) as file:
         file.write(text.rstrip("\n") + "\n")
     return path
@@ -60,7 +63,7 @@ def _place(error: BaseException) -> str:
 
 
 def _is_library(filename: str) -> bool:
-    if filename.startswith("<"):  # of frozen or generated code
+    if filename.startswith("<"):  # frozen or generated code
         return True
     path = Path(filename).resolve()
-    return path.is_relative_to(_OURS) or any(path.is_relative_to(folder) for folder in _LIBRARIES)
+    return path.is_relative_to(_OURS) or any(path.is_relative_to(directory) for directory in _LIBRARIES)

@@ -1,4 +1,4 @@
-"""Where templates/, profiles/ and jobs/ are found."""
+"""The locations of templates/, profiles/ and jobs/."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ PROJECT = '[project]\nname = "ddp-hpc"\n'
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package folder of its own, with nothing beside it."""
+    """A package directory without siblings."""
     folder = tmp_path / "checkout" / "ddp_hpc"
     folder.mkdir(parents=True)
     monkeypatch.setattr(assets, "_PACKAGE", folder)
     return folder
 
 
-def test_the_folder_inside_an_installed_package_comes_first(package: Path) -> None:
+def test_the_directory_inside_an_installed_package_has_precedence(package: Path) -> None:
     (package / "_assets" / "templates").mkdir(parents=True)
     (package.parent / "templates").mkdir()
     (package.parent / "pyproject.toml").write_text(PROJECT)
-    assert assets.asset_folder("templates") == package / "_assets" / "templates"
+    assert assets.asset_directory("templates") == package / "_assets" / "templates"
 
 
-def test_in_a_checkout_it_is_the_sibling_of_the_package(package: Path) -> None:
+def test_in_a_checkout_the_directory_is_next_to_the_package(package: Path) -> None:
     (package.parent / "templates").mkdir()
     (package.parent / "pyproject.toml").write_text(PROJECT)
-    assert assets.asset_folder("templates") == package.parent / "templates"
+    assert assets.asset_directory("templates") == package.parent / "templates"
 
 
 @pytest.mark.parametrize("project", [None, '[project]\nname = "another"\n'])
-def test_a_sibling_without_our_project_file_is_somebody_elses(package: Path, project: str | None) -> None:
+def test_a_directory_without_the_project_file_is_ignored(package: Path, project: str | None) -> None:
     (package.parent / "templates").mkdir()
     if project:
         (package.parent / "pyproject.toml").write_text(project)
-    with pytest.raises(DdpHpcError, match="install ddp-hpc again"):
-        assets.asset_folder("templates")
+    with pytest.raises(DdpHpcError, match="reinstall ddp-hpc"):
+        assets.asset_directory("templates")
 
 
-def test_the_users_own_folder_follows_the_xdg_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_user_directory_follows_xdg_config_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", "/somewhere")
-    assert assets.user_folder("profiles") == Path("/somewhere/ddp-hpc/profiles")
+    assert assets.user_directory("profiles") == Path("/somewhere/ddp-hpc/profiles")
     monkeypatch.delenv("XDG_CONFIG_HOME")
-    assert assets.user_folder("profiles") == Path.home() / ".config" / "ddp-hpc" / "profiles"
+    assert assets.user_directory("profiles") == Path.home() / ".config" / "ddp-hpc" / "profiles"

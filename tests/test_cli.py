@@ -1,4 +1,4 @@
-"""`ddp-hpc` as a user meets it: a process with stdout, stderr and an exit code."""
+"""The command `ddp-hpc` as a process: stdout, stderr and exit code."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ddp_hpc.cli import cli
 from tests.batch.conftest import ROOT, clean_environ, run_cli
 
 
-def refused(*args: str, cwd: Path | None = None, **environ: str) -> str:
-    """The one line on stderr of a request that is wrong; nothing on stdout, exit code 2."""
+def error_of(*args: str, cwd: Path | None = None, **environ: str) -> str:
+    """Return the error line of an invalid request; check that stdout is empty and the exit code is 2."""
     done = run_cli(*args, cwd=cwd, **environ)
     assert done.returncode == 2, done.stderr
     assert done.stdout == b""
@@ -28,55 +28,56 @@ def refused(*args: str, cwd: Path | None = None, **environ: str) -> str:
     return last
 
 
-def test_the_script_alone_goes_to_stdout_and_the_choice_of_profile_to_stderr() -> None:
+def test_render_prints_only_the_script_on_stdout_and_the_profile_on_stderr() -> None:
     done = run_cli("render", "--profile", "local")
     assert done.returncode == 0
     assert done.stdout.startswith(b"#!/bin/bash\n# Written by ddp-hpc ")
     assert done.stderr == b"profile local: named by --profile\n"
 
 
-def test_the_file_of_o_is_executable_and_equals_stdout(tmp_path: Path) -> None:
+def test_the_output_file_is_executable_and_equals_stdout(tmp_path: Path) -> None:
     run_cli("render", "--profile", "local", "-o", "job.sh", cwd=tmp_path)
     assert (tmp_path / "job.sh").read_bytes() == run_cli("render", "--profile", "local").stdout
     assert (tmp_path / "job.sh").stat().st_mode & 0o777 == 0o755
 
 
-def test_a_refused_request_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+def test_a_rejected_request_does_not_change_the_output_file(tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text("precious")
-    refused("render", "--profile", "local", "--nodes", "0", "-o", "job.sh", cwd=tmp_path)
+    error_of("render", "--profile", "local", "--nodes", "0", "-o", "job.sh", cwd=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["job.sh"]
     assert (tmp_path / "job.sh").read_text() == "precious"
 
 
-def test_an_old_script_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
+def test_an_existing_script_is_replaced_without_temporary_files(tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text("old")
     assert run_cli("render", "--profile", "local", "-o", "job.sh", cwd=tmp_path).returncode == 0
     assert (tmp_path / "job.sh").read_text() != "old"
     assert [path.name for path in tmp_path.iterdir()] == ["job.sh"]
 
 
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    said = refused("render", "--profile", "local", "-o", "no/job.sh", cwd=tmp_path)
+def test_a_missing_directory_is_reported(tmp_path: Path) -> None:
+    message = error_of("render", "--profile", "local", "-o", "no/job.sh", cwd=tmp_path)
     assert (
-        said == "error: cannot write no/job.sh: the directory no does not exist. Create it first (mkdir -p)."
+        message
+        == "error: cannot write no/job.sh: the directory no does not exist. Create it first (mkdir -p)."
     )
 
 
-@pytest.mark.parametrize("target", ["folder", "pipe"])
-def test_only_a_plain_file_is_replaced(tmp_path: Path, target: str) -> None:
-    (tmp_path / "folder").mkdir()
+@pytest.mark.parametrize("target", ["directory", "pipe"])
+def test_only_regular_files_are_replaced(tmp_path: Path, target: str) -> None:
+    (tmp_path / "directory").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    assert "is not a regular file" in refused("render", "--profile", "local", "-o", target, cwd=tmp_path)
+    assert "is not a regular file" in error_of("render", "--profile", "local", "-o", target, cwd=tmp_path)
 
 
-def test_a_file_system_that_refuses_is_an_error_in_one_line() -> None:
+def test_a_write_error_is_one_line() -> None:
     done = run_cli("render", "--profile", "local", "-o", "/proc/job.sh")
     assert done.returncode == 1
     assert done.stderr.decode().splitlines()[-1].startswith("error: cannot write /proc/job.sh: ")
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (["--profile", "poalris"], "unknown profile 'poalris' (did you mean \"polaris\"?)"),
         (["--profile", "../polaris"], "unknown profile"),
@@ -90,21 +91,24 @@ def test_a_file_system_that_refuses_is_an_error_in_one_line() -> None:
         (["--step", "--profile", "polaris"], "--step cannot be combined with --profile"),
     ],
 )
-def test_a_wrong_request_is_one_line_and_exit_code_2(args: list[str], said: str) -> None:
-    assert said in refused("render", *args)
+def test_an_invalid_request_is_reported_in_one_line_with_exit_code_2(args: list[str], message: str) -> None:
+    assert message in error_of("render", *args)
 
 
-def test_an_unknown_option_is_exit_code_2_with_the_nearest_one() -> None:
+def test_an_unknown_option_exits_with_2_and_suggests_the_nearest_one() -> None:
     done = run_cli("render", "--node", "2", "--walltme", "1h")
     assert done.returncode == 2
     assert b"No such option" in done.stderr
 
 
-def test_an_unknown_command_is_exit_code_2_with_the_nearest_one() -> None:
-    assert refused("rendre") == "error: 'rendre' is no command (did you mean \"render\"?); see ddp-hpc --help"
+def test_an_unknown_command_exits_with_2_and_suggests_the_nearest_one() -> None:
+    assert (
+        error_of("rendre")
+        == "error: 'rendre' is not a command (did you mean \"render\"?); see ddp-hpc --help"
+    )
 
 
-def test_every_command_in_the_list_is_there_under_its_name_with_a_help() -> None:
+def test_every_listed_command_exists_and_has_a_help_text() -> None:
     for name in cli.list_commands(click.Context(cli)):
         command = cli.get_command(click.Context(cli), name)
         assert command is not None
@@ -112,7 +116,7 @@ def test_every_command_in_the_list_is_there_under_its_name_with_a_help() -> None
         assert command.help
 
 
-def test_everything_after_the_first_word_of_the_command_belongs_to_it() -> None:
+def test_options_after_the_program_belong_to_the_job_command() -> None:
     done = run_cli("render", "--profile", "local", "python", "train.py", "--nodes", "7")
     assert b"\n  ddp-hpc exec -- python train.py --nodes 7 &\n" in done.stdout
     assert (
@@ -121,7 +125,7 @@ def test_everything_after_the_first_word_of_the_command_belongs_to_it() -> None:
     )
 
 
-def test_the_account_may_come_from_the_environment() -> None:
+def test_the_account_is_read_from_the_environment() -> None:
     done = run_cli("render", "--profile", "polaris", DDP_HPC_ACCOUNT="Proj")
     assert b"\n#PBS -A Proj\n" in done.stdout
     assert b"--account Proj" in done.stdout
@@ -129,26 +133,26 @@ def test_the_account_may_come_from_the_environment() -> None:
     assert b"\n#PBS -A Mine\n" in done.stdout
 
 
-def test_the_account_of_the_environment_does_not_disturb_a_machine_without_scheduler() -> None:
+def test_an_account_in_the_environment_is_ignored_without_a_scheduler() -> None:
     assert run_cli("render", "--profile", "local", DDP_HPC_ACCOUNT="Proj").returncode == 0
 
 
-def test_a_site_that_wants_an_account_is_rendered_for_all_the_same_with_a_warning() -> None:
+def test_a_missing_account_is_only_a_warning() -> None:
     done = run_cli("render", "--profile", "polaris")
     assert done.returncode == 0
     assert b"warning: Polaris (ALCF) requires an account" in done.stderr
 
 
-def test_the_profile_may_come_from_the_job_file(tmp_path: Path) -> None:
+def test_the_profile_is_read_from_the_job_file(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text('profile = "generic_pbs"\nnodes = 3\n')
     done = run_cli("render", "--job", "job.toml", "--nodes", "4", cwd=tmp_path)
     assert done.stderr.startswith(b"profile generic_pbs: named by the job file\n")
-    assert b"--gpus-per-node" in done.stderr, "a profile without GPU facts asks for none, and says so"
+    assert b"--gpus-per-node" in done.stderr, "without GPU facts in the profile, a warning is printed"
     assert b"#PBS -l select=4:ncpus=1:mpiprocs=1\n" in done.stdout
-    assert b"job.toml" not in done.stdout  # the header writes the script again without the file
+    assert b"job.toml" not in done.stdout  # the command in the header does not need the file
 
 
-def test_bytes_that_are_no_utf8_come_out_as_they_went_in() -> None:
+def test_arguments_that_are_not_utf8_are_preserved() -> None:
     argv = [
         sys.executable.encode(),
         b"-m",
@@ -164,7 +168,7 @@ def test_bytes_that_are_no_utf8_come_out_as_they_went_in() -> None:
     assert b"\n  ./run '\xff' &\n" in done.stdout
 
 
-def test_the_step_script_is_the_same_wherever_it_is_written() -> None:
+def test_the_step_script_is_the_same_for_stdout_and_files() -> None:
     assert run_cli("render", "--step").stdout == (ROOT / "jobs" / "torchrun_script.sh").read_bytes()
 
 
@@ -176,20 +180,20 @@ def test_profiles_are_listed_with_scheduler_and_date() -> None:
     )
 
 
-def test_a_profile_is_shown_as_its_file_is() -> None:
+def test_profiles_show_prints_the_file() -> None:
     assert run_cli("profiles", "show", "polaris").stdout == (ROOT / "profiles" / "polaris.toml").read_bytes()
-    assert 'did you mean "polaris"' in refused("profiles", "show", "polari")
+    assert 'did you mean "polaris"' in error_of("profiles", "show", "polari")
 
 
-def test_a_broken_profile_of_the_user_is_named_with_its_line(tmp_path: Path) -> None:
-    folder = tmp_path / "ddp-hpc" / "profiles"
-    folder.mkdir(parents=True)
-    (folder / "mine.toml").write_text('title = "x"\nschedular = "pbs"\n')
-    said = refused("render", "--profile", "mine", XDG_CONFIG_HOME=str(tmp_path))
-    assert 'mine.toml:2: unknown key "schedular" (did you mean "scheduler"?)' in said
+def test_an_error_in_a_user_profile_is_reported_with_its_line(tmp_path: Path) -> None:
+    directory = tmp_path / "ddp-hpc" / "profiles"
+    directory.mkdir(parents=True)
+    (directory / "mine.toml").write_text('title = "x"\nschedular = "pbs"\n')
+    message = error_of("render", "--profile", "mine", XDG_CONFIG_HOME=str(tmp_path))
+    assert 'mine.toml:2: unknown key "schedular" (did you mean "scheduler"?)' in message
 
 
-def test_version_and_help() -> None:
+def test_version_and_help_are_printed() -> None:
     assert run_cli("--version").stdout.decode().strip().endswith(__version__)
     for command in ([], ["render"], ["profiles"], ["profiles", "list"], ["profiles", "show"], ["env"]):
         done = run_cli(*command, "--help")
@@ -207,14 +211,14 @@ def test_shell_completion_knows_the_commands() -> None:
     assert run_cli(**environ).stdout == b"plain,render\n"
 
 
-def test_a_reader_that_goes_away_is_not_a_traceback() -> None:
+def test_a_closed_pipe_causes_no_traceback() -> None:
     argv = f"{sys.executable} -m ddp_hpc profiles show polaris | true"
     done = subprocess.run(["bash", "-c", argv], env=clean_environ(), capture_output=True, timeout=60)
     assert done.stderr == b""
 
 
-def test_ctrl_c_is_exit_code_130(tmp_path: Path) -> None:
-    # Reading a job file from a pipe that nobody writes to: it would wait for ever.
+def test_ctrl_c_exits_with_130(tmp_path: Path) -> None:
+    # The command waits forever, as it reads the job file from a pipe without a writer.
     os.mkfifo(tmp_path / "job.toml")
     argv = [sys.executable, "-m", "ddp_hpc", "render", "--job", "job.toml"]
     with subprocess.Popen(argv, cwd=tmp_path, env=clean_environ(), stderr=subprocess.PIPE) as process:
@@ -227,13 +231,13 @@ def test_ctrl_c_is_exit_code_130(tmp_path: Path) -> None:
         assert process.stderr.read().strip() == b"interrupted"
 
 
-def test_env_prints_the_world_of_this_process() -> None:
+def test_env_prints_rank_and_world_size() -> None:
     done = run_cli("env", "--discovery", "single", "--json")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(b"{")
 
 
-def test_starting_up_imports_none_of_the_commands_modules() -> None:
+def test_help_imports_no_command_module() -> None:
     program = """
 import sys, ddp_hpc.cli
 print(*sorted(name for name in sys.modules if name.startswith(("ddp_hpc.", "jinja2"))))
@@ -244,8 +248,8 @@ print(*sorted(name for name in sys.modules if name.startswith(("ddp_hpc.", "jinj
     assert done.stdout.split() == ["ddp_hpc.cli", "ddp_hpc.errors", "ddp_hpc.version"]
 
 
-def test_train_is_the_same_entry_as_the_module(tmp_path: Path) -> None:
-    # The garbage collector, which ddp-hpc does without, is back.
+def test_train_runs_the_same_program_as_the_module(tmp_path: Path) -> None:
+    # main() of ddp-hpc disables the garbage collector; training must enable it again.
     (tmp_path / "mine.py").write_text(
         "import gc; from torch import nn; net = lambda: nn.Linear(20, int(gc.isenabled()))"
     )
@@ -257,7 +261,7 @@ def test_train_is_the_same_entry_as_the_module(tmp_path: Path) -> None:
     assert shown.stdout.startswith(b"Usage: python -m ddp_hpc.train [OPTIONS]")
 
 
-def test_a_wrong_option_of_train_is_refused_as_by_the_module(tmp_path: Path) -> None:
+def test_an_invalid_option_of_train_is_rejected_as_by_the_module(tmp_path: Path) -> None:
     done = run_cli("train", "--epohcs", "1", cwd=tmp_path)
     assert done.returncode == 2
     assert b"--epochs" in done.stderr

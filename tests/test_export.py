@@ -1,4 +1,4 @@
-"""`python -m ddp_hpc.export`: what was trained, in a file that needs nothing of ours."""
+"""`python -m ddp_hpc.export`: a trained model in a file that plain torch can read."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import safetensors.torch
 import torch
 
 from ddp_hpc.export import main
-from ddp_hpc.training.snapshots.host_buffer import FileImage, specs_of
+from ddp_hpc.training.snapshots.host_buffer import FileBuffer, specs_of
 from ddp_hpc.training.snapshots.snapshot_files import MODEL, TRAINING, write_snapshot
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two snapshots of a linear map; the newer one is all ones."""
+    """Two snapshots of a linear map; all values of the newer one are ones."""
     for step, value in ((10, 0.0), (20, 1.0)):
         model = {"1.weight": torch.full((3, 4), value), "1.bias": torch.full((3,), value)}
         training = {"optimizer.step/1.bias": torch.tensor(5.0)}
         files = {}
         for name, tensors in ((MODEL, model), (TRAINING, training)):
-            files[name] = FileImage(specs_of(tensors))
+            files[name] = FileBuffer(specs_of(tensors))
             files[name].fill(tensors.items())
         (tmp_path / "snapshots").mkdir(exist_ok=True)
         write_snapshot(tmp_path / "snapshots", step, {"position": {"step": step}}, files)
@@ -28,7 +28,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def export(capsys):
-    """Runs the command here: its exit code and what it wrote to stderr."""
+    """Runs the command in this process; returns its exit code and stderr."""
 
     def run(*words: object) -> tuple[int, str]:
         with pytest.raises(SystemExit) as ended:
@@ -38,7 +38,7 @@ def export(capsys):
     return run
 
 
-def test_the_newest_snapshot_becomes_a_file_that_safetensors_reads(folder, tmp_path, export):
+def test_the_newest_snapshot_is_exported_to_safetensors(folder, tmp_path, export):
     code, said = export(folder, tmp_path / "model.safetensors")
     assert code == 0, said
     assert "2 tensors, 15 values" in said
@@ -47,13 +47,13 @@ def test_the_newest_snapshot_becomes_a_file_that_safetensors_reads(folder, tmp_p
     assert torch.equal(model[1].weight, torch.ones(3, 4))
 
 
-def test_a_named_snapshot_becomes_a_file_that_torch_reads_without_running_code(folder, tmp_path, export):
+def test_a_given_snapshot_is_exported_to_a_pt_file_that_torch_loads_safely(folder, tmp_path, export):
     assert export(folder / "step_00000010", tmp_path / "model.pt")[0] == 0
     found = torch.load(tmp_path / "model.pt", weights_only=True)
     assert torch.equal(found["1.weight"], torch.zeros(3, 4))
 
 
-def test_a_damaged_snapshot_is_refused_and_nothing_is_written(folder, tmp_path, export):
+def test_a_damaged_snapshot_is_rejected_and_nothing_is_written(folder, tmp_path, export):
     file = folder / "step_00000020" / MODEL
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
@@ -77,7 +77,9 @@ def test_a_damaged_snapshot_is_refused_and_nothing_is_written(folder, tmp_path, 
         ("missing/step_00000010", "model.pt", "is not a snapshot"),
     ],
 )
-def test_a_wrong_request_is_one_line_and_changes_nothing(folder, tmp_path, export, snapshot, output, words):
+def test_an_invalid_request_is_one_line_and_changes_nothing(
+    folder, tmp_path, export, snapshot, output, words
+):
     (tmp_path / "there.pt").write_text("precious")
     code, said = export(tmp_path / snapshot, tmp_path / output)
     assert (code, len(said.splitlines())) == (2, 1), said

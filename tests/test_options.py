@@ -1,4 +1,4 @@
-"""Options that are declared once: on the command line, in a TOML file, in a run directory."""
+"""Options of the configuration on the command line, in TOML files and in run directories."""
 
 from pathlib import Path
 
@@ -12,17 +12,17 @@ from ddp_hpc.train import command
 from ddp_hpc.training.config import TrainConfig
 
 
-def test_each_option_of_the_configuration_is_one_of_the_command_line() -> None:
+def test_every_option_of_the_configuration_is_on_the_command_line() -> None:
     on_command_line = {parameter.name for parameter in command.params}
     assert on_command_line - {"config", "version"} == {*to_options(TrainConfig())}
 
 
-def test_defaults_of_the_command_line_are_those_of_the_configuration() -> None:
+def test_the_command_line_has_the_defaults_of_the_configuration() -> None:
     context = command.make_context("train", [])
     assert TrainConfig.of(**context.params) == TrainConfig()
 
 
-def test_each_option_has_a_help_text_that_is_a_sentence() -> None:
+def test_every_help_text_is_a_sentence() -> None:
     for parameter in command.params:
         assert isinstance(parameter, click.Option)
         text = (parameter.help or "").partition("  [default")[0]
@@ -30,7 +30,7 @@ def test_each_option_has_a_help_text_that_is_a_sentence() -> None:
         assert text.endswith((".", ")")), (parameter.name, text)
 
 
-def test_a_configuration_survives_a_toml_file(tmp_path: Path) -> None:
+def test_a_configuration_can_be_written_to_and_read_from_toml(tmp_path: Path) -> None:
     config = TrainConfig.of(
         data=Path("a b.h5"),
         src_shape=(3, 4),
@@ -67,7 +67,7 @@ def test_the_command_line_takes_precedence_over_the_file(tmp_path: Path) -> None
         ("[data.more]\nx = 1", "unknown key"),
     ],
 )
-def test_a_wrong_file_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+def test_an_invalid_file_is_rejected_in_one_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "run.toml").write_text(text)
     with pytest.raises(RequestError) as raised:
         toml_defaults(tmp_path / "run.toml", TrainConfig)
@@ -75,7 +75,7 @@ def test_a_wrong_file_is_refused_in_one_line(tmp_path: Path, text: str, message:
     assert "\n" not in str(raised.value)
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="cannot be read"):
         toml_defaults(tmp_path / "no.toml", TrainConfig)
 
@@ -87,8 +87,8 @@ def test_a_value_of_the_wrong_type_in_a_file_names_the_option(tmp_path: Path) ->
     assert "--epochs" in done.output
 
 
-def test_the_flat_form_has_the_names_of_snapshots_before() -> None:
-    # What snapshot.json of version 0.1 holds, as far as a resumed run compares it.
+def test_option_names_match_those_in_snapshots_of_version_0_1() -> None:
+    # The options in snapshot.json of version 0.1, which a resumed run compares.
     names = {
         "lr",
         "dropout",

@@ -129,7 +129,7 @@ def test_a_foreign_folder_of_templates_is_never_taken(tmp_path):
     code = (
         "import ddp_hpc.assets as a; from pathlib import Path\n"
         f"a._PACKAGE = Path({str(tmp_path)!r}) / 'ddp_hpc'\n"
-        "try: a.asset_folder('templates')\n"
+        "try: a.asset_directory('templates')\n"
         "except Exception as e: print(type(e).__name__, e)\n"
     )
     out = _run(sys.executable, "-c", code, cwd=tmp_path, env={"PYTHONPATH": str(PROJECT)})

@@ -1,4 +1,4 @@
-"""Hidden names of files in the making: any target has one, and only what dead writers left goes."""
+"""Partial files: every target has a hidden name, and only files of ended writers are removed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 
 from ddp_hpc.errors import DdpHpcError
 from ddp_hpc.partial_files import (
-    give_name,
     is_gone,
+    move_into_place,
     partial_file,
     process_home,
     process_started,
     remove_leftovers,
-    write_whole,
+    write_atomically,
 )
 from ddp_hpc.run_directory import RunState, read_state, write_state
 from tests.conftest import clean_environ
@@ -34,7 +34,7 @@ def left_by_a_dead_writer(folder: Path, name: str = "a.h5") -> Path:
 
 
 @pytest.mark.parametrize("name", ["x" * 255, "\u00e9" * 127, "\U0001f600" * 63, "\udcff" * 255])
-def test_the_longest_name_has_a_hidden_one_that_is_told_from_others(tmp_path: Path, name: str) -> None:
+def test_the_longest_name_has_a_unique_hidden_name(tmp_path: Path, name: str) -> None:
     with (
         partial_file(tmp_path / name, "test") as partial,
         partial_file(tmp_path / (name[:-1] + "z"), "test") as other,
@@ -47,7 +47,7 @@ def test_the_longest_name_has_a_hidden_one_that_is_told_from_others(tmp_path: Pa
     assert list(tmp_path.iterdir()) == [tmp_path / name]
 
 
-def test_an_error_of_the_block_is_not_lost_to_one_of_the_cleaning_up(tmp_path: Path) -> None:
+def test_an_error_of_the_block_is_not_hidden_by_one_of_the_cleanup(tmp_path: Path) -> None:
     def fail() -> None:
         with partial_file(tmp_path / "a", "test") as partial:
             partial.mkdir()  # cannot be unlinked
@@ -57,8 +57,8 @@ def test_an_error_of_the_block_is_not_lost_to_one_of_the_cleaning_up(tmp_path: P
         fail()
 
 
-def test_a_process_id_of_another_container_says_nothing(tmp_path: Path) -> None:
-    """Containers with the host's name have the same process ids for other processes."""
+def test_a_process_id_of_another_container_is_ignored(tmp_path: Path) -> None:
+    """In a container with the host's name the same process id can belong to another process."""
     namespace = Path("/proc/self/ns/pid").stat().st_ino
     ours = left_by_a_dead_writer(tmp_path)
     theirs = ours.with_name(ours.name.replace(str(namespace), str(namespace + 1)))
@@ -68,7 +68,7 @@ def test_a_process_id_of_another_container_says_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [theirs]
 
 
-def test_a_name_that_is_taken_is_only_replaced_when_asked(
+def test_an_existing_file_is_replaced_only_on_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_links(*_: object) -> None:
@@ -78,17 +78,17 @@ def test_a_name_that_is_taken_is_only_replaced_when_asked(
     partial.write_bytes(b"new")
     target.write_bytes(b"old")
     with pytest.raises(FileExistsError):
-        give_name(partial, target, replace=False)
+        move_into_place(partial, target, replace=False)
     with monkeypatch.context() as patched:
         patched.setattr(os, "link", no_links)
         with pytest.raises(FileExistsError):
-            give_name(partial, target, replace=False)
+            move_into_place(partial, target, replace=False)
     assert target.read_bytes() == b"old"
-    give_name(partial, target, replace=True)
+    move_into_place(partial, target, replace=True)
     assert target.read_bytes() == b"new"
 
 
-# Each writes a file of its kind to the current folder when it is run.
+# Each program writes a file of its kind to the current directory.
 WRITERS = {
     "state": (
         "from ddp_hpc.run_directory import RunState, write_state\n"
@@ -98,11 +98,14 @@ WRITERS = {
         "from ddp_hpc.render.render_script import write_script\n"
         "write_script('#!/bin/bash\\n', Path('job.sh'))"
     ),
-    "report": "from ddp_hpc.partial_files import write_whole\nwrite_whole(Path('a.json'), b'{}', 'report')",
+    "report": (
+        "from ddp_hpc.partial_files import write_atomically\n"
+        "write_atomically(Path('a.json'), b'{}', 'report')"
+    ),
     "lock": (
-        "from ddp_hpc.training.snapshots.directory_lock import FolderLock\n"
+        "from ddp_hpc.training.snapshots.directory_lock import DirectoryLock\n"
         "Path('.lock').write_text('{\"home\": \"elsewhere\"}')\n"
-        "FolderLock(Path(), print, stale_s=0.1)"
+        "DirectoryLock(Path(), print, stale_s=0.1)"
     ),
 }
 
@@ -121,7 +124,7 @@ def run_writer(program: str, folder: Path) -> int:
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_what_a_kill_leaves_goes_when_a_file_of_that_kind_is_written_again(tmp_path: Path, kind: str) -> None:
+def test_leftovers_of_a_killed_writer_are_removed_by_the_next_one(tmp_path: Path, kind: str) -> None:
     killed = f"os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n{WRITERS[kind]}"
     assert run_writer(killed, tmp_path) == -signal.SIGKILL
     assert [entry.suffix for entry in tmp_path.iterdir() if entry.name != ".lock"] == [".partial"]
@@ -129,18 +132,18 @@ def test_what_a_kill_leaves_goes_when_a_file_of_that_kind_is_written_again(tmp_p
     assert [entry.name for entry in tmp_path.iterdir() if entry.suffix == ".partial"] == []
 
 
-def test_a_kill_in_the_writing_of_the_state_keeps_the_old_one(tmp_path: Path) -> None:
+def test_a_kill_during_the_writing_of_the_state_keeps_the_old_one(tmp_path: Path) -> None:
     write_state(tmp_path, RunState("running", 10, ""))
     killed = f"os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)\n{WRITERS['state']}"
     assert run_writer(killed, tmp_path) == -signal.SIGKILL
     assert read_state(tmp_path) == RunState("running", 10, "")
 
 
-def test_a_file_that_this_process_is_writing_stays(tmp_path: Path) -> None:
-    """Two threads write one kind of file: the heartbeat's too writes the state."""
+def test_a_file_that_this_process_is_writing_is_kept(tmp_path: Path) -> None:
+    """Two threads write the same kind of file, as the heartbeat's thread also writes the state."""
     with partial_file(tmp_path / "a", "test") as partial:
         partial.write_bytes(b"x")
-        write_whole(tmp_path / "b", b"", "test")
+        write_atomically(tmp_path / "b", b"", "test")
         with partial_file(tmp_path / "a", "test") as other:
             assert other != partial
         assert partial.exists()
@@ -155,8 +158,8 @@ def test_a_process_that_got_the_id_of_a_killed_writer_is_not_the_writer(tmp_path
     assert not earlier.exists()
 
 
-def test_a_killed_writer_is_gone_though_its_memory_is_still_being_freed(tmp_path: Path) -> None:
-    """A rank of a generator was taken for alive after its launcher's end: it was freeing its memory."""
+def test_a_killed_writer_counts_as_ended_while_its_memory_is_freed(tmp_path: Path) -> None:
+    """A killed rank that was still freeing its memory counted as running after its launcher had ended."""
     hold = "import sys; held = bytearray(b'x') * 2**29; print('ready', flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -174,7 +177,7 @@ def test_a_killed_writer_is_gone_though_its_memory_is_still_being_freed(tmp_path
         assert is_gone(writer.pid, started)
 
 
-def test_a_process_of_another_user_is_not_gone_where_proc_hides_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_proc_hides_does_not_count_as_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """proc(5), hidepid=2: common on login nodes."""
     monkeypatch.setattr("ddp_hpc.partial_files.process_stat", lambda *_: [])
     child = os.fork()
@@ -185,15 +188,15 @@ def test_a_process_of_another_user_is_not_gone_where_proc_hides_it(monkeypatch: 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_a_link_in_the_place_of_a_partial_file_is_not_followed(
+def test_a_symbolic_link_in_place_of_a_partial_file_is_not_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a folder that others may write to, they may put a link there whose name they guess."""
+    """In a directory that others can write to, they can create a link with a guessed name."""
     monkeypatch.setattr(os, "urandom", bytes)
     (tmp_path / "precious").write_bytes(b"mine")
     with partial_file(tmp_path / "a", "test") as partial:
         pass
     partial.symlink_to(tmp_path / "precious")
     with pytest.raises(DdpHpcError, match="cannot be written"):
-        write_whole(tmp_path / "a", b"new", "test")
+        write_atomically(tmp_path / "a", b"new", "test")
     assert (tmp_path / "precious").read_bytes() == b"mine"

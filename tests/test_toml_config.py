@@ -1,4 +1,4 @@
-"""TOML into frozen dataclasses: every complaint has a file and a line."""
+"""Reading TOML into frozen dataclasses: every error has a file and a line."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ max_nodes = 4
     ("text", "said"),
     [
         ('title = "a"\nhots = []', 'm.toml:2: unknown key "hots" (did you mean "hosts"?)'),
-        ('title = "a"\nxyzzy = 1', 'm.toml:2: unknown key "xyzzy"; known here: title, ratio, '),
+        ('title = "a"\nxyzzy = 1', 'm.toml:2: unknown key "xyzzy"; known keys: title, ratio, '),
         ('title = "a"\n\n[[queues]]\nname = "x"\n\n[[queues]]\nmax_node = 3\nname = "y"',
          'm.toml:7: unknown key "max_node"'),
         ('title = 3', 'm.toml:1: "title" is 3, which is a whole number; text is needed'),
@@ -78,15 +78,15 @@ max_nodes = 4
         ('title = "a"\nenv.A = 1', 'm.toml:2: "env.A" is 1'),
         ('title = "a"\n# a comment\nqueues = 1', 'm.toml:3: "queues" is 1'),
         ('title = "a"\ndefault = "q"', 'm.toml:2: "default" is \'q\', which is text; a table is needed'),
-        ("ratio = 1.0", 'm.toml: "title" is missing here; add it'),
-        ('title = "a"\n[[queues]]\nmax_nodes = 1', 'm.toml:2: "name" is missing here; add it'),
+        ("ratio = 1.0", 'm.toml: the key "title" is missing; add it'),
+        ('title = "a"\n[[queues]]\nmax_nodes = 1', 'm.toml:2: the key "name" is missing; add it'),
         ('title = "a"\n[[queues]]\nname = "q"\nmax_nodes = -1',
          "m.toml:2: max_nodes is -1; 0 or more is needed"),
-        ('title = "a', "m.toml: is not TOML: "),
-        ('title = "a"\ntitle = "b"', "m.toml: is not TOML: "),
+        ('title = "a', "m.toml: is not valid TOML: "),
+        ('title = "a"\ntitle = "b"', "m.toml: is not valid TOML: "),
     ],
 )  # fmt: skip
-def test_a_complaint_names_the_line_what_was_seen_and_what_is_needed(text: str, said: str) -> None:
+def test_an_error_contains_the_line_the_value_and_the_needed_type(text: str, said: str) -> None:
     with pytest.raises(RequestError) as caught:
         parse(text)
     assert said in str(caught.value)
@@ -99,13 +99,13 @@ def test_one_table_of_a_file_can_be_read_alone(tmp_path: Path) -> None:
     assert read_toml(path, Queue, table="default") == Queue(name="q")
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "m.toml"
     path.write_bytes(b'title = "\xff\xfe"')
     with pytest.raises(RequestError, match="is not UTF-8 text"):
         read_toml(path, Machine)
 
 
-def test_a_folder_is_no_file(tmp_path: Path) -> None:
+def test_a_directory_instead_of_a_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="cannot be read"):
         read_toml(tmp_path, Machine)

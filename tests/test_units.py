@@ -1,4 +1,4 @@
-"""Walltimes and byte sizes."""
+"""Parsing and formatting of walltimes and byte sizes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ddp_hpc.units import format_bytes, format_walltime, parse_bytes, parse_wall
         (" 01:00:00 ", 3600),
     ],
 )
-def test_a_walltime_is_read(text: str, seconds: int) -> None:
+def test_a_walltime_is_parsed_to_seconds(text: str, seconds: int) -> None:
     assert parse_walltime_s(text) == seconds
 
 
@@ -38,11 +38,11 @@ def test_a_walltime_is_read(text: str, seconds: int) -> None:
     [
         ("25:99", "ambiguous"),
         ("25:30", "ambiguous"),
-        ("01:99:00", "99 minutes are more than 59"),
-        ("01:00:60", "60 seconds are more than 59"),
-        ("1-24:00:00", "24 hours beside a day count"),
-        ("00:00:00", "no time at all"),
-        ("0m", "no time at all"),
+        ("01:99:00", "minutes must be at most 59 (got 99)"),
+        ("01:00:60", "seconds must be at most 59 (got 60)"),
+        ("1-24:00:00", "hours must be at most 23 if days are given"),
+        ("00:00:00", "is zero"),
+        ("0m", "is zero"),
         ("", "not a time"),
         ("90", "not a time"),
         ("-01:00:00", "not a time"),
@@ -51,8 +51,8 @@ def test_a_walltime_is_read(text: str, seconds: int) -> None:
         ("1.5h", "not a time"),
     ],
 )
-def test_anything_else_is_refused_with_the_way_to_write_it(text: str, said: str | None) -> None:
-    if said is None:  # blanks around are nobody's mistake
+def test_an_invalid_walltime_is_refused_with_the_format(text: str, said: str | None) -> None:
+    if said is None:  # surrounding blanks are accepted
         assert parse_walltime_s(text) == 3600
         return
     with pytest.raises(RequestError, match="HH:MM:SS") as caught:
@@ -61,7 +61,7 @@ def test_anything_else_is_refused_with_the_way_to_write_it(text: str, said: str 
 
 
 @given(st.integers(min_value=1, max_value=99999 * 3600))
-def test_what_is_written_is_read_back(seconds: int) -> None:
+def test_a_formatted_walltime_is_parsed_to_the_same_seconds(seconds: int) -> None:
     assert parse_walltime_s(format_walltime(seconds)) == seconds
 
 
@@ -76,11 +76,11 @@ def test_what_is_written_is_read_back(seconds: int) -> None:
         (2**60, "1024.0 PiB"),
     ],
 )
-def test_bytes_are_written_for_people(num_bytes: int, text: str) -> None:
+def test_byte_sizes_are_formatted_in_binary_units(num_bytes: int, text: str) -> None:
     assert format_bytes(num_bytes) == text
 
 
-def test_the_examples_in_the_docstrings_hold() -> None:
+def test_the_examples_in_the_docstrings_are_correct() -> None:
     assert doctest.testmod(units).failed == 0
 
 
@@ -88,7 +88,7 @@ def test_the_examples_in_the_docstrings_hold() -> None:
     ("text", "num_bytes"),
     [("4096", 4096), ("1B", 1), ("64KiB", 65536), (" 1.5 MiB ", 1572864), ("2GiB", 2**31), ("0.5KiB", 512)],
 )
-def test_sizes_in_bytes(text: str, num_bytes: int) -> None:
+def test_a_size_is_parsed_to_bytes(text: str, num_bytes: int) -> None:
     assert parse_bytes(text) == num_bytes
 
 
@@ -96,11 +96,13 @@ def test_sizes_in_bytes(text: str, num_bytes: int) -> None:
     "text",
     ["", "0", "0KiB", "-1", "1.3B", "1MB", "1kib", "1 K", "1e6", "\u0664KiB", "9" * 16, "nan", "1KiB1"],
 )
-def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(RequestError, match="is no size in bytes; write a number above 0 with B, KiB"):
+def test_an_invalid_size_is_refused(text: str) -> None:
+    with pytest.raises(
+        RequestError, match="is not a size; use a number above 0, optionally with the unit B, KiB"
+    ):
         parse_bytes(text)
 
 
 @given(st.integers(min_value=1, max_value=10**15 - 1))
-def test_a_plain_number_is_itself(num_bytes: int) -> None:
+def test_a_number_without_a_unit_is_bytes(num_bytes: int) -> None:
     assert parse_bytes(str(num_bytes)) == parse_bytes(f"{num_bytes}B") == num_bytes

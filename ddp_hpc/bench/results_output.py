@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddp_hpc.errors import RequestError
-from ddp_hpc.partial_files import begins_with, write_whole
+from ddp_hpc.partial_files import begins_with, write_atomically
 from ddp_hpc.text_table import Row
 from ddp_hpc.training.telemetry.metrics_file import check_outputs, versions, write_json
 
@@ -154,4 +154,4 @@ def write_figure(path: Path, figure: Figure) -> None:
     """
     drawn = io.BytesIO()
     figure.savefig(drawn, format=path.suffix[1:].lower())
-    write_whole(path, drawn.getvalue(), "bench")
+    write_atomically(path, drawn.getvalue(), "bench")

@@ -87,16 +87,20 @@ def command() -> None:
     "--workers", type=click.IntRange(0, 64), help="Worker processes that read batches.", **_repeatable(0)
 )
 @click.option(
-    "--rounds", type=click.IntRange(1), default=8, show_default=True, help="Number of turns per row."
+    "--rounds",
+    type=click.IntRange(1),
+    default=8,
+    show_default=True,
+    help="Number of measuring rounds per row.",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(0, 3600),
     default=0.25,
     show_default=True,
-    help="Duration of a turn in seconds.",
+    help="Duration of a round in seconds.",
 )
-@click.option("--cold", is_flag=True, help="Try to drop the files from the page cache before each turn.")
+@click.option("--cold", is_flag=True, help="Try to drop the files from the page cache before each round.")
 @click.option(
     "--dir", "directory", type=_DIRECTORY, help="Directory for the files.  [default: a temporary directory]"
 )

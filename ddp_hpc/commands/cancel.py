@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
 @click.command("cancel")
 @click.option(
-    "--only", is_flag=True, help="Leave the jobs that are queued after it: the run goes on with the next one."
+    "--only", is_flag=True, help="Cancel this job alone; the next job of the chain then resumes the run."
 )
 @click.option(
-    "--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Its run folder.  [it is found]"
+    "--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Run directory of the job.  [detected]"
 )
 @click.argument("job")
 def command(job: str, only: bool, run_dir: Path | None) -> None:
-    """Cancel a job and those that are queued to go on after it.
+    """Cancel a job and the jobs that were queued as a chain after it.
 
-    Prints the ids of the jobs that are cancelled, the last one first. A job script of ddp-hpc saves
-    its state when it is cancelled and submits no successor. A job that has ended already is no error, and
-    nothing is cancelled then: the job that goes on with its run is named.
+    Prints the IDs of the cancelled jobs, the last job of the chain first. A job script of ddp-hpc saves its
+    state when it is cancelled, and submits no successor. If the job has already ended, nothing is cancelled,
+    the job that continues its run is named, and the exit code is 0.
 
     \b
     Examples:
       ddp-hpc cancel 1234
       ddp-hpc cancel 1234.pbs-srv --only
-    """  # noqa: D301 - a true \b tells click to leave the lines alone
+    """  # noqa: D301 - a true \b keeps click from rewrapping the lines
     from ddp_hpc.jobs.job_report import report_job, rest_of_chain
 
     seen = report_job(job, run_dir)
@@ -43,8 +43,8 @@ def command(job: str, only: bool, run_dir: Path | None) -> None:
         click.echo(_ended(seen.job_id, seen.job), err=True)
     else:
         jobs = [seen.job, *([] if only else rest_of_chain(seen))]
-    # The last one first: else the next would start when the one before it is gone.
-    refusals = [refusal for one in reversed(jobs) if (refusal := _tell_and_cancel(one, seen.run_dir))]
+    # In reverse order: otherwise the next job would start as soon as its predecessor is cancelled.
+    refusals = [refusal for one in reversed(jobs) if (refusal := _record_and_cancel(one, seen.run_dir))]
     if not only:
         _name_successor(seen, jobs)
     for one in refusals[:-1]:
@@ -53,8 +53,11 @@ def command(job: str, only: bool, run_dir: Path | None) -> None:
         raise DdpHpcError(refusals[-1])
 
 
-def _tell_and_cancel(job: JobState, run_dir: str) -> str:
-    """As `_cancel`. The job's script is told: the end of the walltime has the same signal."""
+def _record_and_cancel(job: JobState, run_dir: str) -> str:
+    """Cancel a job as `_cancel` does, and record that in its run directory.
+
+    The job's script needs the record, as it gets the same signal at the end of the walltime.
+    """
     from ddp_hpc.jobs.submission_ledger import forget_cancelled, record_cancelled
 
     if not run_dir:
@@ -62,14 +65,16 @@ def _tell_and_cancel(job: JobState, run_dir: str) -> str:
     try:
         record_cancelled(Path(run_dir), job.job_id)
     except DdpHpcError as error:
-        click.echo(f"warning: {error}; look whether the job submits a successor", err=True)
+        click.echo(f"warning: {error}; check whether the job submits a successor", err=True)
     if refusal := _cancel(job):
         forget_cancelled(Path(run_dir), job.job_id)
     return refusal
 
 
 def _name_successor(seen: JobReport, cancelled: list[JobState]) -> None:
-    """Says which job goes on with the run. It is not cancelled: two runs may have used one folder."""
+    """Print which job continues the run. It is not cancelled, as it could belong to another run that used
+    the same directory.
+    """
     from ddp_hpc.jobs.job_report import live_successor
     from ddp_hpc.schedulers.job_state import same_job
 
@@ -77,14 +82,14 @@ def _name_successor(seen: JobReport, cancelled: list[JobState]) -> None:
         return
     try:
         if later := live_successor(seen):
-            to_cancel = f"to cancel that: ddp-hpc cancel {later.job_id}"
-            click.echo(f"the run goes on as job {later.job_id}; {to_cancel}", err=True)
+            to_cancel = f"to cancel it: ddp-hpc cancel {later.job_id}"
+            click.echo(f"the run continues in job {later.job_id}; {to_cancel}", err=True)
     except DdpHpcError as error:
         click.echo(f"warning: {error}", err=True)
 
 
 def _cancel(job: JobState) -> str:
-    """Cancels it and prints its id; what the scheduler has against it, if it has not ended meanwhile."""
+    """Cancel a job and print its ID; return the scheduler's error, unless the job has ended meanwhile."""
     from ddp_hpc.schedulers.client import job_commands, read_job
 
     named = f"job {job.job_id} of {job.owner}"
@@ -100,7 +105,7 @@ def _cancel(job: JobState) -> str:
         if now is None or now.phase == "ended":
             click.echo(_ended(job.job_id, now), err=True)
             return ""
-    return f"{refused} ({named} is left as it was); only its owner or the site can cancel it"
+    return f"{refused} ({named} was not cancelled); only its owner or the site can cancel it"
 
 
 def _ended(job_id: str, job: JobState | None) -> str:

@@ -7,17 +7,21 @@ import click
 
 @click.command("env")
 @click.option(
-    "--discovery", default="auto", metavar="NAME", show_default=True, help="The launcher to believe."
+    "--discovery",
+    default="auto",
+    metavar="NAME",
+    show_default=True,
+    help="Launcher whose variables are used; auto: detect it.",
 )
-@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(discovery: str, as_json: bool) -> None:
-    """The world this process finds itself in, and where each value came from.
+    """Show rank, world size and address as this process detects them, and the source of each value.
 
     \b
-    Start it as the ranks are started:
+    Start it with the launcher that starts the ranks:
       mpiexec -n 4 ddp-hpc env
       srun --nodes=2 ddp-hpc env --json
-    """  # noqa: D301 - a true \b tells click to leave the lines alone
+    """  # noqa: D301 - a true \b keeps click from rewrapping the lines
     from ddp_hpc.discovery.world_report import run
 
     run(discovery=discovery, as_json=as_json)

@@ -55,8 +55,8 @@ def command(
     """Start COMMAND on the nodes of the current allocation, or on this machine.
 
     The launcher, its CPU binding and the environment variables come from the site's profile, as in a
-    rendered job script. Load modules before. This process is replaced by the launcher, so signals and the
-    exit code are the launcher's.
+    rendered job script. Load modules before you use it. This process is replaced by the launcher, so signals
+    and the exit code are the launcher's.
 
     \b
     Examples:

@@ -14,7 +14,7 @@ from ddp_hpc.commands.job_options import given_options, job_options, request_of
 from ddp_hpc.errors import EXIT_DONE, EXIT_FAILED, DdpHpcError, RequestError
 
 if TYPE_CHECKING:
-    from ddp_hpc.lint.run_checks import Finding
+    from ddp_hpc.lint.run_checks import LintFinding
     from ddp_hpc.sites.site import Site
 
 _REQUEST = "the request"
@@ -119,7 +119,7 @@ def site_of(text: str, profile: str | None) -> Site | None:
     return site
 
 
-def _print(found: list[Finding], name: str, *, as_json: bool) -> None:
+def _print(found: list[LintFinding], name: str, *, as_json: bool) -> None:
     from dataclasses import asdict
 
     if as_json:

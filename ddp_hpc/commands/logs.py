@@ -13,24 +13,25 @@ import click
     "-f",
     "--follow",
     is_flag=True,
-    help="Go on until the run is over: through requeues and the jobs that go on after this one.",
+    help="Print new output until the run has ended, through requeues and successor jobs.",
 )
 @click.option(
-    "--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Its run folder.  [it is found]"
+    "--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Run directory of the job.  [detected]"
 )
 @click.argument("job")
 def command(job: str, follow: bool, run_dir: Path | None) -> None:
     """Print the log of a job.
 
-    With --follow a job that has not started is waited for; Ctrl-C ends the printing and not the job.
-    Its file is looked at once a second, the scheduler is asked every few seconds, later twice a minute.
+    With --follow, the command waits for a job that has not started yet. Ctrl-C ends the command, not the
+    job. The log file is read once per second; the scheduler is queried every few seconds at first, and later
+    twice per minute.
 
     \b
     Examples:
       ddp-hpc logs 1234
       ddp-hpc logs 1234 --follow
       ddp-hpc logs 12.pbs-srv | grep error
-    """  # noqa: D301 - a true \b tells click to leave the lines alone
+    """  # noqa: D301 - a true \b keeps click from rewrapping the lines
     from ddp_hpc.jobs import follow_log as log
 
     def write(piece: bytes) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from ddp_hpc.errors import RequestError
-from ddp_hpc.partial_files import write_whole
+from ddp_hpc.partial_files import write_atomically
 from ddp_hpc.units import counted
 
 _PATH = click.Path(path_type=Path)
@@ -87,7 +87,7 @@ def command(
     sentences = [compare.compare(captures[0], other) for other in captures[1:]]
     click.echo(text.text(captures, sentences), nl=False)
     if page_file is not None:
-        write_whole(page_file, page.page(captures, sentences).encode(), "report")
+        write_atomically(page_file, page.page(captures, sentences).encode(), "report")
     if json_file is not None:
         documents.write_json(captures, sentences, json_file)
     if merged_file is not None:

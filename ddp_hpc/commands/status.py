@@ -10,25 +10,26 @@ from typing import Any
 
 import click
 
-from ddp_hpc.errors import EXIT_AGAIN, EXIT_DONE, EXIT_FAILED, RequestError
+from ddp_hpc.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, RequestError
 
-# The exit code of each verdict; of several jobs the last one's counts.
-_EXIT_CODES = {"waiting": EXIT_DONE, "running": EXIT_DONE, "done": EXIT_DONE, "requeue": EXIT_AGAIN}
+# The exit code of each verdict. With several jobs, the exit code is that of the last one.
+_EXIT_CODES = {"waiting": EXIT_DONE, "running": EXIT_DONE, "done": EXIT_DONE, "requeue": EXIT_REQUEUE}
 
 
 @click.command("status")
-@click.option("--json", "as_json", is_flag=True, help="Print all that is known as one JSON object or list.")
+@click.option("--json", "as_json", is_flag=True, help="Print all information as one JSON object or list.")
 @click.option(
-    "--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Its run folder.  [it is found]"
+    "--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Run directory of the job.  [detected]"
 )
 @click.argument("job", required=False)
 def command(job: str | None, as_json: bool, run_dir: Path | None) -> None:
-    """Tell how a job is: in the queue, training, or why it ended and what to do.
+    """Show whether a job is pending or running, how far it is, and why it ended and what to do next.
 
-    Without JOB: the last job of each run in the current folder's runs/, or of --run-dir.
+    Without JOB, the last job of each run in runs/ of the current directory is shown, or the last job of
+    --run-dir.
 
-    Ends with 0 where the job waits, runs or is done, with 75 where it stopped with its state saved and is
-    to be run again, with 1 where it failed or nobody can say, with 2 where there is no such job.
+    The exit code is 0 if the job is pending, running or done, 75 if it stopped with its state saved and must
+    be resumed, 1 if it failed or its state is unknown, and 2 if there is no such job.
 
     \b
     Examples:
@@ -36,7 +37,7 @@ def command(job: str | None, as_json: bool, run_dir: Path | None) -> None:
       ddp-hpc status 1234
       ddp-hpc status 12.pbs-srv --run-dir /scratch/me/runs/big
       ddp-hpc status 1234 --json
-    """  # noqa: D301 - a true \b tells click to leave the lines alone
+    """  # noqa: D301 - a true \b keeps click from rewrapping the lines
     from ddp_hpc.jobs.job_report import last_jobs, report_job
     from ddp_hpc.jobs.status_text import lines_of
 
@@ -44,13 +45,13 @@ def command(job: str | None, as_json: bool, run_dir: Path | None) -> None:
     for one in [report_job(job, run_dir)] if job is not None else last_jobs(run_dir):
         if as_json:
             found.append(_plain_numbers(asdict(one)))
-        else:  # at once: each is a question to the scheduler, which takes its time
+        else:  # printed one by one, as each job needs a slow query of the scheduler
             click.echo(("\n" if verdict else "") + "\n".join(lines_of(one)))
         verdict = one.verdict
     if not verdict:
         raise RequestError(
-            f"no job was named, and {run_dir or Path.cwd()} has no run of ddp-hpc; name a JOB, or go to "
-            "the folder that it was submitted from"
+            f"no JOB was given, and {run_dir or Path.cwd()} contains no run of ddp-hpc; give a JOB, or "
+            "change to the directory that it was submitted from"
         )
     if as_json:
         click.echo(json.dumps(found if job is None else found[0], indent=2))
@@ -58,7 +59,7 @@ def command(job: str | None, as_json: bool, run_dir: Path | None) -> None:
 
 
 def _plain_numbers(value: Any) -> Any:
-    """`value` for JSON, which has no NaN: a loss that is none becomes null."""
+    """Return `value` with non-finite numbers replaced by None, as JSON has no NaN."""
     if isinstance(value, dict):
         return {key: _plain_numbers(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

@@ -16,29 +16,30 @@ from ddp_hpc.errors import DdpHpcError, RequestError
 
 if TYPE_CHECKING:
     from ddp_hpc.jobs.submit import Order
-    from ddp_hpc.lint.run_checks import Finding
+    from ddp_hpc.lint.run_checks import LintFinding
 
-# `submit` makes the folder; the account comes with it.
-_NO_LOG_FOLDER, _NO_ACCOUNT = "PBS011", "SITE002"
+# `submit` creates the log directory, and passes the account to the scheduler.
+_NO_LOG_DIRECTORY, _NO_ACCOUNT = "PBS011", "SITE002"
 
 
 @click.command("submit", cls=ScriptOrRequest)
 @job_options
-@click.option("--dry-run", is_flag=True, help="Print the script and what would be run; touch nothing.")
-@click.option("--force", is_flag=True, help="Submit in spite of errors that lint finds.")
+@click.option("--dry-run", is_flag=True, help="Print the script and the submit command, and do nothing.")
+@click.option("--force", is_flag=True, help="Submit the script even if lint reports errors.")
 @click.option(
     "--chain",
     type=click.IntRange(1, 1000),
     metavar="N",
-    help="Queue N jobs of a PBS script, each after the one before; where compute nodes may not submit.",
+    help="Submit a PBS script as N jobs, each of which waits for the previous one; for sites where compute "
+    "nodes may not submit jobs.",
 )
 @click.argument("script", required=False, type=click.Path(path_type=Path))
 def command(script: Path | None, dry_run: bool, force: bool, chain: int | None, **options: Any) -> None:
-    """Queue a job script, or the script that `ddp-hpc render` writes for these options.
+    """Submit a job script, or the script that `ddp-hpc render` would write for the same options.
 
-    Prints the job's id alone. The script is linted first; errors keep it from being queued. With SCRIPT
-    the only options of a request are --profile and --account, which is handed to sbatch or qsub;
-    DDP_HPC_ACCOUNT is, where the script names no account.
+    Prints only the job ID on stdout. The script is checked with `ddp-hpc lint` first, and is not submitted if
+    there are errors. With SCRIPT, only two options of a job can be used: --profile and --account. The account
+    is passed to sbatch or qsub; if neither --account nor the script sets one, DDP_HPC_ACCOUNT is used.
 
     \b
     Examples:
@@ -48,7 +49,7 @@ def command(script: Path | None, dry_run: bool, force: bool, chain: int | None, 
       ddp-hpc submit jobs/polaris_ddp.pbs --account MYPROJECT
       ddp-hpc submit --nodes 2 --walltime 01:00:00 --dry-run
       job=$(ddp-hpc submit job.sh) && ddp-hpc logs "$job" --follow
-    """  # noqa: D301 - a true \b tells click to leave the lines alone
+    """  # noqa: D301 - a true \b keeps click from rewrapping the lines
     from ddp_hpc.jobs import submit as submission
     from ddp_hpc.schedulers.run_command import held_interrupt, need
 
@@ -64,36 +65,37 @@ def command(script: Path | None, dry_run: bool, force: bool, chain: int | None, 
         click.echo(f"would run: {shlex.join(order.argv())}", err=True)
         return
     what = f"the script's {scheduler.prefix} lines are for {scheduler.title}"
-    need(scheduler.submit_program, f"{what}, which takes them by {scheduler.submit_program}")
+    need(scheduler.submit_program, f"{what}, which requires {scheduler.submit_program}")
     submission.prepare(order)
     sent = submission.send_chain(order, chain) if chain else submission.send_one(order)
     queued: list[str] = []
 
-    def so_far() -> str:
-        return f"{len(queued)} are queued; to take them back: ddp-hpc cancel {queued[0]}"
+    def progress() -> str:
+        jobs = f"{len(queued)} job was" if len(queued) == 1 else f"{len(queued)} jobs were"
+        return f"{jobs} submitted; to cancel: ddp-hpc cancel {queued[0]}"
 
     with held_interrupt(scheduler.submit_program) as is_interrupted:
         try:
             for job_id, problem in sent:
                 queued.append(job_id)
-                # At once: the job is there, whatever happens to this process.
+                # Printed at once, as the job exists whatever happens to this process.
                 click.echo(job_id)
                 if problem:
                     click.echo(f"warning: {problem}", err=True)
                 if is_interrupted():
-                    click.echo(so_far(), err=True)
+                    click.echo(progress(), err=True)
                     raise KeyboardInterrupt
         except DdpHpcError as error:
             if not queued:
                 raise
-            raise DdpHpcError(f"job {len(queued) + 1} of {chain} was refused, {so_far()}") from error
-        except OSError as error:  # of stdout: the reader, such as `head`, has gone
-            click.echo(f"stdout cannot be written ({error.strerror}): {so_far()}", err=True)
+            raise DdpHpcError(f"job {len(queued) + 1} of {chain} was rejected; {progress()}") from error
+        except OSError as error:  # stdout was closed by its reader, such as `head`
+            click.echo(f"cannot write to stdout ({error.strerror}): {progress()}", err=True)
             raise
 
 
-def _order(script: Path | None, request: dict[str, Any]) -> tuple[Order, list[Finding]]:
-    """What is to be queued, and what lint has to say about it."""
+def _order(script: Path | None, request: dict[str, Any]) -> tuple[Order, list[LintFinding]]:
+    """Return the job to submit, and the findings of lint."""
     from ddp_hpc.jobs import submit as submission
     from ddp_hpc.lint import run_checks as lint
     from ddp_hpc.render.advice import advice
@@ -111,7 +113,9 @@ def _order(script: Path | None, request: dict[str, Any]) -> tuple[Order, list[Fi
         return order, lint.lint_script(text, site, num_nodes=job.num_nodes)
     profile, account = request.pop("profile"), request.pop("account") or ""
     if given := given_options(request):
-        raise RequestError(f"{script} and {given[0]} were given; give a script, or a request, to submit")
+        raise RequestError(
+            f"{script} cannot be combined with {given[0]}; give either a script or the options of a job"
+        )
     text = read_script(script)
     if not account and not submission.names_account(text):
         account = os.environ.get("DDP_HPC_ACCOUNT", "")
@@ -122,16 +126,16 @@ def _order(script: Path | None, request: dict[str, Any]) -> tuple[Order, list[Fi
     return order, [one for one in found if not account or one.check != _NO_ACCOUNT]
 
 
-def check_findings(found: list[Finding], *, force: bool) -> None:
-    """Says on stderr what lint has found in a script that is about to be submitted.
+def check_findings(found: list[LintFinding], *, force: bool) -> None:
+    """Print the findings of lint on stderr, before the script is submitted.
 
     Raises:
-        RequestError: there is an error among them, and no `force`.
+        RequestError: a finding is an error, and `force` is not set.
     """
-    shown = [one for one in found if one.severity != "note" and one.check != _NO_LOG_FOLDER]
+    shown = [one for one in found if one.severity != "note" and one.check != _NO_LOG_DIRECTORY]
     for one in shown:
         click.echo(f"{one.severity}: {one.check}, line {one.line}: {one.what}; {one.remedy}", err=True)
     errors = sum(one.severity == "error" for one in shown)
     if errors and not force:
         counted = f"{errors} error{'s' if errors > 1 else ''}"
-        raise RequestError(f"lint finds {counted}; nothing was submitted; mend them, or use --force")
+        raise RequestError(f"lint found {counted}, and nothing was submitted; fix the script, or use --force")

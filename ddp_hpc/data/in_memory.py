@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ddp_hpc.data.samples import OpenArrays, Samples, check_array, check_pair, first_line
 from ddp_hpc.errors import DataError
-from ddp_hpc.user_errors import told, traceback_of
+from ddp_hpc.user_errors import describe_error, traceback_of
 
 # Used in place of a path in error messages.
 _NAME = Path("the dataset")
@@ -113,7 +113,7 @@ def _pair(dataset: Any, number: int) -> tuple[NDArray[Any], NDArray[Any]]:
     try:
         sample = dataset[number]
     except Exception as error:  # the user's code may raise anything
-        problem = DataError(f"dataset[{number}] raised {told(error)}")
+        problem = DataError(f"dataset[{number}] raised {describe_error(error)}")
         problem.traceback_text = traceback_of(error)
         raise problem from None
     try:

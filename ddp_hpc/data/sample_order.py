@@ -55,7 +55,7 @@ class KeyedPermutation:
             raise ValueError(f"cannot permute {self.size} numbers; the size must be between 1 and 2**62")
 
     def forward(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the images of the numbers of a 1-d array, in a new array.
+        """Returns the permuted numbers of a 1-d array, in a new array.
 
         Raises:
             IndexError: a number is not in the range 0 to size - 1.
@@ -173,7 +173,7 @@ class EpochOrder:
 def sample_numbers(
     steps: Iterable[tuple[Position, tuple[Share, ...]]], num_samples: int, seed: int, shuffle: bool
 ) -> Iterator[NDArray[np.int64]]:
-    """Yields the numbers of the samples of each micro-batch of the steps that `deal` yields.
+    """Yields the numbers of the samples of each micro-batch of the steps that `rank_shares` yields.
 
     A rank whose share of the last step is empty reads one sample anyway, with weight 0, because
     the allreduce of the other ranks waits for its backward pass.

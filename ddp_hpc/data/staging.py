@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_hpc.errors import DdpHpcError
-from ddp_hpc.partial_files import give_name, partial_file, remove_leftovers
-from ddp_hpc.private_directory import others_may_swap_files
+from ddp_hpc.partial_files import move_into_place, partial_file, remove_leftovers
+from ddp_hpc.private_directory import others_can_replace_files
 from ddp_hpc.units import format_bytes
 
 _WRITER = "stage"
@@ -57,7 +57,7 @@ def stage_file(
     try:
         before = source.stat()
         directory.mkdir(parents=True, exist_ok=True)
-        if others_may_swap_files(directory):
+        if others_can_replace_files(directory):
             raise NotStagedError(
                 f"other users can replace files in {directory}, and thus the copy while it is read; "
                 "use a directory that belongs to you"
@@ -75,7 +75,7 @@ def stage_file(
                     raise NotStagedError(f"the copy in {directory} differs from {source} when read back")
                 os.utime(partial, ns=(before.st_atime_ns, before.st_mtime_ns))
                 try:
-                    give_name(partial, target, replace=False)
+                    move_into_place(partial, target, replace=False)
                 except FileExistsError:
                     # Another job has finished the same copy first, and may already be reading it.
                     if not _is_own_copy(target, before):

@@ -88,7 +88,7 @@ def micro_batches(
     return tuple(shares)
 
 
-def deal(
+def rank_shares(
     num_samples: int, batch_size: int, world_size: int, rank: int, accumulate: int, position: Position
 ) -> Iterator[tuple[Position, tuple[Share, ...]]]:
     """Yields the start position of each step and this rank's shares of it, endlessly from `position` on."""

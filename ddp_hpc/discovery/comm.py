@@ -1,8 +1,7 @@
-"""What ranks say to each other before torch: the `Comm` protocol, and MPI behind it.
+"""Communication between ranks before torch starts: the `Comm` protocol and its implementation with MPI.
 
-The only module that imports mpi4py, and only inside functions: importing
-`mpi4py.MPI` calls MPI_Init, which on a login node or under the wrong launcher
-can end the process.
+This is the only module that imports mpi4py, and it does so only inside functions: importing `mpi4py.MPI`
+calls MPI_Init, which can end the process on a login node or under the wrong launcher.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ T = TypeVar("T")
 
 _POLL_S = 0.002
 # Hydra's proxy answers within a millisecond.
-_SIGN_OFF_S = 2.0
+_FINALIZE_ANSWER_S = 2.0
 
 
 class Comm(Protocol):
-    """A group of ranks that can pass small Python objects. All methods are collective."""
+    """A group of ranks that exchange small Python objects. All methods are collective."""
 
     @property
     def rank(self) -> int:
@@ -37,41 +36,41 @@ class Comm(Protocol):
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
 
     def bcast(self, value: T) -> T:
-        """Rank 0's value, everywhere. Collective: every rank must call this."""
+        """Returns rank 0's value on every rank. Collective: every rank must call this."""
 
     def allgather(self, value: T) -> list[T]:
-        """Every rank's value, by rank, everywhere. Collective: every rank must call this."""
+        """Returns every rank's value, in rank order. Collective: every rank must call this."""
 
     def barrier(self, what: str) -> None:
-        """Returns once all ranks have come; `what` names it in errors.
+        """Returns once all ranks have called it; `what` names the barrier in error messages.
 
         Collective: every rank must call this.
         """
 
 
 class SingleComm:
-    """The group of one."""
+    """A group that consists of one rank."""
 
     rank = 0
     size = 1
 
     def bcast(self, value: T) -> T:
-        """The value itself."""
+        """Returns the value itself."""
         return value
 
     def allgather(self, value: T) -> list[T]:
-        """The value, alone in a list."""
+        """Returns a list with only this value."""
         return [value]
 
     def barrier(self, what: str) -> None:
-        """Nothing to wait for."""
+        """Returns at once: there are no other ranks."""
 
 
 class MpiComm:
-    """MPI_COMM_WORLD as a `Comm`, and what only MPI can tell: which ranks share a node."""
+    """MPI_COMM_WORLD as a `Comm`. It also determines which ranks share a node, which only MPI can do."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
@@ -79,11 +78,11 @@ class MpiComm:
         self.size: int = comm.Get_size()
 
     def bcast(self, value: T) -> T:
-        """Rank 0's value. Collective: every rank must call this."""
+        """Returns rank 0's value. Collective: every rank must call this."""
         return self._comm.bcast(value, root=0)  # type: ignore[no-any-return]  # mpi4py types objects as Any
 
     def allgather(self, value: T) -> list[T]:
-        """Every rank's value. Collective: every rank must call this."""
+        """Returns every rank's value. Collective: every rank must call this."""
         return self._comm.allgather(value)
 
     def barrier(self, what: str) -> None:  # noqa: ARG002 - an MPI barrier has no name
@@ -91,13 +90,13 @@ class MpiComm:
         self._comm.Barrier()
 
     def wait_for_all(self, what: str, timeout_s: float) -> None:
-        """Returns once all ranks have come. Collective: every rank must call this.
+        """Returns once all ranks have called it. Collective: every rank must call this.
 
-        It sleeps in between, so that signals are heard and the core is free for others:
-        MPI's own waits keep it busy and never end.
+        It sleeps between polls, so that Python handles signals and other processes can use the core:
+        MPI's own waits are busy loops without a time limit.
 
         Raises:
-            RendezvousError: they have not within `timeout_s`; `what` says what was waited for.
+            RendezvousError: some ranks did not call it within `timeout_s`; `what` names the barrier.
         """
         request, end = self._comm.Ibarrier(), time.monotonic() + timeout_s
         while not request.Test():
@@ -109,10 +108,12 @@ class MpiComm:
             time.sleep(_POLL_S)
 
     def node_layout(self) -> tuple[int, int, int, int]:
-        """Local rank, local size, node rank and number of nodes. Collective: every rank must call this.
+        """Returns local rank, local size, node rank and number of nodes.
+
+        Collective: every rank must call this.
 
         `Split_type(COMM_TYPE_SHARED)` groups the ranks that can share memory,
-        which is right also where two hosts have one name.
+        which is correct even if two hosts have the same name.
         """
         from mpi4py import MPI
 
@@ -125,24 +126,24 @@ class MpiComm:
 
 
 def abort_mpi(exit_code: int, patience_s: float) -> None:
-    """Ends every rank of MPI_COMM_WORLD, this one too, where MPI was initialised; returns where it was not.
+    """Ends every rank of MPI_COMM_WORLD, including this one; returns if MPI was not initialised.
 
-    Without it the others hang in MPI_Finalize when one has failed. `patience_s`
-    lets the rank that knows why speak first.
+    Without it the other ranks hang in MPI_Finalize after one rank has failed. The delay `patience_s`
+    lets the rank that knows the cause print it first.
     """
     module = sys.modules.get("mpi4py.MPI")
     if module is None or not module.Is_initialized() or module.Is_finalized():
         return
-    if module.COMM_WORLD.Get_size() > 1:  # a singleton has nobody to end
+    if module.COMM_WORLD.Get_size() > 1:  # a singleton has no other ranks to end
         time.sleep(patience_s)
         module.COMM_WORLD.Abort(exit_code)
 
 
 def finalize_mpi(*, then_exits: bool = False) -> None:
-    """Ends MPI before the process ends, where it was initialised. Collective: every rank must call this.
+    """Finalizes MPI before the process ends, if it was initialised. Collective: every rank must call this.
 
-    A rank in MPI_Finalize waits for the others, and MPICH keeps a core busy while it does.
-    `then_exits` says that `os._exit` follows.
+    A rank in MPI_Finalize waits for the others, and MPICH keeps a core busy while it waits.
+    Set `then_exits` if `os._exit` follows.
     """
     module = sys.modules.get("mpi4py.MPI")
     if module is None or not module.Is_initialized() or module.Is_finalized():
@@ -150,11 +151,11 @@ def finalize_mpi(*, then_exits: bool = False) -> None:
     manager = _process_manager() if then_exits else None
     module.Finalize()
     if manager is not None:
-        _sign_off(*manager)
+        _report_finalize(*manager)
 
 
 def _process_manager() -> tuple[int, os.stat_result] | None:
-    """The socket to MPICH's process manager where it speaks PMI-1, as Hydra does."""
+    """Returns the socket to MPICH's process manager if that uses PMI-1, as Hydra does."""
     fd = os.environ.get("PMI_FD", "")
     if not fd.isdigit() or os.environ.get("PMI_VERSION", "1") != "1":
         return None
@@ -163,37 +164,38 @@ def _process_manager() -> tuple[int, os.stat_result] | None:
     return None
 
 
-def _sign_off(fd: int, socket: os.stat_result) -> None:
-    """Tells the process manager that this process ends on purpose.
+def _report_finalize(fd: int, socket: os.stat_result) -> None:
+    """Notifies the process manager that this process exits on purpose.
 
-    MPICH 4.1 and later do so in a handler that `os._exit` skips (`MPIR_pmi_finalize_on_exit`). Hydra then
-    takes the first rank to end for one that crashed: it kills the others, and returns 9 or 0 instead of
-    their exit code. Earlier versions close the socket in MPI_Finalize, and its number may be another file's.
+    MPICH 4.1 and later do so in a handler that `os._exit` skips (`MPIR_pmi_finalize_on_exit`). Without it
+    Hydra assumes that the first rank to exit has crashed: it kills the others, and returns 9 or 0 instead of
+    their exit code. Earlier versions close the socket in MPI_Finalize, so its number may belong to another
+    file now.
     """
     with contextlib.suppress(OSError):
         if os.path.samestat(os.fstat(fd), socket):
             os.write(fd, b"cmd=finalize\n")
-            if select.select([fd], [], [], _SIGN_OFF_S)[0]:
+            if select.select([fd], [], [], _FINALIZE_ANSWER_S)[0]:
                 os.read(fd, 1024)
 
 
 def mpi4py_is_installed() -> bool:
-    """True where `import mpi4py` would work. Imports nothing."""
+    """Returns whether the package mpi4py is installed, without importing it."""
     return importlib.util.find_spec("mpi4py") is not None
 
 
 def load_mpi(launcher_family: str, launcher_title: str) -> MpiComm | None:
-    """MPI_COMM_WORLD, after MPI_Init. Collective: every rank must call this.
+    """Initialises MPI and returns MPI_COMM_WORLD. Collective: every rank must call this.
 
-    `launcher_family` is `mpich`, `openmpi` or `any`; with ` or none` behind it a
-    library of another family is left alone, and None is what the caller gets.
+    `launcher_family` is `mpich`, `openmpi` or `any`. With the suffix ` or none` a library
+    of another family is not initialised, and the function returns None.
 
-    The library is asked its name before MPI_Init (which the standard allows):
-    MPICH's MPI_Init under Open MPI's mpiexec aborts the process with a text
-    about PMI versions that helps nobody.
+    The library's name is read before MPI_Init (which the standard allows): MPICH's
+    MPI_Init under Open MPI's mpiexec aborts the process with an unhelpful message
+    about PMI versions.
 
     Raises:
-        LaunchError: mpi4py or its MPI library is missing, or is another MPI than the launcher's.
+        LaunchError: mpi4py or its MPI library is missing, or belongs to another MPI than the launcher.
     """
     if "mpi4py.MPI" not in sys.modules:
         import mpi4py
@@ -208,7 +210,7 @@ def load_mpi(launcher_family: str, launcher_title: str) -> MpiComm | None:
         # "cannot load MPI library" is a RuntimeError.
         raise LaunchError(
             f"mpi4py cannot be used under {launcher_title} ({_first_line(error)}): load the site's MPI "
-            "module, or `pip install mpich` for an MPI of its own, or choose a launcher that needs no MPI "
+            "module, install an MPI with `pip install mpich`, or choose a launcher that needs no MPI "
             "with --discovery"
         ) from None
     family, _, optional = launcher_family.partition(" ")
@@ -220,14 +222,14 @@ def load_mpi(launcher_family: str, launcher_title: str) -> MpiComm | None:
             raise LaunchError(f"{wrong_library(launcher_title)}; MPI_Init would abort")
     if not MPI.Is_initialized():
         with warnings.catch_warnings():
-            # mpi4py's guess about mixed MPIs, once a rank: `discover` finds out and says it once.
+            # Each rank would print mpi4py's guess about mixed MPIs: `discover` checks it and reports it once.
             warnings.simplefilter("ignore", RuntimeWarning)
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
     return MpiComm(MPI.COMM_WORLD)
 
 
 def wrong_library(launcher_title: str) -> str:
-    """The message's middle part: which MPI mpi4py loaded, and the two ways to make them one."""
+    """Returns a part of an error message: the MPI that mpi4py has loaded, and two ways to fix it."""
     return (
         f"mpi4py is bound to {mpi_library()}, which {launcher_title} does not start; "
         f"use the mpiexec of that library{_own_mpiexec()}, or let mpi4py load the launcher's own: "
@@ -243,7 +245,7 @@ def _own_mpiexec() -> str:
 
 
 def mpi_library() -> str:
-    """`MPICH 5.0.2 (/path/to/libmpi.so.12)`: the library that mpi4py loaded."""
+    """Returns the library that mpi4py has loaded, such as `MPICH 5.0.2 (/path/to/libmpi.so.12)`."""
     from mpi4py import MPI
 
     words = _first_line(MPI.Get_library_version()).replace("Version:", " ").replace(",", " ").split()
@@ -252,7 +254,7 @@ def mpi_library() -> str:
 
 
 def _loaded_libmpi() -> str:
-    """Which libmpi this process has mapped; empty where that cannot be told."""
+    """Returns the path of the libmpi that this process has mapped, or nothing if it cannot be determined."""
     try:
         with open("/proc/self/maps", encoding="utf-8") as maps:  # noqa: PTH123 - a kernel file, no path logic
             for line in maps:

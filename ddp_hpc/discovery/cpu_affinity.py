@@ -1,4 +1,4 @@
-"""Which cores this rank may use, and how many threads that makes. Stdlib only."""
+"""The cores that this rank can use, and its number of threads. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from ddp_hpc.discovery.launcher_environment import Environ
 
 
 def own_cores() -> list[int]:
-    """The cores that the launcher, the scheduler's cgroup or taskset left to this process."""
+    """Returns the cores that the launcher, the scheduler's cgroup or taskset assigned to this process."""
     return sorted(os.sched_getaffinity(0))
 
 
 def threads_per_rank(
     own: Sequence[int], of_node: Sequence[Sequence[int]], environ: Environ, launcher: str
 ) -> tuple[int, str]:
-    """Threads for this rank, and why.
+    """Returns the number of threads for this rank, and the reason.
 
-    Ranks that the launcher bound have cores of their own and take them all;
-    ranks that share a set of cores divide it. OMP_NUM_THREADS may lower that,
-    never raise it: PBS sets it to the whole chunk's cores and every rank
-    inherits it, and torchrun sets it to 1 only because nobody had set it.
+    A rank that the launcher has bound to its own cores uses all of them; ranks
+    that share a set of cores divide it. OMP_NUM_THREADS can only lower the
+    number: PBS sets it to the cores of the whole chunk and every rank inherits
+    it, and torchrun sets it to 1 only if it was unset.
 
     Args:
         own: this rank's cores.
-        of_node: the cores of every rank of this node, this one's included.
+        of_node: the cores of every rank of this node, including this one.
         environ: the process's environment.
         launcher: the launcher's name.
     """

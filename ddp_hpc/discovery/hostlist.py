@@ -7,7 +7,7 @@ import re
 
 from ddp_hpc.errors import LaunchError
 
-# The most nodes that Slurm itself handles (MAX_SLURM_NODES): a longer list is damage, or an attack on memory.
+# Slurm's own limit (MAX_SLURM_NODES): a longer list is corrupt, or an attempt to exhaust the memory.
 MAX_HOSTS = 65536
 
 _PIECES = re.compile(r"\[([0-9,-]+)\]|([^\[\]]+)")
@@ -16,13 +16,13 @@ _COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 
 
 def expand_hostlist(text: str) -> list[str]:
-    """Every host of a list, in its order: `gpu[001-002],x` gives gpu001, gpu002, x.
+    """Returns every host of a list, in order: `gpu[001-002],x` gives gpu001, gpu002, x.
 
-    What `scontrol show hostnames` prints, without asking for scontrol, which
-    containers lack. Several brackets in one name multiply, the last one fastest.
+    The result equals the output of `scontrol show hostnames`, but needs no scontrol, which
+    containers lack. Several brackets in one name are combined; the last one varies fastest.
 
     Raises:
-        LaunchError: for text that is no host list, or one of more than `MAX_HOSTS`.
+        LaunchError: the text is not a host list, or has more than `MAX_HOSTS` hosts.
     """
     hosts: list[str] = []
     for item in _split_outside_brackets(text.strip()):
@@ -58,13 +58,13 @@ def _expand_one(item: str, whole: str, room: int) -> list[str]:
             raise _too_many(whole)
     if end != len(item):
         raise LaunchError(
-            f"the host list {_short(whole)} has brackets that hold no numbers; Slurm writes n[1-2,5]"
+            f"the host list {_short(whole)} has brackets without numbers; Slurm writes n[1-2,5]"
         )
     return ["".join(parts) for parts in itertools.product(*pieces)]
 
 
 def _numbers(text: str, whole: str, room: int) -> list[str]:
-    """The numbers in one pair of brackets, each as wide as the first of its range."""
+    """Returns the numbers in one pair of brackets, each padded to the width of the first of its range."""
     numbers: list[str] = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part)
@@ -81,16 +81,16 @@ def _numbers(text: str, whole: str, room: int) -> list[str]:
 
 
 def expand_counts(text: str) -> list[int]:
-    """Tasks of each node from SLURM_STEP_TASKS_PER_NODE: `2(x3),1` gives 2, 2, 2, 1.
+    """Returns the tasks per node from SLURM_STEP_TASKS_PER_NODE: `2(x3),1` gives 2, 2, 2, 1.
 
     Raises:
-        LaunchError: for text that is no such list, or one of more than `MAX_HOSTS` nodes.
+        LaunchError: the text is not such a list, or has more than `MAX_HOSTS` nodes.
     """
     counts: list[int] = []
     for part in text.strip().split(","):
         match = _COUNT.fullmatch(part.strip())
         if match is None:
-            raise LaunchError(f"{_short(text)} is no list of tasks per node; Slurm writes 2(x3),1")
+            raise LaunchError(f"{_short(text)} is not a list of tasks per node; Slurm writes 2(x3),1")
         if int(match[2] or 1) > MAX_HOSTS - len(counts):
             raise _too_many(text)
         counts.extend([int(match[1])] * int(match[2] or 1))
@@ -99,7 +99,7 @@ def expand_counts(text: str) -> list[int]:
 
 def _too_many(text: str) -> LaunchError:
     return LaunchError(
-        f"the list {_short(text)} stands for more than {MAX_HOSTS} nodes, the most that Slurm has; unset it"
+        f"the list {_short(text)} has more than {MAX_HOSTS} nodes, which is Slurm's limit; unset the variable"
     )
 
 

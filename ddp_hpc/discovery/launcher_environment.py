@@ -1,10 +1,11 @@
-"""What each launcher puts into the environment of a rank: one table, read one row at a time.
+"""The environment variables that each launcher sets for a rank, as one table.
 
-A launcher is taken whole: rank, size and local rank come from one row. The
-order of the rows is the order of preference, and each place in it has a reason;
-`tests/world/test_launch_env.py` pins it. Nothing here looks at MPI or torch.
+All values come from one row: rank, size and local rank are never mixed from
+several launchers. The order of the rows is the order of preference, and each
+position has a reason; `tests/discovery/test_launcher_environment.py` checks it.
+This module uses neither MPI nor torch.
 
-Sources: the launchers' own source and man pages (PALS: HPE has published none;
+Sources: the launchers' own source and man pages (HPE has published none for PALS;
 its names come from ALCF's user guides, flux-coral2's cray-pals plugin and
 Slurm's cray_shasta plugin), and the recorded environments under
 `tests/environments/`.
@@ -20,17 +21,17 @@ from ddp_hpc.discovery.hostlist import expand_counts
 from ddp_hpc.errors import LaunchError
 
 Environ = Mapping[str, str]
-EXEC = "DDP_HPC_EXEC"
-"""Names of the variables that `ddp-hpc exec` has added."""
+ADDED_BY_EXEC = "DDP_HPC_EXEC"
+"""The variable that lists the variables which `ddp-hpc exec` has added."""
 
 # Slurm numbers its special steps down from 2^32: pending, extern, batch and
-# interactive. `srun --pty` inside salloc is the interactive one, no rank of a job.
+# interactive. `srun --pty` inside salloc starts the interactive one, which is not a rank.
 _FIRST_SPECIAL_STEP = 2**32 - 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim:
-    """What one launcher says of this process; None where it says nothing."""
+class LauncherValues:
+    """The values that one launcher has set for this process; None for those that it has not set."""
 
     launcher: str
     rank: int | None = None
@@ -42,7 +43,7 @@ class Claim:
     sources: Mapping[str, str] = field(default_factory=dict)  # which variable each value came from
 
     def place(self) -> str:
-        """`rank 3 of 4 (SLURM_PROCID=3, SLURM_STEP_NUM_TASKS=4)`."""
+        """Returns rank and size with their variables: `rank 3 of 4 (SLURM_PROCID=3, ...)`."""
         rank = "?" if self.rank is None else self.rank
         size = "?" if self.world_size is None else self.world_size
         names = [f"{self.sources[k]}={getattr(self, k)}" for k in ("rank", "world_size") if k in self.sources]
@@ -51,12 +52,12 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Launcher:
-    """A row of the table: which variable holds what, and which ones say that the launcher is there."""
+    """A row of the table: the variables that identify a launcher, and those that hold its values."""
 
     name: str
     title: str
-    any_of: tuple[str, ...]  # one of these set: the launcher is there
-    all_of: tuple[str, ...] = ()  # and all of these; a trailing * stands for any ending
+    any_of: tuple[str, ...]  # the launcher is present if one of these is set
+    all_of: tuple[str, ...] = ()  # and all of these; a trailing * stands for any suffix
     rank: str = ""
     world_size: str = ""
     local_rank: str = ""
@@ -65,11 +66,13 @@ class Launcher:
     num_nodes: str = ""
     mpi: str = ""  # the MPI that its ranks must be linked with: mpich, openmpi, any; empty: no MPI
     start: str = ""  # how its ranks are started, for error messages
-    complete: Callable[[Environ, Claim], Claim] | None = None  # what plain variables do not say
-    derive: Callable[[Environ, Claim], Claim] | None = None  # what is assumed where MPI cannot be asked
+    # Adds the values that no variable holds directly.
+    complete: Callable[[Environ, LauncherValues], LauncherValues] | None = None
+    # Adds the values that are assumed if MPI is not available.
+    derive: Callable[[Environ, LauncherValues], LauncherValues] | None = None
 
     def is_present(self, environ: Environ) -> bool:
-        """True where the environment carries this launcher's marks."""
+        """Returns whether the variables that identify this launcher are set."""
         return any(v in environ for v in self.any_of) and all(_has(environ, v) for v in self.all_of)
 
 
@@ -79,40 +82,45 @@ def _has(environ: Environ, name: str) -> bool:
     return name in environ
 
 
-def _complete_slurm(environ: Environ, claim: Claim) -> Claim:
-    """Slurm gives no local size, but the run-length coded list of tasks per node and the node's index."""
+def _complete_slurm(environ: Environ, reported: LauncherValues) -> LauncherValues:
+    """Adds the local size, from Slurm's compressed list of tasks per node and the node's index."""
     text = environ.get("SLURM_STEP_TASKS_PER_NODE")
-    if text is None or claim.node_rank is None:
-        return claim
+    if text is None or reported.node_rank is None:
+        return reported
     counts = expand_counts(text)
-    if claim.node_rank >= len(counts):
+    if reported.node_rank >= len(counts):
         raise LaunchError(
-            f"SLURM_NODEID={claim.node_rank} is outside SLURM_STEP_TASKS_PER_NODE={text} "
-            f"({len(counts)} nodes); these variables are of two different steps: unset the older ones"
+            f"SLURM_NODEID={reported.node_rank} is outside SLURM_STEP_TASKS_PER_NODE={text} "
+            f"({len(counts)} nodes); these variables belong to two different steps: unset the older ones"
         )
-    sources = {**claim.sources, "local_size": "SLURM_STEP_TASKS_PER_NODE"}
-    return replace(claim, local_size=counts[claim.node_rank], sources=sources)
+    sources = {**reported.sources, "local_size": "SLURM_STEP_TASKS_PER_NODE"}
+    return replace(reported, local_size=counts[reported.node_rank], sources=sources)
 
 
-def _derive_pals(environ: Environ, claim: Claim) -> Claim:
-    """World size under PALS: no variable of its own holds it.
+def _derive_pals(environ: Environ, reported: LauncherValues) -> LauncherValues:
+    """Adds the world size under PALS, which has no variable for it.
 
-    `PMI_SIZE` with --pmi=cray (Polaris); with --pmi=pmix (Aurora) only MPI or
-    the node file can tell, and the node file only if all nodes hold as many
-    ranks. Its lines repeat once per mpiproc, so unique ones are counted
-    (meta-pytorch/torchcomms#79 counts lines).
+    With --pmi=cray (Polaris) it is `PMI_SIZE`; with --pmi=pmix (Aurora) only MPI or
+    the node file provides it, and the node file only if all nodes have the same number
+    of ranks. The file has one line per mpiproc, so unique lines are counted
+    (meta-pytorch/torchcomms#79 counts all lines).
     """
-    if claim.world_size is not None:
-        return claim
+    if reported.world_size is not None:
+        return reported
     hosts = pbs_hosts(environ)
-    if not hosts or claim.local_size is None:
-        return claim
-    sources = {**claim.sources, "world_size": "PALS_LOCAL_SIZE x hosts of PBS_NODEFILE (equal nodes assumed)"}
-    return replace(claim, world_size=claim.local_size * len(hosts), num_nodes=len(hosts), sources=sources)
+    if not hosts or reported.local_size is None:
+        return reported
+    sources = {
+        **reported.sources,
+        "world_size": "PALS_LOCAL_SIZE x hosts of PBS_NODEFILE (equal nodes assumed)",
+    }
+    return replace(
+        reported, world_size=reported.local_size * len(hosts), num_nodes=len(hosts), sources=sources
+    )
 
 
 def pbs_hosts(environ: Environ) -> list[str]:
-    """The hosts of PBS_NODEFILE, each once, in order; empty where there is no such file."""
+    """Returns the hosts of PBS_NODEFILE, each once, in order; nothing if the file does not exist."""
     path = environ.get("PBS_NODEFILE")
     try:
         lines = Path(path).read_text(encoding="utf-8").split() if path else []
@@ -122,7 +130,7 @@ def pbs_hosts(environ: Environ) -> list[str]:
 
 
 LAUNCHERS: tuple[Launcher, ...] = (
-    # The user has the last word.
+    # What the user sets explicitly has precedence.
     Launcher(
         name="override",
         title="DDP_HPC_* variables",
@@ -134,7 +142,8 @@ LAUNCHERS: tuple[Launcher, ...] = (
         node_rank="DDP_HPC_NODE_RANK",
         start="export DDP_HPC_RANK, DDP_HPC_WORLD_SIZE, DDP_HPC_LOCAL_RANK and DDP_HPC_LOCAL_SIZE",
     ),
-    # torchrun's workers carry the variables of whatever started their agent: it comes first.
+    # torchrun's workers inherit the variables of the launcher that started their agent, so torchrun comes
+    # before that launcher.
     Launcher(
         name="torchrun",
         title="torchrun",
@@ -147,8 +156,8 @@ LAUNCHERS: tuple[Launcher, ...] = (
         num_nodes="GROUP_WORLD_SIZE",
         start="torchrun",
     ),
-    # OMPI_COMM_WORLD_NODE_RANK is no node index but the rank among all jobs' processes of the
-    # node, so the node index is derived. A bare OMPI_* proves nothing: OMPI_ALLOW_RUN_AS_ROOT
+    # OMPI_COMM_WORLD_NODE_RANK is not a node index but the rank among the processes of all jobs on the
+    # node, so the node index is derived. Other OMPI_* variables prove nothing: OMPI_ALLOW_RUN_AS_ROOT
     # is often set by hand.
     Launcher(
         name="openmpi",
@@ -169,7 +178,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
         world_size="JSM_NAMESPACE_SIZE",
         local_rank="JSM_NAMESPACE_LOCAL_RANK",
         local_size="JSM_NAMESPACE_LOCAL_SIZE",
-        mpi="openmpi",  # Spectrum MPI is one
+        mpi="openmpi",  # Spectrum MPI is based on Open MPI
         start="jsrun",
     ),
     # Before PALS: Flux's cray-pals plugin sets PALS_RANKID too, without the local rank.
@@ -184,8 +193,8 @@ LAUNCHERS: tuple[Launcher, ...] = (
         mpi="any",
         start="flux run",
     ),
-    # Before PALS: `srun --mpi=cray_shasta` sets PALS_* and so does not mean PBS. Slurm's own names are
-    # taken, as its 22.05 sets no PMI_* and no PALS_LOCAL_RANKID there (recorded); 23.02 does.
+    # Before PALS: `srun --mpi=cray_shasta` sets PALS_* too, so PALS_* does not imply PBS. The row uses
+    # Slurm's own names, because Slurm 22.05 sets neither PMI_* nor PALS_LOCAL_RANKID (recorded); 23.02 does.
     Launcher(
         name="cray_shasta",
         title="Slurm (srun --mpi=cray_shasta)",
@@ -237,7 +246,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
         start="Intel MPI's mpiexec",
     ),
     # Before Slurm: inside an allocation Hydra's proxies are tasks of a Slurm step, and every rank
-    # carries its proxy's SLURM_PROCID.
+    # inherits its proxy's SLURM_PROCID.
     Launcher(
         name="hydra",
         title="MPICH Hydra",
@@ -250,7 +259,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
         mpi="mpich",
         start="MPICH's mpiexec",
     ),
-    # Hydra's PMI_PORT mode: the size is in no variable.
+    # Hydra's PMI_PORT mode: no variable holds the size.
     Launcher(
         name="hydra_port",
         title="MPICH Hydra (PMI_PORT)",
@@ -261,11 +270,11 @@ LAUNCHERS: tuple[Launcher, ...] = (
         mpi="mpich",
         start="MPICH's mpiexec",
     ),
-    # Step variables only: SLURM_NTASKS is the job's where a step has fewer tasks.
+    # Only the variables of the step: SLURM_NTASKS belongs to the job, and a step may have fewer tasks.
     Launcher(
         name="slurm",
         title="Slurm step",
-        any_of=("SLURM_STEP_ID",),  # in_slurm_step tells a task from a shell
+        any_of=("SLURM_STEP_ID",),  # in_slurm_step distinguishes a task from a shell
         rank="SLURM_PROCID",
         world_size="SLURM_STEP_NUM_TASKS",
         local_rank="SLURM_LOCALID",
@@ -285,7 +294,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
         mpi="mpich",
         start="mpiexec",
     ),
-    # PMIX_RANK is all that the standard exports; the size is a PMIx key, which MPI reads.
+    # The PMIx standard exports only PMIX_RANK; the size is a PMIx key, which MPI reads.
     Launcher(
         name="pmix", title="PMIx", any_of=("PMIX_RANK",), rank="PMIX_RANK", mpi="any", start="mpiexec (PMIx)"
     ),
@@ -306,11 +315,11 @@ _VALUES = ("rank", "world_size", "local_rank", "local_size", "node_rank", "num_n
 _SIZES = ("world_size", "local_size", "num_nodes")
 
 
-def read_claim(launcher: Launcher, environ: Environ) -> Claim:
-    """All that a launcher says of this process.
+def read_launcher_values(launcher: Launcher, environ: Environ) -> LauncherValues:
+    """Returns all values that a launcher has set for this process.
 
     Raises:
-        LaunchError: where one of its variables holds no number.
+        LaunchError: one of its variables does not hold a number.
     """
     values: dict[str, int] = {}
     sources: dict[str, str] = {}
@@ -319,18 +328,18 @@ def read_claim(launcher: Launcher, environ: Environ) -> Claim:
         if variable and variable in environ:
             values[name] = _number(variable, environ[variable], least=1 if name in _SIZES else 0)
             sources[name] = variable
-    claim = Claim(launcher=launcher.name, sources=sources, **values)
-    return launcher.complete(environ, claim) if launcher.complete else claim
+    reported = LauncherValues(launcher=launcher.name, sources=sources, **values)
+    return launcher.complete(environ, reported) if launcher.complete else reported
 
 
-def as_launched(environ: Environ) -> dict[str, str]:
-    """The environment without what `ddp-hpc exec` has added: our own rendezvous needs none of it."""
-    added = {EXEC, *environ.get(EXEC, "").split(",")}
+def without_exec_variables(environ: Environ) -> dict[str, str]:
+    """Returns the environment without the variables that `ddp-hpc exec` has added for other programs."""
+    added = {ADDED_BY_EXEC, *environ.get(ADDED_BY_EXEC, "").split(",")}
     return {name: value for name, value in environ.items() if name not in added}
 
 
 def peek_rank(environ: Environ) -> int:
-    """The rank that the environment seems to give, for choosing who prints an error; 0 where none does."""
+    """Returns the probable rank, for the decision which rank prints an error; 0 if there is no launcher."""
     for launcher in present_launchers(environ):
         rank = _plain_number(environ.get(launcher.rank, ""))
         if rank is not None:
@@ -342,39 +351,39 @@ def _number(variable: str, text: str, least: int) -> int:
     number = _plain_number(text)
     if number is None or number < least:
         raise LaunchError(
-            f"{variable}={text[:80]!r} is no {'size' if least else 'rank'}; a launcher sets it to a number "
-            f"from {least} up: unset it, or start the ranks anew"
+            f"{variable}={text[:80]!r} is not a {'size' if least else 'rank'}; a launcher sets it to a "
+            f"number of at least {least}: unset it, or start the ranks again"
         )
     return number
 
 
 def _plain_number(text: str) -> int | None:
-    """The number that a launcher wrote; None for the rest that `int` takes: signs, blanks, `1_000`."""
+    """Returns the number; None also for other text that `int` accepts: signs, blanks, `1_000`."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else None
 
 
 def present_launchers(environ: Environ) -> list[Launcher]:
-    """The launchers that left their marks here, in order of preference."""
+    """Returns the launchers whose variables are set, in order of preference."""
     found = [launcher for launcher in LAUNCHERS if launcher.is_present(environ)]
     return [x for x in found if x.name not in ("slurm", "cray_shasta") or in_slurm_step(environ)]
 
 
 def in_slurm_step(environ: Environ) -> bool:
-    """True for a task that srun started; false in a batch or salloc shell.
+    """Returns True in a task that srun has started, and False in a batch or salloc shell.
 
-    The batch shell carries SLURM_PROCID=0 and SLURM_NTASKS=N like a rank 0 of
-    N; only a task has a step id that counts up from 0.
+    The batch shell has SLURM_PROCID=0 and SLURM_NTASKS=N like rank 0 of N ranks;
+    only a task has a step id that counts up from 0.
     """
     step = _plain_number(environ.get("SLURM_STEP_ID", ""))
     return step is not None and step < _FIRST_SPECIAL_STEP
 
 
 def batch_shell_tasks(environ: Environ) -> int:
-    """Tasks of the Slurm allocation whose batch or salloc shell this is; 0 where it is none.
+    """Returns the number of tasks of the allocation in a batch or salloc shell of Slurm, and 0 elsewhere.
 
-    `sbatch --nodes=2` alone sets no SLURM_NTASKS: srun would start one task a node.
+    `sbatch --nodes=2` alone sets no SLURM_NTASKS: srun would start one task per node.
     """
     if "SLURM_JOB_ID" not in environ or in_slurm_step(environ):
         return 0
-    told = [_plain_number(environ.get(name, "")) for name in ("SLURM_NTASKS", "SLURM_JOB_NUM_NODES")]
-    return max([number for number in told if number is not None], default=1)
+    counts = [_plain_number(environ.get(name, "")) for name in ("SLURM_NTASKS", "SLURM_JOB_NUM_NODES")]
+    return max([count for count in counts if count is not None], default=1)

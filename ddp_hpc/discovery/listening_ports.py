@@ -1,4 +1,4 @@
-"""Whether a process listens at any TCP port: Linux's /proc (proc(5), proc_net(5))."""
+"""Detects whether a process listens on a TCP port, from Linux's /proc (proc(5), proc_net(5))."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _LISTEN = "0A"  # TCP_LISTEN, <net/tcp_states.h>
 
 
 def sockets_of(pid: int) -> set[str]:
-    """The inodes of the process's sockets."""
+    """Returns the inodes of the process's sockets."""
     found = set()
     with suppress(OSError):
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
@@ -21,7 +21,7 @@ def sockets_of(pid: int) -> set[str]:
 
 
 def listens(pid: int, port: int, inherited: set[str]) -> bool:
-    """Whether the process has a listening socket that is not among these, or anybody listens at the port."""
+    """Returns whether any process listens on the port, or this one on a socket that it did not inherit."""
     inodes = set()
     for name in ("tcp", "tcp6"):
         with suppress(OSError):

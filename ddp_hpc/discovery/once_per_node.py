@@ -1,4 +1,4 @@
-"""One voice a node, for ranks that have not met: an error before the rendezvous is most often everybody's."""
+"""Prints an error once per node before the rendezvous, when usually all ranks have the same error."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import time
 
 from ddp_hpc.discovery.launcher_environment import Environ, peek_rank, present_launchers
 
-_HEAD_START_S = 1.0  # for rank 0, whose words are preferred
+_HEAD_START_S = 1.0  # for rank 0, whose message is preferred
 _LINGER_S = 2.0
 _BIND_TO_LISTEN_S = 0.2
-_MOST_RANKS = 4096  # that may ask at once
+_MAX_RANKS = 4096  # that connect at the same time
 
 
-def say_once_a_node(text: str, environ: Environ) -> None:
-    """Writes a line to stderr, unless another rank of this launch on this node has just said the same.
+def print_once_per_node(text: str, environ: Environ) -> None:
+    """Writes a line to stderr, unless another rank of this launch on this node has just written the same.
 
-    Two texts that differ in numbers alone (each names its own rank) count as the
-    same. The first rank marks its word with an abstract socket, which needs no
-    file and vanishes with the process, and so lingers a moment. Any user of the
-    node can open a socket of that name: the kernel is asked whose it is.
+    Two texts that differ only in numbers (each names its own rank) count as the same. The first rank
+    binds an abstract socket whose name is derived from the text. Such a socket needs no file and vanishes
+    with the process, so the process stays for a moment. Any user of the node can bind a socket with that
+    name, so the owner of an existing one is checked.
     """
     if not present_launchers(environ):
         _write(text)
@@ -35,12 +35,12 @@ def say_once_a_node(text: str, environ: Environ) -> None:
     launch = environ.get("SLURM_STEP_ID") or environ.get("PALS_APID") or str(os.getppid())
     kind = hashlib.sha256(re.sub(r"\d+", "#", text).encode()).hexdigest()[:16]
     name = f"\0ddp-hpc-{os.getuid()}-{environ.get('SLURM_JOB_ID', '')}-{launch}-{kind}"
-    with socket.socket(socket.AF_UNIX) as mark:
+    with socket.socket(socket.AF_UNIX) as marker:
         try:
-            mark.bind(name)
-            mark.listen(_MOST_RANKS)
+            marker.bind(name)
+            marker.listen(_MAX_RANKS)
         except OSError as error:
-            # Whatever else is wrong with the mark must not swallow the error.
+            # Any other problem with the socket must not suppress the message.
             if error.errno == errno.EADDRINUSE and _is_own(name):
                 return
         _write(text)
@@ -48,16 +48,16 @@ def say_once_a_node(text: str, environ: Environ) -> None:
 
 
 def _is_own(name: str) -> bool:
-    """Whether a process of this user listens under that name (unix(7), SO_PEERCRED)."""
+    """Returns whether a process of this user listens under that name (unix(7), SO_PEERCRED)."""
     end_s = time.monotonic() + _BIND_TO_LISTEN_S
     while time.monotonic() < end_s:
-        with socket.socket(socket.AF_UNIX) as asking:
-            asking.settimeout(_BIND_TO_LISTEN_S)
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(_BIND_TO_LISTEN_S)
             try:
-                asking.connect(name)
-                ids = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+                probe.connect(name)
+                ids = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
             except OSError:
-                time.sleep(0.01)  # it may be about to listen
+                time.sleep(0.01)  # the other rank may not have called listen() yet
             else:
                 return bool(struct.unpack("3i", ids)[1] == os.geteuid())
     return False

@@ -1,6 +1,6 @@
-"""What is wrong with where the ranks run, found from all their rows at once. No I/O.
+"""Detects problems in the placement of the ranks from the rows of all ranks. No I/O.
 
-Each finding is one line for the whole job: the first case in full, the others counted.
+Each finding is one line for the whole job: it describes the first case and counts the others.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from dataclasses import dataclass
 from ddp_hpc.discovery.rank_placement import RankPlace, cpu_list, cpu_numbers
 
 _BIND = "srun --cpus-per-task=N, mpiexec --cpu-bind depth -d N (PALS), or no binding (--bind-to none)"
-# Beyond so many the names of ranks and hosts are only counted.
-_NAMED = 3
+# Further hosts are only counted.
+_MAX_NAMED = 3
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One line on the placement; `ends_job`: the training cannot work like this."""
+class PlacementFinding:
+    """One line about the placement; `ends_job`: the training cannot work with this placement."""
 
     text: str
     ends_job: bool = False
 
 
-def check(places: Sequence[RankPlace], backend: str) -> list[Finding]:
-    """All findings, the ones that end the job first.
+def check(places: Sequence[RankPlace], backend: str) -> list[PlacementFinding]:
+    """Returns all findings; those that end the job come first.
 
     Args:
-        places: a row for each rank, by rank.
-        backend: the process group's; NCCL and XCCL want a device for each rank.
+        places: one row per rank, in rank order.
+        backend: the process group's backend; NCCL and XCCL need one device per rank.
     """
     nodes: dict[str, list[RankPlace]] = defaultdict(list)
     for place in places:
@@ -45,7 +45,7 @@ def check(places: Sequence[RankPlace], backend: str) -> list[Finding]:
     ]
 
 
-def _shared_devices(places: Sequence[RankPlace], backend: str) -> Iterator[Finding]:
+def _shared_devices(places: Sequence[RankPlace], backend: str) -> Iterator[PlacementFinding]:
     first_on: dict[tuple[str, str], RankPlace] = {}
     pairs: list[tuple[RankPlace, RankPlace]] = []
     for place in places:
@@ -57,67 +57,68 @@ def _shared_devices(places: Sequence[RankPlace], backend: str) -> Iterator[Findi
     first, second = pairs[0]
     fatal = backend in ("nccl", "xccl")
     verdict = (
-        "NCCL refuses that; start at most as many ranks a node as it has devices (for each of "
-        "--devices-per-rank), or show each rank devices of its own"
+        "NCCL does not allow this; start at most one rank per device of a node (or per "
+        "--devices-per-rank devices), or make different devices visible to each rank"
         if fatal
-        else f"{backend} allows it, each gets a part of the device"
+        else f"{backend} allows this, but each rank gets only a part of the device"
     )
-    yield Finding(
+    yield PlacementFinding(
         f"ranks {first.rank} and {second.rank} on {first.host} would share one device "
-        f"({first.identity or first.pci}): {verdict}{_likewise(len(pairs) - 1)}",
+        f"({first.identity or first.pci}): {verdict}{_more_cases(len(pairs) - 1)}",
         ends_job=fatal,
     )
 
 
-def _bound_to_the_same(nodes: dict[str, list[RankPlace]]) -> Iterator[Finding]:
+def _bound_to_the_same(nodes: dict[str, list[RankPlace]]) -> Iterator[PlacementFinding]:
     hosts = [host for host, ranks in nodes.items() if _is_bound_to_the_same(ranks)]
     if hosts:
         ranks = nodes[hosts[0]]
-        yield Finding(
+        yield PlacementFinding(
             f"all {len(ranks)} ranks on {_some(hosts)} are bound to the same {_cpus(ranks[0])} of "
-            f"{_room(ranks[0])}, and slow each other down; give each its own: {_BIND}"
+            f"{_usable_cpus(ranks[0])}, and slow each other down; give each rank its own CPUs: {_BIND}"
         )
 
 
 def _is_bound_to_the_same(ranks: list[RankPlace]) -> bool:
     first, same = ranks[0], len({place.cpus for place in ranks}) == 1
     num_cpus = len(cpu_numbers(first.cpus))
-    # Where no scheduler says what the job has, a container's few CPUs look like a binding: only ranks
-    # that have less than one each are sure to be wrong.
-    wrong_below = first.allotted_cpus or min(len(ranks), first.online_cpus)
-    return len(ranks) > 1 and same and num_cpus < wrong_below
+    # If no scheduler states the CPUs of the job, a container with few CPUs looks like a binding: only less
+    # than one CPU per rank is certain to be a mistake.
+    least_cpus = first.allotted_cpus or min(len(ranks), first.online_cpus)
+    return len(ranks) > 1 and same and num_cpus < least_cpus
 
 
-def _one_cpu(nodes: dict[str, list[RankPlace]]) -> Iterator[Finding]:
-    trapped: list[RankPlace] = []
+def _one_cpu(nodes: dict[str, list[RankPlace]]) -> Iterator[PlacementFinding]:
+    limited: list[RankPlace] = []
     for ranks in nodes.values():
         if not _is_bound_to_the_same(ranks):
-            trapped += [place for place in ranks if _is_trapped(place, len(ranks))]
-    if trapped:
-        first = trapped[0]
-        threads = f" with OMP_NUM_THREADS={first.omp_num_threads}" if _omp(first) > 1 else ""
-        yield Finding(
-            f"rank {first.rank} on {first.host} has {_cpus(first)} of {_room(first)}{threads}: all its "
-            f"threads and loader workers share it; give each rank more: {_BIND}{_likewise(len(trapped) - 1)}"
+            limited += [place for place in ranks if _is_limited_to_one_cpu(place, len(ranks))]
+    if limited:
+        first = limited[0]
+        threads = f" with OMP_NUM_THREADS={first.omp_num_threads}" if _omp_threads(first) > 1 else ""
+        yield PlacementFinding(
+            f"rank {first.rank} on {first.host} has {_cpus(first)} of {_usable_cpus(first)}{threads}: all "
+            f"its threads and loader workers share it; give each rank more CPUs: {_BIND}"
+            f"{_more_cases(len(limited) - 1)}"
         )
 
 
-def _is_trapped(place: RankPlace, num_ranks: int) -> bool:
+def _is_limited_to_one_cpu(place: RankPlace, num_ranks: int) -> bool:
     if len(cpu_numbers(place.cpus)) != 1:
         return False
-    return _omp(place) > 1 or _room(place) >= 2 * num_ranks * place.threads_per_core
+    return _omp_threads(place) > 1 or _usable_cpus(place) >= 2 * num_ranks * place.threads_per_core
 
 
-def _omp(place: RankPlace) -> int:
+def _omp_threads(place: RankPlace) -> int:
     first = place.omp_num_threads.split(",")[0].strip()
     return int(first) if first.isascii() and first.isdecimal() and len(first) < 9 else 0
 
 
-def _room(place: RankPlace) -> int:
+def _usable_cpus(place: RankPlace) -> int:
     return place.allotted_cpus or place.online_cpus
 
 
-def _far_devices(places: Sequence[RankPlace]) -> Iterator[Finding]:
+def _far_devices(places: Sequence[RankPlace]) -> Iterator[PlacementFinding]:
     far = [
         place
         for place in places
@@ -125,36 +126,36 @@ def _far_devices(places: Sequence[RankPlace]) -> Iterator[Finding]:
     ]
     if far:
         first = far[0]
-        yield Finding(
+        yield PlacementFinding(
             f"rank {first.rank} on {first.host} runs on {_cpus(first)} (NUMA node {first.numa or '?'}), far "
             f"from its {first.device} ({first.pci}), which is at NUMA node {first.device_numa}; bind it to "
-            f"CPUs among {first.device_cpus}, or turn the order of the bindings round"
-            f"{_likewise(len(far) - 1)}"
+            f"CPUs among {first.device_cpus}, or reverse the order of the bindings"
+            f"{_more_cases(len(far) - 1)}"
         )
 
 
-def _overlapping(nodes: dict[str, list[RankPlace]]) -> Iterator[Finding]:
-    """Ranks whose sets of CPUs differ and still meet on a core; equal sets are shared on purpose."""
+def _overlapping(nodes: dict[str, list[RankPlace]]) -> Iterator[PlacementFinding]:
+    """Yields a finding if different sets of CPUs share a core; equal sets are shared on purpose."""
     pairs: list[tuple[RankPlace, RankPlace]] = []
     for ranks in nodes.values():
         if len({place.cpus for place in ranks}) == 1:
             continue
         owner: dict[int, RankPlace] = {}
         for place in ranks:
-            met = {owner.setdefault(core, place).rank: owner[core] for core in cpu_numbers(place.cores)}
-            others = [other for other in met.values() if other.cpus != place.cpus]
+            owners = {owner.setdefault(core, place).rank: owner[core] for core in cpu_numbers(place.cores)}
+            others = [other for other in owners.values() if other.cpus != place.cpus]
             pairs += [(other, place) for other in others[:1]]
     if pairs:
         first, second = pairs[0]
         both = cpu_list(set(cpu_numbers(first.cores)) & set(cpu_numbers(second.cores)))
-        yield Finding(
+        yield PlacementFinding(
             f"ranks {first.rank} and {second.rank} on {first.host} are bound to CPUs {first.cpus} and "
-            f"{second.cpus}, which are on the same physical cores ({both}); bind each rank to whole cores "
-            f"of its own{_likewise(len(pairs) - 1)}"
+            f"{second.cpus}, which are on the same physical cores ({both}); bind each rank to its own whole "
+            f"cores{_more_cases(len(pairs) - 1)}"
         )
 
 
-def _mixed_versions(places: Sequence[RankPlace]) -> Iterator[Finding]:
+def _mixed_versions(places: Sequence[RankPlace]) -> Iterator[PlacementFinding]:
     for name in dict.fromkeys(name for place in places for name in place.versions):
         hosts: dict[str, dict[str, None]] = defaultdict(dict)
         for place in places:
@@ -162,41 +163,41 @@ def _mixed_versions(places: Sequence[RankPlace]) -> Iterator[Finding]:
         if len(hosts) > 1:
             by_number = sorted(hosts.items(), key=lambda item: -len(item[1]))
             found = ", ".join(f"{version} on {_some(list(names))}" for version, names in by_number)
-            yield Finding(
-                f"{name} differs between nodes: {found}; let all load the same environment, from a folder "
-                "that all of them see"
+            yield PlacementFinding(
+                f"{name} differs between nodes: {found}; load the same environment on all nodes, from a "
+                "shared directory"
             )
 
 
-def _uneven(nodes: dict[str, list[RankPlace]]) -> Iterator[Finding]:
+def _uneven(nodes: dict[str, list[RankPlace]]) -> Iterator[PlacementFinding]:
     hosts: dict[int, list[str]] = defaultdict(list)
     for host, ranks in nodes.items():
         hosts[len(ranks)].append(host)
     if len(hosts) > 1:
         counts = sorted(hosts.items(), key=lambda item: -len(item[1]))
         found = ", ".join(f"{count} on {_some(names)}" for count, names in counts)
-        yield Finding(
-            f"nodes have different numbers of ranks: {found}; devices stay idle or are short, start as many "
-            "on each (mpiexec --ppn R, srun --ntasks-per-node=R)"
+        yield PlacementFinding(
+            f"nodes have different numbers of ranks: {found}; some devices are idle or shared; start the "
+            "same number on each node (mpiexec --ppn R, srun --ntasks-per-node=R)"
         )
 
 
 def summary(places: Sequence[RankPlace]) -> str:
-    """`8 ranks on 2 nodes, 8 devices, 16 CPUs a rank`."""
+    """Returns one line, such as `8 ranks on 2 nodes, 8 devices, 16 CPUs per rank`."""
     num_nodes = len({place.host for place in places})
     devices = {
         (place.host, place.identity or place.pci or place.rank) for place in places if place.device != "cpu"
     }
     counts = Counter(len(cpu_numbers(place.cpus)) for place in places)
     least, most = min(counts), max(counts)
-    cpus = f"{least} CPU{'s' * (least > 1)} a rank" if least == most else f"{least} to {most} CPUs a rank"
+    cpus = f"{least} CPU{'s' * (least > 1)}" if least == most else f"{least} to {most} CPUs"
     ranks = f"{len(places)} rank{'s' * (len(places) > 1)} on {num_nodes} node{'s' * (num_nodes > 1)}"
     gpus = f", {len(devices)} device{'s' * (len(devices) > 1)}" if devices else ""
-    return f"{ranks}{gpus}, {cpus}"
+    return f"{ranks}{gpus}, {cpus} per rank"
 
 
-def table(places: Sequence[RankPlace], findings: Sequence[Finding]) -> str:
-    """The rows as aligned columns, then the versions, then the findings."""
+def table(places: Sequence[RankPlace], findings: Sequence[PlacementFinding]) -> str:
+    """Returns the rows as aligned columns, followed by the versions and the findings."""
     rows: list[tuple[str, ...]] = [
         ("rank", "host", "local", "device", "PCI", "NUMA", "CPUs", "NUMA of CPUs", "device's name")
     ]
@@ -216,11 +217,11 @@ def _cpus(place: RankPlace) -> str:
     return f"CPU {place.cpus}" if place.cpus.isdecimal() else f"CPUs {place.cpus}"
 
 
-def _likewise(count: int) -> str:
-    return f" ({count} more of this kind)" if count else ""
+def _more_cases(count: int) -> str:
+    return f" ({count} more case{'s' * (count > 1)})" if count else ""
 
 
 def _some(names: Sequence[str]) -> str:
-    """`n1, n2, n3 and 5 more`."""
-    shown = ", ".join(names[:_NAMED])
-    return f"{shown} and {len(names) - _NAMED} more" if len(names) > _NAMED else shown
+    """Returns the first names, such as `n1, n2, n3 and 5 more`."""
+    shown = ", ".join(names[:_MAX_NAMED])
+    return f"{shown} and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else shown

@@ -1,8 +1,8 @@
-"""Where one rank runs, as it tells the others: host, device, CPUs, NUMA nodes, versions. Stdlib only.
+"""The placement of one rank: host, device, CPUs, NUMA nodes, versions. Standard library only.
 
-From sched_getaffinity and sysfs (Linux: Documentation/ABI/stable/sysfs-devices-system-cpu and -node,
-testing/sysfs-bus-pci). A container may hide any of these files: what cannot be read is left out, and
-nothing is concluded from it.
+The sources are sched_getaffinity and sysfs (Linux: Documentation/ABI/stable/sysfs-devices-system-cpu and
+-node, testing/sysfs-bus-pci). A container may hide any of these files: a value that cannot be read is
+left out, and no check relies on it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ SYSFS = Path("/sys")
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """What a rank computes on: `cuda:1` or `cpu`, what names it anywhere, and where it sits on the PCI bus.
+    """The device of a rank: `cuda:1` or `cpu`, its globally unique identity, and its PCI address.
 
-    `identity` and `pci` are empty for a CPU, and where torch does not tell them.
+    `identity` and `pci` are empty for a CPU, and if torch does not provide them.
     """
 
     name: str = "cpu"
@@ -34,9 +34,9 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True)
 class RankPlace:
-    """One row of the placement table. CPUs are hardware threads, in the kernel's spelling: `0-7,64-71`.
+    """One row of the placement table. CPUs are hardware threads, in the kernel's notation: `0-7,64-71`.
 
-    Empty text and None stand for what is not known here.
+    An empty string or None stands for an unknown value.
     """
 
     rank: int
@@ -50,15 +50,15 @@ class RankPlace:
     device_cpus: str
     """The CPUs of that NUMA node."""
     cpus: str
-    """The CPUs that the rank may use."""
+    """The CPUs that the rank can use."""
     cores: str
-    """The physical cores that these belong to, each by the first of its CPUs."""
+    """The physical cores of these CPUs. A core has the number of its first CPU."""
     threads_per_core: int
     numa: str
     """The NUMA nodes of the rank's CPUs."""
     online_cpus: int
     allotted_cpus: int | None
-    """CPUs that the scheduler gave the job on this node, where it says so."""
+    """The number of CPUs that the scheduler gave the job on this node, if known."""
     omp_num_threads: str
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -71,10 +71,10 @@ def own_place(
     environ: Environ,
     sysfs: Path = SYSFS,
 ) -> RankPlace:
-    """This rank's row; `cpus` are those it may use. Reads sysfs, asks nobody."""
+    """Returns this rank's row; `cpus` are those that it can use. Not collective: reads only sysfs."""
     attached = sysfs / "bus/pci/devices" / device.pci if device.pci else None
     numa = _number(attached / "numa_node") if attached else None
-    has_numa = numa is not None and numa >= 0  # -1: the machine does not say
+    has_numa = numa is not None and numa >= 0  # -1: the firmware does not provide it
     return RankPlace(
         rank=world.rank,
         host=world.hostname,
@@ -96,7 +96,7 @@ def own_place(
 
 
 def cpu_numbers(text: str) -> list[int]:
-    """The numbers of a list such as `0-3,8`; none where it is no such list."""
+    """Returns the numbers of a list such as `0-3,8`, or nothing if the text is not such a list."""
     numbers: list[int] = []
     with suppress(ValueError):
         for part in text.split(","):
@@ -107,7 +107,7 @@ def cpu_numbers(text: str) -> list[int]:
 
 
 def cpu_list(numbers: Iterable[int]) -> str:
-    """The list of these numbers, which may come in any order and more than once: `0-3,8`."""
+    """Returns a list such as `0-3,8` of numbers in any order, possibly repeated."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][1] + 1:
@@ -118,22 +118,22 @@ def cpu_list(numbers: Iterable[int]) -> str:
 
 
 def _siblings(cpu: int, sysfs: Path) -> list[int]:
-    """The CPUs of one physical core; the CPU alone where sysfs does not tell."""
+    """Returns the CPUs of one physical core, or only the given CPU if sysfs has no information."""
     topology = sysfs / f"devices/system/cpu/cpu{cpu}/topology"
     return cpu_numbers(_text(topology / "thread_siblings_list")) or [cpu]
 
 
 def _numa_nodes(cpus: set[int], sysfs: Path) -> list[int]:
     return [
-        int(folder.name.removeprefix("node"))
-        for folder in (sysfs / "devices/system/node").glob("node[0-9]*")
-        if cpus.intersection(cpu_numbers(_text(folder / "cpulist")))
+        int(directory.name.removeprefix("node"))
+        for directory in (sysfs / "devices/system/node").glob("node[0-9]*")
+        if cpus.intersection(cpu_numbers(_text(directory / "cpulist")))
     ]
 
 
 def _allotted_cpus(environ: Environ) -> int | None:
-    """Slurm's word. PBS has none that can be relied on: NCPUS follows a chunk's ompthreads."""
-    # The job's, not the step's: srun without --cpus-per-task makes a step of one CPU a task.
+    """Returns Slurm's value. PBS has no reliable one: NCPUS follows a chunk's ompthreads."""
+    # The value of the job, not of the step: srun without --cpus-per-task makes a step with one CPU per task.
     with suppress(LaunchError):
         return min(expand_counts(environ.get("SLURM_JOB_CPUS_PER_NODE", "")))
     return None

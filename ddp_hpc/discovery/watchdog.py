@@ -1,9 +1,9 @@
-"""A time limit that holds even inside C code which never returns to Python.
+"""A time limit that works even inside C code which never returns to Python.
 
-MPI_Init waits for ever for a rank that did not start, and may hold the
-interpreter's lock while it does, so no Python thread can end it. A forked child
-can: it sleeps on a pipe, and where the time is up it says what was being waited
-for and ends its parent.
+MPI_Init waits forever for a rank that did not start, and may hold the
+interpreter's lock meanwhile, so no Python thread can end it. A forked child
+can: it sleeps on a pipe, and when the time is up it prints what the parent was
+waiting for, and kills the parent.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from contextlib import contextmanager
 
 
 class Watchdog:
-    """The running limit; `stage` says what is waited for from now on."""
+    """The running time limit; `stage` sets the text of its message."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
 
     def stage(self, text: str) -> None:
-        """What the message shall say if the time runs out from here on."""
+        """Sets what the process waits for from now on, for the message when the time is up."""
         os.write(self._pipe, text.replace("\n", " ")[:2000].encode() + b"\n")
 
 
 @contextmanager
 def time_limit(limit_s: float, prefix: str) -> Iterator[Watchdog]:
-    """Ends this process with SIGKILL and one line on stderr if the block takes longer than `limit_s`.
+    """Kills this process with SIGKILL and prints one line to stderr if the block takes longer than `limit_s`.
 
-    Nothing milder ends a process that is stuck in C; launchers and shells show 137. The line
+    Only SIGKILL ends a process that is stuck in C code; launchers and shells show 137. The line
     is `PREFIXerror: waited N s STAGE`, with the last text given to `Watchdog.stage`.
     """
     reader, writer = os.pipe()
@@ -49,13 +49,13 @@ def time_limit(limit_s: float, prefix: str) -> Iterator[Watchdog]:
 
 
 def _watch(reader: int, writer: int, limit_s: float, prefix: str) -> None:
-    """The child's whole life. Only os-level calls: the parent's locks may be held by nobody here."""
+    """Runs in the child. It uses only os-level calls: locks that the parent held are never released."""
     try:
         os.close(writer)
-        # The launcher's sockets, inherited, must not be kept open should the parent die.
+        # The inherited sockets of the launcher must not stay open if the parent dies.
         for low, high in ((3, reader), (reader + 1, 4096)):
             os.closerange(low, high)
-        # Ctrl-C and the launcher's signals are the parent's business.
+        # The parent handles Ctrl-C and the launcher's signals.
         for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(sig, signal.SIG_IGN)
         parent, end, stage = os.getppid(), time.monotonic() + limit_s, b"for the other ranks"

@@ -1,8 +1,8 @@
-"""The world: rank, size and place of this process, each with its source, or a clear refusal.
+"""The world: rank, size and node of this process, each with its source, or a clear error.
 
-`discover` takes one launcher whole, completes it with MPI where MPI can be
-asked, compares every other launcher that left its marks, and refuses rather
-than guesses: a rank is never defaulted.
+`discover` takes all values from one launcher, completes them with MPI if MPI is
+available, and compares them with every other launcher whose variables are set.
+It raises an error instead of guessing: a rank is never defaulted.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ddp_hpc.discovery.comm import MpiComm
 from ddp_hpc.discovery.launcher_environment import (
     BY_NAME,
     LAUNCHERS,
-    Claim,
     Environ,
     Launcher,
+    LauncherValues,
     batch_shell_tasks,
     present_launchers,
-    read_claim,
+    read_launcher_values,
 )
 from ddp_hpc.errors import LaunchError, RequestError, nearest
 
@@ -33,10 +33,10 @@ _SPLIT = "MPI Split_type(SHARED)"
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Where this process stands among the ranks.
+    """The position of this process among the ranks.
 
-    `node_rank` and `num_nodes` are None where no source tells them; nothing
-    that has to be right depends on those two.
+    `node_rank` and `num_nodes` are None if no source provides them; correctness
+    never depends on these two.
     """
 
     rank: int
@@ -53,38 +53,39 @@ class World:
 
     @property
     def is_multi_node(self) -> bool:
-        """True where some rank is on another node than this one."""
+        """Whether some rank is on another node."""
         return self.world_size > self.local_size
 
     @property
     def prefix(self) -> str:
-        """`[rank 5/8 nid0012] `: in front of every error line on compute nodes."""
+        """The prefix of every error line on compute nodes: `[rank 5/8 nid0012] `."""
         return f"[rank {self.rank}/{self.world_size} {self.hostname}] "
 
 
 def short_hostname() -> str:
-    """The system's own name without its domain. $HOSTNAME is the batch node's on every node."""
+    """Returns the system's host name without its domain. $HOSTNAME is the batch node's name on every node."""
     return socket.gethostname().partition(".")[0]
 
 
 def discover(environ: Environ, choice: str = "auto", load_mpi: MpiLoader = comm_module.load_mpi) -> World:
-    """The world this process is part of.
+    """Returns the world that this process belongs to.
 
-    Collective where a launcher with MPI is found: every rank must call this.
+    Collective if the launcher is one with MPI: every rank must call this.
 
     Args:
         environ: the process's environment.
-        choice: one of `DISCOVERIES`; `auto` takes the first row of the launcher table that is here.
-        load_mpi: gives MPI_COMM_WORLD (tests give their own).
+        choice: one of `DISCOVERIES`; `auto` takes the first launcher of the table that is present.
+        load_mpi: returns MPI_COMM_WORLD (tests pass their own function).
 
     Raises:
-        LaunchError: two sources disagree, MPI came up as N singletons, a variable is missing, or
-            this is a batch shell and no rank.
-        RequestError: for an unknown choice.
+        LaunchError: two sources disagree, MPI started as N singletons, a variable is missing, or
+            this process is a batch shell and not a rank.
+        RequestError: the choice is unknown.
     """
     if choice not in DISCOVERIES:
         raise RequestError(
-            f"--discovery {choice}: unknown{nearest(choice, DISCOVERIES)}; one of {', '.join(DISCOVERIES)}"
+            f"--discovery {choice}: unknown{nearest(choice, DISCOVERIES)}; "
+            f"use one of {', '.join(DISCOVERIES)}"
         )
     if choice in ("single", "device_count"):
         return _single(f"--discovery {choice}")
@@ -99,18 +100,18 @@ def discover(environ: Environ, choice: str = "auto", load_mpi: MpiLoader = comm_
         launcher = _chosen(choice, environ)
         found = [launcher, *(x for x in present_launchers(environ) if x is not launcher)]
 
-    claim = read_claim(launcher, environ)
-    _refuse_rank_beyond_size(launcher, claim)
-    notes = _compare(launcher, claim, found[1:], environ, strict=choice == "auto")
-    family = _mpi_family(launcher, environ) if choice == "auto" or _needs_mpi(claim) else ""
+    reported = read_launcher_values(launcher, environ)
+    _refuse_rank_beyond_size(launcher, reported)
+    notes = _compare(launcher, reported, found[1:], environ, strict=choice == "auto")
+    family = _mpi_family(launcher, environ) if choice == "auto" or _needs_mpi(reported) else ""
     mpi = load_mpi(family, launcher.title) if family and comm_module.mpi4py_is_installed() else None
-    derived = launcher.derive(environ, claim) if launcher.derive else claim
+    derived = launcher.derive(environ, reported) if launcher.derive else reported
     if mpi is not None:
         _refuse_singletons(launcher, derived, mpi)
-        claim = _complete_from_mpi(launcher, claim, mpi)
+        reported = _complete_from_mpi(launcher, reported, mpi)
     else:
-        claim = derived
-    return _world(launcher, claim, notes, mpi)
+        reported = derived
+    return _world(launcher, reported, notes, mpi)
 
 
 def _chosen(choice: str, environ: Environ) -> Launcher:
@@ -126,11 +127,11 @@ def _chosen(choice: str, environ: Environ) -> Launcher:
 
 
 def _mpi_family(launcher: Launcher, environ: Environ) -> str:
-    """Which MPI the launcher can make one world of; empty where none is to be started.
+    """Returns the MPI whose ranks the launcher connects to one world; empty if MPI must not be started.
 
-    A Slurm step tells everything itself, so MPI is only asked where it can come up:
-    with --mpi=none each task would be a world of its own, and MPICH's wheel aborts
-    under --mpi=pmix, the default of many sites.
+    A Slurm step provides all values itself, so MPI is used only if it can start: with --mpi=none
+    each task would be a separate world, and MPICH's wheel aborts under --mpi=pmix, the default of
+    many sites.
     """
     if launcher.name != "slurm":
         return launcher.mpi
@@ -140,99 +141,109 @@ def _mpi_family(launcher: Launcher, environ: Environ) -> str:
     return "mpich or none" if has_pmi else ""
 
 
-def _needs_mpi(claim: Claim) -> bool:
-    return None in (claim.rank, claim.world_size, claim.local_rank, claim.local_size)
+def _needs_mpi(reported: LauncherValues) -> bool:
+    return None in (reported.rank, reported.world_size, reported.local_rank, reported.local_size)
 
 
 def _compare(
-    launcher: Launcher, claim: Claim, others: list[Launcher], environ: Environ, strict: bool
+    launcher: Launcher, reported: LauncherValues, others: list[Launcher], environ: Environ, strict: bool
 ) -> tuple[str, ...]:
-    """Notes on every other launcher found here; a contradiction is an error (a note, where not strict)."""
+    """Returns notes on every other launcher that is present.
+
+    A contradiction is an error, or a note if not `strict`.
+    """
     notes: list[str] = []
     for other in others:
         if other.rank == launcher.rank:
-            continue  # the same variables under another heading
-        said = read_claim(other, environ)
-        if said.rank is None and said.world_size is None:
+            continue  # another row with the same variables
+        other_values = read_launcher_values(other, environ)
+        if other_values.rank is None and other_values.world_size is None:
             continue
-        same_rank = None in (said.rank, claim.rank) or said.rank == claim.rank
-        same_size = None in (said.world_size, claim.world_size) or said.world_size == claim.world_size
+        same_rank = None in (other_values.rank, reported.rank) or other_values.rank == reported.rank
+        same_size = (
+            None in (other_values.world_size, reported.world_size)
+            or other_values.world_size == reported.world_size
+        )
         if same_rank and same_size:
-            notes.append(f"{other.title} agrees: {said.place()}")
-        elif _started_by(launcher, claim, said, environ):
+            notes.append(f"{other.title} agrees: {other_values.place()}")
+        elif _started_by(launcher, reported, other_values, environ):
             notes.append(
-                f"{other.title} describes what started {launcher.title}, not this rank: {said.place()}"
+                f"{other.title} describes what started {launcher.title}, not this rank: "
+                f"{other_values.place()}"
             )
         else:
-            text = f"{launcher.title} says {claim.place()}, but {other.title} says {said.place()}"
+            other_place = f"{other.title} reports {other_values.place()}"
+            text = f"{launcher.title} reports {reported.place()}, but {other_place}"
             if strict:
                 raise LaunchError(
-                    f"{text}: one of them is left over or wraps the other; unset the stale variables, "
-                    f"or say which one counts with --discovery {launcher.name} or --discovery {other.name}"
+                    f"{text}: one of them is stale or wraps the other; unset the stale variables, "
+                    f"or select one with --discovery {launcher.name} or --discovery {other.name}"
                 )
-            notes.append(f"{text}: the first was chosen")
+            notes.append(f"{text}: the first one was selected")
     return tuple(notes)
 
 
-def _started_by(launcher: Launcher, claim: Claim, said: Claim, environ: Environ) -> bool:
-    """True where the other launcher started the first one's agents or proxies, one a node.
+def _started_by(
+    launcher: Launcher, reported: LauncherValues, other_values: LauncherValues, environ: Environ
+) -> bool:
+    """Returns whether the other launcher started the first one's agents or proxies, one per node.
 
-    Hydra's proxies and Open MPI's daemons are one Slurm task a node, torchrun's
-    agents are as many tasks as its group has members, and a single task is a
-    shell in which the inner launcher was typed.
+    Hydra's proxies and Open MPI's daemons are one Slurm task per node, torchrun has one agent
+    per member of its group, and a single task is a shell in which the user started the inner
+    launcher.
     """
-    if said.world_size is None:
-        # PMIx and PALS tell a rank without a size: an agent's is below the number of agents.
-        num_agents = claim.num_nodes if launcher.name == "torchrun" else None
-        return num_agents is not None and said.rank is not None and said.rank < num_agents
-    if said.world_size == 1:
+    if other_values.world_size is None:
+        # PMIx and PALS provide a rank without a size: the rank of an agent is below the number of agents.
+        num_agents = reported.num_nodes if launcher.name == "torchrun" else None
+        return num_agents is not None and other_values.rank is not None and other_values.rank < num_agents
+    if other_values.world_size == 1:
         return True
     if launcher.name == "torchrun":
-        if "DDP_HPC_MIN_NODES" in environ and claim.num_nodes is not None:
-            # When a node was lost the group has fewer members than agents were started.
-            return claim.num_nodes <= said.world_size and said.local_size == 1
-        return said.world_size == claim.num_nodes
-    # Proxies carry ranks that know of each other: a lone rank is left over from another launch.
-    return said.local_size == 1 and claim.world_size != 1
+        if "DDP_HPC_MIN_NODES" in environ and reported.num_nodes is not None:
+            # After the loss of a node the group has fewer members than agents were started.
+            return reported.num_nodes <= other_values.world_size and other_values.local_size == 1
+        return other_values.world_size == reported.num_nodes
+    # The ranks under proxies share one world: the variables of a single rank are stale.
+    return other_values.local_size == 1 and reported.world_size != 1
 
 
-def _refuse_rank_beyond_size(launcher: Launcher, claim: Claim) -> None:
-    if claim.rank is not None and claim.world_size is not None and claim.rank >= claim.world_size:
+def _refuse_rank_beyond_size(launcher: Launcher, reported: LauncherValues) -> None:
+    if reported.rank is not None and reported.world_size is not None and reported.rank >= reported.world_size:
         raise LaunchError(
-            f"{launcher.title} says {claim.place()}: a rank is below the size; unset the stale one, "
-            "or ask MPI with --discovery mpi"
+            f"{launcher.title} reports {reported.place()}, but a rank must be below the size; unset the "
+            "stale variable, or use MPI's values with --discovery mpi"
         )
 
 
-def _refuse_singletons(launcher: Launcher, claim: Claim, mpi: MpiComm) -> None:
-    """The commonest broken launch: mpi4py is bound to another MPI than the one that started the ranks."""
-    ranks = max(claim.world_size or 1, claim.local_size or 1)
+def _refuse_singletons(launcher: Launcher, reported: LauncherValues, mpi: MpiComm) -> None:
+    """Raises an error for the most common broken launch: mpi4py uses another MPI than the launcher."""
+    ranks = max(reported.world_size or 1, reported.local_size or 1)
     if mpi.size == 1 and ranks > 1:
-        source = claim.sources.get("world_size") or claim.sources.get("local_size")
-        # These two tell everything in the environment, a common meeting place included.
-        alone = launcher.name in ("pals", "slurm", "cray_shasta") and not _needs_mpi(claim)
-        without = f"; or do without MPI: --discovery {launcher.name}" if alone else ""
+        source = reported.sources.get("world_size") or reported.sources.get("local_size")
+        # The environment of these launchers is sufficient, also for the rendezvous.
+        sufficient = launcher.name in ("pals", "slurm", "cray_shasta") and not _needs_mpi(reported)
+        without = f"; or do not use MPI: --discovery {launcher.name}" if sufficient else ""
         raise LaunchError(
-            f"{launcher.title} started {ranks} ranks ({source}), but MPI says 1: {ranks} singletons, each "
-            f"alone in its own world; {comm_module.wrong_library(launcher.title)}{without}"
+            f"{launcher.title} started {ranks} ranks ({source}), but MPI reports 1: {ranks} singletons, each "
+            f"in its own world; {comm_module.wrong_library(launcher.title)}{without}"
         )
 
 
-def _complete_from_mpi(launcher: Launcher, claim: Claim, mpi: MpiComm) -> Claim:
-    """The claim with what it lacks from MPI, after both were compared. Collective."""
+def _complete_from_mpi(launcher: Launcher, reported: LauncherValues, mpi: MpiComm) -> LauncherValues:
+    """Returns the launcher's values, completed with those of MPI after a comparison. Collective."""
     problem = ""
-    for name, ours, theirs in (("size", claim.world_size, mpi.size), ("rank", claim.rank, mpi.rank)):
+    for name, ours, theirs in (("size", reported.world_size, mpi.size), ("rank", reported.rank, mpi.rank)):
         if ours is not None and ours != theirs:
             problem = (
-                f"{launcher.title} says {claim.place()}, but MPI_COMM_WORLD says rank {mpi.rank} of "
-                f"{mpi.size}: the {name} differs; unset stale variables, or choose with "
+                f"{launcher.title} reports {reported.place()}, but MPI_COMM_WORLD reports rank {mpi.rank} of "
+                f"{mpi.size}: the {name} differs; unset stale variables, or select one with "
                 f"--discovery {launcher.name} or --discovery mpi"
             )
-    # Rank 0 often agrees with variables left over from another rank 0: it must not go on alone.
+    # Rank 0 often agrees with stale variables of another rank 0: it must not continue alone.
     problems = [text for text in mpi.allgather(problem) if text]
     if problems:
         error = LaunchError(problems[0])
-        error.everywhere = True
+        error.on_all_ranks = True
         raise error
     local_rank, local_size, node_rank, num_nodes = mpi.node_layout()
     layout = {
@@ -243,21 +254,21 @@ def _complete_from_mpi(launcher: Launcher, claim: Claim, mpi: MpiComm) -> Claim:
         "node_rank": (node_rank, _SPLIT),
         "num_nodes": (num_nodes, _SPLIT),
     }
-    missing = {name: pair for name, pair in layout.items() if getattr(claim, name) is None}
-    sources = {**claim.sources, **{name: source for name, (_, source) in missing.items()}}
+    missing = {name: pair for name, pair in layout.items() if getattr(reported, name) is None}
+    sources = {**reported.sources, **{name: source for name, (_, source) in missing.items()}}
     values: dict[str, Any] = {name: value for name, (value, _) in missing.items()}
-    return replace(claim, sources=sources, **values)
+    return replace(reported, sources=sources, **values)
 
 
 def _from_mpi_alone(environ: Environ, load_mpi: MpiLoader) -> World:
-    """Rank discovery by mpi4py and nothing else. Collective."""
+    """Returns the world according to mpi4py alone. Collective."""
     mpi = load_mpi("any", "mpiexec")
     assert mpi is not None
     for launcher in present_launchers(environ):
         if launcher.mpi:
-            _refuse_singletons(launcher, read_claim(launcher, environ), mpi)
+            _refuse_singletons(launcher, read_launcher_values(launcher, environ), mpi)
     alone = Launcher(name="mpi", title="MPI", any_of=())
-    return _world(alone, _complete_from_mpi(alone, Claim(launcher="mpi"), mpi), (), mpi)
+    return _world(alone, _complete_from_mpi(alone, LauncherValues(launcher="mpi"), mpi), (), mpi)
 
 
 def _no_launcher(environ: Environ) -> World:
@@ -265,12 +276,12 @@ def _no_launcher(environ: Environ) -> World:
     if tasks > 1:
         raise LaunchError(
             f"this is the batch shell of Slurm job {environ['SLURM_JOB_ID']}, not one of its {tasks} tasks "
-            f"(SLURM_PROCID={environ.get('SLURM_PROCID', 'unset')} without SLURM_STEP_ID is no rank); "
-            "put `srun` in front of the command, or say --discovery single for one process"
+            f"(SLURM_PROCID={environ.get('SLURM_PROCID', 'unset')} without SLURM_STEP_ID is not a rank); "
+            "put `srun` in front of the command, or use --discovery single for one process"
         )
     world = _single("no launcher's variables in the environment")
     if "PBS_NODEFILE" in environ:
-        note = "inside a PBS job, yet started by no launcher: one process; put mpiexec in front for more"
+        note = "one process without a launcher inside a PBS job; put mpiexec in front of the command for more"
         return replace(world, notes=(note,))
     return world
 
@@ -290,54 +301,58 @@ def _single(why: str) -> World:
     )
 
 
-def _world(launcher: Launcher, claim: Claim, notes: tuple[str, ...], mpi: MpiComm | None) -> World:
-    """The finished world; what may be worked out from the rest is worked out here and nowhere else."""
-    _refuse_rank_beyond_size(launcher, claim)  # again: the size may have come from MPI or a derivation
-    sources = dict(claim.sources)
-    if claim.local_rank is None and claim.world_size == 1:
-        claim = replace(claim, local_rank=0)
+def _world(
+    launcher: Launcher, reported: LauncherValues, notes: tuple[str, ...], mpi: MpiComm | None
+) -> World:
+    """Returns the complete world; only this function derives missing values from the others."""
+    _refuse_rank_beyond_size(launcher, reported)  # again: the size may come from MPI or a derivation
+    sources = dict(reported.sources)
+    if reported.local_rank is None and reported.world_size == 1:
+        reported = replace(reported, local_rank=0)
         sources["local_rank"] = "a world of one"
-    if claim.local_size is None and claim.world_size is not None and claim.num_nodes is not None:
-        if claim.world_size % claim.num_nodes == 0:
-            claim = replace(claim, local_size=claim.world_size // claim.num_nodes)
+    if reported.local_size is None and reported.world_size is not None and reported.num_nodes is not None:
+        if reported.world_size % reported.num_nodes == 0:
+            reported = replace(reported, local_size=reported.world_size // reported.num_nodes)
             sources["local_size"] = f"{sources['world_size']} / {sources['num_nodes']} (equal nodes assumed)"
-    elif claim.local_size is None and claim.world_size == 1:
-        claim = replace(claim, local_size=1)
+    elif reported.local_size is None and reported.world_size == 1:
+        reported = replace(reported, local_size=1)
         sources["local_size"] = "a world of one"
     for name in ("rank", "world_size", "local_rank", "local_size"):
-        if getattr(claim, name) is None:
-            variable = getattr(launcher, name) or "no variable of it"
+        if getattr(reported, name) is None:
+            variable = getattr(launcher, name)
+            reason = f"{variable} is not set" if variable else "it has no variable for it"
             raise LaunchError(
-                f"{launcher.title} is here but does not tell the {name.replace('_', ' ')} "
-                f"({variable} is not set), and MPI was not there to ask; start the ranks with "
-                f"{launcher.start or 'mpiexec'} and mpi4py installed, or set DDP_HPC_RANK, "
+                f"{launcher.title} was detected but does not provide the {name.replace('_', ' ')} "
+                f"({reason}), and MPI is not available; start the ranks with "
+                f"{launcher.start or 'mpiexec'} and install mpi4py, or set DDP_HPC_RANK, "
                 "DDP_HPC_WORLD_SIZE, DDP_HPC_LOCAL_RANK and DDP_HPC_LOCAL_SIZE for each rank"
             )
-    assert claim.rank is not None
-    assert claim.world_size is not None
-    assert claim.local_rank is not None
-    assert claim.local_size is not None
-    if claim.local_rank >= claim.local_size:
+    assert reported.rank is not None
+    assert reported.world_size is not None
+    assert reported.local_rank is not None
+    assert reported.local_size is not None
+    if reported.local_rank >= reported.local_size:
         raise LaunchError(
-            f"{launcher.title} says local rank {claim.local_rank} ({sources['local_rank']}) of "
-            f"{claim.local_size} ({sources['local_size']}): a local rank is below the local size"
+            f"{launcher.title} reports local rank {reported.local_rank} ({sources['local_rank']}) of "
+            f"{reported.local_size} ({sources['local_size']}), but a local rank must be below the local "
+            "size; unset the stale variable"
         )
-    if claim.local_size > claim.world_size:
+    if reported.local_size > reported.world_size:
         raise LaunchError(
-            f"{launcher.title} says {claim.local_size} ranks on this node ({sources['local_size']}) of "
-            f"{claim.world_size} in all ({sources['world_size']}): unset the stale one"
+            f"{launcher.title} reports {reported.local_size} ranks on this node ({sources['local_size']}) "
+            f"but {reported.world_size} in total ({sources['world_size']}); unset the stale variable"
         )
-    num_nodes = claim.num_nodes
-    if num_nodes is None and claim.local_size == claim.world_size:
+    num_nodes = reported.num_nodes
+    if num_nodes is None and reported.local_size == reported.world_size:
         num_nodes, sources["num_nodes"] = 1, "all ranks are on this node"
-    node_rank = claim.node_rank
+    node_rank = reported.node_rank
     if node_rank is None and num_nodes == 1:
         node_rank, sources["node_rank"] = 0, "one node"
     return World(
-        rank=claim.rank,
-        world_size=claim.world_size,
-        local_rank=claim.local_rank,
-        local_size=claim.local_size,
+        rank=reported.rank,
+        world_size=reported.world_size,
+        local_rank=reported.local_rank,
+        local_size=reported.local_size,
         node_rank=node_rank,
         num_nodes=num_nodes,
         hostname=short_hostname(),

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 
-from ddp_hpc.discovery.once_per_node import say_once_a_node
+from ddp_hpc.discovery.once_per_node import print_once_per_node
 from ddp_hpc.discovery.watchdog import time_limit
 from ddp_hpc.discovery.world import World, discover, short_hostname
 from ddp_hpc.errors import LaunchError
@@ -29,26 +29,29 @@ _SETTINGS = (
 def run(discovery: str = "auto", as_json: bool = False, timeout_s: float = 60.0) -> None:
     """Prints this process's world to stdout: a table, or one line of JSON.
 
-    Collective where MPI is asked: every rank must call this.
+    Collective if MPI is used: every rank must call this.
 
-    Ends the process with one line and exit code 2 where the world cannot be told (see `discover`).
+    Ends the process with one line and exit code 2 if the world cannot be determined (see `discover`).
     """
     try:
         with time_limit(timeout_s, "") as watchdog:
             watchdog.stage("in MPI_Init for the other ranks")
             world = discover(dict(os.environ), discovery)
     except LaunchError as error:
-        # Most often every rank's: one line a node.
-        say_once_a_node(f"[{short_hostname()}] error: {error}", os.environ)
+        # Usually all ranks have the same error: one line per node.
+        print_once_per_node(f"[{short_hostname()}] error: {error}", os.environ)
         sys.exit(error.exit_code)
     text = json.dumps(as_dict(world)) if as_json else "\n".join(table(world))
-    # One write a rank, so that lines of different ranks do not mix.
+    # One write per rank, so that lines of different ranks do not mix.
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def as_dict(world: World) -> dict[str, object]:
-    """The world as plain data: `values`, `sources`, `launcher`, `hostname`, `cores`, `settings`, `notes`."""
+    """Returns the world as plain data.
+
+    The keys are `values`, `sources`, `launcher`, `hostname`, `cores`, `settings` and `notes`.
+    """
     return {
         "launcher": world.launcher,
         "hostname": world.hostname,
@@ -61,12 +64,12 @@ def as_dict(world: World) -> dict[str, object]:
 
 
 def table(world: World) -> list[str]:
-    """The world as lines for people, each with the rank's prefix where there are several."""
+    """Returns the world as lines of a table; with several ranks each line has the rank's prefix."""
     rows = [
         ("launcher", world.launcher, "see docs/explanation/rank-discovery.md for the order of preference")
     ]
-    rows += [(name, _text(getattr(world, name)), world.sources.get(name, "not told")) for name in _VALUES]
-    rows.append(("hostname", world.hostname, "the system's own name"))
+    rows += [(name, _text(getattr(world, name)), world.sources.get(name, "unknown")) for name in _VALUES]
+    rows.append(("hostname", world.hostname, "the system's host name"))
     rows.append(("cores", str(len(os.sched_getaffinity(0))), "sched_getaffinity"))
     rows += [(name, os.environ[name], "environment") for name in _SETTINGS if name in os.environ]
     left, middle = (max(len(row[i]) for row in rows) for i in (0, 1))

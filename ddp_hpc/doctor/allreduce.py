@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from importlib.util import find_spec
 
-from ddp_hpc.doctor.check_result import Finding, Here, fail, first_line, ok, warn
+from ddp_hpc.doctor.check_result import DoctorFinding, Here, fail, first_line, ok, warn
 from ddp_hpc.doctor.mpi import without_launcher
 
 LIMIT_S = 60.0
@@ -28,7 +28,7 @@ dist.destroy_process_group()
 """
 
 
-def two_ranks(here: Here) -> Finding:
+def two_ranks(here: Here) -> DoctorFinding:
     """Runs an all-reduce of two ranks on this node and checks the sum."""
     if find_spec("torch") is None:
         return warn("not run: torch is not installed", "pip install 'ddp-hpc[train]'")

@@ -26,7 +26,7 @@ class Here:
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorFinding:
     """The result of a check: `what` was found, and the `remedy` if the status is not "ok".
 
     Nodes of one job are compared by `same`, which defaults to `what`. It is set if `what`
@@ -68,23 +68,23 @@ class Check:
 
     name: str
     about: str
-    run: Callable[[Here], Finding]
+    run: Callable[[Here], DoctorFinding]
     limit_s: float = 20.0
 
 
-def ok(what: str, same: str | None = None) -> Finding:
+def ok(what: str, same: str | None = None) -> DoctorFinding:
     """Returns a finding without a problem."""
-    return Finding("ok", what, "", same)
+    return DoctorFinding("ok", what, "", same)
 
 
-def warn(what: str, remedy: str, same: str | None = None) -> Finding:
+def warn(what: str, remedy: str, same: str | None = None) -> DoctorFinding:
     """Returns a finding that may affect jobs, but does not prevent them."""
-    return Finding("warn", what, remedy, same)
+    return DoctorFinding("warn", what, remedy, same)
 
 
-def fail(what: str, remedy: str, same: str | None = None) -> Finding:
+def fail(what: str, remedy: str, same: str | None = None) -> DoctorFinding:
     """Returns a finding that prevents jobs from running correctly."""
-    return Finding("fail", what, remedy, same)
+    return DoctorFinding("fail", what, remedy, same)
 
 
 def printable(text: str) -> str:

@@ -11,14 +11,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ddp_hpc.discovery.network_interfaces import outward_interfaces
-from ddp_hpc.doctor.check_result import Finding, Here, fail, first_line, ok, warn
+from ddp_hpc.doctor.check_result import DoctorFinding, Here, fail, first_line, ok, warn
 
 _QUERY = "name,driver_version,compute_mode,ecc.mode.current,ecc.errors.uncorrected.volatile.total"
 _NVIDIA_SMI_LIMIT_S = 30.0
 _INSTALL = "pip install 'ddp-hpc[train]', or load the site's module"
 
 
-def torch_build(here: Here) -> Finding:
+def torch_build(here: Here) -> DoctorFinding:
     """Checks whether torch is installed and whether this node's driver supports its build."""
     if find_spec("torch") is None:
         return (fail if here.in_job else warn)("torch is not installed in this Python", _INSTALL)
@@ -51,7 +51,7 @@ def torch_finding(
     driver: str | None,
     warning: str,
     hidden: str | None,
-) -> Finding:
+) -> DoctorFinding:
     """Judges whether torch's build matches the driver.
 
     Args:
@@ -99,7 +99,7 @@ def driver_cuda() -> str | None:
     return f"{number.value // 1000}.{number.value % 1000 // 10}"
 
 
-def gpu_state(here: Here) -> Finding:
+def gpu_state(here: Here) -> DoctorFinding:
     """Checks memory errors and compute mode of the GPUs with nvidia-smi."""
     program = shutil.which("nvidia-smi", path=here.environ.get("PATH", os.defpath))
     if program is None:
@@ -120,7 +120,7 @@ def gpu_state(here: Here) -> Finding:
     return state_finding(text)
 
 
-def state_finding(text: str) -> Finding:
+def state_finding(text: str) -> DoctorFinding:
     """Judges nvidia-smi's rows of name, driver, compute mode, ECC mode and error count."""
     rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
     if not rows or any(len(row) != 5 for row in rows):
@@ -143,7 +143,7 @@ def state_finding(text: str) -> Finding:
     return ok(f"{what}{exclusive}")
 
 
-def nccl(here: Here) -> Finding:
+def nccl(here: Here) -> DoctorFinding:
     """Checks NCCL's version, and its network plugin if the fabric between several nodes needs one."""
     if find_spec("torch") is None:
         return warn("not checked: torch is not installed", _INSTALL)
@@ -166,7 +166,7 @@ def net_plugin(here: Here) -> Path | None:
     return None
 
 
-def plugin_finding(version: str, plugin: Path | None, here: Here, slingshot: bool) -> Finding:
+def plugin_finding(version: str, plugin: Path | None, here: Here, slingshot: bool) -> DoctorFinding:
     """Judges whether a missing network plugin matters for this number of nodes."""
     what = f"NCCL {version}"
     if plugin is not None:

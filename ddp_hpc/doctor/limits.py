@@ -7,7 +7,7 @@ import resource
 import sys
 from pathlib import Path
 
-from ddp_hpc.doctor.check_result import Finding, Here, fail, ok, warn
+from ddp_hpc.doctor.check_result import DoctorFinding, Here, fail, ok, warn
 from ddp_hpc.units import format_bytes
 
 _FEW_FILES = 4096
@@ -16,7 +16,7 @@ _SHM_GOOD_BYTES = 1024**3
 _RDMA = ("/dev/infiniband", "/dev/cxi0", "/dev/hfi1_0")
 
 
-def open_files(_here: Here) -> Finding:
+def open_files(_here: Here) -> DoctorFinding:
     """Checks the soft limit of open files; a rank with workers, sockets and data files may need thousands."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= _FEW_FILES:
@@ -28,7 +28,7 @@ def open_files(_here: Here) -> Finding:
     return warn(what, "ask the site to raise the hard limit of open files (nofile)")
 
 
-def locked_memory(_here: Here) -> Finding:
+def locked_memory(_here: Here) -> DoctorFinding:
     """Checks the limit of locked memory, which RDMA fabrics need."""
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == resource.RLIM_INFINITY:
@@ -41,12 +41,12 @@ def locked_memory(_here: Here) -> Finding:
     return warn(f"{size}, but NCCL and MPI lock the memory that they send over {fabric}", remedy)
 
 
-def shared_memory(_here: Here) -> Finding:
+def shared_memory(_here: Here) -> DoctorFinding:
     """Checks the space in /dev/shm, which workers, NCCL and MPI use to exchange data within a node."""
     return shared_memory_in(Path("/dev/shm"))  # noqa: S108 - the directory itself is checked
 
 
-def shared_memory_in(directory: Path) -> Finding:
+def shared_memory_in(directory: Path) -> DoctorFinding:
     """Checks the space in the given directory as in /dev/shm."""
     try:
         space = os.statvfs(directory)
@@ -63,7 +63,7 @@ def shared_memory_in(directory: Path) -> Finding:
     return warn(what, remedy, same) if free < _SHM_GOOD_BYTES else ok(what, same)
 
 
-def cores(_here: Here) -> Finding:
+def cores(_here: Here) -> DoctorFinding:
     """Checks the cores available to this process after the launcher's binding and a container's quota."""
     allowed, total = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     what = f"{allowed} of {total} cores"
@@ -89,7 +89,7 @@ def cpu_quota(cpu_max: Path) -> float | None:
         return None
 
 
-def threads(here: Here) -> Finding:
+def threads(here: Here) -> DoctorFinding:
     """Compares OMP_NUM_THREADS with the cores: PBS sets it to the cores of a chunk for all ranks."""
     text, allowed = here.environ.get("OMP_NUM_THREADS"), len(os.sched_getaffinity(0))
     if text is None:
@@ -106,7 +106,7 @@ def threads(here: Here) -> Finding:
     return ok(f"OMP_NUM_THREADS={first[:9]} on {allowed} cores")
 
 
-def python(_here: Here) -> Finding:
+def python(_here: Here) -> DoctorFinding:
     """Checks the interpreter, and for packages in the user's site directory that hide an environment's."""
     version = ".".join(map(str, sys.version_info[:3]))
     what = f"{version} ({sys.executable})"

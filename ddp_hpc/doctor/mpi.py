@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ddp_hpc import local_mpi
 from ddp_hpc.discovery.comm import mpi_library
-from ddp_hpc.doctor.check_result import Finding, Here, fail, first_line, ok, warn
+from ddp_hpc.doctor.check_result import DoctorFinding, Here, fail, first_line, ok, warn
 
 # Prefixes of the variables that launchers set for a rank. With them, a single MPI process would wait for the
 # other ranks.
@@ -24,7 +24,7 @@ def without_launcher(environ: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not name.startswith(_LAUNCHERS)}
 
 
-def mpi4py_binding(here: Here) -> Finding:
+def mpi4py_binding(here: Here) -> DoctorFinding:
     """Checks the MPI library that mpi4py loads, and whether MPI_Init succeeds in a single process."""
     if find_spec("mpi4py") is None:
         return warn("mpi4py is not installed; ranks of plain MPI launchers cannot be detected", _NO_MPI)
@@ -48,10 +48,10 @@ def mpi4py_binding(here: Here) -> Finding:
     return warn(text, "this is common on login nodes; run the check in a job")
 
 
-def mpi_launcher(here: Here) -> Finding:
+def mpi_launcher(here: Here) -> DoctorFinding:
     """Compares the first mpiexec on the PATH with mpi4py's library; outside jobs, also starts two ranks."""
     path = here.environ.get("PATH", os.defpath)
-    mpiexec = next((one for one in local_mpi.mpiexecs_on(path) if not _is_of_pbs(one)), None)
+    mpiexec = next((one for one in local_mpi.mpiexecs_on(path) if not _is_pbs_mpiexec(one)), None)
     if mpiexec is None:
         if shutil.which("srun", path=path):
             return ok("no mpiexec on the PATH; ranks are started with srun")
@@ -71,7 +71,7 @@ def mpi_launcher(here: Here) -> Finding:
         return fail(what, remedy)
     if here.is_rank or not launcher or here.in_job:
         return ok(what)
-    if local_mpi.works(mpiexec, without_launcher(dict(here.environ))):
+    if local_mpi.works_with_mpi4py(mpiexec, without_launcher(dict(here.environ))):
         return ok(f"{what}: {_TRIAL}")
     return fail(f"{what}, but a test with two ranks failed", remedy)
 
@@ -95,8 +95,8 @@ def version_of(mpiexec: Path) -> str:
     return local_mpi.ask_version(str(mpiexec), _VERSION_LIMIT_S)[1]
 
 
-def _is_of_pbs(mpiexec: Path) -> bool:
-    return local_mpi.is_of_pbs(version_of(mpiexec))
+def _is_pbs_mpiexec(mpiexec: Path) -> bool:
+    return local_mpi.is_pbs_mpiexec(version_of(mpiexec))
 
 
 def family_of(version: str) -> str:

@@ -13,14 +13,14 @@ from ddp_hpc.discovery.network_interfaces import (
     outward_interfaces,
 )
 from ddp_hpc.discovery.world import discover
-from ddp_hpc.doctor.check_result import Finding, Here, fail, first_line, ok, warn
+from ddp_hpc.doctor.check_result import DoctorFinding, Here, fail, first_line, ok, warn
 from ddp_hpc.errors import LaunchError
 
 _SLURM = ("sbatch", "srun", "squeue", "scancel", "scontrol")
 _PBS = ("qsub", "qstat", "qdel")
 
 
-def fabric(here: Here) -> Finding:
+def fabric(here: Here) -> DoctorFinding:
     """Checks the interfaces that lead to other nodes, and those named by environment variables."""
     own = sorted(all_interfaces())
     for variable in ("DDP_HPC_FABRIC_INTERFACE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -54,12 +54,12 @@ def _names_one(variable: str, text: str, own: list[str]) -> bool:
     return any(interface_address(name) for name in names)
 
 
-def own_name(_here: Here) -> Finding:
+def own_name(_here: Here) -> DoctorFinding:
     """Checks the address of this host's name, which is the unusable 127.0.1.1 by default on Debian."""
     return name_finding(socket.gethostname())
 
 
-def name_finding(name: str) -> Finding:
+def name_finding(name: str) -> DoctorFinding:
     """Checks the address of a hostname. It never fails, since ddp-hpc uses the addresses of interfaces."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
@@ -80,7 +80,7 @@ def name_finding(name: str) -> Finding:
     return ok(f"{name} resolves to {addresses}", "resolves")
 
 
-def launch(here: Here) -> Finding:
+def launch(here: Here) -> DoctorFinding:
     """Checks whether the launcher's variables identify the rank of this process."""
     try:
         world = discover(here.environ, load_mpi=lambda _family, _title: None)
@@ -94,7 +94,7 @@ def launch(here: Here) -> Finding:
     return ok(place, f"{world.launcher} {world.world_size}")
 
 
-def scheduler(here: Here) -> Finding:
+def scheduler(here: Here) -> DoctorFinding:
     """Checks the commands of Slurm or PBS on the PATH."""
     path = here.environ.get("PATH", "")
     complete: list[str] = []

@@ -9,7 +9,7 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-from ddp_hpc.doctor.check_result import Finding, Here, fail, first_line, ok, warn
+from ddp_hpc.doctor.check_result import DoctorFinding, Here, fail, first_line, ok, warn
 from ddp_hpc.units import format_bytes
 
 _WORK_LEAST_BYTES, _WORK_GOOD_BYTES = 1024**3, 10 * 1024**3
@@ -21,14 +21,14 @@ _CLOCK_LIMIT_S = 2.0
 _WRITTEN_S = 1767225600.0  # 2026-01-01, before which this code did not exist
 
 
-def work_space(here: Here) -> Finding:
+def work_space(here: Here) -> DoctorFinding:
     """Checks the space in the working directory for snapshots, traces and logs, without quotas."""
     return space_in(
         here.directory, _WORK_LEAST_BYTES, _WORK_GOOD_BYTES, "start in a directory with more free space"
     )
 
 
-def temp_space(here: Here) -> Finding:
+def temp_space(here: Here) -> DoctorFinding:
     """Checks the space in TMPDIR for compiler caches and staged data."""
     return space_in(
         temp_directory(here),
@@ -43,7 +43,7 @@ def temp_directory(here: Here) -> Path:
     return Path(here.environ.get("TMPDIR") or "/tmp")  # noqa: S108 - the usual default
 
 
-def space_in(directory: Path, least_bytes: int, good_bytes: int, remedy: str) -> Finding:
+def space_in(directory: Path, least_bytes: int, good_bytes: int, remedy: str) -> DoctorFinding:
     """Checks whether a directory is writable and has enough free space."""
     try:
         with tempfile.TemporaryFile(dir=directory) as probe:
@@ -67,7 +67,7 @@ def space_in(directory: Path, least_bytes: int, good_bytes: int, remedy: str) ->
     )
 
 
-def temp_sockets(here: Here) -> Finding:
+def temp_sockets(here: Here) -> DoctorFinding:
     """Checks that DataLoader workers can create sockets in TMPDIR; paths are limited to 107 bytes."""
     directory, remedy = temp_directory(here), "export TMPDIR=/tmp in the job script"
     num_bytes = len(os.fsencode(directory / _SOCKET))
@@ -88,7 +88,7 @@ def temp_sockets(here: Here) -> Finding:
     return ok(f"{num_bytes} of {_SOCKET_PATH_LIMIT} bytes for a worker's socket in {directory}")
 
 
-def hdf5_locking(here: Here) -> Finding:
+def hdf5_locking(here: Here) -> DoctorFinding:
     """Checks HDF5's file lock with a real file in the working directory; some file systems reject it."""
     if find_spec("h5py") is None:
         return warn("not run: h5py is not installed", "pip install 'ddp-hpc[train]'")
@@ -108,7 +108,7 @@ def hdf5_locking(here: Here) -> Finding:
     return lock_finding(error, setting, str(here.directory.absolute()))
 
 
-def lock_finding(error: str, setting: str, directory: str) -> Finding:
+def lock_finding(error: str, setting: str, directory: str) -> DoctorFinding:
     """Judges HDF5's `error` for a locked file, which is empty if the lock worked."""
     if not error:
         return ok(f"HDF5 can lock files in {directory}")
@@ -124,7 +124,7 @@ def lock_finding(error: str, setting: str, directory: str) -> Finding:
     )
 
 
-def clock(here: Here) -> Finding:
+def clock(here: Here) -> DoctorFinding:
     """Compares this host's clock with the timestamps of files in the working directory."""
     with tempfile.TemporaryFile(dir=here.directory, buffering=0) as file:
         before_s = time.time()
@@ -134,7 +134,7 @@ def clock(here: Here) -> Finding:
     return clock_finding(before_s, modified_s, after_s)
 
 
-def clock_finding(before_s: float, modified_s: float, after_s: float) -> Finding:
+def clock_finding(before_s: float, modified_s: float, after_s: float) -> DoctorFinding:
     """Judges the timestamp `modified_s` of a file that was written between the two other times."""
     remedy = "report it to the site: NTP does not work on this host"
     if before_s < _WRITTEN_S:

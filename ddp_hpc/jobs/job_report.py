@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_hpc.errors import EXIT_AGAIN, DdpHpcError, RequestError
+from ddp_hpc.errors import EXIT_REQUEUE, DdpHpcError, RequestError
 from ddp_hpc.jobs import submission_ledger as ledger
 from ddp_hpc.jobs.first_failure import last_attempt
 from ddp_hpc.jobs.log_files import age_s, log_paths, read_tail, successor_in, usual_logs
@@ -160,7 +160,7 @@ def _verdict(job: JobState | None, state: RunState | None) -> str:
         return job.phase
     if job.end == "done":
         return "done"
-    if job.exit_code == EXIT_AGAIN or final == "requeue":
+    if job.exit_code == EXIT_REQUEUE or final == "requeue":
         return "requeue"
     return "cancelled" if job.end == "cancelled" else "failed"
 

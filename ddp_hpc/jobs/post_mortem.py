@@ -6,7 +6,7 @@ import re
 import signal
 from dataclasses import dataclass
 
-from ddp_hpc.errors import EXIT_AGAIN
+from ddp_hpc.errors import EXIT_REQUEUE
 from ddp_hpc.jobs.first_failure import Failure, first_failure, last_attempt, last_lines
 from ddp_hpc.run_directory import RunState
 from ddp_hpc.schedulers.job_state import JobState
@@ -120,7 +120,7 @@ def advice_while_waiting(job: JobState) -> str:
 
 
 def _cause(job: JobState, log: str) -> str:
-    if job.exit_code == EXIT_AGAIN:
+    if job.exit_code == EXIT_REQUEUE:
         return "requeue"
     if job.end != "failed":
         return job.end

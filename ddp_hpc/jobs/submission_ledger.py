@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ddp_hpc.errors import DdpHpcError
 from ddp_hpc.lint.parse_script import MAX_CHARS, parse_script
-from ddp_hpc.partial_files import write_whole
+from ddp_hpc.partial_files import write_atomically
 from ddp_hpc.schedulers.job_state import JobState, is_job_id, same_job
 
 SUBMITTED, ATTEMPTS, CANCELLED = "submitted", "attempts", "cancelled"
@@ -79,7 +79,7 @@ def forget_cancelled(run_dir: Path, job_id: str) -> None:
     with suppress(DdpHpcError):
         kept = [line for line in _lines(run_dir / CANCELLED) if line != _number_of(job_id)]
         content = "".join(f"{line}\n" for line in kept).encode()
-        write_whole(run_dir / CANCELLED, content, CANCELLED, is_private=True)
+        write_atomically(run_dir / CANCELLED, content, CANCELLED, is_private=True)
 
 
 def _number_of(job_id: str) -> str:

@@ -57,8 +57,7 @@ def fit(
     if layout.launcher == "torchrun" and num_ranks % job.num_nodes:
         raise RequestError(
             f"-n {num_ranks} is not divisible by {job.num_nodes} nodes, but torchrun starts the same "
-            "number of "
-            f"ranks on each. Use -n {layout.ranks_per_node * job.num_nodes}."
+            f"number of ranks on each. Use -n {layout.ranks_per_node * job.num_nodes}."
         )
     return job, layout, num_ranks
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ddp_hpc.errors import RequestError
-from ddp_hpc.local_mpi import ask_version, is_of_pbs, is_open_mpi, mpiexecs_on
+from ddp_hpc.local_mpi import ask_version, is_open_mpi, is_pbs_mpiexec, mpiexecs_on
 
 _ASK_LIMIT_S = 30.0
 
@@ -20,13 +20,13 @@ def find_mpiexec(environ: Mapping[str, str]) -> str:
     machine's MPI. PBS's own mpiexec is not an MPI launcher.
 
     Raises:
-        RequestError: there is none, or DDP_HPC_MPIEXEC is not one.
+        RequestError: no mpiexec was found, or DDP_HPC_MPIEXEC is not an mpiexec.
     """
     wanted = environ.get("DDP_HPC_MPIEXEC", "")
     path = environ.get("PATH", os.defpath)
     if wanted:
         if found := shutil.which(wanted, path=path):
-            if is_of_pbs(ask_version(found, _ASK_LIMIT_S, environ)[1]):
+            if is_pbs_mpiexec(ask_version(found, _ASK_LIMIT_S, environ)[1]):
                 raise RequestError(
                     f"DDP_HPC_MPIEXEC={wanted} is PBS's own mpiexec, not an MPI launcher. Use another "
                     "mpiexec."
@@ -38,34 +38,33 @@ def find_mpiexec(environ: Mapping[str, str]) -> str:
     for candidate in map(str, mpiexecs_on(path)):
         if not version_of(candidate, environ):
             continue
-        if not any(Path(folder) in Path(candidate).parents for folder in environments):
+        if not any(Path(prefix) in Path(candidate).parents for prefix in environments):
             return candidate
         spare = spare or candidate
     if not spare:
         raise RequestError(
             "no mpiexec of an MPI library found on the PATH. Load the MPI module, install the PyPI "
-            "package mpich, "
-            "or choose another launcher with --launcher."
+            "package mpich, or choose another launcher with --launcher."
         )
     return spare
 
 
 def version_of(mpiexec: str, environ: Mapping[str, str]) -> str:
     """Return the output of `mpiexec --version`; empty if it fails or the program is PBS's own mpiexec."""
-    code, said = ask_version(mpiexec, _ASK_LIMIT_S, environ)
-    return "" if code or is_of_pbs(said) else said or "no output"
+    code, output = ask_version(mpiexec, _ASK_LIMIT_S, environ)
+    return "" if code or is_pbs_mpiexec(output) else output or "no output"
 
 
 def per_node_words(
-    version: str, ranks: int, handed_on: Sequence[str], *, may_oversubscribe: bool
+    version: str, ranks: int, exported: Sequence[str], *, may_oversubscribe: bool
 ) -> list[str]:
     """Return the options for `ranks` ranks per node that an mpiexec of this version understands.
 
-    `handed_on` are the variables that Open MPI must be told to export to other nodes.
+    `exported` are the variables that Open MPI must export to other nodes.
     """
     if is_open_mpi(version):
         more = ":OVERSUBSCRIBE" if may_oversubscribe else ""
-        named = [word for name in handed_on for word in ("-x", name)]
+        named = [word for name in exported for word in ("-x", name)]
         return ["--map-by", f"ppr:{ranks}:node{more}", "--bind-to", "none", *named]
     if any(word in version for word in ("HYDRA", "Hydra", "Intel(R) MPI")):
         return ["-ppn", str(ranks)]

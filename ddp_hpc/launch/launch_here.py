@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_hpc import local_mpi
-from ddp_hpc.assets import asset_folder
+from ddp_hpc.assets import asset_directory
 from ddp_hpc.errors import RequestError
 from ddp_hpc.launch.allocation import find_allocation
 from ddp_hpc.launch.capacity import fit
@@ -27,7 +27,7 @@ from ddp_hpc.render.exports import (
     multi_node_exports,
     single_node_exports,
 )
-from ddp_hpc.render.launch_lines import EXEC, MPIEXEC, PER_NODE, STEP_SCRIPT, launch_words
+from ddp_hpc.render.launch_lines import DDP_HPC_COMMAND, MPIEXEC, PER_NODE, STEP_SCRIPT, launch_words
 from ddp_hpc.render.shell_quoting import Word, sh, sh_join
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.rank_layout import Layout
@@ -88,7 +88,7 @@ def plan(job: Job, profile: str, num_ranks: int | None, environ: Mapping[str, st
     job, layout, num_ranks = fit(job, site, allocation, num_ranks, environ)
     exports = _exports_of(job, site, layout)
     words = [word for part in launch_words(job, site, layout) for word in part]
-    words = [_own_command(environ) if word is EXEC else word for word in words]
+    words = [_own_command(environ) if word is DDP_HPC_COMMAND else word for word in words]
     settings, more = _settings(words, exports, site, layout, environ)
     settings |= {"num_nodes": sh(str(job.num_nodes)), "num_ranks": sh(str(num_ranks))}
     variables, argv = _read_by_bash(words, exports, settings, site.env.unset, {**environ, **more})
@@ -179,7 +179,7 @@ def _settings(
         more["SLURM_OVERLAP"] = "1"
     if STEP_SCRIPT in words:
         on_path = shutil.which("torchrun_script.sh", path=environ.get("PATH", os.defpath))
-        settings["step_script"] = sh(on_path or str(asset_folder("jobs") / "torchrun_script.sh"))
+        settings["step_script"] = sh(on_path or str(asset_directory("jobs") / "torchrun_script.sh"))
     return settings, more
 
 
@@ -189,9 +189,8 @@ def _own_command(environ: Mapping[str, str]) -> str:
     found = shutil.which(beside) or shutil.which("ddp-hpc", path=environ.get("PATH", os.defpath))
     if found is None:
         raise RequestError(
-            "ddp-hpc, which sets RANK and similar variables for the program, is neither on the PATH "
-            "nor next to "
-            f"{sys.executable}. Install it with pip, or use --env-style none."
+            "ddp-hpc, which sets RANK and similar variables for the program, is neither on the PATH nor "
+            f"next to {sys.executable}. Install it with pip, or use --env-style none."
         )
     return found
 
@@ -200,7 +199,7 @@ def _mpiexec(site: Site, environ: Mapping[str, str]) -> tuple[str, dict[str, str
     """Return the mpiexec to use and the variables that it needs."""
     if scheduler_of_site(site).has_queue:
         return find_mpiexec(environ), {}
-    path, its_environ, _ = local_mpi.choose(environ.get("DDP_HPC_MPIEXEC"))
+    path, its_environ, _ = local_mpi.choose_mpiexec(environ.get("DDP_HPC_MPIEXEC"))
     return str(path), {name: value for name, value in its_environ.items() if environ.get(name) != value}
 
 

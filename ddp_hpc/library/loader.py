@@ -14,13 +14,13 @@ from torch.profiler import record_function
 from ddp_hpc.data.in_memory import check_workers, samples_of_arrays
 from ddp_hpc.data.sample_order import sample_numbers
 from ddp_hpc.data.samples import Samples
-from ddp_hpc.data.step_shards import Position, Share, deal, steps_left, weight
+from ddp_hpc.data.step_shards import Position, Share, rank_shares, steps_left, weight
 from ddp_hpc.errors import DataError, RequestError
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.health.heartbeat import RESTING
 from ddp_hpc.training.input.batch_loader import Loader
 from ddp_hpc.training.input.prepare_data import open_data
-from ddp_hpc.training.process_group.group import same_everywhere
+from ddp_hpc.training.process_group.group import mismatch_between_ranks
 
 if TYPE_CHECKING:
     from ddp_hpc.library.world import ConnectedWorld
@@ -37,15 +37,16 @@ class Batch(NamedTuple):
     """(samples, ...)"""
     weight: float
     """Multiply the mean loss of this batch by it before backward, so that the mean of the gradients over
-    ranks, as computed by DDP, counts each sample of the step once. 1.0 except in an uneven last step of
-    an epoch; 0.0 for a rank without a sample in that step, which gets another one to take part.
+    ranks, as computed by DDP, counts each sample of the step once. It is 1.0 except in a smaller last step
+    of an epoch, and 0.0 for a rank without samples in that step, which gets another sample in order to
+    take part.
     """
     step: int
-    """From 1, over all epochs."""
+    """The step, from 1, over all epochs."""
     epoch: int
-    """From 1."""
+    """The epoch, from 1."""
     ends_epoch: bool
-    """Whether it is the epoch's last step."""
+    """Whether this is the last step of the epoch."""
 
 
 class WorldLoader:
@@ -112,7 +113,7 @@ class WorldLoader:
                 with record_function("data"):
                     src, tgt = next(batches)
                     if world.device.type == "cpu":
-                        # The reader's buffers are used again, and a script may keep what it gets.
+                        # The reader reuses its buffers, but a script can keep its batches.
                         src, tgt = src.clone(), tgt.clone()
                 world.at(after.step, "script")
                 self.position = after
@@ -124,26 +125,28 @@ class WorldLoader:
             world.at(self.position.step, RESTING)
 
     def _steps(self) -> Iterator[tuple[Position, tuple[Share, ...]]]:
-        """Each step that is still to come. It is read ahead of `_batches`."""
+        """The remaining steps. The reader iterates over them ahead of `_batches`."""
         config, world = self.config, self._world
-        dealt = deal(self.num_samples, config.data.batch_size, world.world_size, world.rank, 1, self.position)
-        return takewhile(lambda step: step[0].epoch < config.epochs, dealt)
+        shares = rank_shares(
+            self.num_samples, config.data.batch_size, world.world_size, world.rank, 1, self.position
+        )
+        return takewhile(lambda step: step[0].epoch < config.epochs, shares)
 
 
 def open_loader(world: ConnectedWorld, data: Data, config: TrainConfig, start_step: int) -> WorldLoader:
-    """The loader of the data, the same on all ranks. Collective: every rank must call this.
+    """Opens a loader of the same data on all ranks. Collective: every rank must call this.
 
     Raises:
-        RequestError: the data is missing, damaged, or another one on another rank.
+        RequestError: the data is missing or damaged, or differs between ranks.
     """
     group = world.group
     in_file = config.data.path is not None
     samples = (
         open_data(config, group, world.progress) if in_file else _in_memory(world, data, config.data.workers)
     )
-    asked = f"{config.epochs} epochs of {samples.num_samples} samples by {config.data.batch_size}"
+    request = f"{config.epochs} epochs of {samples.num_samples} samples by {config.data.batch_size}"
     order = f"shuffle={config.data.shuffle}, seed={config.seed}, start_step={start_step}"
-    group.agree(same_everywhere(group.comm, f"{asked}, {order}"), RequestError.exit_code)
+    group.agree(mismatch_between_ranks(group.comm, f"{request}, {order}"), RequestError.exit_code)
     if start_step < 0:
         raise RequestError(f"start_step must be 0 or greater (got {start_step})")
     position = _position_at(start_step, samples.num_samples, config.data.batch_size * world.world_size)
@@ -151,7 +154,7 @@ def open_loader(world: ConnectedWorld, data: Data, config: TrainConfig, start_st
 
 
 def with_config(loader: WorldLoader | None, config: TrainConfig) -> TrainConfig:
-    """The config with what determines the loader's order."""
+    """The configuration with the data, seed and epochs of the loader."""
     if loader is None:
         return config
     theirs = loader.config

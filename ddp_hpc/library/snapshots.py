@@ -19,9 +19,9 @@ from ddp_hpc.library.loader import WorldLoader, with_config
 from ddp_hpc.library.world import ConnectedWorld, current_world
 from ddp_hpc.library.wrap import state_of
 from ddp_hpc.training.health.heartbeat import RESTING
-from ddp_hpc.training.health.preemption import next_talk
+from ddp_hpc.training.health.preemption import next_exchange
 from ddp_hpc.training.health.rank_report import RankReport
-from ddp_hpc.training.health.run_lifecycle import Losses, Survival, survive
+from ddp_hpc.training.health.run_lifecycle import Losses, RunLifecycle, manage_run
 from ddp_hpc.training.parallel.device_mesh import Mesh
 from ddp_hpc.training.snapshots.training_state import TrainingState
 
@@ -35,28 +35,28 @@ class Snapshots:
     def __init__(
         self,
         world: ConnectedWorld,
-        survival: Survival,
+        lifecycle: RunLifecycle,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         loader: WorldLoader | None,
     ) -> None:
-        self._world, self._survival, self._loader = world, survival, loader
+        self._world, self._lifecycle, self._loader = world, lifecycle, loader
         self._model, self._optimizer = model, optimizer
         self._samples = _NO_SAMPLES if loader is None else loader.samples
         self._stop = ""
-        self._talk_at, self._talked_step, self._talked_s = 0, 0, 0.0
+        self._exchange_at, self._exchanged_step, self._exchanged_s = 0, 0, 0.0
 
     def resume(self) -> None:
         """Restores the newest valid snapshot, if any. Collective: every rank must call this."""
-        snapshot = self._survival.open()
+        snapshot = self._lifecycle.open()
         world = self._world
-        samples_are_dealt = Mesh({"dp": world.world_size}, {"dp": world.rank}, None)
-        position, _, _ = self._survival.resume(snapshot, self._state(), self._samples, samples_are_dealt)
+        mesh = Mesh({"dp": world.world_size}, {"dp": world.rank}, None)
+        position, _, _ = self._lifecycle.resume(snapshot, self._state(), self._samples, mesh)
         if self._loader is not None:
             self._loader.position = position
         self._position = self._saved = position
-        self.start = self._talked_step = self._talk_at = position.step
-        self._talked_s = time.monotonic()
+        self.start = self._exchanged_step = self._exchange_at = position.step
+        self._exchanged_s = time.monotonic()
 
     def step(self, step: int) -> bool:
         """Call it after each step, counted from 1. Saves if a snapshot is due.
@@ -71,23 +71,24 @@ class Snapshots:
             RequestError: `step` is not the step that has just been completed.
         """
         self._position = self._position_at(step)
-        if self._survival.stacks is None:  # no folder: nothing is saved, and signals end the script
+        # Without a directory, nothing is saved, and signals end the script.
+        if self._lifecycle.stacks is None:
             return False
-        if self._stop or not (step >= self._talk_at or self._survival.saves_at(step)):
+        if self._stop or not (step >= self._exchange_at or self._lifecycle.saves_at(step)):
             self._world.at(step, "script")
             return bool(self._stop)
         now_s = time.monotonic()
-        step_s = (now_s - self._talked_s) / max(1, step - self._talked_step)
-        self._world.at(step, "settle")
+        step_s = (now_s - self._exchanged_s) / max(1, step - self._exchanged_step)
+        self._world.at(step, "exchange")
         own = torch.tensor(
-            self._survival.report(step_s, step_s), dtype=torch.float64, device=self._world.device
+            self._lifecycle.report(step_s, step_s), dtype=torch.float64, device=self._world.device
         )
         reports = [RankReport(*one) for one in self._world.gather(own).tolist()]
         is_last = self._loader is not None and not len(self._loader)
-        decision = self._survival.decide(reports, self._position, is_last)
+        decision = self._lifecycle.decide(reports, self._position, is_last)
         slowest_s = max(one.step_s for one in reports)
-        self._talk_at = next_talk(step, slowest_s)
-        self._talked_step, self._talked_s, self._stop = step, now_s, decision.stop
+        self._exchange_at = next_exchange(step, slowest_s)
+        self._exchanged_step, self._exchanged_s, self._stop = step, now_s, decision.stop
         if decision.save:
             self._save()
         self._world.at(step, "script")
@@ -95,12 +96,12 @@ class Snapshots:
 
     def finish(self) -> None:
         """Saves the last step if necessary, and writes the final state to the run directory. Collective."""
-        if self._survival.stacks is None:
+        if self._lifecycle.stacks is None:
             return
         if self._saved != self._position:
             self._save()
         tick = partial(self._world.at, self._position.step, "snapshot")
-        self._survival.finish(self._position, self._stop, tick)
+        self._lifecycle.finish(self._position, self._stop, tick)
         self._world.at(self._position.step, RESTING)
         if self._stop:
             self._world.stopped = self._stop
@@ -112,8 +113,8 @@ class Snapshots:
         tick = partial(self._world.at, self._position.step, "snapshot")
         tick()
         state = self._state()
-        self._survival.check_parameters(self._position.step, state, tick)
-        self._survival.save(self._position, Losses(), state, self._samples, tick)
+        self._lifecycle.check_parameters(self._position.step, state, tick)
+        self._lifecycle.save(self._position, Losses(), state, self._samples, tick)
         self._saved = self._position
 
     def _state(self) -> TrainingState:
@@ -168,7 +169,7 @@ def snapshots(
         RequestError: another job uses the directory, or its snapshots are from a different model or data.
     """
     world = current_world("ddp_hpc.snapshots()")
-    if folder == "":  # which would be the current folder
+    if folder == "":  # Path("") is the current directory
         raise RequestError('ddp_hpc.snapshots(""): the directory is empty; is its variable set?')
     kind = type(getattr(model, "module", model))  # without DDP
     config = with_config(loader, world.config).changed(
@@ -179,11 +180,11 @@ def snapshots(
         keep=keep,
     )
     parts = world.parts
-    with survive(
-        config, world.group, world.progress, last_words=parts.last_words, is_lost=parts.is_lost
-    ) as survival:
-        parts.survival = survival
-        found = Snapshots(world, survival, model, optimizer, loader)
+    with manage_run(
+        config, world.group, world.progress, end_before_kill=parts.end_before_kill, is_lost=parts.is_lost
+    ) as lifecycle:
+        parts.lifecycle = lifecycle
+        found = Snapshots(world, lifecycle, model, optimizer, loader)
         found.resume()
         try:
             yield found

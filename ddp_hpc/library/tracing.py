@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ddp_hpc.errors import RequestError
 from ddp_hpc.library.world import current_world
-from ddp_hpc.training.telemetry.profiler import Trace, traced
+from ddp_hpc.training.telemetry.profiler import Trace, record_trace
 
 
 @contextmanager
@@ -46,10 +46,10 @@ def tracing(
         RequestError: the directory cannot be created, or the window contains no step.
     """
     world = current_world("ddp_hpc.tracing()")
-    if folder == "":  # which would be the current folder
+    if folder == "":  # Path("") is the current directory
         raise RequestError('ddp_hpc.tracing(""): the directory is empty; is its variable set?')
     records = folder is not None and (ranks is None or world.rank in ranks)
-    with traced(
+    with record_trace(
         Path(folder) if folder is not None and records else None,
         world.rank,
         world.world_size,

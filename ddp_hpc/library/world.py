@@ -11,10 +11,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
 
 from ddp_hpc.discovery.world import DISCOVERIES
-from ddp_hpc.errors import EXIT_AGAIN, EXIT_DONE, RequestError
+from ddp_hpc.errors import EXIT_DONE, EXIT_REQUEUE, RequestError
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.health.preemption import SIGNALS
 from ddp_hpc.training.health.shutdown import Parts, end_stopped, fail
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# The last one turns the process into a torchrun of `ddp_hpc.train`.
+# device_count replaces the process by a torchrun of `ddp_hpc.train`.
 _DISCOVERIES = tuple(name for name in DISCOVERIES if name != "device_count")
 _current: ConnectedWorld | None = None
 
@@ -57,7 +57,7 @@ class ConnectedWorld:
         # For the other modules of the library.
         self.config, self.group, self.parts, self.progress = config, group, parts, progress
         self.shared: list[Strategy] = []
-        self._heart_step = 0
+        self._heartbeat_step = 0
         self.stopped = ""
         """The reason why the run was stopped early, with its state saved; empty if it was not."""
 
@@ -69,7 +69,7 @@ class ConnectedWorld:
     def say(self, text: str) -> None:
         """Prints a line, only on rank 0."""
         if self.is_first:
-            print(text, flush=True)  # noqa: T201 - what it is for
+            print(text, flush=True)  # noqa: T201 - printing is its purpose
 
     def barrier(self) -> None:
         """Waits until all ranks have called this. Collective: every rank must call this.
@@ -152,10 +152,10 @@ class ConnectedWorld:
 
     def at(self, step: int, phase: str) -> None:
         """Reports the script's position to the heartbeat. For the other modules of the library."""
-        # A nested or later loop counts from 1 again: the position must never go backwards.
-        self._heart_step = max(self._heart_step, step)
-        if self.parts.heart is not None:
-            self.parts.heart.at(self._heart_step, phase)
+        # A nested or later loop restarts its count at 1, but the position must never decrease.
+        self._heartbeat_step = max(self._heartbeat_step, step)
+        if self.parts.heartbeat is not None:
+            self.parts.heartbeat.at(self._heartbeat_step, phase)
 
 
 @contextmanager
@@ -189,13 +189,10 @@ def distributed(
             the job is ended with an error that names the rank that hangs.
     """
     global _current
-    if _current is not None:
-        raise RequestError("ddp_hpc.distributed() is already active; a process has one world at a time")
-    if threading.current_thread() is not threading.main_thread():
-        raise RequestError("ddp_hpc.distributed() handles signals; call it in the process's main thread")
+    _check_not_nested()
     parts = Parts(in_script=True)
-    peaceful_exit: SystemExit | None = None
-    with _signals_as_before():
+    exit_without_error: SystemExit | None = None
+    with _restored_signal_handlers():
         config = _config(
             parts,
             backend=backend,
@@ -214,28 +211,45 @@ def distributed(
                 except SystemExit as end:
                     if end.code:
                         raise
-                    peaceful_exit = end
-                group.comm.barrier("the end of ddp_hpc.distributed()")
-                if parts.heart is not None:
-                    parts.heart.close()
+                    exit_without_error = end
+                _leave(world)
         finally:
             _current = None
         if world.stopped:
-            # torchrun restarts ranks that exit with a code other than 0. The state file has the result.
-            if group.world.launcher == "torchrun":
-                raise SystemExit(EXIT_DONE)
-            if world.world_size == 1:
-                raise SystemExit(EXIT_AGAIN)
-            end_stopped(group.world)
-    if peaceful_exit is not None:
-        raise peaceful_exit
+            _end_stopped(world)
+    if exit_without_error is not None:
+        raise exit_without_error
+
+
+def _check_not_nested() -> None:
+    if _current is not None:
+        raise RequestError("ddp_hpc.distributed() is already active; a process has one world at a time")
+    if threading.current_thread() is not threading.main_thread():
+        raise RequestError("ddp_hpc.distributed() handles signals; call it in the process's main thread")
+
+
+def _leave(world: ConnectedWorld) -> None:
+    """Waits for all ranks and ends the heartbeat. Collective: every rank must call this."""
+    world.group.comm.barrier("the end of ddp_hpc.distributed()")
+    if world.parts.heartbeat is not None:
+        world.parts.heartbeat.close()
+
+
+def _end_stopped(world: ConnectedWorld) -> NoReturn:
+    """Ends a process whose run stopped early, with its state saved. Collective."""
+    # torchrun restarts ranks that exit with a code other than 0. The state file has the result.
+    if world.group.world.launcher == "torchrun":
+        raise SystemExit(EXIT_DONE)
+    if world.world_size == 1:
+        raise SystemExit(EXIT_REQUEUE)
+    end_stopped(world.group.world)
 
 
 def current_world(what: str) -> ConnectedWorld:
     """The world of the active `with ddp_hpc.distributed()`.
 
     Raises:
-        RequestError: there is none.
+        RequestError: no `with ddp_hpc.distributed()` is active.
     """
     if _current is None:
         raise RequestError(f"{what} was called outside of `with ddp_hpc.distributed()`; call it inside")
@@ -257,25 +271,25 @@ def _connect(config: TrainConfig, group: Group, parts: Parts) -> ConnectedWorld:
     """The world, with its heartbeat; rank 0 prints it. Collective: every rank must call this."""
     from ddp_hpc.training.telemetry.progress_bar import Progress
 
-    # stdout is the script's own.
+    # stdout belongs to the script.
     progress = Progress(group.world.rank == 0, sys.stderr)
     introduce(group, progress)
-    heart = start_watching(
+    heartbeat = start_watching(
         config.health.hang_timeout_s, config.process_group.timeout_s, group, parts, stacks_of_run()
     )
-    heart.rest()
-    if heart.note:
-        progress.say(f"note: {heart.note}")
+    heartbeat.rest()
+    if heartbeat.note:
+        progress.say(f"note: {heartbeat.note}")
     return ConnectedWorld(config, group, parts, progress)
 
 
 @contextmanager
-def _signals_as_before() -> Iterator[None]:
+def _restored_signal_handlers() -> Iterator[None]:
     """Restores the signal handlers after the `with`, because the script continues."""
     before = {sig: signal.getsignal(sig) for sig in (*SIGNALS, signal.SIGCHLD)}
     try:
         yield
     finally:
         for sig, handler in before.items():
-            if handler is not None:  # one that C code has set cannot be set from here
+            if handler is not None:  # a handler set by C code cannot be restored from Python
                 signal.signal(sig, handler)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 
 from ddp_hpc.lint.bash_syntax import MAX_DEPTH, bash_complaint, too_deep_at
-from ddp_hpc.lint.checks_registry import Seen, Subject, check, plain, shown
+from ddp_hpc.lint.checks_registry import Problem, Subject, check, plain, shown
 from ddp_hpc.lint.parse_script import MAX_CHARS, MAX_PARSED_CHARS
 from ddp_hpc.schedulers.registry import SCHEDULERS
 
@@ -18,41 +18,43 @@ _NEARLY = re.compile(r"#(#?)([ \t]*)([A-Za-z]{3,8}:?)([ \t]*)(-{1,2}[A-Za-z])")
 
 
 @check("JOB001", "error", "empty script, or not a text file")
-def _not_text(subject: Subject) -> Iterator[Seen]:
+def _not_text(subject: Subject) -> Iterator[Problem]:
     text = subject.script.text
     if not text.strip():
-        yield Seen(1, "the script is empty", "write a script, or generate one with `ddp-hpc render`")
+        yield Problem(1, "the script is empty", "write a script, or generate one with `ddp-hpc render`")
     elif "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
-        yield Seen(line, "the script contains a NUL character, which sbatch rejects", "submit a text file")
+        yield Problem(line, "the script contains a NUL character, which sbatch rejects", "submit a text file")
     elif len(text) >= MAX_CHARS:
-        yield Seen(1, "the script is larger than the 4 MB that Slurm accepts", "move data to separate files")
+        yield Problem(
+            1, "the script is larger than the 4 MB that Slurm accepts", "move data to separate files"
+        )
 
 
 @check("JOB002", "error", "Windows line endings")
-def _windows_line_ends(subject: Subject) -> Iterator[Seen]:
+def _windows_line_ends(subject: Subject) -> Iterator[Problem]:
     text = subject.script.text
     if "\r\n" in text:
         line = text.count("\n", 0, text.index("\r\n")) + 1
-        yield Seen(
+        yield Problem(
             line, "the line ends in CR LF, which qsub and sbatch reject", "run: sed -i 's/\\r$//' SCRIPT"
         )
 
 
 @check("JOB003", "error", "bash syntax error")
-def _broken_bash(subject: Subject) -> Iterator[Seen]:
+def _broken_bash(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     if not re.search(r"\b(?:ba)?sh\b", script.shebang):
         return
     if found := bash_complaint(script.text.replace("\r\n", "\n")):
         line, message = found
-        yield Seen(line, f"bash -n reports: {plain(message)}", "close the quote or the block")
+        yield Problem(line, f"bash -n reports: {plain(message)}", "close the quote or the block")
 
 
 @check("JOB004", "error", "directive after the first command")
-def _late_directives(subject: Subject) -> Iterator[Seen]:
+def _late_directives(subject: Subject) -> Iterator[Problem]:
     for line in dict.fromkeys(d.line for d in subject.script.directives if d.late):
-        yield Seen(
+        yield Problem(
             line,
             "this directive comes after the first command, so the scheduler ignores it",
             "move it to the other directives, above set, module and cd",
@@ -60,7 +62,7 @@ def _late_directives(subject: Subject) -> Iterator[Seen]:
 
 
 @check("JOB005", "error", "a comment that looks like a misspelled directive")
-def _nearly_directives(subject: Subject) -> Iterator[Seen]:
+def _nearly_directives(subject: Subject) -> Iterator[Problem]:
     known = [one.prefix[1:] for one in SCHEDULERS.values() if one.prefix]
     for number, line in enumerate(subject.script.lines, start=1):
         match = _NEARLY.match(line)
@@ -68,7 +70,7 @@ def _nearly_directives(subject: Subject) -> Iterator[Seen]:
         if not match or match[1] or (match[3] in known and not match[2] and match[4]):
             continue
         for word in get_close_matches(match[3].rstrip(":").upper(), known, n=1, cutoff=0.6):
-            yield Seen(
+            yield Problem(
                 number,
                 f"{shown(match[0])} is a comment, so the scheduler ignores the option after it",
                 f"write #{word} at the very beginning of the line",
@@ -76,10 +78,10 @@ def _nearly_directives(subject: Subject) -> Iterator[Seen]:
 
 
 @check("JOB006", "warning", "directives of two schedulers")
-def _both_schedulers(subject: Subject) -> Iterator[Seen]:
+def _both_schedulers(subject: Subject) -> Iterator[Problem]:
     read = {d.scheduler: d.line for d in reversed(subject.script.directives) if not d.late}
     if len(read) == 2:
-        yield Seen(
+        yield Problem(
             max(read.values()),
             "the script has #PBS and #SBATCH lines, and sbatch reads both, but qsub only #PBS",
             "use one script per scheduler, or sbatch --ignore-pbs",
@@ -87,7 +89,7 @@ def _both_schedulers(subject: Subject) -> Iterator[Seen]:
 
 
 @check("JOB007", "warning", "the same directive with two different values")
-def _contradictions(subject: Subject) -> Iterator[Seen]:
+def _contradictions(subject: Subject) -> Iterator[Problem]:
     seen: dict[str, str] = {}
     script = subject.script
     pairs = [(d.line, f"-l {name}", value) for d, name, value in script.resources()]
@@ -95,7 +97,7 @@ def _contradictions(subject: Subject) -> Iterator[Seen]:
     pairs += [(d.line, d.flag, d.value) for d in script.read() if d.flag not in ("-l", "-W", "-v", "-m", "")]
     for line, name, value in sorted(pairs):
         if name in seen and seen[name] != value:
-            yield Seen(
+            yield Problem(
                 line,
                 f"{plain(name)} is {shown(seen[name])} further up and {shown(value)} here, and the last "
                 "value is used",
@@ -105,13 +107,13 @@ def _contradictions(subject: Subject) -> Iterator[Seen]:
 
 
 @check("JOB008", "error", "a variable or ~ in a directive")
-def _unexpanded(subject: Subject) -> Iterator[Seen]:
+def _unexpanded(subject: Subject) -> Iterator[Problem]:
     for d in subject.script.read():
         # -v and --export pass values to the job, which may contain a literal dollar sign.
         if d.flag in ("-v", "--export", "--comment", "--wrap"):
             continue
         if "$" in d.value or re.match(r"(?:[^/:]*:)?~", d.value):
-            yield Seen(
+            yield Problem(
                 d.line,
                 f"{d.flag} {shown(d.value)}: schedulers do not expand variables, ~ or $( ) in directives",
                 "write the literal value, or pass the option to qsub or sbatch on the command line",
@@ -119,11 +121,11 @@ def _unexpanded(subject: Subject) -> Iterator[Seen]:
 
 
 @check("JOB009", "warning", "a secret in the script")
-def _secrets(subject: Subject) -> Iterator[Seen]:
+def _secrets(subject: Subject) -> Iterator[Problem]:
     for line, name, value in subject.script.assignments:
         is_secret = _SECRET.search(name) and _UPPER_CASE.fullmatch(name)
         if is_secret and len(value) >= 8 and not re.search(r"[$`/]", value):
-            yield Seen(
+            yield Problem(
                 line,
                 f"the script contains {plain(name)}, and others may be able to read the scheduler's copy "
                 "of it",
@@ -132,10 +134,10 @@ def _secrets(subject: Subject) -> Iterator[Seen]:
 
 
 @check("JOB010", "warning", "no walltime")
-def _no_walltime(subject: Subject) -> Iterator[Seen]:
+def _no_walltime(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     if script.scheduler and subject.walltime is None and script.value("--wrap") is None:
-        yield Seen(
+        yield Problem(
             1,
             "no walltime is requested: the queue's default may be minutes, and some sites reject the job",
             f"add {subject.scheduler.walltime_directive}, or pass it on the command line when submitting",
@@ -143,11 +145,11 @@ def _no_walltime(subject: Subject) -> Iterator[Seen]:
 
 
 @check("JOB011", "error", "an invalid walltime")
-def _unreadable_walltime(subject: Subject) -> Iterator[Seen]:
+def _unreadable_walltime(subject: Subject) -> Iterator[Problem]:
     if subject.walltime:
         line, text = subject.walltime
         if "$" not in text and not subject.scheduler.walltime_pattern.fullmatch(text):
-            yield Seen(
+            yield Problem(
                 line,
                 f"the scheduler does not accept the walltime {shown(text)}",
                 "write HH:MM:SS, such as 01:30:00",
@@ -155,17 +157,17 @@ def _unreadable_walltime(subject: Subject) -> Iterator[Seen]:
 
 
 @check("JOB012", "warning", "an ambiguous walltime")
-def _ambiguous_walltime(subject: Subject) -> Iterator[Seen]:
+def _ambiguous_walltime(subject: Subject) -> Iterator[Problem]:
     line, text = subject.walltime or (1, "")
     if re.fullmatch(r"0*[1-9]\d{0,8}", text) and subject.scheduler.bare_walltime_unit_s < 60:
-        yield Seen(
+        yield Problem(
             line,
             f"{subject.scheduler.title} reads walltime {text} as {int(text)} seconds",
             "write HH:MM:SS, such as 01:30:00",
         )
     elif re.fullmatch(r"\d{1,9}:\d{1,2}", text) and re.search("[1-9]", text):
         minutes, seconds = text.split(":")
-        yield Seen(
+        yield Problem(
             line,
             f"walltime {text} is {int(minutes)} minutes and {int(seconds)} seconds, "
             "as two fields are minutes and seconds",
@@ -174,10 +176,10 @@ def _ambiguous_walltime(subject: Subject) -> Iterator[Seen]:
 
 
 @check("JOB013", "error", "a walltime of zero")
-def _zero_walltime(subject: Subject) -> Iterator[Seen]:
+def _zero_walltime(subject: Subject) -> Iterator[Problem]:
     line, text = subject.walltime or (1, "")
     if re.fullmatch(r"0[0:-]{0,20}", text):
-        yield Seen(
+        yield Problem(
             line,
             f"walltime {text} is zero (on Slurm: unlimited, which a partition with a limit rejects)",
             "write HH:MM:SS, such as 01:30:00",
@@ -185,11 +187,11 @@ def _zero_walltime(subject: Subject) -> Iterator[Seen]:
 
 
 @check("JOB014", "note", "directives of a scheduler that lint does not support")
-def _unknown_scheduler(subject: Subject) -> Iterator[Seen]:
+def _unknown_scheduler(subject: Subject) -> Iterator[Problem]:
     for number, line in enumerate(subject.script.lines, start=1):
         if match := re.match(r"#\$ -|#[ ]?flux: ?-|#BSUB -|#PJM -", line):
             name = {"#$": "Grid Engine", "#B": "LSF", "#P": "Fujitsu's scheduler"}.get(match[0][:2], "Flux")
-            yield Seen(
+            yield Problem(
                 number,
                 f"these are directives of {name}, so only the commands of the script are checked",
                 "no change is needed, unless the script is for PBS or Slurm",
@@ -198,17 +200,17 @@ def _unknown_scheduler(subject: Subject) -> Iterator[Seen]:
 
 
 @check("JOB015", "warning", "a script too long or too deeply nested to be checked completely")
-def _not_checked_whole(subject: Subject) -> Iterator[Seen]:
+def _not_checked_whole(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     if len(script.text) > MAX_PARSED_CHARS:
-        yield Seen(
+        yield Problem(
             len(script.lines),
             f"the script has {len(script.text):,} characters, but most checks read only the first "
             f"{MAX_PARSED_CHARS:,}, which end here",
             "move data and generated commands to separate files",
         )
     if (position := too_deep_at(script.text)) is not None:
-        yield Seen(
+        yield Problem(
             script.text.count("\n", 0, position) + 1,
             f"parentheses are nested more than {MAX_DEPTH} levels deep here, so bash -n is not run, as bash "
             "crashes at a few thousand levels",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ddp_hpc.lint.checks_registry import Seen, Subject, check, plain
+from ddp_hpc.lint.checks_registry import Problem, Subject, check, plain
 from ddp_hpc.lint.parse_script import Command
 from ddp_hpc.schedulers.base import whole_number
 
@@ -59,18 +59,18 @@ def _ranks_per_node(subject: Subject, command: Command) -> int | None:
 
 
 @check("RANK001", "error", "torchrun started once per rank")
-def _torchrun_per_rank(subject: Subject) -> Iterator[Seen]:
+def _torchrun_per_rank(subject: Subject) -> Iterator[Problem]:
     for command, words in _torchruns(subject):
         per_node = _ranks_per_node(subject, command) if command.launched else None
         if per_node and per_node > 1:
-            yield Seen(
+            yield Problem(
                 command.line,
                 f"{command.name} starts torchrun {per_node} times per node, and each torchrun starts all "
                 "ranks of the node",
                 "start torchrun once per node (--ntasks-per-node=1, --ppn 1), or start python instead",
             )
         elif _given(words, "--nproc-per-node") in (None, "1") and (subject.gpus_per_node or 0) > 1:
-            yield Seen(
+            yield Problem(
                 command.line,
                 f"torchrun starts one rank on a node with {subject.gpus_per_node} GPUs",
                 f"use torchrun --nproc-per-node={subject.gpus_per_node}",
@@ -78,20 +78,20 @@ def _torchrun_per_rank(subject: Subject) -> Iterator[Seen]:
 
 
 @check("RANK002", "error", "torchrun started for one node only")
-def _torchrun_alone(subject: Subject) -> Iterator[Seen]:
+def _torchrun_alone(subject: Subject) -> Iterator[Problem]:
     nodes = subject.num_nodes or 1
     if nodes < 2:
         return
     in_a_loop = any(command.words[0] == "for" for command in subject.script.commands)
     for command, words in _torchruns(subject):
         if "--standalone" in words[:40] or _given(words, "--nnodes") in (None, "1"):
-            yield Seen(
+            yield Problem(
                 command.line,
                 f"the job has {nodes} nodes, but this torchrun uses only one",
                 f"use torchrun --nnodes={nodes} --rdzv-backend=c10d --rdzv-endpoint=FIRST_NODE:PORT",
             )
         elif not command.launched and command.name not in ("ssh", "pbsdsh") and not in_a_loop:
-            yield Seen(
+            yield Problem(
                 command.line,
                 f"torchrun --nnodes waits for {nodes} nodes, but the script starts it on the first node only",
                 "put srun --ntasks-per-node=1, or mpiexec --ppn 1, in front of it",
@@ -99,7 +99,7 @@ def _torchrun_alone(subject: Subject) -> Iterator[Seen]:
 
 
 @check("RANK003", "error", "more ranks than GPUs")
-def _more_ranks_than_gpus(subject: Subject) -> Iterator[Seen]:
+def _more_ranks_than_gpus(subject: Subject) -> Iterator[Problem]:
     gpus = subject.gpus_per_node
     if not gpus:
         return
@@ -112,7 +112,7 @@ def _more_ranks_than_gpus(subject: Subject) -> Iterator[Seen]:
         else:
             continue
         if ranks and ranks > gpus:
-            yield Seen(
+            yield Problem(
                 command.line,
                 f"{ranks} ranks per node share {gpus} GPUs, but NCCL rejects two ranks on one device",
                 f"start {gpus} ranks per node, or request {ranks} GPUs",
@@ -120,7 +120,7 @@ def _more_ranks_than_gpus(subject: Subject) -> Iterator[Seen]:
 
 
 @check("RANK004", "warning", "the number of ranks is not nodes x ranks per node")
-def _literal_ranks(subject: Subject) -> Iterator[Seen]:
+def _literal_ranks(subject: Subject) -> Iterator[Problem]:
     nodes = subject.num_nodes
     for command in subject.script.launches():
         if command.name not in ("mpiexec", "mpirun") or not nodes:
@@ -131,7 +131,7 @@ def _literal_ranks(subject: Subject) -> Iterator[Seen]:
             or subject.ranks_per_node
         )
         if total and per_node and total != nodes * per_node:
-            yield Seen(
+            yield Problem(
                 command.line,
                 f"{total} ranks are started, but {nodes} nodes x {per_node} ranks are {nodes * per_node}",
                 "count the nodes in the script, and start nodes x ranks per node",
@@ -139,13 +139,13 @@ def _literal_ranks(subject: Subject) -> Iterator[Seen]:
 
 
 @check("RANK005", "warning", "more threads than cores")
-def _more_threads_than_cores(subject: Subject) -> Iterator[Seen]:
+def _more_threads_than_cores(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     cpus = subject.scheduler.cpus_per_rank(script)
     for line, name, value in script.assignments:
         threads = whole_number(value)
         if name == "OMP_NUM_THREADS" and threads and cpus and threads > cpus:
-            yield Seen(
+            yield Problem(
                 line,
                 f"OMP_NUM_THREADS={threads}, but each rank has {cpus} CPUs",
                 f"use export OMP_NUM_THREADS={cpus}",
@@ -153,7 +153,7 @@ def _more_threads_than_cores(subject: Subject) -> Iterator[Seen]:
 
 
 @check("RANK006", "warning", "a trap that runs only after the launcher has ended")
-def _trap_and_foreground(subject: Subject) -> Iterator[Seen]:
+def _trap_and_foreground(subject: Subject) -> Iterator[Problem]:
     commands = subject.script.commands
     traps = [
         c for c in commands if c.name == "trap" and any(_SIGNALS.fullmatch(w.upper()) for w in c.words[2:])
@@ -162,7 +162,7 @@ def _trap_and_foreground(subject: Subject) -> Iterator[Seen]:
         return
     for command in subject.in_foreground():
         if command.line > traps[0].line and (command.launched or command.name == "torchrun"):
-            yield Seen(
+            yield Problem(
                 command.line,
                 f"{command.name} runs in the foreground, so the trap of line {traps[0].line} runs only "
                 "after it ends",
@@ -172,10 +172,10 @@ def _trap_and_foreground(subject: Subject) -> Iterator[Seen]:
 
 
 @check("RANK007", "warning", "a trap on CONT")
-def _trap_on_cont(subject: Subject) -> Iterator[Seen]:
+def _trap_on_cont(subject: Subject) -> Iterator[Problem]:
     for command in subject.script.commands:
         if command.name == "trap" and any(w.upper() in ("CONT", "SIGCONT", "18") for w in command.words[2:]):
-            yield Seen(
+            yield Problem(
                 command.line,
                 "Slurm sends CONT right after the warning signal, and bash then does not run the other trap",
                 "trap only the warning signal",
@@ -183,7 +183,7 @@ def _trap_on_cont(subject: Subject) -> Iterator[Seen]:
 
 
 @check("RANK008", "warning", "a fixed MASTER_PORT")
-def _fixed_port(subject: Subject) -> Iterator[Seen]:
+def _fixed_port(subject: Subject) -> Iterator[Problem]:
     found = [
         (line, value)
         for line, name, value in subject.script.assignments
@@ -193,7 +193,7 @@ def _fixed_port(subject: Subject) -> Iterator[Seen]:
         if whole_number(port := _given(words, "--master-port") or ""):
             found.append((command.line, port))
     for line, value in found:
-        yield Seen(
+        yield Problem(
             line,
             f"port {value} is the same for every job, so a second job or step on the node cannot open it",
             "derive the port from the job id, or omit it, as ddp-hpc finds a free one",
@@ -201,12 +201,12 @@ def _fixed_port(subject: Subject) -> Iterator[Seen]:
 
 
 @check("RANK009", "error", "MASTER_ADDR is a loopback address")
-def _loopback_master(subject: Subject) -> Iterator[Seen]:
+def _loopback_master(subject: Subject) -> Iterator[Problem]:
     if (subject.num_nodes or 1) < 2:
         return
     for line, name, value in subject.script.assignments:
         if name == "MASTER_ADDR" and _LOOPBACK.fullmatch(value):
-            yield Seen(
+            yield Problem(
                 line,
                 f"MASTER_ADDR={plain(value)} refers to a different machine on each of the "
                 f"{subject.num_nodes} nodes",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddp_hpc.lint.checks_registry import Seen, Subject, check, nearest_known, shown
+from ddp_hpc.lint.checks_registry import Problem, Subject, check, nearest_known, shown
 from ddp_hpc.schedulers.pbs.scheduler import MAX_NAME_CHARS
 
 _FLAGS = frozenset("aAcCeGhIJjkKlLmMNoPpqQrRSufvVWXz")  # qsub.1B, and -P and -G of sites' own builds
@@ -24,18 +24,18 @@ _LONGEST_NAME = 230
 
 
 @check("PBS001", "warning", "no shebang")
-def _no_shebang(subject: Subject) -> Iterator[Seen]:
+def _no_shebang(subject: Subject) -> Iterator[Problem]:
     if not subject.script.lines[0].startswith("#!"):
-        yield Seen(
+        yield Problem(
             1, "the script has no shebang, so PBS runs it in your login shell", "start it with #!/bin/bash -l"
         )
 
 
 @check("PBS002", "error", "a comment after a directive")
-def _trailing_comment(subject: Subject) -> Iterator[Seen]:
+def _trailing_comment(subject: Subject) -> Iterator[Problem]:
     for line, text in {d.line: d.text for d in subject.script.read()}.items():
         if match := re.search(r"\s#.*", text):
-            yield Seen(
+            yield Problem(
                 line,
                 f"{shown(match[0].strip())} follows a directive, so qsub rejects the script",
                 "move the comment to its own line",
@@ -43,10 +43,10 @@ def _trailing_comment(subject: Subject) -> Iterator[Seen]:
 
 
 @check("PBS003", "error", "an option that qsub does not have")
-def _unknown_option(subject: Subject) -> Iterator[Seen]:
+def _unknown_option(subject: Subject) -> Iterator[Problem]:
     for d in subject.script.read():
         if d.flag and (d.flag.startswith("--") or d.flag[1:] not in _FLAGS):
-            yield Seen(
+            yield Problem(
                 d.line,
                 f"{shown(d.flag)} is not a qsub option",
                 "use PBS options, which have one dash and one letter, such as -l select=2; see qsub(1)",
@@ -54,10 +54,10 @@ def _unknown_option(subject: Subject) -> Iterator[Seen]:
 
 
 @check("PBS004", "error", "whitespace in the value of a directive")
-def _blank_in_value(subject: Subject) -> Iterator[Seen]:
+def _blank_in_value(subject: Subject) -> Iterator[Problem]:
     for d in subject.script.read():
         if not d.flag and not d.value.startswith("#"):
-            yield Seen(
+            yield Problem(
                 d.line,
                 f"{shown(d.value)} does not belong to an option, as a value ends at whitespace, even "
                 "after a comma",
@@ -66,12 +66,12 @@ def _blank_in_value(subject: Subject) -> Iterator[Seen]:
 
 
 @check("PBS005", "error", "select combined with job-wide chunk resources")
-def _select_and_chunk(subject: Subject) -> Iterator[Seen]:
+def _select_and_chunk(subject: Subject) -> Iterator[Problem]:
     found = {name: d.line for d, name, _ in subject.script.resources()}
     if "select" in found:
         for name in _OF_A_CHUNK:
             if name in found:
-                yield Seen(
+                yield Problem(
                     found[name],
                     f"-l {name}= and -l select= are both given, which qsub rejects",
                     f"move it into the chunk: select=N:{name}=...",
@@ -79,10 +79,10 @@ def _select_and_chunk(subject: Subject) -> Iterator[Seen]:
 
 
 @check("PBS006", "error", "an invalid job name")
-def _illegal_name(subject: Subject) -> Iterator[Seen]:
+def _illegal_name(subject: Subject) -> Iterator[Problem]:
     name = subject.script.value("-N") or ""
     if len(name) > _LONGEST_NAME or re.search(r"[\s$]", name):
-        yield Seen(
+        yield Problem(
             subject.line_of("-N"),
             f"qsub rejects the job name {shown(name)}",
             f"use letters, digits, _ and -, at most {MAX_NAME_CHARS} characters",
@@ -90,10 +90,10 @@ def _illegal_name(subject: Subject) -> Iterator[Seen]:
 
 
 @check("PBS007", "warning", "a job name longer than 15 characters")
-def _long_name(subject: Subject) -> Iterator[Seen]:
+def _long_name(subject: Subject) -> Iterator[Problem]:
     name = subject.script.value("-N") or ""
     if MAX_NAME_CHARS < len(name) <= _LONGEST_NAME:
-        yield Seen(
+        yield Problem(
             subject.line_of("-N"),
             f"job name {shown(name)} has {len(name)} characters, but older servers truncate or reject "
             "more than 15",
@@ -102,7 +102,7 @@ def _long_name(subject: Subject) -> Iterator[Seen]:
 
 
 @check("PBS008", "error", "a misspelled resource")
-def _misspelt_resource(subject: Subject) -> Iterator[Seen]:
+def _misspelt_resource(subject: Subject) -> Iterator[Problem]:
     unknown = []
     for d, name, value in subject.script.resources():
         names = [name]
@@ -112,7 +112,7 @@ def _misspelt_resource(subject: Subject) -> Iterator[Seen]:
     nearest = nearest_known((word for _, word in unknown), _RESOURCES, cutoff=0.8)
     for line, word in unknown:
         if near := nearest.get(word):
-            yield Seen(line, f"PBS has no resource {shown(word)}", f"did you mean {near}?")
+            yield Problem(line, f"PBS has no resource {shown(word)}", f"did you mean {near}?")
 
 
 def _is_place(value: str) -> bool:
@@ -121,10 +121,10 @@ def _is_place(value: str) -> bool:
 
 
 @check("PBS009", "error", "an invalid place")
-def _illegal_place(subject: Subject) -> Iterator[Seen]:
+def _illegal_place(subject: Subject) -> Iterator[Problem]:
     for d, name, value in subject.script.resources():
         if name == "place" and not (value and _is_place(value)):
-            yield Seen(
+            yield Problem(
                 d.line,
                 f"qsub rejects place={shown(value)}",
                 "use free, pack, scatter or vscatter, optionally followed by :excl or :exclhost",
@@ -132,10 +132,10 @@ def _illegal_place(subject: Subject) -> Iterator[Seen]:
 
 
 @check("PBS010", "error", "an invalid option value")
-def _illegal_value(subject: Subject) -> Iterator[Seen]:
+def _illegal_value(subject: Subject) -> Iterator[Problem]:
     for d in subject.script.read():
         if d.flag in _VALUES and not re.fullmatch(_VALUES[d.flag], d.value):
-            yield Seen(
+            yield Problem(
                 d.line,
                 f"qsub rejects {d.flag} {shown(d.value)}",
                 f"use a value that matches {_VALUES[d.flag]}",
@@ -143,7 +143,7 @@ def _illegal_value(subject: Subject) -> Iterator[Seen]:
 
 
 @check("PBS011", "warning", "a log directory that does not exist")
-def _no_log_directory(subject: Subject) -> Iterator[Seen]:
+def _no_log_directory(subject: Subject) -> Iterator[Problem]:
     for d in subject.script.read():
         path = d.value.rpartition(":")[2]
         if d.flag not in ("-o", "-e") or not path or re.search(r"[$~\0^]", path) or len(path) > 1000:
@@ -154,7 +154,7 @@ def _no_log_directory(subject: Subject) -> Iterator[Seen]:
         except OSError:  # a parent directory is not readable, or a name is too long
             continue
         if not exists:
-            yield Seen(
+            yield Problem(
                 d.line,
                 f"the log directory {shown(str(directory))} does not exist, so with -k doe PBS holds the job",
                 f"create it before submitting: mkdir -p {shown(str(directory))}",
@@ -162,7 +162,7 @@ def _no_log_directory(subject: Subject) -> Iterator[Seen]:
 
 
 @check("PBS012", "warning", "nodes counted as lines of PBS_NODEFILE")
-def _nodefile_lines(subject: Subject) -> Iterator[Seen]:
+def _nodefile_lines(subject: Subject) -> Iterator[Problem]:
     if (subject.ranks_per_node or 1) < 2:
         return
     for line, name, value in subject.script.assignments:
@@ -172,7 +172,7 @@ def _nodefile_lines(subject: Subject) -> Iterator[Seen]:
             and not re.search(r"\bsort\b|\buniq\b|\bawk\b", value)
             and re.search("node|host", name, re.IGNORECASE)
         ):
-            yield Seen(
+            yield Problem(
                 line,
                 f"{name} counts lines, but PBS_NODEFILE has {subject.ranks_per_node} lines per node "
                 "(mpiprocs)",
@@ -181,12 +181,12 @@ def _nodefile_lines(subject: Subject) -> Iterator[Seen]:
 
 
 @check("PBS013", "warning", "a job chain with afterok")
-def _afterok(subject: Subject) -> Iterator[Seen]:
+def _afterok(subject: Subject) -> Iterator[Problem]:
     found = [(d.line, d.value) for d in subject.script.read() if d.flag == "-W"]
     found += [(c.line, c.text) for c in subject.script.commands if "qsub" in c.text]
     for line, text in found:
         if re.search(r"depend=[^\s]{0,200}?afterok", text):
-            yield Seen(
+            yield Problem(
                 line,
                 "with afterok, the next job is deleted if this one reaches its walltime, and starts even if "
                 "subjobs of an array failed",
@@ -195,9 +195,9 @@ def _afterok(subject: Subject) -> Iterator[Seen]:
 
 
 @check("PBS014", "note", "the long TMPDIR that PBS sets")
-def _long_tmpdir(subject: Subject) -> Iterator[Seen]:
+def _long_tmpdir(subject: Subject) -> Iterator[Problem]:
     if not subject.script.sets("TMPDIR") and (line := _python_line(subject)):
-        yield Seen(
+        yield Problem(
             line,
             "PBS sets a long TMPDIR, so with a long job id the workers of a DataLoader fail with "
             '"AF_UNIX path too long"',
@@ -206,14 +206,14 @@ def _long_tmpdir(subject: Subject) -> Iterator[Seen]:
 
 
 @check("PBS015", "warning", "the script runs in the home directory")
-def _stays_at_home(subject: Subject) -> Iterator[Seen]:
+def _stays_at_home(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     moves = "PBS_O_WORKDIR" in script.text or any(
         command.name in ("cd", "pushd") for command in script.commands
     )
     in_place = any(name == "wd" for _, name, _ in script.resources())
     if not moves and not in_place and (line := _python_line(subject)):
-        yield Seen(
+        yield Problem(
             line,
             "PBS starts a job in the home directory, not where qsub was called",
             'add cd "$PBS_O_WORKDIR"',
@@ -229,14 +229,14 @@ def _python_line(subject: Subject) -> int | None:
 
 
 @check("PBS016", "warning", "the script looks for its own directory")
-def _own_directory(subject: Subject) -> Iterator[Seen]:
+def _own_directory(subject: Subject) -> Iterator[Problem]:
     for number, line in enumerate(subject.script.lines, start=1):
         if (
             "dirname" in line
             and not line.lstrip().startswith("#")
             and re.search(r"\$0\b|\$\{0\}|BASH_SOURCE", line)
         ):
-            yield Seen(
+            yield Problem(
                 number,
                 "PBS runs a copy of the script from its spool directory, so $0 does not point to your files",
                 "use $PBS_O_WORKDIR",
@@ -244,9 +244,9 @@ def _own_directory(subject: Subject) -> Iterator[Seen]:
 
 
 @check("PBS017", "error", "a job array that is not rerunnable")
-def _array_not_rerunnable(subject: Subject) -> Iterator[Seen]:
+def _array_not_rerunnable(subject: Subject) -> Iterator[Problem]:
     if subject.script.value("-J") is not None and subject.script.value("-r") == "n":
-        yield Seen(
+        yield Problem(
             subject.line_of("-r"),
             "-r n and -J are both given, but qsub rejects an array that is not rerunnable",
             "omit -r",
@@ -254,9 +254,9 @@ def _array_not_rerunnable(subject: Subject) -> Iterator[Seen]:
 
 
 @check("PBS018", "warning", "-V passes the whole environment to the job")
-def _whole_environment(subject: Subject) -> Iterator[Seen]:
+def _whole_environment(subject: Subject) -> Iterator[Problem]:
     if subject.script.value("-V") is not None:
-        yield Seen(
+        yield Problem(
             subject.line_of("-V"),
             "-V passes all variables of the login shell to the job: modules mix, and qstat -F json may break",
             "load modules in the script, and pass single variables with -v NAME=VALUE",
@@ -264,14 +264,14 @@ def _whole_environment(subject: Subject) -> Iterator[Seen]:
 
 
 @check("PBS019", "warning", "OMP_NUM_THREADS is set by PBS")
-def _threads_of_the_chunk(subject: Subject) -> Iterator[Seen]:
+def _threads_of_the_chunk(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     if "OMP_NUM_THREADS" in script.text:
         return
     for command in script.launches():
         per_node = command.option("--ppn", "-ppn")
         if command.name in ("mpiexec", "mpirun") and per_node != "1" and (per_node or subject.ranks_per_node):
-            yield Seen(
+            yield Problem(
                 command.line,
                 "PBS sets OMP_NUM_THREADS to the cores of the whole chunk, and every rank uses that many "
                 "threads",

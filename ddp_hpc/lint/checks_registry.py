@@ -29,7 +29,7 @@ _MAX_UNKNOWN = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class LintFinding:
     """One problem in a script: its line, a description and a fix."""
 
     check: str
@@ -39,7 +39,7 @@ class Finding:
     remedy: str
 
 
-class Seen(NamedTuple):
+class Problem(NamedTuple):
     """One problem found by a check; `Check.findings` adds the id and the severity."""
 
     line: int
@@ -127,7 +127,7 @@ class Subject:
                 yield command
 
 
-Run = Callable[[Subject], Iterator[Seen]]
+Run = Callable[[Subject], Iterator[Problem]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -140,11 +140,11 @@ class Check:
     run: Run
     scheduler: str = ""
 
-    def findings(self, subject: Subject) -> Iterator[Finding]:
+    def findings(self, subject: Subject) -> Iterator[LintFinding]:
         """Yield the findings of this check."""
         if self.scheduler in ("", subject.script.scheduler):
             for seen in self.run(subject):
-                yield Finding(check=self.id, severity=self.severity, **seen._asdict())
+                yield LintFinding(check=self.id, severity=self.severity, **seen._asdict())
 
 
 CHECKS: dict[str, Check] = {}

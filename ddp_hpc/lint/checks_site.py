@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ddp_hpc.errors import RequestError, nearest
-from ddp_hpc.lint.checks_registry import Seen, Subject, check, plain, shown
+from ddp_hpc.lint.checks_registry import Problem, Subject, check, plain, shown
 from ddp_hpc.lint.parse_script import Script, parse_script
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
@@ -42,10 +42,10 @@ def _own_script(subject: Subject) -> Script | None:
 
 
 @check("SITE001", "error", "a script for another scheduler")
-def _other_scheduler(subject: Subject) -> Iterator[Seen]:
+def _other_scheduler(subject: Subject) -> Iterator[Problem]:
     site, script = subject.site, subject.script
     if site and script.scheduler and not is_same_scheduler(site, script.scheduler):
-        yield Seen(
+        yield Problem(
             script.read()[0].line if script.read() else 1,
             f"the directives are for {script.scheduler}, but {site.title} uses {site.scheduler}",
             "choose another --profile, or render the job for this site",
@@ -53,14 +53,14 @@ def _other_scheduler(subject: Subject) -> Iterator[Seen]:
 
 
 @check("SITE002", "warning", "no account")
-def _no_account(subject: Subject) -> Iterator[Seen]:
+def _no_account(subject: Subject) -> Iterator[Problem]:
     site = _same_scheduler(subject)
     if site is None or not site.account.required:
         return
     option = subject.scheduler.account_flag(site)
     flag, _, attribute = option.partition(" ")
     if not any(d.flag == flag and attribute in d.value for d in subject.script.read()):
-        yield Seen(
+        yield Problem(
             1,
             f"{site.title} requires an account, but the script does not set one",
             f"add {option or 'it'} to the directives, or pass it on the command line when submitting",
@@ -68,14 +68,14 @@ def _no_account(subject: Subject) -> Iterator[Seen]:
 
 
 @check("SITE003", "error", "no file systems requested")
-def _no_file_systems(subject: Subject) -> Iterator[Seen]:
+def _no_file_systems(subject: Subject) -> Iterator[Problem]:
     own = _own_script(subject)
     if own is None or subject.site is None:
         return
     asked = {name for _, name, _ in subject.script.resources()}
     for _, name, value in own.resources():
         if name == subject.site.pbs.filesystems_resource and name not in asked:
-            yield Seen(
+            yield Problem(
                 1,
                 f"{subject.site.title} rejects jobs that do not list their file systems",
                 f"add #PBS -l {name}={value}",
@@ -83,12 +83,12 @@ def _no_file_systems(subject: Subject) -> Iterator[Seen]:
 
 
 @check("SITE004", "warning", "no GPUs requested")
-def _no_gpus(subject: Subject) -> Iterator[Seen]:
+def _no_gpus(subject: Subject) -> Iterator[Problem]:
     own = _own_script(subject)
     if own is None or subject.site is None or _asks_for_gpus(subject.script):
         return
     if gpus := _asks_for_gpus(own):
-        yield Seen(
+        yield Problem(
             1,
             f"the script requests no GPUs, and {subject.site.title} allocates only requested GPUs",
             f"add {gpus}",
@@ -120,7 +120,7 @@ def _nodes(subject: Subject) -> int | None:
 
 
 @check("SITE005", "warning", "a queue that is not in the profile")
-def _unknown_queue(subject: Subject) -> Iterator[Seen]:
+def _unknown_queue(subject: Subject) -> Iterator[Problem]:
     site = _same_scheduler(subject)
     if not (site and site.queues and subject.queue) or _entries(subject):
         return
@@ -128,13 +128,13 @@ def _unknown_queue(subject: Subject) -> Iterator[Seen]:
     beside = [entry.qos for entry in site.queues if entry.name == queue]
     if not beside:
         known = list(dict.fromkeys(entry.name for entry in site.queues))
-        yield Seen(
+        yield Problem(
             line,
             f"{site.title} had no queue {shown(queue)} on {site.checked}{nearest(queue[:80], known)}",
             f"use one of {', '.join(known)}",
         )
     elif named := [qos for qos in dict.fromkeys(beside) if qos]:
-        yield Seen(
+        yield Problem(
             subject.line_of("--qos"),
             f"{site.title} had no QOS {shown(subject.qos)} for {plain(queue)} on {site.checked}"
             f"{nearest(subject.qos[:80], named)}",
@@ -143,12 +143,12 @@ def _unknown_queue(subject: Subject) -> Iterator[Seen]:
 
 
 @check("SITE006", "warning", "more or fewer nodes than the queue allows")
-def _nodes_of_queue(subject: Subject) -> Iterator[Seen]:
+def _nodes_of_queue(subject: Subject) -> Iterator[Problem]:
     entries, nodes = _entries(subject), _nodes(subject)
     if nodes and entries and subject.queue and not any(entry.takes_nodes(nodes) for entry in entries):
         least, most = min(e.min_nodes for e in entries), max(e.max_nodes for e in entries)
         limits = f"{least} to {most}" if most else f"{least} or more"
-        yield Seen(
+        yield Problem(
             subject.queue[0],
             f"{nodes} nodes are requested, but queue {subject.queue[1]} accepts {limits}",
             "choose another queue, or another number of nodes",
@@ -156,7 +156,7 @@ def _nodes_of_queue(subject: Subject) -> Iterator[Seen]:
 
 
 @check("SITE007", "warning", "a longer walltime than the queue allows")
-def _walltime_of_queue(subject: Subject) -> Iterator[Seen]:
+def _walltime_of_queue(subject: Subject) -> Iterator[Problem]:
     walltime_s, nodes = subject.walltime_s, _nodes(subject)
     fitting = [e for e in _entries(subject) if nodes is None or e.takes_nodes(nodes)]
     limits = [parse_walltime_s(e.max_walltime) if e.max_walltime else None for e in fitting]
@@ -165,7 +165,7 @@ def _walltime_of_queue(subject: Subject) -> Iterator[Seen]:
         return
     if walltime_s > max(known):
         for_nodes = f" for {nodes} nodes" if nodes else ""
-        yield Seen(
+        yield Problem(
             subject.walltime[0],
             f"{format_walltime(walltime_s)} is requested, but queue {subject.queue[1]} allows "
             f"{format_walltime(max(known))}{for_nodes}",
@@ -174,13 +174,13 @@ def _walltime_of_queue(subject: Subject) -> Iterator[Seen]:
 
 
 @check("SITE008", "error", "more GPUs or CPUs than a node has")
-def _larger_than_a_node(subject: Subject) -> Iterator[Seen]:
+def _larger_than_a_node(subject: Subject) -> Iterator[Problem]:
     site, script = _same_scheduler(subject), subject.script
     if site is None:
         return
     gpus, devices = subject.gpus_per_node, site.node.devices
     if gpus and gpus > devices and (devices or site.node.cpu_only):
-        yield Seen(
+        yield Problem(
             subject.line_of("--gpus-per-node", "--gres", "select"),
             f"{gpus} GPUs per node are requested, but {site.title} has {devices or 'none'}",
             f"request {devices}, and more nodes" if devices else "request no GPUs",
@@ -188,7 +188,7 @@ def _larger_than_a_node(subject: Subject) -> Iterator[Seen]:
     threads = site.node.threads or site.node.cores
     per_task, tasks = whole_number(script.value("--cpus-per-task")), subject.ranks_per_node
     if threads and per_task and tasks and per_task * tasks > threads:
-        yield Seen(
+        yield Problem(
             subject.line_of("--cpus-per-task"),
             f"{tasks} tasks x {per_task} CPUs are requested per node, but {site.title} has {threads}",
             f"use --cpus-per-task={max(1, threads // tasks)}",
@@ -196,7 +196,7 @@ def _larger_than_a_node(subject: Subject) -> Iterator[Seen]:
 
 
 @check("SITE009", "warning", "MASTER_ADDR is the hostname, not the name on the fast network")
-def _slow_master(subject: Subject) -> Iterator[Seen]:
+def _slow_master(subject: Subject) -> Iterator[Problem]:
     site = subject.site
     if site is None or not (site.fabric.suffix or site.fabric.interface):
         return
@@ -207,7 +207,7 @@ def _slow_master(subject: Subject) -> Iterator[Seen]:
                 if site.fabric.suffix
                 else site.fabric.interface
             )
-            yield Seen(
+            yield Problem(
                 line,
                 f"on {site.title}, hostname is the name on the slow network; the fast network is {fast}",
                 "omit MASTER_ADDR, as ddp-hpc selects the fast network"
@@ -217,20 +217,20 @@ def _slow_master(subject: Subject) -> Iterator[Seen]:
 
 
 @check("SITE010", "error", "an option that the site rejects")
-def _refused_option(subject: Subject) -> Iterator[Seen]:
+def _refused_option(subject: Subject) -> Iterator[Problem]:
     site = _same_scheduler(subject)
     refused = {f"--{word.lstrip('-')}" for word in site.slurm.forbidden} if site else set()
     for d in subject.script.read():
         if d.flag in refused and site:
-            yield Seen(d.line, f"{site.title} rejects {d.flag}", "remove the option")
+            yield Problem(d.line, f"{site.title} rejects {d.flag}", "remove the option")
 
 
 @check("SITE011", "error", "a queue that accepts no submissions")
-def _inner_queue(subject: Subject) -> Iterator[Seen]:
+def _inner_queue(subject: Subject) -> Iterator[Problem]:
     site, entries = _same_scheduler(subject), _entries(subject)
     if site and subject.queue and entries and not any(entry.submit for entry in entries):
         known = dict.fromkeys(entry.name for entry in site.queues if entry.submit)
-        yield Seen(
+        yield Problem(
             subject.queue[0],
             f"queue {subject.queue[1]} of {site.title} accepts no submissions, only jobs from a "
             "routing queue",
@@ -239,7 +239,7 @@ def _inner_queue(subject: Subject) -> Iterator[Seen]:
 
 
 @check("SITE012", "error", "a shorter walltime than the queue allows")
-def _too_short_for_queue(subject: Subject) -> Iterator[Seen]:
+def _too_short_for_queue(subject: Subject) -> Iterator[Problem]:
     least = [parse_walltime_s(e.min_walltime) if e.min_walltime else 0 for e in _entries(subject)]
     if (
         subject.queue
@@ -247,21 +247,20 @@ def _too_short_for_queue(subject: Subject) -> Iterator[Seen]:
         and subject.walltime_s
         and subject.walltime_s < min(least, default=0)
     ):
-        yield Seen(
+        yield Problem(
             subject.walltime[0],
             f"{format_walltime(subject.walltime_s)} is requested, but queue {plain(subject.queue[1])} "
-            "requires "
-            f"{format_walltime(min(least))} or more",
+            f"requires {format_walltime(min(least))} or more",
             f"request at least {format_walltime(min(least))}",
         )
 
 
 @check("SITE013", "warning", "more GPUs than the queue allows")
-def _gpus_of_queue(subject: Subject) -> Iterator[Seen]:
+def _gpus_of_queue(subject: Subject) -> Iterator[Problem]:
     nodes, gpus = _nodes(subject), subject.gpus_per_node
     most = [entry.max_devices for entry in _entries(subject)]
     if subject.queue and nodes and gpus and most and all(most) and nodes * gpus > max(most):
-        yield Seen(
+        yield Problem(
             subject.queue[0],
             f"{nodes * gpus} GPUs are requested in total, but queue {plain(subject.queue[1])} allows "
             f"{max(most)}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ddp_hpc.lint.checks_registry import Seen, Subject, check, nearest_known, plain, shown
+from ddp_hpc.lint.checks_registry import Problem, Subject, check, nearest_known, plain, shown
 from ddp_hpc.lint.parse_script import Command
 from ddp_hpc.schedulers.base import whole_number
 
@@ -34,9 +34,9 @@ _HIDES_PEERS = re.compile(r"(?:verbose,)?(?:closest|single|per_task|map_gpu|mask
 
 
 @check("SLURM001", "error", "no shebang")
-def _no_shebang(subject: Subject) -> Iterator[Seen]:
+def _no_shebang(subject: Subject) -> Iterator[Problem]:
     if not subject.script.lines[0].startswith("#!"):
-        yield Seen(1, "the script has no shebang, so sbatch rejects it", "start it with #!/bin/bash")
+        yield Problem(1, "the script has no shebang, so sbatch rejects it", "start it with #!/bin/bash")
 
 
 def _known(name: str) -> bool:
@@ -53,19 +53,19 @@ def _unknown(subject: Subject) -> dict[str, str]:
 
 
 @check("SLURM002", "error", "a misspelled option")
-def _misspelt_option(subject: Subject) -> Iterator[Seen]:
+def _misspelt_option(subject: Subject) -> Iterator[Problem]:
     nearest = _unknown(subject)
     for d in subject.script.read():
         if near := nearest.get(d.flag):
-            yield Seen(d.line, f"{shown(d.flag)} is not an sbatch option", f"did you mean --{near}?")
+            yield Problem(d.line, f"{shown(d.flag)} is not an sbatch option", f"did you mean --{near}?")
 
 
 @check("SLURM003", "warning", "an option that sbatch does not have")
-def _unknown_option(subject: Subject) -> Iterator[Seen]:
+def _unknown_option(subject: Subject) -> Iterator[Problem]:
     nearest = _unknown(subject)
     for d in subject.script.read():
         if nearest.get(d.flag) == "":
-            yield Seen(
+            yield Problem(
                 d.line,
                 f"{shown(d.flag)} is not an sbatch option, unless a plugin of the site adds it",
                 "remove it, or see sbatch --help on the login node",
@@ -73,10 +73,10 @@ def _unknown_option(subject: Subject) -> Iterator[Seen]:
 
 
 @check("SLURM004", "error", "--gpus-per-node together with --gres=gpu")
-def _two_ways_to_gpus(subject: Subject) -> Iterator[Seen]:
+def _two_ways_to_gpus(subject: Subject) -> Iterator[Problem]:
     gres = subject.script.value("--gres") or ""
     if subject.script.value("--gpus-per-node") is not None and re.search(r"\bgpu\b", gres):
-        yield Seen(
+        yield Problem(
             subject.line_of("--gres"),
             "--gres=gpu and --gpus-per-node are mutually exclusive according to Slurm's manual",
             "keep the one that the site documents",
@@ -84,7 +84,7 @@ def _two_ways_to_gpus(subject: Subject) -> Iterator[Seen]:
 
 
 @check("SLURM005", "warning", "--gpus-per-task hides the other GPUs")
-def _gpus_per_task(subject: Subject) -> Iterator[Seen]:
+def _gpus_per_task(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     if _one_device_by_design(subject) or re.search(
         r"allow-task-sharing|gpu-bind[= ]none|gres/gpu:none", script.text
@@ -93,7 +93,7 @@ def _gpus_per_task(subject: Subject) -> Iterator[Seen]:
     found = [d.line for d in script.read() if d.flag == "--gpus-per-task"] if _many_tasks(subject) else []
     found += [c.line for c in _srun(subject) if c.option("--gpus-per-task") is not None]
     for line in found:
-        yield Seen(
+        yield Problem(
             line,
             "--gpus-per-task binds each task to its own GPU: NCCL cannot access the other GPUs' memory, and "
             "cuda:LOCAL_RANK does not exist",
@@ -102,14 +102,14 @@ def _gpus_per_task(subject: Subject) -> Iterator[Seen]:
 
 
 @check("SLURM006", "warning", "--gpu-bind hides the other GPUs")
-def _gpu_bind(subject: Subject) -> Iterator[Seen]:
+def _gpu_bind(subject: Subject) -> Iterator[Problem]:
     if _one_device_by_design(subject):
         return
     found = [(d.line, d.value) for d in subject.script.read() if d.flag == "--gpu-bind"]
     found += [(c.line, c.option("--gpu-bind") or "") for c in _srun(subject)]
     for line, value in found:
         if _HIDES_PEERS.fullmatch(value):
-            yield Seen(
+            yield Problem(
                 line,
                 f"--gpu-bind={plain(value)} shows each task only its own GPU, so NCCL cannot access the "
                 "others directly",
@@ -132,14 +132,14 @@ def _srun(subject: Subject) -> list[Command]:
 
 
 @check("SLURM007", "warning", "srun does not inherit --cpus-per-task from sbatch")
-def _cpus_not_inherited(subject: Subject) -> Iterator[Seen]:
+def _cpus_not_inherited(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     asked = script.value("--cpus-per-task")
     if asked is None or asked == "1" or script.sets("SRUN_CPUS_PER_TASK"):
         return
     for command in _srun(subject):
         if command.launched and command.option("-c", "--cpus-per-task", "--cpu-bind") is None:
-            yield Seen(
+            yield Problem(
                 command.line,
                 f"--cpus-per-task={plain(asked)} is given to sbatch, but srun since 22.05 does not "
                 "inherit it, so each rank gets one core",
@@ -148,7 +148,7 @@ def _cpus_not_inherited(subject: Subject) -> Iterator[Seen]:
 
 
 @check("SLURM008", "warning", "--signal goes to the job steps, but the trap is in the batch shell")
-def _signal_for_steps(subject: Subject) -> Iterator[Seen]:
+def _signal_for_steps(subject: Subject) -> Iterator[Problem]:
     signal = subject.script.value("--signal")
     if signal is None or "B:" in signal:
         return
@@ -157,7 +157,7 @@ def _signal_for_steps(subject: Subject) -> Iterator[Seen]:
         if command.name == "trap" and name.upper() in [
             w.upper().removeprefix("SIG") for w in command.words[2:]
         ]:
-            yield Seen(
+            yield Problem(
                 subject.line_of("--signal"),
                 f"--signal={plain(signal)} goes to the job steps, not to the trap of line {command.line}",
                 f"use --signal=B:{plain(signal)}, start the launcher in the background and wait for it",
@@ -166,11 +166,11 @@ def _signal_for_steps(subject: Subject) -> Iterator[Seen]:
 
 
 @check("SLURM009", "warning", "--signal=B: without a trap")
-def _signal_without_trap(subject: Subject) -> Iterator[Seen]:
+def _signal_without_trap(subject: Subject) -> Iterator[Problem]:
     signal = subject.script.value("--signal") or ""
     ends_in_program = any(c.words[:1] == ("exec",) for c in subject.script.commands)
     if "B:" in signal and not ends_in_program and not any(c.name == "trap" for c in subject.script.commands):
-        yield Seen(
+        yield Problem(
             subject.line_of("--signal"),
             f"--signal={plain(signal)} goes only to the batch shell, which has no trap and is killed",
             "remove B: to send the signal to the ranks, or set a trap",
@@ -178,12 +178,12 @@ def _signal_without_trap(subject: Subject) -> Iterator[Seen]:
 
 
 @check("SLURM010", "warning", "a requeued job overwrites its log")
-def _requeue_truncates(subject: Subject) -> Iterator[Seen]:
+def _requeue_truncates(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     asked = [d.line for d in script.read() if d.flag == "--requeue"]
     asked += [c.line for c in script.commands if c.argv[:2] == ("scontrol", "requeue")]
     if asked and script.value("--open-mode") != "append":
-        yield Seen(
+        yield Problem(
             asked[0],
             "a requeued job overwrites its log",
             "add #SBATCH --open-mode=append",
@@ -191,12 +191,12 @@ def _requeue_truncates(subject: Subject) -> Iterator[Seen]:
 
 
 @check("SLURM011", "warning", "srun --ntasks-per-node without --ntasks")
-def _per_node_is_ignored(subject: Subject) -> Iterator[Seen]:
+def _per_node_is_ignored(subject: Subject) -> Iterator[Problem]:
     for command in _srun(subject):
         per_node = whole_number(command.option("--ntasks-per-node"))
         job = subject.ranks_per_node
         if per_node and job and per_node < job and command.option("-n", "--ntasks") is None:
-            yield Seen(
+            yield Problem(
                 command.line,
                 f"without --ntasks, srun ignores --ntasks-per-node={per_node} in a job with {job} tasks "
                 "per node",
@@ -205,13 +205,13 @@ def _per_node_is_ignored(subject: Subject) -> Iterator[Seen]:
 
 
 @check("SLURM012", "warning", "several tasks, but no launcher")
-def _python_without_srun(subject: Subject) -> Iterator[Seen]:
+def _python_without_srun(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     if not _many_tasks(subject) or script.launches():
         return
     for command in script.commands:
         if re.fullmatch(r"python[0-9.]*", command.name) and re.search(r"train|ddp|torch", command.text):
-            yield Seen(
+            yield Problem(
                 command.line,
                 "the job has several tasks, but Python is started only once, in the batch shell, where it "
                 "acts as rank 0 and waits for the others",
@@ -221,14 +221,14 @@ def _python_without_srun(subject: Subject) -> Iterator[Seen]:
 
 
 @check("SLURM013", "warning", "--ntasks does not match nodes x tasks per node")
-def _tasks_disagree(subject: Subject) -> Iterator[Seen]:
+def _tasks_disagree(subject: Subject) -> Iterator[Problem]:
     tasks, nodes, per_node = (
         whole_number(subject.script.value("--ntasks")),
         subject.num_nodes,
         subject.ranks_per_node,
     )
     if tasks and nodes and per_node and tasks != nodes * per_node:
-        yield Seen(
+        yield Problem(
             subject.line_of("--ntasks"),
             f"--ntasks={tasks} is not {nodes} nodes x {per_node} tasks per node, so Slurm treats "
             "--ntasks-per-node as a maximum",
@@ -237,7 +237,7 @@ def _tasks_disagree(subject: Subject) -> Iterator[Seen]:
 
 
 @check("SLURM014", "note", "ranks keep waiting after one of them dies")
-def _no_kill_on_bad_exit(subject: Subject) -> Iterator[Seen]:
+def _no_kill_on_bad_exit(subject: Subject) -> Iterator[Problem]:
     if not _many_tasks(subject):
         return
     for command in _srun(subject):
@@ -245,7 +245,7 @@ def _no_kill_on_bad_exit(subject: Subject) -> Iterator[Seen]:
         given = command.option("--kill-on-bad-exit") is not None or "--kill-on-bad-exit" in command.own_words
         starts = command.launched[0].rpartition("/")[2] if command.launched else ""
         if starts.startswith("python") and not (bare or given):
-            yield Seen(
+            yield Problem(
                 command.line,
                 "srun does not terminate the other ranks if one dies, so they wait until a timeout or "
                 "the walltime",

@@ -59,7 +59,7 @@ _KEYWORDS = frozenset(
 _PROGRAM = re.compile(
     r"(?:.*/)?(?:python[0-9.]*|torchrun|accelerate|bash|sh|env|singularity|apptainer|shifter)|\./.*|.*\.(?:py|sh)"
 )
-LAUNCHERS = ("srun", "mpiexec", "mpirun", "aprun", "ibrun", "jsrun")
+LAUNCH_COMMANDS = ("srun", "mpiexec", "mpirun", "aprun", "ibrun", "jsrun")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ class Command:
     @cached_property
     def launched(self) -> tuple[str, ...]:
         """The command that a launcher starts, if it can be told apart from the launcher's options."""
-        if self.name not in LAUNCHERS:
+        if self.name not in LAUNCH_COMMANDS:
             return ()
         for index, word in enumerate(self.argv[1:], start=1):
             if _PROGRAM.fullmatch(word):
@@ -176,7 +176,7 @@ class Script:
 
     def launches(self) -> list[Command]:
         """Return the commands that start ranks with a launcher."""
-        return [command for command in self.commands if command.name in LAUNCHERS]
+        return [command for command in self.commands if command.name in LAUNCH_COMMANDS]
 
 
 def read_script(path: Path, name: str) -> str:

@@ -10,13 +10,13 @@ from itertools import islice
 from pathlib import Path
 
 from ddp_hpc.lint import checks_form, checks_launch, checks_pbs, checks_site, checks_slurm
-from ddp_hpc.lint.checks_registry import CHECKS, Check, Finding, Seen, Severity, Subject, check, plain
+from ddp_hpc.lint.checks_registry import CHECKS, Check, LintFinding, Problem, Severity, Subject, check, plain
 from ddp_hpc.lint.parse_script import parse_script
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
 from ddp_hpc.sites.site import Site
 
-__all__ = ["CHECKS", "Check", "Finding", "Severity", "ask_sbatch", "lint_request", "lint_script"]
+__all__ = ["CHECKS", "Check", "LintFinding", "Severity", "ask_sbatch", "lint_request", "lint_script"]
 
 # Importing these modules registers their checks.
 _MODULES = (checks_form, checks_pbs, checks_slurm, checks_launch, checks_site)
@@ -28,7 +28,7 @@ _TEST_ONLY_LIMIT_S = 30
 _MAX_OF_ONE_CHECK = 20
 
 
-def lint_script(text: str, site: Site | None = None, *, num_nodes: int | None = None) -> list[Finding]:
+def lint_script(text: str, site: Site | None = None, *, num_nodes: int | None = None) -> list[LintFinding]:
     """Return the findings for a script, ordered by line. The script is not run.
 
     With `site`, the script is also compared with the site's profile. `num_nodes` is for sites whose
@@ -43,7 +43,7 @@ def lint_script(text: str, site: Site | None = None, *, num_nodes: int | None = 
     return sorted(found, key=lambda finding: (finding.line, finding.check))
 
 
-def lint_request(job: Job, site: Site) -> list[Finding]:
+def lint_request(job: Job, site: Site) -> list[LintFinding]:
     """Return the findings for the script that is rendered for the job; lines refer to that script.
 
     Raises:
@@ -53,12 +53,12 @@ def lint_request(job: Job, site: Site) -> list[Finding]:
 
 
 @check("SLURM900", "error", "sbatch --test-only rejects the script")
-def _refused(_subject: Subject) -> Iterator[Seen]:
+def _refused(_subject: Subject) -> Iterator[Problem]:
     # `ask_sbatch` yields this finding, since it runs sbatch, on request only.
     yield from ()
 
 
-def ask_sbatch(path: Path) -> list[Finding]:
+def ask_sbatch(path: Path) -> list[LintFinding]:
     """Return the errors that `sbatch --test-only` reports. Nothing is queued.
 
     The list is empty if sbatch is not on the PATH.
@@ -88,4 +88,4 @@ def ask_sbatch(path: Path) -> list[Finding]:
         what = f"sbatch --test-only reports: {plain('; '.join(filter(None, messages)) or 'no message')}"
     refused = CHECKS["SLURM900"]
     remedy = "fix the request; sinfo and sacctmgr show the partitions and accounts of the site"
-    return [Finding(check=refused.id, severity=refused.severity, line=1, what=what, remedy=remedy)]
+    return [LintFinding(check=refused.id, severity=refused.severity, line=1, what=what, remedy=remedy)]

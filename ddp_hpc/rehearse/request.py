@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ddp_hpc.errors import RequestError
 from ddp_hpc.lint.parse_script import Script, parse_script, read_script
-from ddp_hpc.lint.run_checks import Finding, lint_script
+from ddp_hpc.lint.run_checks import LintFinding, lint_script
 from ddp_hpc.rehearse.launchers.options import RefusedError
 from ddp_hpc.rehearse.queues import QUEUES, Queue
 from ddp_hpc.sites.site import Site, load_site
@@ -52,7 +52,7 @@ class Plan:
     num_nodes: int
     ranks_per_node: int
     walltime_s: int
-    findings: tuple[Finding, ...]
+    findings: tuple[LintFinding, ...]
     edited: bool = False
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from ddp_hpc.assets import asset_folder
+from ddp_hpc.assets import asset_directory
 from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.rehearse import jobs, machine, processes
 from ddp_hpc.rehearse.launchers.limits import STEP_SCRIPT, Limits, read_limits, write_limits
@@ -149,7 +149,7 @@ def _install(root: Path, plan: Plan, overrides: Overrides, options: Options, kee
     machine.install_mpiexec(root, mpi_bin, plan.mpiexec)
     with suppress(DdpHpcError):
         # A regular installation has it in the directory of its commands.
-        (mpi_bin / STEP_SCRIPT).symlink_to(asset_folder("jobs") / STEP_SCRIPT)
+        (mpi_bin / STEP_SCRIPT).symlink_to(asset_directory("jobs") / STEP_SCRIPT)
     if not (Path(sys.executable).parent / "python").exists():
         machine.program(mpi_bin / "python", f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
     # The MPI launcher must come before PBS's own mpiexec, which is not an MPI launcher.

@@ -38,7 +38,10 @@ def all_exports(job: Job, site: Site, layout: Layout, scheduler: Scheduler) -> l
         variables = scheduler.mpiexec_variables(cpus_per_task(layout), layout.ranks_per_node)
         found += [Export(one.name, one.value, one.why) for one in variables]
     if site.proxy:
-        why = "Proxy for connections that leave the compute nodes; connections between nodes do not use it."
+        why = (
+            "The proxy for connections from compute nodes to the outside; nodes connect to each other "
+            "without it."
+        )
         found.append(Export("http_proxy", site.proxy.url, why))
         found.append(Export("https_proxy", site.proxy.url))
         if site.proxy.all:
@@ -54,12 +57,12 @@ def all_exports(job: Job, site: Site, layout: Layout, scheduler: Scheduler) -> l
         named = {export.name for export in found}
         found += [export for export in _cache_exports(site) if export.name not in named]
     if site.lustre.hint:
-        why = "Striping of new data files on Lustre: the count, and the size if the site sets one."
+        why = "Striping of new data files on Lustre: the count, and the size if the profile defines one."
         found.append(Export("DDP_HPC_LUSTRE_STRIPE", site.lustre.hint, why))
     if delay_s := site.kill_delay_s or scheduler.kill_delay_s:
         found.append(Export("DDP_HPC_KILL_DELAY_S", str(delay_s)))
     if uses_exec(job, layout):
-        why = "A unique name of this launch, with which its ranks find each other."
+        why = "A unique id of this launch, with which its ranks find each other."
         found.append(Export("DDP_HPC_LAUNCH", Raw('"$HOSTNAME-$$-$RANDOM$RANDOM"'), why))
     run_dir = job.run_dir or f"runs/{job.name}"
     absolute: Word = run_dir if run_dir.startswith("/") else Raw(f'"$PWD"/{sh(run_dir)}')
@@ -73,7 +76,7 @@ def _cache_exports(site: Site) -> list[Export]:
     """Return cache directories for compiled kernels, unless the submitting shell sets them."""
     variable, slash, below = site.node.local_folder.removeprefix("$").partition("/")
     local = f"${{{variable}:-/tmp}}{slash}{below}" if variable else f"/{below}".rstrip("/")
-    why = "Keep compiled kernels on the node: Triton's default is the home directory, which all nodes share."
+    why = "Compiled kernels stay on the node: Triton's default is the home directory, which all nodes share."
     found = []
     for name, folder in (("TRITON_CACHE_DIR", "triton"), ("TORCHINDUCTOR_CACHE_DIR", "torchinductor")):
         found.append(Export(name, Raw(f'"${{{name}:-{local}/{folder}-$UID}}"'), why))

@@ -26,9 +26,9 @@ STEP_SCRIPT = Raw('"$step_script"')
 PER_NODE = Raw('"${per_node[@]}"')
 
 # On the job's PATH; `launch` uses the one of its own Python environment.
-EXEC = Raw("ddp-hpc")
-# Modules for `python -m` that detect their rank themselves, or start ranks of their own.
-_FIND_THEIR_RANKS = ("ddp_hpc", "data_gen", "mpi4py", "torch.distributed.")
+DDP_HPC_COMMAND = Raw("ddp-hpc")
+# Modules for `python -m` that detect their rank themselves, or start their own ranks.
+_DETECT_THEIR_RANKS = ("ddp_hpc", "data_gen", "mpi4py", "torch.distributed.")
 
 # Otherwise the other ranks wait for a dead rank until the walltime.
 _END_TOGETHER = ("--kill-on-bad-exit=1",)
@@ -36,7 +36,7 @@ _END_TOGETHER = ("--kill-on-bad-exit=1",)
 _CONTINUE_WITHOUT_LOST_NODES = ("--no-kill", "--kill-on-bad-exit=0")
 
 Words = Sequence[Word]
-Launcher = Callable[[Job, Site, Layout], Words]
+LauncherWords = Callable[[Job, Site, Layout], Words]
 
 
 def launch_words(job: Job, site: Site, layout: Layout) -> tuple[list[Word], list[Word]]:
@@ -45,12 +45,12 @@ def launch_words(job: Job, site: Site, layout: Layout) -> tuple[list[Word], list
     Raises:
         RequestError: the launcher cannot start the command, or the profile has an unknown mpiexec dialect.
     """
-    launcher = [*LAUNCHERS[layout.launcher](job, site, layout)]
+    launcher = [*_LAUNCHER_WORDS[layout.launcher](job, site, layout)]
     if layout.launcher == "torchrun":
         _check_python(job.command)
         return launcher, [*site.launch.wrap, STEP_SCRIPT, *job.command]
     # Runs outside of the container, which may not have ddp-hpc; the variables are passed on to its program.
-    through = [EXEC, "exec", "--"] if uses_exec(job, layout) else []
+    through = [DDP_HPC_COMMAND, "exec", "--"] if uses_exec(job, layout) else []
     return launcher, [*through, *site.launch.wrap, *job.command]
 
 
@@ -60,12 +60,12 @@ def uses_exec(job: Job, layout: Layout) -> bool:
         return False
     program, *rest = job.command
     if PurePosixPath(program).name.startswith("python"):
-        return not _module(rest).startswith(_FIND_THEIR_RANKS)
+        return not _module(rest).startswith(_DETECT_THEIR_RANKS)
     return program.endswith(".py")
 
 
 def _module(arguments: Iterable[str]) -> str:
-    """The module that Python is to run with -m; empty where it is something else."""
+    """Return the module that Python runs with -m, or an empty string."""
     words = iter(arguments)
     for word in words:
         if word == "-m":
@@ -173,7 +173,7 @@ def _check_python(command: tuple[str, ...]) -> None:
         )
 
 
-LAUNCHERS: dict[str, Launcher] = {
+_LAUNCHER_WORDS: dict[str, LauncherWords] = {
     "mpiexec": _mpiexec,
     "srun": _srun,
     "ibrun": _ibrun,
@@ -181,7 +181,7 @@ LAUNCHERS: dict[str, Launcher] = {
     "torchrun": _torchrun,
 }
 
-_AGENTS: dict[str, Launcher] = {"srun": _srun_agent, "mpiexec": _mpiexec_agent}
+_AGENTS: dict[str, LauncherWords] = {"srun": _srun_agent, "mpiexec": _mpiexec_agent}
 
 _PER_NODE: dict[str, Callable[[int], Words]] = {
     "pals": lambda n: ["--ppn", str(n)],

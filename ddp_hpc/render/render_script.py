@@ -27,12 +27,11 @@ from ddp_hpc.render.exports import (
 from ddp_hpc.render.launch_lines import MPIEXEC, dialect_of, launch_words, uses_exec
 from ddp_hpc.render.shell_quoting import Word, sh_join
 from ddp_hpc.render.templates import find_template, render_own, render_shipped
-from ddp_hpc.request.job import DEFAULT_COMMAND, DEFAULT_MAX_ATTEMPTS, ENV_STYLES, Job
+from ddp_hpc.request.job import DEFAULT_COMMAND, Job, given_arguments
 from ddp_hpc.request.rank_layout import Layout, lay_out
 from ddp_hpc.schedulers.base import Scheduler
 from ddp_hpc.schedulers.registry import check_launch, scheduler_of_site
 from ddp_hpc.sites.site import Site, with_fallback
-from ddp_hpc.units import format_walltime
 from ddp_hpc.version import __version__
 
 
@@ -94,32 +93,7 @@ def render_step() -> str:
 
 def written_with(job: Job, site: Site) -> list[Word]:
     """Return the command line that renders this script, with the options that differ from the defaults."""
-    options: list[tuple[str, object]] = [
-        ("--nodes", job.num_nodes if job.num_nodes != 1 else None),
-        ("--ranks-per-node", job.ranks_per_node),
-        ("--gpus-per-node", job.gpus_per_node),
-        ("--cpus-per-node", job.cpus_per_node),
-        ("--walltime", format_walltime(job.walltime_s) if job.walltime_s else None),
-        ("--queue", job.queue),
-        ("--qos", job.qos),
-        ("--account", job.account),
-        ("--name", job.name if job.name != "ddp" else None),
-        ("--launcher", job.launcher),
-        ("--mpi", job.mpi),
-        *(("--env", f"{name}={value}") for name, value in job.env.items()),
-        *(("--setup", line) for line in job.setup),
-        ("--run-dir", job.run_dir),
-        ("--filesystems", job.filesystems),
-        ("--fallback", job.fallback),
-        ("--max-attempts", job.max_attempts if job.max_attempts != DEFAULT_MAX_ATTEMPTS else None),
-        ("--min-nodes", job.min_nodes),
-        ("--template", job.template),
-        ("--env-style", job.env_style if job.env_style != ENV_STYLES[0] else None),
-    ]
-    words: list[Word] = ["ddp-hpc", "render", "--profile", site.file or site.name]
-    for option, value in options:
-        if value not in (None, ""):
-            words += [option, str(value)]
+    words: list[Word] = ["ddp-hpc", "render", "--profile", site.file or site.name, *given_arguments(job)]
     if job.command != DEFAULT_COMMAND:
         words += ["--", *job.command]
     return words
@@ -165,15 +139,16 @@ def _notes(job: Job, site: Site, scheduler: Scheduler) -> list[str]:
     notes = []
     if scheduler.is_account_on_command_line and job.account:
         command = _submit(job, site, scheduler)
-        notes.append(f"No directive names the account; submit this script with: {command} SCRIPT")
+        notes.append(f"No directive can set the account; submit this script with: {command} SCRIPT")
     if site.account.required and not job.account:
         notes.append(
-            f"{site.title} requires an account, and this script names none; "
+            f"{site.title} requires an account, but this script does not set one; "
             f"submit it with: {scheduler.submit_program} {scheduler.account_placeholder(site)} SCRIPT"
         )
     if not site.pbs.submit_from_nodes:
         notes.append(
-            "Compute nodes cannot submit jobs; for runs longer than one walltime: bash SCRIPT --chain N"
+            "Compute nodes cannot submit jobs at this site; for more than one walltime run: "
+            "bash SCRIPT --chain N"
         )
     return notes
 

@@ -29,7 +29,7 @@ from jinja2 import (
 )
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ddp_hpc.assets import asset_folder, user_folder
+from ddp_hpc.assets import asset_directory, user_directory
 from ddp_hpc.errors import RequestError
 from ddp_hpc.render.shell_quoting import sh
 
@@ -56,14 +56,14 @@ def find_template(given: str) -> Path:
     Raises:
         RequestError: there is no such file.
     """
-    beside = [user_folder("templates") / given] if "/" not in given else []
+    beside = [user_directory("templates") / given] if "/" not in given else []
     with suppress(OSError):  # the name is too long for a file
         for path in [Path(given), *beside]:
             if path.is_file():
                 return path
     raise RequestError(
-        f"template {_short(repr(given))} was not found here or in {user_folder('templates')}. Give the path "
-        "of a template."
+        f"template {_short(repr(given))} was not found here or in {user_directory('templates')}. "
+        "Give the path of a template."
     )
 
 
@@ -145,7 +145,7 @@ class _Sources:
 
     def __init__(self, own: Path) -> None:
         self._own = own
-        self._shipped = asset_folder("templates")
+        self._shipped = asset_directory("templates")
 
     def __call__(self, name: str) -> tuple[str, str, None] | None:
         path = self._own if name == _OWN else self._shipped / name
@@ -177,7 +177,7 @@ def _short(what: object) -> str:
 
 @cache
 def _shipped() -> ImmutableSandboxedEnvironment:
-    return _environment(FileSystemLoader(asset_folder("templates")))
+    return _environment(FileSystemLoader(asset_directory("templates")))
 
 
 def _environment(loader: BaseLoader) -> ImmutableSandboxedEnvironment:

@@ -1,1 +1,1 @@
-"""How ranks find rank 0 and exchange small messages: an authenticated key-value store."""
+"""The rendezvous of the ranks with rank 0, and their authenticated key-value store for small messages."""

@@ -1,4 +1,4 @@
-"""Which address rank 0 offers, and where ranks that cannot send messages yet look for it."""
+"""The address of rank 0: its choice on rank 0, and where the other ranks look for it without MPI."""
 
 from __future__ import annotations
 
@@ -20,45 +20,45 @@ from ddp_hpc.errors import LaunchError, RendezvousError
 from ddp_hpc.rendezvous.listener import candidate_ports
 
 LOOPBACK = "127.0.0.1"
-LAUNCH = "DDP_HPC_LAUNCH"
-"""A word that only this launch has, for launchers that give their ranks none."""
+LAUNCH_ID = "DDP_HPC_LAUNCH"
+"""The variable with a unique id of this launch, for launchers that do not provide one."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """A host that the other ranks can connect to, and the reason it was taken."""
+    """A host that the other ranks can connect to, and the reason for the choice."""
 
     host: str
     why: str
     listen: str = ""
-    """The address to listen at. Empty, which is all of them: other hosts may resolve `host` differently."""
+    """The address to listen on. Empty means all, since other hosts may resolve `host` differently."""
 
 
 @dataclass(frozen=True)
-class MeetingPoint:
-    """Where ranks that cannot send messages yet find rank 0: the ports are tried in turn."""
+class RendezvousPoint:
+    """The host and the ports, tried in order, on which ranks without MPI look for rank 0."""
 
     host: str
     ports: list[int]
-    launch: str  # names this launch alone; not a secret
+    launch: str  # identifies this launch; not a secret
     why: str
     listen: str = ""
 
 
 def choose_address(world: World, environ: Environ) -> Address:
-    """The address that rank 0 offers. Called on rank 0.
+    """Returns the address that rank 0 offers to the other ranks. Called on rank 0.
 
-    In this order: MASTER_ADDR; loopback where all ranks share the node; the
-    interface and then the suffix that the profile gives; this host's name, unless
-    it leads to loopback; the first interface that leads outward.
+    The order of preference is: MASTER_ADDR; loopback if all ranks share one node;
+    the interface and then the suffix of the profile; this host's name, unless it
+    resolves to loopback; the first interface that leads to other nodes.
 
     Raises:
-        RendezvousError: what was requested is not there.
+        RendezvousError: the requested address or interface does not exist on this host.
     """
     if given := environ.get("MASTER_ADDR"):
         if not is_own_address(given):
             raise RendezvousError(
-                f"MASTER_ADDR={given} is no address of {world.hostname}, where rank 0 runs "
+                f"MASTER_ADDR={given} is not an address of {world.hostname}, where rank 0 runs "
                 f"({_list(outward_interfaces() or all_interfaces())}); unset it, or set it to one of these"
             )
         return Address(given, "MASTER_ADDR", _to_listen_at(given, world))
@@ -75,52 +75,52 @@ def choose_address(world: World, environ: Environ) -> Address:
         name = with_suffix(world.hostname, suffix)
         if not is_own_address(name) or is_loopback(name):
             raise RendezvousError(
-                f"{name} (host name and DDP_HPC_FABRIC_SUFFIX) is no address of {world.hostname}; it has "
-                f"{_list(all_interfaces())}: unset the suffix, or name the interface in "
-                "DDP_HPC_FABRIC_INTERFACE"
+                f"{name} (host name and DDP_HPC_FABRIC_SUFFIX) is not an address of {world.hostname}; it has "
+                f"{_list(all_interfaces())}: unset the suffix, or set DDP_HPC_FABRIC_INTERFACE to the "
+                "interface"
             )
         return Address(name, "host name and DDP_HPC_FABRIC_SUFFIX", name)
     own = socket.gethostname()
     if is_own_address(own) and not is_loopback(own):
         return Address(own, "host name")
     for name, address in outward_interfaces().items():
-        why = f"interface {name}, as the name {own} leads to loopback or nowhere"
+        why = f"interface {name}, because the name {own} does not resolve, or resolves to loopback"
         return Address(address, why, address)
     raise RendezvousError(
-        f"{world.hostname} has no address that another node could reach ({_list(all_interfaces())}); "
+        f"{world.hostname} has no address that other nodes can reach ({_list(all_interfaces())}); "
         "set MASTER_ADDR or DDP_HPC_FABRIC_INTERFACE"
     )
 
 
 def with_suffix(host: str, suffix: str) -> str:
-    """The host's name on the fabric. PBS_NODEFILE already has the suffix on some sites: never twice."""
+    """Returns the host's name on the fabric. On some sites PBS_NODEFILE already contains the suffix."""
     return host if host.endswith(suffix) else host.partition(".")[0] + suffix
 
 
-def meeting_point(world: World, environ: Environ) -> MeetingPoint:
-    """Where to find rank 0, the same on every rank, from the environment alone.
+def rendezvous_point(world: World, environ: Environ) -> RendezvousPoint:
+    """Returns where to find rank 0, from the environment alone; the result is the same on every rank.
 
     Raises:
-        LaunchError: for a launcher whose environment does not tell where rank 0 is.
+        LaunchError: the launcher's environment does not show where rank 0 is.
     """
     given, suffix = environ.get("MASTER_ADDR"), environ.get("DDP_HPC_FABRIC_SUFFIX")
-    launch, first = _launch_name(environ, world.launcher), _first_host(environ)
+    launch, first = _launch_id(environ, world.launcher), _first_host(environ)
     if given and "MASTER_PORT" in environ:
         port, listen = read_port(environ), _to_listen_at(given, world)
         if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            # torchrun's agent has a store at that port already.
+            # torchrun's agent already has a store on that port.
             launch = f"{launch} {given}:{port}"
-            return MeetingPoint(given, candidate_ports(launch), launch, "torchrun's agent", listen)
+            return RendezvousPoint(given, candidate_ports(launch), launch, "torchrun's agent", listen)
         why = "MASTER_ADDR and MASTER_PORT"
-        return MeetingPoint(given, [port], f"{launch} {given}:{port}".strip(), why, listen)
+        return RendezvousPoint(given, [port], f"{launch} {given}:{port}".strip(), why, listen)
     if launch and (given or not world.is_multi_node):
         host = given or LOOPBACK
         why = "MASTER_ADDR" if given else "all ranks are on one node"
-        return MeetingPoint(host, candidate_ports(launch), launch, why, _to_listen_at(host, world))
+        return RendezvousPoint(host, candidate_ports(launch), launch, why, _to_listen_at(host, world))
     if launch and first:
         host = with_suffix(first, suffix) if suffix else first
         why = "first node of the job" + (", fabric suffix" if suffix else "")
-        return MeetingPoint(host, candidate_ports(launch), launch, why)
+        return RendezvousPoint(host, candidate_ports(launch), launch, why)
     raise LaunchError(
         f"{world.launcher} started {world.world_size} ranks, but without MPI they cannot send each other "
         "an address: pip install mpi4py (and leave --discovery out), or export MASTER_ADDR and MASTER_PORT "
@@ -129,19 +129,19 @@ def meeting_point(world: World, environ: Environ) -> MeetingPoint:
 
 
 def read_port(environ: Environ) -> int:
-    """MASTER_PORT.
+    """Returns MASTER_PORT.
 
     Raises:
         LaunchError: it is not a port.
     """
     text = environ.get("MASTER_PORT", "")
     if not text.isdecimal() or len(text) > 5 or not 0 < int(text) < 65536:
-        raise LaunchError(f"MASTER_PORT={text[:80]!r} is no port; unset it and a free one is found")
+        raise LaunchError(f"MASTER_PORT={text[:80]!r} is not a port; unset it to use a free one")
     return int(text)
 
 
 def _to_listen_at(host: str, world: World) -> str:
-    """Loopback where all ranks are here, or a numeric address; a name may mean another address elsewhere."""
+    """Returns loopback on a single node, or a numeric address; other nodes may resolve a name differently."""
     if not world.is_multi_node and is_loopback(host):
         return host
     try:
@@ -151,8 +151,8 @@ def _to_listen_at(host: str, world: World) -> str:
     return host
 
 
-def _launch_name(environ: Environ, launcher: str) -> str:
-    """What only this launch is called: job, step and attempt."""
+def _launch_id(environ: Environ, launcher: str) -> str:
+    """Returns a unique id of this launch: job, step and attempt."""
     if launcher in ("slurm", "cray_shasta", "hydra", "openmpi") and "SLURM_STEP_ID" in environ:
         names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
         return "slurm-" + ".".join(environ.get(name, "0") for name in names)
@@ -160,7 +160,7 @@ def _launch_name(environ: Environ, launcher: str) -> str:
         return f"torchrun-{environ.get('TORCHELASTIC_RUN_ID', '')}"
     if environ.get("PALS_APID"):
         return f"pals-{environ['PALS_APID']}"
-    return environ.get(LAUNCH, "")
+    return environ.get(LAUNCH_ID, "")
 
 
 def _first_host(environ: Environ) -> str:

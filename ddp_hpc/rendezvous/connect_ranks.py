@@ -1,7 +1,7 @@
-"""How the ranks find each other: rank 0 serves a store, and all connect to it with the job's key.
+"""The rendezvous: rank 0 starts a store, and all ranks connect to it with the job's key.
 
-It never rests on a fixed port, on a bare `hostname`, or on hope: before torch is imported each rank
-has a connection to the store, over which both sides have proved that they belong to this job.
+It does not rely on a fixed port or on the output of `hostname`. Before torch is imported each rank has
+a connection to the store, over which both sides have proved that they belong to this job.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from ddp_hpc.discovery.world import World, short_hostname
 from ddp_hpc.errors import RendezvousError, ReportedElsewhereError, stop_together
 from ddp_hpc.rendezvous.address import (
     LOOPBACK,
-    MeetingPoint,
+    RendezvousPoint,
     choose_address,
-    meeting_point,
     read_port,
+    rendezvous_point,
 )
 from ddp_hpc.rendezvous.job_key import new_key, shared_key
 from ddp_hpc.rendezvous.listener import open_listener
@@ -38,8 +38,8 @@ from ddp_hpc.rendezvous.store_process import StoreProcess
 
 RANK_0_GONE = ("rank 0", "gone")
 """The key that is set when rank 0 ends without `StoreClient.goodbye`, and its value."""
-_CONNECT_S = 20.0  # rank 0 already listens when the others start: more waiting would not help
-_LATER_S = 10.0  # rank 0 knows who is missing: the others wait so much longer for its verdict
+_CONNECT_S = 20.0  # rank 0 already listens when the others start, so a longer wait would not help
+_LATER_S = 10.0  # the other ranks wait longer than rank 0, which knows the missing ranks and reports them
 _ANSWER_S = 20.0
 _RETRY_S = 0.2
 _SHARED = "rendezvous"
@@ -51,11 +51,11 @@ class Endpoint:
 
     host: str
     why: str  # how the address was chosen
-    interface: str | None  # this host's interface that leads there
+    interface: str | None  # this host's interface that leads to it
     store: StoreClient
     process: StoreProcess | None = None  # on rank 0: the store's server
-    listen: str = ""  # on rank 0: the address at which further ports are to listen; empty: all
-    note: str = ""  # what people should know of it
+    listen: str = ""  # on rank 0: the address on which further ports must listen; empty: all
+    note: str = ""  # a note for the user
 
     @property
     def port(self) -> int:
@@ -63,31 +63,31 @@ class Endpoint:
         return self.store.port
 
     def close(self) -> None:
-        """Ends this rank's part in the store. Not collective; never raises."""
+        """Closes the connection to the store, and on rank 0 its server. Not collective; never raises."""
         self.store.close()
         if self.process is not None:
             self.process.close()
 
 
 def rendezvous(world: World, environ: Environ, timeout_s: float, watchdog: Watchdog) -> Endpoint | None:
-    """The endpoint that all ranks agree on; None in a world of one.
+    """Connects all ranks and returns their endpoint; None in a world of one rank.
 
     Collective: every rank must call this.
 
     Raises:
-        RendezvousError: on rank 0 (ReportedElsewhereError on the others), naming the ranks that did
-            not come or cannot reach the address, with port, interface and cause.
+        RendezvousError: on rank 0 (ReportedElsewhereError on the others). It names the ranks that did
+            not connect or cannot reach the address, with port, interface and cause.
     """
     if world.world_size == 1:
         return None
     if world.mpi is not None:
         return _over_mpi(world, world.mpi, environ, timeout_s, watchdog)
     watchdog.stage("for the ranks to find rank 0's address")
-    return _without_messages(world, environ, timeout_s)
+    return _without_mpi(world, environ, timeout_s)
 
 
 def _over_mpi(world: World, comm: Comm, environ: Environ, timeout_s: float, watchdog: Watchdog) -> Endpoint:
-    """Rank 0's address, port and a fresh key by broadcast; then every rank connects. Collective."""
+    """Broadcasts rank 0's address, port and a new key; then every rank connects. Collective."""
     ports = [read_port(environ)] if "MASTER_PORT" in environ else [0]
     watchdog.stage("in MPI for rank 0's address")
     failure, key, host, port, why, listen, process = "", b"", "", 0, "", "", None
@@ -111,8 +111,8 @@ def _over_mpi(world: World, comm: Comm, environ: Environ, timeout_s: float, watc
         problem = f"{_name(world)} cannot reach rank 0 at {host}:{port}: {error}"
     problems = [text for text in comm.allgather(problem) if text]
     if problems or store is None:
-        hint = "name the right network in DDP_HPC_FABRIC_INTERFACE or MASTER_ADDR"
-        text = f"{problems[0]} ({why}); {len(problems)} of {world.world_size} ranks cannot; {hint}"
+        hint = "set DDP_HPC_FABRIC_INTERFACE or MASTER_ADDR to the correct network"
+        text = f"{problems[0]} ({why}); {len(problems)} of {world.world_size} ranks are affected; {hint}"
         stop_together(world.rank, RendezvousError(text))
     return Endpoint(
         host=host,
@@ -124,14 +124,14 @@ def _over_mpi(world: World, comm: Comm, environ: Environ, timeout_s: float, watc
     )
 
 
-def _without_messages(world: World, environ: Environ, timeout_s: float) -> Endpoint:
-    """All ranks know rank 0's node, a list of ports and a shared key, and look there. Collective."""
-    point = meeting_point(world, environ)
+def _without_mpi(world: World, environ: Environ, timeout_s: float) -> Endpoint:
+    """Connects with rank 0's node, a list of ports and a shared key that all ranks know. Collective."""
+    point = rendezvous_point(world, environ)
     key, note = shared_key(environ, point.launch)
     if world.rank == 0:
-        process, store = serve_at(point, key, world.hostname)
+        process, store = serve_store(point, key, world.hostname)
         host, why, listen = _host_of_store(point, environ)
-        wait_for_all(store, list(range(1, world.world_size)), timeout_s, {"host": host, "why": why})
+        wait_for_ranks(store, list(range(1, world.world_size)), timeout_s, {"host": host, "why": why})
         return Endpoint(
             host=host,
             why=why,
@@ -142,12 +142,12 @@ def _without_messages(world: World, environ: Environ, timeout_s: float) -> Endpo
             note=note,
         )
 
-    def key_again() -> bytes:
+    def read_key_again() -> bytes:
         return shared_key(environ, point.launch)[0]
 
-    # Rank 0 counts from its own start and knows who is missing: it is to give up first.
-    verdict_s = timeout_s + _LATER_S
-    store, answer = join(point, key_again, world.rank, _name(world), timeout_s, verdict_s)
+    # Rank 0 counts from its own start and knows the missing ranks, so it must give up first.
+    result_s = timeout_s + _LATER_S
+    store, answer = join_store(point, read_key_again, world.rank, _name(world), timeout_s, result_s)
     host = answer["host"]
     return Endpoint(
         host=host,
@@ -162,13 +162,13 @@ def _name(world: World) -> str:
     return f"node {world.hostname} (rank {world.rank})"
 
 
-def serve_at(point: MeetingPoint, key: bytes, hostname: str) -> tuple[StoreProcess, StoreClient]:
-    """Rank 0's part: the store at the meeting point, and its own connection to it.
+def serve_store(point: RendezvousPoint, key: bytes, hostname: str) -> tuple[StoreProcess, StoreClient]:
+    """Starts the store on rank 0; returns its process and rank 0's own connection to it.
 
     Raises:
-        RendezvousError: rank 0 is not at the meeting point, or no port is free.
+        RendezvousError: rank 0 is not on the host of `point`, or no port is free.
     """
-    # With an arbitrary task distribution rank 0 may be on another node than the list's first.
+    # With an arbitrary task distribution rank 0 may not be on the first node of the list.
     if not is_own_address(point.host) and point.host.partition(".")[0] != hostname:
         raise RendezvousError(
             f"the ranks look for rank 0 at {point.host}, but it runs on {hostname}; "
@@ -180,11 +180,11 @@ def serve_at(point: MeetingPoint, key: bytes, hostname: str) -> tuple[StoreProce
     return process, connect(point.listen or LOOPBACK, [port], lambda: key, _CONNECT_S)
 
 
-def wait_for_all(store: StoreClient, numbers: list[int], timeout_s: float, answer: dict[str, str]) -> None:
-    """Waits until everyone has joined, and gives them rank 0's answer.
+def wait_for_ranks(store: StoreClient, numbers: list[int], timeout_s: float, answer: dict[str, str]) -> None:
+    """Waits until all ranks with these numbers have joined, and sends them rank 0's answer.
 
     Raises:
-        RendezvousError: some did not come; the others get the reason and stop in silence.
+        RendezvousError: some did not join. The others receive the reason and stop without a message.
     """
     try:
         store.get([f"{_SHARED}/{number}" for number in numbers], timeout_s)
@@ -192,45 +192,45 @@ def wait_for_all(store: StoreClient, numbers: list[int], timeout_s: float, answe
         if not isinstance(error, TimeoutError):
             raise
         text = _missing_text(store, numbers, timeout_s)
-        store.set(f"{_SHARED}/verdict", f"error {text}".encode(), _ANSWER_S)
+        store.set(f"{_SHARED}/result", f"error {text}".encode(), _ANSWER_S)
         raise RendezvousError(text) from None
-    store.set(f"{_SHARED}/verdict", f"go {json.dumps(answer)}".encode(), _ANSWER_S)
+    store.set(f"{_SHARED}/result", f"ok {json.dumps(answer)}".encode(), _ANSWER_S)
 
 
-def join(
-    point: MeetingPoint,
+def join_store(
+    point: RendezvousPoint,
     key: Callable[[], bytes],
     number: int,
-    who: str,
+    name: str,
     connect_s: float,
-    verdict_s: float,
+    result_s: float,
 ) -> tuple[StoreClient, dict[str, str]]:
-    """The others' part: finds the store, and returns its connection with rank 0's answer.
+    """Connects a rank other than 0 to the store; returns the connection and rank 0's answer.
 
     Raises:
-        RendezvousError: the store is not found.
+        RendezvousError: the store was not found.
         ReportedElsewhereError: rank 0 has reported why the job cannot continue.
     """
-    store = _join_once(point, key, number, who, connect_s)
+    store = _connect_as(point, key, number, name, connect_s)
     try:
         store.set(f"{_SHARED}/{number}", short_hostname().encode(), _ANSWER_S)
-        verdict = store.get([f"{_SHARED}/verdict"], verdict_s)[0].decode("utf-8", "replace")
+        result = store.get([f"{_SHARED}/result"], result_s)[0].decode("utf-8", "replace")
     except (ConnectionError, TimeoutError) as error:
         where = f"{point.host}:{store.port}"
-        raise RendezvousError(f"{who}: rank 0 at {where} has ended, or waits for other ranks") from error
-    word, _, text = verdict.partition(" ")
-    if word != "go":
+        raise RendezvousError(f"{name}: rank 0 at {where} has ended, or waits for other ranks") from error
+    word, _, text = result.partition(" ")
+    if word != "ok":
         raise ReportedElsewhereError(text)
     return store, json.loads(text)
 
 
-def _join_once(
-    point: MeetingPoint, key: Callable[[], bytes], number: int, who: str, timeout_s: float
+def _connect_as(
+    point: RendezvousPoint, key: Callable[[], bytes], number: int, name: str, timeout_s: float
 ) -> StoreClient:
-    """A connection to the store in which nobody has this number yet.
+    """Returns a connection to a store in which this number is still free.
 
-    Under torchrun the store of an earlier attempt may be there for a moment: all numbers are taken
-    in that one, and the right one is at another port, or comes.
+    Under torchrun the store of an earlier attempt may exist for a moment. All numbers are taken in
+    that store; the new one is on another port, or starts later.
     """
     end_s, ports = time.monotonic() + timeout_s, list(point.ports)
     while True:
@@ -240,7 +240,7 @@ def _join_once(
             address = local_address_towards(point.host, point.ports[0])
             interface = interface_of(address) if address else None
             raise RendezvousError(
-                f"{who} cannot reach rank 0 ({point.why}; from here by interface {interface or 'none'})"
+                f"{name} cannot reach rank 0 ({point.why}; local interface: {interface or 'none'})"
             ) from error
         with suppress(ConnectionError):
             if store.add(f"{_SHARED}/{number}/arrivals", 1, _ANSWER_S) == 1:
@@ -248,29 +248,29 @@ def _join_once(
         store.close()
         if time.monotonic() > end_s:
             raise RendezvousError(
-                f"{who}: another process has joined with this number already, at {point.host}:{store.port}; "
-                "look for ranks of an earlier launch"
+                f"{name}: another process has already joined with this number at {point.host}:{store.port}; "
+                "check for processes of an earlier launch"
             )
-        ports.sort(key=store.port.__eq__)  # this one last
+        ports.sort(key=store.port.__eq__)  # try this port last
         time.sleep(_RETRY_S)
 
 
-def _host_of_store(point: MeetingPoint, environ: Environ) -> tuple[str, str, str]:
-    """Rank 0's address: the fabric's, where the profile names an interface that only rank 0 can look up."""
+def _host_of_store(point: RendezvousPoint, environ: Environ) -> tuple[str, str, str]:
+    """Returns rank 0's address: that of the profile's fabric interface, which only rank 0 can look up."""
     if "MASTER_ADDR" not in environ and point.host != LOOPBACK and (found := fabric_interface(environ)):
         return found[1], f"interface {found[0]} (DDP_HPC_FABRIC_INTERFACE)", found[1]
     return point.host, point.why, point.listen
 
 
 def _interface_towards(world: World, environ: Environ, host: str, port: int) -> str | None:
-    """The interface on which peers shall reach this rank: the fabric's, else the one that leads to rank 0."""
+    """Returns the interface on which peers reach this rank: the fabric's, or the one that leads to rank 0."""
     if not world.is_multi_node:
         return "lo"
     if found := fabric_interface(environ):
         return found[0]
     own = local_address_towards(host, port)
     if own is None or own.startswith("127."):
-        # Rank 0's own name may lead to loopback (Debian's 127.0.1.1); its peers come from outside.
+        # Rank 0's own name may resolve to loopback (Debian's 127.0.1.1), but its peers are on other nodes.
         return next(iter(outward_interfaces()), None)
     return interface_of(own)
 
@@ -280,9 +280,9 @@ def _missing_text(store: StoreClient, numbers: list[int], timeout_s: float) -> s
     missing = sorted(set(numbers) - set(here))
     ranks = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
     hosts = sorted({value.decode() for value in store.get([f"{_SHARED}/{n}" for n in here], _ANSWER_S)})
-    came = f"; ranks on {', '.join(hosts[:8])} did" if hosts else ""
+    joined = f"; ranks on {', '.join(hosts[:8])} did" if hosts else ""
     return (
-        f"{len(missing)} of {len(numbers)} ranks did not come to rank 0 ({short_hostname()}, "
-        f"port {store.port}) within {timeout_s:g} s: rank {ranks}{came}; look for their errors above, or "
-        "raise the time limit"
+        f"{len(missing)} of {len(numbers)} ranks did not connect to rank 0 ({short_hostname()}, "
+        f"port {store.port}) within {timeout_s:g} s: rank {ranks}{joined}; check their errors above, or "
+        "increase the time limit"
     )

@@ -1,8 +1,8 @@
-"""The key that only the ranks of one launch share, so that nobody else can take part in it.
+"""The secret key of one launch, so that only its ranks can connect to its store.
 
-Where ranks have MPI, rank 0 sends a fresh one. Elsewhere it is in a file that only their user can
-read: `DDP_HPC_KEY_FILE`, or one that the first rank to come makes in a directory that all nodes see.
-It is never in an argument or in a variable's value.
+With MPI, rank 0 broadcasts a new key. Without MPI it is in a file that only the user can read:
+`DDP_HPC_KEY_FILE`, or a file that the first rank creates in a directory that all nodes share.
+The key is never passed as an argument or in an environment variable.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from ddp_hpc.rendezvous.store_protocol import KEY_BYTES
 KEY_FILE = "DDP_HPC_KEY_FILE"
 _KEY_DIR = "DDP_HPC_KEY_DIR"
 _TEXT_BYTES = 2 * KEY_BYTES
-# A file that is there and empty is being written, unless its writer was killed just then.
+# An empty file is just being written, unless its writer was killed at that moment.
 _WRITING_S = 10.0
 _OLD_S = 24 * 3600.0
 
 
 def new_key() -> bytes:
-    """A key that nobody has."""
+    """Returns a new random key."""
     return os.urandom(KEY_BYTES)
 
 
 def read_key(path: Path) -> bytes:
-    """The key in a file.
+    """Returns the key in a file.
 
     Raises:
-        LaunchError: it is not there, holds no key, or others may read or write it.
+        LaunchError: the file does not exist, contains no key, or other users can read or write it.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -47,21 +47,22 @@ def read_key(path: Path) -> bytes:
         found = os.fstat(descriptor)
         if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
             raise LaunchError(
-                f"{path}: the job's key has to belong to the user who runs the job, with mode 0600; it has "
-                f"mode {stat.S_IMODE(found.st_mode):04o} and belongs to user {found.st_uid}; remove the file"
+                f"{path}: the file of the job's key must belong to the user who runs the job and have mode "
+                f"0600, but it has mode {stat.S_IMODE(found.st_mode):04o} and belongs to user "
+                f"{found.st_uid}; remove it"
             )
         text = file.read(_TEXT_BYTES + 2).strip()
     if len(text) == _TEXT_BYTES:
         with suppress(ValueError):
             return bytes.fromhex(text.decode("ascii", "replace"))
-    raise LaunchError(f"{path}: holds no key of {_TEXT_BYTES} hexadecimal digits; remove the file")
+    raise LaunchError(f"{path}: contains no key of {_TEXT_BYTES} hexadecimal digits; remove the file")
 
 
 def write_key(path: Path, key: bytes) -> None:
-    """Makes a file of mode 0600 with a key in it.
+    """Creates a file of mode 0600 that contains the key.
 
     Raises:
-        OSError: it is there already, or cannot be made.
+        OSError: the file already exists, or cannot be created.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
@@ -71,13 +72,14 @@ def write_key(path: Path, key: bytes) -> None:
 
 
 def shared_key(environ: Environ, launch: str) -> tuple[bytes, str]:
-    """The key of the ranks that cannot send messages yet, and a note for people where it is no secret.
+    """Returns the key of ranks without MPI, and a note for the user if the key is not secret.
 
-    `launch` names this launch alone, the same on all ranks. Each rank makes the file, or finds that
-    another one has: so none waits for another, nor for a directory listing that its node has cached.
+    `launch` identifies this launch and is the same on all ranks. Each rank tries to create the file, or
+    finds that another rank has done so. Thus no rank waits for another, or for a directory listing that
+    its node has cached.
 
     Raises:
-        LaunchError: the file that the user named cannot be used.
+        LaunchError: the file that the user specified cannot be used.
     """
     if named := environ.get(KEY_FILE):
         return read_key(Path(named)), ""
@@ -90,13 +92,13 @@ def shared_key(environ: Environ, launch: str) -> tuple[bytes, str]:
                 str(error) if isinstance(error, LaunchError) else f"{directory}: {error.strerror}"
             )
     return hashlib.sha256(b"no secret: " + launch.encode()).digest(), (
-        f"this job has no secret key ({'; '.join(problems)}), so other users of its nodes could disturb it; "
-        f"name a directory that only you can write and that all nodes see in {_KEY_DIR}"
+        f"this job has no secret key ({'; '.join(problems)}), so other users of its nodes could interfere; "
+        f"set {_KEY_DIR} to a directory that only you can write to and that all nodes share"
     )
 
 
 def _key_directories(environ: Environ) -> list[Path]:
-    """Those to be tried in turn, the same on all ranks."""
+    """Returns the directories to try in order, the same on all ranks."""
     if named := environ.get(_KEY_DIR):
         return [Path(named)]
     state = environ.get("XDG_STATE_HOME") or f"{environ.get('HOME', '/nonexistent')}/.local/state"
@@ -106,7 +108,7 @@ def _key_directories(environ: Environ) -> list[Path]:
 
 def _key_in(directory: Path, name: str) -> bytes:
     if not make_private(directory):
-        raise LaunchError(f"{directory}: is somebody else's, or others may write it")
+        raise LaunchError(f"{directory}: belongs to another user, or others can write to it")
     path, key = directory / f"{name}.key", new_key()
     try:
         write_key(path, key)
@@ -117,10 +119,10 @@ def _key_in(directory: Path, name: str) -> bytes:
 
 
 def _read_written(path: Path) -> bytes:
-    """The key in a file that another rank may still be writing.
+    """Returns the key in a file that another rank may still be writing.
 
     Raises:
-        LaunchError: it holds none after some seconds.
+        LaunchError: the file contains no key after some seconds.
     """
     end_s = time.monotonic() + _WRITING_S
     while True:

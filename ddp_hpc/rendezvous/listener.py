@@ -1,4 +1,4 @@
-"""Listening sockets, and the ports at which ranks that cannot send messages yet look for rank 0."""
+"""Listening sockets, and the ports on which ranks without MPI look for rank 0."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from collections.abc import Sequence
 from ddp_hpc.discovery.network_interfaces import resolve
 from ddp_hpc.errors import RendezvousError
 
-# Below Linux's ephemeral range (32768 to 60999), from which any program is given ports.
+# Below Linux's ephemeral range (32768 to 60999), from which the kernel assigns ports to any program.
 _FIRST_PORT, _NUM_PORTS, _NUM_CANDIDATES = 20000, 12000, 32
 _BACKLOG = 4096
 
 
 def candidate_ports(launch: str) -> list[int]:
-    """The ports that all ranks of one launch try, in one order. A taken one is passed over, never shared."""
+    """Returns the ports that all ranks of one launch try, in the same order. A port in use is skipped."""
     digest = hashlib.sha256(launch.encode()).digest()
     start, step = int.from_bytes(digest[:4], "big"), int.from_bytes(digest[4:6], "big") * 2 + 1
     return [_FIRST_PORT + (start + i * step) % _NUM_PORTS for i in range(_NUM_CANDIDATES)]
 
 
 def open_listener(ports: Sequence[int], address: str = "") -> socket.socket:
-    """A listening socket on the first port of the list that is free; 0 lets the kernel choose.
+    """Returns a listening socket on the first free port of the list; for port 0 the kernel chooses one.
 
-    `address` is one of this host's, or a name of one; empty: all of them, IPv4 and IPv6. Raises this
-    process's limit of open files as far as it may: rank 0 holds connections of every rank.
+    `address` is an address of this host or its name; empty means all, IPv4 and IPv6. The limit of open
+    files of this process is raised as far as possible, because rank 0 has a connection to every rank.
 
     Raises:
-        RendezvousError: none is free, or the address is not this host's.
+        RendezvousError: no port is free, or the address does not belong to this host.
     """
     _raise_file_limit()
     for port in ports:
@@ -43,10 +43,13 @@ def open_listener(ports: Sequence[int], address: str = "") -> socket.socket:
                 raise RendezvousError(f"cannot listen on {where}") from error
     if len(ports) == 1:
         raise RendezvousError(
-            f"port {ports[0]} of {socket.gethostname()} is taken by another program; unset MASTER_PORT and a "
-            "free one is found"
+            f"port {ports[0]} of {socket.gethostname()} is used by another program; unset MASTER_PORT to use "
+            "a free port"
         )
-    raise RendezvousError(f"none of the ports {ports[0]}, {ports[1]}, ... is free on {socket.gethostname()}")
+    raise RendezvousError(
+        f"all ports that were tried on {socket.gethostname()} are in use ({ports[0]}, {ports[1]}, ...); "
+        "check for processes of earlier jobs"
+    )
 
 
 def _listen(address: str, port: int) -> socket.socket:
@@ -57,7 +60,7 @@ def _listen(address: str, port: int) -> socket.socket:
         )
         return socket.create_server(target, family=family, backlog=_BACKLOG)
     if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):  # an image without IPv6 has the module, not the address
+        with contextlib.suppress(OSError):  # a container without IPv6 has the module but no address
             return socket.create_server(
                 ("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
             )

@@ -1,4 +1,4 @@
-"""Processes that do not outlive the one that is responsible for them. Linux: prctl(2)."""
+"""Processes that end together with the process that started them. Linux only: prctl(2)."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ from contextlib import suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
-_GRACE_S = 30.0  # as torchrun gives its ranks: they may be saving their state
+_GRACE_S = 30.0  # the same as torchrun's: the ranks may be saving their state
 
 
 def end_with_parent(parent: int) -> None:
-    """Lets this process get SIGTERM when its parent ends, also where that has happened already."""
+    """Makes this process receive SIGTERM when its parent ends, even if it has already ended."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 def run_guarded(body: Callable[[], object], what: str) -> int:
-    """Runs `body` in a child process; when that has failed or was killed, whatever it started is ended too.
+    """Runs `body` in a child process; if the child fails or is killed, its own children are ended too.
 
-    `what` names it in the error that is printed where a signal has killed it.
+    `what` names the child in the error that is printed if a signal kills it.
 
-    Returns the child's exit code, 128 and the signal's number where a signal ended it. In the child this
-    does not return.
+    Returns the child's exit code, or 128 plus the signal's number. It does not return in the child.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # the child's orphans become this process's children
     sys.stdout.flush()
@@ -38,7 +37,7 @@ def run_guarded(body: Callable[[], object], what: str) -> int:
         end_with_parent(guard)
         body()
         sys.exit(0)
-    # Ctrl-C and Slurm's signals reach the child by themselves.
+    # Ctrl-C and Slurm's signals reach the child directly.
     for sig in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(sig, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGTERM))
@@ -73,7 +72,7 @@ def _end_descendants() -> None:
 
 
 def _descendants(pid: int) -> list[int]:
-    """Children of the process and theirs, from /proc (proc(5))."""
+    """Returns all descendants of the process, from /proc (proc(5))."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -89,5 +88,5 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _prctl(option: int, value: int) -> None:
-    # Where it is refused, the launcher ends what is left.
+    # If the kernel refuses it, the launcher ends the remaining processes.
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

@@ -1,7 +1,7 @@
 """A rank's connection to the ranks' key-value store.
 
-One connection per rank serves all its threads: a thread of its own reads the answers and hands each
-to whoever waits for it. Every wait has a limit and can be interrupted by signals.
+All threads of a rank share one connection: a background thread reads the answers and passes each to
+the thread that waits for it. Every wait has a time limit and can be interrupted by signals.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ from ddp_hpc.rendezvous.store_protocol import (
 
 _TRY_S = 5.0  # for one connection and its handshake
 _RETRY_S = 0.2
-_DEAD_PEER_S = 120.0  # a host that is silent for so long is taken for lost; the heartbeat is quicker
+_DEAD_PEER_S = 120.0  # a host that does not answer for this time is considered lost; the heartbeat is faster
 
 Answer = list[bytes] | RendezvousError
-"""The fields of an answer, or why there is none."""
+"""The fields of an answer, or the error if there is none."""
 
 
 class StoreTimeoutError(RendezvousError, TimeoutError):
-    """What was waited for did not come within the time limit."""
+    """The store did not answer within the time limit."""
 
 
 class StoreLostError(RendezvousError, ConnectionError):
-    """The connection to the store has ended: rank 0, its host or the network in between is gone."""
+    """The connection to the store has ended: rank 0, its host or the network between them has failed."""
 
 
 class StoreRefusedError(RendezvousError, ValueError):
-    """The store cannot do what was requested."""
+    """The store has rejected the request."""
 
 
 class StoreClient:
-    """A connection to the store. Thread-safe; made by `connect`.
+    """A connection to the store, created by `connect`. Thread-safe.
 
     Raises:
-        StoreTimeoutError: from each method that waits, after `timeout_s`.
-        StoreLostError: from each method, once the connection has ended.
+        StoreTimeoutError: in every method that waits, after `timeout_s`.
+        StoreLostError: in every method, after the connection has ended.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class StoreClient:
     ) -> None:
         self.host, self.port = host, port
         self._connection, self._writer, self._reader = connection, writer, reader
-        self._bell, self._doorbell = socket.socketpair()
+        self._wake_writer, self._wake_reader = socket.socketpair()
         self._outgoing: SimpleQueue[tuple[Op, int, list[bytes]]] = SimpleQueue()
         self._waiting: dict[int, Callable[[Answer], None]] = {}
         self._numbers = itertools.count(1)
@@ -80,64 +80,64 @@ class StoreClient:
         self._call(Op.SET, [key.encode(), value], timeout_s)
 
     def get(self, keys: Sequence[str], timeout_s: float) -> list[bytes]:
-        """The values of the keys, once all are there."""
+        """Returns the values of the keys once all of them exist."""
         return self._call(Op.GET, [key.encode() for key in keys], timeout_s)
 
     def wait(self, keys: Sequence[str], timeout_s: float) -> None:
-        """Returns once all keys are there."""
+        """Returns once all keys exist."""
         self._call(Op.WAIT, [key.encode() for key in keys], timeout_s)
 
     def check(self, keys: Sequence[str], timeout_s: float) -> bool:
-        """Whether all keys are there."""
+        """Returns whether all keys exist."""
         return self._call(Op.CHECK, [key.encode() for key in keys], timeout_s) == [b"1"]
 
     def add(self, key: str, number: int, timeout_s: float) -> int:
-        """Adds to a number, which is 0 where the key is new; the sum."""
+        """Adds to a number, which is 0 if the key does not exist, and returns the sum."""
         return int(self._call(Op.ADD, [key.encode(), b"%d" % number], timeout_s)[0])
 
     def compare_set(self, key: str, expected: bytes, desired: bytes, timeout_s: float) -> bytes:
-        """Stores `desired` where the value is `expected`, or where there is none and `expected` is empty.
+        """Stores `desired` if the value is `expected`, or if the key does not exist and `expected` is empty.
 
-        What comes back is the value afterwards; `expected` where there is no such key.
+        Returns the value afterwards, or `expected` if the key does not exist.
         """
         return self._call(Op.COMPARE_SET, [key.encode(), expected, desired], timeout_s)[0]
 
     def delete(self, key: str, timeout_s: float) -> bool:
-        """Removes a key; whether it was there."""
+        """Removes a key and returns whether it existed."""
         return self._call(Op.DELETE, [key.encode()], timeout_s) == [b"1"]
 
     def append(self, key: str, value: bytes, timeout_s: float) -> None:
-        """Stores a value behind the one that is there."""
+        """Appends to the value of a key."""
         self._call(Op.APPEND, [key.encode(), value], timeout_s)
 
     def count(self, timeout_s: float) -> int:
-        """The number of keys."""
+        """Returns the number of keys."""
         return int(self._call(Op.COUNT, [], timeout_s)[0])
 
     def keys(self, timeout_s: float) -> list[str]:
-        """All keys."""
+        """Returns all keys."""
         return [key.decode() for key in self._call(Op.LIST, [], timeout_s)]
 
     def goodbye(self, timeout_s: float) -> None:
-        """Announces for the store's owner that its end, which follows, is no failure."""
+        """Announces that the store's owner is about to end on purpose."""
         self._call(Op.GOODBYE, [], timeout_s)
 
     def when_set(self, key: str, call: Callable[[Answer], None]) -> None:
-        """Calls with the key's value once it is there, or with the reason why it will never come.
+        """Calls `call` with the key's value once it exists, or with the error if the connection ends before.
 
-        The call is made in the connection's own thread, which must not be kept.
+        The call happens in the connection's background thread and must not block.
         """
         self._send(Op.GET, [key.encode()], call)
 
     def close(self) -> None:
-        """Ends the connection; whoever still waits gets StoreLostError. Not collective; never raises."""
+        """Ends the connection; threads that still wait get StoreLostError. Not collective; never raises."""
         _open_clients.discard(self)
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         if self._thread is not threading.current_thread():
             self._thread.join(_TRY_S)
-        for mine in (self._connection, self._bell, self._doorbell):
-            mine.close()
+        for own in (self._connection, self._wake_writer, self._wake_reader):
+            own.close()
 
     def _call(self, op: Op, fields: list[bytes], timeout_s: float) -> list[bytes]:
         answers: SimpleQueue[Answer] = SimpleQueue()
@@ -146,7 +146,7 @@ class StoreClient:
             answer = answers.get(timeout=max(timeout_s, 0.001))
         except Empty:
             raise StoreTimeoutError(
-                f"no answer of the ranks' store at {self.host}:{self.port} in {timeout_s:g} s"
+                f"no answer from the ranks' store at {self.host}:{self.port} within {timeout_s:g} s"
             ) from None
         finally:
             if self._waiting.pop(request, None) is not None:
@@ -158,7 +158,7 @@ class StoreClient:
     def _send(self, op: Op, fields: list[bytes], call: Callable[[Answer], None]) -> int:
         request = next(self._numbers) % 2**32
         self._waiting[request] = call
-        # Looked at after: whoever comes too late for the thread's last look finds this set.
+        # Checked after the registration: a request that the ending thread no longer sees finds this set.
         if self._lost is not None:
             self._waiting.pop(request, None)
             raise self._lost
@@ -166,53 +166,51 @@ class StoreClient:
         return request
 
     def _post(self, op: Op, request: int, fields: list[bytes]) -> None:
-        """Leaves a frame to the thread: a signal's exception in this one cannot cut it in two."""
+        """Passes a frame to the background thread, so that an exception from a signal cannot truncate it."""
         self._outgoing.put((op, request, fields))
         with contextlib.suppress(OSError):
-            self._bell.send(b"!")
+            self._wake_writer.send(b"!")
 
     def _run(self) -> None:
         try:
             with selectors.DefaultSelector() as selector:
                 selector.register(self._connection, selectors.EVENT_READ)
-                selector.register(self._doorbell, selectors.EVENT_READ)
+                selector.register(self._wake_reader, selectors.EVENT_READ)
                 while self._exchange({key.fileobj for key, _ in selector.select()}):
                     pass
-            self._lose(None)
+            self._end(None)
         except (OSError, ProtocolError) as error:
-            self._lose(error)
+            self._end(error)
 
     def _exchange(self, ready: Container[object]) -> bool:
-        """Sends what is there to be sent and hands out what has come; False once the server has ended."""
-        if self._doorbell in ready:
-            self._doorbell.recv(4096)
+        """Sends the queued requests and delivers the received answers; False once the server has ended."""
+        if self._wake_reader in ready:
+            self._wake_reader.recv(4096)
             while not self._outgoing.empty():
                 op, request, fields = self._outgoing.get()
                 try:
                     self._connection.sendall(self._writer.frame(op, request, fields))
                 except ValueError as error:
-                    self._hand_out(request, StoreRefusedError(str(error)))
+                    self._deliver(request, StoreRefusedError(str(error)))
         if self._connection in ready:
             received = self._connection.recv(1 << 18)
             if not received:
                 return False
             for status, request, fields in self._reader.messages(received):
-                self._hand_out(request, _answer(status, fields))
+                self._deliver(request, _answer(status, fields))
         return True
 
-    def _hand_out(self, request: int, answer: Answer) -> None:
+    def _deliver(self, request: int, answer: Answer) -> None:
         call = self._waiting.pop(request, None)
         if call is not None:
             call(answer)
 
-    def _lose(self, error: Exception | None) -> None:
-        self._lost = self._loss(error)
-        for request in list(self._waiting):
-            self._hand_out(request, self._lost)
-
-    def _loss(self, error: Exception | None) -> StoreLostError:
+    def _end(self, error: Exception | None) -> None:
         why = f": {_cause(error)}" if error is not None else ""
-        return StoreLostError(f"lost the connection to the ranks' store at {self.host}:{self.port}{why}")
+        where = f"{self.host}:{self.port}"
+        self._lost = StoreLostError(f"lost the connection to the ranks' store at {where}{why}")
+        for request in list(self._waiting):
+            self._deliver(request, self._lost)
 
 
 def _answer(status: int, fields: list[bytes]) -> Answer:
@@ -221,14 +219,14 @@ def _answer(status: int, fields: list[bytes]) -> Answer:
     return StoreRefusedError(fields[0].decode("utf-8", "replace") if fields else "refused")
 
 
-# A forked child has the sockets and not the threads: it must not speak, nor keep the connections open.
+# A forked child inherits the sockets but not the threads: it must not send, or keep the connections open.
 _open_clients: weakref.WeakSet[StoreClient] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
     for client in list(_open_clients):
         client._lost = StoreLostError("a forked process has no connection to the ranks' store")
-        for inherited in (client._connection, client._bell, client._doorbell):
+        for inherited in (client._connection, client._wake_writer, client._wake_reader):
             inherited.close()
 
 
@@ -236,13 +234,13 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 def connect(host: str, ports: Sequence[int], key: Callable[[], bytes], timeout_s: float) -> StoreClient:
-    """A connection to the server that holds the key, at one of the ports: they are tried in turn.
+    """Returns a connection to the server that has the key. The ports are tried in order.
 
-    `key` is called for each try: it may come from a file that is written meanwhile.
+    `key` is called for each attempt, because the key may come from a file that does not exist yet.
 
     Raises:
-        RendezvousError: after `timeout_s`, with the last cause. Until then every cause is taken for
-            one that passes: rank 0 may not have started yet.
+        RendezvousError: after `timeout_s`, with the last cause. Until then every failure is considered
+            temporary, because rank 0 may not have started yet.
     """
     end_s = time.monotonic() + timeout_s
     causes: dict[int, str] = {}
@@ -257,8 +255,8 @@ def connect(host: str, ports: Sequence[int], key: Callable[[], bytes], timeout_s
                 causes[port] = _cause(error)
         if time.monotonic() + _RETRY_S > end_s:
             first = causes.get(ports[0], "no answer in time")
-            where = f"port {ports[0]}" if len(ports) == 1 else f"any of {len(ports)} ports from {ports[0]} on"
-            raise RendezvousError(f"no answer at {host}, {where}, in {timeout_s:.3g} s: {first}")
+            where = f"port {ports[0]}" if len(ports) == 1 else f"{len(ports)} ports ({ports[0]}, ...)"
+            raise RendezvousError(f"no answer from {host}, {where}, within {timeout_s:.3g} s: {first}")
         time.sleep(_RETRY_S)
 
 
@@ -275,18 +273,18 @@ def _connect_once(host: str, port: int, key: bytes, timeout_s: float) -> StoreCl
         except ConnectionError:
             proof = b""
         if not hmac.compare_digest(proof, server_proof(key, server_nonce, client_nonce)):
-            raise ProtocolError("the ranks' store there is another job's: its key is not ours")
+            raise ProtocolError("the store on this port belongs to another job: it has a different key")
         connection.settimeout(None)
-        _let_kernel_watch(connection)
-        of_client, of_server = stream_keys(key, server_nonce, client_nonce)
-        return StoreClient(connection, FrameWriter(of_client), FrameReader(of_server), host, port)
+        _enable_keepalive(connection)
+        client_key, server_key = stream_keys(key, server_nonce, client_nonce)
+        return StoreClient(connection, FrameWriter(client_key), FrameReader(server_key), host, port)
     except BaseException:
         connection.close()
         raise
 
 
 def _receive(connection: socket.socket, num_bytes: int, end_s: float) -> bytes:
-    """So many bytes, which begin as the server's do; however slowly they come, no later than `end_s`."""
+    """Returns the next `num_bytes` bytes from the server; raises TimeoutError if they are late."""
     received = b""
     while len(received) < num_bytes:
         connection.settimeout(max(end_s - time.monotonic(), 0.001))
@@ -299,8 +297,11 @@ def _receive(connection: socket.socket, num_bytes: int, end_s: float) -> bytes:
     return received
 
 
-def _let_kernel_watch(connection: socket.socket) -> None:
-    """Ends the connection once the other host is silent for long (tcp(7)); its process may be."""
+def _enable_keepalive(connection: socket.socket) -> None:
+    """Lets the kernel end the connection if the other host stops answering (tcp(7)).
+
+    A process that only sends nothing does not end it.
+    """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
         connection.setsockopt(socket.IPPROTO_TCP, option, round(_DEAD_PEER_S / 6))
@@ -313,7 +314,7 @@ def _cause(error: Exception) -> str:
     if isinstance(error, socket.gaierror):
         return f"the name does not resolve ({error.strerror})"
     if isinstance(error, TimeoutError):
-        return "no answer in time (a firewall, or another network)"
+        return "no answer in time (a firewall, or a different network)"
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
     return str(error)

@@ -1,4 +1,4 @@
-"""The ranks as a `Comm` over their store: small messages that no NCCL watchdog can time out."""
+"""A `Comm` over the ranks' store, for small messages outside NCCL and its watchdog."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ T = TypeVar("T")
 
 
 class StoreComm:
-    """Messages are JSON. Calls are numbered, so ranks that disagree on the order of their calls wait until
-    the time limit, and rank 0 names who is missing, rather than read each other's messages.
+    """Exchanges JSON messages between all ranks.
+
+    Calls are numbered. If ranks call the methods in different orders, they do not receive the wrong
+    messages, but wait until the time limit, and rank 0 reports the missing ranks.
     """
 
     def __init__(self, store: StoreClient, rank: int, size: int, timeout_s: float) -> None:
         self._store = store
         self.rank = rank
         self.size = size
-        self.timeout_s = timeout_s  # per call; joining has another limit than training
+        self.timeout_s = timeout_s  # per call; joining and training have different limits
         self._num_calls = 0
 
     def bcast(self, value: T) -> T:
-        """Rank 0's value. Collective: every rank must call this."""
+        """Returns rank 0's value. Collective: every rank must call this."""
         key = self._next_key("bcast")
         if self.rank == 0:
             self._set(key, json.dumps(value))
@@ -32,14 +34,16 @@ class StoreComm:
         return json.loads(self._get([key], f"rank 0 to send {key}")[0])  # type: ignore[no-any-return]  # JSON of a T is a T here
 
     def allgather(self, value: T) -> list[T]:
-        """Every rank's value, by rank. Collective: every rank must call this.
+        """Returns every rank's value, in rank order. Collective: every rank must call this.
 
-        Rank 0 collects and sends one list, so that the store sees 2 N messages, not N x N.
+        Rank 0 collects the values and sends one list, which takes 2 N messages instead of N x N.
         """
         return self._collect("allgather", value)
 
     def gather(self, what: str, value: T) -> list[T]:
-        """Every rank's value on rank 0, by rank; nothing on the others, which do not wait.
+        """Returns every rank's value on rank 0, in rank order, and an empty list on the others.
+
+        The other ranks do not wait.
 
         Collective: every rank must call this.
         """
@@ -48,7 +52,10 @@ class StoreComm:
         return [json.loads(text) for text in self._gathered(key, what)] if self.rank == 0 else []
 
     def barrier(self, what: str) -> None:
-        """Returns once all ranks have come; an error names `what` and who is missing. Collective."""
+        """Returns once all ranks have called it; an error names `what` and the missing ranks.
+
+        Collective: every rank must call this.
+        """
         self._collect(what, None)
 
     def _collect(self, what: str, value: T) -> list[T]:
@@ -58,7 +65,7 @@ class StoreComm:
             text = b"[" + b",".join(self._gathered(key, what)) + b"]"
             self._set(key, text.decode())
         else:
-            text = self._get([key], f"rank 0 and all others at {what}")[0]
+            text = self._get([key], f"rank 0 and all other ranks at {what}")[0]
         return json.loads(text)  # type: ignore[no-any-return]  # as above
 
     def _gathered(self, key: str, what: str) -> list[bytes]:
@@ -73,22 +80,22 @@ class StoreComm:
 
     @property
     def _limit_s(self) -> float:
-        # Rank 0 knows who is missing: it is to give up first.
+        # Rank 0 knows the missing ranks, so it must give up first.
         return self.timeout_s + (0.0 if self.rank == 0 else min(10.0, self.timeout_s))
 
     def _get(self, keys: list[str], what: str) -> list[bytes]:
         try:
             return self._store.get(keys, self._limit_s)
         except RendezvousError as error:
-            text = f"rank {self.rank} waited in vain ({self._limit_s:g} s at most) for {what}"
+            text = f"rank {self.rank} waited without success (limit {self._limit_s:g} s) for {what}"
             raise RendezvousError(f"{text}{self._missing(keys)}") from error
 
     def _missing(self, keys: list[str]) -> str:
         try:
             missing = [key.rpartition("/")[2] for key in keys if not self._store.check([key], self.timeout_s)]
         except StoreLostError:
-            return ": the store on rank 0 is gone"
+            return ": the store on rank 0 has ended"
         except RendezvousError:
             return ""
         names = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
-        return f": rank {names} did not come" if len(keys) > 1 else ""
+        return f": rank {names} did not arrive" if len(keys) > 1 else ""

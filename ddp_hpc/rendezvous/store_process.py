@@ -1,4 +1,4 @@
-"""The process that serves the ranks' key-value store, started by rank 0."""
+"""The server process of the ranks' key-value store, started by rank 0."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _MAIN = "from ddp_hpc.rendezvous.store_server import main; main()"
 
 
 class StoreProcess:
-    """The server's process, started by rank 0; it ends soon after `close`, or after this process.
+    """The server process. It ends soon after `close`, or after the process that created it.
 
-    `will` is a key and the value that it gets if this process ends without `StoreClient.goodbye`. The
-    listening socket goes over to the server: its port is never free in between.
+    `will` is a key and the value that the server sets if this process ends without `StoreClient.goodbye`.
+    The server inherits the listening socket, so the port is never free in between.
 
     Raises:
-        RendezvousError: it cannot be started.
+        RendezvousError: the server cannot be started.
     """
 
     def __init__(self, listener: socket.socket, key: bytes, will: tuple[str, str]) -> None:
@@ -28,7 +28,7 @@ class StoreProcess:
         try:
             with listener:
                 self._process = subprocess.Popen(
-                    # -S -P: site-packages take time, and the current directory may shadow modules.
+                    # -S -P: site-packages slow down the start, and the current directory may shadow modules.
                     [sys.executable, "-S", "-P", "-c", code, str(listener.fileno()), *will],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
@@ -40,13 +40,13 @@ class StoreProcess:
             self._process.stdin.flush()
         except OSError as error:
             raise RendezvousError(
-                f"the process of the ranks' store cannot be started on {socket.gethostname()}"
+                f"the server of the ranks' store cannot be started on {socket.gethostname()}"
             ) from error
 
     def close(self) -> None:
-        """Lets the server end, once the other ranks have left it. Does not wait; never raises."""
+        """Lets the server end after the other ranks have disconnected. Does not wait; never raises."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
-        # It may serve the others for a moment: subprocess reaps it when it starts the next process.
+        # It may serve the others for a moment; subprocess reaps it when it starts the next process.
         self._process.poll()

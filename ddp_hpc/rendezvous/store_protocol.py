@@ -1,11 +1,12 @@
-"""What the clients and the server of the ranks' store send each other: a handshake, then frames.
+"""The protocol between the clients and the server of the ranks' store: a handshake, then frames.
 
-Both sides prove in the handshake that they hold the job's key, without sending it: a challenge and
-its HMAC (RFC 2104), the server first. A stranger learns nothing and can change nothing; one who only
-passes bytes on between two ranks neither, as each frame carries a MAC with its number in the stream.
-The content is not encrypted: addresses, counts and short JSON texts.
+In the handshake both sides prove that they have the job's key without sending it: the server sends a
+challenge, and the client answers with its HMAC (RFC 2104). A process without the key can neither read
+nor change values. A process that relays bytes between two ranks cannot change them either, because each
+frame has a MAC that includes its number in the stream. The content is not encrypted: it consists of
+addresses, counts and short JSON texts.
 
-Standard library only: the server is a small process of its own, which starts before torch.
+Standard library only: the server is a small separate process, which starts before torch.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from enum import IntEnum
 KEY_BYTES = 32
 GREETING = b"ddp-hpc store 1\n"
 CHALLENGE_BYTES = len(GREETING) + 32
-"""What the server sends first: the greeting and its nonce."""
+"""The size of the server's first message: the greeting and its nonce."""
 RESPONSE_BYTES = 64
-"""What the client answers: its nonce and its proof."""
+"""The size of the client's answer: its nonce and its proof."""
 PROOF_BYTES = 32
-"""What the server answers: its own proof."""
+"""The size of the server's proof."""
 MAX_FRAME_BYTES = 64 * 2**20
 
 _HEAD = struct.Struct(">I16s")  # bytes of the body, its MAC
@@ -32,11 +33,11 @@ _LENGTH = struct.Struct(">I")
 
 
 class Op(IntEnum):
-    """What a client asks for; the fields of each request are in parentheses."""
+    """The requests of a client, with their fields in parentheses."""
 
     SET = 1  # (key, value)
-    GET = 2  # (key, ...): answered with the values once all keys are there
-    WAIT = 3  # (key, ...): answered once all keys are there
+    GET = 2  # (key, ...): answered with the values once all keys exist
+    WAIT = 3  # (key, ...): answered once all keys exist
     CHECK = 4  # (key, ...)
     ADD = 5  # (key, number)
     COMPARE_SET = 6  # (key, expected, desired)
@@ -44,43 +45,43 @@ class Op(IntEnum):
     APPEND = 8  # (key, value)
     COUNT = 9  # ()
     LIST = 10  # ()
-    CANCEL = 11  # (): the request of this number is not waited for any more; not answered
-    GOODBYE = 12  # (): what follows is not a failure
+    CANCEL = 11  # (): the client no longer waits for the request with this number; not answered
+    GOODBYE = 12  # (): the owner is about to end on purpose
 
 
 class Status(IntEnum):
-    """How a request went."""
+    """The result of a request."""
 
     DONE = 0
     REFUSED = 1  # (reason)
 
 
 class ProtocolError(Exception):
-    """The other side does not hold the key, or does not speak this protocol."""
+    """The other side does not have the key, or does not use this protocol."""
 
 
 def challenge(nonce: bytes) -> bytes:
-    """The server's first bytes."""
+    """Returns the server's first message."""
     return GREETING + nonce
 
 
 def response(key: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
-    """The client's answer to a challenge."""
+    """Returns the client's answer to a challenge."""
     return client_nonce + _mac(key, b"client", server_nonce, client_nonce)
 
 
 def server_proof(key: bytes, server_nonce: bytes, client_nonce: bytes) -> bytes:
-    """The server's answer to a response that is right."""
+    """Returns the server's answer to a valid response."""
     return _mac(key, b"server", server_nonce, client_nonce)
 
 
 def is_response(key: bytes, server_nonce: bytes, received: bytes) -> bool:
-    """Whether whoever sent this holds the key."""
+    """Returns whether the sender of this response has the key."""
     return hmac.compare_digest(received, response(key, server_nonce, received[:32]))
 
 
 def stream_keys(key: bytes, server_nonce: bytes, client_nonce: bytes) -> tuple[bytes, bytes]:
-    """The keys of one connection's frames: those of the client and those of the server."""
+    """Returns the keys for the frames of one connection: the client's and the server's."""
     return (
         _mac(key, b"frames of the client", server_nonce, client_nonce),
         _mac(key, b"frames of the server", server_nonce, client_nonce),
@@ -92,16 +93,16 @@ def _mac(key: bytes, *parts: bytes) -> bytes:
 
 
 class FrameWriter:
-    """Turns messages into the frames of one direction of a connection."""
+    """Encodes messages as the frames of one direction of a connection."""
 
     def __init__(self, key: bytes) -> None:
         self._key, self._number = key, 0
 
     def frame(self, kind: int, request: int, fields: Sequence[bytes]) -> bytes:
-        """The next frame.
+        """Returns the next frame.
 
         Raises:
-            ValueError: it would be larger than `MAX_FRAME_BYTES`.
+            ValueError: the frame would be larger than `MAX_FRAME_BYTES`.
         """
         body = b"".join(
             (
@@ -110,30 +111,30 @@ class FrameWriter:
             )
         )
         if len(body) > MAX_FRAME_BYTES:
-            raise ValueError(f"{len(body)} bytes in one message; at most {MAX_FRAME_BYTES} are possible")
+            raise ValueError(f"a message of {len(body)} bytes exceeds the limit of {MAX_FRAME_BYTES}")
         head = _HEAD.pack(len(body), _frame_mac(self._key, self._number, body))
         self._number += 1
         return head + body
 
 
 class FrameReader:
-    """Puts the messages of one direction together again, from bytes in pieces of any size."""
+    """Decodes the messages of one direction from pieces of any size."""
 
     def __init__(self, key: bytes) -> None:
         self._key, self._number = key, 0
         self._buffer = bytearray()
 
     def messages(self, received: bytes) -> Iterator[tuple[int, int, list[bytes]]]:
-        """Kind, request number and fields of each message that is complete with these bytes.
+        """Yields kind, request number and fields of each message that these bytes complete.
 
         Raises:
-            ProtocolError: a frame is too large, damaged, out of order, or not of the key's holder.
+            ProtocolError: a frame is too large, damaged, out of order, or from a sender without the key.
         """
         self._buffer += received
         while len(self._buffer) >= _HEAD.size:
             length, mac = _HEAD.unpack_from(self._buffer)
             if not _BODY.size <= length <= MAX_FRAME_BYTES:
-                raise ProtocolError(f"a frame of {length} bytes")
+                raise ProtocolError(f"a frame with the invalid length of {length} bytes")
             if len(self._buffer) < _HEAD.size + length:
                 return
             body = bytes(self._buffer[_HEAD.size : _HEAD.size + length])

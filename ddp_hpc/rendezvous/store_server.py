@@ -1,11 +1,11 @@
-"""The server of the ranks' key-value store: a process of its own beside rank 0, without torch.
+"""The server of the ranks' key-value store: a separate process on rank 0's node, without torch.
 
-It answers nobody who does not hold the job's key (`store_protocol`). As a process of its own it
-answers also while rank 0 computes, is stopped or holds Python's lock, and it outlives rank 0 by a
-few seconds, so that the others learn what happened.
+It serves only clients that have the job's key (`store_protocol`). As a separate process it answers
+even while rank 0 computes, is stopped or holds the GIL, and it outlives rank 0 by a few seconds, so
+that the other ranks can read what happened.
 
-The requests are those of torch's TCPStore, with its results (`compare_set` of a key that is not
-there included): https://docs.pytorch.org/docs/stable/distributed.html#distributed-key-value-store
+The requests and their results are those of torch's TCPStore, including `compare_set` of a missing
+key: https://docs.pytorch.org/docs/stable/distributed.html#distributed-key-value-store
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from ddp_hpc.rendezvous.store_protocol import (
 
 MAX_STORE_BYTES = 2**30
 MAX_UNREAD_BYTES = 256 * 2**20
-MAX_STRANGERS = 512
+MAX_UNAUTHENTICATED = 512
 HANDSHAKE_S = 10.0
 LINGER_S = 10.0
-"""How long the server stays after its owner has ended, for the other ranks to read why."""
+"""How long the server runs after its owner has ended, so that the other ranks can read the reason."""
 _PIECE_BYTES = 1 << 18
-_PER_ENTRY_BYTES = 100  # about what Python takes for a key and a value beside their bytes
+_PER_ENTRY_BYTES = 100  # the approximate overhead of Python for a key and a value
 
 
 @dataclass(eq=False)
 class _Connection:
-    """A client, or a stranger until its proof has come."""
+    """A client, or an unauthenticated connection until its proof has been received."""
 
     socket: socket.socket
     address: str
@@ -63,7 +63,7 @@ class _Connection:
 
 @dataclass(eq=False)
 class _Wait:
-    """A request that is answered once its missing keys are there."""
+    """A request that is answered once its missing keys exist."""
 
     connection: _Connection
     request: int
@@ -73,19 +73,19 @@ class _Wait:
 
 
 class StoreServer:
-    """Serves the store at a listening socket until its owner has ended.
+    """Serves the store on a listening socket until its owner has ended.
 
     Args:
-        listener: the listening socket, which is closed in the end.
-        key: what clients have to hold.
-        owner_pid: the owner, which is this process's parent.
-        owner_pipe: a file descriptor at which end of file means that the owner has ended. The process id
-            alone tells it a second later; the pipe alone may be kept open by children of the owner.
-        will: a key and the value that it gets when the owner has ended and no client has said goodbye
-            for it before: whoever waits for that key learns of the end.
-        warn: gets a line about strangers now and then.
+        listener: the listening socket, which is closed at the end.
+        key: the key that clients must have.
+        owner_pid: the owner, which is the parent of this process.
+        owner_pipe: a file descriptor that returns end of file when the owner has ended. The process id
+            alone shows it up to a second later, and children of the owner may keep the pipe open.
+        will: a key and the value that it gets if the owner ends without a preceding goodbye. Clients
+            that wait for this key are notified of the end.
+        warn: is called with a line about rejected connections, at growing intervals.
         on_owner_end: is called when the owner has ended.
-        max_bytes: what keys and values may take.
+        max_bytes: limit on the total size of keys and values.
     """
 
     def __init__(
@@ -107,56 +107,56 @@ class StoreServer:
         self._num_bytes = 0
         self._waiting: dict[bytes, set[_Wait]] = {}
         self._connections: set[_Connection] = set()
-        self._strangers: dict[_Connection, None] = {}  # in the order in which they came
+        self._unauthenticated: dict[_Connection, None] = {}  # in the order of their arrival
         self._num_refused = 0
         self._owner_ended_s: float | None = None
-        self._is_peaceful = False
+        self._owner_said_goodbye = False
         self._selector = selectors.DefaultSelector()
 
     def serve(self) -> None:
-        """Returns once the owner has ended, and its clients with it or `LINGER_S` later."""
+        """Returns after the owner has ended and all clients have disconnected, or `LINGER_S` later."""
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
         if self._owner_pipe is not None:
             self._selector.register(self._owner_pipe, selectors.EVENT_READ)
         try:
-            while not self._is_over():
+            while not self._is_finished():
                 for event, mask in self._selector.select(1.0):
                     if event.fileobj is self._listener:
                         self._accept()
                     elif event.fileobj == self._owner_pipe:
-                        self._end_owner()
+                        self._handle_owner_end()
                     elif event.data in self._connections:
                         if mask & selectors.EVENT_WRITE:
                             self._send(event.data)
                         if mask & selectors.EVENT_READ:
                             self._receive(event.data)
-                self._close_slow_strangers()
+                self._close_slow_handshakes()
                 if os.getppid() != self._owner_pid:
-                    self._end_owner()
+                    self._handle_owner_end()
         finally:
             for connection in list(self._connections):
                 self._close(connection)
-            self._listener.close()  # again, where the owner has ended
+            self._listener.close()  # has no effect if the owner has ended
             self._selector.close()
 
-    def _is_over(self) -> bool:
+    def _is_finished(self) -> bool:
         if self._owner_ended_s is None:
             return False
-        has_clients = len(self._connections) > len(self._strangers)
+        has_clients = len(self._connections) > len(self._unauthenticated)
         return not has_clients or time.monotonic() > self._owner_ended_s + LINGER_S
 
-    def _end_owner(self) -> None:
+    def _handle_owner_end(self) -> None:
         if self._owner_ended_s is not None:
             return
         self._owner_ended_s = time.monotonic()
-        # From here on the port is free for the job's next attempt, whose ranks must not come here.
+        # Now the port is free for the job's next attempt, whose ranks must not connect to this server.
         self._selector.unregister(self._listener)
         self._listener.close()
         if self._owner_pipe is not None:
             self._selector.unregister(self._owner_pipe)
         self._on_owner_end()
-        if not self._is_peaceful and self._will is not None and self._will[0] not in self._values:
+        if not self._owner_said_goodbye and self._will is not None and self._will[0] not in self._values:
             self._set(*self._will)
 
     # Connections.
@@ -165,9 +165,9 @@ class StoreServer:
         try:
             accepted, address = self._listener.accept()
         except OSError:
-            # No file descriptor is free, perhaps: the oldest stranger makes room.
-            if self._strangers:
-                self._refuse(next(iter(self._strangers)))
+            # Possibly no file descriptor is free: close the oldest unauthenticated connection.
+            if self._unauthenticated:
+                self._refuse(next(iter(self._unauthenticated)))
             else:
                 time.sleep(0.01)
             return
@@ -177,11 +177,11 @@ class StoreServer:
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection = _Connection(accepted, str(address[0]), os.urandom(32), time.monotonic())
         self._connections.add(connection)
-        self._strangers[connection] = None
+        self._unauthenticated[connection] = None
         self._selector.register(accepted, selectors.EVENT_READ, connection)
         self._queue(connection, challenge(connection.nonce))
-        if len(self._strangers) > MAX_STRANGERS:
-            self._refuse(next(iter(self._strangers)))
+        if len(self._unauthenticated) > MAX_UNAUTHENTICATED:
+            self._refuse(next(iter(self._unauthenticated)))
 
     def _receive(self, connection: _Connection) -> None:
         limit = _PIECE_BYTES if connection.reader else RESPONSE_BYTES - len(connection.received)
@@ -192,7 +192,7 @@ class StoreServer:
         except OSError:
             received = b""
         if not received:
-            # A stranger that only looked whether the port is open is not worth a word.
+            # A client that only checked whether the port is open needs no warning.
             self._close(connection) if not connection.received or connection.reader else self._refuse(
                 connection
             )
@@ -212,16 +212,16 @@ class StoreServer:
             return
         proof = bytes(connection.received)
         if not is_response(self._key, connection.nonce, proof):
-            raise ProtocolError("does not hold the key")
+            raise ProtocolError("the client does not have the key")
         nonces = connection.nonce, proof[:32]
-        of_client, of_server = stream_keys(self._key, *nonces)
+        client_key, server_key = stream_keys(self._key, *nonces)
         self._queue(connection, server_proof(self._key, *nonces))
-        connection.reader, connection.writer = FrameReader(of_client), FrameWriter(of_server)
-        del self._strangers[connection]
+        connection.reader, connection.writer = FrameReader(client_key), FrameWriter(server_key)
+        del self._unauthenticated[connection]
 
-    def _close_slow_strangers(self) -> None:
-        now = time.monotonic()
-        while self._strangers and now > (oldest := next(iter(self._strangers))).opened_s + HANDSHAKE_S:
+    def _close_slow_handshakes(self) -> None:
+        latest_s = time.monotonic() - HANDSHAKE_S
+        while self._unauthenticated and (oldest := next(iter(self._unauthenticated))).opened_s < latest_s:
             self._refuse(oldest)
 
     def _refuse(self, connection: _Connection) -> None:
@@ -230,16 +230,16 @@ class StoreServer:
         count = self._num_refused
         if count == 10 ** (len(str(count)) - 1):  # 1, 10, 100, ...
             self._warn(
-                f"refused a connection from {connection.address} that does not hold this job's key"
-                + (f", the {count}th" if count > 1 else "")
-                + "; a port scan, another job, or somebody who tries to disturb this one"
+                f"rejected a connection from {connection.address} without this job's key"
+                + (f" ({count} so far)" if count > 1 else "")
+                + "; possible causes are a port scan, another job, and an attempt to interfere with this one"
             )
 
     def _close(self, connection: _Connection) -> None:
         self._connections.discard(connection)
-        self._strangers.pop(connection, None)
+        self._unauthenticated.pop(connection, None)
         for wait in connection.waits.values():
-            self._forget(wait)
+            self._cancel_wait(wait)
         self._selector.unregister(connection.socket)
         connection.socket.close()
 
@@ -261,10 +261,10 @@ class StoreServer:
         except BlockingIOError:
             pass
         except OSError:
-            connection.unsent.clear()  # reading tells the end
+            connection.unsent.clear()  # the next recv reports the end
             return
         if connection.unsent_bytes > MAX_UNREAD_BYTES:
-            with contextlib.suppress(OSError):  # the client may have gone just now
+            with contextlib.suppress(OSError):  # the client may have disconnected in the meantime
                 connection.socket.shutdown(socket.SHUT_RDWR)
             return
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
@@ -279,7 +279,7 @@ class StoreServer:
             return
         if op == Op.CANCEL:
             if request in connection.waits:
-                self._forget(connection.waits.pop(request))
+                self._cancel_wait(connection.waits.pop(request))
             return
         try:
             answer = self._do(op, fields)
@@ -289,10 +289,10 @@ class StoreServer:
             self._reply(connection, Status.DONE, request, answer)
 
     def _do(self, op: int, fields: list[bytes]) -> list[bytes]:
-        """The answer to a request that waits for nothing.
+        """Returns the answer to a request that can be answered at once.
 
         Raises:
-            ProtocolError: there is no such request, or not with so many fields.
+            ProtocolError: the request does not exist, or has another number of fields.
         """
         values = self._values
         match op, fields:
@@ -320,7 +320,7 @@ class StoreServer:
             case Op.LIST, []:
                 return list(values)
             case Op.GOODBYE, []:
-                self._is_peaceful = True
+                self._owner_said_goodbye = True
                 return []
         raise ProtocolError(f"request {op} with {len(fields)} fields")
 
@@ -336,8 +336,8 @@ class StoreServer:
         grown = len(value) - len(old) if old is not None else len(key) + len(value) + _PER_ENTRY_BYTES
         if self._num_bytes + grown > self._max_bytes:
             raise _RefusedError(
-                f"the ranks' store holds {self._num_bytes} bytes and {grown} more were to come; "
-                f"{self._max_bytes} are the most it takes"
+                f"the ranks' store holds {self._num_bytes} bytes; {grown} more would exceed its limit of "
+                f"{self._max_bytes}"
             )
         self._num_bytes += grown
         self._values[key] = value
@@ -358,11 +358,11 @@ class StoreServer:
             self._waiting.setdefault(key, set()).add(wait)
 
     def _answer(self, wait: _Wait) -> None:
-        # A key may have been deleted since it came: then its value is empty, as a new one's is.
+        # A key may have been deleted since the request: then its value is empty, like that of a new key.
         values = [self._values.get(key, b"") for key in wait.keys] if wait.wants_values else []
         self._reply(wait.connection, Status.DONE, wait.request, values)
 
-    def _forget(self, wait: _Wait) -> None:
+    def _cancel_wait(self, wait: _Wait) -> None:
         for key in wait.missing:
             waiting = self._waiting.get(key, set())
             waiting.discard(wait)
@@ -373,27 +373,27 @@ class StoreServer:
         if connection.writer is not None and connection in self._connections:
             try:
                 frame = connection.writer.frame(status, request, fields)
-            except ValueError as error:  # larger than a frame may be
+            except ValueError as error:  # larger than the limit of a frame
                 frame = connection.writer.frame(Status.REFUSED, request, [str(error).encode()])
             self._queue(connection, frame)
 
 
 class _RefusedError(Exception):
-    """A request that cannot be done; its text goes to the client."""
+    """A request that is rejected; the client receives the message."""
 
 
 def _number(text: bytes) -> int:
     if len(text) > 20:
-        raise _RefusedError("a value that is added to has to be a number of at most 20 digits")
+        raise _RefusedError("ADD needs a value that is a number of at most 20 digits")
     try:
         return int(text)
     except ValueError:
-        raise _RefusedError("a value that is added to has to be a number") from None
+        raise _RefusedError("ADD needs a value that is a number") from None
 
 
 def main() -> None:
-    """The process that `StoreProcess` starts with LISTENER WILL_KEY WILL_VALUE, and the key on stdin."""
-    # Ctrl-C and the launcher's signals are for the ranks: the store is to be there when they end.
+    """Runs the server. `StoreProcess` passes LISTENER WILL_KEY WILL_VALUE, and the key on stdin."""
+    # The ranks handle Ctrl-C and the launcher's signals. The store must still run when they end.
     for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(sig, signal.SIG_IGN)
     owner_pid = os.getppid()
@@ -413,13 +413,13 @@ def main() -> None:
 
 
 def warn(text: str) -> None:
-    """A warning of this host's server, for people."""
+    """Prints a warning with the name of this host."""
     with contextlib.suppress(OSError):
         os.write(2, f"[{socket.gethostname().partition('.')[0]}] warning: {text}\n".encode())
 
 
 def _close_output() -> None:
-    # Launchers wait for the end of the ranks' output, and so for all who hold it open.
+    # Launchers wait until no process has the ranks' output open.
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (1, 2):
         os.dup2(null, descriptor)

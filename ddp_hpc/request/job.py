@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ddp_hpc.errors import RequestError, nearest
 from ddp_hpc.sites.tables import BASHS_OWN, VARIABLE
 from ddp_hpc.toml_config import read_toml
-from ddp_hpc.units import parse_walltime_s
+from ddp_hpc.units import format_walltime, parse_walltime_s
 
-LAUNCHERS = ("mpiexec", "srun", "ibrun", "flux", "torchrun")
+LAUNCHER_NAMES = ("mpiexec", "srun", "ibrun", "flux", "torchrun")
 ENV_STYLES = ("torchrun", "none")
 MPI_KINDS = ("none", "pmi2", "pmix", "cray_shasta")
 DEFAULT_COMMAND = ("python", "-m", "ddp_hpc.train")
@@ -60,8 +60,7 @@ class Job:
         if not _NAME.fullmatch(self.name):
             raise RequestError(
                 f"invalid job name {self.name!r}. It must start with a letter, followed by letters, "
-                "digits and "
-                "_ . + - only."
+                "digits and _ . + - only."
             )
         if len(self.name) > MAX_NAME_CHARS:
             raise RequestError(
@@ -83,7 +82,7 @@ class Job:
                 f"--min-nodes must be at most {self.num_nodes}, the number of nodes of the job "
                 f"(got {self.min_nodes})"
             )
-        _one_of("launcher", self.launcher, LAUNCHERS)
+        _one_of("launcher", self.launcher, LAUNCHER_NAMES)
         _one_of("MPI type", self.mpi, MPI_KINDS)
         _one_of("environment style", self.env_style, ENV_STYLES)
         _check_env(self.env)
@@ -139,44 +138,99 @@ def _check_command(command: tuple[str, ...]) -> None:
             raise RequestError("the command contains a NUL character, which command lines cannot contain")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class JobFile:
-    """Contents of `--job FILE.toml`: the options of `ddp-hpc render`, spelled with underscores."""
+def _option(text: str, metavar: str = "", default: str = "") -> Any:
+    """Declare an option that is None if it is not given; `default` describes a default from elsewhere."""
+    return field(default=None, metadata={"help": text, "metavar": metavar, "default": default})
 
-    profile: str = ""
-    name: str | None = None
-    nodes: int | None = None
-    ranks_per_node: int | None = None
-    gpus_per_node: int | None = None
-    cpus_per_node: int | None = None
-    walltime: str | None = None
-    queue: str | None = None
-    qos: str | None = None
-    account: str | None = None
-    launcher: str | None = None
-    mpi: str | None = None
-    env: dict[str, str] | None = None
-    setup: tuple[str, ...] | None = None
-    run_dir: str | None = None
-    filesystems: str | None = None
-    fallback: str | None = None
-    max_attempts: int | None = None
-    min_nodes: int | None = None
-    template: str | None = None
-    env_style: str | None = None
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class JobOptions:
+    """The values given by the user: options of `ddp-hpc render`, or keys of `--job FILE.toml`.
+
+    This is the only list of a job's options. The command line and the command in the head of a script are
+    derived from it; `Job` contains the defaults.
+    """
+
+    profile: str | None = _option("Site profile; see `ddp-hpc profiles list`.", "NAME", "detected")
+    nodes: int | None = _option("Number of nodes.", "N")
+    ranks_per_node: int | None = _option("Number of ranks per node.", "R", "one per GPU, or 1")
+    gpus_per_node: int | None = _option("GPUs per node, if the profile does not define them.", "G")
+    cpus_per_node: int | None = _option("CPUs per node, if the profile does not define them.", "C")
+    walltime: str | None = _option("Time limit of the job; 90m, 2h and 1h30m are accepted too.", "HH:MM:SS")
+    queue: str | None = _option("Queue, partition or QOS, depending on the site.", "Q")
+    qos: str | None = _option("QOS in addition to the partition, if the site has both.", "Q")
+    account: str | None = _option("Account or project to charge.", "A", "DDP_HPC_ACCOUNT")
+    name: str | None = _option("Job name, at most 15 characters on PBS.", "NAME")
+    launcher: str | None = _option(
+        "Launcher that starts the ranks.", "|".join(LAUNCHER_NAMES), "the profile's"
+    )
+    mpi: str | None = _option("MPI type of srun (srun --mpi).", "|".join(MPI_KINDS), "the site's default")
+    env: dict[str, str] | None = _option(  # noqa: RUF009 - it returns dataclasses.field
+        "Environment variable for the ranks; may be repeated.", "NAME=VALUE"
+    )
+    setup: tuple[str, ...] | None = _option(
+        "Line of bash to run before the ranks start, e.g. to load modules; may be repeated.", "LINE"
+    )
+    run_dir: str | None = _option(
+        "Directory of the run, relative to the submission directory.", "DIR", "runs/NAME"
+    )
+    filesystems: str | None = _option(
+        "File systems that the job needs, if the site requires them to be listed.", "F"
+    )
+    fallback: str | None = _option(
+        "Alternative settings from the profile, for jobs that hang; see `ddp-hpc profiles show`.", "NAME"
+    )
+    max_attempts: int | None = _option("Maximum number of attempts of a resumed run, requeues included.", "N")
+    min_nodes: int | None = _option(
+        "Minimum number of nodes to continue with after a node failure; torchrun only.", "M"
+    )
+    template: str | None = _option("Template for the job script, instead of the scheduler's own.", "FILE")
+    env_style: str | None = _option(
+        "Whether other Python programs get the variables that torchrun sets, such as RANK.",
+        "|".join(ENV_STYLES),
+    )
     command: tuple[str, ...] | None = None
 
 
-def read_job_file(path: Path) -> JobFile:
+# The options whose values `Job` contains in a converted form.
+_CONVERTED = {"nodes": "num_nodes", "walltime": "walltime_s"}
+
+
+def job_default(option: str) -> str:
+    """Return the default of an option of `JobOptions` for its help text; empty if there is none."""
+    declared = JobOptions.__dataclass_fields__[option]
+    known = Job.__dataclass_fields__.get(_CONVERTED.get(option, option))
+    value = known.default if known is not None and known.default is not MISSING else None
+    return str(declared.metadata["default"] or value or "")
+
+
+def given_arguments(job: Job) -> list[str]:
+    """Return the arguments of `ddp-hpc render` for `job`, without defaults and without the command."""
+    arguments: list[str] = []
+    for name in JobOptions.__dataclass_fields__:
+        if name in ("profile", "command"):
+            continue
+        attribute = _CONVERTED.get(name, name)
+        value = getattr(job, attribute)
+        if not value or value == Job.__dataclass_fields__[attribute].default:
+            continue
+        values = [f"{key}={text}" for key, text in value.items()] if isinstance(value, dict) else value
+        for one in values if isinstance(values, list | tuple) else [value]:
+            text = format_walltime(one) if name == "walltime" else str(one)
+            arguments += [f"--{name.replace('_', '-')}", text]
+    return arguments
+
+
+def read_job_file(path: Path) -> JobOptions:
     """Read the job file at `path`.
 
     Raises:
         RequestError: the file is unreadable, not TOML, or has an unknown key or a value of the wrong type.
     """
-    return read_toml(path, JobFile)
+    return read_toml(path, JobOptions)
 
 
-def make_job(options: JobFile, file: JobFile | None = None) -> Job:
+def make_job(options: JobOptions, file: JobOptions | None = None) -> Job:
     """Return the job from options and job file; options take precedence.
 
     Variables are merged by name, and the setup lines of the options follow those of the file.
@@ -184,9 +238,9 @@ def make_job(options: JobFile, file: JobFile | None = None) -> Job:
     Raises:
         RequestError: see `Job` and `parse_walltime_s`.
     """
-    file = file or JobFile()
+    file = file or JobOptions()
     given: dict[str, Any] = {}
-    for name in JobFile.__dataclass_fields__:
+    for name in JobOptions.__dataclass_fields__:
         value = getattr(options, name)
         given[name] = getattr(file, name) if value is None else value
     given.pop("profile")

@@ -1,6 +1,6 @@
-"""The interface that every scheduler implements, and the checks of values that all of them share.
+"""The interface that every scheduler implements, and checks of values for all schedulers.
 
-The rest of the project asks a `Scheduler` and never looks at its name.
+The rest of the project uses the methods of a `Scheduler` and never its name.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from ddp_hpc.schedulers.job_state import JobState
 
 Directives = dict[str, str | Sequence[str]]
-"""What a script's template fills in, by name."""
+"""The values of the directives for a script's template, by name."""
 
 _VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@+,=&|/()*-]*")
 
-# One chunk per node; nothing else is known of a site whose profile does not say.
+# One chunk per node, for sites whose profile does not define resources.
 _CHUNK = "select={nodes}:ncpus={cpus}:mpiprocs={ranks}"
 
 
 class DirectiveLine(Protocol):
-    """One option of a directive line of somebody's script."""
+    """One option of a directive line in a user's script."""
 
     @property
     def line(self) -> int:
@@ -44,12 +44,12 @@ class DirectiveLine(Protocol):
 
     @property
     def value(self) -> str:
-        """What follows the flag."""
+        """The text after the flag."""
         ...
 
 
 class ScriptOptions(Protocol):
-    """The options of somebody's script, as its scheduler reads them."""
+    """The options of a user's script, as its scheduler reads them."""
 
     def read(self) -> Sequence[DirectiveLine]:
         """The directives before the first command."""
@@ -78,70 +78,70 @@ class JobCommands:
     """The commands for jobs that are queued or running."""
 
     title: str
-    """The scheduler's name for people."""
+    """The scheduler's name for messages."""
     program: str
     """The program that queues a script."""
     asks: str
-    """The program whose presence on the PATH tells that this machine has the scheduler."""
+    """The program whose presence on the PATH shows that this machine has the scheduler."""
     job_id_pattern: re.Pattern[str]
-    """What only this scheduler's job ids contain."""
+    """The pattern that only the job ids of this scheduler contain."""
     read_job: Callable[[str], JobState | None]
     """The state of a job; None if the scheduler does not know it."""
     job_id_of: Callable[[str], str | None]
     """The job id in the output of `program`."""
     cancel: Callable[[str], str]
-    """Cancels a job; returns the scheduler's refusal, or an empty text."""
+    """Cancels a job; returns the scheduler's error message, empty on success."""
 
 
 class Scheduler:
-    """One scheduler. The attributes and methods here are those of a machine without one."""
+    """One scheduler. The defaults are those of a machine without a scheduler."""
 
     name: ClassVar[str]
-    """As profiles name it."""
+    """The name in profiles."""
     title: ClassVar[str]
-    """As people name it."""
+    """The name in messages."""
 
-    # The script.
+    # The rendered script.
     template: ClassVar[str]
     submit_program: ClassVar[str]
     launchers: ClassVar[tuple[str, ...]]
     has_queue: ClassVar[bool] = True
-    """False if a script runs at once, where it was started."""
+    """False if a script runs immediately on the machine on which it is started."""
     can_requeue: ClassVar[bool] = False
-    """Whether a script can have itself run again after its walltime."""
+    """Whether a script can requeue or resubmit itself at the end of its walltime."""
     kill_delay_s: ClassVar[int] = 0
     """The usual time between SIGTERM and SIGKILL at the end of a job; 0 if unknown."""
     job_id_in_shell: ClassVar[str] = "$job_id"
     """The job's id, as the script's shell expands it; empty if there is none."""
     agent_launcher: ClassVar[str] = ""
-    """What starts torchrun's agent on every node; empty if the script itself does."""
+    """The launcher that starts torchrun's agent on every node; empty if the script itself starts it."""
     mpiexec_needs_hosts: ClassVar[bool] = False
-    """Whether mpiexec has to be told the hosts of the job."""
+    """Whether mpiexec needs a list of the job's hosts."""
     why_omp_num_threads: ClassVar[str] = ""
-    """Why a script sets OMP_NUM_THREADS, in addition to the usual reason."""
+    """The reason why a script sets OMP_NUM_THREADS, in addition to the usual one."""
     interactive_command: ClassVar[str] = ""
-    """The command that gets an interactive allocation, if allocations are understood."""
+    """The command that requests an interactive allocation; empty if `find_allocation` does not support it."""
     can_chain: ClassVar[bool] = False
-    """Whether several jobs can be queued at once, each after the one before it."""
+    """Whether several jobs can be queued at once, each of which waits for the previous one."""
     is_account_on_command_line: ClassVar[bool] = False
     """Whether no directive can name the account."""
     requests_by_resources: ClassVar[bool] = False
     """Whether nodes and GPUs are requested as resources, whose units the profile defines."""
 
-    # Somebody's script.
+    # A user's script.
     prefix: ClassVar[str] = ""
-    """How its directive lines begin."""
+    """The prefix of directive lines."""
     log_flags: ClassVar[tuple[str, ...]] = ()
     """The options that name log files."""
     walltime_directive: ClassVar[str] = ""
-    """How to request a walltime."""
+    """The directive that requests a walltime."""
     walltime_pattern: ClassVar[re.Pattern[str]] = re.compile("")
-    """The spellings of a walltime that the scheduler accepts."""
+    """The formats of a walltime that the scheduler accepts."""
     bare_walltime_unit_s: ClassVar[int] = 1
-    """Seconds in the unit of a walltime that is only a number."""
+    """The unit of a walltime without colons, in seconds."""
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
-        """The values of the script's directives.
+        """Returns the values of the script's directives.
 
         Raises:
             RequestError: the scheduler or the site cannot do what the job requests.
@@ -149,41 +149,44 @@ class Scheduler:
         raise NotImplementedError
 
     def refuse_qos(self, site: Site) -> str:
-        """Why no QOS can be requested at the site; empty if one can."""
+        """Returns the reason why the site does not support a QOS; empty if it does."""
         return f"a QOS is requested from Slurm, but {site.title} has {self.title}"
 
     def account_placeholder(self, site: Site) -> str:
-        """The argument that names a project on the command line that submits a script."""
+        """Returns the argument for a project on the command line that submits a script."""
         option = site.account.option
         return f"{option}PROJECT" if option.endswith("=") else f"{option} PROJECT"
 
     def account_flag(self, site: Site) -> str:
-        """The directive that names the account, such as `-A` or `-W group_list`."""
+        """Returns the flag of the account, such as `-A` or `-W group_list`."""
         return site.account.option
 
     def account_arguments(self, account: str, option: str) -> list[str]:
-        """The arguments that name the account when a script is submitted; `option` is the profile's."""
+        """Returns the arguments that set the account on submission; `option` comes from the profile."""
         *before, last = (option or "-A").split()
         return [*before, f"{last}{account}"] if last.endswith("=") else [last, account]
 
     def submit_argv(
         self, script: str, options: Sequence[str], after: str = "", variables: str = ""
     ) -> list[str]:
-        """The command line that queues a script: after the end of another job, with variables `A=1,B=2`."""
+        """Returns the command line that queues a script.
+
+        `after` is the id of a job that must end first, `variables` has the format `A=1,B=2`.
+        """
         raise NotImplementedError
 
     def mpiexec_variables(self, cpus_per_task: int, ranks_per_node: int) -> list[ShellVariable]:
-        """What mpiexec needs in its environment to start ranks under this scheduler."""
+        """Returns the variables that mpiexec needs to start ranks under this scheduler."""
         return []
 
     def exclude_host(self, host: str) -> str:
-        """The command that submits a job anywhere but on that host; empty if there is none."""
+        """Returns the command that submits a job without this host; empty if there is none."""
         return ""
 
-    # What somebody's script requests. None: it does not say.
+    # The requests of a user's script. None: the script does not contain the request.
 
     def split_options(self, words: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """Flags and values of one directive line; a word that belongs to no option has an empty flag."""
+        """Yields flags and values of one directive line; a word without an option has an empty flag."""
         yield from ()
 
     def num_nodes(self, script: ScriptOptions) -> int | None:
@@ -207,7 +210,7 @@ class Scheduler:
         return None
 
     def queue(self, script: ScriptOptions, site: Site | None) -> tuple[int, str] | None:
-        """Line and name of the queue, partition or QOS: whichever the site calls its queues."""
+        """Line and name of the queue, partition or QOS, depending on the site."""
         return None
 
     def qos(self, script: ScriptOptions, site: Site | None) -> str:
@@ -217,26 +220,26 @@ class Scheduler:
     # Jobs.
 
     def find_allocation(self, environ: Mapping[str, str]) -> Allocation | None:
-        """The allocation that the environment is in; None if it is not one of this scheduler's.
+        """Returns the allocation of this process; None if this scheduler has not allocated it.
 
         Raises:
-            RequestError: the scheduler's variables cannot be read.
+            RequestError: the scheduler's variables are invalid.
         """
         return None
 
     def job_commands(self) -> JobCommands | None:
-        """The commands for jobs; None if jobs of this scheduler are not followed."""
+        """Returns the commands for jobs; None if jobs of this scheduler cannot be monitored."""
         return None
 
 
 def directive_value(what: str, value: str) -> str:
-    """`value`, if it can be written into a directive line.
+    """Returns `value` if it can be written into a directive line.
 
-    A directive line is not shell: schedulers read it to the end of the line and expand nothing. So
-    values are checked, never quoted.
+    A directive line is not shell code: schedulers read it to the end of the line and expand nothing.
+    Therefore values are checked and never quoted.
 
     Raises:
-        RequestError: it contains blanks, line breaks, quotes, `$` or others that no scheduler accepts.
+        RequestError: it contains blanks, line breaks, quotes, `$` or other unsupported characters.
     """
     if not _VALUE.fullmatch(value):
         raise RequestError(
@@ -247,15 +250,15 @@ def directive_value(what: str, value: str) -> str:
 
 
 def optional_value(what: str, value: str) -> str:
-    """As `directive_value`; an empty value stays empty."""
+    """The same as `directive_value`, but an empty value is allowed."""
     return directive_value(what, value) if value else ""
 
 
 def walltime_of(layout: Layout, site: Site) -> str:
-    """The walltime as HH:MM:SS.
+    """Returns the walltime as HH:MM:SS.
 
     Raises:
-        RequestError: there is none.
+        RequestError: neither the job nor the site has a walltime.
     """
     if layout.walltime_s is None:
         raise RequestError(f"no walltime was given and {site.title} has no default. Use --walltime HH:MM:SS.")
@@ -263,7 +266,7 @@ def walltime_of(layout: Layout, site: Site) -> str:
 
 
 def refuse_unused(site: Site, given: Sequence[tuple[str, str]]) -> None:
-    """Refuses options that this scheduler cannot use.
+    """Rejects options that this scheduler cannot use.
 
     Raises:
         RequestError: one of them has a value.
@@ -271,13 +274,13 @@ def refuse_unused(site: Site, given: Sequence[tuple[str, str]]) -> None:
     for option, value in given:
         if value:
             raise RequestError(
-                f"{option} {value} was given, but profile {site.name} has no scheduler that could use it. "
+                f"{option} {value} was given, but the scheduler of profile {site.name} has no such option. "
                 f"Remove {option}."
             )
 
 
 def resource_values(job: Job, site: Site, layout: Layout, of_site: Sequence[str]) -> list[str]:
-    """The values of qsub's `-l` with this job's numbers: those of the queue, else of the site."""
+    """Returns the values of qsub's `-l` for this job, from the queue or otherwise from the site."""
     cpus = job.cpus_per_node or site.node.threads or site.node.cores or layout.ranks_per_node
     numbers = {
         "nodes": job.num_nodes,
@@ -294,11 +297,11 @@ def resource_values(job: Job, site: Site, layout: Layout, of_site: Sequence[str]
 
 
 def cpus_per_task(layout: Layout) -> int:
-    """CPUs of one Slurm task: one rank's, or one node's if the task is torchrun's agent."""
+    """Returns the CPUs of one Slurm task: those of a rank, or of a node if the task is torchrun's agent."""
     per_rank = layout.cpus_per_rank or 1
     return per_rank * layout.ranks_per_node if layout.launcher == "torchrun" else per_rank
 
 
 def whole_number(text: str | None) -> int | None:
-    """The whole number that `text` is, or None."""
+    """Returns `text` as a whole number, or None if it is not one."""
     return int(text) if text and re.fullmatch("[0-9]{1,9}", text) else None

@@ -46,7 +46,7 @@ def read_job(job_id: str) -> JobState | None:
     for title, problem in real.items():
         if isinstance(problem, commands.NoAnswerError):
             raise commands.NoAnswerError(
-                f"{answered[0]} does not know job {job_id}, and {title} cannot be asked: {problem}"
+                f"{answered[0]} does not know job {job_id}, and {title} does not answer: {problem}"
             )
     return None
 
@@ -62,7 +62,7 @@ def _schedulers(job_id: str) -> list[JobCommands]:
     directories = os.environ.get("PATH", os.defpath).split(os.pathsep)
     known = job_commands().values()
     # In the same directory, Slurm comes first: its Torque wrappers include a qstat, but PBS has no scontrol.
-    in_order = (one for folder in directories for one in known if shutil.which(one.asks, path=folder))
+    in_order = (one for path in directories for one in known if shutil.which(one.asks, path=path))
     found = list(dict.fromkeys(in_order))
     if not found:
         raise RequestError(
@@ -92,7 +92,6 @@ def send(scheduler: JobCommands, words: list[str]) -> str:
     if job_id is None:
         raise commands.NoAnswerError(
             f"{scheduler.program} printed {commands.plain(last[:80])!r} instead of a job id. Check "
-            "whether the "
-            "job is queued before you try again."
+            "whether the job is queued before you try again."
         )
     return job_id

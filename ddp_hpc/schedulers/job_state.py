@@ -73,9 +73,8 @@ def check_job_id(text: str) -> str:
     if not is_job_id(text):
         shown = ascii(text if len(text) <= 80 else f"{text[:77]}...")
         raise RequestError(
-            f"{shown} is not a job id. Use a number such as 1234 or the output of submit. For an "
-            "array, name one "
-            "job, such as 12_3 (Slurm) or 12[3] (PBS)."
+            f"{shown} is not a job id. Use a number such as 1234 or the output of submit. For an array, "
+            "name one job, such as 12_3 (Slurm) or 12[3] (PBS)."
         )
     return text
 

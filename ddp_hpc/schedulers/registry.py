@@ -17,34 +17,34 @@ SCHEDULERS: dict[str, Scheduler] = {one.name: one for one in (Slurm(), Pbs(), Fl
 
 
 NO_SCHEDULER: Scheduler = SCHEDULERS["local"]
-"""For scripts without directives."""
+"""The scheduler of scripts without directives."""
 
 
 def scheduler_of_site(site: Site) -> Scheduler:
-    """The site's scheduler.
+    """Returns the site's scheduler.
 
     Raises:
-        RequestError: the profile names an unknown one.
+        RequestError: the profile contains an unknown scheduler.
     """
     if site.scheduler not in SCHEDULERS:
         known = tuple(SCHEDULERS)
         raise RequestError(
-            f"profile {site.name} names scheduler {site.scheduler!r}{nearest(site.scheduler, known)}. "
-            f"Use one of {', '.join(known)}."
+            f"profile {site.name} has the unknown scheduler {site.scheduler!r}"
+            f"{nearest(site.scheduler, known)}. Use one of {', '.join(known)}."
         )
     return SCHEDULERS[site.scheduler]
 
 
 def is_same_scheduler(site: Site, name: str) -> bool:
-    """Whether `name` is the name of the site's scheduler."""
+    """Returns whether `name` is the name of the site's scheduler."""
     return site.scheduler == name
 
 
 def check_launch(job: Job, site: Site, layout: Layout) -> None:
-    """Refuses a launcher, or an option of one, that does not work under the site's scheduler.
+    """Checks that the launcher and its options work under the site's scheduler.
 
     Raises:
-        RequestError: it does not work.
+        RequestError: they do not work.
     """
     scheduler = scheduler_of_site(site)
     if layout.launcher not in scheduler.launchers:

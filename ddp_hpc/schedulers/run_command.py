@@ -75,9 +75,8 @@ def need(program: str, why: str) -> None:
     """Raise RequestError unless the program is on the PATH."""
     if shutil.which(program) is None:
         raise RequestError(
-            f"{program} was not found on the PATH; {why}. Run this on a login node of such a machine, "
-            "or load "
-            "the module that provides it."
+            f"{program} was not found on the PATH; {why}. Run this on a login node of such a machine, or "
+            "load the module that provides it."
         )
 
 
@@ -108,8 +107,7 @@ def submit(*argv: str) -> Answer:
     if answer.code != 0 and _LOST.search(answer.err):
         raise NoAnswerError(
             f"{argv[0]} reports: {answer.said}. It is unknown whether the request was accepted. Check "
-            "your jobs "
-            "before you try again."
+            "your jobs before you try again."
         )
     return answer
 
@@ -128,8 +126,7 @@ def held_interrupt(program: str) -> Iterator[Callable[[], bool]]:
         if len(came) > 1:
             raise NoAnswerError(
                 f"interrupted before {program} answered. It is unknown whether a job was queued. Check "
-                "your jobs "
-                "before you try again."
+                "your jobs before you try again."
             )
         os.write(
             2,
@@ -153,9 +150,8 @@ def _patiently(argv: Sequence[str], limit_s: float, again: Callable[[Answer], bo
         if pause_s is not None:
             time.sleep(pause_s)
     raise NoAnswerError(
-        f"{argv[0]} failed {len(PAUSES_S) + 1} times: {answer.said}. Try again later, or ask the "
-        "site whether "
-        "the scheduler is up."
+        f"{argv[0]} failed {len(PAUSES_S) + 1} times: {answer.said}. Try again later, or ask the site "
+        "whether the scheduler is up."
     )
 
 
@@ -205,8 +201,7 @@ def _read(process: subprocess.Popen[bytes], name: str, limit_s: float) -> tuple[
             if left_s <= 0:
                 raise NoAnswerError(
                     f"{name} did not answer within {limit_s:g} s. If it was to change something, check "
-                    "whether "
-                    "it did; otherwise try again later."
+                    "whether it did; otherwise try again later."
                 )
             for key, _ in selector.select(min(left_s, _LOOK_S)):
                 piece = os.read(key.fd, 65536)

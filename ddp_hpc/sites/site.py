@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from ddp_hpc.assets import asset_folder, user_folder
+from ddp_hpc.assets import asset_directory, user_directory
 from ddp_hpc.errors import RequestError, nearest
 from ddp_hpc.sites.tables import (
     BASHS_OWN,
@@ -119,7 +119,7 @@ class Site:
 def profile_files() -> dict[str, Path]:
     """Return the files of all profiles by name, sorted. User profiles override shipped ones."""
     found: dict[str, Path] = {}
-    for folder in (asset_folder("profiles"), user_folder("profiles")):
+    for folder in (asset_directory("profiles"), user_directory("profiles")):
         if folder.is_dir():
             found.update((path.stem, path) for path in folder.glob("*.toml") if _NAME.fullmatch(path.stem))
     return dict(sorted(found.items()))
@@ -168,7 +168,7 @@ def read_site(path: Path) -> Site:
 
 
 def _template_file(name: str, profile: Path) -> Path:
-    places = (profile.resolve().parent, user_folder("templates"))
+    places = (profile.resolve().parent, user_directory("templates"))
     for folder in places if _TEMPLATE.fullmatch(name) else ():
         if (folder / name).is_file():
             return folder / name

@@ -24,6 +24,8 @@ from ddp_hpc.units import duration, format_bytes
 
 _SLOW = 0.05
 """Fraction of a step by which a rank must be slower than the others to be reported."""
+_LATE = 0.6
+"""Fraction of the waiting in collectives that must be for one rank: without a cause, it is for all alike."""
 _MUCH = 0.05
 """Fraction of a step that waiting for data must take to be reported."""
 PART_NAMES = {
@@ -34,6 +36,7 @@ PART_NAMES = {
     "snapshot": "snapshots",
     "other": "other computation",
     "comm_exposed": "exposed communication",
+    "memcpy": "copies of memory",
     "idle": "idle",
 }
 """The names of the parts of a step in sentences."""
@@ -78,7 +81,7 @@ def capture_of(name: str, ranks: Sequence[RankTrace], notes: Sequence[str] = ())
         straggler=straggler,
         slowest_load=load,
         findings=tuple(_findings(overall, straggler, load, collectives, num_steps)),
-        notes=tuple(notes) + _missing(missing, world_size),
+        notes=tuple(notes) + _missing(missing, world_size) + _alone(ranks, world_size, collectives),
     )
 
 
@@ -94,10 +97,25 @@ def _missing(missing: Sequence[int], world_size: int) -> tuple[str, ...]:
     return (f"traces of {len(missing)} of {world_size} ranks are missing: {shown}",)
 
 
+def _alone(
+    ranks: Sequence[RankTrace], world_size: int, collectives: Sequence[CollectiveRow]
+) -> tuple[str, ...]:
+    if len(ranks) > 1 or world_size == 1 or not collectives:
+        return ()
+    return (
+        "with one rank's trace, the times of collectives include an unknown time of waiting for late ranks",
+    )
+
+
 def _straggler(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: Times) -> Straggler | None:
-    """Returns the rank whose own work takes longest, if it is significantly slower than the others."""
+    """Returns the rank that the others wait for, if they wait significantly long."""
     if len(ranks) < 2:
         return None
+    return _slow_rank(ranks, matched, overall) or _late_rank(ranks, matched, overall)
+
+
+def _slow_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: Times) -> Straggler | None:
+    """Returns the rank whose own work takes longest, if it is significantly slower than the others."""
     # The median over the steps is used, so that a single slow step does not count.
     excess = {region: _excesses(ranks, f"{region}_s") for region in (*REGIONS, "other", "idle")}
     own = {trace.rank: sum(of_rank[trace.rank] for of_rank in excess.values()) for trace in ranks}
@@ -120,6 +138,29 @@ def _straggler(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
     if matched:
         evidence += f"; it was the last to start {last} of {len(matched)} collectives"
     return Straggler(rank, region, excess_s, excess_s / overall.wall_s, evidence)
+
+
+def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: Times) -> Straggler | None:
+    """Returns the rank that starts collectives last, whatever it does before, if the others wait for it.
+
+    How long a rank waited is by how much its call is longer than that of the last rank.
+    """
+    num_steps = max(len(trace.steps) for trace in ranks)
+    waited: defaultdict[int, float] = defaultdict(float)
+    for one in matched:
+        others = [call.dur_s for rank, call in one.calls.items() if rank != one.last]
+        waited[one.last] += (statistics.median(others) - one.transfer_s) / num_steps
+    if not waited:
+        return None
+    rank = max(waited, key=lambda rank: waited[rank])
+    if waited[rank] < max(_SLOW * overall.wall_s, _LATE * sum(waited.values())):
+        return None
+    last = Counter(one.last for one in matched)[rank]
+    evidence = (
+        f"it was the last to start {last} of {len(matched)} collectives, and the median of the other ranks "
+        f"waited {duration(waited[rank])} per step for it"
+    )
+    return Straggler(rank, "idle", waited[rank], waited[rank] / overall.wall_s, evidence)
 
 
 def _excesses(ranks: Sequence[RankTrace], part: str) -> dict[int, float]:

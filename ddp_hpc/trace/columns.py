@@ -16,16 +16,20 @@ _FAR_NS = 2.0**62
 
 
 class Columns:
-    """The names, threads, starts and durations of events."""
+    """The names, threads, starts and durations of events.
 
-    def __init__(self) -> None:
+    Columns that are made with the same `threads` have the same thread numbers.
+    """
+
+    def __init__(self, threads: dict[tuple[Any, Any], int] | None = None) -> None:
         self.names: dict[tuple[str, str], int] = {}
         """Numbers of (category, name) pairs, in the order of their first occurrence."""
-        self._threads: dict[tuple[Any, Any], int] = {}
+        self.threads: dict[tuple[Any, Any], int] = {} if threads is None else threads
         self._name = array("i")
         self._thread = array("i")
         self._start_us = array("d")
         self._dur_us = array("d")
+        self._correlation = array("q")
         self.num_dropped = 0
 
     def __len__(self) -> int:
@@ -37,11 +41,20 @@ class Columns:
         if room < len(events):
             self.num_dropped += len(events) - room
             events = events[:room]
-        names, threads = self.names, self._threads
+        names, threads = self.names, self.threads
         self._name.extend([names.setdefault((event.cat, event.name), len(names)) for event in events])
         self._thread.extend([threads.setdefault((event.pid, event.tid), len(threads)) for event in events])
         self._start_us.extend([event.ts for event in events])
         self._dur_us.extend([event.dur for event in events])
+
+    def add_correlations(self, correlations: list[int]) -> None:
+        """Adds the correlation IDs of the events that were added last, without those of dropped events."""
+        self._correlation.extend(correlations[: len(self) - len(self._correlation)])
+
+    @property
+    def correlation(self) -> Longs:
+        """The correlation ID of each event, -1 if it has none; without entries if none were added."""
+        return np.frombuffer(self._correlation, np.int64)
 
     @property
     def name(self) -> Ints:

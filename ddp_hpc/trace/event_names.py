@@ -7,13 +7,24 @@ import re
 STEP, ALL_STEPS = "ProfilerStep#", "ProfilerStep*"
 """The name of a step in traces of torch's profiler, and the name of all steps in its key averages."""
 
+AUTOGRAD = "autograd::engine::evaluate_function"
+"""The beginning of the names of the operators in which autograd's threads run a backward pass."""
+
 # The first name of each region is that of ddp-hpc; the others are written by torch and common trainers.
 _REGIONS = {
-    "data": ("data", "dataloader", "data_loading", "enumerate(dataloader)", "get_batch", "next_batch"),
+    "data": (
+        "data",
+        "dataloader",
+        "data_loading",
+        "data_load",
+        "enumerate(dataloader)",
+        "get_batch",
+        "next_batch",
+    ),
     "forward": ("forward", "distributeddataparallel.forward", "fullyshardeddataparallel.forward"),
     # A pipeline alternates between the two within one pass.
     "backward": ("backward", "autograd::engine::evaluate_function", "forward and backward"),
-    "optimizer": ("optimizer", "optimizer.step", "optimizer.zero_grad", "optimizer_step"),
+    "optimizer": ("optimizer", "optimizer.step", "optimizer.zero_grad", "optimizer_step", "zero_grad"),
     "snapshot": ("snapshot", "checkpoint", "save_checkpoint"),
 }
 _REGION_OF = {name: region for region, names in _REGIONS.items() for name in names}
@@ -45,6 +56,11 @@ _KERNEL = re.compile(
     r"(AllReduce|AllGather|ReduceScatter|AllToAll|Broadcast|SendRecv|Reduce|Send|Recv)",
     re.IGNORECASE,
 )
+# Of torch's symmetric memory (CUDASymmetricMemoryOps.cu) and of DeepEP, which sends tokens to experts.
+_OTHER_KERNEL = re.compile(
+    r"(?:multimem|one_shot|two_shot|symm_mem)_(all_reduce|all_gather|reduce_scatter)"
+    r"|deep_ep::\w+::(dispatch|combine)\b"
+)
 _WAITING = ("c10d::", "_c10d_functional::", "record_param_comms", "c10d_functional::")
 
 _ELEMENT_BYTES = {
@@ -72,7 +88,8 @@ _ELEMENT_BYTES = {
 
 def region_of(name: str) -> str | None:
     """Returns the region in REGIONS that an annotation denotes, or None."""
-    return _REGION_OF.get(name.partition("#")[0].partition(": ")[0].strip().lower())
+    # TorchRec and torchbench mark their regions as `## forward ##`.
+    return _REGION_OF.get(name.strip("# ").partition("#")[0].partition(": ")[0].strip().lower())
 
 
 def annotated_kind(name: str) -> str | None:
@@ -88,6 +105,8 @@ def kernel_kind(name: str) -> str | None:
     """
     if found := _KERNEL.search(name):
         return kind_of(found[1])
+    if found := _OTHER_KERNEL.search(name):
+        return found[1] or ("all_to_all" if found[2] else None)
     return "collective" if name.startswith(("ncclDevKernel", "ncclKernel")) else None
 
 

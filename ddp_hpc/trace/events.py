@@ -117,7 +117,8 @@ class _Reader(Generic[_Event]):
                 return self._decode(text[: cut.start()]), text[cut.end() :]
             except _NO_JSON:
                 continue
-        if len(text) < _SURELY_BROKEN_BYTES:  # the cuts may be inside an event that is not complete yet
+        # The cuts may be inside an event that is not complete yet.
+        if not cuts or len(text) < _SURELY_BROKEN_BYTES:
             return [], text
         return self._salvage(text[: cuts[-1].start()]), text[cuts[-1].end() :]
 

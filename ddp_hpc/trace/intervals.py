@@ -17,7 +17,11 @@ Intervals: TypeAlias = tuple[Longs, Longs]
 NO_INTERVALS: Intervals = (np.empty(0, np.int64), np.empty(0, np.int64))
 
 
-def joined(intervals: Intervals) -> Intervals:
+_MOST_LEVELS = 1000
+"""Intervals nested deeper, which no program makes, are treated as if nothing enclosed them."""
+
+
+def union(intervals: Intervals) -> Intervals:
     """Returns the union of the intervals as sorted intervals that do not overlap."""
     starts, ends = intervals
     if not len(starts):
@@ -55,8 +59,10 @@ def parents(threads: Ints, starts: Longs, durations: Longs) -> Ints:
         begins = starts[members]
         ends = begins + durations[members]
         depth = np.arange(len(members)) - np.searchsorted(np.sort(ends), begins, side="right")
-        order = np.argsort(depth, kind="stable")
-        levels = np.split(order, np.flatnonzero(np.diff(depth[order])) + 1)
+        order = np.argsort(depth, kind="stable").astype(np.intc)
+        deepest = min(int(depth.max(initial=0)), _MOST_LEVELS)
+        edges = np.searchsorted(depth, np.arange(deepest + 2), sorter=order)
+        levels = [order[begin:end] for begin, end in itertools.pairwise(edges)]
         for above, below in itertools.pairwise(levels):
             found[members[below]] = members[above[np.searchsorted(above, below) - 1]]
     return found

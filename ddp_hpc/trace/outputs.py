@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from ddp_hpc.errors import RequestError
-from ddp_hpc.partial_files import begins_with, write_whole
+from ddp_hpc.partial_files import begins_with, write_atomically
 from ddp_hpc.trace.capture import read_capture
 from ddp_hpc.trace.trace_files import trace_files
 from ddp_hpc.trace.trace_records import Capture
@@ -98,7 +98,7 @@ def write_json(captures: Sequence[Capture], sentences: Sequence[str], path: Path
         "changed": list(sentences),
         "captures": [_fields(capture) for capture in captures],
     }
-    write_whole(path, (json.dumps(document, indent=1) + "\n").encode(), "report")
+    write_atomically(path, (json.dumps(document, indent=1) + "\n").encode(), "report")
 
 
 def _fields(capture: Capture) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from ddp_hpc.text_table import cut
 from ddp_hpc.trace import page_tables as tables
 from ddp_hpc.trace.page_figures import COLORS, MANY_RANKS, Figure, by_rank, label_of, mean_steps
 from ddp_hpc.trace.page_timeline import MAX_SPANS, timeline
-from ddp_hpc.trace.trace_records import REGIONS, TIMES, Capture
+from ddp_hpc.trace.trace_records import REGIONS, TIMES, Capture, present
 
 _HTML_DIRECTORY = Path(__file__).parent / "html"
 _MAX_NAMED = 8
@@ -45,7 +45,8 @@ def page(captures: Sequence[Capture], sentences: Sequence[str]) -> str:
     sections = [_section(number, capture, len(captures), figures) for number, capture in enumerate(captures)]
     text = _environment().get_template("report.html.j2").render(
         captures=captures, sections=sections, sentences=sentences, mean_table=tables.mean_step(captures),
-        figures=figures, legend=_legend(), colors=COLORS, many_ranks=MANY_RANKS, num_regions=len(REGIONS),
+        figures=figures, legend=_legend(captures), colors=COLORS, many_ranks=MANY_RANKS,
+        num_regions=len(REGIONS),
         style=Markup((_HTML_DIRECTORY / "report.css").read_text(encoding="utf-8")),  # noqa: S704
         plotly=Markup(plotly), script=Markup(script),  # noqa: S704
         script_hashes=[_hash(plotly), _hash(script)],
@@ -88,7 +89,7 @@ def _section(number: int, capture: Capture, num_captures: int, figures: dict[str
     figures[f"timeline{number}"] = lines.figure
     top = [
         tables.ops(capture, kind, caption)
-        for kind, caption in (("kernels", "Kernels by self time"), ("ops", "Operators by self time"))
+        for kind, caption in (("kernels", "Kernels by total time"), ("ops", "Operators by self time"))
     ]
     return {
         "number": number,
@@ -128,5 +129,6 @@ def _lines(sentences: Sequence[str]) -> list[str]:
     return [*lines, f"and {more:,} more"] if more > 0 else lines
 
 
-def _legend() -> list[tuple[str, str]]:
-    return [(label_of(field), COLORS[field.removesuffix("_s")]) for field in TIMES]
+def _legend(captures: Sequence[Capture]) -> list[tuple[str, str]]:
+    shown = present([mean for capture in captures for mean in capture.rank_means], TIMES)
+    return [(label_of(field), COLORS[field.removesuffix("_s")]) for field in shown]

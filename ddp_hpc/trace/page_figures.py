@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from ddp_hpc.text_table import cut
-from ddp_hpc.trace.trace_records import PARTS, Capture, Times
+from ddp_hpc.trace.trace_records import PARTS, Capture, Times, present
 
 Figure: TypeAlias = dict[str, Any]
 """A plotly figure's `data` and `layout`, and its `height` in pixels; it is as wide as the page."""
@@ -23,6 +23,7 @@ COLORS = {
     "other": "#a08c6c",
     "comm_exposed": "#d55e00",
     "comm_hidden": "#f0a37a",
+    "memcpy": "#f0e442",
     "idle": "#a6a6a6",
 }
 _DARK = ("backward_s", "optimizer_s", "comm_exposed_s")
@@ -55,10 +56,11 @@ def plain(text: str, limit: int = 60) -> str:
 def mean_steps(captures: Sequence[Capture]) -> Figure:
     """Returns a bar per capture with the parts of its mean step, above a thin bar of its communication."""
     rows = [2.0 * number for number in range(len(captures))]
+    means = [capture.mean for capture in captures]
     data = [
-        _bars(field, [capture.mean for capture in captures], rows, width)
+        _bars(field, means, rows, width)
         for fields, width, rows in ((PARTS, 0.8, rows), (_COMM, 0.25, [row + 0.6 for row in rows]))
-        for field in fields
+        for field in present(means, fields)
     ]
     names = [
         {
@@ -117,8 +119,8 @@ def by_rank(capture: Capture) -> Figure:
             "marker": {"color": COLORS[_part(field)], "line": {"width": 0}},
             "hovertemplate": f"rank %{{x}}, {label_of(field)}: %{{y:,.3~f}} ms<extra></extra>",
         }
-        for fields, y_axis in ((PARTS, "y"), (_COMM if has_comm else (), "y2"))
-        for field in fields
+        for fields, y_axis in ((PARTS, "y"), (_COMM, "y2"))
+        for field in present(capture.rank_means, fields)
     ]
     layout = base_layout() | {
         "barmode": "stack",

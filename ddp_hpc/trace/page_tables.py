@@ -9,7 +9,7 @@ from typing import Any
 from ddp_hpc.text_table import Column, Row, cut
 from ddp_hpc.trace.page_figures import label_of
 from ddp_hpc.trace.text_report import operators
-from ddp_hpc.trace.trace_records import PARTS, TIMES, Capture, Times
+from ddp_hpc.trace.trace_records import PARTS, TIMES, Capture, present
 from ddp_hpc.units import format_bytes
 
 MAX_OPS = 25
@@ -56,7 +56,7 @@ def mean_step(captures: Sequence[Capture]) -> Table:
             Column(f"share{number}", f"{name}share", _share),
         ]
     rows: list[Row] = []
-    for field in (*_shown([capture.mean for capture in captures], PARTS), "wall_s", "comm_hidden_s"):
+    for field in (*present([capture.mean for capture in captures], PARTS), "wall_s", "comm_hidden_s"):
         row: Row = {"part": "step" if field == "wall_s" else label_of(field)}
         for number, capture in enumerate(captures):
             time_s, wall_s = getattr(capture.mean, field), capture.mean.wall_s
@@ -69,14 +69,10 @@ def _share(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
-def _shown(times: Sequence[Times], fields: Sequence[str]) -> list[str]:
-    return [field for field in fields if any(getattr(one, field) for one in times)]
-
-
 def ranks(capture: Capture) -> Table:
     """Returns a row per rank with its host, mean step and peak memory."""
     devices = sorted({device for trace in capture.ranks for device in trace.peak_bytes})
-    fields = ["wall_s", *_shown(capture.rank_means, TIMES)]
+    fields = ["wall_s", *present(capture.rank_means, TIMES)]
     columns = [
         Column("rank", "rank"),
         Column("host", "host", _name),

@@ -13,10 +13,28 @@ from ddp_hpc.trace import event_names as names
 from ddp_hpc.trace.columns import Columns
 from ddp_hpc.trace.events import Event
 
-_OLD_CATEGORIES = {"Operator": "cpu_op", "Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset"}
-_DEVICE_TYPES = {0: "cpu", 1: "cuda", 12: "xpu", 13: "mps", 20: "privateuseone"}
+_OLD_CATEGORIES = {
+    "Operator": "cpu_op",
+    "Kernel": "kernel",
+    "Memcpy": "gpu_memcpy",
+    "Memset": "gpu_memset",
+    "Runtime": "cuda_runtime",
+}
+_RUNTIMES = ("_runtime", "_driver")
+"""The ends of the categories of calls that launch work: cuda_runtime, cuda_driver, xpu_runtime."""
+_DEVICE_TYPES = {
+    0: "cpu",
+    1: "cuda",
+    6: "hip",
+    12: "xpu",
+    13: "mps",
+    15: "hpu",
+    19: "mtia",
+    20: "privateuseone",
+}
 """The values of c10::DeviceType, which torch writes as a number."""
 _MOST_CALLS = 1_000_000
+_MOST = 2**63
 
 
 class _Memory(msgspec.Struct, gc=False):
@@ -38,6 +56,13 @@ class _Message(msgspec.Struct, gc=False):
     dtype: str = ""
 
 
+class _Link(msgspec.Struct, gc=False):
+    """The argument that connects a kernel or a copy with the call on the host that launched it."""
+
+    correlation: int = -1
+
+
+_LINK = msgspec.json.Decoder(_Link)
 _MEMORY = msgspec.json.Decoder(_Memory)
 _MESSAGE = msgspec.json.Decoder(_Message)
 
@@ -62,13 +87,16 @@ class RankEvents:
 
     host: Columns = field(default_factory=Columns)
     """Operators and annotations."""
+    launches: Columns = field(init=False)
+    """Calls of the device's runtime or driver, with correlation IDs and the thread numbers of `host`."""
     device: Columns = field(default_factory=Columns)
-    """Kernels and copies."""
-    device_regions: Columns = field(default_factory=Columns)
-    """Annotations on the device's timeline."""
+    """Kernels and copies, with correlation IDs."""
     calls: list[Call] = field(default_factory=list)
     peak_bytes: dict[str, int] = field(default_factory=dict)
     num_calls_dropped: int = 0
+
+    def __post_init__(self) -> None:
+        self.launches = Columns(self.host.threads)
 
 
 COLLECTIVE = "collective"
@@ -87,7 +115,9 @@ def add_events(events: list[Event], rank_events: RankEvents, world_size: int) ->
     # Annotations come first, so that they enclose operators of the same duration.
     host = of["user_annotation"] + of["cpu_op"]
     rank_events.host.add([event for event in host if event.ph == "X"])
-    rank_events.device_regions.add(of["gpu_user_annotation"])
+    for category in of:
+        if category.endswith(_RUNTIMES):
+            _add_linked(rank_events.launches, of[category])
     calls = [
         _call(event, kind, world_size, on_device=False)
         for event in of["user_annotation"]
@@ -97,13 +127,26 @@ def add_events(events: list[Event], rank_events: RankEvents, world_size: int) ->
         if kind := names.kernel_kind(event.name):
             event.cat = COLLECTIVE
             calls.append(_call(event, kind, world_size, on_device=True))
-    rank_events.device.add(of["kernel"] + of["gpu_memcpy"] + of["gpu_memset"])
+    _add_linked(rank_events.device, of["kernel"] + of["gpu_memcpy"] + of["gpu_memset"])
     room = max(0, _MOST_CALLS - len(rank_events.calls))
     rank_events.num_calls_dropped += max(0, len(calls) - room)
     rank_events.calls += calls[:room]
     for event in of["cpu_instant_event"]:
         if event.name == "[memory]":
             _count_memory(event, rank_events.peak_bytes)
+
+
+def _add_linked(columns: Columns, events: list[Event]) -> None:
+    columns.add(events)
+    columns.add_correlations([_correlation(event) for event in events])
+
+
+def _correlation(event: Event) -> int:
+    try:
+        number = _LINK.decode(event.args).correlation
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return -1
+    return number if -1 <= number < _MOST else -1
 
 
 def _count_memory(event: Event, peak_bytes: dict[str, int]) -> None:
@@ -130,6 +173,8 @@ def _call(event: Event, kind: str, world_size: int, on_device: bool) -> Call:
         num_bytes = _bytes_in(message)
         if kind == "all_gather":  # gloo's annotation contains the size of this rank's input only
             num_bytes *= max(1, num_ranks)
+    if not 0 <= num_bytes < _MOST or not 0 <= num_ranks < _MOST:
+        num_bytes = num_ranks = 0  # no buffer has this size
     return Call(kind, message.group, num_ranks, num_bytes, event.ts, event.dur, on_device)
 
 

@@ -17,6 +17,7 @@ from ddp_hpc.trace.step_times import Steps, measure
 from ddp_hpc.trace.trace_records import Collective, Op, RankTrace, Span, Step
 
 _MOST_SPANS = 50_000
+_NOTED_SHARE = 0.01
 _MOST_OPS = 1000
 _MOST_RANKS = 1_000_000
 _FAR_NS = 2**63
@@ -40,7 +41,8 @@ def read_rank(path: Path) -> RankTrace:
     base_us = min((first for first in firsts if first is not None), default=0.0)
     steps = measure(rank_events, base_us)
     zero_s = _zero_ns(reading.head) * 1e-9 + base_us * 1e-6
-    collectives = _collectives(rank_events.calls, base_us, zero_s, steps)
+    is_device_missing = len(rank_events.launches) > 0 and not len(rank_events.device)
+    collectives = _collectives(rank_events.calls, base_us, zero_s, steps, is_device_missing)
     spans = _spans(steps, zero_s)
     notes = reading.notes + (_notes(rank_events, steps, len(spans)) if reading.num_events else [])
     host = reading.head.get("host_name")
@@ -57,7 +59,7 @@ def read_rank(path: Path) -> RankTrace:
         spans=spans[:_MOST_SPANS],
         collectives=collectives,
         ops=_ops(rank_events.host),
-        kernels=_ops(rank_events.device),
+        kernels=_kernels(rank_events.device),
         peak_bytes=rank_events.peak_bytes,
         num_events=reading.num_events,
         notes=tuple(notes),
@@ -84,15 +86,23 @@ def _zero_ns(head: dict[str, Any]) -> int:
 
 
 def _device(rank_events: RankEvents, head: dict[str, Any]) -> str:
+    runtimes = {category.partition("_")[0] for category, _ in rank_events.launches.names} - {"cuda"}
+    if runtimes:  # xpu_runtime, mtia_runtime; that of ROCm is named cuda_runtime
+        return min(runtimes)
     if not len(rank_events.device):
         return "cpu"
     kinds = {name.partition(":")[0] for name in rank_events.peak_bytes} - {"cpu"}
     return next(iter(sorted(kinds)), "xpu" if "xpu" in str(head.get("deviceProperties")).lower() else "cuda")
 
 
-def _collectives(calls: list[Call], base_us: float, zero_s: float, steps: Steps) -> tuple[Collective, ...]:
+def _collectives(
+    calls: list[Call], base_us: float, zero_s: float, steps: Steps, is_device_missing: bool
+) -> tuple[Collective, ...]:
     # If collectives run on a device, the annotations on the host only show when they were launched.
-    on_device = any(call.on_device for call in calls)
+    on_device = any(call.on_device for call in calls) or is_device_missing
+    # NCCL implements all-to-all by the kernels of send and receive.
+    on_host = {call.kind for call in calls if not call.on_device}
+    is_all_to_all = "all_to_all" in on_host and not on_host & {"send", "recv", "send_recv"}
     collectives = []
     for call in sorted(calls, key=lambda call: call.start_us):
         if call.on_device == on_device:
@@ -100,9 +110,8 @@ def _collectives(calls: list[Call], base_us: float, zero_s: float, steps: Steps)
             start_s = zero_s + start_ns * 1e-9
             step = steps.step_of(start_ns)
             dur_s = int(nanoseconds(call.dur_us)) * 1e-9
-            collectives.append(
-                Collective(call.kind, call.group, call.num_ranks, call.bytes, start_s, dur_s, step)
-            )
+            kind = "all_to_all" if call.kind == "send_recv" and is_all_to_all else call.kind
+            collectives.append(Collective(kind, call.group, call.num_ranks, call.bytes, start_s, dur_s, step))
     return tuple(collectives)
 
 
@@ -143,11 +152,22 @@ def _ops(columns: Columns) -> tuple[Op, ...]:
     return tuple(sorted(ops, key=lambda op: -op.self_s)[:_MOST_OPS])
 
 
+def _kernels(columns: Columns) -> tuple[Op, ...]:
+    """Returns kernels and copies by total time. If they overlap on a stream, neither has called the other."""
+    size = len(columns.names)
+    calls = np.bincount(columns.name, minlength=size)
+    totals = np.bincount(columns.name, columns.dur_ns() * 1e-9, size)
+    by_name: dict[str, Op] = {}
+    for i, (_, name) in enumerate(columns.names):
+        before = by_name.get(name, Op(name, 0, 0.0, 0.0))
+        total_s = before.total_s + float(totals[i])
+        by_name[name] = Op(name, before.num_calls + int(calls[i]), total_s, total_s)
+    return tuple(sorted(by_name.values(), key=lambda op: -op.total_s)[:_MOST_OPS])
+
+
 def _notes(rank_events: RankEvents, steps: Steps, num_spans: int) -> list[str]:
     notes = []
-    dropped = sum(
-        part.num_dropped for part in (rank_events.host, rank_events.device, rank_events.device_regions)
-    )
+    dropped = sum(part.num_dropped for part in (rank_events.host, rank_events.device, rank_events.launches))
     if dropped or rank_events.num_calls_dropped:
         notes.append(
             f"{dropped + rank_events.num_calls_dropped} events after the first {MOST_EVENTS} of their kind "
@@ -157,6 +177,20 @@ def _notes(rank_events: RankEvents, steps: Steps, num_spans: int) -> list[str]:
         notes.append("it contains no operators, kernels or regions")
     elif not steps.marked:
         notes.append("profiler.step() was not called, so the whole recording is treated as one step")
+    if len(rank_events.launches) and not len(rank_events.device):
+        notes.append(
+            "calls to the device's runtime were recorded, but not the device's activity, so all times are "
+            "the host's; record it with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+        )
+    if steps.outside_share >= _NOTED_SHARE:
+        notes.append(
+            f"{steps.outside_share:.0%} of the device's busy time is outside the steps and not counted"
+        )
+    if steps.unlinked_share >= _NOTED_SHARE:
+        notes.append(
+            f"the launches of {steps.unlinked_share:.0%} of the kernels were not recorded, so these are "
+            "counted as other computation"
+        )
     if num_spans > _MOST_SPANS:
         notes.append(f"the timeline shows only the first {_MOST_SPANS} of {num_spans} spans")
     return notes

@@ -10,12 +10,18 @@ import numpy.typing as npt
 
 from ddp_hpc.trace import event_names as names
 from ddp_hpc.trace.columns import Columns
-from ddp_hpc.trace.intervals import NO_INTERVALS, Intervals, Longs, cover, joined
+from ddp_hpc.trace.device_activity import UNKNOWN, Launches, find_launches, is_inside, step_windows
+from ddp_hpc.trace.intervals import NO_INTERVALS, Intervals, Longs, cover, union
 from ddp_hpc.trace.rank_events import COLLECTIVE, RankEvents
 from ddp_hpc.trace.trace_records import PARTS, REGIONS, Times
 
 # Inner regions come first, because data loading or a backward pass may be nested in a forward region.
 _INNER_FIRST = ("data", "snapshot", "optimizer", "backward", "forward")
+
+_MOST_DIGITS = 18
+
+# The regions in which a device waits for the host.
+_WAITED_FOR = ("data", "snapshot")
 
 _Mask = npt.NDArray[np.bool_]
 
@@ -29,9 +35,14 @@ class Steps:
     ends: Longs
     times: tuple[Times, ...]
     regions: dict[str, Intervals]
-    """Sorted intervals that do not overlap, from the device's timeline if it has them."""
+    """Sorted intervals that do not overlap. Those of a device last from the first to the last kernel of a
+    step that the region launched. Waiting for data is the host's."""
     marked: bool
     """False if profiler.step() was not called, and the whole recording is treated as one step."""
+    outside_share: float = 0.0
+    """The part of the device's busy time that is before the first or after the last step."""
+    unlinked_share: float = 0.0
+    """The part of the kernels whose launch was not recorded, so that they belong to no region."""
 
     def step_of(self, moment_ns: int) -> int | None:
         """Returns the number of the step that contains the moment, or None."""
@@ -67,22 +78,73 @@ def measure(rank_events: RankEvents, base_us: float) -> Steps:
     # The threads of a communication backend are excluded, since they only sum received data.
     own = np.isin(host.thread, np.setdiff1d(host.thread[is_comm], host.thread[is_step]), invert=True)
     regions = _regions(host, own, steps)
-    sets = {"step": steps} | {f"host {region}": times for region, times in regions.items()}
-    on_device = len(device.name) > 0
-    if on_device:
-        seen = _regions(_Named(rank_events.device_regions, base_us), None, steps)
-        regions |= {region: times for region, times in seen.items() if len(times[0])}
-        collective = device.where(lambda category, _: category == COLLECTIVE)
-        sets["compute"], sets["comm"] = (joined(device.intervals(m)) for m in (~collective, collective))
-        sets["waits"] = NO_INTERVALS
-    else:
-        is_op = own & host.where(lambda category, _: category == "cpu_op")
-        waits = host.where(lambda _, name: names.waits(name))
-        sets["compute"] = joined(host.intervals(is_op & ~waits))
-        sets["waits"] = joined(host.intervals(is_op & waits))
-        sets["comm"] = joined(host.intervals(is_comm))
-    sets |= regions
-    return Steps(numbers, *steps, _times(sets, steps, on_device), regions, marked)
+    if len(device.name):
+        return _measure_device(rank_events, base_us, host, device, numbers, steps, marked, regions)
+    is_op = own & host.where(lambda category, _: category == "cpu_op")
+    waits = host.where(lambda _, name: names.waits(name))
+    sets = {"step": steps, **regions}
+    sets["compute"] = union(host.intervals(is_op & ~waits))
+    sets["waits"] = union(host.intervals(is_op & waits))
+    sets["comm"] = union(host.intervals(is_comm))
+    return Steps(numbers, *steps, _times_on_host(sets, steps), regions, marked)
+
+
+def _measure_device(
+    rank_events: RankEvents,
+    base_us: float,
+    host: _Named,
+    device: _Named,
+    numbers: tuple[int, ...],
+    steps: Intervals,
+    marked: bool,
+    on_host: dict[str, Intervals],
+) -> Steps:
+    calls = rank_events.launches
+    launches = find_launches(
+        rank_events.device.correlation,
+        device.starts,
+        calls.correlation,
+        calls.thread,
+        calls.start_ns(base_us),
+    )
+    steps = step_windows(steps, launches, device.ends) if marked else steps
+    is_collective = device.where(lambda category, _: category == COLLECTIVE)
+    is_copy = device.where(lambda category, _: category in ("gpu_memcpy", "gpu_memset"))
+    is_kernel = ~is_collective & ~is_copy
+    launched_in = _regions_of_launches(host, launches)
+    sets = {"step": steps, "compute": union(device.intervals(is_kernel))}
+    sets |= {"comm": union(device.intervals(is_collective)), "memcpy": union(device.intervals(is_copy))}
+    sets |= {f"host {region}": on_host[region] for region in _WAITED_FOR}
+    regions = {"data": on_host["data"]}
+    for region in _INNER_FIRST:
+        if region != "data":
+            kernels = device.intervals(is_kernel & (launched_in == region))
+            sets[region], regions[region] = union(kernels), _one_per_step(kernels, steps)
+    busy = union(device.intervals(np.ones(len(device.name), bool)))
+    inside = cover({"step": steps, "busy": busy})
+    lengths, busy_ns = np.diff(inside[0]), int((busy[1] - busy[0]).sum())
+    counted_ns = int(lengths[inside[1]["step"] & inside[1]["busy"]].sum())
+    is_unlinked = is_kernel & (launches.thread == UNKNOWN)
+    return Steps(
+        numbers, *steps, _times_on_device(sets, steps), regions, marked,
+        outside_share=1 - counted_ns / busy_ns if busy_ns else 0.0,
+        unlinked_share=float(is_unlinked.sum() / max(1, is_kernel.sum())),
+    )  # fmt: skip
+
+
+def _regions_of_launches(host: _Named, launches: Launches) -> npt.NDArray[np.object_]:
+    """Returns the region in which each event of the device was launched; empty if there was none."""
+    region_of = np.array([names.region_of(name) or "" for _, name in host.names], object)[host.name]
+    masks = []
+    for region in _INNER_FIRST:
+        mask = region_of == region
+        masks.append(is_inside(launches, host.thread[mask], host.intervals(mask)))
+    # All that autograd's threads launch belongs to the backward pass, such as the hooks of DDP.
+    autograd = host.where(lambda category, name: category == "cpu_op" and name.startswith(names.AUTOGRAD))
+    is_main = host.where(lambda category, name: category != "cpu_op" and name.startswith(names.STEP))
+    threads = np.setdiff1d(host.thread[autograd], host.thread[is_main])
+    masks.append(np.isin(launches.thread, threads) & (len(threads) > 0) & np.any(is_main))
+    return np.select(masks, [*_INNER_FIRST, "backward"], "")
 
 
 def _windows(host: _Named, device: _Named) -> tuple[tuple[int, ...], Intervals, bool]:
@@ -90,7 +152,7 @@ def _windows(host: _Named, device: _Named) -> tuple[tuple[int, ...], Intervals, 
     found: dict[int, tuple[int, int]] = {}
     for at in np.flatnonzero(host.where(lambda _, name: name.startswith(names.STEP))):
         number = host.names[host.name[at]][1].removeprefix(names.STEP)
-        if number.isdecimal():
+        if number.isdecimal() and len(number) <= _MOST_DIGITS:
             found.setdefault(int(number), (int(host.starts[at]), int(host.ends[at])))
     if found:
         ordered = sorted(found.items(), key=lambda step: step[1])
@@ -112,7 +174,7 @@ def _regions(events: _Named, own: _Mask | None, steps: Intervals) -> dict[str, I
     for region in REGIONS:
         mask = own & (region_of == region)
         if (mask & ~is_op).any():
-            regions[region] = joined(events.intervals(mask & ~is_op))
+            regions[region] = union(events.intervals(mask & ~is_op))
         else:
             regions[region] = _one_per_step(events.intervals(mask), steps)
     return regions
@@ -123,34 +185,43 @@ def _one_per_step(pieces: Intervals, steps: Intervals) -> Intervals:
     starts, ends = pieces
     inside = [(starts >= start) & (starts < end) for start, end in zip(*steps, strict=True)]
     spans = [(starts[mask].min(), ends[mask].max()) for mask in inside if mask.any()]
-    return joined((np.array([s for s, _ in spans], np.int64), np.array([e for _, e in spans], np.int64)))
+    return union((np.array([s for s, _ in spans], np.int64), np.array([e for _, e in spans], np.int64)))
 
 
-def _times(sets: dict[str, Intervals], steps: Intervals, on_device: bool) -> tuple[Times, ...]:
+def _times_on_host(sets: dict[str, Intervals], steps: Intervals) -> tuple[Times, ...]:
+    """Divides each step; a region includes operators and Python code."""
     moments, covers = cover(sets)
-    lengths = np.diff(moments)
     compute = covers["compute"] & ~covers["waits"]
-    exposed = covers["comm"] & ~compute
-    # On the host, a region includes operators and Python code. A device is either busy or waiting, and
-    # its waiting time is attributed to the concurrent activity of the host.
-    if on_device:
-        parts = [(region, compute & covers[region]) for region in _INNER_FIRST]
-        parts += [("other", compute), ("comm_exposed", exposed)]
-        parts += [(region, covers[f"host {region}"]) for region in ("data", "snapshot")]
-    else:
-        parts = [("comm_exposed", exposed)]
-        parts += [(region, covers[region]) for region in _INNER_FIRST]
-        parts += [("other", compute)]
+    parts = [("comm_exposed", covers["comm"] & ~compute)]
+    parts += [(region, covers[region]) for region in _INNER_FIRST]
+    parts += [("other", compute)]
+    return _sum_up(moments, covers, steps, parts, covers["comm"] & compute)
+
+
+def _times_on_device(sets: dict[str, Intervals], steps: Intervals) -> tuple[Times, ...]:
+    """Divides each step. A device that neither computes nor communicates nor copies waits for the host."""
+    moments, covers = cover(sets)
+    compute = covers["compute"]
+    parts = [(region, covers[region]) for region in _INNER_FIRST if region != "data"]
+    parts += [("other", compute), ("comm_exposed", covers["comm"]), ("memcpy", covers["memcpy"])]
+    parts += [(region, covers[f"host {region}"]) for region in _WAITED_FOR]
+    return _sum_up(moments, covers, steps, parts, covers["comm"] & compute)
+
+
+def _sum_up(
+    moments: Longs, covers: dict[str, _Mask], steps: Intervals, parts: list[tuple[str, _Mask]], hidden: _Mask
+) -> tuple[Times, ...]:
+    """Returns the times of each step; a moment belongs to the first of the parts that contains it."""
+    lengths = np.diff(moments)
     column = [PARTS.index(f"{name}_s") for name, _ in parts]
     chosen = np.select([mask for _, mask in parts], column, PARTS.index("idle_s"))
     at = np.searchsorted(steps[0], moments[:-1], side="right") - 1
     inside = covers["step"] & (at >= 0)
     spent = np.zeros((len(steps[0]), len(PARTS)))
     np.add.at(spent, (at[inside], chosen[inside]), lengths[inside] * 1e-9)
-    hidden = np.zeros(len(steps[0]))
-    beside = inside & covers["comm"] & compute
-    np.add.at(hidden, at[beside], lengths[beside] * 1e-9)
+    hidden_s = np.zeros(len(steps[0]))
+    np.add.at(hidden_s, at[inside & hidden], lengths[inside & hidden] * 1e-9)
     return tuple(
-        Times(**dict(zip(PARTS, row, strict=True)), comm_hidden_s=hidden_s)
-        for row, hidden_s in zip(spent.tolist(), hidden.tolist(), strict=True)
+        Times(**dict(zip(PARTS, row, strict=True)), comm_hidden_s=own_hidden_s)
+        for row, own_hidden_s in zip(spent.tolist(), hidden_s.tolist(), strict=True)
     )

@@ -102,7 +102,7 @@ def _read(file: Path) -> RankTrace | str:
         return read_rank(file)
     except OSError as error:
         return f"cannot be read ({error.strerror})"
-    except (ValueError, TypeError, ArithmeticError, RecursionError, MemoryError) as error:
+    except (ValueError, TypeError, ArithmeticError, LookupError, RecursionError, MemoryError) as error:
         return f"cannot be analyzed ({type(error).__name__}: {error})"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 REGIONS = ("data", "forward", "backward", "optimizer", "snapshot")
@@ -9,7 +10,7 @@ REGIONS = ("data", "forward", "backward", "optimizer", "snapshot")
 
 @dataclass(frozen=True)
 class Times:
-    """The parts of a step's time. Each moment is counted once, so the first eight sum to the step.
+    """The parts of a step's time. Each moment is counted once, so all but `comm_hidden_s` sum to the step.
 
     The time of a region excludes waiting for communication. On a device, regions are the time in which the
     device computed, `data_s` is the time it waited while the host fetched data, and `idle_s` is all other
@@ -25,6 +26,8 @@ class Times:
     """Computation outside these regions."""
     comm_exposed_s: float = 0.0
     """Time in which a collective ran without any computation."""
+    memcpy_s: float = 0.0
+    """Time in which a device only copied or filled memory."""
     idle_s: float = 0.0
     """Time without any event in the trace."""
     comm_hidden_s: float = 0.0
@@ -38,6 +41,11 @@ class Times:
 
 TIMES = tuple(field.name for field in fields(Times))
 PARTS = tuple(name for name in TIMES if name != "comm_hidden_s")
+
+
+def present(times: Sequence[Times], fields: Sequence[str]) -> list[str]:
+    """Returns those of the fields that are not 0 in all of `times`."""
+    return [field for field in fields if any(getattr(one, field) for one in times)]
 
 
 @dataclass(frozen=True)
@@ -105,7 +113,7 @@ class RankTrace:
     ops: tuple[Op, ...]
     """Operators by self time, the longest first."""
     kernels: tuple[Op, ...]
-    """Kernels and copies on the device, by self time."""
+    """Kernels and copies on the device, by total time."""
     peak_bytes: dict[str, int]
     """Peak of allocated memory per device: {"cpu": ..., "cuda:0": ...}."""
     num_events: int

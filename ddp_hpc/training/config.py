@@ -60,7 +60,7 @@ class TrainConfig:
 
     @classmethod
     def of(cls, **options: Any) -> TrainConfig:
-        """The configuration with these options, by the names that they have on the command line.
+        """The configuration with these options, under their command-line names.
 
         Raises:
             RequestError: values contradict each other, or one is out of range.
@@ -68,7 +68,7 @@ class TrainConfig:
         return from_options(cls, options)
 
     def changed(self, **options: Any) -> TrainConfig:
-        """This configuration with other values of these options."""
+        """A copy of this configuration with changed options."""
         return from_options(type(self), {**to_options(self), **options})
 
     @property
@@ -83,10 +83,10 @@ class TrainConfig:
 
 
 def check_together(parallel: ParallelConfig, optimization: OptimizationConfig) -> None:
-    """Refuses options of strategy and optimizer that do not work together.
+    """Checks that the options of the strategy and the optimizer work together.
 
     Raises:
-        RequestError: two of them do not.
+        RequestError: two options cannot be combined.
     """
     if parallel.static_graph and optimization.accumulate > 1:
         raise RequestError(

@@ -1,4 +1,4 @@
-"""Exact evaluation: each test sample counts once, however many ranks share the work."""
+"""Exact evaluation: each test sample counts once for any number of ranks."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from ddp_hpc.training.parallel.make_strategy import Strategy
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Mean loss and, where the task has such a notion, the share of right answers."""
+    """Mean loss and, if the task defines it, the number of correct answers."""
 
     num_samples: int
     loss: float
     num_correct: int | None
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """The task's other numbers, each the mean over the samples."""
+    """The task's other metrics, each the mean over the samples."""
 
     @property
     def accuracy(self) -> float | None:
-        """Right answers over samples; None where the task has none."""
+        """The fraction of correct answers; None if the task does not define them."""
         return None if self.num_correct is None else self.num_correct / self.num_samples
 
     def __str__(self) -> str:
@@ -49,10 +49,11 @@ def evaluate(
     timeout_s: float,
     tick: Callable[[], None],
 ) -> Evaluation:
-    """The model's loss and other numbers on all samples. Collective: every rank must call this.
+    """The model's loss and metrics on all samples. Collective: every rank must call this.
 
-    Ranks take slices of different lengths where the number does not divide. Where a forward pass
-    is collective all make equally many: one that has no sample left takes one that does not count.
+    The slices of the ranks differ in length if the number of samples is not divisible by the number of
+    ranks. If a forward pass is collective, all ranks do the same number of passes: a rank without
+    remaining samples repeats some that do not count.
     `tick` is called before each batch.
     """
     task, group, mesh = strategy.task, strategy.group, strategy.mesh
@@ -60,7 +61,7 @@ def evaluate(
     sums = torch.zeros(2 + len(names), dtype=torch.float64, device=group.device)
     was_training = strategy.model.training
     strategy.model.eval()
-    _share_buffers(strategy)
+    _broadcast_buffers(strategy)
     slices = _slices(
         samples.num_samples, mesh.data_rank, mesh.data_size, batch_size, strategy.forward_is_collective
     )
@@ -84,8 +85,8 @@ def evaluate(
     return Evaluation(num, loss_sum / num, correct, means)
 
 
-def _share_buffers(strategy: Strategy) -> None:
-    """A batch norm's running means are each rank's own; those of the first replica are what is saved.
+def _broadcast_buffers(strategy: Strategy) -> None:
+    """Sets the running means of batch norms, which differ between replicas, to those of the first replica.
 
     Collective: every rank must call this.
     """
@@ -100,11 +101,11 @@ def _share_buffers(strategy: Strategy) -> None:
 def _slices(
     num_samples: int, rank: int, size: int, batch_size: int, equally_many: bool
 ) -> list[tuple[NDArray[np.int64], bool]]:
-    """The numbers of each batch of this rank, and whether they count."""
+    """The sample numbers of each batch of this rank, and whether the batch counts."""
     start, stop = (num_samples * (rank + i) // size for i in (0, 1))
     firsts = range(start, stop, batch_size)
     found = [(np.arange(first, min(first + batch_size, stop), dtype=np.int64), True) for first in firsts]
     most = math.ceil(math.ceil(num_samples / size) / batch_size) if equally_many else 0
-    # Of the length of a whole batch: in a pipeline each length has shapes of its own.
+    # A full batch: a pipeline compiles a schedule for each batch size.
     spare = np.zeros(min(batch_size, num_samples), dtype=np.int64)
     return found + [(spare, False)] * (most - len(found))

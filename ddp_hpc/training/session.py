@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddp_hpc.discovery.launcher_environment import as_launched, peek_rank
+from ddp_hpc.discovery.launcher_environment import peek_rank, without_exec_variables
 from ddp_hpc.discovery.watchdog import time_limit
 from ddp_hpc.discovery.world import World, discover, short_hostname
 from ddp_hpc.rendezvous.connect_ranks import Endpoint, rendezvous
@@ -45,50 +45,52 @@ def session(
     """
     _prepare_process(parts)
     try:
-        parts.world, endpoint = world, _ = _find_the_others(config)
-        from ddp_hpc.training.process_group.group import connect, joined
+        parts.world, endpoint = world, _ = _rendezvous(config)
+        from ddp_hpc.training.process_group.group import connect, connected_group
 
         link = None
         if endpoint is not None:
             link = connect(world, endpoint, config, parts.finish_writing)
             parts.watch = link.watch
             parts.watch.begin()
-        with joined(world, link, config, devices_per_rank=devices_per_rank, cpu_offload=cpu_offload) as group:
+        with connected_group(
+            world, link, config, devices_per_rank=devices_per_rank, cpu_offload=cpu_offload
+        ) as group:
             yield group
-    except BaseException as error:  # the one place where everything ends up
+    except BaseException as error:  # every error of a run is handled here
         fail(error, parts, config.timeout_s)
 
 
 def _prepare_process(parts: Parts) -> None:
     for sig in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(sig, on_signal)
-    if "TORCHELASTIC_RUN_ID" in as_launched(os.environ):
+    if "TORCHELASTIC_RUN_ID" in without_exec_variables(os.environ):
         # torchrun leaves its ranks running when it is killed.
         agent = os.getppid()
         end_with_parent(agent)
         threading.Thread(target=_end_after_agent, args=(agent, parts), daemon=True).start()
     if not faulthandler.is_enabled():
-        with suppress(OSError, RuntimeError, AttributeError):  # stderr may be closed, or a notebook's
-            faulthandler.enable()  # says where, if a data file is cut under the memory map (SIGBUS)
-    # c10d warns, with C++ frames, of every connection that a failing rank drops, and of hosts without DNS.
+        with suppress(OSError, RuntimeError, AttributeError):  # stderr may be closed or belong to a notebook
+            faulthandler.enable()  # prints the stack on SIGBUS, when a memory-mapped data file was truncated
+    # c10d logs a warning with C++ frames for each connection that a failing rank closes.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     prepare_host_memory()
     keep_kernels_private(os.environ, short_hostname())
 
 
 def _end_after_agent(agent: int, parts: Parts) -> None:
-    """Ends this rank some time after torchrun's agent, if it has not stopped in its own way by then."""
+    """Ends this rank if it has not stopped within a time limit after torchrun's agent was killed."""
     while os.getppid() == agent:
         time.sleep(1.0)
     time.sleep(_AFTER_AGENT_S)
-    parts.last_words("torchrun's agent on this node was killed, and this rank did not stop in time")
+    parts.end_before_kill("torchrun's agent on this node was killed, and this rank did not stop in time")
 
 
-def _find_the_others(config: ProcessGroupConfig) -> tuple[World, Endpoint | None]:
-    """The world and its meeting place, within --init-timeout. Collective: every rank must call this."""
-    environ = as_launched(os.environ)
+def _rendezvous(config: ProcessGroupConfig) -> tuple[World, Endpoint | None]:
+    """Returns the world and its endpoint, within --init-timeout. Collective: every rank must call this."""
+    environ = without_exec_variables(os.environ)
     prefix = f"[rank {peek_rank(environ)} {short_hostname()}] "
-    # The inner limits are to end first: they can name who is missing.
+    # The inner time limits expire first, because they can name the missing ranks.
     with time_limit(config.init_timeout_s + 15.0, prefix) as watchdog:
         watchdog.stage("in MPI_Init for the other ranks: one of them did not start, or ended before it")
         world = discover(environ, config.discovery)
@@ -116,7 +118,7 @@ def start_watching(
     """Starts the heartbeat, which ends the job if a rank is lost or hangs. Collective."""
     from ddp_hpc.training.health.heartbeat import start_heartbeat
 
-    parts.heart = start_heartbeat(
+    parts.heartbeat = start_heartbeat(
         group.world,
         group.comm,
         group.host,
@@ -126,4 +128,4 @@ def start_watching(
         stacks=stacks,
         on_lost=parts.on_lost,
     )
-    return parts.heart
+    return parts.heartbeat

@@ -1,4 +1,4 @@
-"""One optimizer step, and what is known of the steps whose losses are still on the device."""
+"""One optimizer step, and the steps whose losses are still on the device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ddp_hpc.training.telemetry.step_clock import StepClock
 
 @dataclass(frozen=True)
 class NonFiniteLoss:
-    """The first of the settled steps whose loss is no finite number, and the first rank that had it."""
+    """The first step with a non-finite loss, and the first rank that had it."""
 
     step: int
     rank: int
@@ -38,8 +38,8 @@ class NonFiniteLoss:
 
 
 @dataclass(frozen=True)
-class Settled:
-    """What all ranks know of steps that were pending."""
+class ExchangedSteps:
+    """The results of steps, after the ranks have exchanged them."""
 
     records: list[StepRecord]
     """The steps with their mean losses over all ranks and their times."""
@@ -50,27 +50,31 @@ class Settled:
 
 @dataclass
 class Pending:
-    """Steps whose losses ranks have not told each other yet: they do a few at a time, never per step."""
+    """Steps whose losses the ranks have not exchanged yet: several steps are exchanged at once."""
 
-    losses: list[Tensor] = field(default_factory=list)  # this rank's sum over what it reports, a scalar each
+    losses: list[Tensor] = field(
+        default_factory=list
+    )  # this rank's sum of the losses of its samples, one scalar per step
     records: list[dict[str, Any]] = field(default_factory=list)
     _rated_samples: int = 0
     _rated_s: float = 0.0
 
-    def settle(self, group: Group, clock: StepClock, report: Callable[[float], RankReport]) -> Settled:
-        """The pending steps, the same on every rank; none is pending then.
+    def exchange(
+        self, group: Group, clock: StepClock, report: Callable[[float], RankReport]
+    ) -> ExchangedSteps:
+        """Returns the pending steps, the same on every rank, and clears them.
 
-        `report` makes this rank's report from the mean time of these steps. Waits for the device.
+        `report` creates this rank's report from the mean time of these steps. Waits for the device.
         Collective: every rank must call this.
         """
         own = torch.stack(self.losses).double()
-        own.tolist()  # the device is done with these steps: the clock may be read
+        own.tolist()  # waits for the device, so that the clock can be read
         times = clock.read()
         step_s = sum(step_s for _, step_s in times) / len(times)
-        told = torch.tensor(report(step_s), dtype=torch.float64, device=group.device)
-        # Summed here by rank: in a reduction the last bit may depend on what else is sent with it.
-        everyone = group.gather(torch.cat([own, told])).cpu()
-        losses = everyone[:, : len(own)]
+        own_report = torch.tensor(report(step_s), dtype=torch.float64, device=group.device)
+        # Summed here by rank: the last bit of an all-reduce can depend on the size of the message.
+        gathered = group.gather(torch.cat([own, own_report])).cpu()
+        losses = gathered[:, : len(own)]
         sums = losses.sum(dim=0).tolist()
         records = [
             StepRecord(loss=total / record["samples"], data_s=data_s, step_s=step_s, **record)
@@ -85,11 +89,11 @@ class Pending:
         self._rated_s += sum(record.step_s for record in records)
         self.losses.clear()
         self.records.clear()
-        reports = [RankReport(*one) for one in everyone[:, len(own) :].tolist()]
-        return Settled(records, reports, non_finite)
+        reports = [RankReport(*one) for one in gathered[:, len(own) :].tolist()]
+        return ExchangedSteps(records, reports, non_finite)
 
     def rate(self) -> float:
-        """Samples a second of all ranks, since the last call."""
+        """Samples per second over all ranks, since the last call."""
         rate = self._rated_samples / self._rated_s if self._rated_s else math.inf
         self._rated_samples, self._rated_s = 0, 0.0
         return rate
@@ -97,7 +101,7 @@ class Pending:
 
 @dataclass
 class Stepper:
-    """The parts that one step needs."""
+    """Runs optimizer steps."""
 
     config: OptimizationConfig
     group: Group
@@ -105,19 +109,19 @@ class Stepper:
     strategy: Strategy
     dtype: torch.dtype
     clock: StepClock
-    heart: Heartbeat
+    heartbeat: Heartbeat
     lr_ranks: int
-    """Ranks for which the learning rate is scaled."""
+    """The number of ranks that scales the learning rate."""
     total_steps: int
-    """At which the rate's schedule ends."""
+    """The step at which the learning-rate schedule ends."""
     micro_batch: int = 0
-    """Of the step, the one that it is at, or was at when it failed."""
+    """The current micro-batch of the step, or the one that failed."""
 
     def one_step(self, position: Position, shares: tuple[Share, ...], pending: Pending) -> None:
-        """Gradients of all micro-batches, one update. Collective: every rank must call this.
+        """Computes gradients of all micro-batches and updates once. Collective: every rank must call this.
 
         Raises:
-            DdpHpcError: with --check-gradients, for one that is no number; without an update.
+            DdpHpcError: with --check-gradients, a gradient is not finite; nothing was updated.
         """
         strategy, data_size = self.strategy, self.strategy.mesh.data_size
         self.clock.start_step()
@@ -130,7 +134,7 @@ class Stepper:
         at = partial(self._at, step)
         for i, share in enumerate(shares):
             self.micro_batch = i
-            self.heart.at(step, "data")
+            self.heartbeat.at(step, "data")
             with self.clock.data(), record_function("data"):
                 src, tgt = strategy.task.inputs(*next(self.batches), self.dtype)
             factor = weight(share, data_size)
@@ -139,10 +143,10 @@ class Stepper:
                 strategy.keep_gradients()
             if strategy.mesh.counts_loss:
                 loss_sum += loss * (share.stop - share.start)
-        self.heart.at(step, "optimizer")
+        self.heartbeat.at(step, "optimizer")
         with record_function("optimizer"):
             strategy.finish_gradients()
-            self._look_at_gradients(step, src, tgt)
+            self._check_and_clip(step, src, tgt)
             strategy.precision.update(strategy.optimizer)
         self.clock.end_step(shares[0].step_samples)
         pending.losses.append(loss_sum)
@@ -155,7 +159,7 @@ class Stepper:
             }
         )
 
-    def _look_at_gradients(self, step: int, src: Tensor, tgt: Tensor) -> None:
+    def _check_and_clip(self, step: int, src: Tensor, tgt: Tensor) -> None:
         config, strategy = self.config, self.strategy
         if config.clip_norm is None and not config.check_gradients:
             return
@@ -167,6 +171,6 @@ class Stepper:
             strategy.limit_gradients(norm, config.clip_norm)
 
     def _at(self, step: int, phase: str) -> None:
-        self.heart.at(step, phase)
+        self.heartbeat.at(step, phase)
         if phase == "backward":
-            self.clock.computed()
+            self.clock.end_forward()

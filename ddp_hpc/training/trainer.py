@@ -1,8 +1,8 @@
-"""The training loop: every rank runs it, and step s sees the same samples whatever their number.
+"""The training loop, run by every rank. A step uses the same samples for any number of ranks.
 
-A step is a global batch: `batch_size * data_size * accumulate` samples, dealt to the
-ranks that have samples of their own by `ddp_hpc.data.step_shards`. Gradients and losses are
-means over the samples of the step, so an uneven tail needs neither padding nor a special case.
+A step is a global batch: `batch_size * data_size * accumulate` samples, which
+`ddp_hpc.data.step_shards` divides among the data-parallel ranks. Gradients and losses are means over
+the samples of the step, so a smaller last step needs neither padding nor a special case.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import torch
 
 from ddp_hpc.data.sample_order import sample_numbers
 from ddp_hpc.data.samples import Samples
-from ddp_hpc.data.step_shards import Position, Share, deal, steps_left
+from ddp_hpc.data.step_shards import Position, Share, rank_shares, steps_left
 from ddp_hpc.errors import RequestError
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.evaluation import Evaluation, evaluate
 from ddp_hpc.training.health.heartbeat import Heartbeat
-from ddp_hpc.training.health.preemption import next_talk
-from ddp_hpc.training.health.run_lifecycle import Decision, Losses, Survival
-from ddp_hpc.training.health.slow_rank import Skew
+from ddp_hpc.training.health.preemption import next_exchange
+from ddp_hpc.training.health.run_lifecycle import Decision, Losses, RunLifecycle
+from ddp_hpc.training.health.slow_rank import SlowRankDetector
 from ddp_hpc.training.input.batch_loader import Loader
 from ddp_hpc.training.optimization.compilation import Compiled, warm_up
 from ddp_hpc.training.optimization.precision import set_matmul_precision
@@ -45,45 +45,45 @@ from ddp_hpc.training.telemetry.progress_bar import Progress
 from ddp_hpc.training.telemetry.step_clock import StepClock
 
 _AGAINST_NON_FINITE = (
-    "look at the data (--check-data), lower --lr or use --clip-norm; --check-gradients names the layer, and "
-    "--allow-non-finite-loss trains on"
+    "check the data (--check-data), lower --lr or use --clip-norm; --check-gradients names the layer, and "
+    "--allow-non-finite-loss continues the training"
 )
-# Of a batch in which something went wrong, named in the error.
+# Sample numbers that an error message lists.
 _MOST_SAMPLES = 16
 _OPTIMIZER_NAMES = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What came of a run. `samples_per_s` leaves out the first step, which warms things up."""
+    """The result of a run. `samples_per_s` excludes the first step, which includes one-time work."""
 
     num_parameters: int
     steps: int
-    """Of the run, those of earlier attempts counted in."""
+    """Completed steps of the run, including earlier attempts."""
     resumed_from: int
     total_steps: int
     samples: int
-    """That this attempt trained on."""
+    """Samples that this attempt trained on."""
     wall_s: float
     samples_per_s: float
     first_loss: float
     final_loss: float
     test: Evaluation | None
     flops_per_sample: float
-    """Of forward and backward; 0: not known."""
+    """Of the forward and backward pass; 0: unknown."""
     peak_flops_per_s: float
-    """Of this rank's device; 0: not known."""
+    """Peak rate of this rank's device; 0: unknown."""
     strategy: str
-    """How the ranks shared it: `ddp`, or `dp=2,tp=2`."""
+    """How the ranks shared the training: `ddp`, or `dp=2,tp=2`."""
     state_bytes: int
-    """Of parameters, gradients and the optimizer's state on this rank."""
+    """Bytes of the parameters, gradients and optimizer state on this rank."""
     peak_bytes: int
-    """The most memory this rank had in use: of the device, on a CPU of the process."""
+    """Peak memory of this rank: device memory, or that of the process on a CPU."""
     stopped: str
-    """Why it stopped before its end, its state saved; empty: it did not."""
+    """Why the run stopped early, with its state saved; empty if it did not."""
 
     def share_of_peak(self, world_size: int) -> float | None:
-        """What all devices computed over what they could at most; None where either is not known."""
+        """The achieved fraction of the peak FLOP/s of all devices; None if either is unknown."""
         peak = self.peak_flops_per_s * world_size
         return self.flops_per_sample * self.samples_per_s / peak if peak and self.flops_per_sample else None
 
@@ -94,22 +94,22 @@ def train(
     task: Task,
     samples: Samples,
     progress: Progress,
-    survival: Survival,
-    heart: Heartbeat,
+    lifecycle: RunLifecycle,
+    heartbeat: Heartbeat,
     trace: Trace,
 ) -> Result:
-    """Trains the task's model on the samples; `trace` is told of each step.
+    """Trains the task's model on the samples; `trace` counts the steps.
 
     Collective: every rank must call this.
 
     Raises:
         RequestError: a snapshot does not fit the model, or the strategy is not available.
     """
-    return _Training(config, group, task, samples, progress, survival, heart, trace).run()
+    return _Training(config, group, task, samples, progress, lifecycle, heartbeat, trace).run()
 
 
 class _Training:
-    """The loop and what it needs: set up once, then step, settle, save, evaluate, finish."""
+    """The loop: set up once, then run steps, exchange results, save, evaluate and finish."""
 
     def __init__(
         self,
@@ -118,37 +118,39 @@ class _Training:
         task: Task,
         samples: Samples,
         progress: Progress,
-        survival: Survival,
-        heart: Heartbeat,
+        lifecycle: RunLifecycle,
+        heartbeat: Heartbeat,
         trace: Trace,
     ) -> None:
         self.config, self.group, self.samples = config, group, samples
-        self.progress, self.survival, self.heart, self.trace = progress, survival, heart, trace
+        self.progress, self.lifecycle, self.heartbeat, self.trace = progress, lifecycle, heartbeat, trace
         self.dtype = torch.float64 if samples.src_dtype == np.float64 else torch.float32
         self._set_up_model(task)
         self._resume(task)
         self.sinks = open_sinks(config.telemetry, group, self.position.step)
-        self.skew = Skew(config.health.skew_limit, group.comm.allgather(group.world.hostname))
+        self.slow_ranks = SlowRankDetector(
+            config.health.skew_limit, group.comm.allgather(group.world.hostname)
+        )
         self.clock, self.pending = StepClock(group.device), Pending()
         data = config.data
         loader = Loader(samples, group.device, workers=data.workers, timeout_s=config.process_group.timeout_s)
         numbers = sample_numbers(self._steps(), samples.num_samples, config.seed, data.shuffle)
         self.batches = loader.batches(numbers)
         self.stepper = Stepper(
-            config.optimization, group, self.batches, self.strategy, self.dtype, self.clock, heart,
+            config.optimization, group, self.batches, self.strategy, self.dtype, self.clock, heartbeat,
             self.lr_ranks, self.total,
         )  # fmt: skip
-        self.settle_at, self.warned = 0, False
+        self.exchange_at, self.warned = 0, False
         self.test: Evaluation | None = None
 
     def run(self) -> Result:
-        """All remaining steps. Collective: every rank must call this."""
+        """Runs all remaining steps. Collective: every rank must call this."""
         start_s, stop = time.perf_counter(), ""
         for _, shares in self._steps():
             epoch = self.position.epoch
             self._step(shares)
             is_last = self.position.step == self.total
-            stop = self._settle_and_save(epoch, is_last)
+            stop = self._exchange_and_save(epoch, is_last)
             if stop:
                 break
             if self.position.epoch > epoch and not is_last:
@@ -158,23 +160,23 @@ class _Training:
         return self._finish(time.perf_counter() - start_s, stop)
 
     def _set_up_model(self, task: Task) -> None:
-        """The model on its device, shared by the ranks, compiled if requested."""
+        """Moves the model to the device, distributes it over the ranks, and compiles it if requested."""
         config, group, device = self.config, self.group, self.group.device
         task.model.to(self.dtype)
         self.num_parameters = sum(p.numel() for p in task.model.parameters())
         # Only the summary of rank 0 needs it, and counting takes a second.
         counts = group.world.rank == 0 and (config.telemetry.summary is not None or device.type == "cuda")
         self.flops = flops_per_sample(task, self.samples, self.dtype) if counts else 0.0
-        if said := set_matmul_precision(config.optimization.matmul_precision, device):
-            self.progress.say(said)
-        self.strategy = _share(task, group, config)
+        if line := set_matmul_precision(config.optimization.matmul_precision, device):
+            self.progress.say(line)
+        self.strategy = _distribute(task, group, config)
         self.compiled = None
         if config.optimization.compile is not None:
             self.compiled = Compiled()
             self.progress.say(f"compiled: {warm_up(self.strategy, *self._trial_batch(task))}")
         mesh, optimization = self.strategy.mesh, config.optimization
-        # Ranks draw different dropout masks from here on, but those that share samples the same; the
-        # parameters above are the same on all.
+        # From here on, data-parallel ranks draw different dropout masks; ranks that share samples draw the
+        # same ones. The parameters were initialized equally on all ranks.
         seed_generators(config.rank_seed(mesh.data_rank))
         self.progress.say(
             f"model: {config.model.name}, {self.num_parameters:,} parameters; "
@@ -185,19 +187,19 @@ class _Training:
             self.progress.say(f"strategy: {name}")
 
     def _trial_batch(self, task: Task) -> tuple[torch.Tensor, torch.Tensor]:
-        """Zeros, of the size that steps have if the model is compiled: other sizes are compiled again."""
+        """A batch of zeros, of the size of a step if the model is compiled: other sizes are recompiled."""
         is_compiled = self.config.optimization.compile is not None
         size = min(self.config.data.batch_size, self.samples.num_samples) if is_compiled else 2
         return zeros(task, self.samples, self.dtype, self.group.device, size)
 
     def _resume(self, task: Task) -> None:
-        """The state of the newest snapshot, if there is one, and the number of steps."""
+        """Restores the newest snapshot, if any, and computes the number of steps."""
         config, mesh, samples = self.config, self.strategy.mesh, self.samples
-        snapshot = self.survival.open()
+        snapshot = self.lifecycle.open()
         if self.group.comm.bcast(snapshot is not None):
-            self.strategy.settle(*self._trial_batch(task))
+            self.strategy.prepare_restore(*self._trial_batch(task))
         state = self.strategy.state()
-        self.position, self.losses, self.lr_ranks = self.survival.resume(snapshot, state, samples, mesh)
+        self.position, self.losses, self.lr_ranks = self.lifecycle.resume(snapshot, state, samples, mesh)
         self.resumed = self.position
         left = steps_left(
             samples.num_samples, config.data.batch_size, mesh.data_size, config.optimization.accumulate,
@@ -206,22 +208,21 @@ class _Training:
         self.total = min(self.position.step + left, config.max_steps or sys.maxsize)
         if self.position.step >= self.total:
             self.progress.say(
-                f"note: all {self.position.step} steps of this run are trained already; for another run "
-                "name another --snapshot-dir (job scripts: --name or --run-dir), or raise --epochs to "
-                "train on"
+                f"note: all {self.position.step} steps of this run are already done; raise --epochs to "
+                "continue it, or use another --snapshot-dir for a new run (job scripts: --name or --run-dir)"
             )
 
     def _steps(self) -> Iterator[tuple[Position, tuple[Share, ...]]]:
-        """The steps that are left, with this rank's shares of their samples."""
+        """The remaining steps, with this rank's shares of their samples."""
         config, mesh = self.config, self.strategy.mesh
-        dealt = deal(
+        shares = rank_shares(
             self.samples.num_samples, config.data.batch_size, mesh.data_size, mesh.data_rank,
             config.optimization.accumulate, self.resumed,
         )  # fmt: skip
-        return takewhile(lambda step: step[0].step < self.total, dealt)
+        return takewhile(lambda step: step[0].step < self.total, shares)
 
     def _step(self, shares: tuple[Share, ...]) -> None:
-        """One optimizer step. An error gets notes on the step and its samples."""
+        """Runs one optimizer step. An error gets notes that name the step and its samples."""
         config, num_samples = self.config, self.samples.num_samples
         try:
             self.stepper.one_step(self.position, shares, self.pending)
@@ -234,52 +235,52 @@ class _Training:
         self.trace.step()
         self.position = self.position.after(shares[0], num_samples)
 
-    def _settle_and_save(self, epoch: int, is_last: bool) -> str:
-        """Exchanges losses and reports now and then, logs, and saves; returns why to stop, or nothing."""
+    def _exchange_and_save(self, epoch: int, is_last: bool) -> str:
+        """Exchanges results if due, logs and saves; returns the reason to stop, or an empty string."""
         step = self.position.step
         logs = step % self.config.telemetry.log_every == 0 or is_last or step == self.resumed.step + 1
-        if not (logs or step >= self.settle_at or self.survival.saves_at(step)):
+        if not (logs or step >= self.exchange_at or self.lifecycle.saves_at(step)):
             return ""
-        decision = self._settle(is_last)
+        decision = self._exchange(is_last)
         if logs:
             epochs = f"{epoch + 1}/{self.config.epochs}"
             self.progress.step(step, self.total, epochs, self.losses.last, self.pending.rate())
         if not (decision.save or is_last):
             return ""
-        tick = partial(self.heart.at, step, "snapshot")
+        tick = partial(self.heartbeat.at, step, "snapshot")
         tick()
         state = self.strategy.state()
-        self.survival.check_parameters(step, state, tick)
+        self.lifecycle.check_parameters(step, state, tick)
         if decision.save:
-            self.survival.save(self.position, self.losses, state, self.samples, tick)
+            self.lifecycle.save(self.position, self.losses, state, self.samples, tick)
         return decision.stop
 
-    def _settle(self, is_last: bool) -> Decision:
-        """Reads the losses of the pending steps, which waits for the device, and exchanges reports."""
-        step, tick = self.position.step, partial(self.heart.at, self.position.step, "settle")
+    def _exchange(self, is_last: bool) -> Decision:
+        """Exchanges the losses of the pending steps and the reports. Waits for the device."""
+        step, tick = self.position.step, partial(self.heartbeat.at, self.position.step, "exchange")
         tick()
-        settled = self.pending.settle(
-            self.group, self.clock, lambda step_s: self.survival.report(step_s, self.clock.own_s)
+        exchanged = self.pending.exchange(
+            self.group, self.clock, lambda step_s: self.lifecycle.report(step_s, self.clock.own_s)
         )
-        decision = self.survival.decide(settled.reports, self.position, is_last)
+        decision = self.lifecycle.decide(exchanged.reports, self.position, is_last)
         for sink in self.sinks:
-            sink.write(settled.records)
-        first = settled.records[0].loss if step == 1 else self.losses.first
-        self.losses = Losses(first, settled.records[-1].loss)
-        slowest_s = max(one.step_s for one in settled.reports)
-        if told := self.skew.look([one.own_s for one in settled.reports], slowest_s):
-            self.progress.say(told)
-        self.settle_at = next_talk(step, slowest_s)
-        if settled.non_finite is not None:
+            sink.write(exchanged.records)
+        first = exchanged.records[0].loss if step == 1 else self.losses.first
+        self.losses = Losses(first, exchanged.records[-1].loss)
+        slowest_s = max(one.step_s for one in exchanged.reports)
+        if line := self.slow_ranks.check([one.own_s for one in exchanged.reports], slowest_s):
+            self.progress.say(line)
+        self.exchange_at = next_exchange(step, slowest_s)
+        if exchanged.non_finite is not None:
             if not self.config.optimization.allow_non_finite_loss:
-                self.survival.stop_failed(f"{settled.non_finite}: {_AGAINST_NON_FINITE}", tick)
+                self.lifecycle.stop_failed(f"{exchanged.non_finite}: {_AGAINST_NON_FINITE}", tick)
             if not self.warned:
                 self.warned = True
-                self.progress.say(f"warning: {settled.non_finite}: --check-gradients finds the layer")
+                self.progress.say(f"warning: {exchanged.non_finite}: --check-gradients finds the layer")
         return decision
 
     def _evaluate(self, epoch: int) -> Evaluation | None:
-        """The test split, if there is one."""
+        """Evaluates the test split, if there is one."""
         if self.samples.test is None:
             return None
         begin_s = time.monotonic()
@@ -290,25 +291,25 @@ class _Training:
                 batch_size=self.config.data.batch_size,
                 dtype=self.dtype,
                 timeout_s=self.config.process_group.timeout_s,
-                tick=partial(self.heart.at, self.position.step, "evaluation"),
+                tick=partial(self.heartbeat.at, self.position.step, "evaluation"),
             )
         except Exception as error:
             error.add_note(f"the evaluation after step {self.position.step}")
             raise
-        self.survival.evaluated(time.monotonic() - begin_s)
+        self.lifecycle.evaluated(time.monotonic() - begin_s)
         self.progress.say(f"epoch {epoch}/{self.config.epochs} test: {found}")
         return found
 
     def _finish(self, wall_s: float, stop: str) -> Result:
-        """Closes what is open, completes the last snapshot, and returns what came of the run."""
+        """Closes the outputs, completes the last snapshot, and returns the result."""
         config, position, device = self.config, self.position, self.group.device
         if str(self.compiled or ""):
             self.progress.say(f"note: {self.compiled}")
         self.batches.close()
         for sink in self.sinks:
             sink.close()
-        self.heart.at(position.step, "snapshot")
-        self.survival.finish(position, stop, partial(self.heart.at, position.step, "snapshot"))
+        self.heartbeat.at(position.step, "snapshot")
+        self.lifecycle.finish(position, stop, partial(self.heartbeat.at, position.step, "snapshot"))
         return Result(
             num_parameters=self.num_parameters,
             steps=position.step,
@@ -331,8 +332,8 @@ class _Training:
         )
 
 
-def _share(task: Task, group: Group, config: TrainConfig) -> Strategy:
-    """The strategy with the task's model. Collective: every rank must call this."""
+def _distribute(task: Task, group: Group, config: TrainConfig) -> Strategy:
+    """Distributes the task's model with the requested strategy. Collective: every rank must call this."""
     problem, strategy = "", None
     try:
         if config.parallel.activation_checkpointing:

@@ -1,1 +1,1 @@
-"""Former names of modules that job scripts call, for scripts rendered before the modules moved."""
+"""Old names of modules, for job scripts that were rendered by version 0.1."""

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from ddp_hpc.errors import RequestError
-from ddp_hpc.request.job import Job, JobFile, make_job, read_job_file
+from ddp_hpc.request.job import Job, JobOptions, make_job, read_job_file
 
 
-def job_file(tmp_path: Path, text: str) -> JobFile:
+def job_file(tmp_path: Path, text: str) -> JobOptions:
     path = tmp_path / "job.toml"
     path.write_text(text)
     return read_job_file(path)
@@ -31,7 +31,7 @@ command = ["python", "train.py"]
 NCCL_DEBUG = "INFO"
 """,
     )
-    job = make_job(JobFile(), file)
+    job = make_job(JobOptions(), file)
     assert (job.name, job.num_nodes, job.ranks_per_node, job.walltime_s) == ("big", 4, 2, 5400)
     assert (job.setup, job.command, job.env) == (
         ("module load a",),
@@ -42,13 +42,13 @@ NCCL_DEBUG = "INFO"
 
 def test_options_win_over_the_file(tmp_path: Path) -> None:
     file = job_file(tmp_path, 'nodes = 4\nqueue = "prod"\nname = "big"')
-    job = make_job(JobFile(nodes=2, queue="debug"), file)
+    job = make_job(JobOptions(nodes=2, queue="debug"), file)
     assert (job.num_nodes, job.queue, job.name) == (2, "debug", "big")
 
 
 def test_variables_are_merged_and_setup_lines_follow_each_other(tmp_path: Path) -> None:
     file = job_file(tmp_path, 'setup = ["first"]\nenv = { A = "file", B = "file" }')
-    job = make_job(JobFile(env={"B": "option", "C": "option"}, setup=("second",)), file)
+    job = make_job(JobOptions(env={"B": "option", "C": "option"}, setup=("second",)), file)
     assert job.env == {"A": "file", "B": "option", "C": "option"}
     assert job.setup == ("first", "second")
 
@@ -105,5 +105,5 @@ def test_a_request_that_no_scheduler_accepts_is_refused(job: dict[str, object], 
 
 
 def test_an_invalid_walltime_is_refused() -> None:
-    with pytest.raises(RequestError, match="99 minutes are more than 59"):
-        make_job(JobFile(walltime="25:99:00"))
+    with pytest.raises(RequestError, match=r"minutes must be at most 59 \(got 99\)"):
+        make_job(JobOptions(walltime="25:99:00"))

@@ -62,7 +62,7 @@ def test_a_request_beyond_the_size_of_a_node_is_refused(job: Job, profile: str, 
         (Job(launcher="srun"), "local", "does not work under profile local. Use mpiexec or torchrun."),
         (Job(launcher="mpiexec", mpi="pmi2"), "generic_slurm", "--mpi pmi2 is an option of srun"),
         (Job(name="sixteencharacter"), "generic_pbs", "PBS accepts at most 15"),
-        (Job(num_nodes=2), "local", "profile local is this one machine"),
+        (Job(num_nodes=2), "local", "profile local consists of this machine only"),
         (Job(queue="debug"), "local", "--queue debug was given"),
         (Job(filesystems="home"), "generic_slurm", "--filesystems home was given"),
         (

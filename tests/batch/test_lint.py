@@ -22,7 +22,7 @@ SLURM = "#!/bin/bash\n#SBATCH --time=01:00:00\n"
 TWO_NODES = f"{SLURM}#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-node=4\n"
 CHUNKS = f"{PBS}#PBS -l select=2:ncpus=64:mpiprocs=4:ngpus=4\ncd $PBS_O_WORKDIR\nexport TMPDIR=/tmp\n"
 
-# More bad scripts, in addition to the examples in docs/reference/lint/.
+# Mistakes in addition to the examples of docs/reference/lint/, which are tested too.
 BAD = [
     ("JOB001", 1, " \n\n"),
     ("JOB001", 2, "#!/bin/bash\nx\0y\n"),
@@ -121,7 +121,7 @@ def ids(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize(("check", "line", "text"), BAD)
-def test_a_bad_script_has_its_finding_on_its_line(
+def test_a_mistake_in_a_script_has_a_finding_with_its_line(
     check: str, line: int, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -132,17 +132,17 @@ def test_a_bad_script_has_its_finding_on_its_line(
 
 
 @pytest.mark.parametrize(("check", "profile", "job"), REQUESTS)
-def test_a_bad_request_has_its_finding(check: str, profile: str, job: Job) -> None:
+def test_a_mistake_in_a_request_has_a_finding(check: str, profile: str, job: Job) -> None:
     assert check in {finding.check for finding in lint_request(job, load_site(profile))}
 
 
-def test_a_request_that_cannot_be_rendered_is_wrong() -> None:
+def test_a_request_that_cannot_be_rendered_is_refused() -> None:
     with pytest.raises(RequestError, match="5 ranks per node"):
         lint_request(Job(ranks_per_node=5), load_site("polaris"))
 
 
 GOOD = {
-    # argonne-lcf/user-guides: the minimal job of Aurora, with the additions of this tool.
+    # argonne-lcf/user-guides: the minimal job of Aurora, with the lines that this tool suggests.
     "pbs": """#!/bin/bash -l
 #PBS -A PROJECT
 #PBS -l select=2
@@ -158,7 +158,7 @@ export TMPDIR=/tmp OMP_NUM_THREADS=8
 NNODES=$(wc -l < "$PBS_NODEFILE"); NT=$((NNODES*12))
 mpiexec -n "$NT" -ppn 12 --envall python train.py
 """,
-    # NERSC/sc24-dl-tutorial, submit_pm_dp.sh, in its shape.
+    # Similar to submit_pm_dp.sh of NERSC/sc24-dl-tutorial.
     "slurm": """#!/bin/bash
 #SBATCH -C gpu
 #SBATCH --account=m0000_g
@@ -192,8 +192,8 @@ srun torchrun --nnodes=$SLURM_JOB_NUM_NODES --nproc_per_node=4 --rdzv_id=$SLURM_
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_a_correct_script_has_no_finding(name: str) -> None:
-    # The here-document contains a line that looks like a late directive, and sbatch treats it as one.
+def test_a_good_script_has_no_finding(name: str) -> None:
+    # The line in the here-document looks like a late directive, and sbatch treats it as one.
     found = [f for f in lint_script(GOOD[name]) if (name, f.check) != ("here-document", "JOB004")]
     assert found == []
 
@@ -220,7 +220,7 @@ def test_rendered_scripts_have_no_finding(path: Path) -> None:
             found = lint_request(job, site)
         except RequestError:
             if launcher:
-                continue  # not every site has every launcher
+                continue  # not every site supports every launcher
             raise
         assert [finding for finding in found if finding.check not in noted] == [], launcher
 
@@ -244,7 +244,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_scripts_are_neither_a_traceback_nor_slow(name: str) -> None:
+def test_hostile_scripts_cause_no_traceback_and_no_delay(name: str) -> None:
     begun = time.process_time()
     found = lint_script(HOSTILE[name], load_site("polaris"))
     assert time.process_time() - begun < 5
@@ -253,7 +253,7 @@ def test_hostile_scripts_are_neither_a_traceback_nor_slow(name: str) -> None:
         assert len(finding.what) < 1000
 
 
-def test_the_parser_returns_words_lines_and_launched_programs() -> None:
+def test_the_parser_returns_words_lines_and_the_launched_command() -> None:
     text = SLURM + "if true; then\n  A=1 srun -n 4 --ppn=2 \\\n    python train.py -n 9 >log 2>&1 &\nfi\n"
     srun = next(command for command in parse_script(text).commands if command.name == "srun")
     assert srun.line == 4
@@ -288,7 +288,7 @@ def test_only_warnings_exit_with_0_and_json_is_a_list(tmp_path: Path) -> None:
         (("--profile", "polaris", "--ranks-per-node", "5", "--", "python", "x.py"), b"5 ranks per node"),
     ],
 )
-def test_an_invalid_request_exits_with_2(args: tuple[str, ...], said: bytes, tmp_path: Path) -> None:
+def test_a_wrong_request_exits_with_2(args: tuple[str, ...], said: bytes, tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text(SLURM)
     done = run_cli("lint", *args, cwd=tmp_path)
     assert done.returncode == 2
@@ -296,7 +296,7 @@ def test_an_invalid_request_exits_with_2(args: tuple[str, ...], said: bytes, tmp
     assert done.stdout == b""
 
 
-def test_list_has_every_check() -> None:
+def test_list_contains_every_check() -> None:
     lines = run_cli("lint", "--list").stdout.decode().splitlines()
     assert [line.split()[0] for line in lines] == list(CHECKS)
     assert len(lines) >= 30
@@ -309,7 +309,7 @@ def fake_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> N
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.defpath}")
 
 
-def test_a_script_that_sbatch_refuses_has_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rejection_by_sbatch_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_sbatch(
         tmp_path,
         monkeypatch,
@@ -325,7 +325,7 @@ def test_a_script_that_sbatch_accepts_has_no_finding(tmp_path: Path, monkeypatch
     assert ask_sbatch(tmp_path / "job.sh") == []
 
 
-def test_an_sbatch_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_sbatch_that_does_not_answer_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddp_hpc.lint.run_checks._TEST_ONLY_LIMIT_S", 0.2)
     fake_sbatch(tmp_path, monkeypatch, "exec sleep 20")
     (found,) = ask_sbatch(tmp_path / "job.sh")
@@ -336,35 +336,35 @@ def test_an_sbatch_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.Monk
     ("time", "too_long"),
     [("24000", True), ("16-16", True), ("1-12:30", True), ("600", False), ("0-11", False), ("90:00", False)],
 )
-def test_a_walltime_is_read_as_slurm_reads_it(time: str, too_long: bool) -> None:
+def test_a_walltime_is_parsed_as_by_slurm(time: str, too_long: bool) -> None:
     """alps_clariden's limit is 12 hours; a bare number is minutes."""
     script = f"#!/bin/bash\n#SBATCH --partition=normal\n#SBATCH --account=g1\n#SBATCH --time={time}\n"
     found = [one.check for one in lint_script(script, load_site("alps_clariden"))]
     assert ("SITE007" in found) == too_long
 
 
-def test_a_bare_walltime_is_seconds_on_pbs() -> None:
+def test_a_walltime_without_colons_is_seconds_on_pbs() -> None:
     script = f"{PBS}#PBS -q debug\n#PBS -A p\n#PBS -l select=1,filesystems=home\n"
     found = lint_script(script.replace("01:00:00", "108000"), load_site("polaris"))
     assert [one.check for one in found] == ["JOB012", "SITE007"]
 
 
-def test_a_partition_with_gpu_in_its_name_is_not_a_request_for_gpus() -> None:
+def test_a_partition_with_gpu_in_its_name_requests_no_gpu() -> None:
     script = "#!/bin/bash\n#SBATCH --partition=gpu_a100\n#SBATCH --time=01:00:00\n"
     assert "SITE004" in [one.check for one in lint_script(script, load_site("snellius_a100"))]
 
 
-def test_a_broken_script_is_found_in_every_language(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_syntax_error_is_found_under_every_locale(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LC_ALL", "C.utf8")
     monkeypatch.setenv("LANGUAGE", "de")
     assert [found.check for found in lint_script(SLURM + "if true; then\n")] == ["JOB003"]
 
 
-def test_an_inaccessible_log_directory_hides_no_other_finding(tmp_path: Path) -> None:
+def test_an_unreadable_log_directory_hides_no_other_finding(tmp_path: Path) -> None:
     script = f"{PBS}#PBS -q debug\n#PBS -q prod\n#PBS -o /{'x' * 300}/log\n"
     assert [found.check for found in lint_script(script)] == ["JOB007"]
 
 
-def test_an_assignment_after_a_keyword_is_detected() -> None:
+def test_an_assignment_after_a_keyword_is_recognized() -> None:
     script = parse_script(PBS + "if true; then export TMPDIR=/tmp; fi\n")
     assert script.assignments == ((3, "TMPDIR", "/tmp"),)

@@ -1,4 +1,4 @@
-"""Each check has a page in docs/reference/lint/, with examples that are checked here."""
+"""Each check has a page in docs/reference/lint/, whose examples are tested."""
 
 from __future__ import annotations
 

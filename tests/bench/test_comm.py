@@ -309,9 +309,9 @@ def test_for_a_single_rank_the_error_shows_how_to_start_more(tmp_path: Path) -> 
     [
         (["--collectives", "all_redoce"], "unknown collective 'all_redoce' (did you mean \"all_reduce\"?)"),
         (["--collectives", ""], "--collectives: unknown collective ''"),
-        (["--bytes", "3MB"], "--bytes '3MB' is no size in bytes"),
-        (["--bytes", "0"], "--bytes '0' is no size in bytes"),
-        (["--bytes", "-1"], "is no size in bytes"),
+        (["--bytes", "3MB"], "--bytes '3MB' is not a size"),
+        (["--bytes", "0"], "--bytes '0' is not a size"),
+        (["--bytes", "-1"], "is not a size"),
         (["--min-bytes", "2MiB", "--max-bytes", "1MiB"], "--min-bytes 2097152 must not exceed --max-bytes"),
         (["--bytes", "1KiB", "--factor", "2"], "--bytes cannot be combined with --factor"),
         (["--ranks-per-node", "0"], "invalid --ranks-per-node 0; use positive integers"),

@@ -242,7 +242,10 @@ def test_a_run_writes_the_table_the_json_and_the_picture(launch: Launch, tmp_pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["io.png", "new"]
 
 
-@pytest.mark.parametrize(("signum", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("signum", "exit_code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.soak)],
+)
 def test_a_run_that_is_interrupted_removes_its_files(
     launch: Launch, tmp_path: Path, signum: signal.Signals, exit_code: int
 ) -> None:

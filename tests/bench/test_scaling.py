@@ -461,6 +461,7 @@ def test_rates_and_times_have_three_significant_digits() -> None:
 # A real training
 
 
+@pytest.mark.soak  # half a minute; tests/slurm/test_scaling.py has the same on two nodes
 def test_a_real_run_of_one_and_two_ranks(launch: Launch, tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "ddp_hpc", "bench", "scaling", "--profile", "local", "--mode", "weak"]
     argv += [

@@ -40,7 +40,7 @@ def _mutated(content: bytes, seed: int) -> bytes:
 
 @pytest.mark.parametrize("seeds", [pytest.param(range(200), id="some"), _SOAK])
 @pytest.mark.parametrize("suffix", [".h5", ".pt", ".safetensors"])
-def test_a_mutated_file_is_read_or_refused_in_one_line(
+def test_a_mutated_file_is_read_or_rejected_in_one_line(
     suffix: str, seeds: range, write: Callable[..., Path], values: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
     arrays = {**values, "test/src": values["src"][:3], "test/tgt": values["tgt"][:3]}

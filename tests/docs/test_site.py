@@ -1,5 +1,6 @@
-"""The documentation site: it builds without a warning, its links lead somewhere, and a browser shows it."""
+"""The documentation builds without warnings, its links are valid, and a browser shows it."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ KINDS = ("Tutorials", "How-to guides", "Reference", "Explanation")
 
 
 def build(source: Path, site: Path) -> subprocess.CompletedProcess[str]:
-    """Sphinx as `make docs` runs it: a link or an anchor that leads nowhere is an error."""
+    """Run Sphinx like `make docs`: broken links and anchors are errors."""
     words = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-n", "-b", "html"]
     return subprocess.run([*words, str(source), str(site)], capture_output=True, text=True, timeout=200)
 
@@ -30,12 +31,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_make_docs_runs_what_is_tested_here() -> None:
+def test_make_docs_runs_the_tested_command() -> None:
     assert "-m sphinx -q -W --keep-going -n -b html docs" in (ROOT / "Makefile").read_text()
 
 
 @pytest.mark.parametrize("link", ["missing.md", "page.md#no-such-heading"])
-def test_a_link_that_leads_nowhere_fails_the_build(tmp_path: Path, link: str) -> None:
+def test_a_broken_link_fails_the_build(tmp_path: Path, link: str) -> None:
     source = tmp_path / "docs"
     source.mkdir()
     (source / "conf.py").write_text((ROOT / "docs" / "conf.py").read_text())
@@ -75,3 +76,10 @@ def test_a_browser_shows_the_site(site: Path) -> None:
         page.set_viewport_size({"width": 390, "height": 800})
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         assert problems == []
+
+
+def test_the_glossary_is_sorted_and_defines_each_term_once() -> None:
+    page = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
+    terms = re.findall(r"^([^\n:#]+)\n: \S", page, re.MULTILINE)
+    assert len(terms) > 60
+    assert terms == sorted(set(terms), key=str.casefold)

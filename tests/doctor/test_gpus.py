@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from ddp_hpc.doctor import gpus
-from ddp_hpc.doctor.check_result import Finding, Here
+from ddp_hpc.doctor.check_result import DoctorFinding, Here
 from ddp_hpc.doctor.run_in_child import collect, start
 
 
-def torch_on(cuda: str | None, **given: Any) -> Finding:
+def torch_on(cuda: str | None, **given: Any) -> DoctorFinding:
     """Returns the finding for torch built for `cuda` on a node with GPUs that torch does not find."""
     facts = {"has_nvidia_gpu": True, "driver": "12.4", "warning": "", "hidden": None} | given
     return gpus.torch_finding("2.8.0", cuda, facts.pop("hip", None), facts.pop("num_devices", 0), **facts)
@@ -46,7 +46,7 @@ def test_a_warning_of_torch_is_included() -> None:
     )
 
 
-def smi(*rows: str) -> Finding:
+def smi(*rows: str) -> DoctorFinding:
     return gpus.state_finding("\n".join(rows) + "\n")
 
 

@@ -40,7 +40,7 @@ def test_an_mpiexec_that_hangs_has_no_version(tmp_path: Path, monkeypatch: pytes
     assert mpi.version_of(program) == ""
 
 
-def test_pbs_own_mpiexec_is_none(tmp_path: Path) -> None:
+def test_pbs_own_mpiexec_is_ignored(tmp_path: Path) -> None:
     program = tmp_path / "mpiexec"
     program.write_text(PBS_MPIEXEC)
     program.chmod(0o755)

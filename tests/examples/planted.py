@@ -1,8 +1,8 @@
 """An example of docs/examples/rpc with a fault planted in one rank, in the middle of the training.
 
-`PLANT=kill:1 python planted.py with_rpc.py` kills rank 1 in its 20th step, `stop:1` lets it hang there,
-`raise:1` lets it raise, and rank 0, the server, has its fault when the 20th gradient comes. `slow:1` is
-slow in every step.
+`PLANT=kill:1 python planted.py with_rpc.py` kills rank 1 in its 20th step, `stop:1` stops it there, and
+`raise:1` raises an error in it. On rank 0, the server, the fault occurs with the 20th gradient. `slow:1`
+is slow in every step.
 """
 
 import os
@@ -20,7 +20,7 @@ WHEN = 20
 
 
 def plant() -> None:
-    # As the examples do it, before torch is imported: here that happens earlier.
+    # As in the examples, but they do it before torch is imported, which has already happened here.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     import ranks
     import regression
@@ -46,7 +46,7 @@ def plant() -> None:
     once = [rank == "0"]
 
     def push(self: regression.ParameterServer, gradient: object) -> None:
-        # Gradients come in several threads: the 20th and the 21st may be taken in together.
+        # Gradients arrive in several threads: the 20th and the 21st can be handled at the same time.
         if self.num_updates >= WHEN and once[0]:
             once[0] = False
             fail()

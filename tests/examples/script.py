@@ -1,4 +1,4 @@
-"""A script of a user, started by its file's name, on ranks of `Forks`."""
+"""Runs a user's script on ranks of `Forks`."""
 
 import runpy
 import sys

@@ -1,4 +1,4 @@
-"""The examples of docs/how-to/use-the-library.md run, and what the page says of them is true."""
+"""The examples of docs/how-to/use-the-library.md run as described on the page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.training.runs import BIN, run, start, succeeded
 EXAMPLES = PROJECT / "docs" / "examples"
 PAGE = (PROJECT / "docs" / "how-to" / "use-the-library.md").read_text()
 BY_HAND, OURS = ((EXAMPLES / f"lesson_{name}.py").read_text() for name in ("mpi4py", "ddp_hpc"))
-_SIDE_BY_SIDE, _NAMES = PAGE.split("## One loop with all of it")
+_SIDE_BY_SIDE, _NAMES = PAGE.split("## All parts in one loop")
 BLOCKS = re.findall(r"```python\n(.*?)```", _NAMES, re.DOTALL)
 
 
@@ -33,7 +33,7 @@ def _free_port() -> str:
 
 
 def _code(script: str) -> list[str]:
-    """The lines that are neither empty, comment nor docstring, without their indentation."""
+    """Returns the lines of code without indentation, comments and docstrings."""
     [docstring] = [node for node in ast.parse(script).body[:1] if isinstance(node, ast.Expr)]
     silent = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
     numbers: set[int] = set()
@@ -44,10 +44,10 @@ def _code(script: str) -> list[str]:
     return [lines[number - 1].strip() for number in sorted(numbers) if number <= len(lines)]
 
 
-def test_both_scripts_train_alike(tmp_path: Path, forks: Forks) -> None:
+def test_both_scripts_have_the_same_losses(tmp_path: Path, forks: Forks) -> None:
     sizes = ["--epochs", "2", "--num-samples", "128", "--embedding", "16", "--dropout", "0", "--no-shuffle"]
     argv = [*start(2), str(EXAMPLES / "lesson_mpi4py.py"), *sizes]
-    # Ours shares the cores among the ranks by itself.
+    # Our script divides the cores among the ranks itself.
     printed = succeeded(run(argv, tmp_path, env={"MASTER_PORT": _free_port(), "OMP_NUM_THREADS": "1"})).stdout
     job = forks.start(
         *(EXAMPLES / "lesson_ddp_hpc.py", *sizes), cwd=tmp_path, ranks=2, program="tests.examples.script"
@@ -58,12 +58,12 @@ def test_both_scripts_train_alike(tmp_path: Path, forks: Forks) -> None:
         for text in (printed, job.words())
     )
     assert len(ours) == 4  # 128 samples by 2 * 32, twice
-    # They deal the samples of a step to ranks in another way: sums are rounded differently.
+    # The scripts shard the samples of a step differently, so sums are rounded differently.
     assert ours == pytest.approx(by_hand, rel=1e-3)
     assert ours[:2] == pytest.approx(by_hand[:2], rel=1e-5)
 
 
-def test_the_page_shows_both_scripts_as_they_are() -> None:
+def test_the_page_quotes_both_scripts_unchanged() -> None:
     assert re.findall(r"```python\n(.*?)```", _SIDE_BY_SIDE, re.DOTALL) == [BY_HAND, OURS]
 
 
@@ -76,17 +76,17 @@ def test_the_page_counts_their_lines() -> None:
     assert [int(number) for number in told.groups()] == [len(by_hand), len(ours), len(ours) - num_kept]
 
 
-def test_every_name_is_in_an_example() -> None:
+def test_every_public_name_is_used_in_an_example() -> None:
     assert {name for name in ddp_hpc.__all__ if f"ddp_hpc.{name}" not in "".join(BLOCKS)} <= {
         "Batch", "Snapshots", "Task",
-    }, "two are types of what others give, and Task has examples in own-model.md"  # fmt: skip
+    }, "two are types of return values, and own-model.md has examples of Task"  # fmt: skip
     for name in ddp_hpc.__all__:
         assert f"`ddp_hpc.{name}" in PAGE
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_every_example_runs(tmp_path: Path, forks: Forks, ranks: int) -> None:
-    """All of them in one process a rank, one world after another."""
+    """All examples run in one process per rank, one after the other."""
     for number, block in enumerate(BLOCKS):
         (tmp_path / f"block{number}.py").write_text(block)
     program = "".join(f"runpy.run_path('block{number}.py')\n" for number in range(len(BLOCKS)))
@@ -126,7 +126,7 @@ with ddp_hpc.distributed() as world:
 
 
 @pytest.mark.soak
-def test_a_script_survives_the_walltime_of_its_jobs(tmp_path: Path) -> None:
+def test_a_script_resumes_over_several_jobs(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(_SLOW_SCRIPT)
     site = ["--profile", "generic_pbs", "--nodes", "1", "--ranks-per-node", "2", "--walltime", "00:10:00"]
     command = ["--", "python", "mine.py"]
@@ -139,12 +139,12 @@ def test_a_script_survives_the_walltime_of_its_jobs(tmp_path: Path) -> None:
     said = done.stdout + done.stderr
     first, second = map(int, re.findall(r"stopped at step (\d+): the job's time limit is near", said))
     assert 0 < first < second
-    assert f"going on after step {first} " in said
-    assert not (tmp_path / "runs").exists()  # a rehearsal's steps are not those of the run
+    assert f"resuming after step {first} " in said
+    assert not (tmp_path / "runs").exists()  # the steps of a rehearsal do not count
 
 
 @pytest.mark.soak
-def test_the_types_of_the_names_are_known_to_mypy(tmp_path: Path) -> None:
+def test_mypy_checks_the_types_of_the_public_names(tmp_path: Path) -> None:
     (tmp_path / "typed.py").write_text(
         "import ddp_hpc\n"
         "with ddp_hpc.distributed() as world:\n"

@@ -1,4 +1,4 @@
-"""docs/examples/rpc: parameter servers that learn, and end with one line where a rank is lost."""
+"""docs/examples/rpc: parameter servers that learn, and end with one line if a rank is lost."""
 
 import importlib.util
 import json
@@ -23,13 +23,13 @@ MONARCH = pytest.param(
 
 
 def forked(forks, tmp_path, example, *options, ranks=3, **env):
-    """Ranks of an example that start at once, with no launcher around that would end them."""
+    """Ranks of an example that start quickly, without a launcher that would end them."""
     program = "tests.examples.planted"
     return forks.start(example, *options, cwd=tmp_path, ranks=ranks, env=env, program=program)
 
 
 def planted(forks, tmp_path, example, fault, *options):
-    """Three ranks with no launcher around that would end them, one with a fault in its 20th step."""
+    """Three ranks without a launcher that would end them; one has a fault in its 20th step."""
     return forked(forks, tmp_path, example, *options, PLANT=fault)
 
 
@@ -37,7 +37,7 @@ def check_learned(product):
     result = json.loads(product)
     assert result["num_updates"] == 300
     assert result["first_loss"] > 10
-    assert result["final_loss"] < 0.02, "the noise alone is 0.01"
+    assert result["final_loss"] < 0.02, "the loss of the noise is 0.01"
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
@@ -54,7 +54,7 @@ def test_the_loss_falls_to_the_noise_and_no_gradient_is_lost(forks, tmp_path, ex
     "example",
     [pytest.param("with_rpc.py", marks=pytest.mark.soak), "with_send_recv.py", MONARCH],
 )
-def test_mpiexec_starts_it_as_its_help_says(tmp_path, example):
+def test_the_mpiexec_command_in_the_help_works(tmp_path, example):
     done = run([*start(2), str(FOLDER / example), "--steps", "300"], tmp_path)
     assert (done.returncode, error_lines(done)) == (0, []), done.stderr
     assert "arning" not in done.stderr
@@ -62,7 +62,7 @@ def test_mpiexec_starts_it_as_its_help_says(tmp_path, example):
 
 
 @pytest.mark.soak
-def test_torchrun_starts_it_too(tmp_path):
+def test_the_example_runs_under_torchrun(tmp_path):
     done = run([*start(2, "torchrun"), str(FOLDER / "with_rpc.py"), "--steps", "20"], tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["num_updates"] == 20
@@ -94,13 +94,13 @@ def test_under_mpiexec_a_killed_rank_ends_the_job_too(tmp_path, example, rank):
     assert done.returncode != 0
     assert "num_updates" not in done.stdout
     assert len(error_lines(done)) <= 1, done.stderr
-    assert "frame #" not in done.stderr, "nobody needs torch's C++ frames to see that a rank is gone"
+    assert "frame #" not in done.stderr, "torch's C++ frames do not help to find a lost rank"
     assert time.monotonic() - began < 45
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("rank", [0, 2])
-def test_a_rank_that_hangs_is_named_and_ends_the_others(forks, tmp_path, rank):
+def test_a_hanging_rank_is_reported_and_ends_the_others(forks, tmp_path, rank):
     job = planted(forks, tmp_path, "with_send_recv.py", f"stop:{rank}", "--hang-timeout-s", "2")
     end_s = time.monotonic() + 30
     while not job.errors():
@@ -109,25 +109,25 @@ def test_a_rank_that_hangs_is_named_and_ends_the_others(forks, tmp_path, rank):
     (line,) = job.errors()
     assert f"rank {rank} on " in line
     assert "its process is stopped" in line
-    job.kill()  # the stopped one, which nothing else can end
+    job.kill()  # the stopped rank, which only SIGKILL can end
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_a_trainer_that_is_done_waits_for_a_slow_one_longer_than_for_one_that_hangs(forks, tmp_path, example):
+def test_a_finished_trainer_waits_longer_for_a_slow_rank_than_for_a_hanging_one(forks, tmp_path, example):
     job = planted(forks, tmp_path, example, "slow:2", "--hang-timeout-s", "1", "--steps", "40")
     assert job.wait(30) == [0, 0, 0], job.words()
     assert '"num_updates": 80' in job.words()
 
 
-def test_a_server_that_raises_shows_its_traceback_alone(forks, tmp_path):
+def test_only_the_traceback_of_a_failing_server_is_printed(forks, tmp_path):
     job = planted(forks, tmp_path, "with_rpc.py", "raise:0")
     assert job.wait(30) == [1, 1, 1], job.words()
     assert "ValueError: planted in one rank" in job.words()
     assert len(re.findall(r"^\[.*\] Traceback", job.words(), re.MULTILINE)) == 1, job.words()
 
 
-def test_one_rank_alone_is_refused(forks, tmp_path):
+def test_a_single_rank_is_rejected(forks, tmp_path):
     job = forked(forks, tmp_path, "with_rpc.py", ranks=1)
     assert job.wait() == [2]
     [line] = job.errors()
@@ -135,7 +135,7 @@ def test_one_rank_alone_is_refused(forks, tmp_path):
     assert "num_updates" not in job.words()
 
 
-def test_help_shows_how_to_start_it(forks, tmp_path):
+def test_the_help_shows_how_to_start_the_example(forks, tmp_path):
     job = forked(forks, tmp_path, "with_send_recv.py", "--help", ranks=1)
     assert job.wait() == [0]
     assert "mpiexec -n 3 python docs/examples/rpc/with_send_recv.py" in job.words()

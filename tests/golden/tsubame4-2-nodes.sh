@@ -6,7 +6,7 @@
 #$ -l h_rt=00:10:00
 #$ -j y
 # Written by ddp-hpc 0.1.0 with: ddp-hpc render --profile tsubame4 --nodes 2
-# TSUBAME4 (Science Tokyo) requires an account, and this script names none; submit it with: qsub -g PROJECT SCRIPT
+# TSUBAME4 (Science Tokyo) requires an account, but this script does not set one; submit it with: qsub -g PROJECT SCRIPT
 
 set -euo pipefail
 cd "${SGE_O_WORKDIR:?is not set; submit this script with qsub}"
@@ -36,7 +36,7 @@ num_ranks=$((num_nodes * 4))
 export OMP_NUM_THREADS=1
 export DDP_HPC_PROFILE=tsubame4
 export DDP_HPC_FABRIC_INTERFACE=bond0
-# Keep compiled kernels on the node: Triton's default is the home directory, which all nodes share.
+# Compiled kernels stay on the node: Triton's default is the home directory, which all nodes share.
 export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-/tmp/triton-$UID}"
 export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-/tmp/torchinductor-$UID}"
 export DDP_HPC_KILL_DELAY_S=1

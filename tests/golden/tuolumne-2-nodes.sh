@@ -6,7 +6,7 @@
 #flux: --queue=pdebug
 #flux: --output=ddp-{{id}}.out
 # Written by ddp-hpc 0.1.0 with: ddp-hpc render --profile tuolumne --nodes 2
-# Tuolumne (LLNL) requires an account, and this script names none; submit it with: flux batch --setattr=bank=PROJECT SCRIPT
+# Tuolumne (LLNL) requires an account, but this script does not set one; submit it with: flux batch --setattr=bank=PROJECT SCRIPT
 
 set -euo pipefail
 : "${FLUX_URI:?is not set; submit this script with flux batch}"
@@ -25,7 +25,7 @@ num_ranks=$((num_nodes * 4))
 # Environment variables for the ranks.
 export OMP_NUM_THREADS=1
 export DDP_HPC_PROFILE=tuolumne
-# Keep compiled kernels on the node: Triton's default is the home directory, which all nodes share.
+# Compiled kernels stay on the node: Triton's default is the home directory, which all nodes share.
 export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-/tmp/triton-$UID}"
 export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-/tmp/torchinductor-$UID}"
 export DDP_HPC_RUN_DIR="$PWD"/runs/ddp

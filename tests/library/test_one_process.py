@@ -308,9 +308,9 @@ def test_an_evaluation_within_a_step_does_not_look_like_falling_behind(
 ) -> None:
     places = []
     with ddp_hpc.distributed() as world:
-        heart = world.parts.heart
-        assert heart is not None
-        monkeypatch.setattr(heart, "at", lambda step, phase: places.append((step, phase)))
+        heartbeat = world.parts.heartbeat
+        assert heartbeat is not None
+        monkeypatch.setattr(heartbeat, "at", lambda step, phase: places.append((step, phase)))
         for batch in world.loader(_numbers(8), batch_size=2):
             if batch.step == 3:
                 for _ in world.loader(_numbers(4), batch_size=2, shuffle=False):
@@ -460,7 +460,7 @@ def test_a_window_without_a_step_is_refused(
 ) -> None:
     with pytest.raises(SystemExit):
         _traced(4, **options)
-    assert "have to be 0 or more, active and repeat 1 or more" in capsys.readouterr().err
+    assert "must be 0 or greater, active and repeat 1 or greater" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -118,7 +118,7 @@ def test_a_signal_with_snapshots_stops_all_after_the_same_step_and_the_next_run_
     assert state.step == 4
     codes, job = _run(forks, parts, "", "saves", "dropout")
     assert codes == [0, 0]
-    assert f"going on after step {state.step} " in job.words()
+    assert f"resuming after step {state.step} " in job.words()
     assert _losses(parts) == _losses(whole)
 
 

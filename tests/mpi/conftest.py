@@ -1,4 +1,4 @@
-"""How the ranks of these tests are started."""
+"""Functions that start the ranks of these tests."""
 
 import json
 import sys
@@ -9,8 +9,8 @@ import pytest
 
 from tests.conftest import Ended, Launch
 
-MEET = ("-m", "tests.mpi.meet")
-# Open MPI refuses root otherwise, and more ranks than cores without the policy.
+CONNECT = ("-m", "tests.mpi.connect")
+# Open MPI rejects root without the first two, and more ranks than cores without the policy.
 OPENMPI_SETTINGS = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -18,24 +18,24 @@ OPENMPI_SETTINGS = {
 }
 
 
-class Meeting:
-    """Runs `meet.py` as N ranks."""
+class ConnectRanks:
+    """Runs `connect.py` as N ranks."""
 
     def __init__(self, launch: Launch, mpiexec: Path) -> None:
         self._launch, self._mpiexec = launch, mpiexec
 
     def __call__(self, num_ranks: int, timeout_s: float = 30, **env: str) -> Ended:
-        argv = [self._mpiexec, "-n", str(num_ranks), sys.executable, *MEET]
+        argv = [self._mpiexec, "-n", str(num_ranks), sys.executable, *CONNECT]
         return self._launch(argv, env=env, timeout_s=timeout_s)
 
 
 @pytest.fixture
-def meeting(launch: Launch, mpiexec: Path) -> Meeting:
-    return Meeting(launch, mpiexec)
+def connect_ranks(launch: Launch, mpiexec: Path) -> ConnectRanks:
+    return ConnectRanks(launch, mpiexec)
 
 
-def told(ended: Ended) -> list[dict[str, Any]]:
-    """What each rank printed, by rank."""
+def printed(ended: Ended) -> list[dict[str, Any]]:
+    """Returns the JSON object that each rank printed, in rank order."""
     assert ended.exit_code == 0, ended.stderr
     return sorted((json.loads(line) for line in ended.stdout.splitlines()), key=lambda each: each["rank"])
 

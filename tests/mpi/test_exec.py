@@ -1,4 +1,4 @@
-"""Programs that know nothing of us, as ranks: never N worlds of one in silence."""
+"""Unchanged programs as ranks of one world under ddp-hpc exec."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import pytest
 
 from tests.conftest import Ended, Launch
 
-from .conftest import OPENMPI_SETTINGS, errors, told
+from .conftest import OPENMPI_SETTINGS, errors, printed
 
 BIN = Path(sys.executable).parent
 TRAINS = Path(__file__).with_name("trains.py")
 EXEC = ("-m", "ddp_hpc.exec")
 LAUNCH = (sys.executable, "-m", "ddp_hpc", "launch", "--profile", "local")
-# As torchrun 2.13 has it for two ranks on one node.
+# The variables of torchrun 2.13 for two ranks on one node.
 ONE_NODE = {"LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}
 
 
 def assert_one_world(ended: Ended) -> str:
     """Two ranks in one world, whose mean gradient is that of both. The port at which they met."""
-    ranks = told(ended)
+    ranks = printed(ended)
     assert [(each["rank"], each["size"], each["gradient"]) for each in ranks] == [(0, 2, 0.5), (1, 2, 0.5)]
     for number, each in enumerate(ranks):
         assert {name: each[name] for name in ONE_NODE} == ONE_NODE
@@ -34,44 +34,44 @@ def assert_one_world(ended: Ended) -> str:
     return str(ranks[0]["MASTER_PORT"])
 
 
-def test_launch_makes_one_world_of_a_program_that_would_train_alone(launch: Launch) -> None:
+def test_launch_makes_one_world_of_an_unchanged_program(launch: Launch) -> None:
     assert_one_world(launch([*LAUNCH, "-n", "2", "--", "python", TRAINS], timeout_s=60))
 
 
-def test_who_says_so_gets_the_launchers_variables_alone(launch: Launch) -> None:
+def test_env_style_none_leaves_the_environment_unchanged(launch: Launch) -> None:
     argv = [*LAUNCH, "-n", "2", "--env-style", "none", "--", "python", TRAINS]
-    assert [each["size"] for each in told(launch(argv, timeout_s=60))] == [1, 1]
+    assert [each["size"] for each in printed(launch(argv, timeout_s=60))] == [1, 1]
 
 
-def test_open_mpis_ranks_are_one_world(launch: Launch, openmpi_mpiexec: Path) -> None:
+def test_ranks_of_open_mpi_are_one_world(launch: Launch, openmpi_mpiexec: Path) -> None:
     argv = [openmpi_mpiexec, "-n", "2", BIN / "ddp-hpc", "exec", "--", "python", TRAINS]
     assert_one_world(launch(argv, env=OPENMPI_SETTINGS, timeout_s=60))
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(25, marks=pytest.mark.soak)])
-def test_two_launches_at_once_are_two_worlds(launch: Launch, mpiexec: Path, times: int) -> None:
+def test_two_simultaneous_launches_are_two_worlds(launch: Launch, mpiexec: Path, times: int) -> None:
     argv = [mpiexec, "-n", "2", sys.executable, *EXEC, "python", TRAINS]
     for _ in range(times):
         both = [launch.start(argv) for _ in range(2)]
         assert len({assert_one_world(launch.end(each, 90)) for each in both}) == 2
 
 
-def test_a_program_that_never_meets_the_others_is_warned_of_with_the_way_out(launch: Launch) -> None:
+def test_a_program_without_a_process_group_causes_a_warning_with_the_solution(launch: Launch) -> None:
     program = "import time; time.sleep(1); print('trained')"
     ended = launch([*LAUNCH, "-n", "2", "--", "python", "-c", program])
     assert (ended.exit_code, ended.stdout) == (0, "trained\ntrained\n")
     (line,) = [line for line in ended.stderr.splitlines() if "warning: " in line]
-    assert "2 ranks were started, and rank 0's program has opened no process group" in line
+    assert "2 ranks were started, but rank 0's program has not opened a process group" in line
     assert "init_process_group()" in line
 
 
-def test_the_program_may_start_mpi_itself(launch: Launch, mpiexec: Path) -> None:
+def test_the_program_can_initialize_mpi_itself(launch: Launch, mpiexec: Path) -> None:
     program = "from mpi4py.MPI import COMM_WORLD as c; print(c.rank, c.size, c.allreduce(c.rank + 1))"
     ended = launch([mpiexec, "-n", "2", sys.executable, *EXEC, "--", sys.executable, "-c", program])
     assert sorted(ended.stdout.splitlines()) == ["0 2 3", "1 2 3"], ended.stderr
 
 
-def test_a_script_of_ours_finds_its_launcher_as_before(launch: Launch, mpiexec: Path) -> None:
+def test_a_ddp_hpc_program_under_exec_still_detects_its_launcher(launch: Launch, mpiexec: Path) -> None:
     program = (
         "import ddp_hpc, torch\n"
         "with ddp_hpc.distributed() as world:\n"
@@ -82,7 +82,7 @@ def test_a_script_of_ours_finds_its_launcher_as_before(launch: Launch, mpiexec: 
     assert "world: 2 ranks on 1 node (hydra)" in ended.stderr
 
 
-def test_ranks_that_the_user_has_set_otherwise_are_refused_with_both_values(
+def test_contradictory_ranks_set_by_the_user_are_refused_with_both_values(
     launch: Launch, mpiexec: Path
 ) -> None:
     argv = [mpiexec, "-n", "2", sys.executable, *EXEC, "true"]
@@ -90,35 +90,35 @@ def test_ranks_that_the_user_has_set_otherwise_are_refused_with_both_values(
     assert ended.exit_code == 2
     (line,) = errors(ended)
     assert re.search(
-        r"MPICH Hydra says rank \d of 2 .* but RANK and WORLD_SIZE set by hand says rank 5 of 8", line
+        r"MPICH Hydra reports rank \d of 2 .* but RANK and WORLD_SIZE set by hand reports rank 5 of 8", line
     )
 
 
-def test_a_program_that_is_not_there_is_one_line_at_once(launch: Launch, mpiexec: Path) -> None:
+def test_a_missing_program_is_reported_at_once_in_one_line(launch: Launch, mpiexec: Path) -> None:
     ended = launch([mpiexec, "-n", "3", sys.executable, *EXEC, "nonesuch"])
     assert ended.exit_code == 2
     (line,) = errors(ended)
     assert "nonesuch was not found" in line
 
 
-def test_a_rank_that_does_not_come_is_named(launch: Launch) -> None:
+def test_a_missing_rank_is_reported(launch: Launch) -> None:
     env = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     env |= {"DDP_HPC_LAUNCH": "alone", "DDP_HPC_INIT_TIMEOUT_S": "1"}
     ended = launch([sys.executable, *EXEC, "true"], env=env)
     assert ended.exit_code == 1
     (line,) = errors(ended)
-    assert "1 of 1 ranks did not come to rank 0" in line
+    assert "1 of 1 ranks did not connect to rank 0" in line
 
 
 @pytest.mark.parametrize("value", ["soon", "0", "inf"])
-def test_a_time_limit_that_is_none_is_refused(launch: Launch, value: str) -> None:
+def test_an_invalid_time_limit_is_refused(launch: Launch, value: str) -> None:
     env = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     ended = launch([sys.executable, *EXEC, "true"], env=env | {"DDP_HPC_INIT_TIMEOUT_S": value})
     assert ended.exit_code == 2
-    assert f"DDP_HPC_INIT_TIMEOUT_S='{value}' is not a time" in errors(ended)[0]
+    assert f"DDP_HPC_INIT_TIMEOUT_S='{value}' is not a positive number of seconds" in errors(ended)[0]
 
 
-def test_the_process_becomes_the_program_and_needs_no_torch(launch: Launch, tmp_path: Path) -> None:
+def test_the_program_replaces_the_process_without_importing_torch(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('there is none')")
     root = Path(__file__).parents[2]
     program = "echo $$ $RANK $WORLD_SIZE; kill -TERM $$; sleep 9"
@@ -130,7 +130,7 @@ def test_the_process_becomes_the_program_and_needs_no_torch(launch: Launch, tmp_
     assert ended.exit_code == -signal.SIGTERM
 
 
-def test_torchruns_ranks_stay_what_they_are(launch: Launch) -> None:
+def test_variables_of_torchrun_are_left_unchanged(launch: Launch) -> None:
     env = {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
     env |= {"LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "MASTER_PORT": "7"}
     program = "import json, os; print(json.dumps(dict(os.environ)))"

@@ -1,4 +1,4 @@
-"""mpiexec returns the exit code that the ranks chose, whichever of them is slow to end."""
+"""mpiexec returns the exit code of the ranks, no matter which rank ends last."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ os._exit(code)
 def test_the_exit_code_after_mpi_finalize_is_that_of_the_ranks(
     launch: Launch, mpiexec: Path, delays_and_codes: str, expected: int
 ) -> None:
-    # With MPICH 5.0.2, `os._exit` alone gave 9 each time: Hydra killed the ranks that were later.
+    # With MPICH 5.0.2 and `os._exit` alone the code is always 9: Hydra kills the ranks that end later.
     ended = launch([mpiexec, "-n", "3", sys.executable, "-c", PROGRAM, delays_and_codes])
     assert ended.exit_code == expected, ended.stderr
     assert "BAD TERMINATION" not in ended.stdout + ended.stderr or expected

@@ -1,4 +1,4 @@
-"""Which mpiexec `make train` uses: the site's where mpi4py works with it, else the wheel's own."""
+"""The choice of mpiexec for `make train`: the site's if mpi4py works with it, otherwise the wheel's."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ def program(path: Path, text: str) -> Path:
 
 
 class Local:
-    """Runs `python -m ddp_hpc.local_mpi` with a site's folder first on the PATH."""
+    """Runs `python -m ddp_hpc.local_mpi` with a site's directory first on the PATH."""
 
     def __init__(self, launch: Launch, site: Path) -> None:
         self._launch, self.site = launch, site
@@ -44,7 +44,7 @@ def size_of_two() -> list[str]:
     return ["--", "-n", "2", sys.executable, "-c", SAYS_SIZE]
 
 
-def test_without_a_sites_own_the_wheels_mpiexec_is_taken(
+def test_without_a_site_mpiexec_the_wheels_is_used(
     local: Local, mpiexec: Path, size_of_two: list[str]
 ) -> None:
     ended = local(*size_of_two)
@@ -52,12 +52,12 @@ def test_without_a_sites_own_the_wheels_mpiexec_is_taken(
     assert ended.stdout == "2\n2\n"
 
 
-def test_a_sites_own_is_taken_where_its_ranks_find_each_other(
+def test_a_site_mpiexec_is_used_if_its_ranks_share_a_world(
     local: Local, mpiexec: Path, size_of_two: list[str]
 ) -> None:
     site = program(local.site / "mpiexec", f'exec {mpiexec} "$@"')
     ended = local(*size_of_two)
-    assert f"mpiexec: {site} (found on the PATH, and mpi4py works with it)" in ended.stderr
+    assert f"mpiexec: {site} (found on the PATH; works with mpi4py)" in ended.stderr
     assert ended.stdout == "2\n2\n"
 
 
@@ -66,20 +66,18 @@ def test_a_sites_own_is_taken_where_its_ranks_find_each_other(
     ["exit 1", "exit 0", "kill -9 $$", 'shift 2; "$@" && "$@"'],
     ids=["fails", "does nothing", "dies", "starts singletons"],
 )
-def test_a_sites_own_that_starts_no_common_world_is_passed_over(
+def test_a_site_mpiexec_without_a_common_world_is_skipped(
     local: Local, mpiexec: Path, size_of_two: list[str], text: str
 ) -> None:
     site = program(local.site / "mpiexec", text)
     ended = local(*size_of_two)
-    assert f"{site} does not start ranks that mpi4py can join: using the embedded one" in ended.stderr
+    assert f"{site} does not work with mpi4py; using the mpiexec of the mpich wheel" in ended.stderr
     assert f"mpiexec: {mpiexec} (of the mpich wheel)" in ended.stderr
     assert ended.stdout == "2\n2\n"
 
 
-def test_pbs_own_mpiexec_is_passed_over_though_it_would_find_another_one(
-    local: Local, mpiexec: Path, size_of_two: list[str]
-) -> None:
-    # Outside of a job it runs the next mpiexec of the PATH.
+def test_pbs_own_mpiexec_is_skipped(local: Local, mpiexec: Path, size_of_two: list[str]) -> None:
+    # Outside of a job PBS's mpiexec runs the next one on the PATH.
     version = '[ "$1" = --version ] && echo pbs_version = 1'
     pbs = program(local.site / "mpiexec", f'{version} || exec {mpiexec} "$@"')
     ended = local(*size_of_two)
@@ -89,28 +87,28 @@ def test_pbs_own_mpiexec_is_passed_over_though_it_would_find_another_one(
     assert (named.exit_code, "is PBS's own mpiexec" in named.stderr) == (2, True)
 
 
-def test_a_file_that_cannot_be_run_is_no_mpiexec(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_executed_does_not_work_as_mpiexec(tmp_path: Path) -> None:
     broken = tmp_path / "mpiexec"
     broken.write_bytes(b"\x7fELF nonsense")
     broken.chmod(0o755)
-    assert not local_mpi.works(broken, clean_environ())
+    assert not local_mpi.works_with_mpi4py(broken, clean_environ())
 
 
-def test_one_that_hangs_is_given_up_with_its_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_mpiexec_is_killed_with_its_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_mpi, "_TRIAL_S", 0.5)
     hangs = program(tmp_path / "mpiexec", f"sleep 600 & echo $! >{tmp_path}/pid; wait")
     start = time.monotonic()
-    assert not local_mpi.works(hangs, clean_environ())
+    assert not local_mpi.works_with_mpi4py(hangs, clean_environ())
     assert time.monotonic() - start < 5
     status = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/status")
     end = time.monotonic() + 10
-    # A killed process takes a moment on a busy machine, and whoever adopted it may not have reaped it yet.
+    # On a busy machine a killed process takes a moment to end, and its new parent may not have reaped it yet.
     while status.exists() and "State:\tZ" not in status.read_text():
         assert time.monotonic() < end, "the hanging rank is still there"
         time.sleep(0.05)
 
 
-def test_open_mpis_mpiexec_on_the_path_brings_its_own_library(
+def test_open_mpis_mpiexec_on_the_path_is_used_with_its_library(
     local: Local, openmpi_mpiexec: Path, size_of_two: list[str]
 ) -> None:
     ended = local(
@@ -120,20 +118,20 @@ def test_open_mpis_mpiexec_on_the_path_brings_its_own_library(
     assert ended.stdout == "2\n2\n"
 
 
-def test_one_that_the_user_named_is_taken_as_it_is(local: Local, tmp_path: Path) -> None:
+def test_an_mpiexec_specified_by_the_user_is_used_without_a_trial(local: Local, tmp_path: Path) -> None:
     mine = program(tmp_path / "my mpiexec", 'echo "mine: $*"')
     ended = local(mine, "--", "-n", "3", "program")
-    assert ended.stderr == f"mpiexec: {mine} (named by you)\n"
+    assert ended.stderr == f"mpiexec: {mine} (as specified)\n"
     assert ended.stdout == "mine: -n 3 program\n"
 
 
-def test_a_name_alone_is_looked_for_on_the_path(local: Local) -> None:
+def test_an_mpiexec_name_is_searched_on_the_path(local: Local) -> None:
     mine = program(local.site / "mpiexec.site", "echo found")
-    assert local("mpiexec.site", "--", "-n", "3").stderr == f"mpiexec: {mine} (named by you)\n"
+    assert local("mpiexec.site", "--", "-n", "3").stderr == f"mpiexec: {mine} (as specified)\n"
 
 
 @pytest.mark.parametrize("kind", ["missing", "no program", "a folder"])
-def test_one_that_the_user_named_and_that_is_none_is_refused(local: Local, tmp_path: Path, kind: str) -> None:
+def test_a_specified_file_that_is_not_executable_is_refused(local: Local, tmp_path: Path, kind: str) -> None:
     path = tmp_path / "x"
     if kind == "no program":
         path.write_text("text")
@@ -142,13 +140,13 @@ def test_one_that_the_user_named_and_that_is_none_is_refused(local: Local, tmp_p
     ended = local(path, "--", "-n", "2", "true")
     assert (
         ended.stderr
-        == f"error: {path} is no program that can be run; name an mpiexec: make MPIEXEC=/path/to/it\n"
+        == f"error: {path} is not an executable program; specify an mpiexec: make MPIEXEC=/path/to/it\n"
     )
     assert ended.exit_code == 2
 
 
 @pytest.mark.parametrize("words", [[], ["-n", "2"], ["mpiexec", "x", "--"]])
-def test_a_wrong_call_is_told_the_right_one(local: Local, words: list[str]) -> None:
+def test_wrong_arguments_print_the_usage(local: Local, words: list[str]) -> None:
     ended = local(*words)
     assert ended.stderr.startswith("usage: python -m ddp_hpc.local_mpi [MPIEXEC] -- ")
     assert ended.exit_code == 2
@@ -158,24 +156,22 @@ def test_the_exit_code_is_that_of_the_program(local: Local) -> None:
     assert local("--", "-n", "2", "sh", "-c", "exit 75").exit_code == 75
 
 
-def test_where_there_is_no_mpiexec_at_all_the_install_line_is_given(
+def test_without_any_mpiexec_the_error_contains_the_install_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_mpi, "embedded", lambda: None)
+    monkeypatch.setattr(local_mpi, "bundled_mpiexec", lambda: None)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(RequestError, match=r"none in this environment; pip install 'ddp-hpc\[mpich\]'"):
-        local_mpi.choose(None)
+    with pytest.raises(RequestError, match=r"or in this environment; pip install 'ddp-hpc\[mpich\]'"):
+        local_mpi.choose_mpiexec(None)
 
 
-def test_the_environment_is_only_changed_for_the_mpiexec(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_is_changed_only_for_mpiexec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = program(tmp_path / "bin" / "mpiexec", "true")
     library = tmp_path / "lib" / "libmpi.so"
     library.parent.mkdir()
     library.touch()
     monkeypatch.delenv("MPI4PY_LIBMPI", raising=False)
-    assert local_mpi.choose(str(mine))[1]["MPI4PY_LIBMPI"] == str(library)
+    assert local_mpi.choose_mpiexec(str(mine))[1]["MPI4PY_LIBMPI"] == str(library)
     assert "MPI4PY_LIBMPI" not in os.environ
     monkeypatch.setenv("MPI4PY_LIBMPI", "/the/users/own.so")
-    assert local_mpi.choose(str(mine))[1]["MPI4PY_LIBMPI"] == "/the/users/own.so"
+    assert local_mpi.choose_mpiexec(str(mine))[1]["MPI4PY_LIBMPI"] == "/the/users/own.so"

@@ -1,4 +1,4 @@
-"""Ranks that MPICH's mpiexec started meet at rank 0's address, or all end with one line that says why not."""
+"""Ranks under mpiexec connect to rank 0, or all end with one line that states the reason."""
 
 import socket
 import sys
@@ -6,11 +6,11 @@ from pathlib import Path
 
 from tests.conftest import Launch
 
-from .conftest import MEET, OPENMPI_SETTINGS, Meeting, errors, told
+from .conftest import CONNECT, OPENMPI_SETTINGS, ConnectRanks, errors, printed
 
 
-def test_four_ranks_connect_to_the_store_that_rank_0_serves(meeting: Meeting) -> None:
-    ranks = told(meeting(4))
+def test_four_ranks_connect_to_the_store_that_rank_0_serves(connect_ranks: ConnectRanks) -> None:
+    ranks = printed(connect_ranks(4))
     assert [each["rank"] for each in ranks] == [0, 1, 2, 3]
     assert {(each["host"], each["why"]) for each in ranks} == {("127.0.0.1", "all ranks are on one node")}
     assert len({each["port"] for each in ranks}) == 1
@@ -19,88 +19,94 @@ def test_four_ranks_connect_to_the_store_that_rank_0_serves(meeting: Meeting) ->
 
 
 def test_two_launches_on_one_node_take_two_ports(launch: Launch, mpiexec: Path) -> None:
-    argv = [mpiexec, "-n", "2", sys.executable, *MEET]
-    both = [launch.start(argv, env={"MEET_HOLDS_S": "1"}) for _ in range(2)]
-    assert len({told(launch.end(each))[0]["port"] for each in both}) == 2
+    argv = [mpiexec, "-n", "2", sys.executable, *CONNECT]
+    both = [launch.start(argv, env={"CONNECT_HOLDS_S": "1"}) for _ in range(2)]
+    assert len({printed(launch.end(each))[0]["port"] for each in both}) == 2
 
 
-def test_open_mpis_ranks_meet_likewise(launch: Launch, openmpi_python: Path, openmpi_mpiexec: Path) -> None:
-    ended = launch([openmpi_mpiexec, "-n", "2", openmpi_python, *MEET], env=OPENMPI_SETTINGS)
-    ranks = told(ended)
+def test_ranks_of_open_mpi_connect_too(launch: Launch, openmpi_python: Path, openmpi_mpiexec: Path) -> None:
+    ended = launch([openmpi_mpiexec, "-n", "2", openmpi_python, *CONNECT], env=OPENMPI_SETTINGS)
+    ranks = printed(ended)
     assert {each["launcher"] for each in ranks} == {"openmpi"}
     assert len({each["port"] for each in ranks}) == 1
 
 
-def test_a_master_addr_and_port_that_the_user_set_are_taken(meeting: Meeting) -> None:
+def test_master_addr_and_port_set_by_the_user_are_used(connect_ranks: ConnectRanks) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    ranks = told(meeting(2, MASTER_ADDR="localhost", MASTER_PORT=str(port)))
+    ranks = printed(connect_ranks(2, MASTER_ADDR="localhost", MASTER_PORT=str(port)))
     assert {(each["host"], each["port"], each["why"]) for each in ranks} == {
         ("localhost", port, "MASTER_ADDR")
     }
 
 
-def test_a_master_addr_of_another_host_is_refused_at_once_by_one_line(meeting: Meeting) -> None:
-    ended = meeting(3, MASTER_ADDR="192.0.2.1")
+def test_a_master_addr_of_another_host_is_refused_at_once_by_one_line(connect_ranks: ConnectRanks) -> None:
+    ended = connect_ranks(3, MASTER_ADDR="192.0.2.1")
     (line,) = errors(ended)
-    assert "MASTER_ADDR=192.0.2.1 is no address of" in line
+    assert "MASTER_ADDR=192.0.2.1 is not an address of" in line
     assert "where rank 0 runs" in line
     assert "unset it" in line
     assert ended.exit_code == 1
     assert ended.wall_s < 10
 
 
-def test_a_master_port_that_is_taken_is_refused_at_once_by_one_line(meeting: Meeting) -> None:
+def test_a_master_port_in_use_is_refused_at_once_by_one_line(connect_ranks: ConnectRanks) -> None:
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
-        ended = meeting(3, MASTER_PORT=str(port))
+        ended = connect_ranks(3, MASTER_PORT=str(port))
     (line,) = errors(ended)
     assert f"port {port} of " in line
-    assert "is taken by another program; unset MASTER_PORT" in line
+    assert "is used by another program; unset MASTER_PORT" in line
     assert ended.exit_code == 1
     assert ended.wall_s < 10
 
 
-def test_a_master_port_that_is_no_port_is_a_wrong_request(meeting: Meeting) -> None:
-    ended = meeting(2, MASTER_PORT="99999")
-    assert "MASTER_PORT='99999' is no port; unset it" in errors(ended)[0]
+def test_an_invalid_master_port_is_exit_code_2(connect_ranks: ConnectRanks) -> None:
+    ended = connect_ranks(2, MASTER_PORT="99999")
+    assert "MASTER_PORT='99999' is not a port; unset it" in errors(ended)[0]
     assert ended.exit_code == 2
     assert ended.wall_s < 10
 
 
-def test_a_fabric_interface_that_is_not_there_does_not_matter_on_one_node(meeting: Meeting) -> None:
-    assert told(meeting(2, DDP_HPC_FABRIC_INTERFACE="nosuch0"))[0]["host"] == "127.0.0.1"
+def test_a_missing_fabric_interface_does_not_matter_on_one_node(connect_ranks: ConnectRanks) -> None:
+    assert printed(connect_ranks(2, DDP_HPC_FABRIC_INTERFACE="nosuch0"))[0]["host"] == "127.0.0.1"
 
 
-def test_a_rank_that_ends_before_mpi_init_does_not_leave_the_others_waiting(meeting: Meeting) -> None:
-    ended = meeting(3, MEET_ENDS_EARLY="2", MEET_LIMIT_S="1")
+def test_a_rank_that_ends_before_mpi_init_does_not_leave_the_others_waiting(
+    connect_ranks: ConnectRanks,
+) -> None:
+    ended = connect_ranks(3, CONNECT_ENDS_EARLY="2", CONNECT_LIMIT_S="1")
     assert "error: waited 2 s in MPI_Init for the other ranks" in ended.stderr
     assert ended.exit_code != 0
     assert ended.wall_s < 10
 
 
-def test_a_rank_that_never_comes_to_mpi_init_does_not_leave_the_others_waiting(meeting: Meeting) -> None:
-    ended = meeting(3, MEET_SLEEPS="1", MEET_LIMIT_S="1")
+def test_a_rank_that_never_calls_mpi_init_does_not_leave_the_others_waiting(
+    connect_ranks: ConnectRanks,
+) -> None:
+    ended = connect_ranks(3, CONNECT_SLEEPS="1", CONNECT_LIMIT_S="1")
     assert "error: waited 2 s in MPI_Init for the other ranks" in ended.stderr
     assert ended.exit_code != 0
     assert ended.wall_s < 10
 
 
-def test_a_chosen_launcher_without_an_address_says_that_mpi_would_have_one(meeting: Meeting) -> None:
-    ended = meeting(2, MEET_DISCOVERY="hydra")
+def test_a_chosen_launcher_without_an_address_suggests_mpi(connect_ranks: ConnectRanks) -> None:
+    ended = connect_ranks(2, CONNECT_DISCOVERY="hydra")
     text = errors(ended)[0]
     assert "hydra started 2 ranks, but without MPI they cannot send each other an address" in text
     assert "leave --discovery out" in text
     assert ended.exit_code == 2
 
 
-def test_a_chosen_launcher_with_an_address_needs_no_mpi(meeting: Meeting) -> None:
+def test_a_chosen_launcher_with_an_address_needs_no_mpi(connect_ranks: ConnectRanks) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    ranks = told(meeting(3, MEET_DISCOVERY="hydra", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)))
+    ranks = printed(
+        connect_ranks(3, CONNECT_DISCOVERY="hydra", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    )
     assert {(each["host"], each["port"]) for each in ranks} == {("127.0.0.1", port)}
     assert [each["serves"] for each in ranks] == [True, False, False]
 
 
-def test_mpi_alone_is_enough(meeting: Meeting) -> None:
-    assert {each["launcher"] for each in told(meeting(2, MEET_DISCOVERY="mpi"))} == {"mpi"}
+def test_discovery_mpi_is_sufficient(connect_ranks: ConnectRanks) -> None:
+    assert {each["launcher"] for each in printed(connect_ranks(2, CONNECT_DISCOVERY="mpi"))} == {"mpi"}

@@ -1,4 +1,4 @@
-"""mpi4py of one MPI under the mpiexec of another: the commonest broken launch, in both directions."""
+"""mpi4py of one MPI under the mpiexec of another: the most common broken launch, in both directions."""
 
 import json
 import sys
@@ -13,12 +13,12 @@ from .conftest import OPENMPI_SETTINGS, errors
 ENV = ("-m", "ddp_hpc", "env", "--json")
 
 
-def test_open_mpis_mpi4py_under_mpichs_mpiexec_is_n_singletons(
+def test_mpi4py_of_open_mpi_under_mpich_is_refused_as_singletons(
     launch: Launch, mpiexec: Path, openmpi_python: Path
 ) -> None:
     ended = launch([mpiexec, "-n", "2", openmpi_python, *ENV], env=OPENMPI_SETTINGS)
     text = errors(ended)[0]
-    assert "MPICH Hydra started 2 ranks (PMI_SIZE), but MPI says 1: 2 singletons" in text
+    assert "MPICH Hydra started 2 ranks (PMI_SIZE), but MPI reports 1: 2 singletons" in text
     assert "mpi4py is bound to Open MPI v5" in text
     assert f"{openmpi_python.parents[1] / 'lib'}/libmpi.so" in text
     assert f"use the mpiexec of that library ({openmpi_python.parent / 'mpiexec'})" in text
@@ -28,7 +28,7 @@ def test_open_mpis_mpi4py_under_mpichs_mpiexec_is_n_singletons(
     assert ended.wall_s < 15
 
 
-def test_mpichs_mpi4py_under_open_mpis_mpiexec_is_refused_before_mpi_init_aborts(
+def test_mpi4py_of_mpich_under_open_mpi_is_refused_before_mpi_init(
     launch: Launch, openmpi_mpiexec: Path, mpiexec: Path
 ) -> None:
     ended = launch([openmpi_mpiexec, "-n", "2", sys.executable, *ENV], env=OPENMPI_SETTINGS)
@@ -42,19 +42,19 @@ def test_mpichs_mpi4py_under_open_mpis_mpiexec_is_refused_before_mpi_init_aborts
 
 
 @pytest.mark.parametrize("which", ["mpich", "openmpi"])
-def test_an_mpi_that_cannot_be_loaded_is_named(
+def test_an_mpi_that_cannot_be_loaded_is_reported(
     launch: Launch, mpiexec: Path, which: str, tmp_path: Path
 ) -> None:
     missing = tmp_path / f"lib{which}.so"
     ended = launch([mpiexec, "-n", "2", sys.executable, *ENV], env={"MPI4PY_LIBMPI": str(missing)})
     text = errors(ended)[0]
     assert "mpi4py cannot be used under MPICH Hydra" in text
-    assert "load the site's MPI module, or `pip install mpich`" in text
+    assert "load the site's MPI module, install an MPI with `pip install mpich`" in text
     assert ended.exit_code == 2
 
 
 @pytest.mark.parametrize("which", ["mpich", "openmpi"])
-def test_each_with_its_own_finds_its_ranks(
+def test_each_mpi4py_works_with_its_own_mpiexec(
     launch: Launch, which: str, mpiexec: Path, openmpi_python: Path, openmpi_mpiexec: Path
 ) -> None:
     program, python = {

@@ -62,7 +62,7 @@ def test_a_job_that_waits_says_why_and_when_it_may_start() -> None:
         ({"Hold_Types": "u", "depend": "beforeany:13.s@s"}, "it is held by its user"),
         (
             {"job_state": "W", "Execution_Time": "Sat Nov 21 18:00:00 2026"},
-            "it is not to start before Sat Nov 21 18:00:00 2026",
+            "it cannot start before Sat Nov 21 18:00:00 2026",
         ),
     ],
 )

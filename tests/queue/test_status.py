@@ -245,7 +245,7 @@ def test_a_wrong_job_is_one_line(work: Path, programs: Programs, run: Run, comma
 def test_no_job_and_no_run_is_one_line(work: Path, programs: Programs, run: Run) -> None:
     done = run("status")
     assert done.code == 2
-    assert "no job was named, and " in done.err
+    assert "no JOB was given, and " in done.err
 
 
 def test_a_machine_with_both_schedulers_asks_the_one_whose_ids_look_like_this(
@@ -269,7 +269,7 @@ def test_a_pbs_machine_with_slurms_clients_is_a_pbs_machine(work: Path, programs
     done = run("status", "12")
     assert done.code == 1, "it may know the job once it is back"
     assert done.err.startswith(
-        "error: PBS does not know job 12, and Slurm cannot be asked: scontrol failed 3"
+        "error: PBS does not know job 12, and Slurm does not answer: scontrol failed 3"
     )
 
 
@@ -514,7 +514,7 @@ def test_cancelling_a_job_that_has_ended_cancels_no_other(work: Path, programs: 
     assert (done.code, done.out) == (0, "")
     assert done.err.splitlines() == [
         "job 11 has already ended (FAILED)",
-        "the run goes on as job 12; to cancel that: ddp-hpc cancel 12",
+        "the run continues in job 12; to cancel it: ddp-hpc cancel 12",
     ]
     assert not programs.called("scancel")
 
@@ -527,7 +527,7 @@ def test_a_job_that_was_not_queued_as_a_chain_is_named_and_left(
     make_run(work / "runs" / "ddp", "1 11 0 1001", "2 12 60 2000")
     done = run("cancel", "11")
     assert (done.code, done.out) == (0, "11\n")
-    assert done.err == "the run goes on as job 12; to cancel that: ddp-hpc cancel 12\n"
+    assert done.err == "the run continues in job 12; to cancel it: ddp-hpc cancel 12\n"
 
 
 def test_a_refusal_for_one_job_of_a_chain_leaves_no_other(work: Path, programs: Programs, run: Run) -> None:
@@ -547,7 +547,7 @@ def test_a_refusal_for_one_job_of_a_chain_leaves_no_other(work: Path, programs: 
     assert (done.code, done.out) == (1, "15\n12\n")
     assert done.err.splitlines() == [
         "job 13 has already ended (COMPLETED)",
-        "error: scancel: error: no (job 14 of me is left as it was); "
+        "error: scancel: error: no (job 14 of me was not cancelled); "
         "only its owner or the site can cancel it",
     ]
 
@@ -605,7 +605,7 @@ def test_someone_elses_job_is_left_alone_in_one_line(
     done = run("cancel", "12")
     assert (done.code, done.out) == (1, "")
     assert done.err.startswith(f"error: {refusal} (job 12")
-    assert "of you is left as it was" in done.err
+    assert "of you was not cancelled" in done.err
     assert done.err.count("\n") == 1
 
 

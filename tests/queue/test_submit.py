@@ -91,7 +91,7 @@ def test_errors_of_lint_keep_a_script_out_of_the_queue(work: Path, sbatch: Progr
     assert (done.code, done.out) == (2, "")
     assert "error: JOB011, line 3: " in done.err
     assert done.err.splitlines()[-1] == (
-        "error: lint finds 1 error; nothing was submitted; mend them, or use --force"
+        "error: lint found 1 error, and nothing was submitted; fix the script, or use --force"
     )
     assert not sbatch.called()
     assert run("submit", "job.sh", "--force").out == "12\n"
@@ -169,7 +169,7 @@ def test_a_chain_that_is_refused_half_way_says_how_to_take_it_back(
     done = run("submit", "job.pbs", "--chain", "3")
     assert (done.code, done.out) == (1, "12.srv\n")
     assert (
-        "error: job 2 of 3 was refused, 1 are queued; to take them back: ddp-hpc cancel 12.srv: " in done.err
+        "error: job 2 of 3 was rejected; 1 job was submitted; to cancel: ddp-hpc cancel 12.srv: " in done.err
     )
     assert "qsub rejected the job: no. " in done.err
 
@@ -192,7 +192,7 @@ def test_a_machine_without_the_scripts_scheduler_says_what_was_looked_for(
     assert (done.code, done.out) == (2, "")
     assert done.err.splitlines()[-1] == (
         "error: qsub was not found on the PATH; the script's #PBS lines are for PBS, which "
-        "takes them by qsub. Run this on a login node of such a machine, or load the module that provides it."
+        "requires qsub. Run this on a login node of such a machine, or load the module that provides it."
     )
 
 
@@ -259,7 +259,7 @@ def test_ctrl_c_waits_for_the_id_of_a_job_that_may_be_queued(work: Path, program
         (work / "go").touch()
         out, err = process.communicate(timeout=20)
     assert (process.returncode, out) == (130, "12\n")
-    assert "1 are queued; to take them back: ddp-hpc cancel 12\n" in err
+    assert "1 job was submitted; to cancel: ddp-hpc cancel 12\n" in err
     assert json.loads((work / "runs" / "ddp" / "submitted").read_text())["job_id"] == "12"
 
 
@@ -297,7 +297,7 @@ def test_a_chain_whose_reader_goes_away_says_what_is_queued(work: Path, programs
         os.close(writer)
         _, err = process.communicate(timeout=20)
     assert process.returncode == 1
-    said = "stdout cannot be written (Broken pipe): 1 are queued; to take them back: ddp-hpc cancel 12.srv"
+    said = "cannot write to stdout (Broken pipe): 1 job was submitted; to cancel: ddp-hpc cancel 12.srv"
     assert err.splitlines()[-1] == said
     assert len(programs.called("qsub")) == 1
 
@@ -341,7 +341,10 @@ def test_a_run_folder_that_cannot_be_made_is_said_before_anything_is_queued(
     ("args", "said"),
     [
         ([], "nothing to submit; give a SCRIPT, or the options of ddp-hpc render"),
-        (["job.sh", "--nodes", "2"], "job.sh and --nodes were given; give a script, or a request, to submit"),
+        (
+            ["job.sh", "--nodes", "2"],
+            "job.sh cannot be combined with --nodes; give either a script or the options of a job",
+        ),
         (["none.sh"], "none.sh does not exist. Give a job script."),
         (["pipe"], "pipe is not a regular file. Give a job script."),
         (["plain.sh"], "plain.sh is not a job script: it has neither #SBATCH nor #PBS lines"),

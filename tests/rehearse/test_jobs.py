@@ -28,8 +28,8 @@ def test_every_shipped_job_is_tested() -> None:
     assert {path.name for path in JOBS.iterdir() if path.is_file()} == LAUNCHERS.keys()
 
 
-# They differ from generic_slurm_ddp or polaris_ddp only in the profile of the site.
-ALIKE = {"generic_pbs_ddp.pbs", "perlmutter_ddp.sbatch"}
+# They differ from generic_slurm_ddp, polaris_ddp or generic_slurm_torchrun in the facts of a site only.
+ALIKE = {"generic_pbs_ddp.pbs", "perlmutter_ddp.sbatch", "polaris_torchrun.pbs"}
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,10 @@ def test_the_simulation_is_described_once_and_not_in_the_jobs_log(rehearse: Rehe
     done = rehearse(script, "--nodes", "1", "--ranks-per-node", "2")
     assert done.stdout == "rehearse: module load x (nothing is loaded)\nhello\n"
     assert (
-        done.stderr.count("PBS is pretended, on 1 of 3 nodes: all this machine, at most 2 ranks on each") == 1
+        done.stderr.count(
+            "PBS is simulated with 1 of 3 nodes, all on this machine, and at most 2 ranks per node"
+        )
+        == 1
     )
 
 

@@ -46,7 +46,7 @@ def test_a_process_that_left_the_session_of_the_job_is_named_and_killed(
     rehearse: Rehearse, script: Script
 ) -> None:
     done = rehearse(script("pbs", "-l select=1", "setsid sleep 1234 &", "sleep 0.5"))
-    assert "job 12.rehearsal left a process behind, which was ended: sleep 1234" in done.stderr
+    assert "job 12.rehearsal left a process running, which was killed: sleep 1234" in done.stderr
 
 
 def test_keep_leaves_the_directory_with_log_and_run(
@@ -57,7 +57,7 @@ def test_keep_leaves_the_directory_with_log_and_run(
         ["python", "-m", "ddp_hpc", "rehearse", job, "--keep"], env={"TMPDIR": str(temp)}, cwd=tmp_path
     )
     (folder,) = temp.iterdir()
-    assert f"rehearse: kept: {folder}" in done.stderr
+    assert f"rehearse: the directory of the rehearsal was kept: {folder}" in done.stderr
     assert (folder / "work" / "runs" / "here").read_text() == f"{folder}/work\n"
     assert len(list((folder / "work").glob("slurm-*.out"))) == 1
 

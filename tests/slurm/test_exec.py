@@ -38,6 +38,10 @@ def test_a_submitted_program_is_one_world_of_both_nodes(
 def test_a_program_that_trains_alone_on_each_node_is_warned_of(cluster: Cluster, tmp_path: Path) -> None:
     program = "import time; time.sleep(2); print('trained')"
     argv = ["srun", "--nodes=2", str(BIN / "ddp-hpc"), "exec", "--", str(BIN / "python"), "-c", program]
-    done = cluster.run(argv, env=ENVIRONMENT, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "trained\ntrained\n"), done.stderr
-    assert done.stderr.count("warning: 2 ranks were started, and rank 0's program has opened no process") == 1
+    # Slurm kills the remaining processes of a step, on a busy node possibly before the warning is written.
+    for _ in range(3):
+        done = cluster.run(argv, env=ENVIRONMENT, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (0, "trained\ntrained\n"), done.stderr
+        if done.stderr:
+            break
+    assert done.stderr.count("warning: 2 ranks were started, but rank 0's program has not opened") == 1

@@ -234,7 +234,7 @@ def test_a_job_is_cancelled_once_and_by_its_owner(cluster: Cluster, tmp_path: Pa
     assert (other.returncode, other.stdout) == (1, "")
     refusal = f"scancel: error: Kill job error on job id {job_id}: Access/permission denied"
     assert other.stderr == (
-        f"error: {refusal} (job {job_id} of root is left as it was); "
+        f"error: {refusal} (job {job_id} of root was not cancelled); "
         "only its owner or the site can cancel it\n"
     )
     done = ddp_hpc(cluster, tmp_path, "cancel", job_id)

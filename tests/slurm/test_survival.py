@@ -96,7 +96,7 @@ def test_torchrun_starts_a_killed_rank_again_from_the_newest_snapshot(
     check_done(run, quiet, 20)
     assert len(run.attempts) == 1, "torchrun did it, not Slurm"
     assert f"rank 1 on {cluster.node_names[1]} is gone" in run.log
-    assert "going on after step 1" in run.log
+    assert "resuming after step 1" in run.log
 
 
 def power_off(cluster: Cluster, name: str) -> None:
@@ -140,7 +140,7 @@ def test_a_cut_cable_is_named_and_the_job_goes_on_when_it_is_mended(
         run = submit(cluster, tmp_path, *SAVING, num_steps=40, step_s=0.2)
         run.wait_for_step(10)
         cluster.set_link(cluster.node_names[rank], "down")
-        named = f"[rank 0/2 {here}] error: rank 1 on {there} is cut off, last seen in step "
+        named = f"[rank 0/2 {here}] error: rank 1 on {there} is cut off, last seen "
         run.wait_for_words(named, PROMISED_S)
         # Each side blames the other, and both still reach the run folder here: the first word stands.
         gone = "the node or its network is down"

@@ -44,36 +44,179 @@ def test_time_without_events_is_idle_and_computation_outside_regions_is_other(tm
     assert times.idle_s == pytest.approx(40 * US)
 
 
-def test_on_a_device_kernels_and_waiting_for_data_are_counted(tmp_path):
-    events = [
-        annotation("ProfilerStep#0", 0, 1000),
+def launch(number, start_us, tid=1):
+    """A call of the runtime, of which kernel `number` is the result."""
+    return event("cuda_runtime", "cudaLaunchKernel", start_us, 1, tid, correlation=number)
+
+
+def kernel(number, name, start_us, dur_us, stream=9, cat="kernel", **more):
+    return event(cat, name, start_us, dur_us, stream, correlation=number, **more)
+
+
+NCCL = {"Collective name": "allreduce", "In msg nelems": 1 << 20, "Out msg nelems": 1 << 20, "Group size": 8}
+NCCL |= {"dtype": "Float", "Process Group Name": "0"}
+ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+AUTOGRAD = 2  # a thread of its own
+
+
+def device_step():
+    """A step whose kernels run late: the host has passed on to the next region when they begin."""
+    return [
+        annotation("ProfilerStep#0", 0, 400),
         annotation("data", 0, 300),
         annotation("forward", 300, 10),
+        launch(1, 302),
+        annotation("backward", 310, 20),
+        event("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 311, 5, AUTOGRAD),
+        launch(2, 312, AUTOGRAD),
+        launch(3, 318, AUTOGRAD),  # of DDP's hook, outside the operator
+        annotation("Optimizer.step#SGD.step", 330, 10),
+        launch(4, 331),
+        launch(5, 335),
+        # What Kineto makes of it: the main thread's annotations alone.
         event("gpu_user_annotation", "forward", 310, 200, 9),
-        event("gpu_user_annotation", "backward", 510, 300, 9),
-        event("kernel", "gemm", 310, 200, 9),
-        event("kernel", "gemm", 510, 300, 9),
-        event(
-            "kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 710, 200, 10,
-            **{"Collective name": "allreduce", "In msg nelems": 1 << 20, "Out msg nelems": 1 << 20,
-               "Group size": 8, "dtype": "Float", "Process Group Name": "0"},
-        ),
-        event("kernel", "ncclDevKernel_Generic(ncclDevComm*)", 905, 5, 10),
+        event("gpu_user_annotation", "Optimizer.step#SGD.step", 920, 50, 9),
+        kernel(1, "gemm", 310, 200),
+        kernel(2, "gemm", 510, 300),
+        kernel(3, ALL_REDUCE, 710, 200, 10, **NCCL),
+        kernel(4, "adam", 920, 50),
+        kernel(5, "Memcpy DtoH (Device -> Pinned)", 960, 40, 11, "gpu_memcpy"),
         event("cpu_instant_event", "[memory]", 1, 0) | {"ph": "i"},
-    ]  # fmt: skip
-    capture = read_capture(write(tmp_path / "t.json", events, 3, 8))
+    ]
+
+
+def test_a_kernel_belongs_to_the_region_that_launched_it(tmp_path):
+    capture = read_capture(write(tmp_path / "t.json", device_step(), 3, 8))
     times = capture.mean
     assert times.data_s == pytest.approx(300 * US)
     assert times.forward_s == pytest.approx(200 * US)
     assert times.backward_s == pytest.approx(300 * US)
+    assert times.optimizer_s == pytest.approx(50 * US)
     assert times.comm_hidden_s == pytest.approx(100 * US)
     assert times.comm_exposed_s == pytest.approx(100 * US)
-    assert times.idle_s == pytest.approx(100 * US)
+    assert times.memcpy_s == pytest.approx(30 * US)
+    assert times.idle_s == pytest.approx(20 * US)
     row = capture.collectives[0]
     assert (row.kind, row.bytes, row.num_ranks, row.group) == ("all_reduce", 4 << 20, 8, "0")
     assert row.busbw_bytes_per_s == pytest.approx(2 * 7 / 8 * (4 << 20) / (200 * US))
     assert (capture.ranks[0].device, capture.ranks[0].kernels[0].num_calls) == ("cuda", 2)
     assert capture.missing == (0, 1, 2, 4, 5, 6, 7)
+
+
+def test_the_last_step_lasts_until_the_device_has_finished_it(tmp_path):
+    (step,) = read_capture(write(tmp_path / "t.json", device_step())).ranks[0].steps
+    assert step.times.wall_s == pytest.approx(1000 * US), "the host's step ended after 400 us"
+
+
+def test_a_step_of_a_device_that_is_behind_the_host_is_its_period(tmp_path):
+    events = []
+    for number in range(4):  # the host needs 100 us for a step, and the device 250
+        events += [annotation(f"ProfilerStep#{number}", 100 * number, 100), launch(number, 100 * number + 5)]
+        events += [kernel(number, "gemm", 10 + 250 * number, 250)]
+    times = [one.times for one in read_capture(write(tmp_path / "t.json", events)).ranks[0].steps]
+    assert [one.wall_s for one in times] == [pytest.approx(us * US) for us in (260, 250, 250, 250)]
+    assert [one.other_s for one in times] == [pytest.approx(250 * US)] * 4
+
+
+def test_kernels_are_computation_while_the_host_waits_for_data(tmp_path):
+    events = [annotation("ProfilerStep#0", 0, 100), annotation("forward", 0, 10), launch(1, 1)]
+    events += [annotation("data", 10, 90), kernel(1, "gemm", 20, 50)]
+    times = read_capture(write(tmp_path / "t.json", events)).mean
+    assert times.forward_s == pytest.approx(50 * US)
+    assert times.data_s == pytest.approx(40 * US)
+
+
+def test_kernels_without_a_launch_are_noted(tmp_path):
+    events = [annotation("ProfilerStep#0", 0, 100), annotation("forward", 0, 100), kernel(9, "gemm", 0, 50)]
+    events += [kernel(huge, "gemm", 50, 1) for huge in (2**63, 2**200, -(2**63))]
+    events += [event("kernel", "gemm", 51, 1, correlation={"a": 1})]
+    capture = read_capture(write(tmp_path / "t.json", events))
+    assert (capture.mean.forward_s, capture.mean.other_s) == (0, pytest.approx(52 * US))
+    assert any("the launches of 100% of the kernels were not recorded" in note for note in capture.notes)
+
+
+def test_a_device_that_was_not_recorded_is_noted_and_has_no_bandwidths(tmp_path):
+    events = [annotation("ProfilerStep#0", 0, 100), launch(1, 1), annotation("nccl:all_reduce", 5, 10)]
+    capture = read_capture(write(tmp_path / "t.json", events))
+    assert capture.collectives == ()
+    assert any("not the device's activity" in note for note in capture.notes)
+
+
+def test_the_kernels_of_nccls_all_to_all_are_matched_and_the_rank_that_is_late_is_named(tmp_path):
+    for rank in range(4):
+        late_us = 60 if rank == 2 else 0
+        events = [annotation("ProfilerStep#0", 0, 400), annotation("nccl:all_to_all", 10, 5), launch(1, 11)]
+        events += [kernel(1, "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t", 100 + late_us, 100 - late_us)]
+        write(tmp_path / f"r{rank}.json", events, rank, 4)
+    capture = read_capture(tmp_path)
+    assert [row.kind for row in capture.collectives] == ["all_to_all"]
+    assert capture.straggler.rank == 2
+    assert "the last to start 1 of 1 collectives" in capture.straggler.evidence
+    assert capture.straggler.excess_s == pytest.approx(60 * US)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("void c10d::symmetric_memory::multimem_all_reduce_kernel<c10::BFloat16, 16>(...)", "all_reduce"),
+        ("void two_shot_all_reduce_kernel<float>(...)", "all_reduce"),
+        ("void deep_ep::internode::dispatch<false, 8>(...)", "all_to_all"),
+        ("void deep_ep::intranode::combine<__nv_bfloat16, 8>(...)", "all_to_all"),
+        ("ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)", "collective"),
+    ],
+)
+def test_kernels_of_other_libraries_are_communication(tmp_path, name, kind):
+    events = [annotation("ProfilerStep#0", 0, 100), kernel(1, name, 10, 50)]
+    capture = read_capture(write(tmp_path / "t.json", events))
+    assert [row.kind for row in capture.collectives] == [kind]
+    assert (capture.mean.comm_exposed_s, capture.mean.other_s) == (pytest.approx(50 * US), 0)
+
+
+def test_kernels_that_overlap_on_a_stream_are_ranked_by_their_whole_time(tmp_path):
+    events = [annotation("ProfilerStep#0", 0, 100), kernel(1, "outer", 0, 60), kernel(2, "inner", 10, 40)]
+    kernels = read_capture(write(tmp_path / "t.json", events)).ranks[0].kernels
+    assert [(op.name, op.self_s) for op in kernels] == [
+        ("outer", pytest.approx(60 * US)),
+        ("inner", pytest.approx(40 * US)),
+    ]
+
+
+def test_sizes_that_no_buffer_has_are_unknown(tmp_path):
+    dims = {"Input Dims": [[2**63, 2**63] * 20], "Input type": ["float"]}
+    events = [annotation("ProfilerStep#0", 0, 100), annotation("gloo:all_reduce", 50, 10, 2, **dims)]
+    (row,) = read_capture(write(tmp_path / "t.json", events)).collectives
+    assert (row.bytes, row.busbw_bytes_per_s) == (0, 0)
+
+
+def test_a_step_number_of_thousands_of_digits_is_no_step(tmp_path):
+    events = [annotation("ProfilerStep#" + "9" * 5000, 0, 100), annotation("forward", 0, 50)]
+    capture = read_capture(write(tmp_path / "t.json", events))
+    assert (capture.mean.forward_s, len(capture.ranks[0].steps)) == (pytest.approx(50 * US), 1)
+
+
+def test_an_event_beyond_32_mib_and_blanks_beyond_32_mib_are_read(tmp_path):
+    whole = write(tmp_path / "t.json", [annotation("ProfilerStep#0", 0, 100), annotation("forward", 0, 50)])
+    begin, end = whole.read_text().split('"traceEvents": [')
+    large = json.dumps(event("cpu_op", "aten::mm", 60, 10, blob="a" * (33 << 20)))
+    whole.write_text(f'{begin}"traceEvents": [{large},{" " * (33 << 20)}{end}')
+    times = read_capture(whole).mean
+    assert (times.forward_s, times.other_s) == (pytest.approx(50 * US), pytest.approx(10 * US))
+
+
+def test_events_that_are_nested_without_end_are_read_in_a_moment(tmp_path):
+    events = [annotation("ProfilerStep#0", 0, 100), *[event("cpu_op", "aten::mm", 10, 5)] * 50_000]
+    ops = read_capture(write(tmp_path / "t.json", events)).ranks[0].ops
+    assert {op.name for op in ops} == {"ProfilerStep*", "aten::mm"}
+
+
+def test_a_wait_for_each_rank_in_turn_has_no_straggler(tmp_path):
+    for rank in range(4):
+        events = [annotation("ProfilerStep#0", 0, 800)]
+        for number in range(4):
+            late_us = 60 if rank == number else 0
+            events.append(kernel(number, ALL_REDUCE, 200 * number + late_us, 100 - late_us, 10, **NCCL))
+        write(tmp_path / f"r{rank}.json", events, rank, 4)
+    assert read_capture(tmp_path).straggler is None
 
 
 def test_a_slow_rank_is_found_and_a_single_slow_step_is_ignored(tmp_path):

@@ -1,4 +1,4 @@
-"""The training, slowed down for a stranger to disturb it: it ends when the file `over` is there."""
+"""A slowed-down training for attacks; it ends when the file `over` exists."""
 
 import os
 import sys

@@ -1,6 +1,6 @@
-"""One rank that beats and works without torch: `beating.py RANK SIZE FOLDER FAULT:RANK|all [LIMIT=S ...]`.
+"""A rank with a heartbeat, without torch: `beating.py RANK SIZE DIRECTORY FAULT:RANK|all [LIMIT=S ...]`.
 
-Each step ends in a wait for all ranks, as a collective is. The fault comes in step 3.
+Each step ends with a wait for all ranks, like a collective. The fault occurs in step 3.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ STEPS = 5
 
 
 class FileComm:
-    """A `Comm` over files, which also can be waited for by nobody for ever."""
+    """A `Comm` over files."""
 
     def __init__(self, rank, size, folder):
         self.rank, self.size, self._folder, self._calls = rank, size, folder, 0
@@ -52,7 +52,7 @@ def wait_where_all_wait():
     time.sleep(60)
 
 
-def fail(kind, heart, step):
+def fail(kind, heartbeat, step):
     if kind == "sleep":
         read_from_a_dead_server()
     if kind == "stop":
@@ -60,16 +60,16 @@ def fail(kind, heart, step):
     if kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "lock":
-        ctypes.PyDLL(None).sleep(60)  # PyDLL keeps the interpreter's lock
+        ctypes.PyDLL(None).sleep(60)  # PyDLL does not release the GIL
     if kind == "cut":
         subprocess.run(["ip", "link", "set", "lo", "down"], check=True)
         read_from_a_dead_server()
     if kind == "moving":
         for _ in range(16):
             time.sleep(0.1)
-            heart.at(step, "data")
+            heartbeat.at(step, "data")
     if kind == "pause":
-        # As a job that is suspended and resumed.
+        # Like a job that is suspended and resumed.
         subprocess.Popen(["sh", "-c", f"sleep 1.5; kill -CONT {os.getpid()}"])
         os.kill(os.getpid(), signal.SIGSTOP)
         time.sleep(0.3)
@@ -89,24 +89,24 @@ def main():
         os._exit(LOST)
 
     comm = FileComm(rank, size, folder)
-    heart = start_heartbeat(
+    heartbeat = start_heartbeat(
         world, comm, "127.0.0.1", "127.0.0.1", stacks=folder / "stacks", on_lost=on_lost, **limits
     )
-    assert heart.note == ""
+    assert heartbeat.note == ""
     for step in range(STEPS):
-        heart.at(step, "data")
+        heartbeat.at(step, "data")
         if step == 3 and faulty in (str(rank), "all"):
-            fail(kind, heart, step)
-        heart.at(step, "backward")
+            fail(kind, heartbeat, step)
+        heartbeat.at(step, "backward")
         if step == 3 and kind == "wait":
             wait_where_all_wait()
         if step == 3 and kind == "who" and str(rank) == faulty:
             os._exit(1)
         if step == 3 and kind == "who":
-            print(heart.who_is_gone(5.0), flush=True)
+            print(heartbeat.gone_ranks(5.0), flush=True)
             break
         comm.barrier("step")
-    heart.close()
+    heartbeat.close()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The training on the first of its CPUs alone, as `taskset` would start it."""
+"""Runs the training on its first CPU only, like `taskset`."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Ranks that are not there: what one of them does with parts of tensors."""
+"""A fake mesh, to test the sharded tensors of one rank without the others."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 @contextmanager
 def two_ranks() -> Iterator[DeviceMesh]:
-    """A mesh of two, of which the other never answers."""
+    """A mesh of two ranks, of which the other never responds."""
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     try:
         yield init_device_mesh("cpu", (2,))

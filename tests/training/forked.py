@@ -1,7 +1,7 @@
-"""Ranks that start at once: a process which has imported torch already forks them.
+"""Ranks that start quickly: a process that has already imported torch forks them.
 
-`python forked.py` reads requests, one JSON object a line. Each makes a leader, which forks the ranks
-into one process group, answers with their ids, and writes their exit codes when all have ended.
+`python forked.py` reads requests, one JSON object per line. For each, it forks a leader, which forks the
+ranks into one process group, responds with their process IDs, and writes their exit codes at the end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.conftest import clean_environ
 
 @dataclass(frozen=True)
 class Job:
-    """Running ranks, and where their words and exit codes go."""
+    """Running ranks, and the files for their output and exit codes."""
 
     pids: list[int]
     log: Path
@@ -32,7 +32,7 @@ class Job:
         return not self._codes.exists()
 
     def wait(self, timeout_s: float = 60.0) -> list[int]:
-        """The exit codes by rank; of a signal the negative number. Kills what takes too long."""
+        """The exit codes by rank, negative for signals. Kills the ranks after a time limit."""
         end_s = time.monotonic() + timeout_s
         while self.running():
             if time.monotonic() > end_s:
@@ -43,12 +43,12 @@ class Job:
         return codes
 
     def kill(self) -> None:
-        """SIGKILL to all ranks at once, which nothing can prepare for."""
+        """Sends SIGKILL to all ranks at once."""
         if self.running():
             os.killpg(self.pids[0], signal.SIGKILL)
 
     def words(self) -> str:
-        """What the ranks have printed."""
+        """The output of the ranks."""
         return self.log.read_text()
 
     def errors(self) -> list[str]:
@@ -60,12 +60,12 @@ class Job:
 
 
 class Forks:
-    """The process that forks; `close` ends it and what it has started."""
+    """The process that forks; `close` ends it and its ranks."""
 
     def __init__(self) -> None:
         self._server = subprocess.Popen(
             [sys.executable, "-m", "tests.training.forked"],
-            # As the entry has it, before torch is imported: here that happens earlier.
+            # As in ddp_hpc.train, but there before torch is imported, which has already happened here.
             env=clean_environ({"TORCH_CPP_LOG_LEVEL": "ERROR"}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -81,7 +81,7 @@ class Forks:
         env: Mapping[str, str] | None = None,
         program: str = "ddp_hpc.train",
     ) -> Job:
-        """`python -m ddp_hpc.train` on ranks that find each other by RANK, WORLD_SIZE and MASTER_PORT."""
+        """Starts `python -m ddp_hpc.train` on ranks with RANK, WORLD_SIZE and MASTER_PORT."""
         log = cwd / f"job{len(self._jobs)}.log"
         argv = [str(word) for word in options]
         request = {"argv": argv, "cwd": str(cwd), "ranks": ranks, "log": str(log), "env": dict(env or {})}
@@ -94,7 +94,7 @@ class Forks:
         return job
 
     def run(self, *options: str | Path, cwd: Path, ranks: int, env: Mapping[str, str] | None = None) -> Job:
-        """The job at its end, which must be a good one."""
+        """Waits for the job, which must succeed."""
         job = self.start(*options, cwd=cwd, ranks=ranks, env=env)
         assert job.wait() == [0] * ranks, job.words()
         return job
@@ -106,11 +106,11 @@ class Forks:
 
 
 def _serve() -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # leaders are nobody's to wait for
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the leaders
     for line in sys.stdin:
         if os.fork() == 0:
             _lead(json.loads(line))
-    os._exit(0)  # torch takes seconds to say good-bye
+    os._exit(0)  # the exit of torch takes seconds
 
 
 def _lead(request: dict[str, Any]) -> None:
@@ -119,7 +119,7 @@ def _lead(request: dict[str, Any]) -> None:
     pids: list[int] = []
     port = _free_port()
     for rank in range(request["ranks"]):
-        # The leader is no member of the group: it outlives the group's SIGKILL.
+        # The leader is not in the process group, so it survives a SIGKILL to the group.
         pid = os.fork()
         if pid == 0:
             _be_rank(request, rank, port)
@@ -142,12 +142,12 @@ def _be_rank(request: dict[str, Any], rank: int, port: int) -> None:
         else request["env"]
     )
     os.chdir(request["cwd"])
-    sys.path.insert(0, request["cwd"])  # as `python -m` has it
+    sys.path.insert(0, request["cwd"])  # as with `python -m`
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     null = os.open(os.devnull, os.O_RDONLY)
     for old, new in ((null, 0), (log, 1), (log, 2)):
         os.dup2(old, new)
-    # A process that was started begins with these.
+    # A new process starts with these.
     random.seed()
     np.random.seed()
     sys.argv = ["train", *request["argv"]]
@@ -172,7 +172,7 @@ if __name__ == "__main__":
     import socket
     import traceback
 
-    # All that a rank imports.
+    # All modules that a rank imports.
     import numpy as np
 
     for name in (

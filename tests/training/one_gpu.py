@@ -1,4 +1,4 @@
-"""A training on ranks that see one GPU each, as far as counting goes."""
+"""Runs a training on ranks that each report one visible GPU."""
 
 from types import SimpleNamespace
 from unittest import mock

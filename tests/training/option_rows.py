@@ -1,6 +1,6 @@
-"""Gradients of options together, beside those of plain torch: a program for ranks, and the options.
+"""Compares the gradients of combined options with those of plain torch: the options, and a program for ranks.
 
-`main` gets rows of options as JSON, trains each in one world of ranks, and writes what came of them.
+`main` reads rows of options as JSON, trains each of them, and writes the results.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 import ddp_hpc
-from ddp_hpc.data.step_shards import Position, deal
+from ddp_hpc.data.step_shards import Position, rank_shares
 from ddp_hpc.errors import RequestError
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.optimization.compilation import warm_up
@@ -35,7 +35,7 @@ from ddp_hpc.training.telemetry.step_clock import StepClock
 WIDTH, BLOCKS, GLOBAL_BATCH, STEPS = 256, 3, 8, 3
 Options = dict[str, Any]
 
-# What may be given beside --compile, and the strategies that each goes with.
+# Options that can be combined with --compile, and the strategies that support each.
 ALL = ("ddp", "zero", "fsdp")
 OPTIONS: list[tuple[Options, tuple[str, ...]]] = [
     ({"static_graph": True}, ("ddp", "zero")),
@@ -56,7 +56,7 @@ OPTIONS: list[tuple[Options, tuple[str, ...]]] = [
 
 
 def all_pairs() -> list[Options]:
-    """Each strategy with --compile, and with every two options that are not two values of one."""
+    """Each strategy with --compile and with every pair of different options."""
     rows: list[Options] = [{"strategy": strategy, "compile": "default"} for strategy in ("tp", "pp")]
     for strategy in ALL:
         mine = [options for options, strategies in OPTIONS if strategy in strategies]
@@ -69,7 +69,7 @@ def all_pairs() -> list[Options]:
 
 
 class Block(nn.Module):
-    """Two linear maps, which tensor parallel can split."""
+    """Two linear layers, which tensor parallelism can split."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,13 +81,13 @@ class Block(nn.Module):
 
 
 def new_model(dtype: torch.dtype) -> nn.Sequential:
-    """The same each time."""
+    """The same model each time."""
     torch.manual_seed(3)
     return nn.Sequential(*(Block() for _ in range(BLOCKS))).to(dtype)
 
 
 def new_task(dtype: torch.dtype) -> Task:
-    """The model, with all that strategies ask for."""
+    """The model, with everything that the strategies require."""
 
     def plan(model: nn.Module) -> dict[str, Any]:
         del model
@@ -108,7 +108,7 @@ def samples_of(step: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def plain_gradients(config: TrainConfig, dtype: torch.dtype) -> list[list[Tensor]]:
-    """Those of each step, just before its update: one process and nothing but torch."""
+    """The gradients of each step just before its update, in one process with plain torch."""
     model = new_model(dtype)
     decay = {"weight_decay": config.optimization.weight_decay} if config.optimization.weight_decay else {}
     groups = [
@@ -139,9 +139,9 @@ def plain_gradients(config: TrainConfig, dtype: torch.dtype) -> list[list[Tensor
 
 
 class Graphs:
-    """A backend of torch.compile that compiles nothing, and tells when each backward graph runs.
+    """A backend of torch.compile that compiles nothing, and records when each backward graph runs.
 
-    `replays`: gradients come in the same memory each time, as those of a CUDA graph do.
+    `replays`: gradients are in the same memory each time, like those of a CUDA graph.
     """
 
     def __init__(self) -> None:
@@ -183,7 +183,7 @@ class Graphs:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Inside, this is what torch.compile compiles by."""
+        """A context in which torch.compile uses this backend."""
         real = torch.compile
 
         def compile_by_this(forward: Callable[..., Any], *, mode: str | None = None) -> Any:
@@ -195,7 +195,7 @@ class Graphs:
 
 
 def gradients_of(strategy: Strategy) -> dict[str, Tensor]:
-    """Those that this rank has, whole, by the model's names."""
+    """The whole gradients of this rank, by the names of the model."""
     found = {}
     for name, parameter in strategy.bare.named_parameters():
         if (grad := parameter.grad) is not None:
@@ -204,7 +204,7 @@ def gradients_of(strategy: Strategy) -> dict[str, Tensor]:
 
 
 def watch_buckets(strategy: Strategy, events: list[str]) -> None:
-    """Tells when DDP sends a bucket."""
+    """Records when DDP sends a bucket."""
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
     def send(_, bucket):  # type: ignore[no-untyped-def]  # DDP looks at annotations, and wants no strings
@@ -215,7 +215,7 @@ def watch_buckets(strategy: Strategy, events: list[str]) -> None:
 
 
 def measure(group: Group, options: Options, *, inductor: bool) -> dict[str, Any]:
-    """What came of one row, on this rank."""
+    """The result of one row on this rank."""
     torch._dynamo.reset()
     half = options.get("amp", "off") != "off"
     dtype = torch.float32 if half else torch.float64
@@ -252,7 +252,7 @@ def measure(group: Group, options: Options, *, inductor: bool) -> dict[str, Any]
 def train(
     group: Group, config: TrainConfig, strategy: Strategy, dtype: torch.dtype, graphs: Graphs
 ) -> list[dict[str, Tensor]]:
-    """The gradients of each step that has an update, just before it."""
+    """The gradients of each step just before its update."""
     size, rank = strategy.mesh.data_size, strategy.mesh.data_rank
     batch_size = GLOBAL_BATCH // size // config.optimization.accumulate
     if config.optimization.compile is not None:
@@ -272,7 +272,7 @@ def train(
     if config.parallel.bucket_mib is not None and config.parallel.compress_gradients is None:
         watch_buckets(strategy, graphs.events)
     position, shares = next(
-        deal(GLOBAL_BATCH, batch_size, size, rank, config.optimization.accumulate, Position())
+        rank_shares(GLOBAL_BATCH, batch_size, size, rank, config.optimization.accumulate, Position())
     )
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
@@ -281,19 +281,27 @@ def train(
             for share in shares:
                 yield src[share.start : share.stop], tgt[share.start : share.stop]
 
-    heart = SimpleNamespace(at=lambda *_: None)
+    heartbeat = SimpleNamespace(at=lambda *_: None)
     stepper = Stepper(
-        config.optimization, group, batches(), strategy, dtype, StepClock(group.device), heart, size, STEPS
+        config.optimization,
+        group,
+        batches(),
+        strategy,
+        dtype,
+        StepClock(group.device),
+        heartbeat,
+        size,
+        STEPS,
     )
     graphs.events.clear()
     for _ in range(STEPS):
         stepper.one_step(position, shares, Pending())
-    assert graphs.num == warm or strategy.forward_is_collective, "compiled again after the warm-up"
+    assert graphs.num == warm or strategy.forward_is_collective, "recompiled after the warm-up"
     return found
 
 
 def main(argv: list[str]) -> None:
-    """`argv`: the file of rows, the file for what comes of them, and `inductor` or `graphs`."""
+    """`argv`: the file of rows, the file for the results, and `inductor` or `graphs`."""
     rows, results, backend = argv
     found = []
     with ddp_hpc.distributed(threads=1) as world:

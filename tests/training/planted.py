@@ -1,11 +1,11 @@
-"""The training with a fault planted in one rank: `PLANT=raise:1` lets rank 1 raise in its second step."""
+"""The training with a fault planted in one rank: with `PLANT=raise:1`, rank 1 raises in its second step."""
 
 import os
 import signal
 import sys
 import time
 
-# As the entry does it, before torch is imported: here that happens earlier.
+# As in ddp_hpc.train, but there before torch is imported, which has already happened here.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 from ddp_hpc import train
@@ -36,7 +36,7 @@ def one_step(self, position, *rest):
         if kind.startswith("SIG"):
             os.kill(os.getpid(), signal.Signals[kind])
     if position.step == 1 and kind == "stuck_others":
-        # As in a kernel that waits for a rank which is gone: nothing but our watch can end these.
+        # Like a kernel that waits for a lost rank: only the failure watch can end these.
         if self.group.world.rank == int(rank):
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(600)

@@ -1,4 +1,4 @@
-"""Starts `python -m ddp_hpc.train` as its users do: real processes, real launchers, a time limit."""
+"""Starts `python -m ddp_hpc.train` like a user: with real processes, real launchers and a time limit."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from typing import Any
 from tests.conftest import Launch, clean_environ
 
 BIN = Path(sys.executable).parent
-# A Transformer that is quick on two cores: the default's layers with an embedding of 64.
+# A Transformer that is fast on two cores: the default layers with an embedding of 64.
 SMALL = ["--src-shape", "1,64", "--tgt-shape", "20,64"]
-# Where it does not matter what is trained: the interpreter's start takes longer.
+# For tests that do not depend on the model: it takes less time than the start of Python.
 LINEAR = ["--model", "linear", "--src-shape", "20", "--tgt-shape", "1"]
 
 
 def start(ranks: int, launcher: str = "mpiexec") -> list[str]:
-    """The words in front of `-m ddp_hpc.train` or of a script."""
+    """The command before `-m ddp_hpc.train` or a script."""
     if launcher == "torchrun":
         return [str(BIN / "torchrun"), "--standalone", f"--nproc-per-node={ranks}"]
     if ranks == 1:
@@ -39,7 +39,7 @@ def train(
     env: Mapping[str, str] | None = None,
     timeout_s: float = 120.0,
 ) -> subprocess.CompletedProcess[str]:
-    """The finished run; one that takes too long is killed with all its processes and fails the test."""
+    """Waits for a run. After a time limit, all its processes are killed and the test fails."""
     argv = [*start(ranks, launcher), *(program or ["-m", "ddp_hpc.train"]), *options]
     return run(argv, cwd, env, timeout_s)
 
@@ -47,7 +47,7 @@ def train(
 def run(
     argv: list[str], cwd: Path, env: Mapping[str, str] | None = None, timeout_s: float = 120.0
 ) -> subprocess.CompletedProcess[str]:
-    """Any command, in a session of its own."""
+    """Runs any command in a new session."""
     process = subprocess.Popen(
         argv,
         cwd=cwd,
@@ -68,7 +68,7 @@ def run(
 
 
 def succeeded(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
-    """The run itself, which must have ended well."""
+    """Returns the run, which must have succeeded."""
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
 
@@ -84,7 +84,7 @@ def records(metrics: Path) -> list[dict[str, Any]]:
 
 
 def error_lines(done: subprocess.CompletedProcess[str]) -> list[str]:
-    """The lines of stderr that carry an error of ours."""
+    """The lines of stderr with an error of this package."""
     return [line for line in done.stderr.splitlines() if "error: " in line.lower()]
 
 
@@ -101,7 +101,7 @@ class MpiJob:
         return "".join(self._process.communicate())
 
     def kill(self) -> None:
-        """SIGKILL to mpiexec and to all that it started, whatever groups it made."""
+        """Sends SIGKILL to mpiexec and all of its processes, in all process groups."""
         session = ["pgrep", "-s", str(self._process.pid)]
         for pid in subprocess.run(session, capture_output=True, text=True).stdout.split():
             with suppress(ProcessLookupError):

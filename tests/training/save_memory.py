@@ -1,4 +1,4 @@
-"""The memory that a save takes on rank 0, in bytes a parameter: a program for ranks."""
+"""A program for ranks that measures the memory of a save on rank 0, in bytes per parameter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import ddp_hpc
 from ddp_hpc.data.in_memory import samples_of_arrays
 from ddp_hpc.data.step_shards import Position
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.health.run_lifecycle import Losses, survive
+from ddp_hpc.training.health.run_lifecycle import Losses, manage_run
 from ddp_hpc.training.parallel.make_strategy import make_strategy
 from ddp_hpc.training.tasks.task import Task
 
@@ -25,7 +25,7 @@ _M_MMAP_THRESHOLD = -3  # mallopt(3), malloc.h
 
 
 def resident_bytes(name: str) -> int:
-    """`VmRSS`, or `VmHWM`: the most of it since the last reset."""
+    """Reads `VmRSS`, or `VmHWM` for its peak since the last reset."""
     found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1]) * 1024
@@ -36,7 +36,7 @@ def reset_peak() -> None:
 
 
 def measure(world: Any, strategy: str, folder: Path) -> dict[str, float]:
-    """The peak of the first save and of the second, over what the training holds."""
+    """The peaks of the first and second save, relative to the memory of the training."""
     torch.manual_seed(1)
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
     config = TrainConfig.of(strategy=strategy, snapshot_dir=folder)
@@ -49,26 +49,26 @@ def measure(world: Any, strategy: str, folder: Path) -> dict[str, float]:
     samples = samples_of_arrays(src.numpy(), src.numpy())
     found = {}
     parts = world.parts
-    with survive(
-        config, world.group, world.progress, last_words=parts.last_words, is_lost=parts.is_lost
-    ) as survival:
-        survival.resume(survival.open(), shared.state(), samples, shared.mesh)
+    with manage_run(
+        config, world.group, world.progress, end_before_kill=parts.end_before_kill, is_lost=parts.is_lost
+    ) as lifecycle:
+        lifecycle.resume(lifecycle.open(), shared.state(), samples, shared.mesh)
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         before = resident_bytes("VmRSS")
         for number, what in enumerate(("first", "second"), start=1):
             reset_peak()
-            survival.save(Position(number), Losses(), shared.state(), samples, lambda: None)
-            survival.finish(Position(number), "", lambda: None)
+            lifecycle.save(Position(number), Losses(), shared.state(), samples, lambda: None)
+            lifecycle.finish(Position(number), "", lambda: None)
             found[what] = (resident_bytes("VmHWM") - before) / (LAYERS * WIDTH * WIDTH)
     return found
 
 
 def main(argv: list[str]) -> None:
-    """`argv`: the strategies, and the file for what comes of them."""
+    """`argv`: the strategies, and the file for the results."""
     *strategies, results = argv
     with ddp_hpc.distributed(threads=1) as world:
-        # Freed memory goes back at once, and is not what the next save takes.
+        # Freed memory is returned immediately, so that the next save cannot reuse it.
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2**16)
         found = {name: measure(world, name, Path(name).resolve()) for name in strategies}
         if world.is_first:

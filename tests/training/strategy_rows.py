@@ -1,4 +1,4 @@
-"""Every strategy with every option that goes with it, beside one process that trains on the same samples.
+"""Compares every strategy with each of its options with one process that trains on the same samples.
 
 `python -m tests.training.strategy_rows` runs all of them and writes the table of
 docs/explanation/parallel-strategies.md.
@@ -17,13 +17,13 @@ from .runs import losses
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "parallel-strategies.md"
 BEGIN, END = "<!-- the table: python -m tests.training.strategy_rows -->", "<!-- the end of the table -->"
-# 150 samples in steps of 16: ten steps an epoch, the last of 6. A Transformer of 1.7 M parameters.
+# 150 samples in steps of 16: ten steps per epoch, the last one of 6. A Transformer of 1.7 M parameters.
 TRAINING = [
     "--epochs", "2", "--src-shape", "4,32", "--tgt-shape", "6,32", "--dropout", "0",
     "--lr-scaling", "none", "--log-every", "100",
 ]  # fmt: skip
 NUM_STEPS, GLOBAL_BATCH = 20, 16
-# Of a loss of about 5. Half types keep 8 or 11 bits of each number.
+# For a loss of about 5. Half-precision types have 8 or 11 bits of precision.
 EXACT, COMPILED, HALF = 1e-9, 2e-3, 5e-2
 
 
@@ -89,7 +89,7 @@ ROWS = [
 
 @dataclass(frozen=True)
 class Measured:
-    """What came of a row, or of the single process."""
+    """The result of a row, or of the single process."""
 
     losses: list[float]
     state_bytes: int
@@ -98,11 +98,11 @@ class Measured:
 def measure(
     forks: Forks, home: Path, row: Row, ranks: int, *, num_samples: int = 150, timeout_s: float = 60.0
 ) -> Measured:
-    """Trains; `home` is an empty folder."""
+    """Trains; `home` is an empty directory."""
     accumulate = 2 if "--accumulate" in row.options else 1
     batch_size = GLOBAL_BATCH // (row.on(ranks) if ranks > 1 else 1) // accumulate
     options = row.options if ranks > 1 else row.like
-    # Half types and compiled code are made for float32.
+    # Half precision and compiled code need float32.
     dtype = ["--dtype", "float64"] if row.tolerance == EXACT else []
     words = [*TRAINING, "--num-samples", num_samples, *dtype]
     words += ["--batch-size", batch_size if ranks > 1 else GLOBAL_BATCH, *options.split()]
@@ -114,14 +114,14 @@ def measure(
 
 
 def distance(row: Measured, single: Measured) -> float:
-    """The largest over the steps."""
+    """The largest difference over the steps."""
     return max(abs(a - b) for a, b in zip(row.losses, single.losses, strict=True))
 
 
 def table(forks: Forks, home: Path) -> str:
-    """All rows, in Markdown; each has to be as near to the single process as its tolerance says."""
+    """All rows in Markdown; each must be within its tolerance of the single process."""
     lines = [
-        "| options | ranks | distance | allowed | MiB a rank | of one process |",
+        "| options | ranks | distance | allowed | MiB per rank | of one process |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     singles: dict[tuple[str, bool], Measured] = {}

@@ -1,4 +1,4 @@
-"""A stranger without the job's key at every port that a running job listens at."""
+"""An attacker without the job's key connects to every port of a running job."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def wait_for_steps(job: subprocess.Popen[str], cwd: Path) -> None:
 
 
 def attack(ports: set[str], cwd: Path, stays_s: float = 1.0) -> dict[str, list[str]]:
-    """What a stranger achieved, by port."""
+    """The results of an attack, by port."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.stranger", *sorted(ports)],
         cwd=PROJECT,
@@ -72,7 +72,7 @@ SCRIPT_ENV = {"DDP_HPC_RANKS_PER_NODE": "2", "PBS_JOBID": RUN_ID}
         pytest.param(SCRIPT, SCRIPT_ENV, id="torchrun_script.sh", marks=pytest.mark.soak),
     ],
 )
-def test_a_stranger_at_every_port_changes_nothing(
+def test_an_attacker_at_every_port_changes_nothing(
     tmp_path: Path, undisturbed: list[Any], argv: list[str], env: dict[str, str]
 ) -> None:
     with job(argv, tmp_path, **env) as started:
@@ -88,13 +88,13 @@ def test_a_stranger_at_every_port_changes_nothing(
     assert losses(tmp_path) == undisturbed
     assert not (tmp_path / "canary").exists()
     warnings = [line for line in err.splitlines() if "warning: " in line]
-    assert any("does not hold this job's key" in line for line in warnings)
+    assert any("without this job's key" in line for line in warnings)
     assert len(warnings) <= 8, err
 
 
 @pytest.mark.soak
-def test_the_same_stranger_runs_its_own_code_in_a_job_of_torchs_rendezvous(tmp_path: Path) -> None:
-    """Why the rendezvous is not torch's: this is what the test above would see if it were."""
+def test_the_same_attacker_executes_code_through_torchs_rendezvous(tmp_path: Path) -> None:
+    """Shows that the attack works against torch's own rendezvous."""
     env = {**SCRIPT_ENV, "DDP_HPC_RDZV_BACKEND": "c10d"}
     with job(SCRIPT, tmp_path, **env) as started:
         wait_for_steps(started, tmp_path)

@@ -1,4 +1,4 @@
-"""Wrong requests: exit code 2, one line that says what was seen, what was needed and what to do."""
+"""Invalid requests: exit code 2 and one line with what was seen, what was needed and what to do."""
 
 import json
 
@@ -16,7 +16,7 @@ def _line(errors):
 
 @pytest.fixture
 def refused(forks, tmp_path):
-    """The one line of a training that is refused."""
+    """The one line of a training that is rejected."""
 
     def start(*options, ranks=1):
         job = forks.start(*options, cwd=tmp_path, ranks=ranks)
@@ -28,7 +28,7 @@ def refused(forks, tmp_path):
 
 
 def left_in(folder):
-    """What a training has written there, besides its words."""
+    """The files that a training has written, besides its output."""
     return [path.name for path in folder.iterdir() if path.suffix not in (".log", ".codes")]
 
 
@@ -51,27 +51,27 @@ def left_in(folder):
         (["--discovery", "slurm"], ["SLURM_STEP_ID", "srun"]),
     ],
 )
-def test_a_wrong_option_is_refused_before_anything_starts(tmp_path, refused, options, words):
+def test_an_invalid_option_is_rejected_before_the_start(tmp_path, refused, options, words):
     line = refused(*options)
     for word in words:
         assert word in line
     assert left_in(tmp_path) == []
 
 
-def test_a_wrong_option_under_mpiexec_is_one_error_not_one_a_rank(tmp_path):
+def test_an_invalid_option_under_mpiexec_is_reported_once(tmp_path):
     done = train("--epoch", "3", cwd=tmp_path, ranks=3)
     assert done.returncode == 2, done.stderr
     assert "No such option" in _line(error_lines(done))
 
 
-def test_cuda_where_there_is_none_says_so(tmp_path, refused, no_gpu):
+def test_cuda_without_a_gpu_is_reported(tmp_path, refused, no_gpu):
     line = refused("--device", "cuda", ranks=2)
     assert "finds no cuda device" in line
     assert "--device auto" in line
     assert left_in(tmp_path) == []
 
 
-def test_nccl_without_a_gpu_names_the_way_out(tmp_path, refused, no_gpu):
+def test_nccl_without_a_gpu_suggests_another_backend(tmp_path, refused, no_gpu):
     line = refused("--backend", "nccl", ranks=2)
     assert "needs CUDA devices" in line
     assert "gloo" in line
@@ -81,7 +81,7 @@ def test_a_missing_file_is_one_error_for_all_ranks(tmp_path, refused):
     assert "nope.h5" in refused("--data", "nope.h5", ranks=2)
 
 
-def test_a_file_of_another_shape_than_asked_for_is_refused(tmp_path, refused):
+def test_a_file_with_another_shape_is_rejected(tmp_path, refused):
     with h5py.File(tmp_path / "small.h5", "w") as file:
         file["src"] = np.zeros((8, 1, 64), dtype=np.float32)
         file["tgt"] = np.zeros((8, 20, 64), dtype=np.float32)
@@ -90,13 +90,13 @@ def test_a_file_of_another_shape_than_asked_for_is_refused(tmp_path, refused):
     assert "512" in line
 
 
-def test_shapes_that_the_model_cannot_take_are_refused_by_all_ranks_at_once(tmp_path, refused):
+def test_shapes_that_the_model_does_not_support_are_rejected_on_all_ranks(tmp_path, refused):
     line = refused("--src-shape", "1,60", "--tgt-shape", "20,60", "--num-samples", "8", ranks=2)
     assert "8 attention heads" in line
     assert "64" in line
 
 
-def test_a_truncated_file_is_refused(tmp_path, refused):
+def test_a_truncated_file_is_rejected(tmp_path, refused):
     path = tmp_path / "cut.h5"
     with h5py.File(path, "w") as file:
         file["src"] = np.zeros((64, 1, 64), dtype=np.float32)
@@ -105,20 +105,20 @@ def test_a_truncated_file_is_refused(tmp_path, refused):
     assert "cut.h5" in refused("--data", str(path), ranks=2)
 
 
-def test_a_metrics_file_that_cannot_be_written_is_refused(tmp_path, refused):
+def test_an_unwritable_metrics_file_is_rejected(tmp_path, refused):
     (tmp_path / "folder").mkdir()
     options = ["--src-shape", "1,64", "--tgt-shape", "20,64", "--num-samples", "8"]
     assert "--metrics folder" in refused(*options, "--metrics", "folder", ranks=2)
 
 
-def test_a_summary_that_cannot_be_written_is_refused_before_the_training(tmp_path, refused):
+def test_an_unwritable_summary_is_rejected_before_the_training(tmp_path, refused):
     (tmp_path / "folder").mkdir()
     options = ["--src-shape", "1,64", "--tgt-shape", "20,64", "--num-samples", "8"]
     assert "--summary folder" in refused(*options, "--summary", "folder", ranks=2)
     assert not (tmp_path / "data").exists()
 
 
-def test_integer_data_is_trained_on_as_numbers(tmp_path, forks):
+def test_integer_data_is_converted_to_floats(tmp_path, forks):
     with h5py.File(tmp_path / "int.h5", "w") as file:
         file["src"] = np.arange(160, dtype=np.int32).reshape(16, 10) % 7
         file["tgt"] = np.arange(16, dtype=np.int64).reshape(16, 1) % 3
@@ -127,7 +127,7 @@ def test_integer_data_is_trained_on_as_numbers(tmp_path, forks):
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.soak)])
-def test_samples_that_are_single_numbers_are_trained_on(tmp_path, forks, ranks):
+def test_scalar_samples_are_supported(tmp_path, forks, ranks):
     # 17 samples: a rank gets an empty share of the last step.
     with h5py.File(tmp_path / "flat.h5", "w") as file:
         file["src"] = np.arange(17, dtype=np.float32) / 17
@@ -136,7 +136,7 @@ def test_samples_that_are_single_numbers_are_trained_on(tmp_path, forks, ranks):
     forks.run(*options, cwd=tmp_path, ranks=ranks)
 
 
-def test_a_label_beyond_the_number_of_classes_is_named(tmp_path, forks):
+def test_a_label_beyond_the_number_of_classes_is_reported(tmp_path, forks):
     with h5py.File(tmp_path / "labels.h5", "w") as file:
         file["src"] = np.zeros((16, 10), dtype=np.float32)
         file["tgt"] = np.arange(16) % 5
@@ -148,7 +148,7 @@ def test_a_label_beyond_the_number_of_classes_is_named(tmp_path, forks):
     assert "Traceback" not in job.words()
 
 
-def test_an_interrupted_summary_leaves_the_old_one(tmp_path, monkeypatch):
+def test_an_interrupted_summary_keeps_the_old_file(tmp_path, monkeypatch):
     from ddp_hpc.training.telemetry.metrics_file import write_json
 
     path = tmp_path / "summary.json"

@@ -1,4 +1,4 @@
-"""--compile with options that change how gradients are made and sent: always those of plain torch."""
+"""--compile combined with options that affect gradients: they always equal those of plain torch."""
 
 import json
 
@@ -7,20 +7,20 @@ import pytest
 from .option_rows import BLOCKS, STEPS, all_pairs
 
 COMPILED = {"compile": "default"}
-# A row of each kind; `make soak` runs every pair.
+# One row of each kind; `make soak` runs every pair.
 SOME = [
     {**COMPILED, "bucket_mib": 1.0, "static_graph": True},
     {**COMPILED, "strategy": "zero", "clip_norm": 0.01, "accumulate": 2, "find_unused_parameters": True},
     {"compile": "reduce-overhead", "accumulate": 2},
     {**COMPILED, "strategy": "fsdp", "activation_checkpointing": True},
 ]
-# Half types keep 8 or 11 bits of each number.
+# Half-precision types have 8 or 11 bits of precision.
 EXACT, HALF = 1e-9, 5e-2
 NUM_PARAMETERS = 4 * BLOCKS
 
 
 def measured(forks, folder, rows, backend="graphs", timeout_s=100.0):
-    """What each rank has found of each row."""
+    """The results of each rank for each row."""
     (folder / "rows.json").write_text(json.dumps(rows))
     words = ["rows.json", "found.json", backend]
     job = forks.start(*words, cwd=folder, ranks=2, program="tests.training.option_rows")
@@ -44,12 +44,12 @@ def some(forks, tmp_path_factory):
     return measured(forks, tmp_path_factory.mktemp("rows"), SOME)
 
 
-def test_compiled_gradients_are_those_of_plain_torch_on_all_ranks_from_the_first_step(some):
+def test_compiled_gradients_equal_plain_torch_from_the_first_step(some):
     for options, ranks in some:
         assert_gradients_of_plain_torch(options, ranks)
 
 
-def test_compiled_code_is_split_so_that_buckets_are_sent_during_the_backward_pass(some):
+def test_compiled_code_sends_buckets_during_the_backward_pass(some):
     _, ranks = some[0]
     for rank in ranks:
         assert rank["graphs"] > 2
@@ -60,7 +60,7 @@ def test_compiled_code_is_split_so_that_buckets_are_sent_during_the_backward_pas
 
 
 def cannot_be_combined(options):
-    """As docs/explanation/parallel-strategies.md has it."""
+    """The combinations listed in docs/explanation/parallel-strategies.md."""
     together = [
         {"static_graph", "find_unused_parameters"},
         {"static_graph", "accumulate"},
@@ -80,7 +80,7 @@ def cannot_be_combined(options):
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_every_pair_of_options_has_the_gradients_of_plain_torch_or_is_refused_in_one_line(forks, tmp_path):
+def test_every_pair_of_options_equals_plain_torch_or_is_rejected(forks, tmp_path):
     for options, ranks in measured(forks, tmp_path, all_pairs(), timeout_s=3500):
         refusals = {rank.get("refused") for rank in ranks}
         if cannot_be_combined(options):
@@ -92,7 +92,7 @@ def test_every_pair_of_options_has_the_gradients_of_plain_torch_or_is_refused_in
             assert_gradients_of_plain_torch(options, ranks)
 
 
-# By torch's own compiler, inductor, which takes some seconds a row.
+# With torch's own compiler, inductor, which takes some seconds per row.
 COMPILED_INDEED = [
     COMPILED,
     {**COMPILED, "bucket_mib": 1.0, "static_graph": True},
@@ -107,6 +107,6 @@ COMPILED_INDEED = [
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_what_inductor_compiles_has_the_gradients_of_plain_torch(forks, tmp_path):
+def test_gradients_with_inductor_equal_plain_torch(forks, tmp_path):
     for options, ranks in measured(forks, tmp_path, COMPILED_INDEED, "inductor", timeout_s=850):
         assert_gradients_of_plain_torch(options, ranks)

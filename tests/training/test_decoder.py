@@ -1,4 +1,4 @@
-"""The example decoder from text to text: it learns, it goes on after a kill as if nothing was, it writes."""
+"""The example decoder: it learns, resumes exactly after a kill, and generates text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SAVING = ["--snapshot-dir", "run", "--metrics", "m.jsonl", "--snapshot-every-ste
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """A folder with text.h5: the sources of Python's json, as bytes."""
+    """A directory with text.h5: the sources of Python's json module as bytes."""
     folder = tmp_path_factory.mktemp("text")
     sources = Path(json.__file__).parent
     write_text([sources], folder / "text.h5", length=32, suffixes=[".py"])
@@ -37,7 +37,7 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(text, forks):
-    """The home of a run of 2 ranks that nothing happened to."""
+    """The directory of an uninterrupted run of 2 ranks."""
     home = text / "whole"
     home.mkdir()
     forks.run(*OPTIONS, *SAVING, cwd=home, ranks=2)
@@ -46,24 +46,24 @@ def whole(text, forks):
 
 def test_the_loss_falls(whole: Path) -> None:
     found = losses(whole / "m.jsonl")
-    assert found[0] == pytest.approx(5.55, abs=0.2), "nats a byte, all 256 as likely as each other"
+    assert found[0] == pytest.approx(5.55, abs=0.2), "nats per byte if all 256 are equally likely"
     assert sum(found[-5:]) / 5 < 3.5
 
 
-def test_a_killed_run_ends_as_if_it_was_not(text: Path, whole: Path, forks: Forks) -> None:
+def test_a_killed_run_ends_like_an_uninterrupted_one(text: Path, whole: Path, forks: Forks) -> None:
     home = text / "killed"
     home.mkdir()
     job = forks.start(*OPTIONS, *SAVING, cwd=home, ranks=2)
     while job.running() and state_of(home).step < 20:
         time.sleep(0.001)
-    assert job.running(), f"it ended by itself: more steps are needed\n{job.words()}"
+    assert job.running(), f"the run ended before the kill: more steps are needed\n{job.words()}"
     job.kill()
     job.wait()
-    assert "going on after step" in forks.run(*OPTIONS, *SAVING, cwd=home, ranks=2).words()
+    assert "resuming after step" in forks.run(*OPTIONS, *SAVING, cwd=home, ranks=2).words()
     assert_equal(home, whole, STEPS)
 
 
-def test_the_trained_decoder_writes_the_same_text_again(whole: Path, capfdbinary) -> None:
+def test_the_trained_decoder_generates_reproducible_text(whole: Path, capfdbinary) -> None:
     texts = [sample(whole / "run", capfdbinary) for _ in range(2)]
     assert texts[0] == texts[1]
     assert texts[0].startswith(b"def ")
@@ -79,7 +79,7 @@ def sample(run_folder: Path, capfdbinary) -> bytes:
 
 
 def commands_of_the_page() -> tuple[list[str], str, str]:
-    """The commands of its first block: that make the data, that trains, that samples."""
+    """The commands of the first block of the page: create the data, train, and sample."""
     block = (
         (PROJECT / "docs" / "how-to" / "train-a-decoder.md").read_text().split("```")[1].replace("\\\n", "")
     )
@@ -92,10 +92,10 @@ def commands_of_the_page() -> tuple[list[str], str, str]:
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_the_page_reaches_less_than_1_9_nats_a_byte_within_ten_minutes(
+def test_the_commands_of_the_page_reach_1_9_nats_per_byte_in_ten_minutes(
     tmp_path: Path, launch: Launch
 ) -> None:
-    """And a run of the same that is killed again and again sees the same losses."""
+    """A run of the same commands that is killed repeatedly has the same losses."""
     data, training, sampling = commands_of_the_page()
     script = "\n".join(["set -euo pipefail", *data, training, sampling])
     done = launch(["bash", "-c", script], cwd=tmp_path, timeout_s=1200)
@@ -128,6 +128,6 @@ def step_of(run_folder: Path) -> int:
 
 
 def steps_and_losses(metrics: Path) -> list[tuple[int, float]]:
-    """Of all whole lines."""
+    """Steps and losses of all complete lines."""
     lines = [json.loads(line) for line in metrics.read_text().split("\n")[:-1]]
     return [(line["step"], line["loss"]) for line in lines]

@@ -1,4 +1,4 @@
-"""The decoder as a model: what it sees, what it may be split into, what it refuses."""
+"""The decoder as a model: its context, how it can be split, and invalid options."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tokens(samples: int = 3, length: int = 16) -> torch.Tensor:
 
 
 @torch.no_grad()
-def test_at_first_every_byte_is_as_likely_as_any_other():
+def test_initially_all_bytes_are_about_equally_likely():
     task = made()
     scores = task.forward(task.model, tokens(), tokens())
     assert scores.shape == (3, 16, 256)
@@ -38,7 +38,7 @@ def test_the_loss_is_the_mean_over_all_tokens():
 
 
 @torch.no_grad()
-def test_a_score_depends_on_what_came_before_and_on_nothing_behind():
+def test_a_score_depends_only_on_earlier_tokens():
     model = made().model
     one, other = tokens(), tokens()
     other[:, 9] = (other[:, 9] + 1) % 256
@@ -48,27 +48,27 @@ def test_a_score_depends_on_what_came_before_and_on_nothing_behind():
 
 
 @torch.no_grad()
-def test_the_same_token_elsewhere_has_other_scores():
+def test_scores_depend_on_the_position():
     scores = made().model(torch.full((1, 16), 7))
     assert len(scores[0].unique(dim=0)) == 16
 
 
 @torch.no_grad()
-def test_a_beginning_of_any_length_is_scored_as_in_the_whole():
+def test_a_prefix_has_the_same_scores_as_in_the_whole_text():
     model = made().model
     whole = model(tokens())
     for length in (1, 7, 16):
         torch.testing.assert_close(model(tokens()[:, :length]), whole[:, :length])
 
 
-def test_dropout_is_at_work_in_training_alone():
+def test_dropout_is_active_only_in_training():
     model = made(dropout=0.5).model
     assert not torch.equal(model(tokens()), model(tokens()))
     model.eval()
     assert torch.equal(model(tokens()), model(tokens()))
 
 
-def test_the_head_has_weights_of_its_own_only_if_asked_for():
+def test_the_head_shares_the_weights_of_the_embedding_by_default():
     tied, untied = made().model, made(tied=False).model
     num_tied, num_untied = (sum(p.numel() for p in model.parameters()) for model in (tied, untied))
     assert num_untied - num_tied == 256 * 8
@@ -78,7 +78,7 @@ def test_the_head_has_weights_of_its_own_only_if_asked_for():
 
 @torch.no_grad()
 @pytest.mark.parametrize("num_stages", [1, 2, 3, 4])
-def test_stages_one_after_another_are_the_model(num_stages):
+def test_the_stages_together_equal_the_model(num_stages):
     task = made(tied=False)
     assert task.stages is not None
     stages = task.stages(task.model, num_stages)
@@ -91,7 +91,7 @@ def test_stages_one_after_another_are_the_model(num_stages):
     assert sorted(of_stages) == sorted(id(parameter) for parameter in task.model.parameters())
 
 
-def test_one_stage_may_be_tied():
+def test_a_single_stage_can_have_tied_weights():
     task = made()
     assert task.stages is not None
     [stage] = task.stages(task.model, 1)
@@ -99,8 +99,8 @@ def test_one_stage_may_be_tied():
 
 
 @torch.no_grad()
-def test_attention_with_a_part_of_the_heads_is_a_summand_of_the_whole():
-    """What ColwiseParallel and RowwiseParallel make of it on each of two ranks."""
+def test_attention_outputs_of_split_heads_sum_to_the_whole():
+    """Splits the layer like ColwiseParallel and RowwiseParallel on two ranks."""
     torch.manual_seed(0)
     whole, x = Attention(8, 4, 0.0), torch.randn(3, 16, 8)
     total = torch.zeros_like(x)
@@ -139,7 +139,7 @@ def test_the_plan_splits_every_block_and_nothing_else():
         ({"spec": SampleSpec((16,), (16,), None)}, "and no classes; `python -m data_gen text`"),
     ],
 )
-def test_what_makes_no_decoder_is_refused_in_one_line(options, words):
+def test_invalid_decoder_options_are_rejected_in_one_line(options, words):
     with pytest.raises(RequestError) as caught:
         made(**options)
     assert words in str(caught.value)
@@ -149,7 +149,7 @@ def test_what_makes_no_decoder_is_refused_in_one_line(options, words):
     ("options", "num_stages", "words"),
     [({}, 2, "use --model-option tied=False"), ({"tied": False}, 5, "layers=5")],
 )
-def test_stages_that_cannot_be_are_refused_in_one_line(options, num_stages, words):
+def test_invalid_stages_are_rejected_in_one_line(options, num_stages, words):
     task = made(**options)
     assert task.stages is not None
     with pytest.raises(RequestError, match=words):

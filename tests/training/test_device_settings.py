@@ -1,4 +1,4 @@
-"""What torch is told on a device that this machine may not have. Not run on a GPU."""
+"""The settings passed to torch for devices that this machine may not have. Not run on a GPU."""
 
 import os
 from contextlib import contextmanager
@@ -30,18 +30,18 @@ CUDA = torch.device("cuda", 0)
 
 
 def kinds_of(backends):
-    """Which backend sends which device's tensors, as torch reads it."""
+    """The backend for each kind of device, as parsed by torch."""
     return dist.BackendConfig(dist.Backend(backends)).get_device_backend_map()
 
 
 @pytest.mark.parametrize(("backend", "kind"), [("nccl", "cuda"), ("xccl", "xpu"), ("gloo", "cuda")])
-def test_what_is_offloaded_to_the_host_can_be_sent_from_there(backend, kind):
+def test_offloaded_tensors_have_a_cpu_backend(backend, kind):
     found = kinds_of(group_backends(backend, kind, cpu_offload=True))
     assert {name: found[name] for name in ("cpu", kind)} == {"cpu": "gloo", kind: backend}
     assert kinds_of("nccl").get("cpu") != "gloo", "as one backend alone it is not"
 
 
-def test_without_offloading_the_backend_is_one():
+def test_without_offloading_there_is_one_backend():
     assert group_backends("nccl", "cuda", cpu_offload=False) == "nccl"
     assert group_backends("gloo", "cpu", cpu_offload=True) == "gloo"
 
@@ -68,7 +68,7 @@ def test_the_process_group_gets_both_backends_and_the_device(monkeypatch):
         "_set_threads": (1, ""),
     }.items():
         monkeypatch.setattr(group_module, name, lambda *_, value=value: value)
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")  # so that what is set below is undone
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")  # to undo the change below
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     world = World(rank=0, world_size=1, local_rank=0, local_size=1, hostname="n1", launcher="hydra")
     endpoint = SimpleNamespace(interface="hsn0", host="n1", port=1, why="", note="")
@@ -76,7 +76,9 @@ def test_the_process_group_gets_both_backends_and_the_device(monkeypatch):
     config = TrainConfig.of(strategy="fsdp", cpu_offload=True)
     with (
         pytest.raises(Told),
-        group_module.joined(world, link, config.process_group, cpu_offload=config.parallel.cpu_offload),
+        group_module.connected_group(
+            world, link, config.process_group, cpu_offload=config.parallel.cpu_offload
+        ),
     ):
         pass
     assert told["backend"] == "cpu:gloo,cuda:nccl"
@@ -85,13 +87,13 @@ def test_the_process_group_gets_both_backends_and_the_device(monkeypatch):
 
 
 def distribute_as_torch_2_8(tensor, mesh, placements, *, src_data_rank):
-    """Its `Shard._shard_tensor` gives chunks that are contiguous already without a copy."""
+    """Like torch 2.8, whose `Shard._shard_tensor` does not copy contiguous chunks."""
     assert src_data_rank is None
     return DTensor.from_local(tensor.chunk(mesh.size())[mesh.get_local_rank()], mesh, placements)
 
 
 @pytest.mark.parametrize("distribute", [distribute_as_torch_2_8, distribute_tensor])
-def test_a_part_of_a_state_does_not_keep_the_whole_in_memory(distribute, monkeypatch):
+def test_a_sharded_state_does_not_keep_the_whole_tensor_in_memory(distribute, monkeypatch):
     monkeypatch.setattr("torch.distributed.tensor.distribute_tensor", distribute)
     with two_ranks() as mesh:
         parameter = DTensor.from_local(torch.zeros(4, 3), mesh, [Shard(0)])
@@ -103,7 +105,7 @@ def test_a_part_of_a_state_does_not_keep_the_whole_in_memory(distribute, monkeyp
 
 @pytest.fixture
 def tf32():
-    """Puts torch's own settings back."""
+    """Restores torch's settings."""
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     yield
     torch.set_float32_matmul_precision(before[0])
@@ -114,7 +116,7 @@ def tf32():
     ("level", "products", "convolutions"),
     [(None, "highest", True), ("highest", "highest", False), ("high", "high", True)],
 )
-def test_tf32_is_what_torch_has_where_nothing_is_asked_for(level, products, convolutions, tf32):
+def test_without_an_option_tf32_keeps_torchs_default(level, products, convolutions, tf32):
     assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("highest", True)
     assert TrainConfig().optimization.matmul_precision is None
     assert "--matmul-precision" in set_matmul_precision(level, CUDA)
@@ -123,7 +125,7 @@ def test_tf32_is_what_torch_has_where_nothing_is_asked_for(level, products, conv
 
 
 class Streams:
-    """torch's module of a device: its calls, in order, and the stream that is current."""
+    """A fake device module of torch, which records its calls and the current stream."""
 
     def __init__(self):
         self.calls, self.now = [], "main"
@@ -142,7 +144,7 @@ class Streams:
         return SimpleNamespace(wait_stream=lambda other: self.calls.append(("main waits for", other)))
 
 
-def test_what_workers_read_is_copied_beside_the_computing(monkeypatch):
+def test_batches_of_workers_are_copied_on_a_separate_stream(monkeypatch):
     streams = Streams()
     monkeypatch.setattr(torch, "get_device_module", lambda _: streams)
     batches = [(torch.ones(2, 3), torch.ones(2))] * 2
@@ -164,8 +166,8 @@ def test_what_workers_read_is_copied_beside_the_computing(monkeypatch):
     assert streams.calls == each * 2
 
 
-def test_with_batch_norms_over_all_ranks_no_rank_compiles_alone(monkeypatch):
-    # Their forward pass waits for the other ranks, which would wait for this one to have compiled.
+def test_with_sync_batchnorm_no_rank_compiles_alone(monkeypatch):
+    # The forward pass waits for other ranks, which would wait for this one to finish compiling.
     monkeypatch.setattr(ddp, "DistributedDataParallel", lambda module, **_: module)
     group = SimpleNamespace(device=torch.device("meta"))
     config = TrainConfig.of(sync_batchnorm=True, compile="default")

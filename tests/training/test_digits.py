@@ -10,7 +10,7 @@ from .runs import run, succeeded, train
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
-    """The file that `python -m data_gen digits` makes."""
+    """The file created by `python -m data_gen digits`."""
     import sys
 
     folder = tmp_path_factory.mktemp("digits")
@@ -35,17 +35,17 @@ def test_two_ranks_reach_97_percent_on_the_test_split(digits, tmp_path, forks):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("launcher", ["mpiexec", "torchrun"])
-def test_so_they_do_as_the_readme_starts_them(digits, tmp_path, launcher):
+def test_the_command_of_the_readme_reaches_97_percent(digits, tmp_path, launcher):
     done = succeeded(train(*_options(digits), cwd=tmp_path, ranks=2, launcher=launcher))
     _check(tmp_path / "s.json", done.stdout)
 
 
 @pytest.mark.soak
-def test_accuracy_counts_each_test_image_once_whatever_the_ranks(digits, tmp_path):
-    """359 test images do not divide by 2 or 3: padding would count some twice."""
+def test_accuracy_counts_each_test_image_once_for_any_number_of_ranks(digits, tmp_path):
+    """359 is not divisible by 2 or 3, so padding would count some images twice."""
     options = ["--model", "classifier", "--data", str(digits), "--max-steps", "1", "--lr-scaling", "none"]
     found = set()
-    # One step at a global batch of 30, then the same weights are evaluated by 1, 2 and 3 ranks.
+    # After one step with a global batch of 30, 1, 2 and 3 ranks evaluate the same weights.
     for ranks in (1, 2, 3):
         batch = ["--batch-size", str(30 // ranks), "--dropout", "0", "--summary", f"{ranks}.json"]
         done = succeeded(train(*options, *batch, cwd=tmp_path, ranks=ranks))

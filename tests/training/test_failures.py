@@ -32,14 +32,16 @@ def _run(tmp_path, fault, *options, launcher="mpiexec", ranks):
     [
         ("mpiexec", 0, 2),
         pytest.param("mpiexec", 2, 3, marks=pytest.mark.soak),
-        pytest.param("torchrun", 0, 3, marks=pytest.mark.soak),  # below is one that torchrun starts again
+        pytest.param(
+            "torchrun", 0, 3, marks=pytest.mark.soak
+        ),  # a run that torchrun restarts is tested below
         pytest.param("torchrun", 2, 3, marks=pytest.mark.soak),
     ],
 )
-def test_an_exception_in_one_rank_ends_the_job_with_its_words_alone(tmp_path, launcher, rank, ranks):
+def test_only_the_exception_of_the_failed_rank_is_printed(tmp_path, launcher, rank, ranks):
     done, took_s = _run(tmp_path, f"raise:{rank}", launcher=launcher, ranks=ranks)
     assert done.returncode == 1
-    assert took_s < 45, "nobody waits for a rank that is gone"
+    assert took_s < 45, "no rank waits for a lost one"
     ours = [line for line in done.stderr.splitlines() if line.startswith("[rank ")]
     assert len(ours) == 1, done.stderr
     assert ours[0].startswith(f"[rank {rank}/{ranks} ")
@@ -56,7 +58,7 @@ def test_the_snapshot_that_is_being_written_when_a_rank_fails_is_completed(tmp_p
 
 
 def _by_hand(tmp_path, fault, *options, ranks=3, timeout_s=60):
-    """Ranks with nothing around them: no MPI, no agent, no srun that would end the others."""
+    """Ranks without MPI, agent or srun, which would end the others."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -75,7 +77,7 @@ def _by_hand(tmp_path, fault, *options, ranks=3, timeout_s=60):
     return [process.returncode for process in started], errors
 
 
-# Ranks with nothing around them: no MPI, no agent, no srun that would end the others.
+# Ranks without MPI, agent or srun, which would end the others.
 
 
 def _forked(forks, tmp_path, fault, *options, ranks=3):
@@ -83,13 +85,13 @@ def _forked(forks, tmp_path, fault, *options, ranks=3):
 
 
 def _without_progress(job):
-    """The lines of all ranks but those of a run that nothing happens to."""
+    """The output of all ranks without the lines of a normal run."""
     fine = ("world: ", "placement: ", "made ", "making ", "data: ", "model: ", "epoch ")
     return [line for line in job.words().splitlines() if not line.startswith(fine)]
 
 
 @pytest.mark.parametrize("fault", ["raise:0", "raise:1", "pick:1"])
-def test_ranks_without_mpi_or_agent_are_ended_too(tmp_path, forks, fault):
+def test_ranks_without_mpi_or_an_agent_are_ended(tmp_path, forks, fault):
     job = _forked(forks, tmp_path, fault)
     assert job.wait() == [1, 1, 1]
     (line,) = _without_progress(job)
@@ -97,7 +99,7 @@ def test_ranks_without_mpi_or_agent_are_ended_too(tmp_path, forks, fault):
     assert "Error: planted " in line
 
 
-def test_a_rank_that_ends_itself_is_named(tmp_path, forks):
+def test_a_rank_that_calls_exit_is_reported(tmp_path, forks):
     job = _forked(forks, tmp_path, "exit:1")
     assert job.wait() == [1, 3, 1]
     (line,) = _without_progress(job)
@@ -113,8 +115,8 @@ def test_ranks_that_are_stuck_when_rank_0_dies_are_ended_with_one_line(tmp_path,
 
 
 @pytest.mark.parametrize("times", [10, pytest.param(100, marks=pytest.mark.soak)])
-def test_what_all_ranks_know_ends_all_of_them_alike_every_time(tmp_path, forks, times):
-    """Such an end once met threads that were still waiting, and turned into SIGABRT now and then."""
+def test_an_error_on_all_ranks_ends_all_with_the_same_code(tmp_path, forks, times):
+    """Threads that still wait at the exit can cause SIGABRT, but only sometimes."""
     for _ in range(times):
         job = _forked(forks, tmp_path, "none:0", "--data", "nope.h5")
         assert job.wait() == [2, 2, 2], job.words()
@@ -129,16 +131,16 @@ def test_a_rank_that_is_slow_to_end_does_not_turn_success_into_failure(tmp_path)
     assert all(line.startswith("making ") for line in "".join(errors).splitlines())
 
 
-def test_torchrun_starts_a_failed_rank_again_from_the_newest_snapshot_and_gloo_finds_the_new_ones(tmp_path):
-    """The agent's store keeps the addresses of the ranks before: workers that share it never meet again."""
+def test_torchrun_restarts_failed_ranks_from_the_newest_snapshot(tmp_path):
+    """The agent's store keeps the addresses of the earlier ranks, which new workers must not use."""
     saving = ["--snapshot-dir", "run", "--snapshot-every-steps", "1", "--summary", "s.json"]
     argv = [*start(2, "torchrun"), "--max-restarts=1", PLANTED, *SIZES, *saving]
-    done = run(argv, tmp_path, env={"PLANT": "once:0"})  # the one that saves, and has done so
+    done = run(argv, tmp_path, env={"PLANT": "once:0"})  # the rank that saves, and has completed a save
     assert done.returncode == 0, done.stderr
     (ours,) = [line for line in done.stderr.splitlines() if line.startswith("[rank ")]
     assert ours.startswith("[rank 0/2 ")
     assert "ValueError: planted in one rank" in done.stderr
-    assert "going on after step 1 " in done.stdout
+    assert "resuming after step 1 " in done.stdout
     assert (tmp_path / "s.json").exists()
 
 
@@ -148,7 +150,7 @@ def test_a_killed_rank_ends_the_job(tmp_path):
     assert took_s < 45
 
 
-def test_a_rank_that_hangs_is_waited_for_only_as_long_as_timeout_says(tmp_path, forks):
+def test_a_hanging_rank_is_waited_for_only_until_the_timeout(tmp_path, forks):
     job = _forked(forks, tmp_path, "stick:1", "--timeout", "3")
     began_s = time.monotonic()
     assert job.wait() == [1, 1, 1]
@@ -159,7 +161,7 @@ def test_a_rank_that_hangs_is_waited_for_only_as_long_as_timeout_says(tmp_path, 
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_while_a_failure_is_told_does_not_cut_it_short(tmp_path, forks, signum):
+def test_a_signal_does_not_interrupt_the_report_of_a_failure(tmp_path, forks, signum):
     job = _forked(forks, tmp_path, f"raise:1:{signum.name}", ranks=2)
     assert job.wait() == [1, 1]
     (line,) = _without_progress(job)

@@ -1,4 +1,4 @@
-"""The ranks' store as torch uses it: beside torch's own TCPStore, with the same results."""
+"""The ranks' store as used by torch, compared with torch's own TCPStore."""
 
 import random
 import socket
@@ -35,7 +35,7 @@ VALUES = ["", "1", "7", "text", "-3"]
 
 
 def do(store: Store, chance: random.Random) -> Any:
-    """One request with random arguments; its result, or the kind of its error."""
+    """Sends one request with random arguments; returns its result, or the kind of its error."""
     key, value, other = chance.choice(KEYS), chance.choice(VALUES), chance.choice(VALUES)
     name = chance.choice(
         ["set", "get", "check", "compare_set", "delete", "add", "append", "multi", "wait", "count"]
@@ -71,8 +71,8 @@ def do(store: Store, chance: random.Random) -> Any:
 
 
 @pytest.mark.parametrize("prefixed", [False, True], ids=["plain", "through C++"])
-def test_every_request_has_the_result_of_torchs_store(served: Served, prefixed: bool) -> None:
-    """Through torch's PrefixStore each call goes to C++ and comes back, as from a process group."""
+def test_every_request_has_the_same_result_as_in_torchs_store(served: Served, prefixed: bool) -> None:
+    """With torch's PrefixStore, each call passes through C++ as in a process group."""
     ours, theirs = GroupStore(served.client(), "group/", 5.0), torchs()
     if prefixed:
         ours_prefixed, theirs = PrefixStore("p", ours), PrefixStore("p", theirs)
@@ -83,24 +83,24 @@ def test_every_request_has_the_result_of_torchs_store(served: Served, prefixed: 
         assert results[0] == results[1], f"request {seed}"
 
 
-def test_bytes_that_are_no_text_pass_through_cpp_unchanged(served: Served) -> None:
+def test_binary_values_pass_through_cpp_unchanged(served: Served) -> None:
     ours = GroupStore(served.client(), "group/", 5.0)
     ours.set("p/binary", bytes(range(256)))
     assert PrefixStore("p", ours).get("binary") == bytes(range(256))
 
 
-def test_a_get_that_nobody_answers_ends_as_torchs_does(served: Served) -> None:
+def test_a_get_without_an_answer_times_out_like_torchs(served: Served) -> None:
     ours = GroupStore(served.client(), "group/", 0.2)
     assert ours.timeout == timedelta(seconds=0.2)
     prefixed = PrefixStore("p", ours)
-    with pytest.raises(dist.DistStoreError, match="no answer of the ranks' store"):
+    with pytest.raises(dist.DistStoreError, match="no answer from the ranks' store"):
         prefixed.get("never")
     prefixed.set_timeout(timedelta(seconds=0.1))
     with pytest.raises(dist.DistStoreError, match=r"in 0\.1 s"):
         ours.get("never")
 
 
-def test_a_store_that_is_gone_is_a_network_error_as_torchs_is() -> None:
+def test_a_lost_store_is_a_network_error_like_torchs() -> None:
     with store_in_process() as served:
         ours = GroupStore(served.client(), "group/", 5.0)
         served.process._process.kill()
@@ -109,7 +109,7 @@ def test_a_store_that_is_gone_is_a_network_error_as_torchs_is() -> None:
             ours.get("a")
 
 
-def test_keys_of_the_group_do_not_mix_with_others(served: Served) -> None:
+def test_the_keys_of_the_group_have_a_prefix(served: Served) -> None:
     client = served.client()
     ours = GroupStore(client, "group/", 5.0)
     client.set("verdict", b"1", 5)
@@ -119,7 +119,7 @@ def test_keys_of_the_group_do_not_mix_with_others(served: Served) -> None:
     assert client.get(["verdict"], 5) == [b"1"]
 
 
-# Torch's own store, for backends whose threads ask it all the time.
+# torch's own store, for backends whose threads access it all the time.
 
 
 def on_ranks(served: Served, size: int, backend: str) -> list[Store]:
@@ -139,7 +139,7 @@ def on_ranks(served: Served, size: int, backend: str) -> list[Store]:
     return stores
 
 
-def test_torchs_store_is_closed_to_newcomers_once_all_ranks_are_in(
+def test_torchs_store_accepts_no_connections_after_all_ranks_have_connected(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ports: list[int] = []
@@ -162,7 +162,7 @@ def test_torchs_store_is_closed_to_newcomers_once_all_ranks_are_in(
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 def test_a_process_group_runs_on_either_store(served: Served, backend: str) -> None:
-    """Gloo on both: the store that NCCL would get needs no GPU itself."""
+    """Tests gloo with both stores: the store for NCCL does not need a GPU itself."""
     stores, sums = on_ranks(served, 2, backend), [0.0, 0.0]
 
     def one(rank: int) -> None:

@@ -1,4 +1,4 @@
-"""A rank that hangs is named: real processes, real signals, a network that is really cut."""
+"""A hanging rank is reported: real processes, real signals, and a network that is really cut."""
 
 import os
 import re
@@ -17,9 +17,9 @@ from ddp_hpc.training.health import heartbeat as heartbeat_module
 from ddp_hpc.training.health.flight_recorder import turn_on_flight_recorder, write_flight_record
 from ddp_hpc.training.health.heartbeat import start_heartbeat
 from ddp_hpc.training.health.heartbeat_messages import Beat, Limits
-from ddp_hpc.training.health.heartbeat_monitor import Watch
+from ddp_hpc.training.health.heartbeat_monitor import Monitor
 from tests.conftest import clean_environ
-from tests.world.stand_in import mpi_world, on_all_ranks
+from tests.discovery.simulated_mpi import mpi_world, on_all_ranks
 
 from .beating import LOST
 
@@ -43,7 +43,7 @@ class Ranks:
         ]
 
     def words_of(self, rank, timeout_s=20):
-        """What a rank says until it ends, and how it ends."""
+        """The output and the exit code of a rank."""
         text, _ = self.processes[rank].communicate(timeout=timeout_s)
         return text, self.processes[rank].returncode
 
@@ -62,12 +62,12 @@ def ranks(tmp_path):
         process.communicate()
 
 
-def test_ranks_that_work_are_not_missed_and_part_in_peace(ranks):
+def test_working_ranks_are_not_reported_and_end_normally(ranks):
     job = ranks("none:", "stuck_s=1", "silent_s=1", "gone_s=0.1", "first_s=5", size=3)
     assert [job.words_of(rank) for rank in range(3)] == [("", 0)] * 3
 
 
-def test_a_rank_that_sleeps_is_named_with_node_step_phase_and_code(ranks, tmp_path):
+def test_a_sleeping_rank_is_reported_with_node_step_phase_and_code(ranks, tmp_path):
     text, code = ranks("sleep:2", "stuck_s=0.4", size=3).words_of(0)
     assert code == LOST
     assert text.count("\n") == 1
@@ -83,52 +83,52 @@ def test_a_rank_that_sleeps_is_named_with_node_step_phase_and_code(ranks, tmp_pa
     assert "in read_from_a_dead_server" in stack
 
 
-def test_a_run_folder_that_hangs_does_not_hold_the_verdict_back(ranks, tmp_path):
+def test_a_hanging_run_directory_does_not_delay_the_report(ranks, tmp_path):
     (tmp_path / "stacks").mkdir()
-    os.mkfifo(tmp_path / "stacks" / "rank00001.txt")  # to write there waits for ever
+    os.mkfifo(tmp_path / "stacks" / "rank00001.txt")  # writing there blocks forever
     text, code = ranks("sleep:1", "stuck_s=0.4").words_of(0)
     assert code == LOST
     assert "read_from_a_dead_server) and all others wait; if it was only slow" in text
 
 
-def test_rank_0_itself_can_be_the_one_that_hangs(ranks):
+def test_a_hang_of_rank_0_is_reported(ranks):
     text, _ = ranks("sleep:0", "stuck_s=0.4").words_of(0)
     assert text.startswith("rank 0 on n0 has been in step 3, data")
     assert "read_from_a_dead_server" in text
 
 
-def test_one_process_watches_itself(ranks):
+def test_a_single_process_monitors_itself(ranks):
     text, code = ranks("sleep:0", "stuck_s=0.4", size=1).words_of(0)
     assert (text[: text.index(" for ")], code) == ("rank 0 on n0 has been in step 3, data", LOST)
     assert "others" not in text
 
 
-def test_where_all_ranks_hang_at_one_place_none_is_blamed(ranks):
+def test_no_rank_is_blamed_if_all_hang_at_the_same_place(ranks):
     text, _ = ranks("wait:all", "stuck_s=0.4").words_of(0)
     assert re.match(
-        r"all 2 ranks have been in step 3, backward for \S+ s \(at beating\.py:\d+ wait_where_all_wait\) "
-        "and none lags: check the network",
+        r"all 2 ranks have been in step 3, backward for \S+ s \(at beating\.py:\d+ wait_where_all_wait\), "
+        "and none is behind: check the network",
         text,
     )
 
 
 @pytest.mark.parametrize("kind", ["stop", "lock"])
-def test_a_rank_that_cannot_answer_is_named_where_it_was_last(ranks, kind):
-    """A stopped process, and one that holds Python's lock in C code."""
+def test_a_rank_that_does_not_answer_is_reported_with_its_last_position(ranks, kind):
+    """A stopped process, and one that holds the GIL in C code."""
     text, code = ranks(f"{kind}:1", "stuck_s=0.4", "first_s=0.4").words_of(0)
     assert code == LOST
     assert re.match(r"rank 1 on n1 has been .* and all others wait", text), text
     assert "no answer: its process is stopped, or Python is blocked in a C call" in text
 
 
-def test_a_rank_that_is_killed_is_gone(ranks):
+def test_a_killed_rank_is_reported_as_gone(ranks):
     text, code = ranks("kill:1", "gone_s=0.3").words_of(0)
     assert code == LOST
     assert text.startswith("rank 1 on n1 is gone: the connection closed unexpectedly 0.3 s ago")
 
 
-def test_the_others_can_ask_at_once_who_is_gone(ranks):
-    """For the words of a rank that only knows that some peer has closed its connection."""
+def test_other_ranks_learn_at_once_which_rank_is_gone(ranks):
+    """For the error of a rank that only knows that a peer has closed its connection."""
     job = ranks("who:1", size=3)
     assert [job.words_of(0)[0], job.words_of(2)[0]] == ["rank 1 on n1\n"] * 2
 
@@ -140,15 +140,15 @@ def test_the_others_can_ask_at_once_who_is_gone(ranks):
         ("stop", "stuck_s=0.4", "lost contact with rank 0 on n0: no message for "),
     ],
 )
-def test_the_others_notice_a_lost_rank_0(ranks, kind, limit, words):
+def test_other_ranks_detect_the_loss_of_rank_0(ranks, kind, limit, words):
     job = ranks(f"{kind}:0", limit)
     text, code = job.words_of(1)
     assert text.startswith(words)
     assert code == LOST
 
 
-def test_a_cut_network_is_told_from_a_process_that_is_silent(tmp_path):
-    """Nothing closes a connection over a cable that is out: only a time limit notices."""
+def test_a_cut_network_is_distinguished_from_a_silent_process(tmp_path):
+    """An unplugged cable closes no connection, so only a time limit detects it."""
     if subprocess.run(["unshare", "-rnpf", "true"], capture_output=True).returncode != 0:
         pytest.skip("no right to a network of its own (unshare -rnpf)")
     rank = f"{sys.executable} {BEATING} %d 2 {tmp_path} cut:1 silent_s=1"
@@ -168,12 +168,12 @@ def test_a_cut_network_is_told_from_a_process_that_is_silent(tmp_path):
 @pytest.mark.parametrize(
     ("fault", "size"),
     [
-        ("moving:1", 2),  # the others wait for longer than they may, but rightly
+        ("moving:1", 2),  # the others exceed the time limit, but wait for a rank that makes progress
         ("pause:all", 2),  # the job was suspended
         ("pause:0", 1),
     ],
 )
-def test_ranks_that_go_on_are_left_alone(ranks, fault, size):
+def test_ranks_that_make_progress_are_not_ended(ranks, fault, size):
     job = ranks(fault, "stuck_s=1", "silent_s=1", size=size)
     assert [job.words_of(rank) for rank in range(size)] == [("", 0)] * size
 
@@ -183,7 +183,7 @@ def _world(rank, size):
 
 
 class _Overhears:
-    """A `Comm` that keeps what rank 0 says."""
+    """A `Comm` that records the values of rank 0."""
 
     def __init__(self, comm):
         self._comm, self.heard = comm, []
@@ -199,26 +199,26 @@ class _Overhears:
 def _two_ranks(lost, **limits):
     comms = [_Overhears(comm) for comm in mpi_world(2, 2)]
     limits = {"stuck_s": 0.4, "first_s": 60, "gone_s": 0.2} | limits
-    hearts = on_all_ranks(
+    heartbeats = on_all_ranks(
         lambda rank: start_heartbeat(
             _world(rank, 2), comms[rank], "127.0.0.1", "127.0.0.1", stacks=None, on_lost=lost.append, **limits
         ),
         2,
     )
-    return hearts, comms[1].heard[0]
+    return heartbeats, comms[1].heard[0]
 
 
-def test_strangers_at_the_port_are_shown_out_and_harm_nobody():
+def test_unidentified_connections_are_closed_without_harm():
     lost = []
-    hearts, (port, nonce, _) = _two_ranks(lost)
+    heartbeats, (port, nonce, _) = _two_ranks(lost)
     greetings = [
         b"GET / HTTP/1.1\r\n\r\n",
         b"\xff\x00\n" * 9,
         b"x" * 5000,
         b"hello 0000000000000000 1 n\n",
-        f"hello {nonce} 2 n\n".encode(),  # a rank that is not
+        f"hello {nonce} 2 n\n".encode(),  # a rank that does not exist
         f"hello {nonce} -1 n\n".encode(),
-        f"hello {nonce} 1 n\n".encode(),  # a rank that is here already
+        f"hello {nonce} 1 n\n".encode(),  # a rank that has already connected
         f"hello {nonce} one n\n".encode(),
         b"hello\n",
         b"bye\n",
@@ -230,31 +230,31 @@ def test_strangers_at_the_port_are_shown_out_and_harm_nobody():
                 assert stranger.recv(1) == b"", greeting
     time.sleep(0.5)
     assert lost == []
-    assert all(heart.thread.thread.is_alive() for heart in hearts)
-    for heart in reversed(hearts):
-        heart.close()
-    assert not any(heart.thread.thread.is_alive() for heart in hearts)
+    assert all(heartbeat.thread.thread.is_alive() for heartbeat in heartbeats)
+    for heartbeat in reversed(heartbeats):
+        heartbeat.close()
+    assert not any(heartbeat.thread.thread.is_alive() for heartbeat in heartbeats)
     assert lost == []
 
 
-def test_strangers_that_keep_silent_make_room_for_others(monkeypatch):
-    monkeypatch.setattr("ddp_hpc.training.health.heartbeat_monitor._MAX_STRANGERS", 4)
+def test_silent_connections_are_closed_if_there_are_too_many(monkeypatch):
+    monkeypatch.setattr("ddp_hpc.training.health.heartbeat_monitor._MAX_UNIDENTIFIED", 4)
     lost = []
-    hearts, (port, _, _) = _two_ranks(lost)
+    heartbeats, (port, _, _) = _two_ranks(lost)
     strangers = [socket.create_connection(("127.0.0.1", int(port)), timeout=5) for _ in range(10)]
     for stranger in strangers[:6]:
         assert stranger.recv(1) == b""
     for stranger in strangers:
         stranger.close()
-    for heart in reversed(hearts):
-        heart.close()
+    for heartbeat in reversed(heartbeats):
+        heartbeat.close()
     assert lost == []
 
 
-def test_without_the_right_word_nobody_takes_a_ranks_place():
+def test_a_connection_without_the_nonce_is_rejected():
     listener = socket.create_server(("127.0.0.1", 0))
     limits = Limits(silent_s=60, stuck_s=60, first_s=60, gone_s=60, period_s=2, answer_s=5)
-    watch = Watch(_world(0, 2), limits, lambda _: Beat(), (listener, "right"), None, print)
+    watch = Monitor(_world(0, 2), limits, lambda _: Beat(), (listener, "right"), None, print)
     watch.thread.start()
     answers = []
     for word in ("wrong", "right"):
@@ -268,47 +268,47 @@ def test_without_the_right_word_nobody_takes_a_ranks_place():
     assert ("wrong", b"\n") not in answers
 
 
-def test_who_knows_why_a_connection_ended_has_time_to_speak_first():
+def test_a_rank_with_a_better_error_has_time_to_report_first():
     lost = []
-    hearts, _ = _two_ranks(lost, gone_s=0.7)
-    hearts[1].thread._connection.shutdown(socket.SHUT_RDWR)  # as the kernel does for a dead process
-    assert hearts[0].who_is_gone(2.0) == "rank 1 on n"
+    heartbeats, _ = _two_ranks(lost, gone_s=0.7)
+    heartbeats[1].thread._connection.shutdown(socket.SHUT_RDWR)  # as the kernel does for a dead process
+    assert heartbeats[0].gone_ranks(2.0) == "rank 1 on n"
     time.sleep(0.3)
     assert lost == []
-    for heart in hearts:
-        heart.thread.thread.join(5)
+    for heartbeat in heartbeats:
+        heartbeat.thread.thread.join(5)
     assert sorted(text[:6] for text in lost) == ["rank 0", "rank 1"]
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_whoever_closes_first_is_not_missed(first):
+def test_a_rank_that_closes_first_is_not_reported(first):
     lost = []
-    hearts, _ = _two_ranks(lost)
-    hearts[first].close()
-    hearts[first].close()
+    heartbeats, _ = _two_ranks(lost)
+    heartbeats[first].close()
+    heartbeats[first].close()
     time.sleep(0.6)
     assert lost == []
-    hearts[1 - first].close()
+    heartbeats[1 - first].close()
 
 
-def test_a_port_that_cannot_be_reached_costs_the_heartbeat_and_nothing_else(monkeypatch):
+def test_an_unreachable_port_disables_only_the_heartbeat(monkeypatch):
     def refuse(address, timeout):
         raise ConnectionRefusedError(111, "Connection refused")
 
     monkeypatch.setattr(heartbeat_module.socket, "create_connection", refuse)
     lost = []
-    hearts, _ = _two_ranks(lost)
-    for heart in hearts:
-        assert "no heartbeat" in heart.note
-        assert "rank 1 on n" in heart.note
-        assert "Connection refused" in heart.note
-        heart.at(0, "data")
-        heart.close()
+    heartbeats, _ = _two_ranks(lost)
+    for heartbeat in heartbeats:
+        assert "no heartbeat" in heartbeat.note
+        assert "rank 1 on n" in heartbeat.note
+        assert "Connection refused" in heartbeat.note
+        heartbeat.at(0, "data")
+        heartbeat.close()
     assert lost == []
 
 
-def test_the_order_of_places_follows_steps_micro_batches_and_phases():
-    heart = start_heartbeat(
+def test_positions_are_ordered_by_step_micro_batch_and_phase():
+    heartbeat = start_heartbeat(
         _world(0, 1), SingleComm(), "", "", stuck_s=60, first_s=60, stacks=None, on_lost=print
     )
     places = []
@@ -320,25 +320,25 @@ def test_the_order_of_places_follows_steps_micro_batches_and_phases():
         (7, "optimizer"),
         (8, "data"),
     ]:
-        heart.at(step, phase)
-        places.append(heart.now().place)
-    heart.close()
+        heartbeat.at(step, phase)
+        places.append(heartbeat.now().place)
+    heartbeat.close()
     assert places == sorted(set(places))
 
 
-def test_the_first_step_of_a_process_has_a_limit_of_its_own():
-    heart = start_heartbeat(
+def test_the_first_step_has_a_separate_time_limit():
+    heartbeat = start_heartbeat(
         _world(0, 1), SingleComm(), "", "", stuck_s=10, first_s=90, stacks=None, on_lost=print
     )
-    limits = [heart.now().limit_s]
-    for step, phase in [(120, "data"), (120, "settle"), (121, "data")]:
-        heart.at(step, phase)
-        limits.append(heart.now().limit_s)
-    heart.close()
+    limits = [heartbeat.now().limit_s]
+    for step, phase in [(120, "data"), (120, "exchange"), (121, "data")]:
+        heartbeat.at(step, phase)
+        limits.append(heartbeat.now().limit_s)
+    heartbeat.close()
     assert limits == [90, 90, 90, 10]
 
 
-def test_the_flight_recorder_writes_to_the_run_folder(tmp_path):
+def test_the_flight_recorder_writes_to_the_run_directory(tmp_path):
     environ = {"DDP_HPC_RUN_DIR": str(tmp_path / "run")}
     turn_on_flight_recorder(environ)
     assert environ == {
@@ -350,7 +350,7 @@ def test_the_flight_recorder_writes_to_the_run_folder(tmp_path):
     assert (tmp_path / "run" / "flight").is_dir()
 
 
-def test_what_the_user_has_set_for_the_flight_recorder_stays(tmp_path):
+def test_flight_recorder_settings_of_the_user_are_kept(tmp_path):
     own = {
         "DDP_HPC_RUN_DIR": str(tmp_path),
         "TORCH_NCCL_TRACE_BUFFER_SIZE": "7",
@@ -362,7 +362,7 @@ def test_what_the_user_has_set_for_the_flight_recorder_stays(tmp_path):
     assert environ == own
 
 
-def test_without_a_run_folder_that_can_be_made_nothing_is_recorded(tmp_path):
+def test_nothing_is_recorded_without_a_writable_run_directory(tmp_path):
     (tmp_path / "file").write_text("")
     for environ in ({}, {"DDP_HPC_RUN_DIR": str(tmp_path / "file")}):
         before = dict(environ)

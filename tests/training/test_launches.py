@@ -1,6 +1,6 @@
-"""How many operators an update takes. On a GPU each is a launch; here they are counted on CPU tensors.
+"""Counts the operators of an update. On a GPU each is a kernel launch; here they run on CPU tensors.
 
-Not run on a GPU: what is shown is what torch is told to run there.
+Not run on a GPU: the tests show only which operators torch is asked to run.
 """
 
 import pytest
@@ -22,7 +22,7 @@ class Operators(TorchDispatchMode):
         self.num = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        # Adam reads its counts of steps, which lie on the host also for a GPU's parameters.
+        # Adam reads its step counts, which are on the host even for parameters on a GPU.
         self.num += function is not torch.ops.aten._local_scalar_dense.default
         return function(*args, **(kwargs or {}))
 
@@ -48,12 +48,12 @@ def operators_of_a_step(num, device, **options):
 @pytest.mark.parametrize(
     ("device", "fused"), [("cuda", None), ("cuda", False), ("cuda", True), ("xpu", None), ("xpu", False)]
 )
-def test_an_update_on_a_device_takes_as_many_operators_for_any_number_of_parameters(device, fused, optimizer):
+def test_the_number_of_operators_of_an_update_on_a_device_is_constant(device, fused, optimizer):
     few, many = (operators_of_a_step(num, device, fused=fused, optimizer=optimizer) for num in (4, 40))
     assert many == few
 
 
-def test_on_a_cpu_the_optimizer_is_torchs_own_default():
+def test_on_a_cpu_the_optimizer_uses_torchs_default():
     assert optimizer_options(OptimizationConfig(), torch.device("cpu"), 0.1) == {"lr": 0.1}
     assert optimizer_options(OptimizationConfig(fused=False), torch.device("cpu"), 0.1) == {"lr": 0.1}
     assert optimizer_options(OptimizationConfig(fused=True), torch.device("cpu"), 0.1) == {
@@ -62,9 +62,9 @@ def test_on_a_cpu_the_optimizer_is_torchs_own_default():
     }
 
 
-def test_sgd_for_parts_of_parameters_is_not_fused_which_torch_does_not_have():
+def test_sgd_for_sharded_parameters_is_not_fused():
     options = optimizer_options(
-        OptimizationConfig(optimizer="sgd"), torch.device("cuda"), 0.1, has_parts=True
+        OptimizationConfig(optimizer="sgd"), torch.device("cuda"), 0.1, is_sharded=True
     )
     assert options == {"lr": 0.1, "foreach": True, "momentum": 0.9}
     made = parameters(1)
@@ -72,13 +72,13 @@ def test_sgd_for_parts_of_parameters_is_not_fused_which_torch_does_not_have():
         weight = nn.Parameter(DTensor.from_local(made[0].detach(), mesh, [Shard(0)]))
         weight.grad = DTensor.from_local(made[0].grad, mesh, [Shard(0)])
         torch.optim.SGD([weight], **options).step()
-        with pytest.raises(NotImplementedError):  # else there is no reason for it any more
+        with pytest.raises(NotImplementedError):  # otherwise the special case can be removed
             torch.optim.SGD([weight], lr=0.1, momentum=0.9, fused=True).step()
-    adam = optimizer_options(OptimizationConfig(), torch.device("cuda"), 0.1, has_parts=True)
+    adam = optimizer_options(OptimizationConfig(), torch.device("cuda"), 0.1, is_sharded=True)
     assert adam == {"lr": 0.1, "fused": True}
 
 
-def test_a_limit_of_the_norm_takes_as_many_operators_for_any_number_of_parameters():
+def test_the_number_of_operators_of_clipping_is_constant():
     nums = []
     for num in (4, 40):
         made = parameters(num)
@@ -88,7 +88,7 @@ def test_a_limit_of_the_norm_takes_as_many_operators_for_any_number_of_parameter
     assert nums[0] == nums[1]
 
 
-def test_a_limit_of_the_norm_is_torchs():
+def test_clipping_equals_torchs():
     mine, torchs = parameters(5), parameters(5)
     for made in (mine, torchs):
         made[-1].data = made[-1].data.double()

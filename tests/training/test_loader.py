@@ -1,4 +1,4 @@
-"""The loader: every way of reading gives the same batches, in buffers that are used again."""
+"""The loader: all methods of reading return the same batches, in reused buffers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WAYS = [{"ahead": 0}, {"ahead": 1}, {"ahead": 3}]
 
 @pytest.fixture
 def path(tmp_path):
-    """src (40, 3) float32 and tgt (40,) int64; sample i holds 3i, 3i + 1, 3i + 2 and i."""
+    """src (40, 3) float32 and tgt (40,) int64; sample i contains 3i, 3i + 1, 3i + 2 and i."""
     path = tmp_path / "file.h5"
     with h5py.File(path, "w") as file:
         file["src"] = np.arange(NUM_SAMPLES * 3, dtype=np.float32).reshape(NUM_SAMPLES, 3)
@@ -49,7 +49,7 @@ def until(happened: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_each_batch_holds_the_samples_asked_for(path, way):
+def test_each_batch_contains_the_requested_samples(path, way):
     asked = wanted(4, 4, 1, 9, 0, 4)
     got = [
         (src.clone(), tgt.clone()) for src, tgt in Loader(open_samples(path), CPU, **way).batches(iter(asked))
@@ -60,7 +60,7 @@ def test_each_batch_holds_the_samples_asked_for(path, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_buffers_are_used_again(path, way):
+def test_buffers_are_reused(path, way):
     batches = Loader(open_samples(path), CPU, **way).batches(wanted(*[8] * 1000))
     places = {(src.untyped_storage().data_ptr(), tgt.untyped_storage().data_ptr()) for src, tgt in batches}
     assert len(places) == way["ahead"] + 1
@@ -84,7 +84,7 @@ def test_small_batches_are_read_together_and_large_ones_alone(path, monkeypatch,
 
 
 @pytest.mark.parametrize("ahead", [1, 3])
-def test_the_next_ones_are_read_while_the_caller_computes(path, monkeypatch, ahead):
+def test_batches_are_read_ahead_while_the_caller_computes(path, monkeypatch, ahead):
     samples = open_samples(path)
     read, done = samples.read, []
 
@@ -93,21 +93,21 @@ def test_the_next_ones_are_read_while_the_caller_computes(path, monkeypatch, ahe
         done.append(len(indices))
 
     monkeypatch.setattr(samples, "read", counting)
-    sizes = [60_000] * 8  # large enough to be read one by one
+    sizes = [60_000] * 8  # large enough to be read separately
     batches = Loader(samples, CPU, ahead=ahead).batches(wanted(*sizes))
     for taken in range(1, len(sizes) + 1):
         next(batches)
         until(lambda: len(done) == min(len(sizes), taken + ahead))  # noqa: B023 - called at once
 
 
-def test_a_batch_stays_as_it_is_until_the_next_is_asked_for(path):
+def test_a_batch_is_unchanged_until_the_next_is_requested(path):
     asked = wanted(*[8] * 300)
     for indices, (_, tgt) in zip(asked, Loader(open_samples(path), CPU, ahead=2).batches(asked), strict=True):
-        time.sleep(0.001)  # long enough for the thread to fill whatever it may
+        time.sleep(0.001)  # long enough for the thread to fill all buffers
         assert tgt.tolist() == indices.tolist()
 
 
-def test_bfloat16_is_bfloat16_again(tmp_path):
+def test_bfloat16_is_converted_back_to_bfloat16(tmp_path):
     src = torch.randn(5, 4).bfloat16()
     torch.save({"src": src, "tgt": torch.arange(5)}, tmp_path / "file.pt")
     [(got, _)] = Loader(open_samples(tmp_path / "file.pt"), CPU).batches([np.array([3, 1])])
@@ -115,8 +115,8 @@ def test_bfloat16_is_bfloat16_again(tmp_path):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_error_comes_up_where_the_batch_is_asked_for(path, way):
-    good = np.zeros(2**20 // 20, dtype=np.int64)  # too large to be read together with others
+def test_an_error_is_raised_when_its_batch_is_requested(path, way):
+    good = np.zeros(2**20 // 20, dtype=np.int64)  # too large to be read with others
     batches = Loader(open_samples(path), CPU, **way).batches([good, np.array([NUM_SAMPLES])])
     assert next(batches)[1].tolist() == good.tolist()
     with pytest.raises(IndexError):
@@ -131,10 +131,12 @@ def test_the_thread_ends_with_the_batches(path):
     until(lambda: threads() == [])
 
 
-def test_a_file_system_that_does_not_answer_is_waited_for_only_so_long(path, monkeypatch):
+def test_a_hanging_file_system_is_an_error_after_the_timeout(path, monkeypatch):
     samples = open_samples(path)
     monkeypatch.setattr(samples, "read", lambda indices, out: time.sleep(30))
-    with pytest.raises(DdpHpcError, match=r"waited 0.2 s for samples of .*file.h5: no answer"):
+    with pytest.raises(
+        DdpHpcError, match=r"waited 0.2 s for samples of .*file.h5: the file system did not answer"
+    ):
         next(Loader(samples, CPU, timeout_s=0.2).batches(wanted(4)))
 
 
@@ -172,8 +174,8 @@ if __name__ == "__main__":
 """
 
 
-def test_workers_read_the_same_and_their_end_is_one_line(path, tmp_path):
-    # PBS makes TMPDIR too long for the name of a socket in it.
+def test_workers_read_the_same_batches_and_their_exit_is_one_line(path, tmp_path):
+    # Under PBS, TMPDIR is too long for the name of a socket.
     long_folder = tmp_path / ("x" * 100)
     long_folder.mkdir()
     program = tmp_path / "program.py"

@@ -1,4 +1,4 @@
-"""A model of the user's own: `--model mine:factory`, found in the folder where the training is started."""
+"""The user's own model: `--model mine:factory`, imported from the current directory."""
 
 import re
 from pathlib import Path
@@ -159,7 +159,7 @@ SYNTHETIC = [
 
 @pytest.fixture
 def mine(tmp_path):
-    """A folder with the user's module."""
+    """A directory with the user's module."""
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "broken.py").write_text("import numpy\nimport surely_not_there\n")
     (tmp_path / "cut.py").write_text("def factory(:\n")
@@ -167,7 +167,7 @@ def mine(tmp_path):
 
 
 @pytest.mark.parametrize("factory", ["Net", "Brings", "numbers", "looks"])
-def test_a_model_a_task_or_an_object_like_one_is_trained(factory, mine, forks):
+def test_a_model_a_task_or_a_similar_object_can_be_trained(factory, mine, forks):
     data = [] if factory in ("Brings", "numbers") else SYNTHETIC[:6]
     words = ["--model", f"mine:{factory}", *data, *SYNTHETIC[6:], "--lr", "0.01", "--metrics", "m.jsonl"]
     forks.run(*words, cwd=mine, ranks=2)
@@ -175,14 +175,14 @@ def test_a_model_a_task_or_an_object_like_one_is_trained(factory, mine, forks):
     assert found[-1] < found[0]
 
 
-def test_a_tasks_own_data_is_seen_alike_by_any_number_of_ranks(mine, forks):
+def test_the_data_of_a_task_is_used_equally_by_any_number_of_ranks(mine, forks):
     words = ["--model", "mine:numbers", "--lr-scaling", "none", "--epochs", "2"]
     forks.run(*words, "--batch-size", "16", "--metrics", "one.jsonl", cwd=mine, ranks=1)
     forks.run(*words, "--batch-size", "8", "--metrics", "two.jsonl", cwd=mine, ranks=2)
     assert losses(mine / "two.jsonl") == pytest.approx(losses(mine / "one.jsonl"), rel=1e-5)
 
 
-def test_options_reach_the_factory_as_numbers_and_as_text(mine, forks):
+def test_the_factory_receives_options_as_numbers_and_text(mine, forks):
     job = forks.run("--model", "mine:Net", "--model-option", "width=3", *SYNTHETIC, cwd=mine, ranks=1)
     assert "model: mine:Net, 67 parameters" in job.words()
     assert read_model_option("--model-option", "a=[1, 2]") == ("a", [1, 2])
@@ -210,7 +210,7 @@ def test_options_reach_the_factory_as_numbers_and_as_text(mine, forks):
         ("trannsformer", 'did you mean "transformer"?'),
     ],
 )  # fmt: skip
-def test_a_factory_that_gives_no_model_is_one_line_with_exit_code_2(model, words, mine, forks):
+def test_a_factory_without_a_model_is_one_line_with_exit_code_2(model, words, mine, forks):
     job = forks.start("--model", model, *SYNTHETIC, cwd=mine, ranks=1)
     assert job.wait() == [2]
     (line,) = job.errors()
@@ -218,7 +218,7 @@ def test_a_factory_that_gives_no_model_is_one_line_with_exit_code_2(model, words
     assert "Traceback" not in job.words()
 
 
-def test_an_unknown_option_is_named_with_those_that_there_are(mine, forks):
+def test_an_unknown_option_is_reported_with_the_known_ones(mine, forks):
     words = ["--model", "mine:Net", "--model-option", "widht=3", *SYNTHETIC]
     job = forks.start(*words, cwd=mine, ranks=1)
     assert job.wait() == [2]
@@ -226,7 +226,7 @@ def test_an_unknown_option_is_named_with_those_that_there_are(mine, forks):
     assert '(did you mean "width"?); it has width, unused, bad_at' in line
 
 
-def test_models_that_differ_between_ranks_are_stopped_before_the_first_step(mine, forks):
+def test_models_that_differ_between_ranks_are_rejected(mine, forks):
     job = forks.start("--model", "mine:differs", *SYNTHETIC, cwd=mine, ranks=2)
     assert job.wait() == [2, 2]
     (line,) = job.errors()
@@ -245,21 +245,21 @@ def test_models_that_differ_between_ranks_are_stopped_before_the_first_step(mine
         ("mixed", {}, "has dtype float64, but dataset[0] has int64"),
     ],
 )
-def test_a_dataset_that_goes_wrong_names_its_sample(factory, env, words, mine, forks):
+def test_an_error_in_a_dataset_names_the_sample(factory, env, words, mine, forks):
     job = forks.start("--model", f"mine:{factory}", "--batch-size", "8", cwd=mine, ranks=2, env=env)
     assert job.wait() == [1, 1]
     (line,) = job.errors()
     assert words in line
 
 
-def test_without_data_of_its_own_or_of_the_tasks_there_is_nothing_to_train_on(mine, forks):
+def test_missing_training_data_is_reported(mine, forks):
     job = forks.start("--model", "mine:Net", cwd=mine, ranks=2)
     assert job.wait() == [2, 2]
     (line,) = job.errors()
     assert "Use --data FILE" in line
 
 
-def test_parameters_that_the_forward_pass_leaves_out_are_named(mine, forks):
+def test_unused_parameters_are_reported(mine, forks):
     words = ["--model", "mine:Net", "--model-option", "unused=True", *SYNTHETIC]
     job = forks.start(*words, cwd=mine, ranks=2)
     assert job.wait() == [1, 1]
@@ -268,8 +268,8 @@ def test_parameters_that_the_forward_pass_leaves_out_are_named(mine, forks):
     forks.run(*words, "--find-unused-parameters", cwd=mine, ranks=2)
 
 
-def test_parameters_that_are_left_out_are_named_by_a_run_that_goes_on_too(mine, forks):
-    # One process does not mind them.
+def test_unused_parameters_are_reported_by_a_resumed_run(mine, forks):
+    # A single process supports them.
     words = ["--model", "mine:Net", "--model-option", "unused=True", *SYNTHETIC, "--snapshot-dir", "run"]
     forks.run(*words, "--max-steps", "1", cwd=mine, ranks=1)
     job = forks.start(*words, cwd=mine, ranks=2)
@@ -278,7 +278,7 @@ def test_parameters_that_are_left_out_are_named_by_a_run_that_goes_on_too(mine, 
     assert "2 of the model's parameters got no gradient: extra.weight, extra.bias" in line
 
 
-def test_the_first_bad_layer_and_its_rank_are_named_before_the_update(mine, forks):
+def test_the_first_non_finite_layer_and_its_rank_are_reported_before_the_update(mine, forks):
     words = ["--model", "mine:Net", "--model-option", "bad_at=3", *SYNTHETIC, "--check-gradients"]
     job = forks.start(*words, cwd=mine, ranks=2)
     assert job.wait() == [1, 1]
@@ -286,8 +286,8 @@ def test_the_first_bad_layer_and_its_rank_are_named_before_the_update(mine, fork
     assert "step 3: non-finite gradients on rank 1: NaN first in the input of second (Linear)" in line
 
 
-def test_bad_data_of_one_rank_is_named_where_ranks_share_buffers_too(mine, forks):
-    # DDP's forward pass sends them, and a rank that has found its cause makes none.
+def test_non_finite_data_is_reported_if_ranks_share_buffers(mine, forks):
+    # DDP broadcasts buffers in the forward pass, which a rank that has found the cause does not run.
     words = ["--model", "mine:normed", "--batch-size", "8", "--no-shuffle", "--check-gradients"]
     job = forks.start(*words, cwd=mine, ranks=2, env={"BAD_SAMPLE": "3"})
     assert job.wait() == [1, 1]
@@ -296,7 +296,7 @@ def test_bad_data_of_one_rank_is_named_where_ranks_share_buffers_too(mine, forks
 
 
 @pytest.mark.parametrize(("sharing", "ranks"), [("fsdp=2", 2), ("dp=2,fsdp=2", 4)])
-def test_values_that_differ_between_ranks_are_those_of_rank_0(sharing, ranks, mine, forks):
+def test_initial_values_are_those_of_rank_0(sharing, ranks, mine, forks):
     words = ["--model", "mine:by_rank", *SYNTHETIC, "--lr-scaling", "none"]
     forks.run(*words, "--batch-size", 2 * ranks, "--metrics", "one.jsonl", cwd=mine, ranks=1)
     words = [*words, "--batch-size", "2", "--mesh", sharing, "--metrics", "many.jsonl"]
@@ -311,14 +311,14 @@ def test_values_that_differ_between_ranks_are_those_of_rank_0(sharing, ranks, mi
         (["--workers", "1"], "workers is 1, but worker processes cannot read"),
     ],
 )
-def test_options_of_files_do_not_pass_by_the_data_of_a_task(option, words, mine, forks):
+def test_data_options_apply_to_the_data_of_a_task(option, words, mine, forks):
     job = forks.start("--model", "mine:normed", *option, cwd=mine, ranks=1, env={"BAD_SAMPLE": "3"})
     assert job.wait() == [2]
     (line,) = job.errors()
     assert words in line
 
 
-def test_the_tasks_other_numbers_are_means_over_all_test_samples(mine, forks):
+def test_the_metrics_of_a_task_are_means_over_all_test_samples(mine, forks):
     import h5py
     import numpy as np
 
@@ -329,24 +329,24 @@ def test_the_tasks_other_numbers_are_means_over_all_test_samples(mine, forks):
             file[name.replace("src", "tgt")] = part.sum(axis=1, keepdims=True)
     words = ["--model", "mine:Brings", "--data", "d.h5", "--epochs", "1", "--batch-size", "4"]
     job = forks.run(*words, cwd=mine, ranks=2)
-    assert " far 1.0000" in job.words(), "an untrained net is off by more than 0.1 everywhere"
+    assert " far 1.0000" in job.words(), "every output of an untrained model is off by more than 0.1"
 
 
-def test_a_layer_with_one_output_is_split_by_its_inputs(mine, forks):
+def test_a_layer_with_a_single_output_is_split_by_its_inputs(mine, forks):
     words = ["--model", "mine:split", "--epochs", "1", "--batch-size", "8"]
     forks.run(*words, "--metrics", "whole.jsonl", cwd=mine, ranks=1)
     forks.run(*words, "--strategy", "tp", "--metrics", "split.jsonl", cwd=mine, ranks=2)
     assert losses(mine / "split.jsonl") == pytest.approx(losses(mine / "whole.jsonl"), rel=1e-5)
 
 
-def test_a_task_brings_data_for_tests_too(mine, forks):
+def test_a_task_can_provide_test_data(mine, forks):
     job = forks.run("--model", "mine:tested", "--epochs", "1", "--batch-size", "8", cwd=mine, ranks=2)
     assert "data: provided by the task (50 samples, 40 for tests; memory)" in job.words()
     assert "epoch 1/1 test: loss " in job.words()
     assert " far " in job.words()
 
 
-def test_random_numbers_do_not_take_the_place_of_a_tasks_data_unsaid(mine, forks):
+def test_replacing_the_data_of_a_task_by_random_numbers_is_a_warning(mine, forks):
     job = forks.run("--model", "mine:numbers", *SYNTHETIC, cwd=mine, ranks=1)
     assert "warning: --src-shape: using random numbers instead of the dataset of mine:numbers" in job.words()
 
@@ -359,7 +359,7 @@ def test_random_numbers_do_not_take_the_place_of_a_tasks_data_unsaid(mine, forks
         ("flat", "output is (8,) for targets (8, 1), but the default loss requires (8, 1)."),
     ],
 )
-def test_a_loss_that_cannot_be_trained_on_is_one_line(factory, words, mine, forks):
+def test_an_invalid_loss_is_one_line(factory, words, mine, forks):
     data = SYNTHETIC if factory == "flat" else ["--batch-size", "8"]
     job = forks.start("--model", f"mine:{factory}", *data, cwd=mine, ranks=2)
     assert job.wait() == [1, 1]
@@ -368,7 +368,7 @@ def test_a_loss_that_cannot_be_trained_on_is_one_line(factory, words, mine, fork
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "pp"])
-def test_what_is_evaluated_is_what_is_saved_where_ranks_have_running_means(strategy, mine, forks):
+def test_running_means_in_an_evaluation_are_those_that_are_saved(strategy, mine, forks):
     import h5py
     import numpy as np
 
@@ -385,25 +385,26 @@ def test_what_is_evaluated_is_what_is_saved_where_ranks_have_running_means(strat
     assert told == [pytest.approx(told[0], rel=1e-5)] * 2
 
 
+@pytest.mark.soak
 def test_a_compiled_model_has_the_losses_of_an_eager_one(mine, forks):
-    # No tail, which would be compiled once more.
+    # No smaller last batch, which would be compiled again.
     words = ["--model", "mine:Net", *SYNTHETIC, "--num-samples", "48", "--epochs", "1"]
     forks.run(*words, "--metrics", "eager.jsonl", cwd=mine, ranks=2)
     env = {"TORCHINDUCTOR_CACHE_DIR": str(mine / "cache")}
-    # Without seven programs that find out what the compiler can do for this CPU, and without more processes.
+    # Without the seven programs that detect CPU features, and without additional processes.
     env |= {"TORCHINDUCTOR_VEC_ISA_OK": "0", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     words += ["--compile", "--metrics", "compiled.jsonl", "--snapshot-dir", "run"]
     for more in (["--max-steps", "1"], []):
         job = forks.start(*words, *more, cwd=mine, ranks=2, env=env)
         assert job.wait(150) == [0, 0], job.words()
         assert "compiled: in " in job.words()
-        assert "size mismatch" not in job.words(), "compiled again, for another batch"
-    assert "going on after step 1" in job.words()
+        assert "size mismatch" not in job.words(), "recompiled for another batch size"
+    assert "resuming after step 1" in job.words()
     assert losses(mine / "compiled.jsonl") == pytest.approx(losses(mine / "eager.jsonl"), rel=1e-5)
-    assert list((mine / "cache").iterdir()), "it was compiled indeed"
+    assert list((mine / "cache").iterdir()), "it was compiled"
 
 
-def test_the_pages_models_are_trained_as_it_says(tmp_path, forks):
+def test_the_models_of_the_page_can_be_trained(tmp_path, forks):
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "own-model.md").read_text()
     blocks = re.findall(
         r"```python\n(.*?)```\n\n```\n\$ mpiexec -n 2 python -m ddp_hpc.train (.*?)\n```", page, re.S

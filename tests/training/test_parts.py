@@ -1,4 +1,4 @@
-"""The parts of the engine that need no second process."""
+"""Parts of the training that need no second process."""
 
 import io
 import signal
@@ -12,14 +12,14 @@ from ddp_hpc.discovery.world import World
 from ddp_hpc.errors import RendezvousError, ReportedElsewhereError, RequestError
 from ddp_hpc.rendezvous.store_comm import StoreComm
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.health.error_election import Claim
+from ddp_hpc.training.health.error_election import ErrorElection
 from ddp_hpc.training.health.failure_watch import FailureWatch, explain_lost_contact
-from ddp_hpc.training.health.run_lifecycle import places_of
+from ddp_hpc.training.health.run_lifecycle import find_run_directories
 from ddp_hpc.training.health.shutdown import Parts, verdict
 from ddp_hpc.training.input.batch_loader import explain_lost_worker
 from ddp_hpc.training.optimization.config import OptimizationConfig
 from ddp_hpc.training.process_group.devices import choose_backend, device_kind, device_name, pick_device
-from ddp_hpc.training.process_group.group import agree, same_everywhere
+from ddp_hpc.training.process_group.group import agree, mismatch_between_ranks
 from ddp_hpc.training.tasks.builtin_models import TASKS
 from ddp_hpc.training.tasks.task import SampleSpec, make_task
 from ddp_hpc.training.telemetry.metrics_file import MetricsFile, StepRecord
@@ -35,7 +35,7 @@ def store():
 
 
 def _on_ranks(store, size, body, timeout_s=10.0):
-    """Runs `body(comm)` in one thread a rank, each with its own connection; errors come back as values."""
+    """Runs `body(comm)` in one thread per rank with separate connections; returns errors as values."""
     results = [None] * size
 
     def one(rank):
@@ -67,7 +67,7 @@ def test_ranks_gather_and_broadcast_in_order(store):
     assert _on_ranks(store, 3, body) == [expected] * 3
 
 
-def test_a_barrier_names_who_did_not_come(store):
+def test_a_barrier_names_the_missing_ranks(store):
     def body(comm):
         if comm.rank != 1:
             comm.barrier("the data")
@@ -76,10 +76,10 @@ def test_a_barrier_names_who_did_not_come(store):
     assert done[1] is None
     assert isinstance(done[0], RendezvousError)
     assert "the data" in str(done[0])
-    assert "rank 1 did not come" in str(done[0])
+    assert "rank 1 did not arrive" in str(done[0])
 
 
-def test_one_ranks_problem_stops_all_and_is_told_by_rank_0_alone(store):
+def test_a_problem_of_one_rank_stops_all_and_rank_0_reports_it(store):
     def body(comm):
         agree(comm, _world(comm.rank, comm.size), "disk full" if comm.rank == 2 else "", 2)
 
@@ -88,32 +88,32 @@ def test_one_ranks_problem_stops_all_and_is_told_by_rank_0_alone(store):
     assert "disk full (rank 2; 1 rank affected)" in str(done[0])
     assert [type(error) for error in done[1:]] == [ReportedElsewhereError] * 2
     assert [error.exit_code for error in done] == [2, 2, 2]
-    assert all(error.everywhere for error in done)
+    assert all(error.on_all_ranks for error in done)
 
 
-def test_ranks_that_would_use_different_backends_are_named(store):
-    texts = _on_ranks(store, 2, lambda comm: same_everywhere(comm, ["nccl", "gloo"][comm.rank]))
+def test_different_backends_are_reported_with_their_ranks(store):
+    texts = _on_ranks(store, 2, lambda comm: mismatch_between_ranks(comm, ["nccl", "gloo"][comm.rank]))
     assert texts[0] == texts[1]
     assert "rank 0 uses nccl and rank 1 uses gloo" in texts[0]
 
 
 def _watch(client, rank):
-    """A watch whose process is this one: a failure that it did not claim itself must not end it."""
+    """A failure watch in this process, which a failure of another rank must not end."""
     watch = FailureWatch(client, rank, lambda claim: None, lambda limit_s: None)
     watch.begin()
     return watch
 
 
-def test_only_the_first_failure_speaks(store, monkeypatch):
+def test_only_the_first_failure_is_reported(store, monkeypatch):
     monkeypatch.setattr("os.kill", lambda *_: None)
     monkeypatch.setattr("os._exit", lambda *_: None)
     first, second = _watch(store.client(), 0), _watch(store.client(), 1)
-    assert second.claim() is Claim.FIRST
-    assert first.claim() is Claim.LATE
+    assert second.run_election() is ErrorElection.WON
+    assert first.run_election() is ErrorElection.LOST
 
 
-def test_of_two_that_fail_at_once_one_speaks(store, monkeypatch):
-    # The second may tell the first one's watch of the failure while the first is still claiming it.
+def test_one_of_two_simultaneous_failures_is_reported(store, monkeypatch):
+    # The second can announce its failure while the election of the first is in progress.
     monkeypatch.setattr("os.kill", lambda *_: None)
     monkeypatch.setattr("os._exit", lambda *_: None)
     client = store.client()
@@ -123,22 +123,22 @@ def test_of_two_that_fail_at_once_one_speaks(store, monkeypatch):
     class Slow:
         def add(self, key, amount, timeout_s):
             count = client.add(key, amount, timeout_s)
-            claims["second"] = second.claim()
+            claims["second"] = second.run_election()
             return count
 
         def set(self, key, value, timeout_s):
             client.set(key, value, timeout_s)
 
     first._store = Slow()
-    assert first.claim() is Claim.FIRST
-    assert claims["second"] is Claim.LATE
+    assert first.run_election() is ErrorElection.WON
+    assert claims["second"] is ErrorElection.LOST
 
 
 @pytest.mark.parametrize(
     ("signal_name", "code", "words"),
     [("Killed", 1, "DataLoader worker (pid 7)"), ("Terminated", 143, "SIGTERM")],
 )
-def test_a_worker_that_ended_is_one_line_wherever_torch_says_so(signal_name, code, words):
+def test_a_lost_worker_is_one_line_in_every_error_of_torch(signal_name, code, words):
     error = RuntimeError(f"DataLoader worker (pid 7) is killed by signal: {signal_name}. \nAnd more.")
     assert explain_lost_worker(error)
     exit_code, text = verdict(error, Parts(), 1.0)
@@ -148,7 +148,7 @@ def test_a_worker_that_ended_is_one_line_wherever_torch_says_so(signal_name, cod
 
 
 def _ending_ranks(store, monkeypatch, size=3):
-    """Watches of ranks whose process is not really ended, and who would have been, by which signal."""
+    """Watches of ranks, and a record of the signals that would have ended them."""
     signals, lost = [], []
     monkeypatch.setattr("os.kill", lambda pid, sig: signals.append(sig))
     monkeypatch.setattr("os._exit", lambda code: None)
@@ -159,7 +159,7 @@ def _ending_ranks(store, monkeypatch, size=3):
     return watches, signals, lost
 
 
-def test_ranks_that_end_in_peace_are_not_ended(store, monkeypatch):
+def test_ranks_that_finish_normally_are_not_ended(store, monkeypatch):
     watches, signals, lost = _ending_ranks(store, monkeypatch)
     for watch in watches:
         watch.close()
@@ -170,7 +170,7 @@ def test_ranks_that_end_in_peace_are_not_ended(store, monkeypatch):
     assert (signals, lost) == ([], [])
 
 
-def test_a_rank_that_is_slow_to_leave_takes_rank_0s_end_for_no_failure(store, monkeypatch):
+def test_a_slow_rank_does_not_mistake_the_exit_of_rank_0_for_a_failure(store, monkeypatch):
     watches, signals, lost = _ending_ranks(store, monkeypatch)
     watches[0].close()
     store.clients[0].close()
@@ -181,26 +181,26 @@ def test_a_rank_that_is_slow_to_leave_takes_rank_0s_end_for_no_failure(store, mo
     assert (signals, lost) == ([], [])
 
 
-def test_a_rank_0_that_vanishes_is_reported_once_and_ends_all(store, monkeypatch):
+def test_a_lost_rank_0_is_reported_once_and_ends_all(store, monkeypatch):
     watches, signals, lost = _ending_ranks(store, monkeypatch)
-    watches[0]._closed.set()  # it is gone, as far as this process can play that
+    watches[0]._closed.set()  # simulates the exit of rank 0
     store.clients[0].close()
     store.end_owner()
     time.sleep(1.5)
-    assert sorted(claim.name for claim in lost) == ["FIRST", "LATE"]
+    assert sorted(claim.name for claim in lost) == ["LOST", "WON"]
     assert signals == [signal.SIGTERM] * 2
 
 
-def test_where_the_store_vanishes_too_each_rank_is_on_its_own(store, monkeypatch):
+def test_without_a_store_each_rank_decides_alone(store, monkeypatch):
     _, signals, lost = _ending_ranks(store, monkeypatch)
     for client in store.clients:
         client.close()
     time.sleep(1.5)
-    assert [claim.name for claim in lost] == ["ALONE"] * 3
+    assert [claim.name for claim in lost] == ["NO_STORE"] * 3
     assert signals == [signal.SIGTERM] * 3
 
 
-def test_outputs_that_cannot_be_written_are_found_before_the_work(tmp_path):
+def test_unwritable_outputs_are_detected_before_the_training(tmp_path):
     from ddp_hpc.training.telemetry.metrics_file import check_outputs
 
     (tmp_path / "file").write_text("")
@@ -210,7 +210,7 @@ def test_outputs_that_cannot_be_written_are_found_before_the_work(tmp_path):
         assert f"--summary {path}: cannot be written" in check_outputs({"--summary": path}, None)
 
 
-def test_no_output_overwrites_the_data_or_anything_else_that_is_no_json(tmp_path):
+def test_no_output_overwrites_the_data_or_a_file_other_than_json(tmp_path):
     from ddp_hpc.training.telemetry.metrics_file import check_outputs
 
     data, old, notes = (tmp_path / name for name in ("train.h5", "old.json", "notes.txt"))
@@ -224,7 +224,7 @@ def test_no_output_overwrites_the_data_or_anything_else_that_is_no_json(tmp_path
     assert (data.read_bytes(), notes.read_text()) == (b"\x89HDF\r\n", "mine")
 
 
-def test_a_full_disk_under_the_metrics_is_a_warning_and_the_training_goes_on(capsys):
+def test_a_full_disk_for_the_metrics_is_only_a_warning(capsys):
     from pathlib import Path
 
     metrics = MetricsFile(Path("/dev/full"))
@@ -247,10 +247,10 @@ def test_lost_contact_is_one_line_and_other_errors_keep_their_traceback():
     own = torch.distributed.DistBackendError(
         "NCCL error in: x.cpp:1, invalid usage\nLast error: Duplicate GPU"
     )
-    assert explain_lost_contact(own, 30.0) == "", "not the others' fault"
+    assert explain_lost_contact(own, 30.0) == "", "not caused by another rank"
 
 
-def test_auto_takes_what_is_there(no_gpu):
+def test_auto_selects_an_available_device(no_gpu):
     assert device_kind("auto") == "cpu"
     assert choose_backend("auto", "cpu") == "gloo"
     with pytest.raises(RequestError, match="built without it"):
@@ -276,7 +276,7 @@ def test_a_cpu_clock_counts_data_within_the_step():
 @pytest.mark.parametrize(
     ("scaling", "expected"), [("linear", 0.008), ("sqrt", 0.001 * 8**0.5), ("none", 0.001)]
 )
-def test_the_learning_rate_grows_with_the_ranks_as_told(scaling, expected):
+def test_the_learning_rate_scales_with_the_number_of_ranks(scaling, expected):
     assert OptimizationConfig(lr_scaling=scaling).scaled_lr(8) == pytest.approx(expected)
 
 
@@ -284,7 +284,7 @@ def _built_in(name, spec, seed=0):
     return make_task(name, TASKS[name], spec, 0.1, {}, seed)
 
 
-def test_parameters_are_those_of_a_plain_seed():
+def test_parameters_equal_those_of_torch_manual_seed():
     spec = SampleSpec((1, 64), (20, 64), None)
     ours = _built_in("transformer", spec, seed=7).model
     torch.manual_seed(7)
@@ -299,7 +299,7 @@ def test_the_default_transformer_has_the_lessons_number_of_parameters():
 
 
 @pytest.mark.parametrize("shape", [(64,), (8, 8), (1, 8, 8), (3, 28, 28), (2, 2)])
-def test_the_classifier_takes_images_and_vectors(shape):
+def test_the_classifier_supports_images_and_vectors(shape):
     task = _built_in("classifier", SampleSpec(shape, (), 10))
     images = torch.zeros(5, *shape)
     assert task.forward(task.model, images, images).shape == (5, 10)
@@ -314,7 +314,7 @@ def test_the_classifier_takes_images_and_vectors(shape):
         ("classifier", SampleSpec((1, 8, 8), (3,), 10), "one integer label"),
     ],
 )
-def test_samples_that_do_not_fit_the_model_are_refused(name, spec, word):
+def test_samples_that_do_not_match_the_model_are_rejected(name, spec, word):
     with pytest.raises(RequestError, match=word):
         _built_in(name, spec)
 
@@ -331,7 +331,7 @@ def test_a_batch_log_gets_plain_lines():
     assert lines[1] == "epoch 1/1 step 10/10 loss 2.000000 100.0 samples/s eta 0:00:00"
 
 
-def test_a_terminal_gets_one_line_that_renews_itself():
+def test_a_terminal_gets_one_updating_line():
     class Terminal(io.StringIO):
         def isatty(self):
             return True
@@ -353,7 +353,7 @@ def test_the_other_ranks_are_silent():
 
 
 class _Gpus:
-    """What torch's module of a kind of device tells of a node with some of them."""
+    """A fake device module of torch for a node with several devices."""
 
     def __init__(self, count):
         self.count, self.current = count, None
@@ -369,30 +369,30 @@ class _Gpus:
     ("seen", "per_rank", "expected"),
     [(4, 1, [0, 1, 2, 3]), (1, 1, [0, 0, 0, 0]), (8, 2, [0, 2, 4, 6]), (2, 2, [0, 0, 0, 0])],
 )
-def test_ranks_of_a_node_get_devices_of_their_own(seen, per_rank, expected, monkeypatch):
+def test_ranks_of_a_node_get_different_devices(seen, per_rank, expected, monkeypatch):
     gpus = _Gpus(seen)
     monkeypatch.setattr(torch, "get_device_module", lambda _: gpus)
     assert [pick_device("cuda", _world(rank, 4), per_rank).index for rank in range(4)] == expected
 
 
-def test_a_rank_that_sees_too_few_devices_says_so(monkeypatch):
+def test_too_few_visible_devices_are_reported(monkeypatch):
     monkeypatch.setattr(torch, "get_device_module", lambda _: _Gpus(1))
     with pytest.raises(RequestError, match="--devices-per-rank 2: rank 0 on n1 sees 1"):
         pick_device("cuda", _world(0, 1), 2)
 
 
-def test_without_snapshots_a_run_folder_is_none_to_go_on_from() -> None:
+def test_without_snapshots_nothing_is_resumed() -> None:
     environ = {"DDP_HPC_RUN_DIR": "runs/ddp"}
-    assert places_of(TrainConfig(), environ) is not None
-    assert places_of(TrainConfig.of(snapshots=False), environ) is None
+    assert find_run_directories(TrainConfig(), environ) is not None
+    assert find_run_directories(TrainConfig.of(snapshots=False), environ) is None
 
 
-def test_snapshots_are_not_asked_for_and_forbidden_at_once() -> None:
+def test_no_snapshots_cannot_be_combined_with_snapshot_options() -> None:
     with pytest.raises(RequestError, match="--no-snapshots saves nothing"):
         TrainConfig.of(snapshots=False, snapshot_every_steps=3)
 
 
-def test_a_device_has_its_makers_name() -> None:
+def test_a_device_has_its_product_name() -> None:
     name = device_name(torch.device("cpu"))
     assert name
     assert name.isprintable()

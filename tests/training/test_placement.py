@@ -1,4 +1,4 @@
-"""The placement check in real ranks: what it finds, writes and prints, and how it ends a job."""
+"""The placement check in real ranks: its findings, its output, and how it ends a job."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ddp_hpc.rendezvous.store_comm import StoreComm
 from ddp_hpc.training.process_group import placement_report as placement
 from ddp_hpc.training.process_group.devices import device_place
 from ddp_hpc.training.process_group.placement_report import check_placement
+from tests.discovery.simulated_mpi import on_all_ranks
 from tests.stores import Served, store_in_thread
-from tests.world.stand_in import on_all_ranks
 
 from .forked import Forks
 from .runs import LINEAR
@@ -34,22 +34,22 @@ def placement_lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith(("placement: ", "warning: "))]
 
 
-# What is found where nothing is amiss: test_run.py.
+# test_run.py tests a placement without problems.
 
 
 @several_cpus
-def test_ranks_that_are_bound_to_one_core_are_warned_of(tmp_path: Path, forks: Forks) -> None:
+def test_ranks_bound_to_one_core_are_a_warning(tmp_path: Path, forks: Forks) -> None:
     cpu = min(os.sched_getaffinity(0))
     job = forks.start(*SIZES, cwd=tmp_path, ranks=2, program=BOUND)
     assert job.wait() == [0, 0], job.words()
     first, warning = placement_lines(job.words())
-    assert first == "placement: 2 ranks on 1 node, 1 CPU a rank, 1 warning"
+    assert first == "placement: 2 ranks on 1 node, 1 CPU per rank, 1 warning"
     assert warning.startswith("warning: all 2 ranks on ")
     assert f"are bound to the same CPU {cpu} of {os.cpu_count()}" in warning
 
 
 @several_cpus
-def test_a_lone_rank_on_one_core_is_warned_of(tmp_path: Path, forks: Forks) -> None:
+def test_a_single_rank_on_one_core_is_a_warning(tmp_path: Path, forks: Forks) -> None:
     cpu = min(os.sched_getaffinity(0))
     job = forks.start(*SIZES, cwd=tmp_path, ranks=1, program=BOUND, env={"OMP_NUM_THREADS": "8"})
     assert job.wait() == [0], job.words()
@@ -57,7 +57,7 @@ def test_a_lone_rank_on_one_core_is_warned_of(tmp_path: Path, forks: Forks) -> N
     assert "with OMP_NUM_THREADS=8: all its threads" in job.words()
 
 
-def test_a_run_folder_that_cannot_be_written_is_told_and_training_goes_on(
+def test_an_unwritable_run_directory_is_reported_and_training_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
@@ -67,7 +67,7 @@ def test_a_run_folder_that_cannot_be_written_is_told_and_training_goes_on(
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_replica_over_more_gpus_than_a_rank_sees_is_refused_in_one_line(
+def test_a_replica_on_more_gpus_than_are_visible_is_rejected_in_one_line(
     ranks: int, tmp_path: Path, forks: Forks
 ) -> None:
     words = [*SIZES, "--devices-per-rank", "2"]
@@ -79,7 +79,7 @@ def test_a_replica_over_more_gpus_than_a_rank_sees_is_refused_in_one_line(
     assert "Traceback" not in job.words()
 
 
-# Several ranks in threads, with GPUs that this machine need not have
+# Several ranks in threads, with simulated GPUs
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def world_of(rank: int, size: int) -> World:
 
 
 def checked(store: Served, monkeypatch: pytest.MonkeyPatch, devices: list[Device], backend: str) -> list[Any]:
-    """What each rank's check gave or raised."""
+    """The result or error of each rank's check."""
     here = threading.local()
     monkeypatch.setattr(placement, "device_place", lambda _: devices[here.rank])
 
@@ -107,21 +107,21 @@ def checked(store: Served, monkeypatch: pytest.MonkeyPatch, devices: list[Device
     return on_all_ranks(of_rank, len(devices))
 
 
-def test_a_shared_gpu_ends_the_job_once_under_nccl_and_leaves_the_table(
+def test_a_shared_gpu_under_nccl_ends_the_job_with_one_error_and_a_table(
     store: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("DDP_HPC_RUN_DIR", str(tmp_path))
     devices = [Device(name="cuda:0", identity=f"GPU-{gpu}") for gpu in (0, 1, 1)]
     first, *others = checked(store, monkeypatch, devices, "nccl")
     assert isinstance(first, RequestError)
-    assert first.everywhere
-    assert "ranks 1 and 2 on n1 would share one device (GPU-1): NCCL refuses that" in str(first)
+    assert first.on_all_ranks
+    assert "ranks 1 and 2 on n1 would share one device (GPU-1): NCCL does not allow this" in str(first)
     assert all(isinstance(other, ReportedElsewhereError) for other in others)
     assert "error: ranks 1 and 2 on n1" in (tmp_path / "placement.txt").read_text()
 
 
-def test_ranks_that_are_shown_one_gpu_each_are_fine(store: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    # torchrun --virtual-local-rank, Slurm's --gpus-per-task and containers: to each it is cuda:0.
+def test_ranks_with_one_visible_gpu_each_are_accepted(store: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    # With torchrun --virtual-local-rank, Slurm's --gpus-per-task or containers, each rank uses cuda:0.
     devices = [Device(name="cuda:0", identity=f"GPU-{gpu}") for gpu in (0, 1)]
     first, other = checked(store, monkeypatch, devices, "nccl")
     assert first[0].startswith("placement: 2 ranks on 1 node, 2 devices, ")
@@ -129,18 +129,18 @@ def test_ranks_that_are_shown_one_gpu_each_are_fine(store: Served, monkeypatch: 
     assert other == ()
 
 
-def test_only_rank_0_has_something_to_say(store: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_rank_0_returns_lines(store: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     devices = [Device(name="cuda:0", identity="GPU-0")] * 2
     first, other = checked(store, monkeypatch, devices, "gloo")
     assert first[0].startswith("placement: 2 ranks on 1 node, 1 device, ")
-    assert any("gloo allows it" in line for line in first[1:])
+    assert any("gloo allows this" in line for line in first[1:])
     assert other == ()
 
 
-def test_a_rank_that_does_not_come_is_named(store: Served) -> None:
+def test_a_missing_rank_is_reported(store: Served) -> None:
     comm = StoreComm(store.client(), 0, 3, 0.3)
     store.client().set("comm/1/the placement/2", b"{}", 5)
-    with pytest.raises(RendezvousError, match="for the placement: rank 1 did not come"):
+    with pytest.raises(RendezvousError, match="for the placement: rank 1 did not arrive"):
         check_placement(comm, world_of(0, 3), torch.device("cpu"), "gloo")
 
 
@@ -161,10 +161,10 @@ def test_a_rank_that_does_not_come_is_named(store: Served) -> None:
         ),
     ],
 )
-def test_a_gpu_is_named_as_sysfs_names_it(
+def test_a_gpu_has_the_pci_address_of_sysfs(
     monkeypatch: pytest.MonkeyPatch, properties: dict[str, Any], pci: str
 ) -> None:
-    # Composed: what torch.cuda.get_device_properties gives. Never run on a GPU.
+    # Simulates torch.cuda.get_device_properties. Never run on a GPU.
     module = SimpleNamespace(get_device_properties=lambda _: SimpleNamespace(**properties))
     monkeypatch.setattr(torch, "get_device_module", lambda _: module)
     identity = "GPU-1" if properties["uuid"] == "GPU-1" else ""

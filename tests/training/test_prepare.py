@@ -1,6 +1,6 @@
-"""The data of a run on its nodes: copies, what is said where there is none, and the check of the numbers.
+"""The data of a run on its nodes: copies, warnings without a copy, and the check for non-finite values.
 
-Ranks are threads here; two runs at the end are real.
+Ranks are threads, except in two real runs at the end.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ddp_hpc.training.input import prepare_data as prepare
 from ddp_hpc.training.input.prepare_data import open_data
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.telemetry.progress_bar import Progress
-from tests.world.stand_in import mpi_world, on_all_ranks
+from tests.discovery.simulated_mpi import mpi_world, on_all_ranks
 
 from .forked import Forks
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """16 samples, of which every value is a number; a test split of 4."""
+    """16 finite samples and a test split of 4."""
     path = tmp_path / "train.h5"
     with h5py.File(path, "w") as file:
         for name, num in (("", 16), ("test/", 4)):
@@ -45,7 +45,7 @@ here = threading.local()
 
 
 def prepared(config: TrainConfig, num_nodes: int = 1, ranks_per_node: int = 2) -> tuple[list[Any], str]:
-    """What each rank opened, or raised, and what was said."""
+    """The samples or error of each rank, and the output."""
     said = io.StringIO()
     comms: list[Any] = mpi_world(num_nodes * ranks_per_node, ranks_per_node)
 
@@ -69,7 +69,7 @@ def prepared(config: TrainConfig, num_nodes: int = 1, ranks_per_node: int = 2) -
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
-    """Why there is no copy on a node. A node's storage is the folder of its number below --stage."""
+    """Makes copies fail on some nodes. The storage of a node is a numbered subdirectory of --stage."""
     reasons: dict[int, str] = {}
 
     def stage_on_node(source: Path, folder: Path, **options: Any) -> Staged:
@@ -85,7 +85,7 @@ def warnings(said: str) -> list[str]:
     return [line for line in said.splitlines() if line.startswith("warning: ")]
 
 
-def test_one_copy_a_node_is_made_and_read_by_all_its_ranks(
+def test_one_copy_per_node_is_made_and_read_by_all_its_ranks(
     data: Path, tmp_path: Path, failing: dict[int, str]
 ) -> None:
     opened, said = prepared(TrainConfig.of(data=data, stage=tmp_path / "local"), num_nodes=2)
@@ -95,23 +95,23 @@ def test_one_copy_a_node_is_made_and_read_by_all_its_ranks(
     assert warnings(said) == []
 
 
-def test_a_second_run_says_that_it_uses_the_copy(data: Path, tmp_path: Path) -> None:
+def test_a_second_run_reports_that_it_reuses_the_copy(data: Path, tmp_path: Path) -> None:
     config = TrainConfig.of(data=data, stage=tmp_path / "local")
     prepared(config)
     assert "using the copy" in prepared(config)[1]
 
 
-def test_a_copy_that_takes_long_says_how_far_it_is(
+def test_a_long_copy_shows_its_progress(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prepared(TrainConfig.of(data=data, stage=tmp_path / "quick"))
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(prepare, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(prepare, "_PROGRESS_AFTER_S", 0.0)
     prepared(TrainConfig.of(data=data, stage=tmp_path / "local"))
     assert capsys.readouterr().err.startswith("copying train.h5: 100 % of ")
 
 
-def test_nodes_without_a_copy_read_the_file_and_one_warning_counts_them(
+def test_nodes_without_a_copy_read_the_file_with_one_warning(
     data: Path, tmp_path: Path, failing: dict[int, str]
 ) -> None:
     failing.update({1: "/local has 3.0 GiB free of 10.0 GiB needed", 3: "something else"})
@@ -124,18 +124,18 @@ def test_nodes_without_a_copy_read_the_file_and_one_warning_counts_them(
     ]
 
 
-def test_a_rank_that_cannot_see_the_copy_reads_the_file(
+def test_a_rank_that_cannot_read_the_copy_reads_the_file(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where each task has a /tmp of its own."""
+    """As on systems where each task has a private /tmp."""
     gone = Staged(path=tmp_path / "another" / "train.h5", reused=False, num_bytes=1, elapsed_s=0.0)
     monkeypatch.setattr(prepare, "stage_file", lambda *_, **__: gone)
     opened, said = prepared(TrainConfig.of(data=data, stage=tmp_path / "local"))
     assert [samples.path for samples in opened] == [data, data]
-    assert warnings(said)[0].endswith(f"node0: rank 0 does not see {gone.path}")
+    assert warnings(said)[0].endswith(f"node0: rank 0 cannot read {gone.path}")
 
 
-def test_a_file_that_is_refused_is_not_copied_first(data: Path, tmp_path: Path) -> None:
+def test_an_invalid_file_is_not_copied(data: Path, tmp_path: Path) -> None:
     os.truncate(data, 600)
     opened, _ = prepared(TrainConfig.of(data=data, stage=tmp_path / "local"))
     assert isinstance(opened[0], RequestError)
@@ -149,7 +149,7 @@ def test_finite_samples_pass_the_check(data: Path) -> None:
 
 
 @pytest.mark.parametrize(("ranks", "bad"), [(1, (3, 9)), (3, (9, 12)), (5, (12, 15)), (20, (9, 15))])
-def test_the_first_bad_sample_of_the_file_is_named_whoever_reads_it(
+def test_the_first_non_finite_sample_of_the_file_is_reported_by_any_rank(
     data: Path, ranks: int, bad: tuple[int, ...]
 ) -> None:
     with h5py.File(data, "r+") as file:
@@ -158,19 +158,19 @@ def test_the_first_bad_sample_of_the_file_is_named_whoever_reads_it(
     opened, _ = prepared(TrainConfig.of(data=data, check_data=True), ranks_per_node=ranks)
     assert type(opened[0]) is DataError
     assert str(opened[0]) == (
-        f"{data}: sample {bad[0]} of src contains a NaN. Fix the file, or drop --check-data"
+        f"{data}: sample {bad[0]} of src contains a NaN. Fix the file, or omit --check-data"
     )
     assert all(isinstance(error, ReportedElsewhereError) for error in opened[1:])
 
 
-def test_the_test_split_is_looked_at_too(data: Path) -> None:
+def test_the_test_split_is_checked(data: Path) -> None:
     with h5py.File(data, "r+") as file:
         file["test/tgt"][2] = np.inf
     opened, _ = prepared(TrainConfig.of(data=data, check_data=True))
     assert "sample 2 of test/tgt contains an infinity" in str(opened[0])
 
 
-def test_a_problem_of_the_copy_is_told_with_the_name_the_user_knows(data: Path, tmp_path: Path) -> None:
+def test_a_problem_of_the_copy_is_reported_with_the_original_path(data: Path, tmp_path: Path) -> None:
     with h5py.File(data, "r+") as file:
         file["src"][7, 0] = np.nan
     opened, _ = prepared(TrainConfig.of(data=data, stage=tmp_path / "local", check_data=True))
@@ -187,7 +187,7 @@ def test_two_real_ranks_train_on_the_copy_of_checked_data(data: Path, tmp_path: 
     assert "done: 2 steps, 16 samples" in said
 
 
-def test_bad_data_and_a_folder_that_cannot_be_end_two_real_ranks_with_one_warning_and_one_line(
+def test_non_finite_data_and_an_unusable_stage_directory_are_one_warning_and_one_error(
     data: Path, tmp_path: Path, forks: Forks
 ) -> None:
     with h5py.File(data, "r+") as file:
@@ -201,7 +201,7 @@ def test_bad_data_and_a_folder_that_cannot_be_end_two_real_ranks_with_one_warnin
     assert "1 of 1 nodes read" in job.words()
 
 
-def test_an_empty_stage_is_refused_as_a_variable_that_is_not_set(tmp_path: Path, forks: Forks) -> None:
+def test_an_empty_stage_directory_is_reported_as_an_unset_variable(tmp_path: Path, forks: Forks) -> None:
     job = forks.start("--stage", "", cwd=tmp_path, ranks=1)
     assert job.wait() == [2]
-    assert 'error: --stage "" names no directory' in job.words()
+    assert "error: --stage is empty; give a directory" in job.words()

@@ -1,4 +1,4 @@
-"""A run that is killed and goes on is the run that was never interrupted: real ranks, real SIGKILL."""
+"""A run that is killed and resumed equals an uninterrupted run: real ranks, real SIGKILL."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .tiny import DATA, EPOCHS, EVERY_STEP, STEPS, assert_equal, make_home, snap
 
 @pytest.fixture
 def used(whole: Path, home: Path) -> Path:
-    """One's own copy of the whole run's home."""
+    """A copy of the directory of the uninterrupted run."""
     shutil.copytree(whole / "run", home / "run")
     shutil.copy(whole / "m.jsonl", home)
     return home
@@ -28,21 +28,21 @@ def used(whole: Path, home: Path) -> Path:
 def _kill_often(
     home: Path, start_one: Callable[[], Job | MpiJob], chance: random.Random, kills: int, start_s: float
 ) -> None:
-    """SIGKILL to all ranks at random moments: while they start, in steps, in saves."""
+    """Sends SIGKILL to all ranks at random moments: during startup, steps and saves."""
     for _ in range(kills):
         more_steps = chance.randint(0, 3)
         target = state_of(home).step + more_steps
         job = start_one()
         while job.running() and state_of(home).step < target:
             time.sleep(0.001)
-        # Up to two steps with their saves, or somewhere in the start.
+        # After up to two steps with their saves, or during startup.
         time.sleep(chance.uniform(0, 0.1 if more_steps else start_s))
-        assert job.running(), f"it ended by itself: more steps are needed\n{job.words()}"
+        assert job.running(), f"the run ended before the kill: more steps are needed\n{job.words()}"
         job.kill()
         job.wait()
 
 
-def test_a_run_that_is_killed_at_random_moments_ends_as_if_it_was_not(
+def test_a_run_killed_at_random_moments_ends_like_an_uninterrupted_one(
     home: Path, whole: Path, forks: Forks
 ) -> None:
     options = [*DATA, *EVERY_STEP, "--epochs", str(EPOCHS)]
@@ -53,7 +53,7 @@ def test_a_run_that_is_killed_at_random_moments_ends_as_if_it_was_not(
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_under_mpiexec_a_run_that_is_killed_40_times_ends_as_if_it_was_not(
+def test_under_mpiexec_a_run_killed_40_times_ends_like_an_uninterrupted_one(
     home: Path, tiny_data: Path, launch: Launch
 ) -> None:
     options = [*DATA, *EVERY_STEP, "--epochs", "60"]
@@ -65,8 +65,8 @@ def test_under_mpiexec_a_run_that_is_killed_40_times_ends_as_if_it_was_not(
     assert_equal(home, whole, 4 * 60)
 
 
-def test_three_ranks_go_on_bit_for_bit_too(home: Path, tiny_data: Path, forks: Forks) -> None:
-    """With three the order of a sum counts: DDP lays its buckets out anew after the first step."""
+def test_three_ranks_resume_bit_for_bit(home: Path, tiny_data: Path, forks: Forks) -> None:
+    """With three ranks the order of a sum matters: DDP rebuilds its buckets after the first step."""
     options = [*DATA, *EVERY_STEP, "--epochs", "2"]
     other = make_home(home / "other", tiny_data)
     forks.run(*options, cwd=other, ranks=3)
@@ -75,10 +75,10 @@ def test_three_ranks_go_on_bit_for_bit_too(home: Path, tiny_data: Path, forks: F
     assert_equal(home, other, 6)
 
 
-def test_on_other_numbers_of_ranks_it_sees_the_same_samples_and_losses(
+def test_another_number_of_ranks_has_the_same_samples_and_losses(
     home: Path, tiny_data: Path, forks: Forks
 ) -> None:
-    """The global batch stays: 8, and with it the learning rate. In float32 Adam would magnify rounding."""
+    """The global batch of 8 and the learning rate stay the same. In float32, Adam would magnify rounding."""
     options = ["--data", "float64.h5", "--dropout", "0"]
     options += ["--epochs", "2", "--metrics", "m.jsonl"]
     other = make_home(home / "other", tiny_data)
@@ -96,9 +96,7 @@ def test_on_other_numbers_of_ranks_it_sees_the_same_samples_and_losses(
     assert parts == whole
 
 
-def test_on_another_global_batch_no_sample_of_the_epoch_is_used_twice_or_left_out(
-    home: Path, forks: Forks
-) -> None:
+def test_with_another_global_batch_every_sample_of_the_epoch_is_used_once(home: Path, forks: Forks) -> None:
     options = ["--data", "train.h5", "--epochs", "2", "--metrics", "m.jsonl", "--snapshot-dir", "run"]
     forks.run(*options, "--batch-size", "8", "--max-steps", "2", cwd=home, ranks=2)
     words = forks.run(*options, "--batch-size", "3", cwd=home, ranks=2).words()
@@ -107,7 +105,7 @@ def test_on_another_global_batch_no_sample_of_the_epoch_is_used_twice_or_left_ou
     assert counts == [(1, 16)] * 2 + [(1, 6)] * 3 + [(1, 1)] + [(2, 6)] * 8 + [(2, 3)]
 
 
-def test_lines_of_steps_that_are_trained_again_are_cut_and_half_a_line_too(
+def test_lines_of_repeated_steps_and_incomplete_lines_are_removed(
     used: Path, whole: Path, forks: Forks
 ) -> None:
     for step in (STEPS, STEPS - 1):
@@ -115,17 +113,15 @@ def test_lines_of_steps_that_are_trained_again_are_cut_and_half_a_line_too(
     with (used / "m.jsonl").open("a") as file:
         file.write('{"step": 21, "epo')
     words = forks.run(*DATA, *EVERY_STEP, "--epochs", str(EPOCHS), cwd=used, ranks=2).words()
-    assert f"going on after step {STEPS - 2} " in words
+    assert f"resuming after step {STEPS - 2} " in words
     assert_equal(used, whole, STEPS)
 
 
-def test_a_run_that_is_done_trains_nothing_more_until_more_is_asked_for(
-    used: Path, whole: Path, forks: Forks
-) -> None:
+def test_a_finished_run_continues_only_with_more_epochs(used: Path, whole: Path, forks: Forks) -> None:
     (used / "s.json").write_text("{}")
     options = ["--epochs", str(EPOCHS), "--summary", "s.json"]
     words = forks.run(*DATA, *EVERY_STEP, *options, cwd=used, ranks=2).words()
-    assert f"note: all {STEPS} steps of this run are trained already; for another run name another" in words
+    assert f"note: all {STEPS} steps of this run are already done; raise --epochs to continue it" in words
     assert f"done: {STEPS} steps (0 here)" in words
     assert (used / "s.json").read_text() == "{}"
     assert_equal(used, whole, STEPS)
@@ -137,9 +133,7 @@ def test_a_run_that_is_done_trains_nothing_more_until_more_is_asked_for(
     assert state_of(used).step == STEPS + 4
 
 
-def test_options_that_change_the_losses_and_not_the_order_are_taken_and_said(
-    used: Path, forks: Forks
-) -> None:
+def test_changed_options_that_keep_the_order_are_accepted_with_a_note(used: Path, forks: Forks) -> None:
     changed = ["--data", "./train.h5", "--lr", "0.5", "--clip-norm", "3", "--epochs", str(EPOCHS + 1)]
     words = forks.run(*DATA, *EVERY_STEP, *changed, "--max-steps", str(STEPS + 1), cwd=used, ranks=2).words()
     assert "note: changed options: lr 0.5 (was 0.001), clip_norm 3.0 (was None)\n" in words
@@ -156,7 +150,7 @@ def test_options_that_change_the_losses_and_not_the_order_are_taken_and_said(
         (["--data", "float64.h5"], "float32 in the snapshot, "),
     ],
 )
-def test_a_snapshot_of_another_run_is_refused_in_one_line_and_stays(
+def test_a_snapshot_of_another_run_is_rejected_in_one_line_and_kept(
     used: Path, forks: Forks, options: list[str], words: str
 ) -> None:
     before = snapshot_files(used)
@@ -169,12 +163,10 @@ def test_a_snapshot_of_another_run_is_refused_in_one_line_and_stays(
     assert snapshot_files(used) == before
     assert len(trained(used)) == STEPS
     state = state_of(used)
-    assert (state.state, state.step) == ("done", STEPS), "nothing was started, so nothing is said"
+    assert (state.state, state.step) == ("done", STEPS), "nothing was started, so nothing else is printed"
 
 
-def test_a_folder_that_a_running_job_uses_is_refused_and_that_job_does_not_notice(
-    home: Path, forks: Forks
-) -> None:
+def test_a_directory_in_use_is_rejected_without_affecting_the_running_job(home: Path, forks: Forks) -> None:
     endless = [*DATA, "--epochs", "100000", "--snapshot-dir", "run"]
     first = forks.start(*endless, cwd=home, ranks=1)
     while not (home / "run" / "state").exists():
@@ -186,7 +178,7 @@ def test_a_folder_that_a_running_job_uses_is_refused_and_that_job_does_not_notic
     [line] = second.errors()
     assert f"another run (PID {first.pids[0]} on " in line
     told = home / "run" / "refused"
-    assert told.read_text() == "2 7\n", "what the job script needs to know"
+    assert told.read_text() == "2 7\n", "the job script needs this"
     told.unlink()
     assert (snapshot_files(home), (home / "run" / "state").read_bytes()) == before
     assert first.running()

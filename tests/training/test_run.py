@@ -1,4 +1,4 @@
-"""One entry for every launcher, and what a run leaves behind."""
+"""Runs with every launcher, and their output files."""
 
 import json
 import os
@@ -17,7 +17,7 @@ QUICK = ["--num-samples", "128", "--epochs", "2", "--batch-size", "16", *LINEAR]
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory):
-    """By a launcher's name: the number of ranks, the finished run and its folder."""
+    """The number of ranks, the finished run and its directory, by launcher."""
     return cache(lambda name: _start(name, tmp_path_factory.mktemp(name)))
 
 
@@ -25,13 +25,13 @@ def _start(name, folder):
     ranks, launcher = 1 if name == "single" else 2, "torchrun" if name == "torchrun" else "mpiexec"
     env = {"DDP_HPC_RUN_DIR": str(folder / "my run")}
     if name == "single":
-        env["OMP_NUM_THREADS"] = "64"  # what PBS exports: the whole chunk's cores, to every rank
+        env["OMP_NUM_THREADS"] = "64"  # PBS exports the cores of the whole chunk to every rank
     done = train(*QUICK, "--summary", "s.json", cwd=folder, ranks=ranks, launcher=launcher, env=env)
     return ranks, succeeded(done), folder
 
 
 @pytest.mark.parametrize("name", ["single", "hydra", "torchrun"])
-def test_every_launcher_reaches_the_same_training(started, name):
+def test_every_launcher_starts_the_same_training(started, name):
     ranks, done, folder = started(name)
     summary = json.loads((folder / "s.json").read_text())
     assert summary["world"]["launcher"] == name
@@ -47,7 +47,7 @@ def test_every_launcher_reaches_the_same_training(started, name):
 
 
 @pytest.mark.parametrize("name", ["hydra", "torchrun"])
-def test_of_well_placed_ranks_one_line_is_printed_and_the_table_written(started, name):
+def test_a_good_placement_is_one_line_and_a_table(started, name):
     _, done, folder = started(name)
     (line,) = [line for line in done.stdout.splitlines() if line.startswith(("placement: ", "warning: "))]
     assert line.startswith("placement: 2 ranks on 1 node, ")
@@ -61,12 +61,12 @@ def test_of_well_placed_ranks_one_line_is_printed_and_the_table_written(started,
     assert ("mpi" in told["ranks"][0]["versions"]) == (name == "hydra")
 
 
-def test_more_threads_of_omp_than_there_are_cores_are_not_taken(started):
+def test_omp_num_threads_above_the_number_of_cores_is_ignored(started):
     *_, folder = started("single")
     assert json.loads((folder / "s.json").read_text())["threads"] == len(os.sched_getaffinity(0))
 
 
-def test_metrics_are_one_json_line_a_step_from_rank_0(tmp_path, forks):
+def test_metrics_are_one_json_line_per_step_from_rank_0(tmp_path, forks):
     options = ["--warmup-steps", "4", "--lr", "0.001", "--metrics", "out/m.jsonl"]
     forks.run(*QUICK, *options, cwd=tmp_path, ranks=2)
     lines = records(tmp_path / "out" / "m.jsonl")
@@ -79,12 +79,12 @@ def test_metrics_are_one_json_line_a_step_from_rank_0(tmp_path, forks):
 
 
 def test_epochs_is_the_number_of_epochs_that_run(tmp_path, forks):
-    # The lesson that this project comes from parsed --epochs and then ran 10.
+    # A regression test: --epochs must not be ignored.
     forks.run(*QUICK, "--epochs", "3", "--metrics", "m.jsonl", cwd=tmp_path, ranks=1)
     assert records(tmp_path / "m.jsonl")[-1]["epoch"] == 3
 
 
-def test_synthetic_data_is_made_once_and_then_used_again(tmp_path, forks):
+def test_synthetic_data_is_created_once_and_reused(tmp_path, forks):
     first = forks.run(*QUICK, "--max-steps", "1", cwd=tmp_path, ranks=2)
     (path,) = (tmp_path / "data").iterdir()
     made = path.stat()
@@ -94,13 +94,13 @@ def test_synthetic_data_is_made_once_and_then_used_again(tmp_path, forks):
     assert path.stat().st_mtime_ns == made.st_mtime_ns
 
 
-def test_only_rank_0_speaks(tmp_path, forks):
+def test_only_rank_0_prints(tmp_path, forks):
     words = forks.run(*QUICK, "--max-steps", "1", cwd=tmp_path, ranks=3).words()
     assert words.count("done: ") == 1
     assert words.count("world: ") == 1
 
 
-def test_a_pt_and_a_safetensors_file_give_the_losses_of_the_hdf5_file(tmp_path, forks):
+def test_pt_and_safetensors_files_have_the_losses_of_the_hdf5_file(tmp_path, forks):
     recipe = Recipe(num_samples=64, src_shape=(20,), tgt_shape=(1,), distribution="learnable")
     found = []
     for suffix in ("h5", "pt", "safetensors"):
@@ -112,8 +112,8 @@ def test_a_pt_and_a_safetensors_file_give_the_losses_of_the_hdf5_file(tmp_path, 
     assert found[0] == found[1] == found[2]
 
 
-def test_device_count_turns_one_process_into_one_rank_a_device(tmp_path, no_gpu):
-    """A CPU counts as one device; torchrun, which is behind it, is what more devices would get."""
+def test_device_count_starts_one_rank_per_device(tmp_path, no_gpu):
+    """A CPU counts as one device; torchrun would start more ranks for several devices."""
     options = ["--max-steps", "1", "--discovery", "device_count", "--summary", "s.json"]
     succeeded(train(*QUICK, *options, cwd=tmp_path))
     world = json.loads((tmp_path / "s.json").read_text())["world"]
@@ -126,6 +126,6 @@ def test_help_needs_no_torch_and_shows_examples(tmp_path):
     assert "mpiexec -n 8 python -m ddp_hpc.train" in done.stdout
 
 
-def test_hand_set_threads_are_honoured(tmp_path, forks):
+def test_explicit_threads_are_used(tmp_path, forks):
     forks.run(*QUICK, "--max-steps", "1", "--threads", "1", "--summary", "s.json", cwd=tmp_path, ranks=1)
     assert json.loads((tmp_path / "s.json").read_text())["threads"] == 1

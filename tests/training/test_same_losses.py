@@ -1,4 +1,4 @@
-"""Whatever the number of ranks, a step sees the same samples and has the same loss."""
+"""For any number of ranks, a step uses the same samples and has the same loss."""
 
 import h5py
 import numpy as np
@@ -10,7 +10,7 @@ from ddp_hpc.data.sample_order import EpochOrder
 
 from .runs import LINEAR, losses, records
 
-# 100 samples: three whole global batches of 32 and a tail of 4, which 3 ranks cannot share evenly.
+# 100 samples: three global batches of 32 and one of 4, which 3 ranks cannot divide evenly.
 SHORT = ["--src-shape", "1,32", "--tgt-shape", "4,32"]
 SIZES = ["--num-samples", "100", "--epochs", "2", *SHORT, "--dropout", "0", "--lr-scaling", "none"]
 
@@ -21,11 +21,11 @@ def _losses(forks, folder, *options, ranks=1, name="m.jsonl"):
 
 
 def _plain_loop(path, dtype, epochs, batch_size, lr, order_seed):
-    """The training as anyone would write it, with nothing of ours but the order of the samples."""
+    """A plain training loop, which shares only the order of samples with ours."""
     with h5py.File(path) as file:
         src, tgt = (torch.from_numpy(file[name][...]) for name in ("src", "tgt"))
     num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # with more, MKL takes as many as it sees fit, and the last bit with them
+    torch.set_num_threads(1)  # with more threads, MKL chooses their number, which affects the last bit
     torch.manual_seed(0)
     model = nn.Transformer(d_model=src.shape[-1], batch_first=True, dropout=0.0).to(dtype)
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
@@ -62,15 +62,15 @@ def test_two_ranks_at_batch_16_equal_one_rank_at_batch_32(reference, tmp_path, f
     assert two == pytest.approx(reference[0], abs=1e-9)
 
 
-def test_three_ranks_share_a_tail_that_does_not_divide(tmp_path, forks):
-    # Global batches of 24, a tail of 4 over 3 ranks; the plain loop never pads.
+def test_three_ranks_divide_a_smaller_last_batch(tmp_path, forks):
+    # Global batches of 24 and one of 4 on 3 ranks; the plain loop never pads.
     three = _losses(forks, tmp_path, "--dtype", "float64", "--batch-size", "8", ranks=3)
     (path,) = (tmp_path / "data").glob("*.h5")
     assert three == pytest.approx(_plain_loop(path, torch.float64, 2, 24, 0.001, 0), abs=1e-9)
 
 
-def test_a_rank_without_samples_in_the_tail_still_takes_part(tmp_path, forks):
-    # 97 samples, global batches of 32: the tail is one sample for two ranks.
+def test_a_rank_without_samples_in_the_last_batch_takes_part(tmp_path, forks):
+    # 97 samples in global batches of 32: the last batch is one sample for two ranks.
     options = ("--num-samples", "97", "--dtype", "float64", "--epochs", "1")
     two = _losses(forks, tmp_path, *options, "--batch-size", "16", ranks=2)
     (path,) = (tmp_path / "data").glob("*.h5")
@@ -83,13 +83,13 @@ def test_accumulation_equals_the_larger_batch(reference, tmp_path, forks):
 
 
 def test_in_float32_one_and_two_ranks_agree_to_1e_5(tmp_path, forks):
-    # In float32 Adam magnifies rounding: it divides gradients that are all rounding error by their own
-    # size. A model whose gradients are not degenerate shows that the arithmetic is the same.
+    # In float32, Adam magnifies rounding: it divides gradients that are only rounding errors by their
+    # size. This model has no such gradients, so it shows that the arithmetic is the same.
     options = ("--model", "linear", "--num-samples", "200", "--src-shape", "20", "--tgt-shape", "1")
     one = _losses(forks, tmp_path, *options, "--batch-size", "32", name="one.jsonl")
     two = _losses(forks, tmp_path, *options, "--batch-size", "16", name="two.jsonl", ranks=2)
     assert two == pytest.approx(one, abs=1e-5)
-    assert two[-1] < one[0], "a learnable target is learnt"
+    assert two[-1] < one[0], "a learnable target is learned"
 
 
 def test_the_transformer_in_float32_agrees_to_1e_5_of_its_loss(tmp_path, forks):
@@ -98,7 +98,7 @@ def test_the_transformer_in_float32_agrees_to_1e_5_of_its_loss(tmp_path, forks):
     assert two == pytest.approx(one, rel=1e-5)
 
 
-def test_each_sample_is_used_once_an_epoch(tmp_path, forks):
+def test_each_sample_is_used_once_per_epoch(tmp_path, forks):
     options = ["--num-samples", "100", "--epochs", "2", "--batch-size", "16", *LINEAR]
     forks.run(*options, "--metrics", "m.jsonl", cwd=tmp_path, ranks=2)
     samples = [(r["epoch"], r["samples"]) for r in records(tmp_path / "m.jsonl")]
@@ -106,7 +106,7 @@ def test_each_sample_is_used_once_an_epoch(tmp_path, forks):
     assert sum(n for epoch, n in samples if epoch == 2) == 100
 
 
-def test_without_shuffle_the_order_is_the_files(tmp_path, forks):
+def test_without_shuffle_samples_are_in_file_order(tmp_path, forks):
     options = ("--dtype", "float64", "--batch-size", "100", "--epochs", "1", "--no-shuffle")
     (whole,) = _losses(forks, tmp_path, *options)
     (path,) = (tmp_path / "data").glob("*.h5")

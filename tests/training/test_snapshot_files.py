@@ -1,4 +1,4 @@
-"""One snapshot on the disk: it is read as it was written, or not at all, and nothing in it is run."""
+"""One snapshot on disk: it is read as it was written or not at all, and it executes no code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 
 from ddp_hpc.errors import DataError, DdpHpcError
 from ddp_hpc.training.snapshots import host_buffer as image_module
-from ddp_hpc.training.snapshots.host_buffer import _DTYPES, FileImage, specs_of
+from ddp_hpc.training.snapshots.host_buffer import _DTYPES, FileBuffer, specs_of
 from ddp_hpc.training.snapshots.snapshot_files import (
     MODEL,
     TRAINING,
@@ -36,7 +36,7 @@ ABOUT = {"position": {"step": 7}, "seed": 0, "losses": {"last": 1 / 3}, "model":
 
 
 def _tensors(seed: int = 0) -> dict[str, torch.Tensor]:
-    """Each dtype, in odd sizes that would not be aligned by themselves; 0-d and empty ones."""
+    """Each dtype in odd sizes, which need alignment; also 0-d and empty tensors."""
     draw = torch.Generator().manual_seed(seed)
     found = {f"odd.{dtype}": (torch.randn(3, 5, generator=draw) * 50).to(dtype) for dtype in DTYPES}
     return {
@@ -52,12 +52,12 @@ def _write(folder: Path, step: int = 7, seed: int = 0) -> Path:
     files = {}
     for name in (MODEL, TRAINING):
         tensors = _tensors(seed)
-        files[name] = FileImage(specs_of(tensors))
+        files[name] = FileBuffer(specs_of(tensors))
         files[name].fill(tensors.items())
     return write_snapshot(folder, step, ABOUT, files)
 
 
-def _content(image: FileImage) -> bytes:
+def _content(image: FileBuffer) -> bytes:
     return b"".join(part.numpy().tobytes() for part in image.parts)
 
 
@@ -72,12 +72,12 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def snapshot(written: Path, tmp_path: Path) -> Path:
-    """One's own copy of a good snapshot, to be damaged."""
+    """A copy of a valid snapshot, for tests that damage it."""
     return Path(shutil.copytree(written, tmp_path / written.name))
 
 
 def _seal(snapshot: Path, about: dict[str, object]) -> None:
-    """Puts a manifest there whose checksum is right, as one who wants to deceive would."""
+    """Writes a manifest with a correct checksum, like an attacker."""
     (snapshot / MANIFEST).write_bytes(_sealed(about))
 
 
@@ -87,7 +87,7 @@ def _about(snapshot: Path) -> dict[str, object]:
     return dict(about)
 
 
-def test_what_is_written_is_what_is_read_to_the_last_bit(written: Path) -> None:
+def test_a_snapshot_is_read_as_it_was_written(written: Path) -> None:
     found = read_snapshot(written)
     expected = {name: _bits(tensor) for name, tensor in _tensors().items()}
     assert {name: _bits(tensor) for name, tensor in found.model.items()} == expected
@@ -96,14 +96,14 @@ def test_what_is_written_is_what_is_read_to_the_last_bit(written: Path) -> None:
     assert find_snapshots(written.parent) == [written]
 
 
-def test_its_tensors_open_with_plain_safetensors(written: Path) -> None:
+def test_the_tensors_can_be_read_with_plain_safetensors(written: Path) -> None:
     loaded = safetensors.torch.load_file(written / MODEL)
     assert {name: _bits(tensor) for name, tensor in loaded.items()} == {
         name: _bits(tensor) for name, tensor in _tensors().items()
     }
 
 
-def test_sha256sum_gives_the_sums_of_the_manifest(written: Path) -> None:
+def test_sha256sum_prints_the_checksums_of_the_manifest(written: Path) -> None:
     files = json.loads((written / MANIFEST).read_text())["files"]
     listed = "".join(f"{entry['sha256']}  {name}\n" for name, entry in files.items())
     done = subprocess.run(["sha256sum", "--check", "--strict"], cwd=written, input=listed, text=True)
@@ -113,39 +113,39 @@ def test_sha256sum_gives_the_sums_of_the_manifest(written: Path) -> None:
     }
 
 
-def test_an_image_is_filled_again_in_place_and_only_for_tensors_that_fit() -> None:
+def test_a_buffer_is_reused_only_for_matching_tensors() -> None:
     first, second = _tensors(1), _tensors(2)
-    image = FileImage(specs_of(first))
+    image = FileBuffer(specs_of(first))
     image.fill(first.items())
     place = image.parts[0].data_ptr()
     image.fill(second.items())
     assert image.parts[0].data_ptr() == place
     assert _bits(safetensors.torch.load(_content(image))["odd.torch.int8"]) == _bits(second["odd.torch.int8"])
-    assert image.fits(specs_of(second))
-    assert not image.fits(specs_of({**second, "step": second["step"].double()}))
-    assert not image.fits(specs_of({**second, "step": second["step"].reshape(1)}))
-    assert not image.fits(specs_of({name: second[name] for name in list(second)[1:]}))
+    assert image.matches(specs_of(second))
+    assert not image.matches(specs_of({**second, "step": second["step"].double()}))
+    assert not image.matches(specs_of({**second, "step": second["step"].reshape(1)}))
+    assert not image.matches(specs_of({name: second[name] for name in list(second)[1:]}))
 
 
-def test_a_tensor_that_is_a_slice_of_another_is_saved_as_its_own_values() -> None:
+def test_only_the_values_of_a_slice_are_saved() -> None:
     matrix = torch.arange(12.0).reshape(3, 4)
     tensors = {"column": matrix[:, 1], "transposed": matrix.t()}
-    image = FileImage(specs_of(tensors))
+    image = FileBuffer(specs_of(tensors))
     image.fill(tensors.items())
     loaded = safetensors.torch.load(_content(image))
     assert torch.equal(loaded["column"], torch.tensor([1.0, 5.0, 9.0]))
     assert torch.equal(loaded["transposed"], matrix.t())
 
 
-def test_a_dtype_that_the_format_does_not_have_is_named() -> None:
-    with pytest.raises(TypeError, match=r"wave is of torch\.complex64"):
-        FileImage({"wave": ((2,), torch.complex64)})
+def test_an_unsupported_dtype_is_reported() -> None:
+    with pytest.raises(TypeError, match=r"wave has the type torch\.complex64"):
+        FileBuffer({"wave": ((2,), torch.complex64)})
 
 
-def test_an_image_takes_little_more_than_its_file_where_memory_comes_in_powers_of_two(
+def test_a_buffer_takes_little_more_memory_than_its_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # As torch gives pinned memory. Tensors lie over the ends of the pieces.
+    # Like pinned memory of torch. Tensors cross the boundaries of the pieces.
     monkeypatch.setattr(image_module, "_MOST_BYTES", 2**12)
     monkeypatch.setattr(image_module, "_LEAST_BYTES", 2**8)
     stream = torch.Generator().manual_seed(0)
@@ -153,7 +153,7 @@ def test_an_image_takes_little_more_than_its_file_where_memory_comes_in_powers_o
         f"{dtype}": torch.randint(-100, 100, (5, 997), generator=stream).to(dtype)
         for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.int8)
     }
-    image = FileImage(specs_of(tensors))
+    image = FileBuffer(specs_of(tensors))
     image.fill(tensors.items())
     loaded = safetensors.torch.load(_content(image))
     assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
@@ -163,7 +163,7 @@ def test_an_image_takes_little_more_than_its_file_where_memory_comes_in_powers_o
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_a_snapshot_that_is_cut_or_has_one_wrong_bit_is_not_loaded(snapshot: Path, seed: int) -> None:
+def test_a_truncated_or_modified_snapshot_is_not_loaded(snapshot: Path, seed: int) -> None:
     chance = random.Random(seed)
     path = snapshot / (MANIFEST, MODEL, TRAINING)[seed % 3]
     content = bytearray(path.read_bytes())
@@ -177,7 +177,7 @@ def test_a_snapshot_that_is_cut_or_has_one_wrong_bit_is_not_loaded(snapshot: Pat
         read_snapshot(snapshot)
 
 
-def test_bytes_behind_the_end_are_damage_too(snapshot: Path) -> None:
+def test_additional_bytes_at_the_end_are_damage(snapshot: Path) -> None:
     for name in (MANIFEST, MODEL, TRAINING):
         with (snapshot / name).open("ab") as file:
             file.write(b"\n")
@@ -196,9 +196,7 @@ def test_a_missing_file_is_damage(snapshot: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [MANIFEST, MODEL, TRAINING])
-def test_a_folder_or_a_pipe_in_place_of_a_file_is_damage_and_is_not_waited_for(
-    snapshot: Path, name: str
-) -> None:
+def test_a_directory_or_a_pipe_in_place_of_a_file_is_damage(snapshot: Path, name: str) -> None:
     for make in (Path.mkdir, os.mkfifo):
         path = snapshot / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -207,14 +205,14 @@ def test_a_folder_or_a_pipe_in_place_of_a_file_is_damage_and_is_not_waited_for(
             read_snapshot(snapshot)
 
 
-def test_files_of_two_snapshots_do_not_make_one(written: Path, tmp_path: Path) -> None:
+def test_files_of_two_snapshots_cannot_be_mixed(written: Path, tmp_path: Path) -> None:
     other = _write(tmp_path, seed=1)
     shutil.copy(written / MODEL, other / MODEL)
     with pytest.raises(DamagedSnapshotError, match=f"{MODEL}: the SHA-256"):
         read_snapshot(other)
 
 
-def test_a_newer_format_is_refused_as_such_and_is_no_damage(snapshot: Path) -> None:
+def test_a_newer_format_is_rejected_but_not_as_damage(snapshot: Path) -> None:
     _seal(snapshot, {**_about(snapshot), "format": 2})
     for read in (read_snapshot, read_about):
         with pytest.raises(DataError, match="has format 2, but this ddp-hpc reads format 1; update"):
@@ -222,7 +220,7 @@ def test_a_newer_format_is_refused_as_such_and_is_no_damage(snapshot: Path) -> N
 
 
 class _Runs:
-    """Unpickled, it makes a file."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -231,10 +229,10 @@ class _Runs:
         return os.mkdir, (str(self.path), 0o755)
 
 
-def test_a_pickle_is_never_run_whatever_its_name_and_checksum(snapshot: Path, tmp_path: Path) -> None:
+def test_a_pickle_is_never_executed(snapshot: Path, tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     hostile = pickle.dumps(_Runs(ran))
-    pickle.loads(hostile)  # it is one indeed
+    pickle.loads(hostile)  # it is a working exploit
     ran.rmdir()
     for name in ("model.pt", "optimizer.pkl", "__init__.py"):
         (snapshot / name).write_bytes(hostile)
@@ -272,7 +270,7 @@ def test_a_manifest_that_names_other_files_does_not_open_them(snapshot: Path) ->
         {MODEL: {"bytes": "1", "sha256": 3}},
     ],
 )
-def test_a_forged_list_of_files_is_damage(snapshot: Path, files: object) -> None:
+def test_an_invalid_list_of_files_is_damage(snapshot: Path, files: object) -> None:
     _seal(snapshot, {**_about(snapshot), "files": files})
     with pytest.raises(DamagedSnapshotError):
         read_snapshot(snapshot)
@@ -281,7 +279,7 @@ def test_a_forged_list_of_files_is_damage(snapshot: Path, files: object) -> None
 @pytest.mark.parametrize(
     "seeds", [range(200), pytest.param(range(200, 20_000), marks=pytest.mark.soak)], ids=["some", "many"]
 )
-def test_mutated_tensors_with_right_checksums_are_read_or_are_damage(snapshot: Path, seeds: range) -> None:
+def test_mutated_tensors_with_correct_checksums_are_read_or_are_damage(snapshot: Path, seeds: range) -> None:
     good = (snapshot / MODEL).read_bytes()
     about = _about(snapshot)
     for seed in seeds:
@@ -317,13 +315,13 @@ def test_mutated_tensors_with_right_checksums_are_read_or_are_damage(snapshot: P
         "\ud83d",
     ],
 )
-def test_a_manifest_that_is_something_else_is_damage(snapshot: Path, text: str) -> None:
+def test_an_invalid_manifest_is_damage(snapshot: Path, text: str) -> None:
     (snapshot / MANIFEST).write_bytes(text.encode("utf-8", "surrogatepass"))
     with pytest.raises(DamagedSnapshotError, match=MANIFEST):
         read_snapshot(snapshot)
 
 
-def test_what_has_a_snapshots_name_and_is_none_is_said_to_be_none(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_snapshot_is_reported(tmp_path: Path) -> None:
     (tmp_path / "step_00000001").write_text("a file")
     (tmp_path / "step_00000002").symlink_to("step_00000002")
     (tmp_path / "step_00000003").symlink_to("nowhere")
@@ -336,7 +334,7 @@ def test_what_has_a_snapshots_name_and_is_none_is_said_to_be_none(tmp_path: Path
             read_snapshot(path)
 
 
-def test_a_folder_that_is_a_file_or_a_loop_is_refused_a_missing_one_is_empty(
+def test_a_file_or_a_link_loop_is_rejected_and_a_missing_directory_is_empty(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "file").write_text("x")
@@ -347,7 +345,7 @@ def test_a_folder_that_is_a_file_or_a_loop_is_refused_a_missing_one_is_empty(
     assert find_snapshots(tmp_path / "missing") == []
 
 
-def test_a_writer_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_keeps_the_existing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = _write(tmp_path)
     before = {entry.name: entry.read_bytes() for entry in old.iterdir()}
 

@@ -1,4 +1,4 @@
-"""Random numbers go on where they were: torch's, NumPy's and Python's, the half-used pairs of Gauss too."""
+"""The state of torch's, NumPy's and Python's generators is restored, including cached Gaussian values."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def _draw() -> list[float]:
 
 
 @pytest.mark.parametrize("used", range(3))
-def test_what_is_drawn_after_it_is_what_would_have_been_drawn(used: int) -> None:
+def test_restored_generators_draw_the_same_numbers(used: int) -> None:
     seed_generators(3)
-    for _ in range(used):  # one of a pair leaves the other in the generator's pocket
+    for _ in range(used):  # Gaussian values are generated in pairs, and the second one is cached
         np.random.standard_normal()
         random.gauss(0, 1)
         torch.randn(1)
@@ -38,7 +38,7 @@ def test_what_is_drawn_after_it_is_what_would_have_been_drawn(used: int) -> None
     assert _draw() == expected
 
 
-def test_the_same_seed_begins_all_of_them_alike() -> None:
+def test_the_same_seed_gives_the_same_numbers() -> None:
     seed_generators(2**63 - 1)
     first = _draw()
     seed_generators(2**63 - 1)
@@ -47,7 +47,7 @@ def test_the_same_seed_begins_all_of_them_alike() -> None:
     assert not set(_draw()) & set(first)
 
 
-def test_states_are_equally_long_whenever_they_are_taken() -> None:
+def test_all_states_have_the_same_length() -> None:
     sizes = set()
     for _ in range(5):
         sizes.add(generator_state(CPU).shape)
@@ -66,8 +66,8 @@ def test_states_are_equally_long_whenever_they_are_taken() -> None:
         lambda state: state.reshape(1, -1),
     ],
 )
-def test_a_state_of_another_kind_is_refused_and_changes_nothing(change) -> None:  # type: ignore[no-untyped-def]
+def test_an_invalid_state_is_rejected_and_changes_nothing(change) -> None:  # type: ignore[no-untyped-def]
     state = generator_state(CPU)
-    with pytest.raises(ValueError, match="a state of"):
+    with pytest.raises(ValueError, match="the state has"):
         set_generator_state(change(state), CPU)
     assert torch.equal(generator_state(CPU), state)

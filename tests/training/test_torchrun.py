@@ -1,4 +1,4 @@
-"""torchrun: its agents' rendezvous, and ranks that do not outlive an agent."""
+"""torchrun: the rendezvous of its agents, and ranks that end with their agent."""
 
 import os
 import signal
@@ -46,18 +46,18 @@ def wait_until_gone(pids: list[int], limit_s: float) -> None:
     ],
     ids=["torchrun", "torchrun_script.sh", "somebody's own program"],
 )
-def test_ranks_do_not_outlive_a_killed_agent(tmp_path: Path, argv: list[str], word: str) -> None:
+def test_ranks_end_with_a_killed_agent(tmp_path: Path, argv: list[str], word: str) -> None:
     (tmp_path / "program.py").write_text(STRANGERS_PROGRAM)
     with job(argv, tmp_path, DDP_HPC_RANKS_PER_NODE="2") as started:
         wait_for_line(started, word)
         pids = processes_below(started.pid)
-        # The agent is the parent of the ranks: under the script the guard's child.
+        # The agent is the parent of the ranks; under the script it is a child of the guard.
         agent = [pid for pid in pids if b"torchrun" in command_of(pid) and b".sh" not in command_of(pid)][-1]
         os.kill(agent, signal.SIGKILL)
         wait_until_gone(pids, 20)
 
 
-def test_the_rendezvous_without_a_key_is_refused_in_one_line(launch: Launch, tmp_path: Path) -> None:
+def test_a_rendezvous_without_a_key_is_rejected_in_one_line(launch: Launch, tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "ddp_hpc.torchrun", "--nnodes=1", "--nproc-per-node=1"]
     argv += ["--rdzv-backend=ddp-hpc", "--rdzv-endpoint=127.0.0.1:1", "--rdzv-id=x", "program.py"]
     ended = launch(argv, cwd=tmp_path)
@@ -67,8 +67,8 @@ def test_the_rendezvous_without_a_key_is_refused_in_one_line(launch: Launch, tmp
     assert "torchrun_script.sh" in line
 
 
-def test_agents_of_plain_torchrun_meet_with_a_key_of_the_users(tmp_path: Path) -> None:
-    """Two agents on this host; whichever comes first serves the store."""
+def test_agents_of_plain_torchrun_connect_with_the_users_key(tmp_path: Path) -> None:
+    """Two agents on this host; the first one serves the store."""
     write_key(tmp_path / "job.key", new_key())
     (tmp_path / "program.py").write_text(
         "import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'], flush=True)\n"
@@ -84,8 +84,8 @@ def test_agents_of_plain_torchrun_meet_with_a_key_of_the_users(tmp_path: Path) -
     assert sorted(out for out, _ in outputs) == ["0 2\n", "1 2\n"]
 
 
-def test_the_backend_is_an_entry_point_of_torchruns_own() -> None:
-    """As torch's registry loads it, where the package is installed."""
+def test_the_backend_is_registered_as_an_entry_point_of_torchrun() -> None:
+    """Loads it like torch's registry, if the package is installed."""
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
     from torch.distributed.elastic.rendezvous.registry import _register_out_of_tree_handlers
 

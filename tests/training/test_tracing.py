@@ -1,4 +1,4 @@
-"""`--trace-dir`: one Chrome trace and one table a rank, of the steps that were asked for."""
+"""`--trace-dir`: one Chrome trace and one table per rank, of the requested steps."""
 
 import gzip
 import json
@@ -66,7 +66,7 @@ def test_chosen_ranks_and_steps(tmp_path, forks):
         ("--trace-ranks some", "expected whole numbers separated by commas"),
     ],
 )
-def test_a_window_that_is_none_is_refused(options, words, tmp_path, forks):
+def test_an_invalid_window_is_rejected(options, words, tmp_path, forks):
     job = forks.start(*WORDS, "--trace-dir", "traces", *options.split(), cwd=tmp_path, ranks=1)
     assert job.wait() == [2]
     (line,) = job.errors()
@@ -74,28 +74,28 @@ def test_a_window_that_is_none_is_refused(options, words, tmp_path, forks):
     assert not (tmp_path / "traces").exists()
 
 
-def test_a_training_that_ends_before_the_window_says_so(tmp_path, forks):
+def test_a_training_that_ends_before_the_window_is_a_warning(tmp_path, forks):
     job = forks.run(*WORDS, "--trace-dir", "traces", "--max-steps", "2", cwd=tmp_path, ranks=1)
     assert "no trace: the loop ended before step 3" in job.words()
 
 
-def test_a_snapshot_has_a_region_of_its_own(tmp_path, forks):
+def test_a_snapshot_has_a_separate_region(tmp_path, forks):
     words = [*WORDS, "--trace-dir", "traces", "--trace-window", "1,1,4,1"]
     forks.run(*words, "--snapshot-dir", "snapshots", "--snapshot-every-steps", "3", cwd=tmp_path, ranks=1)
     assert "snapshot" in [event["name"] for event in _events(tmp_path / "traces", 0, 1)]
 
 
-def test_stacks_and_flops_are_recorded_where_asked_for(tmp_path, forks):
+def test_stacks_and_flops_are_recorded_if_requested(tmp_path, forks):
     words = [*WORDS, "--trace-dir", "traces", "--trace-stacks", "--trace-flops"]
     forks.run(*words, cwd=tmp_path, ranks=1)
     assert any(event.get("cat") == "python_function" for event in _events(tmp_path / "traces", 0, 1))
     assert "FLOPs" in (tmp_path / "traces" / "rank00000-of-00001.txt").read_text()
 
 
-def test_a_trace_that_is_too_large_is_a_warning_and_not_kept(tmp_path, forks):
+def test_a_trace_that_is_too_large_is_dropped_with_a_warning(tmp_path, forks):
     words = [*WORDS, "--trace-dir", "traces", "--trace-max-mib", "0.001"]
     job = forks.run(*words, cwd=tmp_path, ranks=1)
-    assert "where 0.001 are allowed; record fewer steps or ranks" in job.words()
+    assert "the limit is 0.001 MiB; record fewer steps or ranks" in job.words()
     assert [path.name for path in (tmp_path / "traces").iterdir()] == ["rank00000-of-00001.txt"]
 
 
@@ -122,8 +122,8 @@ with ddp_hpc.distributed() as world, ddp_hpc.tracing("traces", wait=0, warmup=1,
 """
 
 
-def test_the_profiler_is_stopped_when_gloo_has_ended_its_events(tmp_path, forks):
-    """gloo ends an event after it has completed the future that DDP waits for: it wrote to freed memory."""
+def test_the_profiler_stops_after_gloo_has_ended_its_events(tmp_path, forks):
+    """gloo ends an event after completing the future that DDP waits for, and would write to freed memory."""
     (tmp_path / "late.py").write_text(_LATE_END)
     job = forks.start("late.py", cwd=tmp_path, ranks=2, program="tests.examples.script")
     assert job.wait() == [0, 0], job.words()

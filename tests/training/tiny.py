@@ -1,4 +1,4 @@
-"""The smallest training that has all that can go wrong with a restart: data, options, what came of it."""
+"""The smallest training that covers all problems of a restart: its data, options and results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddp_hpc.run_directory import RunState, read_state
 
 from .runs import records
 
-# 51 samples in steps of 16: two ranks share a tail of 3. With dropout, and a ramp of the rate.
+# 51 samples in steps of 16: two ranks share a last batch of 3. With dropout and a warm-up.
 DATA = ["--data", "train.h5", "--batch-size", "4", "--accumulate", "2", "--warmup-steps", "6"]
 SAVING = ["--snapshot-dir", "run", "--metrics", "m.jsonl"]
 EVERY_STEP = [*SAVING, "--snapshot-every-steps", "1"]
@@ -20,7 +20,7 @@ STEPS = 4 * EPOCHS
 
 
 def make_data(folder: Path) -> Path:
-    """train.h5, and others that differ from it in one thing."""
+    """Writes train.h5, and files that differ from it in one respect."""
     recipe = Recipe(num_samples=51, src_shape=(1, 8), tgt_shape=(4, 8))
     generate(recipe, folder / "train.h5")
     generate(replace(recipe, dtype="float64"), folder / "float64.h5")
@@ -30,7 +30,7 @@ def make_data(folder: Path) -> Path:
 
 
 def make_home(folder: Path, data: Path) -> Path:
-    """A folder for runs, made if need be, with the data in it."""
+    """Creates a directory for runs with the data, if necessary."""
     folder.mkdir(exist_ok=True)
     for path in data.iterdir():
         (folder / path.name).symlink_to(path)
@@ -38,7 +38,7 @@ def make_home(folder: Path, data: Path) -> Path:
 
 
 def trained(home: Path) -> list[dict[str, Any]]:
-    """Each step but its times."""
+    """Each step without its times."""
     return [
         {key: value for key, value in line.items() if key not in ("data_s", "step_s")}
         for line in records(home / "m.jsonl")
@@ -46,12 +46,12 @@ def trained(home: Path) -> list[dict[str, Any]]:
 
 
 def state_of(home: Path) -> RunState:
-    """The run folder's word."""
+    """The state in the run directory."""
     return read_state(home / "run") or RunState("none", 0, "")
 
 
 def snapshot_files(home: Path) -> dict[str, bytes]:
-    """All files of the run folder but the word."""
+    """All files of the run directory except the state."""
     run = home / "run"
     return {
         str(path.relative_to(run)): path.read_bytes()
@@ -61,7 +61,7 @@ def snapshot_files(home: Path) -> dict[str, bytes]:
 
 
 def assert_equal(home: Path, other: Path, steps: int) -> None:
-    """Every step, and the last snapshot's tensors and random numbers, to the last bit."""
+    """Compares every step, and the tensors and random numbers of the last snapshot, bit for bit."""
     assert trained(home) == trained(other)
     assert [line["step"] for line in trained(home)] == list(range(1, steps + 1))
     for name in ("model.safetensors", "training.safetensors"):

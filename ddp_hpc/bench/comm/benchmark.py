@@ -99,22 +99,24 @@ def _run(bench: CommBench, config: TrainConfig, group: Group, parts: Parts, log:
 
     # No slow work precedes the first row, so that its time limit is that of all other rows.
     limit_s = config.health.hang_timeout_s
-    heart = start_watching(limit_s, limit_s, group, parts, stacks_of_run())
-    if heart.note:
-        progress.say(f"note: {heart.note}")
+    heartbeat = start_watching(limit_s, limit_s, group, parts, stacks_of_run())
+    if heartbeat.note:
+        progress.say(f"note: {heartbeat.note}")
     rows: list[Row] = []
     steps = count(1)
     for division, collectives in plan.items():
         members = gather_members(division, group, config.process_group.timeout_s)
         for cases in collectives:
-            rows += _measure_all(cases, division, members, bench.effort, group, heart, steps, progress.say)
+            rows += _measure_all(
+                cases, division, members, bench.effort, group, heartbeat, steps, progress.say
+            )
     transports = group.comm.allgather(transport_of_rank(group.backend, log, os.environ))
     transport = summary(group.backend, transports, log.user_settings)
     progress.say(f"transport: {transport['line']}")
     problem = comm_output.write(bench, rows, settings, transport, medians or {}) if world.rank == 0 else ""
     if problem := group.comm.bcast(problem):
         stop_together(world.rank, DdpHpcError(problem))
-    heart.close()
+    heartbeat.close()
 
 
 def _on_rank_0(group: Group, work: Callable[[], T]) -> T | None:
@@ -223,7 +225,7 @@ def _measure_all(
     members: Members | None,
     effort: Effort,
     group: Group,
-    heart: Heartbeat,
+    heartbeat: Heartbeat,
     steps: Iterator[int],
     say: Callable[[str], None],
 ) -> list[Row]:
@@ -238,7 +240,7 @@ def _measure_all(
     for case, step in zip(cases, steps, strict=False):
         where = (step, f"{case} on {division}") if members is not None else (step + 1, RESTING)
         try:
-            row = measure(case, division, members, group, effort, partial(heart.at, *where), say)
+            row = measure(case, division, members, group, effort, partial(heartbeat.at, *where), say)
         except RefusedError as refusal:
             say(f"{where[1]}: skipped with all larger sizes, because {group.backend} failed: {refusal}")
             break

@@ -150,8 +150,8 @@ def mode_points(mode: str, settings: Settings, sizes: Sequence[Size]) -> list[Po
     return (weak_points if mode == "weak" else strong_points)(settings, sizes)
 
 
-def training_words(point: Point, points: Sequence[Point], settings: Settings, folder: Path) -> list[str]:
-    """Returns the options of `python -m ddp_hpc.train` for a point with its files in `folder`.
+def training_words(point: Point, points: Sequence[Point], settings: Settings, directory: Path) -> list[str]:
+    """Returns the options of `python -m ddp_hpc.train` for a point with its files in `directory`.
 
     All `points` use the same synthetic data, which is large enough for a step of the largest point.
 
@@ -171,11 +171,11 @@ def training_words(point: Point, points: Sequence[Point], settings: Settings, fo
     steps = settings.total_steps if is_traced else settings.warm_up + settings.steps
     # An epoch has at least one step, so this number of epochs is sufficient.
     words += ["--batch-size", str(point.batch_size), "--max-steps", str(steps), "--epochs", str(steps)]
-    words += ["--no-snapshots", "--metrics", str(folder / METRICS), "--summary", str(folder / SUMMARY)]
+    words += ["--no-snapshots", "--metrics", str(directory / METRICS), "--summary", str(directory / SUMMARY)]
     if is_traced:
         window = settings.warm_up + settings.steps, _PROFILER_WARM_UP, settings.trace_steps, 1
         ranks = "all" if point.size.ranks <= _MAX_TRACED else ",".join(map(str, range(_MAX_TRACED)))
-        words += ["--trace-dir", str(folder / TRACES), "--trace-window", ",".join(map(str, window))]
+        words += ["--trace-dir", str(directory / TRACES), "--trace-window", ",".join(map(str, window))]
         words += ["--trace-ranks", ranks]
     return words
 

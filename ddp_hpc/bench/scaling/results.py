@@ -55,7 +55,7 @@ class Measured:
         return self.samples / self.step_s
 
 
-def read_point(folder: Path, point: Point, settings: Settings) -> Measured | None:
+def read_point(directory: Path, point: Point, settings: Settings) -> Measured | None:
     """Reads the results of a point; None if it has no summary and is therefore not done.
 
     Warm-up steps, traced steps, and smaller steps at the end of an epoch are not included.
@@ -63,14 +63,14 @@ def read_point(folder: Path, point: Point, settings: Settings) -> Measured | Non
     Raises:
         NotMeasuredError: the files are not those of a complete run of this point.
     """
-    if not (folder / SUMMARY).exists():
+    if not (directory / SUMMARY).exists():
         return None
     try:
-        about = _summary(folder)
-        steps = _timed_steps(folder, settings)
+        about = _summary(directory)
+        steps = _timed_steps(directory, settings)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise NotMeasuredError(
-            f"{folder}: {SUMMARY} or {METRICS} is damaged ({type(error).__name__}); rerun the point"
+            f"{directory}: {SUMMARY} or {METRICS} is damaged ({type(error).__name__}); rerun the point"
         ) from None
     ranks, of_data = about["world"]["world_size"], about["data"]["samples"]
     if about["stopped"]:
@@ -98,14 +98,14 @@ def read_point(folder: Path, point: Point, settings: Settings) -> Measured | Non
         step_s=statistics.median(times),
         step_p90_s=times[math.ceil(0.9 * len(times)) - 1],
         data_share=sum(data_s for data_s, _ in full) / sum(times),
-        comm_share=0.0 if ranks == 1 else communication_share(folder),
+        comm_share=0.0 if ranks == 1 else communication_share(directory),
         about=about,
     )
 
 
-def _summary(folder: Path) -> dict[str, Any]:
+def _summary(directory: Path) -> dict[str, Any]:
     """Reads the summary, and checks the fields that are used later."""
-    about: dict[str, Any] = json.loads(_read(folder / SUMMARY))
+    about: dict[str, Any] = json.loads(_read(directory / SUMMARY))
     texts = [about[name] for name in ("created", "backend", "device", "strategy")]
     texts += [about["model"]["name"], about.get("device_name", ""), about["world"].get("hostname", "")]
     numbers = [about["world"]["world_size"], about["world"]["num_nodes"], about["data"]["samples"]]
@@ -118,9 +118,9 @@ def _summary(folder: Path) -> dict[str, Any]:
     return about
 
 
-def _timed_steps(folder: Path, settings: Settings) -> list[tuple[int, float, float]]:
+def _timed_steps(directory: Path, settings: Settings) -> list[tuple[int, float, float]]:
     """Returns samples, waiting time for data and duration of the steps between warm-up and trace."""
-    records = [json.loads(line) for line in _read(folder / METRICS).splitlines()]
+    records = [json.loads(line) for line in _read(directory / METRICS).splitlines()]
     last = settings.warm_up + settings.steps
     timed = [
         (int(one["samples"]), float(one["data_s"]), float(one["step_s"]))
@@ -211,8 +211,8 @@ def differences(found: Mapping[Point, Measured]) -> list[str]:
             if name != "strategy" or point.size.ranks > 1:  # a single rank has no strategy
                 values.setdefault(str(one.about.get(name)), point)
         if len(values) > 1:
-            told = "; ".join(f"{point}: {value}" for value, point in values.items())
+            listed = "; ".join(f"{point}: {value}" for value, point in values.items())
             lines.append(
-                f"the points differ not only in ranks, but also in {name.replace('_', ' ')} ({told})"
+                f"the points differ not only in ranks, but also in {name.replace('_', ' ')} ({listed})"
             )
     return lines

@@ -25,7 +25,7 @@ from ddp_hpc.bench.scaling.points import (
     mode_points,
 )
 from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.partial_files import write_whole
+from ddp_hpc.partial_files import write_atomically
 
 _REQUEST, _LOCK = "scaling.json", ".lock"
 _KIND = "request of ddp-hpc bench scaling"
@@ -47,24 +47,24 @@ class Asked:
         return mode_points(mode, self.settings, self.sizes[mode])
 
 
-def read_folder(folder: Path) -> Asked | None:
+def read_folder(directory: Path) -> Asked | None:
     """Reads the request of a directory; None if it is empty or does not exist.
 
     Raises:
         RequestError: it is a file, or contains something else.
     """
-    path = folder / _REQUEST
+    path = directory / _REQUEST
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        if _has_entries(folder):
+        if _has_entries(directory):
             raise RequestError(
-                f"--dir {folder} contains other files and no {_REQUEST}; use a new or an empty directory"
+                f"--dir {directory} contains other files and no {_REQUEST}; use a new or an empty directory"
             ) from None
         return None
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else f"{_REQUEST} is not a text file"
-        raise _unusable(folder, why) from None
+        raise _unusable(directory, why) from None
     try:
         return _parse(json.loads(text))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, RequestError):
@@ -100,7 +100,7 @@ def asked_now(before: Asked | None, settings: Settings, sizes: Mapping[str, tupl
     return Asked(settings=replace(settings, global_batch=global_batch), sizes=merged)
 
 
-def write_folder(folder: Path, asked: Asked) -> None:
+def write_folder(directory: Path, asked: Asked) -> None:
     """Writes the request to the directory.
 
     Raises:
@@ -108,39 +108,40 @@ def write_folder(folder: Path, asked: Asked) -> None:
     """
     sizes = {mode: [asdict(size) for size in of_mode] for mode, of_mode in asked.sizes.items()}
     value = {"kind": _KIND, "settings": asdict(asked.settings), "sizes": sizes}
-    write_whole(folder / _REQUEST, (json.dumps(value, indent=2) + "\n").encode(), "scaling")
+    write_atomically(directory / _REQUEST, (json.dumps(value, indent=2) + "\n").encode(), "scaling")
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(directory: Path) -> Iterator[None]:
     """Locks the directory for the block against other processes on this machine that start points in it.
 
     Raises:
         RequestError: another process holds the lock, or the directory is not writable.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        directory.mkdir(parents=True, exist_ok=True)
+        handle = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise RequestError(
-            f"cannot write to --dir {folder} ({error.strerror}); use another directory"
+            f"cannot write to --dir {directory} ({error.strerror}); use another directory"
         ) from None
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RequestError(
-                f"--dir {folder} is in use by another ddp-hpc bench scaling; wait, or use another directory"
+                f"--dir {directory} is in use by another ddp-hpc bench scaling; "
+                "wait, or use another directory"
             ) from None
         yield
     finally:
         os.close(handle)
 
 
-def is_in_use(folder: Path) -> bool:
+def is_in_use(directory: Path) -> bool:
     """Returns whether another process on this machine is starting points in the directory."""
     try:
-        with (folder / _LOCK).open("rb") as file:
+        with (directory / _LOCK).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -149,33 +150,33 @@ def is_in_use(folder: Path) -> bool:
     return False
 
 
-def empty_point(folder: Path) -> None:
+def empty_point(directory: Path) -> None:
     """Creates the directory of a point, and removes the files of an earlier attempt from it.
 
     Raises:
         DdpHpcError: the file system returned an error.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
         for name in (SUMMARY, METRICS, LOG):
-            (folder / name).unlink(missing_ok=True)
-        if (folder / TRACES).is_dir():
-            shutil.rmtree(folder / TRACES)
+            (directory / name).unlink(missing_ok=True)
+        if (directory / TRACES).is_dir():
+            shutil.rmtree(directory / TRACES)
     except OSError as error:
-        raise DdpHpcError(f"cannot prepare the directory {folder} for a run") from error
+        raise DdpHpcError(f"cannot prepare the directory {directory} for a run") from error
 
 
-def _has_entries(folder: Path) -> bool:
+def _has_entries(directory: Path) -> bool:
     try:
-        return any(path.name != _LOCK for path in folder.iterdir())
+        return any(path.name != _LOCK for path in directory.iterdir())
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise _unusable(folder, error.strerror) from None
+        raise _unusable(directory, error.strerror) from None
 
 
-def _unusable(folder: Path, why: str | None) -> RequestError:
-    return RequestError(f"cannot use --dir {folder} ({why}); use another directory")
+def _unusable(directory: Path, why: str | None) -> RequestError:
+    return RequestError(f"cannot use --dir {directory} ({why}); use another directory")
 
 
 def _parse(value: Any) -> Asked:

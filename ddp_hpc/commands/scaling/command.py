@@ -12,47 +12,47 @@ from click.core import ParameterSource
 
 from ddp_hpc.bench.scaling import output as scaling_report
 from ddp_hpc.bench.scaling import results as scaling_results
-from ddp_hpc.bench.scaling import scaling_directory as scaling_folder
+from ddp_hpc.bench.scaling import scaling_directory
 from ddp_hpc.bench.scaling.exposed_communication import missing
 from ddp_hpc.bench.scaling.points import Point, check_training
 from ddp_hpc.bench.scaling.scaling_directory import Asked
 from ddp_hpc.commands.scaling.states import State, look
-from ddp_hpc.errors import EXIT_AGAIN, EXIT_DONE, EXIT_FAILED, RequestError
-from ddp_hpc.partial_files import write_whole
+from ddp_hpc.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, RequestError
+from ddp_hpc.partial_files import write_atomically
 from ddp_hpc.training.telemetry.metrics_file import write_json
 
-_OF_GATHER = ("gather", "wait", "folder", "json_file", "picture", "markdown")
+_GATHER_OPTIONS = ("gather", "wait", "folder", "json_file", "picture", "markdown")
 # Job options that `ddp-hpc launch` has too.
-_OF_BOTH = ("profile", "ranks_per_node", "launcher", "mpi", "env", "fallback")
-_OF_SUBMIT = (
+_COMMON_OPTIONS = ("profile", "ranks_per_node", "launcher", "mpi", "env", "fallback")
+_SUBMIT_OPTIONS = (
     *("job_file", "gpus_per_node", "cpus_per_node", "walltime", "queue", "qos", "account"),
     *("name", "setup", "filesystems", "template"),
 )
-_LOOK_FIRST_S, _LOOK_AT_MOST_S = 2.0, 30.0
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 2.0, 30.0
 
 
 def run(context: click.Context, **options: Any) -> None:
     """Runs the command with the options parsed by click."""
     files = {name: options[name] for name in ("json_file", "picture", "markdown")}
     scaling_report.check_files(**files)
-    _check_together(_given(context), options)
+    _check_combination(_given(context), options)
     folder: Path = options["folder"]
     if options["gather"]:
-        asked = scaling_folder.read_folder(folder)
+        asked = scaling_directory.read_folder(folder)
         if asked is None:
             raise RequestError(f"--dir {folder} contains no scaling benchmark; use the directory of one")
-        context.exit(_tell(asked, _gather(folder, asked, waits=options["wait"]), **files))
+        context.exit(_print_results(asked, _gather(folder, asked, waits=options["wait"]), **files))
     check_training(options["training"])
     if options["submit"]:
         from ddp_hpc.commands.scaling.jobs import submit
 
-        submit(options, [*_OF_BOTH, *_OF_SUBMIT])
+        submit(options, [*_COMMON_OPTIONS, *_SUBMIT_OPTIONS])
         return
     from ddp_hpc.commands.scaling.here import run_here
 
     request, states = run_here(options)
     if not options["dry_run"]:
-        context.exit(_tell(request.asked, states, **files))
+        context.exit(_print_results(request.asked, states, **files))
 
 
 def _given(context: click.Context) -> dict[str, str]:
@@ -66,9 +66,9 @@ def _given(context: click.Context) -> dict[str, str]:
     }
 
 
-def _check_together(given: Mapping[str, str], options: Mapping[str, Any]) -> None:
+def _check_combination(given: Mapping[str, str], options: Mapping[str, Any]) -> None:
     if options["gather"]:
-        if others := [option for name, option in given.items() if name not in _OF_GATHER]:
+        if others := [option for name, option in given.items() if name not in _GATHER_OPTIONS]:
             raise RequestError(f"--gather only reads --dir; omit {others[0]}")
     elif options["wait"]:
         raise RequestError("--wait requires --gather")
@@ -77,16 +77,16 @@ def _check_together(given: Mapping[str, str], options: Mapping[str, Any]) -> Non
             raise RequestError(
                 f"{outputs[0]} cannot be used with --submit; use it with --gather after the jobs"
             )
-    elif others := [given[name] for name in _OF_SUBMIT if name in given]:
+    elif others := [given[name] for name in _SUBMIT_OPTIONS if name in given]:
         raise RequestError(f"{others[0]} requires --submit")
 
 
 def _gather(folder: Path, asked: Asked, *, waits: bool) -> dict[Point, State]:
     """Returns the states of all points; with `waits`, waits for live points and prints each one that ends."""
     states: dict[Point, State] = {}
-    pause_s = _LOOK_FIRST_S
+    pause_s = _FIRST_PAUSE_S
     while True:
-        in_use = scaling_folder.is_in_use(folder)
+        in_use = scaling_directory.is_in_use(folder)
         for point in asked.points():
             before = states.get(point)
             if before is None or before.is_live:
@@ -96,13 +96,13 @@ def _gather(folder: Path, asked: Asked, *, waits: bool) -> dict[Point, State]:
         num_live = sum(state.is_live for state in states.values())
         if not waits or not num_live:
             return states
-        if pause_s == _LOOK_FIRST_S:
+        if pause_s == _FIRST_PAUSE_S:
             _say(f"waiting for {num_live} of {len(states)} points")
         sleep(pause_s)
-        pause_s = min(1.5 * pause_s, _LOOK_AT_MOST_S)
+        pause_s = min(1.5 * pause_s, _MAX_PAUSE_S)
 
 
-def _tell(
+def _print_results(
     asked: Asked,
     states: Mapping[Point, State],
     json_file: Path | None,
@@ -117,7 +117,7 @@ def _tell(
             if json_file is not None:
                 write_json(json_file, result)
             if markdown is not None:
-                write_whole(markdown, scaling_report.markdown(result).encode(), "bench")
+                write_atomically(markdown, scaling_report.markdown(result).encode(), "bench")
             if picture is not None:
                 scaling_report.draw(picture, result)
         finally:
@@ -135,7 +135,7 @@ def _tell(
         _say(state.line(point))
     if any(not state.is_live for state in rest.values()):
         return EXIT_FAILED
-    return EXIT_AGAIN if rest else EXIT_DONE
+    return EXIT_REQUEUE if rest else EXIT_DONE
 
 
 def _say(line: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from ddp_hpc.bench.scaling import scaling_directory as scaling_folder
+from ddp_hpc.bench.scaling import scaling_directory
 from ddp_hpc.bench.scaling.points import LOG, Point, Size, doubled
 from ddp_hpc.bench.scaling.run_point import run_point
 from ddp_hpc.commands.job_options import name_and_value
@@ -23,7 +23,7 @@ from ddp_hpc.request.job import Job
 from ddp_hpc.units import counted
 
 # With more ranks per CPU, the scheduling of the kernel would be measured.
-_RANKS_A_CPU = 8
+_RANKS_PER_CPU = 8
 # Load per CPU above which a warning is printed before the first point.
 _BUSY = 0.5
 
@@ -42,15 +42,15 @@ def run_here(options: Mapping[str, Any]) -> tuple[Request, dict[Point, State]]:
     request = make_request(options, sizes, _threads(options["training"], sizes))
     # All points are planned first, so that errors are found before any point is run.
     planned = {
-        point: replace(launches[point.size], argv=(*launches[point.size].argv, *request.words(point)))
+        point: replace(launches[point.size], argv=(*launches[point.size].argv, *request.arguments(point)))
         for point in request.points
     }
     if options["dry_run"]:
         for launch in planned.values():
             sys.stdout.buffer.write(os.fsencode(launch.line()) + b"\n")
         return request, {}
-    with scaling_folder.locked(request.folder):
-        scaling_folder.write_folder(request.folder, request.asked)
+    with scaling_directory.locked(request.folder):
+        scaling_directory.write_folder(request.folder, request.asked)
         return request, _run_all(request, planned)
 
 
@@ -66,11 +66,11 @@ def _run_all(request: Request, planned: Mapping[Point, Launch]) -> dict[Point, S
     for number, point in enumerate(todo, start=1):
         _say(f"point {number} of {len(todo)}: {point}; {planned[point].about}")
         own = folder / point.folder
-        scaling_folder.empty_point(own)
+        scaling_directory.empty_point(own)
         try:
             code = run_point(planned[point].argv, planned[point].environ(os.environ), own / LOG)
         except (KeyboardInterrupt, SystemExit):
-            scaling_folder.empty_point(own)
+            scaling_directory.empty_point(own)
             kept = sum(state.measured is not None for state in states.values())
             _say(f"{counted(kept, 'finished point')} kept; run the same command again for the others")
             raise
@@ -103,7 +103,7 @@ def _launches(options: Mapping[str, Any]) -> dict[Size, Launch]:
     launches = {}
     for ranks in numbers:
         launch = plan(job, profile, ranks, os.environ)
-        if launch.ranks_per_node > (most := cpus_here() * _RANKS_A_CPU):
+        if launch.ranks_per_node > (most := cpus_here() * _RANKS_PER_CPU):
             raise RequestError(
                 f"{launch.ranks_per_node} ranks per node are too many for {cpus_here()} CPUs; "
                 f"use at most {most}"
@@ -116,12 +116,12 @@ def _launches(options: Mapping[str, Any]) -> dict[Size, Launch]:
 
 def _threads(training: Sequence[str], sizes: Sequence[Size]) -> list[str]:
     """Returns options that give each rank on CPUs the same number of threads at all points."""
-    a_node = {size.ranks_per_node for size in sizes}
+    ranks_per_node = {size.ranks_per_node for size in sizes}
     is_given = any(word.partition("=")[0] == "--threads" for word in training)
-    if is_given or len(a_node) == 1 or gpus_here(os.environ):
+    if is_given or len(ranks_per_node) == 1 or gpus_here(os.environ):
         return []
     cpus = find_allocation(os.environ).cpus_per_node or cpus_here()
-    return ["--threads", str(max(1, cpus // max(a_node)))]
+    return ["--threads", str(max(1, cpus // max(ranks_per_node)))]
 
 
 def _say(line: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from ddp_hpc.bench.scaling import scaling_directory as scaling_folder
+from ddp_hpc.bench.scaling import scaling_directory
 from ddp_hpc.bench.scaling.points import Point, Size
 from ddp_hpc.commands.job_options import request_of
 from ddp_hpc.commands.scaling.request import TRAINER, Request, counts, make_request
@@ -20,7 +20,7 @@ from ddp_hpc.commands.submit import check_findings
 from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.jobs import submit as submission
 from ddp_hpc.jobs.submit import Order
-from ddp_hpc.lint.run_checks import Finding, lint_script
+from ddp_hpc.lint.run_checks import LintFinding, lint_script
 from ddp_hpc.render.advice import advice
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
@@ -29,7 +29,7 @@ from ddp_hpc.schedulers.run_command import held_interrupt, need
 from ddp_hpc.sites.site import Site
 
 # Parameters of `request_of` that are set for each point and not by options.
-_NOT_ASKED = ("nodes", "run_dir", "max_attempts", "min_nodes", "command")
+_SET_PER_POINT = ("nodes", "run_dir", "max_attempts", "min_nodes", "command")
 
 
 def submit(options: Mapping[str, Any], job_options: Sequence[str]) -> None:
@@ -45,7 +45,7 @@ def submit(options: Mapping[str, Any], job_options: Sequence[str]) -> None:
     if not option:
         raise RequestError("--submit requires the sizes of the jobs, such as --nodes 1,2,4 or --ranks 1,2,4")
     given = {name: options[name] for name in job_options}
-    job, site = request_of({**given, **dict.fromkeys(_NOT_ASKED)})
+    job, site = request_of({**given, **dict.fromkeys(_SET_PER_POINT)})
     request = make_request(options, _sizes(job, site, option, numbers))
     folder, todo = request.folder, []
     for point in request.points:
@@ -66,8 +66,8 @@ def submit(options: Mapping[str, Any], job_options: Sequence[str]) -> None:
         what = f"the jobs are for {scheduler.title}"
         program = scheduler.submit_program
         need(program, f"{what}, where {program} submits them")
-        with scaling_folder.locked(folder), held_interrupt(program) as is_interrupted:
-            scaling_folder.write_folder(folder, request.asked)
+        with scaling_directory.locked(folder), held_interrupt(program) as is_interrupted:
+            scaling_directory.write_folder(folder, request.asked)
             _send(folder, orders, is_interrupted)
     else:
         _say("all points are done or submitted; use --gather for the table")
@@ -79,7 +79,7 @@ def _send(folder: Path, orders: Mapping[Point, Order], is_interrupted: Callable[
         if is_interrupted():
             _say(so_far)
             raise KeyboardInterrupt
-        scaling_folder.empty_point(folder / point.folder)
+        scaling_directory.empty_point(folder / point.folder)
         submission.prepare(order)
         try:
             for job_id, problem in submission.send_one(order):
@@ -106,10 +106,10 @@ def _sizes(job: Job, site: Site, option: str, numbers: Sequence[int]) -> list[Si
 
 def _orders(
     request: Request, points: Sequence[Point], job: Job, site: Site
-) -> tuple[dict[Point, Order], list[Finding]]:
+) -> tuple[dict[Point, Order], list[LintFinding]]:
     """Returns the job of each point, and the findings of lint without duplicates."""
     orders: dict[Point, Order] = {}
-    findings: dict[tuple[str, str], Finding] = {}
+    findings: dict[tuple[str, str], LintFinding] = {}
     warnings: dict[str, None] = {}
     for point in points:
         of_point = replace(
@@ -118,7 +118,7 @@ def _orders(
             ranks_per_node=point.size.ranks_per_node,
             name=f"{job.name}-{point.size.ranks}x{point.batch_size}",
             run_dir=str(request.folder / point.folder),
-            command=("python", *TRAINER, *request.words(point)),
+            command=("python", *TRAINER, *request.arguments(point)),
         )
         text = render(of_point, site)
         orders[point] = order = submission.order_request(text, site.scheduler, Path.cwd())

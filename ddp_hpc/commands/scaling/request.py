@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_hpc.bench.scaling import points as scaling
-from ddp_hpc.bench.scaling import scaling_directory as scaling_folder
+from ddp_hpc.bench.scaling import scaling_directory
 from ddp_hpc.bench.scaling.points import Point, Settings, Size
 from ddp_hpc.bench.scaling.scaling_directory import Asked
 from ddp_hpc.commands.scaling.states import look
@@ -17,7 +17,7 @@ from ddp_hpc.training.telemetry.config import read_numbers
 
 TRAINER = ("-m", "ddp_hpc.train")
 # Options that may affect the speed of a point.
-_OF_SPEED = ("profile", "job_file", "launcher", "mpi", "env", "setup", "fallback", "template")
+_SPEED_OPTIONS = ("profile", "job_file", "launcher", "mpi", "env", "setup", "fallback", "template")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Request:
         """The settings of all points."""
         return self.asked.settings
 
-    def words(self, point: Point) -> list[str]:
+    def arguments(self, point: Point) -> list[str]:
         """Returns the training options of a point.
 
         Raises:
@@ -70,7 +70,7 @@ def make_request(options: Mapping[str, Any], sizes: Sequence[Size], more: Sequen
     """
     folder: Path = options["folder"]
     modes = scaling.MODES if options["mode"] == "both" else (options["mode"],)
-    before = _what_came_of_it(folder)
+    before = _earlier_requests(folder)
     shared = options["global_batch"] or (before.settings.global_batch if before else 0)
     settings = Settings(
         batch_size=options["batch_size"],
@@ -79,19 +79,19 @@ def make_request(options: Mapping[str, Any], sizes: Sequence[Size], more: Sequen
         warm_up=options["warm_up"],
         trace_steps=options["trace_steps"],
         training=(*options["training"], *more),
-        launch=tuple(word for name in _OF_SPEED for word in _as_typed(name, options[name])),
+        launch=tuple(word for name in _SPEED_OPTIONS for word in _as_typed(name, options[name])),
     )
     points = {point for mode in modes for point in scaling.mode_points(mode, settings, sizes)}
-    asked = scaling_folder.asked_now(before, settings, dict.fromkeys(modes, tuple(sizes)))
+    asked = scaling_directory.asked_now(before, settings, dict.fromkeys(modes, tuple(sizes)))
     return Request(folder=folder, asked=asked, points=tuple(sorted(points)))
 
 
-def _what_came_of_it(folder: Path) -> Asked | None:
+def _earlier_requests(folder: Path) -> Asked | None:
     """Returns the earlier requests of the directory, or None if no point is done, pending or running."""
-    before = scaling_folder.read_folder(folder)
+    before = scaling_directory.read_folder(folder)
     if before is None:
         return None
-    in_use = scaling_folder.is_in_use(folder)
+    in_use = scaling_directory.is_in_use(folder)
     states = (look(folder, point, before.settings, in_use=in_use) for point in before.points())
     return before if any(state.measured or state.is_live for state in states) else None
 

@@ -70,7 +70,7 @@ def _of_log(log: Path, problem: str) -> str:
     text = read_tail([log])
     failure = first_failure(text)
     lines = failure.lines if failure else last_lines(text)
-    said = _telling(lines, is_named=failure is not None) if lines else "no output"
+    said = _key_line(lines, is_named=failure is not None) if lines else "no output"
     return f"{problem or plain(said)}; log: {log}"
 
 
@@ -92,10 +92,12 @@ def _of_job(seen: JobReport, problem: str) -> State:
     if seen.post_mortem is None:
         return State("failed", f"{text} has ended; {problem or 'no summary'}")
     dead = seen.post_mortem
-    why = f": {_telling(dead.lines, is_named=dead.rank is not None or bool(dead.host))}" if dead.lines else ""
+    why = (
+        f": {_key_line(dead.lines, is_named=dead.rank is not None or bool(dead.host))}" if dead.lines else ""
+    )
     return State("failed", plain(f"{text}: {dead.what}{why}; see ddp-hpc status {seen.job_id}"))
 
 
-def _telling(lines: Sequence[str], *, is_named: bool) -> str:
+def _key_line(lines: Sequence[str], *, is_named: bool) -> str:
     """Returns the first line of a message with a rank or host, or the last line of a traceback or log."""
     return lines[0] if is_named and "Traceback" not in lines[0] else lines[-1]

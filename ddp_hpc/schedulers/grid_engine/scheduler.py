@@ -31,7 +31,7 @@ class GridEngine(Scheduler):
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         refuse_unused(site, [("--filesystems", job.filesystems)])
-        # Here a queue is a type of node, which the resources name.
+        # Here a queue is a type of node, which is part of the resources.
         if layout.queue and not queue_entries(site, layout.queue):
             known = list(dict.fromkeys(entry.name for entry in site.queues))
             raise RequestError(

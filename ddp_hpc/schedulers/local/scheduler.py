@@ -1,4 +1,4 @@
-"""No scheduler: a script runs at once, on this machine."""
+"""No scheduler: scripts run immediately on this machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddp_hpc.sites.site import Site
 
 
 class Local(Scheduler):
-    """This machine alone."""
+    """A single machine without a scheduler."""
 
     name = "local"
     title = "profile local"
@@ -23,8 +23,8 @@ class Local(Scheduler):
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         if job.num_nodes != 1:
             raise RequestError(
-                f"{job.num_nodes} nodes were requested, but profile {site.name} is this one machine. "
-                "Remove --nodes, or choose a profile with a scheduler."
+                f"{job.num_nodes} nodes were requested, but profile {site.name} consists of this machine "
+                "only. Remove --nodes, or choose a profile with a scheduler."
             )
         attempts = str(job.max_attempts) if job.max_attempts != DEFAULT_MAX_ATTEMPTS else ""
         given = [("--queue", layout.queue), ("--account", job.account), ("--max-attempts", attempts)]

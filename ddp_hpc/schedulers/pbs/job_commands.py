@@ -197,13 +197,13 @@ def _end_of(status: int | None, started: bool, substate: str) -> End:
 def _reason(job: Mapping[str, str], status: int | None, end: End) -> str:
     why = _REASONS.get(status, "") if status is not None else ""
     if end == "dropped" and (wanted := _wanted(job)):
-        why = f"it was to wait for {wanted}, and the server knows no such job"
+        why = f"it depended on {wanted}, but the server does not know that job"
         if "afterok" in wanted or "afternotok" in wanted:
-            why += ", or that one did not end as was asked"
+            why += ", or it did not end as required"
     held, not_before = "", ""
     if job.get("job_state") in ("H", "W", "Q"):
         held = _hold(job) if job.get("job_state") == "H" else ""
-        not_before = f"it is not to start before {job['Execution_Time']}" if "Execution_Time" in job else ""
+        not_before = f"it cannot start before {job['Execution_Time']}" if "Execution_Time" in job else ""
     parts = (why, held, not_before, job.get("comment", ""))
     return "; ".join(part for part in parts if part)
 
@@ -216,7 +216,7 @@ def _hold(job: Mapping[str, str]) -> str:
     if waits:
         who["s"] = f"it waits for {','.join(waits)}"
     found = [text for letter, text in who.items() if letter in types]
-    # A hold without reported types is that of the dependency.
+    # A hold without a type belongs to the dependency.
     return "; ".join(found) or (f"it waits for {','.join(waits)}" if waits else "")
 
 

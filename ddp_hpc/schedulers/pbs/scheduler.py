@@ -24,7 +24,7 @@ from ddp_hpc.schedulers.base import (
 )
 from ddp_hpc.sites.site import Site
 
-# Older servers cut or refuse longer names.
+# Older servers truncate or reject longer names.
 MAX_NAME_CHARS = 15
 
 # Options of qsub without a value (qsub.1B).
@@ -82,7 +82,7 @@ class Pbs(Scheduler):
         while index < len(words):
             word, index = words[index], index + 1
             if word.startswith("#"):
-                return  # a comment, which has a check of its own
+                return  # a comment, which lint reports separately
             if not word.startswith("-"):
                 yield "", word
                 continue
@@ -152,15 +152,15 @@ class Pbs(Scheduler):
 
 
 def profile_variables(site: Site) -> str:
-    """The variables that the profile's own `-v` passes to a job, as `A=1,B=2`.
+    """Returns the variables that the `-v` of the profile passes to a job, as `A=1,B=2`.
 
-    A `-v` on qsub's command line replaces that of the script, so it has to repeat them.
+    A `-v` on qsub's command line replaces that of the script, so it must repeat them.
     """
     return ",".join(re.findall(r"(?:^| )-v *(\S+)", " ".join(site.pbs.options)))
 
 
 def _only_chunk(script: ScriptOptions) -> tuple[int, dict[str, str]] | None:
-    """Number of nodes, and the resources of the chunk, of a `select` with one kind of chunk."""
+    """Returns the number of nodes and the resources of a `select` with one kind of chunk, or None."""
     selects = [value for _, name, value in script.resources() if name == "select"]
     if not selects or "+" in selects[-1]:
         return None

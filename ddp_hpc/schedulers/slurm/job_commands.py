@@ -98,8 +98,7 @@ def parse_scontrol(text: str, job_id: str) -> JobState:
     if _number_and_clusters(job_id)[0] not in ids or not _WORD.match(known.get("JobState", "")):
         raise DdpHpcError(
             f"unexpected output of scontrol for job {job_id}: {commands.plain(text[:80])!r}. Try it "
-            "manually: "
-            f"scontrol show job {job_id}"
+            f"manually: scontrol show job {job_id}"
         )
     return _state(job_id, known)
 

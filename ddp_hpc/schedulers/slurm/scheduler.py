@@ -132,7 +132,7 @@ class Slurm(Scheduler):
         return f"sbatch --exclude={host}"
 
     def split_options(self, words: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """Long flags with their values; a word that belongs to no option has an empty flag."""
+        """Yields long flags with their values; a word without an option has an empty flag."""
         index = 0
         while index < len(words):
             word, index = words[index], index + 1
@@ -215,7 +215,7 @@ class Slurm(Scheduler):
 
 
 def _gpu_option(site: Site, layout: Layout) -> str:
-    """The option that requests a node's GPUs; empty if nodes are allocated whole."""
+    """Returns the option that requests the GPUs of a node; empty if whole nodes are allocated."""
     option = site.slurm.gpu_option
     if not layout.devices or not option:
         return ""
@@ -224,7 +224,7 @@ def _gpu_option(site: Site, layout: Layout) -> str:
 
 
 def _gres_gpus(gres: str | None) -> str | None:
-    """The GPU part of `--gres`, such as `gpu:a100:4`; a bare `gpu` is one."""
+    """Returns the GPU part of `--gres`, such as `gpu:a100:4`; `gpu` alone means one GPU."""
     for part in (gres or "").split(","):
         name = part.removeprefix("gres/").removeprefix("gres:")
         if name == "gpu":

@@ -3,7 +3,9 @@ const figures = JSON.parse(document.getElementById("figures").textContent);
 const config = {
   responsive: true,
   displaylogo: false,
-  modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d", "resetScale2d"],
+  // All buttons by name: others of Plotly's upload the chart to its company's server.
+  modeBarButtons: [["zoom2d", "pan2d", "toImage"]],
+  plotlyServerURL: "",
 };
 const numbers = new Intl.NumberFormat("en", { maximumFractionDigits: 3 });
 

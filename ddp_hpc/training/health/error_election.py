@@ -1,13 +1,13 @@
-"""Which rank reports the error when several fail. Does not import torch: errors may occur before that."""
+"""The election of the rank that reports the error if several fail. Imported before torch."""
 
 from __future__ import annotations
 
 from enum import Enum
 
 
-class Claim(Enum):
-    """Whether this rank reports its failure."""
+class ErrorElection(Enum):
+    """Whether this rank reports its error."""
 
-    FIRST = "this rank failed first: it reports the error"
-    LATE = "another rank has already reported an error: this one stays silent"
-    ALONE = "the store is not available: report once per node"
+    WON = "this rank failed first: it reports the error"
+    LOST = "another rank has already reported an error: this one prints nothing"
+    NO_STORE = "the store is not available: report once per node"

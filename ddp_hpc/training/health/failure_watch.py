@@ -17,9 +17,9 @@ from collections.abc import Callable
 from ddp_hpc.errors import EXIT_FAILED, RendezvousError
 from ddp_hpc.rendezvous.connect_ranks import RANK_0_GONE
 from ddp_hpc.rendezvous.store_client import Answer, StoreClient, StoreLostError
-from ddp_hpc.training.health.error_election import Claim
+from ddp_hpc.training.health.error_election import ErrorElection
 
-_CLAIM, _VERDICT, _SAVED = "failure/claim", "failure/verdict", "failure/saved"
+_ELECTION, _VERDICT, _SAVED = "failure/claim", "failure/verdict", "failure/saved"
 _PEACE, _FAILED = b"peace", b"failed"
 _GRACE_S = 3.0  # for the main thread to exit normally
 _ANSWER_S = 10.0
@@ -59,7 +59,7 @@ class FailureWatch:
     """Watches for failures of other ranks, from `begin` until `close`.
 
     `on_lost_rank_0` is called once if rank 0 exited without reporting a failure and the main thread
-    did not notice within a few seconds. Its argument says how this rank is to report it. The process
+    did not notice within a few seconds. Its argument states how this rank must report it. The process
     then ends. `finish_writing` completes a snapshot that is being written, within a time limit in seconds.
     """
 
@@ -67,7 +67,7 @@ class FailureWatch:
         self,
         store: StoreClient,
         rank: int,
-        on_lost_rank_0: Callable[[Claim], None],
+        on_lost_rank_0: Callable[[ErrorElection], None],
         finish_writing: Callable[[float], None],
     ) -> None:
         self._store, self._rank, self._on_lost_rank_0 = store, rank, on_lost_rank_0
@@ -75,28 +75,28 @@ class FailureWatch:
         self._rank_0_has_saved = threading.Event()
         self._closed = threading.Event()
         self._is_over = self._is_ending = False
-        self.heard = False
+        self.has_failed_rank = False
         """Another rank failed: this one ends without reporting an error."""
 
     def begin(self) -> None:
         """Starts watching: from here on another rank's failure ends this process."""
         store = self._store
         try:
-            store.when_set(_VERDICT, self._hear)
-            store.when_set(RANK_0_GONE[0], self._hear)
+            store.when_set(_VERDICT, self._on_answer)
+            store.when_set(RANK_0_GONE[0], self._on_answer)
             store.when_set(_SAVED, lambda _: self._rank_0_has_saved.set())
         except StoreLostError as error:
-            self._hear(error)
+            self._on_answer(error)
 
-    def claim(self) -> Claim:
-        """Returns whether this rank is the first to fail, and so reports the error. The others then stop."""
+    def run_election(self) -> ErrorElection:
+        """Returns whether this rank was the first to fail, and so reports the error. The others then stop."""
         self._closed.set()
-        return self._claim()
+        return self._run_election()
 
     def let_rank_0_save(self) -> None:
         """Returns when the snapshot that rank 0 is writing is complete: the first rank to exit ends the job.
 
-        Call it after `claim`. Rank 0 completes the snapshot here; the others wait for that or for its exit.
+        Call it after `run_election`. Rank 0 completes the snapshot here; the others wait for it.
         """
         if self._rank != 0:
             self._rank_0_has_saved.wait(_SAVING_S)
@@ -113,25 +113,25 @@ class FailureWatch:
                 self._store.set(_VERDICT, _PEACE, _ANSWER_S)
                 self._store.goodbye(_ANSWER_S)
 
-    def _claim(self) -> Claim:
-        # Read before the claim: another rank that fails at the same time may announce it in between.
-        heard = self.heard
+    def _run_election(self) -> ErrorElection:
+        # Read before the election: another rank that fails at the same time may announce it in between.
+        has_failed_rank = self.has_failed_rank
         try:
-            is_first = self._store.add(_CLAIM, 1, _ANSWER_S) == 1 and not heard
+            is_first = self._store.add(_ELECTION, 1, _ANSWER_S) == 1 and not has_failed_rank
             self._store.set(_VERDICT, _FAILED, _ANSWER_S)
         except RendezvousError:
-            return Claim.LATE if self.heard else Claim.ALONE
-        return Claim.FIRST if is_first else Claim.LATE
+            return ErrorElection.LOST if self.has_failed_rank else ErrorElection.NO_STORE
+        return ErrorElection.WON if is_first else ErrorElection.LOST
 
-    def _hear(self, answer: Answer) -> None:
+    def _on_answer(self, answer: Answer) -> None:
         """Runs in the thread of the store's connection, and so must not block."""
         has_verdict = answer in ([_FAILED], [_PEACE])
         if not has_verdict:
-            self._rank_0_has_saved.set()  # it is gone
+            self._rank_0_has_saved.set()  # rank 0 has exited
         self._is_over = self._is_over or answer == [_PEACE]
         if self._is_over or self._closed.is_set():
             return
-        self.heard = self.heard or has_verdict
+        self.has_failed_rank = self.has_failed_rank or has_verdict
         if not self._is_ending:
             self._is_ending = True
             threading.Thread(target=self._end, args=(has_verdict,), daemon=True).start()
@@ -142,8 +142,8 @@ class FailureWatch:
             # The main thread notices in its next collective that rank 0 is gone, if it gets there.
             if self._closed.wait(_GRACE_S):
                 return
-            self._on_lost_rank_0(self._claim())
-            self.heard = True
+            self._on_lost_rank_0(self._run_election())
+            self.has_failed_rank = True
         if self._closed.is_set():
             return
         # SIGTERM first, as the launcher would do: a file that is being written is then removed.

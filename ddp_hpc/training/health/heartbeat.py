@@ -31,11 +31,11 @@ from ddp_hpc.training.health.heartbeat_messages import (
     rank_0_gone_text,
     rank_0_mute_text,
 )
-from ddp_hpc.training.health.heartbeat_monitor import FAREWELL_S, Watch, is_cut_off, let_kernel_watch
+from ddp_hpc.training.health.heartbeat_monitor import GOODBYE_S, Monitor, is_cut_off, let_kernel_watch
 from ddp_hpc.training.health.stack_traces import stack_of_this_process
 
 # In the order of a step; data to backward once per micro-batch. Any other phase counts as the last.
-PHASES = ("data", "forward", "backward", "optimizer", "settle", "snapshot", "evaluation")
+PHASES = ("data", "forward", "backward", "optimizer", "exchange", "snapshot", "evaluation")
 RESTING = "outside of a step"
 """A phase after all others, without a time limit: a script between two loops."""
 _ORDER = {phase: number for number, phase in enumerate(PHASES, start=1)}
@@ -78,49 +78,69 @@ def start_heartbeat(
 
     If a rank cannot reach rank 0's port, `note` gives the reason and there is no heartbeat.
     """
-    period_s = min(max(2.0, world.world_size / _BEATS_PER_S), stuck_s / 4)
-    limits = Limits(
+    limits = _limits(world.world_size, stuck_s, first_s, silent_s, gone_s)
+    heartbeat = Heartbeat(limits)
+    if world.world_size == 1:
+        monitor = Monitor(world, limits, heartbeat.now, None, stacks, on_lost)
+        heartbeat.start_thread(monitor)
+        monitor.begin()
+        return heartbeat
+    listener, problem = _open_listener(listen) if world.rank == 0 else (None, "")
+    own_port = 0 if listener is None else listener.getsockname()[1]
+    port, nonce, host_of_rank_0 = comm.bcast([str(own_port), secrets.token_hex(8), world.hostname])
+    if listener is not None:
+        heartbeat.start_thread(Monitor(world, limits, heartbeat.now, (listener, nonce), stacks, on_lost))
+    elif port != "0":
+        try:
+            connection = _connect(world, host, int(port), nonce, silent_s)
+            sender = _BeatSender(connection, world.rank, host_of_rank_0, limits, heartbeat.now, on_lost)
+            heartbeat.start_thread(sender)
+        except (OSError, UnicodeError) as error:
+            problem = f"rank {world.rank} on {world.hostname}: {error}"
+    _begin_or_give_up(heartbeat, comm, problem, f"port {port} on {host}")
+    return heartbeat
+
+
+def _limits(world_size: int, stuck_s: float, first_s: float, silent_s: float, gone_s: float) -> Limits:
+    return Limits(
         silent_s=silent_s,
         stuck_s=stuck_s,
         first_s=first_s,
         gone_s=gone_s,
-        period_s=period_s,
+        period_s=min(max(2.0, world_size / _BEATS_PER_S), stuck_s / 4),
         answer_s=min(_ANSWER_S, stuck_s),
     )
-    heart = Heartbeat(limits)
-    if world.world_size == 1:
-        heart.beat_with(watch := Watch(world, limits, heart.now, None, stacks, on_lost))
-        watch.begin()
-        return heart
-    problem, port, nonce, door = "", 0, secrets.token_hex(8), None
-    if world.rank == 0:
-        try:
-            listener = open_listener([0], listen)
-            port, door = listener.getsockname()[1], (listener, nonce)
-        except RendezvousError as error:
-            problem = f"rank 0: {error}"
-    words = comm.bcast([str(port), nonce, world.hostname])
-    if door is not None:
-        heart.beat_with(Watch(world, limits, heart.now, door, stacks, on_lost))
-    elif words[0] != "0":
-        try:
-            connection = socket.create_connection((host, int(words[0])), timeout=_CONNECT_S)
-            let_kernel_watch(connection, silent_s)
-            connection.sendall(f"hello {words[1]} {world.rank} {world.hostname}\n".encode())
-            heart.beat_with(_Voice(connection, world.rank, words[2], limits, heart.now, on_lost))
-        except (OSError, UnicodeError) as error:
-            problem = f"rank {world.rank} on {world.hostname}: {error}"
-    problems = [text for text in comm.allgather(problem) if text]
+
+
+def _open_listener(address: str) -> tuple[socket.socket | None, str]:
+    """Returns rank 0's listening socket, or None and the reason why it could not be opened."""
+    try:
+        return open_listener([0], address), ""
+    except RendezvousError as error:
+        return None, f"rank 0: {error}"
+
+
+def _connect(world: World, host: str, port: int, nonce: str, silent_s: float) -> socket.socket:
+    """Returns a connection to rank 0 on which this rank has identified itself."""
+    connection = socket.create_connection((host, port), timeout=_CONNECT_S)
+    let_kernel_watch(connection, silent_s)
+    connection.sendall(f"hello {nonce} {world.rank} {world.hostname}\n".encode())
+    return connection
+
+
+def _begin_or_give_up(heartbeat: Heartbeat, comm: Comm, problem: str, address: str) -> None:
+    """Starts monitoring if no rank has a problem; otherwise ends the heartbeat. Collective."""
+    all_problems = comm.allgather(problem)
+    problems = [text for text in all_problems if text]
     if problems:
-        heart.close()
-        heart.thread = None
-        heart.note = (
-            f"no heartbeat, so hangs will not be detected: {len(problems)} of {world.world_size} "
-            f"ranks cannot reach port {words[0]} on {host} ({problems[0]})"
+        heartbeat.close()
+        heartbeat.thread = None
+        heartbeat.note = (
+            f"no heartbeat, so hangs will not be detected: {len(problems)} of {len(all_problems)} "
+            f"ranks cannot reach {address} ({problems[0]})"
         )
-    elif isinstance(heart.thread, Watch):
-        heart.thread.begin()
-    return heart
+    elif isinstance(heartbeat.thread, Monitor):
+        heartbeat.thread.begin()
 
 
 class Heartbeat:
@@ -128,7 +148,7 @@ class Heartbeat:
 
     def __init__(self, limits: Limits) -> None:
         self.note = ""  # why there is no heartbeat, for the user
-        self.thread: Watch | _Voice | None = None
+        self.thread: Monitor | _BeatSender | None = None
         self._limits = limits
         self._first_step = NOT_BEGUN
         self._place = (NOT_BEGUN, 0, 0, "start", time.monotonic())
@@ -159,7 +179,7 @@ class Heartbeat:
             limit_s = math.inf
         return Beat(step, turn, order, time.monotonic() - max(since_s, not_before_s), limit_s, phase)
 
-    def who_is_gone(self, wait_s: float = 1.0) -> str:
+    def gone_ranks(self, wait_s: float = 1.0) -> str:
         """`rank 3 on n2`: the ranks whose connection closed without a goodbye; empty if there are none.
 
         Used by a rank that only knows that some peer closed its connection. Rank 0's kernel
@@ -167,7 +187,7 @@ class Heartbeat:
         """
         if self.thread is None:
             return ""
-        self.thread.news.wait(wait_s)
+        self.thread.gone_event.wait(wait_s)
         return self.thread.gone
 
     def close(self) -> None:
@@ -178,13 +198,13 @@ class Heartbeat:
         if self.thread.thread is not threading.current_thread():
             self.thread.thread.join(_CLOSE_S)
 
-    def beat_with(self, thread: Watch | _Voice) -> None:
+    def start_thread(self, thread: Monitor | _BeatSender) -> None:
         """Starts the thread that reports for this process."""
         self.thread = thread
         thread.thread.start()
 
 
-class _Voice:
+class _BeatSender:
     """The heartbeat thread of every rank except 0: sends beats, and notices if rank 0 does not answer."""
 
     def __init__(
@@ -202,7 +222,7 @@ class _Voice:
         self._closing = threading.Event()
         self._buffer, self._cut_off = b"", False
         self.gone = ""
-        self.news = threading.Event()
+        self.gone_event = threading.Event()
         self.thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def stop(self) -> None:
@@ -218,11 +238,11 @@ class _Voice:
             selector.register(self._doorbell, selectors.EVENT_READ)
             if text := self._beat_until_lost(selector):
                 self._on_lost(text)
-            self._say("bye")
+            self._send("bye")
             # Closing with unread data would reset the connection and lose the last message.
             with suppress(OSError):
                 self._connection.shutdown(socket.SHUT_WR)
-                self._connection.settimeout(FAREWELL_S)
+                self._connection.settimeout(GOODBYE_S)
                 while self._connection.recv(65536):
                     pass
 
@@ -237,7 +257,7 @@ class _Voice:
             before_s = now
             beat = self._now(resumed_s)
             if now >= next_s:
-                self._say(beat.line())
+                self._send(beat.line())
                 next_s = now + limits.period_s
             if now - heard_s > beat.limit_s:
                 return rank_0_mute_text(self._host, now - heard_s)
@@ -249,37 +269,37 @@ class _Voice:
                     self._cut_off = self._cut_off or is_cut_off(error)
                     piece = b""
                 if not piece:
-                    return self._lose()
-                if self._hear(piece):
+                    return self._on_closed()
+                if self._receive(piece):
                     return ""
                 heard_s = before_s = time.monotonic()
         return ""
 
-    def _hear(self, piece: bytes) -> bool:
+    def _receive(self, piece: bytes) -> bool:
         """Executes rank 0's requests; returns whether it said goodbye."""
         *lines, self._buffer = (self._buffer + piece).split(b"\n")
-        words = [line.decode("utf-8", "replace") for line in lines]
-        for word in words:
-            if word == "stack":
+        requests = [line.decode("utf-8", "replace") for line in lines]
+        for request in requests:
+            if request == "stack":
                 stack = stack_of_this_process()
-                self._say(f"stack {json.dumps([stack.where, stack.text])}")
+                self._send(f"stack {json.dumps([stack.where, stack.text])}")
                 write_flight_record(self._rank, self._limits.answer_s)
-                self._say("dumped")
-            elif word.startswith("gone "):
-                self.gone = word.removeprefix("gone ")
-                self.news.set()
-        return "bye" in words
+                self._send("dumped")
+            elif request.startswith("gone "):
+                self.gone = request.removeprefix("gone ")
+                self.gone_event.set()
+        return "bye" in requests
 
-    def _lose(self) -> str:
+    def _on_closed(self) -> str:
         self.gone = f"rank 0 on {self._host}"
-        self.news.set()
+        self.gone_event.set()
         if self._cut_off:
             return rank_0_cut_off_text(self._host, self._limits.silent_s)
         # A rank that knows why rank 0 exited reports first.
         self._closing.wait(self._limits.gone_s)
         return "" if self._closing.is_set() else rank_0_gone_text(self._host)
 
-    def _say(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         try:
             self._connection.sendall(f"{line}\n".encode())
         except OSError as error:  # the kernel reports it only once

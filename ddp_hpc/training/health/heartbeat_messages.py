@@ -21,7 +21,7 @@ class Limits:
     first_s: float  # the same, until the first step of a process is over
     gone_s: float  # a connection is closed without a goodbye
     period_s: float  # between two beats
-    answer_s: float  # for the stacks that rank 0 asks for
+    answer_s: float  # for the stacks that rank 0 requests
 
     @property
     def gap_s(self) -> float:
@@ -63,7 +63,7 @@ class Beat:
 
 
 @dataclass
-class Seen:
+class RankStatus:
     """Rank 0's view of a rank."""
 
     rank: int
@@ -74,7 +74,7 @@ class Seen:
     stack: str = ""
 
 
-def who(ranks: Sequence[Seen]) -> str:
+def name_ranks(ranks: Sequence[RankStatus]) -> str:
     """`rank 3 on n2`, or `ranks 4, 5 on n2 and 6, 7 on n3`."""
     nodes: dict[str, list[int]] = {}
     for seen in ranks:
@@ -93,22 +93,22 @@ def seconds(duration_s: float) -> str:
     return f"{duration_s:.0f} s" if duration_s >= 10 else f"{duration_s:.1f} s"
 
 
-def gone_text(gone: Sequence[Seen], gone_s: float) -> str:
+def gone_text(gone: Sequence[RankStatus], gone_s: float) -> str:
     """The error line for ranks whose connection closed without a goodbye."""
     last = max(gone, key=lambda seen: seen.beat.place).beat
     return (
-        f"{who(gone)} {_is(gone)} gone: the connection closed unexpectedly {seconds(gone_s)} "
+        f"{name_ranks(gone)} {_is(gone)} gone: the connection closed unexpectedly {seconds(gone_s)} "
         f"ago, last seen {last}. Look on that node for what killed it: out of memory (dmesg, the "
         "scheduler's log), a signal, a crash"
     )
 
 
-def cut_off_text(cut_off: Sequence[Seen], silent_s: float) -> str:
+def cut_off_text(cut_off: Sequence[RankStatus], silent_s: float) -> str:
     """The error line for ranks whose nodes no longer answer."""
     last = max(cut_off, key=lambda seen: seen.beat.place).beat
     hosts = sorted({seen.host for seen in cut_off})
     return (
-        f"{who(cut_off)} {_is(cut_off)} cut off, last seen {last}: the node or its network is down, "
+        f"{name_ranks(cut_off)} {_is(cut_off)} cut off, last seen {last}: the node or its network is down, "
         f"with no answer for {seconds(silent_s)}. Exclude {', '.join(hosts[:_MAX_NODES])} from the next job"
     )
 
@@ -137,18 +137,18 @@ def rank_0_gone_text(host: str) -> str:
     )
 
 
-def stuck_text(laggards: Sequence[Seen], here: Sequence[Seen], stacks: Path | None) -> str:
+def stuck_text(laggards: Sequence[RankStatus], here: Sequence[RankStatus], stacks: Path | None) -> str:
     """The error line for ranks whose main threads make no progress; `stacks`: where their stacks are kept."""
     beat = laggards[0].beat
     for_s = min(seen.for_s for seen in laggards)
     everyone = len(laggards) == len(here) > 1
-    subject = f"all {len(here)} ranks" if everyone else who(laggards)
+    subject = f"all {len(here)} ranks" if everyone else name_ranks(laggards)
     parts = [
         f"{subject} {'have' if len(laggards) > 1 else 'has'} been {beat} for {seconds(for_s)} "
         f"({_places(laggards)})"
     ]
     if everyone:
-        parts[0] += " and none lags: check the network between them, the devices and the file system"
+        parts[0] += ", and none is behind: check the network between them, the devices and the file system"
     elif len(here) > 1:
         parts[0] += " and all others wait"
     if stacks is not None:
@@ -157,17 +157,17 @@ def stuck_text(laggards: Sequence[Seen], here: Sequence[Seen], stacks: Path | No
     return "; ".join(parts)
 
 
-def _places(ranks: Sequence[Seen]) -> str:
+def _places(ranks: Sequence[RankStatus]) -> str:
     """The positions in the code; if ranks differ, those with the fewest ranks first, as likely outliers."""
-    places: dict[str, list[Seen]] = {}
+    places: dict[str, list[RankStatus]] = {}
     for seen in ranks:
         places.setdefault(f"at {seen.where}" if seen.where else f"no answer: {_MUTE}", []).append(seen)
     if len(places) == 1:
         return next(iter(places))
     fewest_first = sorted(places.items(), key=lambda item: len(item[1]))
-    told = [f"{who(there)} {place}" for place, there in fewest_first[:_MAX_PLACES]]
-    return "; ".join(told) + ("; ..." if len(places) > _MAX_PLACES else "")
+    listed = [f"{name_ranks(there)} {place}" for place, there in fewest_first[:_MAX_PLACES]]
+    return "; ".join(listed) + ("; ..." if len(places) > _MAX_PLACES else "")
 
 
-def _is(ranks: Sequence[Seen]) -> str:
+def _is(ranks: Sequence[RankStatus]) -> str:
     return "are" if len(ranks) > 1 else "is"

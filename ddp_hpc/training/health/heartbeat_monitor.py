@@ -24,22 +24,22 @@ from ddp_hpc.training.health.flight_recorder import write_flight_record
 from ddp_hpc.training.health.heartbeat_messages import (
     Beat,
     Limits,
-    Seen,
+    RankStatus,
     cut_off_text,
     gone_text,
+    name_ranks,
     stuck_text,
-    who,
 )
 from ddp_hpc.training.health.stack_traces import in_time, stack_of_this_process
 
 _GREETING_BYTES = 512
 _LINE_BYTES = 1 << 20
 _GREETING_S = 5.0
-_MAX_STRANGERS = 512  # connections without a greeting; the oldest are closed to save file descriptors
-_MAX_NEWS = 8  # lost ranks that are announced to all others; more are not announced
+_MAX_UNIDENTIFIED = 512  # connections without a greeting; the oldest are closed to limit open files
+_MAX_ANNOUNCED = 8  # lost ranks that are announced to all others; more are not announced
 _MAX_FILES = 64
-FAREWELL_S = 2.0
-_NO_WAY = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+GOODBYE_S = 2.0
+_CUT_OFF_ERRORS = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 def let_kernel_watch(connection: socket.socket, silent_s: float) -> None:
@@ -56,11 +56,11 @@ def let_kernel_watch(connection: socket.socket, silent_s: float) -> None:
 
 def is_cut_off(error: OSError) -> bool:
     """Whether a connection ended because of the node or network, not because the other process closed it."""
-    return error.errno in _NO_WAY
+    return error.errno in _CUT_OFF_ERRORS
 
 
 @dataclass
-class _Rank(Seen):
+class _Rank(RankStatus):
     """State of one rank; rank 0 has no connection to itself."""
 
     connection: _Connection | None = None
@@ -89,7 +89,7 @@ class _Connection:
             self.cut_off = self.cut_off or is_cut_off(error)
 
 
-class Watch:
+class Monitor:
     """The thread of rank 0. It monitors all ranks from `begin` until `stop` or its first verdict."""
 
     def __init__(
@@ -97,16 +97,16 @@ class Watch:
         world: World,
         limits: Limits,
         own_beat: Callable[[float], Beat],
-        door: tuple[socket.socket, str] | None,  # a listening socket and the nonce for it
+        listener_and_nonce: tuple[socket.socket, str] | None,  # the greeting must contain the nonce
         stacks: Path | None,
         on_lost: Callable[[str], None],
     ) -> None:
         self._limits, self._own_beat, self._stacks, self._on_lost = limits, own_beat, stacks, on_lost
-        self._listener: socket.socket | None = door[0] if door else None
-        self._nonce = door[1] if door else ""
-        unheard = Beat(limit_s=limits.first_s)
+        self._listener = listener_and_nonce[0] if listener_and_nonce else None
+        self._nonce = listener_and_nonce[1] if listener_and_nonce else ""
+        initial = Beat(limit_s=limits.first_s)
         self._ranks = [
-            _Rank(rank, "an unknown node", unheard, beat_s=time.monotonic())
+            _Rank(rank, "an unknown node", initial, beat_s=time.monotonic())
             for rank in range(world.world_size)
         ]
         self._ranks[0].host = world.hostname
@@ -114,9 +114,9 @@ class Watch:
         self._begun, self._stopped = threading.Event(), threading.Event()
         self._selector = selectors.DefaultSelector()
         self._doorbell, self._bell = socket.socketpair()
-        self._resumed_s, self._looked_s = 0.0, time.monotonic()
-        self.gone = ""  # who is gone without a goodbye
-        self.news = threading.Event()
+        self._resumed_s, self._updated_s = 0.0, time.monotonic()
+        self.gone = ""  # the ranks whose connection closed without a goodbye
+        self.gone_event = threading.Event()
         self.thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def begin(self) -> None:
@@ -136,27 +136,27 @@ class Watch:
         try:
             while not self._stopped.is_set():
                 self._listen(self._limits.period_s / 2)
-                if time.monotonic() < self._looked_s + self._limits.period_s / 2:
+                if time.monotonic() < self._updated_s + self._limits.period_s / 2:
                     continue
-                self._look_around()
+                self._update()
                 if self._begun.is_set() and (text := self._verdict()):
                     self._on_lost(text)
                     break
         finally:
-            self._part()
+            self._say_goodbye()
             for mine in filter(None, (self._listener, self._doorbell, self._bell)):
                 mine.close()
             self._selector.close()
 
-    def _part(self) -> None:
-        """Says goodbye to all ranks. Reads what they still send: closing with unread data would lose it."""
+    def _say_goodbye(self) -> None:
+        """Says goodbye to all ranks. Reads their last messages: closing with unread data would lose ours."""
         for connection in self._connections:
             connection.send("bye")
             with suppress(OSError):
                 connection.socket.shutdown(socket.SHUT_WR)
         for rank in self._ranks:
             rank.left = True
-        end_s = time.monotonic() + FAREWELL_S
+        end_s = time.monotonic() + GOODBYE_S
         while self._connections and time.monotonic() < end_s:
             self._listen(0.05)
         for connection in list(self._connections):
@@ -167,25 +167,25 @@ class Watch:
     def _listen(self, wait_s: float) -> None:
         for key, _ in self._selector.select(wait_s):
             if key.fileobj is self._listener:
-                self._let_in()
+                self._accept()
             elif isinstance(key.data, _Connection):
                 self._read(key.data)
 
-    def _let_in(self) -> None:
+    def _accept(self) -> None:
         assert self._listener is not None
         try:
-            guest, _ = self._listener.accept()
-            guest.setblocking(False)
-            let_kernel_watch(guest, self._limits.silent_s)
+            accepted, _ = self._listener.accept()
+            accepted.setblocking(False)
+            let_kernel_watch(accepted, self._limits.silent_s)
         except OSError:
             time.sleep(0.05)  # maybe out of file descriptors: unidentified connections are closed soon
             return
-        strangers = [one for one in self._connections if one.rank is None]
-        if len(strangers) >= max(_MAX_STRANGERS, 2 * len(self._ranks)):
-            self._close(min(strangers, key=lambda one: one.opened_s))
-        connection = _Connection(guest, time.monotonic())
+        unidentified = [one for one in self._connections if one.rank is None]
+        if len(unidentified) >= max(_MAX_UNIDENTIFIED, 2 * len(self._ranks)):
+            self._close(min(unidentified, key=lambda one: one.opened_s))
+        connection = _Connection(accepted, time.monotonic())
         self._connections.add(connection)
-        self._selector.register(guest, selectors.EVENT_READ, connection)
+        self._selector.register(accepted, selectors.EVENT_READ, connection)
 
     def _read(self, connection: _Connection) -> None:
         try:
@@ -199,21 +199,21 @@ class Watch:
         try:
             while b"\n" in connection.buffer:
                 line, _, connection.buffer = connection.buffer.partition(b"\n")
-                self._hear(connection, line.decode())
+                self._receive(connection, line.decode())
             room = _GREETING_BYTES if connection.rank is None else _LINE_BYTES
             if not piece or len(connection.buffer) > room:
-                self._lose(connection)
+                self._on_closed(connection)
         except ValueError:
-            self._lose(connection)  # not a rank of this program
+            self._on_closed(connection)  # not a rank of this program
 
-    def _hear(self, connection: _Connection, line: str) -> None:
+    def _receive(self, connection: _Connection, line: str) -> None:
         word, _, rest = line.partition(" ")
         rank = connection.rank
         if rank is None:
             nonce, number, host = rest.split()
             known = word == "hello" and hmac.compare_digest(nonce.encode(), self._nonce.encode())
             if not known or not 0 < int(number) < len(self._ranks) or self._ranks[int(number)].connection:
-                raise ValueError("a stranger")
+                raise ValueError("not a rank of this job")
             rank = connection.rank = self._ranks[int(number)]
             rank.connection, rank.host = connection, host
         elif word == "at":
@@ -226,16 +226,16 @@ class Watch:
         elif word == "bye":
             rank.left = True
 
-    def _lose(self, connection: _Connection) -> None:
+    def _on_closed(self, connection: _Connection) -> None:
         self._close(connection)
         rank = connection.rank
         if rank is None or rank.left:
             return
         rank.gone_s, rank.cut_off = time.monotonic(), connection.cut_off
         gone = [r for r in self._ranks if r.gone_s is not None]
-        if len(gone) <= _MAX_NEWS:
-            self.gone = who(gone)
-            self.news.set()
+        if len(gone) <= _MAX_ANNOUNCED:
+            self.gone = name_ranks(gone)
+            self.gone_event.set()
             for other in self._connections:
                 if other.rank is not None:
                     other.send(f"gone {self.gone}")
@@ -247,16 +247,16 @@ class Watch:
 
     # Monitoring.
 
-    def _look_around(self) -> None:
+    def _update(self) -> None:
         """Closes connections without a greeting, and updates rank 0's own beat."""
         now = time.monotonic()
         for connection in list(self._connections):
             if connection.rank is None and now - connection.opened_s > _GREETING_S:
                 self._close(connection)
-        if now - self._looked_s > self._limits.gap_s:
+        if now - self._updated_s > self._limits.gap_s:
             # The process was stopped and resumed, as in a suspended job: do not count that time.
             self._resumed_s = now
-        self._looked_s = now
+        self._updated_s = now
         self._ranks[0].beat, self._ranks[0].beat_s = self._own_beat(self._resumed_s), now
 
     def _verdict(self) -> str:
@@ -270,11 +270,11 @@ class Watch:
             return cut_off_text(cut_off, limits.silent_s) if cut_off else gone_text(gone, limits.gone_s)
         if not self._laggards():
             return ""
-        self._ask_all()
-        laggards = self._laggards()  # one may have continued meanwhile
-        return stuck_text(laggards, self._here(), self._write(laggards)) if laggards else ""
+        self._collect_stacks()
+        laggards = self._laggards()  # a rank can have continued meanwhile
+        return stuck_text(laggards, self._active(), self._write(laggards)) if laggards else ""
 
-    def _here(self) -> list[_Rank]:
+    def _active(self) -> list[_Rank]:
         return [r for r in self._ranks if not r.left and r.gone_s is None]
 
     def _laggards(self) -> list[_Rank]:
@@ -283,16 +283,16 @@ class Watch:
         As long as one of them makes progress, the others may wait for it. A silent rank is assumed
         to be at its last known position.
         """
-        here, now = self._here(), time.monotonic()
+        here, now = self._active(), time.monotonic()
         behind = min(r.beat.place for r in here)
         laggards = [r for r in here if r.beat.place == behind]
         for rank in laggards:
             rank.for_s = rank.beat.for_s + now - max(rank.beat_s, self._resumed_s)
         return laggards if all(r.for_s > r.beat.limit_s for r in laggards) else []
 
-    def _ask_all(self) -> None:
+    def _collect_stacks(self) -> None:
         """Collects the stack of every rank and has its flight record written, within the time limit."""
-        for rank in self._here():
+        for rank in self._active():
             rank.where = rank.stack = ""
             rank.dumped = rank.connection is None
             if rank.connection is not None:
@@ -301,9 +301,9 @@ class Watch:
         self._ranks[0].where, self._ranks[0].stack = own.where, own.text
         write_flight_record(0, self._limits.answer_s)
         end_s = time.monotonic() + self._limits.answer_s
-        while time.monotonic() < end_s and not all(r.dumped for r in self._here()):
+        while time.monotonic() < end_s and not all(r.dumped for r in self._active()):
             self._listen(0.05)
-        self._looked_s = time.monotonic()
+        self._updated_s = time.monotonic()
 
     def _write(self, laggards: Iterable[_Rank]) -> Path | None:
         """Writes the stacks; returns the only file, or their directory. None if nothing could be written."""

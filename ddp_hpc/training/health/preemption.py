@@ -1,4 +1,4 @@
-"""Stopping early: signals set a flag, rank 0 checks the time limit, and all ranks decide together.
+"""Preemption: signals set a flag, rank 0 checks the time limit, and all ranks decide together.
 
 No extra messages are sent: each rank's stop request is sent with the losses that ranks exchange anyway.
 """
@@ -27,23 +27,23 @@ DEADLINE = 1000
 """Rank 0's stop request for the time limit. Other requests are signal numbers; 0 means none."""
 
 # Reserved before SIGKILL, to report the error.
-_LAST_WORDS_S = 2.0
+_ERROR_REPORT_S = 2.0
 _SAME_SIGNAL_S = 1.0
 _POLL_S = 0.25
 _SAVE_RESERVE, _STEP_RESERVE = 1.5, 2.0
-TALK_S = 1.0
+EXCHANGE_S = 1.0
 """Interval at which ranks exchange their stop requests, but at most once per step."""
 
 
-def next_talk(step: int, slowest_s: float) -> int:
+def next_exchange(step: int, slowest_s: float) -> int:
     """The step after which ranks exchange stop requests again: about a second later, or the next step."""
-    return step + (max(1, int(TALK_S / slowest_s)) if slowest_s else 1)
+    return step + (max(1, int(EXCHANGE_S / slowest_s)) if slowest_s else 1)
 
 
-class Stopping:
+class StopRequests:
     """Collects this rank's stop requests. A context manager, which restores the old signal handlers.
 
-    If the process still runs shortly before the scheduler's SIGKILL, `last_words` is called with one
+    If the process still runs shortly before the scheduler's SIGKILL, `end_before_kill` is called with one
     line and ends the process. If Python is blocked in a C call, a timer outside of Python writes all
     stacks to `stacks` (None: stderr) and ends the process.
     """
@@ -53,16 +53,16 @@ class Stopping:
         deadline: Deadline | None,
         kill_delay_s: float | None,
         *,
-        judges_clock: bool,
+        checks_deadline: bool,
         stacks: Path | None,
-        last_words: Callable[[str], None],
+        end_before_kill: Callable[[str], None],
         is_lost: Callable[[], bool],
     ) -> None:
         self._deadline = deadline
         self._kill_delay_s = kill_delay_s
-        self._judges_clock = judges_clock
+        self._checks_deadline = checks_deadline
         self._stacks = stacks
-        self._last_words = last_words
+        self._end_before_kill = end_before_kill
         self.is_lost = is_lost
         self._signal, self._signalled_s = 0, 0.0
         self._longest_step_s = self._longest_save_s = self._expected_save_s = 0.0
@@ -71,7 +71,7 @@ class Stopping:
         self._over = threading.Event()
         self._ends_s, self._when = float("inf"), ""
 
-    def __enter__(self) -> Stopping:
+    def __enter__(self) -> StopRequests:
         threading.Thread(target=self._watch, name="last resort", daemon=True).start()
         self._old = {sig: signal.signal(sig, self._on_signal) for sig in SIGNALS}
         if self._deadline is not None:
@@ -91,11 +91,11 @@ class Stopping:
         for sig, handler in self._old.items():
             signal.signal(sig, handler)
 
-    def wish(self) -> int:
+    def stop_request(self) -> int:
         """This rank's stop request: 0 for none, a signal number, or `DEADLINE`."""
         if self._signal:
             return self._signal
-        if self._judges_clock and self._deadline is not None:
+        if self._checks_deadline and self._deadline is not None:
             return DEADLINE if time.time() > self._deadline.at_s - self.margin_s() else 0
         return 0
 
@@ -117,14 +117,14 @@ class Stopping:
             _SAVE_RESERVE * (self._longest_save_s or self._expected_save_s)
             + _STEP_RESERVE * self._longest_step_s
             + (self._kill_delay_s or 0.0)
-            + TALK_S
-            + _LAST_WORDS_S
+            + EXCHANGE_S
+            + _ERROR_REPORT_S
         )
 
-    def explain(self, wish: int, rank: int) -> str:
+    def explain(self, stop_request: int, rank: int) -> str:
         """The stop request as text."""
-        if wish != DEADLINE:
-            return f"rank {rank} received {signal.Signals(wish).name}"
+        if stop_request != DEADLINE:
+            return f"rank {rank} received {signal.Signals(stop_request).name}"
         source = self._deadline.source if self._deadline is not None else "the clock"
         return f"the job's time limit is near ({source}; stopping {self.margin_s():.0f} s early to save)"
 
@@ -142,7 +142,7 @@ class Stopping:
 
     def _end_in(self, seconds: float, when: str) -> None:
         """Arms the last resort so that it ends within `seconds`, unless an earlier one is armed."""
-        seconds = max(seconds - _LAST_WORDS_S, 0.5)
+        seconds = max(seconds - _ERROR_REPORT_S, 0.5)
         if (ends_s := time.monotonic() + seconds) >= self._ends_s:
             return
         self._ends_s, self._when = ends_s, when
@@ -150,7 +150,7 @@ class Stopping:
             with suppress(OSError):
                 self._stacks.parent.mkdir(parents=True, exist_ok=True)
                 self._file = self._stacks.open("a", encoding="utf-8")  # keeps those of earlier attempts
-        self._end_below_python(seconds + _LAST_WORDS_S / 2)
+        self._end_below_python(seconds + _ERROR_REPORT_S / 2)
 
     def _end_below_python(self, seconds: float) -> None:
         if (file := self._file or sys.stderr) is not None:
@@ -162,10 +162,10 @@ class Stopping:
                 break
         else:
             return
-        # Python still runs and reports a better error. Rank 0 waits a second so that the others hear of it.
-        self._end_below_python(_LAST_WORDS_S - 2 * _POLL_S)
+        # Python still runs and can report a better error. Rank 0 waits a second for the others to receive it.
+        self._end_below_python(_ERROR_REPORT_S - 2 * _POLL_S)
         if self._file is not None:
             faulthandler.dump_traceback(self._file)
         where = f"; its stacks: {self._stacks}" if self._file is not None else ""
-        self._last_words(f"still starting, in a step or saving {self._when}, just before SIGKILL{where}")
+        self._end_before_kill(f"still starting, in a step or saving {self._when}, just before SIGKILL{where}")
         os._exit(EXIT_FAILED)

@@ -1,4 +1,4 @@
-"""The life of a run over several jobs: resuming, saving, stopping, and the state in the run directory.
+"""The lifecycle of a run over several jobs: resume, save, stop, and the state in the run directory.
 
 All ranks take part; rank 0 reads, writes and checks the time limit. Without a snapshot
 directory there is nothing to resume from, and signals end the run as they end any program.
@@ -21,16 +21,16 @@ from ddp_hpc.data.samples import Samples
 from ddp_hpc.data.step_shards import Position
 from ddp_hpc.errors import EXIT_FAILED, DataError, DdpHpcError, RequestError
 from ddp_hpc.options import as_toml, to_options
-from ddp_hpc.partial_files import write_whole
+from ddp_hpc.partial_files import write_atomically
 from ddp_hpc.run_directory import RunState, read_state, write_refused, write_state
 from ddp_hpc.schedulers.deadline import Deadline, find_deadline, kill_delay_s
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.health.preemption import Stopping
+from ddp_hpc.training.health.preemption import StopRequests
 from ddp_hpc.training.health.rank_report import RankReport
 from ddp_hpc.training.parallel.device_mesh import Mesh
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.snapshots.random_state import seed_generators
-from ddp_hpc.training.snapshots.snapshot_directory import SnapshotFolder
+from ddp_hpc.training.snapshots.snapshot_directory import SnapshotDirectory
 from ddp_hpc.training.snapshots.snapshot_files import Snapshot
 from ddp_hpc.training.snapshots.training_state import TrainingState
 from ddp_hpc.training.telemetry.metrics_file import versions
@@ -40,9 +40,9 @@ from ddp_hpc.training.telemetry.progress_bar import Progress
 _SLOW_DISK_BYTES_PER_S = 200e6
 _HUNG_DISK_S = 2.0
 # Options that may change between attempts and affect the losses. Options that change the order are rejected.
-_SHAPING = ("data", "src_key", "tgt_key", "dropout", "lr", "lr_scaling", "warmup_steps", "clip_norm")
+_LOSS_OPTIONS = ("data", "src_key", "tgt_key", "dropout", "lr", "lr_scaling", "warmup_steps", "clip_norm")
 # The same, but snapshots of earlier versions do not contain them.
-_SHAPING_TOO = (
+_NEWER_LOSS_OPTIONS = (
     "model_options",
     "lr_schedule",
     "optimizer",
@@ -54,7 +54,7 @@ _SHAPING_TOO = (
 
 
 @dataclass(frozen=True)
-class Places:
+class RunDirectories:
     """The directories that a run resumes from."""
 
     run: Path
@@ -62,13 +62,13 @@ class Places:
     snapshots: Path
 
 
-def places_of(config: TrainConfig, environ: dict[str, str]) -> Places | None:
+def find_run_directories(config: TrainConfig, environ: dict[str, str]) -> RunDirectories | None:
     """`--snapshot-dir`, else `snapshots` in `DDP_HPC_RUN_DIR`; None with neither, or with --no-snapshots."""
     run = environ.get("DDP_HPC_RUN_DIR", "")
     if not config.snapshots.enabled or (config.snapshots.directory is None and not run):
         return None
     snapshots = config.snapshots.directory or Path(run) / "snapshots"
-    return Places(Path(run) if run else snapshots, snapshots)
+    return RunDirectories(Path(run) if run else snapshots, snapshots)
 
 
 @dataclass(frozen=True)
@@ -88,25 +88,25 @@ class Decision:
     """The reason to stop here; empty: continue."""
 
 
-class Survival:
-    """Saving, stopping and resuming on this rank. Created by `survive`."""
+class RunLifecycle:
+    """Resumes, saves and stops the run on this rank. Created by `manage_run`."""
 
     def __init__(
         self,
         config: TrainConfig,
         group: Group,
         progress: Progress,
-        places: Places | None,
-        stopping: Stopping | None,
+        directories: RunDirectories | None,
+        stop_requests: StopRequests | None,
     ) -> None:
         self._config = config
         self._group = group
         self._progress = progress
-        self._places = places
-        self._stopping = stopping
-        self._folder: SnapshotFolder | None = None  # on rank 0, if snapshots are enabled
+        self._directories = directories
+        self._stop_requests = stop_requests
+        self._directory: SnapshotDirectory | None = None  # on rank 0, if snapshots are enabled
         self._last_save_s = time.monotonic()
-        self._talks = 0
+        self._num_exchanges = 0
         self._opened = False
         self._over = False  # ended by an error
         self._writing_state = threading.Lock()  # so that the saving thread cannot overwrite `failed`
@@ -117,12 +117,12 @@ class Survival:
     @property
     def stacks(self) -> Path | None:
         """The directory for stacks of ranks that hang."""
-        return None if self._places is None else self._places.run / "stacks"
+        return None if self._directories is None else self._directories.run / "stacks"
 
     @property
     def tracebacks(self) -> Path | None:
         """The directory for tracebacks of ranks that fail."""
-        return None if self._places is None else self._places.run / "tracebacks"
+        return None if self._directories is None else self._directories.run / "tracebacks"
 
     def open(self) -> Snapshot | None:
         """Locks the directory and returns, on rank 0, the newest valid snapshot.
@@ -132,19 +132,22 @@ class Survival:
         Raises:
             DataError: another job uses the directory, or none of its snapshots is valid.
         """
-        if self._places is None:
+        if self._directories is None:
             return None
         problem, snapshot = "", None
         if self._group.world.rank == 0:
             try:
-                self._folder = SnapshotFolder(
-                    self._places.snapshots, self._config.snapshots.keep, self._progress.say, self._on_saved
+                self._directory = SnapshotDirectory(
+                    self._directories.snapshots,
+                    self._config.snapshots.keep,
+                    self._progress.say,
+                    self._on_saved,
                 )
-                snapshot = self._folder.newest_good()
+                snapshot = self._directory.newest_valid()
             except RequestError as error:
                 problem = str(error)
                 with suppress(DdpHpcError):  # report the first error
-                    write_refused(self._places.run, os.environ)
+                    write_refused(self._directories.run, os.environ)
         self._group.agree(problem, RequestError.exit_code)
         self._opened = True
         return snapshot
@@ -192,14 +195,14 @@ class Survival:
                 # Deterministic, but different from the numbers of earlier steps.
                 seed = self._config.rank_seed(mesh.data_rank) * 1_000_003 + position.step
                 seed_generators(seed % 2**63)
-            self._say_resumed(about, position, exact)
-        if self._stopping is not None:
+            self._report_resumed(about, position, exact)
+        if self._stop_requests is not None:
             # Adam has two more values per parameter.
             num_bytes = 3 * sum(prod(shape) * dtype.itemsize for shape, dtype in state.whole.values())
-            self._stopping.expect_save(num_bytes / _SLOW_DISK_BYTES_PER_S)
+            self._stop_requests.expect_save(num_bytes / _SLOW_DISK_BYTES_PER_S)
         self._start_step = position.step
-        if self._places is not None and self._group.world.rank == 0:
-            keep_config(self._places.run, self._config)
+        if self._directories is not None and self._group.world.rank == 0:
+            keep_config(self._directories.run, self._config)
         self._write_state("running", position.step, f"since {time.strftime('%Y-%m-%d %H:%M:%S')}")
         self._last_save_s = time.monotonic()
         return position, losses, self._lr_ranks
@@ -210,39 +213,40 @@ class Survival:
         Raises:
             DdpHpcError: another job has taken over the directory.
         """
-        if self._stopping is None:
+        if self._stop_requests is None:
             return RankReport(0.0, 0.0, step_s, own_s)
-        if self._folder is not None and self._folder.lost:
+        if self._directory is not None and self._directory.lost:
             raise DdpHpcError(
-                f"another job has taken over {self._folder.path}, because this one was silent for too long "
-                "(or its file .lock was removed). This job stops; the other one continues the run"
+                f"another job has taken over {self._directory.path}, because this one was silent for too "
+                "long (or its file .lock was removed). This job stops; the other one continues the run"
             )
-        self._talks += 1
-        if self._talks > 1:  # the first step allocates, connects and compiles
-            self._stopping.measured(step_s=step_s)
+        self._num_exchanges += 1
+        if self._num_exchanges > 1:  # the first step allocates, connects and compiles
+            self._stop_requests.measured(step_s=step_s)
         due = (
-            self._folder is not None and time.monotonic() - self._last_save_s > self._config.snapshots.every_s
+            self._directory is not None
+            and time.monotonic() - self._last_save_s > self._config.snapshots.every_s
         )
-        return RankReport(float(self._stopping.wish()), float(due), step_s, own_s)
+        return RankReport(float(self._stop_requests.stop_request()), float(due), step_s, own_s)
 
     def evaluated(self, evaluation_s: float) -> None:
         """Records the duration of an evaluation, during which the run cannot stop."""
-        if self._stopping is not None:
-            self._stopping.measured(step_s=evaluation_s)
+        if self._stop_requests is not None:
+            self._stop_requests.measured(step_s=evaluation_s)
 
     def saves_at(self, step: int) -> bool:
         """Whether a snapshot is due after this step according to `--snapshot-every-steps`."""
         every = self._config.snapshots.every_steps
-        return self._places is not None and every is not None and step % every == 0
+        return self._directories is not None and every is not None and step % every == 0
 
     def decide(self, reports: list[RankReport], position: Position, last: bool) -> Decision:
-        """What all ranks do next: the same on every rank, as it follows from the reports of all."""
-        if self._stopping is None:
+        """Decides what to do next: the same on every rank, because it depends only on all reports."""
+        if self._stop_requests is None:
             return Decision(save=False, stop="")
         requests = ((int(one.stop_request), rank) for rank, one in enumerate(reports) if one.stop_request)
-        wish, rank = next(requests, (0, 0))
+        stop_request, rank = next(requests, (0, 0))
         due = bool(reports[0].save_due) or self.saves_at(position.step)
-        stop = self._stopping.explain(wish, rank) if wish and not last else ""
+        stop = self._stop_requests.explain(stop_request, rank) if stop_request and not last else ""
         return Decision(save=due or last or bool(stop), stop=stop)
 
     def stop_failed(self, problem: str, tick: Callable[[], None]) -> NoReturn:
@@ -252,8 +256,8 @@ class Survival:
             DdpHpcError: always; with the `problem`, which all ranks have, and the snapshot that is kept.
         """
         kept = ""
-        if self._folder is not None:
-            step = self._folder.wait(tick).step
+        if self._directory is not None:
+            step = self._directory.wait(tick).step
             kept = f". The snapshot of step {step} is kept" if step else ". There is no earlier snapshot"
         self._group.agree(problem + self._group.comm.bcast(kept), EXIT_FAILED)
         raise AssertionError("unreachable")
@@ -285,7 +289,7 @@ class Survival:
         """
         model, training = state.model_tensors(), state.training_tensors()
         self._last_save_s = time.monotonic()
-        if self._folder is not None:
+        if self._directory is not None:
             about = {
                 "position": asdict(position),
                 "losses": asdict(losses),
@@ -300,7 +304,7 @@ class Survival:
                 "versions": versions(),
                 **self._order(samples),
             }
-            self._folder.save(position.step, about, model, training, tick)
+            self._directory.save(position.step, about, model, training, tick)
         else:  # take part in gathering sharded tensors on rank 0
             for _ in chain(model.tensors, training.tensors):
                 pass
@@ -313,14 +317,14 @@ class Survival:
         Raises:
             DdpHpcError: the last state could not be saved.
         """
-        if self._places is None:
+        if self._directories is None:
             return
         problem = ""
-        if self._folder is not None:
-            saved = self._folder.wait(tick)
+        if self._directory is not None:
+            saved = self._directory.wait(tick)
             if saved.step != position.step:
                 problem = (
-                    f"could not save step {position.step} in {self._places.snapshots}; "
+                    f"could not save step {position.step} in {self._directories.snapshots}; "
                     f"the newest snapshot is from step {saved.step}. Free disk space, then run it again"
                 )
             else:
@@ -333,32 +337,32 @@ class Survival:
         `again`: the cause was a node or rank, so the run is resumed if this attempt saved anything.
         """
         self._over = True
-        if self._places is None or not self._opened:
+        if self._directories is None or not self._opened:
             return
-        if self._folder is not None and self._folder.lost:
+        if self._directory is not None and self._directory.lost:
             return  # the state belongs to another job
         # A disk may hang, and this process must not hang with it: proceed without the lock after a time.
         locked = self._writing_state.acquire(timeout=_HUNG_DISK_S)
         with suppress(DdpHpcError):  # report the first error
-            self._write_failed(self._places.run, reason, again)
+            self._write_failed(self._directories.run, reason, again)
         if locked:
             self._writing_state.release()
 
     def finish_writing(self, limit_s: float) -> None:
         """Waits for the snapshot that is being written, although the run ends with an error."""
-        if self._folder is not None:
-            self._folder.finish_writing(limit_s)
+        if self._directory is not None:
+            self._directory.finish_writing(limit_s)
 
     def close(self) -> None:
         """Releases the directory after the snapshot that is being written is complete."""
-        if self._folder is not None:
-            self._folder.close()
+        if self._directory is not None:
+            self._directory.close()
 
     def abandon(self) -> None:
         """Releases the directory immediately: this process is about to end with an error."""
         self._over = True
-        if self._folder is not None:
-            self._folder.release()
+        if self._directory is not None:
+            self._directory.release()
 
     def _write_failed(self, run: Path, reason: str, again: bool) -> None:
         found = read_state(run)
@@ -370,24 +374,24 @@ class Survival:
         write_state(run, RunState("requeue" if goes_on else "failed", step, reason))
 
     def _on_saved(self, step: int) -> None:
-        assert self._folder is not None
-        if self._stopping is not None:
-            self._stopping.measured(save_s=self._folder.saved.seconds)
+        assert self._directory is not None
+        if self._stop_requests is not None:
+            self._stop_requests.measured(save_s=self._directory.saved.seconds)
         with self._writing_state:
-            if self._over or (self._stopping is not None and self._stopping.is_lost()):
+            if self._over or (self._stop_requests is not None and self._stop_requests.is_lost()):
                 return  # a rank has failed meanwhile: keep the state that it wrote
             self._write_state("running", step, "saved a snapshot")
 
     def _write_state(self, state: str, step: int, reason: str) -> None:
-        if self._places is None or self._group.world.rank != 0:
+        if self._directories is None or self._group.world.rank != 0:
             return
         try:
-            write_state(self._places.run, RunState(state, step, reason))
+            write_state(self._directories.run, RunState(state, step, reason))
         except DdpHpcError as error:
             self._progress.say(f"WARNING: {error}. Job scripts will not see step {step}")
 
     def _check_run(self, snapshot: Snapshot, samples: Samples) -> None:
-        for name in _SHAPING:
+        for name in _LOSS_OPTIONS:
             snapshot.about["config"][name]
         _whole_numbers(asdict(Position(**snapshot.about["position"])), at_least=0)
         if not all(type(loss) is float for loss in asdict(Losses(**snapshot.about["losses"])).values()):
@@ -420,10 +424,10 @@ class Survival:
     def _global_batch(self) -> int:
         return self._config.data.batch_size * self._data_size * self._config.optimization.accumulate
 
-    def _say_resumed(self, about: dict[str, Any], position: Position, exact: bool) -> None:
+    def _report_resumed(self, about: dict[str, Any], position: Position, exact: bool) -> None:
         world_size = self._group.world.world_size
         self._progress.say(
-            f"going on after step {position.step} (epoch {position.epoch + 1}, "
+            f"resuming after step {position.step} (epoch {position.epoch + 1}, "
             f"{position.begin:,} of its samples used)"
         )
         if about["world_size"] != world_size:
@@ -440,7 +444,7 @@ class Survival:
             )
         now = _as_json(self._config)
         before = {**now, **about["config"]}
-        names = (*_SHAPING, *_SHAPING_TOO)
+        names = (*_LOSS_OPTIONS, *_NEWER_LOSS_OPTIONS)
         others = [f"{name} {now[name]} (was {before[name]})" for name in names if now[name] != before[name]]
         if others:
             self._progress.say(f"note: changed options: {', '.join(others)}")
@@ -456,7 +460,7 @@ def _whole_numbers(found: dict[str, Any], at_least: int) -> None:
 def keep_config(run: Path, config: TrainConfig) -> None:
     """Writes the options of this attempt to `config.toml` in the run directory: `--config` reads it."""
     with suppress(DdpHpcError):  # continue without the record of the options
-        write_whole(run / "config.toml", as_toml(config).encode(), "config")
+        write_atomically(run / "config.toml", as_toml(config).encode(), "config")
 
 
 def _as_json(config: TrainConfig) -> dict[str, Any]:
@@ -465,54 +469,56 @@ def _as_json(config: TrainConfig) -> dict[str, Any]:
 
 
 @contextmanager
-def survive(
+def manage_run(
     config: TrainConfig,
     group: Group,
     progress: Progress,
     *,
-    last_words: Callable[[str], None],
+    end_before_kill: Callable[[str], None],
     is_lost: Callable[[], bool],
-) -> Iterator[Survival]:
+) -> Iterator[RunLifecycle]:
     """Sets up saving, stopping and resuming, and installs the signal handlers.
 
     Collective: every rank must call this.
 
-    `last_words` and `is_lost` are passed to `Stopping`.
+    `end_before_kill` and `is_lost` are passed to `StopRequests`.
 
     Raises:
         RequestError: a variable for the deadline is not a time, or has passed.
     """
     environ = dict(os.environ)
-    places = places_of(config, environ)
-    found = group.comm.bcast(None if places is None else [str(places.run), str(places.snapshots)])
-    places = None if found is None else Places(*map(Path, found))
-    deadline, delay_s = _deadline(group, environ, saves=places is not None)
-    if places is None:
+    directories = find_run_directories(config, environ)
+    found = group.comm.bcast(
+        None if directories is None else [str(directories.run), str(directories.snapshots)]
+    )
+    directories = None if found is None else RunDirectories(*map(Path, found))
+    deadline, delay_s = _deadline(group, environ, saves=directories is not None)
+    if directories is None:
         if deadline is not None and config.snapshots.enabled:
             left_min = (deadline.at_s - time.time()) / 60
             progress.say(
                 f"note: this job ends in {left_min:.0f} min and snapshots are off; "
                 "use --snapshot-dir to save progress"
             )
-        yield Survival(config, group, progress, None, None)
+        yield RunLifecycle(config, group, progress, None, None)
         return
-    stacks = places.run / "stacks" / f"rank{group.world.rank:05d}-at-the-end.txt"
-    watching = Stopping(
+    stacks = directories.run / "stacks" / f"rank{group.world.rank:05d}-at-the-end.txt"
+    watching = StopRequests(
         deadline,
         delay_s,
-        judges_clock=group.world.rank == 0,
+        checks_deadline=group.world.rank == 0,
         stacks=stacks,
-        last_words=last_words,
+        end_before_kill=end_before_kill,
         is_lost=is_lost,
     )
-    with watching as stopping:
-        survival = Survival(config, group, progress, places, stopping)
+    with watching as stop_requests:
+        lifecycle = RunLifecycle(config, group, progress, directories, stop_requests)
         try:
-            yield survival
+            yield lifecycle
         except BaseException:
-            survival.abandon()
+            lifecycle.abandon()
             raise
-        survival.close()
+        lifecycle.close()
 
 
 def _deadline(group: Group, environ: dict[str, str], *, saves: bool) -> tuple[Deadline | None, float | None]:

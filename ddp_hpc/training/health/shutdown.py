@@ -18,25 +18,25 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ddp_hpc.discovery.comm import abort_mpi, finalize_mpi
 from ddp_hpc.discovery.launcher_environment import present_launchers
-from ddp_hpc.discovery.once_per_node import say_once_a_node
+from ddp_hpc.discovery.once_per_node import print_once_per_node
 from ddp_hpc.discovery.world import World, short_hostname
 from ddp_hpc.errors import (
-    EXIT_AGAIN,
     EXIT_DONE,
     EXIT_FAILED,
     EXIT_INTERRUPTED,
+    EXIT_REQUEUE,
     DdpHpcError,
     RendezvousError,
     ReportedElsewhereError,
 )
-from ddp_hpc.training.health.error_election import Claim
+from ddp_hpc.training.health.error_election import ErrorElection
 from ddp_hpc.training.health.preemption import SIGNALS
-from ddp_hpc.user_errors import keep_traceback, told, traceback_of
+from ddp_hpc.user_errors import describe_error, traceback_of, write_traceback
 
 if TYPE_CHECKING:
     from ddp_hpc.training.health.failure_watch import FailureWatch
     from ddp_hpc.training.health.heartbeat import Heartbeat
-    from ddp_hpc.training.health.run_lifecycle import Survival
+    from ddp_hpc.training.health.run_lifecycle import RunLifecycle
 
 _SIGTERM_EXIT = 128 + signal.SIGTERM
 _SAVING_S = 20.0
@@ -48,45 +48,50 @@ class Parts:
 
     world: World | None = None
     watch: FailureWatch | None = None
-    heart: Heartbeat | None = None
-    survival: Survival | None = None
+    heartbeat: Heartbeat | None = None
+    lifecycle: RunLifecycle | None = None
     in_script: bool = False
     """The process runs a user's script: a single process then ends like any Python program."""
+
+    @property
+    def heart(self) -> Heartbeat | None:
+        """The former name of `heartbeat`, for scripts based on earlier versions of docs/examples/rpc."""
+        return self.heartbeat
 
     @property
     def is_alone(self) -> bool:
         """Whether this process is the only rank, as far as is known."""
         return self.world.world_size == 1 if self.world is not None else not present_launchers(os.environ)
 
-    def last_words(self, text: str) -> NoReturn:
+    def end_before_kill(self, text: str) -> NoReturn:
         """Ends this process shortly before SIGKILL. Called in a thread."""
-        self._end_from_thread(text, _claim(DdpHpcError(text), self, together=False))
+        self._end_from_thread(text, _elect(DdpHpcError(text), self, together=False))
 
     def on_lost(self, text: str) -> NoReturn:
         """Ends this process because the heartbeat has lost a rank. Called in its thread."""
-        # If rank 0 is lost, so is the store, and ranks cannot agree on which one reports the error.
+        # If rank 0 is lost, so is the store, and the ranks cannot hold an election.
         is_rank_0 = self.world is not None and self.world.rank == 0
-        claim = _claim(DdpHpcError(text), self, together=False) if is_rank_0 else Claim.ALONE
-        self._end_from_thread(text, claim)
+        election = _elect(DdpHpcError(text), self, together=False) if is_rank_0 else ErrorElection.NO_STORE
+        self._end_from_thread(text, election)
 
     def finish_writing(self, limit_s: float) -> None:
         """Waits for the snapshot that is being written, at most `limit_s`."""
-        if self.survival is not None:
-            self.survival.finish_writing(limit_s)
+        if self.lifecycle is not None:
+            self.lifecycle.finish_writing(limit_s)
 
     def is_lost(self) -> bool:
         """Whether another rank failed and this one ends without a message."""
-        return self.watch is not None and self.watch.heard
+        return self.watch is not None and self.watch.has_failed_rank
 
-    def _end_from_thread(self, text: str, claim: Claim) -> NoReturn:
+    def _end_from_thread(self, text: str, election: ErrorElection) -> NoReturn:
         """Ends this process although the main thread may never return from a collective."""
-        speak(claim, text, self.world)
-        if self.survival is not None:
-            self.survival.failed(text, again=True)
-        if self.watch is not None and claim is not Claim.ALONE:
+        print_error(election, text, self.world)
+        if self.lifecycle is not None:
+            self.lifecycle.failed(text, again=True)
+        if self.watch is not None and election is not ErrorElection.NO_STORE:
             self.watch.let_rank_0_save()
         # Several ranks may get here at once: the one that reports the error must not be aborted before.
-        abort_mpi(EXIT_FAILED, patience_s=1.0 if claim is Claim.LATE else 0.0)
+        abort_mpi(EXIT_FAILED, patience_s=1.0 if election is ErrorElection.LOST else 0.0)
         _leave(EXIT_FAILED)
 
 
@@ -106,7 +111,7 @@ def end_stopped(world: World) -> NoReturn:
     finalize_mpi(then_exits=True)
     # Launchers return the largest exit code, or all of them ORed. Rank 0 exits last, so that a launcher
     # that kills the other ranks because of its exit code finds none.
-    _leave(EXIT_AGAIN if world.rank == 0 else EXIT_DONE)
+    _leave(EXIT_REQUEUE if world.rank == 0 else EXIT_DONE)
 
 
 def fail(error: BaseException, parts: Parts, timeout_s: float) -> NoReturn:
@@ -124,41 +129,41 @@ def fail(error: BaseException, parts: Parts, timeout_s: float) -> NoReturn:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     code, text = verdict(error, parts, timeout_s)
     traceback_text = _traceback_text(error, parts, timeout_s)
-    if parts.heart is not None:
-        parts.heart.close()  # otherwise the others would report this rank as gone
-    together = isinstance(error, DdpHpcError) and error.everywhere
+    if parts.heartbeat is not None:
+        parts.heartbeat.close()  # otherwise the others would report this rank as gone
+    together = isinstance(error, DdpHpcError) and error.on_all_ranks
     if parts.in_script and parts.is_alone:
         _end_alone(error, parts, code, _with_traceback(text, traceback_text, parts))
-    claim = _claim(error, parts, together)
-    if claim is Claim.LATE and code == _SIGTERM_EXIT:
+    election = _elect(error, parts, together)
+    if election is ErrorElection.LOST and code == _SIGTERM_EXIT:
         code = EXIT_FAILED  # the failure watch of this process sent that signal
-    if claim is not Claim.LATE:
+    if election is not ErrorElection.LOST:
         text = _with_traceback(text, traceback_text, parts)
-    speak(claim, text, parts.world)
-    if parts.watch is not None and claim is not Claim.ALONE and not together:
+    print_error(election, text, parts.world)
+    if parts.watch is not None and election is not ErrorElection.NO_STORE and not together:
         parts.watch.let_rank_0_save()
     elif together or parts.is_alone:
         parts.finish_writing(_SAVING_S)
-    if parts.survival is not None and claim is not Claim.LATE and code == EXIT_FAILED:
-        parts.survival.failed(_reason(text), again=_is_lost_contact(error, timeout_s))
+    if parts.lifecycle is not None and election is not ErrorElection.LOST and code == EXIT_FAILED:
+        parts.lifecycle.failed(_reason(text), again=_is_lost_contact(error, timeout_s))
     if together:
         # All ranks are here: none of them is stuck in a collective.
         if parts.watch is not None:
             parts.watch.close()
         finalize_mpi(then_exits=True)
         _leave(code)
-    if parts.world is not None and parts.world.launcher == "torchrun" and claim is not Claim.LATE:
-        _tell_torchrun(text)
+    if parts.world is not None and parts.world.launcher == "torchrun" and election is not ErrorElection.LOST:
+        _report_to_torchrun(text)
     # MPI_Finalize would wait for ranks that are stuck in a collective: abort them instead.
-    abort_mpi(code, patience_s=5.0 if claim is Claim.LATE else 0.0)
+    abort_mpi(code, patience_s=5.0 if election is ErrorElection.LOST else 0.0)
     _leave(code)
 
 
 def _end_alone(error: BaseException, parts: Parts, code: int, text: str) -> NoReturn:
-    if parts.survival is not None and code == EXIT_FAILED:
-        parts.survival.failed(_reason(text), again=False)
+    if parts.lifecycle is not None and code == EXIT_FAILED:
+        parts.lifecycle.failed(_reason(text), again=False)
     if isinstance(error, DdpHpcError):
-        speak(Claim.FIRST, text, parts.world)
+        print_error(ErrorElection.WON, text, parts.world)
         raise SystemExit(code) from error
     raise error
 
@@ -169,16 +174,16 @@ def _reason(text: str) -> str:
     return lines[-1] if lines[0].startswith("Traceback") else lines[0].removeprefix("error: ")
 
 
-def speak(claim: Claim, text: str, world: World | None) -> None:
+def print_error(election: ErrorElection, text: str, world: World | None) -> None:
     """Prints the error as one line; a traceback is printed unchanged, without a label."""
-    worded = text if "\n" in text else f"error: {text}"
-    if claim is Claim.ALONE:
-        say_once_a_node(f"[{short_hostname()}] {worded}", os.environ)
-    elif claim is Claim.FIRST:
+    line = text if "\n" in text else f"error: {text}"
+    if election is ErrorElection.NO_STORE:
+        print_once_per_node(f"[{short_hostname()}] {line}", os.environ)
+    elif election is ErrorElection.WON:
         prefix = world.prefix if world is not None and world.world_size > 1 else ""
         # One write, so that lines of different ranks do not mix. Errors such as a full disk are ignored.
         with contextlib.suppress(OSError, AttributeError):
-            sys.stderr.write(f"{prefix}{worded}\n")
+            sys.stderr.write(f"{prefix}{line}\n")
             sys.stderr.flush()
 
 
@@ -199,25 +204,25 @@ def verdict(error: BaseException, parts: Parts, timeout_s: float) -> tuple[int, 
         return verdict(SystemExit(_SIGTERM_EXIT), parts, timeout_s)
     if isinstance(error, DdpHpcError):
         return error.exit_code, _at(error, str(error), whole=False) if error.traceback_text else str(error)
-    if text := _foreseen(error, parts, timeout_s):
+    if text := _known_error(error, parts, timeout_s):
         return EXIT_FAILED, text
     if parts.in_script:
         return EXIT_FAILED, traceback_of(_without_context_managers(error)).rstrip()
-    return EXIT_FAILED, _at(error, told(error), whole=True)
+    return EXIT_FAILED, _at(error, describe_error(error), whole=True)
 
 
-def _claim(error: BaseException, parts: Parts, together: bool) -> Claim:
-    """Whether this rank reports the error: only one of several failing ranks does."""
+def _elect(error: BaseException, parts: Parts, together: bool) -> ErrorElection:
+    """Decides whether this rank reports the error: only one of several failing ranks does."""
     if isinstance(error, ReportedElsewhereError):
-        return Claim.LATE
+        return ErrorElection.LOST
     if parts.world is None:
-        return Claim.ALONE
+        return ErrorElection.NO_STORE
     if together or parts.world.world_size == 1:
-        return Claim.FIRST
-    return parts.watch.claim() if parts.watch is not None else Claim.ALONE
+        return ErrorElection.WON
+    return parts.watch.run_election() if parts.watch is not None else ErrorElection.NO_STORE
 
 
-def _foreseen(error: BaseException, parts: Parts, timeout_s: float) -> str:
+def _known_error(error: BaseException, parts: Parts, timeout_s: float) -> str:
     """One line for an exception caused by the exit of another process; empty for any other."""
     if "ddp_hpc.training.input.batch_loader" in sys.modules:
         from ddp_hpc.training.input.batch_loader import explain_lost_worker
@@ -228,7 +233,7 @@ def _foreseen(error: BaseException, parts: Parts, timeout_s: float) -> str:
         from ddp_hpc.training.health.failure_watch import explain_lost_contact
 
         if text := explain_lost_contact(error, timeout_s):
-            gone = parts.heart.who_is_gone() if parts.heart is not None else ""
+            gone = parts.heartbeat.gone_ranks() if parts.heartbeat is not None else ""
             return f"{gone} is gone: {text}" if gone else text
     return ""
 
@@ -244,7 +249,7 @@ def _traceback_text(error: BaseException, parts: Parts, timeout_s: float) -> str
     """The traceback to keep in a file, for an unexpected exception: a bug, or one from the user's code."""
     if isinstance(error, DdpHpcError):
         return error.traceback_text
-    if parts.in_script or not isinstance(error, Exception) or _foreseen(error, parts, timeout_s):
+    if parts.in_script or not isinstance(error, Exception) or _known_error(error, parts, timeout_s):
         return ""
     return traceback_of(_without_context_managers(error))
 
@@ -254,11 +259,11 @@ def _with_traceback(text: str, traceback_text: str, parts: Parts) -> str:
     if not traceback_text:
         return text
     run = os.environ.get("DDP_HPC_RUN_DIR", "")
-    folder = parts.survival.tracebacks if parts.survival is not None else None
-    folder = folder or (Path(run) / "tracebacks" if run else None)
+    directory = parts.lifecycle.tracebacks if parts.lifecycle is not None else None
+    directory = directory or (Path(run) / "tracebacks" if run else None)
     rank = parts.world.rank if parts.world is not None else 0
     try:
-        path = keep_traceback(traceback_text, folder, f"rank{rank:05d}.txt")
+        path = write_traceback(traceback_text, directory, f"rank{rank:05d}.txt")
     except OSError as error:
         return f"error: {text}; cannot write its traceback ({error.strerror}):\n{traceback_text.rstrip()}"
     return f"{text}; the traceback is in {path}"
@@ -286,7 +291,7 @@ def _ignore_signals() -> None:
         signal.signal(sig, signal.SIG_IGN)
 
 
-def _tell_torchrun(text: str) -> None:
+def _report_to_torchrun(text: str) -> None:
     """Writes the error to the file that torchrun's agent reads to report the root cause."""
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE", ""):
         # torch.distributed.elastic.multiprocessing.errors, ProcessFailure. The traceback has its own file.

@@ -10,7 +10,7 @@ _IN_A_ROW = 3
 _SHARE = 0.05
 
 
-class Skew:
+class SlowRankDetector:
     """Compares the time that each rank spends without waiting for others: data and forward passes.
 
     A whole step takes equally long on all ranks, because each waits for the slowest.
@@ -23,7 +23,7 @@ class Skew:
         self._times = 0
         self._named: set[int] = set()
 
-    def look(self, own_s: list[float], step_s: float) -> str:
+    def check(self, own_s: list[float], step_s: float) -> str:
         """Returns a line that names the slow rank after several slow reports; otherwise an empty string.
 
         `own_s` is every rank's mean time over the last steps; `step_s` is that of a whole step.

@@ -1,10 +1,10 @@
-"""Batches on their way from the file to the device, read ahead while the device computes.
+"""Loads batches from the file to the device, and reads ahead while the device computes.
 
-    file -> reused buffer, pinned where the device is not a CPU -> device, on a stream of its own
+    file -> reused buffer, pinned for a GPU -> device, on a separate stream
 
-One thread does this for a rank: reading out of the page cache costs one copy, and
-NumPy releases the interpreter's lock meanwhile. Compressed HDF5 keeps a core busy
-and the lock held; `workers` are processes that unpack it side by side.
+One thread per rank is enough for uncompressed files: reading from the page cache is one copy, during
+which NumPy releases the GIL. Decompressing HDF5 takes CPU time and holds the GIL, so `workers` are
+processes that do it in parallel.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from torch import Tensor
 from ddp_hpc.data.samples import ArrayInfo, Samples, first_line
 from ddp_hpc.errors import DataError, DdpHpcError
 from ddp_hpc.training.health.preemption import SIGNALS
-from ddp_hpc.user_errors import told, traceback_of
+from ddp_hpc.user_errors import describe_error, traceback_of
 
 Indices: TypeAlias = NDArray[np.int64]
 Batch: TypeAlias = tuple[Tensor, Tensor]
 T = TypeVar("T")
 
-# A small batch costs less to copy than to ask for: so many are read at once, while they have so few bytes.
+# The overhead of a read exceeds the copy of a small batch, so one read contains up to this many batches
+# and bytes.
 _READ_BATCHES = 64
 _READ_BYTES = 2**20
-_FAREWELL_S = 1.0
+_JOIN_S = 1.0
 _PR_SET_PDEATHSIG = 1
-# sun_path has 108 bytes (unix(7)), and multiprocessing appends names of its own to the folder.
-_MAX_SOCKET_FOLDER = 60
+# sun_path has 108 bytes (unix(7)), and multiprocessing appends file names to the directory.
+_MAX_SOCKET_DIRECTORY = 60
 
 
 class Loader:
-    """The samples of a file in batches of any numbers, as tensors on a device.
+    """Batches of the samples of a file, as tensors on a device.
 
-    `ahead` reads are done before their batches are asked for, by a thread; 0 reads in
-    the caller's. A read is one batch, or several small ones. `workers` above 0 reads in
-    that many spawned processes instead: never forked ones, as a fork under MPI can hang.
-    Nothing starts before the first batch.
+    A thread reads up to `ahead` reads in advance; with 0 the caller's thread reads. A read is one batch,
+    or several small ones. If `workers` is positive, that many spawned processes read instead. They are
+    not forked, because a fork under MPI can hang. Nothing starts before the first batch.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class Loader:
     def batches(self, wanted: Iterable[Indices]) -> Generator[Batch, None, None]:
         """The tensors src and tgt (len(indices), ...) of each array of sample numbers, in the file's dtype.
 
-        They are valid until the next batch is asked for: the buffers are used again. Closing
-        the generator ends its thread or its workers.
+        They are valid until the next batch is requested, because the buffers are reused. Closing
+        the generator ends its thread or workers.
 
         Raises:
-            DdpHpcError: the file cannot be read, a worker ended, or a batch did not come within `timeout_s`.
+            DdpHpcError: the file cannot be read, a worker exited, or a batch was not read within `timeout_s`.
         """
         try:
             if self._workers:
@@ -82,7 +82,7 @@ class Loader:
             else:
                 yield from self._from_thread(wanted) if self._ahead else self._direct(wanted)
         except DataError as error:
-            # Work has begun: what fails now is no longer a wrong request.
+            # The training has begun, so this is no longer a wrong request.
             failed = DdpHpcError(str(error))
             failed.traceback_text = error.traceback_text
             raise failed from None
@@ -110,7 +110,7 @@ class Loader:
         free: queue.SimpleQueue[_Slot | None] = queue.SimpleQueue()
         ready: queue.SimpleQueue[_Slot | BaseException | None] = queue.SimpleQueue()
         closed = threading.Event()
-        for _ in range(self._ahead + 1):  # one more is in the caller's hands
+        for _ in range(self._ahead + 1):  # the caller uses one more
             free.put(_Slot(self._samples, self._device))
 
         def read() -> None:
@@ -124,10 +124,10 @@ class Loader:
                     slot.fill(several)
                     ready.put(slot)
                 ready.put(None)
-            except BaseException as error:  # it is the caller's, whatever it is
+            except BaseException as error:  # raised in the caller's thread
                 ready.put(error)
 
-        # A thread that a dead file system holds must not hold the process.
+        # A daemon, because a hanging file system must not keep the process from exiting.
         thread = threading.Thread(target=read, name="read ahead", daemon=True)
         thread.start()
         try:
@@ -137,13 +137,13 @@ class Loader:
         finally:
             closed.set()
             free.put(None)
-            thread.join(_FAREWELL_S)  # the caller may close the file next
+            thread.join(_JOIN_S)  # the caller may close the file next
 
     def _next(self, ready: queue.SimpleQueue[_Slot | BaseException | None]) -> _Slot | None:
         try:
             found = ready.get(timeout=self._timeout_s)
         except queue.Empty:
-            raise self._late("no answer from its file system") from None
+            raise self._timed_out("the file system did not answer") from None
         if isinstance(found, BaseException):
             raise found
         return found
@@ -159,8 +159,8 @@ class Loader:
             prefetch_factor=max(1, self._ahead),
             pin_memory=self._device.type == "cuda",
             timeout=self._timeout_s,
-            worker_init_fn=_leave_signals_to_the_rank,
-            generator=torch.Generator(),  # it draws a seed: not out of the stream that dropout draws from
+            worker_init_fn=_prepare_worker,
+            generator=torch.Generator(),  # the DataLoader draws a seed: not from dropout's generator
         )
         stream = None if self._device.type == "cpu" else _stream_of(self._device)
         try:
@@ -170,9 +170,9 @@ class Loader:
                 yield batch if stream is None else _copied(batch, self._device, stream)
         except (RuntimeError, OSError, EOFError) as error:
             if "timed out" in str(error):
-                raise self._late(f"{self._workers} workers") from None
-            # A worker that is gone in the middle of a batch shows as a dead socket; and there may be too
-            # many open files to start one.
+                raise self._timed_out(f"{self._workers} workers did not answer") from None
+            # A worker that exits during a batch appears as a closed socket. Workers also fail to start if
+            # there are too many open files.
             text = explain_lost_worker(error)
             if not text and isinstance(error, RuntimeError):
                 raise
@@ -180,23 +180,22 @@ class Loader:
                 f"reading {self._samples.path} with --workers {self._workers}: {text or first_line(error)}"
             ) from None
 
-    def _late(self, who: str) -> DdpHpcError:
+    def _timed_out(self, reason: str) -> DdpHpcError:
         return DdpHpcError(
-            f"waited {self._timeout_s:g} s for samples of {self._samples.path}: {who}. "
+            f"waited {self._timeout_s:g} s for samples of {self._samples.path}: {reason}. "
             "Check the file system, or raise --timeout"
         )
 
 
 def batches_at_once(batch_bytes: int) -> int:
-    """How many batches of this size one read has, where no workers read."""
+    """The number of batches of this size per read, without workers."""
     return max(1, min(_READ_BATCHES, _READ_BYTES // batch_bytes))
 
 
 def explain_lost_worker(error: BaseException) -> str:
-    """One line where `error` is torch's about a worker that ended; empty for any other.
+    """One line if `error` is torch's error about a worker that exited; empty for any other error.
 
-    torch raises it out of a SIGCHLD handler: wherever the main thread is, in the
-    middle of a backward pass too.
+    torch raises it from a SIGCHLD handler, anywhere in the main thread, such as in a backward pass.
     """
     if not (isinstance(error, RuntimeError) and "DataLoader worker" in str(error)):
         return ""
@@ -208,7 +207,7 @@ def _stream_of(device: torch.device) -> Any:
 
 
 def _copied(batch: Batch, device: torch.device, stream: Any) -> Batch:
-    """The batch on the device, for the current stream to use; it is copied beside what that computes."""
+    """Returns the batch on the device, copied on `stream` in parallel with the current stream."""
     module = torch.get_device_module(device)
     with module.stream(stream):
         src, tgt = (tensor.to(device, non_blocking=True) for tensor in batch)
@@ -220,7 +219,7 @@ def _copied(batch: Batch, device: torch.device, stream: Any) -> Batch:
 
 
 class _Slot:
-    """A reused buffer for one read, and where it goes on the device."""
+    """A reused host buffer for one read, and its copy on the device."""
 
     def __init__(self, samples: Samples, device: torch.device) -> None:
         self._samples = samples
@@ -240,7 +239,7 @@ class _Slot:
         num = sum(sizes)
         if self._device.type != "cpu":
             self._on_device = None
-            self._copied.synchronize()  # the buffer's last contents may still be on their way
+            self._copied.synchronize()  # the previous copy from this buffer may not be complete
         if num > len(self._arrays[0]):
             self._grow(num)
         self._samples.read(several[0] if len(several) == 1 else np.concatenate(several), out=self._arrays)
@@ -252,12 +251,12 @@ class _Slot:
                 )
                 self._copied.record(self._stream)
             self._batches = _split(self._on_device, sizes)
-        elif sizes != self._sizes:  # views cost as much as a small batch's copy
+        elif sizes != self._sizes:  # reuse the views: creating them costs as much as copying a small batch
             self._batches = _split((self._src[:num], self._tgt[:num]), sizes)
         self._sizes = sizes
 
     def batches(self) -> list[Batch]:
-        """Each batch's tensors, for the current stream to use."""
+        """The tensors of each batch, ready for use on the current stream."""
         if self._on_device is not None:
             stream = torch.get_device_module(self._device).current_stream(self._device)
             stream.wait_event(self._copied)
@@ -279,7 +278,7 @@ def _split(both: Batch, sizes: list[int]) -> list[Batch]:
 
 
 class _Reads(torch.utils.data.Dataset[Batch | DataError]):
-    """In a worker: a batch by its numbers. An error is sent as a value, or torch wraps it in a traceback."""
+    """Reads a batch in a worker. Returns an error as a value, because torch would wrap it in a traceback."""
 
     def __init__(self, samples: Samples) -> None:
         self._samples = samples
@@ -290,7 +289,7 @@ class _Reads(torch.utils.data.Dataset[Batch | DataError]):
         except DataError as error:
             return error
         except Exception as error:
-            problem = DataError(f"a worker of --workers raised {told(error)}")
+            problem = DataError(f"a worker of --workers raised {describe_error(error)}")
             problem.traceback_text = traceback_of(error)
             return problem
         return _as_tensor(src, self._samples.src), _as_tensor(tgt, self._samples.tgt)
@@ -312,34 +311,35 @@ def _as_array(tensor: Tensor) -> NDArray[Any]:
     return array
 
 
-def _leave_signals_to_the_rank(_: int) -> None:
-    """In a worker: schedulers and terminals signal it too, and the rank goes on for a while to save.
+def _prepare_worker(_: int) -> None:
+    """Makes a worker ignore signals: the rank handles them, and still needs its workers in order to save.
 
-    It ends with the rank, by the kernel's doing (prctl(2)).
+    The kernel kills the worker when the rank exits (prctl(2)).
     """
     for sig in SIGNALS:
         signal.signal(sig, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # multiprocessing's thread in a worker tells a rank's sudden end by a traceback of a lost connection.
+    # After a sudden exit of the rank, multiprocessing would print a traceback of a lost connection.
     report = sys.excepthook
     sys.excepthook = lambda kind, *rest: None if issubclass(kind, OSError | EOFError) else report(kind, *rest)
 
 
 def _started(loader: Iterable[T]) -> Iterator[T]:
-    """The loader's iterator, its workers started.
+    """Starts the workers of the loader and returns its iterator.
 
-    No variable may hold it: an error's traceback would keep it, and with it the workers, for which
-    Python then waits at its end.
+    Do not store the iterator in a variable: the traceback of an error would keep it alive together with its
+    workers, and Python would wait for them at exit.
     """
-    with _script_at_rest():
+    with _hidden_main_script():
         return iter(loader)
 
 
 @contextmanager
-def _script_at_rest() -> Iterator[None]:
-    """Inside, processes that start do not run the script again, as spawned ones do to find their functions.
+def _hidden_main_script() -> Iterator[None]:
+    """Prevents processes that are spawned inside from running the main script again.
 
-    Those of a reader are in this package, and most scripts have no `if __name__ == "__main__":`.
+    Spawned processes run it to find their functions, but the functions of a reader are in this package,
+    and most scripts have no `if __name__ == "__main__":`.
     """
     script = sys.modules["__main__"].__dict__
     hidden: dict[str, Any] = {name: script.pop(name) for name in ("__file__", "__spec__") if name in script}
@@ -351,12 +351,12 @@ def _script_at_rest() -> Iterator[None]:
 
 
 def _prepare_for_workers() -> None:
-    """Changes this process's environment, which its workers get.
+    """Changes the environment of this process, which its workers inherit.
 
-    They pass tensors through sockets in TMPDIR, which PBS makes too long for a
-    socket's name ("AF_UNIX path too long": https://github.com/python/cpython/issues/93852).
-    And where a run ends by a signal, a helper of multiprocessing warns of what it cleans up.
+    Workers pass tensors through sockets in TMPDIR, whose path under PBS is too long for a socket
+    ("AF_UNIX path too long": https://github.com/python/cpython/issues/93852).
+    multiprocessing's resource tracker would print a warning if a signal ends the run.
     """
-    if len(tempfile.gettempdir()) > _MAX_SOCKET_FOLDER:
-        tempfile.tempdir = os.environ["TMPDIR"] = "/tmp"  # noqa: S108 - sockets in a private folder there
+    if len(tempfile.gettempdir()) > _MAX_SOCKET_DIRECTORY:
+        tempfile.tempdir = os.environ["TMPDIR"] = "/tmp"  # noqa: S108 - sockets in a private directory there
     os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning:multiprocessing.resource_tracker")

@@ -33,7 +33,7 @@ class DataConfig:
     path: Path | None = option(
         None, "File to train on: .h5, .pt or .safetensors. Without it, synthetic data is used.", flag="--data"
     )
-    data_dir: Path = option(Path("data"), "Directory for synthetic data, which is made once.")
+    data_dir: Path = option(Path("data"), "Directory for synthetic data, which is created once.")
     stage: Path | None = option(
         None,
         "Copy the file to this directory once per node, such as $TMPDIR, and read the copy.",
@@ -41,7 +41,7 @@ class DataConfig:
         show=str,
         metavar="DIR",
     )
-    check_data: bool = option(False, "Search all samples for NaN and infinities first.")
+    check_data: bool = option(False, "Check all samples for NaN and infinity before the training.")
     src_key: str = option("src", "Name of the dataset that holds the inputs.")
     tgt_key: str = option("tgt", "Name of the dataset that holds the targets.")
     num_samples: int = option(2048, "Number of samples of synthetic data.", above=0)
@@ -76,6 +76,6 @@ class DataConfig:
         check_ranges(self)
         if not 0 <= self.workers <= MAX_WORKERS:
             raise RequestError(
-                f"--workers must be from 0 to {MAX_WORKERS} (got {self.workers}); every rank starts that "
-                "many, and each takes half a gigabyte"
+                f"--workers must be from 0 to {MAX_WORKERS} (got {self.workers}); each rank starts that "
+                "many processes, and each process uses half a gigabyte"
             )

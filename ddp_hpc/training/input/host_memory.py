@@ -1,7 +1,7 @@
-"""How this process gets memory from the kernel: in large pages, and kept when it is freed.
+"""Makes this process use huge pages and keep freed memory.
 
-A step on a CPU frees and asks for the same hundreds of megabytes again and again; each time the kernel
-hands out zeroed pages of 4 KiB. What is computed does not change. benchmarks/step.py measures it.
+Every step on a CPU allocates and frees the same hundreds of megabytes, and by default the kernel zeroes
+pages of 4 KiB each time. The results do not change. benchmarks/step.py measures the effect.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ _LARGE = 2**30
 
 
 def prepare_host_memory() -> None:
-    """Call it before torch is imported. What the user has set stays.
+    """Call it before torch is imported. Settings of the user are kept.
 
     Changes this process's environment: torch's CPU allocator reads THP_MEM_ALLOC_ENABLE
-    (c10/core/impl/alloc_cpu.cpp) and then asks for huge pages where the kernel gives them on request.
+    (c10/core/impl/alloc_cpu.cpp) and then requests huge pages from the kernel.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return
-    with suppress(OSError, AttributeError):  # another libc than glibc
+    with suppress(OSError, AttributeError):  # the libc is not glibc
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, _LARGE)
         libc.mallopt(_M_TRIM_THRESHOLD, _LARGE)

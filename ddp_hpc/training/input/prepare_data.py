@@ -18,18 +18,20 @@ from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.telemetry.progress_bar import Progress
 from ddp_hpc.units import format_bytes
 
-# A copy that is done by then needs no progress.
-_PATIENCE_S = 3.0
+# A copy that completes within this time shows no progress.
+_PROGRESS_AFTER_S = 3.0
 
 
-def open_data(config: TrainConfig, group: Group, progress: Progress, brought: Path | None = None) -> Samples:
+def open_data(
+    config: TrainConfig, group: Group, progress: Progress, task_data: Path | None = None
+) -> Samples:
     """Opens the samples; creates synthetic data without --data. Collective: every rank must call this.
 
-    `brought`: the file given by the user's task.
+    `task_data`: the file given by the user's task.
 
     Errors in the file are detected before it is copied, and reported with the user's path.
     """
-    path = config.data.path or brought or _ensure_synthetic(config, group, progress)
+    path = config.data.path or task_data or _ensure_synthetic(config, group, progress)
     samples = _open(path, config, group)
     shapes = " ".join(
         f"{name} {'x'.join(map(str, shape)) or 'scalar'}"
@@ -53,7 +55,7 @@ def open_data(config: TrainConfig, group: Group, progress: Progress, brought: Pa
 
 
 def _open(path: Path, config: TrainConfig, group: Group) -> Samples:
-    """The samples, of the shapes that were asked for. Collective: every rank must call this."""
+    """Opens the samples and checks the requested shapes. Collective: every rank must call this."""
     problem, samples = "", None
     try:
         samples = open_samples(path, src_key=config.data.src_key, tgt_key=config.data.tgt_key)
@@ -68,16 +70,16 @@ def _open(path: Path, config: TrainConfig, group: Group) -> Samples:
     return samples
 
 
-def _staged(path: Path, folder: Path, group: Group, progress: Progress) -> Path:
-    """The copy on this rank's node, or `path` where there is none. Collective: every rank must call this.
+def _staged(path: Path, directory: Path, group: Group, progress: Progress) -> Path:
+    """Returns the copy on this rank's node, or `path` without one. Collective: every rank must call this.
 
-    One warning for the job says on how many nodes that is so, and why on the first of them.
+    One warning states the number of nodes without a copy, and the reason on the first of them.
     """
     world = group.world
     copy, reason = "", ""
     if world.local_rank == 0:
         try:
-            made = _copy(path, folder, speaks=world.rank == 0)
+            made = _copy(path, directory, shows_progress=world.rank == 0)
             copy = str(made.path)
             verb = "using" if made.reused else "made"
             progress.say(f"{verb} the copy {copy} ({format_bytes(made.num_bytes)}, {made.elapsed_s:.1f} s)")
@@ -87,30 +89,30 @@ def _staged(path: Path, folder: Path, group: Group, progress: Progress) -> Path:
     node = f"{world.hostname} {world.node_rank}"
     gathered = group.comm.allgather([node, copy])
     copy = next((its_copy for its_node, its_copy in gathered if its_node == node and its_copy), "")
-    # Looked at by each rank: its tasks may have a /tmp of their own, and two hosts one name.
+    # Every rank checks this: tasks can have private /tmp directories, and two hosts can have the same name.
     if copy and not os.access(copy, os.R_OK):
-        copy, reason = "", reason or f"rank {world.rank} does not see {copy}"
+        copy, reason = "", reason or f"rank {world.rank} cannot read {copy}"
     reasons = group.comm.allgather([node, reason and f"{world.hostname}: {reason}"])
     without = [pair for pair in reasons if pair[1]]
     if without:
         num_without, num_nodes = (len({its_node for its_node, _ in pairs}) for pairs in (without, gathered))
         progress.say(
-            f"warning: --stage {folder}: {num_without} of {num_nodes} nodes read {path} directly: "
+            f"warning: --stage {directory}: {num_without} of {num_nodes} nodes read {path} directly: "
             f"{without[0][1]}"
         )
     return Path(copy) if copy else path
 
 
-def _copy(path: Path, folder: Path, speaks: bool) -> Staged:
-    """The copy of the file; rank 0 tells how far it is when it takes long."""
+def _copy(path: Path, directory: Path, shows_progress: bool) -> Staged:
+    """Copies the file and, if requested, shows the progress of a long copy."""
     begin_s = time.monotonic()
     with report_progress(f"copying {path.name}") as report:
 
         def show(done_bytes: int, total_bytes: int) -> None:
-            if speaks and time.monotonic() - begin_s > _PATIENCE_S:
+            if shows_progress and time.monotonic() - begin_s > _PROGRESS_AFTER_S:
                 report(done_bytes, total_bytes)
 
-        return stage_file(path, folder, progress=show)
+        return stage_file(path, directory, progress=show)
 
 
 def check_finite(samples: Samples, path: Path, group: Group, progress: Progress) -> None:
@@ -127,12 +129,12 @@ def check_finite(samples: Samples, path: Path, group: Group, progress: Progress)
             if bad := first_bad_sample(split, start, stop):
                 problem = (
                     f"{path}: sample {bad.number} of {bad.key} contains {bad.kind}. "
-                    "Fix the file, or drop --check-data"
+                    "Fix the file, or omit --check-data"
                 )
         except DataError as error:
             problem = str(error)
         group.comm.barrier("the check of the data (--timeout)")
-        # The parts are in the order of the ranks, so the first rank's problem is the file's first.
+        # The parts are in the order of the ranks, so the first problem by rank is the first in the file.
         if problem := next(filter(None, group.comm.allgather(problem)), ""):
             stop_together(rank, DataError(problem))
     progress.say(f"checked: {samples.num_samples:,} samples are finite ({time.monotonic() - begin_s:.1f} s)")

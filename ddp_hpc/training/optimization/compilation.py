@@ -1,7 +1,7 @@
-"""torch.compile on many ranks: one rank of a node compiles, the others find its code in the node's cache.
+"""torch.compile on many ranks: one rank per node compiles, the others use the node's cache.
 
-Without that order each rank compiles the same (https://github.com/pytorch/pytorch/issues/170621), and
-on a busy node one of them may take longer than the others wait in their first collective.
+Otherwise every rank would compile the same code (https://github.com/pytorch/pytorch/issues/170621), and on
+a busy node a slow rank could exceed the time limit of the first collective.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ _RECOMPILES = "torch._dynamo.guards.__recompiles"
 
 
 def compile_modules(modules: Iterable[nn.Module], mode: str) -> None:
-    """Lets each module be compiled when it is first called. In place: names of parameters stay.
+    """Compiles each module when it is first called. In place, so that parameter names do not change.
 
-    `Module.compile` leaves torch's own classes, such as nn.Transformer and nn.Sequential, as they
-    are, without a word (seen with torch 2.13): it compiles a caller of `forward` that is in
-    torch's list of frames to skip.
+    `Module.compile` silently does not compile torch's own classes, such as nn.Transformer and
+    nn.Sequential (torch 2.13): it compiles a caller of `forward` that is in torch's list of skipped
+    frames.
     """
     for module in modules:
         module.forward = torch.compile(module.forward, mode=None if mode == "default" else mode)
 
 
 def warm_up(strategy: Strategy, src: Tensor, tgt: Tensor) -> str:
-    """Compiles forward and backward, on each node one rank first; how that went, for people.
+    """Compiles the forward and backward pass, first on one rank per node; returns a line for the log.
 
-    Changes neither parameters nor buffers, but the random numbers that come next. Where a forward
-    pass is collective nothing is done before the first step. Collective: every rank must call this.
+    Parameters and buffers do not change, but random numbers are drawn. If a forward pass is collective,
+    nothing is done before the first step. Collective: every rank must call this.
 
-    Gradients are asked for, not accumulated: accumulating calls DDP's hooks, and a static graph would
-    take its number of calls from this pass and wait in each step for more than come.
+    The gradients are computed but not accumulated: accumulation calls DDP's hooks, and with a static
+    graph DDP would count the calls of this pass and then wait for the same number in each step.
     """
     if strategy.forward_is_collective:
         return "in the first step, by all ranks at once"
     group, begin_s = strategy.group, time.monotonic()
     kept = {name: buffer.clone() for name, buffer in strategy.bare.named_buffers()}
     own_s = 0.0
-    for turn in (True, False):
-        if (group.world.local_rank == 0) is turn:
+    for is_first_of_node in (True, False):
+        if (group.world.local_rank == 0) is is_first_of_node:
             start_s = time.monotonic()
             with strategy.as_in_a_step():
                 loss = strategy.loss_of(strategy.bare, src, tgt)
@@ -61,31 +61,31 @@ def warm_up(strategy: Strategy, src: Tensor, tgt: Tensor) -> str:
     for name, buffer in strategy.bare.named_buffers():
         buffer.copy_(kept[name])
     slowest_s = max(group.comm.allgather(own_s))
-    return f"in {time.monotonic() - begin_s:.1f} s, the slowest rank's own part {slowest_s:.1f} s"
+    return f"in {time.monotonic() - begin_s:.1f} s, of which the slowest rank computed {slowest_s:.1f} s"
 
 
 class Compiled(logging.Handler):
-    """How often torch compiled again, and why; torch tells that its log, which it would print on every rank.
+    """Counts recompilations and their reasons from torch's log, instead of printing it on every rank.
 
-    Where the user asked for torch's own log by TORCH_LOGS, nothing is changed and nothing counted.
+    If the user has set TORCH_LOGS, nothing is changed and nothing is counted.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.reasons: list[str] = []
         if "TORCH_LOGS" not in os.environ:
-            torch._logging.set_logs(recompiles=True)  # type: ignore[attr-defined]  # a public one, by its docs
+            torch._logging.set_logs(recompiles=True)  # type: ignore[attr-defined]  # documented as public
             logger = logging.getLogger(_RECOMPILES)
             logger.handlers[:] = [self]
             logger.propagate = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One recompile: the line of its text that names the guard which failed."""
+        """Records one recompilation: the line that names the failed guard."""
         found = _REASON.search(record.getMessage())
         self.reasons.append(found[1].strip() if found else "torch gave no reason")
 
     def __str__(self) -> str:
-        """`recompiled 2 times: REASON; REASON`, or nothing."""
+        """`recompiled 2 times: REASON; REASON`, or an empty string."""
         if not self.reasons:
             return ""
         times = f"{len(self.reasons)} time{'s' * (len(self.reasons) > 1)}"

@@ -1,6 +1,6 @@
-"""Gradients before the update: their norm, their limit, and whether they are numbers.
+"""The norm of the gradients before the update, and clipping.
 
-They may be plain tensors, or parts of ones that are spread over ranks (DTensors), or both.
+Gradients can be plain tensors, tensors that are sharded over ranks (DTensors), or both.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddp_hpc.training.snapshots.training_state import is_spread
+from ddp_hpc.training.snapshots.training_state import is_sharded
 
 _BUCKET_BYTES = 25 * 2**20  # DDP's default
 
 
 def global_norm(parameters: Iterable[nn.Parameter], across: dist.ProcessGroup | None = None) -> Tensor:
-    """The norm of all gradients as one vector, a scalar; `across`: ranks with other parameters count too.
+    """The norm of all gradients as one vector; `across`: a group of ranks with different parameters.
 
-    Collective where anything is spread: every rank must call this.
+    Collective if a gradient is sharded or `across` is given: every rank must call this.
     """
     layouts: dict[Any, list[Tensor]] = {}
     for grad in _gradients(parameters):
-        layout = (grad.device_mesh, grad.placements) if is_spread(grad) else None  # type: ignore[attr-defined]
+        layout = (grad.device_mesh, grad.placements) if is_sharded(grad) else None  # type: ignore[attr-defined]
         layouts.setdefault(layout, []).append(_local(grad))
     squares = []
     for layout, grads in layouts.items():
         square = torch.nn.utils.get_total_norm(grads, foreach=True).double() ** 2
         if layout is not None:
             mesh, placements = layout
-            square = square.to(mesh.device_type)  # where the group's backend can sum it
+            square = square.to(mesh.device_type)  # to the device on which the group's backend reduces
             for dim, placement in enumerate(placements):
                 if not placement.is_replicate():
                     dist.all_reduce(square, group=mesh.get_group(dim))
@@ -43,7 +43,7 @@ def global_norm(parameters: Iterable[nn.Parameter], across: dist.ProcessGroup | 
 
 
 def limit_norm(parameters: Iterable[nn.Parameter], norm: Tensor, max_norm: float) -> None:
-    """Scales all gradients so that their norm, which is given, is at most `max_norm`."""
+    """Scales all gradients, whose norm is `norm`, so that their norm is at most `max_norm`."""
     alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for grad in map(_local, _gradients(parameters)):
         alike.setdefault((grad.device, grad.dtype), []).append(grad)
@@ -57,12 +57,12 @@ def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
 
 
 def _local(grad: Tensor) -> Tensor:
-    """This rank's part, which torch's functions for many tensors take: they take no DTensors."""
-    return grad.to_local() if is_spread(grad) else grad  # type: ignore[attr-defined]
+    """This rank's shard: torch's foreach functions do not accept DTensors."""
+    return grad.to_local() if is_sharded(grad) else grad  # type: ignore[attr-defined]
 
 
 def mean_over(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
-    """Averages the gradients over the ranks of a group, in flat buckets. Collective in that group."""
+    """Averages the gradients over the ranks of a group, in flat buckets. Collective over the group."""
     size = dist.get_world_size(group)
     bucket: list[Tensor] = []
     num_bytes = 0

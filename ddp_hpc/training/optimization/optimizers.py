@@ -1,4 +1,4 @@
-"""The optimizer of a run, its groups of parameters, and the learning rate of each step. No strategy here."""
+"""The optimizer, its parameter groups, and the learning rate of each step. Independent of the strategy."""
 
 from __future__ import annotations
 
@@ -12,38 +12,39 @@ from torch import nn
 from ddp_hpc.errors import RequestError
 from ddp_hpc.training.optimization.config import OptimizationConfig
 
-# Rates fall to this share of the peak.
+# The cosine schedule ends at this fraction of the peak.
 _FLOOR = 0.1
 
 
 def optimizer_class(config: OptimizationConfig) -> type[torch.optim.Optimizer]:
-    """What --optimizer names."""
+    """The class that --optimizer selects."""
     return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[config.optimizer]
 
 
 def optimizer_options(
-    config: OptimizationConfig, device: torch.device, lr: float, *, has_parts: bool = False
+    config: OptimizationConfig, device: torch.device, lr: float, *, is_sharded: bool = False
 ) -> dict[str, Any]:
-    """The arguments of its constructor. A fused one updates all parameters in one pass over memory.
+    """The arguments of the optimizer's constructor.
 
-    Without it a device updates many tensors by one kernel (foreach). torch does so by itself where it is told
-    of neither, but not for the DTensors of fsdp; told `fused=False` alone it goes tensor by tensor.
+    A fused optimizer updates all parameters in one pass over memory. Otherwise a GPU updates many tensors
+    with one kernel (foreach), which is set explicitly: torch's default does not use foreach for the
+    DTensors of fsdp, nor with `fused=False`.
 
     Args:
-        config: of the run.
-        device: of this rank.
-        lr: at the beginning.
-        has_parts: parameters are spread over ranks (DTensors), for which torch 2.13 has no fused SGD.
+        config: the options of the optimizer.
+        device: this rank's device.
+        lr: the initial learning rate.
+        is_sharded: parameters are sharded over ranks (DTensors), for which torch 2.13 has no fused SGD.
 
     Raises:
-        RequestError: --fused was asked for, and torch does not have it.
+        RequestError: --fused was requested, but torch does not support it here.
     """
     options: dict[str, Any] = {"lr": lr}
-    has_fused = not (config.optimizer == "sgd" and has_parts)
+    has_fused = not (config.optimizer == "sgd" and is_sharded)
     if config.fused and not has_fused:
         raise RequestError(
-            "--fused with --optimizer sgd: torch has no fused SGD for parameters that are spread over ranks; "
-            "leave --fused out, or use --optimizer adamw"
+            "--fused with --optimizer sgd: torch has no fused SGD for sharded parameters; "
+            "omit --fused, or use --optimizer adamw"
         )
     if (device.type == "cuda" and has_fused) if config.fused is None else config.fused:
         options["fused"] = True
@@ -55,7 +56,7 @@ def optimizer_options(
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """All in one group; with a decay, matrices decay, and biases, norms and other vectors do not."""
+    """One group; with weight decay two, because biases, norms and other vectors do not decay."""
     wanted = [parameter for parameter in parameters if parameter.requires_grad]
     if not weight_decay:
         return [{"params": wanted}]
@@ -67,9 +68,9 @@ def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) ->
 
 
 def lr_at(config: OptimizationConfig, step: int, num_ranks: int, total_steps: int) -> float:
-    """The rate of a step, counted from 0: a straight ramp over the warm-up, then constant or a cosine.
+    """The learning rate of a step, counted from 0: a linear warm-up, then constant or a cosine.
 
-    The cosine ends at a tenth of the peak with the last step.
+    The cosine reaches a tenth of the peak at the last step.
     """
     peak = config.scaled_lr(num_ranks)
     if step < config.warmup_steps:

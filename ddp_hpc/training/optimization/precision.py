@@ -1,4 +1,4 @@
-"""In which types a step computes: the parameters' own, or mixed with half ones (torch.amp)."""
+"""The data types of a step: those of the parameters, or mixed precision (torch.amp)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Precision:
-    """`--amp` on a device. fp16 needs its losses scaled up, so that small gradients do not vanish.
+    """`--amp` on a device. fp16 scales the loss up, so that small gradients do not become zero.
 
     Raises:
-        RequestError: the device does not have the type.
+        RequestError: the device does not support the type.
     """
 
     def __init__(self, amp: str, device: torch.device) -> None:
@@ -26,33 +26,33 @@ class Precision:
         self._device = device
         if amp == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
             raise RequestError(
-                f"--amp bf16: {torch.cuda.get_device_name(device)} has no bfloat16 (A100 and newer do); use "
-                " --amp fp16"
+                f"--amp bf16: {torch.cuda.get_device_name(device)} does not support bfloat16 (A100 and "
+                "newer GPUs do); use --amp fp16"
             )
         self.scaler = torch.amp.GradScaler(device.type) if amp == "fp16" else None
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Inside, matrix products are computed in the half type, and sums in float32."""
+        """A context in which matrix products use the half-precision type, and sums use float32."""
         if self.amp == "off":
             return nullcontext()
         return torch.autocast(self._device.type, dtype=AMP_DTYPES[self.amp])
 
     def cast(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, which computes so wherever it is called from."""
+        """Wraps a function so that it always runs under `autocast`."""
         return function if self.amp == "off" else self.autocast()(function)  # type: ignore[operator]  # decorates
 
     def backward(self, loss: Tensor) -> None:
-        """Gradients of the loss, scaled where that is needed."""
+        """Computes the gradients of the loss, scaled for fp16."""
         loss = self.scaler.scale(loss) if self.scaler is not None else loss
         loss.backward()  # type: ignore[no-untyped-call]
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Makes the gradients what they are, to be looked at or clipped before the update."""
+        """Removes the scaling of the gradients, so that they can be checked or clipped before the update."""
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """One update; fp16 leaves one out whose gradients overflowed, and scales less from then on."""
+        """Updates once. With fp16, an update whose gradients overflowed is skipped and the scale reduced."""
         if self.scaler is None:
             optimizer.step()
         else:
@@ -61,9 +61,9 @@ class Precision:
 
 
 def set_matmul_precision(level: str | None, device: torch.device) -> str:
-    """Lets float32 products use the tensor cores' shorter types (TF32), or not; a line that says so.
+    """Sets the precision of float32 matrix products; returns a line for the log.
 
-    None leaves what torch has: `highest` for matrix products, but TF32 for cuDNN's convolutions;
+    None keeps torch's defaults: `highest` for matrix products, but TF32 for cuDNN's convolutions;
     https://docs.pytorch.org/docs/stable/notes/cuda.html (TensorFloat-32).
     """
     if level is None:

@@ -1,1 +1,1 @@
-"""How ranks share a training: a class per strategy. The loop knows `Strategy` alone."""
+"""How ranks share a training: one class per strategy. The loop depends only on `Strategy`."""

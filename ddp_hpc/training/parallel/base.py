@@ -1,4 +1,4 @@
-"""What every strategy does, and the simplest: one process with the whole model."""
+"""The base class of all strategies, and the simplest one: one process with the whole model."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from ddp_hpc.training.parallel.config import ParallelConfig
 from ddp_hpc.training.parallel.device_mesh import Mesh
 from ddp_hpc.training.parallel.replica import Replica
 from ddp_hpc.training.process_group.group import Group
-from ddp_hpc.training.snapshots.training_state import TrainingState, is_spread, plain_state
+from ddp_hpc.training.snapshots.training_state import TrainingState, is_sharded, plain_state
 from ddp_hpc.training.tasks.task import Task
 
 At = Callable[[str], None]
 
 
 class Strategy:
-    """A model that this rank has a part in. Methods are collective: every rank must call them.
+    """A model that the ranks share. All methods are collective: every rank must call them.
 
-    A subclass wraps the model in `_prepare`, and changes what is different.
+    A subclass wraps the model in `_prepare`, and overrides the methods that differ.
 
     Raises:
-        RequestError: on construction: this model, device or number of ranks cannot be shared so.
+        RequestError: on construction: the strategy does not support this model, device or number of ranks.
     """
 
     forward_is_collective = False
-    """Ranks wait for each other in a forward pass: all have to make as many."""
+    """Ranks wait for each other in a forward pass, so all ranks must do the same number of passes."""
     compiles_blocks = False
-    """The model's layers are compiled one by one, by `_prepare`, as ranks meet between them."""
+    """`_prepare` compiles the layers one by one, because ranks communicate between layers."""
 
     def __init__(
         self,
@@ -52,11 +52,11 @@ class Strategy:
         self.task, self.group, self.precision, self.mesh = task, group, precision, mesh
         self.config, self.optimization = config, optimization
         self.bare = task.model
-        """Of which the tensors have their names."""
+        """The unwrapped model, which defines the names of the tensors."""
         if optimization.compile is not None and not self.compiles_blocks:
             compile_modules([self.bare], optimization.compile)
         self.model = self._prepare()
-        """Which is called."""
+        """The wrapped model, which is called."""
         self.optimizer = self._make_optimizer(optimization.scaled_lr(mesh.data_size))
 
     def _prepare(self) -> nn.Module:
@@ -65,47 +65,47 @@ class Strategy:
     def _make_optimizer(self, lr: float) -> torch.optim.Optimizer:
         config, device = self.optimization, self.group.device
         parameters = self.parameters()
-        options = optimizer_options(config, device, lr, has_parts=any(map(is_spread, parameters)))
+        options = optimizer_options(config, device, lr, is_sharded=any(map(is_sharded, parameters)))
         return optimizer_class(config)(parameter_groups(parameters, config.weight_decay), **options)
 
     def parameters(self) -> list[nn.Parameter]:
-        """Those of which this rank has gradients."""
+        """The parameters for which this rank computes gradients."""
         return list(self.model.parameters())
 
     def state(self) -> TrainingState:
-        """What is saved of it."""
+        """The state to be saved."""
         return plain_state(self.bare, self.optimizer, self.group, self.precision.scaler)
 
     def sync(self, last: bool) -> AbstractContextManager[Any]:
-        """Inside, gradients cross the network if this is the last micro-batch of the step."""
+        """A context that sends gradients only if this is the last micro-batch of the step."""
         del last
         return nullcontext()
 
     def micro_batch(self, src: Tensor, tgt: Tensor, factor: float, last: bool, at: At) -> Tensor:
-        """Forward and backward; the mean loss, a scalar on the device. `at` is told where it is."""
+        """Runs forward and backward; returns the mean loss on the device. Calls `at` with each phase."""
         with self.sync(last):
             at("forward")
             with record_function("forward"):
                 loss = self.loss_of(self.model, src, tgt)
             at("backward")
-            # An even batch has factor 1 and takes the very path of a plain loop.
+            # A full batch has factor 1 and takes the same path as a plain loop.
             with record_function("backward"):
                 self.precision.backward(loss if factor == 1.0 else loss * factor)
         return loss.detach()
 
     def as_in_a_step(self) -> AbstractContextManager[Any]:
-        """Inside, the bare model is compiled as for the wrapped one; nothing is sent."""
+        """A context that compiles the bare model as the wrapped model would be; nothing is sent."""
         return nullcontext()
 
     def loss_of(self, model: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
-        """The mean loss of `model`, which is the wrapped one or the bare."""
+        """The mean loss of `model`, either the wrapped or the bare model."""
         with self.precision.autocast():
             return self.task.loss(self.task.forward(model, src, tgt), tgt)
 
     def keep_gradients(self) -> None:
-        """Moves them out of a CUDA graph's memory, which its next replay overwrites.
+        """Copies the gradients out of a CUDA graph's memory, which the next replay overwrites.
 
-        torch refuses to add to them there (https://github.com/pytorch/pytorch/issues/169545).
+        torch cannot accumulate into them there (https://github.com/pytorch/pytorch/issues/169545).
         """
         held = [parameter for parameter in self.parameters() if parameter.grad is not None]
         grads = [parameter.grad for parameter in held if parameter.grad is not None]
@@ -116,26 +116,26 @@ class Strategy:
             parameter.grad = copy
 
     def finish_gradients(self) -> None:
-        """After the last micro-batch: what `sync` has not done."""
+        """Reduces gradients after the last micro-batch, unless `sync` has done so."""
 
     def gradient_norm(self) -> Tensor:
-        """Of all gradients of the whole model, a scalar."""
+        """The norm of all gradients of the whole model, a scalar."""
         return global_norm(self.parameters())
 
     def limit_gradients(self, norm: Tensor, max_norm: float) -> None:
-        """Scales the gradients, of this norm, so that it is at most that."""
+        """Scales the gradients, whose norm is `norm`, so that their norm is at most `max_norm`."""
         limit_norm(self.parameters(), norm, max_norm)
 
     def output(self, src: Tensor, tgt: Tensor) -> Any:
-        """The model's output, without gradients; None on a rank that does not get it."""
+        """The model's output, without gradients; None on ranks that do not receive it."""
         with self.precision.autocast():
             return self.task.forward(self.model, src, tgt)
 
-    def settle(self, src: Tensor, tgt: Tensor) -> None:
-        """Before a state is restored: brings the strategy itself into its later state."""
+    def prepare_restore(self, src: Tensor, tgt: Tensor) -> None:
+        """Brings the strategy itself into the state of a running training, before a restore."""
 
     def state_bytes(self) -> int:
-        """Bytes that parameters, gradients and the optimizer's state take on this rank."""
+        """Bytes of the parameters, gradients and optimizer state on this rank."""
         tensors: list[Tensor] = []
         for parameter in self.parameters():
             tensors += [parameter, *([] if parameter.grad is None else [parameter.grad])]
@@ -146,8 +146,8 @@ class Strategy:
     def _local_optimizer(self) -> torch.optim.Optimizer:
         return self.optimizer
 
-    def _refuse(self, why: str, instead: str) -> RequestError:
-        return RequestError(f"--strategy {self.config.strategy}: {why}; {instead}")
+    def _unsupported(self, reason: str, instead: str) -> RequestError:
+        return RequestError(f"--strategy {self.config.strategy}: {reason}; {instead}")
 
 
 class Single(Strategy):

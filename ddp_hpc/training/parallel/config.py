@@ -1,4 +1,4 @@
-"""Options of the strategy by which ranks share a training."""
+"""Options of the parallel strategy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PipelineSchedule = Literal["gpipe", "1f1b"]
 HalfType = Literal["bf16", "fp16"]
 
 _DDP = ("ddp", "zero")
-# Options that only some strategies have.
+# Options that only some strategies support.
 _ONLY_WITH: dict[str, tuple[str, ...]] = {
     "bucket_mib": _DDP,
     "static_graph": _DDP,
@@ -51,13 +51,13 @@ class ParallelConfig:
         shown_default="25, and 1 for the first",
     )
     static_graph: bool = option(False, "DDP: every step uses the same parameters.")
-    find_unused_parameters: bool = option(False, "DDP: a step may leave some parameters out.")
+    find_unused_parameters: bool = option(False, "DDP: some steps do not use all parameters.")
     compress_gradients: HalfType | None = option(None, "DDP: send gradients in this data type.")
-    sync_batchnorm: bool = option(False, "DDP on GPUs: batch norms over all ranks.")
+    sync_batchnorm: bool = option(False, "DDP on GPUs: compute batch norms over all ranks.")
     devices_per_rank: int = option(
-        1, "DDP: number of devices over which each rank spreads its replica.", above=0
+        1, "DDP: number of devices over which each rank splits its replica.", above=0
     )
-    cpu_offload: bool = option(False, "FSDP on GPUs: keep parameters that are not in use in host memory.")
+    cpu_offload: bool = option(False, "FSDP on GPUs: keep unused parameters in host memory.")
     activation_checkpointing: bool = option(
         False, "Recompute activations in the backward pass instead of keeping them."
     )

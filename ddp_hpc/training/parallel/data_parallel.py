@@ -1,8 +1,8 @@
-"""torch.nn.DataParallel: one process drives all GPUs of a node. Here to be compared with, not to be used.
+"""torch.nn.DataParallel: one process drives all GPUs of a node. For comparison only.
 
 It sends the parameters to each GPU in every step, runs the replicas in threads that share one
-interpreter lock, and gathers all outputs on the first GPU. torch's own documentation says to use
-DistributedDataParallel instead, also on one node:
+interpreter lock, and gathers all outputs on the first GPU. torch's documentation recommends
+DistributedDataParallel instead, even on one node:
 https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
 """
 
@@ -15,7 +15,7 @@ from ddp_hpc.training.parallel.base import Strategy
 
 
 class DataParallel(Strategy):
-    """All GPUs of the node for this one process; without a GPU it is the model alone."""
+    """All GPUs of the node in one process; without a GPU, the plain model."""
 
     def _prepare(self) -> nn.Module:
         self.bare.to(self.group.device)

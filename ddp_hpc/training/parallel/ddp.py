@@ -1,4 +1,4 @@
-"""Replicas that average their gradients while they compute them: DDP, and ZeRO's spread optimizer on top."""
+"""DDP: replicas that average gradients during the backward pass; ZeRO: a sharded optimizer in addition."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ddp_hpc.training.snapshots.training_state import TrainingState
 
 
 class Ddp(Strategy):
-    """A replica a rank, over one device or several."""
+    """One replica per rank, on one device or several."""
 
     model: DistributedDataParallel
     _is_known = False
@@ -33,8 +33,8 @@ class Ddp(Strategy):
             replica.to(device)
         if config.sync_batchnorm:
             if device.type == "cpu":
-                raise self._refuse(
-                    "--sync-batchnorm needs GPUs (torch.nn.SyncBatchNorm has no CPU code)", "leave it out"
+                raise self._unsupported(
+                    "--sync-batchnorm needs GPUs (torch.nn.SyncBatchNorm does not support CPUs)", "omit it"
                 )
             self.forward_is_collective = True
             replica = self.bare = nn.SyncBatchNorm.convert_sync_batchnorm(replica)  # type: ignore[no-untyped-call]
@@ -48,8 +48,9 @@ class Ddp(Strategy):
         )
         if config.compress_gradients:
             if config.compress_gradients == "bf16" and device.type == "cpu":
-                raise self._refuse(
-                    "--compress-gradients bf16 is for NCCL and XCCL; torch's hook refuses gloo", "use fp16"
+                raise self._unsupported(
+                    "--compress-gradients bf16 needs NCCL or XCCL; torch's hook does not support gloo",
+                    "use fp16",
                 )
             from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
@@ -58,22 +59,22 @@ class Ddp(Strategy):
         return model
 
     def sync(self, last: bool) -> AbstractContextManager[Any]:
-        """Gradients cross the network once a step, with its last micro-batch."""
+        """A context that sends gradients only with the last micro-batch of a step."""
         return nullcontext() if last else self.model.no_sync()
 
     def as_in_a_step(self) -> AbstractContextManager[Any]:
-        """DDP's mark on its forward pass: torch splits what it compiles there by DDP's buckets.
+        """Marks a forward pass as one of DDP: torch then splits the compiled code at DDP's buckets.
 
-        Code that was compiled outside is not split, is used in DDP's forward pass too, and then all
-        gradients are ready at once, at the end of the backward pass.
+        Code that was compiled outside of it is not split but used by DDP as well; all gradients would then
+        become ready at once, at the end of the backward pass.
         """
         return self.model._inside_ddp_forward()
 
     def finish_gradients(self) -> None:
-        """In the first step, looks for parameters that the forward pass leaves out: DDP waits for them.
+        """Checks in the first step that all parameters have gradients, because DDP would wait for them.
 
         Raises:
-            DdpHpcError: there are any, and no option allows it.
+            DdpHpcError: a parameter has no gradient, and no option allows it.
         """
         if self._is_known:
             return
@@ -88,25 +89,25 @@ class Ddp(Strategy):
                 "from the model, set requires_grad=False, or use --find-unused-parameters"
             )
 
-    def settle(self, src: Tensor, tgt: Tensor) -> None:
-        """One backward pass whose gradients nobody wants.
+    def prepare_restore(self, src: Tensor, tgt: Tensor) -> None:
+        """Runs one backward pass and discards the gradients.
 
-        DDP lays out its buckets anew after the first one, by the order in which gradients came.
-        Of three ranks or more the sum of a gradient depends, in its last bit, on where in a bucket
-        it lies: without this the first step after a restart would differ from what it was to be.
+        After its first backward pass, DDP rebuilds its buckets in the order in which gradients became
+        ready. With three or more ranks, the last bit of a summed gradient depends on its place in a
+        bucket, so without this pass the first step after a restart would not be reproducible.
         """
         self.loss_of(self.model, src, tgt).backward()  # type: ignore[no-untyped-call]
-        self.finish_gradients()  # as DDP itself would fail in the next forward pass
+        self.finish_gradients()  # otherwise DDP would fail in the next forward pass
         self.model.zero_grad(set_to_none=True)
 
     def output(self, src: Tensor, tgt: Tensor) -> Any:
-        """Of the bare replica, which has no collectives: nobody waits for anybody."""
+        """The output of the bare replica, which involves no collectives."""
         with self.precision.autocast():
             return self.task.forward(self.model.module, src, tgt)
 
 
 class Zero(Ddp):
-    """DDP; each rank has the optimizer's state of some of the parameters (arXiv 1910.02054, stage 1)."""
+    """DDP in which each rank holds a shard of the optimizer state (arXiv 1910.02054, stage 1)."""
 
     def _make_optimizer(self, lr: float) -> torch.optim.Optimizer:
         from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -125,5 +126,5 @@ class Zero(Ddp):
         return self.optimizer.optim  # type: ignore[attr-defined, no-any-return]  # ZeroRedundancyOptimizer's
 
     def state(self) -> TrainingState:
-        """Each rank has the optimizer's state of its parameters."""
-        return replace(super().state(), optimizer=self._local_optimizer(), optimizer_is_spread=True)
+        """The state to be saved; each rank holds the optimizer state of some parameters."""
+        return replace(super().state(), optimizer=self._local_optimizer(), optimizer_is_sharded=True)

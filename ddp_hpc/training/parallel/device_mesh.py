@@ -1,11 +1,11 @@
-"""The ranks as a grid: which dimension shares samples, which shares the model.
+"""The ranks as a grid: some dimensions divide the samples, others the model.
 
     pp    stages of a pipeline, one after another
-    dp    replicas, each with samples of its own
-    fsdp  as dp, but parameters, gradients and the optimizer's state are spread over it
-    tp    each layer's matrices are split over it; the innermost, as it talks most: keep it in a node
+    dp    replicas, each with its own samples
+    fsdp  like dp, but parameters, gradients and optimizer state are sharded
+    tp    the matrices of each layer are split; innermost, because it communicates most: keep it in a node
 
-`--strategy X` alone is the grid in which X has all ranks.
+`--strategy X` is the grid in which dimension X contains all ranks.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Mesh:
     """A grid of ranks, and this rank's place in it."""
 
     sizes: dict[str, int]
-    """Of the dimensions with more than one rank, the outermost first."""
+    """Sizes of the dimensions with more than one rank, the outermost first."""
     at: dict[str, int]
-    """This rank's number along each of them."""
+    """This rank's index along each of them."""
     devices: DeviceMesh | None
 
     @property
     def is_single(self) -> bool:
-        """Whether there is one rank."""
+        """Whether there is only one rank."""
         return not self.sizes
 
     def has(self, name: str) -> bool:
@@ -44,26 +44,26 @@ class Mesh:
 
     @property
     def data_size(self) -> int:
-        """How many parts the samples of a step are dealt to."""
+        """The number of parts into which the samples of a step are divided."""
         return prod(self.sizes.get(name, 1) for name in ("dp", "fsdp"))
 
     @property
     def data_rank(self) -> int:
-        """Which of them is this rank's."""
+        """The number of this rank's part."""
         return self.at.get("dp", 0) * self.sizes.get("fsdp", 1) + self.at.get("fsdp", 0)
 
     @property
     def layout(self) -> str:
-        """What says which ranks share samples: `pp=1,data=2,tp=2`."""
+        """Describes which ranks share samples: `pp=1,data=2,tp=2`."""
         return f"pp={self.sizes.get('pp', 1)},data={self.data_size},tp={self.sizes.get('tp', 1)}"
 
     @property
     def counts_loss(self) -> bool:
-        """Whether this rank reports the losses of its samples: of those that share them, one does."""
+        """Whether this rank reports the losses of its samples; one of the ranks that share them does."""
         return self.at.get("tp", 0) == 0 and self.at.get("pp", 0) == self.sizes.get("pp", 1) - 1
 
     def sub(self, *names: str) -> DeviceMesh:
-        """The part of the grid along these dimensions, in which this rank is."""
+        """The part of the grid along these dimensions that contains this rank."""
         assert self.devices is not None
         return self.devices[names if len(names) > 1 else names[0]]
 
@@ -73,12 +73,12 @@ class Mesh:
 
 
 def parse_mesh(text: str, world_size: int) -> dict[str, int]:
-    """The sizes that `dp=2,tp=2` names, in the order of the grid, those of 1 left out.
+    """Parses `dp=2,tp=2`. Returns the sizes above 1 in the order of the grid.
 
-    Where neither dp nor fsdp is named, dp is what is left.
+    If neither dp nor fsdp is given, dp contains the remaining ranks.
 
     Raises:
-        RequestError: an unknown dimension, a size that is none, or a product that is not `world_size`.
+        RequestError: an unknown dimension, an invalid size, or a product other than `world_size`.
     """
     sizes: dict[str, int] = {}
     for entry in text.split(","):
@@ -106,10 +106,10 @@ def parse_mesh(text: str, world_size: int) -> dict[str, int]:
 
 
 def find_mesh(config: ParallelConfig, group: Group) -> Mesh:
-    """The grid that --mesh or --strategy asks for. Collective: every rank must call this.
+    """The grid that --mesh or --strategy requests. Collective: every rank must call this.
 
     Raises:
-        RequestError: as `parse_mesh`.
+        RequestError: the mesh is invalid, or dataparallel was started with several ranks.
     """
     world_size = group.world.world_size
     if config.strategy == "dataparallel" and world_size > 1:

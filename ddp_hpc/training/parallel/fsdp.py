@@ -1,6 +1,6 @@
-"""FSDP2: parameters, gradients and the optimizer's state are spread over ranks, a layer gathered when used.
+"""FSDP2: parameters, gradients and optimizer state are sharded over ranks; a layer is gathered when used.
 
-Alone, with replicas of the spread model (dp and fsdp: "hybrid sharding"), or over tensor parallel layers.
+Alone, with replicas of the sharded model (dp and fsdp: "hybrid sharding"), or with tensor-parallel layers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ddp_hpc.training.snapshots.training_state import TrainingState
 
 
 class Fsdp(Strategy):
-    """A part of everything a rank."""
+    """One shard of the whole training state per rank."""
 
     forward_is_collective = True
     compiles_blocks = True
@@ -37,23 +37,24 @@ class Fsdp(Strategy):
         config, optimization = self.config, self.optimization
         device, mesh = self.group.device, self.mesh
         if config.cpu_offload and device.type == "cpu":
-            raise self._refuse(
-                "--cpu-offload moves what a GPU does not use to the host, and there is no GPU", "leave it out"
+            raise self._unsupported(
+                "--cpu-offload moves unused parameters from the GPU to the host, but there is no GPU",
+                "omit it",
             )
         if optimization.amp == "fp16":
-            raise self._refuse(
-                "fp16's scaling of the loss is not made for gradients that are spread", "use --amp bf16"
+            raise self._unsupported(
+                "the loss scaling of fp16 does not support sharded gradients", "use --amp bf16"
             )
         if optimization.uses_cuda_graphs:
-            raise self._refuse(
-                f"--compile {optimization.compile} replays CUDA graphs, whose parameters have to stay in one "
-                "place in memory, and each layer's are gathered anew",
+            raise self._unsupported(
+                f"--compile {optimization.compile} replays CUDA graphs, which need parameters at "
+                "fixed addresses, but fsdp gathers each layer into new memory",
                 "use --compile, or --compile max-autotune-no-cudagraphs",
             )
-        # The policy below does it, layer by layer.
+        # Mixed precision is part of the FSDP policy below.
         self.precision = Precision("off", device)
         model = self.bare.to(device)
-        # Its fast path in evaluation reads parameters of layers that are not gathered.
+        # The fast path of attention in evaluation would read parameters of layers that are not gathered.
         torch.backends.mha.set_fastpath_enabled(False)
         if mesh.has("tp"):
             split_layers(self.task, mesh, compiles=optimization.compile is not None)
@@ -69,18 +70,18 @@ class Fsdp(Strategy):
         return model
 
     def sync(self, last: bool) -> AbstractContextManager[Any]:
-        """Gradients cross the network once a step, with its last micro-batch."""
+        """A context that reduces gradients only with the last micro-batch of a step."""
         assert isinstance(self.model, FSDPModule)
         self.model.set_requires_gradient_sync(last)
         return nullcontext()
 
     def state(self) -> TrainingState:
-        """Rank 0 puts it together."""
+        """The state to be saved, which rank 0 gathers."""
         return replace(super().state(), leads=self.group.world.rank == 0)
 
 
 def _precision_policy(amp: str, output_dtype: torch.dtype | None = None) -> MixedPrecisionPolicy:
-    """Layers are gathered in the half type, gradients are summed in float32."""
+    """Gathers layers in the half-precision type and sums gradients in float32."""
     if amp == "off":
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(

@@ -1,4 +1,4 @@
-"""How ranks share a training: who computes what, and how their gradients meet."""
+"""Creates the strategy that --strategy and --mesh select."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ __all__ = ["Strategy", "make_strategy"]
 def make_strategy(
     task: Task, group: Group, config: ParallelConfig, optimization: OptimizationConfig
 ) -> Strategy:
-    """The task's model, shared as `--strategy` and `--mesh` say. Collective: every rank must call this.
+    """Distributes the task's model as --strategy and --mesh request. Collective: every rank must call this.
 
     Raises:
-        RequestError: this model, device or number of ranks cannot be shared so.
+        RequestError: the strategy does not support this model, device or number of ranks.
     """
     mesh = find_mesh(config, group)
     precision = Precision(optimization.amp, group.device)
     if mesh.has("pp") or mesh.has("fsdp") or mesh.has("tp"):
-        _start_alike(task.model, group)
+        _broadcast_parameters(task.model, group)
     return _kind_of(mesh, config.strategy)(task, group, config, optimization, precision, mesh)
 
 
-def _start_alike(model: nn.Module, group: Group) -> None:
-    """Rank 0's parameters and buffers on every rank, as DDP does by itself."""
+def _broadcast_parameters(model: nn.Module, group: Group) -> None:
+    """Copies rank 0's parameters and buffers to all ranks. DDP does this itself."""
     for tensor in live_tensors(model).values():
         sent = tensor.detach().to(group.device).contiguous()
         dist.broadcast(sent, src=0)
@@ -41,7 +41,7 @@ def _start_alike(model: nn.Module, group: Group) -> None:
 
 
 def _kind_of(mesh: Mesh, strategy: str) -> type[Strategy]:
-    """Each is imported when it is used: some of torch's packages take a second."""
+    """Returns the class, imported only when needed: some of torch's packages take a second to import."""
     if mesh.is_single:
         from ddp_hpc.training.parallel.data_parallel import DataParallel
 

@@ -1,4 +1,4 @@
-"""A model as a row of layers: which ones repeat, and how they are dealt to devices or ranks."""
+"""A model as a sequence of layers: which layers repeat, and how to divide them among devices or ranks."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 
 def split_stages(task: Task, num: int) -> Sequence[nn.Module]:
-    """The model in `num` modules, applied one after another.
+    """Splits the model into `num` modules that are applied one after another.
 
     Raises:
-        RequestError: it does not say how to split it, or has a parameter in two of them.
+        RequestError: the model does not define how to split it, or two stages share a parameter.
     """
     if task.stages is not None:
         stages = task.stages(task.model, num)
@@ -42,11 +42,11 @@ def split_stages(task: Task, num: int) -> Sequence[nn.Module]:
         stages = [nn.Sequential(*parts) for parts, _ in split_evenly(list(task.model), num)]
     else:
         raise RequestError(
-            f"a {type(task.model).__name__} does not say how to split it in {num}: give its task `stages`, "
-            "or make it an nn.Sequential"
+            f"{type(task.model).__name__} does not define how to split it into {num} stages; define `stages` "
+            "in its task, or make it an nn.Sequential"
         )
     if len(stages) != num:
-        raise RequestError(f"the task's `stages` gave {len(stages)} modules, and {num} are needed")
+        raise RequestError(f"the task's `stages` returned {len(stages)} modules, but {num} are needed")
     names = {id(tensor): name for name, tensor in live_tensors(task.model).items()}
     seen: dict[int, int] = {}
     for number, stage in enumerate(stages):
@@ -54,20 +54,20 @@ def split_stages(task: Task, num: int) -> Sequence[nn.Module]:
             if seen.setdefault(id(parameter), number) != number:
                 raise RequestError(
                     f"{names.get(id(parameter), 'a parameter')} is in stages {seen[id(parameter)]} and "
-                    f"{number}: stages cannot share a parameter; untie it"
+                    f"{number}, but stages cannot share a parameter; untie it"
                 )
     return stages
 
 
 def split_evenly(parts: Sequence[nn.Module], num: int) -> list[tuple[Sequence[nn.Module], bool]]:
-    """The parts in `num` runs of about the same number of parameters, each with whether it is the last.
+    """Groups the parts into `num` runs with about equal numbers of parameters, and whether each is the last.
 
     Raises:
-        RequestError: there are fewer parts.
+        RequestError: there are fewer than `num` parts.
     """
     if len(parts) < num:
         raise RequestError(
-            f"the model has {len(parts)} layers to share, and {num} stages need at least one each"
+            f"the model has only {len(parts)} layers, but each of the {num} stages needs at least one"
         )
     sizes = [sum(p.numel() for p in part.parameters()) for part in parts]
     total, done = sum(sizes), 0
@@ -75,7 +75,7 @@ def split_evenly(parts: Sequence[nn.Module], num: int) -> list[tuple[Sequence[nn
     for i, size in enumerate(sizes):
         done += size
         stage = len(ends) + 1
-        must = len(parts) - i - 1 == num - stage  # one part for each stage that is left
+        must = len(parts) - i - 1 == num - stage  # one part for each remaining stage
         if stage < num and (must or done * num >= stage * total):
             ends.append(i + 1)
     begins = [0, *ends]
@@ -85,9 +85,9 @@ def split_evenly(parts: Sequence[nn.Module], num: int) -> list[tuple[Sequence[nn
 
 
 def checkpoint_activations(model: nn.Module) -> int:
-    """Lets each layer compute its activations again in the backward pass; how many layers that are.
+    """Makes each layer recompute its activations in the backward pass; returns the number of layers.
 
-    Saves their memory for a third more computing. The module is changed in place and keeps its names.
+    This saves memory and costs a third more computation. The model is changed in place; names do not change.
     """
     blocks = blocks_of(model)
     for block in blocks:

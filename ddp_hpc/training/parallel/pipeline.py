@@ -1,4 +1,4 @@
-"""Pipeline parallel: each rank has some layers, and a batch goes through them in chunks."""
+"""Pipeline parallel: each rank holds some layers, and a batch passes through them in chunks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SCHEDULES: dict[str, type[ScheduleGPipe | Schedule1F1B]] = {"gpipe": ScheduleGP
 
 
 class Pipeline(Strategy):
-    """One stage a rank; replicas of the pipeline average their gradients after the backward pass."""
+    """One stage per rank; replicas of the pipeline average their gradients after the backward pass."""
 
     forward_is_collective = True
     compiles_blocks = True
@@ -32,33 +32,33 @@ class Pipeline(Strategy):
     def _prepare(self) -> nn.Module:
         mesh, device = self.mesh, self.group.device
         if mesh.has("fsdp"):
-            raise self._refuse(
-                f"--mesh {mesh}: a pipeline's stages are not spread", "use dp in the place of fsdp"
+            raise self._unsupported(
+                f"--mesh {mesh}: the stages of a pipeline cannot be sharded", "use dp instead of fsdp"
             )
         if self.optimization.amp == "fp16":
-            raise self._refuse("a pipeline does not scale losses, which fp16 needs", "use --amp bf16")
+            raise self._unsupported("a pipeline does not support the loss scaling of fp16", "use --amp bf16")
         if self.optimization.compile is not None:
-            raise self._refuse("a pipeline's stages are not compiled", "leave --compile out")
+            raise self._unsupported("the stages of a pipeline cannot be compiled", "omit --compile")
         if mesh.has("tp"):
             self.bare.to(device)
             split_layers(self.task, mesh, compiles=False)
         stages = split_stages(self.task, mesh.sizes["pp"])
         self._takes = len(inspect.signature(stages[0].forward).parameters)
         stage = stages[mesh.at["pp"]].to(device)
-        # Now: on a GPU the stage has new buffers.
+        # After the move to the GPU, which creates new buffers.
         self._live = live_tensors(self.bare)
         self._whole = specs_of(self._live)
         stage.forward = _contiguous(self.precision.cast(stage.forward))
         self._is_first, self._is_last = mesh.at["pp"] == 0, mesh.at["pp"] == mesh.sizes["pp"] - 1
-        # Of each number of samples: shapes are fixed, and an epoch's last step may have fewer.
+        # One per number of samples: shapes are fixed, and the last step of an epoch can have fewer samples.
         self._schedules: dict[int, ScheduleGPipe | Schedule1F1B] = {}
         self._factor, self._losses = 1.0, list[Tensor]()
         self._num_chunks = 1
         return stage
 
     def micro_batch(self, src: Tensor, tgt: Tensor, factor: float, last: bool, at: At) -> Tensor:
-        """All chunks forward and backward; the mean loss on the last stage, 0 on the others."""
-        del last  # replicas meet in `finish_gradients`
+        """Runs all chunks forward and backward; returns the mean loss on the last stage, 0 on the others."""
+        del last  # replicas are averaged in `finish_gradients`
         at("forward")
         schedule = self._schedule(len(src))
         self._factor = factor / self._num_chunks
@@ -68,34 +68,34 @@ class Pipeline(Strategy):
             schedule.step(*inputs, target=tgt if self._is_last else None)
         if not self._is_last:
             return torch.zeros((), device=self.group.device)
-        # The first step of a shape calls the loss once more, on zeros, to find out the shapes.
+        # The first step of a shape calls the loss once more, on zeros, in order to infer shapes.
         return torch.stack(self._losses[-self._num_chunks :]).mean()
 
     def finish_gradients(self) -> None:
-        """The mean over the replicas."""
+        """Averages the gradients over the replicas."""
         if self.mesh.has("dp"):
             mean_over(self.parameters(), self.mesh.sub("dp").get_group())
 
     def gradient_norm(self) -> Tensor:
-        """Over all stages."""
+        """The norm over all stages."""
         return global_norm(self.parameters(), across=self.mesh.sub("pp").get_group())
 
     def output(self, src: Tensor, tgt: Tensor) -> Any:
-        """On the last stage; None on the others."""
+        """The output on the last stage; None on the others."""
         schedule = self._schedule(len(src))
         self._factor = 1.0 / self._num_chunks
         inputs = (src, tgt)[: self._takes] if self._is_first else ()
         return schedule.eval(*inputs, target=tgt if self._is_last else None)
 
     def state(self) -> TrainingState:
-        """Each stage has its tensors; the first replica's ranks hand them over."""
+        """The state to be saved; the ranks of the first replica send the tensors of their stages."""
         mine = {id(tensor) for tensor in (*self.model.parameters(), *self.model.buffers())}
         return replace(
             super().state(),
             model={name: tensor for name, tensor in self._live.items() if id(tensor) in mine},
             whole=self._whole,
-            model_is_spread=True,
-            optimizer_is_spread=True,
+            model_is_sharded=True,
+            optimizer_is_sharded=True,
             leads=not self.mesh.at.get("dp", 0) and not self.mesh.at.get("tp", 0),
         )
 
@@ -121,10 +121,10 @@ class Pipeline(Strategy):
 
 
 class _Stage(PipelineStage):
-    """Leaves running means and random numbers alone when torch finds out the shapes.
+    """Keeps running means and random numbers unchanged while torch infers shapes.
 
-    Before the first step of a shape torch calls the stage once, on memory that nobody has written
-    (seen with torch 2.13): a batch norm would keep what it saw there, also NaN.
+    Before the first step of a shape, torch calls the stage once on uninitialized memory (torch 2.13): a
+    batch norm would keep those values, even NaN.
     """
 
     def _compute_outputs(self, *args: Any, module: nn.Module, **kwargs: Any) -> Any:
@@ -133,12 +133,12 @@ class _Stage(PipelineStage):
         with torch.random.fork_rng(devices, device_type=self.device.type if devices else "cuda"):
             outputs = super()._compute_outputs(*args, module=module, **kwargs)
         for buffer, value in zip(module.buffers(), kept, strict=True):
-            buffer.data.copy_(value)  # of which autograd, which goes back through the call, hears nothing
+            buffer.data.copy_(value)  # not recorded by autograd, which differentiates the call
         return outputs
 
 
 class _ContiguousGradient(torch.autograd.Function):
-    """The tensor itself; its gradient is made contiguous."""
+    """The identity, whose gradient is made contiguous."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ class _ContiguousGradient(torch.autograd.Function):
 
 
 def _contiguous(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The same; what it gives, and the gradients of what it gets, can be sent as they are."""
+    """Wraps `forward`: outputs and the gradients of inputs become contiguous, so that they can be sent."""
 
     def call(*inputs: Tensor) -> Any:
         output = forward(*(_ContiguousGradient.apply(v) if v.requires_grad else v for v in inputs))  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Tensor parallel: each layer's matrices are split over ranks, which all see the same samples."""
+"""Tensor parallel: the matrices of each layer are split over ranks that use the same samples."""
 
 from __future__ import annotations
 
@@ -17,34 +17,36 @@ from ddp_hpc.training.tasks.task import Task
 
 
 def split_layers(task: Task, mesh: Mesh, *, compiles: bool) -> None:
-    """Splits the layers that the task's plan names, in place. Collective over the grid.
+    """Splits the layers in the task's plan, in place. Collective over the grid.
 
     Raises:
-        RequestError: the task has no plan, or one that does not fit.
+        RequestError: the task has no plan, or the plan does not match the model.
     """
     if compiles:
         raise RequestError(
-            f"--compile with tp={mesh.sizes['tp']}: torch 2.13's compiler does not get through layers that "
-            "are split so; leave one of them out"
+            f"--compile with tp={mesh.sizes['tp']}: torch 2.13 cannot compile tensor-parallel layers; "
+            "remove one of them"
         )
     if task.tensor_parallel is None:
         raise RequestError(
             f"tp={mesh.sizes['tp']}: the task of {type(task.model).__name__} has no `tensor_parallel` plan, "
-            "which says how each layer is split; give it one, or use --strategy fsdp, which needs none"
+            "which defines how each layer is split; add one, or use --strategy fsdp, which needs none"
         )
     plan = dict(task.tensor_parallel(task.model))
     modules = dict(task.model.named_modules())
     for name in plan:
         if name not in modules:
-            raise RequestError(f"the `tensor_parallel` plan names {name}, which the model does not have")
+            raise RequestError(
+                f"the `tensor_parallel` plan contains {name}, which does not exist in the model"
+            )
         _check_splits(name, modules[name], plan[name], mesh.sizes["tp"])
-    # Its fast path in evaluation reads the layers' parameters by itself.
+    # The fast path of attention in evaluation would read the parameters directly.
     torch.backends.mha.set_fastpath_enabled(False)
     parallelize_module(task.model, mesh.sub("tp"), plan)
 
 
 def _check_splits(name: str, module: nn.Module, style: object, num_ranks: int) -> None:
-    """Layers meet in what they give each other: parts of different sizes would not fit."""
+    """Checks that the dimension is divisible: unequal parts would not match between layers."""
     axis = 0 if isinstance(style, ColwiseParallel) else 1 if isinstance(style, RowwiseParallel) else None
     if axis is None or not isinstance(module, nn.Linear):
         return
@@ -57,10 +59,10 @@ def _check_splits(name: str, module: nn.Module, style: object, num_ranks: int) -
 
 
 class TensorParallel(Strategy):
-    """Split layers, and replicas of them where there are more ranks.
+    """Split layers, and replicas of them if there are more ranks.
 
-    Replicas average their gradients after the backward pass, not during it as DDP does, which
-    takes no parameters that are spread: with many replicas use fsdp in the place of dp.
+    Replicas average their gradients after the backward pass, not during it like DDP, which does not support
+    sharded parameters. With many replicas, use fsdp instead of dp.
     """
 
     forward_is_collective = True
@@ -72,10 +74,10 @@ class TensorParallel(Strategy):
         return model
 
     def finish_gradients(self) -> None:
-        """The mean over the replicas."""
+        """Averages the gradients over the replicas."""
         if self.mesh.has("dp"):
             mean_over(self.parameters(), self.mesh.sub("dp").get_group())
 
     def state(self) -> TrainingState:
-        """Rank 0 puts it together."""
+        """The state to be saved, which rank 0 gathers."""
         return replace(super().state(), leads=self.group.world.rank == 0)

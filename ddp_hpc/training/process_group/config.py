@@ -26,7 +26,7 @@ def _read_discovery(flag: str, text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessGroupConfig:
-    """How ranks find each other, and what they compute and communicate with.
+    """Discovery of the ranks, their devices and their communication backend.
 
     Raises:
         RequestError: values contradict each other, or one is out of range.
@@ -48,7 +48,7 @@ class ProcessGroupConfig:
     )
     timeout_s: float = option(
         1800.0,
-        "Seconds that a rank waits for the others in one collective, or for the data to be made.",
+        "Seconds that a rank waits for the others in one collective, or for the data to be created.",
         flag="--timeout",
         above=0,
     )
@@ -57,5 +57,5 @@ class ProcessGroupConfig:
         check_ranges(self)
         if self.backend == "nccl" and self.device in ("cpu", "xpu"):
             raise RequestError(
-                f"--backend nccl moves CUDA tensors only. Remove it, or --device {self.device}."
+                f"--backend nccl supports only CUDA tensors. Remove it, or --device {self.device}."
             )

@@ -17,10 +17,10 @@ _BACKEND_OF = {"cuda": "nccl", "xpu": "xccl", "cpu": "gloo"}
 
 
 def device_kind(wanted: str) -> str:
-    """`cuda`, `xpu` or `cpu`: what was asked for, or the best there is.
+    """`cuda`, `xpu` or `cpu`: the requested kind, or the best available one.
 
     Raises:
-        RequestError: where a device was asked for that is not here.
+        RequestError: the requested device is not available.
     """
     here = [
         kind
@@ -47,12 +47,12 @@ def choose_backend(wanted: str, kind: str) -> str:
     """The process group's backend for a kind of device.
 
     Raises:
-        RequestError: where torch does not have the backend, or it cannot move this device's tensors.
+        RequestError: torch was built without the backend, or the backend does not support the device.
     """
     backend = _BACKEND_OF[kind] if wanted == "auto" else wanted
     if backend == "nccl" and kind != "cuda":
         raise RequestError(
-            "--backend nccl needs CUDA devices and there are none on this node; use --backend auto, "
+            "--backend nccl needs CUDA devices, but this node has none; use --backend auto, "
             "which uses gloo on CPUs"
         )
     has = {
@@ -69,21 +69,21 @@ def choose_backend(wanted: str, kind: str) -> str:
 
 
 def group_backends(backend: str, kind: str, *, cpu_offload: bool) -> str:
-    """The backend as torch's process group takes it: one for each kind of device whose tensors are sent.
+    """The backend argument of torch's process group: one backend per kind of device that sends tensors.
 
-    Where gradients and states lie on the host, their norms and snapshots are put together there.
+    With offloading, norms and snapshots are computed from tensors on the host.
     """
     return f"cpu:gloo,{kind}:{backend}" if cpu_offload and kind != "cpu" else backend
 
 
 def pick_device(kind: str, world: World, per_rank: int = 1) -> torch.device:
-    """This rank's device, the first of several that follow one another.
+    """This rank's device, or the first of its `per_rank` consecutive devices.
 
-    The local rank counts it out; where the scheduler shows each rank only a part
-    of the node's devices (Slurm's --gpus-per-task shows one), the count starts again.
+    It is selected by the local rank, modulo the number of visible devices: the scheduler may show each
+    rank only some of them, such as one with Slurm's --gpus-per-task.
 
     Raises:
-        RequestError: fewer devices are seen here than a rank is to have.
+        RequestError: fewer devices are visible than a rank needs.
     """
     if kind == "cpu":
         return torch.device("cpu")
@@ -99,21 +99,21 @@ def pick_device(kind: str, world: World, per_rank: int = 1) -> torch.device:
 
 
 def device_place(device: torch.device) -> Device:
-    """What names a physical device anywhere: its UUID and its place on the PCI bus, as far as torch tells."""
+    """Identifies a physical device by its UUID and PCI address, if torch reports them."""
     if device.type == "cpu":
         return Device()
     properties = torch.get_device_module(device.type).get_device_properties(device)
     pci = ""
     if all(hasattr(properties, f"pci_{part}_id") for part in ("domain", "bus", "device")):
-        # Linux's spelling of the folder in sysfs; a GPU's function is 0.
+        # The spelling of the directory in sysfs; the function of a GPU is 0.
         pci = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
     uuid = str(getattr(properties, "uuid", ""))
-    # A virtual machine may hide it behind zeros, which are then every device's.
+    # A virtual machine can report zeros for every device.
     return Device(name=str(device), identity=uuid if uuid.strip("GPU-0") else "", pci=pci)
 
 
 def device_name(device: torch.device) -> str:
-    """What its maker calls the device, such as `NVIDIA H200`; of a CPU the model."""
+    """The product name of the device, such as `NVIDIA H200`, or the CPU model."""
     if device.type != "cpu":
         return str(torch.get_device_module(device.type).get_device_name(device))
     with suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8") as file:

@@ -1,13 +1,13 @@
-"""Waiting until gloo's threads are done with a collective, which is later than its callers take it for done.
+"""Waits until gloo's threads have finished a collective, which is after it has completed for its callers.
 
-gloo completes a collective's future first; DDP waits for that alone. Only then does gloo's thread end the
-profiler's event and free the work (ProcessGroupGloo.cpp, AsyncWork::finishWorkGloo and runLoop, torch 2.13).
+gloo first completes the future of a collective, and DDP waits only for that. Afterwards gloo's thread ends
+the profiler's event and frees the work (ProcessGroupGloo.cpp of torch 2.13, finishWorkGloo and runLoop).
 
-- A profiler that is stopped in between has freed the event's record, and the thread writes to freed memory:
-  processes crashed later, or hung.
-- Freeing the work takes Python's lock. DDP's reducer, when it is freed as the last that knows the process
-  group, holds that lock and waits for the thread's end: a deadlock, which about one process in twenty met
-  that went through several worlds on a busy machine.
+- If the profiler is stopped in between, it frees the record of the event, and the thread writes to freed
+  memory: the process crashes later, or hangs.
+- Freeing the work needs the GIL. If DDP's reducer holds the last reference to the process group, freeing the
+  reducer holds the GIL and waits for the thread: a deadlock. It occurred in about one of twenty processes
+  that created several process groups on a busy machine.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ _LIMIT_S = 5.0
 
 
 def wait_for_gloo() -> None:
-    """Returns once each of gloo's threads has slept for some milliseconds without a break.
+    """Returns when each of gloo's threads has been sleeping for some milliseconds.
 
-    Returns at once where there is none. A collective that is still in flight looks the same as an idle
-    thread, and is not waited for.
+    Returns immediately if there is no such thread. A collective in progress looks like an idle thread and
+    is not waited for.
     """
     end_s = time.monotonic() + _LIMIT_S
     waiting = _gloo_threads()
     while waiting and time.monotonic() < end_s:
-        before = {thread: _sleeps(thread) for thread in waiting}
+        before = {thread: _context_switches(thread) for thread in waiting}
         time.sleep(_IDLE_S)
-        waiting = [thread for thread in waiting if not before[thread] or _sleeps(thread) != before[thread]]
+        waiting = [
+            thread for thread in waiting if not before[thread] or _context_switches(thread) != before[thread]
+        ]
 
 
 def _gloo_threads() -> list[Path]:
@@ -42,8 +44,8 @@ def _gloo_threads() -> list[Path]:
     return [thread for thread in threads if _text(thread / "comm").strip() == _NAME]
 
 
-def _sleeps(thread: Path) -> str:
-    """How often the thread has given up or lost its core, if it sleeps now; empty where it runs."""
+def _context_switches(thread: Path) -> str:
+    """The number of context switches of a sleeping thread; empty if it is running."""
     lines = _text(thread / "status").splitlines()
     if not lines:  # it has ended
         return "ended"

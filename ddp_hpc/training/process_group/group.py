@@ -19,7 +19,7 @@ from ddp_hpc.rendezvous.connect_ranks import Endpoint
 from ddp_hpc.rendezvous.store_comm import StoreComm
 from ddp_hpc.training.health.failure_watch import FailureWatch
 from ddp_hpc.training.health.flight_recorder import turn_on_flight_recorder
-from ddp_hpc.training.health.shutdown import speak
+from ddp_hpc.training.health.shutdown import print_error
 from ddp_hpc.training.process_group.config import ProcessGroupConfig
 from ddp_hpc.training.process_group.devices import choose_backend, device_kind, group_backends, pick_device
 from ddp_hpc.training.process_group.gloo_threads import wait_for_gloo
@@ -78,7 +78,7 @@ def agree(comm: Comm, world: World, problem: str, exit_code: int) -> None:
         stop_together(world.rank, failure_of(text + where, exit_code))
 
 
-def same_everywhere(comm: Comm, value: str) -> str:
+def mismatch_between_ranks(comm: Comm, value: str) -> str:
     """The error message if ranks have different values; empty if all are equal. Collective."""
     values = comm.allgather(value)
     other = next((rank for rank, theirs in enumerate(values) if theirs != values[0]), None)
@@ -91,7 +91,7 @@ def same_everywhere(comm: Comm, value: str) -> str:
 
 @dataclass(frozen=True)
 class Link:
-    """The ranks' store and what runs over it, before there is a process group."""
+    """The ranks' store, with the messages and the failure watch over it. Exists before the process group."""
 
     endpoint: Endpoint
     comm: StoreComm
@@ -101,18 +101,20 @@ class Link:
 def connect(
     world: World, endpoint: Endpoint, config: ProcessGroupConfig, finish_writing: Callable[[float], None]
 ) -> Link:
-    """The ranks' messages over the store, and the failure watch on it, which has yet to begin.
+    """Returns messages over the store and its failure watch, which has not begun.
 
-    `finish_writing` is the one of `FailureWatch`.
+    `finish_writing` is passed to `FailureWatch`.
     """
     gone = "rank 0 is gone and has not reported an error. Look in its node's log for what killed it"
-    watch = FailureWatch(endpoint.store, world.rank, lambda claim: speak(claim, gone, world), finish_writing)
+    watch = FailureWatch(
+        endpoint.store, world.rank, lambda election: print_error(election, gone, world), finish_writing
+    )
     comm = StoreComm(endpoint.store, world.rank, world.world_size, config.init_timeout_s)
     return Link(endpoint, comm, watch)
 
 
 @contextmanager
-def joined(
+def connected_group(
     world: World,
     link: Link | None,
     config: ProcessGroupConfig,
@@ -126,43 +128,26 @@ def joined(
         RequestError: a device or backend is not available, or two ranks would share a device.
     """
     if link is None:
-        yield _alone(world, config, devices_per_rank)
+        yield _single_rank(world, config, devices_per_rank)
         return
     comm, endpoint = link.comm, link.endpoint
-    problem, device, backend = "", torch.device("cpu"), ""
-    try:
-        device = pick_device(device_kind(config.device), world, devices_per_rank)
-        backend = choose_backend(config.backend, device.type)
-    except RequestError as error:
-        problem = str(error)
-    agree(comm, world, problem, RequestError.exit_code)
-    agree(comm, world, same_everywhere(comm, f"{backend} on {device.type}"), RequestError.exit_code)
+    device, backend = _choose_device(comm, world, config, devices_per_rank)
     cores = sum(1 << core for core in own_cores())
-    cards = comm.allgather([world.hostname, f"{cores:x}"])
-    of_node = [_core_list(int(mask, 16)) for host, mask in cards if host == world.hostname]
+    cores_by_rank = comm.allgather([world.hostname, f"{cores:x}"])
+    of_node = [_core_list(int(mask, 16)) for host, mask in cores_by_rank if host == world.hostname]
     checked = check_placement(comm, world, device, backend)
     threads, why = _set_threads(config, of_node, world)
-    backends = group_backends(backend, device.type, cpu_offload=cpu_offload)
-    if endpoint.interface and "gloo" in backends:
-        # gloo asks the host name for its own address otherwise, which Debian answers with 127.0.1.1.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", endpoint.interface)
-    turn_on_flight_recorder(os.environ)
-    store = group_store(endpoint, comm, backend, config.init_timeout_s)
-    dist.init_process_group(
-        backends,
-        store=store,
-        rank=world.rank,
-        world_size=world.world_size,
-        timeout=timedelta(seconds=config.timeout_s),
-        device_id=device if device.type != "cpu" else None,
+    store = _init_process_group(
+        world, link, config, device, backend, group_backends(backend, device.type, cpu_offload=cpu_offload)
     )
-    num_nodes = len({host for host, _ in cards})
+    num_nodes = len({host for host, _ in cores_by_rank})
     placement = (
         f"{world.world_size} ranks on {num_nodes} node{'s' * (num_nodes > 1)} ({world.launcher}), "
         f"{backend} on {device.type}, {threads} thread{'s' * (threads > 1)} per rank ({why}), "
         f"rendezvous at {endpoint.host}:{endpoint.port} ({endpoint.why})"
     )
-    group = Group(
+    comm.timeout_s = config.timeout_s
+    yield Group(
         world=world,
         comm=comm,
         device=device,
@@ -174,24 +159,62 @@ def joined(
         checked=checked,
         notes=(endpoint.note,) if endpoint.note else (),
     )
-    comm.timeout_s = config.timeout_s
-    yield group
     # Not in a `finally`: after a failure, destroying the group would wait for the rank that failed.
-    comm.barrier("the end of training")
-    wait_for_gloo()  # its threads need Python's lock, which is held while the group is freed
-    dist.destroy_process_group()
-    # Destroying NCCL may take some ranks longer than others, and rank 0 serves the store.
-    comm.barrier("the end of the process group")
-    link.watch.close()
-    endpoint.close()
+    _destroy_process_group(link)
     del store  # kept until here: C++ does not keep the Python object alive
+
+
+def _choose_device(
+    comm: StoreComm, world: World, config: ProcessGroupConfig, devices_per_rank: int
+) -> tuple[torch.device, str]:
+    """Returns this rank's device and the backend. Collective: every rank must call this."""
+    problem, device, backend = "", torch.device("cpu"), ""
+    try:
+        device = pick_device(device_kind(config.device), world, devices_per_rank)
+        backend = choose_backend(config.backend, device.type)
+    except RequestError as error:
+        problem = str(error)
+    agree(comm, world, problem, RequestError.exit_code)
+    agree(comm, world, mismatch_between_ranks(comm, f"{backend} on {device.type}"), RequestError.exit_code)
+    return device, backend
+
+
+def _init_process_group(
+    world: World, link: Link, config: ProcessGroupConfig, device: torch.device, backend: str, backends: str
+) -> object:
+    """Creates torch's process group; returns its store. Collective: every rank must call this."""
+    if link.endpoint.interface and "gloo" in backends:
+        # Otherwise gloo resolves the host name to find its own address; on Debian that is 127.0.1.1.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", link.endpoint.interface)
+    turn_on_flight_recorder(os.environ)
+    store = group_store(link.endpoint, link.comm, backend, config.init_timeout_s)
+    dist.init_process_group(
+        backends,
+        store=store,
+        rank=world.rank,
+        world_size=world.world_size,
+        timeout=timedelta(seconds=config.timeout_s),
+        device_id=device if device.type != "cpu" else None,
+    )
+    return store
+
+
+def _destroy_process_group(link: Link) -> None:
+    """Destroys the process group and closes the link. Collective: every rank must call this."""
+    link.comm.barrier("the end of training")
+    wait_for_gloo()  # its threads need the GIL, which is held while the group is freed
+    dist.destroy_process_group()
+    # Destroying NCCL can take longer on some ranks, and rank 0 serves the store.
+    link.comm.barrier("the end of the process group")
+    link.watch.close()
+    link.endpoint.close()
 
 
 def _core_list(mask: int) -> list[int]:
     return [core for core in range(mask.bit_length()) if mask >> core & 1]
 
 
-def _alone(world: World, config: ProcessGroupConfig, devices_per_rank: int) -> Group:
+def _single_rank(world: World, config: ProcessGroupConfig, devices_per_rank: int) -> Group:
     device = pick_device(device_kind(config.device), world, devices_per_rank)
     choose_backend(config.backend, device.type)
     threads, why = _set_threads(config, [own_cores()], world)

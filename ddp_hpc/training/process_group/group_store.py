@@ -1,9 +1,9 @@
 """The store of torch's process group: the ranks' own authenticated one, or torch's TCPStore.
 
-torch's TCPStore answers whoever connects. gloo takes the ranks' own store instead, so that nobody else
-can read or replace what ranks send each other there. For GPU backends the store is torch's, as their
-watchdog threads ask it all the time, in C++, and should not need Python's lock for that; its port is
-open only until all ranks have connected. With NCCL, neither has been run on a GPU yet.
+torch's TCPStore has no authentication. gloo uses the ranks' own store instead, so that nobody else can read
+or replace the messages. GPU backends use torch's store, because their C++ watchdog threads access it all the
+time and must not need the GIL; its port is open only until all ranks have connected. Neither store has been
+tested with NCCL on a GPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _OWN_STORE_BACKENDS = ("gloo", "mpi")
 def group_store(endpoint: Endpoint, comm: Comm, backend: str, timeout_s: float) -> Store:
     """A store for `init_process_group`. Collective: every rank must call this.
 
-    The caller keeps it as long as the group: C++ keeps only its own half of a Python object alive.
+    The caller must keep a reference to it as long as the group exists: C++ does not keep the Python object
+    alive.
     """
     if backend in _OWN_STORE_BACKENDS:
         return GroupStore(endpoint.store, "group/", timeout_s)
@@ -40,7 +41,7 @@ def group_store(endpoint: Endpoint, comm: Comm, backend: str, timeout_s: float) 
 
 
 def _torch_store(endpoint: Endpoint, comm: Comm, timeout_s: float) -> Store:
-    """Torch's store, whose port is closed to newcomers once all ranks have connected. Collective."""
+    """Torch's store. Its port accepts no more connections after all ranks have connected. Collective."""
     descriptor, port = -1, 0
     if comm.rank == 0:
         listener = open_listener([0], endpoint.listen)
@@ -58,14 +59,14 @@ def _torch_store(endpoint: Endpoint, comm: Comm, timeout_s: float) -> Store:
     )
     comm.barrier("torch's store")
     if comm.rank == 0:
-        # The descriptor is the store's, which closes it in the end: it gets a socket that nobody can reach.
+        # The store owns and closes the descriptor, so it is replaced by a socket that nobody can connect to.
         with socket.socket(socket.AF_UNIX) as unreachable:
             os.dup2(unreachable.fileno(), descriptor, inheritable=False)
     return PrefixStore("group", store)
 
 
 class GroupStore(Store):
-    """A `StoreClient` as torch's C++ code and torchrun's agent use a store. Keys get a prefix.
+    """Adapts a `StoreClient` to the interface of torch's stores. Keys get a prefix.
 
     Raises:
         DistStoreError: from methods that wait, after the timeout.
@@ -79,12 +80,12 @@ class GroupStore(Store):
 
     @property
     def _timeout_s(self) -> float:
-        # C++ keeps it, and changes it without asking Python.
+        # Stored in C++, where it can change.
         timeout: timedelta = self.timeout  # type: ignore[attr-defined]  # missing from torch's stubs
         return timeout.total_seconds()
 
     def clone(self) -> GroupStore:
-        """The store itself: threads share its connection without waiting for each other."""
+        """The store itself: threads can share its connection without blocking each other."""
         return self
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -93,11 +94,11 @@ class GroupStore(Store):
             self._client.set(self._prefix + key, _bytes(value), self._timeout_s)
 
     def get(self, key: str) -> bytes:
-        """The value of a key, once it is there."""
+        """Waits for a key and returns its value."""
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """The values of the keys, once all are there."""
+        """Waits for all keys and returns their values."""
         with _torch_errors():
             return self._client.get([self._prefix + key for key in keys], self._timeout_s)
 
@@ -107,35 +108,35 @@ class GroupStore(Store):
             self.set(key, value)
 
     def add(self, key: str, amount: int) -> int:
-        """Adds to a number, which is 0 where the key is new; the sum."""
+        """Adds to a number, initially 0, and returns the sum."""
         with _torch_errors():
             return self._client.add(self._prefix + key, amount, self._timeout_s)
 
     def append(self, key: str, value: str | bytes) -> None:
-        """Stores a value behind the one that is there."""
+        """Appends to the value of a key."""
         with _torch_errors():
             self._client.append(self._prefix + key, _bytes(value), self._timeout_s)
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Replaces a value if it is the expected one; the value afterwards."""
+        """Replaces a value if it equals the expected one; returns the new value."""
         with _torch_errors():
             return self._client.compare_set(
                 self._prefix + key, _bytes(expected), _bytes(desired), self._timeout_s
             )
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are there."""
+        """Whether all keys exist."""
         with _torch_errors():
             return self._client.check([self._prefix + key for key in keys], self._timeout_s)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Returns once all keys are there."""
+        """Waits until all keys exist."""
         timeout_s = self._timeout_s if timeout is None else timeout.total_seconds()
         with _torch_errors():
             self._client.wait([self._prefix + key for key in keys], timeout_s)
 
     def delete_key(self, key: str) -> bool:
-        """Removes a key; whether it was there."""
+        """Removes a key; returns whether it existed."""
         with _torch_errors():
             return self._client.delete(self._prefix + key, self._timeout_s)
 
@@ -150,7 +151,7 @@ class GroupStore(Store):
         return [key.removeprefix(self._prefix) for key in keys if key.startswith(self._prefix)]
 
     def has_extended_api(self) -> bool:
-        """Whether there are `append`, `multi_get` and `multi_set`."""
+        """Whether the store supports `append`, `multi_get` and `multi_set`."""
         return True
 
     # The names under which C++ looks for these two (torch 2.13).
@@ -163,7 +164,7 @@ def _bytes(value: str | bytes) -> bytes:
 
 @contextmanager
 def _torch_errors() -> Iterator[None]:
-    """Torch and torchrun look for these kinds of errors."""
+    """Converts errors to the types that torch and torchrun expect."""
     try:
         yield
     except StoreTimeoutError as error:

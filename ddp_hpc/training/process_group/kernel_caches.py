@@ -25,8 +25,8 @@ def keep_kernels_private(environ: MutableMapping[str, str], host: str) -> None:
     Call it before torch is imported. A directory that cannot be created is left to torch. Triton's
     default is in the home directory, and is not checked.
     """
-    for variable, folder in ((_TRITON, environ.get(_TRITON)), (_INDUCTOR, environ.get(_INDUCTOR))):
-        path = folder or (_default_of_torch() if variable == _INDUCTOR else "")
+    for variable, directory in ((_TRITON, environ.get(_TRITON)), (_INDUCTOR, environ.get(_INDUCTOR))):
+        path = directory or (_default_of_torch() if variable == _INDUCTOR else "")
         if not path:
             continue
         try:
@@ -43,7 +43,7 @@ def keep_kernels_private(environ: MutableMapping[str, str], host: str) -> None:
 
 
 def _default_of_torch() -> str:
-    """As torch names it (torch/_inductor/runtime/cache_dir_utils.py, default_cache_dir)."""
+    """The default directory of torch (torch/_inductor/runtime/cache_dir_utils.py, default_cache_dir)."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError, ImportError):

@@ -12,11 +12,11 @@ import torch
 
 from ddp_hpc.discovery.comm import mpi_library
 from ddp_hpc.discovery.cpu_affinity import own_cores
-from ddp_hpc.discovery.placement_check import Finding, check, summary, table
+from ddp_hpc.discovery.placement_check import PlacementFinding, check, summary, table
 from ddp_hpc.discovery.rank_placement import RankPlace, own_place
 from ddp_hpc.discovery.world import World
 from ddp_hpc.errors import DdpHpcError, RequestError, stop_together
-from ddp_hpc.partial_files import write_whole
+from ddp_hpc.partial_files import write_atomically
 from ddp_hpc.rendezvous.store_comm import StoreComm
 from ddp_hpc.training.process_group.devices import device_place
 from ddp_hpc.training.telemetry.metrics_file import versions
@@ -55,15 +55,15 @@ def _versions(world: World) -> dict[str, str]:
     return versions() | ({"mpi": mpi_library().partition(" (")[0]} if world.mpi is not None else {})
 
 
-def _write(places: Sequence[RankPlace], findings: Sequence[Finding], run_dir: str) -> str:
+def _write(places: Sequence[RankPlace], findings: Sequence[PlacementFinding], run_dir: str) -> str:
     """Writes `placement.txt` and `placement.json`; returns the path, or the error, for the log."""
     if not run_dir:
         return ""
     rows = {"ranks": [asdict(place) for place in places], "findings": [asdict(found) for found in findings]}
     path = Path(run_dir) / "placement.txt"
     try:
-        write_whole(path, table(places, findings).encode(), _WRITER)
-        write_whole(path.with_suffix(".json"), (json.dumps(rows, indent=1) + "\n").encode(), _WRITER)
+        write_atomically(path, table(places, findings).encode(), _WRITER)
+        write_atomically(path.with_suffix(".json"), (json.dumps(rows, indent=1) + "\n").encode(), _WRITER)
     except DdpHpcError as error:
         return f" ({error})"
     return f" ({path})"

@@ -32,12 +32,12 @@ from ddp_hpc.training.process_group.group_store import GroupStore
 BACKEND = "ddp-hpc"
 """The name for torchrun's --rdzv-backend."""
 _READ_TIMEOUT_S = 60  # c10d's default
-# They end with this process.
+# The servers end with this process.
 _servers: list[StoreProcess] = []
 
 
 class _Backend(C10dRendezvousBackend):
-    """c10d's, under the name that was requested: torchrun compares the two."""
+    """The c10d backend under the requested name, because torchrun compares the names."""
 
     @property
     def name(self) -> str:
@@ -55,13 +55,13 @@ def handler() -> object:
 
 
 def create(params: RendezvousParameters) -> RendezvousHandler:
-    """A handler that meets the others at --rdzv-endpoint, with the key in the file DDP_HPC_KEY_FILE.
+    """Creates a handler for a rendezvous at --rdzv-endpoint, with the key in the file DDP_HPC_KEY_FILE.
 
-    Where the endpoint is on this host and nobody listens there, this process serves the store.
+    If the endpoint is on this host and nobody listens there, this process serves the store.
 
     Raises:
-        RequestError: there is no such file.
-        RendezvousError: no store that holds the key answers there within `join_timeout`.
+        RequestError: the file does not exist.
+        RendezvousError: no store with the key answers at the endpoint within `join_timeout`.
     """
     path = os.environ.get(KEY_FILE)
     if not path:
@@ -73,7 +73,7 @@ def create(params: RendezvousParameters) -> RendezvousHandler:
     host, port = parse_rendezvous_endpoint(params.endpoint, default_port=-1)
     join_s = float(params.get_as_int("join_timeout", 600) or 600)
     if is_own_address(host):
-        # Taken: by torchrun_script.sh's helper, or by another agent on this host.
+        # The port is in use if torchrun_script.sh or another agent on this host already serves the store.
         with suppress(RendezvousError):
             _servers.append(StoreProcess(open_listener([port]), read_key(Path(path)), RANK_0_GONE))
     client = connect(host, [port], lambda: read_key(Path(path)), join_s)

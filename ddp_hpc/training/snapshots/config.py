@@ -18,7 +18,9 @@ class SnapshotConfig:
     """
 
     enabled: bool = option(
-        True, "Save the training of a job script. Benchmarks need no snapshots.", flag="--snapshots"
+        True,
+        "Save snapshots in a job script. --no-snapshots turns them off, such as for a benchmark.",
+        flag="--snapshots",
     )
     directory: Path | None = option(
         None,
@@ -34,7 +36,10 @@ class SnapshotConfig:
         None, "Save every N steps.", flag="--snapshot-every-steps", above=0, metavar="N"
     )
     every_s: float = option(
-        600.0, "Save when the last snapshot is this many seconds old.", flag="--snapshot-every-s", above=0
+        600.0,
+        "Save if the last snapshot is older than this many seconds.",
+        flag="--snapshot-every-s",
+        above=0,
     )
     keep: int = option(3, "Number of snapshots to keep.", above=0)
 

@@ -27,8 +27,8 @@ _NAME = ".lock"
 _SETTLE_S = 0.5
 
 
-class FolderLock:
-    """The lock on `folder`, which is created if necessary; held until `release`.
+class DirectoryLock:
+    """The lock on `directory`, which is created if necessary; held until `release`.
 
     `waits` is called once, with a message for the user, if it is not immediately clear whether
     the holder is alive.
@@ -37,17 +37,17 @@ class FolderLock:
         DataError: another running job holds the lock, or the directory cannot be written.
     """
 
-    def __init__(self, folder: Path, waits: Callable[[str], None], stale_s: float = STALE_S) -> None:
-        self._path = folder / _NAME
+    def __init__(self, directory: Path, waits: Callable[[str], None], stale_s: float = STALE_S) -> None:
+        self._path = directory / _NAME
         self._nonce = secrets.token_hex(8)
         self._released = threading.Event()
         self.lost = False
         """Another job has taken over the lock, because this one was silent for too long: stop writing."""
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(parents=True, exist_ok=True)
             self._take(waits, stale_s)
         except OSError as error:
-            raise DataError(f"cannot write to --snapshot-dir {folder}; use another directory") from error
+            raise DataError(f"cannot write to --snapshot-dir {directory}; use another directory") from error
         threading.Thread(target=self._keep, name="snapshot lock", daemon=True).start()
 
     def release(self) -> None:
@@ -70,7 +70,7 @@ class FolderLock:
         try:
             file = self._path.open("x")
         except FileExistsError:
-            self._wait_for_silence(waits, stale_s)
+            self._wait_until_abandoned(waits, stale_s)
         else:
             try:
                 with file:
@@ -89,7 +89,7 @@ class FolderLock:
         if not self._is_ours():
             self._refuse(self._read())
 
-    def _wait_for_silence(self, waits: Callable[[str], None], stale_s: float) -> None:
+    def _wait_until_abandoned(self, waits: Callable[[str], None], stale_s: float) -> None:
         """Returns when the holder is gone; raises if it is still alive."""
         holder, touched = self._read(), self._touched()
         if holder.get("home") == process_home() and isinstance(pid := holder.get("pid"), int):
@@ -98,7 +98,7 @@ class FolderLock:
             self._refuse(holder)
         if touched is None:
             return
-        waits(f"waiting {stale_s:g} s to check whether {_words(holder)} still uses {self._path.parent}")
+        waits(f"waiting {stale_s:g} s to check whether {_describe(holder)} still uses {self._path.parent}")
         end_s = time.monotonic() + stale_s
         while time.monotonic() < end_s:
             time.sleep(min(1.0, stale_s / 10))
@@ -109,7 +109,7 @@ class FolderLock:
 
     def _refuse(self, holder: dict[str, Any]) -> None:
         raise DataError(
-            f"--snapshot-dir {self._path.parent} is in use by {_words(holder)}; "
+            f"--snapshot-dir {self._path.parent} is in use by {_describe(holder)}; "
             "wait until it ends or use another directory"
         )
 
@@ -139,6 +139,6 @@ class FolderLock:
             return None
 
 
-def _words(holder: dict[str, Any]) -> str:
+def _describe(holder: dict[str, Any]) -> str:
     job = f"job {holder['job']}" if holder.get("job") else "another run"
     return f"{job} (PID {holder.get('pid', '?')} on {holder.get('host', '?')})"

@@ -1,8 +1,8 @@
-"""A safetensors file in memory, filled again and again: what a save copies the device's tensors into.
+"""A reusable safetensors file in host memory, into which a save copies the tensors of the device.
 
-The layout is https://huggingface.co/docs/safetensors: eight bytes with the header's
-length, the header as JSON, the tensors one after the other. The bytes go to the file as
-they lie here, so that the training waits for one copy and nothing else.
+The layout (https://huggingface.co/docs/safetensors) is eight bytes with the length of the header, the header
+as JSON, and the tensors. The bytes are written to the file unchanged, so the training waits only for one
+copy.
 """
 
 from __future__ import annotations
@@ -32,52 +32,52 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-# Each tensor begins at a multiple of its largest possible item.
+# Tensors are aligned to the largest item size.
 _ALIGNED_BYTES = 8
-# torch takes pinned memory in powers of two: one piece for all could take twice what it holds.
+# torch rounds pinned memory up to powers of two: a single allocation could use twice the memory.
 _MOST_BYTES, _LEAST_BYTES = 2**26, 2**20
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Named tensors that come one after another: they need not be in memory at the same time."""
+    """Named tensors, one after another, so that they need not be in memory at the same time."""
 
     specs: Specs
     tensors: Iterable[tuple[str, Tensor]]
     is_pinned: bool = False
-    """They come from a device that copies into pinned memory faster."""
+    """Whether pinned memory makes the copies from their device faster."""
 
 
 def stream_of(tensors: Tensors) -> Stream:
-    """The stream of tensors that are in memory anyway."""
+    """A stream of tensors that are already in memory."""
     on_device = any(tensor.device.type == "cuda" for tensor in tensors.values())
     return Stream(specs_of(tensors), tensors.items(), on_device)
 
 
 def specs_of(tensors: Tensors) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Shape and type of each, of the whole where it is spread."""
+    """Shape and type of each tensor; for a sharded tensor, those of the whole tensor."""
     return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
 
 
-class FileImage:
-    """The bytes of a file with tensors of these names, types and shapes.
+class FileBuffer:
+    """The bytes of a safetensors file with tensors of these names, types and shapes.
 
-    `parts` are tensors of uint8, one after another; pinned where that is asked for.
+    `parts` are consecutive tensors of uint8, pinned if requested.
 
     Raises:
-        TypeError: on construction, for a type that the format does not have.
+        TypeError: on construction, for a data type that safetensors does not support.
     """
 
     def __init__(self, specs: Specs, *, is_pinned: bool = False) -> None:
         self._specs = dict(specs)
-        # Largest items first: then all are aligned without gaps, which the format forbids.
+        # Largest items first, so that all are aligned without gaps, which the format forbids.
         names = sorted(specs, key=lambda name: (-specs[name][1].itemsize, name))
         header: dict[str, dict[str, Any]] = {}
         offset = 0
         for name in names:
             shape, dtype = specs[name]
             if dtype not in _DTYPES:
-                raise TypeError(f"{name} is of {dtype}, which safetensors does not have")
+                raise TypeError(f"{name} has the type {dtype}, which safetensors does not support")
             end = offset + torch.Size(shape).numel() * dtype.itemsize
             header[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
             offset = end
@@ -85,7 +85,7 @@ class FileImage:
         text += b" " * (-len(text) % _ALIGNED_BYTES)
         first = struct.pack("<Q", len(text)) + text
         self._begins = {name: len(first) + header[name]["data_offsets"][0] for name in names}
-        self.parts = _room(len(first) + offset, is_pinned)
+        self.parts = _allocate(len(first) + offset, is_pinned)
         self._starts = [0]
         for part in self.parts:
             self._starts.append(self._starts[-1] + part.numel())
@@ -93,15 +93,15 @@ class FileImage:
 
     @property
     def num_bytes(self) -> int:
-        """Of the file."""
+        """The size of the file."""
         return self._starts[-1]
 
-    def fits(self, specs: Specs) -> bool:
-        """Whether these are tensors of the same names, types and shapes."""
+    def matches(self, specs: Specs) -> bool:
+        """Whether the tensors have the same names, types and shapes."""
         return self._specs == dict(specs)
 
     def fill(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Copies the values of all, and waits for the copies."""
+        """Copies the values of all tensors, and waits for the copies."""
         devices, missing = set(), set(self._specs)
         for name, tensor in tensors:
             self._put(self._begins[name], tensor.detach().reshape(-1))
@@ -112,7 +112,7 @@ class FileImage:
             torch.get_device_module(device).synchronize(device)
 
     def _put(self, begin: int, values: Tensor) -> None:
-        """Copies values in a row to the file's bytes from `begin` on."""
+        """Copies a flat tensor to the file's bytes from `begin` on."""
         end = begin + values.nbytes
         at = begin
         while at < end:
@@ -124,8 +124,8 @@ class FileImage:
             at = stop
 
 
-def _room(num_bytes: int, is_pinned: bool) -> list[Tensor]:
-    """Memory for so many bytes, in pieces of a power of two, the last one cut off."""
+def _allocate(num_bytes: int, is_pinned: bool) -> list[Tensor]:
+    """Allocates `num_bytes` in pieces whose sizes are powers of two; the last piece is truncated."""
     parts, left = [], num_bytes
     while left > 0:
         size = min(_MOST_BYTES, max(_LEAST_BYTES, 2 ** (left.bit_length() - 1)))

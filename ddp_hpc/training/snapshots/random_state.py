@@ -1,4 +1,4 @@
-"""The random number generators of a process, all of them, as one row of bytes."""
+"""The state of all random number generators of a process, as one tensor of bytes."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_WORDS = 624  # of the Mersenne Twister that Python and NumPy have
+_WORDS = 624  # of the Mersenne Twister in Python and NumPy
 
 
 def seed_generators(seed: int) -> None:
-    """Begins torch's, NumPy's and Python's generators anew, the same in every process that has this seed."""
+    """Seeds the generators of torch, NumPy and Python."""
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
 
 
 def generator_state(device: torch.device) -> Tensor:
-    """The state of torch's generators on the CPU and on `device`, of NumPy's and of Python's: uint8, 1-d.
+    """The state of torch's generators on the CPU and `device`, of NumPy and of Python: uint8, 1-d.
 
-    Equally long for all ranks that have the same kind of device.
+    The length is the same for all ranks with the same kind of device.
     """
     _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     _, words, gauss = random.getstate()
@@ -40,14 +40,17 @@ def generator_state(device: torch.device) -> Tensor:
 
 
 def set_generator_state(state: Tensor, device: torch.device) -> None:
-    """Goes on from what `generator_state` gave, on the same kind of device.
+    """Restores a state returned by `generator_state`, on the same kind of device.
 
     Raises:
-        ValueError: the state is of another kind of device or of another torch.
+        ValueError: the state is from another kind of device or another version of torch.
     """
     current = generator_state(device)
     if state.shape != current.shape or state.dtype != current.dtype:
-        raise ValueError(f"a state of {state.numel()} bytes; this process has one of {current.numel()}")
+        raise ValueError(
+            f"the state has {state.numel()} values of {state.dtype}; this process needs {current.numel()} of "
+            f"{current.dtype}"
+        )
     content = state.cpu().numpy().tobytes()
     layout = np.dtype(
         [

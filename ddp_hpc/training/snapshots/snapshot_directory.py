@@ -19,8 +19,8 @@ from typing import Any
 from torch.profiler import record_function
 
 from ddp_hpc.errors import DataError
-from ddp_hpc.training.snapshots.directory_lock import FolderLock
-from ddp_hpc.training.snapshots.host_buffer import FileImage, Stream
+from ddp_hpc.training.snapshots.directory_lock import DirectoryLock
+from ddp_hpc.training.snapshots.host_buffer import FileBuffer, Stream
 from ddp_hpc.training.snapshots.snapshot_files import (
     MODEL,
     TRAINING,
@@ -60,7 +60,7 @@ class Saved:
     seconds: float
 
 
-class SnapshotFolder:
+class SnapshotDirectory:
     """The locked snapshot directory on rank 0, until `close`.
 
     `say` is called with lines for the user, also from the writing thread. `on_saved` is called
@@ -70,18 +70,21 @@ class SnapshotFolder:
         DataError: on construction: another job uses the directory, or it cannot be written.
     """
 
-    def __init__(self, folder: Path, keep: int, say: Say, on_saved: Callable[[int], None]) -> None:
-        self.path = folder
+    def __init__(self, directory: Path, keep: int, say: Say, on_saved: Callable[[int], None]) -> None:
+        self.path = directory
         self._keep = keep
         self._say = say
         self._on_saved = on_saved
-        self._lock = FolderLock(folder, say)
-        self._images: dict[str, FileImage] = {}
+        self._lock = DirectoryLock(directory, say)
+        self._buffers: dict[str, FileBuffer] = {}
         self._writer: threading.Thread | None = None
+        # Other threads wait for this, as a thread that has not been started yet cannot be joined.
+        self._nothing_to_write = threading.Event()
+        self._nothing_to_write.set()
         self.saved = Saved(0, 0.0)
-        remove_leftovers(folder)
+        remove_leftovers(directory)
 
-    def newest_good(self) -> Snapshot | None:
+    def newest_valid(self) -> Snapshot | None:
         """The newest snapshot with correct checksums; None if there are no snapshots.
 
         Raises:
@@ -111,16 +114,22 @@ class SnapshotFolder:
         training: Stream,
         tick: Callable[[], None] = lambda: None,
     ) -> None:
-        """Copies the state and writes it in a thread; waits for the save before this one, as `wait` does."""
+        """Copies the state and writes it in a thread; waits for the previous save like `wait`."""
         with record_function("snapshot"):
             self.wait(tick)
             for name, stream in ((MODEL, model), (TRAINING, training)):
-                if name not in self._images or not self._images[name].fits(stream.specs):
-                    self._images.pop(name, None)  # before there is room for another
-                    self._images[name] = FileImage(stream.specs, is_pinned=stream.is_pinned)
-                self._images[name].fill(stream.tensors)
+                if name not in self._buffers or not self._buffers[name].matches(stream.specs):
+                    self._buffers.pop(name, None)  # free its memory before allocating another
+                    self._buffers[name] = FileBuffer(stream.specs, is_pinned=stream.is_pinned)
+                self._buffers[name].fill(stream.tensors)
         self._writer = threading.Thread(target=self._write, args=(step, dict(about)), name="save")
-        self._writer.start()
+        self._nothing_to_write.clear()
+        try:
+            self._writer.start()
+        except BaseException:
+            self._writer = None
+            self._nothing_to_write.set()
+            raise
 
     def wait(self, tick: Callable[[], None] = lambda: None) -> Saved:
         """Waits until nothing is being written; calls `tick` every few seconds meanwhile."""
@@ -132,9 +141,8 @@ class SnapshotFolder:
         return self.saved
 
     def finish_writing(self, limit_s: float) -> None:
-        """Waits until nothing is being written, at most `limit_s`."""
-        if (writer := self._writer) is not None:
-            writer.join(limit_s)
+        """Waits until nothing is being written, at most `limit_s`. Can be called from any thread."""
+        self._nothing_to_write.wait(limit_s)
 
     @property
     def lost(self) -> bool:
@@ -151,13 +159,20 @@ class SnapshotFolder:
         self._lock.release()
 
     def _write(self, step: int, about: dict[str, Any]) -> None:
-        """Runs in the writing thread. If a save fails, it prints a warning and training continues."""
-        _step_back()
+        """Runs in the writing thread."""
+        try:
+            self._write_and_discard(step, about)
+        finally:
+            self._nothing_to_write.set()
+
+    def _write_and_discard(self, step: int, about: dict[str, Any]) -> None:
+        """Writes the snapshot. If that fails, it prints a warning and training continues."""
+        _lower_priority()
         begin_s = time.monotonic()
         try:
-            path = self._write_patiently(step, about)
+            path = self._write_with_retries(step, about)
         except OSError as error:
-            num_bytes = sum(image.num_bytes for image in self._images.values())
+            num_bytes = sum(buffer.num_bytes for buffer in self._buffers.values())
             newest = (
                 f"the newest snapshot is still from step {self.saved.step}"
                 if self.saved.step
@@ -176,7 +191,7 @@ class SnapshotFolder:
             for old in passed[self._keep :]:
                 discard(old)
 
-    def _write_patiently(self, step: int, about: dict[str, Any]) -> Path:
+    def _write_with_retries(self, step: int, about: dict[str, Any]) -> Path:
         for wait_s in (*_RETRY_AFTER_S, None):
             if self._lock.lost:
                 raise OSError(
@@ -184,7 +199,7 @@ class SnapshotFolder:
                     "another job took over the directory because this one was silent for too long",
                 )
             try:
-                return write_snapshot(self.path, step, about, self._images)
+                return write_snapshot(self.path, step, about, self._buffers)
             except OSError as error:
                 if error.errno not in _TRANSIENT or wait_s is None:
                     raise
@@ -193,7 +208,7 @@ class SnapshotFolder:
         raise AssertionError("unreachable")
 
 
-def _step_back() -> None:
+def _lower_priority() -> None:
     """Lowers the priority of this thread: a step waits for the slowest thread of the training."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

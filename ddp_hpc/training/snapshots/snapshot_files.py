@@ -26,7 +26,7 @@ import safetensors.torch
 from torch import Tensor
 
 from ddp_hpc.errors import DataError, DdpHpcError
-from ddp_hpc.training.snapshots.host_buffer import FileImage
+from ddp_hpc.training.snapshots.host_buffer import FileBuffer
 
 FORMAT = 1
 MODEL, TRAINING = "model.safetensors", "training.safetensors"
@@ -63,44 +63,46 @@ def step_of(path: Path) -> int:
     return int(match[1]) if match else -1
 
 
-def find_snapshots(folder: Path) -> list[Path]:
-    """The snapshots in `folder`, the newest first; none if the directory does not exist.
+def find_snapshots(directory: Path) -> list[Path]:
+    """The snapshots in `directory`, the newest first; none if the directory does not exist.
 
     Raises:
         DataError: it is not a directory, or cannot be read.
     """
     try:
-        found = [entry for entry in folder.iterdir() if _NAME.fullmatch(entry.name)]
+        found = [entry for entry in directory.iterdir() if _NAME.fullmatch(entry.name)]
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise DataError(f"cannot read the directory {folder}; use another --snapshot-dir") from error
+        raise DataError(f"cannot read the directory {directory}; use another --snapshot-dir") from error
     return sorted(found, key=step_of, reverse=True)
 
 
-def write_snapshot(folder: Path, step: int, about: Mapping[str, Any], files: Mapping[str, FileImage]) -> Path:
-    """Writes `folder/step_N`. It gets that name only after all of it is on the disk.
+def write_snapshot(
+    directory: Path, step: int, about: Mapping[str, Any], files: Mapping[str, FileBuffer]
+) -> Path:
+    """Writes `directory/step_N`. It gets that name only after all of it is on the disk.
 
     An existing snapshot of that name is replaced: it was damaged, or the run resumed before it.
 
     Raises:
         OSError: an error of the file system; existing files are unchanged.
     """
-    target = folder / snapshot_name(step)
-    partial = folder / f".{target.name}.{os.getpid()}.partial"
+    target = directory / snapshot_name(step)
+    partial = directory / f".{target.name}.{os.getpid()}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     try:
         entries = {
-            name: _write_file(partial / name, [part.numpy().data for part in image.parts])
-            for name, image in files.items()
+            name: _write_file(partial / name, [part.numpy().data for part in buffer.parts])
+            for name, buffer in files.items()
         }
         manifest = _sealed({"format": FORMAT, **about, "files": entries})
         _write_file(partial / _MANIFEST, [memoryview(manifest)])
         _sync(partial)
         discard(target)
         partial.rename(target)
-        _sync(folder)
+        _sync(directory)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -109,15 +111,15 @@ def write_snapshot(folder: Path, step: int, about: Mapping[str, Any], files: Map
 
 def discard(path: Path) -> None:
     """Removes a snapshot atomically. Does nothing if it does not exist."""
-    doomed = path.with_name(f".{path.name}.{os.getpid()}.removed")
+    removed = path.with_name(f".{path.name}.{os.getpid()}.removed")
     with suppress(FileNotFoundError):
-        path.rename(doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+        path.rename(removed)
+    shutil.rmtree(removed, ignore_errors=True)
 
 
-def remove_leftovers(folder: Path) -> None:
+def remove_leftovers(directory: Path) -> None:
     """Removes the remains of a killed writer. Only for the holder of the directory's lock."""
-    for entry in folder.glob(".step_*"):
+    for entry in directory.glob(".step_*"):
         if entry.suffix in (".partial", ".removed"):
             shutil.rmtree(entry, ignore_errors=True)
 
@@ -208,19 +210,19 @@ def read_about(path: Path) -> dict[str, Any]:
 
 
 def _sealed(about: Mapping[str, Any]) -> bytes:
-    """The manifest's bytes, in which `sha256` stands for all the rest."""
+    """The bytes of the manifest, with a checksum of all other entries in `sha256`."""
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
     return (json.dumps({**about, "sha256": digest}, indent=1, sort_keys=True) + "\n").encode()
 
 
 def _write_file(path: Path, contents: Iterable[memoryview]) -> dict[str, Any]:
-    """Writes and syncs; gives its size and checksum."""
+    """Writes and syncs a file; returns its size and checksum."""
     digest, num_bytes = hashlib.sha256(), 0
     with path.open("xb", buffering=0) as file:
         for content in contents:
             begin = 0
             while begin < len(content):
-                # What is hashed lies in the cache when it is written. A full disk may take a part.
+                # A chunk is hashed while it is in the cache. On a full disk, a write can be partial.
                 chunk = content[begin : begin + _CHUNK_BYTES]
                 written = file.write(chunk)
                 digest.update(chunk[:written])
@@ -231,14 +233,14 @@ def _write_file(path: Path, contents: Iterable[memoryview]) -> dict[str, Any]:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """The file for reading. A pipe of that name would be waited for, and a device may never end."""
+    """Opens a regular file for reading. Opening a pipe would block, and a device may never end."""
     if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError("it is no file")
+        raise OSError("not a regular file")
     return path.open("rb")
 
 
-def _sync(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _sync(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
     finally:

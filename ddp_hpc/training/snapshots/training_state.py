@@ -33,31 +33,31 @@ class TrainingState:
 
     group: Group
     model: Tensors
-    """What this rank holds of the model, by name: plain tensors, or DTensors of which it holds a part."""
+    """The tensors of the model on this rank, by name: plain tensors, or DTensors with this rank's shard."""
     optimizer: torch.optim.Optimizer
-    """The one whose state lies here: under ZeRO the local one."""
+    """The optimizer that holds this rank's state: the local one for ZeRO."""
     whole: Specs
-    """Shape and type of each tensor of the whole model, whichever rank holds it."""
+    """Shape and type of each tensor of the whole model, on any rank."""
     scaler: torch.amp.GradScaler | None = None
-    model_is_spread: bool = False
-    """Other ranks hold other tensors: stages of a pipeline."""
-    optimizer_is_spread: bool = False
-    """Other ranks hold the state of other parameters."""
+    model_is_sharded: bool = False
+    """Whether other ranks hold other tensors, as the stages of a pipeline do."""
+    optimizer_is_sharded: bool = False
+    """Whether other ranks hold the state of other parameters."""
     leads: bool = True
-    """Of the ranks that hold the same tensors, this one hands them over."""
+    """Whether this rank sends its tensors; one of the ranks with the same tensors does."""
 
     def model_tensors(self) -> Stream:
-        """The whole model on rank 0; live where nothing is spread.
+        """The whole model on rank 0; the live tensors if nothing is sharded.
 
-        Collective, also each tensor of the stream: every rank must call this, and take all of them.
+        Collective, including the iteration: every rank must call this and iterate over all tensors.
         """
         return self._stream(
-            {name: value.detach() for name, value in self.model.items()}, self.model_is_spread
+            {name: value.detach() for name, value in self.model.items()}, self.model_is_sharded
         )
 
     def training_tensors(self) -> Stream:
-        """The optimizer's state and the random numbers' on rank 0. Collective, as `model_tensors`."""
-        stream = self._stream(optimizer_tensors(self.model, self.optimizer), self.optimizer_is_spread)
+        """The state of the optimizer and of the generators on rank 0. Collective like `model_tensors`."""
+        stream = self._stream(optimizer_tensors(self.model, self.optimizer), self.optimizer_is_sharded)
         more = {} if self.scaler is None else _scaler_tensors(self.scaler)
         more[_GENERATORS] = self.group.gather(self._generators()).cpu()
         return replace(
@@ -65,15 +65,15 @@ class TrainingState:
         )
 
     def non_finite(self) -> tuple[str, int] | None:
-        """The first trained parameter that holds a NaN or an infinity, and a rank that has it; None without.
+        """The first trained parameter with NaN or infinity, and the rank that has it; None if all are finite.
 
-        Buffers and frozen parameters may hold infinities on purpose, as masks do. Waits for the device.
+        Buffers and frozen parameters are not checked: masks contain infinities. Waits for the device.
         Collective: every rank must call this.
         """
         device, found = self.group.device, torch.zeros((), dtype=torch.int64)
         parts = {name: part for name, part in self._trained() if part.numel()}
         if parts:
-            # Without a tensor of the parameter's size.
+            # aminmax needs no temporary tensor of the size of the parameter.
             ends = [end.isfinite().to(device) for part in parts.values() for end in part.aminmax()]
             is_bad = ~torch.stack(ends).view(-1, 2).all(dim=1)
             found = torch.where(is_bad.any(), is_bad.int().argmax() + 1, 0)
@@ -85,14 +85,14 @@ class TrainingState:
         return self.group.comm.allgather(own)[rank], rank
 
     def _trained(self) -> Iterator[tuple[str, Tensor]]:
-        """What this rank holds of the parameters that are trained, by name."""
+        """This rank's part of each trained parameter, by name."""
         for name, value in self.model.items():
             if value.requires_grad and value.is_floating_point():
                 own = value.detach()
                 yield name, own.to_local() if hasattr(own, "to_local") else own
 
     def check(self, saved: Tensors, where: str) -> None:
-        """Raises DataError unless the tensors are those of this model."""
+        """Raises DataError if the tensors do not match this model."""
         theirs = specs_of(saved)
         if theirs == self.whole:
             return
@@ -108,18 +108,18 @@ class TrainingState:
         )
 
     def restore(self, saved_model: Tensors | None, saved_training: Tensors | None) -> bool:
-        """Puts what rank 0 has read into every rank. Collective: every rank must call this.
+        """Restores the tensors that rank 0 has read, on every rank. Collective: every rank must call this.
 
-        The tensors are None on the other ranks. False: the generators are not as they were, as
-        they were those of another number of ranks or another kind of device.
+        The tensors are None on the other ranks. Returns False if the random number generators could not be
+        restored, because the number of ranks or the kind of device has changed.
         """
-        for name, tensor in self._spread(saved_model):
+        for name, tensor in self._broadcast(saved_model):
             if name in self.model:
                 self.model[name].detach().copy_(_like(self.model[name], tensor))
         states: dict[str, dict[str, Tensor]] = {}
         scaler: dict[str, Tensor] = {}
         exact = False
-        for name, tensor in self._spread(saved_training):
+        for name, tensor in self._broadcast(saved_training):
             if name.startswith(_OPTIMIZER):
                 key, _, parameter = name.removeprefix(_OPTIMIZER).partition("/")
                 if parameter in self.model:
@@ -135,20 +135,20 @@ class TrainingState:
             )
         return exact
 
-    def _stream(self, own: Tensors, others_hold_more: bool) -> Stream:
+    def _stream(self, own: Tensors, is_distributed: bool) -> Stream:
         is_pinned = self.group.device.type == "cuda"
-        if not others_hold_more:
+        if not is_distributed:
             return Stream(specs_of(own), ((name, _whole(own[name])) for name in own), is_pinned)
-        entries = self.group.comm.allgather(_listed(own if self.leads else {}))
+        entries = self.group.comm.allgather(_describe(own if self.leads else {}))
         specs = {
             name: (tuple(shape), getattr(torch, dtype))
             for of_rank in entries
             for name, dtype, shape in of_rank
         }
-        return Stream(specs, self._from_all(own, entries), is_pinned)
+        return Stream(specs, self._gathered(own, entries), is_pinned)
 
-    def _from_all(self, own: Tensors, entries: list[list[list[Any]]]) -> Iterator[tuple[str, Tensor]]:
-        """All ranks' tensors on rank 0, one after another; nothing elsewhere. Collective."""
+    def _gathered(self, own: Tensors, entries: list[list[list[Any]]]) -> Iterator[tuple[str, Tensor]]:
+        """Yields the tensors of all ranks on rank 0, and nothing on the others. Collective."""
         device, rank = self.group.device, self.group.world.rank
         for name in own:
             tensor = _whole(own[name])
@@ -159,15 +159,15 @@ class TrainingState:
         if rank == 0:
             for owner, of_rank in enumerate(entries):
                 for name, dtype, shape in of_rank if owner else []:
-                    tensor = _room(dtype, shape, device)
+                    tensor = _empty(dtype, shape, device)
                     dist.recv(tensor, src=owner)
                     yield name, tensor
 
-    def _spread(self, tensors: Tensors | None) -> Iterator[tuple[str, Tensor]]:
-        """Rank 0's tensors on every rank's device, one after another. Collective."""
+    def _broadcast(self, tensors: Tensors | None) -> Iterator[tuple[str, Tensor]]:
+        """Yields rank 0's tensors on every rank, on its device. Collective."""
         device = self.group.device
-        for name, dtype, shape in self.group.comm.bcast(_listed(tensors or {})):
-            tensor = _room(dtype, shape, device) if tensors is None else tensors[name].to(device)
+        for name, dtype, shape in self.group.comm.bcast(_describe(tensors or {})):
+            tensor = _empty(dtype, shape, device) if tensors is None else tensors[name].to(device)
             if self.group.backend != "none":
                 dist.broadcast(tensor, src=0)
             yield name, tensor
@@ -191,7 +191,7 @@ def plain_state(
     group: Group,
     scaler: torch.amp.GradScaler | None = None,
 ) -> TrainingState:
-    """The state of a model that each rank holds, or a part of each of its tensors."""
+    """The state of a model of which each rank holds all tensors, or a shard of each."""
     tensors = live_tensors(model)
     return TrainingState(
         group=group, model=tensors, optimizer=optimizer, whole=specs_of(tensors), scaler=scaler
@@ -199,44 +199,44 @@ def plain_state(
 
 
 def live_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The model's parameters and buffers that are saved, the very ones, by name."""
+    """The parameters and buffers to be saved, by name; not copies."""
     return dict(model.state_dict(keep_vars=True))
 
 
 def optimizer_tensors(model: Tensors, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's own tensors, as `optimizer.KEY/PARAMETER`. They are the optimizer's, not copies."""
+    """The tensors of the optimizer, as `optimizer.KEY/PARAMETER`; not copies."""
     found = {}
     seen = set()
     for name, parameter in model.items():
         if id(parameter) not in seen and parameter in optimizer.state:
-            seen.add(id(parameter))  # one that a model has under two names is optimized once
+            seen.add(id(parameter))  # a parameter with two names is optimized once
             for key, value in optimizer.state[parameter].items():
                 if isinstance(value, Tensor):
                     found[f"{_OPTIMIZER}{key}/{name}"] = value
     return found
 
 
-def is_spread(tensor: Tensor) -> bool:
-    """Whether it is a DTensor, of which this rank holds a part."""
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether it is a DTensor, of which this rank holds a shard."""
     return hasattr(tensor, "full_tensor")
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """The tensor itself, or the whole of one that is spread. Collective for that."""
-    return tensor.full_tensor() if is_spread(tensor) else tensor  # type: ignore[attr-defined]
+    """Returns the whole tensor. Collective if it is sharded."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def _like(parameter: Tensor, value: Tensor) -> Tensor:
-    """The part of `value` that belongs beside this rank's part of the parameter; a count stays as it is."""
-    if not is_spread(parameter) or value.shape != parameter.shape:
+    """Shards `value` like the parameter; a value of another shape, such as a step count, is not sharded."""
+    if not is_sharded(parameter) or value.shape != parameter.shape:
         return value
     from torch.distributed.tensor import distribute_tensor
 
-    # All ranks have the whole: each takes its part, and nothing is sent. A copy: with torch 2.8 the part is
-    # a view of the whole, which would stay in memory with it.
+    # Every rank has the whole tensor, so nothing is sent. The shard is copied, because with torch 2.8 it is a
+    # view, which would keep the whole tensor in memory.
     return distribute_tensor(
         value.detach(),
-        parameter.device_mesh,  # type: ignore[attr-defined]  # a DTensor's
+        parameter.device_mesh,  # type: ignore[attr-defined]  # of a DTensor
         parameter.placements,  # type: ignore[attr-defined]
         src_data_rank=None,
     ).clone()
@@ -245,7 +245,7 @@ def _like(parameter: Tensor, value: Tensor) -> Tensor:
 def _load_optimizer(
     optimizer: torch.optim.Optimizer, model: Tensors, states: Mapping[str, dict[str, Tensor]]
 ) -> None:
-    """Gives each parameter its state; the optimizer's options stay what they are."""
+    """Loads the state of each parameter; the options of the optimizer do not change."""
     if not states:
         return
     by_parameter = {id(model[name]): state for name, state in states.items()}
@@ -255,7 +255,7 @@ def _load_optimizer(
         for i, parameter in enumerate(parameters)
         if id(parameter) in by_parameter
     }
-    # It moves each tensor where this optimizer wants it, as the steps of a fused one on the GPU.
+    # load_state_dict moves each tensor to the required device, such as the step counts of a fused optimizer.
     optimizer.load_state_dict({"state": numbered, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
@@ -266,12 +266,12 @@ def _scaler_tensors(scaler: torch.amp.GradScaler) -> dict[str, Tensor]:
     }
 
 
-def _listed(tensors: Tensors) -> list[list[Any]]:
-    """Name, type and shape of each, as JSON can tell them."""
+def _describe(tensors: Tensors) -> list[list[Any]]:
+    """Name, type and shape of each tensor, as JSON values."""
     return [[name, _dtype_name(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()]
 
 
-def _room(dtype: str, shape: list[int], device: torch.device) -> Tensor:
+def _empty(dtype: str, shape: list[int], device: torch.device) -> Tensor:
     return torch.empty(shape, dtype=getattr(torch, dtype), device=device)
 
 

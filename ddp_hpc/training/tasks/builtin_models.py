@@ -21,7 +21,7 @@ _HEADS = 8  # torch.nn.Transformer's default
 
 
 def transformer(spec: SampleSpec, dropout: float) -> Task:
-    """The lesson's: torch.nn.Transformer, its output against the target as probabilities along T."""
+    """torch.nn.Transformer; the loss is the cross entropy with the target as probabilities along T."""
     if len(spec.src_shape) != 2 or len(spec.tgt_shape) != 2 or spec.src_shape[1] != spec.tgt_shape[1]:
         raise RequestError(
             f"--model transformer requires samples of shape (length, embedding) with equal embeddings; "
@@ -31,7 +31,7 @@ def transformer(spec: SampleSpec, dropout: float) -> Task:
     if embedding % _HEADS:
         raise RequestError(
             f"--model transformer has {_HEADS} attention heads, which do not divide the embedding "
-            f"{embedding}; the nearest that works is {max(_HEADS, round(embedding / _HEADS) * _HEADS)}"
+            f"{embedding}; the nearest valid value is {max(_HEADS, round(embedding / _HEADS) * _HEADS)}"
         )
     return Task(
         model=nn.Transformer(d_model=embedding, nhead=_HEADS, dropout=dropout, batch_first=True),
@@ -45,7 +45,7 @@ def transformer(spec: SampleSpec, dropout: float) -> Task:
 
 
 def _feed_forward_plan(model: nn.Module) -> dict[str, Any]:
-    """The feed-forward halves, which hold two thirds of the parameters.
+    """Splits the feed-forward layers, which contain two thirds of the parameters.
 
     nn.MultiheadAttention packs q, k and v into one parameter, which cannot be split by heads.
     """
@@ -60,7 +60,7 @@ def _feed_forward_plan(model: nn.Module) -> dict[str, Any]:
 
 
 class _Stage(nn.Module):
-    """Some layers of a Transformer, between which source and target go along as a pair."""
+    """Some layers of a Transformer. Stages pass source and target as a pair."""
 
     def __init__(self, parts: Sequence[nn.Module], last: bool) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class _Stage(nn.Module):
 
 
 class _Norm(nn.Module):
-    """The decoder's last norm, which works on the target."""
+    """The decoder's last norm, applied to the target."""
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
@@ -148,10 +148,10 @@ def classifier(spec: SampleSpec, dropout: float) -> Task:
 
 
 class _Rows(nn.Module):
-    """Each sample as a vector; one that is a single number too, which nn.Flatten refuses."""
+    """Flattens each sample to a vector, including scalars, which nn.Flatten does not support."""
 
     def forward(self, src: Tensor) -> Tensor:
-        """The first axis stays."""
+        """Keeps the first axis."""
         return _rows(src)
 
 

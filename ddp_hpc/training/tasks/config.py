@@ -13,10 +13,10 @@ MODELS = ("transformer", "classifier", "linear", "decoder")
 
 
 def read_model_option(_: str, text: str) -> tuple[str, Any]:
-    """`layers=6` as a name and a value: a Python literal, or else the text.
+    """Parses `layers=6` into a name and a value: a Python literal, otherwise the text.
 
     Raises:
-        RequestError: there is no name.
+        RequestError: the name is missing.
     """
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
@@ -29,10 +29,10 @@ def read_model_option(_: str, text: str) -> tuple[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Which model is trained.
+    """The model to train.
 
     Raises:
-        RequestError: there is no such model, or a value is out of range.
+        RequestError: the model does not exist, or a value is out of range.
     """
 
     name: str = option(
@@ -43,7 +43,7 @@ class ModelConfig:
     )
     options: tuple[tuple[str, Any], ...] = option(
         (),
-        "An argument of the model's factory, such as layers=6. May be given several times.",
+        "An argument of the model's factory, such as layers=6. Can be given several times.",
         flag="--model-option",
         read=read_model_option,
         metavar="NAME=VALUE",

@@ -1,4 +1,4 @@
-"""A small GPT-2: a decoder of bytes or other tokens, for text that `python -m data_gen text` has cut.
+"""A small GPT-2: a decoder of bytes or other tokens, for files made by `python -m data_gen text`.
 
 After https://github.com/karpathy/nanoGPT and Radford et al., 2019 ("Language Models are Unsupervised
 Multitask Learners"): learned positions, pre-norm blocks, GELU, the head tied to the embedding.
@@ -19,7 +19,7 @@ from torch.nn import functional
 from ddp_hpc.errors import RequestError
 from ddp_hpc.training.tasks.task import SampleSpec, Task, label_loss
 
-# GPT-2's; what adds to the residual stream begins smaller, by the number of such additions.
+# As in GPT-2; layers that add to the residual stream are scaled down by the number of such additions.
 _INIT_STD = 0.02
 
 
@@ -31,13 +31,13 @@ def decoder(
     width: int = 128,
     tied: bool = True,
 ) -> Task:
-    """A decoder that gives each next token; its loss is the mean over all tokens, in nats a token.
+    """A decoder that predicts each next token; the loss is the mean over all tokens, in nats per token.
 
-    `tied` lets the head use the embedding's weights. Pipelines need `tied=False`: there the two are on
-    different devices.
+    With `tied`, the head uses the weights of the embedding. Pipelines need `tied=False`, because the two are
+    on different devices.
 
     Raises:
-        RequestError: sizes that make no model, or samples that are not tokens.
+        RequestError: invalid sizes, or samples that are not tokens.
     """
     for name, value in (("layers", layers), ("heads", heads), ("width", width)):
         if type(value) is not int or value < 1:
@@ -84,7 +84,7 @@ class Decoder(nn.Module):
             self.head.scores.weight = self.embedding.tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """The parts one after another, as the stages of a pipeline."""
+        """Applies the parts in the same order as the stages of a pipeline."""
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x)
@@ -109,7 +109,7 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then two dense layers, each added to what comes in: (B, T, E) to (B, T, E)."""
+    """Attention and two dense layers with residual connections: (B, T, E) to (B, T, E)."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -127,13 +127,13 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention by torch's fused kernels."""
+    """Causal self-attention with torch's fused kernels."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.head_width = width // heads
         self.dropout = dropout
-        # Three, not one: so tensor parallelism splits each by whole heads.
+        # Three layers instead of one, so that tensor parallelism splits each by whole heads.
         self.query = nn.Linear(width, width, bias=False)
         self.key = nn.Linear(width, width, bias=False)
         self.value = nn.Linear(width, width, bias=False)
@@ -149,12 +149,12 @@ class Attention(nn.Module):
         return out
 
     def _by_head(self, x: Tensor) -> Tensor:
-        """(B, H, T, D); of a rank that has a part of the heads, those."""
+        """(B, H, T, D); H is the number of heads on this rank."""
         return x.view(*x.shape[:-1], -1, self.head_width).transpose(1, 2)
 
 
 class Dense(nn.Module):
-    """Four times as wide in the middle."""
+    """Two dense layers; the hidden layer is four times as wide."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ def _loss(scores: Tensor, tgt: Tensor) -> Tensor:
 
 
 def _tensor_parallel(model: nn.Module) -> dict[str, Any]:
-    """Whole heads and parts of the dense layers to each rank: two allreduces a block."""
+    """Divides the heads and the dense layers among the ranks, with two all-reduces per block."""
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
     plan: dict[str, Any] = {}

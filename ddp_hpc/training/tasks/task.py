@@ -3,7 +3,7 @@
     --model transformer                       one of TASKS in builtin_models.py
     --model package.module:factory            the user's own, imported by Python
 
-A factory receives whichever of `spec`, `dropout` and the --model-options its signature names. It
+A factory receives those of `spec`, `dropout` and the --model-options that are in its signature. It
 returns a `Task`, an object with a task's attributes, or only a model.
 """
 
@@ -49,7 +49,7 @@ def _of_src(model: nn.Module, src: Tensor, tgt: Tensor) -> Any:
 def zeros(
     task: Task, samples: Samples, dtype: torch.dtype, device: torch.device, num: int
 ) -> tuple[Tensor, Tensor]:
-    """Returns a batch of `num` samples of zeros, in the types that the task's model takes."""
+    """Returns a batch of `num` samples of zeros, in the data types of the task's model."""
     src, tgt = (
         torch.zeros(
             (num, *info.shape),
@@ -127,7 +127,7 @@ class Task:
     """`stages(model, num)`: the model as `num` modules, applied one after another to src (or src, tgt)."""
 
     def inputs(self, src: Tensor, tgt: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """A batch in the types that the model takes."""
+        """A batch in the data types of the model."""
         return _cast(src, self.src_indices, dtype), _cast(tgt, self.tgt_indices, dtype)
 
 
@@ -138,12 +138,12 @@ def _cast(values: Tensor, indices: bool | None, dtype: torch.dtype) -> Tensor:
 
 
 def find_factory(name: str) -> Factory:
-    """The function or class that `--model package.module:factory` names; errors as `find_named`."""
+    """Imports the function or class of `--model package.module:factory`. Raises like `find_named`."""
     return find_named("--model", name)
 
 
 def find_named(option: str, name: str) -> Callable[..., Any]:
-    """The function or class that `package.module:name` names.
+    """Imports the function or class `package.module:name`.
 
     Raises:
         RequestError: the module does not exist, cannot be imported, or does not have that name.
@@ -155,13 +155,13 @@ def find_named(option: str, name: str) -> Callable[..., Any]:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise RequestError(f"{option} {name}: cannot be imported: {_told(error)}") from None
+            raise RequestError(f"{option} {name}: cannot be imported: {_describe(error)}") from None
         raise RequestError(
             f"{option} {name}: no module named {error.name!r} in {Path.cwd()} or on sys.path. "
             "Run from its directory, or add that to PYTHONPATH"
         ) from None
     except Exception as error:  # the user's code may raise anything
-        raise RequestError(f"{option} {name}: cannot be imported: {_told(error)}") from None
+        raise RequestError(f"{option} {name}: cannot be imported: {_describe(error)}") from None
     for part in path.split("."):
         if not hasattr(found, part):
             hint = nearest(part, [known for known in vars(found) if not known.startswith("_")])
@@ -193,7 +193,7 @@ def make_task(
     except DdpHpcError:
         raise
     except Exception as error:  # the user's code may raise anything
-        raise RequestError(f"--model {name}: the factory raised {_told(error)}") from None
+        raise RequestError(f"--model {name}: the factory raised {_describe(error)}") from None
     return as_task(name, made)
 
 
@@ -206,9 +206,9 @@ def as_task(name: str, made: object) -> Task:
     if isinstance(made, Task):
         task = made
     elif isinstance(made, nn.Module) and not isinstance(getattr(made, "model", None), nn.Module):
-        brings = {f.name: getattr(made, f.name) for f in fields(Task) if f.name in ("loss", "num_correct")
+        defined = {f.name: getattr(made, f.name) for f in fields(Task) if f.name in ("loss", "num_correct")
                   and callable(getattr(made, f.name, None))}  # fmt: skip
-        task = Task(**{"model": made, **brings})
+        task = Task(**{"model": made, **defined})
     else:
         given = {f.name: getattr(made, f.name) for f in fields(Task) if hasattr(made, f.name)}
         if not isinstance(given.get("model"), nn.Module):
@@ -245,7 +245,7 @@ def _scalar(name: str, loss: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, 
 
 
 def shapes_text(model: nn.Module) -> str:
-    """Names, shapes and types of all parameters and buffers, to be compared over ranks."""
+    """Names, shapes and types of all parameters and buffers, for a comparison between ranks."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return "; ".join(
         f"{name} {tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for name, t in tensors.items()
@@ -255,10 +255,10 @@ def shapes_text(model: nn.Module) -> str:
 def _arguments(
     name: str, factory: Factory, offered: Mapping[str, Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The offered arguments that the factory's signature names, and all options."""
+    """The offered arguments that are in the factory's signature, and all options."""
     try:
         parameters = inspect.signature(factory).parameters
-    except (TypeError, ValueError):  # of C code
+    except (TypeError, ValueError):  # a function of C code has no signature
         return dict(options)
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     named = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -283,10 +283,10 @@ def _kind(value: object) -> str:
     return "None" if value is None else f"an object of type {type(value).__name__}"
 
 
-def _told(error: BaseException) -> str:
-    """`ValueError: bad width (mine.py, line 12)`: where in the user's code it was raised."""
-    told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+def _describe(error: BaseException) -> str:
+    """`ValueError: bad width (mine.py, line 12)`: the error and its location in the user's code."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
     if isinstance(error, SyntaxError) or not frames or frames[-1].filename == __file__:
-        return told
-    return f"{told} ({frames[-1].filename}, line {frames[-1].lineno})"
+        return text
+    return f"{text} ({frames[-1].filename}, line {frames[-1].lineno})"

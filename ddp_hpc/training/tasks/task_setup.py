@@ -91,8 +91,8 @@ def _samples_of(task: Task, config: TrainConfig, group: Group, progress: Progres
     except RequestError as error:
         problem = f"--model {config.model.name}: {error}"
     group.agree(problem, RequestError.exit_code)
-    for brought in filter(None, (samples, test)):
-        group.agree(_differs(brought, group), RequestError.exit_code)
+    for from_task in filter(None, (samples, test)):
+        group.agree(_differs(from_task, group), RequestError.exit_code)
     if samples is None:
         samples = open_data(config, group, progress, Path(task.dataset))
         samples.test = test or samples.test
@@ -100,8 +100,8 @@ def _samples_of(task: Task, config: TrainConfig, group: Group, progress: Progres
         samples.test = test
         if config.data.check_data:
             check_finite(samples, samples.path, group, progress)
-        held = "" if test is None else f", {test.num_samples:,} for tests"
-        progress.say(f"data: provided by the task ({samples.num_samples:,} samples{held}; {samples.reader})")
+        tests = "" if test is None else f", {test.num_samples:,} for tests"
+        progress.say(f"data: provided by the task ({samples.num_samples:,} samples{tests}; {samples.reader})")
     return samples
 
 

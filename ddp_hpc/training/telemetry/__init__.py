@@ -1,1 +1,1 @@
-"""What a training reports: metrics, progress, traces, a summary."""
+"""Outputs of a training: metrics, progress, traces and a summary."""

@@ -1,4 +1,4 @@
-"""Options of what a training reports."""
+"""Options of the outputs of a training."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ddp_hpc.options import check_ranges, option, read_directory
 
 
 def read_numbers(flag: str, text: str) -> tuple[int, ...]:
-    """`1,1,2,1` as numbers.
+    """Parses numbers such as `1,1,2,1`.
 
     Raises:
-        RequestError: one of them is not a whole number.
+        RequestError: an entry is not a whole number.
     """
     if not all(word.strip().isascii() and word.strip().isdigit() for word in text.split(",")):
         raise RequestError(f"{flag} {text}: expected whole numbers separated by commas, such as 0,7")
@@ -34,7 +34,7 @@ def _show_numbers(numbers: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class TelemetryConfig:
-    """What is recorded of a training, and where.
+    """The outputs of a training and their files.
 
     Raises:
         RequestError: a value is out of range.
@@ -46,7 +46,7 @@ class TelemetryConfig:
     )
     metrics_hook: str | None = option(
         None,
-        "A function of yours that rank 0 calls with the numbers of each step, for other trackers.",
+        "Your own function, which rank 0 calls with the metrics of each step, for other trackers.",
         metavar="MODULE:FUNCTION",
     )
     trace_dir: Path | None = option(

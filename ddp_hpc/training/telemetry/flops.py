@@ -1,4 +1,4 @@
-"""How much arithmetic a sample takes, and what share of the device's peak that is."""
+"""Floating-point operations per sample, and the peak rate of the device."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from ddp_hpc.data.samples import Samples
 from ddp_hpc.training.tasks.task import Task, zeros
 
-# Dense TFLOP/s by torch's device name, the longest that fits: (float32, TF32, bf16 and fp16), from the
-# makers' data sheets: nvidia.com/en-us/data-center/{v100,a100,a40,h100,h200} and
-# amd.com/en/products/accelerators (of an MI250X each rank has one of two dies). Checked 2026-11.
+# Dense TFLOP/s by the longest matching prefix of torch's device name: (float32, TF32, bf16 and fp16), from
+# the vendors' data sheets: nvidia.com/en-us/data-center/{v100,a100,a40,h100,h200} and
+# amd.com/en/products/accelerators (an MI250X has two dies, each with one rank). Checked 2026-11.
 _PEAKS: dict[str, tuple[float, float, float]] = {
     "Tesla V100": (15.7, 15.7, 125.0),
     "NVIDIA A100": (19.5, 156.0, 312.0),
@@ -25,27 +25,26 @@ _PEAKS: dict[str, tuple[float, float, float]] = {
 
 
 def flops_per_sample(task: Task, samples: Samples, dtype: torch.dtype) -> float:
-    """Floating-point operations of forward and backward for one sample; 0 where they cannot be counted.
+    """Floating-point operations of a forward and backward pass per sample; 0 if they cannot be counted.
 
-    Matrix products, convolutions and attention are counted by torch, on tensors without values:
-    nothing is computed.
+    torch counts matrix products, convolutions and attention on fake tensors, so nothing is computed.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils.flop_counter import FlopCounterMode
 
-    num = 2  # a batch norm wants more than one
+    num = 2  # a batch norm needs more than one sample
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False) as counter:
             model = copy.deepcopy(task.model)
             src, tgt = zeros(task, samples, dtype, torch.device("cpu"), num)
             task.loss(task.forward(model, src, tgt), tgt).backward()  # type: ignore[no-untyped-call]
-    except Exception:  # a model may do anything with values, and there are none: then nothing is told
+    except Exception:  # a model can depend on values, which fake tensors do not have
         return 0.0
     return float(counter.get_total_flops()) / num
 
 
 def peak_flops_per_s(device: torch.device, amp: str, matmul_precision: str | None) -> float:
-    """What the device could do at most in these types; 0 where that is not known, as on CPUs."""
+    """Peak FLOP/s of the device in these data types; 0 if unknown, as for CPUs."""
     if device.type != "cuda":
         return 0.0
     name = torch.cuda.get_device_name(device)

@@ -1,4 +1,4 @@
-"""Where the numbers of steps go besides the --metrics file: TensorBoard, and a function of the user's."""
+"""Outputs for the metrics of steps: the --metrics file, TensorBoard, and a function of the user."""
 
 from __future__ import annotations
 
@@ -18,49 +18,49 @@ from ddp_hpc.training.telemetry.metrics_file import MetricsFile, StepRecord
 
 
 class Sink(Protocol):
-    """Takes the records of steps, in their order; rank 0's alone."""
+    """Receives the records of steps in order, on rank 0."""
 
     def write(self, records: list[StepRecord]) -> None:
-        """What fails here is warned of once, and ends no training."""
+        """Writes the records. An error is a warning, printed once; the training continues."""
 
     def close(self) -> None:
-        """Nothing comes any more."""
+        """Called after the last record."""
 
 
 class TensorBoard:
-    """Event files in a folder, with loss, rate, speed and times by step.
+    """Writes TensorBoard event files with loss, learning rate, speed and times per step.
 
-    A run that goes on after `start_step` steps goes on in them: TensorBoard hides later ones.
+    A run that resumes after `start_step` steps continues the curves: TensorBoard hides the old later steps.
 
     Raises:
-        RequestError: the package is missing, or the folder cannot be written.
+        RequestError: the package is missing, or the directory cannot be written.
     """
 
-    def __init__(self, folder: Path, start_step: int) -> None:
+    def __init__(self, directory: Path, start_step: int) -> None:
         if importlib.util.find_spec("tensorboard") is None:
             raise RequestError("--tensorboard needs tensorboard: pip install 'ddp-hpc[tensorboard]'")
         from torch.utils.tensorboard import SummaryWriter
 
-        self._folder, self._failed = folder, False
+        self._directory, self._failed = directory, False
         try:
-            self._writer = SummaryWriter(folder, purge_step=start_step + 1 if start_step else None)
+            self._writer = SummaryWriter(directory, purge_step=start_step + 1 if start_step else None)
         except OSError as error:
-            raise RequestError(f"cannot write to --tensorboard {folder}") from error
+            raise RequestError(f"cannot write to --tensorboard {directory}") from error
 
     def write(self, records: list[StepRecord]) -> None:
-        """Six curves. A full disk is no reason to end a training that runs."""
+        """Writes six curves. The training continues if the disk is full."""
         if not self._failed:
-            with self._warned():
+            with self._warning_on_error():
                 self._add(records)
 
     @contextmanager
-    def _warned(self) -> Iterator[None]:
+    def _warning_on_error(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             if not self._failed:
                 click.echo(
-                    f"warning: --tensorboard {self._folder}: stopped writing ({error.strerror})", err=True
+                    f"warning: --tensorboard {self._directory}: stopped writing ({error.strerror})", err=True
                 )
             self._failed = True
 
@@ -77,8 +77,8 @@ class TensorBoard:
                 self._writer.add_scalar(name, value, record.step)
 
     def close(self) -> None:
-        """Writes what is left."""
-        with self._warned():
+        """Writes the remaining records."""
+        with self._warning_on_error():
             self._writer.close()
 
 
@@ -86,7 +86,7 @@ class Hook:
     """The user's function `package.module:function`, called with each step as a dict of numbers.
 
     Raises:
-        RequestError: there is no such function.
+        RequestError: the function does not exist.
     """
 
     def __init__(self, name: str) -> None:
@@ -94,7 +94,7 @@ class Hook:
         self._function: Callable[[dict[str, Any]], Any] | None = find_named("--metrics-hook", name)
 
     def write(self, records: list[StepRecord]) -> None:
-        """Calls it; one that raises is not called again."""
+        """Calls the function for each record, until it raises an error."""
         for record in records:
             if self._function is None:
                 return
@@ -113,7 +113,7 @@ class Hook:
 
 
 def open_sinks(config: TelemetryConfig, group: Group, start_step: int) -> list[Sink]:
-    """Where rank 0 writes the steps; none elsewhere. Collective: every rank must call this."""
+    """Opens the outputs on rank 0; returns none on the other ranks. Collective: every rank must call this."""
     problem, sinks = "", list[Sink]()
     if group.world.rank == 0:
         try:
@@ -121,7 +121,7 @@ def open_sinks(config: TelemetryConfig, group: Group, start_step: int) -> list[S
                 sinks.append(Hook(config.metrics_hook))
             if config.tensorboard is not None:
                 sinks.append(TensorBoard(config.tensorboard, start_step))
-            # The last one: it empties the file, which none of the others may refuse then.
+            # Last, because it truncates the file: no other sink may fail after that.
             if config.metrics is not None:
                 sinks.append(MetricsFile(config.metrics, start_step))
         except RequestError as error:

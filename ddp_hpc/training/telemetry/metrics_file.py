@@ -1,4 +1,4 @@
-"""Numbers of a run: per step as JSON lines, and one summary at the end."""
+"""Metrics of a run: JSON lines per step, and helpers for the summary."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any, TextIO
 import click
 
 from ddp_hpc.errors import RequestError
-from ddp_hpc.partial_files import begins_with, write_whole
+from ddp_hpc.partial_files import begins_with, write_atomically
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepRecord:
-    """One optimizer step, as `--metrics` writes it.
+    """One optimizer step, as written by `--metrics`.
 
-    `loss` is the mean over all samples of the step on all ranks; `samples` counts
-    them. `data_s` is what this rank waited for data, `step_s` the whole step.
+    `loss` is the mean over all samples of the step on all ranks; `samples` is their number. `data_s` is
+    the time that this rank waited for data, `step_s` that of the whole step.
     """
 
     step: int  # from 1, over all epochs
@@ -34,37 +34,37 @@ class StepRecord:
 
 
 class MetricsFile:
-    """JSON lines on rank 0; a run without `--metrics` and the other ranks write nothing.
+    """Writes JSON lines to `path`; None: nothing is written.
 
-    A run that goes on after `start_step` steps goes on in its file: lines of later steps,
-    which are trained again, go first.
+    A run that resumes after `start_step` steps appends to the file, after removing the lines of later steps,
+    which are repeated.
 
     Raises:
-        RequestError: where the file cannot be written.
+        RequestError: the file cannot be written.
     """
 
     def __init__(self, path: Path | None, start_step: int = 0) -> None:
         self._file: TextIO | None = None
         if path is None:
             return
-        # torchrun starts failed ranks again: what they had written stays.
-        again = start_step > 0 or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+        # torchrun restarts failed ranks: keep the lines of the earlier attempt.
+        appends = start_step > 0 or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if start_step and path.exists():
                 _cut_after(path, start_step)
-            self._file = path.open("a" if again else "w", encoding="utf-8")
+            self._file = path.open("a" if appends else "w", encoding="utf-8")
         except OSError as error:
             raise RequestError(f"--metrics {path}: cannot be written") from error
 
     def write(self, records: list[StepRecord]) -> None:
-        """Appends the records, whole lines at once."""
+        """Appends the records as complete lines."""
         if self._file is not None:
             try:
                 self._file.write("".join(json.dumps(vars(record)) + "\n" for record in records))
                 self._file.flush()
             except OSError as error:
-                # A full disk is no reason to end a training that runs.
+                # The training continues if the disk is full.
                 text = f"warning: --metrics {self._file.name}: stopped writing ({error.strerror})"
                 click.echo(text, err=True)
                 self._file = None
@@ -77,7 +77,7 @@ class MetricsFile:
 
 
 def _cut_after(path: Path, step: int) -> None:
-    """Takes off what follows the line of that step; a killed process may have left half a line."""
+    """Truncates the file after the line of that step; a killed process can leave an incomplete line."""
     with path.open("r+b") as file:
         end = 0
         for line in file:
@@ -90,10 +90,9 @@ def _cut_after(path: Path, step: int) -> None:
 
 
 def check_outputs(paths: dict[str, Path | None], data: Path | None) -> str:
-    """Why one of the output files must not or cannot be written; empty where all can. Writes nothing.
+    """Returns why an output file must not or cannot be written; empty if all can. Writes nothing.
 
-    A file that is there is only overwritten by its like: JSON. Anything else was
-    named by mistake.
+    An existing file is overwritten only if it is JSON; anything else was probably named by mistake.
     """
     given = [(option, path) for option, path in paths.items() if path is not None]
     for i, (option, path) in enumerate(given):
@@ -103,19 +102,19 @@ def check_outputs(paths: dict[str, Path | None], data: Path | None) -> str:
             is_data = data is not None and data.exists() and path.samefile(data)
             what = "is the data" if is_data else "exists and is not JSON"
             return f"{option} {path} {what} and would be overwritten; use another file, or remove it"
-        folder = next(p for p in (path.absolute().parent, *path.absolute().parents) if p.exists())
-        if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-            return f"{option} {path}: cannot be written (a directory, or no permission in {folder})"
+        directory = next(p for p in (path.absolute().parent, *path.absolute().parents) if p.exists())
+        if path.is_dir() or not directory.is_dir() or not os.access(directory, os.W_OK | os.X_OK):
+            return f"{option} {path}: cannot be written (a directory, or no permission in {directory})"
     return ""
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Writes a JSON file whole or not at all."""
-    write_whole(path, (json.dumps(value, indent=2) + "\n").encode(), "json")
+    write_atomically(path, (json.dumps(value, indent=2) + "\n").encode(), "json")
 
 
 def versions() -> dict[str, str]:
-    """The versions that a number depends on."""
+    """The versions of the software that affect results."""
     import numpy as np
     import torch
 

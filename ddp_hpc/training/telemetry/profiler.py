@@ -1,4 +1,4 @@
-"""torch.profiler over a window of steps: a compressed Chrome trace and a table of key averages a rank."""
+"""torch.profiler over a window of steps: a Chrome trace and a table of key averages per rank."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ _TABLE_ROWS = 50
 
 
 class _Profile(profile):
-    """torch.profiler, which is not stopped while gloo still writes to its events."""
+    """torch.profiler that does not stop while gloo still writes to its events."""
 
     def stop_trace(self) -> None:
-        """Ends the recording of this process."""
+        """Stops the recording of this process."""
         wait_for_gloo()
         super().stop_trace()
 
 
 class Trace:
-    """The steps of a loop as the profiler counts them. Made by `traced`."""
+    """Counts the steps of a loop for the profiler. Created by `record_trace`."""
 
     def __init__(self, profiler: profile | None) -> None:
         self._profiler = profiler
         self.num_steps = 0
 
     def step(self) -> None:
-        """A step is over. To be called by every step of the loop."""
+        """Call it after every step of the loop."""
         self.num_steps += 1
         if self._profiler is not None:
             self._profiler.step()
 
 
 @contextmanager
-def traced(
-    folder: Path | None,
+def record_trace(
+    directory: Path | None,
     rank: int,
     world_size: int,
     device: torch.device,
@@ -56,69 +56,93 @@ def traced(
     with_flops: bool = False,
     max_mib: float = 1024.0,
 ) -> Iterator[Trace]:
-    """Records this rank's steps `wait + warmup` to `wait + warmup + active`, `repeat` times over.
+    """Skips `wait` steps, warms up for `warmup` steps and records `active` steps, `repeat` times.
 
-    `folder` gets `rank00003-of-00008.json.gz`, which opens in Perfetto, and `rank00003-of-00008.txt`,
-    the key averages by device time; those of a second round have `-2` behind the name. None: nothing
-    is recorded. A trace that cannot be written, or of more than `max_mib` MiB, is a warning and is not
-    kept: the work goes on.
+    `directory` then contains `rank00003-of-00008.json.gz`, which can be opened in Perfetto, and
+    `rank00003-of-00008.txt`, the key averages by device time; the second round adds `-2` to the names.
+    None: nothing is recorded. If a trace cannot be written or is larger than `max_mib` MiB, it is
+    dropped with a warning, and the loop continues.
 
     Raises:
-        RequestError: the folder cannot be made, or the window has no step in it.
+        RequestError: the directory cannot be created, or the window contains no step.
     """
-    if folder is None:
+    if directory is None:
         yield Trace(None)
         return
-    if min(wait, warmup) < 0 or min(active, repeat) < 1:
-        raise RequestError(
-            f"a trace of wait={wait}, warmup={warmup}, active={active}, repeat={repeat}: "
-            "wait and warmup have to be 0 or more, active and repeat 1 or more"
-        )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if rank == 0:
-            remove_leftovers(folder, _WRITER)
-    except OSError as error:
-        raise RequestError(f"{folder}: cannot hold traces ({error.strerror}); name another folder") from error
-    name = f"rank{rank:05d}-of-{world_size:05d}"
-    num_written = 0
-
-    def write(profiler: profile) -> None:
-        nonlocal num_written
-        num_written += 1
-        path = folder / (name if num_written == 1 else f"{name}-{num_written}")
-        try:
-            _write(profiler, path, device, max_mib)
-        except (OSError, RuntimeError) as error:
-            print(f"warning: {path}: the trace was not written: {error}", file=sys.stderr)  # noqa: T201
-
+    _check_window(wait, warmup, active, repeat)
+    _create_directory(directory, rank)
+    files = _TraceFiles(directory / f"rank{rank:05d}-of-{world_size:05d}", device, max_mib)
     profiler = _Profile(
         activities=_activities(device),
         schedule=schedule(wait=wait, warmup=warmup, active=active, repeat=repeat),
-        on_trace_ready=write,
+        on_trace_ready=files.write,
         record_shapes=True,
         profile_memory=True,
         with_stack=with_stack,
         with_flops=with_flops,
         acc_events=True,
     )
+    yield from _record(profiler, first_step=wait + warmup + 1)
+    if not files.num_written and rank == 0:
+        _warn(
+            f"{directory}: no trace: the loop ended before step {wait + warmup + 1}, the first recorded step"
+        )
+
+
+def _check_window(wait: int, warmup: int, active: int, repeat: int) -> None:
+    if min(wait, warmup) < 0 or min(active, repeat) < 1:
+        raise RequestError(
+            f"a trace of wait={wait}, warmup={warmup}, active={active}, repeat={repeat}: "
+            "wait and warmup must be 0 or greater, active and repeat 1 or greater"
+        )
+
+
+def _create_directory(directory: Path, rank: int) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if rank == 0:
+            remove_leftovers(directory, _WRITER)
+    except OSError as error:
+        raise RequestError(
+            f"{directory}: cannot write traces there ({error.strerror}); choose another directory"
+        ) from error
+
+
+def _record(profiler: profile, first_step: int) -> Iterator[Trace]:
+    """Runs the profiler until the generator is closed or the caller's loop has ended."""
     profiler.start()
     trace = Trace(profiler)
     try:
         yield trace
-        if trace.num_steps <= wait + warmup:
+        if trace.num_steps < first_step:
             profiler.on_trace_ready = None  # it would write a trace without a step
     except BaseException:
-        profiler.on_trace_ready = None  # the others wait to hear of the error
+        profiler.on_trace_ready = None  # the other ranks wait until this one reports its error
         raise
     finally:
         profiler.stop()
-    if not num_written and rank == 0:
-        print(  # noqa: T201
-            f"warning: {folder}: no trace: the loop ended before step {wait + warmup + 1}, the first that "
-            "is recorded",
-            file=sys.stderr,
-        )
+
+
+class _TraceFiles:
+    """Writes one trace per recorded round; a trace that cannot be written is a warning."""
+
+    def __init__(self, path: Path, device: torch.device, max_mib: float) -> None:
+        self._path, self._device, self._max_mib = path, device, max_mib
+        self.num_written = 0
+
+    def write(self, profiler: profile) -> None:
+        """Writes the round that the profiler has just recorded."""
+        self.num_written += 1
+        suffix = "" if self.num_written == 1 else f"-{self.num_written}"
+        path = self._path.with_name(f"{self._path.name}{suffix}")
+        try:
+            _write(profiler, path, self._device, self._max_mib)
+        except (OSError, RuntimeError) as error:
+            _warn(f"{path}: the trace was not written: {error}")
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)  # noqa: T201
 
 
 def _activities(device: torch.device) -> list[ProfilerActivity]:
@@ -127,17 +151,17 @@ def _activities(device: torch.device) -> list[ProfilerActivity]:
 
 
 def _write(profiler: profile, path: Path, device: torch.device, max_mib: float) -> None:
-    """Both files, each whole or not at all.
+    """Writes both files, each one completely or not at all.
 
     Raises:
-        OSError: one cannot be written, or the trace is too large.
+        OSError: a file cannot be written, or the trace is too large.
     """
     order = "self_cpu_time_total" if device.type == "cpu" else "self_device_time_total"
     table = profiler.key_averages().table(sort_by=order, row_limit=_TABLE_ROWS)
     with partial_file(path.with_name(f"{path.name}.txt"), _WRITER) as partial:
         partial.write_text(table + "\n", encoding="utf-8")
         partial.replace(path.with_name(f"{path.name}.txt"))
-    # The suffix is what makes torch compress it.
+    # torch compresses the trace only if its name ends in .gz.
     with partial_file(path, _WRITER) as partial:
         compressed = partial.with_name(f"{partial.name}.json.gz")
         try:
@@ -145,8 +169,8 @@ def _write(profiler: profile, path: Path, device: torch.device, max_mib: float) 
             size_mib = compressed.stat().st_size / 2**20
             if size_mib > max_mib:
                 raise OSError(
-                    f"it has {size_mib:.1f} MiB, where {max_mib:g} are allowed; record fewer steps or ranks, "
-                    "or no stacks, or allow more (--trace-max-mib, max_mib)"
+                    f"its size is {size_mib:.1f} MiB, the limit is {max_mib:g} MiB; record fewer steps or "
+                    "ranks, or no stacks, or raise the limit (--trace-max-mib, max_mib)"
                 )
             compressed.replace(path.with_name(f"{path.name}.json.gz"))
         finally:

@@ -1,4 +1,4 @@
-"""What rank 0 shows while training: a line that renews itself on a terminal, plain lines in a batch log."""
+"""Progress output of rank 0: an updating line on a terminal, plain lines in a batch log."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from typing import TextIO
 
 
 class Progress:
-    """Rank 0's voice. The other ranks have one too, which stays silent."""
+    """Prints lines and the progress of the training. On ranks other than 0, nothing is printed."""
 
-    def __init__(self, speaks: bool, stream: TextIO | None = None) -> None:
+    def __init__(self, prints: bool, stream: TextIO | None = None) -> None:
         stream = stream if stream is not None else sys.stdout
-        self._speaks = speaks and stream is not None  # stdout may have been closed
+        self._prints = prints and stream is not None  # stdout may have been closed
         self._stream = stream
-        self._renews = self._speaks and self._stream.isatty()
+        self._updates_line = self._prints and self._stream.isatty()
         self._open_line = False
         self._first_step = 0
         self._start_s = 0.0
 
     def say(self, text: str) -> None:
-        """One line that stays."""
-        if self._speaks:
+        """Prints a line."""
+        if self._prints:
             self._write(self._clear() + text + "\n")
 
     def step(self, done: int, total: int, epoch: str, loss: float, samples_per_s: float) -> None:
-        """Where the training is: `epoch 1/10 step 10/640 loss 29.95 61.3 samples/s eta 0:10:12`."""
-        if not self._speaks:
+        """Shows the progress: `epoch 1/10 step 10/640 loss 29.95 61.3 samples/s eta 0:10:12`."""
+        if not self._prints:
             return
         now_s = time.perf_counter()
-        if not self._first_step:  # which takes longer than any other: nothing is told from it
+        if not self._first_step:  # the first step takes longer than the others and gives no estimate
             self._first_step, self._start_s = done, now_s
             eta = "?"
         else:
             left_s = int((now_s - self._start_s) / (done - self._first_step) * (total - done))
             eta = f"{left_s // 3600}:{left_s % 3600 // 60:02d}:{left_s % 60:02d}"
         text = f"epoch {epoch} step {done}/{total} loss {loss:.6f} {samples_per_s:.1f} samples/s eta {eta}"
-        if not self._renews:
+        if not self._updates_line:
             self.say(text)
             return
         filled = 24 * done // total
@@ -45,7 +45,7 @@ class Progress:
         self._open_line = True
 
     def _write(self, text: str) -> None:
-        # A log on a full disk, or a reader that left, is no reason to end a training that runs.
+        # The training continues if the disk is full or the reader of a pipe has exited.
         with suppress(OSError):
             self._stream.write(text)
             self._stream.flush()

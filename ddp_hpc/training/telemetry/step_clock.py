@@ -10,11 +10,10 @@ import torch
 
 
 class StepClock:
-    """Host time spent on data, and the whole step's time.
+    """Measures the time spent on data, and the time of whole steps.
 
-    On a CPU the host's clock tells both. A GPU works behind the host's back: there
-    each step lies between two device events, which are compared when the losses are
-    read, which waits for the device anyway.
+    On a CPU, both are host time. A GPU works asynchronously, so each step is measured between two device
+    events, which are read together with the losses, when the host waits for the device anyway.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -32,10 +31,10 @@ class StepClock:
         self._rated_s = 0.0
         self._num_samples: list[int] = []
         self.own_s = 0.0
-        """Mean time, in the steps read last, in which this rank waited for no other: data and forward."""
+        """Mean time per step, in the last steps read, without waiting for other ranks: data and forward."""
 
     def start_step(self) -> None:
-        """The step begins now."""
+        """Marks the beginning of a step."""
         if self._has_events:
             self._started = self._event()
         self._data_s.append(0.0)
@@ -45,7 +44,7 @@ class StepClock:
 
     @contextmanager
     def data(self) -> Iterator[None]:
-        """Time inside counts as waiting for data."""
+        """A context whose time counts as waiting for data."""
         begin_s = time.perf_counter()
         yield
         waited_s = time.perf_counter() - begin_s
@@ -53,15 +52,15 @@ class StepClock:
         self._own_s[-1] += waited_s
         self._begun = self._event() if self._has_events else time.perf_counter()
 
-    def computed(self) -> None:
-        """The forward pass is done, or queued: from here on ranks may wait for each other."""
+    def end_forward(self) -> None:
+        """Marks the end of the forward pass: from here on ranks can wait for each other."""
         if isinstance(self._begun, float):
             self._own_s[-1] += time.perf_counter() - self._begun
         else:
             self._own_events[-1].append((self._begun, self._event()))
 
     def end_step(self, num_samples: int) -> None:
-        """The step's work is done, or queued on the device."""
+        """Marks the end of a step, whose work is done or queued on the device."""
         if self._has_events:
             assert self._started is not None
             self._events.append((self._started, self._event()))
@@ -79,7 +78,7 @@ class StepClock:
             self._events.clear()
         times = list(zip(self._data_s, self._step_s, strict=True))
         for num_samples, (_, step_s) in zip(self._num_samples, times, strict=True):
-            # The first step allocates, connects and compiles: it counts only while it is the only one.
+            # The first step allocates, connects and compiles: it is excluded as soon as there are others.
             if self._steps == 1:
                 self._samples, self._rated_s = 0, 0.0
             self._samples += num_samples
@@ -92,7 +91,7 @@ class StepClock:
         return times
 
     def samples_per_s(self) -> float:
-        """Samples of all ranks a second, over the steps read so far, the first left out if there are more."""
+        """Samples per second over all ranks, without the first step if there are others."""
         return self._samples / self._rated_s if self._rated_s else 0.0
 
     def _event(self) -> torch.Event:

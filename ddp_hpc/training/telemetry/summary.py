@@ -1,4 +1,4 @@
-"""The `--summary` file: what ran, where, on what, and how it went."""
+"""The `--summary` file: the software, the ranks and the results of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddp_hpc.training.trainer import Result
 
 
 def write_summary(config: TrainConfig, group: Group, samples: Samples, result: Result) -> None:
-    """Writes `--summary`: one JSON object, whole or not at all. Called on rank 0."""
+    """Writes `--summary`: one JSON object, completely or not at all. Called on rank 0."""
     assert config.telemetry.summary is not None
     names = (
         "rank",
@@ -58,7 +58,7 @@ def write_summary(config: TrainConfig, group: Group, samples: Samples, result: R
 
 
 def _sequence_length(samples: Samples) -> int:
-    """Tokens of a sample's target: class numbers in a row, or vectors in a row; 0: it is no sequence."""
+    """The number of tokens (integers or vectors) in a sample's target; 0 if it is not a sequence."""
     shape = samples.tgt_shape
     is_sequence = len(shape) == 2 or (len(shape) == 1 and samples.tgt_dtype.kind in "iu")
     return shape[0] if is_sequence else 0

@@ -1,4 +1,4 @@
-"""The ranks' command line and their common world: the part that all examples here share."""
+"""Command line and connected ranks, shared by all examples in this directory."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ from ddp_hpc.errors import EXIT_INTERRUPTED
 from ddp_hpc.rendezvous.store_comm import StoreComm
 
 SERVER = 0  # the rank that holds the parameters; all others train
-BACKSTOP = 2  # calls wait so many times longer than the heartbeat, which knows who hangs
+BACKSTOP = (
+    2  # time limit of calls / that of the heartbeat, which must be first, as it names the rank that hangs
+)
 _FOREVER_S = 365 * 86400.0
 
 _COUNT, _SECONDS = click.IntRange(min=1), click.FloatRange(min=1.0)
 _OPTIONS: tuple[tuple[str, click.ParamType, float, str], ...] = (
-    ("--steps", _COUNT, 200, "Gradients that each trainer sends."),
-    ("--batch-size", _COUNT, 32, "Samples of one gradient."),
-    ("--lr", click.FloatRange(min=0, min_open=True), 0.02, "The server's learning rate."),
-    ("--seed", click.IntRange(min=0), 0, "Of the data and the parameters."),
-    ("--init-timeout-s", _SECONDS, 120.0, "Seconds for all ranks to find each other."),
-    ("--hang-timeout-s", _SECONDS, 60.0, "Seconds without any progress after which the job is ended."),
+    ("--steps", _COUNT, 200, "Number of gradients that each trainer sends."),
+    ("--batch-size", _COUNT, 32, "Number of samples per gradient."),
+    ("--lr", click.FloatRange(min=0, min_open=True), 0.02, "Learning rate of the server."),
+    ("--seed", click.IntRange(min=0), 0, "Seed of the data and the parameters."),
+    ("--init-timeout-s", _SECONDS, 120.0, "Seconds until all ranks must be connected."),
+    ("--hang-timeout-s", _SECONDS, 60.0, "Seconds without progress after which the job is aborted."),
 )
 
 
 def options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options of all examples."""
+    """Adds the options of all examples to a command."""
     for name, kind, default, text in reversed(_OPTIONS):
         command = click.option(name, type=kind, default=default, show_default=True, help=text)(command)
     return command
@@ -41,12 +43,12 @@ def options(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def together(options: Options) -> Iterator[ddp_hpc.ConnectedWorld]:
-    """The ranks, connected. Where one fails, dies or hangs, all end with its one line.
+    """Connects the ranks. If one of them fails, is killed or hangs, all ranks end with one error line.
 
     Collective: every rank must call this.
 
     Raises:
-        RequestError: one rank alone was started.
+        RequestError: only one rank was started.
     """
     with ddp_hpc.distributed(
         backend="gloo",
@@ -57,58 +59,59 @@ def together(options: Options) -> Iterator[ddp_hpc.ConnectedWorld]:
     ) as world:
         if world.world_size == 1:
             raise ddp_hpc.RequestError(
-                "there is 1 rank; one serves and the others train: start at least 2, as mpiexec -n 3 does"
+                "there is only one rank, but a server and at least one trainer are needed; start at least 2 "
+                "ranks, for example with mpiexec -n 3"
             )
         yield world
 
 
 def share(world: ddp_hpc.ConnectedWorld) -> tuple[int, int]:
-    """Number of this trainer, and how many there are."""
+    """Returns the index of this trainer, and the number of trainers."""
     return world.rank - 1, world.world_size - 1
 
 
 def at(world: ddp_hpc.ConnectedWorld) -> Callable[[int], None]:
-    """What a trainer calls in each step, for the heartbeat: a server's main thread only waits."""
+    """Returns the function that a trainer calls in each step, so that the heartbeat sees its progress."""
     return lambda step: world.at(step, "forward")
 
 
 def wait_for_all(world: ddp_hpc.ConnectedWorld) -> None:
-    """Returns when all have come, however long the slowest trains; the server comes when all have trained.
+    """Waits for all ranks without a time limit; the server calls it after all trainers have finished.
 
     Collective: every rank must call this.
     """
-    if world.parts.heart is not None:
-        world.parts.heart.rest()
+    if world.parts.heartbeat is not None:
+        world.parts.heartbeat.rest()
     comm = world.group.comm
     if world.rank != SERVER and isinstance(comm, StoreComm):
-        comm.timeout_s = _FOREVER_S  # the heartbeat tells when the server is gone
+        comm.timeout_s = _FOREVER_S  # the heartbeat reports a lost server
     world.barrier()
 
 
 @contextmanager
 def server_may_be_lost() -> Iterator[None]:
-    """What gloo and TensorPipe say of a peer that is gone, in many words, as one line for all trainers.
+    """Turns the long errors of gloo and TensorPipe about a lost peer into one line.
 
     Raises:
-        DdpHpcError: the server is gone or does not answer.
+        DdpHpcError: the server has died or does not respond.
     """
     try:
         yield
     except RuntimeError as error:
         if not any(name in str(error) for name in ("gloo", "tensorpipe")):
-            raise  # of the server's code, or the trainer's
+            raise  # an error in the code of the server or the trainer
         raise ddp_hpc.DdpHpcError(
-            f"lost the server, rank {SERVER}: it is gone or does not answer; look there for its own error"
+            f"lost the server: rank {SERVER} is gone or does not respond; look for its own error message"
         ) from None
 
 
 def say(result: dict[str, float]) -> None:
-    """The product, one JSON object, on stdout."""
+    """Prints the result as one JSON object on stdout."""
     print(json.dumps(result), flush=True)
 
 
 def start(command: click.Command) -> NoReturn:
-    """Runs the command; a wrong command line, which all ranks have, is told once."""
+    """Runs the command. Errors in the command line, which all ranks get, are printed by rank 0 only."""
     try:
         command.main(standalone_mode=False)
         sys.exit(0)

@@ -1,4 +1,4 @@
-"""What the parameter servers beside this file train: a linear map of 20 numbers, from 2048 noisy samples."""
+"""The model of the examples in this directory: a linear map of 20 numbers, and 2048 noisy samples."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 _NUM_SAMPLES, _NUM_FEATURES = 2048, 20
-_NOISE = 0.1  # so the loss cannot fall below 0.01
+_NOISE = 0.1  # limits the loss to about 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of the examples, which `--help` explains."""
+    """The options of the examples; `--help` explains them."""
 
     steps: int
     batch_size: int
@@ -27,7 +27,7 @@ class Options:
 
 
 def samples(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs (2048, 20) and targets (2048, 1), float32: a fixed linear map of the inputs, plus noise."""
+    """Returns inputs (2048, 20) and noisy targets (2048, 1), float32, a fixed linear map of the inputs."""
     generator = torch.Generator().manual_seed(seed)
     src = torch.randn(_NUM_SAMPLES, _NUM_FEATURES, generator=generator)
     tgt = src @ torch.randn(_NUM_FEATURES, 1, generator=generator)
@@ -35,9 +35,9 @@ def samples(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class ParameterServer:
-    """Holds the parameters; every gradient that comes is applied at once, whoever sent it.
+    """Keeps the parameters, and applies each gradient as soon as it arrives.
 
-    Several threads may call it. Parameters and gradients travel as one vector, float32.
+    It is thread-safe. Parameters and gradients are passed as one float32 vector.
     """
 
     def __init__(self, options: Options, num_trainers: int) -> None:
@@ -51,12 +51,12 @@ class ParameterServer:
         self.num_updates = 0
 
     def pull(self) -> torch.Tensor:
-        """A copy of the parameters, (21,)."""
+        """Returns a copy of the parameters, (21,)."""
         with self._lock:
             return parameters_to_vector(self._model.parameters()).detach().clone()
 
     def push(self, gradient: torch.Tensor) -> None:
-        """One step of the optimizer with this gradient, (21,), which may be of older parameters."""
+        """Runs one optimizer step with this gradient, (21,), which may belong to older parameters."""
         with self._lock:
             used = 0
             for parameter in self._model.parameters():
@@ -66,12 +66,12 @@ class ParameterServer:
             self.num_updates += 1
 
     def leave(self) -> None:
-        """A trainer has sent its last gradient."""
+        """Records that a trainer has sent its last gradient."""
         with self._lock:
             self.num_training -= 1
 
     def result(self) -> dict[str, float]:
-        """What came of it, with the loss over all samples at the start and now."""
+        """Returns the number of updates, and the loss over all samples at the start and now."""
         return {
             "num_updates": self.num_updates,
             "first_loss": self._first_loss,
@@ -91,9 +91,9 @@ def train(
     push: Callable[[torch.Tensor], None],
     at: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """A trainer's loop: fetch the parameters, send the gradient of a batch, wait for nobody but the server.
+    """Runs the loop of a trainer: fetch the parameters, compute the gradient of a batch, send it.
 
-    `share` is (number of this trainer, number of trainers): each has samples of its own.
+    `share` is (index of this trainer, number of trainers); each trainer uses different samples.
     `at` is called with the number of each step.
     """
     trainer, num_trainers = share

@@ -1,4 +1,4 @@
-"""The same parameter server as actors of Monarch, which PyTorch's tutorials show beside RPC."""
+"""The same parameter server with actors of Monarch, which PyTorch's tutorials list next to RPC."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any
 
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or torch shows C++ frames where a rank is lost
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # otherwise torch prints C++ frames for a lost rank
 
 import click
 import torch
@@ -16,8 +16,8 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "monarch":
         raise
-    # Not by its import name: PyPI's "monarch" is another package.
-    print("error: there is no package torchmonarch; pip install torchmonarch", file=sys.stderr)
+    # The import name must not be installed: "monarch" on PyPI is another package.
+    print("error: torchmonarch is not installed; run `pip install torchmonarch`", file=sys.stderr)
     sys.exit(2)
 from monarch.actor import (
     Actor,
@@ -46,36 +46,36 @@ _ANYONE = "trust_all_connections"  # the only choice that Monarch offers for TCP
 
 
 class Server(Actor):
-    """The parameter server; a reference to it can be passed on to other actors, as an RRef can."""
+    """The parameter server. Like an RRef, its handle can be passed to other actors."""
 
     def __init__(self, options: Options, num_trainers: int) -> None:
         self._server = ParameterServer(options, num_trainers)
 
     @endpoint
     def pull(self) -> torch.Tensor:
-        """A copy of the parameters, (21,)."""
+        """Returns a copy of the parameters, (21,)."""
         return self._server.pull()
 
     @endpoint
     def push(self, gradient: torch.Tensor) -> None:
-        """One step of the optimizer."""
+        """Runs one step of the optimizer."""
         self._server.push(gradient)
 
     @endpoint
     def result(self) -> dict[str, float]:
-        """What came of it."""
+        """Returns the result of the server."""
         return self._server.result()
 
 
 class Trainer(Actor):
-    """One of a mesh of trainers, in a process that Monarch starts beside the rank."""
+    """A trainer of a mesh, in a child process of the rank that Monarch starts."""
 
     def __init__(self, options: Options, server: Server, num_trainers: int) -> None:
         self._options, self._server, self._share = options, server, (current_rank().rank, num_trainers)
 
     @endpoint
     def train(self) -> None:
-        """All steps of this trainer."""
+        """Runs all steps of this trainer."""
         server, limit_s = self._server, BACKSTOP * self._options.hang_timeout_s
         train(
             self._options,
@@ -86,7 +86,7 @@ class Trainer(Actor):
 
 
 def address_of(world: ConnectedWorld) -> str:
-    """Where this rank's worker can listen, as the others reach it."""
+    """Returns an address of this rank on which its worker can listen, and which other ranks can reach."""
     host = world.group.host
     with open_listener([0]) as free:
         port = free.getsockname()[1]
@@ -94,13 +94,13 @@ def address_of(world: ConnectedWorld) -> str:
 
 
 def direct(options: Options, workers: list[str]) -> dict[str, float]:
-    """Rank 0 holds the server and tells all trainers what to do, as if they were one object.
+    """Runs the server on rank 0, controls all trainers as one mesh, and returns the result.
 
     Raises:
-        DdpHpcError: a trainer's process is gone, which Monarch's supervision finds out, or hangs.
+        DdpHpcError: the process of a trainer died, as Monarch's supervision reports, or hangs.
     """
     limit_s = options.hang_timeout_s
-    # A lost process makes the futures raise as well, which can be worded; the hook would interrupt.
+    # The futures raise if a process is lost, too; the hook would interrupt this process without a message.
     monarch.actor.unhandled_fault_hook = lambda _: None
     hosts = attach_to_workers(ca=_ANYONE, workers=workers)
     server = this_proc().spawn("server", Server, options, len(workers))
@@ -130,9 +130,9 @@ def _is_done(training: Future[Any], timeout_s: float) -> bool:
 @click.command(epilog=_EXAMPLES)
 @options
 def main(**given: Any) -> None:
-    """Rank 0 holds the parameters, all others train: asynchronous SGD over Monarch's actors."""
+    """Train with asynchronous SGD on actors of Monarch: rank 0 keeps the parameters, all others train."""
     options = Options(**given)
-    # Monarch's processes import this folder's modules as well.
+    # The processes that Monarch starts import modules from this directory too.
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
     with together(options) as world:
         addresses = world.group.comm.allgather(address_of(world))

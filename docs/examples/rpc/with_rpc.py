@@ -1,4 +1,4 @@
-"""A parameter server over torch.distributed.rpc: a remote reference, rpc_sync and rpc_async."""
+"""A parameter server with torch.distributed.rpc: a remote reference, rpc_sync and rpc_async."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or torch shows C++ frames where a rank is lost
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # otherwise torch prints C++ frames for a lost rank
 
 import click
 import torch
@@ -30,12 +30,12 @@ _server: ParameterServer | None = None  # on rank 0
 
 
 def the_server() -> ParameterServer | None:
-    """What the trainers' references point to; it is never copied. Runs on rank 0, called by trainers."""
+    """Returns the server. Trainers call this on rank 0 to get a remote reference, so it is never copied."""
     return _server
 
 
 def connect_rpc(world: ConnectedWorld, timeout_s: float) -> None:
-    """Starts RPC, at the address that the ranks have met at. Collective: every rank must call this."""
+    """Starts RPC at the address of rank 0. Collective: every rank must call this."""
     host, is_server = world.group.host, world.rank == SERVER
     server_port = TCPStore(host, 0, is_master=True, wait_for_workers=False) if is_server else None
     port = world.broadcast(server_port.port if server_port is not None else 0)
@@ -46,7 +46,7 @@ def connect_rpc(world: ConnectedWorld, timeout_s: float) -> None:
 
     dist.register_rendezvous_handler("ddp-hpc", our_store)  # type: ignore[attr-defined, no-untyped-call]
     if "GLOO_SOCKET_IFNAME" in os.environ:
-        # The interface that leads to the others; TensorPipe would take the one of this host's name.
+        # The interface that leads to other nodes; by default, TensorPipe uses the one of the host name.
         os.environ.setdefault("TP_SOCKET_IFNAME", os.environ["GLOO_SOCKET_IFNAME"])
     # torch's RPC calls what torch has deprecated: https://github.com/pytorch/pytorch/issues/149393
     warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
@@ -59,7 +59,7 @@ def connect_rpc(world: ConnectedWorld, timeout_s: float) -> None:
 
 
 def fetch_and_send(options: Options, world: ConnectedWorld) -> None:
-    """Trains; the sending of a gradient overlaps the fetching of the next parameters."""
+    """Trains. Sending a gradient overlaps with fetching the next parameters."""
     server = rpc.remote(f"rank{SERVER}", the_server)
     sent: torch.futures.Future[None] | None = None
 
@@ -79,7 +79,7 @@ def fetch_and_send(options: Options, world: ConnectedWorld) -> None:
 @click.command(epilog=_EXAMPLES)
 @options
 def main(**given: Any) -> None:
-    """Rank 0 holds the parameters, all others train: asynchronous SGD over torch.distributed.rpc."""
+    """Train with asynchronous SGD on torch.distributed.rpc: rank 0 keeps the parameters, all others train."""
     global _server
     options = Options(**given)
     with together(options) as world:
@@ -87,12 +87,12 @@ def main(**given: Any) -> None:
             _server = ParameterServer(options, num_trainers=world.world_size - 1)
         connect_rpc(world, BACKSTOP * options.hang_timeout_s)
         if _server is not None:
-            while _server.num_training:  # RPC's threads serve meanwhile
+            while _server.num_training:  # the threads of RPC serve the trainers meanwhile
                 time.sleep(0.05)
             say(_server.result())
         else:
             fetch_and_send(options, world)
-        wait_for_all(world)  # RPC's own wait has a time limit, which a slow trainer may exceed
+        wait_for_all(world)  # the barrier of rpc.shutdown has a time limit, which a slow trainer can exceed
         rpc.shutdown(timeout=BACKSTOP * options.hang_timeout_s)
 
 

@@ -1,4 +1,4 @@
-"""The same parameter server over torch.distributed's send and recv: no RPC, nothing to install."""
+"""The same parameter server with send and recv of torch.distributed, without further packages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from enum import IntEnum
 from typing import Any
 
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or torch shows C++ frames where a rank is lost
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # otherwise torch prints C++ frames for a lost rank
 
 import click
 import torch
@@ -25,8 +25,8 @@ Examples:
 """
 
 
-class Word(IntEnum):
-    """What a trainer wants: it sends this first, as one int64."""
+class Command(IntEnum):
+    """The request of a trainer, which it sends first, as one int64."""
 
     PULL = 0  # the server sends the parameters
     PUSH = 1  # the trainer sends a gradient
@@ -34,21 +34,21 @@ class Word(IntEnum):
 
 
 def serve(server: ParameterServer) -> None:
-    """Answers each trainer in a thread of its own, so that none waits for another."""
+    """Serves each trainer in a separate thread, so that no trainer waits for another."""
     pool = ThreadPoolExecutor(server.num_training)
     trainers = [pool.submit(answer, server, rank) for rank in range(1, server.num_training + 1)]
     for trainer in as_completed(trainers):
-        trainer.result()  # raises what its thread raised
+        trainer.result()  # raises the exception of its thread
 
 
 def answer(server: ParameterServer, trainer: int) -> None:
-    """Does what one trainer wants until it leaves."""
-    word, gradient = torch.empty((), dtype=torch.int64), torch.empty_like(server.pull())
+    """Serves one trainer until it leaves."""
+    command, gradient = torch.empty((), dtype=torch.int64), torch.empty_like(server.pull())
     while True:
-        dist.recv(word, src=trainer)
-        if word == Word.PULL:
+        dist.recv(command, src=trainer)
+        if command == Command.PULL:
             dist.send(server.pull(), dst=trainer)
-        elif word == Word.PUSH:
+        elif command == Command.PUSH:
             dist.recv(gradient, src=trainer)
             server.push(gradient)
         else:
@@ -57,27 +57,27 @@ def answer(server: ParameterServer, trainer: int) -> None:
 
 
 def fetch_and_send(options: Options, world: ConnectedWorld) -> None:
-    """Trains."""
+    """Trains, with send and recv for parameters and gradients."""
     parameters = torch.empty_like(ParameterServer(options, 0).pull())
 
     def pull() -> torch.Tensor:
-        dist.send(torch.tensor(int(Word.PULL)), dst=SERVER)
+        dist.send(torch.tensor(int(Command.PULL)), dst=SERVER)
         dist.recv(parameters, src=SERVER)
         return parameters
 
     def push(gradient: torch.Tensor) -> None:
-        dist.send(torch.tensor(int(Word.PUSH)), dst=SERVER)
+        dist.send(torch.tensor(int(Command.PUSH)), dst=SERVER)
         dist.send(gradient, dst=SERVER)
 
     with server_may_be_lost():
         train(options, share(world), pull, push, at(world))
-        dist.send(torch.tensor(int(Word.LEAVE)), dst=SERVER)
+        dist.send(torch.tensor(int(Command.LEAVE)), dst=SERVER)
 
 
 @click.command(epilog=_EXAMPLES)
 @options
 def main(**given: Any) -> None:
-    """Rank 0 holds the parameters, all others train: asynchronous SGD over send and recv."""
+    """Train with asynchronous SGD on send and recv: rank 0 keeps the parameters, all others train."""
     options = Options(**given)
     with together(options) as world:
         if world.rank == SERVER:

@@ -1,0 +1,82 @@
+"""Attributes the activity of a device to the steps and regions of the host's program that launched it.
+
+Kernels run asynchronously, so the host's timeline says nothing about them. Kineto gives a kernel and the
+runtime call that launched it the same correlation ID; the annotations and operators around that call say what
+the kernel belongs to. The `gpu_user_annotation` events are not used: they cover only what the thread of the
+annotation launched, and so not the backward pass, which autograd runs in threads of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ddp_hpc.trace.intervals import Intervals, Longs, union
+
+UNKNOWN = -1
+
+
+@dataclass(frozen=True)
+class Launches:
+    """The call that launched each event of a device."""
+
+    thread: Longs
+    """The number of the launching thread, or `UNKNOWN`."""
+    moment: Longs
+    """The start of the call or, if it was not recorded, of the event itself, in nanoseconds."""
+
+
+def find_launches(
+    wanted: Longs, starts: Longs, correlation: Longs, threads: npt.NDArray[np.intc], moments: Longs
+) -> Launches:
+    """Returns the launch of each event of a device.
+
+    Args:
+        wanted: the correlation IDs of the events, shape (events,).
+        starts: the starts of the events.
+        correlation: the correlation IDs of the calls, shape (calls,).
+        threads: the threads of the calls.
+        moments: the starts of the calls.
+    """
+    if not len(correlation):
+        return Launches(np.full(len(wanted), UNKNOWN, np.int64), starts)
+    order = np.argsort(correlation, kind="stable")
+    at = np.minimum(np.searchsorted(correlation, wanted, sorter=order), len(order) - 1)
+    call = order[at]
+    is_known = (wanted >= 0) & (correlation[call] == wanted)
+    return Launches(np.where(is_known, threads[call], UNKNOWN), np.where(is_known, moments[call], starts))
+
+
+def is_inside(
+    launches: Launches, threads: npt.NDArray[np.intc], intervals: Intervals
+) -> npt.NDArray[np.bool_]:
+    """Returns for each launch whether its thread was inside one of the intervals of `threads`."""
+    inside = np.zeros(len(launches.moment), bool)
+    for thread in np.unique(threads):
+        own = threads == thread
+        starts, ends = union((intervals[0][own], intervals[1][own]))
+        mine = np.flatnonzero(launches.thread == thread)
+        at = np.searchsorted(starts, launches.moment[mine], side="right") - 1
+        inside[mine] = (at >= 0) & (launches.moment[mine] < ends[at])
+    return inside
+
+
+def step_windows(steps: Intervals, launches: Launches, ends: Longs) -> Intervals:
+    """Returns the steps as the device saw them: from the end of one step's last kernel to that of the next.
+
+    A step of the device begins when the host has begun it and the device has finished all that was
+    launched before. So a step that waits for the host begins with the host's, and one that is behind the
+    host is as long as the device's period. `ends` are the ends of the device's events.
+    """
+    begins, finishes = steps
+    order = np.argsort(launches.moment, kind="stable")
+    finished = np.maximum.accumulate(ends[order])
+    before = np.searchsorted(launches.moment[order], np.append(begins, np.iinfo(np.int64).max))
+    earlier = np.where(before > 0, finished[np.maximum(before - 1, 0)], np.iinfo(np.int64).min)
+    starts = np.maximum.accumulate(np.maximum(begins, earlier[:-1]))
+    closed = np.maximum(finishes, earlier[1:])
+    following = np.append(starts[1:], np.iinfo(np.int64).max)
+    is_behind = np.append(earlier[1:-1] >= begins[1:], False)
+    return starts, np.maximum(np.minimum(np.where(is_behind, following, closed), following), starts)

@@ -1,0 +1,85 @@
+"""`ddp-hpc env`: real processes in recorded environments."""
+
+import json
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Launch
+from tests.environments import load
+
+ENV = [sys.executable, "-m", "ddp_hpc", "env"]
+# Only the variables of the launcher: recorded paths belong to another machine.
+FOREIGN = ("PATH", "HOME", "LD_LIBRARY_PATH", "PYTHONPATH")
+
+
+def as_recorded(case: str, rank: int) -> dict[str, str]:
+    return {name: value for name, value in load(case, rank).items() if name not in FOREIGN}
+
+
+def test_json_contains_each_value_with_its_source(launch: Launch) -> None:
+    ended = launch([*ENV, "--json"], env=as_recorded("srun-uneven", 2))
+    assert ended.exit_code == 0, ended.stderr
+    told = json.loads(ended.stdout)
+    assert told["launcher"] == "slurm"
+    assert told["values"] == {
+        "rank": 2,
+        "world_size": 3,
+        "local_rank": 0,
+        "local_size": 1,
+        "node_rank": 1,
+        "num_nodes": 2,
+    }
+    assert told["sources"]["rank"] == "SLURM_PROCID"
+    assert told["cores"] >= 1
+    assert ended.stdout.count("\n") == 1
+
+
+def test_the_table_contains_the_same_values(launch: Launch) -> None:
+    ended = launch(ENV, env=as_recorded("srun-none", 3) | {"MASTER_PORT": "23456"})
+    lines = ended.stdout.splitlines()
+    assert all(line.startswith("[rank 3/4 ") for line in lines)
+    rows = [line.partition("] ")[2].split() for line in lines]
+    assert ["rank", "3", "SLURM_PROCID"] in rows
+    assert ["world_size", "4", "SLURM_STEP_NUM_TASKS"] in rows
+    assert ["MASTER_PORT", "23456", "environment"] in rows
+
+
+def test_one_process_needs_no_prefix(launch: Launch) -> None:
+    ended = launch(ENV)
+    assert ended.stdout.startswith("launcher ")
+    assert "no launcher's variables in the environment" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("case", "stale"),
+    [("sbatch-shell", {}), ("srun-none", {"SLURM_PROCID": "x"}), ("srun-none", {"PMI_SIZE": "8"})],
+)
+def test_a_launch_error_is_one_line_and_exit_code_2(launch: Launch, case: str, stale: dict[str, str]) -> None:
+    ended = launch(ENV, env=as_recorded(case, 0) | stale)
+    assert ended.exit_code == 2
+    assert ended.stdout == ""
+    assert ended.stderr.startswith(f"[{socket.gethostname().partition('.')[0]}] error: ")
+    assert ended.stderr.count("\n") == 1
+
+
+def test_discovery_imports_no_large_packages(launch: Launch) -> None:
+    program = (
+        "import sys, ddp_hpc.rendezvous.connect_ranks, ddp_hpc.rendezvous.torchrun_endpoint\n"
+        "import ddp_hpc.discovery.world_report\n"
+        "from ddp_hpc.discovery.world import discover\n"
+        "import os; discover(dict(os.environ))\n"
+        "print(sorted({'torch', 'numpy', 'h5py', 'mpi4py'} & sys.modules.keys()))\n"
+    )
+    ended = launch([sys.executable, "-c", program], env=as_recorded("srun-none", 0))
+    assert ended.stdout == "[]\n", ended.stderr
+
+
+def test_discovery_needs_no_module_of_the_login_node(launch: Launch, tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['jinja2'] = None; sys.modules['ddp_hpc.render'] = None\n"
+        "import ddp_hpc.discovery.world_report as report; report.run(as_json=True)\n"
+    )
+    assert launch([sys.executable, "-c", program], cwd=tmp_path).exit_code == 0

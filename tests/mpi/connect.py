@@ -1,0 +1,54 @@
+"""A rank of these tests: connects to the other ranks and prints the endpoint. It ends like a training."""
+
+import json
+import os
+import sys
+import time
+
+from ddp_hpc.discovery.comm import abort_mpi
+from ddp_hpc.discovery.watchdog import time_limit
+from ddp_hpc.discovery.world import discover
+from ddp_hpc.errors import DdpHpcError, ReportedElsewhereError
+from ddp_hpc.rendezvous.connect_ranks import rendezvous
+
+environ = dict(os.environ)
+limit_s = float(environ.get("CONNECT_LIMIT_S", "20"))
+launched_as = environ.get("PMI_RANK", environ.get("OMPI_COMM_WORLD_RANK", ""))
+
+
+def connect() -> dict[str, object]:
+    # Longer than the time limit of the rendezvous, whose error is more specific.
+    with time_limit(limit_s + 1, "") as watchdog:
+        watchdog.stage("in MPI_Init for the other ranks")
+        if launched_as == environ.get("CONNECT_ENDS_EARLY"):
+            sys.exit(0)
+        if launched_as == environ.get("CONNECT_SLEEPS"):
+            time.sleep(600)
+        world = discover(environ, environ.get("CONNECT_DISCOVERY", "auto"))
+        endpoint = rendezvous(world, environ, limit_s, watchdog)
+    assert endpoint is not None
+    time.sleep(float(environ.get("CONNECT_HOLDS_S", "0")))
+    # Every rank has a connection over which both sides have proved that they have the key.
+    endpoint.store.set(f"hello/{world.rank}", b"", 5)
+    endpoint.store.get([f"hello/{rank}" for rank in range(world.world_size)], limit_s)
+    return {
+        "rank": world.rank,
+        "launcher": world.launcher,
+        "host": endpoint.host,
+        "port": endpoint.port,
+        "why": endpoint.why,
+        "interface": endpoint.interface,
+        "serves": endpoint.process is not None,
+    }
+
+
+try:
+    printed = connect()
+except DdpHpcError as error:
+    if not isinstance(error, ReportedElsewhereError):
+        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.flush()
+    if not error.on_all_ranks:
+        abort_mpi(error.exit_code, patience_s=0)
+    sys.exit(error.exit_code)
+sys.stdout.write(json.dumps(printed) + "\n")

@@ -1,0 +1,109 @@
+"""The file `state`: Python writes it atomically, and Python and bash read it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.run_directory import STATES, RunState, read_state, write_state
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_python_and_bash_read_the_written_state(tmp_path: Path, state: str) -> None:
+    word = RunState(state, 120, "rank 1 got SIGTERM; $(touch pwned) `x` \\ 'y' \u00fc")
+    write_state(tmp_path, word)
+    assert read_state(tmp_path) == word
+    script = 'read -r state step reason <"$1/state"; printf "%s|%s|%s" "$state" "$step" "$reason"'
+    done = subprocess.run(
+        ["bash", "-c", script, "bash", tmp_path], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stdout == f"{state}|120|{word.reason}"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["state"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "read"),
+    [("", ""), ("  ", ""), ("two\nlines\r\nand\ta tab", "two lines and a tab"), ("done 9", "done 9")],
+)
+def test_a_reason_with_any_text_stays_on_one_line(tmp_path: Path, reason: str, read: str) -> None:
+    write_state(tmp_path, RunState("requeue", 3, reason))
+    assert (tmp_path / "state").read_text().count("\n") == 1
+    assert read_state(tmp_path) == RunState("requeue", 3, read)
+
+
+def test_the_state_again_of_version_0_1_is_read_as_requeue(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("again 7 the allocation ends soon\n")
+    assert read_state(tmp_path) == RunState("requeue", 7, "the allocation ends soon")
+
+
+@pytest.mark.parametrize(
+    ("environ", "word"),
+    [
+        ({}, "requeue"),
+        ({"DDP_HPC_MAX_ATTEMPTS": "20", "DDP_HPC_STATE_FORMAT": "2"}, "requeue"),
+        ({"DDP_HPC_MAX_ATTEMPTS": "20"}, "again"),
+    ],
+    ids=["no job script", "a script of this version", "a script of version 0.1"],
+)
+def test_the_state_requeue_is_written_in_the_word_of_the_job_script(
+    tmp_path: Path, environ: dict[str, str], word: str
+) -> None:
+    write_state(tmp_path, RunState("requeue", 7, "no time left"), environ)
+    assert (tmp_path / "state").read_text() == f"{word} 7 no time left\n"
+
+
+def test_the_newest_state_is_kept_and_a_missing_directory_is_created(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    assert read_state(folder) is None
+    write_state(folder, RunState("running", 1, "a long reason that is not to shine through"))
+    write_state(folder, RunState("done", 2, ""))
+    assert read_state(folder) == RunState("done", 2, "")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\n",
+        b"done",
+        b"finished 3 x",
+        b"DONE 3",
+        b"done x",
+        b"done -1",
+        b"done 1.5",
+        b"done " + b"9" * 5000,
+        b"done \xb2",
+        b"\xff\xfe",
+    ],
+    ids=range(11),
+)
+def test_an_invalid_state_file_is_an_error_with_its_path(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "state").write_bytes(content)
+    with pytest.raises(DdpHpcError, match=f"{tmp_path}/state: ") as caught:
+        read_state(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_directory_in_place_of_the_state_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    with pytest.raises(DdpHpcError, match="cannot be read"):
+        read_state(tmp_path)
+    with pytest.raises(DdpHpcError, match="cannot be written"):
+        write_state(tmp_path, RunState("done", 1, ""))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["state"]
+
+
+def test_the_old_state_is_kept_if_the_directory_is_not_writable(
+    open_folder: Path, as_nobody: Callable[[], AbstractContextManager[None]]
+) -> None:
+    write_state(open_folder, RunState("running", 1, ""))
+    open_folder.chmod(0o555)
+    with as_nobody(), pytest.raises(DdpHpcError, match="cannot be written"):
+        write_state(open_folder, RunState("done", 2, ""))
+    open_folder.chmod(0o755)
+    assert read_state(open_folder) == RunState("running", 1, "")
