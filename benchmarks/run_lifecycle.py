@@ -103,10 +103,10 @@ def measure_saves(directory: Path, rounds: int) -> dict[str, list[float]]:
 
 def measure_step(directory: Path) -> dict[str, list[float]]:
     """Measures the calls for deadline and heartbeat, and a step. Collective, under mpiexec."""
-    config = TrainConfig(snapshot_dir=directory / "step", backend="gloo")
+    config = TrainConfig.of(snapshot_dir=directory / "step", backend="gloo")
     taken: dict[str, list[float]] = {}
     with ExitStack() as stack:
-        group = stack.enter_context(session(config, Parts()))
+        group = stack.enter_context(session(config.process_group, Parts()))
         quiet = Progress(prints=False)
         lifecycle = stack.enter_context(
             manage_run(config, group, quiet, end_before_kill=print, is_lost=lambda: False)

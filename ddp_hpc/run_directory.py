@@ -23,7 +23,7 @@ _STEP = re.compile(r"[0-9]{1,18}")
 
 @dataclass(frozen=True)
 class RunState:
-    """`running`: training; `requeue`: stopped on purpose, to be resumed; `done`; `failed`."""
+    """`running`, `requeue` (stopped on purpose, to be resumed by another job), `done` or `failed`."""
 
     state: str
     step: int  # of the newest complete snapshot; 0 if there is none

@@ -30,7 +30,7 @@ def test_python_and_bash_read_the_written_state(tmp_path: Path, state: str) -> N
     ("reason", "read"),
     [("", ""), ("  ", ""), ("two\nlines\r\nand\ta tab", "two lines and a tab"), ("done 9", "done 9")],
 )
-def test_a_reason_with_any_text_stays_on_one_line(tmp_path: Path, reason: str, read: str) -> None:
+def test_a_reason_is_on_the_one_line_whatever_is_in_it(tmp_path: Path, reason: str, read: str) -> None:
     write_state(tmp_path, RunState("requeue", 3, reason))
     assert (tmp_path / "state").read_text().count("\n") == 1
     assert read_state(tmp_path) == RunState("requeue", 3, read)

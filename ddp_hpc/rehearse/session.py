@@ -148,7 +148,7 @@ def _install(root: Path, plan: Plan, overrides: Overrides, options: Options, kee
         QUEUES[plan.scheduler].install(root, bin_, mpi_bin, setup)
     machine.install_mpiexec(root, mpi_bin, plan.mpiexec)
     with suppress(DdpHpcError):
-        # A regular installation has it in the directory of its commands.
+        # The package installs it beside its commands.
         (mpi_bin / STEP_SCRIPT).symlink_to(asset_directory("jobs") / STEP_SCRIPT)
     if not (Path(sys.executable).parent / "python").exists():
         machine.program(mpi_bin / "python", f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')

@@ -22,7 +22,7 @@ SLURM = "#!/bin/bash\n#SBATCH --time=01:00:00\n"
 TWO_NODES = f"{SLURM}#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-node=4\n"
 CHUNKS = f"{PBS}#PBS -l select=2:ncpus=64:mpiprocs=4:ngpus=4\ncd $PBS_O_WORKDIR\nexport TMPDIR=/tmp\n"
 
-# Mistakes in addition to the examples of docs/reference/lint/, which are tested too.
+# More bad scripts, in addition to the examples in docs/reference/lint/.
 BAD = [
     ("JOB001", 1, " \n\n"),
     ("JOB001", 2, "#!/bin/bash\nx\0y\n"),
@@ -142,7 +142,7 @@ def test_a_request_that_cannot_be_rendered_is_refused() -> None:
 
 
 GOOD = {
-    # argonne-lcf/user-guides: the minimal job of Aurora, with the lines that this tool suggests.
+    # argonne-lcf/user-guides: the minimal job of Aurora, with the additions of this tool.
     "pbs": """#!/bin/bash -l
 #PBS -A PROJECT
 #PBS -l select=2
@@ -192,8 +192,8 @@ srun torchrun --nnodes=$SLURM_JOB_NUM_NODES --nproc_per_node=4 --rdzv_id=$SLURM_
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_a_good_script_has_no_finding(name: str) -> None:
-    # The line in the here-document looks like a late directive, and sbatch treats it as one.
+def test_a_correct_script_has_no_finding(name: str) -> None:
+    # The here-document contains a line that looks like a late directive, and sbatch treats it as one.
     found = [f for f in lint_script(GOOD[name]) if (name, f.check) != ("here-document", "JOB004")]
     assert found == []
 
@@ -253,7 +253,7 @@ def test_hostile_scripts_cause_no_traceback_and_no_delay(name: str) -> None:
         assert len(finding.what) < 1000
 
 
-def test_the_parser_returns_words_lines_and_the_launched_command() -> None:
+def test_the_parser_returns_words_lines_and_launched_programs() -> None:
     text = SLURM + "if true; then\n  A=1 srun -n 4 --ppn=2 \\\n    python train.py -n 9 >log 2>&1 &\nfi\n"
     srun = next(command for command in parse_script(text).commands if command.name == "srun")
     assert srun.line == 4
@@ -288,7 +288,7 @@ def test_only_warnings_exit_with_0_and_json_is_a_list(tmp_path: Path) -> None:
         (("--profile", "polaris", "--ranks-per-node", "5", "--", "python", "x.py"), b"5 ranks per node"),
     ],
 )
-def test_a_wrong_request_exits_with_2(args: tuple[str, ...], said: bytes, tmp_path: Path) -> None:
+def test_an_invalid_request_exits_with_2(args: tuple[str, ...], said: bytes, tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text(SLURM)
     done = run_cli("lint", *args, cwd=tmp_path)
     assert done.returncode == 2
@@ -309,7 +309,7 @@ def fake_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> N
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.defpath}")
 
 
-def test_a_rejection_by_sbatch_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_that_sbatch_refuses_has_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_sbatch(
         tmp_path,
         monkeypatch,
@@ -325,7 +325,7 @@ def test_a_script_that_sbatch_accepts_has_no_finding(tmp_path: Path, monkeypatch
     assert ask_sbatch(tmp_path / "job.sh") == []
 
 
-def test_an_sbatch_that_does_not_answer_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_sbatch_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddp_hpc.lint.run_checks._TEST_ONLY_LIMIT_S", 0.2)
     fake_sbatch(tmp_path, monkeypatch, "exec sleep 20")
     (found,) = ask_sbatch(tmp_path / "job.sh")
@@ -349,7 +349,7 @@ def test_a_walltime_without_colons_is_seconds_on_pbs() -> None:
     assert [one.check for one in found] == ["JOB012", "SITE007"]
 
 
-def test_a_partition_with_gpu_in_its_name_requests_no_gpu() -> None:
+def test_a_partition_with_gpu_in_its_name_is_not_a_request_for_gpus() -> None:
     script = "#!/bin/bash\n#SBATCH --partition=gpu_a100\n#SBATCH --time=01:00:00\n"
     assert "SITE004" in [one.check for one in lint_script(script, load_site("snellius_a100"))]
 
@@ -360,11 +360,11 @@ def test_a_syntax_error_is_found_under_every_locale(monkeypatch: pytest.MonkeyPa
     assert [found.check for found in lint_script(SLURM + "if true; then\n")] == ["JOB003"]
 
 
-def test_an_unreadable_log_directory_hides_no_other_finding(tmp_path: Path) -> None:
+def test_an_inaccessible_log_directory_hides_no_other_finding(tmp_path: Path) -> None:
     script = f"{PBS}#PBS -q debug\n#PBS -q prod\n#PBS -o /{'x' * 300}/log\n"
     assert [found.check for found in lint_script(script)] == ["JOB007"]
 
 
-def test_an_assignment_after_a_keyword_is_recognized() -> None:
+def test_an_assignment_after_a_keyword_is_detected() -> None:
     script = parse_script(PBS + "if true; then export TMPDIR=/tmp; fi\n")
     assert script.assignments == ((3, "TMPDIR", "/tmp"),)

@@ -1,4 +1,4 @@
-"""The run time of `ddp-hpc lint` on large and deeply nested scripts grows linearly with their length."""
+"""Large and deeply nested scripts: the time of `ddp-hpc lint` grows only linearly."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ddp_hpc.sites.site import load_site
 PBS = "#!/bin/bash -l\n#PBS -l walltime=01:00:00\n"
 SLURM = "#!/bin/bash\n#SBATCH --time=01:00:00\n"
 _TIMES_LONGER = 8
-# The factor is 8 for linear time and 64 for quadratic time.
+# Linear time takes 8 times as long, quadratic time 64 times.
 _MOST = 24
 _MEASURABLE_S = 0.02
 
-# Each has a number with which the shorter script takes milliseconds.
+# Each with a number of repetitions with which the shorter script takes milliseconds.
 GROWING: dict[str, tuple[int, Callable[[int], str]]] = {
     "directives": (1000, lambda n: SLURM + "#SBATCH --nodes=1\n" * n),
     "options on one line": (2000, lambda n: PBS + "#PBS " + "-q a " * n + "\n"),
@@ -56,7 +56,7 @@ def _cpu_s(text: str) -> float:
 
 
 @pytest.mark.parametrize("name", GROWING)
-def test_checking_a_script_takes_linear_time(name: str) -> None:
+def test_the_time_for_lint_does_not_grow_quadratically(name: str) -> None:
     number, script = GROWING[name]
     assert len(script(_TIMES_LONGER * number)) < MAX_PARSED_CHARS
     short_s = min(_cpu_s(script(number)) for _ in range(3))
@@ -100,9 +100,7 @@ def test_a_case_with_many_branches_does_not_count_as_nested() -> None:
     assert lint_script(SLURM + "case $x in\n" + "a) echo ;;\n" * 500 + "esac\n") == []
 
 
-def test_a_killed_bash_is_not_reported_as_a_syntax_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_bash_is_not_a_syntax_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "bash"
     program.write_text("#!/bin/sh\nkill -SEGV $$\n")
     program.chmod(0o755)
@@ -111,7 +109,7 @@ def test_a_killed_bash_is_not_reported_as_a_syntax_error(
     assert found.what == "bash -n reports: no error, but bash was killed by SIGSEGV while reading the script"
 
 
-def test_the_limit_of_the_parsed_part_is_reported_and_cuts_no_line() -> None:
+def test_a_script_beyond_the_size_limit_is_reported_and_truncated_at_a_line() -> None:
     body = "echo 0123456789012345678901234567890123456789\n"
     text = SLURM + body * (MAX_PARSED_CHARS // len(body) + 10)
     script = parse_script(text)
@@ -173,7 +171,7 @@ _PIECES = [
     times=st.sampled_from([1, 30, 1000, 20_000]),
     profile=st.sampled_from(["", "polaris", "perlmutter"]),
 )
-def test_any_repeated_text_is_checked_in_seconds(
+def test_scripts_with_repeated_text_are_read_in_seconds(
     header: str, before: list[str], unit: list[str], times: int, profile: str
 ) -> None:
     text = header + "".join(before) + "".join(unit) * times

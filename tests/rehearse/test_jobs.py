@@ -28,8 +28,8 @@ def test_every_shipped_job_is_tested() -> None:
     assert {path.name for path in JOBS.iterdir() if path.is_file()} == LAUNCHERS.keys()
 
 
-# They differ from generic_slurm_ddp, polaris_ddp or generic_slurm_torchrun in the facts of a site only.
-ALIKE = {"generic_pbs_ddp.pbs", "perlmutter_ddp.sbatch", "polaris_torchrun.pbs"}
+# They differ from generic_slurm_ddp or polaris_ddp only in the profile of the site.
+ALIKE = {"generic_pbs_ddp.pbs", "perlmutter_ddp.sbatch"}
 
 
 @pytest.mark.parametrize(
