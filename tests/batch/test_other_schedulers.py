@@ -54,7 +54,7 @@ class TestFlux:
         assert "ddp-hpc: job \u0192AbC, 2 nodes, 8 ranks, by flux\n" in done.stdout.decode()
 
     def test_a_run_that_is_not_done_says_how_to_go_on_by_hand(self, sandbox: Sandbox) -> None:
-        sandbox.program("flux", FLUX + f"{SAY}say again 3 no time left ;;\nesac\n")
+        sandbox.program("flux", FLUX + f"{SAY}say requeue 3 no time left ;;\nesac\n")
         done = sandbox.run(script("tuolumne"), FLUX_URI="local:///x")
         assert done.returncode == 75
         assert done.stdout.decode().endswith(
@@ -109,7 +109,7 @@ class TestGridEngine:
         assert Path(hosts).read_text() == "a slots=4\nb slots=4\n"
 
     def test_a_run_that_is_not_done_says_how_to_go_on_with_its_group(self, sandbox: Sandbox) -> None:
-        sandbox.launcher("mpiexec", version="Open MPI 5.0.7", then=f"{SAY}say again 3 no time left")
+        sandbox.launcher("mpiexec", version="Open MPI 5.0.7", then=f"{SAY}say requeue 3 no time left")
         done = sandbox.run(script("tsubame4", account="tga-x"), **self.environ(sandbox))
         assert done.returncode == 75
         assert done.stdout.decode().endswith(

@@ -57,10 +57,10 @@ OPTIONS = [
     (["--nodes", "0"], "--nodes 0 was given; a number from 1 to 64"),
     (["--ranks-per-node", "65"], "--ranks-per-node 65 was given; a number from 1 to 64"),
     (["--nodes", "2", "--ranks-per-node", "40"], "2 nodes with 40 ranks each are 80 ranks; at most 64"),
-    (["--walltime-s", "0"], "--walltime-s 0 was given"),
-    (["--max-jobs", "-1"], "--max-jobs -1 was given"),
-    (["--steps", "-1"], "--steps -1 was given"),
-    (["--args", "'"], "has a quote that is never closed"),
+    (["--walltime-s", "0"], "--walltime-s must be a whole number"),
+    (["--max-jobs", "-1"], "--max-jobs must be a whole number"),
+    (["--steps", "-1"], "--steps must be a whole number"),
+    (["--args", "'"], "has an unclosed quote"),
     (["--profile", "nosuch"], "unknown profile 'nosuch'"),
 ]
 
