@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from ddp_hpc.rehearse.request import Overrides, Plan
     from ddp_hpc.rehearse.session import Options, Result
 
-_SCHEDULERS = {"pbs": "PBS", "slurm": "Slurm"}
 _LAUNCHERS = {"pals": "PALS", "openmpi": "Open MPI", "hydra": "MPICH's Hydra"}
 
 
@@ -134,10 +133,12 @@ def _say(line: str) -> None:
 
 def _differences(plan: Plan, wishes: Overrides, options: Options) -> list[str]:
     """Return what differs from the machine that the script is for, one sentence per line."""
-    from ddp_hpc.rehearse.queues import QUEUES
+    from ddp_hpc.rehearse.queues import find_queue
     from ddp_hpc.rehearse.session import DEFAULT_STEPS
+    from ddp_hpc.schedulers.registry import SCHEDULERS
 
-    scheduler = _SCHEDULERS.get(plan.scheduler)
+    queue = find_queue(plan.scheduler)
+    scheduler = SCHEDULERS[plan.scheduler].title if queue else ""
     fewer = f" of {plan.requested_nodes}" if plan.num_nodes < plan.requested_nodes else ""
     nodes = f"{plan.num_nodes}{fewer} node{'s' * (plan.num_nodes > 1 or bool(fewer))}"
     ranks = f"{plan.ranks_per_node} rank{'s' * (plan.ranks_per_node > 1)}"
@@ -147,7 +148,7 @@ def _differences(plan: Plan, wishes: Overrides, options: Options) -> list[str]:
             f"{scheduler} is simulated with {nodes}, all on this machine, and at most {ranks} per node; "
             "every queue, account and resource is accepted"
         )
-    own = QUEUES[plan.scheduler].launcher if plan.scheduler in QUEUES else ""
+    own = queue.launcher if queue else ""
     launcher = own or _LAUNCHERS[plan.mpiexec]
     also = f" (mpiexec as with {_LAUNCHERS[plan.mpiexec]})" if own else ""
     found.append(

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddp_hpc.schedulers.registry import SCHEDULERS
+
 STATUSES = ("ok", "warn", "fail")  # from best to worst
 
 
@@ -22,7 +24,9 @@ class Here:
     @property
     def in_job(self) -> bool:
         """True in a job, in which training would lack whatever is missing."""
-        return self.is_rank or any(name in self.environ for name in ("SLURM_JOB_ID", "PBS_JOBID"))
+        return self.is_rank or any(
+            one.job_id_variable in self.environ for one in SCHEDULERS.values() if one.job_id_variable
+        )
 
 
 @dataclass(frozen=True)

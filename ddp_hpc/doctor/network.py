@@ -15,9 +15,7 @@ from ddp_hpc.discovery.network_interfaces import (
 from ddp_hpc.discovery.world import discover
 from ddp_hpc.doctor.check_result import DoctorFinding, Here, fail, first_line, ok, warn
 from ddp_hpc.errors import LaunchError
-
-_SLURM = ("sbatch", "srun", "squeue", "scancel", "scontrol")
-_PBS = ("qsub", "qstat", "qdel")
+from ddp_hpc.schedulers.registry import SCHEDULERS
 
 
 def fabric(here: Here) -> DoctorFinding:
@@ -98,7 +96,8 @@ def scheduler(here: Here) -> DoctorFinding:
     """Checks the commands of Slurm or PBS on the PATH."""
     path = here.environ.get("PATH", "")
     complete: list[str] = []
-    for title, commands in (("Slurm", _SLURM), ("PBS", _PBS)):
+    known = [one for one in SCHEDULERS.values() if one.commands]
+    for title, commands in ((one.title, one.commands) for one in known):
         found = [command for command in commands if shutil.which(command, path=path)]
         # Slurm has wrappers with the names of PBS commands, but not the other way round.
         if found and len(found) == len(commands):
@@ -113,4 +112,5 @@ def scheduler(here: Here) -> DoctorFinding:
         return ok(" and ".join(complete))
     if here.in_job:
         return ok("no scheduler commands on this node; only job scripts that resubmit themselves need them")
-    return warn("neither sbatch nor qsub is on the PATH", "scripts can be rendered here, but not submitted")
+    submit = " nor ".join(one.submit_program for one in known)
+    return warn(f"neither {submit} is on the PATH", "scripts can be rendered here, but not submitted")

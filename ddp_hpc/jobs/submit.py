@@ -88,8 +88,9 @@ def order_script(text: str, path: Path, account: str, account_option: str, work_
     """
     script = parse_script(text)
     if script.scheduler not in job_commands():
+        prefixes = " nor ".join(SCHEDULERS[name].prefix for name in job_commands())
         raise RequestError(
-            f"{path} is not a job script: it has neither #SBATCH nor #PBS lines; write a job script with "
+            f"{path} is not a job script: it has neither {prefixes} lines; write a job script with "
             "ddp-hpc render -o FILE, or add directives"
         )
     options: list[str] = []
@@ -108,10 +109,8 @@ def order_script(text: str, path: Path, account: str, account_option: str, work_
 
 def names_account(text: str) -> bool:
     """Whether the directives of a script name an account."""
-    return any(
-        one.flag in ("-A", "-P", "--account") or (one.flag == "-W" and "group_list=" in one.value)
-        for one in parse_script(text).read()
-    )
+    script = parse_script(text)
+    return script.scheduler in SCHEDULERS and SCHEDULERS[script.scheduler].names_account(script)
 
 
 def prepare(order: Order) -> None:

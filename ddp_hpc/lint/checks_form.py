@@ -13,6 +13,11 @@ from ddp_hpc.schedulers.registry import SCHEDULERS
 
 _SECRET = re.compile("API_?KEY|SECRET|PASSWORD|PASSWD|AUTH_TOKEN|ACCESS_TOKEN|HF_TOKEN|GITHUB_TOKEN")
 _UPPER_CASE = re.compile("[A-Z0-9_]+")
+# Directives that lint does not read, unless their scheduler is among SCHEDULERS.
+_OTHER_DIRECTIVE = re.compile(r"#\$ -|#[ ]?flux: ?-|#BSUB -|#PJM -")
+_OTHERS = {"#$": "Grid Engine", "#B": "LSF", "#P": "Fujitsu's scheduler"}
+# Directives of Moab and NQS, which are no misspellings.
+_NOT_MISSPELLED = ("MSUB", "QSUB")
 # A comment that begins like a directive: `#PSB -l`, `# SBATCH --nodes`, `#sbatch -N 2`.
 _NEARLY = re.compile(r"#(#?)([ \t]*)([A-Za-z]{3,8}:?)([ \t]*)(-{1,2}[A-Za-z])")
 
@@ -64,10 +69,13 @@ def _late_directives(subject: Subject) -> Iterator[Problem]:
 @check("JOB005", "error", "a comment that looks like a misspelled directive")
 def _nearly_directives(subject: Subject) -> Iterator[Problem]:
     known = [one.prefix[1:] for one in SCHEDULERS.values() if one.prefix]
+    loose = [one.prefix[1:] for one in SCHEDULERS.values() if one.reads_loose_directives]
     for number, line in enumerate(subject.script.lines, start=1):
         match = _NEARLY.match(line)
         # `##PBS` is the usual way to disable a directive.
-        if not match or match[1] or (match[3] in known and not match[2] and match[4]):
+        if not match or match[1] or match[3] in _NOT_MISSPELLED:
+            continue
+        if match[3].upper() in loose or (match[3] in known and not match[2] and match[4]):
             continue
         for word in get_close_matches(match[3].rstrip(":").upper(), known, n=1, cutoff=0.6):
             yield Problem(
@@ -80,11 +88,18 @@ def _nearly_directives(subject: Subject) -> Iterator[Problem]:
 @check("JOB006", "warning", "directives of two schedulers")
 def _both_schedulers(subject: Subject) -> Iterator[Problem]:
     read = {d.scheduler: d.line for d in reversed(subject.script.directives) if not d.late}
-    if len(read) == 2:
+    if set(read) == {"pbs", "slurm"}:
         yield Problem(
             max(read.values()),
             "the script has #PBS and #SBATCH lines, and sbatch reads both, but qsub only #PBS",
             "use one script per scheduler, or sbatch --ignore-pbs",
+        )
+    elif len(read) > 1:
+        prefixes = " and ".join(sorted(SCHEDULERS[name].prefix for name in read))
+        yield Problem(
+            max(read.values()),
+            f"the script has {prefixes} lines, and each scheduler reads only its own",
+            "use one script per scheduler",
         )
 
 
@@ -93,8 +108,8 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
     seen: dict[str, str] = {}
     script = subject.script
     pairs = [(d.line, f"-l {name}", value) for d, name, value in script.resources()]
-    # -W and -v may be repeated with different attributes.
-    pairs += [(d.line, d.flag, d.value) for d in script.read() if d.flag not in ("-l", "-W", "-v", "-m", "")]
+    repeatable = subject.scheduler.repeatable_flags
+    pairs += [(d.line, d.flag, d.value) for d in script.read() if d.flag and d.flag not in repeatable]
     for line, name, value in sorted(pairs):
         if name in seen and seen[name] != value:
             yield Problem(
@@ -109,8 +124,7 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
 @check("JOB008", "error", "a variable or ~ in a directive")
 def _unexpanded(subject: Subject) -> Iterator[Problem]:
     for d in subject.script.read():
-        # -v and --export pass values to the job, which may contain a literal dollar sign.
-        if d.flag in ("-v", "--export", "--comment", "--wrap"):
+        if d.flag in subject.scheduler.free_text_flags:
             continue
         if "$" in d.value or re.match(r"(?:[^/:]*:)?~", d.value):
             yield Problem(
@@ -152,13 +166,15 @@ def _unreadable_walltime(subject: Subject) -> Iterator[Problem]:
             yield Problem(
                 line,
                 f"the scheduler does not accept the walltime {shown(text)}",
-                "write HH:MM:SS, such as 01:30:00",
+                f"write {subject.scheduler.walltime_form}",
             )
 
 
 @check("JOB012", "warning", "an ambiguous walltime")
 def _ambiguous_walltime(subject: Subject) -> Iterator[Problem]:
     line, text = subject.walltime or (1, "")
+    if not subject.scheduler.is_ambiguous_walltime:
+        return
     if re.fullmatch(r"0*[1-9]\d{0,8}", text) and subject.scheduler.bare_walltime_unit_s < 60:
         yield Problem(
             line,
@@ -182,15 +198,16 @@ def _zero_walltime(subject: Subject) -> Iterator[Problem]:
         yield Problem(
             line,
             f"walltime {text} is zero (on Slurm: unlimited, which a partition with a limit rejects)",
-            "write HH:MM:SS, such as 01:30:00",
+            f"write {subject.scheduler.walltime_form}",
         )
 
 
 @check("JOB014", "note", "directives of a scheduler that lint does not support")
 def _unknown_scheduler(subject: Subject) -> Iterator[Problem]:
+    known = {one.prefix for one in SCHEDULERS.values()}
     for number, line in enumerate(subject.script.lines, start=1):
-        if match := re.match(r"#\$ -|#[ ]?flux: ?-|#BSUB -|#PJM -", line):
-            name = {"#$": "Grid Engine", "#B": "LSF", "#P": "Fujitsu's scheduler"}.get(match[0][:2], "Flux")
+        if (match := _OTHER_DIRECTIVE.match(line)) and match[0].split()[0] not in known:
+            name = _OTHERS.get(match[0][:2], "Flux")
             yield Problem(
                 number,
                 f"these are directives of {name}, so only the commands of the script are checked",

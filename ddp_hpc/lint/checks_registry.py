@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
 from itertools import islice
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from ddp_hpc.errors import RequestError
 from ddp_hpc.lint.parse_script import Command, Script
-from ddp_hpc.schedulers.base import Scheduler
+from ddp_hpc.schedulers.base import Scheduler, ScriptCheck, Severity
 from ddp_hpc.schedulers.registry import NO_SCHEDULER, SCHEDULERS
 from ddp_hpc.sites.site import Site
-from ddp_hpc.units import parse_walltime_s
-
-Severity = Literal["error", "warning", "note"]
-
-# sbatch(1), --time; pbs_resources(7), walltime. Days and hours are Slurm's alone.
-_BARE = re.compile(r"\d{1,9}")
-_MINUTES_SECONDS = re.compile(r"(\d{1,9}):(\d{1,2})")
-_DAYS_HOURS = re.compile(r"(\d{1,6})-(\d{1,2})(?::(\d{1,2}))?")
 
 # Limit on the misspelled words of a script that are compared with the known ones.
 _MAX_UNKNOWN = 100
@@ -83,20 +73,7 @@ class Subject:
     @cached_property
     def walltime_s(self) -> int | None:
         """The walltime in seconds, as the scheduler reads it; None if it is missing or invalid."""
-        text = self.walltime[1] if self.walltime else ""
-        if not self.scheduler.walltime_pattern.fullmatch(text):
-            return None
-        if _BARE.fullmatch(text):
-            return int(text) * self.scheduler.bare_walltime_unit_s
-        if match := _MINUTES_SECONDS.fullmatch(text):
-            return int(match[1]) * 60 + int(match[2])
-        if match := _DAYS_HOURS.fullmatch(text):
-            days, hours, minutes = (int(part or 0) for part in match.groups())
-            return ((days * 24 + hours) * 60 + minutes) * 60
-        try:
-            return parse_walltime_s(text)
-        except RequestError:
-            return None
+        return self.scheduler.walltime_s(self.walltime[1]) if self.walltime else None
 
     @cached_property
     def queue(self) -> tuple[int, str] | None:
@@ -156,11 +133,23 @@ def check(id_: str, severity: Severity, title: str) -> Callable[[Run], Run]:
     def register(run: Run) -> Run:
         if id_ in CHECKS:
             raise ValueError(f"two checks have the id {id_}")
-        scheduler = {"PBS": "pbs", "SLURM": "slurm"}.get(id_.rstrip("0123456789"), "")
+        letters = id_.rstrip("0123456789").lower()
+        scheduler = letters if letters in SCHEDULERS else ""
         CHECKS[id_] = Check(id=id_, severity=severity, title=title, run=run, scheduler=scheduler)
         return run
 
     return register
+
+
+def register_checks(checks: Iterable[ScriptCheck]) -> None:
+    """Register the checks that a scheduler defines for its own scripts."""
+    for one in checks:
+
+        def run(subject: Subject, one: ScriptCheck = one) -> Iterator[Problem]:
+            for problem in one.run(subject.script):
+                yield Problem(problem.line, problem.what, problem.remedy)
+
+        check(one.id, one.severity, one.title)(run)
 
 
 def nearest_known(words: Iterable[str], known: Sequence[str], cutoff: float) -> dict[str, str]:

@@ -223,9 +223,10 @@ def _directives(lines: tuple[str, ...]) -> Iterator[Directive]:
             scheduler = _BY_PREFIX[match[1]]
             options = scheduler.split_options(_words(match[2]))
             text = match[2].strip()
+            is_late = late and not scheduler.reads_loose_directives
             for flag, value in options:
                 yield Directive(
-                    line=number, scheduler=scheduler.name, flag=flag, value=value, text=text, late=late
+                    line=number, scheduler=scheduler.name, flag=flag, value=value, text=text, late=is_late
                 )
         elif line.strip() and not line.lstrip().startswith("#"):
             late = True

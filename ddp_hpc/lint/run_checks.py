@@ -10,16 +10,29 @@ from itertools import islice
 from pathlib import Path
 
 from ddp_hpc.lint import checks_form, checks_launch, checks_pbs, checks_site, checks_slurm
-from ddp_hpc.lint.checks_registry import CHECKS, Check, LintFinding, Problem, Severity, Subject, check, plain
+from ddp_hpc.lint.checks_registry import (
+    CHECKS,
+    Check,
+    LintFinding,
+    Problem,
+    Subject,
+    check,
+    plain,
+    register_checks,
+)
 from ddp_hpc.lint.parse_script import parse_script
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
+from ddp_hpc.schedulers.base import Severity
+from ddp_hpc.schedulers.registry import SCHEDULERS
 from ddp_hpc.sites.site import Site
 
 __all__ = ["CHECKS", "Check", "LintFinding", "Severity", "ask_sbatch", "lint_request", "lint_script"]
 
 # Importing these modules registers their checks.
 _MODULES = (checks_form, checks_pbs, checks_slurm, checks_launch, checks_site)
+for _scheduler in SCHEDULERS.values():
+    register_checks(_scheduler.checks)
 
 # If this check has a finding, the others are skipped.
 _HOPELESS = "JOB001"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -15,6 +16,7 @@ from ddp_hpc.rehearse import jobs, machine
 from ddp_hpc.rehearse.pbs import resources, server
 from ddp_hpc.rehearse.slurm import controller, tables
 from ddp_hpc.rehearse.slurm.stepd import log_path
+from ddp_hpc.schedulers.registry import SCHEDULERS
 
 _SUBMIT_LIMIT_S = 120
 
@@ -204,3 +206,13 @@ QUEUES = {
         mpiexec="hydra",
     ),
 }
+
+
+def find_queue(scheduler: str) -> Queue | None:
+    """The stand-in of the scheduler with this name; None if there is none."""
+    known = SCHEDULERS.get(scheduler)
+    if scheduler in QUEUES or known is None or not known.stand_in:
+        return QUEUES.get(scheduler)
+    # Loaded by name, since a scheduler's directory may have its stand-in beside its other parts.
+    queue: Queue = importlib.import_module(known.stand_in).QUEUE
+    return queue

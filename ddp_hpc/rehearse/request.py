@@ -11,7 +11,7 @@ from ddp_hpc.errors import RequestError
 from ddp_hpc.lint.parse_script import Script, parse_script, read_script
 from ddp_hpc.lint.run_checks import LintFinding, lint_script
 from ddp_hpc.rehearse.launchers.options import RefusedError
-from ddp_hpc.rehearse.queues import QUEUES, Queue
+from ddp_hpc.rehearse.queues import Queue, find_queue
 from ddp_hpc.sites.site import Site, load_site
 
 # More ranks than cores make a rehearsal slow; fewer than four would not test both local ranks and nodes.
@@ -87,7 +87,7 @@ def plan(path: Path, overrides: Overrides) -> Plan:
             f"--walltime-s {overrides.walltime_s} was given, but {_name(path)} has no scheduler that could "
             "enforce it; omit the option"
         )
-    queue = QUEUES.get(scheduler)
+    queue = find_queue(scheduler)
     requested, walltime_s = queue.requested_nodes(script) if queue else 1, _walltime_s(queue, script)
     num_nodes, per_node = _part(requested, overrides)
     new = text

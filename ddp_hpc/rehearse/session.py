@@ -22,7 +22,7 @@ from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.rehearse import jobs, machine, processes
 from ddp_hpc.rehearse.launchers.limits import STEP_SCRIPT, Limits, read_limits, write_limits
 from ddp_hpc.rehearse.launchers.ranks import HYDRA
-from ddp_hpc.rehearse.queues import QUEUES, JobStatus, Queue, Setup, submit
+from ddp_hpc.rehearse.queues import JobStatus, Queue, Setup, find_queue, submit
 from ddp_hpc.rehearse.request import Overrides, Plan
 from ddp_hpc.units import format_bytes
 
@@ -116,8 +116,7 @@ def rehearse(plan: Plan, overrides: Overrides, options: Options) -> Result:
             text = _RUN_DIR.sub(lambda _: run_dir, plan.text)
             script.write_text(text, encoding="utf-8", errors="surrogateescape", newline="")
             environ = _environ(root)
-            if plan.scheduler in QUEUES:
-                queue = QUEUES[plan.scheduler]
+            if queue := find_queue(plan.scheduler):
                 submit(queue, script, work, environ)
                 statuses, timed_out = _run_jobs(queue, root, options.limit_s)
             else:
@@ -137,7 +136,7 @@ def _install(root: Path, plan: Plan, overrides: Overrides, options: Options, kee
     for name in ("work", "tmp"):
         (root / name).mkdir()
     names = tuple(f"node{number}" for number in range(1, plan.num_nodes + 1))
-    if plan.scheduler in QUEUES:
+    if queue := find_queue(plan.scheduler):
         setup = Setup(
             nodes=names,
             walltime_s=overrides.walltime_s or 0,
@@ -145,7 +144,7 @@ def _install(root: Path, plan: Plan, overrides: Overrides, options: Options, kee
             keeper_pid=keeper_pid,
             kill_delay_s=float(plan.site.kill_delay_s) if plan.site else 0.0,
         )
-        QUEUES[plan.scheduler].install(root, bin_, mpi_bin, setup)
+        queue.install(root, bin_, mpi_bin, setup)
     machine.install_mpiexec(root, mpi_bin, plan.mpiexec)
     with suppress(DdpHpcError):
         # The package installs it beside its commands.

@@ -26,6 +26,7 @@ AGEING = (
     "pbs",
     "proxy",
     "queues",
+    "scheduler_options",
     "slurm",
     "software",
 )

@@ -45,7 +45,11 @@ def launch_words(job: Job, site: Site, layout: Layout) -> tuple[list[Word], list
     Raises:
         RequestError: the launcher cannot start the command, or the profile has an unknown mpiexec dialect.
     """
-    launcher = [*_LAUNCHER_WORDS[layout.launcher](job, site, layout)]
+    own = SCHEDULERS[site.scheduler].launch_words(site, layout)
+    numbers = {"num_nodes": NUM_NODES, "num_ranks": NUM_RANKS}
+    launcher: list[Word] = [Raw(word.format_map(numbers)) if "{" in word else word for word in own]
+    if not launcher:
+        launcher = [*_LAUNCHER_WORDS[layout.launcher](job, site, layout)]
     if layout.launcher == "torchrun":
         _check_python(job.command)
         return launcher, [*site.launch.wrap, STEP_SCRIPT, *job.command]

@@ -76,6 +76,7 @@ def render(job: Job, site: Site) -> str:
         "cpu_bind_why": site.why.get("cpu_bind", "") if layout.launcher == "mpiexec" else "",
         "submit": _submit(job, site, scheduler),
         "goes_on": scheduler.can_requeue,
+        "scheduler_title": scheduler.title,
         "banner": _banner(scheduler, layout, needs_mpiexec),
         "started_by_srun": launcher[:1] == ["srun"],
         "launch_line": launch_line,
@@ -131,8 +132,8 @@ def script_bytes(text: str) -> bytes:
 def _submit(job: Job, site: Site, scheduler: Scheduler) -> str:
     """Return the command that resubmits a script."""
     if job.account and scheduler.is_account_on_command_line:
-        return f"{scheduler.submit_program} {site.account.option} {job.account}"
-    return scheduler.submit_program
+        return scheduler.submit_line(f"{site.account.option} {job.account}")
+    return scheduler.submit_line()
 
 
 def _notes(job: Job, site: Site, scheduler: Scheduler) -> list[str]:
@@ -143,7 +144,7 @@ def _notes(job: Job, site: Site, scheduler: Scheduler) -> list[str]:
     if site.account.required and not job.account:
         notes.append(
             f"{site.title} requires an account, but this script does not set one; "
-            f"submit it with: {scheduler.submit_program} {scheduler.account_placeholder(site)} SCRIPT"
+            f"submit it with: {scheduler.submit_line(scheduler.account_placeholder(site))} SCRIPT"
         )
     if not site.pbs.submit_from_nodes:
         notes.append(

@@ -12,7 +12,6 @@ from ddp_hpc.sites.tables import BASHS_OWN, VARIABLE
 from ddp_hpc.toml_config import read_toml
 from ddp_hpc.units import format_walltime, parse_walltime_s
 
-LAUNCHER_NAMES = ("mpiexec", "srun", "ibrun", "flux", "torchrun")
 ENV_STYLES = ("torchrun", "none")
 MPI_KINDS = ("none", "pmi2", "pmix", "cray_shasta")
 DEFAULT_COMMAND = ("python", "-m", "ddp_hpc.train")
@@ -82,7 +81,6 @@ class Job:
                 f"--min-nodes must be at most {self.num_nodes}, the number of nodes of the job "
                 f"(got {self.min_nodes})"
             )
-        _one_of("launcher", self.launcher, LAUNCHER_NAMES)
         _one_of("MPI type", self.mpi, MPI_KINDS)
         _one_of("environment style", self.env_style, ENV_STYLES)
         _check_env(self.env)
@@ -162,7 +160,7 @@ class JobOptions:
     account: str | None = _option("Account or project to charge.", "A", "DDP_HPC_ACCOUNT")
     name: str | None = _option("Job name, at most 15 characters on PBS.", "NAME")
     launcher: str | None = _option(
-        "Launcher that starts the ranks.", "|".join(LAUNCHER_NAMES), "the profile's"
+        "Launcher that starts the ranks, such as mpiexec, srun or torchrun.", "NAME", "the profile's"
     )
     mpi: str | None = _option("MPI type of srun (srun --mpi).", "|".join(MPI_KINDS), "the site's default")
     env: dict[str, str] | None = _option(  # noqa: RUF009 - it returns dataclasses.field

@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from ddp_hpc.errors import RequestError
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.rank_layout import Layout
 from ddp_hpc.sites.site import Site, queue_entries
-from ddp_hpc.units import format_walltime
+from ddp_hpc.units import format_walltime, parse_walltime_s
 
 if TYPE_CHECKING:
     from ddp_hpc.schedulers.allocation import Allocation
@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 Directives = dict[str, str | Sequence[str]]
 """The values of the directives for a script's template, by name."""
 
+Severity = Literal["error", "warning", "note"]
+
 _VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@+,=&|/()*-]*")
+# sbatch(1), --time; pbs_resources(7), walltime. Days and hours are Slurm's alone.
+_NUMBER = re.compile(r"\d{1,9}")
+_MINUTES_SECONDS = re.compile(r"(\d{1,9}):(\d{1,2})")
+_DAYS_HOURS = re.compile(r"(\d{1,6})-(\d{1,2})(?::(\d{1,2}))?")
 
 # One chunk per node, for sites whose profile does not define resources.
 _CHUNK = "select={nodes}:ncpus={cpus}:mpiprocs={ranks}"
@@ -51,6 +57,11 @@ class DirectiveLine(Protocol):
 class ScriptOptions(Protocol):
     """The options of a user's script, as its scheduler reads them."""
 
+    @property
+    def lines(self) -> Sequence[str]:
+        """The lines of the script, without their ends."""
+        ...
+
     def read(self) -> Sequence[DirectiveLine]:
         """The directives before the first command."""
         ...
@@ -62,6 +73,25 @@ class ScriptOptions(Protocol):
     def resources(self) -> Iterator[tuple[DirectiveLine, str, str]]:
         """Each resource of PBS's `-l`: its directive, name and value."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptProblem:
+    """One problem in a script: its line, a description and a fix."""
+
+    line: int
+    what: str
+    remedy: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptCheck:
+    """A lint check that applies only to scripts of the scheduler that defines it."""
+
+    id: str
+    severity: Severity
+    title: str
+    run: Callable[[ScriptOptions], Iterator[ScriptProblem]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,8 +167,32 @@ class Scheduler:
     """The directive that requests a walltime."""
     walltime_pattern: ClassVar[re.Pattern[str]] = re.compile("")
     """The formats of a walltime that the scheduler accepts."""
+    walltime_form: ClassVar[str] = "HH:MM:SS, such as 01:30:00"
+    """How messages explain a walltime that the scheduler accepts."""
     bare_walltime_unit_s: ClassVar[int] = 1
     """The unit of a walltime without colons, in seconds."""
+    is_ambiguous_walltime: ClassVar[bool] = True
+    """Whether two fields are minutes and seconds, which people mistake for hours and minutes."""
+    reads_loose_directives: ClassVar[bool] = False
+    """Whether directives count after the first command too, and with a blank after the #."""
+    free_text_flags: ClassVar[frozenset[str]] = frozenset(("-v", "--export", "--comment", "--wrap"))
+    """Options whose value may contain a literal dollar sign or ~."""
+    repeatable_flags: ClassVar[frozenset[str]] = frozenset(("-l", "-W", "-v", "-m"))
+    """Options that a script may repeat with different values."""
+    account_flags: ClassVar[tuple[str, ...]] = ("-A", "-P")
+    """Options that name the account."""
+    checks: ClassVar[tuple[ScriptCheck, ...]] = ()
+    """Lint checks for this scheduler's scripts, in addition to those in ddp_hpc/lint."""
+
+    # Its jobs, and this machine.
+    job_id_variable: ClassVar[str] = ""
+    """The environment variable with the job's id; empty if jobs are not recognized by one."""
+    end_time_variable: ClassVar[str] = ""
+    """The environment variable with the end of the job, in seconds since the Unix epoch."""
+    commands: ClassVar[tuple[str, ...]] = ()
+    """The commands that a login node must have; the first one submits a script."""
+    stand_in: ClassVar[str] = ""
+    """The module whose QUEUE is the stand-in, unless ddp_hpc/rehearse has it; empty if there is none."""
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         """Returns the values of the script's directives.
@@ -175,6 +229,17 @@ class Scheduler:
         """
         raise NotImplementedError
 
+    def submit_line(self, options: str = "") -> str:
+        """The command of a shell that submits the script whose path follows it."""
+        return f"{self.submit_program} {options}".rstrip()
+
+    def launch_words(self, site: Site, layout: Layout) -> Sequence[str]:
+        """The words of a launcher that only this scheduler has; empty for all other launchers.
+
+        In a word, {num_nodes} and {num_ranks} stand for the numbers of the running job.
+        """
+        return ()
+
     def mpiexec_variables(self, cpus_per_task: int, ranks_per_node: int) -> list[ShellVariable]:
         """Returns the variables that mpiexec needs to start ranks under this scheduler."""
         return []
@@ -209,6 +274,26 @@ class Scheduler:
         """Line and text of the walltime."""
         return None
 
+    def walltime_s(self, text: str) -> int | None:
+        """Seconds of a walltime, as the scheduler reads it; None if it is invalid."""
+        if not self.walltime_pattern.fullmatch(text):
+            return None
+        if _NUMBER.fullmatch(text):
+            return int(text) * self.bare_walltime_unit_s
+        if match := _MINUTES_SECONDS.fullmatch(text):
+            return int(match[1]) * 60 + int(match[2])
+        if match := _DAYS_HOURS.fullmatch(text):
+            days, hours, minutes = (int(part or 0) for part in match.groups())
+            return ((days * 24 + hours) * 60 + minutes) * 60
+        try:
+            return parse_walltime_s(text)
+        except RequestError:
+            return None
+
+    def names_account(self, script: ScriptOptions) -> bool:
+        """Whether the script names the account."""
+        return any(one.flag in self.account_flags for one in script.read())
+
     def queue(self, script: ScriptOptions, site: Site | None) -> tuple[int, str] | None:
         """Line and name of the queue, partition or QOS, depending on the site."""
         return None
@@ -224,6 +309,13 @@ class Scheduler:
 
         Raises:
             RequestError: the scheduler's variables are invalid.
+        """
+        return None
+
+    def read_end_s(self, job_id: str, ask: Callable[..., str]) -> tuple[float, str] | None:
+        """The end of a running job in seconds since the Unix epoch, and the command that reported it.
+
+        `ask` runs a command once and returns its output, which is empty if the command failed.
         """
         return None
 
@@ -281,8 +373,16 @@ def refuse_unused(site: Site, given: Sequence[tuple[str, str]]) -> None:
 
 def resource_values(job: Job, site: Site, layout: Layout, of_site: Sequence[str]) -> list[str]:
     """Returns the values of qsub's `-l` for this job, from the queue or otherwise from the site."""
+    of_queue = next((queue.resources for queue in queue_entries(site, layout.queue)), ())
+    resources = of_queue or of_site or (_CHUNK + (":ngpus={devices}" if layout.devices else ""),)
+    numbers = resource_numbers(job, site, layout)
+    return [directive_value("resource", text.format_map(numbers)) for text in resources]
+
+
+def resource_numbers(job: Job, site: Site, layout: Layout) -> dict[str, int]:
+    """Returns the values of the placeholders in a profile's `resources`."""
     cpus = job.cpus_per_node or site.node.threads or site.node.cores or layout.ranks_per_node
-    numbers = {
+    return {
         "nodes": job.num_nodes,
         "ranks": layout.ranks_per_node,
         "devices": layout.devices,
@@ -291,9 +391,6 @@ def resource_values(job: Job, site: Site, layout: Layout, of_site: Sequence[str]
         "all_devices": job.num_nodes * layout.devices,
         "all_cpus": job.num_nodes * cpus,
     }
-    of_queue = next((queue.resources for queue in queue_entries(site, layout.queue)), ())
-    resources = of_queue or of_site or (_CHUNK + (":ngpus={devices}" if layout.devices else ""),)
-    return [directive_value("resource", text.format_map(numbers)) for text in resources]
 
 
 def cpus_per_task(layout: Layout) -> int:

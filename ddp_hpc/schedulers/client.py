@@ -65,9 +65,10 @@ def _schedulers(job_id: str) -> list[JobCommands]:
     in_order = (one for path in directories for one in known if shutil.which(one.asks, path=path))
     found = list(dict.fromkeys(in_order))
     if not found:
+        wanted = " nor ".join(f"{one.asks} ({one.title})" for one in known)
         raise RequestError(
-            "neither scontrol (Slurm) nor qstat (PBS) is on the PATH. Run this on a login node, or load the "
-            "module that provides them."
+            f"neither {wanted} is on the PATH. Run this on a login node, or load the module that "
+            "provides them."
         )
     return [one for one in found if one.job_id_pattern.search(job_id)] or found
 

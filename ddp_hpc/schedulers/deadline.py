@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ddp_hpc.errors import RequestError
-from ddp_hpc.schedulers.pbs.scheduler import Pbs
-from ddp_hpc.schedulers.slurm.scheduler import Slurm
-from ddp_hpc.units import parse_walltime_s
+from ddp_hpc.schedulers.registry import SCHEDULERS
 
 # One query per job; a busy server must not delay the start.
 _ASK_LIMIT_S = 15.0
-# The schedulers' usual time from SIGTERM to SIGKILL, by the variable that their jobs have.
-_KILL_DELAYS_S = {"PBS_JOBID": float(Pbs.kill_delay_s), "SLURM_JOB_ID": float(Slurm.kill_delay_s)}
+# The schedulers whose jobs have a variable with the job's id.
+_KNOWN = tuple(one for one in SCHEDULERS.values() if one.job_id_variable)
 
 
 @dataclass(frozen=True)
@@ -34,13 +30,13 @@ class Deadline:
 def find_deadline(environ: Mapping[str, str]) -> Deadline | None:
     """Return the end of this job's allocation, or None if it is unknown. Call it on rank 0 only.
 
-    The sources are `DDP_HPC_DEADLINE`, then `SLURM_JOB_END_TIME` (Slurm 23 and later), then one query with
-    squeue or qstat.
+    The sources are `DDP_HPC_DEADLINE`, then the scheduler's own variable, such as `SLURM_JOB_END_TIME`
+    (Slurm 23 and later), then one query to the scheduler.
 
     Raises:
-        RequestError: `DDP_HPC_DEADLINE` or `SLURM_JOB_END_TIME` is not a time.
+        RequestError: one of the variables is not a time.
     """
-    for name in ("DDP_HPC_DEADLINE", "SLURM_JOB_END_TIME"):
+    for name in ("DDP_HPC_DEADLINE", *(one.end_time_variable for one in _KNOWN if one.end_time_variable)):
         if text := environ.get(name, ""):
             if not re.fullmatch(r"\d{1,10}(\.\d*)?", text):
                 raise RequestError(
@@ -48,10 +44,10 @@ def find_deadline(environ: Mapping[str, str]) -> Deadline | None:
                     f"{text!r})"
                 )
             return Deadline(float(text), name)
-    if job := environ.get("SLURM_JOB_ID", ""):
-        return _of_squeue(job)
-    if job := environ.get("PBS_JOBID", ""):
-        return _of_qstat(job)
+    for scheduler in _KNOWN:
+        if job := environ.get(scheduler.job_id_variable, ""):
+            found = scheduler.read_end_s(job, _ask)
+            return Deadline(*found) if found else None
     return None
 
 
@@ -66,28 +62,7 @@ def kill_delay_s(environ: Mapping[str, str]) -> float | None:
         if not re.fullmatch(r"\d{1,6}(\.\d*)?", text):
             raise RequestError(f"DDP_HPC_KILL_DELAY_S must be a number of seconds (got {text!r})")
         return float(text)
-    return next((delay_s for name, delay_s in _KILL_DELAYS_S.items() if environ.get(name)), None)
-
-
-def _of_squeue(job: str) -> Deadline | None:
-    # %L is the time left, [D-]HH:MM:SS; the end itself (%e) would be in an unknown time zone.
-    left = _ask("squeue", "--noheader", f"--jobs={job}", "--format=%L").strip()
-    hours = left if left.count(":") == 2 else f"0:{left}"  # hours are omitted below one hour
-    try:
-        return Deadline(time.time() + parse_walltime_s(hours), "squeue")
-    except RequestError:
-        return None
-
-
-def _of_qstat(job: str) -> Deadline | None:
-    answer = _ask("qstat", "-f", "-F", "json", job)
-    try:
-        [attributes] = json.loads(answer)["Jobs"].values()
-        walltime_s = parse_walltime_s(str(attributes["Resource_List"]["walltime"]))
-        start_s = time.mktime(time.strptime(attributes["stime"], "%a %b %d %H:%M:%S %Y"))
-    except (ValueError, KeyError, TypeError, AttributeError, RequestError):
-        return None
-    return Deadline(start_s + walltime_s, "qstat")
+    return next((float(one.kill_delay_s) for one in _KNOWN if environ.get(one.job_id_variable)), None)
 
 
 def _ask(*argv: str) -> str:

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from ddp_hpc.errors import RequestError, nearest
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.rank_layout import Layout
 from ddp_hpc.schedulers.base import Scheduler
-from ddp_hpc.schedulers.flux.scheduler import Flux
-from ddp_hpc.schedulers.grid_engine.scheduler import GridEngine
-from ddp_hpc.schedulers.local.scheduler import Local
-from ddp_hpc.schedulers.pbs.scheduler import Pbs
-from ddp_hpc.schedulers.slurm.scheduler import Slurm
 from ddp_hpc.sites.site import Site
 
-SCHEDULERS: dict[str, Scheduler] = {one.name: one for one in (Slurm(), Pbs(), Flux(), GridEngine(), Local())}
+# The directories of the schedulers. Each one's `scheduler.py` has the object SCHEDULER. If the commands of
+# several are in the same directory of the PATH, the first one here is used.
+_DIRECTORIES = (
+    "slurm",
+    "pbs",
+    "flux",
+    "grid_engine",
+    "local",
+)
+
+
+def _load(directory: str) -> Scheduler:
+    scheduler: Scheduler = import_module(f"ddp_hpc.schedulers.{directory}.scheduler").SCHEDULER
+    return scheduler
+
+
+SCHEDULERS: dict[str, Scheduler] = {one.name: one for one in map(_load, _DIRECTORIES)}
 
 
 NO_SCHEDULER: Scheduler = SCHEDULERS["local"]
@@ -47,6 +60,12 @@ def check_launch(job: Job, site: Site, layout: Layout) -> None:
         RequestError: they do not work.
     """
     scheduler = scheduler_of_site(site)
+    known = tuple(dict.fromkeys(name for one in SCHEDULERS.values() for name in one.launchers))
+    if layout.launcher not in known:
+        raise RequestError(
+            f"unknown launcher {layout.launcher!r}{nearest(layout.launcher, known)}; "
+            f"choose one of {', '.join(known)}"
+        )
     if layout.launcher not in scheduler.launchers:
         raise RequestError(
             f"launcher {layout.launcher} does not work under {scheduler.title}. Use "

@@ -16,7 +16,7 @@ def choose_profile(option: str, job_file: str, environ: Mapping[str, str]) -> tu
     """Return the name of the profile and the reason for it.
 
     In this order: `--profile`, the job file, DDP_HPC_PROFILE, the [detect] tables
-    of all profiles, the schedulers on the PATH, and generic_slurm otherwise. The
+    of all profiles, the commands on the PATH, and generic_slurm otherwise. The
     name is not checked; `load_site` reports an unknown one.
     """
     if option:
@@ -26,10 +26,12 @@ def choose_profile(option: str, job_file: str, environ: Mapping[str, str]) -> tu
     if name := environ.get("DDP_HPC_PROFILE"):
         return name, "named by DDP_HPC_PROFILE"
     host = os.uname().nodename
+    known: dict[str, Detect] = {}
     for name, path in profile_files().items():
-        if why := match(read_toml(path, Detect, table="detect"), host, environ):
+        known[name] = read_toml(path, Detect, table="detect")
+        if why := match(known[name], host, environ):
             return name, why
-    return _by_scheduler(environ)
+    return _by_command(known, environ)
 
 
 def match(facts: Detect, host: str, environ: Mapping[str, str]) -> str:
@@ -43,10 +45,12 @@ def match(facts: Detect, host: str, environ: Mapping[str, str]) -> str:
     return ""
 
 
-def _by_scheduler(environ: Mapping[str, str]) -> tuple[str, str]:
+def _by_command(known: Mapping[str, Detect], environ: Mapping[str, str]) -> tuple[str, str]:
     path = environ.get("PATH", os.defpath)
-    # sbatch first: Slurm's Torque wrappers include a qsub, but PBS has no sbatch.
-    for command, name in (("sbatch", "generic_slurm"), ("qsub", "generic_pbs")):
-        if shutil.which(command, path=path):
-            return name, f"{command} is on the PATH"
-    return "generic_slurm", "no profile fits this host, and neither sbatch nor qsub is on the PATH"
+    by_command = {name: facts for name, facts in known.items() if facts.command}
+    for name, facts in by_command.items():
+        other = facts.unless_command
+        if shutil.which(facts.command, path=path) and not (other and shutil.which(other, path=path)):
+            return name, f"{facts.command} is on the PATH"
+    commands = " nor ".join(sorted((facts.command for facts in by_command.values()), reverse=True))
+    return "generic_slurm", f"no profile fits this host, and neither {commands} is on the PATH"

@@ -13,6 +13,8 @@ DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _STRIPE_SIZE = re.compile(r"[1-9][0-9]{0,2}M")
 # An option in a directive, which bash does not evaluate: no quotes, dollar signs or comments.
 _OPTION = re.compile(r"-[A-Za-z0-9_.:@+,=&|/()*~ -]+")
+# The same for any scheduler, some of which require brackets and quotes.
+_ANY_OPTION = re.compile(r"-[A-Za-z0-9_.:@+,=&|/()*~ \[\]\"<>!-]+")
 # A value in a directive.
 _WORD = re.compile(r"[A-Za-z0-9_.:@+,=&|/()\[\]*-]*")
 _PLACE = re.compile(r"\{([^{}]*)\}")
@@ -60,10 +62,15 @@ def _check_options(options: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Detect:
-    """Shell patterns by which a machine of this site is detected. One match is enough."""
+    """Shell patterns by which a machine of this site is detected. One match is enough.
+
+    If no site matches, the profile is used whose `command` is on the PATH, unless `unless_command` is too.
+    """
 
     host_patterns: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
+    command: str = ""
+    unless_command: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -249,6 +256,25 @@ class Age:
         for text in self.resources:
             _check_places(text)
         _check_options(self.options)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class SchedulerOptions:
+    """Options of a site whose scheduler has no table of its own.
+
+    `resources` are literal options that request nodes, ranks and GPUs, with placeholders
+    as for PBS; `options` are further literal directives.
+    """
+
+    resources: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for text in self.resources:
+            _check_places(text)
+        for option in (*(_PLACE.sub("1", text) for text in self.resources), *self.options):
+            if not _ANY_OPTION.fullmatch(option):
+                raise RequestError(f"option {option!r} is not allowed in a directive. Fix it.")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -83,7 +83,6 @@ def test_a_missing_job_file_is_an_error_that_names_it(tmp_path: Path) -> None:
         ({"name": "a/b"}, "job name"),
         ({"name": "$(touch x)"}, "job name"),
         ({"name": "n" * 129}, "129 characters"),
-        ({"launcher": "torchrum"}, 'did you mean "torchrun"'),
         ({"mpi": "pmix2"}, 'did you mean "pmix"'),
         ({"env": {"A B": "x"}}, "invalid variable name 'A B'"),
         ({"env": {"UID": "0"}}, "a bash variable that scripts cannot set"),

@@ -58,6 +58,7 @@ def test_a_request_beyond_the_size_of_a_node_is_refused(job: Job, profile: str, 
 @pytest.mark.parametrize(
     ("job", "profile", "said"),
     [
+        (Job(launcher="torchrum"), "polaris", 'did you mean "torchrun"'),
         (Job(launcher="srun"), "polaris", "does not work under PBS. Use mpiexec or torchrun."),
         (Job(launcher="srun"), "local", "does not work under profile local. Use mpiexec or torchrun."),
         (Job(launcher="mpiexec", mpi="pmi2"), "generic_slurm", "--mpi pmi2 is an option of srun"),

@@ -39,3 +39,6 @@ class Flux(Scheduler):
 
     def account_placeholder(self, site: Site) -> str:
         return "--setattr=bank=PROJECT"
+
+
+SCHEDULER = Flux()

@@ -45,3 +45,6 @@ class GridEngine(Scheduler):
             "walltime": walltime_of(layout, site),
             "options": site.age.options,
         }
+
+
+SCHEDULER = GridEngine()

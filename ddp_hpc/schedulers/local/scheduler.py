@@ -30,3 +30,6 @@ class Local(Scheduler):
         given = [("--queue", layout.queue), ("--account", job.account), ("--max-attempts", attempts)]
         refuse_unused(site, [*given, ("--filesystems", job.filesystems)])
         return {}
+
+
+SCHEDULER = Local()

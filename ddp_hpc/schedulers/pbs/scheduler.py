@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ddp_hpc.errors import RequestError
@@ -23,6 +25,7 @@ from ddp_hpc.schedulers.base import (
     whole_number,
 )
 from ddp_hpc.sites.site import Site
+from ddp_hpc.units import parse_walltime_s
 
 # Older servers truncate or reject longer names.
 MAX_NAME_CHARS = 15
@@ -49,6 +52,8 @@ class Pbs(Scheduler):
     requests_by_resources = True
     prefix = "#PBS"
     log_flags = ("-o", "-e")
+    job_id_variable = "PBS_JOBID"
+    commands = ("qsub", "qstat", "qdel")
     walltime_directive = "#PBS -l walltime=HH:MM:SS"
     walltime_pattern = re.compile(r"\d{1,9}|\d{1,9}:\d{1,2}|\d{1,6}:\d{1,2}:\d{1,2}(?:\.\d+)?")
 
@@ -137,6 +142,21 @@ class Pbs(Scheduler):
             tasks_per_node=min(repeats.values()) if len(lines) > len(repeats) else 0,
         )
 
+    def names_account(self, script: ScriptOptions) -> bool:
+        return super().names_account(script) or any(
+            one.flag == "-W" and "group_list=" in one.value for one in script.read()
+        )
+
+    def read_end_s(self, job_id: str, ask: Callable[..., str]) -> tuple[float, str] | None:
+        answer = ask("qstat", "-f", "-F", "json", job_id)
+        try:
+            [attributes] = json.loads(answer)["Jobs"].values()
+            walltime_s = parse_walltime_s(str(attributes["Resource_List"]["walltime"]))
+            start_s = time.mktime(time.strptime(attributes["stime"], "%a %b %d %H:%M:%S %Y"))
+        except (ValueError, KeyError, TypeError, AttributeError, RequestError):
+            return None
+        return start_s + walltime_s, "qstat"
+
     def job_commands(self) -> JobCommands:
         from ddp_hpc.schedulers.pbs import job_commands
 
@@ -149,6 +169,9 @@ class Pbs(Scheduler):
             job_id_of=job_commands.job_id_of,
             cancel=job_commands.cancel,
         )
+
+
+SCHEDULER = Pbs()
 
 
 def profile_variables(site: Site) -> str:

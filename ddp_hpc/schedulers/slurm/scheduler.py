@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ddp_hpc.errors import RequestError
 from ddp_hpc.request.job import Job
@@ -23,6 +24,7 @@ from ddp_hpc.schedulers.base import (
     whole_number,
 )
 from ddp_hpc.sites.site import Site, queue_entries
+from ddp_hpc.units import parse_walltime_s
 
 # Short options of sbatch by their long names, and those without a value (sbatch.1).
 _SHORT = dict(
@@ -68,6 +70,10 @@ class Slurm(Scheduler):
         r"|(?i:infinite|unlimited)"
     )
     bare_walltime_unit_s = 60
+    account_flags = ("--account",)
+    job_id_variable = "SLURM_JOB_ID"
+    end_time_variable = "SLURM_JOB_END_TIME"
+    commands = ("sbatch", "srun", "squeue", "scancel", "scontrol")
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         refuse_unused(site, [("--filesystems", job.filesystems)])
@@ -200,6 +206,15 @@ class Slurm(Scheduler):
             or first_number(environ.get("SLURM_GPUS_PER_NODE", "").rpartition(":")[2]),
         )
 
+    def read_end_s(self, job_id: str, ask: Callable[..., str]) -> tuple[float, str] | None:
+        # %L is the time left, [D-]HH:MM:SS; the end itself (%e) would be in an unknown time zone.
+        left = ask("squeue", "--noheader", f"--jobs={job_id}", "--format=%L").strip()
+        hours = left if left.count(":") == 2 else f"0:{left}"  # hours are omitted below one hour
+        try:
+            return time.time() + parse_walltime_s(hours), "squeue"
+        except RequestError:
+            return None
+
     def job_commands(self) -> JobCommands:
         from ddp_hpc.schedulers.slurm import job_commands
 
@@ -212,6 +227,9 @@ class Slurm(Scheduler):
             job_id_of=job_commands.job_id_of,
             cancel=job_commands.cancel,
         )
+
+
+SCHEDULER = Slurm()
 
 
 def _gpu_option(site: Site, layout: Layout) -> str:
