@@ -18,6 +18,7 @@ _DIRECTORIES = (
     "flux",
     "grid_engine",
     "local",
+    "lsf",
 )
 
 

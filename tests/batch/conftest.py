@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DIRECTIVES = ("#PBS", "#SBATCH", "#flux:", "#$")
+DIRECTIVES = ("#PBS", "#SBATCH", "#BSUB", "#flux:", "#$")
 
 # Prints the environment of the launched program as `KEY=value` entries that end with NUL.
 RECORDER = """#!/bin/bash
@@ -100,6 +100,6 @@ def sandbox(tmp_path: Path) -> Sandbox:
 def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Settings of the developer for ddp-hpc do not reach the tests."""
     for name in list(os.environ):
-        if name.startswith(("DDP_HPC_", "PBS_", "SLURM_")):
+        if name.startswith(("DDP_HPC_", "PBS_", "SLURM_", "LSB_", "LS_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))

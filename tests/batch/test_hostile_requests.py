@@ -50,7 +50,7 @@ CHARACTERS = st.characters(exclude_categories=["Cs"])
 WORD = st.lists(st.sampled_from(FRAGMENTS + MORE) | st.text(CHARACTERS, max_size=4), min_size=1, max_size=3)
 HOSTILE = WORD.map("".join)
 # Characters without a special meaning for any scheduler.
-OF_A_DIRECTIVE = re.compile(r"#\$?[A-Za-z0-9_.:@+,=&|/()*~%{} -]+")
+OF_A_DIRECTIVE = re.compile(r"#\$?[A-Za-z0-9_.:@+,=&|/()\[\]*~%{} -]+")
 NUMBER = st.none() | st.integers(-1, 5)
 # Only one field of a request is hostile, or several of those that a script quotes.
 WHICH = st.booleans().flatmap(

@@ -351,7 +351,7 @@ def test_no_ranks_are_started_on_a_login_node(sandbox: Sandbox, profile: str, ge
 
 def test_a_scheduler_with_unsupported_allocations_is_named(sandbox: Sandbox) -> None:
     text = refused(sandbox.environ(), "tuolumne")
-    assert "has Flux, but launch works in allocations of Slurm and PBS only. Write a script" in text
+    assert "has Flux, but launch works in allocations of Slurm and PBS and LSF only. Write a script" in text
 
 
 def test_without_a_scheduler_this_machine_is_used(sandbox: Sandbox) -> None:

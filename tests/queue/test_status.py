@@ -229,7 +229,9 @@ def test_a_run_folder_tells_what_it_knows_where_there_is_no_scheduler(
 def test_a_wrong_job_is_one_line(work: Path, programs: Programs, run: Run, command: str) -> None:
     done = run(command, "12")
     assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("error: neither scontrol (Slurm) nor qstat (PBS) is on the PATH. Run this on")
+    assert done.err.startswith(
+        "error: neither scontrol (Slurm) nor qstat (PBS) nor bjobs (LSF) is on the PATH. Run this on"
+    )
     programs.answers("scontrol", "", code=1, err="slurm_load_jobs error: Invalid job id specified\n")
     done = run(command, "99")
     assert (done.code, done.out) == (2, "")

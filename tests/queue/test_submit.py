@@ -347,7 +347,7 @@ def test_a_run_folder_that_cannot_be_made_is_said_before_anything_is_queued(
         ),
         (["none.sh"], "none.sh does not exist. Give a job script."),
         (["pipe"], "pipe is not a regular file. Give a job script."),
-        (["plain.sh"], "plain.sh is not a job script: it has neither #SBATCH nor #PBS lines"),
+        (["plain.sh"], "plain.sh is not a job script: it has neither #SBATCH nor #PBS nor #BSUB lines"),
         (
             ["--profile", "local"],
             "the scheduler of the profile is 'local', but jobs can only be submitted to slurm or pbs",

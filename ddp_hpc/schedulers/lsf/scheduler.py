@@ -1,0 +1,197 @@
+"""LSF as a scheduler: directives, jsrun, and what scripts request.
+
+Sources: IBM Spectrum LSF 10.1, Command Reference (bsub, bjobs, bkill) and Configuration Reference
+(environment variables, lsb.params, lsf.conf), ibm.com/docs/en/spectrum-lsf/10.1.0; the Summit user guide of
+OLCF for jsrun and nodes that are allocated whole (`bsub -nnodes`).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from ddp_hpc.errors import RequestError
+from ddp_hpc.request.job import Job
+from ddp_hpc.request.rank_layout import Layout
+from ddp_hpc.schedulers.allocation import Allocation
+from ddp_hpc.schedulers.base import (
+    Directives,
+    JobCommands,
+    Scheduler,
+    ScriptOptions,
+    directive_value,
+    optional_value,
+    refuse_unused,
+    resource_numbers,
+    walltime_of,
+    whole_number,
+)
+from ddp_hpc.schedulers.lsf import checks
+from ddp_hpc.schedulers.lsf.directives import split_words
+from ddp_hpc.schedulers.lsf.times import end_s, minutes_of, walltime_s
+from ddp_hpc.sites.site import Site, queue_entries
+
+# One slot is usually one core (bsub -n); all GPUs of a host are requested per host (bsub -gpu).
+_SLOTS = ("-n {all_cpus}", "-R span[ptile={cpus}]")
+_GPUS = "-gpu num={devices}"
+# With the job step manager, nodes are allocated whole (bsub -nnodes).
+_WHOLE_NODES = ("-nnodes {nodes}",)
+
+
+class Lsf(Scheduler):
+    """LSF. JOB_TERMINATE_INTERVAL, the time between SIGINT, SIGTERM and SIGKILL, is 10 s (lsb.params.5).
+
+    A parallel job gets only SIGKILL unless LSB_USE_SEQUENTIAL_SIGNAL is set in lsf.conf. At the run limit LSF
+    sends SIGUSR2 first, and ends the job up to ten minutes later (bsub -W).
+    """
+
+    name = "lsf"
+    title = "LSF"
+    template = "lsf.sh.j2"
+    submit_program = "bsub"
+    launchers = ("mpiexec", "jsrun")
+    can_requeue = True
+    kill_delay_s = 10
+    job_id_in_shell = "${LSB_JOBID:-none}"
+    interactive_command = "bsub -Is bash"
+    prefix = "#BSUB"
+    log_flags = ("-o", "-e", "-oo", "-eo")
+    walltime_directive = "#BSUB -W HH:MM"
+    walltime_pattern = re.compile(r"(?:\d{1,6}:)?\d{1,9}(?:/[\w.-]+)?")
+    walltime_form = "HH:MM or minutes, such as 01:30"
+    is_ambiguous_walltime = False
+    reads_loose_directives = True
+    # Jobs of many users have their logs below a $HOME in -o, so LSF expands variables there.
+    free_text_flags = frozenset(
+        ("-env", "-E", "-Ep", "-Jd", "-R", "-w", "-o", "-oo", "-e", "-eo", "-i", "-cwd")
+    )
+    repeatable_flags = frozenset(("-R", "-f", "-data"))
+    account_flags = ("-P", "-G")
+    checks = checks.CHECKS
+    job_id_variable = "LSB_JOBID"
+    commands = ("bsub", "bjobs", "bkill")
+    stand_in = "ddp_hpc.schedulers.lsf.stand_in.queue"
+
+    def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
+        refuse_unused(site, [("--filesystems", job.filesystems)])
+        walltime_of(layout, site)
+        default = _WHOLE_NODES if layout.launcher == "jsrun" else _SLOTS + (_GPUS,) * bool(layout.devices)
+        of_queue = next((queue.resources for queue in queue_entries(site, layout.queue)), ())
+        numbers = resource_numbers(job, site, layout)
+        return {
+            "name": directive_value("job name", job.name),
+            "resources": [
+                text.format_map(numbers) for text in of_queue or site.scheduler_options.resources or default
+            ],
+            "walltime": minutes_of(layout.walltime_s or 0),
+            "queue": optional_value("queue", layout.queue),
+            "account_option": site.account.option,
+            "account": optional_value("account", job.account),
+            "options": site.scheduler_options.options,
+        }
+
+    def submit_argv(
+        self, script: str, options: Sequence[str], after: str = "", variables: str = ""
+    ) -> list[str]:
+        # Without LSB_BSUB_PARSE_SCRIPT in lsf.conf, bsub reads #BSUB lines only from its standard input.
+        return ["/bin/sh", "-c", 'script=$1; shift; exec bsub "$@" <"$script"', "bsub", script, *options]
+
+    def submit_line(self, options: str = "") -> str:
+        return f"bsub {options}".rstrip() + " <"
+
+    def launch_words(self, site: Site, layout: Layout) -> Sequence[str]:
+        """One resource set per node, in which every rank sees all GPUs, as NCCL requires for peer access."""
+        if layout.launcher != "jsrun":
+            return ()
+        cores = layout.threads_per_rank
+        return [
+            *("jsrun", "--nrs", "{num_nodes}", "--rs_per_host", "1"),
+            *("--tasks_per_rs", str(layout.ranks_per_node)),
+            *("--cpu_per_rs", "ALL_CPUS", "--gpu_per_rs", "ALL_GPUS" if layout.devices else "0"),
+            *("--bind", f"packed:{cores}" if cores else "none"),
+            *site.launch.options,
+        ]
+
+    def exclude_host(self, host: str) -> str:
+        return f"bsub -R \"select[hname!='{host}']\""
+
+    def split_options(self, words: Sequence[str]) -> Iterator[tuple[str, str]]:
+        return split_words(words)
+
+    def num_nodes(self, script: ScriptOptions) -> int | None:
+        if (nodes := script.value("-nnodes")) is not None:
+            return whole_number(nodes)
+        slots = whole_number((script.value("-n") or "1").split(",")[0])
+        spans = [match[1] for match in _requirements(script, r"span\[ *(hosts *= *1|ptile *= *\d{1,6})")]
+        if slots is None or not spans:
+            return 1 if slots == 1 else None
+        per_host = spans[-1].rpartition("=")[2].strip()
+        return 1 if spans[-1].startswith("hosts") else -(-slots // max(1, int(per_host)))
+
+    def gpus_per_node(self, script: ScriptOptions) -> int | None:
+        found = re.search(r"(?:^|:)num=(\d{1,4})(/task)?(?:/host)?(?=:|$)", script.value("-gpu") or "")
+        if found:
+            return None if found[2] else int(found[1])
+        older = [int(match[1]) for match in _requirements(script, r"\bngpus\w*=(\d{1,4})")]
+        return older[-1] if older else None
+
+    def walltime(self, script: ScriptOptions) -> tuple[int, str] | None:
+        times = [(d.line, d.value) for d in script.read() if d.flag == "-W"]
+        return times[-1] if times else None
+
+    def walltime_s(self, text: str) -> int | None:
+        return walltime_s(text) if self.walltime_pattern.fullmatch(text) else None
+
+    def queue(self, script: ScriptOptions, site: Site | None) -> tuple[int, str] | None:
+        found = [(d.line, d.value) for d in script.read() if d.flag == "-q"]
+        return found[-1] if found else None
+
+    def find_allocation(self, environ: Mapping[str, str]) -> Allocation | None:
+        """LSB_MCPU_HOSTS is `hostA 4 hostB 4`: each host of the job with its slots."""
+        if "LSB_JOBID" not in environ:
+            return None
+        words = environ.get("LSB_MCPU_HOSTS", "").split()
+        slots = [whole_number(word) for word in words[1::2]]
+        # Of a job with whole nodes, the first host is the launch node, which runs no ranks.
+        slots = slots[1:] if "CSM_ALLOCATION_ID" in environ else slots
+        if len(words) % 2 or not slots or None in slots:
+            raise RequestError(
+                f"LSB_JOBID is set, but LSB_MCPU_HOSTS is {environ.get('LSB_MCPU_HOSTS', '')[:40]!r}; hosts "
+                "with their slots are needed. Run ddp-hpc launch in the shell of bsub -Is bash, or "
+                "unset LSB_JOBID."
+            )
+        return Allocation(
+            scheduler=self.name,
+            job_id=environ["LSB_JOBID"],
+            num_nodes=len(slots),
+            cpus_per_node=min(count for count in slots if count is not None),
+        )
+
+    def read_end_s(self, job_id: str, ask: Callable[..., str]) -> tuple[float, str] | None:
+        left_s = end_s(
+            ask("bjobs", "-noheader", "-o", "runtimelimit run_time time_left delimiter=';'", job_id)
+        )
+        return None if left_s is None else (time.time() + left_s, "bjobs")
+
+    def job_commands(self) -> JobCommands:
+        from ddp_hpc.schedulers.lsf import job_commands
+
+        return JobCommands(
+            title=self.title,
+            program="bsub",
+            asks="bjobs",
+            job_id_pattern=re.compile(r"\["),
+            read_job=job_commands.read_job,
+            job_id_of=job_commands.job_id_of,
+            cancel=job_commands.cancel,
+        )
+
+
+SCHEDULER = Lsf()
+
+
+def _requirements(script: ScriptOptions, pattern: str) -> list[re.Match[str]]:
+    """The matches in all resource requirements; several -R are joined by && (bsub -R)."""
+    values = [d.value for d in script.read() if d.flag == "-R"]
+    return [match for value in values for match in re.finditer(pattern, value)]

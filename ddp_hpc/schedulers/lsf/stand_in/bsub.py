@@ -1,0 +1,95 @@
+"""bsub: reads a script from stdin, keeps a copy, prints the job id, and lets the job start."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from ddp_hpc.rehearse import jobs
+from ddp_hpc.rehearse.launchers.options import RefusedError
+from ddp_hpc.schedulers.lsf.stand_in import cluster, requests
+from ddp_hpc.schedulers.lsf.stand_in.cluster import REFUSED
+
+_NOT_DONE = ("-I", "-Ip", "-Is", "-K", "-b", "-Q", "-H", "-i", "-is", "-E", "-Ep", "-pack")
+
+
+def submit(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Queue the script on stdin.
+
+    Raises:
+        RefusedError: nothing was queued.
+    """
+    root = cluster.directory()
+    settings = cluster.read_settings(root)
+    script = sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
+    typed = requests.options(argv)
+    given = requests.merged(requests.directives(script), typed)
+    for flag in _NOT_DONE:
+        if flag in given:
+            raise RefusedError(f"bsub: the stand-in does not do {flag}", REFUSED)
+    if "[" in given.get("-J", ""):
+        raise RefusedError("bsub: the stand-in does not do job arrays", REFUSED)
+    if not script.strip():
+        raise RefusedError("No command is specified. Job not submitted.", REFUSED)
+    walltime_s = requests.walltime_s(given.get("-W", ""))
+    slots = requests.slots_per_node(given)
+    condition, after = _dependency(given.get("-w", ""), root)
+    number = jobs.next_number(root / "next_job", settings.first_job)
+    file = root / "home" / ".lsbatch" / f"{int(time.time())}.{number}"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    # A script runs from a copy of its own, since its first line may name any shell.
+    shell = file.with_name(f"{file.name}.shell")
+    shell.write_text(script, encoding="utf-8", errors="surrogateescape")
+    shell.chmod(0o700)
+    here = settings.nodes[: len(slots)]
+    job = {
+        "stat": "PEND",
+        "pend_reason": cluster.DEPENDENCY if after else "",
+        "exit_reason": "",
+        "exit_code": None,
+        "name": given.get("-J") or script.split("\n", 1)[0],
+        "user": environ.get("USER", "user"),
+        "queue": given.get("-q", settings.queue),
+        "project": given.get("-P", "default"),
+        "file": str(file),
+        "cwd": str(Path(environ.get("PWD", ".")).absolute()),
+        "output": given.get("-o") or given.get("-oo", ""),
+        "overwrites": "-oo" in given,
+        "nodes": list(here),
+        "slots": slots[: len(here)],
+        "num_slots": sum(slots),
+        "whole_nodes": "-nnodes" in given,
+        "walltime_s": settings.walltime_s or walltime_s,
+        "condition": condition,
+        "after": after,
+        "is_started": False,
+        "start": 0.0,
+        "end": 0.0,
+        "environment": {k: v for k, v in environ.items() if k != cluster.DIRECTORY_VARIABLE},
+    }
+    jobs.save(root, number, job)
+    kind = "" if "-q" in given else "default "
+    sys.stdout.write(f"Job <{number}> is submitted to {kind}queue <{job['queue']}>.\n")
+    return 0
+
+
+def _dependency(text: str, root: Path) -> tuple[str, int]:
+    """The condition and the job that it names; 0 if there is none."""
+    if not text:
+        return "", 0
+    match = re.fullmatch(r"[\"']?(ended|done|exit)\((\d{1,9})\)[\"']?", text)
+    if match is None:
+        raise RefusedError(f"bsub: the stand-in does not do -w {text}", REFUSED)
+    message = f"{text}: No matching job found. Job not submitted."
+    return match[1], cluster.job_number(match[2], root, message)
+
+
+def main() -> NoReturn:
+    """Run the installed command."""
+    os.umask(0o022)
+    cluster.run(submit)

@@ -1,0 +1,74 @@
+"""The stand-in as `ddp-hpc rehearse` uses it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ddp_hpc.lint.parse_script import Script
+from ddp_hpc.rehearse import jobs, machine
+from ddp_hpc.rehearse.launchers.options import RefusedError
+from ddp_hpc.rehearse.queues import JobStatus, Queue, Setup
+from ddp_hpc.schedulers.lsf.stand_in import cluster, requests
+
+
+def _status(root: Path, number: int) -> JobStatus:
+    job = jobs.load(root, number)
+    is_over, reason = job["stat"] in cluster.OVER, job["exit_reason"]
+    how = job["stat"] if job["exit_code"] is None else f"{job['stat']}, exit code {job['exit_code']}"
+    output = job["output"].replace("%J", str(number))
+    return JobStatus(
+        name=str(number),
+        is_over=is_over,
+        was_held=job["pend_reason"] == cluster.HELD,
+        exit_code=job["exit_code"],
+        how=f"{how} ({reason})" if reason else how,
+        logs=(Path(job["cwd"]) / output,) if output else (Path(f"{job['file']}.out"),),
+        left_over=tuple(job.get("left_over", ())),
+    )
+
+
+def _install(root: Path, bin_: Path, _mpi_bin: Path, setup: Setup) -> None:
+    default = cluster.Settings()
+    settings = cluster.Settings(
+        first_job=os.getpid(),  # ranks without MPI find each other by the job's id
+        nodes=setup.nodes,
+        walltime_s=setup.walltime_s,
+        max_jobs=setup.max_jobs,
+        keeper_pid=setup.keeper_pid,
+        terminate_interval_s=setup.kill_delay_s or default.terminate_interval_s,
+    )
+    cluster.write_settings(root, settings)
+    for name in ("bsub", "bjobs", "bkill", "jsrun"):
+        module = f"ddp_hpc.schedulers.lsf.stand_in.{name}"
+        machine.command(bin_ / name, module, cluster.DIRECTORY_VARIABLE, root)
+
+
+def _options(script: Script) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for one in script.read():
+        found = requests.merged(found, {one.flag: one.value})
+    return found
+
+
+def _requested_nodes(script: Script) -> int:
+    try:
+        return len(requests.slots_per_node(_options(script)))
+    except RefusedError:
+        return 1  # bsub refuses it, with its own message
+
+
+def _walltime_s(script: Script) -> int:
+    return requests.walltime_s(_options(script).get("-W", ""))
+
+
+QUEUE = Queue(
+    submit=("sh", "-c", 'exec bsub <"$1"', "bsub"),
+    schedule=cluster.schedule,
+    status=_status,
+    install=_install,
+    requested_nodes=_requested_nodes,
+    walltime_s=_walltime_s,
+    launcher="",
+    mpiexec="hydra",
+)

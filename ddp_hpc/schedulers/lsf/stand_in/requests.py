@@ -1,0 +1,89 @@
+"""What a script and the command line of bsub request."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from ddp_hpc.rehearse.launchers.options import RefusedError
+from ddp_hpc.schedulers.lsf.directives import is_known, split_words
+from ddp_hpc.schedulers.lsf.stand_in.cluster import REFUSED
+
+_DIRECTIVE = re.compile(r"\s*#\s*BSUB\s+(?=-)(.*)")
+_WALLTIME = re.compile(r"(?:(\d{1,6}):)?(\d{1,9})(?:/[\w.-]+)?")
+_PTILE = re.compile(r"span\[ *(?:ptile *= *(\d{1,6})|hosts *= *1)")
+
+
+def directives(script: str) -> dict[str, str]:
+    """Return the options of the script's #BSUB lines; the last value of each, and all values of -R.
+
+    bsub reads directives on every line, also after the first command (bsub, job_script).
+    """
+    found: dict[str, str] = {}
+    for line in script.split("\n"):
+        if match := _DIRECTIVE.match(line):
+            with suppress(ValueError):  # a quote that is never closed
+                found = merged(found, options(shlex.split(match[1], comments=True)))
+    return found
+
+
+def options(words: Sequence[str]) -> dict[str, str]:
+    """Return options by flag.
+
+    Raises:
+        RefusedError: an option that bsub does not have, or a word that belongs to none.
+    """
+    found: dict[str, str] = {}
+    for flag, value in split_words(words):
+        if not flag:
+            raise RefusedError(
+                f"bsub: the stand-in runs scripts from stdin, not the command {value}", REFUSED
+            )
+        if not is_known(flag):
+            # The wording is an assumption.
+            raise RefusedError(f"{flag}: Illegal option. Job not submitted.", REFUSED)
+        found = merged(found, {flag: value})
+    return found
+
+
+def merged(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
+    """Return the options of both; `other` overrides, but resource requirements are joined (bsub -R)."""
+    both = {**one, **other}
+    if "-R" in one and "-R" in other:
+        both["-R"] = f"{one['-R']} && {other['-R']}"
+    return both
+
+
+def walltime_s(text: str) -> int:
+    """Return the run limit in seconds; 0 for an empty text.
+
+    Raises:
+        RefusedError: it is not [hour:]minute[/host].
+    """
+    match = _WALLTIME.fullmatch(text or "0")
+    if match is None:
+        raise RefusedError(f"{text}: Bad RUNLIMIT specification. Job not submitted.", REFUSED)
+    return (int(match[1] or 0) * 60 + int(match[2])) * 60
+
+
+def slots_per_node(given: Mapping[str, str]) -> list[int]:
+    """Return the slots on each requested node; with -nnodes, one per node.
+
+    Without span, all slots are on one node, which is an assumption: LSF takes any hosts.
+
+    Raises:
+        RefusedError: invalid number of slots or nodes.
+    """
+    for flag in ("-nnodes", "-n"):
+        text = given.get(flag, "1").split(",")[0]
+        if not re.fullmatch(r"[1-9][0-9]{0,6}", text):
+            raise RefusedError(f"Bad argument for option {flag}. Job not submitted.", REFUSED)
+    if "-nnodes" in given:
+        return [1] * int(given["-nnodes"])
+    slots = int(given.get("-n", "1").split(",")[0])
+    span = _PTILE.search(given.get("-R", ""))
+    per_node = int(span[1]) if span and span[1] and int(span[1]) else slots
+    full, rest = divmod(slots, per_node)
+    return [per_node] * full + [rest] * bool(rest)

@@ -1,0 +1,164 @@
+"""The daemon of one job: environment, output, signals and run limit. One process per job.
+
+At the run limit all processes of the job get SIGUSR2, and SIGKILL later (bsub -W). bkill sends SIGKILL to a
+parallel job at once, and SIGINT, SIGTERM and SIGKILL to a sequential one (LSB_USE_SEQUENTIAL_SIGNAL).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from ddp_hpc.rehearse import jobs, processes
+from ddp_hpc.schedulers.lsf.stand_in import cluster
+
+_RUN_LIMIT = "TERM_RUNLIMIT: job killed after reaching LSF run time limit"
+_OWNER = "TERM_OWNER: job killed by owner"
+
+
+class Sbatchd:
+    """One job, from its start to its end."""
+
+    def __init__(self, root: Path, number: int) -> None:
+        self.root = root
+        self.number = number
+        self.settings = cluster.read_settings(root)
+        self.job = jobs.load(root, number)
+
+    def run(self) -> None:
+        """Run the job to its end."""
+        spool = Path(f"{self.job['file']}.out")
+        self.job = jobs.change(self.root, self.number, stat="RUN", start=time.time())
+        with spool.open("wb", buffering=0) as out:
+            try:
+                shell = subprocess.Popen(
+                    [f"{self.job['file']}.shell"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    cwd=self.job["cwd"],
+                    env=self.environment(),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                out.write(f"{self.job['file']}.shell: {error.strerror}\n".encode())
+                self.finish(spool, 127, "", [])
+                return
+            reason = self.watch(shell)
+        left_over = processes.end_descendants(0.5)
+        code = shell.returncode
+        self.finish(spool, code if code >= 0 else 128 - code, reason, left_over)
+
+    def environment(self) -> dict[str, str]:
+        """Return what the job starts with: the submitter's variables, and LSF's of the job."""
+        job, settings = self.job, self.settings
+        pairs = list(zip(job["nodes"], job["slots"], strict=True))
+        if job["whole_nodes"]:
+            pairs.insert(0, (settings.launch_node, 1))
+        hosts = [node for node, count in pairs for _ in range(count)]
+        hostfile = Path(f"{job['file']}.hostfile")
+        hostfile.write_text("".join(f"{host}\n" for host in hosts))
+        found = {
+            "LSB_JOBID": str(self.number),
+            "LSB_BATCH_JID": str(self.number),
+            "LSB_JOBINDEX": "0",
+            "LSB_JOBNAME": job["name"],
+            "LSB_QUEUE": job["queue"],
+            "LSB_PROJECT_NAME": job["project"],
+            "LSB_JOBFILENAME": job["file"],
+            "LSB_CHKFILENAME": job["file"],
+            "LSB_SUB_HOST": os.uname().nodename,
+            "LSB_HOSTS": " ".join(hosts),
+            "LSB_MCPU_HOSTS": " ".join(f"{node} {count}" for node, count in pairs),
+            "LSB_DJOB_NUMPROC": str(len(hosts)),
+            "LSB_DJOB_HOSTFILE": str(hostfile),
+            "LSB_DJOB_RANKFILE": str(hostfile),
+            "LS_SUBCWD": job["cwd"],
+            "LS_JOBPID": str(os.getpid()),
+        }
+        if job["whole_nodes"]:
+            found["CSM_ALLOCATION_ID"] = str(self.number)
+        return {**job["environment"], **found}
+
+    def watch(self, shell: subprocess.Popen[bytes]) -> str:
+        """Return the reason for which LSF ended the job; empty if its script ended by itself."""
+        limit_s = self.job["walltime_s"]
+        end_s = self.job["start"] + limit_s if limit_s else float("inf")
+        request = jobs.rerun_request(self.root, self.number)
+        while shell.poll() is None:
+            time.sleep(self.settings.poll_s)
+            if self.keeper_is_gone():
+                self.end(shell, ())
+                return _OWNER
+            if time.time() >= end_s:
+                self.send(signal.SIGUSR2)
+                self.wait(shell, self.settings.grace_s)
+                self.end(shell, self.first_signals())
+                return _RUN_LIMIT
+            if jobs.delete_request(self.root, self.number).exists():
+                self.end(shell, self.first_signals())
+                return _OWNER
+            if request.exists():
+                self.send(int(request.read_text()))
+                request.unlink()
+        return ""
+
+    def first_signals(self) -> tuple[signal.Signals, ...]:
+        """Return the signals that come before SIGKILL."""
+        is_sequential = self.settings.is_sequential or self.job["num_slots"] == 1
+        return (signal.SIGINT, signal.SIGTERM) if is_sequential else ()
+
+    def send(self, number: int) -> None:
+        """Send a signal to all processes of the job."""
+        processes.send(number, processes.descendants(os.getpid()))
+
+    def wait(self, shell: subprocess.Popen[bytes], seconds: float) -> None:
+        """Wait for the end of the job, for so long at most."""
+        end_s = time.monotonic() + seconds
+        while shell.poll() is None and time.monotonic() < end_s and not self.keeper_is_gone():
+            time.sleep(0.02)
+
+    def end(self, shell: subprocess.Popen[bytes], before: tuple[signal.Signals, ...]) -> None:
+        """Send these signals with pauses between them, then SIGKILL to everything that is left."""
+        for number in before:
+            if shell.poll() is None:
+                self.send(number)
+                self.wait(shell, self.settings.terminate_interval_s)
+        if shell.poll() is None:
+            shell.kill()
+        processes.end_descendants(0.0)
+        shell.wait()
+
+    def finish(self, spool: Path, code: int, reason: str, left_over: list[str]) -> None:
+        """Append LSF's report and the output to the file of -o, and record the end."""
+        how = "Successfully completed." if code == 0 else f"Exited with exit code {code}."
+        reason = reason if code else ""
+        why = f"{reason}.\n" if reason else ""
+        if self.job["output"]:
+            path = Path(self.job["cwd"]) / self.job["output"].replace("%J", str(self.number))
+            subject = f"Job {self.number}: <{self.job['name']}> in cluster <{self.settings.cluster}>"
+            head = f"Subject: {subject} {'Exited' if code else 'Done'}\n\n{why}{how}\n"
+            text = f"\n{'-' * 60}\n{head}\nThe output (if any) follows:\n\n"
+            try:
+                with path.open("wb" if self.job["overwrites"] else "ab") as file:
+                    file.write(text.encode("utf-8", "surrogateescape") + spool.read_bytes())
+            except OSError:
+                reason = reason or "the output file cannot be written"
+        stat = "DONE" if code == 0 else "EXIT"
+        changes = {"stat": stat, "exit_code": code, "exit_reason": reason, "left_over": left_over}
+        jobs.change(self.root, self.number, end=time.time(), **changes)
+
+    def keeper_is_gone(self) -> bool:
+        """Return whether the rehearsal has ended."""
+        return bool(self.settings.keeper_pid) and not processes.is_running(self.settings.keeper_pid)
+
+
+def main(number: str) -> None:
+    """Run the daemon's process."""
+    processes.adopt_orphans()
+    Sbatchd(cluster.directory(), int(number)).run()
+    sys.exit(0)

@@ -1,0 +1,56 @@
+"""LSF's spellings of durations: `[hour:]minute` in requests, and those of `bjobs -o`."""
+
+from __future__ import annotations
+
+import re
+
+# `60.0`, `60.0/hostA` with a normalization host, or `01:00:00` if LSB_HMS_TIME_FORMAT is set.
+_LIMIT = re.compile(r"(\d{1,9})(?:\.(\d))?")
+_RUN_TIME = re.compile(r"(\d{1,12})(?: second\(s\))?")
+# `0:11 L`: hours and minutes until the run limit. E is an estimate, X an exceeded one.
+_LEFT = re.compile(r"(\d{1,6}):(\d{2}) L")
+
+
+def walltime_s(text: str) -> int:
+    """Seconds of `[hour:]minute[/host]` (bsub -W). The pattern of the scheduler has been matched."""
+    hours, _, minutes = text.partition("/")[0].rpartition(":")
+    return (int(hours or 0) * 60 + int(minutes)) * 60
+
+
+def minutes_of(seconds: int) -> str:
+    """`01:30`, rounded up to minutes, since LSF has no smaller unit."""
+    hours, minutes = divmod(-(-seconds // 60), 60)
+    return f"{hours:02}:{minutes:02}"
+
+
+def clock_s(text: str) -> int | None:
+    """Seconds of `HH:MM:SS`, as bjobs prints times with -hms; None for anything else."""
+    match = re.fullmatch(r"(\d{1,6}):(\d{2}):(\d{2})", text)
+    return (int(match[1]) * 60 + int(match[2])) * 60 + int(match[3]) if match else None
+
+
+def limit_s(text: str) -> int | None:
+    """Seconds of the field `runtimelimit`; None if it is missing or normalized to another host."""
+    match = _LIMIT.fullmatch(text)
+    return int(match[1]) * 60 + int(match[2] or 0) * 6 if match else clock_s(text)
+
+
+def run_time_s(text: str) -> int | None:
+    """Seconds of the field `run_time`."""
+    match = _RUN_TIME.fullmatch(text)
+    return int(match[1]) if match else clock_s(text)
+
+
+def end_s(answer: str) -> float | None:
+    """Seconds until the run limit, from `runtimelimit;run_time;time_left`; None if there is no limit.
+
+    time_left counts whole minutes. So it is used only for a limit that LSF scales by the speed of a host.
+    """
+    fields = [field.strip() for field in answer.strip().split(";")]
+    if len(fields) != 3:
+        return None
+    limit, used = limit_s(fields[0]), run_time_s(fields[1])
+    if limit is not None and used is not None:
+        return float(limit - used)
+    match = _LEFT.fullmatch(fields[2])
+    return float((int(match[1]) * 60 + int(match[2])) * 60) if match else None
