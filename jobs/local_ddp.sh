@@ -1,5 +1,5 @@
 #!/bin/bash
-# Written by ddp-hpc 0.1.0 with: ddp-hpc render --profile local --ranks-per-node 2
+# Written by ddp-hpc 0.2.0 with: ddp-hpc render --profile local --ranks-per-node 2
 
 set -euo pipefail
 

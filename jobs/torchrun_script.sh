@@ -1,5 +1,5 @@
 #!/bin/bash
-# Written by ddp-hpc 0.1.0 with: ddp-hpc render --step
+# Written by ddp-hpc 0.2.0 with: ddp-hpc render --step
 #
 # This script starts one torchrun agent on this node. Run it once per node with srun or mpiexec:
 #

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Written by ddp-hpc 0.1.0 with: ddp-hpc render --profile local --env $'GREETING=it\'s "$HOME"\nand `more`' -- ./run.sh 'two words' '$(touch canary)' $'line\nbreak' '' '*'
+# Written by ddp-hpc 0.2.0 with: ddp-hpc render --profile local --env $'GREETING=it\'s "$HOME"\nand `more`' -- ./run.sh 'two words' '$(touch canary)' $'line\nbreak' '' '*'
 
 set -euo pipefail
 

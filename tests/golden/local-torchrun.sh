@@ -1,5 +1,5 @@
 #!/bin/bash
-# Written by ddp-hpc 0.1.0 with: ddp-hpc render --profile local --ranks-per-node 2 --walltime 00:10:00 --launcher torchrun
+# Written by ddp-hpc 0.2.0 with: ddp-hpc render --profile local --ranks-per-node 2 --walltime 00:10:00 --launcher torchrun
 
 set -euo pipefail
 

@@ -5,7 +5,7 @@
 #$ -l node_f=2
 #$ -l h_rt=00:10:00
 #$ -j y
-# Written by ddp-hpc 0.1.0 with: ddp-hpc render --profile tsubame4 --nodes 2
+# Written by ddp-hpc 0.2.0 with: ddp-hpc render --profile tsubame4 --nodes 2
 # TSUBAME4 (Science Tokyo) requires an account, but this script does not set one; submit it with: qsub -g PROJECT SCRIPT
 
 set -euo pipefail

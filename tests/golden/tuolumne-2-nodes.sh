@@ -5,7 +5,7 @@
 #flux: --time-limit=1800s
 #flux: --queue=pdebug
 #flux: --output=ddp-{{id}}.out
-# Written by ddp-hpc 0.1.0 with: ddp-hpc render --profile tuolumne --nodes 2
+# Written by ddp-hpc 0.2.0 with: ddp-hpc render --profile tuolumne --nodes 2
 # Tuolumne (LLNL) requires an account, but this script does not set one; submit it with: flux batch --setattr=bank=PROJECT SCRIPT
 
 set -euo pipefail
