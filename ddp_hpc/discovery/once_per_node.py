@@ -12,6 +12,7 @@ import sys
 import time
 
 from ddp_hpc.discovery.launcher_environment import Environ, peek_rank, present_launchers
+from ddp_hpc.messages import log_message
 
 _HEAD_START_S = 1.0  # for rank 0, whose message is preferred
 _LINGER_S = 2.0
@@ -64,5 +65,7 @@ def _is_own(name: str) -> bool:
 
 
 def _write(text: str) -> None:
+    if log_message(text):
+        return
     sys.stderr.write(text + "\n")
     sys.stderr.flush()

@@ -29,6 +29,7 @@ from ddp_hpc.errors import (
     RendezvousError,
     ReportedElsewhereError,
 )
+from ddp_hpc.messages import log_message
 from ddp_hpc.training.health.error_election import ErrorElection
 from ddp_hpc.training.health.preemption import SIGNALS
 from ddp_hpc.user_errors import describe_error, traceback_of, write_traceback
@@ -181,6 +182,8 @@ def print_error(election: ErrorElection, text: str, world: World | None) -> None
         print_once_per_node(f"[{short_hostname()}] {line}", os.environ)
     elif election is ErrorElection.WON:
         prefix = world.prefix if world is not None and world.world_size > 1 else ""
+        if log_message(f"{prefix}{line}"):
+            return
         # One write, so that lines of different ranks do not mix. Errors such as a full disk are ignored.
         with contextlib.suppress(OSError, AttributeError):
             sys.stderr.write(f"{prefix}{line}\n")

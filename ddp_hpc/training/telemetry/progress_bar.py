@@ -7,6 +7,8 @@ import time
 from contextlib import suppress
 from typing import TextIO
 
+from ddp_hpc.messages import log_message
+
 
 class Progress:
     """Prints lines and the progress of the training. On ranks other than 0, nothing is printed."""
@@ -21,8 +23,8 @@ class Progress:
         self._start_s = 0.0
 
     def say(self, text: str) -> None:
-        """Prints a line."""
-        if self._prints:
+        """Prints a line, or logs it (see `ddp_hpc.messages`)."""
+        if self._prints and not log_message(text):
             self._write(self._clear() + text + "\n")
 
     def step(self, done: int, total: int, epoch: str, loss: float, samples_per_s: float) -> None:
