@@ -226,7 +226,7 @@ def test_without_a_scheduler_no_directory_is_created(work: Path, programs: Progr
         (["--nodes", "1", "--setup", "for"], "--setup 'for' is not valid bash"),
         (["--nodes", "1", "--launcher", "srunn"], 'did you mean "srun"?'),
         (["--nodes", "1", "--walltime", "soon"], "soon"),
-        (["--nodes", "1", "--profile", "local"], "the profile's scheduler is 'local'"),
+        (["--nodes", "1", "--profile", "local"], "the scheduler of the profile is 'local'"),
         (["--nodes", "1", "--dir", "a$(touch b)"], "cannot be determined from its script"),
         (["--nodes", "1", "--", "--metrics", "x"], "--metrics is set by the benchmark for each point"),
     ],

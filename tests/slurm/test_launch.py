@@ -41,7 +41,7 @@ def test_all_ranks_of_an_allocation_train_and_their_places_are_written(
 
 
 def test_n_ranks_are_spread_evenly_and_keep_the_launchers_exit_code(cluster: Cluster, tmp_path: Path) -> None:
-    said = 'echo $SLURM_PROCID $SLURMD_NODENAME "$1"; test $SLURM_PROCID != 2 || exit 9'
+    said = 'echo $SLURM_PROCID $SLURMD_NODENAME "$1"; test $SLURM_PROCID != 2 || { sleep 2; exit 9; }'
     done = salloc(cluster, tmp_path, FOUR, "-n", "3", "--", "sh", "-c", said, "sh", "a  $(b)")
     first, second = cluster.node_names
     expected = [f"0 {first} a  $(b)", f"1 {first} a  $(b)", f"2 {second} a  $(b)"]

@@ -151,7 +151,7 @@ def test_an_out_of_memory_kill_is_named(cluster: Cluster, tmp_path: Path) -> Non
     dead = status(cluster, tmp_path, job_id)["post_mortem"]
     assert (dead["cause"], dead["rank"], dead["host"]) == ("memory", 1, cluster.node_names[1])
     assert dead["what"] == "it used more memory than it had requested, exit code 1"
-    assert "ask for more memory a node" in dead["remedy"]
+    assert "request more memory per node" in dead["remedy"]
 
 
 @pytest.mark.skipif(

@@ -51,7 +51,7 @@ def test_a_good_placement_is_one_line_and_a_table(started, name):
     _, done, folder = started(name)
     (line,) = [line for line in done.stdout.splitlines() if line.startswith(("placement: ", "warning: "))]
     assert line.startswith("placement: 2 ranks on 1 node, ")
-    assert line.endswith(f" a rank, no problems found ({folder}/my run/placement.txt)")
+    assert line.endswith(f" per rank, no problems found ({folder}/my run/placement.txt)")
     rows = [row.split() for row in (folder / "my run" / "placement.txt").read_text().splitlines()]
     assert [row[0] for row in rows[:3]] == ["rank", "0", "1"]
     told = json.loads((folder / "my run" / "placement.json").read_text())
