@@ -19,7 +19,7 @@ class Column:
 
 
 def table(columns: Sequence[Column], rows: Sequence[Row]) -> str:
-    """Aligned text, a line for each row: the first column to the left, the others to the right."""
+    """Returns aligned text, a line for each row: the first column to the left, the others to the right."""
     lines = [[column.title for column in columns]]
     lines += [
         ["-" if row[column.field] is None else column.write(row[column.field]) for column in columns]
@@ -36,5 +36,5 @@ def table(columns: Sequence[Column], rows: Sequence[Row]) -> str:
 
 
 def cut(text: str, limit: int) -> str:
-    """The text, with `...` for its end where it is longer than that."""
+    """Returns the text, with `...` for its end where it is longer than that."""
     return text if len(text) <= limit else text[: limit - 3] + "..."

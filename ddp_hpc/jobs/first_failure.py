@@ -46,7 +46,7 @@ class Failure:
 
 
 def last_attempt(log: str) -> str:
-    """The part of a log since the last start of the job or of its ranks."""
+    """Returns the part of a log since the last start of the job or of its ranks."""
     starts = [match.start() for match in _ATTEMPT_START.finditer(log)]
     return log[starts[-1] :] if starts else log
 
@@ -78,7 +78,7 @@ def first_failure(log: str) -> Failure | None:
 
 
 def last_lines(log: str) -> tuple[str, ...]:
-    """The last lines of a log, for logs that name no failed rank."""
+    """Returns the last lines of a log, for logs that name no failed rank."""
     return tuple(line[:_MAX_CHARS] for line in log.rstrip().splitlines()[-5:])
 
 
@@ -87,7 +87,7 @@ def _failure(rank: str | None, host: str, lines: list[str]) -> Failure:
 
 
 def _block(log: str, start: int) -> list[str]:
-    """The line at `start`, or the whole traceback: up to its first line that is not indented."""
+    """Returns the line at `start`, or the whole traceback: up to its first line that is not indented."""
     lines = log[start : start + 64 * 1024].splitlines()
     if "Traceback (most recent call last)" not in lines[0]:
         return [lines[0][:_MAX_CHARS]]

@@ -122,7 +122,7 @@ def _pieces(reader: Reader) -> Iterator[bytes]:
 
 
 def _news(report: JobReport) -> str:
-    """Why there is no new output; empty while the job writes its log."""
+    """Returns why there is no new output; empty while the job writes its log."""
     job = report.job
     if job is None or job.phase == "ended":
         return ""

@@ -50,7 +50,7 @@ class UnknownJobError(RequestError):
 
 
 def report_job(job_id: str, run_dir: Path | None = None) -> JobReport:
-    """The current status of a job.
+    """Returns the current status of a job.
 
     Raises:
         UnknownJobError: neither the scheduler nor a run directory knows the job.
@@ -69,7 +69,7 @@ def report_job(job_id: str, run_dir: Path | None = None) -> JobReport:
 
 
 def combine(job_id: str, job: JobState | None, run_dir: Path | None) -> JobReport:
-    """The report on a job from its state in the scheduler, its run directory and its log."""
+    """Returns the report on a job from its state in the scheduler, its run directory and its log."""
     submission = ledger.submission_of(run_dir, job_id) if run_dir else None
     if job is not None:
         paths = log_paths(job)
@@ -102,7 +102,7 @@ def combine(job_id: str, job: JobState | None, run_dir: Path | None) -> JobRepor
 def _progress(
     job: JobState | None, run_dir: Path | None, log: str, starts: tuple[ledger.Attempt, ...]
 ) -> Progress | None:
-    """The progress of this attempt only: logs and metrics files can contain several attempts.
+    """Returns the progress of this attempt only: logs and metrics files can contain several attempts.
 
     `run_dir` is None if its files describe a later job.
     """
@@ -166,7 +166,7 @@ def _verdict(job: JobState | None, state: RunState | None) -> str:
 
 
 def rest_of_chain(report: JobReport) -> list[JobState]:
-    """The jobs that were queued in a chain after this one and have not ended, in this order.
+    """Returns the jobs that were queued in a chain after this one and have not ended, in this order.
 
     Raises:
         DdpHpcError: the scheduler does not answer.
@@ -178,7 +178,7 @@ def rest_of_chain(report: JobReport) -> list[JobState]:
 
 
 def live_successor(report: JobReport) -> JobState | None:
-    """The waiting or running job that resumes the run, as far as its log and its attempts show.
+    """Returns the waiting or running job that resumes the run, as far as its log and its attempts show.
 
     Raises:
         DdpHpcError: the scheduler does not answer.

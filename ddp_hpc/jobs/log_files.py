@@ -25,7 +25,7 @@ _SUCCESSOR = re.compile(
 
 
 def log_paths(job: JobState) -> list[Path]:
-    """The log files of the job: its output, then its errors if they are separate.
+    """Returns the log files of the job: its output, then its errors if they are separate.
 
     Slurm's accounting does not contain their names, so the usual names are searched after the end of a job.
     """
@@ -45,7 +45,7 @@ def usual_logs(directory: Path, job_id: str) -> list[Path]:
 
 
 def is_plain(path: Path) -> bool:
-    """Whether the path is a regular file. Reading a pipe or a device could block forever."""
+    """Returns whether the path is a regular file. Reading a pipe or a device could block forever."""
     try:
         return stat.S_ISREG(path.stat().st_mode)
     except (OSError, ValueError):
@@ -53,7 +53,7 @@ def is_plain(path: Path) -> bool:
 
 
 def read_tail(paths: list[Path]) -> str:
-    """The last 512 KiB of each file, concatenated. Files that cannot be read are skipped."""
+    """Returns the last 512 KiB of each file, concatenated. Files that cannot be read are skipped."""
     found = ""
     for path in paths:
         with suppress(OSError):
@@ -65,7 +65,7 @@ def read_tail(paths: list[Path]) -> str:
 
 
 def age_s(paths: list[Path], now_s: float) -> float:
-    """The time since the last write to any of the files; 0 if no file exists."""
+    """Returns the time since the last write to any of the files; 0 if no file exists."""
     times = []
     for path in paths:
         with suppress(OSError):
@@ -90,7 +90,7 @@ class Reader:
         self._offset = 0
 
     def new(self) -> Iterator[bytes]:
-        """The new content, in pieces of at most 1 MiB.
+        """Yields the new content, in pieces of at most 1 MiB.
 
         Raises:
             OSError: the file exists, but cannot be read.

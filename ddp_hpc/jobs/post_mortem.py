@@ -109,7 +109,7 @@ def examine(job: JobState, state: RunState | None, log: str, next_job: str) -> P
 
 
 def advice_while_waiting(job: JobState) -> str:
-    """What to do about a job that cannot start; empty for a job that waits for resources."""
+    """Returns what to do about a job that cannot start; empty for a job that waits for resources."""
     if _HELD.search(job.reason):
         return f"the job was started but could not run; cancel it; {_REMEDIES['not started']}"
     if _USER_HOLD in job.reason:

@@ -104,7 +104,7 @@ def _append(path: Path, line: bytes) -> None:
 
 
 def submissions(run_dir: Path) -> list[Submission]:
-    """The recorded submissions, oldest first. Damaged lines are skipped."""
+    """Returns the recorded submissions, oldest first. Damaged lines are skipped."""
     found = []
     for line in _lines(run_dir / SUBMITTED):
         try:
@@ -121,12 +121,12 @@ def submissions(run_dir: Path) -> list[Submission]:
 
 
 def submission_of(run_dir: Path, job_id: str) -> Submission | None:
-    """The submission of a job; None if it was not queued by `ddp-hpc submit`."""
+    """Returns the submission of a job; None if it was not queued by `ddp-hpc submit`."""
     return next((one for one in reversed(submissions(run_dir)) if same_job(one.job_id, job_id)), None)
 
 
 def attempts(run_dir: Path) -> list[Attempt]:
-    """The recorded starts, oldest first. Damaged lines are skipped.
+    """Returns the recorded starts, oldest first. Damaged lines are skipped.
 
     A job script records only the number of its job. The cluster is taken from the recorded submissions.
     """
@@ -146,14 +146,14 @@ def attempts(run_dir: Path) -> list[Attempt]:
 
 
 def job_ids(run_dir: Path) -> list[str]:
-    """The distinct jobs in the run directory, in the order in which they were first recorded."""
+    """Returns the distinct jobs in the run directory, in the order in which they were first recorded."""
     first_seen = [(s.at_s, s.job_id) for s in submissions(run_dir)]
     first_seen += [(a.at_s, a.job_id) for a in attempts(run_dir)]
     return list(dict.fromkeys(job_id for _, job_id in sorted(first_seen, key=lambda one: one[0])))
 
 
 def chained_job(run_dir: Path, job_id: str) -> str:
-    """The job that was queued to start after this one, or an empty string."""
+    """Returns the job that was queued to start after this one, or an empty string."""
     waiting = (one for one in reversed(submissions(run_dir)) if one.after and same_job(one.after, job_id))
     return next((one.job_id for one in waiting), "")
 

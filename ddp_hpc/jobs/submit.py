@@ -55,7 +55,7 @@ class Order:
 
 
 def order_request(text: str, scheduler_name: str, work_dir: Path) -> Order:
-    """The order for a script that was just rendered. Its file name contains its checksum.
+    """Returns the order for a script that was just rendered. Its file name contains its checksum.
 
     Raises:
         RequestError: jobs cannot be submitted to this scheduler.
@@ -81,7 +81,7 @@ def order_request(text: str, scheduler_name: str, work_dir: Path) -> Order:
 
 
 def order_script(text: str, path: Path, account: str, account_option: str, work_dir: Path) -> Order:
-    """The order for an existing script file.
+    """Returns the order for an existing script file.
 
     Raises:
         RequestError: the script has no directives, so its scheduler is unknown.
@@ -108,7 +108,7 @@ def order_script(text: str, path: Path, account: str, account_option: str, work_
 
 
 def names_account(text: str) -> bool:
-    """Whether the directives of a script name an account."""
+    """Returns whether the directives of a script name an account."""
     script = parse_script(text)
     return script.scheduler in SCHEDULERS and SCHEDULERS[script.scheduler].names_account(script)
 

@@ -20,7 +20,7 @@ _MAIN = "import sys; sys.path.insert(0, sys.argv[1]); from {module} import main;
 
 
 def next_number(path: Path, first: int) -> int:
-    """The next number of the counter in this file. Concurrent callers get different numbers."""
+    """Returns the next number of the counter in this file. Concurrent callers get different numbers."""
     with path.open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
@@ -39,22 +39,22 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def job_file(root: Path, number: int) -> Path:
-    """The file with the attributes of a job."""
+    """Returns the file with the attributes of a job."""
     return root / "jobs" / f"{number}.json"
 
 
 def numbers(root: Path) -> list[int]:
-    """The numbers of all submitted jobs, in ascending order."""
+    """Returns the numbers of all submitted jobs, in ascending order."""
     return sorted(int(path.stem) for path in (root / "jobs").glob("*.json"))
 
 
 def delete_request(root: Path, number: int) -> Path:
-    """The file that requests the end of a job from its daemon."""
+    """Returns the file that requests the end of a job from its daemon."""
     return root / "jobs" / f"{number}.delete"
 
 
 def rerun_request(root: Path, number: int) -> Path:
-    """The file that requests a requeue of a job from its daemon."""
+    """Returns the file that requests a requeue of a job from its daemon."""
     return root / "jobs" / f"{number}.rerun"
 
 
@@ -76,7 +76,7 @@ def change(root: Path, number: int, **attributes: object) -> Attributes:
 
 
 def load(root: Path, number: int) -> Attributes:
-    """The attributes of a job."""
+    """Returns the attributes of a job."""
     attributes: Attributes = json.loads(job_file(root, number).read_text())
     return attributes
 

@@ -28,7 +28,7 @@ class Process:
 
 
 def processes() -> list[Process]:
-    """All processes of the machine."""
+    """Returns all processes of the machine."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -39,12 +39,12 @@ def processes() -> list[Process]:
 
 
 def of_session(number: int) -> list[Process]:
-    """The processes of one session."""
+    """Returns the processes of one session."""
     return [process for process in processes() if process.session == number]
 
 
 def descendants(*ancestors: int) -> list[Process]:
-    """All descendants of these processes, in any session."""
+    """Returns all descendants of these processes, in any session."""
     everything, family = processes(), set(ancestors)
     while more := {p.pid for p in everything if p.parent in family} - family:
         family |= more
@@ -94,5 +94,5 @@ def reap() -> None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process with this id exists."""
+    """Returns whether a process with this id exists."""
     return Path(f"/proc/{pid}").exists()

@@ -209,7 +209,7 @@ QUEUES = {
 
 
 def find_queue(scheduler: str) -> Queue | None:
-    """The stand-in of the scheduler with this name; None if there is none."""
+    """Returns the stand-in of the scheduler with this name; None if there is none."""
     known = SCHEDULERS.get(scheduler)
     if scheduler in QUEUES or known is None or not known.stand_in:
         return QUEUES.get(scheduler)

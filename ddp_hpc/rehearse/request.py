@@ -57,7 +57,7 @@ class Plan:
 
 
 def plan(path: Path, overrides: Overrides) -> Plan:
-    """The plan for rehearsing a script.
+    """Returns the plan for rehearsing a script.
 
     Raises:
         RequestError: the file is not a job script, or the overrides do not fit it.
@@ -115,7 +115,7 @@ def _name(path: Path) -> str:
 
 
 def _part(requested: int, overrides: Overrides) -> tuple[int, int]:
-    """The number of nodes, and the maximum number of ranks per node."""
+    """Returns the number of nodes, and the maximum number of ranks per node."""
     room = max(_MIN_RANKS, len(os.sched_getaffinity(0)))
     for option, value in (("--nodes", overrides.num_nodes), ("--ranks-per-node", overrides.ranks_per_node)):
         if value is not None and not 1 <= value <= _MAX_RANKS:
@@ -138,7 +138,7 @@ def _part(requested: int, overrides: Overrides) -> tuple[int, int]:
 
 
 def _site(script: Script, profile: str) -> Site | None:
-    """The site of --profile, or the site that a script of `ddp-hpc render` names."""
+    """Returns the site of --profile, or the site that a script of `ddp-hpc render` names."""
     if profile:
         return load_site(profile)
     named = [value for _, name, value in script.assignments if name == "DDP_HPC_PROFILE"]
@@ -156,7 +156,7 @@ def _walltime_s(queue: Queue | None, script: Script) -> int:
 
 
 def _mpiexec(script: Script, site: Site | None, queue: Queue | None) -> str:
-    """The kind of mpiexec for which the script was written: pals, openmpi or hydra."""
+    """Returns the kind of mpiexec for which the script was written: pals, openmpi or hydra."""
     if site is not None and site.launch.dialect != "auto":
         return site.launch.dialect
     words = [word.partition("=")[0] for command in script.launches() for word in command.own_words]

@@ -63,11 +63,11 @@ class ScriptOptions(Protocol):
         ...
 
     def read(self) -> Sequence[DirectiveLine]:
-        """The directives before the first command."""
+        """Returns the directives before the first command."""
         ...
 
     def value(self, *flags: str) -> str | None:
-        """The value of the last directive with one of these flags."""
+        """Returns the value of the last directive with one of these flags."""
         ...
 
     def resources(self) -> Iterator[tuple[DirectiveLine, str, str]]:
@@ -230,11 +230,11 @@ class Scheduler:
         raise NotImplementedError
 
     def submit_line(self, options: str = "") -> str:
-        """The command of a shell that submits the script whose path follows it."""
+        """Returns the command of a shell that submits the script whose path follows it."""
         return f"{self.submit_program} {options}".rstrip()
 
     def launch_words(self, site: Site, layout: Layout) -> Sequence[str]:
-        """The words of a launcher that only this scheduler has; empty for all other launchers.
+        """Returns the words of a launcher that only this scheduler has; empty for all other launchers.
 
         In a word, {num_nodes} and {num_ranks} stand for the numbers of the running job.
         """
@@ -275,7 +275,7 @@ class Scheduler:
         return None
 
     def walltime_s(self, text: str) -> int | None:
-        """Seconds of a walltime, as the scheduler reads it; None if it is invalid."""
+        """Returns the seconds of a walltime, as the scheduler reads it; None if it is invalid."""
         if not self.walltime_pattern.fullmatch(text):
             return None
         if _NUMBER.fullmatch(text):
@@ -291,7 +291,7 @@ class Scheduler:
             return None
 
     def names_account(self, script: ScriptOptions) -> bool:
-        """Whether the script names the account."""
+        """Returns whether the script names the account."""
         return any(one.flag in self.account_flags for one in script.read())
 
     def queue(self, script: ScriptOptions, site: Site | None) -> tuple[int, str] | None:
@@ -299,7 +299,7 @@ class Scheduler:
         return None
 
     def qos(self, script: ScriptOptions, site: Site | None) -> str:
-        """The QOS that is requested in addition to a partition."""
+        """Returns the QOS that is requested in addition to a partition."""
         return ""
 
     # Jobs.
@@ -313,7 +313,7 @@ class Scheduler:
         return None
 
     def read_end_s(self, job_id: str, ask: Callable[..., str]) -> tuple[float, str] | None:
-        """The end of a running job in seconds since the Unix epoch, and the command that reported it.
+        """Returns the end of a running job in seconds since the Unix epoch, and the command that reported it.
 
         `ask` runs a command once and returns its output, which is empty if the command failed.
         """
@@ -342,7 +342,7 @@ def directive_value(what: str, value: str) -> str:
 
 
 def optional_value(what: str, value: str) -> str:
-    """The same as `directive_value`, but an empty value is allowed."""
+    """Returns the same as `directive_value`, but an empty value is allowed."""
     return directive_value(what, value) if value else ""
 
 

@@ -63,7 +63,7 @@ def launch(line: Line, root: Path) -> int:
 
 
 def num_nodes_of(line: Line) -> int:
-    """The number of nodes from --hosts, the host file, or the job."""
+    """Returns the number of nodes from --hosts, the host file, or the job."""
     if named := line.values.get("hosts"):
         return len(set(named.split(",")))
     path = line.values.get("hostfile") or os.environ.get("PBS_NODEFILE")
@@ -85,7 +85,7 @@ def _bad_number(text: str, name: str) -> RefusedError:
 
 
 def read_line(argv: Sequence[str]) -> Line:
-    """The parsed command line.
+    """Returns the parsed command line.
 
     Raises:
         RefusedError: Hydra does not have an option, or a value is missing.

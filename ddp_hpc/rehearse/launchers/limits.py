@@ -57,7 +57,7 @@ class Limits:
         return counts
 
     def command(self, argv: Sequence[str]) -> list[str]:
-        """The command of a rank with the additional arguments."""
+        """Returns the command of a rank with the additional arguments."""
         if not self.ranks_per_node:
             return list(argv)
         added = list(self.arguments)
@@ -95,7 +95,7 @@ def write_limits(root: Path, limits: Limits) -> None:
 
 
 def read_limits(root: Path) -> Limits:
-    """The limits in the directory `root`, or no limits."""
+    """Returns the limits in the directory `root`, or no limits."""
     try:
         values: dict[str, Any] = json.loads((root / _FILE).read_text())
     except FileNotFoundError:

@@ -137,7 +137,7 @@ def _bad_number(text: str, name: str) -> RefusedError:
 
 
 def read_line(argv: Sequence[str]) -> Line:
-    """The parsed command line.
+    """Returns the parsed command line.
 
     Raises:
         RefusedError: Open MPI does not have an option, or a value is missing.

@@ -42,7 +42,7 @@ class Table:
     long_only: bool = True
 
     def find(self, spelling: str) -> str:
-        """The name of an option.
+        """Returns the name of an option.
 
         Raises:
             UnknownOptionError: the option does not exist, or the abbreviation is ambiguous.
@@ -58,7 +58,7 @@ class Table:
 
 
 def spellings(words: str) -> dict[str, tuple[str, ...]]:
-    """The options in a text such as `name other:o`, by their first spelling."""
+    """Returns the options in a text such as `name other:o`, by their first spelling."""
     return {word.partition(":")[0]: tuple(word.split(":")) for word in words.split()}
 
 
@@ -72,7 +72,7 @@ class Line:
     command: list[str] = field(default_factory=list)
 
     def all_of(self, name: str) -> list[str]:
-        """All values of an option that can be repeated."""
+        """Returns all values of an option that can be repeated."""
         return [value for option, value in self.given if option == name]
 
     def number(self, name: str, default: int, refuse: Callable[[str, str], RefusedError]) -> int:

@@ -50,7 +50,7 @@ def _refused(message: str) -> RefusedError:
 
 
 def read_line(argv: Sequence[str]) -> Line:
-    """The parsed command line.
+    """Returns the parsed command line.
 
     Raises:
         RefusedError: PALS does not have an option, or a value is missing.
@@ -64,7 +64,7 @@ def read_line(argv: Sequence[str]) -> Line:
 
 
 def hosts(line: Line) -> list[str]:
-    """The distinct hosts of --hosts, the host file or the job's node file, in order.
+    """Returns the distinct hosts of --hosts, the host file or the job's node file, in order.
 
     Raises:
         RefusedError: there is no list of hosts outside a job, or the file cannot be read.

@@ -37,7 +37,7 @@ class Place:
 
 
 def places(counts: Sequence[int]) -> list[Place]:
-    """The places of all ranks, node by node."""
+    """Returns the places of all ranks, node by node."""
     found: list[Place] = []
     for node, count in enumerate(counts):
         found += [Place(rank=len(found) + i, node=node, local_rank=i, local_size=count) for i in range(count)]
@@ -112,7 +112,7 @@ def run_step(spool: Path, step: Step) -> int:
 
 
 def processes_of(spools: Iterable[Path]) -> list[processes.Process]:
-    """The processes of the ranks of these steps, and their descendants."""
+    """Returns the processes of the ranks of these steps, and their descendants."""
     ranks = set()
     for file in (file for spool in spools for file in spool.glob("pid.*")):
         with suppress(OSError, ValueError):

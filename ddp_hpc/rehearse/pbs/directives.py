@@ -59,7 +59,7 @@ class _IllegalAttributeError(_IllegalError):
 
 
 def directive_lines(script: str) -> list[str]:
-    """The directives of a script, without `#PBS`.
+    """Returns the directives of a script, without `#PBS`.
 
     The first line that is neither blank, nor a comment, nor a directive ends the directives. PBS treats all
     later ones as comments.
@@ -79,7 +79,7 @@ def directive_lines(script: str) -> list[str]:
 
 
 def read_request(argv: Sequence[str], script: str, environ: Mapping[str, str]) -> Request:
-    """The directives of the script, overridden by the options for each resource separately.
+    """Returns the directives of the script, overridden by the options for each resource separately.
 
     Raises:
         RefusedError: qsub does not accept an option or its value.
@@ -176,7 +176,7 @@ def _change(request: Request, option: str, value: str, environ: Mapping[str, str
 
 
 def _attribute(value: str) -> dict[str, Any]:
-    """The changes that an option `-W` requests."""
+    """Returns the changes that an option `-W` requests."""
     name, _, text = value.partition("=")
     if name == "depend":
         _check(all(map(_DEPEND.fullmatch, text.split(","))), "-W")

@@ -80,11 +80,11 @@ class Mom:
         return how
 
     def index(self) -> str:
-        """The index of a job in its array, or an empty string."""
+        """Returns the index of a job in its array, or an empty string."""
         return str(self.job.get("array_index", ""))
 
     def where(self) -> dict[str, str]:
-        """The attributes that name the nodes of the job."""
+        """Returns the attributes that name the nodes of the job."""
         hosts, vnodes = [], []
         for chunk in self.job["_chunks"]:
             name, ncpus, ngpus = chunk["node"].partition(".")[0], chunk["ncpus"], chunk["ngpus"]
@@ -98,7 +98,7 @@ class Mom:
         }
 
     def used(self, seconds: int) -> dict[str, object]:
-        """The used resources of the job. CPU time and memory are not measured."""
+        """Returns the used resources of the job. CPU time and memory are not measured."""
         ncpus = sum(chunk["ncpus"] for chunk in self.job["_chunks"])
         walltime = server.clock(seconds)
         return {
@@ -111,7 +111,7 @@ class Mom:
         }
 
     def jobdir(self) -> Path:
-        """The user's home directory, or with `-W sandbox=PRIVATE` a separate directory in it."""
+        """Returns the user's home directory, or with `-W sandbox=PRIVATE` a separate directory in it."""
         home = self.root / "home"
         return home / f"pbs.{self.id}.x8z" if self.job["_is_sandboxed"] else home
 
@@ -120,7 +120,7 @@ class Mom:
         self.job = jobs.change(self.root, self.number, **attributes)
 
     def open_logs(self) -> tuple[IO[bytes], IO[bytes]]:
-        """The files of stdout and stderr."""
+        """Returns the files of stdout and stderr."""
         out = self.open_log("OU", self.job["Output_Path"])
         joined = self.job["Join_Path"] == "oe"
         return out, out if joined else self.open_log("ER", self.job["Error_Path"])
@@ -135,11 +135,11 @@ class Mom:
         return os.fdopen(descriptor, "wb", buffering=0)
 
     def writes_direct(self) -> bool:
-        """Whether the job writes its logs to their final place."""
+        """Returns whether the job writes its logs to their final place."""
         return "d" in self.job["Keep_Files"]
 
     def spooled(self, ending: str) -> Path:
-        """The spool file of a log that is delivered at the end."""
+        """Returns the spool file of a log that is delivered at the end."""
         return self.root / "spool" / f"{self.id}.{ending}"
 
     def deliver_logs(self) -> None:
@@ -241,7 +241,7 @@ class Mom:
         return (code, "finished" if code == 0 else "failed") if code >= 0 else (256 - code, "failed")
 
     def keeper_is_gone(self) -> bool:
-        """Whether the process that owns this machine has ended."""
+        """Returns whether the process that owns this machine has ended."""
         keeper = self.settings.keeper_pid
         return bool(keeper) and not processes.is_running(keeper)
 

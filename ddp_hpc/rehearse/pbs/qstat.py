@@ -107,7 +107,7 @@ def _no_constant(name: str) -> Any:
 
 
 def _lines(name: str, job: Mapping[str, Any], *, is_wide: bool) -> list[str]:
-    """The text output, with each attribute wrapped as in prt_attr of qstat.c."""
+    """Returns the text output, with each attribute wrapped as in prt_attr of qstat.c."""
     lines = [f"Job Id: {name}"]
     for key, value in job.items():
         if key == "Variable_List":

@@ -31,7 +31,7 @@ class Chunk:
 
 
 def walltime_s(text: str) -> int:
-    """The seconds of a walltime `[[HH:]MM:]SS`.
+    """Returns the seconds of a walltime `[[HH:]MM:]SS`.
 
     Raises:
         RefusedError: the text has another format.
@@ -45,7 +45,7 @@ def walltime_s(text: str) -> int:
 
 
 def select_of(request: Request) -> str:
-    """The requested chunks in the syntax of `select`, also from the older syntax `nodes=N:ppn=P`."""
+    """Returns the requested chunks in the syntax of `select`, also from the older syntax `nodes=N:ppn=P`."""
     if match := re.fullmatch(r"([0-9]+)(?::ppn=([0-9]+))?", request.resources.get("nodes", "")):
         ranks = match[2] or "1"
         return f"{match[1]}:ncpus={ranks}:mpiprocs={ranks}"
@@ -53,7 +53,7 @@ def select_of(request: Request) -> str:
 
 
 def chunks(request: Request, settings: Settings) -> list[Chunk]:
-    """The requested chunks, without nodes.
+    """Returns the requested chunks, without nodes.
 
     Raises:
         RefusedError: the server would refuse the request.
@@ -128,7 +128,7 @@ def check(request: Request, settings: Settings) -> None:
 
 
 def why_never(request: Request, settings: Settings) -> str:
-    """The comment of the scheduler on a job that can never run, or an empty string."""
+    """Returns the comment of the scheduler on a job that can never run, or an empty string."""
     if settings.any_site:
         return ""
     wanted = chunks(request, settings)

@@ -74,7 +74,7 @@ QUEUES = {
 
 
 def directory() -> Path:
-    """The directory of the stand-in with all its files."""
+    """Returns the directory of the stand-in with all its files."""
     return Path(os.environ[DIRECTORY_VARIABLE])
 
 
@@ -84,7 +84,7 @@ def write_settings(root: Path, settings: Settings) -> None:
 
 
 def read_settings(root: Path) -> Settings:
-    """The current settings."""
+    """Returns the current settings."""
     values = json.loads((root / "settings.json").read_text())
     return replace(Settings(), **{**values, "nodes": tuple(values["nodes"])})
 
@@ -131,7 +131,7 @@ def release(root: Path) -> None:
 
 
 def _decision(kind: str, before: jobs.Attributes) -> str:
-    """Whether a dependency lets the waiting job start, wait or drop."""
+    """Returns whether a dependency lets the waiting job start, wait or drop."""
     if kind == "after":
         return "start" if "stime" in before else "wait"
     if before["job_state"] != "F":
@@ -165,25 +165,25 @@ def depends_on(root: Path, number: int, after: Sequence[tuple[str, int]]) -> Non
 
 
 def is_known(root: Path, number: int, settings: Settings) -> bool:
-    """Whether the server knows a job. Without job history it forgets jobs that have ended."""
+    """Returns whether the server knows a job. Without job history it forgets jobs that have ended."""
     if not jobs.job_file(root, number).exists():
         return False
     return settings.history or load(root, number)["job_state"] != "F"
 
 
 def clock(seconds: int) -> str:
-    """A duration as PBS prints it."""
+    """Returns a duration as PBS prints it."""
     return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
 
 def job_id(number: int, server: str) -> str:
-    """The job id: `12.pbs-srv`, or `12[3].pbs-srv` for a subjob, whose number is above a million."""
+    """Returns the job id: `12.pbs-srv`, or `12[3].pbs-srv` for a subjob, whose number is above a million."""
     array, index = divmod(number, _SUBJOBS)
     return f"{array}[{index - 1}].{server}" if array else f"{number}.{server}"
 
 
 def subjob(array: int, index: int) -> int:
-    """The internal number of a subjob of an array."""
+    """Returns the internal number of a subjob of an array."""
     return array * _SUBJOBS + index + 1
 
 
@@ -197,7 +197,7 @@ def array_state(root: Path, number: int, job: jobs.Attributes) -> jobs.Attribute
 
 
 def job_number(command: str, word: str, root: Path) -> int:
-    """The number of an existing job, from `12` or `12.pbs-srv`.
+    """Returns the number of an existing job, from `12` or `12.pbs-srv`.
 
     Raises:
         RefusedError: the job is unknown; with the message of the real command.

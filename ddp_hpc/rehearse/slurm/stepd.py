@@ -73,7 +73,7 @@ class Stepd:
         jobs.save(self.root, self.number, self.job)
 
     def open_logs(self) -> tuple[IO[bytes], IO[bytes]]:
-        """The files of stdout and stderr, which are the same file without --error."""
+        """Returns the files of stdout and stderr, which are the same file without --error."""
         out = self.open_log(self.job["output"])
         return out, self.open_log(self.job["error"]) if self.job["error"] else out
 
@@ -211,17 +211,17 @@ class Stepd:
         shell.wait()
 
     def batch_shell(self, shell: subprocess.Popen[bytes]) -> list[processes.Process]:
-        """The process of the batch shell, if it exists."""
+        """Returns the process of the batch shell, if it exists."""
         return [process for process in processes.processes() if process.pid == shell.pid]
 
     def keeper_is_gone(self) -> bool:
-        """Whether the process that owns this machine has ended."""
+        """Returns whether the process that owns this machine has ended."""
         settings = controller.read_settings(self.root)
         return bool(settings.keeper_pid) and not processes.is_running(settings.keeper_pid)
 
 
 def log_path(job: jobs.Attributes, pattern: str) -> Path:
-    """The file of an output pattern such as `%x-%j.out` for this job."""
+    """Returns the file of an output pattern such as `%x-%j.out` for this job."""
     number = str(job["number"])
     values = {"%": "%", "j": number, "J": number, "A": number, "x": job["name"], "N": job["nodes"][0]}
     values |= {"u": job["user"], "n": "0", "t": "0", "s": "batch"}

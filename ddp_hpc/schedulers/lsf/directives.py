@@ -26,7 +26,7 @@ _BEGINS = {**dict.fromkeys("bCcDFMnpSTtvW", "0123456789"), "g": "/"}
 
 
 def split_words(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Flags with their values; a word that belongs to no option has an empty flag.
+    """Yields the flags with their values; a word that belongs to no option has an empty flag.
 
     The value of a one-letter option may follow the letter directly, as in -n4. A comment ends the line: bsub
     reads no further.
@@ -50,5 +50,5 @@ def split_words(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def is_known(flag: str) -> bool:
-    """Whether bsub has the option."""
+    """Returns whether bsub has the option."""
     return flag[1:] in LONG

@@ -131,7 +131,7 @@ def _state(job_id: str, job: Mapping[str, str]) -> JobState:
 
 
 def _term(why: str) -> str:
-    """The keyword `TERM_...` in a reason; empty if there is none."""
+    """Return the keyword `TERM_...` in a reason; empty if there is none."""
     match = re.search(r"\bTERM_[A-Z_]+", why)
     return match[0] if match else ""
 
@@ -153,7 +153,7 @@ def _reason(job_id: str, word: str, known: Mapping[str, str], why: str) -> str:
 
 
 def _log(path: str, job_id: str, work_dir: str) -> str:
-    """The log path of a job, with %J and %I replaced; a directory holds JOBID.out (bsub -o)."""
+    """Return the log path of a job, with %J and %I replaced; a directory holds JOBID.out (bsub -o)."""
     number, _, index = job_id.rstrip("]").partition("[")
     expanded = _home(path.replace("%J", number).replace("%I", index or "0"))
     if path.endswith("/"):
@@ -162,7 +162,7 @@ def _log(path: str, job_id: str, work_dir: str) -> str:
 
 
 def _home(path: str) -> str:
-    """A directory that bjobs prints as $HOME/..."""
+    """Return a directory that bjobs prints as $HOME/..."""
     return str(Path.home() / path[6:]) if path.startswith("$HOME/") else path
 
 

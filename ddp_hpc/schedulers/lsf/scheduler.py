@@ -192,6 +192,6 @@ SCHEDULER = Lsf()
 
 
 def _requirements(script: ScriptOptions, pattern: str) -> list[re.Match[str]]:
-    """The matches in all resource requirements; several -R are joined by && (bsub -R)."""
+    """Returns the matches in all resource requirements; several -R are joined by && (bsub -R)."""
     values = [d.value for d in script.read() if d.flag == "-R"]
     return [match for value in values for match in re.finditer(pattern, value)]

@@ -24,7 +24,7 @@ def minutes_of(seconds: int) -> str:
 
 
 def clock_s(text: str) -> int | None:
-    """Seconds of `HH:MM:SS`, as bjobs prints times with -hms; None for anything else."""
+    """Returns the seconds of `HH:MM:SS`, as bjobs prints times with -hms; None for anything else."""
     match = re.fullmatch(r"(\d{1,6}):(\d{2}):(\d{2})", text)
     return (int(match[1]) * 60 + int(match[2])) * 60 + int(match[3]) if match else None
 
@@ -36,7 +36,7 @@ def limit_s(text: str) -> int | None:
 
 
 def run_time_s(text: str) -> int | None:
-    """Seconds of the field `run_time`."""
+    """Returns the seconds of the field `run_time`."""
     match = _RUN_TIME.fullmatch(text)
     return int(match[1]) if match else clock_s(text)
 

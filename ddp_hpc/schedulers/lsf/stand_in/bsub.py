@@ -79,7 +79,7 @@ def submit(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _dependency(text: str, root: Path) -> tuple[str, int]:
-    """The condition and the job that it names; 0 if there is none."""
+    """Returns the condition and the job that it names; 0 if there is none."""
     if not text:
         return "", 0
     match = re.fullmatch(r"[\"']?(ended|done|exit)\((\d{1,9})\)[\"']?", text)
