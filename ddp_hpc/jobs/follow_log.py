@@ -66,7 +66,7 @@ def _follow_one(
             if report is None:
                 raise
             report = replace(report, job=None, verdict="unknown")
-        except DdpHpcError as error:  # the next query can succeed
+        except DdpHpcError as error:  # temporary; the next query can succeed
             if report is None and is_first:
                 raise
             notify(f"-- {error}")

@@ -1,4 +1,4 @@
-"""Combine what the scheduler, the run directory and the log report about one job."""
+"""Combine the information of the scheduler, the run directory and the log about one job."""
 
 from __future__ import annotations
 
@@ -121,14 +121,14 @@ def _progress(
 def _next_job(
     run_dir: Path | None, job_id: str, log: str, starts: tuple[ledger.Attempt, ...], *, is_over: bool
 ) -> str:
-    """The job that resumes or resumed the run after this one, without jobs that ended before they started."""
+    """Returns the job that resumed or will resume the run after this one; skips jobs that never started."""
     found = (ledger.next_job(run_dir, job_id) if run_dir else "") or successor_in(log, job_id)
     seen = {job_id}
     while is_over and found and found not in seen and not any(same_job(found, s.job_id) for s in starts):
         seen.add(found)
         try:
             later = read_job(check_job_id(found))
-        except DdpHpcError:  # it has possibly not ended
+        except DdpHpcError:  # the successor may still be active
             return found
         if later is None or later.end not in ("cancelled", "dropped"):
             return found

@@ -35,7 +35,7 @@ def log_paths(job: JobState) -> list[Path]:
 
 
 def usual_logs(directory: Path, job_id: str) -> list[Path]:
-    """Existing files with usual names of logs: `NAME-ID.out` on Slurm, `NAME.oID`, `NAME.eID` on PBS."""
+    """Returns existing logs with default names: `NAME-ID.out` on Slurm, `NAME.oID` and `NAME.eID` on PBS."""
     number = escape(re.split(r"[.@]", job_id)[0])
     try:
         found = [path for pattern in _USUAL for path in sorted(directory.glob(pattern.format(number)))]
@@ -74,7 +74,7 @@ def age_s(paths: list[Path], now_s: float) -> float:
 
 
 def successor_in(tail: str, job_id: str) -> str:
-    """The id of the successor that the job script queued, according to its log, or an empty string."""
+    """Returns the id of the successor that the job script queued according to the log, or an empty string."""
     own_cluster = job_id.partition("@")[2]
     named = [(number, cluster or own_cluster) for number, cluster in _SUCCESSOR.findall(tail)]
     ids = [f"{number}@{cluster}" if cluster else number for number, cluster in named]
@@ -83,7 +83,7 @@ def successor_in(tail: str, job_id: str) -> str:
 
 
 class Reader:
-    """Reads what was appended to a file since the last call; a truncated file is read from its start."""
+    """Reads the content that was appended to a file since the last call, or all of a truncated file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -98,8 +98,8 @@ class Reader:
         if not is_plain(self.path):
             return
         with self.path.open("rb") as file:
-            # Later content is for the next call: otherwise a fast writer could keep this loop running
-            # forever.
+            # Content beyond this size is left for the next call: otherwise a fast writer could keep this loop
+            # running.
             end = os.fstat(file.fileno()).st_size
             if end < self._offset:
                 self._offset = 0

@@ -14,7 +14,7 @@ _MAX_ATTEMPTS = 5
 
 
 def lines_of(report: JobReport) -> Iterator[str]:
-    """Yields the lines of the report: a label and a value each. Unknown values have no line."""
+    """Yields the lines of the report, each with a label and a value. Unknown values are omitted."""
     for label, text in _facts(report):
         if text:
             yield f"{label:<10}{plain(text)}"

@@ -91,7 +91,7 @@ def _append(path: Path, line: bytes) -> None:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             size = os.fstat(handle).st_size
-            # Keep this line separate from an incomplete last line.
+            # If the last line is incomplete, begin a new line before this one.
             if size and os.pread(handle, 1, size - 1) != b"\n":
                 line = b"\n" + line
             written = os.write(handle, line)
@@ -159,7 +159,7 @@ def chained_job(run_dir: Path, job_id: str) -> str:
 
 
 def next_job(run_dir: Path, job_id: str) -> str:
-    """The job that resumes the run after this one, according to the run directory, or an empty string."""
+    """Returns the job that resumes the run after this one according to the run directory, or nothing."""
     if chained := chained_job(run_dir, job_id):
         return chained
     starts = attempts(run_dir)
@@ -170,7 +170,7 @@ def next_job(run_dir: Path, job_id: str) -> str:
 
 
 def run_dir_in(text: str, work_dir: Path) -> Path | None:
-    """The run directory that a script of ddp-hpc sets; None if it sets none or computes it in the job."""
+    """Returns the run directory that a script of ddp-hpc sets; None if the script sets no fixed directory."""
     values = [value for _, name, value in parse_script(text).assignments if name == _RUN_DIR]
     if not values:
         return None
@@ -179,7 +179,7 @@ def run_dir_in(text: str, work_dir: Path) -> Path | None:
 
 
 def find_run_dir(job_id: str, job: JobState | None, here: Path) -> Path | None:
-    """The run directory of a job, or None if it is unknown. `job` is the job's state in the scheduler."""
+    """Returns the run directory of a job; None if it is unknown. `job` is its state in the scheduler."""
     for run_dir in _candidates(job, here):
         if any(same_job(known, job_id) for known in job_ids(run_dir)):
             return run_dir
@@ -199,7 +199,7 @@ def find_run_dir(job_id: str, job: JobState | None, here: Path) -> Path | None:
 
 
 def runs_in(directory: Path) -> list[Path]:
-    """The run directories in `directory`/runs, and `directory` itself if it is one, the newest last."""
+    """Yields the run directories in `directory`/runs, and `directory` itself if it is one; newest last."""
     try:
         found = [one for one in [directory, *sorted((directory / "runs").glob("*"))] if _is_run(one)]
     except OSError:

@@ -1,4 +1,4 @@
-"""The jobs of a stand-in: one JSON file per job, and files that request the end of a job."""
+"""The job records of a stand-in: one JSON file per job, and files that request the end of a job."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def next_number(path: Path, first: int) -> int:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """A block that only one process executes at a time."""
+    """Holds a lock on `path` during the block, so that only one process executes it at a time."""
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -68,7 +68,7 @@ def save(root: Path, number: int, job: Attributes) -> None:
 
 
 def change(root: Path, number: int, **attributes: object) -> Attributes:
-    """Sets these attributes, keeps concurrent changes of others, and returns all attributes."""
+    """Sets these attributes, keeps concurrent changes by other processes, and returns all attributes."""
     with locked(root / "jobs.lock"):
         job = {**load(root, number), **attributes}
         save(root, number, job)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-# The directory that holds the package, for Pythons that start without their site-packages.
+# The parent directory of the package, for Python processes that start without site-packages.
 PACKAGES = Path(__file__).resolve().parents[2]
 
 _KILL_S = 10.0
@@ -20,7 +20,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 @dataclass(frozen=True)
 class Process:
-    """One process from /proc/PID/stat. Zombies are ignored in this module."""
+    """One process, read from /proc/PID/stat. This module ignores zombies."""
 
     pid: int
     parent: int
@@ -64,7 +64,7 @@ def adopt_orphans() -> None:
 
 
 def die_with_parent() -> None:
-    """For `preexec_fn`: the process receives SIGKILL when its parent ends."""
+    """Makes this process receive SIGKILL when its parent ends; used as `preexec_fn`."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
@@ -74,7 +74,8 @@ def end_descendants(grace_s: float) -> list[str]:
     while descendants(os.getpid()) and time.monotonic() < end_s:
         time.sleep(0.02)
     command_lines: dict[int, str] = {}
-    # Repeated, since processes can start new ones; limited, since a process can be unkillable.
+    # The loop repeats because processes can start new ones, and is limited because a process can be
+    # unkillable.
     end_s = time.monotonic() + _KILL_S
     while (left := descendants(os.getpid())) and time.monotonic() < end_s:
         for process in left:

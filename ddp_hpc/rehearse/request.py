@@ -1,4 +1,4 @@
-"""Determine what a job script requests, and which part of it is rehearsed on one machine."""
+"""Determine what a job script requests, and how many of its nodes and ranks one machine rehearses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OPENMPI_OPTIONS = ("--map-by", "-map-by", "-x", "--mca", "-mca", "--bind-to", "
 
 @dataclass(frozen=True, kw_only=True)
 class Overrides:
-    """The user's settings for a rehearsal. None means that the script and the machine determine the value."""
+    """The user's settings for a rehearsal. If a value is None, the script and the machine determine it."""
 
     num_nodes: int | None = None
     ranks_per_node: int | None = None
@@ -37,7 +37,7 @@ class Overrides:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A script and the part of its request that is rehearsed.
+    """A job script, and the numbers of nodes and ranks with which it is rehearsed.
 
     `scheduler` is pbs, slurm or local. `text` is the script as it is submitted. `walltime_s` is the walltime
     that the script requests, or 0.

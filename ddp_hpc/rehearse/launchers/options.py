@@ -1,4 +1,4 @@
-"""Parse the command line of a launcher with a table of the options of the real launcher."""
+"""Parse the command line of a launcher, given a table with the options of the real launcher."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NoReturn
 
 
 class RefusedError(Exception):
-    """The error message of a launcher that ends with this exit code before it starts a rank."""
+    """The launcher refuses to start ranks; has its error message and exit code."""
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
@@ -20,11 +20,11 @@ class RefusedError(Exception):
 
 
 class UnknownOptionError(Exception):
-    """An option that is not in the table."""
+    """The command line contains an option that is not in the table."""
 
 
 class MissingValueError(Exception):
-    """An option at the end of the command line without its value."""
+    """The command line ends with an option whose value is missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,14 +76,14 @@ class Line:
         return [value for option, value in self.given if option == name]
 
     def number(self, name: str, default: int, refuse: Callable[[str, str], RefusedError]) -> int:
-        """A positive integer. `refuse` returns the error of the launcher for a value and an option."""
+        """Returns an option's value as a positive integer; `refuse` makes the error for an invalid value."""
         text = self.values.get(name, str(default))
         if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
             raise refuse(text, name)
         return int(text)
 
     def take(self, name: str, value: str) -> None:
-        """Adds an option with its value."""
+        """Adds an option with its value to the parsed line."""
         self.values[name] = value
         self.given.append((name, value))
 

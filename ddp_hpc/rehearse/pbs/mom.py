@@ -26,7 +26,7 @@ _RERUN = "will run again"
 
 
 class Mom:
-    """One job, from its start to its final attributes."""
+    """The daemon that runs one job, from its start to its final attributes."""
 
     def __init__(self, root: Path, number: int) -> None:
         self.root = root
@@ -48,7 +48,8 @@ class Mom:
         try:
             out, err = self.open_logs()
         except OSError:
-            # As observed with OpenPBS: 21 attempts within seconds, then held. The script never runs.
+            # OpenPBS was observed to try 21 times within seconds and then hold the job. The script never
+            # runs.
             self.update(
                 job_state="H",
                 Hold_Types="s",
@@ -116,17 +117,17 @@ class Mom:
         return home / f"pbs.{self.id}.x8z" if self.job["_is_sandboxed"] else home
 
     def update(self, **attributes: object) -> None:
-        """Changes attributes of the job, and keeps concurrent changes of others."""
+        """Changes attributes of the job, and keeps concurrent changes by other processes."""
         self.job = jobs.change(self.root, self.number, **attributes)
 
     def open_logs(self) -> tuple[IO[bytes], IO[bytes]]:
-        """Returns the files of stdout and stderr."""
+        """Opens the files for stdout and stderr of the job."""
         out = self.open_log("OU", self.job["Output_Path"])
         joined = self.job["Join_Path"] == "oe"
         return out, out if joined else self.open_log("ER", self.job["Error_Path"])
 
     def open_log(self, ending: str, destination: str) -> IO[bytes]:
-        """Opens the log itself with -k doe, or else a spool file that is delivered at the end."""
+        """Opens the final log file with -k doe, or else a spool file that is delivered at the end."""
         named = destination.partition(":")[2].replace("^array_index^", self.index())
         path = Path(named) if self.writes_direct() else self.spooled(ending)
         if not self.writes_direct():
@@ -160,7 +161,7 @@ class Mom:
                 spooled.replace(undelivered / spooled.name)
 
     def environment(self) -> dict[str, str]:
-        """The initial environment of the login shell, without LANG and variables of the submitting shell."""
+        """Returns the login shell's environment, without LANG and the submitting shell's variables."""
         home, chunk = str(self.root / "home"), self.job["_chunks"][0]
         nodefile = self.root / "aux" / self.id
         nodefile.parent.mkdir(exist_ok=True)

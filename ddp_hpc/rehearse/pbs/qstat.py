@@ -17,7 +17,7 @@ from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError
 from ddp_hpc.rehearse.pbs import server
 
-# From qstat.c: these attributes are always strings.
+# According to qstat.c, the values of these attributes are always strings.
 _TEXT = ("Job_Name", "project", "Account_Name")
 _NUMBER = re.compile(r"-?[0-9.]+(?:[eE][+-]?[0-9]+)?")
 _LINE_CHARS = 78

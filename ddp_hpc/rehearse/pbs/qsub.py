@@ -108,7 +108,7 @@ def _attributes(
     argv: Sequence[str],
     environ: Mapping[str, str],
 ) -> jobs.Attributes:
-    """The job as `qstat -f` shows it. Attributes that begin with `_` are internal to qsub and the mom."""
+    """Returns the attributes that `qstat -f` shows; those that begin with `_` are internal."""
     workdir, host, now = _workdir(environ), settings.submit_host, time.ctime()
     queue = request.queue or settings.default_queue
     chunks = place(request, settings)

@@ -20,7 +20,7 @@ _PLACE = re.compile(r"(free|pack|v?scatter)?(:?(excl|shared|exclhost))?(:?group=
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """One chunk of `select`, with the node that is assigned to it."""
+    """One chunk of a `select` request, and the node that is assigned to it."""
 
     ncpus: int
     ngpus: int
@@ -83,7 +83,7 @@ def chunks(request: Request, settings: Settings) -> list[Chunk]:
             ompthreads=int(numbers["ompthreads"] or ncpus),
             system=given.get("system", ""),
         )
-        # More than any machine has; limits the memory.
+        # No machine has more chunks; the limit bounds the memory that a request can use.
         found += [chunk] * min(int(count), _MAX_CHUNKS)
     return found
 
@@ -143,7 +143,7 @@ def why_never(request: Request, settings: Settings) -> str:
 
 
 def place(request: Request, settings: Settings) -> list[Chunk]:
-    """Assigns the chunks to nodes. Empty if there are too few nodes.
+    """Returns the chunks with assigned nodes; empty if there are too few nodes.
 
     Without scatter, several chunks can be on one node.
     """

@@ -22,7 +22,7 @@ _SUBJOBS = 10**6
 NO_MORE_JOBS = "job held, the machine runs no more jobs"
 
 USER = "pbsuser"
-# While this file exists, the server does not answer. For tests.
+# While this file exists, the server does not answer. Tests create it.
 DOWN = "server_is_down"
 
 # PBS error numbers (pbs_error.h). Commands exit with the lowest byte.
@@ -41,7 +41,7 @@ class Settings:
     node_ngpus: int = 4
     system: str = "polaris"
     default_queue: str = "workq"
-    default_chunk_ncpus: int = 1  # at ALCF a whole node
+    default_chunk_ncpus: int = 1  # ALCF sets a whole node
     default_chunk_ngpus: int = 0
     alcf_hook: bool = False  # requires account, walltime and file systems; forces -k doe
     kill_delay_s: float = 10.0
@@ -57,7 +57,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Queue:
-    """The limits of a queue, as on the server that was observed."""
+    """The limits of a queue, with the defaults of a PBS server that was examined."""
 
     max_nodes: int = 0
     min_walltime_s: int = 0
@@ -188,7 +188,7 @@ def subjob(array: int, index: int) -> int:
 
 
 def array_state(root: Path, number: int, job: jobs.Attributes) -> jobs.Attributes:
-    """The attributes of an array: begun until its last job has ended, then with Exit_status 0 as in PBS."""
+    """Returns an array's attributes: state B until its last job has ended, then Exit_status 0 as in PBS."""
     states = [load(root, subjob(number, index))["job_state"] for index in job["_indices"]]
     if all(state == "F" for state in states):
         return {**job, "job_state": "F", "substate": 92, "Exit_status": 0}

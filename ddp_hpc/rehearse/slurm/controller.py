@@ -24,8 +24,7 @@ class Settings:
     """The settings that slurm.conf has. The nodes are only names: everything runs on this machine."""
 
     cluster: str = "rehearsal"
-    # Ranks without MPI find each other by the id of their job, so rehearsals at the same time need different
-    # ids.
+    # Ranks without MPI find each other by their job id, so simultaneous rehearsals need different ids.
     first_job: int = 5
     nodes: tuple[str, ...] = ("node1", "node2")
     partition: str = "batch"

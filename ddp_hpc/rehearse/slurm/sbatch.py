@@ -55,7 +55,7 @@ def directives(script: str) -> list[list[str]]:
     found = []
     for line in script.split("\n"):
         if re.match(r"#SBATCH(\s|$)", line):
-            with suppress(ValueError):  # an unclosed quote
+            with suppress(ValueError):  # ignore a line with an unclosed quote
                 found.append(shlex.split(line.removeprefix("#SBATCH"), comments=True))
         elif line.strip() and not line.lstrip().startswith("#"):
             break

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ddp_hpc.rehearse.launchers import options
 from ddp_hpc.rehearse.launchers.options import Line, RefusedError, Table, spellings
 
-# Long names, followed by a colon and the short name.
+# Each entry is a long name, optionally followed by a colon and the short name.
 _VALUES_COMMON = """
 account:A acctg-freq bb bbf begin:b chdir:D cluster-constraint clusters:M comment constraint:C container
 core-spec:S cores-per-socket cpu-freq cpus-per-gpu cpus-per-task:c deadline delay-boot dependency:d
