@@ -109,7 +109,7 @@ def hdf5_locking(here: Here) -> DoctorFinding:
 
 
 def lock_finding(error: str, setting: str, directory: str) -> DoctorFinding:
-    """Judges HDF5's `error` for a locked file, which is empty if the lock worked."""
+    """Returns the finding for HDF5's `error` after locking a file; it is empty if the lock worked."""
     if not error:
         return ok(f"HDF5 can lock files in {directory}")
     if "lock" not in error:

@@ -183,7 +183,7 @@ class Stepd:
         return _REQUEUE
 
     def warn(self, shell: subprocess.Popen[bytes], target: str, name: str) -> None:
-        """Sends the signal of --signal: with B: only to the batch shell, otherwise only to the steps."""
+        """Sends the signal of --signal to the batch shell if it has the prefix B:, otherwise to the steps."""
         number = int(name) if name.isdecimal() else signal.Signals[f"SIG{name}"].value
         targets = self.batch_shell(shell) if target == "B" else steps.of_job(self.root, self.number)
         processes.send(number, targets)
