@@ -1,4 +1,4 @@
-"""Command lines of the launchers: one function per launcher, from job, site and layout to words.
+"""Command lines of the launchers: one function per launcher, which returns its words.
 
 Words are quoted once, when they are joined to text (`shell_quoting.sh_join`). Counts that are known only in
 the running job are shell variables of the script: num_nodes, num_ranks.

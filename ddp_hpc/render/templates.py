@@ -141,7 +141,7 @@ def _answer(path: Path, names: Mapping[str, object]) -> tuple[str, int]:
 
 
 class _Sources:
-    """Loader for a user's template, the shipped templates, and regular files in the template's directory."""
+    """Loader of templates: the user's, the shipped ones, and regular files in the directory of the user's."""
 
     def __init__(self, own: Path) -> None:
         self._own = own

@@ -114,7 +114,7 @@ def submit(*argv: str) -> Answer:
 
 @contextmanager
 def held_interrupt(program: str) -> Iterator[Callable[[], bool]]:
-    """Defer the first Ctrl-C, as a job may be queued already; yield a function that reports whether it came.
+    """Defer the first Ctrl-C, as a job may be queued; yield a function that returns whether it occurred.
 
     Raises:
         NoAnswerError: a second Ctrl-C interrupts, and it is unknown whether a job was queued.

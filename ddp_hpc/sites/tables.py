@@ -353,7 +353,7 @@ class Lustre:
 
     @property
     def hint(self) -> str:
-        """`8,4M` or `8` for the data generator; empty for the default of the file system."""
+        """Striping for the data generator, such as `8,4M` or `8`; empty for the file system's default."""
         return ",".join(filter(None, (str(self.stripe_count or ""), self.stripe_size)))
 
 
