@@ -26,8 +26,7 @@ def partial_file(target: Path, writer: str) -> Iterator[Path]:
     """Yields a hidden path next to `target`. A file that the block does not rename is removed afterwards.
 
     `writer` is a word that identifies the kind of writer. The file name is new and cannot be guessed. Open
-    the
-    file with mode `x` if other users can write to the directory.
+    the file with mode `x` if other users can write to the directory.
     """
     own = f"{os.getpid()}.{process_started(os.getpid())}.x{os.urandom(4).hex()}"
     partial = target.with_name(f".{_shortened(target.name)}.{writer}-{process_home()}-{own}.partial")

@@ -142,8 +142,8 @@ def abort_mpi(exit_code: int, patience_s: float) -> None:
 def finalize_mpi(*, then_exits: bool = False) -> None:
     """Finalizes MPI before the process ends, if it was initialised. Collective: every rank must call this.
 
-    A rank in MPI_Finalize waits for the others, and MPICH keeps a core busy while it waits.
-    Set `then_exits` if the caller then ends the process with `os._exit`.
+    A rank in MPI_Finalize waits for the others, and MPICH keeps a core busy while it waits. Set `then_exits`
+    if the caller then ends the process with `os._exit`.
     """
     module = sys.modules.get("mpi4py.MPI")
     if module is None or not module.Is_initialized() or module.Is_finalized():

@@ -23,10 +23,10 @@ _MAX_RANKS = 4096  # maximum number of simultaneous connections
 def print_once_per_node(text: str, environ: Environ) -> None:
     """Writes a line to stderr, unless another rank of this launch on this node has just written the same.
 
-    Texts that differ only in numbers, such as the rank, count as the same. The first rank
-    binds an abstract socket whose name is derived from the text. Such a socket needs no file and vanishes
-    with the process, so the process stays for a moment. Any user of the node can bind a socket with that
-    name, so the owner of an existing one is checked.
+    Texts that differ only in numbers, such as the rank, count as the same. The first rank binds an abstract
+    socket whose name is derived from the text. Such a socket needs no file and vanishes with the process, so
+    the process stays for a moment. Any user of the node can bind a socket with that name, so the owner of an
+    existing one is checked.
     """
     if not present_launchers(environ):
         _write(text)

@@ -10,8 +10,7 @@ from pathlib import Path
 from ddp_hpc.rehearse.processes import PACKAGES
 
 # The commands run with this Python without its site-packages, so PATH and PYTHONPATH of the job do not
-# matter. The
-# shell is bash, since dash would drop the functions that a login shell exports.
+# matter. The shell is bash, since dash would drop the functions that a login shell exports.
 _COMMAND = """#!/bin/bash
 export {variable}={root}
 code='import sys; sys.path.insert(0, sys.argv.pop(1)); from {module} import main; main()'

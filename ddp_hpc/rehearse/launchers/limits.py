@@ -25,9 +25,9 @@ HERE = "127.0.0.1"
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """Limits of a launch. The default values mean no limits. Of the `requested_nodes` that the script
-    expects, `num_nodes` are simulated. `arguments` are added to the
-    command of the ranks; `trainer_arguments` only if that is `ddp_hpc.train` without this option. The ranks
-    are killed when the process `keeper_pid` has ended.
+    expects, `num_nodes` are simulated. `arguments` are added to the command of the ranks; `trainer_arguments`
+    only if that is `ddp_hpc.train` without this option. The ranks are killed when the process `keeper_pid`
+    has ended.
     """
 
     ranks_per_node: int = 0

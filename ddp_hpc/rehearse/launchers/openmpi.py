@@ -1,6 +1,6 @@
 """The stand-in for `mpiexec` of Open MPI 5, with its options and variables. The ranks use MPICH's MPI. As
-with Open MPI's daemons, ranks on other nodes receive only the variables
-that are named with `-x`. PMIX_NAMESPACE is not set, because MPICH would abort.
+with Open MPI's daemons, ranks on other nodes receive only the variables that are named with `-x`.
+PMIX_NAMESPACE is not set, because MPICH would abort.
 """
 
 from __future__ import annotations

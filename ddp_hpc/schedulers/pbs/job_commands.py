@@ -1,9 +1,8 @@
 """PBS commands: job states from qstat, and cancellation with qdel.
 
 qstat is called with one id at a time, since with two ids it may report only one job (openpbs#2672). Its JSON
-is not always
-valid, and converts text that looks like a number (`-v foo=005` becomes 5). If the JSON is invalid, the text
-format is used.
+is not always valid, and converts text that looks like a number (`-v foo=005` becomes 5). If the JSON is
+invalid, the text format is used.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class Pbs(Scheduler):
         while index < len(words):
             word, index = words[index], index + 1
             if word.startswith("#"):
-                return  # qsub would read a comment; lint reports it separately
+                return  # the rest is a comment; lint reports it separately
             if not word.startswith("-"):
                 yield "", word
                 continue
