@@ -1,6 +1,6 @@
-"""PyTorch jobs on PBS and Slurm machines. Importing this package costs nothing and changes nothing."""
+"""PyTorch jobs on PBS and Slurm machines. Importing this package loads no other module."""
 
-# What type checkers take it for. The true one would be an import.
+# Type checkers treat this name as true. Importing it from `typing` would make this package slower to import.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddp_hpc.errors import DdpHpcError, RequestError
@@ -41,7 +41,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
-    """Imports what a script uses, when it does (PEP 562)."""
+    """Imports a public name from its module when a script first uses it (PEP 562)."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib

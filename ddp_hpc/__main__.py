@@ -1,4 +1,4 @@
-"""`python -m ddp_hpc` is `ddp-hpc`."""
+"""Runs `ddp-hpc` as `python -m ddp_hpc`."""
 
 from ddp_hpc.cli import main
 

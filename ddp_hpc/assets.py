@@ -21,7 +21,7 @@ def asset_directory(name: str) -> Path:
         return in_wheel
     checkout = _PACKAGE.parent
     project = checkout / "pyproject.toml"
-    # A directory "templates" alone proves nothing: the project file next to it must be ddp-hpc's.
+    # Any project can have a directory "templates", so the pyproject.toml next to it must be that of ddp-hpc.
     if project.is_file() and 'name = "ddp-hpc"' in project.read_text(encoding="utf-8"):
         beside = checkout / name
         if beside.is_dir():

@@ -1,4 +1,4 @@
-"""`ddp-hpc`: the commands by name. A command's module is imported when the command is used."""
+"""The program `ddp-hpc` and its commands. The module of a command is imported when the command is used."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _COMMANDS = {
     "estimate": "Estimate the memory per rank that training a Transformer takes.",
 }
 
-# Also run as `python -m ddp_hpc.NAME`.
+# These commands also run as `python -m ddp_hpc.NAME`.
 _ENTRIES = ("train", "export", "sample")
 
 
@@ -85,8 +85,8 @@ def _say(line: str) -> None:
 
 
 def main() -> None:
-    """The console script: errors become one line on stderr and their exit code."""
-    # Garbage collection takes 3 % of the time of a short command, and frees nothing that matters.
+    """Runs `ddp-hpc`; prints an error as one line on stderr and ends the process with its exit code."""
+    # Garbage collection takes 3 % of the run time of a short command and frees little memory.
     gc.disable()
     if sys.stdout is None:
         _say("error: stdout is closed; leave it open, or write to a file")

@@ -1,4 +1,4 @@
-"""How `python -m ddp_hpc.NAME` ends: one line on stderr and an exit code."""
+"""Conversion of errors to one line on stderr and an exit code, for `python -m ddp_hpc.NAME`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from ddp_hpc.errors import EXIT_DONE, EXIT_INTERRUPTED, DdpHpcError
 
 
 def exit_code_of(command: click.Command, prog_name: str, argv: list[str] | None) -> int:
-    """Runs the command, says its error, and gives the exit code of it."""
+    """Runs the command, prints its error, and returns its exit code."""
     try:
         command.main(args=argv, prog_name=prog_name, standalone_mode=False)
-    except click.exceptions.Exit as stop:  # --help and --version
+    except click.exceptions.Exit as stop:  # raised by --help and --version
         return stop.exit_code
     except click.ClickException as error:
         error.show()

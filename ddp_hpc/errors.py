@@ -17,7 +17,7 @@ EXIT_INTERRUPTED = 130
 
 
 class DdpHpcError(Exception):
-    """A failure after work had begun: exit code 1.
+    """Base class of all errors; by itself, a failure after work had begun: exit code 1.
 
     `on_all_ranks` is true if all ranks raise the error together, so that no rank waits for another one.
     """

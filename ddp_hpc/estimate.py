@@ -20,7 +20,7 @@ GIB = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """Bytes per element of each state; 0 if the state is not kept."""
+    """Bytes per element of each state of a training; 0 if the state is not kept."""
 
     parameters: int
     gradients: int
@@ -48,7 +48,7 @@ ATTENTIONS = ("flash", "stored")
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """Which of the model's states are sharded over the ranks; a rank keeps the others whole."""
+    """The model states that are sharded over the ranks; every rank keeps a full copy of the others."""
 
     shards_states: bool = False
     shards_all: bool = False
@@ -68,7 +68,7 @@ STRATEGIES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """A model and how it is trained; `batch` is the number of samples per rank and micro-batch.
+    """A model and its training settings; `batch` is the number of samples per rank and micro-batch.
 
     Raises:
         RequestError: a size below 1, an unknown name, heads that do not divide `hidden`.
@@ -88,7 +88,7 @@ class Training:
     dropout: bool = False
     checkpointing: bool = False
     bucket_view: bool = True
-    fused: bool = False  # Adam's step as one kernel, without temporaries
+    fused: bool = False  # Adam's fused kernel, which needs no temporary tensors
     overhead_bytes: int = 2 * GIB
 
     def __post_init__(self) -> None:
@@ -122,7 +122,7 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """Bytes on one rank. All but `host_bytes` are on the GPU and add up to `total_bytes`."""
+    """Memory of one rank in bytes. All except `host_bytes` is GPU memory and adds up to `total_bytes`."""
 
     parameters_bytes: int
     master_copy_bytes: int
@@ -147,7 +147,7 @@ class Footprint:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Memory of a GPU and of a node; None for memory that is not checked."""
+    """Memory of one GPU and of one node; None if that memory is not checked."""
 
     gpu_memory_bytes: int
     gpus_per_node: int = 1
@@ -263,7 +263,7 @@ def _gathered_bytes(training: Training) -> int:
 
 
 def fits(training: Training, strategy: str, ranks: int, machine: Machine) -> bool:
-    """Return whether a rank fits on its GPU and the ranks of a node fit in the node's memory."""
+    """Return whether each rank fits in its GPU's memory and the ranks of a node fit in the node's memory."""
     need = footprint(training, strategy, ranks)
     on_node = need.host_bytes * min(ranks, machine.gpus_per_node)
     room = machine.host_memory_bytes
@@ -271,7 +271,7 @@ def fits(training: Training, strategy: str, ranks: int, machine: Machine) -> boo
 
 
 def smallest_ranks(training: Training, strategy: str, machine: Machine) -> int | None:
-    """Return the smallest number of GPUs that fits, or None if none up to 2**20 does."""
+    """Return the smallest number of GPUs that suffices, or None if no number up to 2**20 does."""
     candidates = range(1, 2 if STRATEGIES[strategy].one_rank else MAX_RANKS + 1)
     found = bisect_left(candidates, True, key=lambda ranks: fits(training, strategy, ranks, machine))
     return candidates[found] if found < len(candidates) else None

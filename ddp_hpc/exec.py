@@ -39,13 +39,13 @@ from ddp_hpc.rendezvous.torchrun_endpoint import reserve_port
 _TIMEOUT = "DDP_HPC_INIT_TIMEOUT_S"
 _TIMEOUT_S = 300.0
 _GOODBYE_S = 10.0
-# The import of torch takes some seconds, and reading a model some minutes.
+# Importing torch can take several seconds, and reading a model several minutes.
 _LISTEN_LIMIT_S = 300.0
 _POLL_S, _POLL_LATER_S, _LATER_S = 0.2, 2.0, 30.0
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
-    """Replaces this process with the program, or ends it with one line and an exit code."""
+    """Replaces this process with the program; on an error, prints one line and exits with its code."""
     program = sys.argv[1:] if argv is None else argv
     if program[:1] == ["--"]:
         program = program[1:]
@@ -74,7 +74,7 @@ def replace_process(program: list[str], environ: dict[str, str]) -> NoReturn:
     if path is None:
         raise RequestError(f"{program[0]} was not found; use a program on the PATH, or its path")
     given = _world_variables(environ)
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and programs inherit that
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # ignored by Python and inherited by programs
         signal.signal(ignored, signal.SIG_DFL)
     try:
         os.execve(path, program, {**environ, **given})  # noqa: S606 - an argv list

@@ -1,7 +1,7 @@
 """The names of datasets and attributes in a data file, which the generator writes and the reader expects.
 
-HDF5 files have contiguous datasets `src` and `tgt`, with the samples as first dimension; a test split is
-in the group `test/` under the same names. `.pt` (a dict) and `.safetensors` use the same names as keys,
+HDF5 files have contiguous datasets `src` and `tgt`, whose first dimension is the sample; a test split is in
+the group `test/` under the same names. `.pt` (a dict) and `.safetensors` use the same names as keys,
 including `test/src`, and store the attributes as dict entries or as metadata.
 """
 

@@ -1,7 +1,7 @@
 """`python -m ddp_hpc.local_mpi [MPIEXEC] -- ARGS...`: runs an mpiexec that works with this Python's mpi4py.
 
-The site's mpiexec (of a loaded module) is used if a short trial shows that its ranks share one
-MPI_COMM_WORLD, and otherwise that of the `mpich` wheel. `make train` uses this module; job scripts do
+It uses the site's mpiexec (of a loaded module) if a short trial shows that its ranks share one
+MPI_COMM_WORLD, and otherwise the mpiexec of the `mpich` wheel. `make train` uses this module; job scripts do
 not, because their site is known.
 """
 
@@ -32,7 +32,7 @@ def bundled_mpiexec() -> Path | None:
 
 
 def ask_version(mpiexec: str, limit_s: float, environ: Mapping[str, str] | None = None) -> tuple[int, str]:
-    """Returns exit code and output of `mpiexec --version`; 1 and no text if it does not answer."""
+    """Returns the exit code and output of `mpiexec --version`; 1 and an empty text if it does not answer."""
     try:
         done = subprocess.run(
             [mpiexec, "--version"],
@@ -66,7 +66,7 @@ def is_open_mpi(version: str) -> bool:
 
 
 def libmpi_of(mpiexec: Path) -> str | None:
-    """Returns the MPI library in the installation of this mpiexec; None if it is elsewhere."""
+    """Returns the path of the MPI library that is installed with this mpiexec; None if it is elsewhere."""
     root = mpiexec.resolve().parent.parent
     for directory in ("lib", "lib64"):
         # libmpi.so comes last, because it may be a linker script, which cannot be loaded.

@@ -1,7 +1,7 @@
-"""Messages as records of the logger `ddp_hpc`, for programs that have given it a handler.
+"""Emission of messages as records of the logger `ddp_hpc`, for programs that have added a handler to it.
 
-Without one, every message is printed as before: a batch log has no use for time stamps on each line, and a
-handler of the root logger, such as that of `logging.basicConfig()`, would drop what is not a warning.
+Without a handler, every message is printed: lines of a batch log need no time stamps, and a handler of the
+root logger, such as that of `logging.basicConfig()`, would drop messages below WARNING.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import sys
 
 
 def log_message(text: str) -> bool:
-    """Logs `text` if the logger `ddp_hpc` has handlers; False if it has none and the caller must print.
+    """Logs `text` and returns True if the logger `ddp_hpc` has handlers; otherwise the caller must print it.
 
-    The level is ERROR or WARNING for a text that says so, otherwise INFO.
+    The level is ERROR or WARNING if the text begins with that word after its prefix, otherwise INFO.
     """
-    logging = sys.modules.get("logging")  # importing it would slow down commands that need no logger
+    logging = sys.modules.get("logging")  # importing logging would slow down commands that need no logger
     if logging is None or not logging.getLogger("ddp_hpc").handlers:
         return False
     begin = text.partition("] ")[2] if text.startswith("[") else text

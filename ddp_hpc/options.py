@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True)
 class _Option:
-    """How a field appears on the command line."""
+    """The metadata of a field that is also an option of the command line."""
 
     help: str
     flag: str
@@ -80,7 +80,7 @@ def option(
 
 @dataclass(frozen=True)
 class _Leaf:
-    """One option, its type, and the path of its value in the composed configuration."""
+    """One option: its type, and the path of its value in the composed configuration."""
 
     path: tuple[str, ...]
     name: str
@@ -226,7 +226,7 @@ def read_directory(flag: str, text: str) -> Path:
 
 
 def check_ranges(config: Any) -> None:
-    """Checks numbers against the limits of their fields; for `__post_init__`.
+    """Checks numbers against the limits of their fields; called from `__post_init__`.
 
     Raises:
         RequestError: a number is out of range.
@@ -251,7 +251,7 @@ def check_ranges(config: Any) -> None:
 
 
 def toml_defaults(path: Path, config: type[Any]) -> dict[str, Any]:
-    """Returns the option values of a TOML file, for click's `default_map`: the command line takes precedence.
+    """Returns the values in a TOML file as a `default_map` of click: the command line takes precedence.
 
     Tables have the names of the components; a key is the name of an option without the leading dashes, such
     as `batch-size`.
@@ -291,7 +291,7 @@ def _flat(table: Mapping[str, Any], at: tuple[str, ...]) -> Iterator[tuple[tuple
 
 
 def _as_argument(leaf: _Leaf, value: Any) -> Any:
-    """Converts a TOML value to what click would get from the command line."""
+    """Converts a TOML value to the text that click would receive from the command line."""
     if leaf.option.multiple:
         return [f"{name}={one!r}" for name, one in value.items()] if isinstance(value, dict) else value
     if leaf.option.read is not None and isinstance(value, list):

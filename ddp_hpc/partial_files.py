@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ddp_hpc.errors import DdpHpcError
 
-# Writers write continuously, so a file that has not changed for this time is abandoned.
+# Writers write continuously, so a file that has not changed for this many seconds is abandoned.
 _ABANDONED_S = 3600.0
 # A file name has at most 255 bytes, and the added parts have at most 143, with a host name of up to 64.
 _MAX_NAME_BYTES = 110
@@ -23,23 +23,23 @@ _EXITING = 0x4  # PF_EXITING of Linux's sched.h, in the flags of /proc/PID/stat
 
 @contextmanager
 def partial_file(target: Path, writer: str) -> Iterator[Path]:
-    """Yields a hidden path next to `target`. The block renames it; otherwise it is removed afterwards.
+    """Yields a hidden path next to `target`. A file that the block does not rename is removed afterwards.
 
-    `writer` is a word that identifies the kind of writer. The name is new and cannot be guessed. Open the
-    file with mode `x` if other users can write to the directory.
+    `writer` is a word that identifies the kind of writer. The file name is new and cannot be guessed. Open
+    the file with mode `x` if other users can write to the directory.
     """
     own = f"{os.getpid()}.{process_started(os.getpid())}.x{os.urandom(4).hex()}"
     partial = target.with_name(f".{_shortened(target.name)}.{writer}-{process_home()}-{own}.partial")
     try:
         yield partial
     finally:
-        # An error of the block is more important than one of the removal.
+        # An error in the block is more important than an error during the removal.
         with suppress(OSError):
             partial.unlink()
 
 
 def begins_with(path: Path, *beginnings: bytes) -> bool:
-    """Returns whether the file begins with one of these, to check its type before it is overwritten.
+    """Returns whether the file begins with one of these byte strings, which identify its type.
 
     Raises:
         OSError: the file cannot be read.
@@ -76,7 +76,7 @@ def move_into_place(partial: Path, target: Path, *, replace: bool) -> None:
     """Renames the complete file `partial` to `target` atomically.
 
     Without `replace` an existing file is never overwritten, even if another process creates it at the
-    same moment. Only on a file system without hard links the check and the renaming are two steps.
+    same moment. On a file system without hard links, however, the check and the renaming are two steps.
 
     Raises:
         FileExistsError: without `replace`, `target` exists.
@@ -102,7 +102,7 @@ def remove_leftovers(directory: Path, writer: str) -> None:
     other hosts if they have not changed for an hour.
     """
     pattern = re.compile(
-        # Earlier versions used only the process id. torch compresses files that end in .json.gz.
+        # Earlier versions put only the process id into the name. torch compresses files that end in .json.gz.
         rf"\..+\.{re.escape(writer)}-(?P<home>.+)-(?P<pid>\d+)(?:\.(?P<started>\d*)\.x[0-9a-f]{{8}})?"
         r"\.partial(?:\.json\.gz)?",
         re.DOTALL,
@@ -173,7 +173,7 @@ def _is_killed(pid: int) -> bool:
 def is_gone(pid: int, started: str | None) -> bool:
     """Returns whether the process of this host with this id and start time has ended.
 
-    `started` is the result of `process_started`; with None any process with this id counts.
+    `started` is the result of `process_started`; with None, any process with this id counts as the same one.
     """
     if now := process_started(pid):
         return started is not None and started != now
@@ -194,12 +194,12 @@ def _may_be_hidden(pid: int) -> bool:
         return True
     except (ProcessLookupError, OverflowError):
         return False
-    # Without /proc nothing else is known about a process of this user.
+    # Without /proc, a process of this user cannot be examined further.
     return not Path("/proc/self/stat").exists()
 
 
 def _clock_s(directory: Path) -> float:
-    """Returns the time of the clock that dates the files in `directory`, which may be a file server's."""
+    """Returns the time of the clock that sets the file times in `directory`, such as a file server's."""
     with tempfile.TemporaryFile(dir=directory, buffering=0) as fresh:
         fresh.write(b"x")
         return os.fstat(fresh.fileno()).st_mtime

@@ -34,7 +34,7 @@ def make_private(directory: Path) -> bool:
 def others_can_replace_files(directory: Path) -> bool:
     """Returns whether another user than root can remove or replace this user's files in `directory`.
 
-    The owner of the directory can, and every user who can write to it, unless it is sticky like /tmp.
+    The owner of the directory can do so, and every user with write access unless it is sticky like /tmp.
 
     Raises:
         OSError: the directory cannot be accessed.

@@ -23,10 +23,10 @@ _STEP = re.compile(r"[0-9]{1,18}")
 
 @dataclass(frozen=True)
 class RunState:
-    """`running`, `requeue` (stopped on purpose, to be resumed by another job), `done` or `failed`."""
+    """The state of a run: `running`, `requeue` (another job will resume it), `done` or `failed`."""
 
     state: str
-    step: int  # of the newest complete snapshot; 0 if there is none
+    step: int  # step of the newest complete snapshot; 0 without a snapshot
     reason: str
 
 
@@ -51,7 +51,7 @@ def read_state(directory: Path) -> RunState | None:
 
 
 def write_refused(directory: Path, environ: Mapping[str, str]) -> None:
-    """Writes the file `refused`, which tells the job script that its ranks did not start to train.
+    """Writes the file `refused`, from which the job script learns that its ranks did not start to train.
 
     The script then ignores `state`, which another job may have written. Exit codes are not sufficient:
     torchrun, for example, returns 1 for every failure.
@@ -66,7 +66,7 @@ def write_refused(directory: Path, environ: Mapping[str, str]) -> None:
 
 
 def write_state(directory: Path, state: RunState, environ: Mapping[str, str] = os.environ) -> None:
-    """Replaces the line atomically. `environ` tells which words the job's script understands.
+    """Writes the state file atomically. `environ` shows which state names the job's script understands.
 
     Raises:
         DdpHpcError: the file cannot be written.

@@ -11,7 +11,7 @@ Row: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table: the field of the rows, its heading, and how a value is written."""
+    """A column of a table: the field that it shows, its heading, and the function that formats a value."""
 
     field: str
     title: str
@@ -19,7 +19,7 @@ class Column:
 
 
 def table(columns: Sequence[Column], rows: Sequence[Row]) -> str:
-    """Aligned text, a line for each row: the first column to the left, the others to the right."""
+    """Returns the rows as aligned lines: the first column is left-aligned, the others right-aligned."""
     lines = [[column.title for column in columns]]
     lines += [
         ["-" if row[column.field] is None else column.write(row[column.field]) for column in columns]
@@ -36,5 +36,5 @@ def table(columns: Sequence[Column], rows: Sequence[Row]) -> str:
 
 
 def cut(text: str, limit: int) -> str:
-    """The text, with `...` for its end where it is longer than that."""
+    """Returns the text, shortened to this length; `...` replaces the end of a longer text."""
     return text if len(text) <= limit else text[: limit - 3] + "..."

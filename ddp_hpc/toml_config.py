@@ -1,4 +1,4 @@
-"""Reads TOML into frozen dataclasses. Every error names the file and the line.
+"""Conversion of TOML files to frozen dataclasses. Every error names the file and the line.
 
 A dataclass is the schema: its field names are the keys, its annotations the
 types. Supported types are `str`, `int`, `float`, `bool`, `tuple[X, ...]`,
@@ -26,7 +26,7 @@ _Path = tuple[_Step, ...]
 
 
 def read_toml(path: Path, cls: type[T], *, table: str = "", base: Callable[[str], Path] | None = None) -> T:
-    """Returns the file at `path` as a `cls`; with `table`, only that table of the file, which may be missing.
+    """Returns the file at `path` as an instance of `cls`; with `table`, only that table, if it exists.
 
     With `base`, the key `extends` names another file, whose path `base` returns. The
     tables of this file are merged into those of the other file key by key; other
@@ -44,7 +44,7 @@ def read_toml(path: Path, cls: type[T], *, table: str = "", base: Callable[[str]
 
 
 def parse_toml(text: str, cls: type[T], *, source: str, table: str = "") -> T:
-    """Returns `text`, or one table of it, as a `cls`; `source` is the name of the text in error messages.
+    """Returns TOML `text`, or one table of it, as an instance of `cls`; error messages call it `source`.
 
     Raises:
         RequestError: the text is not TOML, or has an unknown or missing key, a value of the
@@ -143,7 +143,7 @@ class _Reader:
             return {k: self.value(v, item, (*path, k)) for k, v in value.items()}
         if kind is float and type(value) is int:
             return float(value)
-        # `type is`, since a bool is an int to isinstance.
+        # The types are compared with `is`, because isinstance accepts a bool as an int.
         if type(value) is kind:
             return value
         raise self._wrong_type(path, value, _type_name(kind))
@@ -166,7 +166,7 @@ def find_line(text: str, path: _Path) -> int:
     It searches for headers and keys, as tomllib does not provide positions. For an
     element of a list it returns the first line of the list.
     """
-    # Compiled here, because commands on the login node need these patterns only for errors.
+    # The patterns are compiled only when an error is reported, so that commands start faster.
     header_pattern = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?")
     word = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
     key_pattern = re.compile(rf"\s*({word}(?:\s*\.\s*{word})*)\s*=")

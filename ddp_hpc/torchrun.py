@@ -1,6 +1,6 @@
 """`python -m ddp_hpc.torchrun`: torchrun with the rendezvous backend `ddp-hpc`, for `torchrun_script.sh`.
 
-It takes torchrun's arguments. If the agent is killed, its ranks are ended too.
+It takes torchrun's arguments. If torchrun's agent is killed, its ranks are ended too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ddp_hpc.rendezvous.process_guard import run_guarded
 
 
 def main() -> None:
-    """See the module's docstring."""
+    """Runs torchrun with the arguments of this process; see the module's docstring."""
     sys.exit(run_guarded(_run_agent, "torchrun's agent"))
 
 

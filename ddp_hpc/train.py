@@ -1,4 +1,4 @@
-"""`python -m ddp_hpc.train`: parse options, discover ranks, rendezvous, prepare the data, train.
+"""`python -m ddp_hpc.train`: parse the options, discover and connect the ranks, prepare the data, and train.
 
 The same code runs in a single process and in ranks started by mpiexec, srun or torchrun.
 `training/session.py` connects the ranks, and `training/health/shutdown.py` converts errors to one
@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
     try:
         command.main(args=argv, prog_name="python -m ddp_hpc.train", standalone_mode=False)
         code = 0
-    except click.exceptions.Exit as stop:  # --help and --version
+    except click.exceptions.Exit as stop:  # raised by --help and --version
         code = stop.exit_code
     except click.ClickException as error:
         # All ranks have the same invalid command line, so only one reports it.
@@ -96,7 +96,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
 
 
 def _run(config: TrainConfig) -> None:
-    """Runs the training after parsing. Ends the process on failure."""
+    """Runs the training after the options have been parsed; on failure, ends the process."""
     parts = Parts()
     parallel = config.parallel
     with session(
@@ -112,7 +112,7 @@ def _run(config: TrainConfig) -> None:
 
 
 def _train(config: TrainConfig, group: Group, parts: Parts) -> str:
-    """Trains; returns why the run stopped early, or nothing. Collective: every rank must call this."""
+    """Trains; returns the reason for an early stop, or nothing. Collective: every rank must call this."""
     from ddp_hpc.training.health.run_lifecycle import manage_run
     from ddp_hpc.training.tasks.task_setup import set_up
     from ddp_hpc.training.telemetry.metrics_file import check_outputs

@@ -14,7 +14,7 @@ _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib"
 
 
 def message_of(error: BaseException) -> str:
-    """Returns the error's message. str() of a KeyError would be the repr of its argument."""
+    """Returns the error's message; for a KeyError, its argument, because str() would add quotes."""
     return str(error.args[0] if isinstance(error, KeyError) and error.args else error)
 
 
@@ -46,7 +46,7 @@ def write_traceback(text: str, directory: Path | None, name: str) -> Path:
         directory = Path(tempfile.mkdtemp(prefix="ddp-hpc-"))
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / name
-    path.unlink(missing_ok=True)  # from an earlier attempt
+    path.unlink(missing_ok=True)  # remove the file of an earlier attempt
     with open(path, "x", encoding="utf-8", errors="backslashreplace", opener=_private) as file:
         file.write(text.rstrip("\n") + "\n")
     return path

@@ -1,3 +1,3 @@
-"""The version of this package, in one place. It imports nothing, so that any module may read it."""
+"""The version of this package. This module imports nothing, so that any module can import it."""
 
 __version__ = "0.2.0"

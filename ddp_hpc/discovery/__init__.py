@@ -1,1 +1,1 @@
-"""Which rank a process is and where it runs, read from the launcher's environment before torch starts."""
+"""Detection of the rank of a process and its node from the launcher's environment, before torch starts."""

@@ -58,19 +58,19 @@ class SingleComm:
     size = 1
 
     def bcast(self, value: T) -> T:
-        """Returns the value itself."""
+        """Returns the value unchanged."""
         return value
 
     def allgather(self, value: T) -> list[T]:
-        """Returns a list with only this value."""
+        """Returns a list that contains only this rank's value."""
         return [value]
 
     def barrier(self, what: str) -> None:
-        """Returns at once: there are no other ranks."""
+        """Returns immediately, because there are no other ranks."""
 
 
 class MpiComm:
-    """MPI_COMM_WORLD as a `Comm`. It also determines which ranks share a node, which only MPI can do."""
+    """A `Comm` that uses MPI_COMM_WORLD; with MPI it can also determine which ranks share a node."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
@@ -134,7 +134,7 @@ def abort_mpi(exit_code: int, patience_s: float) -> None:
     module = sys.modules.get("mpi4py.MPI")
     if module is None or not module.Is_initialized() or module.Is_finalized():
         return
-    if module.COMM_WORLD.Get_size() > 1:  # a singleton has no other ranks to end
+    if module.COMM_WORLD.Get_size() > 1:  # a single rank has no others to end
         time.sleep(patience_s)
         module.COMM_WORLD.Abort(exit_code)
 
@@ -142,8 +142,8 @@ def abort_mpi(exit_code: int, patience_s: float) -> None:
 def finalize_mpi(*, then_exits: bool = False) -> None:
     """Finalizes MPI before the process ends, if it was initialised. Collective: every rank must call this.
 
-    A rank in MPI_Finalize waits for the others, and MPICH keeps a core busy while it waits.
-    Set `then_exits` if `os._exit` follows.
+    A rank in MPI_Finalize waits for the others, and MPICH keeps a core busy while it waits. Set `then_exits`
+    if the caller then ends the process with `os._exit`.
     """
     module = sys.modules.get("mpi4py.MPI")
     if module is None or not module.Is_initialized() or module.Is_finalized():
@@ -155,7 +155,7 @@ def finalize_mpi(*, then_exits: bool = False) -> None:
 
 
 def _process_manager() -> tuple[int, os.stat_result] | None:
-    """Returns the socket to MPICH's process manager if that uses PMI-1, as Hydra does."""
+    """Returns the socket to MPICH's process manager if the process manager uses PMI-1, as Hydra does."""
     fd = os.environ.get("PMI_FD", "")
     if not fd.isdigit() or os.environ.get("PMI_VERSION", "1") != "1":
         return None
@@ -207,7 +207,7 @@ def load_mpi(launcher_family: str, launcher_title: str) -> MpiComm | None:
     except (ImportError, RuntimeError) as error:
         if launcher_family.endswith(" or none"):
             return None
-        # "cannot load MPI library" is a RuntimeError.
+        # mpi4py raises RuntimeError for "cannot load MPI library".
         raise LaunchError(
             f"mpi4py cannot be used under {launcher_title} ({_first_line(error)}): load the site's MPI "
             "module, install an MPI with `pip install mpich`, or choose a launcher that needs no MPI "

@@ -1,4 +1,4 @@
-"""The cores that this rank can use, and its number of threads. Standard library only."""
+"""The cores that this rank can use, and its number of threads. Imports only the standard library."""
 
 from __future__ import annotations
 

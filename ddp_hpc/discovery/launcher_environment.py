@@ -31,7 +31,7 @@ _FIRST_SPECIAL_STEP = 2**32 - 16
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherValues:
-    """The values that one launcher has set for this process; None for those that it has not set."""
+    """The values that one launcher has set for this process; a value that it has not set is None."""
 
     launcher: str
     rank: int | None = None
@@ -40,7 +40,7 @@ class LauncherValues:
     local_size: int | None = None
     node_rank: int | None = None
     num_nodes: int | None = None
-    sources: Mapping[str, str] = field(default_factory=dict)  # which variable each value came from
+    sources: Mapping[str, str] = field(default_factory=dict)  # the variable that contains each value
 
     def place(self) -> str:
         """Returns rank and size with their variables: `rank 3 of 4 (SLURM_PROCID=3, ...)`."""
@@ -130,7 +130,7 @@ def pbs_hosts(environ: Environ) -> list[str]:
 
 
 LAUNCHERS: tuple[Launcher, ...] = (
-    # What the user sets explicitly has precedence.
+    # Variables that the user sets explicitly take precedence.
     Launcher(
         name="override",
         title="DDP_HPC_* variables",
@@ -259,7 +259,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
         mpi="mpich",
         start="MPICH's mpiexec",
     ),
-    # Hydra's PMI_PORT mode: no variable holds the size.
+    # With Hydra's PMI_PORT mode, no variable contains the number of ranks.
     Launcher(
         name="hydra_port",
         title="MPICH Hydra (PMI_PORT)",
@@ -270,7 +270,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
         mpi="mpich",
         start="MPICH's mpiexec",
     ),
-    # Only the variables of the step: SLURM_NTASKS belongs to the job, and a step may have fewer tasks.
+    # Only variables of the step are read: SLURM_NTASKS belongs to the job, and a step may have fewer tasks.
     Launcher(
         name="slurm",
         title="Slurm step",
@@ -284,7 +284,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
         start="srun",
         complete=_complete_slurm,
     ),
-    # PMI launchers without a local rank.
+    # Launchers that set the variables of PMI but not the local rank.
     Launcher(
         name="pmi",
         title="PMI",
@@ -294,7 +294,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
         mpi="mpich",
         start="mpiexec",
     ),
-    # The PMIx standard exports only PMIX_RANK; the size is a PMIx key, which MPI reads.
+    # PMIx launchers set only PMIX_RANK; the number of ranks is a PMIx key, which MPI reads.
     Launcher(
         name="pmix", title="PMIx", any_of=("PMIX_RANK",), rank="PMIX_RANK", mpi="any", start="mpiexec (PMIx)"
     ),
@@ -339,7 +339,7 @@ def without_exec_variables(environ: Environ) -> dict[str, str]:
 
 
 def peek_rank(environ: Environ) -> int:
-    """Returns the probable rank, for the decision which rank prints an error; 0 if there is no launcher."""
+    """Returns the probable rank, which decides which process prints an error; 0 if there is no launcher."""
     for launcher in present_launchers(environ):
         rank = _plain_number(environ.get(launcher.rank, ""))
         if rank is not None:
@@ -358,7 +358,7 @@ def _number(variable: str, text: str, least: int) -> int:
 
 
 def _plain_number(text: str) -> int | None:
-    """Returns the number; None also for other text that `int` accepts: signs, blanks, `1_000`."""
+    """Returns the number; None if the text is not only digits, even if `int` accepts it, such as `1_000`."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else None
 
 

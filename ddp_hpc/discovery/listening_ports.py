@@ -9,7 +9,7 @@ _LISTEN = "0A"  # TCP_LISTEN, <net/tcp_states.h>
 
 
 def sockets_of(pid: int) -> set[str]:
-    """Returns the inodes of the process's sockets."""
+    """Returns the inode numbers of the sockets that this process has open."""
     found = set()
     with suppress(OSError):
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
@@ -21,7 +21,7 @@ def sockets_of(pid: int) -> set[str]:
 
 
 def listens(pid: int, port: int, inherited: set[str]) -> bool:
-    """Returns whether any process listens on the port, or this one on a socket that it did not inherit."""
+    """Returns whether the port is open, or the process listens on a socket that it did not inherit."""
     inodes = set()
     for name in ("tcp", "tcp6"):
         with suppress(OSError):

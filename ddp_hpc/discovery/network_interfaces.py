@@ -27,7 +27,7 @@ def interface_address(name: str) -> str | None:
 
 
 def all_interfaces() -> dict[str, str]:
-    """Returns the interfaces that have an IPv4 address, and their addresses."""
+    """Returns the names and addresses of all interfaces that have an IPv4 address."""
     found = {name: interface_address(name) for _, name in socket.if_nameindex()}
     return {name: address for name, address in found.items() if address is not None}
 

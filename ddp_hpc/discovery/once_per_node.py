@@ -14,19 +14,19 @@ import time
 from ddp_hpc.discovery.launcher_environment import Environ, peek_rank, present_launchers
 from ddp_hpc.messages import log_message
 
-_HEAD_START_S = 1.0  # for rank 0, whose message is preferred
+_HEAD_START_S = 1.0  # rank 0 prints first if possible
 _LINGER_S = 2.0
 _BIND_TO_LISTEN_S = 0.2
-_MAX_RANKS = 4096  # that connect at the same time
+_MAX_RANKS = 4096  # maximum number of simultaneous connections
 
 
 def print_once_per_node(text: str, environ: Environ) -> None:
     """Writes a line to stderr, unless another rank of this launch on this node has just written the same.
 
-    Two texts that differ only in numbers (each names its own rank) count as the same. The first rank
-    binds an abstract socket whose name is derived from the text. Such a socket needs no file and vanishes
-    with the process, so the process stays for a moment. Any user of the node can bind a socket with that
-    name, so the owner of an existing one is checked.
+    Texts that differ only in numbers, such as the rank, count as the same. The first rank binds an abstract
+    socket whose name is derived from the text. Such a socket needs no file and vanishes with the process, so
+    the process stays for a moment. Any user of the node can bind a socket with that name, so the owner of an
+    existing one is checked.
     """
     if not present_launchers(environ):
         _write(text)
@@ -41,7 +41,7 @@ def print_once_per_node(text: str, environ: Environ) -> None:
             marker.bind(name)
             marker.listen(_MAX_RANKS)
         except OSError as error:
-            # Any other problem with the socket must not suppress the message.
+            # After any other problem with the socket, the message is printed anyway.
             if error.errno == errno.EADDRINUSE and _is_own(name):
                 return
         _write(text)

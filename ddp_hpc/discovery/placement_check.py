@@ -1,4 +1,4 @@
-"""Detects problems in the placement of the ranks from the rows of all ranks. No I/O.
+"""Detects problems in the placement of ranks from the placement rows of all ranks. Performs no I/O.
 
 Each finding is one line for the whole job: it describes the first case and counts the others.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ddp_hpc.discovery.rank_placement import RankPlace, cpu_list, cpu_numbers
 
 _BIND = "srun --cpus-per-task=N, mpiexec --cpu-bind depth -d N (PALS), or no binding (--bind-to none)"
-# Further hosts are only counted.
+# Messages name this many hosts and only count the others.
 _MAX_NAMED = 3
 
 
@@ -135,7 +135,7 @@ def _far_devices(places: Sequence[RankPlace]) -> Iterator[PlacementFinding]:
 
 
 def _overlapping(nodes: dict[str, list[RankPlace]]) -> Iterator[PlacementFinding]:
-    """Yields a finding if different sets of CPUs share a core; equal sets are shared on purpose."""
+    """Yields a finding if different CPU sets of ranks share a core; equal sets are assumed to be intended."""
     pairs: list[tuple[RankPlace, RankPlace]] = []
     for ranks in nodes.values():
         if len({place.cpus for place in ranks}) == 1:

@@ -71,10 +71,10 @@ def own_place(
     environ: Environ,
     sysfs: Path = SYSFS,
 ) -> RankPlace:
-    """Returns this rank's row; `cpus` are those that it can use. Not collective: reads only sysfs."""
+    """Returns this rank's row, given the CPUs that it can use. Not collective: reads only sysfs."""
     attached = sysfs / "bus/pci/devices" / device.pci if device.pci else None
     numa = _number(attached / "numa_node") if attached else None
-    has_numa = numa is not None and numa >= 0  # -1: the firmware does not provide it
+    has_numa = numa is not None and numa >= 0  # -1 if unknown to the firmware
     return RankPlace(
         rank=world.rank,
         host=world.hostname,
@@ -132,8 +132,8 @@ def _numa_nodes(cpus: set[int], sysfs: Path) -> list[int]:
 
 
 def _allotted_cpus(environ: Environ) -> int | None:
-    """Returns Slurm's value. PBS has no reliable one: NCPUS follows a chunk's ompthreads."""
-    # The value of the job, not of the step: srun without --cpus-per-task makes a step with one CPU per task.
+    """Returns Slurm's number of CPUs; PBS sets no reliable one, as NCPUS follows a chunk's ompthreads."""
+    # The value of the job is used, because srun without --cpus-per-task creates a step with one CPU per task.
     with suppress(LaunchError):
         return min(expand_counts(environ.get("SLURM_JOB_CPUS_PER_NODE", "")))
     return None

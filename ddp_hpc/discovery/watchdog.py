@@ -1,4 +1,4 @@
-"""A time limit that works even inside C code which never returns to Python.
+"""A time limit that works even while C code never returns to Python.
 
 MPI_Init waits forever for a rank that did not start, and may hold the
 interpreter's lock meanwhile, so no Python thread can end it. A forked child
@@ -18,13 +18,13 @@ from contextlib import contextmanager
 
 
 class Watchdog:
-    """The running time limit; `stage` sets the text of its message."""
+    """A running time limit; `stage` sets the text of its error message."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
 
     def stage(self, text: str) -> None:
-        """Sets what the process waits for from now on, for the message when the time is up."""
+        """Sets the description of the current wait, which is part of the error message."""
         os.write(self._pipe, text.replace("\n", " ")[:2000].encode() + b"\n")
 
 
@@ -49,7 +49,7 @@ def time_limit(limit_s: float, prefix: str) -> Iterator[Watchdog]:
 
 
 def _watch(reader: int, writer: int, limit_s: float, prefix: str) -> None:
-    """Runs in the child. It uses only os-level calls: locks that the parent held are never released."""
+    """Runs in the child. It only calls functions of `os`: locks that the parent held stay locked."""
     try:
         os.close(writer)
         # The inherited sockets of the launcher must not stay open if the parent dies.

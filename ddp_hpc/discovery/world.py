@@ -53,7 +53,7 @@ class World:
 
     @property
     def is_multi_node(self) -> bool:
-        """Whether some rank is on another node."""
+        """Whether the ranks are on more than one node."""
         return self.world_size > self.local_size
 
     @property
@@ -63,7 +63,7 @@ class World:
 
 
 def short_hostname() -> str:
-    """Returns the system's host name without its domain. $HOSTNAME is the batch node's name on every node."""
+    """Returns the host name without its domain, from the system: $HOSTNAME can be that of the batch node."""
     return socket.gethostname().partition(".")[0]
 
 
@@ -155,7 +155,7 @@ def _compare(
     notes: list[str] = []
     for other in others:
         if other.rank == launcher.rank:
-            continue  # another row with the same variables
+            continue  # a second row for the same variables
         other_values = read_launcher_values(other, environ)
         if other_values.rank is None and other_values.world_size is None:
             continue
@@ -203,7 +203,7 @@ def _started_by(
             # After the loss of a node the group has fewer members than agents were started.
             return reported.num_nodes <= other_values.world_size and other_values.local_size == 1
         return other_values.world_size == reported.num_nodes
-    # The ranks under proxies share one world: the variables of a single rank are stale.
+    # Ranks under proxies belong to one world, so variables that describe a single rank are stale.
     return other_values.local_size == 1 and reported.world_size != 1
 
 
@@ -220,7 +220,7 @@ def _refuse_singletons(launcher: Launcher, reported: LauncherValues, mpi: MpiCom
     ranks = max(reported.world_size or 1, reported.local_size or 1)
     if mpi.size == 1 and ranks > 1:
         source = reported.sources.get("world_size") or reported.sources.get("local_size")
-        # The environment of these launchers is sufficient, also for the rendezvous.
+        # The environment variables of these launchers suffice without MPI, also for the rendezvous.
         sufficient = launcher.name in ("pals", "slurm", "cray_shasta") and not _needs_mpi(reported)
         without = f"; or do not use MPI: --discovery {launcher.name}" if sufficient else ""
         raise LaunchError(
@@ -305,7 +305,7 @@ def _world(
     launcher: Launcher, reported: LauncherValues, notes: tuple[str, ...], mpi: MpiComm | None
 ) -> World:
     """Returns the complete world; only this function derives missing values from the others."""
-    _refuse_rank_beyond_size(launcher, reported)  # again: the size may come from MPI or a derivation
+    _refuse_rank_beyond_size(launcher, reported)  # again: the size may be derived
     sources = dict(reported.sources)
     if reported.local_rank is None and reported.world_size == 1:
         reported = replace(reported, local_rank=0)

@@ -1,4 +1,4 @@
-"""`ddp-hpc env`: the discovered world, and where each value came from."""
+"""Output of `ddp-hpc env`: the discovered world, and the source of each value."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def run(discovery: str = "auto", as_json: bool = False, timeout_s: float = 60.0)
             watchdog.stage("in MPI_Init for the other ranks")
             world = discover(dict(os.environ), discovery)
     except LaunchError as error:
-        # Usually all ranks have the same error: one line per node.
+        # Usually all ranks have the same error, so it is printed once per node.
         print_once_per_node(f"[{short_hostname()}] error: {error}", os.environ)
         sys.exit(error.exit_code)
     text = json.dumps(as_dict(world)) if as_json else "\n".join(table(world))
-    # One write per rank, so that lines of different ranks do not mix.
+    # Each rank writes its text in one call, so that lines of different ranks do not mix.
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

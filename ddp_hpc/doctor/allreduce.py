@@ -1,4 +1,4 @@
-"""An all-reduce of two local processes over loopback with gloo, the minimum that training requires."""
+"""Check of an all-reduce between two local processes with gloo over loopback, the minimum for training."""
 
 from __future__ import annotations
 

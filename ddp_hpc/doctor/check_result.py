@@ -23,7 +23,7 @@ class Here:
 
     @property
     def in_job(self) -> bool:
-        """True in a job, in which training would lack whatever is missing."""
+        """True if this process runs in a job, where a missing component would affect the training."""
         return self.is_rank or any(
             one.job_id_variable in self.environ for one in SCHEDULERS.values() if one.job_id_variable
         )
@@ -44,7 +44,7 @@ class DoctorFinding:
 
     @property
     def compared_by(self) -> str:
-        """The text by which the nodes of a job are compared."""
+        """The text that is compared between the nodes of a job."""
         return f"{self.status} {self.what if self.same is None else self.same}"
 
 

@@ -81,7 +81,7 @@ def clock_result(answers: Answers, place: Place) -> Result:
 
 
 def _least_offset(low_s: float, high_s: float) -> float:
-    """Returns the offset nearest to 0 within the bounds."""
+    """Returns the clock offset within these bounds that is nearest to 0."""
     return low_s if low_s > 0 else min(high_s, 0.0)
 
 

@@ -52,7 +52,7 @@ def torch_finding(
     warning: str,
     hidden: str | None,
 ) -> DoctorFinding:
-    """Judges whether torch's build matches the driver.
+    """Returns the finding on whether torch's build matches the driver.
 
     Args:
         version: the version of torch.
@@ -121,7 +121,7 @@ def gpu_state(here: Here) -> DoctorFinding:
 
 
 def state_finding(text: str) -> DoctorFinding:
-    """Judges nvidia-smi's rows of name, driver, compute mode, ECC mode and error count."""
+    """Returns the finding for nvidia-smi's rows of name, driver, compute mode, ECC mode and error count."""
     rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
     if not rows or any(len(row) != 5 for row in rows):
         return warn(f"unexpected output of nvidia-smi ({first_line(text)})", "run nvidia-smi by hand")
@@ -167,7 +167,7 @@ def net_plugin(here: Here) -> Path | None:
 
 
 def plugin_finding(version: str, plugin: Path | None, here: Here, slingshot: bool) -> DoctorFinding:
-    """Judges whether a missing network plugin matters for this number of nodes."""
+    """Returns the finding on a network plugin, which may be required for this number of nodes."""
     what = f"NCCL {version}"
     if plugin is not None:
         return ok(f"{what} with {plugin}")

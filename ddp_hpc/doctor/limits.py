@@ -107,7 +107,7 @@ def threads(here: Here) -> DoctorFinding:
 
 
 def python(_here: Here) -> DoctorFinding:
-    """Checks the interpreter, and for packages in the user's site directory that hide an environment's."""
+    """Checks the interpreter, and whether the user's site directory hides packages of an environment."""
     version = ".".join(map(str, sys.version_info[:3]))
     what = f"{version} ({sys.executable})"
     from_user = [name for name in ("torch", "numpy", "mpi4py", "h5py") if (_user_site() / name).is_dir()]

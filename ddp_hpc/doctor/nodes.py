@@ -66,7 +66,7 @@ def place_of(environ: Mapping[str, str]) -> Place | None:
     """Returns the place of this process; None if it is not a rank or its variables are contradictory."""
     try:
         world = discover(environ, load_mpi=lambda _family, _title: None)
-    except LaunchError:  # reported by the check `launch`
+    except LaunchError:  # the check `launch` reports it
         return None
     if world.launcher == "single":
         return None

@@ -107,7 +107,7 @@ def _exit_code(pid: int) -> int | None:
     while time.monotonic() < end:
         try:
             done, status = os.waitpid(pid, os.WNOHANG)
-        except ChildProcessError:  # already stopped and reaped
+        except ChildProcessError:  # the child was already stopped and reaped
             return None
         if done:
             return os.waitstatus_to_exitcode(status)

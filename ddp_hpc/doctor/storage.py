@@ -109,7 +109,7 @@ def hdf5_locking(here: Here) -> DoctorFinding:
 
 
 def lock_finding(error: str, setting: str, directory: str) -> DoctorFinding:
-    """Judges HDF5's `error` for a locked file, which is empty if the lock worked."""
+    """Returns the finding for HDF5's `error` after locking a file; it is empty if the lock worked."""
     if not error:
         return ok(f"HDF5 can lock files in {directory}")
     if "lock" not in error:
@@ -135,7 +135,7 @@ def clock(here: Here) -> DoctorFinding:
 
 
 def clock_finding(before_s: float, modified_s: float, after_s: float) -> DoctorFinding:
-    """Judges the timestamp `modified_s` of a file that was written between the two other times."""
+    """Returns the finding for the timestamp of a file that was written between the other two times."""
     remedy = "report it to the site: NTP does not work on this host"
     if before_s < _WRITTEN_S:
         return fail(f"this host's date is {time.strftime('%Y-%m-%d', time.gmtime(before_s))}", remedy, "")

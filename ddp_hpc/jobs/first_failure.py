@@ -17,15 +17,15 @@ _ATTEMPT_START = re.compile(
     re.MULTILINE,
 )
 _TRACEBACK = re.compile(r"^.{0,80}?Traceback \(most recent call last\):", re.MULTILINE)
-# ddp_hpc.train: only the first rank that fails prints its error, which can be about another rank.
+# Messages of ddp_hpc.train. Only the first rank that fails prints its error, which can be about another rank.
 _TRAINER = re.compile(r"^\[(?:rank ([0-9]+)/[0-9]+ )?(\S+)\] (error: .*|Traceback .*)", re.MULTILINE)
 _OTHER_RANK = re.compile(r"(?:^error: |lost contact with )rank ([0-9]+) on ([A-Za-z0-9_.-]+)")
-# srun. Tasks that were only ended because of another task are `Terminated`.
+# Messages of srun. Tasks that srun ended because another task had failed are `Terminated`.
 _SRUN = re.compile(
     r"^srun: error: ([^\s:]+): tasks? ([0-9]+)[0-9,-]*: (?!Terminated|running)(.*)", re.MULTILINE
 )
 _NODE = re.compile(r"^srun: error: Node failure on ([^\s,]+)", re.MULTILINE)
-# HPE's mpiexec (PALS), Open MPI, and Hydra, which does not report the rank.
+# Messages of HPE's mpiexec (PALS), Open MPI, and Hydra, which does not report the rank.
 _PALS = re.compile(r"^([A-Za-z0-9_.-]+): rank ([0-9]+) ((?:exited|died) .*)", re.MULTILINE)
 _OPEN_MPI = re.compile(r"process rank ([0-9]+) with PID [0-9]+ on node (\S+) exited (.*)")
 _HYDRA = re.compile(r"^=   PID [0-9]+ RUNNING AT (\S+)\n=   (EXIT CODE: [0-9]+)", re.MULTILINE)
@@ -46,13 +46,13 @@ class Failure:
 
 
 def last_attempt(log: str) -> str:
-    """The part of a log since the last start of the job or of its ranks."""
+    """Returns the part of a log that was written since the last start of the job or of its ranks."""
     starts = [match.start() for match in _ATTEMPT_START.finditer(log)]
     return log[starts[-1] :] if starts else log
 
 
 def first_failure(log: str) -> Failure | None:
-    """The first rank that failed, from the most reliable message in the log; None if no message names one."""
+    """Returns the failed rank that the most reliable message names; None if no message names one."""
     if match := _TRAINER.search(log):
         rank, host, message = match[1], match[2], match[3]
         if other := _OTHER_RANK.search(message):
@@ -78,7 +78,7 @@ def first_failure(log: str) -> Failure | None:
 
 
 def last_lines(log: str) -> tuple[str, ...]:
-    """The last lines of a log, for logs that name no failed rank."""
+    """Returns the last lines of a log; used if the log names no failed rank."""
     return tuple(line[:_MAX_CHARS] for line in log.rstrip().splitlines()[-5:])
 
 
@@ -87,7 +87,7 @@ def _failure(rank: str | None, host: str, lines: list[str]) -> Failure:
 
 
 def _block(log: str, start: int) -> list[str]:
-    """The line at `start`, or the whole traceback: up to its first line that is not indented."""
+    """Returns the line at `start`, or the whole traceback: up to its first line that is not indented."""
     lines = log[start : start + 64 * 1024].splitlines()
     if "Traceback (most recent call last)" not in lines[0]:
         return [lines[0][:_MAX_CHARS]]

@@ -66,7 +66,7 @@ def _follow_one(
             if report is None:
                 raise
             report = replace(report, job=None, verdict="unknown")
-        except DdpHpcError as error:  # the next query can succeed
+        except DdpHpcError as error:  # temporary; the next query can succeed
             if report is None and is_first:
                 raise
             notify(f"-- {error}")
@@ -122,7 +122,7 @@ def _pieces(reader: Reader) -> Iterator[bytes]:
 
 
 def _news(report: JobReport) -> str:
-    """Why there is no new output; empty while the job writes its log."""
+    """Returns why there is no new output; empty while the job writes its log."""
     job = report.job
     if job is None or job.phase == "ended":
         return ""

@@ -1,4 +1,4 @@
-"""Combine what the scheduler, the run directory and the log report about one job."""
+"""Combine the information of the scheduler, the run directory and the log about one job."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class UnknownJobError(RequestError):
 
 
 def report_job(job_id: str, run_dir: Path | None = None) -> JobReport:
-    """The current status of a job.
+    """Returns the current status of a job.
 
     Raises:
         UnknownJobError: neither the scheduler nor a run directory knows the job.
@@ -69,7 +69,7 @@ def report_job(job_id: str, run_dir: Path | None = None) -> JobReport:
 
 
 def combine(job_id: str, job: JobState | None, run_dir: Path | None) -> JobReport:
-    """The report on a job from its state in the scheduler, its run directory and its log."""
+    """Returns the report on a job from its state in the scheduler, its run directory and its log."""
     submission = ledger.submission_of(run_dir, job_id) if run_dir else None
     if job is not None:
         paths = log_paths(job)
@@ -102,7 +102,7 @@ def combine(job_id: str, job: JobState | None, run_dir: Path | None) -> JobRepor
 def _progress(
     job: JobState | None, run_dir: Path | None, log: str, starts: tuple[ledger.Attempt, ...]
 ) -> Progress | None:
-    """The progress of this attempt only: logs and metrics files can contain several attempts.
+    """Returns the progress of this attempt only: logs and metrics files can contain several attempts.
 
     `run_dir` is None if its files describe a later job.
     """
@@ -121,14 +121,14 @@ def _progress(
 def _next_job(
     run_dir: Path | None, job_id: str, log: str, starts: tuple[ledger.Attempt, ...], *, is_over: bool
 ) -> str:
-    """The job that resumes or resumed the run after this one, without jobs that ended before they started."""
+    """Returns the job that resumed or will resume the run after this one; skips jobs that never started."""
     found = (ledger.next_job(run_dir, job_id) if run_dir else "") or successor_in(log, job_id)
     seen = {job_id}
     while is_over and found and found not in seen and not any(same_job(found, s.job_id) for s in starts):
         seen.add(found)
         try:
             later = read_job(check_job_id(found))
-        except DdpHpcError:  # it has possibly not ended
+        except DdpHpcError:  # the successor may still be active
             return found
         if later is None or later.end not in ("cancelled", "dropped"):
             return found
@@ -166,7 +166,7 @@ def _verdict(job: JobState | None, state: RunState | None) -> str:
 
 
 def rest_of_chain(report: JobReport) -> list[JobState]:
-    """The jobs that were queued in a chain after this one and have not ended, in this order.
+    """Returns the jobs that were queued in a chain after this one and have not ended, in this order.
 
     Raises:
         DdpHpcError: the scheduler does not answer.
@@ -178,7 +178,7 @@ def rest_of_chain(report: JobReport) -> list[JobState]:
 
 
 def live_successor(report: JobReport) -> JobState | None:
-    """The waiting or running job that resumes the run, as far as its log and its attempts show.
+    """Returns the waiting or running job that resumes the run, as far as its log and its attempts show.
 
     Raises:
         DdpHpcError: the scheduler does not answer.

@@ -25,7 +25,7 @@ _SUCCESSOR = re.compile(
 
 
 def log_paths(job: JobState) -> list[Path]:
-    """The log files of the job: its output, then its errors if they are separate.
+    """Returns the log files of the job: its output, then its errors if they are separate.
 
     Slurm's accounting does not contain their names, so the usual names are searched after the end of a job.
     """
@@ -35,7 +35,7 @@ def log_paths(job: JobState) -> list[Path]:
 
 
 def usual_logs(directory: Path, job_id: str) -> list[Path]:
-    """Existing files with usual names of logs: `NAME-ID.out` on Slurm, `NAME.oID`, `NAME.eID` on PBS."""
+    """Returns existing logs with default names: `NAME-ID.out` on Slurm, `NAME.oID` and `NAME.eID` on PBS."""
     number = escape(re.split(r"[.@]", job_id)[0])
     try:
         found = [path for pattern in _USUAL for path in sorted(directory.glob(pattern.format(number)))]
@@ -45,7 +45,7 @@ def usual_logs(directory: Path, job_id: str) -> list[Path]:
 
 
 def is_plain(path: Path) -> bool:
-    """Whether the path is a regular file. Reading a pipe or a device could block forever."""
+    """Returns whether the path is a regular file. Reading a pipe or a device could block forever."""
     try:
         return stat.S_ISREG(path.stat().st_mode)
     except (OSError, ValueError):
@@ -53,7 +53,7 @@ def is_plain(path: Path) -> bool:
 
 
 def read_tail(paths: list[Path]) -> str:
-    """The last 512 KiB of each file, concatenated. Files that cannot be read are skipped."""
+    """Returns the last 512 KiB of each file, concatenated. Files that cannot be read are skipped."""
     found = ""
     for path in paths:
         with suppress(OSError):
@@ -65,7 +65,7 @@ def read_tail(paths: list[Path]) -> str:
 
 
 def age_s(paths: list[Path], now_s: float) -> float:
-    """The time since the last write to any of the files; 0 if no file exists."""
+    """Returns the time since the last write to any of the files; 0 if no file exists."""
     times = []
     for path in paths:
         with suppress(OSError):
@@ -74,7 +74,7 @@ def age_s(paths: list[Path], now_s: float) -> float:
 
 
 def successor_in(tail: str, job_id: str) -> str:
-    """The id of the successor that the job script queued, according to its log, or an empty string."""
+    """Returns the id of the successor that the job script queued according to the log, or an empty string."""
     own_cluster = job_id.partition("@")[2]
     named = [(number, cluster or own_cluster) for number, cluster in _SUCCESSOR.findall(tail)]
     ids = [f"{number}@{cluster}" if cluster else number for number, cluster in named]
@@ -83,14 +83,14 @@ def successor_in(tail: str, job_id: str) -> str:
 
 
 class Reader:
-    """Reads what was appended to a file since the last call; a truncated file is read from its start."""
+    """Reads the content that was appended to a file since the last call, or all of a truncated file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._offset = 0
 
     def new(self) -> Iterator[bytes]:
-        """The new content, in pieces of at most 1 MiB.
+        """Yields the new content, in pieces of at most 1 MiB.
 
         Raises:
             OSError: the file exists, but cannot be read.
@@ -98,8 +98,8 @@ class Reader:
         if not is_plain(self.path):
             return
         with self.path.open("rb") as file:
-            # Later content is for the next call: otherwise a fast writer could keep this loop running
-            # forever.
+            # Content beyond this size is left for the next call: otherwise a fast writer could keep this loop
+            # running.
             end = os.fstat(file.fileno()).st_size
             if end < self._offset:
                 self._offset = 0

@@ -27,7 +27,7 @@ _IN_LOG = (
     ("disk", re.compile(r"No space left on device|Disk quota exceeded")),
 )
 _TERMINATED = ("walltime", "cancelled", "preempted")
-# The second wording is from scripts of version 0.1.
+# Job scripts of version 0.1 print the second wording.
 _LAUNCHER_EXITED = re.compile(r"stopped at step [0-9]+: the launcher (?:exited with code|ended with) ")
 _ERROR = re.compile(r"^\[[^]]*\] error: ")
 # Slurm gives this reason for every job with a non-zero exit code.
@@ -83,12 +83,12 @@ class PostMortem:
 
 
 def examine(job: JobState, state: RunState | None, log: str, next_job: str) -> PostMortem | None:
-    """The reason for the end of a job; None if it has not ended or succeeded. `state` is of this job."""
+    """Returns the reason for a job's failure; None if it succeeded or has not ended. `state` is the job's."""
     if job.phase != "ended" or job.end == "done":
         return None
     own = last_attempt(log)
     cause = _cause(job, own)
-    # Ranks that were terminated from outside have not failed.
+    # Ranks that a signal from outside has terminated do not count as failed.
     failure = first_failure(own) if cause not in _TERMINATED else None
     lost_ranks = cause == "requeue" and _has_lost_ranks(own, failure, state)
     reasons = (
@@ -109,7 +109,7 @@ def examine(job: JobState, state: RunState | None, log: str, next_job: str) -> P
 
 
 def advice_while_waiting(job: JobState) -> str:
-    """What to do about a job that cannot start; empty for a job that waits for resources."""
+    """Returns what to do about a job that cannot start; empty for a job that waits for resources."""
     if _HELD.search(job.reason):
         return f"the job was started but could not run; cancel it; {_REMEDIES['not started']}"
     if _USER_HOLD in job.reason:
@@ -128,7 +128,7 @@ def _cause(job: JobState, log: str) -> str:
 
 
 def _has_lost_ranks(log: str, failure: Failure | None, state: RunState | None) -> bool:
-    """Whether the run must be resumed because ranks were lost, and not because it stopped on purpose."""
+    """Returns whether the run must be resumed because ranks were lost; False if it stopped on purpose."""
     reported = failure is not None and any(_ERROR.search(line) for line in failure.lines)
     return (
         reported
@@ -163,7 +163,7 @@ def _code(job: JobState) -> str:
         try:
             return f"killed by {signal.Signals(job.signal).name}"
         except ValueError:
-            return ""  # for example 125, with which Slurm reports a lack of memory
+            return ""  # such as 125, which Slurm uses for a lack of memory
     if not job.exit_code:
         return ""
     number = job.exit_code - 128

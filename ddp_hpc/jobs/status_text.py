@@ -14,7 +14,7 @@ _MAX_ATTEMPTS = 5
 
 
 def lines_of(report: JobReport) -> Iterator[str]:
-    """The lines of the report: a label and a value each. Unknown values have no line."""
+    """Yields the lines of the report, each with a label and a value. Unknown values are omitted."""
     for label, text in _facts(report):
         if text:
             yield f"{label:<10}{plain(text)}"
@@ -72,7 +72,7 @@ def _step(report: JobReport) -> str:
 
 
 def _eta(report: JobReport) -> str:
-    """The estimated end of the training, compared with the end of the job."""
+    """Returns the estimated end of the training, compared with the end of the job."""
     job, progress = report.job, report.progress
     if job is None or job.phase != "running" or progress is None or progress.left_s is None:
         return ""

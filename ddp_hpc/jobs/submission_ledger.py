@@ -91,7 +91,7 @@ def _append(path: Path, line: bytes) -> None:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             size = os.fstat(handle).st_size
-            # Keep this line separate from an incomplete last line.
+            # If the last line is incomplete, begin a new line before this one.
             if size and os.pread(handle, 1, size - 1) != b"\n":
                 line = b"\n" + line
             written = os.write(handle, line)
@@ -104,7 +104,7 @@ def _append(path: Path, line: bytes) -> None:
 
 
 def submissions(run_dir: Path) -> list[Submission]:
-    """The recorded submissions, oldest first. Damaged lines are skipped."""
+    """Returns the recorded submissions, oldest first. Damaged lines are skipped."""
     found = []
     for line in _lines(run_dir / SUBMITTED):
         try:
@@ -121,12 +121,12 @@ def submissions(run_dir: Path) -> list[Submission]:
 
 
 def submission_of(run_dir: Path, job_id: str) -> Submission | None:
-    """The submission of a job; None if it was not queued by `ddp-hpc submit`."""
+    """Returns the submission of a job; None if it was not queued by `ddp-hpc submit`."""
     return next((one for one in reversed(submissions(run_dir)) if same_job(one.job_id, job_id)), None)
 
 
 def attempts(run_dir: Path) -> list[Attempt]:
-    """The recorded starts, oldest first. Damaged lines are skipped.
+    """Returns the recorded starts, oldest first. Damaged lines are skipped.
 
     A job script records only the number of its job. The cluster is taken from the recorded submissions.
     """
@@ -146,20 +146,20 @@ def attempts(run_dir: Path) -> list[Attempt]:
 
 
 def job_ids(run_dir: Path) -> list[str]:
-    """The distinct jobs in the run directory, in the order in which they were first recorded."""
+    """Returns the distinct jobs in the run directory, in the order in which they were first recorded."""
     first_seen = [(s.at_s, s.job_id) for s in submissions(run_dir)]
     first_seen += [(a.at_s, a.job_id) for a in attempts(run_dir)]
     return list(dict.fromkeys(job_id for _, job_id in sorted(first_seen, key=lambda one: one[0])))
 
 
 def chained_job(run_dir: Path, job_id: str) -> str:
-    """The job that was queued to start after this one, or an empty string."""
+    """Returns the job that was queued to start after this one, or an empty string."""
     waiting = (one for one in reversed(submissions(run_dir)) if one.after and same_job(one.after, job_id))
     return next((one.job_id for one in waiting), "")
 
 
 def next_job(run_dir: Path, job_id: str) -> str:
-    """The job that resumes the run after this one, according to the run directory, or an empty string."""
+    """Returns the job that resumes the run after this one according to the run directory, or nothing."""
     if chained := chained_job(run_dir, job_id):
         return chained
     starts = attempts(run_dir)
@@ -170,7 +170,7 @@ def next_job(run_dir: Path, job_id: str) -> str:
 
 
 def run_dir_in(text: str, work_dir: Path) -> Path | None:
-    """The run directory that a script of ddp-hpc sets; None if it sets none or computes it in the job."""
+    """Returns the run directory that a script of ddp-hpc sets; None if the script sets no fixed directory."""
     values = [value for _, name, value in parse_script(text).assignments if name == _RUN_DIR]
     if not values:
         return None
@@ -179,7 +179,7 @@ def run_dir_in(text: str, work_dir: Path) -> Path | None:
 
 
 def find_run_dir(job_id: str, job: JobState | None, here: Path) -> Path | None:
-    """The run directory of a job, or None if it is unknown. `job` is the job's state in the scheduler."""
+    """Returns the run directory of a job; None if it is unknown. `job` is its state in the scheduler."""
     for run_dir in _candidates(job, here):
         if any(same_job(known, job_id) for known in job_ids(run_dir)):
             return run_dir
@@ -199,7 +199,7 @@ def find_run_dir(job_id: str, job: JobState | None, here: Path) -> Path | None:
 
 
 def runs_in(directory: Path) -> list[Path]:
-    """The run directories in `directory`/runs, and `directory` itself if it is one, the newest last."""
+    """Yields the run directories in `directory`/runs, and `directory` itself if it is one; newest last."""
     try:
         found = [one for one in [directory, *sorted((directory / "runs").glob("*"))] if _is_run(one)]
     except OSError:

@@ -28,7 +28,7 @@ _CHAINED = "DDP_HPC_CHAINED"
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """A script to queue from `work_dir`. The scheduler is given `path`.
+    """A job script that will be queued from `work_dir`. The command of the scheduler gets `path`.
 
     `is_new` means that the script was just rendered and `path` does not exist yet. `run_dir` is None for
     a script that sets no run directory; its submission is not recorded.
@@ -44,18 +44,18 @@ class Order:
 
     @property
     def content(self) -> bytes:
-        """The script, byte for byte."""
+        """The unchanged bytes of the script."""
         return script_bytes(self.script.text)
 
     def argv(self, after: str = "", variables: str = "") -> list[str]:
-        """The command line that queues the script; on PBS optionally after another job and with variables."""
+        """Returns the command line that queues the script; PBS can also wait for a job and set variables."""
         path = str(self.path)
         not_an_option = f"./{path}" if path.startswith("-") else path
         return self.scheduler.submit_argv(not_an_option, self.options, after, variables)
 
 
 def order_request(text: str, scheduler_name: str, work_dir: Path) -> Order:
-    """The order for a script that was just rendered. Its file name contains its checksum.
+    """Returns the order for a script that was just rendered. Its file name contains its checksum.
 
     Raises:
         RequestError: jobs cannot be submitted to this scheduler.
@@ -81,7 +81,7 @@ def order_request(text: str, scheduler_name: str, work_dir: Path) -> Order:
 
 
 def order_script(text: str, path: Path, account: str, account_option: str, work_dir: Path) -> Order:
-    """The order for an existing script file.
+    """Returns the order for an existing script file.
 
     Raises:
         RequestError: the script has no directives, so its scheduler is unknown.
@@ -108,13 +108,13 @@ def order_script(text: str, path: Path, account: str, account_option: str, work_
 
 
 def names_account(text: str) -> bool:
-    """Whether the directives of a script name an account."""
+    """Returns whether the directives of a script name an account."""
     script = parse_script(text)
     return script.scheduler in SCHEDULERS and SCHEDULERS[script.scheduler].names_account(script)
 
 
 def prepare(order: Order) -> None:
-    """Creates what the job needs: the run directory with the script, and the directories of the logs.
+    """Creates the run directory with the script, and the directories of the logs.
 
     If a log cannot be written, PBS holds the job, and Slurm ends it without a message.
 
@@ -132,7 +132,7 @@ def prepare(order: Order) -> None:
 
 
 def send_one(order: Order) -> Iterator[tuple[str, str]]:
-    """Queues one job. Yields its id, and a warning about a later problem or an empty string.
+    """Queues one job; yields its id and either a warning about a later problem or an empty string.
 
     Raises:
         DdpHpcError: the scheduler refuses the job or cannot be reached.
@@ -150,15 +150,16 @@ def check_chain(order: Order, num_jobs: int) -> None:
 
 
 def send_chain(order: Order, num_jobs: int) -> Iterator[tuple[str, str]]:
-    """Queues `num_jobs` jobs of a PBS script, each after the previous one. Yields as `send_one`.
+    """Queues `num_jobs` jobs of a PBS script, each after the previous one; yields ids and warnings.
 
     Raises:
-        DdpHpcError: as `send_one`; the jobs whose ids were yielded are queued.
+        DdpHpcError: the scheduler refuses a job or cannot be reached; jobs whose ids were yielded remain
+        queued.
     """
     own = [directive.value for directive in order.script.read() if directive.flag == "-v"]
     after = ""
     for attempt in range(1, num_jobs + 1):
-        # qsub's option -v replaces the -v of the directives.
+        # The option -v of qsub replaces the -v in the directives, so their variables must be repeated.
         variables = ",".join([*own, f"DDP_HPC_ATTEMPT={attempt}", f"{_CHAINED}={num_jobs}"])
         for job_id, problem in _send(order, order.argv(after, variables), after):
             yield job_id, problem
@@ -183,8 +184,8 @@ def _send(order: Order, argv: list[str], after: str) -> Iterator[tuple[str, str]
 
 
 def _was_dropped(scheduler: JobCommands, job_id: str) -> bool:
-    """Whether the job ended before it began because its dependency names a job that does not exist."""
-    with suppress(DdpHpcError):  # qsub returned an id, so an unreachable server has the job
+    """Returns whether PBS removed the job before it began because its dependency does not exist."""
+    with suppress(DdpHpcError):  # qsub returned an id, so the server has accepted the job
         job = scheduler.read_job(job_id)
         return job is None or job.end == "dropped"
     return False
@@ -213,7 +214,7 @@ def _user() -> str:
 
 
 def _log_directories(order: Order) -> Iterator[Path]:
-    """The directories of the logs in the directives, except names that only the scheduler can expand."""
+    """Yields the directories of the logs in the directives, except names that only the scheduler expands."""
     if order.script.value("--chdir"):
         return
     for directive in order.script.read():

@@ -19,7 +19,7 @@ _LINE = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """A completed step. Unknown values are None. `left_s` is the trainer's estimate of the remaining time."""
+    """The last completed step; unknown values are None. `left_s` is the estimated remaining time."""
 
     step: int
     num_steps: int | None = None
@@ -30,7 +30,7 @@ class Progress:
 def read_progress(
     log: str, run_dir: Path | None, work_dir: str, *, after_step: int = 0, since_s: int = 0
 ) -> Progress | None:
-    """The newest step in the end of the log, or else in the metrics file that the script in `run_dir` names.
+    """Returns the newest step at the end of the log, or else in the metrics file that the script names.
 
     Metrics up to `after_step`, or from before `since_s`, belong to another attempt and are ignored.
     """

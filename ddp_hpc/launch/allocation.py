@@ -14,12 +14,12 @@ from ddp_hpc.errors import RequestError
 from ddp_hpc.schedulers.allocation import THIS_MACHINE, Allocation, first_number
 from ddp_hpc.schedulers.registry import SCHEDULERS
 
-# If one of these is greater than 1, a launcher has started several such processes.
+# If one of these variables is greater than 1, a launcher has started several such processes.
 _SIZES = ("SLURM_STEP_NUM_TASKS", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PALS_LOCAL_SIZE", "MPI_LOCALNRANKS")
-# Only ranks have these. PALS sets no size if there is one rank per node.
+# Only ranks have these variables. PALS does not set a size if there is one rank per node.
 _RANKS_ALONE = ("PALS_RANKID", "TORCHELASTIC_RUN_ID")
 _ASK_LIMIT_S = 10.0
-# For a node without GPUs: cores per rank, and the minimum number of ranks.
+# Cores per rank, and the minimum number of ranks, on a node without GPUs.
 _CORES_PER_RANK, _LEAST_RANKS = 8, 2
 
 

@@ -17,7 +17,7 @@ from ddp_hpc.sites.site import Site
 def fit(
     job: Job, site: Site, allocation: Allocation, num_ranks: int | None, environ: Mapping[str, str]
 ) -> tuple[Job, Layout, int]:
-    """Return the job with its number of nodes, the layout of a node, and the number of ranks.
+    """Return the job with its number of nodes set, the layout of each node, and the total number of ranks.
 
     Without `num_ranks`, all nodes are filled with one rank per GPU, else with the number of tasks that the
     job requested, else with one rank per 8 cores.

@@ -14,7 +14,7 @@ _ASK_LIMIT_S = 30.0
 
 
 def find_mpiexec(environ: Mapping[str, str]) -> str:
-    """Return DDP_HPC_MPIEXEC, else the machine's mpiexec, else that of the active Python environment.
+    """Return the mpiexec of DDP_HPC_MPIEXEC, else of the machine, else of the active Python environment.
 
     Ranks that are started by an environment's mpiexec (of the mpich wheel) cannot connect through the
     machine's MPI. PBS's own mpiexec is not an MPI launcher.

@@ -70,7 +70,7 @@ class Launch:
 
 
 def plan(job: Job, profile: str, num_ranks: int | None, environ: Mapping[str, str]) -> Launch:
-    """Return the command that starts `job.command` as `num_ranks` ranks here; None: as many as fit.
+    """Return the command that starts `job.command` here as `num_ranks` ranks, or as many as fit if None.
 
     Only ranks_per_node, launcher, mpi, env, fallback and command of `job` are used. Runs `mpiexec --version`,
     nvidia-smi and bash, and on a machine without a scheduler possibly a trial with two ranks.
@@ -136,7 +136,8 @@ def _choose_site(profile: str, allocation: Allocation, environ: Mapping[str, str
             f"Omit --profile, or choose one for {allocation.scheduler}."
         )
     if is_guess and not (site.detect.host_patterns or site.detect.environment):
-        # At most a scheduler's command was found, which a personal machine may have too.
+        # No profile matches this machine. A scheduler's command proves nothing: personal machines can have it
+        # too.
         return load_site("local"), f"this shell is not in an allocation ({why})"
     raise RequestError(
         f"{site.title} ({why}) uses {site.scheduler}, but this shell is not in an allocation. Get one with "
@@ -221,7 +222,7 @@ def _read_by_bash(
     ]
     bash = shutil.which("bash", path=environ.get("PATH", os.defpath)) or "/bin/bash"
     try:
-        # -p: do not read the user's startup files and functions.
+        # The option -p prevents bash from reading the user's startup files and functions.
         done = subprocess.run(
             [bash, "-p", "-s"],
             input=os.fsencode("\n".join([*lines, ""])),

@@ -17,7 +17,8 @@ MAX_DEPTH = 100
 def too_deep_at(text: str) -> int | None:
     """Return the position at which parentheses are nested deeper than MAX_DEPTH, or None.
 
-    Quotes and comments are not recognized. The `)` of a `case` branch closes nothing and is ignored.
+    Quotes and comments are not recognized. The `)` of a `case` branch has no opening parenthesis and is
+    ignored.
     """
     depth = 0
     for match in re.finditer(r"[()]", text):
@@ -44,7 +45,7 @@ def bash_complaint(text: str) -> tuple[int, str] | None:
             capture_output=True,
             check=False,
             timeout=_LIMIT_S,
-            env={**os.environ, "LC_ALL": "C"},  # otherwise messages are in the user's language
+            env={**os.environ, "LC_ALL": "C"},  # messages in English
         )
     except subprocess.TimeoutExpired:
         return None

@@ -13,7 +13,7 @@ from ddp_hpc.schedulers.registry import SCHEDULERS
 
 _SECRET = re.compile("API_?KEY|SECRET|PASSWORD|PASSWD|AUTH_TOKEN|ACCESS_TOKEN|HF_TOKEN|GITHUB_TOKEN")
 _UPPER_CASE = re.compile("[A-Z0-9_]+")
-# Directives that lint does not read, unless their scheduler is among SCHEDULERS.
+# Prefixes of directives that lint does not read, unless their scheduler is in SCHEDULERS.
 _OTHER_DIRECTIVE = re.compile(r"#\$ -|#[ ]?flux: ?-|#BSUB -|#PJM -")
 _OTHERS = {"#$": "Grid Engine", "#B": "LSF", "#P": "Fujitsu's scheduler"}
 # Directives of Moab and NQS, which must not be reported as misspelled ones.

@@ -9,7 +9,7 @@ from pathlib import Path
 from ddp_hpc.lint.checks_registry import Problem, Subject, check, nearest_known, shown
 from ddp_hpc.schedulers.pbs.scheduler import MAX_NAME_CHARS
 
-_FLAGS = frozenset("aAcCeGhIJjkKlLmMNoPpqQrRSufvVWXz")  # qsub.1B, and -P and -G of sites' own builds
+_FLAGS = frozenset("aAcCeGhIJjkKlLmMNoPpqQrRSufvVWXz")  # options in qsub.1B, and -P and -G of some sites
 _RESOURCES: list[str] = re.findall(
     r"\S+",
     "accelerator arch cput exclhost file filesystems gpu_type group host jobfs max_walltime mem "
@@ -116,7 +116,7 @@ def _misspelt_resource(subject: Subject) -> Iterator[Problem]:
 
 
 def _is_place(value: str) -> bool:
-    # The arrangement is optional, so `excl` alone is valid too.
+    # The arrangement in `place` is optional, so `excl` alone is valid too.
     return bool(_PLACE.fullmatch(value) or _PLACE.fullmatch(f":{value}"))
 
 
@@ -151,7 +151,7 @@ def _no_log_directory(subject: Subject) -> Iterator[Problem]:
         directory = Path(path) if path.endswith("/") else Path(path).parent
         try:
             exists = directory.is_dir()
-        except OSError:  # a parent directory is not readable, or a name is too long
+        except OSError:  # an unreadable parent directory, or a name that is too long
             continue
         if not exists:
             yield Problem(

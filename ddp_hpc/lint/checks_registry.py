@@ -14,7 +14,7 @@ from ddp_hpc.schedulers.base import Scheduler, ScriptCheck, Severity
 from ddp_hpc.schedulers.registry import NO_SCHEDULER, SCHEDULERS
 from ddp_hpc.sites.site import Site
 
-# Limit on the misspelled words of a script that are compared with the known ones.
+# The maximum number of misspelled words in a script that are compared with the known words.
 _MAX_UNKNOWN = 100
 
 
@@ -57,12 +57,12 @@ class Subject:
 
     @cached_property
     def ranks_per_node(self) -> int | None:
-        """Tasks per node on Slurm, mpiprocs of the chunk on PBS."""
+        """Number of ranks per node: tasks per node on Slurm, mpiprocs of the chunk on PBS."""
         return self.scheduler.ranks_per_node(self.script)
 
     @cached_property
     def gpus_per_node(self) -> int | None:
-        """GPUs per node; None if the directives do not set it."""
+        """Number of GPUs per node; None if the directives do not set it."""
         return self.scheduler.gpus_per_node(self.script)
 
     @cached_property
@@ -169,5 +169,5 @@ def shown(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Return the same as `shown`, without the quotes."""
+    """Return text from a script shortened for a one-line message, like `shown` but without quotes."""
     return shown(text)[1:-1]

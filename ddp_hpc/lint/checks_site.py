@@ -28,7 +28,7 @@ def _same_scheduler(subject: Subject) -> Site | None:
 
 
 def _own_script(subject: Subject) -> Script | None:
-    """Return the script that `ddp-hpc render` writes for the site, to compare its requests with."""
+    """Return the script that `ddp-hpc render` writes for the site, as a reference for comparisons."""
     site = _same_scheduler(subject)
     if site is None:
         return None

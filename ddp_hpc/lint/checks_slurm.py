@@ -9,7 +9,7 @@ from ddp_hpc.lint.checks_registry import Problem, Subject, check, nearest_known,
 from ddp_hpc.lint.parse_script import Command
 from ddp_hpc.schedulers.base import whole_number
 
-# From sbatch.1 of Slurm 22.05 and later versions.
+# Options in sbatch.1 of Slurm 22.05 and later versions.
 _OPTIONS: list[str] = re.findall(
     r"\S+",
     "account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment "
@@ -26,7 +26,7 @@ _OPTIONS: list[str] = re.findall(
     "thread-spec threads-per-core time time-min tmp tres-bind tres-per-task uid usage "
     "use-min-nodes verbose version wait wait-all-nodes wckey wrap ",
 )
-# Options added by plugins: Shifter, pyxis, and the uenv and container engine of CSCS.
+# Options that plugins add to sbatch: Shifter, pyxis, and the uenv and container engine of CSCS.
 _OF_PLUGINS = re.compile(
     r"image|module|volume|entrypoint|environment|uenv|view|repo|container-.*|setattr|licence"
 )
@@ -40,7 +40,7 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
 
 
 def _known(name: str) -> bool:
-    # getopt accepts any prefix of an option.
+    # getopt accepts any unambiguous prefix of a long option.
     return any(option.startswith(name) for option in _OPTIONS) or bool(_OF_PLUGINS.fullmatch(name))
 
 

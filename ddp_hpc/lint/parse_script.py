@@ -23,7 +23,7 @@ MAX_CHARS = 4 * 1024 * 1024
 MAX_PARSED_CHARS = 256 * 1024
 # shlex takes quadratic time for one long word.
 _MAX_QUOTED_CHARS = 16 * 1024
-_MAX_TABS = 64  # before the delimiter of a here-document
+_MAX_TABS = 64  # tabs before a here-document's delimiter
 
 # Schedulers whose directives are parsed, by the prefix after # in their lines.
 _BY_PREFIX = {one.prefix.removeprefix("#"): one for one in SCHEDULERS.values() if one.prefix}
@@ -171,7 +171,7 @@ class Script:
                     yield directive, name.strip(), value.strip()
 
     def sets(self, name: str) -> bool:
-        """Return whether the body assigns that variable."""
+        """Return whether the script's body assigns a value to this variable."""
         return any(found == name for _, found, _ in self.assignments)
 
     def launches(self) -> list[Command]:
@@ -195,7 +195,7 @@ def read_script(path: Path, name: str) -> str:
 
 
 def parse_script(text: str) -> Script:
-    """Parse a script. Nothing is run, and no script raises an error."""
+    """Parse a script without running it. Any text can be parsed; errors are never raised."""
     text = text[:MAX_CHARS]
     # Cut at a line end, since a directive cut in the middle would mean something else.
     parsed = text if len(text) <= MAX_PARSED_CHARS else text[: text.rfind("\n", 0, MAX_PARSED_CHARS) + 1]

@@ -37,7 +37,7 @@ for _scheduler in SCHEDULERS.values():
 # If this check has a finding, the others are skipped.
 _HOPELESS = "JOB001"
 _TEST_ONLY_LIMIT_S = 30
-# Limits the findings for a mistake that is repeated throughout a long script.
+# Limit on the number of findings, for a mistake that is repeated throughout a long script.
 _MAX_OF_ONE_CHECK = 20
 
 

@@ -1,4 +1,4 @@
-"""The jobs of a stand-in: one JSON file per job, and files that request the end of a job."""
+"""The job records of a stand-in: one JSON file per job, and files that request the end of a job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAIN = "import sys; sys.path.insert(0, sys.argv[1]); from {module} import main;
 
 
 def next_number(path: Path, first: int) -> int:
-    """The next number of the counter in this file. Concurrent callers get different numbers."""
+    """Returns the next number of the counter in this file. Concurrent callers get different numbers."""
     with path.open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
@@ -32,29 +32,29 @@ def next_number(path: Path, first: int) -> int:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """A block that only one process executes at a time."""
+    """Holds a lock on `path` during the block, so that only one process executes it at a time."""
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def job_file(root: Path, number: int) -> Path:
-    """The file with the attributes of a job."""
+    """Returns the file with the attributes of a job."""
     return root / "jobs" / f"{number}.json"
 
 
 def numbers(root: Path) -> list[int]:
-    """The numbers of all submitted jobs, in ascending order."""
+    """Returns the numbers of all submitted jobs, in ascending order."""
     return sorted(int(path.stem) for path in (root / "jobs").glob("*.json"))
 
 
 def delete_request(root: Path, number: int) -> Path:
-    """The file that requests the end of a job from its daemon."""
+    """Returns the file that requests the end of a job from its daemon."""
     return root / "jobs" / f"{number}.delete"
 
 
 def rerun_request(root: Path, number: int) -> Path:
-    """The file that requests a requeue of a job from its daemon."""
+    """Returns the file that requests a requeue of a job from its daemon."""
     return root / "jobs" / f"{number}.rerun"
 
 
@@ -68,7 +68,7 @@ def save(root: Path, number: int, job: Attributes) -> None:
 
 
 def change(root: Path, number: int, **attributes: object) -> Attributes:
-    """Sets these attributes, keeps concurrent changes of others, and returns all attributes."""
+    """Sets these attributes, keeps concurrent changes by other processes, and returns all attributes."""
     with locked(root / "jobs.lock"):
         job = {**load(root, number), **attributes}
         save(root, number, job)
@@ -76,7 +76,7 @@ def change(root: Path, number: int, **attributes: object) -> Attributes:
 
 
 def load(root: Path, number: int) -> Attributes:
-    """The attributes of a job."""
+    """Returns the attributes of a job."""
     attributes: Attributes = json.loads(job_file(root, number).read_text())
     return attributes
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ddp_hpc.rehearse.processes import PACKAGES
 
-# Commands run with this Python without its site-packages, independently of the job's PATH and PYTHONPATH. The
-# shell is bash, since dash would drop the functions that a login shell exports.
+# The commands run with this Python without its site-packages, so PATH and PYTHONPATH of the job do not
+# matter. The shell is bash, since dash would drop the functions that a login shell exports.
 _COMMAND = """#!/bin/bash
 export {variable}={root}
 code='import sys; sys.path.insert(0, sys.argv.pop(1)); from {module} import main; main()'
@@ -38,7 +38,7 @@ def program(path: Path, text: str) -> Path:
 
 
 def command(path: Path, module: str, variable: str, root: Path) -> Path:
-    """Writes a command that runs `main` of the module. `variable` names the directory of the stand-in."""
+    """Writes a command that runs `main` of the module; its `variable` holds the directory of the stand-in."""
     values = {"root": root, "python": sys.executable, "packages": PACKAGES}
     quoted = {name: shlex.quote(str(value)) for name, value in values.items()}
     return program(path, _COMMAND.format(module=module, variable=variable, **quoted))
@@ -71,7 +71,7 @@ def install_mpiexec(root: Path, mpi_bin: Path, kind: str) -> None:
         command(mpi_bin / name, f"ddp_hpc.rehearse.launchers.{kind}", variable, root)
 
 
-# Modules, conda environments and setup files of a site do not exist here: print a message and skip them.
+# Modules, conda environments and setup files of a site do not exist here, so a message replaces them.
 _PROFILE = """export PATH={path}
 export PYTHONPATH={packages}${{PYTHONPATH:+:$PYTHONPATH}} VIRTUAL_ENV={prefix}
 module() {{ echo "rehearse: module $* (nothing is loaded)" >&2; }}

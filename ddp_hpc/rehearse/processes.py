@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-# The directory that holds the package, for Pythons that start without their site-packages.
+# The parent directory of the package, for Python processes that start without site-packages.
 PACKAGES = Path(__file__).resolve().parents[2]
 
 _KILL_S = 10.0
@@ -20,7 +20,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 @dataclass(frozen=True)
 class Process:
-    """One process from /proc/PID/stat. Zombies are ignored in this module."""
+    """One process, read from /proc/PID/stat. This module ignores zombies."""
 
     pid: int
     parent: int
@@ -28,7 +28,7 @@ class Process:
 
 
 def processes() -> list[Process]:
-    """All processes of the machine."""
+    """Returns all processes of the machine."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -39,12 +39,12 @@ def processes() -> list[Process]:
 
 
 def of_session(number: int) -> list[Process]:
-    """The processes of one session."""
+    """Returns the processes of one session."""
     return [process for process in processes() if process.session == number]
 
 
 def descendants(*ancestors: int) -> list[Process]:
-    """All descendants of these processes, in any session."""
+    """Returns all descendants of these processes, in any session."""
     everything, family = processes(), set(ancestors)
     while more := {p.pid for p in everything if p.parent in family} - family:
         family |= more
@@ -64,7 +64,7 @@ def adopt_orphans() -> None:
 
 
 def die_with_parent() -> None:
-    """For `preexec_fn`: the process receives SIGKILL when its parent ends."""
+    """Makes this process receive SIGKILL when its parent ends; used as `preexec_fn`."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
@@ -74,7 +74,8 @@ def end_descendants(grace_s: float) -> list[str]:
     while descendants(os.getpid()) and time.monotonic() < end_s:
         time.sleep(0.02)
     command_lines: dict[int, str] = {}
-    # Repeated, since processes can start new ones; limited, since a process can be unkillable.
+    # The loop repeats because processes can start new ones, and is limited because a process can be
+    # unkillable.
     end_s = time.monotonic() + _KILL_S
     while (left := descendants(os.getpid())) and time.monotonic() < end_s:
         for process in left:
@@ -94,5 +95,5 @@ def reap() -> None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process with this id exists."""
+    """Returns whether a process with this id exists."""
     return Path(f"/proc/{pid}").exists()

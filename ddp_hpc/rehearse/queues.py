@@ -23,7 +23,7 @@ _SUBMIT_LIMIT_S = 120
 
 @dataclass(frozen=True, kw_only=True)
 class JobStatus:
-    """The status of a job. `exit_code` is that of its script, or None if it has not run or not ended."""
+    """The status of a job. `exit_code` is the script's exit code; None if the script has not ended."""
 
     name: str
     is_over: bool
@@ -63,7 +63,7 @@ class Queue:
 
 
 def submit(queue: Queue, script: Path, directory: Path, environ: Mapping[str, str]) -> None:
-    """Submits a script as a user would: from a directory, in a login shell that finds the stand-ins.
+    """Submits a script from a directory, in a login shell that finds the stand-ins, as a user would.
 
     Raises:
         RequestError: the scheduler refuses the script; the message contains its output.
@@ -209,10 +209,10 @@ QUEUES = {
 
 
 def find_queue(scheduler: str) -> Queue | None:
-    """The stand-in of the scheduler with this name; None if there is none."""
+    """Returns the stand-in of the scheduler with this name; None if there is none."""
     known = SCHEDULERS.get(scheduler)
     if scheduler in QUEUES or known is None or not known.stand_in:
         return QUEUES.get(scheduler)
-    # Loaded by name, since a scheduler's directory may have its stand-in beside its other parts.
+    # The module is loaded by name, since the directory of a scheduler can contain its own stand-in.
     queue: Queue = importlib.import_module(known.stand_in).QUEUE
     return queue

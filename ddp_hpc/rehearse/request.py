@@ -1,4 +1,4 @@
-"""Determine what a job script requests, and which part of it is rehearsed on one machine."""
+"""Determine what a job script requests, and how many of its nodes and ranks one machine rehearses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OPENMPI_OPTIONS = ("--map-by", "-map-by", "-x", "--mca", "-mca", "--bind-to", "
 
 @dataclass(frozen=True, kw_only=True)
 class Overrides:
-    """The user's settings for a rehearsal. None means that the script and the machine determine the value."""
+    """The user's settings for a rehearsal. If a value is None, the script and the machine determine it."""
 
     num_nodes: int | None = None
     ranks_per_node: int | None = None
@@ -37,7 +37,7 @@ class Overrides:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A script and the part of its request that is rehearsed.
+    """A job script, and the numbers of nodes and ranks with which it is rehearsed.
 
     `scheduler` is pbs, slurm or local. `text` is the script as it is submitted. `walltime_s` is the walltime
     that the script requests, or 0.
@@ -57,7 +57,7 @@ class Plan:
 
 
 def plan(path: Path, overrides: Overrides) -> Plan:
-    """The plan for rehearsing a script.
+    """Returns the plan for rehearsing a script.
 
     Raises:
         RequestError: the file is not a job script, or the overrides do not fit it.
@@ -115,7 +115,7 @@ def _name(path: Path) -> str:
 
 
 def _part(requested: int, overrides: Overrides) -> tuple[int, int]:
-    """The number of nodes, and the maximum number of ranks per node."""
+    """Returns the number of nodes, and the maximum number of ranks per node."""
     room = max(_MIN_RANKS, len(os.sched_getaffinity(0)))
     for option, value in (("--nodes", overrides.num_nodes), ("--ranks-per-node", overrides.ranks_per_node)):
         if value is not None and not 1 <= value <= _MAX_RANKS:
@@ -138,7 +138,7 @@ def _part(requested: int, overrides: Overrides) -> tuple[int, int]:
 
 
 def _site(script: Script, profile: str) -> Site | None:
-    """The site of --profile, or the site that a script of `ddp-hpc render` names."""
+    """Returns the site of --profile, or the site that a script of `ddp-hpc render` names."""
     if profile:
         return load_site(profile)
     named = [value for _, name, value in script.assignments if name == "DDP_HPC_PROFILE"]
@@ -156,7 +156,7 @@ def _walltime_s(queue: Queue | None, script: Script) -> int:
 
 
 def _mpiexec(script: Script, site: Site | None, queue: Queue | None) -> str:
-    """The kind of mpiexec for which the script was written: pals, openmpi or hydra."""
+    """Returns the kind of mpiexec for which the script was written: pals, openmpi or hydra."""
     if site is not None and site.launch.dialect != "auto":
         return site.launch.dialect
     words = [word.partition("=")[0] for command in script.launches() for word in command.own_words]

@@ -36,7 +36,7 @@ _OTHER_JOB = re.compile(
     r"|(?:\w+_)?RANK$|(?:LOCAL_|GROUP_)?WORLD_SIZE$|BASH_ENV$|ENV$"
 )
 
-# In scripts that `ddp-hpc render` writes.
+# Scripts of `ddp-hpc render` contain this line.
 _RUN_DIR = re.compile(r"^export DDP_HPC_RUN_DIR=.*$", re.MULTILINE)
 
 
@@ -52,7 +52,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Result:
-    """The results of the jobs. `folder` is None if it was removed."""
+    """The results of the jobs. `folder` is the directory of the rehearsal, or None if it was removed."""
 
     jobs: tuple[JobStatus, ...]
     timed_out: bool
@@ -147,7 +147,7 @@ def _install(root: Path, plan: Plan, overrides: Overrides, options: Options, kee
         queue.install(root, bin_, mpi_bin, setup)
     machine.install_mpiexec(root, mpi_bin, plan.mpiexec)
     with suppress(DdpHpcError):
-        # The package installs it beside its commands.
+        # The mpich package installs mpiexec beside the commands of its Python environment.
         (mpi_bin / STEP_SCRIPT).symlink_to(asset_directory("jobs") / STEP_SCRIPT)
     if not (Path(sys.executable).parent / "python").exists():
         machine.program(mpi_bin / "python", f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
@@ -239,7 +239,7 @@ def _run_local(
 
 @contextmanager
 def _keeper() -> Iterator[int]:
-    """A process that ends with this one. All jobs are killed when it has ended."""
+    """Yields the id of a child process that ends with this one. All jobs are killed when it has ended."""
     processes.adopt_orphans()
     keeper = subprocess.Popen(
         ["sleep", "infinity"], start_new_session=True, preexec_fn=processes.die_with_parent
@@ -253,7 +253,7 @@ def _keeper() -> Iterator[int]:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end a rehearsal like Ctrl-C. Further signals do not interrupt the cleanup."""
+    """Makes SIGTERM and SIGHUP end the rehearsal like Ctrl-C; later signals do not interrupt the cleanup."""
 
     def interrupt(_number: int, _frame: object) -> None:
         for number in watched:

@@ -1,1 +1,1 @@
-"""Rendering of job scripts from a job and a site."""
+"""Rendering of job scripts from a job request and a site profile."""

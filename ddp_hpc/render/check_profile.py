@@ -1,4 +1,4 @@
-"""Check of profiles: keys and types by line, facts without a source, and scripts that cannot be rendered."""
+"""Validation of profiles: their keys and types, missing sources of facts, and rendering of their scripts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddp_hpc.request.job import Job
 from ddp_hpc.schedulers.registry import SCHEDULERS
 from ddp_hpc.sites.site import Site, read_site
 
-# Facts that change without notice, so readers need their source and date.
+# These facts change without notice, so a profile must give their source and date.
 AGEING = (
     "account",
     "age",
@@ -33,7 +33,7 @@ AGEING = (
 
 
 def faults_of(path: Path) -> list[str]:
-    """Return one line per error of the profile at `path`; empty if it is correct.
+    """Return one line for each error in the profile at `path`; empty if the profile is correct.
 
     For a file that does not fit the schema, only the first error is returned.
     """

@@ -1,4 +1,4 @@
-"""Command lines of the launchers: one function per launcher, from job, site and layout to words.
+"""Command lines of the launchers: one function per launcher, which returns its words.
 
 Words are quoted once, when they are joined to text (`shell_quoting.sh_join`). Counts that are known only in
 the running job are shell variables of the script: num_nodes, num_ranks.
@@ -25,14 +25,14 @@ STEP_SCRIPT = Raw('"$step_script"')
 # The script fills this array after running mpiexec --version.
 PER_NODE = Raw('"${per_node[@]}"')
 
-# On the job's PATH; `launch` uses the one of its own Python environment.
+# Job scripts use the ddp-hpc on their PATH; `launch` uses that of its own Python environment.
 DDP_HPC_COMMAND = Raw("ddp-hpc")
-# Modules for `python -m` that detect their rank themselves, or start their own ranks.
+# Modules for `python -m` that detect their rank without `ddp-hpc exec`, or start their own ranks.
 _DETECT_THEIR_RANKS = ("ddp_hpc", "data_gen", "mpi4py", "torch.distributed.")
 
-# Otherwise the other ranks wait for a dead rank until the walltime.
+# Without this option, the other ranks would wait for a dead rank until the end of the walltime.
 _END_TOGETHER = ("--kill-on-bad-exit=1",)
-# Explicit, since a site may have made 1 the default (KillOnBadExit).
+# The value is explicit, since a site can set the default to 1 (KillOnBadExit).
 _CONTINUE_WITHOUT_LOST_NODES = ("--no-kill", "--kill-on-bad-exit=0")
 
 Words = Sequence[Word]
@@ -53,7 +53,7 @@ def launch_words(job: Job, site: Site, layout: Layout) -> tuple[list[Word], list
     if layout.launcher == "torchrun":
         _check_python(job.command)
         return launcher, [*site.launch.wrap, STEP_SCRIPT, *job.command]
-    # Runs outside of the container, which may not have ddp-hpc; the variables are passed on to its program.
+    # ddp-hpc runs outside of the container, which may not contain it; its variables reach the program inside.
     through = [DDP_HPC_COMMAND, "exec", "--"] if uses_exec(job, layout) else []
     return launcher, [*through, *site.launch.wrap, *job.command]
 

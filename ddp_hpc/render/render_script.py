@@ -130,7 +130,7 @@ def script_bytes(text: str) -> bytes:
 
 
 def _submit(job: Job, site: Site, scheduler: Scheduler) -> str:
-    """Return the command that resubmits a script."""
+    """Return the command line with which a script resubmits itself."""
     if job.account and scheduler.is_account_on_command_line:
         return scheduler.submit_line(f"{site.account.option} {job.account}")
     return scheduler.submit_line()

@@ -18,7 +18,7 @@ Word = str | Raw
 
 
 def sh(word: Word | int) -> str:
-    """Quote a word or a number for bash, on one line. A `Raw` is returned unchanged.
+    """Quote a word or a number for bash, without line breaks. Return a `Raw` unchanged.
 
     Control characters are written as `$'...'`, since a line break would end a comment that contains the
     word, and qsub rejects scripts with carriage returns.

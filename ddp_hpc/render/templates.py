@@ -99,7 +99,7 @@ def render_own(path: Path, names: Mapping[str, object]) -> str:
 
 
 def child(max_cpu_s: int = MAX_CPU_S) -> None:
-    """Run in the child process: read path and variables from stdin, write to stdout, exit with 0 or 2."""
+    """Render in the child process: read path and variables from stdin, write to stdout, exit with 0 or 2."""
     for limit, most in (
         (resource.RLIMIT_CPU, max_cpu_s),
         (resource.RLIMIT_AS, MAX_MEMORY_BYTES),
@@ -117,7 +117,7 @@ def child(max_cpu_s: int = MAX_CPU_S) -> None:
 
 
 def _answer(path: Path, names: Mapping[str, object]) -> tuple[str, int]:
-    """Return the script and 0, or an error message from the line number on and 2."""
+    """Return the script and 0, or an error message that begins with the line number and 2."""
     try:
         text = _environment(FunctionLoader(_Sources(path))).get_template(_OWN).render(names)
         size = len(text.encode("utf-8", "surrogateescape"))
@@ -141,7 +141,7 @@ def _answer(path: Path, names: Mapping[str, object]) -> tuple[str, int]:
 
 
 class _Sources:
-    """Loader for a user's template, the shipped templates, and regular files in the template's directory."""
+    """Loader of templates: the user's, the shipped ones, and regular files in the directory of the user's."""
 
     def __init__(self, own: Path) -> None:
         self._own = own

@@ -1,4 +1,4 @@
-"""The address of rank 0: its choice on rank 0, and where the other ranks look for it without MPI."""
+"""Choice of rank 0's address, and the place where the other ranks look for rank 0 without MPI."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RendezvousPoint:
 
     host: str
     ports: list[int]
-    launch: str  # identifies this launch; not a secret
+    launch: str  # the id of this launch; not secret
     why: str
     listen: str = ""
 
@@ -98,7 +98,7 @@ def with_suffix(host: str, suffix: str) -> str:
 
 
 def rendezvous_point(world: World, environ: Environ) -> RendezvousPoint:
-    """Returns where to find rank 0, from the environment alone; the result is the same on every rank.
+    """Returns the host and ports of rank 0 from the environment alone; the result is the same on every rank.
 
     Raises:
         LaunchError: the launcher's environment does not show where rank 0 is.
@@ -108,7 +108,7 @@ def rendezvous_point(world: World, environ: Environ) -> RendezvousPoint:
     if given and "MASTER_PORT" in environ:
         port, listen = read_port(environ), _to_listen_at(given, world)
         if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            # torchrun's agent already has a store on that port.
+            # The store of torchrun's agent already uses that port.
             launch = f"{launch} {given}:{port}"
             return RendezvousPoint(given, candidate_ports(launch), launch, "torchrun's agent", listen)
         why = "MASTER_ADDR and MASTER_PORT"

@@ -37,7 +37,7 @@ from ddp_hpc.rendezvous.store_client import StoreClient, connect
 from ddp_hpc.rendezvous.store_process import StoreProcess
 
 RANK_0_GONE = ("rank 0", "gone")
-"""The key that is set when rank 0 ends without `StoreClient.goodbye`, and its value."""
+"""The key and the value that the server sets when rank 0 ends without `StoreClient.goodbye`."""
 _CONNECT_S = 20.0  # rank 0 already listens when the others start, so a longer wait would not help
 _LATER_S = 10.0  # the other ranks wait longer than rank 0, which knows the missing ranks and reports them
 _ANSWER_S = 20.0
@@ -47,10 +47,10 @@ _SHARED = "rendezvous"
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """Rank 0's address, and this rank's connection to the store there."""
+    """The address of rank 0, and this rank's connection to the store on rank 0."""
 
     host: str
-    why: str  # how the address was chosen
+    why: str  # the reason for this address
     interface: str | None  # this host's interface that leads to it
     store: StoreClient
     process: StoreProcess | None = None  # on rank 0: the store's server
@@ -125,7 +125,7 @@ def _over_mpi(world: World, comm: Comm, environ: Environ, timeout_s: float, watc
 
 
 def _without_mpi(world: World, environ: Environ, timeout_s: float) -> Endpoint:
-    """Connects with rank 0's node, a list of ports and a shared key that all ranks know. Collective."""
+    """Connects the ranks with a host, ports and a key that every rank can determine. Collective."""
     point = rendezvous_point(world, environ)
     key, note = shared_key(environ, point.launch)
     if world.rank == 0:
@@ -184,7 +184,8 @@ def wait_for_ranks(store: StoreClient, numbers: list[int], timeout_s: float, ans
     """Waits until all ranks with these numbers have joined, and sends them rank 0's answer.
 
     Raises:
-        RendezvousError: some did not join. The others receive the reason and stop without a message.
+        RendezvousError: some ranks did not join. The other ranks receive the reason and stop without a
+        message.
     """
     try:
         store.get([f"{_SHARED}/{number}" for number in numbers], timeout_s)
@@ -227,7 +228,7 @@ def join_store(
 def _connect_as(
     point: RendezvousPoint, key: Callable[[], bytes], number: int, name: str, timeout_s: float
 ) -> StoreClient:
-    """Returns a connection to a store in which this number is still free.
+    """Returns a connection to a store in which no other rank has joined with this number.
 
     Under torchrun the store of an earlier attempt may exist for a moment. All numbers are taken in
     that store; the new one is on another port, or starts later.
@@ -251,12 +252,12 @@ def _connect_as(
                 f"{name}: another process has already joined with this number at {point.host}:{store.port}; "
                 "check for processes of an earlier launch"
             )
-        ports.sort(key=store.port.__eq__)  # try this port last
+        ports.sort(key=store.port.__eq__)  # move this port to the end
         time.sleep(_RETRY_S)
 
 
 def _host_of_store(point: RendezvousPoint, environ: Environ) -> tuple[str, str, str]:
-    """Returns rank 0's address: that of the profile's fabric interface, which only rank 0 can look up."""
+    """Returns the address of rank 0, preferably that of the profile's fabric interface."""
     if "MASTER_ADDR" not in environ and point.host != LOOPBACK and (found := fabric_interface(environ)):
         return found[1], f"interface {found[0]} (DDP_HPC_FABRIC_INTERFACE)", found[1]
     return point.host, point.why, point.listen

@@ -23,7 +23,7 @@ from ddp_hpc.rendezvous.store_protocol import KEY_BYTES
 KEY_FILE = "DDP_HPC_KEY_FILE"
 _KEY_DIR = "DDP_HPC_KEY_DIR"
 _TEXT_BYTES = 2 * KEY_BYTES
-# An empty file is just being written, unless its writer was killed at that moment.
+# An empty file is usually being written; its writer may also have been killed at that moment.
 _WRITING_S = 10.0
 _OLD_S = 24 * 3600.0
 

@@ -1,4 +1,4 @@
-"""Processes that end together with the process that started them. Linux only: prctl(2)."""
+"""Start of processes that end together with their parent. Requires Linux: prctl(2)."""
 
 from __future__ import annotations
 
@@ -88,5 +88,5 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _prctl(option: int, value: int) -> None:
-    # If the kernel refuses it, the launcher ends the remaining processes.
+    # If prctl fails, the launcher ends the remaining processes.
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

@@ -33,12 +33,12 @@ from ddp_hpc.rendezvous.store_protocol import (
     stream_keys,
 )
 
-_TRY_S = 5.0  # for one connection and its handshake
+_TRY_S = 5.0  # time limit of one connection with its handshake
 _RETRY_S = 0.2
 _DEAD_PEER_S = 120.0  # a host that does not answer for this time is considered lost; the heartbeat is faster
 
 Answer = list[bytes] | RendezvousError
-"""The fields of an answer, or the error if there is none."""
+"""The fields of an answer, or the error that occurred instead."""
 
 
 class StoreTimeoutError(RendezvousError, TimeoutError):
@@ -76,7 +76,7 @@ class StoreClient:
         _open_clients.add(self)
 
     def set(self, key: str, value: bytes, timeout_s: float) -> None:
-        """Stores a value."""
+        """Sets the value of a key."""
         self._call(Op.SET, [key.encode(), value], timeout_s)
 
     def get(self, keys: Sequence[str], timeout_s: float) -> list[bytes]:
@@ -92,7 +92,7 @@ class StoreClient:
         return self._call(Op.CHECK, [key.encode() for key in keys], timeout_s) == [b"1"]
 
     def add(self, key: str, number: int, timeout_s: float) -> int:
-        """Adds to a number, which is 0 if the key does not exist, and returns the sum."""
+        """Adds a number to the value of a key, which is 0 if the key does not exist, and returns the sum."""
         return int(self._call(Op.ADD, [key.encode(), b"%d" % number], timeout_s)[0])
 
     def compare_set(self, key: str, expected: bytes, desired: bytes, timeout_s: float) -> bytes:
@@ -107,15 +107,15 @@ class StoreClient:
         return self._call(Op.DELETE, [key.encode()], timeout_s) == [b"1"]
 
     def append(self, key: str, value: bytes, timeout_s: float) -> None:
-        """Appends to the value of a key."""
+        """Appends bytes to the value of a key."""
         self._call(Op.APPEND, [key.encode(), value], timeout_s)
 
     def count(self, timeout_s: float) -> int:
-        """Returns the number of keys."""
+        """Returns the number of keys in the store."""
         return int(self._call(Op.COUNT, [], timeout_s)[0])
 
     def keys(self, timeout_s: float) -> list[str]:
-        """Returns all keys."""
+        """Returns all keys of the store."""
         return [key.decode() for key in self._call(Op.LIST, [], timeout_s)]
 
     def goodbye(self, timeout_s: float) -> None:
@@ -130,7 +130,7 @@ class StoreClient:
         self._send(Op.GET, [key.encode()], call)
 
     def close(self) -> None:
-        """Ends the connection; threads that still wait get StoreLostError. Not collective; never raises."""
+        """Closes the connection; waiting threads receive StoreLostError. Not collective; never raises."""
         _open_clients.discard(self)
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
@@ -183,7 +183,7 @@ class StoreClient:
             self._end(error)
 
     def _exchange(self, ready: Container[object]) -> bool:
-        """Sends the queued requests and delivers the received answers; False once the server has ended."""
+        """Sends queued requests and delivers received answers; returns False once the server has ended."""
         if self._wake_reader in ready:
             self._wake_reader.recv(4096)
             while not self._outgoing.empty():
@@ -300,7 +300,7 @@ def _receive(connection: socket.socket, num_bytes: int, end_s: float) -> bytes:
 def _enable_keepalive(connection: socket.socket) -> None:
     """Lets the kernel end the connection if the other host stops answering (tcp(7)).
 
-    A process that only sends nothing does not end it.
+    A process that merely sends nothing does not end the connection.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):

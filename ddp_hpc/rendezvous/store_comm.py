@@ -22,7 +22,7 @@ class StoreComm:
         self._store = store
         self.rank = rank
         self.size = size
-        self.timeout_s = timeout_s  # per call; joining and training have different limits
+        self.timeout_s = timeout_s  # per call; differs between joining and training
         self._num_calls = 0
 
     def bcast(self, value: T) -> T:

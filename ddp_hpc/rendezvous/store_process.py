@@ -48,5 +48,5 @@ class StoreProcess:
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
-        # It may serve the others for a moment; subprocess reaps it when it starts the next process.
+        # The server may serve other ranks for a moment; subprocess reaps it when it starts the next process.
         self._process.poll()

@@ -6,7 +6,7 @@ nor change values. A process that relays bytes between two ranks cannot change t
 frame has a MAC that includes its number in the stream. The content is not encrypted: it consists of
 addresses, counts and short JSON texts.
 
-Standard library only: the server is a small separate process, which starts before torch.
+This module imports only the standard library: the server is a small process that starts before torch.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Status(IntEnum):
 
 
 class ProtocolError(Exception):
-    """The other side does not have the key, or does not use this protocol."""
+    """The peer does not have the key, or does not use this protocol."""
 
 
 def challenge(nonce: bytes) -> bytes:

@@ -40,7 +40,7 @@ MAX_UNREAD_BYTES = 256 * 2**20
 MAX_UNAUTHENTICATED = 512
 HANDSHAKE_S = 10.0
 LINGER_S = 10.0
-"""How long the server runs after its owner has ended, so that the other ranks can read the reason."""
+"""Seconds that the server runs after the end of its owner, so that other ranks can read the reason."""
 _PIECE_BYTES = 1 << 18
 _PER_ENTRY_BYTES = 100  # the approximate overhead of Python for a key and a value
 
@@ -53,7 +53,7 @@ class _Connection:
     address: str
     nonce: bytes
     opened_s: float
-    received: bytearray = field(default_factory=bytearray)  # of the handshake
+    received: bytearray = field(default_factory=bytearray)  # received bytes of the handshake
     reader: FrameReader | None = None
     writer: FrameWriter | None = None
     unsent: deque[bytes] = field(default_factory=deque)
@@ -150,7 +150,7 @@ class StoreServer:
         if self._owner_ended_s is not None:
             return
         self._owner_ended_s = time.monotonic()
-        # Now the port is free for the job's next attempt, whose ranks must not connect to this server.
+        # Free the port for the next attempt of the job, whose ranks must not connect to this server.
         self._selector.unregister(self._listener)
         self._listener.close()
         if self._owner_pipe is not None:
@@ -159,13 +159,13 @@ class StoreServer:
         if not self._owner_said_goodbye and self._will is not None and self._will[0] not in self._values:
             self._set(*self._will)
 
-    # Connections.
+    # Methods that manage connections.
 
     def _accept(self) -> None:
         try:
             accepted, address = self._listener.accept()
         except OSError:
-            # Possibly no file descriptor is free: close the oldest unauthenticated connection.
+            # There may be no free file descriptor, so close the oldest unauthenticated connection.
             if self._unauthenticated:
                 self._refuse(next(iter(self._unauthenticated)))
             else:
@@ -271,7 +271,7 @@ class StoreServer:
         if self._selector.get_key(connection.socket).events != events:
             self._selector.modify(connection.socket, events, connection)
 
-    # Requests.
+    # Methods that answer requests.
 
     def _handle(self, connection: _Connection, op: int, request: int, fields: list[bytes]) -> None:
         if op in (Op.GET, Op.WAIT):
@@ -393,7 +393,8 @@ def _number(text: bytes) -> int:
 
 def main() -> None:
     """Runs the server. `StoreProcess` passes LISTENER WILL_KEY WILL_VALUE, and the key on stdin."""
-    # The ranks handle Ctrl-C and the launcher's signals. The store must still run when they end.
+    # Ctrl-C and the launcher's signals are ignored: the store must still run while the ranks handle them and
+    # end.
     for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(sig, signal.SIG_IGN)
     owner_pid = os.getppid()
@@ -419,7 +420,7 @@ def warn(text: str) -> None:
 
 
 def _close_output() -> None:
-    # Launchers wait until no process has the ranks' output open.
+    # Output goes to /dev/null now, because launchers wait until no process has the ranks' output open.
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (1, 2):
         os.dup2(null, descriptor)

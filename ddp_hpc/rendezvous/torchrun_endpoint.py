@@ -130,7 +130,7 @@ def reserve_port() -> socket.socket:
     torch's TCPStore is such a listener. The kernel does not assign the port to other programs.
     """
     for family in (socket.AF_INET6, socket.AF_INET):
-        with contextlib.suppress(OSError):  # IPv6 fails on a host without it
+        with contextlib.suppress(OSError):  # the host may lack IPv6
             reserved = socket.socket(family)
             reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             reserved.bind(("", 0))
@@ -195,7 +195,7 @@ def _wait_for_parent(parent: int) -> None:
     help="Time limit for the other nodes, in seconds.",
 )
 def main(num_nodes: int, rendezvous: str, timeout_s: float) -> None:
-    """See the module's docstring."""
+    """Runs the endpoint of this node; see the module's docstring."""
     run(num_nodes, timeout_s, for_torch=rendezvous == "c10d")
 
 
@@ -210,7 +210,7 @@ def run(num_nodes: int, timeout_s: float, *, for_torch: bool, prints_key_file: b
             endpoint = agree_on_endpoint(world, num_nodes, environ, timeout_s, for_torch=for_torch)
             finalize_mpi()
             local = local_address(endpoint.host, endpoint.port, environ)
-            # Signals end the script, and this process must clean up afterwards, so it ignores them.
+            # This process ignores signals: they end the script, after which it must still clean up.
             for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
                 signal.signal(sig, lambda *_: None)
             key_file = write_key_file(endpoint.key)

@@ -143,7 +143,7 @@ def _option(text: str, metavar: str = "", default: str = "") -> Any:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class JobOptions:
-    """The values given by the user: options of `ddp-hpc render`, or keys of `--job FILE.toml`.
+    """The values that the user has given as options of `ddp-hpc render` or keys of `--job FILE.toml`.
 
     This is the only list of a job's options. The command line and the command in the head of a script are
     derived from it; `Job` contains the defaults.
@@ -190,7 +190,7 @@ class JobOptions:
     command: tuple[str, ...] | None = None
 
 
-# The options whose values `Job` contains in a converted form.
+# `Job` contains the values of these options in a converted form.
 _CONVERTED = {"nodes": "num_nodes", "walltime": "walltime_s"}
 
 
@@ -229,7 +229,7 @@ def read_job_file(path: Path) -> JobOptions:
 
 
 def make_job(options: JobOptions, file: JobOptions | None = None) -> Job:
-    """Return the job from options and job file; options take precedence.
+    """Return the job described by the options and the job file; options take precedence.
 
     Variables are merged by name, and the setup lines of the options follow those of the file.
 

@@ -1,4 +1,4 @@
-"""Layout of ranks, cores and devices on one node, derived from job and site."""
+"""Layout of ranks, cores and devices on one node, derived from the job request and the site profile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddp_hpc.units import parse_walltime_s
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Layout:
-    """Layout of each node of the job. `devices` is 0 if no GPUs are known.
+    """The layout of every node of a job. `devices` is 0 if the site has no known GPUs.
 
     `cpus_per_rank` counts CPUs as Slurm does (hardware threads if the site has them), `threads_per_rank`
     counts cores. Both are 0 if unknown.

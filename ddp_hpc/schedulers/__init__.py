@@ -1,1 +1,1 @@
-"""What is known of each scheduler: directives, commands for jobs, and their output."""
+"""The supported schedulers: their directives, their commands for jobs, and the output of these commands."""

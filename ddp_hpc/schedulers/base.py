@@ -26,12 +26,12 @@ Directives = dict[str, str | Sequence[str]]
 Severity = Literal["error", "warning", "note"]
 
 _VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@+,=&|/()*-]*")
-# sbatch(1), --time; pbs_resources(7), walltime. Days and hours are Slurm's alone.
+# Walltimes of sbatch(1), --time, and pbs_resources(7), walltime. Only Slurm accepts days with hours.
 _NUMBER = re.compile(r"\d{1,9}")
 _MINUTES_SECONDS = re.compile(r"(\d{1,9}):(\d{1,2})")
 _DAYS_HOURS = re.compile(r"(\d{1,6})-(\d{1,2})(?::(\d{1,2}))?")
 
-# One chunk per node, for sites whose profile does not define resources.
+# The default requests one chunk per node; it is used if the profile does not define resources.
 _CHUNK = "select={nodes}:ncpus={cpus}:mpiprocs={ranks}"
 
 
@@ -59,19 +59,19 @@ class ScriptOptions(Protocol):
 
     @property
     def lines(self) -> Sequence[str]:
-        """The lines of the script, without their ends."""
+        """The lines of the script, without line breaks."""
         ...
 
     def read(self) -> Sequence[DirectiveLine]:
-        """The directives before the first command."""
+        """Returns the directives before the first command."""
         ...
 
     def value(self, *flags: str) -> str | None:
-        """The value of the last directive with one of these flags."""
+        """Returns the value of the last directive with one of these flags."""
         ...
 
     def resources(self) -> Iterator[tuple[DirectiveLine, str, str]]:
-        """Each resource of PBS's `-l`: its directive, name and value."""
+        """Each resource in the `-l` directives of PBS: its directive, name and value."""
         ...
 
 
@@ -105,7 +105,7 @@ class ShellVariable:
 
 @dataclass(frozen=True, kw_only=True)
 class JobCommands:
-    """The commands for jobs that are queued or running."""
+    """The functions that query and cancel the jobs of one scheduler."""
 
     title: str
     """The scheduler's name for messages."""
@@ -127,11 +127,11 @@ class Scheduler:
     """One scheduler. The defaults are those of a machine without a scheduler."""
 
     name: ClassVar[str]
-    """The name in profiles."""
+    """The scheduler's name in profiles."""
     title: ClassVar[str]
-    """The name in messages."""
+    """The scheduler's name in messages."""
 
-    # The rendered script.
+    # Attributes of rendered scripts.
     template: ClassVar[str]
     submit_program: ClassVar[str]
     launchers: ClassVar[tuple[str, ...]]
@@ -148,17 +148,17 @@ class Scheduler:
     mpiexec_needs_hosts: ClassVar[bool] = False
     """Whether mpiexec needs a list of the job's hosts."""
     why_omp_num_threads: ClassVar[str] = ""
-    """The reason why a script sets OMP_NUM_THREADS, in addition to the usual one."""
+    """An additional reason why scripts for this scheduler set OMP_NUM_THREADS."""
     interactive_command: ClassVar[str] = ""
     """The command that requests an interactive allocation; empty if `find_allocation` does not support it."""
     can_chain: ClassVar[bool] = False
     """Whether several jobs can be queued at once, each of which waits for the previous one."""
     is_account_on_command_line: ClassVar[bool] = False
-    """Whether no directive can name the account."""
+    """Whether the account can only be given on the command line, because no directive can name it."""
     requests_by_resources: ClassVar[bool] = False
     """Whether nodes and GPUs are requested as resources, whose units the profile defines."""
 
-    # A user's script.
+    # Attributes for reading a user's script.
     prefix: ClassVar[str] = ""
     """The prefix of directive lines."""
     log_flags: ClassVar[tuple[str, ...]] = ()
@@ -174,7 +174,7 @@ class Scheduler:
     is_ambiguous_walltime: ClassVar[bool] = True
     """Whether two fields are minutes and seconds, which people mistake for hours and minutes."""
     reads_loose_directives: ClassVar[bool] = False
-    """Whether directives count after the first command too, and with a blank after the #."""
+    """Whether directives are also read after the first command, and with a blank after the #."""
     free_text_flags: ClassVar[frozenset[str]] = frozenset(("-v", "--export", "--comment", "--wrap"))
     """Options whose value may contain a literal dollar sign or ~."""
     repeatable_flags: ClassVar[frozenset[str]] = frozenset(("-l", "-W", "-v", "-m"))
@@ -184,7 +184,7 @@ class Scheduler:
     checks: ClassVar[tuple[ScriptCheck, ...]] = ()
     """Lint checks for this scheduler's scripts, in addition to those in ddp_hpc/lint."""
 
-    # Its jobs, and this machine.
+    # Attributes for jobs, and for this machine.
     job_id_variable: ClassVar[str] = ""
     """The environment variable with the job's id; empty if jobs are not recognized by one."""
     end_time_variable: ClassVar[str] = ""
@@ -192,7 +192,7 @@ class Scheduler:
     commands: ClassVar[tuple[str, ...]] = ()
     """The commands that a login node must have; the first one submits a script."""
     stand_in: ClassVar[str] = ""
-    """The module whose QUEUE is the stand-in, unless ddp_hpc/rehearse has it; empty if there is none."""
+    """The module that defines the stand-in as QUEUE; empty if ddp_hpc/rehearse defines it or none exists."""
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         """Returns the values of the script's directives.
@@ -230,13 +230,13 @@ class Scheduler:
         raise NotImplementedError
 
     def submit_line(self, options: str = "") -> str:
-        """The command of a shell that submits the script whose path follows it."""
+        """Returns the command of a shell that submits the script whose path follows it."""
         return f"{self.submit_program} {options}".rstrip()
 
     def launch_words(self, site: Site, layout: Layout) -> Sequence[str]:
-        """The words of a launcher that only this scheduler has; empty for all other launchers.
+        """Returns the command of a launcher that belongs to this scheduler; empty for any other launcher.
 
-        In a word, {num_nodes} and {num_ranks} stand for the numbers of the running job.
+        The placeholders {num_nodes} and {num_ranks} stand for the numbers of the running job.
         """
         return ()
 
@@ -248,7 +248,8 @@ class Scheduler:
         """Returns the command that submits a job without this host; empty if there is none."""
         return ""
 
-    # The requests of a user's script. None: the script does not contain the request.
+    # Methods that read the requests of a user's script; None means that the script does not contain the
+    # request.
 
     def split_options(self, words: Sequence[str]) -> Iterator[tuple[str, str]]:
         """Yields flags and values of one directive line; a word without an option has an empty flag."""
@@ -275,7 +276,7 @@ class Scheduler:
         return None
 
     def walltime_s(self, text: str) -> int | None:
-        """Seconds of a walltime, as the scheduler reads it; None if it is invalid."""
+        """Returns the seconds of a walltime, as the scheduler reads it; None if it is invalid."""
         if not self.walltime_pattern.fullmatch(text):
             return None
         if _NUMBER.fullmatch(text):
@@ -291,7 +292,7 @@ class Scheduler:
             return None
 
     def names_account(self, script: ScriptOptions) -> bool:
-        """Whether the script names the account."""
+        """Returns whether the script names the account."""
         return any(one.flag in self.account_flags for one in script.read())
 
     def queue(self, script: ScriptOptions, site: Site | None) -> tuple[int, str] | None:
@@ -299,10 +300,10 @@ class Scheduler:
         return None
 
     def qos(self, script: ScriptOptions, site: Site | None) -> str:
-        """The QOS that is requested in addition to a partition."""
+        """Returns the QOS that is requested in addition to a partition."""
         return ""
 
-    # Jobs.
+    # Methods for jobs.
 
     def find_allocation(self, environ: Mapping[str, str]) -> Allocation | None:
         """Returns the allocation of this process; None if this scheduler has not allocated it.
@@ -313,7 +314,7 @@ class Scheduler:
         return None
 
     def read_end_s(self, job_id: str, ask: Callable[..., str]) -> tuple[float, str] | None:
-        """The end of a running job in seconds since the Unix epoch, and the command that reported it.
+        """Returns the end of a running job in seconds since the Unix epoch, and the command that reported it.
 
         `ask` runs a command once and returns its output, which is empty if the command failed.
         """
@@ -342,7 +343,7 @@ def directive_value(what: str, value: str) -> str:
 
 
 def optional_value(what: str, value: str) -> str:
-    """The same as `directive_value`, but an empty value is allowed."""
+    """Returns `value` like `directive_value`, but also accepts an empty value."""
     return directive_value(what, value) if value else ""
 
 
@@ -394,7 +395,7 @@ def resource_numbers(job: Job, site: Site, layout: Layout) -> dict[str, int]:
 
 
 def cpus_per_task(layout: Layout) -> int:
-    """Returns the CPUs of one Slurm task: those of a rank, or of a node if the task is torchrun's agent."""
+    """Returns the number of CPUs of a Slurm task: those of one rank, or of a node for torchrun's agent."""
     per_rank = layout.cpus_per_rank or 1
     return per_rank * layout.ranks_per_node if layout.launcher == "torchrun" else per_rank
 

@@ -12,7 +12,7 @@ from ddp_hpc.schedulers.base import JobCommands
 from ddp_hpc.schedulers.job_state import JobState
 from ddp_hpc.schedulers.registry import SCHEDULERS
 
-# scontrol without a slurm.conf; qstat without a pbs.conf.
+# Messages of scontrol without a slurm.conf, and of qstat without a pbs.conf.
 _NOT_HERE = re.compile(
     r"could not establish a configuration source|No default server name|pbsconf error", re.IGNORECASE
 )
@@ -39,7 +39,7 @@ def read_job(job_id: str) -> JobState | None:
             raise
         except DdpHpcError as error:
             problems[scheduler.title] = error
-    # Unconfigured clients have no scheduler here. A scheduler that is temporarily down may have the job.
+    # Clients without configuration are ignored. A scheduler that is temporarily down may have the job.
     real = {title: one for title, one in problems.items() if not _NOT_HERE.search(str(one))}
     if not answered and problems:
         raise next(iter((real or problems).values()))
@@ -61,7 +61,8 @@ def _schedulers(job_id: str) -> list[JobCommands]:
     """Return the schedulers of this machine whose job ids match, in the order of the PATH."""
     directories = os.environ.get("PATH", os.defpath).split(os.pathsep)
     known = job_commands().values()
-    # In the same directory, Slurm comes first: its Torque wrappers include a qstat, but PBS has no scontrol.
+    # If both are in one directory, Slurm comes first: its Torque wrappers include qstat, but PBS has no
+    # scontrol.
     in_order = (one for path in directories for one in known if shutil.which(one.asks, path=path))
     found = list(dict.fromkeys(in_order))
     if not found:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from ddp_hpc.errors import RequestError
 from ddp_hpc.schedulers.registry import SCHEDULERS
 
-# One query per job; a busy server must not delay the start.
+# A busy server must not delay the start of the training, so the query has a short time limit.
 _ASK_LIMIT_S = 15.0
-# The schedulers whose jobs have a variable with the job's id.
+# These schedulers set a variable with the job's id in their jobs.
 _KNOWN = tuple(one for one in SCHEDULERS.values() if one.job_id_variable)
 
 
@@ -22,9 +22,9 @@ class Deadline:
     """The end of the allocation."""
 
     at_s: float
-    """In seconds of the Unix clock."""
+    """The end in seconds since the Unix epoch."""
     source: str
-    """Where the time comes from, for messages."""
+    """The source of the time, for messages."""
 
 
 def find_deadline(environ: Mapping[str, str]) -> Deadline | None:

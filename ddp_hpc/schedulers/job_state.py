@@ -10,7 +10,7 @@ from typing import Literal
 from ddp_hpc.errors import RequestError
 
 Phase = Literal["waiting", "running", "ended"]
-# "" while the job has not ended. `failed` comes from the job's exit code, the others from the scheduler.
+# How a job ended; "" before its end. `failed` is derived from the exit code, the others from the scheduler.
 # `dropped`: its dependency is unknown to the scheduler or can no longer be satisfied.
 End = Literal[
     "", "done", "failed", "walltime", "memory", "node", "cancelled", "preempted", "not started", "dropped"

@@ -10,8 +10,8 @@ from ddp_hpc.request.rank_layout import Layout
 from ddp_hpc.schedulers.base import Scheduler
 from ddp_hpc.sites.site import Site
 
-# The directories of the schedulers. Each one's `scheduler.py` has the object SCHEDULER. If the commands of
-# several are in the same directory of the PATH, the first one here is used.
+# The directories of the schedulers. The `scheduler.py` in each of them defines the object SCHEDULER. If
+# several schedulers have commands in the same directory of the PATH, the first one in this list is used.
 _DIRECTORIES = (
     "slurm",
     "pbs",
@@ -58,7 +58,7 @@ def check_launch(job: Job, site: Site, layout: Layout) -> None:
     """Checks that the launcher and its options work under the site's scheduler.
 
     Raises:
-        RequestError: they do not work.
+        RequestError: the scheduler does not support the launcher or one of its options.
     """
     scheduler = scheduler_of_site(site)
     known = tuple(dict.fromkeys(name for one in SCHEDULERS.values() for name in one.launchers))

@@ -25,12 +25,12 @@ SUBMISSION_LIMIT_S = 60.0
 # A background process, such as the logger of a wrapper, may keep the output open after the program ends.
 DRAIN_S = 1.0
 _LOOK_S = 0.1
-# Before the second and the third try.
+# Delays in seconds before the second and the third attempt.
 PAUSES_S = (1.0, 3.0)
 # The output for a job with 10,000 nodes is about 100 kB.
 MAX_BYTES = 8 * 1024 * 1024
 
-# From Slurm's slurm_errno.c, PBS's pbs_error.h and its clients: the server could not be reached.
+# Messages of Slurm (slurm_errno.c) and PBS (pbs_error.h, clients) if the server could not be reached.
 _UNREACHED = re.compile(
     r"unable to contact slurm controller \(connect|connection refused|cannot connect to server|"
     r"failed to connect|no route to host|network is unreachable",
@@ -56,7 +56,7 @@ class Answer:
 
     @property
     def said(self) -> str:
-        """The error message on one line, without control characters."""
+        """The error output of the command on one line, without control characters."""
         lines = [plain(line.strip()) for line in (self.err or self.out)[:4000].splitlines()]
         text = "; ".join(line for line in lines if line)
         return text[:400] or f"no message, exit code {self.code}"
@@ -72,7 +72,7 @@ def plain(text: str) -> str:
 
 
 def need(program: str, why: str) -> None:
-    """Raise RequestError unless the program is on the PATH."""
+    """Check that the program is on the PATH, and raise RequestError otherwise."""
     if shutil.which(program) is None:
         raise RequestError(
             f"{program} was not found on the PATH; {why}. Run this on a login node of such a machine, or "
@@ -114,7 +114,7 @@ def submit(*argv: str) -> Answer:
 
 @contextmanager
 def held_interrupt(program: str) -> Iterator[Callable[[], bool]]:
-    """Defer the first Ctrl-C, as a job may be queued already; yield a function that reports whether it came.
+    """Defer the first Ctrl-C, as a job may be queued; yield a function that returns whether it occurred.
 
     Raises:
         NoAnswerError: a second Ctrl-C interrupts, and it is unknown whether a job was queued.
@@ -166,7 +166,7 @@ def _run(argv: Sequence[str], limit_s: float) -> Answer:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environ,
-            start_new_session=True,  # killed with all its children
+            start_new_session=True,  # so that its children can be killed too
         )
     except (OSError, ValueError) as error:
         raise NoAnswerError(f"cannot start {argv[0]}; check that the scheduler's module is loaded") from error

@@ -1,1 +1,1 @@
-"""Sites: the facts of one machine, read from a profile, and the detection of the site of this machine."""
+"""Site profiles, which contain the facts about one machine, and detection of the profile of this machine."""

@@ -9,13 +9,14 @@ from ddp_hpc.errors import RequestError, nearest
 from ddp_hpc.units import parse_walltime_s
 
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
-# Lustre requires a multiple of 64 KiB below 4 GiB.
+# Lustre requires a stripe size that is a multiple of 64 KiB and less than 4 GiB.
 _STRIPE_SIZE = re.compile(r"[1-9][0-9]{0,2}M")
-# An option in a directive, which bash does not evaluate: no quotes, dollar signs or comments.
+# Pattern of an option in a directive. bash does not evaluate it, so it has no quotes, dollar signs or
+# comments.
 _OPTION = re.compile(r"-[A-Za-z0-9_.:@+,=&|/()*~ -]+")
-# The same for any scheduler, some of which require brackets and quotes.
+# Pattern of an option for any scheduler; some require brackets and quotes.
 _ANY_OPTION = re.compile(r"-[A-Za-z0-9_.:@+,=&|/()*~ \[\]\"<>!-]+")
-# A value in a directive.
+# Pattern of a value in a directive.
 _WORD = re.compile(r"[A-Za-z0-9_.:@+,=&|/()\[\]*-]*")
 _PLACE = re.compile(r"\{([^{}]*)\}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -352,13 +353,13 @@ class Lustre:
 
     @property
     def hint(self) -> str:
-        """`8,4M` or `8` for the data generator; empty for the default of the file system."""
+        """Striping for the data generator, such as `8,4M` or `8`; empty for the file system's default."""
         return ",".join(filter(None, (str(self.stripe_count or ""), self.stripe_size)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Proxy:
-    """Proxy for connections out of the compute nodes, and the names that bypass it."""
+    """Proxy for connections from compute nodes to the internet, and the host names that bypass it."""
 
     url: str
     no_proxy: str = ""

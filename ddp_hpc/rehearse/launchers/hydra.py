@@ -12,7 +12,7 @@ from ddp_hpc.rehearse.launchers.limits import read_limits
 from ddp_hpc.rehearse.launchers.options import Line, RefusedError, Table, spellings
 from ddp_hpc.rehearse.launchers.ranks import Step, places, run_step, spool_directory
 
-DIRECTORY_VARIABLE = "HYDRA_STAND_IN_HOME"  # set by the installed command
+DIRECTORY_VARIABLE = "HYDRA_STAND_IN_HOME"  # set by the installed mpiexec
 
 # The options of `mpiexec -help` that are useful in job scripts. Others are refused as unknown.
 TABLE = Table(
@@ -32,7 +32,7 @@ TABLE = Table(
 
 
 def launch(line: Line, root: Path) -> int:
-    """Runs the ranks and returns the largest exit code (the real Hydra ORs them).
+    """Runs the ranks and returns the largest exit code (the real Hydra returns their bitwise OR).
 
     Raises:
         RefusedError: there is no command, or a number is invalid.
@@ -53,7 +53,7 @@ def launch(line: Line, root: Path) -> int:
     step = Step(
         command=limits.command(line.command),
         environments=environments,
-        report=lambda _rank, _code: None,  # Hydra prints a banner
+        report=lambda _rank, _code: None,  # Hydra itself prints a banner
         stop_on_failure=False,
         label="prepend-rank" in line.flags,
         directory=line.values.get("wdir", ""),
@@ -63,7 +63,7 @@ def launch(line: Line, root: Path) -> int:
 
 
 def num_nodes_of(line: Line) -> int:
-    """The number of nodes from --hosts, the host file, or the job."""
+    """Returns the number of nodes from --hosts, the host file, or the job."""
     if named := line.values.get("hosts"):
         return len(set(named.split(",")))
     path = line.values.get("hostfile") or os.environ.get("PBS_NODEFILE")
@@ -85,7 +85,7 @@ def _bad_number(text: str, name: str) -> RefusedError:
 
 
 def read_line(argv: Sequence[str]) -> Line:
-    """The parsed command line.
+    """Returns the parsed command line.
 
     Raises:
         RefusedError: Hydra does not have an option, or a value is missing.

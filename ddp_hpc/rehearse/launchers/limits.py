@@ -24,11 +24,10 @@ HERE = "127.0.0.1"
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of a launch. The default values mean no limits.
-
-    `num_nodes` are simulated of the `requested_nodes` that the script expects. `arguments` are added to the
-    command of the ranks; `trainer_arguments` only if that is `ddp_hpc.train` without this option. The ranks
-    are killed when the process `keeper_pid` has ended.
+    """Limits of a launch. The default values mean no limits. Of the `requested_nodes` that the script
+    expects, `num_nodes` are simulated. `arguments` are added to the command of the ranks; `trainer_arguments`
+    only if that is `ddp_hpc.train` without this option. The ranks are killed when the process `keeper_pid`
+    has ended.
     """
 
     ranks_per_node: int = 0
@@ -41,12 +40,12 @@ class Limits:
     keeper_pid: int = 0
 
     def counts(self, num_ranks: int, per_node: int) -> list[int]:
-        """The number of ranks per node. Nodes are filled in order. Reports ranks that are not started."""
+        """Returns the number of ranks on each node, filled in order; reports ranks that are not started."""
         full, rest = divmod(num_ranks, per_node)
         num_nodes = full + bool(rest)
         if not self.ranks_per_node:
             return [per_node] * full + [rest] * bool(rest)
-        # Only the nodes that are simulated: a list of all nodes could be long.
+        # The message names only the simulated nodes, because a list of all nodes could be long.
         here = range(min(num_nodes, self.num_nodes))
         counts = [min(per_node if node < full else rest, self.ranks_per_node) for node in here]
         if sum(counts) < num_ranks:
@@ -57,7 +56,7 @@ class Limits:
         return counts
 
     def command(self, argv: Sequence[str]) -> list[str]:
-        """The command of a rank with the additional arguments."""
+        """Returns the command of a rank with the additional arguments."""
         if not self.ranks_per_node:
             return list(argv)
         added = list(self.arguments)
@@ -68,7 +67,7 @@ class Limits:
         return [self._local(word) for word in argv] + added
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """The environment of a rank on this machine: no fast network, no GPU, one address for all nodes."""
+        """Returns a rank's environment here: no fast network, no GPU, and one address for all nodes."""
         if not self.ranks_per_node:
             return dict(environ)
         kept = {name: value for name, value in environ.items() if name not in _FABRIC_VARIABLES}
@@ -77,7 +76,7 @@ class Limits:
         for name in (
             "DDP_HPC_RANKS_PER_NODE",
             "SLURM_GPUS_ON_NODE",
-        ):  # the number of ranks that torchrun starts
+        ):  # torchrun's number of ranks
             if kept.get(name, "").isdecimal():
                 kept[name] = str(min(int(kept[name]), self.ranks_per_node))
         return kept
@@ -95,7 +94,7 @@ def write_limits(root: Path, limits: Limits) -> None:
 
 
 def read_limits(root: Path) -> Limits:
-    """The limits in the directory `root`, or no limits."""
+    """Returns the limits in the directory `root`, or no limits."""
     try:
         values: dict[str, Any] = json.loads((root / _FILE).read_text())
     except FileNotFoundError:

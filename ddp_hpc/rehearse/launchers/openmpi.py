@@ -1,7 +1,6 @@
-"""`mpiexec` of Open MPI 5: its options and variables.
-
-The ranks use MPICH's MPI. As with Open MPI's daemons, ranks on other nodes receive only the variables
-that are named with `-x`. PMIX_NAMESPACE is not set, because MPICH would abort.
+"""The stand-in for `mpiexec` of Open MPI 5, with its options and variables. The ranks use MPICH's MPI. As
+with Open MPI's daemons, ranks on other nodes receive only the variables that are named with `-x`.
+PMIX_NAMESPACE is not set, because MPICH would abort.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from ddp_hpc.rehearse.launchers.limits import HERE, read_limits
 from ddp_hpc.rehearse.launchers.options import Line, RefusedError, Table, spellings
 from ddp_hpc.rehearse.launchers.ranks import Place, Step, places, run_step, spool_directory
 
-DIRECTORY_VARIABLE = "OPENMPI_STAND_IN_HOME"  # set by the installed command
+DIRECTORY_VARIABLE = "OPENMPI_STAND_IN_HOME"  # set by the installed mpiexec
 
 # mpirun(1) of Open MPI 5.0.
 TABLE = Table(
@@ -44,7 +43,7 @@ TABLE = Table(
     ),
 )
 _RULE = "-" * 74
-# Variables of a login over ssh, without those of the job.
+# A login over ssh sets these variables; it does not have those of the job.
 _LOGIN_VARIABLES = (
     "HOME",
     "USER",
@@ -137,7 +136,7 @@ def _bad_number(text: str, name: str) -> RefusedError:
 
 
 def read_line(argv: Sequence[str]) -> Line:
-    """The parsed command line.
+    """Returns the parsed command line.
 
     Raises:
         RefusedError: Open MPI does not have an option, or a value is missing.

@@ -1,4 +1,4 @@
-"""Parse the command line of a launcher with a table of the options of the real launcher."""
+"""Parse the command line of a launcher, given a table with the options of the real launcher."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NoReturn
 
 
 class RefusedError(Exception):
-    """The error message of a launcher that ends with this exit code before it starts a rank."""
+    """The launcher refuses to start ranks; has its error message and exit code."""
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
@@ -20,11 +20,11 @@ class RefusedError(Exception):
 
 
 class UnknownOptionError(Exception):
-    """An option that is not in the table."""
+    """The command line contains an option that is not in the table."""
 
 
 class MissingValueError(Exception):
-    """An option at the end of the command line without its value."""
+    """The command line ends with an option whose value is missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class Table:
     long_only: bool = True
 
     def find(self, spelling: str) -> str:
-        """The name of an option.
+        """Returns the name of an option.
 
         Raises:
             UnknownOptionError: the option does not exist, or the abbreviation is ambiguous.
@@ -58,7 +58,7 @@ class Table:
 
 
 def spellings(words: str) -> dict[str, tuple[str, ...]]:
-    """The options in a text such as `name other:o`, by their first spelling."""
+    """Returns the options in a text such as `name other:o`, by their first spelling."""
     return {word.partition(":")[0]: tuple(word.split(":")) for word in words.split()}
 
 
@@ -72,18 +72,18 @@ class Line:
     command: list[str] = field(default_factory=list)
 
     def all_of(self, name: str) -> list[str]:
-        """All values of an option that can be repeated."""
+        """Returns all values of an option that can be repeated."""
         return [value for option, value in self.given if option == name]
 
     def number(self, name: str, default: int, refuse: Callable[[str, str], RefusedError]) -> int:
-        """A positive integer. `refuse` returns the error of the launcher for a value and an option."""
+        """Returns an option's value as a positive integer; `refuse` makes the error for an invalid value."""
         text = self.values.get(name, str(default))
         if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
             raise refuse(text, name)
         return int(text)
 
     def take(self, name: str, value: str) -> None:
-        """Adds an option with its value."""
+        """Adds an option with its value to the parsed line."""
         self.values[name] = value
         self.given.append((name, value))
 

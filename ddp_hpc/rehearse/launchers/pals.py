@@ -1,7 +1,7 @@
-"""`mpiexec` with PALS's options and variables.
+"""The stand-in for `mpiexec` of PALS, with its options and variables.
 
-With two hosts in the node file, the variables of rank r place it on host r // ppn. PMI_RANK, PMI_SIZE
-and PMI_FD are kept also with --pmi=pmix, because MPI could not start without them.
+With two hosts in the node file, the variables of rank r place it on host r // ppn. PMI_RANK, PMI_SIZE and
+PMI_FD are set even with --pmi=pmix, because MPI could not start without them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ddp_hpc.rehearse.launchers.limits import Limits, read_limits
 from ddp_hpc.rehearse.launchers.options import Line, RefusedError, Table, spellings
 from ddp_hpc.rehearse.launchers.ranks import Place, Step, places, run_step, spool_directory
 
-DIRECTORY_VARIABLE = "PALS_STAND_IN_HOME"  # set by the installed command
+DIRECTORY_VARIABLE = "PALS_STAND_IN_HOME"  # set by the installed mpiexec
 VERSION = "mpiexec version 1.3.2 revision 0"
 
 # The supported options of PALS. Others are refused. Bindings are parsed, but not applied.
@@ -50,7 +50,7 @@ def _refused(message: str) -> RefusedError:
 
 
 def read_line(argv: Sequence[str]) -> Line:
-    """The parsed command line.
+    """Returns the parsed command line.
 
     Raises:
         RefusedError: PALS does not have an option, or a value is missing.
@@ -64,7 +64,7 @@ def read_line(argv: Sequence[str]) -> Line:
 
 
 def hosts(line: Line) -> list[str]:
-    """The distinct hosts of --hosts, the host file or the job's node file, in order.
+    """Returns the distinct hosts of --hosts, the host file or the job's node file, in order.
 
     Raises:
         RefusedError: there is no list of hosts outside a job, or the file cannot be read.

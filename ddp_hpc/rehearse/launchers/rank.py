@@ -1,7 +1,7 @@
 """Run one rank under Hydra: `rank.py SPOOL COMMAND...`, with its environment from SPOOL/step.json.
 
-Only those variables of Hydra are kept that MPI needs to communicate with it, so that a rank cannot
-mistake Hydra for its launcher. SPOOL/pid.R contains the process id and SPOOL/rank.R the exit code, since
+Of Hydra's variables, only those that MPI needs to communicate with it are kept, so that a rank cannot mistake
+Hydra for its launcher. SPOOL/pid.R contains the process id and SPOOL/rank.R the exit code, since
 Hydra returns only the bitwise OR of all codes. Signals are negative numbers.
 """
 
@@ -17,14 +17,15 @@ _PMI_VARIABLES = ("PMI_FD", "PMI_RANK", "PMI_SIZE")
 
 
 def main() -> None:
-    """The process that Hydra starts."""
+    """Runs the rank in the process that Hydra has started."""
     directory, *command = sys.argv[1:]
     spool, rank = Path(directory), int(os.environ["PMI_RANK"])
     step = json.loads((spool / "step.json").read_text())
     environment = step["environments"][rank]
     if step["keep_pmi"]:
         environment |= {name: os.environ[name] for name in _PMI_VARIABLES if name in os.environ}
-    # Ignored here: Hydra sends signals to the process group of the rank, so the program receives them itself.
+    # This process ignores signals: Hydra sends them to the process group, so the program receives them
+    # itself.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda _sent, _frame: None)
     try:
@@ -45,7 +46,7 @@ def main() -> None:
 
 
 def die_with_parent() -> None:
-    """The rank receives SIGKILL when this process ends."""
+    """Makes the rank receive SIGKILL when this process ends."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
@@ -59,7 +60,7 @@ def write(file: Path, number: int) -> None:
 def leave(spool: Path, rank: int, code: int, keep_pmi: bool) -> None:
     """Ends this process with the exit code of the rank."""
     write(spool / f"rank.{rank}", code)
-    # Without MPI always 0, since Hydra would print a banner for another code.
+    # A rank without MPI always exits with 0, since Hydra would print a banner for any other code.
     sys.exit((code if code >= 0 else 128 - code) if keep_pmi else 0)
 
 

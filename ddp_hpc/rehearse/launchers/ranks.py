@@ -1,7 +1,7 @@
 """Start the ranks of a launcher with the real Hydra, each in its own environment.
 
-The ranks are not in a session of the job. Only the launcher receives the signals of the scheduler. Like
-the original launcher, it either forwards them or ends the ranks.
+The ranks are not in the session of the job, so only the launcher receives the scheduler's signals. Like the
+original launcher, it either forwards them or ends the ranks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Place:
 
 
 def places(counts: Sequence[int]) -> list[Place]:
-    """The places of all ranks, node by node."""
+    """Returns the places of all ranks, node by node."""
     found: list[Place] = []
     for node, count in enumerate(counts):
         found += [Place(rank=len(found) + i, node=node, local_rank=i, local_size=count) for i in range(count)]
@@ -112,7 +112,7 @@ def run_step(spool: Path, step: Step) -> int:
 
 
 def processes_of(spools: Iterable[Path]) -> list[processes.Process]:
-    """The processes of the ranks of these steps, and their descendants."""
+    """Returns the processes of the ranks of these steps, and their descendants."""
     ranks = set()
     for file in (file for spool in spools for file in spool.glob("pid.*")):
         with suppress(OSError, ValueError):
@@ -122,7 +122,7 @@ def processes_of(spools: Iterable[Path]) -> list[processes.Process]:
 
 
 def _for_hydra() -> dict[str, str]:
-    # Other variables could make Hydra detect a real scheduler.
+    # Hydra gets no other variables, since they could make it detect a real scheduler.
     return {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "LANG") if name in os.environ}
 
 
@@ -137,7 +137,7 @@ def _watch(hydra: subprocess.Popen[bytes], spool: Path, step: Step) -> int:
             if code and file.name not in reported:
                 reported.add(file.name)
                 step.report(int(file.suffix[1:]), code)
-                if stop_by_s == float("inf"):  # ranks that this launcher ended do not count
+                if stop_by_s == float("inf"):  # ignore ranks that this launcher ended
                     codes.add(code if code > 0 else 128 - code)
         if over:
             return max(codes) or (hydra.returncode if hydra.returncode >= 0 else 128 - hydra.returncode)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ddp_hpc.rehearse.launchers.options import RefusedError
 
-# qsub_sup.c and print_usage of OpenPBS's qsub.c.
+# Messages from qsub_sup.c and print_usage of OpenPBS's qsub.c.
 USAGE = """usage: qsub [-a date_time] [-A account_string] [-c interval]
 \t[-C directive_prefix] [-e path] [-f ] [-h ] [-I [-X]] [-j oe|eo] [-J X-Y[:Z]]
 \t[-k keep] [-l resource_list] [-m mail_options] [-M user_list]
@@ -31,7 +31,7 @@ _DEPEND = re.compile(r"(?:after|afterok|afternotok|afterany)(?::[0-9][^:,]*)+")
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Options and directives combined. Values that were not given have these defaults."""
+    """A job request from the options and directives of qsub. The defaults are those of PBS."""
 
     name: str = ""
     queue: str = ""
@@ -51,15 +51,15 @@ class Request:
 
 
 class _IllegalError(Exception):
-    """An invalid value of an option. For a directive, qsub also prints the line."""
+    """The value of an option is invalid. If it is from a directive, qsub also prints the line."""
 
 
 class _IllegalAttributeError(_IllegalError):
-    """An invalid value that qsub checks only in the complete request, so that it prints no line."""
+    """A value is invalid that qsub checks only in the complete request, so that it prints no line."""
 
 
 def directive_lines(script: str) -> list[str]:
-    """The directives of a script, without `#PBS`.
+    """Returns the directives of a script, without `#PBS`.
 
     The first line that is neither blank, nor a comment, nor a directive ends the directives. PBS treats all
     later ones as comments.
@@ -79,7 +79,7 @@ def directive_lines(script: str) -> list[str]:
 
 
 def read_request(argv: Sequence[str], script: str, environ: Mapping[str, str]) -> Request:
-    """The directives of the script, overridden by the options for each resource separately.
+    """Returns the directives of the script, overridden by the options for each resource separately.
 
     Raises:
         RefusedError: qsub does not accept an option or its value.
@@ -97,7 +97,7 @@ def read_request(argv: Sequence[str], script: str, environ: Mapping[str, str]) -
 
 
 def _with_directive(request: Request, line: str, environ: Mapping[str, str]) -> Request:
-    """As do_dir of qsub.c: the error, then the words of the line, each followed by a blank."""
+    """Returns the request with the options of one line; errors end with its words, as in do_dir of qsub.c."""
     try:
         words = shlex.split(line)
     except ValueError as error:
@@ -157,7 +157,7 @@ def _change(request: Request, option: str, value: str, environ: Mapping[str, str
         case "-h":
             return {"is_held": True}
         case "-I":
-            # The stand-in has no terminal.
+            # Interactive jobs are refused, since the stand-in has no terminal.
             raise RefusedError(
                 "qsub:\tstandard input and output must be a terminal for\n\tinteractive job submission", 1
             )
@@ -176,7 +176,7 @@ def _change(request: Request, option: str, value: str, environ: Mapping[str, str
 
 
 def _attribute(value: str) -> dict[str, Any]:
-    """The changes that an option `-W` requests."""
+    """Returns the changes that an option `-W` requests."""
     name, _, text = value.partition("=")
     if name == "depend":
         _check(all(map(_DEPEND.fullmatch, text.split(","))), "-W")
@@ -198,7 +198,7 @@ def _check(good: bool, option: str) -> None:
 
 
 def _resources(value: str) -> dict[str, str]:
-    """As set_resources of set_resource.c."""
+    """Parses resources as set_resources of OpenPBS's set_resource.c does."""
     found = {}
     for part in value.split(","):
         match = _RESOURCE.fullmatch(part)

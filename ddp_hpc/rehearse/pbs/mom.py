@@ -26,7 +26,7 @@ _RERUN = "will run again"
 
 
 class Mom:
-    """One job, from its start to its final attributes."""
+    """The daemon that runs one job, from its start to its final attributes."""
 
     def __init__(self, root: Path, number: int) -> None:
         self.root = root
@@ -48,7 +48,8 @@ class Mom:
         try:
             out, err = self.open_logs()
         except OSError:
-            # As observed with OpenPBS: 21 attempts within seconds, then held. The script never runs.
+            # OpenPBS was observed to try 21 times within seconds and then hold the job. The script never
+            # runs.
             self.update(
                 job_state="H",
                 Hold_Types="s",
@@ -80,11 +81,11 @@ class Mom:
         return how
 
     def index(self) -> str:
-        """The index of a job in its array, or an empty string."""
+        """Returns the index of a job in its array, or an empty string."""
         return str(self.job.get("array_index", ""))
 
     def where(self) -> dict[str, str]:
-        """The attributes that name the nodes of the job."""
+        """Returns the attributes that name the nodes of the job."""
         hosts, vnodes = [], []
         for chunk in self.job["_chunks"]:
             name, ncpus, ngpus = chunk["node"].partition(".")[0], chunk["ncpus"], chunk["ngpus"]
@@ -98,7 +99,7 @@ class Mom:
         }
 
     def used(self, seconds: int) -> dict[str, object]:
-        """The used resources of the job. CPU time and memory are not measured."""
+        """Returns the used resources of the job. CPU time and memory are not measured."""
         ncpus = sum(chunk["ncpus"] for chunk in self.job["_chunks"])
         walltime = server.clock(seconds)
         return {
@@ -111,22 +112,22 @@ class Mom:
         }
 
     def jobdir(self) -> Path:
-        """The user's home directory, or with `-W sandbox=PRIVATE` a separate directory in it."""
+        """Returns the user's home directory, or with `-W sandbox=PRIVATE` a separate directory in it."""
         home = self.root / "home"
         return home / f"pbs.{self.id}.x8z" if self.job["_is_sandboxed"] else home
 
     def update(self, **attributes: object) -> None:
-        """Changes attributes of the job, and keeps concurrent changes of others."""
+        """Changes attributes of the job, and keeps concurrent changes by other processes."""
         self.job = jobs.change(self.root, self.number, **attributes)
 
     def open_logs(self) -> tuple[IO[bytes], IO[bytes]]:
-        """The files of stdout and stderr."""
+        """Opens the files for stdout and stderr of the job."""
         out = self.open_log("OU", self.job["Output_Path"])
         joined = self.job["Join_Path"] == "oe"
         return out, out if joined else self.open_log("ER", self.job["Error_Path"])
 
     def open_log(self, ending: str, destination: str) -> IO[bytes]:
-        """Opens the log itself with -k doe, or else a spool file that is delivered at the end."""
+        """Opens the final log file with -k doe, or else a spool file that is delivered at the end."""
         named = destination.partition(":")[2].replace("^array_index^", self.index())
         path = Path(named) if self.writes_direct() else self.spooled(ending)
         if not self.writes_direct():
@@ -135,11 +136,11 @@ class Mom:
         return os.fdopen(descriptor, "wb", buffering=0)
 
     def writes_direct(self) -> bool:
-        """Whether the job writes its logs to their final place."""
+        """Returns whether the job writes its logs to their final place."""
         return "d" in self.job["Keep_Files"]
 
     def spooled(self, ending: str) -> Path:
-        """The spool file of a log that is delivered at the end."""
+        """Returns the spool file of a log that is delivered at the end."""
         return self.root / "spool" / f"{self.id}.{ending}"
 
     def deliver_logs(self) -> None:
@@ -160,7 +161,7 @@ class Mom:
                 spooled.replace(undelivered / spooled.name)
 
     def environment(self) -> dict[str, str]:
-        """The initial environment of the login shell, without LANG and variables of the submitting shell."""
+        """Returns the login shell's environment, without LANG and the submitting shell's variables."""
         home, chunk = str(self.root / "home"), self.job["_chunks"][0]
         nodefile = self.root / "aux" / self.id
         nodefile.parent.mkdir(exist_ok=True)
@@ -241,7 +242,7 @@ class Mom:
         return (code, "finished" if code == 0 else "failed") if code >= 0 else (256 - code, "failed")
 
     def keeper_is_gone(self) -> bool:
-        """Whether the process that owns this machine has ended."""
+        """Returns whether the process that owns this machine has ended."""
         keeper = self.settings.keeper_pid
         return bool(keeper) and not processes.is_running(keeper)
 

@@ -32,7 +32,7 @@ def delete(argv: Sequence[str], _environ: Mapping[str, str]) -> None:
         by = f"{server.USER}@{server.read_settings(root).submit_host}"
         comment = {"comment": f"{job['comment']} and terminated by {by}"} if "comment" in job else {}
         if job["job_state"] == "H" or (comment and job["job_state"] == "Q"):
-            # It never ran: no Exit_status, no stime.
+            # The job never ran, so it has neither Exit_status nor stime.
             jobs.change(root, number, **comment, job_state="F", substate=91)
             server.release(root)
         elif comment and "terminated" not in job["comment"]:

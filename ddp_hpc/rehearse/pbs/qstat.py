@@ -17,7 +17,7 @@ from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError
 from ddp_hpc.rehearse.pbs import server
 
-# From qstat.c: these attributes are always strings.
+# According to qstat.c, the values of these attributes are always strings.
 _TEXT = ("Job_Name", "project", "Account_Name")
 _NUMBER = re.compile(r"-?[0-9.]+(?:[eE][+-]?[0-9]+)?")
 _LINE_CHARS = 78
@@ -107,7 +107,7 @@ def _no_constant(name: str) -> Any:
 
 
 def _lines(name: str, job: Mapping[str, Any], *, is_wide: bool) -> list[str]:
-    """The text output, with each attribute wrapped as in prt_attr of qstat.c."""
+    """Returns the text output, with each attribute wrapped as in prt_attr of qstat.c."""
     lines = [f"Job Id: {name}"]
     for key, value in job.items():
         if key == "Variable_List":

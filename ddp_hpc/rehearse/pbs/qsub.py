@@ -108,7 +108,7 @@ def _attributes(
     argv: Sequence[str],
     environ: Mapping[str, str],
 ) -> jobs.Attributes:
-    """The job as `qstat -f` shows it. Attributes that begin with `_` are internal to qsub and the mom."""
+    """Returns the attributes that `qstat -f` shows; those that begin with `_` are internal."""
     workdir, host, now = _workdir(environ), settings.submit_host, time.ctime()
     queue = request.queue or settings.default_queue
     chunks = place(request, settings)
@@ -147,7 +147,7 @@ def _attributes(
 
 
 def _submit_variables(environ: Mapping[str, str], workdir: str, queue: str, host: str) -> dict[str, str]:
-    """The variables that qsub adds to the environment of a job."""
+    """Returns the variables that qsub adds to the environment of a job."""
     return {
         "PBS_O_HOME": str(server.directory() / "home"),
         "PBS_O_LOGNAME": server.USER,
@@ -178,21 +178,21 @@ def _number(word: str) -> int:
 
 
 def _totals(chunks: Sequence[Chunk], select: str) -> dict[str, int]:
-    """The sums over all chunks, without `mpiprocs` and `ngpus` if the job requests none."""
+    """Returns the sums over all chunks, without `mpiprocs` and `ngpus` if the job requests none."""
     names = ["ncpus", "ngpus", *(["mpiprocs"] if "mpiprocs=" in select else [])]
     sums = {name: sum(getattr(chunk, name) for chunk in chunks) for name in names}
     return {name: number for name, number in sums.items() if number} | {"nodect": len(chunks)}
 
 
 def _workdir(environ: Mapping[str, str]) -> str:
-    """The current directory as in PWD if that is correct, so that symbolic links are kept."""
+    """Returns the current directory as in PWD if that is correct, so that symbolic links are kept."""
     here = Path.cwd()
     pwd = environ.get("PWD", "")
     return pwd if pwd and Path(pwd).is_dir() and Path(pwd).samefile(here) else str(here)
 
 
 def _log(path: str, workdir: str, default: str, number: int, ending: str) -> str:
-    """The absolute path of a log. As in PBS, nothing is expanded: `~` is an ordinary name."""
+    """Returns the absolute path of a log. As in PBS, nothing is expanded: `~` is an ordinary name."""
     path = os.path.join(workdir, path or default)  # noqa: PTH118 - keeps the final slash of a directory
     return f"{path}{number}.{ending}" if path.endswith("/") else path
 

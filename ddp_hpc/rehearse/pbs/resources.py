@@ -20,7 +20,7 @@ _PLACE = re.compile(r"(free|pack|v?scatter)?(:?(excl|shared|exclhost))?(:?group=
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """One chunk of `select`, with the node that is assigned to it."""
+    """One chunk of a `select` request, and the node that is assigned to it."""
 
     ncpus: int
     ngpus: int
@@ -31,7 +31,7 @@ class Chunk:
 
 
 def walltime_s(text: str) -> int:
-    """The seconds of a walltime `[[HH:]MM:]SS`.
+    """Returns the seconds of a walltime `[[HH:]MM:]SS`.
 
     Raises:
         RefusedError: the text has another format.
@@ -45,7 +45,7 @@ def walltime_s(text: str) -> int:
 
 
 def select_of(request: Request) -> str:
-    """The requested chunks in the syntax of `select`, also from the older syntax `nodes=N:ppn=P`."""
+    """Returns the requested chunks in the syntax of `select`, also from the older syntax `nodes=N:ppn=P`."""
     if match := re.fullmatch(r"([0-9]+)(?::ppn=([0-9]+))?", request.resources.get("nodes", "")):
         ranks = match[2] or "1"
         return f"{match[1]}:ncpus={ranks}:mpiprocs={ranks}"
@@ -53,7 +53,7 @@ def select_of(request: Request) -> str:
 
 
 def chunks(request: Request, settings: Settings) -> list[Chunk]:
-    """The requested chunks, without nodes.
+    """Returns the requested chunks, without nodes.
 
     Raises:
         RefusedError: the server would refuse the request.
@@ -83,7 +83,7 @@ def chunks(request: Request, settings: Settings) -> list[Chunk]:
             ompthreads=int(numbers["ompthreads"] or ncpus),
             system=given.get("system", ""),
         )
-        # More than any machine has; limits the memory.
+        # No machine has more chunks; the limit bounds the memory that a request can use.
         found += [chunk] * min(int(count), _MAX_CHUNKS)
     return found
 
@@ -128,7 +128,7 @@ def check(request: Request, settings: Settings) -> None:
 
 
 def why_never(request: Request, settings: Settings) -> str:
-    """The comment of the scheduler on a job that can never run, or an empty string."""
+    """Returns the comment of the scheduler on a job that can never run, or an empty string."""
     if settings.any_site:
         return ""
     wanted = chunks(request, settings)
@@ -143,7 +143,7 @@ def why_never(request: Request, settings: Settings) -> str:
 
 
 def place(request: Request, settings: Settings) -> list[Chunk]:
-    """Assigns the chunks to nodes. Empty if there are too few nodes.
+    """Returns the chunks with assigned nodes; empty if there are too few nodes.
 
     Without scatter, several chunks can be on one node.
     """

@@ -22,7 +22,7 @@ _SUBJOBS = 10**6
 NO_MORE_JOBS = "job held, the machine runs no more jobs"
 
 USER = "pbsuser"
-# While this file exists, the server does not answer. For tests.
+# While this file exists, the server does not answer. Tests create it.
 DOWN = "server_is_down"
 
 # PBS error numbers (pbs_error.h). Commands exit with the lowest byte.
@@ -41,7 +41,7 @@ class Settings:
     node_ngpus: int = 4
     system: str = "polaris"
     default_queue: str = "workq"
-    default_chunk_ncpus: int = 1  # at ALCF a whole node
+    default_chunk_ncpus: int = 1  # ALCF sets a whole node
     default_chunk_ngpus: int = 0
     alcf_hook: bool = False  # requires account, walltime and file systems; forces -k doe
     kill_delay_s: float = 10.0
@@ -57,7 +57,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Queue:
-    """The limits of a queue, as on the server that was observed."""
+    """The limits of a queue, with the defaults of a PBS server that was examined."""
 
     max_nodes: int = 0
     min_walltime_s: int = 0
@@ -74,7 +74,7 @@ QUEUES = {
 
 
 def directory() -> Path:
-    """The directory of the stand-in with all its files."""
+    """Returns the directory of the stand-in with all its files."""
     return Path(os.environ[DIRECTORY_VARIABLE])
 
 
@@ -84,7 +84,7 @@ def write_settings(root: Path, settings: Settings) -> None:
 
 
 def read_settings(root: Path) -> Settings:
-    """The current settings."""
+    """Returns the current settings."""
     values = json.loads((root / "settings.json").read_text())
     return replace(Settings(), **{**values, "nodes": tuple(values["nodes"])})
 
@@ -131,7 +131,7 @@ def release(root: Path) -> None:
 
 
 def _decision(kind: str, before: jobs.Attributes) -> str:
-    """Whether a dependency lets the waiting job start, wait or drop."""
+    """Returns whether a dependency lets the waiting job start, wait or drop."""
     if kind == "after":
         return "start" if "stime" in before else "wait"
     if before["job_state"] != "F":
@@ -165,30 +165,30 @@ def depends_on(root: Path, number: int, after: Sequence[tuple[str, int]]) -> Non
 
 
 def is_known(root: Path, number: int, settings: Settings) -> bool:
-    """Whether the server knows a job. Without job history it forgets jobs that have ended."""
+    """Returns whether the server knows a job. Without job history it forgets jobs that have ended."""
     if not jobs.job_file(root, number).exists():
         return False
     return settings.history or load(root, number)["job_state"] != "F"
 
 
 def clock(seconds: int) -> str:
-    """A duration as PBS prints it."""
+    """Returns a duration as PBS prints it."""
     return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
 
 def job_id(number: int, server: str) -> str:
-    """The job id: `12.pbs-srv`, or `12[3].pbs-srv` for a subjob, whose number is above a million."""
+    """Returns the job id: `12.pbs-srv`, or `12[3].pbs-srv` for a subjob, whose number is above a million."""
     array, index = divmod(number, _SUBJOBS)
     return f"{array}[{index - 1}].{server}" if array else f"{number}.{server}"
 
 
 def subjob(array: int, index: int) -> int:
-    """The internal number of a subjob of an array."""
+    """Returns the internal number of a subjob of an array."""
     return array * _SUBJOBS + index + 1
 
 
 def array_state(root: Path, number: int, job: jobs.Attributes) -> jobs.Attributes:
-    """The attributes of an array: begun until its last job has ended, then with Exit_status 0 as in PBS."""
+    """Returns an array's attributes: state B until its last job has ended, then Exit_status 0 as in PBS."""
     states = [load(root, subjob(number, index))["job_state"] for index in job["_indices"]]
     if all(state == "F" for state in states):
         return {**job, "job_state": "F", "substate": 92, "Exit_status": 0}
@@ -197,7 +197,7 @@ def array_state(root: Path, number: int, job: jobs.Attributes) -> jobs.Attribute
 
 
 def job_number(command: str, word: str, root: Path) -> int:
-    """The number of an existing job, from `12` or `12.pbs-srv`.
+    """Returns the number of an existing job, from `12` or `12.pbs-srv`.
 
     Raises:
         RefusedError: the job is unknown; with the message of the real command.

@@ -24,8 +24,7 @@ class Settings:
     """The settings that slurm.conf has. The nodes are only names: everything runs on this machine."""
 
     cluster: str = "rehearsal"
-    # Ranks without MPI find each other by the id of their job, so rehearsals at the same time need different
-    # ids.
+    # Ranks without MPI find each other by their job id, so simultaneous rehearsals need different ids.
     first_job: int = 5
     nodes: tuple[str, ...] = ("node1", "node2")
     partition: str = "batch"
@@ -37,7 +36,7 @@ class Settings:
 
 
 def directory() -> Path:
-    """The directory of the stand-in."""
+    """Returns the directory of the stand-in."""
     return Path(os.environ[DIRECTORY_VARIABLE])
 
 
@@ -47,7 +46,7 @@ def write_settings(root: Path, settings: Settings) -> None:
 
 
 def read_settings(root: Path) -> Settings:
-    """The current settings."""
+    """Returns the current settings."""
     values = json.loads((root / "slurm.json").read_text())
     return replace(Settings(), **{**values, "nodes": tuple(values["nodes"])})
 
@@ -68,14 +67,14 @@ def schedule(root: Path) -> None:
 
 
 def may_run(root: Path) -> bool:
-    """Whether fewer than `max_jobs` jobs have been started."""
+    """Returns whether fewer than `max_jobs` jobs have been started."""
     max_jobs = read_settings(root).max_jobs
     num_runs = sum(jobs.load(root, number)["runs"] for number in jobs.numbers(root))
     return not max_jobs or num_runs < max_jobs
 
 
 def job_number(word: str, root: Path, message: str) -> int:
-    """The number of an existing job.
+    """Returns the number of an existing job.
 
     Raises:
         RefusedError: the job does not exist; with `message`.
@@ -86,14 +85,14 @@ def job_number(word: str, root: Path, message: str) -> int:
 
 
 def hostlist(nodes: Sequence[str]) -> str:
-    """The nodes in Slurm's notation, such as `node[1-2]`. Their numbers must be consecutive."""
+    """Returns the nodes in Slurm's notation, such as `node[1-2]`. Their numbers must be consecutive."""
     stem = nodes[0].rstrip("0123456789")
     numbers = [node.removeprefix(stem) for node in nodes]
     return nodes[0] if len(nodes) == 1 else f"{stem}[{numbers[0]}-{numbers[-1]}]"
 
 
 def run_lengths(counts: Sequence[int]) -> str:
-    """The counts per node in Slurm's notation, such as `2(x2),1`."""
+    """Returns the counts per node in Slurm's notation, such as `2(x2),1`."""
     groups = [(value, len(list(group))) for value, group in groupby(counts)]
     return ",".join(f"{value}(x{times})" if times > 1 else str(value) for value, times in groups)
 

@@ -51,11 +51,11 @@ def submit(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def directives(script: str) -> list[list[str]]:
-    """The arguments of each #SBATCH line before the first command."""
+    """Returns the arguments of each #SBATCH line before the first command."""
     found = []
     for line in script.split("\n"):
         if re.match(r"#SBATCH(\s|$)", line):
-            with suppress(ValueError):  # an unclosed quote
+            with suppress(ValueError):  # ignore a line with an unclosed quote
                 found.append(shlex.split(line.removeprefix("#SBATCH"), comments=True))
         elif line.strip() and not line.lstrip().startswith("#"):
             break
@@ -153,7 +153,7 @@ def _after(dependency: str, root: Path) -> list[int]:
 
 
 def _signal(text: str) -> list[str | float]:
-    """The target, the signal and the time before the end from `[R][B:]SIGNAL[@SECONDS]`."""
+    """Returns the target, the signal and the time before the end from `[R][B:]SIGNAL[@SECONDS]`."""
     if not text:
         return []
     match = re.fullmatch(r"(?:([RB]{1,2}):)?(?:SIG)?([A-Z]{2,6}[0-9]?|\d{1,2})(?:@(\d{1,5}))?", text)

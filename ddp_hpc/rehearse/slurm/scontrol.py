@@ -45,7 +45,7 @@ def _requeue(word: str, root: Path) -> None:
 
 
 def _hostnames(text: str) -> None:
-    # This parser also supports the lists of other machines.
+    # This parser also accepts host names that do not exist on this machine.
     from ddp_hpc.discovery.hostlist import expand_hostlist
     from ddp_hpc.errors import LaunchError
 

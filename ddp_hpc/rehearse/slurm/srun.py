@@ -84,7 +84,7 @@ def launch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _counts(line: Line, job: jobs.Attributes, environ: Mapping[str, str], limits: Limits) -> list[int]:
-    """The number of tasks per node that are started.
+    """Returns the number of tasks per node that are started.
 
     Raises:
         RefusedError: the step needs more nodes or tasks than the job requested.
@@ -131,7 +131,7 @@ def _exported(line: Line, environ: Mapping[str, str]) -> dict[str, str]:
 def _step_variables(
     line: Line, job: jobs.Attributes, step: int, ranks: Sequence[Place], mpi: str, spool: Path
 ) -> dict[str, str]:
-    """The variables that Slurm sets to the same values for all tasks of a step."""
+    """Returns the variables that Slurm sets to the same values for all tasks of a step."""
     counts = [place.local_size for place in ranks if place.local_rank == 0]
     names, num_tasks, num_nodes = hostlist(job["nodes"][: len(counts)]), str(len(ranks)), str(len(counts))
     found = {

@@ -1,4 +1,4 @@
-"""The daemon of one job: its environment, logs, signals, time limit and requeue.
+"""The stand-in for slurmstepd, which runs one job: environment, logs, signals, time limit and requeue.
 
 The batch shell runs the script's copy in the directory of submission. Signals are sent to all processes
 of the steps and to the batch shell, but never to srun, which would end the ranks immediately.
@@ -23,7 +23,7 @@ _REQUEUE = "REQUEUED"
 
 
 class Stepd:
-    """One job, from its start to its final state."""
+    """The daemon that runs one job, from its start to its final state."""
 
     def __init__(self, root: Path, number: int) -> None:
         self.root = root
@@ -43,7 +43,7 @@ class Stepd:
         try:
             out, err = self.open_logs()
         except OSError:
-            # As observed with Slurm: the batch shell never starts.
+            # In this case Slurm was observed not to start the batch shell.
             self.update(state="FAILED", reason="RaisedSignal:53(Real-time_signal_19)", exit_code="0:53")
             return "FAILED"
         now_s = int(time.time())
@@ -73,7 +73,7 @@ class Stepd:
         jobs.save(self.root, self.number, self.job)
 
     def open_logs(self) -> tuple[IO[bytes], IO[bytes]]:
-        """The files of stdout and stderr, which are the same file without --error."""
+        """Opens the files for stdout and stderr; without --error they are the same file."""
         out = self.open_log(self.job["output"])
         return out, self.open_log(self.job["error"]) if self.job["error"] else out
 
@@ -85,7 +85,7 @@ class Stepd:
         return os.fdopen(os.open(path, flags, 0o644), "wb", buffering=0)
 
     def environment(self) -> dict[str, str]:
-        """The initial environment of the batch shell: the submitter's variables and those of Slurm."""
+        """Returns the batch shell's initial environment: the submitter's variables and those of Slurm."""
         job, given, nodes = self.job, self.job["given"], self.job["nodes"]
         job_id, counts, cpus = str(self.number), job["counts"], int(job["given"].get("cpus-per-task", "1"))
         names = hostlist(nodes)
@@ -175,7 +175,7 @@ class Stepd:
         return self.unless_requeued("")
 
     def unless_requeued(self, state: str) -> str:
-        """`state`, or the state of a requeued job. A script can requeue its job during its last seconds."""
+        """Returns `state`, unless the job was requeued: a script can requeue its job in its last seconds."""
         rerun = jobs.rerun_request(self.root, self.number)
         if not rerun.exists():
             return state
@@ -183,7 +183,7 @@ class Stepd:
         return _REQUEUE
 
     def warn(self, shell: subprocess.Popen[bytes], target: str, name: str) -> None:
-        """Sends the signal of --signal: with B: only to the batch shell, otherwise only to the steps."""
+        """Sends the signal of --signal to the batch shell if it has the prefix B:, otherwise to the steps."""
         number = int(name) if name.isdecimal() else signal.Signals[f"SIG{name}"].value
         targets = self.batch_shell(shell) if target == "B" else steps.of_job(self.root, self.number)
         processes.send(number, targets)
@@ -211,17 +211,17 @@ class Stepd:
         shell.wait()
 
     def batch_shell(self, shell: subprocess.Popen[bytes]) -> list[processes.Process]:
-        """The process of the batch shell, if it exists."""
+        """Returns the process of the batch shell, if it exists."""
         return [process for process in processes.processes() if process.pid == shell.pid]
 
     def keeper_is_gone(self) -> bool:
-        """Whether the process that owns this machine has ended."""
+        """Returns whether the process that owns this machine has ended."""
         settings = controller.read_settings(self.root)
         return bool(settings.keeper_pid) and not processes.is_running(settings.keeper_pid)
 
 
 def log_path(job: jobs.Attributes, pattern: str) -> Path:
-    """The file of an output pattern such as `%x-%j.out` for this job."""
+    """Returns the file of an output pattern such as `%x-%j.out` for this job."""
     number = str(job["number"])
     values = {"%": "%", "j": number, "J": number, "A": number, "x": job["name"], "N": job["nodes"][0]}
     values |= {"u": job["user"], "n": "0", "t": "0", "s": "batch"}

@@ -9,12 +9,12 @@ from ddp_hpc.rehearse.processes import Process
 
 
 def directory(root: Path) -> Path:
-    """The directory in which each running step has a directory `JOB.STEP.*`."""
+    """Returns the directory in which each running step has a directory `JOB.STEP.*`."""
     path = root / "steps"
     path.mkdir(exist_ok=True)
     return path
 
 
 def of_job(root: Path, number: int) -> list[Process]:
-    """All processes of all steps: Slurm signals all of them, not only the tasks."""
+    """Returns all processes of all steps: Slurm signals all of them, not only the tasks."""
     return processes_of(directory(root).glob(f"{number}.*"))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ddp_hpc.rehearse.launchers import options
 from ddp_hpc.rehearse.launchers.options import Line, RefusedError, Table, spellings
 
-# Long names, followed by a colon and the short name.
+# Each entry is a long name, optionally followed by a colon and the short name.
 _VALUES_COMMON = """
 account:A acctg-freq bb bbf begin:b chdir:D cluster-constraint clusters:M comment constraint:C container
 core-spec:S cores-per-socket cpu-freq cpus-per-gpu cpus-per-task:c deadline delay-boot dependency:d
@@ -65,7 +65,7 @@ def read_line(program: str, argv: Sequence[str], table: Table) -> Line:
 
 
 def count(program: str, line: Line, name: str, default: int) -> int:
-    """The value of a numeric option such as --ntasks."""
+    """Returns the value of a numeric option such as --ntasks."""
     return line.number(name, default, lambda text, option: _bad_number(program, text, option))
 
 
@@ -74,7 +74,7 @@ def _bad_number(program: str, text: str, name: str) -> RefusedError:
 
 
 def node_count(program: str, text: str) -> int:
-    """The minimum number of nodes from `N` or `MIN-MAX`."""
+    """Returns the minimum number of nodes from `N` or `MIN-MAX`."""
     match = re.fullmatch(r"([0-9]{1,7})(?:-([0-9]{1,7}))?", text)
     if not match or int(match[1]) < 1:
         raise RefusedError(f'{program}: error: "{text}" is not a valid node count', _REFUSED)
@@ -82,7 +82,7 @@ def node_count(program: str, text: str) -> int:
 
 
 def walltime_s(text: str) -> int:
-    """The seconds of `M`, `M:S`, `H:M:S`, `D-H`, `D-H:M` or `D-H:M:S`; 0 means no limit.
+    """Returns the seconds of `M`, `M:S`, `H:M:S`, `D-H`, `D-H:M` or `D-H:M:S`; 0 means no limit.
 
     Raises:
         RefusedError: the text has another format.

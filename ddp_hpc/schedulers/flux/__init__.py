@@ -1,1 +1,1 @@
-"""Flux. Scripts are rendered from the sites' guides; none has been run."""
+"""Flux. The scripts follow the guides of the sites; none has been run on a Flux machine."""

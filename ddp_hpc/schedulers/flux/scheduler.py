@@ -1,4 +1,4 @@
-"""Flux as a scheduler."""
+"""Support for Flux: directives and requests of its scripts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Flux(Scheduler):
         return {
             "name": directive_value("job name", job.name),
             "nodes": str(job.num_nodes),
-            # Flux does not accept HH:MM:SS, but a number and a unit (RFC 23).
+            # Flux accepts a walltime as a number with a unit (RFC 23), and rejects HH:MM:SS.
             "walltime": f"{layout.walltime_s}s",
             "queue": optional_value("queue", layout.queue),
             "account": optional_value("account", job.account),

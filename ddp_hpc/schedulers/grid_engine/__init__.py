@@ -1,1 +1,1 @@
-"""Altair Grid Engine. Scripts are rendered from the sites' guides; none has been run."""
+"""Altair Grid Engine. The scripts follow the guides of the sites; none has been run on a real machine."""

@@ -1,4 +1,4 @@
-"""Grid Engine as a scheduler."""
+"""Support for Grid Engine: directives and requests of its scripts."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class GridEngine(Scheduler):
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         refuse_unused(site, [("--filesystems", job.filesystems)])
-        # Here a queue is a type of node, which is part of the resources.
+        # On these sites a queue is a type of node, and the resources select it.
         if layout.queue and not queue_entries(site, layout.queue):
             known = list(dict.fromkeys(entry.name for entry in site.queues))
             raise RequestError(
                 f"queue {layout.queue!r} is not known{nearest(layout.queue, known)}. {site.title} has "
                 f"{', '.join(known)}."
             )
-        optional_value("account", job.account)  # for the command line of qsub, which a comment shows
+        optional_value("account", job.account)  # a comment shows it on qsub's command line
         return {
             "name": directive_value("job name", job.name),
             "resources": resource_values(job, site, layout, site.age.resources),

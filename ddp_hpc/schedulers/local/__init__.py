@@ -1,1 +1,1 @@
-"""This machine, without a scheduler."""
+"""Support for a machine without a scheduler."""

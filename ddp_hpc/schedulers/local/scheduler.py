@@ -1,4 +1,4 @@
-"""No scheduler: scripts run immediately on this machine."""
+"""Support for a machine without a scheduler: its scripts run immediately."""
 
 from __future__ import annotations
 

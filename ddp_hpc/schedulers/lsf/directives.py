@@ -1,4 +1,4 @@
-"""The options of #BSUB lines (bsub.1)."""
+"""Parsing of the options in #BSUB lines (bsub.1)."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ LONG = BARE | frozenset(
     )
 )
 _SHORT = frozenset(name for name in LONG if len(name) == 1)
-# How a value begins that follows its letter directly: otherwise -nodes would be an -n of value odes.
+# A value that follows its option letter directly begins like this; otherwise -nodes would mean -n odes.
 _BEGINS = {**dict.fromkeys("bCcDFMnpSTtvW", "0123456789"), "g": "/"}
 
 
 def split_words(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Flags with their values; a word that belongs to no option has an empty flag.
+    """Yields each flag with its value; a word that does not belong to an option has an empty flag.
 
-    The value of a one-letter option may follow the letter directly, as in -n4. A comment ends the line: bsub
-    reads no further.
+    The value of a one-letter option may follow the letter directly, as in -n4. bsub stops reading a line at a
+    comment.
     """
     index = 0
     while index < len(words):
@@ -50,5 +50,5 @@ def split_words(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def is_known(flag: str) -> bool:
-    """Whether bsub has the option."""
+    """Returns whether bsub has an option with this flag."""
     return flag[1:] in LONG

@@ -1,6 +1,7 @@
 """LSF commands: job states from bjobs, or from bhist for old jobs, and cancellation with bkill.
 
-bjobs knows a finished job for CLEAN_PERIOD, one hour by default (lsb.params.5). -json needs LSF 10.1.0.2.
+bjobs reports a finished job until CLEAN_PERIOD has passed, by default one hour (lsb.params.5). -json needs
+LSF 10.1.0.2.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ def _state(job_id: str, job: Mapping[str, str]) -> JobState:
 
 
 def _term(why: str) -> str:
-    """The keyword `TERM_...` in a reason; empty if there is none."""
+    """Return the keyword `TERM_...` in a reason; empty if there is none."""
     match = re.search(r"\bTERM_[A-Z_]+", why)
     return match[0] if match else ""
 
@@ -153,7 +154,7 @@ def _reason(job_id: str, word: str, known: Mapping[str, str], why: str) -> str:
 
 
 def _log(path: str, job_id: str, work_dir: str) -> str:
-    """The log path of a job, with %J and %I replaced; a directory holds JOBID.out (bsub -o)."""
+    """Return a job's log path with %J and %I replaced; in a directory the log is JOBID.out (bsub -o)."""
     number, _, index = job_id.rstrip("]").partition("[")
     expanded = _home(path.replace("%J", number).replace("%I", index or "0"))
     if path.endswith("/"):
@@ -162,7 +163,7 @@ def _log(path: str, job_id: str, work_dir: str) -> str:
 
 
 def _home(path: str) -> str:
-    """A directory that bjobs prints as $HOME/..."""
+    """Return the absolute path of a directory that bjobs prints as `$HOME/...`."""
     return str(Path.home() / path[6:]) if path.startswith("$HOME/") else path
 
 
@@ -182,7 +183,7 @@ def parse_bhist(text: str, job_id: str) -> JobState | None:
     Raises:
         DdpHpcError: the output is for another job.
     """
-    # Long lines continue after a line break and blanks, which may split words.
+    # bhist breaks long lines, even within words, and indents their continuation.
     joined = re.sub(r"\n {21}", "", text)
     number = job_id.partition("[")[0]
     if not re.search(rf"Job <{re.escape(number)}(?:\[\d+\])?>", joined):
@@ -197,7 +198,7 @@ def parse_bhist(text: str, job_id: str) -> JobState | None:
     }
     code = re.search(r"Exited with exit code (\d{1,3})", joined)
     signal = re.search(r"Exited by signal (\d{1,3})", joined)
-    # A termination reason may have a line of its own, after that of the exit code.
+    # A termination reason can be on a separate line after the line with the exit code.
     term = re.search(r"\bTERM_[A-Z_]+: [^.;\n]*", joined)
     work_dir = _home(field["CWD"])
     return JobState(

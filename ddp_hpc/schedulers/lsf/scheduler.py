@@ -1,4 +1,4 @@
-"""LSF as a scheduler: directives, jsrun, and what scripts request.
+"""Support for LSF: directives, jsrun, and the requests of its scripts.
 
 Sources: IBM Spectrum LSF 10.1, Command Reference (bsub, bjobs, bkill) and Configuration Reference
 (environment variables, lsb.params, lsf.conf), ibm.com/docs/en/spectrum-lsf/10.1.0; the Summit user guide of
@@ -62,7 +62,7 @@ class Lsf(Scheduler):
     walltime_form = "HH:MM or minutes, such as 01:30"
     is_ambiguous_walltime = False
     reads_loose_directives = True
-    # Jobs of many users have their logs below a $HOME in -o, so LSF expands variables there.
+    # LSF expands variables in the value of -o: the logs of many users' jobs are below $HOME.
     free_text_flags = frozenset(
         ("-env", "-E", "-Ep", "-Jd", "-R", "-w", "-o", "-oo", "-e", "-eo", "-i", "-cwd")
     )
@@ -101,7 +101,7 @@ class Lsf(Scheduler):
         return f"bsub {options}".rstrip() + " <"
 
     def launch_words(self, site: Site, layout: Layout) -> Sequence[str]:
-        """One resource set per node, in which every rank sees all GPUs, as NCCL requires for peer access."""
+        """Returns a jsrun command with one resource set per node; NCCL requires that a rank sees all GPUs."""
         if layout.launcher != "jsrun":
             return ()
         cores = layout.threads_per_rank
@@ -148,12 +148,12 @@ class Lsf(Scheduler):
         return found[-1] if found else None
 
     def find_allocation(self, environ: Mapping[str, str]) -> Allocation | None:
-        """LSB_MCPU_HOSTS is `hostA 4 hostB 4`: each host of the job with its slots."""
+        """Returns the hosts in LSB_MCPU_HOSTS, which lists each host and its slots: `hostA 4 hostB 4`."""
         if "LSB_JOBID" not in environ:
             return None
         words = environ.get("LSB_MCPU_HOSTS", "").split()
         slots = [whole_number(word) for word in words[1::2]]
-        # Of a job with whole nodes, the first host is the launch node, which runs no ranks.
+        # If whole nodes are allocated, the first host is the launch node, which does not run ranks.
         slots = slots[1:] if "CSM_ALLOCATION_ID" in environ else slots
         if len(words) % 2 or not slots or None in slots:
             raise RequestError(
@@ -192,6 +192,6 @@ SCHEDULER = Lsf()
 
 
 def _requirements(script: ScriptOptions, pattern: str) -> list[re.Match[str]]:
-    """The matches in all resource requirements; several -R are joined by && (bsub -R)."""
+    """Returns the matches of a pattern in all resource requirements; bsub joins several -R with &&."""
     values = [d.value for d in script.read() if d.flag == "-R"]
     return [match for value in values for match in re.finditer(pattern, value)]

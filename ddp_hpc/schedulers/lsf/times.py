@@ -1,4 +1,4 @@
-"""LSF's spellings of durations: `[hour:]minute` in requests, and those of `bjobs -o`."""
+"""Conversion of durations: `[hour:]minute` in requests to LSF, and the formats of `bjobs -o`."""
 
 from __future__ import annotations
 
@@ -7,44 +7,44 @@ import re
 # `60.0`, `60.0/hostA` with a normalization host, or `01:00:00` if LSB_HMS_TIME_FORMAT is set.
 _LIMIT = re.compile(r"(\d{1,9})(?:\.(\d))?")
 _RUN_TIME = re.compile(r"(\d{1,12})(?: second\(s\))?")
-# `0:11 L`: hours and minutes until the run limit. E is an estimate, X an exceeded one.
+# In `0:11 L`, L marks the time until the run limit. E marks an estimate, X an exceeded estimate.
 _LEFT = re.compile(r"(\d{1,6}):(\d{2}) L")
 
 
 def walltime_s(text: str) -> int:
-    """Seconds of `[hour:]minute[/host]` (bsub -W). The pattern of the scheduler has been matched."""
+    """Returns the seconds of `[hour:]minute[/host]` (bsub -W), a text that has already been validated."""
     hours, _, minutes = text.partition("/")[0].rpartition(":")
     return (int(hours or 0) * 60 + int(minutes)) * 60
 
 
 def minutes_of(seconds: int) -> str:
-    """`01:30`, rounded up to minutes, since LSF has no smaller unit."""
+    """Returns a time as `01:30`, rounded up to minutes, the smallest unit of LSF."""
     hours, minutes = divmod(-(-seconds // 60), 60)
     return f"{hours:02}:{minutes:02}"
 
 
 def clock_s(text: str) -> int | None:
-    """Seconds of `HH:MM:SS`, as bjobs prints times with -hms; None for anything else."""
+    """Returns the seconds of `HH:MM:SS`, as bjobs prints times with -hms; None for anything else."""
     match = re.fullmatch(r"(\d{1,6}):(\d{2}):(\d{2})", text)
     return (int(match[1]) * 60 + int(match[2])) * 60 + int(match[3]) if match else None
 
 
 def limit_s(text: str) -> int | None:
-    """Seconds of the field `runtimelimit`; None if it is missing or normalized to another host."""
+    """Returns the seconds of the field `runtimelimit`; None if it is missing or for another host."""
     match = _LIMIT.fullmatch(text)
     return int(match[1]) * 60 + int(match[2] or 0) * 6 if match else clock_s(text)
 
 
 def run_time_s(text: str) -> int | None:
-    """Seconds of the field `run_time`."""
+    """Returns the seconds of the field `run_time`."""
     match = _RUN_TIME.fullmatch(text)
     return int(match[1]) if match else clock_s(text)
 
 
 def end_s(answer: str) -> float | None:
-    """Seconds until the run limit, from `runtimelimit;run_time;time_left`; None if there is no limit.
+    """Returns the seconds until the run limit from `runtimelimit;run_time;time_left`; None without a limit.
 
-    time_left counts whole minutes. So it is used only for a limit that LSF scales by the speed of a host.
+    time_left has whole minutes, so it is used only for a limit that LSF scales by the speed of a host.
     """
     fields = [field.strip() for field in answer.strip().split(";")]
     if len(fields) != 3:

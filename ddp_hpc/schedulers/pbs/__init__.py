@@ -1,1 +1,1 @@
-"""PBS Professional and OpenPBS."""
+"""Support for PBS Professional and OpenPBS."""

@@ -1,8 +1,8 @@
 """PBS commands: job states from qstat, and cancellation with qdel.
 
-qstat is called for one id at a time, as for two it may return only one (openpbs#2672). Its JSON is not always
-valid, and converts text that looks like a number (`-v foo=005` becomes 5). If the JSON is invalid, the text
-format is used.
+qstat is called with one id at a time, since with two ids it may report only one job (openpbs#2672). Its JSON
+is not always valid, and converts text that looks like a number (`-v foo=005` becomes 5). If the JSON is
+invalid, the text format is used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PHASES: dict[str, Phase] = {
     **dict.fromkeys("RESUB", "running"),
     **dict.fromkeys("FX", "ended"),
 }
-# Exit_status below zero: JOB_EXEC_* of OpenPBS's job.h.
+# Negative values of Exit_status are JOB_EXEC_* in OpenPBS's job.h.
 _ENDS: dict[int, End] = {
     **dict.fromkeys((-1, -2, -3, -4, -10, -13, -16, -17, -21, -22, -23, -30), "not started"),
     **dict.fromkeys((-14, -20), "node"),
@@ -36,7 +36,7 @@ _ENDS: dict[int, End] = {
     -19: "cancelled",
     -29: "walltime",
 }
-# Reasons that the type of end does not show.
+# Reasons that cannot be inferred from how the job ended.
 _REASONS = {-25: "more CPUs were used than requested", -28: "more CPU time was used than requested"}
 _SIGNALLED = 256
 
@@ -81,8 +81,8 @@ def parse_json(text: str, job_id: str) -> JobState:
     """Return the job in the output of `qstat -f -F json`.
 
     Raises:
-        ValueError: the text is not JSON, or not that of qstat.
-        DdpHpcError: it is for another job, or has no state.
+        ValueError: the text is not JSON, or is not the output of qstat.
+        DdpHpcError: the output is for another job, or contains no state.
     """
     try:
         answer = json.loads(text, strict=False)
@@ -209,7 +209,7 @@ def _reason(job: Mapping[str, str], status: int | None, end: End) -> str:
 
 
 def _hold(job: Mapping[str, str]) -> str:
-    """Return who holds a job in state H: a dependency, its user, an operator, or the system."""
+    """Return what holds a job in state H: a dependency, its user, an operator, or the system."""
     types = job.get("Hold_Types", "")
     waits = [one for one in job.get("depend", "").split(",") if one and not one.startswith("before")]
     who = {"u": "it is held by its user", "o": "it is held by an operator", "s": "it is held by the system"}
@@ -229,7 +229,7 @@ def _wanted(job: Mapping[str, str]) -> str:
 
 
 def _elapsed_s(job: Mapping[str, str], phase: Phase) -> int | None:
-    # The first update of resources_used comes late.
+    # PBS updates resources_used for the first time some time after the start.
     used_s = duration_s(job.get("resources_used.walltime", ""))
     if phase != "running" or (start_s := clock_s(job.get("stime", ""), _TIME)) is None:
         return used_s
@@ -249,7 +249,7 @@ def _log(text: str, name: str, ending: str) -> str:
 
 
 def _script(arguments: str, work_dir: str) -> str:
-    """Return the script, the last argument of qsub; empty if it was read from a pipe."""
+    """Return the path of the script, the last argument of qsub; empty if qsub read it from a pipe."""
     try:
         words = shlex.split(arguments)
     except ValueError:

@@ -1,4 +1,4 @@
-"""PBS Professional and OpenPBS as a scheduler: directives, and what scripts request."""
+"""Support for PBS Professional and OpenPBS: directives, and the requests of scripts."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Pbs(Scheduler):
         while index < len(words):
             word, index = words[index], index + 1
             if word.startswith("#"):
-                return  # a comment, which lint reports separately
+                return  # the rest is a comment; lint reports it separately
             if not word.startswith("-"):
                 yield "", word
                 continue
@@ -133,7 +133,7 @@ class Pbs(Scheduler):
             ) from None
         if not lines:
             raise RequestError(f"PBS_NODEFILE={path} names no node. Start the job again.")
-        # A node's name is repeated for each of its mpiprocs.
+        # The node file contains the name of a node once for each of its mpiprocs.
         repeats = Counter(lines)
         return Allocation(
             scheduler=self.name,

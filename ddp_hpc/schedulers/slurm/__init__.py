@@ -1,1 +1,1 @@
-"""Slurm."""
+"""Support for Slurm."""

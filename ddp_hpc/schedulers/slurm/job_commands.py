@@ -54,7 +54,7 @@ _ENDED: dict[str, End] = {
 _WORD = re.compile(r"[A-Z][A-Z_]{1,39}\b")
 # ExitCode 0:53, Reason JobLaunchFailure: the log directory is missing or not writable (Slurm 22.05).
 _NO_LOG = 53
-# In the order of sacct; the last two may contain its separator.
+# The fields in the order of sacct's output; the values of the last two can contain its separator.
 _SACCT = "State,ExitCode,ElapsedRaw,TimelimitRaw,User,NodeList,Reason,JobName,WorkDir"
 
 
@@ -115,7 +115,7 @@ def cancel(job_id: str) -> str:
     """Cancel the job; return the error message of Slurm, empty on success."""
     number, clusters = _number_and_clusters(job_id)
     answer = commands.submit("scancel", *clusters, number)
-    # On success, it may still have printed a warning.
+    # scancel may have printed a warning although it succeeded.
     return answer.said if answer.code else ""
 
 
@@ -215,7 +215,7 @@ def _from_sacct(job_id: str) -> JobState | None:
 
 
 def _who(by: str) -> str:
-    """Return `by 1000` after the state as text with the user name."""
+    """Return the text for `by 1000` after a job state, with the user's name instead of the number."""
     uid = by.removeprefix("by ")
     if not uid.isdecimal():
         return ""

@@ -1,4 +1,4 @@
-"""Slurm as a scheduler: directives, launch variables, and what scripts request."""
+"""Support for Slurm: directives, launch variables, and the requests of scripts."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Slurm(Scheduler):
         refuse_unused(site, [("--filesystems", job.filesystems)])
         if not site.slurm.queue_option:
             refuse_unused(site, [("--queue", job.queue)])
-        # torchrun's agent has all CPUs of its node; otherwise each rank is a task.
+        # torchrun's agent is a task with all CPUs of its node; without torchrun, each rank is a task.
         per_node = 1 if layout.launcher == "torchrun" else layout.ranks_per_node
         return {
             "name": directive_value("job name", job.name),

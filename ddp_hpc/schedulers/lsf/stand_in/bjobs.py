@@ -1,4 +1,4 @@
-"""`bjobs [-noheader] [-json] [-o "FIELD ... [delimiter='C']"] JOB`: the fields of one job."""
+"""`bjobs [-noheader] [-json] [-o "FIELD ... [delimiter='C']"] JOB`: print the fields of one job."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def show(argv: Sequence[str], _environ: Mapping[str, str]) -> int:
     """Print the fields of the job.
 
     Raises:
-        RefusedError: an option that the stand-in does not do, or an unknown job.
+        RefusedError: the job is unknown, or the stand-in does not support an option.
     """
     words, format_, flags = list(argv), _DEFAULT, set()
     while words and words[0].startswith("-"):

@@ -17,7 +17,7 @@ def kill(argv: Sequence[str], _environ: Mapping[str, str]) -> int:
     """End the jobs, or send them a signal.
 
     Raises:
-        RefusedError: an unknown job or signal, or a job that has ended.
+        RefusedError: a job or signal is unknown, or a job has ended.
     """
     root, words, name = cluster.directory(), list(argv), ""
     if words[:1] == ["-s"]:

@@ -1,4 +1,4 @@
-"""bsub: reads a script from stdin, keeps a copy, prints the job id, and lets the job start."""
+"""`bsub`: reads a script from stdin, saves a copy, prints the job id, and queues the job."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def submit(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     number = jobs.next_number(root / "next_job", settings.first_job)
     file = root / "home" / ".lsbatch" / f"{int(time.time())}.{number}"
     file.parent.mkdir(parents=True, exist_ok=True)
-    # A script runs from a copy of its own, since its first line may name any shell.
+    # A script runs from its own copy, since its first line can name any shell.
     shell = file.with_name(f"{file.name}.shell")
     shell.write_text(script, encoding="utf-8", errors="surrogateescape")
     shell.chmod(0o700)
@@ -79,7 +79,7 @@ def submit(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _dependency(text: str, root: Path) -> tuple[str, int]:
-    """The condition and the job that it names; 0 if there is none."""
+    """Returns the condition of a dependency and the number of its job; 0 without a dependency."""
     if not text:
         return "", 0
     match = re.fullmatch(r"[\"']?(ended|done|exit)\((\d{1,9})\)[\"']?", text)

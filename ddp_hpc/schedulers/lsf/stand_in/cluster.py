@@ -1,4 +1,4 @@
-"""The stand-in's cluster: its settings, its directory, and which jobs may start."""
+"""The cluster of the stand-in: its settings, its directory, and the order in which jobs start."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ DIRECTORY_VARIABLE = "LSF_STAND_IN_HOME"  # set by the installed commands
 OVER = ("DONE", "EXIT")
 HELD = "The stand-in runs no more jobs"
 DEPENDENCY = "Job dependency condition not satisfied"
-# Commands of LSF end with 255 if they refuse a request.
+# Commands of LSF exit with 255 if they refuse a request.
 REFUSED = 255
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The configuration of the cluster. The nodes are names only: everything runs on this machine."""
+    """The settings of the cluster. The nodes are only names: everything runs on this machine."""
 
     cluster: str = "rehearsal"
     first_job: int = 101
     nodes: tuple[str, ...] = ("node1", "node2")
     launch_node: str = "batch1"
     queue: str = "normal"
-    walltime_s: int = 0  # instead of the run limits that jobs request
+    walltime_s: int = 0  # replaces the run limits that jobs request
     # Ten minutes on a real cluster (bsub -W), too long for a rehearsal.
     grace_s: float = 10.0
     terminate_interval_s: float = 10.0  # JOB_TERMINATE_INTERVAL of lsb.params

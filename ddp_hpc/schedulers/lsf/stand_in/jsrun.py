@@ -1,4 +1,4 @@
-"""jsrun: ranks in resource sets, each rank with the variables of the job step manager (jsrun.1)."""
+"""`jsrun`: run ranks in resource sets, with the variables that the job step manager sets (jsrun.1)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def launch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         environments=environments,
         report=_report,
         stop_on_failure=True,
-        keep_pmi=False,  # jsrun offers PMIx alone, for Spectrum MPI
+        keep_pmi=False,  # jsrun supports only PMIx
         keeper_pid=limits.keeper_pid,
     )
     return run_step(spool_directory(root, "jsrun."), step)

@@ -1,4 +1,4 @@
-"""The stand-in as `ddp-hpc rehearse` uses it."""
+"""The interface of the stand-in to `ddp-hpc rehearse`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _requested_nodes(script: Script) -> int:
     try:
         return len(requests.slots_per_node(_options(script)))
     except RefusedError:
-        return 1  # bsub refuses it, with its own message
+        return 1  # bsub will refuse it with its own message
 
 
 def _walltime_s(script: Script) -> int:

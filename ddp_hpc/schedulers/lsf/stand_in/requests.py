@@ -1,4 +1,4 @@
-"""What a script and the command line of bsub request."""
+"""Parsing of the requests in a script and on the command line of bsub."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _PTILE = re.compile(r"span\[ *(?:ptile *= *(\d{1,6})|hosts *= *1)")
 
 
 def directives(script: str) -> dict[str, str]:
-    """Return the options of the script's #BSUB lines; the last value of each, and all values of -R.
+    """Return the options of the script's #BSUB lines: the last value of each option, and all values of -R.
 
     bsub reads directives on every line, also after the first command (bsub, job_script).
     """
     found: dict[str, str] = {}
     for line in script.split("\n"):
         if match := _DIRECTIVE.match(line):
-            with suppress(ValueError):  # a quote that is never closed
+            with suppress(ValueError):  # ignore an unclosed quote
                 found = merged(found, options(shlex.split(match[1], comments=True)))
     return found
 
 
 def options(words: Sequence[str]) -> dict[str, str]:
-    """Return options by flag.
+    """Return the options and their values by flag.
 
     Raises:
-        RefusedError: an option that bsub does not have, or a word that belongs to none.
+        RefusedError: bsub does not have an option, or a word does not belong to an option.
     """
     found: dict[str, str] = {}
     for flag, value in split_words(words):
@@ -42,14 +42,14 @@ def options(words: Sequence[str]) -> dict[str, str]:
                 f"bsub: the stand-in runs scripts from stdin, not the command {value}", REFUSED
             )
         if not is_known(flag):
-            # The wording is an assumption.
+            # The wording of this message is an assumption.
             raise RefusedError(f"{flag}: Illegal option. Job not submitted.", REFUSED)
         found = merged(found, {flag: value})
     return found
 
 
 def merged(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of both; `other` overrides, but resource requirements are joined (bsub -R)."""
+    """Return the merged options; `other` has precedence, but resource requirements are joined (bsub -R)."""
     both = {**one, **other}
     if "-R" in one and "-R" in other:
         both["-R"] = f"{one['-R']} && {other['-R']}"
@@ -60,7 +60,7 @@ def walltime_s(text: str) -> int:
     """Return the run limit in seconds; 0 for an empty text.
 
     Raises:
-        RefusedError: it is not [hour:]minute[/host].
+        RefusedError: the text does not have the format [hour:]minute[/host].
     """
     match = _WALLTIME.fullmatch(text or "0")
     if match is None:
@@ -71,10 +71,10 @@ def walltime_s(text: str) -> int:
 def slots_per_node(given: Mapping[str, str]) -> list[int]:
     """Return the slots on each requested node; with -nnodes, one per node.
 
-    Without span, all slots are on one node, which is an assumption: LSF takes any hosts.
+    Without span, the stand-in places all slots on one node; this is an assumption, as LSF can use any hosts.
 
     Raises:
-        RefusedError: invalid number of slots or nodes.
+        RefusedError: the number of slots or nodes is invalid.
     """
     for flag in ("-nnodes", "-n"):
         text = given.get(flag, "1").split(",")[0]

@@ -21,7 +21,7 @@ _OWNER = "TERM_OWNER: job killed by owner"
 
 
 class Sbatchd:
-    """One job, from its start to its end."""
+    """The daemon that runs one job, from its start to its end."""
 
     def __init__(self, root: Path, number: int) -> None:
         self.root = root
@@ -30,7 +30,7 @@ class Sbatchd:
         self.job = jobs.load(root, number)
 
     def run(self) -> None:
-        """Run the job to its end."""
+        """Run the job until it has ended."""
         spool = Path(f"{self.job['file']}.out")
         self.job = jobs.change(self.root, self.number, stat="RUN", start=time.time())
         with spool.open("wb", buffering=0) as out:
@@ -54,7 +54,7 @@ class Sbatchd:
         self.finish(spool, code if code >= 0 else 128 - code, reason, left_over)
 
     def environment(self) -> dict[str, str]:
-        """Return what the job starts with: the submitter's variables, and LSF's of the job."""
+        """Return the job's initial environment: the submitter's variables and those that LSF sets."""
         job, settings = self.job, self.settings
         pairs = list(zip(job["nodes"], job["slots"], strict=True))
         if job["whole_nodes"]:
@@ -108,7 +108,7 @@ class Sbatchd:
         return ""
 
     def first_signals(self) -> tuple[signal.Signals, ...]:
-        """Return the signals that come before SIGKILL."""
+        """Return the signals that the job receives before SIGKILL."""
         is_sequential = self.settings.is_sequential or self.job["num_slots"] == 1
         return (signal.SIGINT, signal.SIGTERM) if is_sequential else ()
 
@@ -117,13 +117,13 @@ class Sbatchd:
         processes.send(number, processes.descendants(os.getpid()))
 
     def wait(self, shell: subprocess.Popen[bytes], seconds: float) -> None:
-        """Wait for the end of the job, for so long at most."""
+        """Wait until the job has ended, or until the time limit."""
         end_s = time.monotonic() + seconds
         while shell.poll() is None and time.monotonic() < end_s and not self.keeper_is_gone():
             time.sleep(0.02)
 
     def end(self, shell: subprocess.Popen[bytes], before: tuple[signal.Signals, ...]) -> None:
-        """Send these signals with pauses between them, then SIGKILL to everything that is left."""
+        """Send these signals with pauses between them, then send SIGKILL to all remaining processes."""
         for number in before:
             if shell.poll() is None:
                 self.send(number)
