@@ -1,4 +1,4 @@
-"""What ranks report to each other every few steps."""
+"""The report that ranks send to each other every few steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class RankReport(NamedTuple):
-    """One rank's report. Only numbers, as all reports travel in one tensor."""
+    """One rank's report. It contains only numbers, because all reports are sent in one tensor."""
 
     stop_request: float
     """The number of the reason to stop, or 0."""
