@@ -18,7 +18,7 @@ class Limits:
 
     silent_s: float  # until a rank's node counts as cut off, because its kernel does not answer
     stuck_s: float  # until a main thread counts as stuck, because it makes no progress
-    first_s: float  # like `stuck`, until the first step of a process is over
+    first_s: float  # the limit instead of `stuck_s` until the first step of a process is over
     gone_s: float  # from the close of a connection without a goodbye to its report
     period_s: float  # interval between two beats
     answer_s: float  # time for ranks to send the stacks that rank 0 requests
