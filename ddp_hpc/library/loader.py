@@ -42,9 +42,9 @@ class Batch(NamedTuple):
     take part.
     """
     step: int
-    """The step, from 1, over all epochs."""
+    """The number of the step, counted from 1 over all epochs."""
     epoch: int
-    """The epoch, from 1."""
+    """The number of the epoch, counted from 1."""
     ends_epoch: bool
     """Whether this is the last step of the epoch."""
 

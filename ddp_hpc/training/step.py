@@ -44,7 +44,7 @@ class ExchangedSteps:
     records: list[StepRecord]
     """The steps with their mean losses over all ranks and their times."""
     reports: list[RankReport]
-    """One per rank."""
+    """The reports of all ranks, in the order of ranks."""
     non_finite: NonFiniteLoss | None
 
 

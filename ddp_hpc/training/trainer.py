@@ -70,17 +70,17 @@ class Result:
     final_loss: float
     test: Evaluation | None
     flops_per_sample: float
-    """Of the forward and backward pass; 0: unknown."""
+    """Floating-point operations of a forward and backward pass per sample; 0 if unknown."""
     peak_flops_per_s: float
-    """Peak rate of this rank's device; 0: unknown."""
+    """Peak FLOP/s of this rank's device; 0 if unknown."""
     strategy: str
-    """How the ranks shared the training: `ddp`, or `dp=2,tp=2`."""
+    """The strategy or the mesh of the training, such as `ddp` or `dp=2,tp=2`."""
     state_bytes: int
     """Bytes of the parameters, gradients and optimizer state on this rank."""
     peak_bytes: int
     """Peak memory of this rank: device memory, or that of the process on a CPU."""
     stopped: str
-    """Why the run stopped early, with its state saved; empty if it did not."""
+    """The reason why the run stopped early with its state saved; empty if it did not stop early."""
 
     def share_of_peak(self, world_size: int) -> float | None:
         """The achieved fraction of the peak FLOP/s of all devices; None if either rate is unknown."""

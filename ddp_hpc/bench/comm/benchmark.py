@@ -45,7 +45,7 @@ _RANK_OPTIONS = {
     "timeout_s": "timeout",
     "hang_timeout_s": "hang_timeout",
 }
-"""Options of the ranks, by the names of the command's parameters."""
+"""The names of the rank options for each parameter of the command."""
 
 
 def command(**options: Any) -> None:

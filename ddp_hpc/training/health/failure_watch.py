@@ -76,7 +76,7 @@ class FailureWatch:
         self._closed = threading.Event()
         self._is_over = self._is_ending = False
         self.has_failed_rank = False
-        """Another rank failed: this one ends without reporting an error."""
+        """Whether another rank failed, so that this one ends without reporting an error."""
 
     def begin(self) -> None:
         """Starts watching: from now on, the failure of another rank ends this process."""

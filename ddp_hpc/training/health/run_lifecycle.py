@@ -90,7 +90,7 @@ class Decision:
 
     save: bool
     stop: str
-    """The reason to stop here; empty: continue."""
+    """The reason why the run stops after this step; empty if it continues."""
 
 
 class RunLifecycle:

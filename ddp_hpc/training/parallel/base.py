@@ -37,9 +37,9 @@ class Strategy:
     """
 
     forward_is_collective = False
-    """Ranks wait for each other in a forward pass, so all ranks must do the same number of passes."""
+    """Whether ranks wait for each other in a forward pass, so that all must run equally many passes."""
     compiles_blocks = False
-    """`_prepare` compiles the layers one by one, because ranks communicate between layers."""
+    """Whether `_prepare` compiles layers one by one, because ranks communicate between layers."""
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ class Mesh:
     sizes: dict[str, int]
     """Sizes of the dimensions with more than one rank, the outermost first."""
     at: dict[str, int]
-    """This rank's index along each of them."""
+    """This rank's index along each of these dimensions."""
     devices: DeviceMesh | None
 
     @property
