@@ -156,7 +156,7 @@ def _check_number(inputs: Sequence[Path]) -> None:
 
 
 def _identity(path: Path) -> dict[str, int | str]:
-    """Returns what identifies an input and its state, without the device number, which differs per node."""
+    """Returns the properties that identify an input, except the device number, which differs per node."""
     found = check_regular(path)
     return {
         "inputs": plain_text(os.path.realpath(path)),
@@ -188,7 +188,7 @@ def _open(inputs: Sequence[Path], src_key: str, tgt_key: str) -> tuple[_Infos, C
 
 
 def _marks(inputs: Sequence[Path]) -> dict[str, int | str]:
-    """Returns the metadata of the samples, without that of the file which contains them."""
+    """Returns the metadata of the samples, but not the metadata of the file that contains them."""
     path, *others = inputs
     if others:
         return {}

@@ -42,7 +42,7 @@ class LimitedComm:
         return self._comm.allgather(value)
 
     def barrier(self, what: str) -> None:
-        """Waits for all ranks; `what` describes the wait in errors. Collective: every rank must call this."""
+        """Waits for all ranks; error messages quote `what`. Collective: every rank must call this."""
         self._comm.wait_for_all(what, self._timeout_s)
 
 

@@ -123,7 +123,7 @@ class Recipe:
 
     @property
     def fingerprint(self) -> str:
-        """64 hex digits that are equal only for equal recipes."""
+        """The fingerprint: 64 hex digits that are equal only for equal recipes."""
         return fingerprint(self.fields)
 
     @property

@@ -92,7 +92,7 @@ class Target:
         requested = self.contents.recipe
         if found != requested:
             keys = [key for key in sorted({*found, *requested}) if found.get(key) != requested.get(key)]
-            if "kind" in keys:  # then the other keys cannot be compared
+            if "kind" in keys:  # files of different kinds have different keys
                 keys = ["kind"]
             differences = ", ".join(
                 f"{_shown(key)} is {_shown(found.get(key))} instead of {_shown(requested.get(key))}"

@@ -136,7 +136,7 @@ def _num_bytes(targets: Sequence[Target]) -> int:
 
 
 def _together(comm: Comm, action: Callable[[], T]) -> list[T]:
-    """Returns the results of `action` on all ranks in order. Collective: every rank must call this.
+    """Runs `action` on all ranks and returns their results in order. Collective: every rank must call this.
 
     Raises:
         DdpHpcError: on rank 0, the first error of any rank; the others raise ReportedElsewhereError.

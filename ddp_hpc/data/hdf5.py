@@ -146,7 +146,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _get(file: Any, key: str) -> Any:
-    """Returns the object of that name, or None if there is none or it is a dangling link."""
+    """Returns the object of that name, or None if it does not exist or is a dangling link."""
     try:
         return file[key]
     except KeyError:
@@ -257,7 +257,7 @@ def _check_filters(path: Path, dataset: Any) -> None:
 
 @dataclass(frozen=True)
 class _ReadPlan:
-    """The parameters with which h5py reads one array."""
+    """Parameters for reading one array with h5py."""
 
     info: ArrayInfo
     rows: int

@@ -67,7 +67,7 @@ def samples_of_dataset(dataset: Any, *, num_classes: int | None = None) -> Sampl
         kept[:] = [targets]  # so that dataset[number] is called only once per sample
 
     def read_tgt(indices: NDArray[np.int64], out: NDArray[Any]) -> None:
-        del indices  # they are the same as in the preceding call of read_src
+        del indices  # the samples are the same as in the preceding call of read_src
         for row, tgt in enumerate(kept.pop()):
             out[row] = tgt
 

@@ -33,7 +33,7 @@ class FileIdentity:
         """Returns the identity of the file that has this name now.
 
         Raises:
-            DataError: there is no such file any more.
+            DataError: the file no longer exists.
         """
         try:
             found = path.stat()

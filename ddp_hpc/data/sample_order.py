@@ -71,7 +71,7 @@ class KeyedPermutation:
         return self._inside(numbers, backward=True)
 
     def _inside(self, numbers: NDArray[np.int64], backward: bool) -> NDArray[np.int64]:
-        unsigned = numbers.astype(np.uint64)  # negative ones become the largest
+        unsigned = numbers.astype(np.uint64)  # negative numbers become the largest ones
         if int(unsigned.max(initial=0)) >= self.size:
             raise IndexError(f"numbers must be in the range 0 to {self.size - 1}")
         moved = self._rounds(unsigned, backward)
@@ -92,7 +92,7 @@ class KeyedPermutation:
             digit, other, base = (high, low, high_base) if index % 2 else (low, high, low_base)
             added = _hash_below(base, other, np.uint64(key))
             digit += base - added if backward else added
-            # This is modulo base without a division: a negative difference wraps to a huge number.
+            # This computes modulo base without a division: a negative difference wraps to a huge number.
             np.minimum(digit, digit - base, out=digit)
         return high * low_base + low
 

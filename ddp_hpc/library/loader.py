@@ -42,9 +42,9 @@ class Batch(NamedTuple):
     take part.
     """
     step: int
-    """The step, from 1, over all epochs."""
+    """The number of the step, counted from 1 over all epochs."""
     epoch: int
-    """The epoch, from 1."""
+    """The number of the epoch, counted from 1."""
     ends_epoch: bool
     """Whether this is the last step of the epoch."""
 
@@ -76,18 +76,18 @@ class WorldLoader:
 
     @property
     def num_steps(self) -> int:
-        """The number of steps from the first epoch to the end of the last one."""
+        """The total number of steps of all epochs."""
         return self.position.step + len(self)
 
     def __len__(self) -> int:
-        """The number of remaining batches."""
+        """Returns the number of remaining batches."""
         config = self.config
         return steps_left(
             self.num_samples, config.data.batch_size, self._world.world_size, 1, config.epochs, self.position
         )
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches from `position` on.
+        """Iterates over the batches from `position` on.
 
         Raises:
             RequestError: an earlier `for` has iterated over all epochs.
@@ -125,7 +125,7 @@ class WorldLoader:
             world.at(self.position.step, RESTING)
 
     def _steps(self) -> Iterator[tuple[Position, tuple[Share, ...]]]:
-        """The remaining steps. The reader iterates over them ahead of `_batches`."""
+        """Yields the remaining steps. The reader iterates over them ahead of `_batches`."""
         config, world = self.config, self._world
         shares = rank_shares(
             self.num_samples, config.data.batch_size, world.world_size, world.rank, 1, self.position
@@ -154,7 +154,7 @@ def open_loader(world: ConnectedWorld, data: Data, config: TrainConfig, start_st
 
 
 def with_config(loader: WorldLoader | None, config: TrainConfig) -> TrainConfig:
-    """The configuration with the data, seed and epochs of the loader."""
+    """Returns the configuration with the data, seed and epochs of the loader."""
     if loader is None:
         return config
     theirs = loader.config

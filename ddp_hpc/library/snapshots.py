@@ -1,4 +1,4 @@
-"""Snapshots for a user's own training loop: resuming, saving and stopping in time."""
+"""Snapshots for a user's own training loop, which can resume, save, and stop before the time limit."""
 
 from __future__ import annotations
 
@@ -161,8 +161,8 @@ def snapshots(
         model: the model returned by `wrap`.
         optimizer: the optimizer of that model.
         loader: the loader returned by `world.loader`, if any; it resumes at the next batch.
-        every_steps: save every N steps.
-        every_s: save if the last snapshot is older than this, in seconds.
+        every_steps: save a snapshot every N steps.
+        every_s: save a snapshot if the last one is older than this many seconds.
         keep: the number of newest snapshots to keep.
 
     Raises:
@@ -171,7 +171,7 @@ def snapshots(
     world = current_world("ddp_hpc.snapshots()")
     if folder == "":  # Path("") is the current directory
         raise RequestError('ddp_hpc.snapshots(""): the directory is empty; is its variable set?')
-    kind = type(getattr(model, "module", model))  # without DDP
+    kind = type(getattr(model, "module", model))  # the bare model, not wrapped in DDP
     config = with_config(loader, world.config).changed(
         model=f"{kind.__module__}:{kind.__qualname__}",
         snapshot_dir=None if folder is None else Path(folder),
@@ -196,5 +196,5 @@ def snapshots(
         found.finish()
 
 
-# Placeholder for loops over other data, whose order is not checked.
+# Placeholder description for loops over other data, whose order is not checked.
 _NO_SAMPLES: Samples = samples_of_arrays([0], [0])

@@ -54,7 +54,7 @@ class ConnectedWorld:
         self.node_rank = hosts.index(world.hostname) if world.node_rank is None else world.node_rank
         self.num_nodes = len(hosts) if world.num_nodes is None else world.num_nodes
         self.device = group.device
-        # For the other modules of the library.
+        # Used by the other modules of ddp_hpc.library; not part of the public API.
         self.config, self.group, self.parts, self.progress = config, group, parts, progress
         self.shared: list[Strategy] = []
         self._heartbeat_step = 0
@@ -67,7 +67,7 @@ class ConnectedWorld:
         return self.rank == 0
 
     def say(self, text: str) -> None:
-        """Prints a line, only on rank 0."""
+        """Prints a line on rank 0, and nothing on the other ranks."""
         if self.is_first:
             print(text, flush=True)  # noqa: T201 - printing is its purpose
 
@@ -80,18 +80,18 @@ class ConnectedWorld:
         self.group.comm.barrier("world.barrier()")
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """The element-wise sum over ranks, in place, on `device`. Collective: every rank must call this."""
+        """Sums values on `device` over the ranks, in place. Collective: every rank must call this."""
         return self.group.sum(values)
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
-        """Every rank's values, of the same shape and on `device`: (world_size, ...).
+        """Returns every rank's values, of the same shape and on `device`, as one tensor (world_size, ...).
 
         Collective: every rank must call this.
         """
         return self.group.gather(values)
 
     def broadcast(self, value: T) -> T:
-        """Returns rank 0's value, a small JSON-serializable one (numbers, strings, lists, dicts).
+        """Returns rank 0's value on every rank. It must be small and JSON-serializable.
 
         Collective: every rank must call this.
         """
@@ -110,7 +110,7 @@ class ConnectedWorld:
         src_key: str = "src",
         tgt_key: str = "tgt",
     ) -> WorldLoader:
-        """This rank's batches on its device, for one `for` over all epochs.
+        """Returns an iterable of this rank's batches on its device, for one `for` over all epochs.
 
         The order is a function of (seed, epoch): a step uses the same samples for any number of ranks,
         as long as batch_size * world_size is the same. No sample is repeated or omitted.
@@ -151,7 +151,7 @@ class ConnectedWorld:
         )
 
     def at(self, step: int, phase: str) -> None:
-        """Reports the script's position to the heartbeat. For the other modules of the library."""
+        """Reports the script's position to the heartbeat. Used only by ddp_hpc.library."""
         # A nested or later loop restarts its count at 1, but the position must never decrease.
         self._heartbeat_step = max(self._heartbeat_step, step)
         if self.parts.heartbeat is not None:
@@ -246,7 +246,7 @@ def _end_stopped(world: ConnectedWorld) -> NoReturn:
 
 
 def current_world(what: str) -> ConnectedWorld:
-    """The world of the active `with ddp_hpc.distributed()`.
+    """Returns the world of the active `with ddp_hpc.distributed()`.
 
     Raises:
         RequestError: no `with ddp_hpc.distributed()` is active.
@@ -268,10 +268,10 @@ def _config(parts: Parts, **options: Any) -> TrainConfig:
 
 
 def _connect(config: TrainConfig, group: Group, parts: Parts) -> ConnectedWorld:
-    """The world, with its heartbeat; rank 0 prints it. Collective: every rank must call this."""
+    """Connects the world and starts its heartbeat; rank 0 prints a summary. Collective."""
     from ddp_hpc.training.telemetry.progress_bar import Progress
 
-    # stdout belongs to the script.
+    # Messages do not go to stdout, because it belongs to the script.
     progress = Progress(group.world.rank == 0, sys.stderr)
     introduce(group, progress)
     heartbeat = start_watching(

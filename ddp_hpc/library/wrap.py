@@ -61,8 +61,10 @@ def wrap(model: nn.Module, strategy: str = "ddp", **options: Any) -> nn.Module:
 
 
 def state_of(world: ConnectedWorld, model: nn.Module, optimizer: torch.optim.Optimizer) -> TrainingState:
-    """The state to be saved of a model returned by `wrap`, and of its optimizer."""
-    while isinstance(compiled := getattr(model, "_orig_mod", None), nn.Module):  # torch.compile wraps it
+    """Returns the state to be saved of a model returned by `wrap` and of its optimizer."""
+    while isinstance(
+        compiled := getattr(model, "_orig_mod", None), nn.Module
+    ):  # torch.compile wraps the model
         model = compiled
     shared = next((one for one in world.shared if model in (one.model, one.bare)), None)
     if shared is None:

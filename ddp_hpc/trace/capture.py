@@ -86,7 +86,7 @@ def capture_of(name: str, ranks: Sequence[RankTrace], notes: Sequence[str] = ())
 
 
 def mean(times: Sequence[Times]) -> Times:
-    """Returns the mean of each part."""
+    """Returns the mean of each part of a step's time."""
     return Times(**{part: statistics.fmean(getattr(one, part) for one in times) for part in TIMES})
 
 
@@ -143,7 +143,7 @@ def _slow_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
 def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: Times) -> Straggler | None:
     """Returns the rank that starts collectives last, whatever it does before, if the others wait for it.
 
-    How long a rank waited is by how much its call is longer than that of the last rank.
+    A rank waited for the time by which its call is longer than that of the last rank.
     """
     num_steps = max(len(trace.steps) for trace in ranks)
     waited: defaultdict[int, float] = defaultdict(float)

@@ -58,12 +58,12 @@ class Columns:
 
     @property
     def name(self) -> Ints:
-        """The number of each event's name in `names`."""
+        """The index of each event's name in `names`."""
         return np.frombuffer(self._name, np.intc)
 
     @property
     def thread(self) -> Ints:
-        """The number of each event's thread, in the order of first occurrence."""
+        """The index of each event's thread, in the order of first occurrence."""
         return np.frombuffer(self._thread, np.intc)
 
     def first_us(self) -> float | None:

@@ -13,7 +13,7 @@ _MAIN_SHARE = 0.2
 def compare(capture: Capture, other: Capture) -> str:
     """Compares the time of a step in `capture` with `other`, with the parts that changed most first.
 
-    Says first if the captures are of different devices or numbers of ranks.
+    The sentence begins with a note if the captures are of different devices or numbers of ranks.
     """
     return _different(capture, other) + _compare(capture, other)
 

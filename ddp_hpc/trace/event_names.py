@@ -56,7 +56,7 @@ _KERNEL = re.compile(
     r"(AllReduce|AllGather|ReduceScatter|AllToAll|Broadcast|SendRecv|Reduce|Send|Recv)",
     re.IGNORECASE,
 )
-# Of torch's symmetric memory (CUDASymmetricMemoryOps.cu) and of DeepEP, which sends tokens to experts.
+# Kernels of torch's symmetric memory (CUDASymmetricMemoryOps.cu) and of DeepEP (tokens to experts).
 _OTHER_KERNEL = re.compile(
     r"(?:multimem|one_shot|two_shot|symm_mem)_(all_reduce|all_gather|reduce_scatter)"
     r"|deep_ep::\w+::(dispatch|combine)\b"

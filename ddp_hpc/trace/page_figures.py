@@ -105,7 +105,7 @@ def _percent(part: float, whole: float) -> str:
 
 
 def by_rank(capture: Capture) -> Figure:
-    """Returns a column per rank with the parts of its mean step, above one of its communication, if any."""
+    """Returns a column per rank with the parts of its mean step, and below it one of its communication."""
     ranks = [trace.rank for trace in capture.ranks]
     is_wide = len(ranks) > MANY_RANKS
     has_comm = any(getattr(one, field) for one in capture.rank_means for field in _COMM)

@@ -174,7 +174,7 @@ def _call(event: Event, kind: str, world_size: int, on_device: bool) -> Call:
         if kind == "all_gather":  # gloo's annotation contains the size of this rank's input only
             num_bytes *= max(1, num_ranks)
     if not 0 <= num_bytes < _MOST or not 0 <= num_ranks < _MOST:
-        num_bytes = num_ranks = 0  # no buffer has this size
+        num_bytes = num_ranks = 0  # the size is invalid, because no buffer can be this large
     return Call(kind, message.group, num_ranks, num_bytes, event.ts, event.dur, on_device)
 
 

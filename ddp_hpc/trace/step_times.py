@@ -133,7 +133,7 @@ def _measure_device(
 
 
 def _regions_of_launches(host: _Named, launches: Launches) -> npt.NDArray[np.object_]:
-    """Returns the region in which each event of the device was launched; empty if there was none."""
+    """Returns the region in which each event of the device was launched; empty outside of all regions."""
     region_of = np.array([names.region_of(name) or "" for _, name in host.names], object)[host.name]
     masks = []
     for region in _INNER_FIRST:

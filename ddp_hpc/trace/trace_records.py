@@ -63,7 +63,7 @@ class Span:
     """A region on the timeline of a rank."""
 
     name: str
-    """One of REGIONS."""
+    """The name of the region, one of REGIONS."""
     start_s: float
     dur_s: float
     step: int | None
@@ -118,7 +118,7 @@ class RankTrace:
     """Peak of allocated memory per device: {"cpu": ..., "cuda:0": ...}."""
     num_events: int
     notes: tuple[str, ...]
-    """What was skipped in this rank's trace, and why."""
+    """The parts of this rank's trace that were skipped, with the reasons."""
     zero_ns: int = 0
     """The time to which the timestamps of the trace are relative, in nanoseconds, because a float in seconds
     would be accurate only to a quarter of a microsecond."""

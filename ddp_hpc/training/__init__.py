@@ -1,1 +1,1 @@
-"""The training engine: everything here may import torch."""
+"""The training engine. All modules of this package may import torch."""

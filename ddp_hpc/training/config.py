@@ -1,4 +1,4 @@
-"""The configuration of a training run, composed of those of its components. No torch."""
+"""The configuration of a training run, composed of its components' options. Does not import torch."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class TrainConfig:
 
     @classmethod
     def of(cls, **options: Any) -> TrainConfig:
-        """The configuration with these options, under their command-line names.
+        """Returns the configuration for the given options, which are named as on the command line.
 
         Raises:
             RequestError: values contradict each other, or one is out of range.
@@ -68,7 +68,7 @@ class TrainConfig:
         return from_options(cls, options)
 
     def changed(self, **options: Any) -> TrainConfig:
-        """A copy of this configuration with changed options."""
+        """Returns a copy of this configuration in which the given options are replaced."""
         return from_options(type(self), {**to_options(self), **options})
 
     @property
@@ -78,7 +78,7 @@ class TrainConfig:
         return self.data.src_shape or src, self.data.tgt_shape or tgt
 
     def rank_seed(self, rank: int) -> int:
-        """The seed of a rank's own random numbers, such as those of dropout."""
+        """Returns the seed of one rank's random number generators, such as that of dropout."""
         return (self.seed * 1_000_003 + rank + 1) % 2**63
 
 
@@ -86,7 +86,7 @@ def check_together(parallel: ParallelConfig, optimization: OptimizationConfig) -
     """Checks that the options of the strategy and the optimizer work together.
 
     Raises:
-        RequestError: two options cannot be combined.
+        RequestError: two of the options cannot be combined.
     """
     if parallel.static_graph and optimization.accumulate > 1:
         raise RequestError(

@@ -1,4 +1,4 @@
-"""Exact evaluation: each test sample counts once for any number of ranks."""
+"""Evaluates the model on the test split; each sample counts exactly once for any number of ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ddp_hpc.training.parallel.make_strategy import Strategy
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Mean loss and, if the task defines it, the number of correct answers."""
+    """The result of an evaluation: mean loss and, if the task counts them, the number of correct answers."""
 
     num_samples: int
     loss: float
@@ -28,11 +28,11 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float | None:
-        """The fraction of correct answers; None if the task does not define them."""
+        """The fraction of correct answers; None if the task does not count correct answers."""
         return None if self.num_correct is None else self.num_correct / self.num_samples
 
     def __str__(self) -> str:
-        """`loss 0.0512 accuracy 98.61 % (355 of 360)`."""
+        """Formats the result, for example as `loss 0.0512 accuracy 98.61 % (355 of 360)`."""
         text = f"loss {self.loss:.4f}"
         if self.accuracy is not None:
             text += f" accuracy {100 * self.accuracy:.2f} % ({self.num_correct} of {self.num_samples})"
@@ -49,11 +49,11 @@ def evaluate(
     timeout_s: float,
     tick: Callable[[], None],
 ) -> Evaluation:
-    """The model's loss and metrics on all samples. Collective: every rank must call this.
+    """Returns the model's loss and metrics on all samples. Collective: every rank must call this.
 
     The slices of the ranks differ in length if the number of samples is not divisible by the number of
     ranks. If a forward pass is collective, all ranks do the same number of passes: a rank without
-    remaining samples repeats some that do not count.
+    remaining samples repeats earlier samples, whose results are discarded.
     `tick` is called before each batch.
     """
     task, group, mesh = strategy.task, strategy.group, strategy.mesh
@@ -101,11 +101,11 @@ def _broadcast_buffers(strategy: Strategy) -> None:
 def _slices(
     num_samples: int, rank: int, size: int, batch_size: int, equally_many: bool
 ) -> list[tuple[NDArray[np.int64], bool]]:
-    """The sample numbers of each batch of this rank, and whether the batch counts."""
+    """Yields the sample numbers of each batch of this rank, and whether the batch counts in the result."""
     start, stop = (num_samples * (rank + i) // size for i in (0, 1))
     firsts = range(start, stop, batch_size)
     found = [(np.arange(first, min(first + batch_size, stop), dtype=np.int64), True) for first in firsts]
     most = math.ceil(math.ceil(num_samples / size) / batch_size) if equally_many else 0
-    # A full batch: a pipeline compiles a schedule for each batch size.
+    # The repeated batch is a full one, because a pipeline compiles a schedule for each batch size.
     spare = np.zeros(min(batch_size, num_samples), dtype=np.int64)
     return found + [(spare, False)] * (most - len(found))

@@ -1,4 +1,4 @@
-"""Connects the started processes, and ends them: shared by the training and by users' scripts.
+"""Connects the processes that a launcher started, and ends them. Used by the training and by users' scripts.
 
 torch is imported only after the ranks have found each other, so that a wrong launch fails within a second.
 """
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from ddp_hpc.training.telemetry.progress_bar import Progress
 
 
-_AFTER_AGENT_S = 30.0  # to save the state and stop with the other ranks
+_AFTER_AGENT_S = 30.0  # time to save the state and stop together with the other ranks
 
 
 @contextmanager
 def session(
     config: ProcessGroupConfig, parts: Parts, *, devices_per_rank: int = 1, cpu_offload: bool = False
 ) -> Iterator[Group]:
-    """The ranks that the launcher started, connected. Collective: every rank must call this.
+    """Connects the ranks that the launcher started. Collective: every rank must call this.
 
     An error here or in the body ends the process and the whole job, with the error of one rank.
     The parts that are created here are stored in `parts`; the body adds its own.
@@ -65,14 +65,14 @@ def _prepare_process(parts: Parts) -> None:
     for sig in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(sig, on_signal)
     if "TORCHELASTIC_RUN_ID" in without_exec_variables(os.environ):
-        # torchrun leaves its ranks running when it is killed.
+        # When torchrun is killed, it leaves its ranks running.
         agent = os.getppid()
         end_with_parent(agent)
         threading.Thread(target=_end_after_agent, args=(agent, parts), daemon=True).start()
     if not faulthandler.is_enabled():
         with suppress(OSError, RuntimeError, AttributeError):  # stderr may be closed or belong to a notebook
-            faulthandler.enable()  # prints the stack on SIGBUS, when a memory-mapped data file was truncated
-    # c10d logs a warning with C++ frames for each connection that a failing rank closes.
+            faulthandler.enable()  # print the stack on SIGBUS, which truncated memory-mapped files cause
+    # Without this, c10d logs a warning with C++ frames for each connection that a failing rank closes.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     prepare_host_memory()
     keep_kernels_private(os.environ, short_hostname())
@@ -107,7 +107,7 @@ def introduce(group: Group, progress: Progress) -> None:
 
 
 def stacks_of_run() -> Path | None:
-    """The directory for stacks of ranks that hang; None without a run directory."""
+    """Returns the directory for stacks of ranks that hang; None without a run directory."""
     run = os.environ.get("DDP_HPC_RUN_DIR", "")
     return Path(run) / "stacks" if run else None
 

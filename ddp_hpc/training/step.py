@@ -1,4 +1,4 @@
-"""One optimizer step, and the steps whose losses are still on the device."""
+"""Runs one optimizer step, and collects the steps whose losses are still on the device."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ExchangedSteps:
     records: list[StepRecord]
     """The steps with their mean losses over all ranks and their times."""
     reports: list[RankReport]
-    """One per rank."""
+    """The reports of all ranks, in the order of ranks."""
     non_finite: NonFiniteLoss | None
 
 
@@ -68,7 +68,7 @@ class Pending:
         Collective: every rank must call this.
         """
         own = torch.stack(self.losses).double()
-        own.tolist()  # waits for the device, so that the clock can be read
+        own.tolist()  # this waits for the device, so that the clock can be read afterwards
         times = clock.read()
         step_s = sum(step_s for _, step_s in times) / len(times)
         own_report = torch.tensor(report(step_s), dtype=torch.float64, device=group.device)
@@ -93,7 +93,7 @@ class Pending:
         return ExchangedSteps(records, reports, non_finite)
 
     def rate(self) -> float:
-        """Samples per second over all ranks, since the last call."""
+        """Returns the number of samples per second over all ranks since the last call."""
         rate = self._rated_samples / self._rated_s if self._rated_s else math.inf
         self._rated_samples, self._rated_s = 0, 0.0
         return rate
@@ -118,7 +118,7 @@ class Stepper:
     """The current micro-batch of the step, or the one that failed."""
 
     def one_step(self, position: Position, shares: tuple[Share, ...], pending: Pending) -> None:
-        """Computes gradients of all micro-batches and updates once. Collective: every rank must call this.
+        """Computes the gradients of all micro-batches and updates the parameters once. Collective.
 
         Raises:
             DdpHpcError: with --check-gradients, a gradient is not finite; nothing was updated.

@@ -1,4 +1,4 @@
-"""The training loop, run by every rank. A step uses the same samples for any number of ranks.
+"""The training loop, which every rank runs. A step uses the same samples for any number of ranks.
 
 A step is a global batch: `batch_size * data_size * accumulate` samples, which
 `ddp_hpc.data.step_shards` divides among the data-parallel ranks. Gradients and losses are means over
@@ -48,7 +48,7 @@ _AGAINST_NON_FINITE = (
     "check the data (--check-data), lower --lr or use --clip-norm; --check-gradients names the layer, and "
     "--allow-non-finite-loss continues the training"
 )
-# Sample numbers that an error message lists.
+# The maximum number of sample numbers that an error message lists.
 _MOST_SAMPLES = 16
 _OPTIMIZER_NAMES = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
 
@@ -70,20 +70,20 @@ class Result:
     final_loss: float
     test: Evaluation | None
     flops_per_sample: float
-    """Of the forward and backward pass; 0: unknown."""
+    """Floating-point operations of a forward and backward pass per sample; 0 if unknown."""
     peak_flops_per_s: float
-    """Peak rate of this rank's device; 0: unknown."""
+    """Peak FLOP/s of this rank's device; 0 if unknown."""
     strategy: str
-    """How the ranks shared the training: `ddp`, or `dp=2,tp=2`."""
+    """The strategy or the mesh of the training, such as `ddp` or `dp=2,tp=2`."""
     state_bytes: int
     """Bytes of the parameters, gradients and optimizer state on this rank."""
     peak_bytes: int
     """Peak memory of this rank: device memory, or that of the process on a CPU."""
     stopped: str
-    """Why the run stopped early, with its state saved; empty if it did not."""
+    """The reason why the run stopped early with its state saved; empty if it did not stop early."""
 
     def share_of_peak(self, world_size: int) -> float | None:
-        """The achieved fraction of the peak FLOP/s of all devices; None if either is unknown."""
+        """The achieved fraction of the peak FLOP/s of all devices; None if either rate is unknown."""
         peak = self.peak_flops_per_s * world_size
         return self.flops_per_sample * self.samples_per_s / peak if peak and self.flops_per_sample else None
 
@@ -109,7 +109,7 @@ def train(
 
 
 class _Training:
-    """The loop: set up once, then run steps, exchange results, save, evaluate and finish."""
+    """The state of the training loop: sets it up, runs steps, exchanges results, saves and evaluates."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class _Training:
                 break
             if self.position.epoch > epoch and not is_last:
                 self.test = self._evaluate(epoch + 1)
-        if not stop:  # also if an earlier attempt ended during this evaluation
+        if not stop:  # this also repeats an evaluation during which an earlier attempt ended
             self.test = self._evaluate(self.position.epoch + (self.position.begin > 0))
         return self._finish(time.perf_counter() - start_s, stop)
 
@@ -164,7 +164,7 @@ class _Training:
         config, group, device = self.config, self.group, self.group.device
         task.model.to(self.dtype)
         self.num_parameters = sum(p.numel() for p in task.model.parameters())
-        # Only the summary of rank 0 needs it, and counting takes a second.
+        # Only rank 0 counts FLOPs, because only its summary needs them, and counting takes a second.
         counts = group.world.rank == 0 and (config.telemetry.summary is not None or device.type == "cuda")
         self.flops = flops_per_sample(task, self.samples, self.dtype) if counts else 0.0
         if line := set_matmul_precision(config.optimization.matmul_precision, device):
@@ -187,7 +187,7 @@ class _Training:
             self.progress.say(f"strategy: {name}")
 
     def _trial_batch(self, task: Task) -> tuple[torch.Tensor, torch.Tensor]:
-        """A batch of zeros, of the size of a step if the model is compiled: other sizes are recompiled."""
+        """Returns a batch of zeros. Compiled models get a full batch, because other sizes are recompiled."""
         is_compiled = self.config.optimization.compile is not None
         size = min(self.config.data.batch_size, self.samples.num_samples) if is_compiled else 2
         return zeros(task, self.samples, self.dtype, self.group.device, size)
@@ -213,7 +213,7 @@ class _Training:
             )
 
     def _steps(self) -> Iterator[tuple[Position, tuple[Share, ...]]]:
-        """The remaining steps, with this rank's shares of their samples."""
+        """Yields the remaining steps with this rank's shares of their samples."""
         config, mesh = self.config, self.strategy.mesh
         shares = rank_shares(
             self.samples.num_samples, config.data.batch_size, mesh.data_size, mesh.data_rank,

@@ -50,7 +50,7 @@ def read_baseline(path: Path, settings: dict[str, Any]) -> dict[Hashable, float]
 
 
 def key_of(row: Row) -> Hashable:
-    """Returns the fields by which rows of two runs are matched.
+    """Returns the fields that identify a row when two runs are compared.
 
     Raises:
         KeyError: a field is missing.

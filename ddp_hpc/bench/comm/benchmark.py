@@ -45,7 +45,7 @@ _RANK_OPTIONS = {
     "timeout_s": "timeout",
     "hang_timeout_s": "hang_timeout",
 }
-"""Options of the ranks, by the names of the command's parameters."""
+"""Options of TrainConfig, each with the name of the command's parameter that sets it."""
 
 
 def command(**options: Any) -> None:

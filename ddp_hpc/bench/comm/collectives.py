@@ -46,8 +46,8 @@ class Operation:
 
     run: Callable[[], object]
     sent: Tensor
-    received: Tensor  # may be `sent` itself
-    first: Callable[[], Tensor] | None  # the values of `sent` before; None: this rank sends nothing
+    received: Tensor  # may be the same tensor as `sent`
+    first: Callable[[], Tensor] | None  # the values of `sent` before the call; None: this rank sends nothing
     last: Callable[[], Tensor] | None  # the expected values of `received`; None: undefined on this rank
 
     def find_wrong(self, members: Members) -> str:

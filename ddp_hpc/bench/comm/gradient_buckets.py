@@ -69,7 +69,9 @@ def make_model(**options: Any) -> nn.Module:
     try:
         config = TrainConfig.of(**options)
         if str(Path.cwd()) not in sys.path:
-            sys.path.insert(0, str(Path.cwd()))  # `python -m` adds it, but the script `ddp-hpc` does not
+            sys.path.insert(
+                0, str(Path.cwd())
+            )  # `python -m` adds this directory, but the script `ddp-hpc` does not
         factory = find_factory(config.model.name) if config.model.is_own else TASKS[config.model.name]
         spec = None
         if config.data.path is not None:

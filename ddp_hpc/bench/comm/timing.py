@@ -52,7 +52,7 @@ def _timed_by_device(operation: Operation, device: torch.device) -> float:
 
 
 def speeds(taken_s: list[float], num_bytes: int, busbw_factor: float) -> dict[str, float]:
-    """Returns the times of a row, and its bandwidths for the median time."""
+    """Returns the times of a row, and the bandwidths that result from the median time."""
     median_s = statistics.median(taken_s)
     algbw = num_bytes / median_s
     return {

@@ -41,7 +41,7 @@ class NcclLog:
             environ["NCCL_DEBUG_SUBSYS"] = "INIT,NET"
 
     def read(self) -> str:
-        """Returns the log so far."""
+        """Returns the part of NCCL's log that has been written so far."""
         if self._file < 0:
             return ""
         return os.pread(self._file, _LOG_BYTES, 0).decode("utf-8", "replace")

@@ -1,1 +1,1 @@
-"""The health of a run: heartbeats, preemption, failures of ranks, and how a run ends."""
+"""Monitors a run and ends it: heartbeats, preemption, failures of ranks, and shutdown."""

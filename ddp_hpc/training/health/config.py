@@ -1,4 +1,4 @@
-"""Options of the supervision of ranks."""
+"""The options that control when a rank is reported as hung or slow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ddp_hpc.options import check_ranges, option
 
 @dataclass(frozen=True, kw_only=True)
 class HealthConfig:
-    """When a rank is reported as hung or slow.
+    """The time limits after which a rank is reported as hung or slow.
 
     Raises:
         RequestError: a value is out of range.

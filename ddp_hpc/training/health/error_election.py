@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class ErrorElection(Enum):
-    """Whether this rank reports its error."""
+    """The result of the election, which states whether this rank reports its error."""
 
     WON = "this rank failed first: it reports the error"
     LOST = "another rank has already reported an error: this one prints nothing"

@@ -1,7 +1,7 @@
-"""The failure of one rank ends the job, with the error of that rank only.
+"""Ends all ranks of a job when one rank fails; only the error of that rank is reported.
 
 The rank that fails first announces it in the store. A thread in every other
-rank waits for this on a separate connection and ends its process, even if the
+rank waits for this announcement on a separate connection and ends its process, even if the
 main thread is stuck in a collective that can never finish.
 """
 
@@ -21,11 +21,11 @@ from ddp_hpc.training.health.error_election import ErrorElection
 
 _ELECTION, _VERDICT, _SAVED = "failure/claim", "failure/verdict", "failure/saved"
 _PEACE, _FAILED = b"peace", b"failed"
-_GRACE_S = 3.0  # for the main thread to exit normally
+_GRACE_S = 3.0  # time for the main thread to exit normally
 _ANSWER_S = 10.0
-_SAVING_S = 20.0  # for rank 0 to complete the snapshot that it is writing
+_SAVING_S = 20.0  # time for rank 0 to complete the snapshot that it is writing
 
-# Error texts of gloo, NCCL and the store if another rank has exited or is stuck.
+# Parts of the errors that gloo, NCCL and the store raise if another rank has exited or is stuck.
 _LOST = (
     "connection closed",
     "connection reset",
@@ -76,10 +76,10 @@ class FailureWatch:
         self._closed = threading.Event()
         self._is_over = self._is_ending = False
         self.has_failed_rank = False
-        """Another rank failed: this one ends without reporting an error."""
+        """Whether another rank failed, so that this one ends without reporting an error."""
 
     def begin(self) -> None:
-        """Starts watching: from here on another rank's failure ends this process."""
+        """Starts watching: from now on, the failure of another rank ends this process."""
         store = self._store
         try:
             store.when_set(_VERDICT, self._on_answer)
@@ -106,7 +106,7 @@ class FailureWatch:
             self._store.set(_SAVED, b"", _ANSWER_S)
 
     def close(self) -> None:
-        """Stops watching: from here on the exit of another rank is not a failure. Collective."""
+        """Stops watching: from now on, the exit of another rank is not a failure. Collective."""
         self._closed.set()
         if self._rank == 0:
             with contextlib.suppress(RendezvousError):
@@ -124,7 +124,7 @@ class FailureWatch:
         return ErrorElection.WON if is_first else ErrorElection.LOST
 
     def _on_answer(self, answer: Answer) -> None:
-        """Runs in the thread of the store's connection, and so must not block."""
+        """Handles an answer of the store. Must not block, because it runs in the connection's thread."""
         has_verdict = answer in ([_FAILED], [_PEACE])
         if not has_verdict:
             self._rank_0_has_saved.set()  # rank 0 has exited
@@ -139,7 +139,7 @@ class FailureWatch:
     def _end(self, has_verdict: bool) -> None:
         """Ends this process because another rank failed."""
         if not has_verdict:
-            # The main thread notices in its next collective that rank 0 is gone, if it gets there.
+            # The main thread detects the exit of rank 0 in its next collective, if it reaches one.
             if self._closed.wait(_GRACE_S):
                 return
             self._on_lost_rank_0(self._run_election())
@@ -154,5 +154,6 @@ class FailureWatch:
             return
         with contextlib.suppress(OSError):
             sys.stdout.flush()
-        # The main thread may never return from a collective. No message: the failed rank reports one.
+        # The main thread may never return from a collective, so this thread ends the process. It prints
+        # no message, because the failed rank reports the error.
         os._exit(EXIT_FAILED)

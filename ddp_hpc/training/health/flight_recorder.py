@@ -1,4 +1,4 @@
-"""torch's flight recorder: the last collectives of every rank, written to one file per rank on a hang.
+"""Enables torch's flight recorder, which writes the last collectives of each rank to a file after a hang.
 
 torch's `torchfrtrace` reads the files of all ranks and finds which ranks entered which collective.
 torch records with NCCL and with gloo, but writes files only if NCCL's watchdog reaches --timeout.
@@ -34,7 +34,7 @@ def turn_on_flight_recorder(environ: MutableMapping[str, str]) -> None:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError:
         return
-    # If both the old and the new name are set, every rank prints a warning.
+    # Only one of the old and the new name is set, because torch prints a warning per rank if both are.
     if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in environ:
         environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
@@ -49,7 +49,7 @@ def write_flight_record(rank: int, limit_s: float) -> None:
     """
     c10d = sys.modules.get("torch._C._distributed_c10d")
     prefix = os.environ.get(_FILE) or os.environ.get(_OLD_FILE)
-    # The first exists if torch was built with NCCL, which keeps a separate record.
+    # The first function exists only if torch was built with NCCL, which keeps a separate record.
     dump = getattr(c10d, "_dump_nccl_trace", None) or getattr(c10d, "_dump_fr_trace", None)
     if dump is None or prefix is None:
         return

@@ -1,4 +1,4 @@
-"""The heartbeat of every rank: finds a rank that hangs, with its node, step and line of code.
+"""The heartbeat of every rank, which identifies a hung rank with its node, step and line of code.
 
 Every rank reports to rank 0 over a separate TCP connection with time limits: a call to torch's
 store would wait forever if the network is cut. The training loop reports its position with
@@ -34,7 +34,8 @@ from ddp_hpc.training.health.heartbeat_messages import (
 from ddp_hpc.training.health.heartbeat_monitor import GOODBYE_S, Monitor, is_cut_off, let_kernel_watch
 from ddp_hpc.training.health.stack_traces import stack_of_this_process
 
-# In the order of a step; data to backward once per micro-batch. Any other phase counts as the last.
+# Phases in the order of a step; `data` to `backward` repeat for each micro-batch. A phase that is not
+# in this list counts as the last one.
 PHASES = ("data", "forward", "backward", "optimizer", "exchange", "snapshot", "evaluation")
 RESTING = "outside of a step"
 """A phase after all others, without a time limit: a script between two loops."""
@@ -42,7 +43,7 @@ _ORDER = {phase: number for number, phase in enumerate(PHASES, start=1)}
 _CONNECT_S = 20.0
 _CLOSE_S = 3.0
 _ANSWER_S = 5.0
-_BEATS_PER_S = 50  # at rank 0, for which each is 0.1 ms of a core (measured with 1000 connections)
+_BEATS_PER_S = 50  # limited because each takes rank 0 0.1 ms of CPU time (measured with 1000 connections)
 
 
 def start_heartbeat(
@@ -62,11 +63,11 @@ def start_heartbeat(
 
     Args:
         world: this rank's place in the world.
-        comm: used to send rank 0's port to the others.
+        comm: the connection over which rank 0 sends its port to the other ranks.
         host: rank 0's address, as used for the store.
         listen: the address on which rank 0 listens; empty: all of its addresses.
-        stuck_s: time limit for the main thread at one position; `first_s` until its first step is over.
-        first_s: time limit before and during the first step.
+        stuck_s: time limit for the main thread at one position after the first step.
+        first_s: time limit for the main thread at one position before and during the first step.
         stacks: the directory for `rank00003.txt`; None: stacks are not kept.
         on_lost: called in a thread of the heartbeat with one line that names the lost rank: on rank 0
             any other rank, on the others only rank 0. It ends the process; if it returns, this
@@ -147,7 +148,7 @@ class Heartbeat:
     """Reports this process's position in the training to rank 0. Created by `start_heartbeat`."""
 
     def __init__(self, limits: Limits) -> None:
-        self.note = ""  # why there is no heartbeat, for the user
+        self.note = ""  # a message for the user if there is no heartbeat
         self.thread: Monitor | _BeatSender | None = None
         self._limits = limits
         self._first_step = NOT_BEGUN
@@ -171,7 +172,7 @@ class Heartbeat:
         self.at(self._place[0], RESTING)
 
     def now(self, not_before_s: float = 0.0) -> Beat:
-        """The current beat; time before `not_before_s` (monotonic) does not count."""
+        """Returns the current beat. Time before `not_before_s`, on the monotonic clock, is not counted."""
         step, turn, order, phase, since_s = self._place
         is_first = step in (NOT_BEGUN, self._first_step)
         limit_s = self._limits.first_s if is_first else self._limits.stuck_s
@@ -180,10 +181,10 @@ class Heartbeat:
         return Beat(step, turn, order, time.monotonic() - max(since_s, not_before_s), limit_s, phase)
 
     def gone_ranks(self, wait_s: float = 1.0) -> str:
-        """`rank 3 on n2`: the ranks whose connection closed without a goodbye; empty if there are none.
+        """Lists the ranks whose connection closed without a goodbye, as in `rank 3 on n2`; empty if none did.
 
-        Used by a rank that only knows that some peer closed its connection. Rank 0's kernel
-        notices this at about the same time, so this waits up to `wait_s`.
+        A rank calls this if it knows only that some peer closed its connection. Rank 0's kernel
+        detects the exit at about the same time, so this method waits up to `wait_s`.
         """
         if self.thread is None:
             return ""
@@ -191,7 +192,7 @@ class Heartbeat:
         return self.thread.gone
 
     def close(self) -> None:
-        """Says goodbye: from here on this rank is not monitored. Not collective; never raises."""
+        """Says goodbye to rank 0, which then no longer monitors this rank. Not collective; never raises."""
         if self.thread is None:
             return
         self.thread.stop()
@@ -205,7 +206,7 @@ class Heartbeat:
 
 
 class _BeatSender:
-    """The heartbeat thread of every rank except 0: sends beats, and notices if rank 0 does not answer."""
+    """The heartbeat thread of every rank except 0. It sends beats, and detects if rank 0 does not answer."""
 
     def __init__(
         self,
@@ -226,7 +227,7 @@ class _BeatSender:
         self.thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def stop(self) -> None:
-        """Stops the thread, which says goodbye."""
+        """Stops the thread, which says goodbye to rank 0."""
         self._closing.set()
         with suppress(OSError):
             self._bell.send(b"!")
@@ -247,7 +248,7 @@ class _BeatSender:
                     pass
 
     def _beat_until_lost(self, selector: selectors.BaseSelector) -> str:
-        """Returns why rank 0 is lost; empty if one of the two said goodbye."""
+        """Sends beats and returns why rank 0 is lost; empty if this rank or rank 0 said goodbye."""
         limits, next_s = self._limits, 0.0
         heard_s = resumed_s = before_s = time.monotonic()
         while not self._closing.is_set():
@@ -295,12 +296,12 @@ class _BeatSender:
         self.gone_event.set()
         if self._cut_off:
             return rank_0_cut_off_text(self._host, self._limits.silent_s)
-        # A rank that knows why rank 0 exited reports first.
+        # Wait, because another rank may know why rank 0 exited and report that.
         self._closing.wait(self._limits.gone_s)
         return "" if self._closing.is_set() else rank_0_gone_text(self._host)
 
     def _send(self, line: str) -> None:
         try:
             self._connection.sendall(f"{line}\n".encode())
-        except OSError as error:  # the kernel reports it only once
+        except OSError as error:  # keep the error, because the kernel reports it only once
             self._cut_off = self._cut_off or is_cut_off(error)

@@ -1,4 +1,4 @@
-"""Heartbeat messages, and the error lines that name lost ranks. No threads, no sockets."""
+"""Formats and parses heartbeat messages, and formats the error lines that name lost ranks."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _MUTE = "its process is stopped, or Python is blocked in a C call"
 class Limits:
     """Time limits of the heartbeat, in seconds."""
 
-    silent_s: float  # the kernel of a rank's node does not answer
-    stuck_s: float  # a main thread makes no progress
-    first_s: float  # the same, until the first step of a process is over
-    gone_s: float  # a connection is closed without a goodbye
-    period_s: float  # between two beats
-    answer_s: float  # for the stacks that rank 0 requests
+    silent_s: float  # until a rank's node counts as cut off, because its kernel does not answer
+    stuck_s: float  # until a main thread counts as stuck, because it makes no progress
+    first_s: float  # the limit instead of `stuck_s` until the first step of a process is over
+    gone_s: float  # from the close of a connection without a goodbye to its report
+    period_s: float  # interval between two beats
+    answer_s: float  # time for ranks to send the stacks that rank 0 requests
 
     @property
     def gap_s(self) -> float:
-        """If a thread wakes up later than this, its whole process was stopped."""
+        """The delay above which a thread that wakes up late assumes that its whole process was stopped."""
         return max(2 * self.period_s, self.silent_s / 4)
 
 
@@ -45,11 +45,11 @@ class Beat:
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """The position as a tuple; smaller is further behind."""
+        """The position as a tuple for comparisons; a smaller tuple is further behind."""
         return self.step, self.turn, self.order
 
     def line(self) -> str:
-        """The beat as one line; `parse` reads everything after the first word."""
+        """Formats the beat as one line; `parse` accepts the part after the first word."""
         return f"at {self.step} {self.turn} {self.order} {self.for_s:.3f} {self.limit_s} {self.phase}"
 
     @classmethod
@@ -69,13 +69,13 @@ class RankStatus:
     rank: int
     host: str
     beat: Beat = Beat()
-    for_s: float = 0.0  # at this place, until now
-    where: str = ""  # position in the code; empty if it did not answer
+    for_s: float = 0.0  # time spent at this place so far
+    where: str = ""  # position in the code; empty if the rank did not answer
     stack: str = ""
 
 
 def name_ranks(ranks: Sequence[RankStatus]) -> str:
-    """`rank 3 on n2`, or `ranks 4, 5 on n2 and 6, 7 on n3`."""
+    """Lists ranks with their nodes, as in `rank 3 on n2`, or `ranks 4, 5 on n2 and 6, 7 on n3`."""
     nodes: dict[str, list[int]] = {}
     for seen in ranks:
         nodes.setdefault(seen.host, []).append(seen.rank)
@@ -89,12 +89,12 @@ def name_ranks(ranks: Sequence[RankStatus]) -> str:
 
 
 def seconds(duration_s: float) -> str:
-    """`600 s`, `0.6 s`."""
+    """Formats a duration, as in `600 s` or `0.6 s`."""
     return f"{duration_s:.0f} s" if duration_s >= 10 else f"{duration_s:.1f} s"
 
 
 def gone_text(gone: Sequence[RankStatus], gone_s: float) -> str:
-    """The error line for ranks whose connection closed without a goodbye."""
+    """Returns the error line for ranks whose connection closed without a goodbye."""
     last = max(gone, key=lambda seen: seen.beat.place).beat
     return (
         f"{name_ranks(gone)} {_is(gone)} gone: the connection closed unexpectedly {seconds(gone_s)} "
@@ -104,7 +104,7 @@ def gone_text(gone: Sequence[RankStatus], gone_s: float) -> str:
 
 
 def cut_off_text(cut_off: Sequence[RankStatus], silent_s: float) -> str:
-    """The error line for ranks whose nodes no longer answer."""
+    """Returns the error line for ranks whose nodes no longer answer."""
     last = max(cut_off, key=lambda seen: seen.beat.place).beat
     hosts = sorted({seen.host for seen in cut_off})
     return (
@@ -114,7 +114,7 @@ def cut_off_text(cut_off: Sequence[RankStatus], silent_s: float) -> str:
 
 
 def rank_0_cut_off_text(host: str, silent_s: float) -> str:
-    """The error line of another rank if rank 0's node no longer answers."""
+    """Returns the error line that another rank reports if rank 0's node no longer answers."""
     return (
         f"lost contact with rank 0 on {host}: the node or its network is down, "
         f"with no answer for {seconds(silent_s)}"
@@ -122,7 +122,7 @@ def rank_0_cut_off_text(host: str, silent_s: float) -> str:
 
 
 def rank_0_mute_text(host: str, silence_s: float) -> str:
-    """The error line of another rank if rank 0 is silent although its node answers."""
+    """Returns the error line that another rank reports if rank 0 is silent although its node answers."""
     return (
         f"lost contact with rank 0 on {host}: no message for {seconds(silence_s)}, though its node answers. "
         f"Either {_MUTE}; if it was only slow, raise {STUCK_OPTION}"
@@ -130,7 +130,7 @@ def rank_0_mute_text(host: str, silence_s: float) -> str:
 
 
 def rank_0_gone_text(host: str) -> str:
-    """The error line of another rank if rank 0 exited without a goodbye."""
+    """Returns the error line that another rank reports if rank 0 exited without a goodbye."""
     return (
         f"rank 0 on {host} is gone: its connection closed unexpectedly. Look for its own error, and "
         f"for what killed it on {host}"
@@ -138,7 +138,7 @@ def rank_0_gone_text(host: str) -> str:
 
 
 def stuck_text(laggards: Sequence[RankStatus], here: Sequence[RankStatus], stacks: Path | None) -> str:
-    """The error line for ranks whose main threads make no progress; `stacks`: where their stacks are kept."""
+    """Returns the error line for ranks that make no progress. `stacks` is the path of their stack traces."""
     beat = laggards[0].beat
     for_s = min(seen.for_s for seen in laggards)
     everyone = len(laggards) == len(here) > 1
@@ -158,7 +158,7 @@ def stuck_text(laggards: Sequence[RankStatus], here: Sequence[RankStatus], stack
 
 
 def _places(ranks: Sequence[RankStatus]) -> str:
-    """The positions in the code; if ranks differ, those with the fewest ranks first, as likely outliers."""
+    """Lists the positions in the code, those with the fewest ranks first, as they are likely outliers."""
     places: dict[str, list[RankStatus]] = {}
     for seen in ranks:
         places.setdefault(f"at {seen.where}" if seen.where else f"no answer: {_MUTE}", []).append(seen)

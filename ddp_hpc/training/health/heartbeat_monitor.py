@@ -1,6 +1,6 @@
-"""Rank 0's side of the heartbeat: receives the beats of all ranks and finds the one that blocks the others.
+"""Rank 0's part of the heartbeat: receives the beats of all ranks and finds the rank that blocks the others.
 
-One thread with a selector. A rank sends `hello NONCE RANK HOST`, then a line `at ...`
+It is one thread with a selector. A rank sends `hello NONCE RANK HOST`, then a line `at ...`
 (`Beat`) every few seconds, `stack JSON` and `dumped` on request, and `bye`. Rank 0
 answers each beat with an empty line, and sends `stack`, `gone WHO` and `bye`.
 """
@@ -55,18 +55,18 @@ def let_kernel_watch(connection: socket.socket, silent_s: float) -> None:
 
 
 def is_cut_off(error: OSError) -> bool:
-    """Whether a connection ended because of the node or network, not because the other process closed it."""
+    """Returns whether the node or network ended a connection, and not the process at the other end."""
     return error.errno in _CUT_OFF_ERRORS
 
 
 @dataclass
 class _Rank(RankStatus):
-    """State of one rank; rank 0 has no connection to itself."""
+    """The state of one rank. Rank 0 has no connection to itself."""
 
     connection: _Connection | None = None
     beat_s: float = 0.0
     left: bool = False
-    gone_s: float | None = None  # when its connection ended without a goodbye
+    gone_s: float | None = None  # time at which its connection ended without a goodbye
     cut_off: bool = False
     dumped: bool = False
 
@@ -120,7 +120,7 @@ class Monitor:
         self.thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def begin(self) -> None:
-        """Starts monitoring: all ranks have connected."""
+        """Starts monitoring. Call it after all ranks have connected."""
         self._begun.set()
 
     def stop(self) -> None:
@@ -178,7 +178,7 @@ class Monitor:
             accepted.setblocking(False)
             let_kernel_watch(accepted, self._limits.silent_s)
         except OSError:
-            time.sleep(0.05)  # maybe out of file descriptors: unidentified connections are closed soon
+            time.sleep(0.05)  # possibly out of file descriptors; unidentified connections are closed soon
             return
         unidentified = [one for one in self._connections if one.rank is None]
         if len(unidentified) >= max(_MAX_UNIDENTIFIED, 2 * len(self._ranks)):
@@ -204,7 +204,7 @@ class Monitor:
             if not piece or len(connection.buffer) > room:
                 self._on_closed(connection)
         except ValueError:
-            self._on_closed(connection)  # not a rank of this program
+            self._on_closed(connection)  # the connection is not from a rank of this program
 
     def _receive(self, connection: _Connection, line: str) -> None:
         word, _, rest = line.partition(" ")
@@ -260,10 +260,10 @@ class Monitor:
         self._ranks[0].beat, self._ranks[0].beat_s = self._own_beat(self._resumed_s), now
 
     def _verdict(self) -> str:
-        """The error line that ends the job; empty if there is no failure."""
+        """Returns the error line with which the job ends; empty if no rank has failed."""
         now, limits = time.monotonic(), self._limits
         gone = [r for r in self._ranks if r.gone_s is not None]
-        # If a node is cut off, all of its ranks are lost, but not in the same second.
+        # If a node is cut off, all of its ranks are lost, but they are not detected in the same second.
         patience_s = {True: limits.silent_s / 3, False: limits.gone_s}
         if any(now - (r.gone_s or now) > patience_s[r.cut_off] for r in gone):
             cut_off = [r for r in gone if r.cut_off]
@@ -271,16 +271,16 @@ class Monitor:
         if not self._laggards():
             return ""
         self._collect_stacks()
-        laggards = self._laggards()  # a rank can have continued meanwhile
+        laggards = self._laggards()  # a rank may have made progress in the meantime
         return stuck_text(laggards, self._active(), self._write(laggards)) if laggards else ""
 
     def _active(self) -> list[_Rank]:
         return [r for r in self._ranks if not r.left and r.gone_s is None]
 
     def _laggards(self) -> list[_Rank]:
-        """The ranks that are furthest behind, if each of them has exceeded its time limit there.
+        """Returns the ranks that are furthest behind, if each has exceeded the time limit at its position.
 
-        As long as one of them makes progress, the others may wait for it. A silent rank is assumed
+        As long as one of these ranks makes progress, the others may wait for it. A silent rank is assumed
         to be at its last known position.
         """
         here, now = self._active(), time.monotonic()
@@ -306,7 +306,7 @@ class Monitor:
         self._updated_s = time.monotonic()
 
     def _write(self, laggards: Iterable[_Rank]) -> Path | None:
-        """Writes the stacks; returns the only file, or their directory. None if nothing could be written."""
+        """Writes the stacks. Returns the file if there is only one, else the directory; None on failure."""
         if self._stacks is None:
             return None
         directory, answered = self._stacks, [r for r in laggards if r.stack][:_MAX_FILES]

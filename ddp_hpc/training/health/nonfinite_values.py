@@ -1,4 +1,4 @@
-"""Finds the first layer whose values are NaN or infinite, and the rank that has it."""
+"""Finds the first layer that has NaN or infinite values, and the rank on which this happens."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def raise_bad_gradients(strategy: Strategy, step: int, src: Tensor, tgt: Tensor)
 
 
 def _cause(strategy: Strategy, src: Tensor, tgt: Tensor) -> str:
-    """The first non-finite value of this rank; empty if there is none."""
+    """Describes the first non-finite value on this rank; empty if all values are finite."""
     for name, values in (("src", src), ("tgt", tgt)):
         if values.is_floating_point() and (text := _bad(values)):
             return f"{text} in the data ({name})"
@@ -56,7 +56,8 @@ def _cause(strategy: Strategy, src: Tensor, tgt: Tensor) -> str:
     try:
         # Compiled code does not call hooks that were registered later.
         with torch.compiler.set_stance("force_eager"):
-            # Not through DDP: its forward broadcasts buffers, and a rank with bad data has returned above.
+            # The bare model is called and not DDP, whose forward broadcasts buffers to all ranks: a rank with
+            # non-finite data has already returned above and would be missing.
             output = strategy.output(src, tgt)
             with strategy.precision.autocast():
                 loss = strategy.task.loss(output, tgt)
@@ -75,7 +76,7 @@ def _look(found: list[str], name: str, module: nn.Module, inputs: Any, output: A
     if found:
         return
     where = f"{name or 'the model'} ({type(module).__name__})"
-    # Inputs too: a layer's input may come from code between the layers.
+    # The inputs are checked too, because they may come from code between the layers.
     for place, values in (("input", inputs), ("output", output)):
         for value in values if isinstance(values, tuple) else (values,):
             if isinstance(value, Tensor) and value.is_floating_point() and (text := _bad(value)):
@@ -84,7 +85,7 @@ def _look(found: list[str], name: str, module: nn.Module, inputs: Any, output: A
 
 
 def _bad_gradient(strategy: Strategy) -> str:
-    """The last layer with a non-finite gradient: the backward pass reaches it first."""
+    """Describes the last layer with a non-finite gradient, which the backward pass reaches first."""
     text = ""
     for name, parameter in strategy.bare.named_parameters():
         grad = parameter.grad

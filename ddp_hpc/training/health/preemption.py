@@ -1,4 +1,4 @@
-"""Preemption: signals set a flag, rank 0 checks the time limit, and all ranks decide together.
+"""Stops a run before the scheduler kills it: all ranks decide together, after a signal or near the limit.
 
 No extra messages are sent: each rank's stop request is sent with the losses that ranks exchange anyway.
 """
@@ -21,12 +21,12 @@ from ddp_hpc.errors import EXIT_FAILED
 from ddp_hpc.schedulers.deadline import Deadline
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
-# SIGKILL follows these if a scheduler sent them. Users request the others long before the end.
+# A scheduler sends SIGKILL soon after these signals. Users have the other signals sent long before that.
 _LAST_WARNINGS = (signal.SIGTERM, signal.SIGINT)
 DEADLINE = 1000
 """Rank 0's stop request for the time limit. Other requests are signal numbers; 0 means none."""
 
-# Reserved before SIGKILL, to report the error.
+# Time reserved before SIGKILL in order to report the error.
 _ERROR_REPORT_S = 2.0
 _SAME_SIGNAL_S = 1.0
 _POLL_S = 0.25
@@ -84,7 +84,7 @@ class StopRequests:
         faulthandler.cancel_dump_traceback_later()
         if self._file is not None:
             self._file.close()
-            with suppress(OSError):  # remove an empty file
+            with suppress(OSError):  # remove the file if it is empty
                 if self._stacks is not None and not self._stacks.stat().st_size:
                     self._stacks.unlink()
                     self._stacks.parent.rmdir()
@@ -92,7 +92,7 @@ class StopRequests:
             signal.signal(sig, handler)
 
     def stop_request(self) -> int:
-        """This rank's stop request: 0 for none, a signal number, or `DEADLINE`."""
+        """Returns this rank's stop request: 0 for no request, a signal number, or `DEADLINE`."""
         if self._signal:
             return self._signal
         if self._checks_deadline and self._deadline is not None:
@@ -100,18 +100,19 @@ class StopRequests:
         return 0
 
     def measured(self, *, step_s: float = 0.0, save_s: float = 0.0) -> None:
-        """Records the duration of a step or of a whole save; the longest one counts."""
+        """Records the measured duration of a step or of a whole save, if it is the longest one so far."""
         self._longest_step_s = max(self._longest_step_s, step_s)
         self._longest_save_s = max(self._longest_save_s, save_s)
 
     def expect_save(self, save_s: float) -> None:
-        """Sets an estimate, which is used until a save has been measured."""
+        """Sets the estimated duration of a save, which is used until a save has been measured."""
         self._expected_save_s = save_s
 
     def margin_s(self) -> float:
-        """Time before the job's limit at which to stop: a save, the exchange of requests, the kill delay.
+        """Returns how long before the job's time limit the run must stop.
 
-        It is longer than the time that the last resort reserves, even without a kill delay.
+        The margin covers a save, the exchange of requests and the kill delay. It is always longer than the
+        time that the last resort reserves, even without a kill delay.
         """
         return (
             _SAVE_RESERVE * (self._longest_save_s or self._expected_save_s)
@@ -122,7 +123,7 @@ class StopRequests:
         )
 
     def explain(self, stop_request: int, rank: int) -> str:
-        """The stop request as text."""
+        """Describes the stop request for a message."""
         if stop_request != DEADLINE:
             return f"rank {rank} received {signal.Signals(stop_request).name}"
         source = self._deadline.source if self._deadline is not None else "the clock"
@@ -149,7 +150,9 @@ class StopRequests:
         if self._file is None and self._stacks is not None:
             with suppress(OSError):
                 self._stacks.parent.mkdir(parents=True, exist_ok=True)
-                self._file = self._stacks.open("a", encoding="utf-8")  # keeps those of earlier attempts
+                self._file = self._stacks.open(
+                    "a", encoding="utf-8"
+                )  # appends, to keep the stacks of earlier attempts
         self._end_below_python(seconds + _ERROR_REPORT_S / 2)
 
     def _end_below_python(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""What ranks report to each other every few steps."""
+"""The report that ranks send to each other every few steps."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 
 class RankReport(NamedTuple):
-    """One rank's report. Only numbers, as all reports travel in one tensor."""
+    """One rank's report. It contains only numbers, because all reports are sent in one tensor."""
 
     stop_request: float
-    """The number of the reason to stop, or 0."""
+    """The stop request as a number; 0 if this rank does not request a stop."""
     save_due: float
-    """1 if the last snapshot is too old. Only rank 0 decides."""
+    """1 if the last snapshot is too old, else 0. Only rank 0 checks this."""
     step_s: float
     """Mean time of a step."""
     own_s: float

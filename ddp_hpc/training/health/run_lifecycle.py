@@ -1,4 +1,4 @@
-"""The lifecycle of a run over several jobs: resume, save, stop, and the state in the run directory.
+"""Manages a run that spans several jobs: resumes, saves and stops it, and writes its state.
 
 All ranks take part; rank 0 reads, writes and checks the time limit. Without a snapshot
 directory there is nothing to resume from, and signals end the run as they end any program.
@@ -39,9 +39,10 @@ from ddp_hpc.training.telemetry.progress_bar import Progress
 # Write speed of a busy parallel file system, assumed until the first save has been measured.
 _SLOW_DISK_BYTES_PER_S = 200e6
 _HUNG_DISK_S = 2.0
-# Options that may change between attempts and affect the losses. Options that change the order are rejected.
+# Options that affect the losses but can change between attempts. A change of an option that affects the
+# order of samples is rejected.
 _LOSS_OPTIONS = ("data", "src_key", "tgt_key", "dropout", "lr", "lr_scaling", "warmup_steps", "clip_norm")
-# The same, but snapshots of earlier versions do not contain them.
+# Options of the same kind that snapshots of earlier versions do not contain.
 _NEWER_LOSS_OPTIONS = (
     "model_options",
     "lr_schedule",
@@ -55,7 +56,7 @@ _NEWER_LOSS_OPTIONS = (
 
 @dataclass(frozen=True)
 class RunDirectories:
-    """The directories that a run resumes from."""
+    """The directories from which a run resumes."""
 
     run: Path
     """The run directory, with the file `state`."""
@@ -63,7 +64,11 @@ class RunDirectories:
 
 
 def find_run_directories(config: TrainConfig, environ: dict[str, str]) -> RunDirectories | None:
-    """`--snapshot-dir`, else `snapshots` in `DDP_HPC_RUN_DIR`; None with neither, or with --no-snapshots."""
+    """Returns the run directory and the snapshot directory; None if snapshots are not enabled.
+
+    The snapshot directory is `--snapshot-dir`, or else `snapshots` in `DDP_HPC_RUN_DIR`. Snapshots are not
+    enabled if neither is set, or with --no-snapshots.
+    """
     run = environ.get("DDP_HPC_RUN_DIR", "")
     if not config.snapshots.enabled or (config.snapshots.directory is None and not run):
         return None
@@ -85,7 +90,7 @@ class Decision:
 
     save: bool
     stop: str
-    """The reason to stop here; empty: continue."""
+    """The reason why the run stops after this step; empty if it continues."""
 
 
 class RunLifecycle:
@@ -104,11 +109,11 @@ class RunLifecycle:
         self._progress = progress
         self._directories = directories
         self._stop_requests = stop_requests
-        self._directory: SnapshotDirectory | None = None  # on rank 0, if snapshots are enabled
+        self._directory: SnapshotDirectory | None = None  # only on rank 0, if snapshots are enabled
         self._last_save_s = time.monotonic()
         self._num_exchanges = 0
         self._opened = False
-        self._over = False  # ended by an error
+        self._over = False  # the run was ended by an error
         self._writing_state = threading.Lock()  # so that the saving thread cannot overwrite `failed`
         self._start_step: int | None = None  # set by `resume`
         self._lr_ranks = self._data_size = 1  # set by `resume`
@@ -240,7 +245,7 @@ class RunLifecycle:
         return self._directories is not None and every is not None and step % every == 0
 
     def decide(self, reports: list[RankReport], position: Position, last: bool) -> Decision:
-        """Decides what to do next: the same on every rank, because it depends only on all reports."""
+        """Decides what to do next. The result is equal on every rank: it depends only on all reports."""
         if self._stop_requests is None:
             return Decision(save=False, stop="")
         requests = ((int(one.stop_request), rank) for rank, one in enumerate(reports) if one.stop_request)
@@ -305,7 +310,7 @@ class RunLifecycle:
                 **self._order(samples),
             }
             self._directory.save(position.step, about, model, training, tick)
-        else:  # take part in gathering sharded tensors on rank 0
+        else:  # the other ranks take part in gathering sharded tensors on rank 0
             for _ in chain(model.tensors, training.tensors):
                 pass
 
@@ -368,7 +373,7 @@ class RunLifecycle:
         found = read_state(run)
         begun = self._start_step is not None
         if found is not None and (found.state == "done" or (begun and found.state != "running")):
-            return  # a failure after the end of the run, or after another rank's report, changes neither
+            return  # the run has already ended, or another rank has reported its failure
         step = found.step if found is not None else 0
         goes_on = again and self._start_step is not None and step > self._start_step
         write_state(run, RunState("requeue" if goes_on else "failed", step, reason))
@@ -379,7 +384,7 @@ class RunLifecycle:
             self._stop_requests.measured(save_s=self._directory.saved.seconds)
         with self._writing_state:
             if self._over or (self._stop_requests is not None and self._stop_requests.is_lost()):
-                return  # a rank has failed meanwhile: keep the state that it wrote
+                return  # another rank has failed in the meantime: keep the state that it wrote
             self._write_state("running", step, "saved a snapshot")
 
     def _write_state(self, state: str, step: int, reason: str) -> None:
@@ -407,14 +412,17 @@ class RunLifecycle:
 
     def _check_optimizer(self, snapshot: Snapshot, state: TrainingState) -> None:
         theirs, ours = snapshot.about.get("optimizer"), type(state.optimizer).__name__
-        if theirs not in (None, ours) and {theirs, ours} != {"Adam", "AdamW"}:  # those keep the same tensors
+        if theirs not in (None, ours) and {theirs, ours} != {
+            "Adam",
+            "AdamW",
+        }:  # the other optimizers keep the same tensors as this one
             raise DataError(
                 f"{snapshot.path} was made with the optimizer {theirs}, not {ours}, whose state differs. "
                 "Use the same --optimizer, or another --snapshot-dir"
             )
 
     def _order(self, samples: Samples) -> dict[str, Any]:
-        """The settings that determine the order of samples."""
+        """Returns the settings that determine the order of samples."""
         return {
             "num_samples": samples.num_samples,
             "seed": self._config.seed,
@@ -459,7 +467,7 @@ def _whole_numbers(found: dict[str, Any], at_least: int) -> None:
 
 def keep_config(run: Path, config: TrainConfig) -> None:
     """Writes the options of this attempt to `config.toml` in the run directory: `--config` reads it."""
-    with suppress(DdpHpcError):  # continue without the record of the options
+    with suppress(DdpHpcError):  # the run continues without the record of its options
         write_atomically(run / "config.toml", as_toml(config).encode(), "config")
 
 
@@ -522,7 +530,7 @@ def manage_run(
 
 
 def _deadline(group: Group, environ: dict[str, str], *, saves: bool) -> tuple[Deadline | None, float | None]:
-    """Rank 0's deadline and kill delay, on every rank. Collective: every rank must call this."""
+    """Returns rank 0's deadline and kill delay on every rank. Collective: every rank must call this."""
     problem = ""
     found: tuple[list[Any] | None, float | None] = None, None
     if group.world.rank == 0:

@@ -1,6 +1,6 @@
-"""Ends a run that failed or stopped early, with one line for the whole job and its exit code.
+"""Ends a run that failed or stopped early: prints one line for the whole job and sets the exit code.
 
-Does not import torch: errors before that import end here too.
+This module does not import torch, because it also handles errors that occur before torch is imported.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SAVING_S = 20.0
 
 @dataclass
 class Parts:
-    """The parts of a run that have been created so far, needed to end it."""
+    """The parts of a run that exist so far, and that are needed to end the run."""
 
     world: World | None = None
     watch: FailureWatch | None = None
@@ -61,7 +61,7 @@ class Parts:
 
     @property
     def is_alone(self) -> bool:
-        """Whether this process is the only rank, as far as is known."""
+        """Returns whether this process is the only rank, as far as is known."""
         return self.world.world_size == 1 if self.world is not None else not present_launchers(os.environ)
 
     def end_before_kill(self, text: str) -> NoReturn:
@@ -81,7 +81,7 @@ class Parts:
             self.lifecycle.finish_writing(limit_s)
 
     def is_lost(self) -> bool:
-        """Whether another rank failed and this one ends without a message."""
+        """Returns whether another rank failed, so that this one ends without a message."""
         return self.watch is not None and self.watch.has_failed_rank
 
     def _end_from_thread(self, text: str, election: ErrorElection) -> NoReturn:
@@ -91,13 +91,13 @@ class Parts:
             self.lifecycle.failed(text, again=True)
         if self.watch is not None and election is not ErrorElection.NO_STORE:
             self.watch.let_rank_0_save()
-        # Several ranks may get here at once: the one that reports the error must not be aborted before.
+        # Several ranks can fail at once, and the one that reports the error must not be aborted before that.
         abort_mpi(EXIT_FAILED, patience_s=1.0 if election is ErrorElection.LOST else 0.0)
         _leave(EXIT_FAILED)
 
 
 def on_signal(signum: int, frame: object) -> NoReturn:
-    """Signal handler until the training installs its own."""
+    """Handles signals until the training installs its own signal handlers."""
     del frame
     # An exception, so that a partially written data file is removed.
     raise SystemExit(128 + signum)
@@ -131,7 +131,7 @@ def fail(error: BaseException, parts: Parts, timeout_s: float) -> NoReturn:
     code, text = verdict(error, parts, timeout_s)
     traceback_text = _traceback_text(error, parts, timeout_s)
     if parts.heartbeat is not None:
-        parts.heartbeat.close()  # otherwise the others would report this rank as gone
+        parts.heartbeat.close()  # otherwise the other ranks would report that this one is gone
     together = isinstance(error, DdpHpcError) and error.on_all_ranks
     if parts.in_script and parts.is_alone:
         _end_alone(error, parts, code, _with_traceback(text, traceback_text, parts))
@@ -148,7 +148,7 @@ def fail(error: BaseException, parts: Parts, timeout_s: float) -> NoReturn:
     if parts.lifecycle is not None and election is not ErrorElection.LOST and code == EXIT_FAILED:
         parts.lifecycle.failed(_reason(text), again=_is_lost_contact(error, timeout_s))
     if together:
-        # All ranks are here: none of them is stuck in a collective.
+        # All ranks have reached this point, so none of them is stuck in a collective.
         if parts.watch is not None:
             parts.watch.close()
         finalize_mpi(then_exits=True)
@@ -170,7 +170,7 @@ def _end_alone(error: BaseException, parts: Parts, code: int, text: str) -> NoRe
 
 
 def _reason(text: str) -> str:
-    """The line of a traceback that contains the error message."""
+    """Returns the line of a traceback that contains the error message."""
     lines = text.splitlines()
     return lines[-1] if lines[0].startswith("Traceback") else lines[0].removeprefix("error: ")
 
@@ -191,7 +191,7 @@ def print_error(election: ErrorElection, text: str, world: World | None) -> None
 
 
 def verdict(error: BaseException, parts: Parts, timeout_s: float) -> tuple[int, str]:
-    """Exit code and message for an error."""
+    """Returns the exit code and the message for an error."""
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else EXIT_FAILED
         if code - 128 in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
@@ -226,7 +226,7 @@ def _elect(error: BaseException, parts: Parts, together: bool) -> ErrorElection:
 
 
 def _known_error(error: BaseException, parts: Parts, timeout_s: float) -> str:
-    """One line for an exception caused by the exit of another process; empty for any other."""
+    """Describes an exception caused by the exit of another process in one line; empty for any other."""
     if "ddp_hpc.training.input.batch_loader" in sys.modules:
         from ddp_hpc.training.input.batch_loader import explain_lost_worker
 
@@ -242,14 +242,14 @@ def _known_error(error: BaseException, parts: Parts, timeout_s: float) -> str:
 
 
 def _at(error: BaseException, text: str, *, whole: bool) -> str:
-    """The text, preceded by the error's notes from the loop: the step, and the samples if `whole`."""
+    """Prepends the notes that the loop added to the error: the step and, if `whole`, the samples."""
     notes = getattr(error, "__notes__", [])
     where = ", ".join(notes if whole else notes[:1])
     return f"{where}: {text}" if where else text
 
 
 def _traceback_text(error: BaseException, parts: Parts, timeout_s: float) -> str:
-    """The traceback to keep in a file, for an unexpected exception: a bug, or one from the user's code."""
+    """Returns the traceback to write to a file for an unexpected exception, a bug here or in user code."""
     if isinstance(error, DdpHpcError):
         return error.traceback_text
     if parts.in_script or not isinstance(error, Exception) or _known_error(error, parts, timeout_s):
@@ -258,7 +258,7 @@ def _traceback_text(error: BaseException, parts: Parts, timeout_s: float) -> str
 
 
 def _with_traceback(text: str, traceback_text: str, parts: Parts) -> str:
-    """The text with the name of the traceback's file; with the traceback itself if it cannot be written."""
+    """Appends the name of the traceback's file; appends the traceback itself if it cannot be written."""
     if not traceback_text:
         return text
     run = os.environ.get("DDP_HPC_RUN_DIR", "")
@@ -273,7 +273,7 @@ def _with_traceback(text: str, traceback_text: str, parts: Parts) -> str:
 
 
 def _without_context_managers(error: BaseException) -> BaseException:
-    """The error with its traceback from the body of the `with`, without the context managers around it."""
+    """Removes the context managers around the body of the `with` from the traceback of the error."""
     inner = error.__traceback__
     while inner is not None and inner.tb_frame.f_code.co_flags & inspect.CO_GENERATOR:
         inner = inner.tb_next

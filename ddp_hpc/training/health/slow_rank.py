@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from statistics import median
 
-# Consecutive reports required: a single slow one may be the page cache or a garbage collection.
+# Number of consecutive slow reports that are required. A single one can be caused by a page cache miss or a
+# garbage collection.
 _IN_A_ROW = 3
 # A delay below this fraction of the step is ignored.
 _SHARE = 0.05
@@ -32,7 +33,7 @@ class SlowRankDetector:
             return ""
         slowest_s, usual_s = max(own_s), median(own_s)
         rank = own_s.index(slowest_s)
-        # With two ranks the median is the mean of both: compare with the other rank instead.
+        # With two ranks the median would be the mean of both, so the rank is compared with the other one.
         usual_s = min(own_s) if len(own_s) == 2 else usual_s
         if slowest_s <= self._limit * usual_s or slowest_s - usual_s <= _SHARE * step_s:
             self._slow, self._times = -1, 0

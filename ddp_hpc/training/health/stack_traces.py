@@ -1,4 +1,4 @@
-"""Stack traces of all threads of this process, collected by one of them."""
+"""Collects the stack traces of all threads of this process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FOREIGN = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "
 
 @dataclass(frozen=True)
 class Stack:
-    """`where`: file, line and function of the main thread; `text`: the stacks of all threads."""
+    """The stacks of all threads in `text`, and the main thread's file, line and function in `where`."""
 
     where: str
     text: str
@@ -27,7 +27,7 @@ class Stack:
 def stack_of_this_process() -> Stack:
     """Returns the Python stacks of all threads except the caller's, the main thread first.
 
-    For a thread in C code, as in a collective or a read, it is the Python line that called it.
+    For a thread in C code, such as a collective or a read, the last line is the Python line that called it.
     """
     frames = sys._current_frames()
     main = threading.main_thread()
@@ -42,7 +42,7 @@ def stack_of_this_process() -> Stack:
 
 
 def in_time(work: Callable[[], object], limit_s: float) -> bool:
-    """Runs `work` in a thread; returns whether it finished in time. The file system may hang."""
+    """Runs `work`, which can hang with a file system, in a thread; returns whether it finished in time."""
     done = threading.Event()
 
     def run() -> None:
@@ -55,7 +55,7 @@ def in_time(work: Callable[[], object], limit_s: float) -> bool:
 
 
 def _where(innermost: FrameType) -> str:
-    """The innermost line, and the innermost line outside of libraries if that is a different one."""
+    """Returns the innermost line of a stack, and the innermost one outside of libraries if it differs."""
     frame: FrameType | None = innermost
     while frame is not None and _is_foreign(frame):
         frame = frame.f_back
@@ -74,7 +74,7 @@ def _line(frame: FrameType) -> str:
 
 
 def _kernel_state(thread_id: int | None) -> str:
-    """`, D (disk sleep)`: the state of a thread, which is D if it hangs in a file system or driver. Linux."""
+    """Returns a thread's state on Linux, such as `, D (disk sleep)` if a file system or driver blocks it."""
     try:
         status = Path(f"/proc/self/task/{thread_id}/status").read_text(encoding="utf-8")
     except OSError:

@@ -1,1 +1,1 @@
-"""Data of a training: preparing the file, and batches on their way to the device."""
+"""The input of a training: prepares the data file and loads batches from it to the device."""

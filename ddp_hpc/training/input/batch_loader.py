@@ -1,4 +1,4 @@
-"""Loads batches from the file to the device, and reads ahead while the device computes.
+"""Loads batches from a data file to the device, and reads ahead while the device computes.
 
     file -> reused buffer, pinned for a GPU -> device, on a separate stream
 
@@ -34,8 +34,8 @@ Indices: TypeAlias = NDArray[np.int64]
 Batch: TypeAlias = tuple[Tensor, Tensor]
 T = TypeVar("T")
 
-# The overhead of a read exceeds the copy of a small batch, so one read contains up to this many batches
-# and bytes.
+# The overhead of a read exceeds the time to copy a small batch, so one read combines several batches, up to
+# this number of batches and bytes.
 _READ_BATCHES = 64
 _READ_BYTES = 2**20
 _JOIN_S = 1.0
@@ -47,7 +47,7 @@ _MAX_SOCKET_DIRECTORY = 60
 class Loader:
     """Batches of the samples of a file, as tensors on a device.
 
-    A thread reads up to `ahead` reads in advance; with 0 the caller's thread reads. A read is one batch,
+    A thread performs up to `ahead` reads in advance; with 0, the caller's thread reads. A read is one batch,
     or several small ones. If `workers` is positive, that many spawned processes read instead. They are
     not forked, because a fork under MPI can hang. Nothing starts before the first batch.
     """
@@ -68,7 +68,7 @@ class Loader:
         self._timeout_s = timeout_s
 
     def batches(self, wanted: Iterable[Indices]) -> Generator[Batch, None, None]:
-        """The tensors src and tgt (len(indices), ...) of each array of sample numbers, in the file's dtype.
+        """Yields src and tgt as tensors (len(indices), ...) in the file's dtype for each array of numbers.
 
         They are valid until the next batch is requested, because the buffers are reused. Closing
         the generator ends its thread or workers.
@@ -82,7 +82,7 @@ class Loader:
             else:
                 yield from self._from_thread(wanted) if self._ahead else self._direct(wanted)
         except DataError as error:
-            # The training has begun, so this is no longer a wrong request.
+            # The training has begun, so the error is no longer an invalid request by the user.
             failed = DdpHpcError(str(error))
             failed.traceback_text = error.traceback_text
             raise failed from None
@@ -110,7 +110,7 @@ class Loader:
         free: queue.SimpleQueue[_Slot | None] = queue.SimpleQueue()
         ready: queue.SimpleQueue[_Slot | BaseException | None] = queue.SimpleQueue()
         closed = threading.Event()
-        for _ in range(self._ahead + 1):  # the caller uses one more
+        for _ in range(self._ahead + 1):  # the caller uses one more buffer
             free.put(_Slot(self._samples, self._device))
 
         def read() -> None:
@@ -124,7 +124,7 @@ class Loader:
                     slot.fill(several)
                     ready.put(slot)
                 ready.put(None)
-            except BaseException as error:  # raised in the caller's thread
+            except BaseException as error:  # the error is raised in the caller's thread
                 ready.put(error)
 
         # A daemon, because a hanging file system must not keep the process from exiting.
@@ -137,7 +137,7 @@ class Loader:
         finally:
             closed.set()
             free.put(None)
-            thread.join(_JOIN_S)  # the caller may close the file next
+            thread.join(_JOIN_S)  # wait for the thread, because the caller may close the file next
 
     def _next(self, ready: queue.SimpleQueue[_Slot | BaseException | None]) -> _Slot | None:
         try:
@@ -188,12 +188,12 @@ class Loader:
 
 
 def batches_at_once(batch_bytes: int) -> int:
-    """The number of batches of this size per read, without workers."""
+    """Returns how many batches of this size one read combines if there are no workers."""
     return max(1, min(_READ_BATCHES, _READ_BYTES // batch_bytes))
 
 
 def explain_lost_worker(error: BaseException) -> str:
-    """One line if `error` is torch's error about a worker that exited; empty for any other error.
+    """Describes torch's error about a worker that exited in one line; empty for any other error.
 
     torch raises it from a SIGCHLD handler, anywhere in the main thread, such as in a backward pass.
     """
@@ -239,7 +239,7 @@ class _Slot:
         num = sum(sizes)
         if self._device.type != "cpu":
             self._on_device = None
-            self._copied.synchronize()  # the previous copy from this buffer may not be complete
+            self._copied.synchronize()  # wait, because the previous copy from this buffer may not be complete
         if num > len(self._arrays[0]):
             self._grow(num)
         self._samples.read(several[0] if len(several) == 1 else np.concatenate(several), out=self._arrays)
@@ -256,7 +256,7 @@ class _Slot:
         self._sizes = sizes
 
     def batches(self) -> list[Batch]:
-        """The tensors of each batch, ready for use on the current stream."""
+        """Yields the tensors of each batch, ready for use on the current stream."""
         if self._on_device is not None:
             stream = torch.get_device_module(self._device).current_stream(self._device)
             stream.wait_event(self._copied)
@@ -278,7 +278,7 @@ def _split(both: Batch, sizes: list[int]) -> list[Batch]:
 
 
 class _Reads(torch.utils.data.Dataset[Batch | DataError]):
-    """Reads a batch in a worker. Returns an error as a value, because torch would wrap it in a traceback."""
+    """Reads a batch in a worker. Returns errors as values, because torch would wrap them in a traceback."""
 
     def __init__(self, samples: Samples) -> None:
         self._samples = samples

@@ -1,4 +1,4 @@
-"""Options of the data."""
+"""The options of the input data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _show_shape(shape: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Which samples are read, how, and in which order.
+    """The options that select the samples, the way in which they are read, and their order.
 
     Raises:
         RequestError: a value is out of range.

@@ -16,15 +16,15 @@ _LARGE = 2**30
 
 
 def prepare_host_memory() -> None:
-    """Call it before torch is imported. Settings of the user are kept.
+    """Configures the memory allocators of this process. Call it before torch is imported.
 
-    Changes this process's environment: torch's CPU allocator reads THP_MEM_ALLOC_ENABLE
-    (c10/core/impl/alloc_cpu.cpp) and then requests huge pages from the kernel.
+    Settings of the user are kept. Sets THP_MEM_ALLOC_ENABLE in the environment: torch's CPU allocator reads
+    it (c10/core/impl/alloc_cpu.cpp) and then requests huge pages from the kernel.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return
-    with suppress(OSError, AttributeError):  # the libc is not glibc
+    with suppress(OSError, AttributeError):  # the C library is not glibc
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, _LARGE)
         libc.mallopt(_M_TRIM_THRESHOLD, _LARGE)

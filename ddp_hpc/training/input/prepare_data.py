@@ -1,4 +1,4 @@
-"""Prepares the data of a run: creates synthetic data, copies it to the nodes, opens and checks it."""
+"""Prepares the data of a run: creates synthetic data, copies files to the nodes, opens and checks them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _open(path: Path, config: TrainConfig, group: Group) -> Samples:
 
 
 def _staged(path: Path, directory: Path, group: Group, progress: Progress) -> Path:
-    """Returns the copy on this rank's node, or `path` without one. Collective: every rank must call this.
+    """Returns the copy on this rank's node, or else `path`. Collective: every rank must call this.
 
     One warning states the number of nodes without a copy, and the reason on the first of them.
     """
@@ -141,7 +141,7 @@ def check_finite(samples: Samples, path: Path, group: Group, progress: Progress)
 
 
 def _ensure_synthetic(config: TrainConfig, group: Group, progress: Progress) -> Path:
-    """The path of the synthetic data; each rank writes a part. Collective: every rank must call this."""
+    """Returns the path of the synthetic data after all ranks have written their parts. Collective."""
     src_shape, tgt_shape = config.synthetic_shapes
     recipe = Recipe(
         num_samples=config.data.num_samples,

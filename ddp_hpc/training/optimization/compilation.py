@@ -1,4 +1,4 @@
-"""torch.compile on many ranks: one rank per node compiles, the others use the node's cache.
+"""Runs torch.compile on many ranks: one rank per node compiles, and the others use the node's cache.
 
 Otherwise every rank would compile the same code (https://github.com/pytorch/pytorch/issues/170621), and on
 a busy node a slow rank could exceed the time limit of the first collective.
@@ -25,7 +25,7 @@ _RECOMPILES = "torch._dynamo.guards.__recompiles"
 
 
 def compile_modules(modules: Iterable[nn.Module], mode: str) -> None:
-    """Compiles each module when it is first called. In place, so that parameter names do not change.
+    """Makes each module compile when it is first called, in place, so that parameter names do not change.
 
     `Module.compile` silently does not compile torch's own classes, such as nn.Transformer and
     nn.Sequential (torch 2.13): it compiles a caller of `forward` that is in torch's list of skipped
@@ -65,7 +65,7 @@ def warm_up(strategy: Strategy, src: Tensor, tgt: Tensor) -> str:
 
 
 class Compiled(logging.Handler):
-    """Counts recompilations and their reasons from torch's log, instead of printing it on every rank.
+    """Counts recompilations and their reasons in torch's log, which every rank would otherwise print.
 
     If the user has set TORCH_LOGS, nothing is changed and nothing is counted.
     """
@@ -85,7 +85,7 @@ class Compiled(logging.Handler):
         self.reasons.append(found[1].strip() if found else "torch gave no reason")
 
     def __str__(self) -> str:
-        """`recompiled 2 times: REASON; REASON`, or an empty string."""
+        """Formats the count as `recompiled 2 times: REASON; REASON`, or as an empty string for none."""
         if not self.reasons:
             return ""
         times = f"{len(self.reasons)} time{'s' * (len(self.reasons) > 1)}"

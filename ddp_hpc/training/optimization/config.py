@@ -1,4 +1,4 @@
-"""Options of the optimizer, of the precision and of torch.compile."""
+"""The options of the optimizer, the precision and torch.compile."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotun
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizationConfig:
-    """How parameters are updated, and in which precision.
+    """The options of the parameter update and of its precision.
 
     Raises:
         RequestError: values contradict each other, or one is out of range.
@@ -61,11 +61,11 @@ class OptimizationConfig:
 
     @property
     def uses_cuda_graphs(self) -> bool:
-        """Whether compiled code is replayed on a CUDA device, into the same memory each time."""
+        """Whether compiled code is replayed as CUDA graphs, which use the same memory each time."""
         return self.compile in ("reduce-overhead", "max-autotune")
 
     def scaled_lr(self, num_ranks: int) -> float:
-        """The learning rate for this many ranks: arXiv 1706.02677 scales it with the global batch."""
+        """Returns the learning rate, scaled with the global batch of these ranks as in arXiv 1706.02677."""
         factor: float = {"linear": float(num_ranks), "sqrt": float(num_ranks**0.5), "none": 1.0}[
             self.lr_scaling
         ]

@@ -1,4 +1,4 @@
-"""The norm of the gradients before the update, and clipping.
+"""Computes the norm of the gradients before the update, and clips them.
 
 Gradients can be plain tensors, tensors that are sharded over ranks (DTensors), or both.
 """
@@ -18,7 +18,7 @@ _BUCKET_BYTES = 25 * 2**20  # DDP's default
 
 
 def global_norm(parameters: Iterable[nn.Parameter], across: dist.ProcessGroup | None = None) -> Tensor:
-    """The norm of all gradients as one vector; `across`: a group of ranks with different parameters.
+    """Returns the norm of all gradients as one vector; `across`: a group of ranks with different parameters.
 
     Collective if a gradient is sharded or `across` is given: every rank must call this.
     """
@@ -31,7 +31,9 @@ def global_norm(parameters: Iterable[nn.Parameter], across: dist.ProcessGroup | 
         square = torch.nn.utils.get_total_norm(grads, foreach=True).double() ** 2
         if layout is not None:
             mesh, placements = layout
-            square = square.to(mesh.device_type)  # to the device on which the group's backend reduces
+            square = square.to(
+                mesh.device_type
+            )  # move the value to the device on which the group's backend reduces
             for dim, placement in enumerate(placements):
                 if not placement.is_replicate():
                     dist.all_reduce(square, group=mesh.get_group(dim))
@@ -57,7 +59,7 @@ def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
 
 
 def _local(grad: Tensor) -> Tensor:
-    """This rank's shard: torch's foreach functions do not accept DTensors."""
+    """Returns this rank's shard of a tensor, because torch's foreach functions do not accept DTensors."""
     return grad.to_local() if is_sharded(grad) else grad  # type: ignore[attr-defined]
 
 

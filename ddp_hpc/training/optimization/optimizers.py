@@ -1,4 +1,4 @@
-"""The optimizer, its parameter groups, and the learning rate of each step. Independent of the strategy."""
+"""Creates the optimizer and its parameter groups, and computes the learning rate of each step."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _FLOOR = 0.1
 
 
 def optimizer_class(config: OptimizationConfig) -> type[torch.optim.Optimizer]:
-    """The class that --optimizer selects."""
+    """Returns the optimizer class that --optimizer selects."""
     return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[config.optimizer]
 
 
 def optimizer_options(
     config: OptimizationConfig, device: torch.device, lr: float, *, is_sharded: bool = False
 ) -> dict[str, Any]:
-    """The arguments of the optimizer's constructor.
+    """Returns the arguments of the optimizer's constructor.
 
     A fused optimizer updates all parameters in one pass over memory. Otherwise a GPU updates many tensors
     with one kernel (foreach), which is set explicitly: torch's default does not use foreach for the
@@ -56,7 +56,7 @@ def optimizer_options(
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """One group; with weight decay two, because biases, norms and other vectors do not decay."""
+    """Returns one group of parameters, or with weight decay a second one of vectors, which do not decay."""
     wanted = [parameter for parameter in parameters if parameter.requires_grad]
     if not weight_decay:
         return [{"params": wanted}]
@@ -68,7 +68,7 @@ def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) ->
 
 
 def lr_at(config: OptimizationConfig, step: int, num_ranks: int, total_steps: int) -> float:
-    """The learning rate of a step, counted from 0: a linear warm-up, then constant or a cosine.
+    """Returns the learning rate of a step, counted from 0: a linear warm-up, then a constant or a cosine.
 
     The cosine reaches a tenth of the peak at the last step.
     """

@@ -1,4 +1,4 @@
-"""The data types of a step: those of the parameters, or mixed precision (torch.amp)."""
+"""Runs a step in the data type of the parameters, or in mixed precision (torch.amp)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Precision:
-    """`--amp` on a device. fp16 scales the loss up, so that small gradients do not become zero.
+    """Mixed precision (`--amp`). fp16 scales the loss up, so that small gradients do not become zero.
 
     Raises:
         RequestError: the device does not support the type.
@@ -32,7 +32,7 @@ class Precision:
         self.scaler = torch.amp.GradScaler(device.type) if amp == "fp16" else None
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """A context in which matrix products use the half-precision type, and sums use float32."""
+        """Returns a context in which matrix products use the half-precision type, and sums use float32."""
         if self.amp == "off":
             return nullcontext()
         return torch.autocast(self._device.type, dtype=AMP_DTYPES[self.amp])
@@ -52,7 +52,7 @@ class Precision:
             self.scaler.unscale_(optimizer)
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Updates once. With fp16, an update whose gradients overflowed is skipped and the scale reduced."""
+        """Updates the parameters. With fp16, skips the update and lowers the scale if gradients overflow."""
         if self.scaler is None:
             optimizer.step()
         else:

@@ -1,1 +1,1 @@
-"""How ranks share a training: one class per strategy. The loop depends only on `Strategy`."""
+"""Parallelization strategies, one class each. The training loop uses only their base class, `Strategy`."""

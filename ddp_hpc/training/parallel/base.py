@@ -1,4 +1,4 @@
-"""The base class of all strategies, and the simplest one: one process with the whole model."""
+"""The base class of all strategies, and the simplest strategy: one process with the whole model."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ At = Callable[[str], None]
 
 
 class Strategy:
-    """A model that the ranks share. All methods are collective: every rank must call them.
+    """Base class of the strategies: holds the wrapped model and its optimizer on each rank.
 
-    A subclass wraps the model in `_prepare`, and overrides the methods that differ.
+    A subclass wraps the model in `_prepare`, and overrides the methods that differ. All methods are
+    collective: every rank must call them.
 
     Raises:
-        RequestError: on construction: the strategy does not support this model, device or number of ranks.
+        RequestError: on construction, if the strategy does not support the model, device or number of ranks.
     """
 
     forward_is_collective = False
-    """Ranks wait for each other in a forward pass, so all ranks must do the same number of passes."""
+    """Whether ranks wait for each other in a forward pass, so that all must run equally many passes."""
     compiles_blocks = False
-    """`_prepare` compiles the layers one by one, because ranks communicate between layers."""
+    """Whether `_prepare` compiles layers one by one, because ranks communicate between layers."""
 
     def __init__(
         self,
@@ -73,11 +74,11 @@ class Strategy:
         return list(self.model.parameters())
 
     def state(self) -> TrainingState:
-        """The state to be saved."""
+        """Returns the training state that snapshots save."""
         return plain_state(self.bare, self.optimizer, self.group, self.precision.scaler)
 
     def sync(self, last: bool) -> AbstractContextManager[Any]:
-        """A context that sends gradients only if this is the last micro-batch of the step."""
+        """Returns a context that communicates gradients only for the last micro-batch of a step."""
         del last
         return nullcontext()
 
@@ -94,18 +95,18 @@ class Strategy:
         return loss.detach()
 
     def as_in_a_step(self) -> AbstractContextManager[Any]:
-        """A context that compiles the bare model as the wrapped model would be; nothing is sent."""
+        """Returns a context that compiles the bare model like the wrapped model, without communication."""
         return nullcontext()
 
     def loss_of(self, model: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
-        """The mean loss of `model`, either the wrapped or the bare model."""
+        """Returns the mean loss of `model`, which is either the wrapped or the bare model."""
         with self.precision.autocast():
             return self.task.loss(self.task.forward(model, src, tgt), tgt)
 
     def keep_gradients(self) -> None:
         """Copies the gradients out of a CUDA graph's memory, which the next replay overwrites.
 
-        torch cannot accumulate into them there (https://github.com/pytorch/pytorch/issues/169545).
+        torch cannot accumulate gradients in that memory (https://github.com/pytorch/pytorch/issues/169545).
         """
         held = [parameter for parameter in self.parameters() if parameter.grad is not None]
         grads = [parameter.grad for parameter in held if parameter.grad is not None]
@@ -119,7 +120,7 @@ class Strategy:
         """Reduces gradients after the last micro-batch, unless `sync` has done so."""
 
     def gradient_norm(self) -> Tensor:
-        """The norm of all gradients of the whole model, a scalar."""
+        """Returns the norm of all gradients of the whole model as a scalar tensor."""
         return global_norm(self.parameters())
 
     def limit_gradients(self, norm: Tensor, max_norm: float) -> None:
@@ -127,15 +128,15 @@ class Strategy:
         limit_norm(self.parameters(), norm, max_norm)
 
     def output(self, src: Tensor, tgt: Tensor) -> Any:
-        """The model's output, without gradients; None on ranks that do not receive it."""
+        """Returns the model's output, computed without gradients; None on ranks that do not receive it."""
         with self.precision.autocast():
             return self.task.forward(self.model, src, tgt)
 
     def prepare_restore(self, src: Tensor, tgt: Tensor) -> None:
-        """Brings the strategy itself into the state of a running training, before a restore."""
+        """Prepares the strategy for a restore, so that it behaves as if steps had already been run."""
 
     def state_bytes(self) -> int:
-        """Bytes of the parameters, gradients and optimizer state on this rank."""
+        """Returns the size in bytes of the parameters, gradients and optimizer state on this rank."""
         tensors: list[Tensor] = []
         for parameter in self.parameters():
             tensors += [parameter, *([] if parameter.grad is None else [parameter.grad])]

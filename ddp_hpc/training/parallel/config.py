@@ -1,4 +1,4 @@
-"""Options of the parallel strategy."""
+"""The options of the parallelization strategy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ONLY_WITH: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
-    """How ranks share the training.
+    """The strategy that distributes the training over ranks, and its options.
 
     Raises:
         RequestError: values contradict each other, or one is out of range.

@@ -1,6 +1,6 @@
-"""torch.nn.DataParallel: one process drives all GPUs of a node. For comparison only.
+"""Strategy with torch.nn.DataParallel: one process uses all GPUs of a node. It serves only for comparison.
 
-It sends the parameters to each GPU in every step, runs the replicas in threads that share one
+DataParallel sends the parameters to each GPU in every step, runs the replicas in threads that share one
 interpreter lock, and gathers all outputs on the first GPU. torch's documentation recommends
 DistributedDataParallel instead, even on one node:
 https://docs.pytorch.org/docs/stable/generated/torch.nn.DataParallel.html
@@ -15,7 +15,7 @@ from ddp_hpc.training.parallel.base import Strategy
 
 
 class DataParallel(Strategy):
-    """All GPUs of the node in one process; without a GPU, the plain model."""
+    """The strategy that uses all GPUs of the node in one process; without a GPU, it runs the plain model."""
 
     def _prepare(self) -> nn.Module:
         self.bare.to(self.group.device)

@@ -18,7 +18,7 @@ from ddp_hpc.training.snapshots.training_state import TrainingState
 
 
 class Ddp(Strategy):
-    """One replica per rank, on one device or several."""
+    """The strategy with one replica of the model per rank, on one device or several."""
 
     model: DistributedDataParallel
     _is_known = False
@@ -59,13 +59,13 @@ class Ddp(Strategy):
         return model
 
     def sync(self, last: bool) -> AbstractContextManager[Any]:
-        """A context that sends gradients only with the last micro-batch of a step."""
+        """Returns a context that communicates gradients only for the last micro-batch of a step."""
         return nullcontext() if last else self.model.no_sync()
 
     def as_in_a_step(self) -> AbstractContextManager[Any]:
-        """Marks a forward pass as one of DDP: torch then splits the compiled code at DDP's buckets.
+        """Returns a context in which torch splits compiled code at DDP's buckets, as in DDP's forward pass.
 
-        Code that was compiled outside of it is not split but used by DDP as well; all gradients would then
+        Code that is compiled outside of it is not split, but DDP uses it as well. All gradients would then
         become ready at once, at the end of the backward pass.
         """
         return self.model._inside_ddp_forward()
@@ -97,11 +97,11 @@ class Ddp(Strategy):
         bucket, so without this pass the first step after a restart would not be reproducible.
         """
         self.loss_of(self.model, src, tgt).backward()  # type: ignore[no-untyped-call]
-        self.finish_gradients()  # otherwise DDP would fail in the next forward pass
+        self.finish_gradients()  # otherwise, DDP would fail in the next forward pass
         self.model.zero_grad(set_to_none=True)
 
     def output(self, src: Tensor, tgt: Tensor) -> Any:
-        """The output of the bare replica, which involves no collectives."""
+        """Returns the output of the bare replica, whose forward pass calls no collectives."""
         with self.precision.autocast():
             return self.task.forward(self.model.module, src, tgt)
 
@@ -126,5 +126,5 @@ class Zero(Ddp):
         return self.optimizer.optim  # type: ignore[attr-defined, no-any-return]  # ZeroRedundancyOptimizer's
 
     def state(self) -> TrainingState:
-        """The state to be saved; each rank holds the optimizer state of some parameters."""
+        """Returns the state that snapshots save; each rank holds the optimizer state of some parameters."""
         return replace(super().state(), optimizer=self._local_optimizer(), optimizer_is_sharded=True)

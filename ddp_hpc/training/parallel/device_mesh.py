@@ -1,4 +1,4 @@
-"""The ranks as a grid: some dimensions divide the samples, others the model.
+"""Arranges the ranks in a grid: some dimensions divide the samples, others the model.
 
     pp    stages of a pipeline, one after another
     dp    replicas, each with its own samples
@@ -25,21 +25,21 @@ _OF_STRATEGY = {"fsdp": "fsdp", "tp": "tp", "pp": "pp"}
 
 @dataclass(frozen=True)
 class Mesh:
-    """A grid of ranks, and this rank's place in it."""
+    """A grid of ranks, with the place of this rank in it."""
 
     sizes: dict[str, int]
     """Sizes of the dimensions with more than one rank, the outermost first."""
     at: dict[str, int]
-    """This rank's index along each of them."""
+    """This rank's index along each of these dimensions."""
     devices: DeviceMesh | None
 
     @property
     def is_single(self) -> bool:
-        """Whether there is only one rank."""
+        """Whether the grid has only one rank."""
         return not self.sizes
 
     def has(self, name: str) -> bool:
-        """Whether a dimension has more than one rank."""
+        """Returns whether a dimension has more than one rank."""
         return name in self.sizes
 
     @property
@@ -49,7 +49,7 @@ class Mesh:
 
     @property
     def data_rank(self) -> int:
-        """The number of this rank's part."""
+        """The index of the part of each step's samples that this rank uses."""
         return self.at.get("dp", 0) * self.sizes.get("fsdp", 1) + self.at.get("fsdp", 0)
 
     @property
@@ -59,16 +59,16 @@ class Mesh:
 
     @property
     def counts_loss(self) -> bool:
-        """Whether this rank reports the losses of its samples; one of the ranks that share them does."""
+        """Whether this rank reports the losses of its samples. One of the ranks that share them does."""
         return self.at.get("tp", 0) == 0 and self.at.get("pp", 0) == self.sizes.get("pp", 1) - 1
 
     def sub(self, *names: str) -> DeviceMesh:
-        """The part of the grid along these dimensions that contains this rank."""
+        """Returns the part of the grid along these dimensions that contains this rank."""
         assert self.devices is not None
         return self.devices[names if len(names) > 1 else names[0]]
 
     def __str__(self) -> str:
-        """`dp=2,tp=2`."""
+        """Formats the grid as for --mesh, for example `dp=2,tp=2`."""
         return ",".join(f"{name}={size}" for name, size in self.sizes.items())
 
 
@@ -106,7 +106,7 @@ def parse_mesh(text: str, world_size: int) -> dict[str, int]:
 
 
 def find_mesh(config: ParallelConfig, group: Group) -> Mesh:
-    """The grid that --mesh or --strategy requests. Collective: every rank must call this.
+    """Returns the grid that --mesh or --strategy requests. Collective: every rank must call this.
 
     Raises:
         RequestError: the mesh is invalid, or dataparallel was started with several ranks.

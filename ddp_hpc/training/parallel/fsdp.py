@@ -1,6 +1,7 @@
-"""FSDP2: parameters, gradients and optimizer state are sharded over ranks; a layer is gathered when used.
+"""Strategy with FSDP2: shards parameters, gradients and optimizer state, and gathers a layer for its use.
 
-Alone, with replicas of the sharded model (dp and fsdp: "hybrid sharding"), or with tensor-parallel layers.
+It can be combined with replicas of the sharded model (dp and fsdp: "hybrid sharding") and with
+tensor-parallel layers.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ddp_hpc.training.snapshots.training_state import TrainingState
 
 
 class Fsdp(Strategy):
-    """One shard of the whole training state per rank."""
+    """The strategy in which each rank holds one shard of the whole training state."""
 
     forward_is_collective = True
     compiles_blocks = True
@@ -70,18 +71,18 @@ class Fsdp(Strategy):
         return model
 
     def sync(self, last: bool) -> AbstractContextManager[Any]:
-        """A context that reduces gradients only with the last micro-batch of a step."""
+        """Returns a context that reduces gradients only for the last micro-batch of a step."""
         assert isinstance(self.model, FSDPModule)
         self.model.set_requires_gradient_sync(last)
         return nullcontext()
 
     def state(self) -> TrainingState:
-        """The state to be saved, which rank 0 gathers."""
+        """Returns the training state that snapshots save; rank 0 gathers it."""
         return replace(super().state(), leads=self.group.world.rank == 0)
 
 
 def _precision_policy(amp: str, output_dtype: torch.dtype | None = None) -> MixedPrecisionPolicy:
-    """Gathers layers in the half-precision type and sums gradients in float32."""
+    """Returns the policy that gathers layers in the half-precision type and sums gradients in float32."""
     if amp == "off":
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(

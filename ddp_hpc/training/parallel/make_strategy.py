@@ -41,7 +41,7 @@ def _broadcast_parameters(model: nn.Module, group: Group) -> None:
 
 
 def _kind_of(mesh: Mesh, strategy: str) -> type[Strategy]:
-    """Returns the class, imported only when needed: some of torch's packages take a second to import."""
+    """Returns the strategy's class. Imports only its module, because some imports take a second."""
     if mesh.is_single:
         from ddp_hpc.training.parallel.data_parallel import DataParallel
 

@@ -1,4 +1,4 @@
-"""A model as a sequence of layers: which layers repeat, and how to divide them among devices or ranks."""
+"""Finds the repeated layers of a model, and divides its layers among devices or ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddp_hpc.training.tasks.task import Task
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The layers that a model repeats: children of its outermost ModuleLists and Sequentials."""
+    """Returns the layers that a model repeats: the children of its outermost ModuleLists and Sequentials."""
     found: list[nn.Module] = []
 
     def look(module: nn.Module) -> None:
@@ -60,7 +60,9 @@ def split_stages(task: Task, num: int) -> Sequence[nn.Module]:
 
 
 def split_evenly(parts: Sequence[nn.Module], num: int) -> list[tuple[Sequence[nn.Module], bool]]:
-    """Groups the parts into `num` runs with about equal numbers of parameters, and whether each is the last.
+    """Groups consecutive parts into `num` stages with about equal numbers of parameters.
+
+    Returns the parts of each stage, and whether the stage is the last one.
 
     Raises:
         RequestError: there are fewer than `num` parts.
@@ -75,7 +77,7 @@ def split_evenly(parts: Sequence[nn.Module], num: int) -> list[tuple[Sequence[nn
     for i, size in enumerate(sizes):
         done += size
         stage = len(ends) + 1
-        must = len(parts) - i - 1 == num - stage  # one part for each remaining stage
+        must = len(parts) - i - 1 == num - stage  # at least one part is left for each remaining stage
         if stage < num and (must or done * num >= stage * total):
             ends.append(i + 1)
     begins = [0, *ends]
@@ -87,7 +89,7 @@ def split_evenly(parts: Sequence[nn.Module], num: int) -> list[tuple[Sequence[nn
 def checkpoint_activations(model: nn.Module) -> int:
     """Makes each layer recompute its activations in the backward pass; returns the number of layers.
 
-    This saves memory and costs a third more computation. The model is changed in place; names do not change.
+    This saves memory, but needs a third more computation. The model is changed in place; names do not change.
     """
     blocks = blocks_of(model)
     for block in blocks:

@@ -1,4 +1,4 @@
-"""Pipeline parallel: each rank holds some layers, and a batch passes through them in chunks."""
+"""Pipeline parallelism: each rank holds some of the layers, and a batch passes through them in chunks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SCHEDULES: dict[str, type[ScheduleGPipe | Schedule1F1B]] = {"gpipe": ScheduleGP
 
 
 class Pipeline(Strategy):
-    """One stage per rank; replicas of the pipeline average their gradients after the backward pass."""
+    """The strategy with one stage per rank. Replicas average their gradients after the backward pass."""
 
     forward_is_collective = True
     compiles_blocks = True
@@ -50,7 +50,8 @@ class Pipeline(Strategy):
         self._whole = specs_of(self._live)
         stage.forward = _contiguous(self.precision.cast(stage.forward))
         self._is_first, self._is_last = mesh.at["pp"] == 0, mesh.at["pp"] == mesh.sizes["pp"] - 1
-        # One per number of samples: shapes are fixed, and the last step of an epoch can have fewer samples.
+        # One schedule per number of samples, because a schedule has fixed shapes and the last step of an
+        # epoch can have fewer samples.
         self._schedules: dict[int, ScheduleGPipe | Schedule1F1B] = {}
         self._factor, self._losses = 1.0, list[Tensor]()
         self._num_chunks = 1
@@ -77,18 +78,18 @@ class Pipeline(Strategy):
             mean_over(self.parameters(), self.mesh.sub("dp").get_group())
 
     def gradient_norm(self) -> Tensor:
-        """The norm over all stages."""
+        """Returns the norm of the gradients of all stages."""
         return global_norm(self.parameters(), across=self.mesh.sub("pp").get_group())
 
     def output(self, src: Tensor, tgt: Tensor) -> Any:
-        """The output on the last stage; None on the others."""
+        """Returns the model's output on the last stage; None on the others."""
         schedule = self._schedule(len(src))
         self._factor = 1.0 / self._num_chunks
         inputs = (src, tgt)[: self._takes] if self._is_first else ()
         return schedule.eval(*inputs, target=tgt if self._is_last else None)
 
     def state(self) -> TrainingState:
-        """The state to be saved; the ranks of the first replica send the tensors of their stages."""
+        """Returns the state that snapshots save; ranks of the first replica send their stages' tensors."""
         mine = {id(tensor) for tensor in (*self.model.parameters(), *self.model.buffers())}
         return replace(
             super().state(),
@@ -121,7 +122,7 @@ class Pipeline(Strategy):
 
 
 class _Stage(PipelineStage):
-    """Keeps running means and random numbers unchanged while torch infers shapes.
+    """A stage whose running means and random numbers stay unchanged while torch infers shapes.
 
     Before the first step of a shape, torch calls the stage once on uninitialized memory (torch 2.13): a
     batch norm would keep those values, even NaN.
@@ -138,7 +139,7 @@ class _Stage(PipelineStage):
 
 
 class _ContiguousGradient(torch.autograd.Function):
-    """The identity, whose gradient is made contiguous."""
+    """The identity function; its backward pass makes the gradient contiguous."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """One replica on several devices: the stages run one after another, and activations are moved between them.
 
-For a model that does not fit on one device. Only one device computes at a time; --strategy fsdp and
+This is for a model that does not fit on one device. Only one device computes at a time; --strategy fsdp and
 --strategy pp keep all devices busy.
 """
 
@@ -17,7 +17,7 @@ from ddp_hpc.training.tasks.task import Task
 
 
 class Replica(nn.Module):
-    """The model's stages on this rank's devices. Called like the model; the output is on the first device."""
+    """A model with its stages on this rank's devices, called like the model. Outputs: on the first device."""
 
     def __init__(self, task: Task, group: Group, num_devices: int) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Replica(nn.Module):
         )
 
     def forward(self, *inputs: Any) -> Any:
-        """The output of the model."""
+        """Returns the output of the model."""
         for stage, device in zip(self.stages, self._devices, strict=True):
             inputs = tuple(_to(value, device) for value in inputs)
             output = stage(*inputs)

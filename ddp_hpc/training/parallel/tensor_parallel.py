@@ -1,4 +1,4 @@
-"""Tensor parallel: the matrices of each layer are split over ranks that use the same samples."""
+"""Tensor parallelism: the matrices of each layer are split over ranks that use the same samples."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def split_layers(task: Task, mesh: Mesh, *, compiles: bool) -> None:
 
 
 def _check_splits(name: str, module: nn.Module, style: object, num_ranks: int) -> None:
-    """Checks that the dimension is divisible: unequal parts would not match between layers."""
+    """Checks that split dimensions are divisible, because unequal parts would not match between layers."""
     axis = 0 if isinstance(style, ColwiseParallel) else 1 if isinstance(style, RowwiseParallel) else None
     if axis is None or not isinstance(module, nn.Linear):
         return
@@ -59,7 +59,7 @@ def _check_splits(name: str, module: nn.Module, style: object, num_ranks: int) -
 
 
 class TensorParallel(Strategy):
-    """Split layers, and replicas of them if there are more ranks.
+    """The strategy that splits layers over ranks, and replicates them if there are more ranks.
 
     Replicas average their gradients after the backward pass, not during it like DDP, which does not support
     sharded parameters. With many replicas, use fsdp instead of dp.
@@ -79,5 +79,5 @@ class TensorParallel(Strategy):
             mean_over(self.parameters(), self.mesh.sub("dp").get_group())
 
     def state(self) -> TrainingState:
-        """The state to be saved, which rank 0 gathers."""
+        """Returns the training state that snapshots save; rank 0 gathers it."""
         return replace(super().state(), leads=self.group.world.rank == 0)

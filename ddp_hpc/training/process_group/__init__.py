@@ -1,1 +1,1 @@
-"""torch's process group: devices, backends, stores and the placement of ranks."""
+"""Sets up torch's process group: devices, backends, stores and the placement of ranks."""

@@ -1,4 +1,4 @@
-"""Options of the ranks and of torch's process group."""
+"""The options of the ranks and of torch's process group."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _read_discovery(flag: str, text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessGroupConfig:
-    """Discovery of the ranks, their devices and their communication backend.
+    """The options for the discovery of the ranks, their devices and their communication backend.
 
     Raises:
         RequestError: values contradict each other, or one is out of range.

@@ -17,7 +17,7 @@ _BACKEND_OF = {"cuda": "nccl", "xpu": "xccl", "cpu": "gloo"}
 
 
 def device_kind(wanted: str) -> str:
-    """`cuda`, `xpu` or `cpu`: the requested kind, or the best available one.
+    """Returns `cuda`, `xpu` or `cpu`: the requested kind of device, or the best available one.
 
     Raises:
         RequestError: the requested device is not available.
@@ -44,7 +44,7 @@ def _why_no_cuda() -> str:
 
 
 def choose_backend(wanted: str, kind: str) -> str:
-    """The process group's backend for a kind of device.
+    """Returns the process group's backend for a kind of device.
 
     Raises:
         RequestError: torch was built without the backend, or the backend does not support the device.
@@ -77,7 +77,7 @@ def group_backends(backend: str, kind: str, *, cpu_offload: bool) -> str:
 
 
 def pick_device(kind: str, world: World, per_rank: int = 1) -> torch.device:
-    """This rank's device, or the first of its `per_rank` consecutive devices.
+    """Returns this rank's device, or the first of its `per_rank` consecutive devices.
 
     It is selected by the local rank, modulo the number of visible devices: the scheduler may show each
     rank only some of them, such as one with Slurm's --gpus-per-task.
@@ -99,7 +99,7 @@ def pick_device(kind: str, world: World, per_rank: int = 1) -> torch.device:
 
 
 def device_place(device: torch.device) -> Device:
-    """Identifies a physical device by its UUID and PCI address, if torch reports them."""
+    """Returns the UUID and PCI address of a physical device, if torch reports them."""
     if device.type == "cpu":
         return Device()
     properties = torch.get_device_module(device.type).get_device_properties(device)
@@ -113,7 +113,7 @@ def device_place(device: torch.device) -> Device:
 
 
 def device_name(device: torch.device) -> str:
-    """The product name of the device, such as `NVIDIA H200`, or the CPU model."""
+    """Returns the product name of the device, such as `NVIDIA H200`, or the CPU model."""
     if device.type != "cpu":
         return str(torch.get_device_module(device.type).get_device_name(device))
     with suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8") as file:

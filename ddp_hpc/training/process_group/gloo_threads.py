@@ -1,4 +1,4 @@
-"""Waits until gloo's threads have finished a collective, which is after it has completed for its callers.
+"""Waits until gloo's threads have finished a collective, which happens after its callers have continued.
 
 gloo first completes the future of a collective, and DDP waits only for that. Afterwards gloo's thread ends
 the profiler's event and frees the work (ProcessGroupGloo.cpp of torch 2.13, finishWorkGloo and runLoop).
@@ -45,9 +45,9 @@ def _gloo_threads() -> list[Path]:
 
 
 def _context_switches(thread: Path) -> str:
-    """The number of context switches of a sleeping thread; empty if it is running."""
+    """Returns the number of context switches of a sleeping thread; empty if the thread is running."""
     lines = _text(thread / "status").splitlines()
-    if not lines:  # it has ended
+    if not lines:  # the thread has ended
         return "ended"
     if not any(line.startswith("State:\tS") for line in lines):
         return ""

@@ -36,20 +36,20 @@ class Group:
     device: torch.device
     backend: str
     threads: int
-    placement: str  # numbers of nodes, devices and threads, for the log
+    placement: str  # the numbers of nodes, devices and threads, for the log
     host: str = ""  # rank 0's address; empty for a single rank
     listen: str = ""  # the address on which rank 0 listens for the others; empty: all its addresses
-    checked: tuple[str, ...] = ()  # on rank 0: lines about the placement of the ranks
+    checked: tuple[str, ...] = ()  # lines about the placement of the ranks; only on rank 0
     notes: tuple[str, ...] = ()  # notes about the connection, for the log
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """The element-wise sum over ranks, in place. Collective: every rank must call this."""
+        """Sums the values element-wise over ranks, in place. Collective: every rank must call this."""
         if self.backend != "none":
             dist.all_reduce(values)
         return values
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
-        """Every rank's values, which must have the same shape: (world_size, ...).
+        """Returns every rank's values, which must have the same shape, as one tensor (world_size, ...).
 
         Collective: every rank must call this.
         """
@@ -79,7 +79,7 @@ def agree(comm: Comm, world: World, problem: str, exit_code: int) -> None:
 
 
 def mismatch_between_ranks(comm: Comm, value: str) -> str:
-    """The error message if ranks have different values; empty if all are equal. Collective."""
+    """Returns the error message if ranks have different values; empty if all are equal. Collective."""
     values = comm.allgather(value)
     other = next((rank for rank, theirs in enumerate(values) if theirs != values[0]), None)
     return (
@@ -91,7 +91,7 @@ def mismatch_between_ranks(comm: Comm, value: str) -> str:
 
 @dataclass(frozen=True)
 class Link:
-    """The ranks' store, with the messages and the failure watch over it. Exists before the process group."""
+    """The ranks' store, and the messages and failure watch that use it. Exists before the process group."""
 
     endpoint: Endpoint
     comm: StoreComm
@@ -101,7 +101,7 @@ class Link:
 def connect(
     world: World, endpoint: Endpoint, config: ProcessGroupConfig, finish_writing: Callable[[float], None]
 ) -> Link:
-    """Returns messages over the store and its failure watch, which has not begun.
+    """Connects to the ranks' store; returns a link whose failure watch has not begun.
 
     `finish_writing` is passed to `FailureWatch`.
     """
@@ -122,7 +122,7 @@ def connected_group(
     devices_per_rank: int = 1,
     cpu_offload: bool = False,
 ) -> Iterator[Group]:
-    """The connected ranks; the process group is destroyed afterwards. Collective.
+    """Provides the connected ranks to a `with`, and destroys the process group after it. Collective.
 
     Raises:
         RequestError: a device or backend is not available, or two ranks would share a device.
@@ -159,9 +159,9 @@ def connected_group(
         checked=checked,
         notes=(endpoint.note,) if endpoint.note else (),
     )
-    # Not in a `finally`: after a failure, destroying the group would wait for the rank that failed.
+    # This is not in a `finally`, because destroying the group would wait for a rank that failed.
     _destroy_process_group(link)
-    del store  # kept until here: C++ does not keep the Python object alive
+    del store  # the store is kept until here, because C++ does not keep the Python object alive
 
 
 def _choose_device(
@@ -202,7 +202,7 @@ def _init_process_group(
 def _destroy_process_group(link: Link) -> None:
     """Destroys the process group and closes the link. Collective: every rank must call this."""
     link.comm.barrier("the end of training")
-    wait_for_gloo()  # its threads need the GIL, which is held while the group is freed
+    wait_for_gloo()  # gloo's threads need the GIL, which is held while the group is freed
     dist.destroy_process_group()
     # Destroying NCCL can take longer on some ranks, and rank 0 serves the store.
     link.comm.barrier("the end of the process group")

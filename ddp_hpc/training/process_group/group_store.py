@@ -1,4 +1,4 @@
-"""The store of torch's process group: the ranks' own authenticated one, or torch's TCPStore.
+"""Creates the store of torch's process group: the ranks' own authenticated store, or torch's TCPStore.
 
 torch's TCPStore has no authentication. gloo uses the ranks' own store instead, so that nobody else can read
 or replace the messages. GPU backends use torch's store, because their C++ watchdog threads access it all the
@@ -30,7 +30,7 @@ _OWN_STORE_BACKENDS = ("gloo", "mpi")
 
 
 def group_store(endpoint: Endpoint, comm: Comm, backend: str, timeout_s: float) -> Store:
-    """A store for `init_process_group`. Collective: every rank must call this.
+    """Returns a store for `init_process_group`. Collective: every rank must call this.
 
     The caller must keep a reference to it as long as the group exists: C++ does not keep the Python object
     alive.
@@ -41,7 +41,7 @@ def group_store(endpoint: Endpoint, comm: Comm, backend: str, timeout_s: float) 
 
 
 def _torch_store(endpoint: Endpoint, comm: Comm, timeout_s: float) -> Store:
-    """Torch's store. Its port accepts no more connections after all ranks have connected. Collective."""
+    """Returns torch's store, whose port accepts no connections once all ranks have connected. Collective."""
     descriptor, port = -1, 0
     if comm.rank == 0:
         listener = open_listener([0], endpoint.listen)
@@ -80,12 +80,12 @@ class GroupStore(Store):
 
     @property
     def _timeout_s(self) -> float:
-        # Stored in C++, where it can change.
+        # The value is stored in C++, where it can change.
         timeout: timedelta = self.timeout  # type: ignore[attr-defined]  # missing from torch's stubs
         return timeout.total_seconds()
 
     def clone(self) -> GroupStore:
-        """The store itself: threads can share its connection without blocking each other."""
+        """Returns the store itself, because threads can share its connection without blocking each other."""
         return self
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -108,7 +108,7 @@ class GroupStore(Store):
             self.set(key, value)
 
     def add(self, key: str, amount: int) -> int:
-        """Adds to a number, initially 0, and returns the sum."""
+        """Adds to the number stored under a key, initially 0, and returns the sum."""
         with _torch_errors():
             return self._client.add(self._prefix + key, amount, self._timeout_s)
 
@@ -125,7 +125,7 @@ class GroupStore(Store):
             )
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys exist."""
+        """Returns whether all keys exist."""
         with _torch_errors():
             return self._client.check([self._prefix + key for key in keys], self._timeout_s)
 
@@ -141,20 +141,20 @@ class GroupStore(Store):
             return self._client.delete(self._prefix + key, self._timeout_s)
 
     def num_keys(self) -> int:
-        """The number of keys."""
+        """Returns the number of keys."""
         return len(self.list_keys())
 
     def list_keys(self) -> list[str]:
-        """All keys."""
+        """Returns all keys."""
         with _torch_errors():
             keys = self._client.keys(self._timeout_s)
         return [key.removeprefix(self._prefix) for key in keys if key.startswith(self._prefix)]
 
     def has_extended_api(self) -> bool:
-        """Whether the store supports `append`, `multi_get` and `multi_set`."""
+        """Returns whether the store supports `append`, `multi_get` and `multi_set`."""
         return True
 
-    # The names under which C++ looks for these two (torch 2.13).
+    # C++ looks for these two methods under these names (torch 2.13).
     deleteKey, getNumKeys = delete_key, num_keys  # noqa: N815
 
 

@@ -1,4 +1,4 @@
-"""Caches of compiled kernels: their files are executed, so other users must not be able to write there.
+"""Protects the caches of compiled kernels from other users, because files in these caches are executed.
 
 Job scripts use `/tmp/triton-UID` and similar names, and torch by default `/tmp/torchinductor_NAME`. Any user
 of the node can guess these names and create the directory first.
@@ -20,7 +20,7 @@ _TRITON, _INDUCTOR = "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"
 
 
 def keep_kernels_private(environ: MutableMapping[str, str], host: str) -> None:
-    """Creates the directories with mode 0700, or uses new ones if other users can write to them.
+    """Creates the cache directories with mode 0700, or uses new ones if other users can write to them.
 
     Call it before torch is imported. A directory that cannot be created is left to torch. Triton's
     default is in the home directory, and is not checked.
@@ -43,7 +43,7 @@ def keep_kernels_private(environ: MutableMapping[str, str], host: str) -> None:
 
 
 def _default_of_torch() -> str:
-    """The default directory of torch (torch/_inductor/runtime/cache_dir_utils.py, default_cache_dir)."""
+    """Returns torch's default directory (torch/_inductor/runtime/cache_dir_utils.py, default_cache_dir)."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError, ImportError):

@@ -1,4 +1,4 @@
-"""Checks the placement of the ranks in the first second of a job, and ends the job if it cannot work."""
+"""Checks the placement of the ranks at the start of a job, and ends the job if it is unusable."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WRITER = "placement"
 def check_placement(
     comm: StoreComm | None, world: World, device: torch.device, backend: str
 ) -> tuple[str, ...]:
-    """Returns the lines about the placement on rank 0: a summary, and one line per warning.
+    """Returns lines about the placement of the ranks on rank 0: a summary, and one line per warning.
 
     The table is written to the run directory, if there is one. `comm` is None for a single rank.
 

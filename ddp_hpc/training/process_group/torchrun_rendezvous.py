@@ -32,12 +32,12 @@ from ddp_hpc.training.process_group.group_store import GroupStore
 BACKEND = "ddp-hpc"
 """The name for torchrun's --rdzv-backend."""
 _READ_TIMEOUT_S = 60  # c10d's default
-# The servers end with this process.
+# The stores that this process serves; they end with it.
 _servers: list[StoreProcess] = []
 
 
 class _Backend(C10dRendezvousBackend):
-    """The c10d backend under the requested name, because torchrun compares the names."""
+    """The c10d backend with the name that the user requested, because torchrun compares the names."""
 
     @property
     def name(self) -> str:
@@ -45,17 +45,17 @@ class _Backend(C10dRendezvousBackend):
 
 
 def register() -> None:
-    """Registers the backend with torchrun, also if this package is only on the path and not installed."""
+    """Registers the backend with torchrun, even if this package is only on the path and not installed."""
     rendezvous_handler_registry.register(BACKEND, create)
 
 
 def handler() -> object:
-    """For torchrun's entry point `torchrun.handlers`: returns the function that creates the handler."""
+    """Returns the function that creates the handler. Called by torchrun's entry point `torchrun.handlers`."""
     return create
 
 
 def create(params: RendezvousParameters) -> RendezvousHandler:
-    """Creates a handler for a rendezvous at --rdzv-endpoint, with the key in the file DDP_HPC_KEY_FILE.
+    """Creates a handler for a rendezvous at --rdzv-endpoint; DDP_HPC_KEY_FILE is the file with the key.
 
     If the endpoint is on this host and nobody listens there, this process serves the store.
 

@@ -1,4 +1,4 @@
-"""Options of snapshots."""
+"""The options of snapshots."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ddp_hpc.options import check_ranges, option, read_directory
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotConfig:
-    """When and where the state of the training is saved.
+    """The options for when and where the state of the training is saved.
 
     Raises:
         RequestError: values contradict each other, or one is out of range.

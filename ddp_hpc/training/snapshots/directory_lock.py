@@ -28,7 +28,7 @@ _SETTLE_S = 0.5
 
 
 class DirectoryLock:
-    """The lock on `directory`, which is created if necessary; held until `release`.
+    """A lock on `directory`, which is created if necessary. The lock is held until `release`.
 
     `waits` is called once, with a message for the user, if it is not immediately clear whether
     the holder is alive.
@@ -42,7 +42,7 @@ class DirectoryLock:
         self._nonce = secrets.token_hex(8)
         self._released = threading.Event()
         self.lost = False
-        """Another job has taken over the lock, because this one was silent for too long: stop writing."""
+        """Whether another job has taken over the lock, so that this one must stop writing."""
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._take(waits, stale_s)
@@ -51,7 +51,7 @@ class DirectoryLock:
         threading.Thread(target=self._keep, name="snapshot lock", daemon=True).start()
 
     def release(self) -> None:
-        """Releases the directory."""
+        """Releases the lock on the directory."""
         self._released.set()
         with suppress(OSError):
             if self._is_ours():
@@ -75,7 +75,7 @@ class DirectoryLock:
             try:
                 with file:
                     file.write(text)
-            except OSError:  # a full disk
+            except OSError:  # the disk may be full
                 self._path.unlink()
                 raise
             return
@@ -132,7 +132,7 @@ class DirectoryLock:
         return found if isinstance(found, dict) else {}
 
     def _touched(self) -> int | None:
-        """The modification time, only compared with itself. None: the file is gone."""
+        """Returns the modification time, only to compare it with earlier ones; None if the file is gone."""
         try:
             return self._path.stat().st_mtime_ns
         except FileNotFoundError:

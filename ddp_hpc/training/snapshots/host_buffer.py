@@ -32,7 +32,7 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-# Tensors are aligned to the largest item size.
+# The largest item size, to which tensors are aligned.
 _ALIGNED_BYTES = 8
 # torch rounds pinned memory up to powers of two: a single allocation could use twice the memory.
 _MOST_BYTES, _LEAST_BYTES = 2**26, 2**20
@@ -49,13 +49,13 @@ class Stream:
 
 
 def stream_of(tensors: Tensors) -> Stream:
-    """A stream of tensors that are already in memory."""
+    """Returns a stream of tensors that are already in memory."""
     on_device = any(tensor.device.type == "cuda" for tensor in tensors.values())
     return Stream(specs_of(tensors), tensors.items(), on_device)
 
 
 def specs_of(tensors: Tensors) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Shape and type of each tensor; for a sharded tensor, those of the whole tensor."""
+    """Returns shape and type of each tensor; for a sharded tensor, those of the whole tensor."""
     return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
 
 
@@ -93,11 +93,11 @@ class FileBuffer:
 
     @property
     def num_bytes(self) -> int:
-        """The size of the file."""
+        """The size of the file in bytes."""
         return self._starts[-1]
 
     def matches(self, specs: Specs) -> bool:
-        """Whether the tensors have the same names, types and shapes."""
+        """Returns whether the tensors have the names, types and shapes of this buffer."""
         return self._specs == dict(specs)
 
     def fill(self, tensors: Iterable[tuple[str, Tensor]]) -> None:

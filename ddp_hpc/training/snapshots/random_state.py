@@ -1,4 +1,4 @@
-"""The state of all random number generators of a process, as one tensor of bytes."""
+"""Saves and restores the state of all random number generators of a process as one tensor of bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_WORDS = 624  # of the Mersenne Twister in Python and NumPy
+_WORDS = 624  # size of the state of the Mersenne Twister in Python and NumPy
 
 
 def seed_generators(seed: int) -> None:
@@ -21,7 +21,7 @@ def seed_generators(seed: int) -> None:
 
 
 def generator_state(device: torch.device) -> Tensor:
-    """The state of torch's generators on the CPU and `device`, of NumPy and of Python: uint8, 1-d.
+    """Returns the state of the generators of torch on the CPU and `device`, NumPy and Python: uint8, 1-d.
 
     The length is the same for all ranks with the same kind of device.
     """

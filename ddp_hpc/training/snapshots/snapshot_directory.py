@@ -1,4 +1,4 @@
-"""The snapshot directory of a run: saving in the background, resuming from the newest valid snapshot.
+"""Saves snapshots to the directory of a run in the background, and finds the newest valid one.
 
 Only rank 0 reads and writes. For a save, the training waits for one copy of the state into a
 reused buffer; a thread writes it from there.
@@ -35,7 +35,7 @@ from ddp_hpc.training.snapshots.snapshot_files import (
 )
 from ddp_hpc.units import format_bytes
 
-# Errors of a parallel file system while one of its servers restarts. A full disk is not included.
+# Errors that a parallel file system returns while one of its servers restarts; not that of a full disk.
 _TRANSIENT = {
     errno.EIO,
     errno.ESTALE,
@@ -56,7 +56,7 @@ Say = Callable[[str], None]
 class Saved:
     """The newest complete snapshot, and the duration of the last save."""
 
-    step: int  # 0: there is none
+    step: int  # 0: there is no snapshot
     seconds: float
 
 
@@ -85,10 +85,10 @@ class SnapshotDirectory:
         remove_leftovers(directory)
 
     def newest_valid(self) -> Snapshot | None:
-        """The newest snapshot with correct checksums; None if there are no snapshots.
+        """Returns the newest snapshot with correct checksums; None if there are no snapshots.
 
         Raises:
-            DataError: there are snapshots, but no valid one; or one has a newer format.
+            DataError: none of the existing snapshots is valid, or one has a newer format.
         """
         found = find_snapshots(self.path)
         for path in found:
@@ -119,7 +119,9 @@ class SnapshotDirectory:
             self.wait(tick)
             for name, stream in ((MODEL, model), (TRAINING, training)):
                 if name not in self._buffers or not self._buffers[name].matches(stream.specs):
-                    self._buffers.pop(name, None)  # free its memory before allocating another
+                    self._buffers.pop(
+                        name, None
+                    )  # free the memory of the old buffer before allocating another
                     self._buffers[name] = FileBuffer(stream.specs, is_pinned=stream.is_pinned)
                 self._buffers[name].fill(stream.tensors)
         self._writer = threading.Thread(target=self._write, args=(step, dict(about)), name="save")
@@ -146,7 +148,7 @@ class SnapshotDirectory:
 
     @property
     def lost(self) -> bool:
-        """Whether another job has taken over the directory."""
+        """Returns whether another job has taken over the directory."""
         return self._lock.lost
 
     def close(self) -> None:
@@ -159,7 +161,7 @@ class SnapshotDirectory:
         self._lock.release()
 
     def _write(self, step: int, about: dict[str, Any]) -> None:
-        """Runs in the writing thread."""
+        """Writes snapshots in the writing thread."""
         try:
             self._write_and_discard(step, about)
         finally:
@@ -186,7 +188,7 @@ class SnapshotDirectory:
         self.saved = Saved(step_of(path), time.monotonic() - begin_s)
         self._on_saved(step)
         # Snapshots of later steps were damaged when the run resumed before them: do not delete those.
-        with suppress(OSError, DataError):  # the next save tries again
+        with suppress(OSError, DataError):  # the next save attempts this again
             passed = [path for path in find_snapshots(self.path) if step_of(path) <= step]
             for old in passed[self._keep :]:
                 discard(old)

@@ -1,4 +1,4 @@
-"""One snapshot: a directory that is either complete or absent, with checksums of its files.
+"""Reads and writes snapshots: directories that are complete or absent, with checksums of their files.
 
     step_00000120/snapshot.json            description; size and SHA-256 of the other files
                   model.safetensors        parameters and buffers, by the names of the bare model
@@ -33,7 +33,7 @@ MODEL, TRAINING = "model.safetensors", "training.safetensors"
 _MANIFEST = "snapshot.json"
 _NAME = re.compile(r"step_(\d{8,})")
 _CHUNK_BYTES = 16 * 2**20
-# A manifest has a few kilobytes.
+# Size limit of a manifest, which normally has a few kilobytes.
 _MAX_MANIFEST_BYTES = 2**24
 
 
@@ -53,21 +53,21 @@ class Snapshot:
 
 
 def snapshot_name(step: int) -> str:
-    """`step_00000120`."""
+    """Returns the name of a snapshot, such as `step_00000120`."""
     return f"step_{step:08d}"
 
 
 def step_of(path: Path) -> int:
-    """The step in the directory's name; -1 if the name has another form."""
+    """Returns the step in the directory's name; -1 if the name has another form."""
     match = _NAME.fullmatch(path.name)
     return int(match[1]) if match else -1
 
 
 def find_snapshots(directory: Path) -> list[Path]:
-    """The snapshots in `directory`, the newest first; none if the directory does not exist.
+    """Returns the snapshots in `directory`, the newest first; none if the directory does not exist.
 
     Raises:
-        DataError: it is not a directory, or cannot be read.
+        DataError: `directory` is not a directory, or cannot be read.
     """
     try:
         found = [entry for entry in directory.iterdir() if _NAME.fullmatch(entry.name)]
@@ -81,7 +81,7 @@ def find_snapshots(directory: Path) -> list[Path]:
 def write_snapshot(
     directory: Path, step: int, about: Mapping[str, Any], files: Mapping[str, FileBuffer]
 ) -> Path:
-    """Writes `directory/step_N`. It gets that name only after all of it is on the disk.
+    """Writes the snapshot `directory/step_N`, which gets this name only after all of it is on the disk.
 
     An existing snapshot of that name is replaced: it was damaged, or the run resumed before it.
 
@@ -118,14 +118,14 @@ def discard(path: Path) -> None:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Removes the remains of a killed writer. Only for the holder of the directory's lock."""
+    """Removes the partial files of a killed writer. The caller must hold the directory's lock."""
     for entry in directory.glob(".step_*"):
         if entry.suffix in (".partial", ".removed"):
             shutil.rmtree(entry, ignore_errors=True)
 
 
 def read_snapshot(path: Path) -> Snapshot:
-    """Reads the snapshot at `path`. Parses the same bytes whose checksum was verified.
+    """Reads the snapshot at `path`. The parsed bytes are the same as those whose checksum is verified.
 
     Raises:
         DamagedSnapshotError: it is damaged.
@@ -210,7 +210,7 @@ def read_about(path: Path) -> dict[str, Any]:
 
 
 def _sealed(about: Mapping[str, Any]) -> bytes:
-    """The bytes of the manifest, with a checksum of all other entries in `sha256`."""
+    """Returns the bytes of the manifest, with a checksum of all other entries in `sha256`."""
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
     return (json.dumps({**about, "sha256": digest}, indent=1, sort_keys=True) + "\n").encode()
 

@@ -1,4 +1,4 @@
-"""The state of a training run at a step boundary, as named tensors: reads it from the device and restores it.
+"""Reads the state of a training run between two steps as named tensors, and restores it.
 
 Names are those of the bare model: `encoder.layers.0.norm1.weight`, and
 `optimizer.exp_avg/encoder.layers.0.norm1.weight`. Whatever the strategy, a snapshot holds each
@@ -47,7 +47,7 @@ class TrainingState:
     """Whether this rank sends its tensors; one of the ranks with the same tensors does."""
 
     def model_tensors(self) -> Stream:
-        """The whole model on rank 0; the live tensors if nothing is sharded.
+        """Returns the whole model on rank 0: the tensors themselves, not copies, if nothing is sharded.
 
         Collective, including the iteration: every rank must call this and iterate over all tensors.
         """
@@ -56,7 +56,7 @@ class TrainingState:
         )
 
     def training_tensors(self) -> Stream:
-        """The state of the optimizer and of the generators on rank 0. Collective like `model_tensors`."""
+        """Returns the state of optimizer and generators on rank 0. Collective like `model_tensors`."""
         stream = self._stream(optimizer_tensors(self.model, self.optimizer), self.optimizer_is_sharded)
         more = {} if self.scaler is None else _scaler_tensors(self.scaler)
         more[_GENERATORS] = self.group.gather(self._generators()).cpu()
@@ -65,7 +65,7 @@ class TrainingState:
         )
 
     def non_finite(self) -> tuple[str, int] | None:
-        """The first trained parameter with NaN or infinity, and the rank that has it; None if all are finite.
+        """Returns the first non-finite trained parameter and the rank that has it; None if all are finite.
 
         Buffers and frozen parameters are not checked: masks contain infinities. Waits for the device.
         Collective: every rank must call this.
@@ -85,7 +85,7 @@ class TrainingState:
         return self.group.comm.allgather(own)[rank], rank
 
     def _trained(self) -> Iterator[tuple[str, Tensor]]:
-        """This rank's part of each trained parameter, by name."""
+        """Returns this rank's part of each trained parameter, by name."""
         for name, value in self.model.items():
             if value.requires_grad and value.is_floating_point():
                 own = value.detach()
@@ -191,7 +191,7 @@ def plain_state(
     group: Group,
     scaler: torch.amp.GradScaler | None = None,
 ) -> TrainingState:
-    """The state of a model of which each rank holds all tensors, or a shard of each."""
+    """Returns the state of a model whose tensors are all on every rank, whole or as shards."""
     tensors = live_tensors(model)
     return TrainingState(
         group=group, model=tensors, optimizer=optimizer, whole=specs_of(tensors), scaler=scaler
@@ -199,12 +199,12 @@ def plain_state(
 
 
 def live_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters and buffers to be saved, by name; not copies."""
+    """Returns the parameters and buffers to be saved, by name, without copying them."""
     return dict(model.state_dict(keep_vars=True))
 
 
 def optimizer_tensors(model: Tensors, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The tensors of the optimizer, as `optimizer.KEY/PARAMETER`; not copies."""
+    """Returns the tensors of the optimizer as `optimizer.KEY/PARAMETER`, without copying them."""
     found = {}
     seen = set()
     for name, parameter in model.items():
@@ -217,7 +217,7 @@ def optimizer_tensors(model: Tensors, optimizer: torch.optim.Optimizer) -> dict[
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether it is a DTensor, of which this rank holds a shard."""
+    """Returns whether a tensor is a DTensor, so that this rank holds only a shard."""
     return hasattr(tensor, "full_tensor")
 
 
@@ -267,7 +267,7 @@ def _scaler_tensors(scaler: torch.amp.GradScaler) -> dict[str, Tensor]:
 
 
 def _describe(tensors: Tensors) -> list[list[Any]]:
-    """Name, type and shape of each tensor, as JSON values."""
+    """Returns name, type and shape of each tensor as JSON values."""
     return [[name, _dtype_name(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()]
 
 

@@ -17,11 +17,11 @@ from ddp_hpc.training.parallel.model_layers import split_evenly
 from ddp_hpc.training.tasks.decoder import decoder
 from ddp_hpc.training.tasks.task import Factory, SampleSpec, Task, label_loss
 
-_HEADS = 8  # torch.nn.Transformer's default
+_HEADS = 8  # the default of torch.nn.Transformer
 
 
 def transformer(spec: SampleSpec, dropout: float) -> Task:
-    """torch.nn.Transformer; the loss is the cross entropy with the target as probabilities along T."""
+    """Task with torch.nn.Transformer; the loss is the cross entropy with targets as probabilities along T."""
     if len(spec.src_shape) != 2 or len(spec.tgt_shape) != 2 or spec.src_shape[1] != spec.tgt_shape[1]:
         raise RequestError(
             f"--model transformer requires samples of shape (length, embedding) with equal embeddings; "
@@ -45,7 +45,7 @@ def transformer(spec: SampleSpec, dropout: float) -> Task:
 
 
 def _feed_forward_plan(model: nn.Module) -> dict[str, Any]:
-    """Splits the feed-forward layers, which contain two thirds of the parameters.
+    """Returns a plan that splits the feed-forward layers, which contain two thirds of the parameters.
 
     nn.MultiheadAttention packs q, k and v into one parameter, which cannot be split by heads.
     """
@@ -124,7 +124,7 @@ class Classifier(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Scores (B, classes) of images (B, C, H, W), (B, H, W) or vectors (B, E)."""
+        """Returns scores (B, classes) of images (B, C, H, W), (B, H, W) or vectors (B, E)."""
         if self.with_channel:
             images = images.unsqueeze(1)  # (B, 1, H, W)
         scores: Tensor = self.head(self.features(images))
@@ -132,7 +132,7 @@ class Classifier(nn.Module):
 
 
 def classifier(spec: SampleSpec, dropout: float) -> Task:
-    """A small network for images or vectors with one label each."""
+    """Task with a small network for images or vectors that have one label each."""
     if spec.num_classes is None or spec.tgt_shape != () or not 1 <= len(spec.src_shape) <= 3:
         raise RequestError(
             "--model classifier requires images (C, H, W), (H, W) or vectors, with one integer label each; "
@@ -151,7 +151,7 @@ class _Rows(nn.Module):
     """Flattens each sample to a vector, including scalars, which nn.Flatten does not support."""
 
     def forward(self, src: Tensor) -> Tensor:
-        """Keeps the first axis."""
+        """Flattens all axes except the first."""
         return _rows(src)
 
 
@@ -160,7 +160,7 @@ def _rows(values: Tensor) -> Tensor:
 
 
 def linear(spec: SampleSpec) -> Task:
-    """A linear map, and the mean square error."""
+    """Task with a linear map; the loss is the mean squared error."""
     return Task(
         model=nn.Sequential(_Rows(), nn.Linear(prod(spec.src_shape), prod(spec.tgt_shape))),
         loss=lambda output, tgt: functional.mse_loss(output, _rows(tgt)),

@@ -1,4 +1,4 @@
-"""Options of the model."""
+"""The options of the model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read_model_option(_: str, text: str) -> tuple[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The model to train.
+    """The options that select the model to train.
 
     Raises:
         RequestError: the model does not exist, or a value is out of range.

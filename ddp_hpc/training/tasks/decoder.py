@@ -31,7 +31,7 @@ def decoder(
     width: int = 128,
     tied: bool = True,
 ) -> Task:
-    """A decoder that predicts each next token; the loss is the mean over all tokens, in nats per token.
+    """Task with a decoder that predicts each next token; the loss is the mean in nats per token.
 
     With `tied`, the head uses the weights of the embedding. Pipelines need `tied=False`, because the two are
     on different devices.
@@ -102,7 +102,7 @@ class Embedding(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Vectors (B, T, E)."""
+        """Returns vectors (B, T, E)."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         x: Tensor = self.dropout(self.tokens(tokens) + self.positions(positions))
         return x
@@ -149,7 +149,7 @@ class Attention(nn.Module):
         return out
 
     def _by_head(self, x: Tensor) -> Tensor:
-        """(B, H, T, D); H is the number of heads on this rank."""
+        """Returns the values as (B, H, T, D), where H is the number of heads on this rank."""
         return x.view(*x.shape[:-1], -1, self.head_width).transpose(1, 2)
 
 
@@ -168,7 +168,7 @@ class Dense(nn.Module):
 
 
 class Head(nn.Module):
-    """Scores (B, T, V) of vectors (B, T, E)."""
+    """Output layer: scores (B, T, V) of vectors (B, T, E)."""
 
     def __init__(self, num_tokens: int, width: int) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ class Head(nn.Module):
         self.scores = nn.Linear(width, num_tokens, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores (B, T, V)."""
+        """Returns scores (B, T, V)."""
         scores: Tensor = self.scores(self.norm(x))
         return scores
 

@@ -1,10 +1,10 @@
-"""Tasks: a model with its loss, metrics and data. Built-in tasks, and those of the user.
+"""Creates tasks, built-in or the user's own. A task is a model with its loss, metrics and data.
 
     --model transformer                       one of TASKS in builtin_models.py
     --model package.module:factory            the user's own, imported by Python
 
-A factory receives those of `spec`, `dropout` and the --model-options that are in its signature. It
-returns a `Task`, an object with a task's attributes, or only a model.
+A factory receives those arguments among `spec`, `dropout` and the --model-options that its signature
+names. It returns a `Task`, an object with the attributes of a task, or only a model.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SampleSpec:
 
     src_shape: tuple[int, ...]
     tgt_shape: tuple[int, ...]
-    num_classes: int | None  # for integer targets
+    num_classes: int | None  # only for integer targets
 
     @classmethod
     def of(cls, samples: Samples) -> SampleSpec:
@@ -127,7 +127,7 @@ class Task:
     """`stages(model, num)`: the model as `num` modules, applied one after another to src (or src, tgt)."""
 
     def inputs(self, src: Tensor, tgt: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """A batch in the data types of the model."""
+        """Converts a batch to the data types of the model."""
         return _cast(src, self.src_indices, dtype), _cast(tgt, self.tgt_indices, dtype)
 
 
@@ -245,7 +245,7 @@ def _scalar(name: str, loss: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, 
 
 
 def shapes_text(model: nn.Module) -> str:
-    """Names, shapes and types of all parameters and buffers, for a comparison between ranks."""
+    """Lists names, shapes and types of all parameters and buffers, for a comparison between ranks."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return "; ".join(
         f"{name} {tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for name, t in tensors.items()
@@ -255,7 +255,7 @@ def shapes_text(model: nn.Module) -> str:
 def _arguments(
     name: str, factory: Factory, offered: Mapping[str, Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The offered arguments that are in the factory's signature, and all options."""
+    """Returns the offered arguments that the factory's signature names, and all options."""
     try:
         parameters = inspect.signature(factory).parameters
     except (TypeError, ValueError):  # a function of C code has no signature
@@ -284,7 +284,7 @@ def _kind(value: object) -> str:
 
 
 def _describe(error: BaseException) -> str:
-    """`ValueError: bad width (mine.py, line 12)`: the error and its location in the user's code."""
+    """Describes an error and its place in user code, as in `ValueError: bad width (mine.py, line 12)`."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
     if isinstance(error, SyntaxError) or not frames or frames[-1].filename == __file__:

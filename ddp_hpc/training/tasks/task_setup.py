@@ -1,4 +1,4 @@
-"""Sets up the samples of a training and a matching task, the same on all ranks."""
+"""Sets up the samples of a training and a task for them, equally on all ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ddp_hpc.training.telemetry.progress_bar import Progress
 
 
 def set_up(config: TrainConfig, group: Group, progress: Progress) -> tuple[Task, Samples]:
-    """The task with its model on the CPU, and the samples. Collective: every rank must call this.
+    """Returns the task, with its model on the CPU, and the samples. Collective: every rank must call this.
 
     The data is --data, otherwise the dataset of the user's task, otherwise synthetic data.
 
@@ -54,7 +54,7 @@ def set_up(config: TrainConfig, group: Group, progress: Progress) -> tuple[Task,
 
 
 def _make(config: TrainConfig, group: Group, factory: Factory, samples: Samples | None) -> Task:
-    """The same task on every rank. Collective: every rank must call this."""
+    """Creates the same task on every rank. Collective: every rank must call this."""
     problem, task = "", None
     try:
         spec = None if samples is None else SampleSpec.of(samples)
@@ -79,7 +79,7 @@ def _make(config: TrainConfig, group: Group, factory: Factory, samples: Samples 
 
 
 def _samples_of(task: Task, config: TrainConfig, group: Group, progress: Progress) -> Samples:
-    """The samples of a task's dataset, and its test split. Collective: every rank must call this."""
+    """Returns the samples of a task's dataset and its test split. Collective: every rank must call this."""
     problem, samples, test = "", None, None
     try:
         if not isinstance(task.dataset, str | Path):

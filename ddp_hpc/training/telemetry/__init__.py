@@ -1,1 +1,1 @@
-"""Outputs of a training: metrics, progress, traces and a summary."""
+"""The outputs of a training: metrics, progress, traces and a summary."""

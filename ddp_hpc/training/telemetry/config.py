@@ -1,4 +1,4 @@
-"""Options of the outputs of a training."""
+"""The options of the outputs of a training."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _show_numbers(numbers: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class TelemetryConfig:
-    """The outputs of a training and their files.
+    """The options that select the outputs of a training and their files.
 
     Raises:
         RequestError: a value is out of range.

@@ -1,4 +1,4 @@
-"""Floating-point operations per sample, and the peak rate of the device."""
+"""Counts the floating-point operations per sample, and looks up the peak rate of the device."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _PEAKS: dict[str, tuple[float, float, float]] = {
 
 
 def flops_per_sample(task: Task, samples: Samples, dtype: torch.dtype) -> float:
-    """Floating-point operations of a forward and backward pass per sample; 0 if they cannot be counted.
+    """Returns the FLOPs per sample of a forward and backward pass; 0 if they cannot be counted.
 
     torch counts matrix products, convolutions and attention on fake tensors, so nothing is computed.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils.flop_counter import FlopCounterMode
 
-    num = 2  # a batch norm needs more than one sample
+    num = 2  # more than one sample, as batch norms require
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False) as counter:
             model = copy.deepcopy(task.model)
@@ -44,7 +44,7 @@ def flops_per_sample(task: Task, samples: Samples, dtype: torch.dtype) -> float:
 
 
 def peak_flops_per_s(device: torch.device, amp: str, matmul_precision: str | None) -> float:
-    """Peak FLOP/s of the device in these data types; 0 if unknown, as for CPUs."""
+    """Returns the peak FLOP/s of the device in these data types; 0 if unknown, as for CPUs."""
     if device.type != "cuda":
         return 0.0
     name = torch.cuda.get_device_name(device)

@@ -1,4 +1,4 @@
-"""Outputs for the metrics of steps: the --metrics file, TensorBoard, and a function of the user."""
+"""Writes the metrics of steps to the --metrics file, to TensorBoard, and to a function of the user."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Sink(Protocol):
     """Receives the records of steps in order, on rank 0."""
 
     def write(self, records: list[StepRecord]) -> None:
-        """Writes the records. An error is a warning, printed once; the training continues."""
+        """Writes the records. After an error, prints a warning once, and the training continues."""
 
     def close(self) -> None:
-        """Called after the last record."""
+        """Closes the sink after the last record."""
 
 
 class TensorBoard:
@@ -109,7 +109,7 @@ class Hook:
                 self._function = None
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Does nothing, because the function needs no cleanup."""
 
 
 def open_sinks(config: TelemetryConfig, group: Group, start_step: int) -> list[Sink]:

@@ -1,4 +1,4 @@
-"""Metrics of a run: JSON lines per step, and helpers for the summary."""
+"""Writes the metrics of a run as one JSON line per step, and provides helpers for the summary."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class StepRecord:
     the time that this rank waited for data, `step_s` that of the whole step.
     """
 
-    step: int  # from 1, over all epochs
-    epoch: int  # from 1
+    step: int  # counted from 1 over all epochs
+    epoch: int  # counted from 1
     loss: float
     lr: float
     samples: int
@@ -109,12 +109,12 @@ def check_outputs(paths: dict[str, Path | None], data: Path | None) -> str:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Writes a JSON file whole or not at all."""
+    """Writes a JSON file atomically: completely or not at all."""
     write_atomically(path, (json.dumps(value, indent=2) + "\n").encode(), "json")
 
 
 def versions() -> dict[str, str]:
-    """The versions of the software that affect results."""
+    """Returns the versions of the software that can affect results."""
     import numpy as np
     import torch
 

@@ -1,4 +1,4 @@
-"""torch.profiler over a window of steps: a Chrome trace and a table of key averages per rank."""
+"""Profiles a window of steps; writes a Chrome trace and a table of key averages per rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TABLE_ROWS = 50
 
 
 class _Profile(profile):
-    """torch.profiler that does not stop while gloo still writes to its events."""
+    """A torch.profiler that does not stop while gloo still writes to its events."""
 
     def stop_trace(self) -> None:
         """Stops the recording of this process."""
@@ -115,7 +115,7 @@ def _record(profiler: profile, first_step: int) -> Iterator[Trace]:
     try:
         yield trace
         if trace.num_steps < first_step:
-            profiler.on_trace_ready = None  # it would write a trace without a step
+            profiler.on_trace_ready = None  # otherwise the profiler would write a trace without a step
     except BaseException:
         profiler.on_trace_ready = None  # the other ranks wait until this one reports its error
         raise
@@ -124,7 +124,7 @@ def _record(profiler: profile, first_step: int) -> Iterator[Trace]:
 
 
 class _TraceFiles:
-    """Writes one trace per recorded round; a trace that cannot be written is a warning."""
+    """Writes one trace per recorded round; prints a warning for a trace that cannot be written."""
 
     def __init__(self, path: Path, device: torch.device, max_mib: float) -> None:
         self._path, self._device, self._max_mib = path, device, max_mib

@@ -1,4 +1,4 @@
-"""Progress output of rank 0: an updating line on a terminal, plain lines in a batch log."""
+"""Prints progress on rank 0: an updating line on a terminal, or plain lines in a batch log."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Progress:
             self._write(self._clear() + text + "\n")
 
     def step(self, done: int, total: int, epoch: str, loss: float, samples_per_s: float) -> None:
-        """Shows the progress: `epoch 1/10 step 10/640 loss 29.95 61.3 samples/s eta 0:10:12`."""
+        """Shows the progress, as in `epoch 1/10 step 10/640 loss 29.95 61.3 samples/s eta 0:10:12`."""
         if not self._prints:
             return
         now_s = time.perf_counter()
-        if not self._first_step:  # the first step takes longer than the others and gives no estimate
+        if not self._first_step:  # no estimate from the first step, which takes longer than the others
             self._first_step, self._start_s = done, now_s
             eta = "?"
         else:

@@ -1,4 +1,4 @@
-"""Time of each step, without making the device wait for the clock."""
+"""Measures the time of each step without making the device wait for the clock."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class StepClock:
 
     @contextmanager
     def data(self) -> Iterator[None]:
-        """A context whose time counts as waiting for data."""
+        """Returns a context in which all time counts as waiting for data."""
         begin_s = time.perf_counter()
         yield
         waited_s = time.perf_counter() - begin_s
@@ -53,7 +53,7 @@ class StepClock:
         self._begun = self._event() if self._has_events else time.perf_counter()
 
     def end_forward(self) -> None:
-        """Marks the end of the forward pass: from here on ranks can wait for each other."""
+        """Marks the end of the forward pass, after which ranks can wait for each other."""
         if isinstance(self._begun, float):
             self._own_s[-1] += time.perf_counter() - self._begun
         else:
@@ -69,7 +69,7 @@ class StepClock:
         self._num_samples.append(num_samples)
 
     def read(self) -> list[tuple[float, float]]:
-        """`data_s` and `step_s` of each step since the last call. Waits for the device."""
+        """Returns `data_s` and `step_s` of each step since the last call. Waits for the device."""
         if self._has_events:
             self._step_s = []
             for start, end in self._events:
@@ -91,7 +91,7 @@ class StepClock:
         return times
 
     def samples_per_s(self) -> float:
-        """Samples per second over all ranks, without the first step if there are others."""
+        """Returns the samples per second over all ranks; excludes the first step if there are others."""
         return self._samples / self._rated_s if self._rated_s else 0.0
 
     def _event(self) -> torch.Event:

@@ -1,4 +1,4 @@
-"""The `--summary` file: the software, the ranks and the results of a run."""
+"""Writes the `--summary` file, which describes the software, the ranks and the results of a run."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def write_summary(config: TrainConfig, group: Group, samples: Samples, result: R
 
 
 def _sequence_length(samples: Samples) -> int:
-    """The number of tokens (integers or vectors) in a sample's target; 0 if it is not a sequence."""
+    """Returns the number of tokens (integers or vectors) in a sample's target; 0 for other targets."""
     shape = samples.tgt_shape
     is_sequence = len(shape) == 2 or (len(shape) == 1 and samples.tgt_dtype.kind in "iu")
     return shape[0] if is_sequence else 0
