@@ -94,7 +94,7 @@ def check_together(parallel: ParallelConfig, optimization: OptimizationConfig) -
     """
     if parallel.static_graph and optimization.accumulate > 1:
         raise RequestError(
-            "--static-graph cannot be used with --accumulate: DDP would leave gradients out. Remove one."
+            "--static-graph cannot be used with --accumulate: DDP would omit gradients. Remove one of them."
         )
     if optimization.compile is None:
         return

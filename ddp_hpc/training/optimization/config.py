@@ -68,8 +68,8 @@ class OptimizationConfig:
         check_ranges(self)
         if self.check_gradients and self.amp == "fp16":
             raise RequestError(
-                "--check-gradients cannot be used with --amp fp16: gradients that overflow are usual there, "
-                "and their update is skipped. Remove --check-gradients, or use --amp bf16."
+                "--check-gradients cannot be used with --amp fp16: fp16 gradients often overflow, "
+                "and torch then skips the update. Remove --check-gradients, or use --amp bf16."
             )
 
     @property

@@ -46,4 +46,4 @@ class SnapshotConfig:
     def __post_init__(self) -> None:
         check_ranges(self)
         if not self.enabled and (self.directory or self.every_steps):
-            raise RequestError("--no-snapshots saves nothing. Remove the other options of snapshots.")
+            raise RequestError("--no-snapshots saves nothing. Remove the other snapshot options.")
