@@ -108,7 +108,7 @@ def _shape_option(name: str, default: tuple[int, ...]) -> Callable[[Any], Any]:
     type=click.FloatRange(min=1.0),
     default=_TIMEOUT_S,
     show_default=True,
-    help="Seconds to wait for the other ranks if there are several.",
+    help="Seconds to wait for the other ranks, if several ranks write the file together.",
 )
 @click.version_option(__version__, prog_name="data_gen")
 @click.pass_context
@@ -125,7 +125,7 @@ def cli(
     force: bool,
     timeout_s: float,
 ) -> None:
-    """Write a data file for training; without a command, a file of synthetic data.
+    """Write a data file for training. Without a command, the data is synthetic.
 
     An existing file with the same contents is reused. Any other existing file is an
     error unless --force is given. The path of the file is printed on stdout, everything
@@ -240,7 +240,7 @@ def idx(
 
 @cli.command()
 @click.argument("inputs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="INPUT...")
-@click.option("--length", type=int, default=128, show_default=True, help="Bytes per sample.")
+@click.option("--length", type=int, default=128, show_default=True, help="Number of bytes per sample.")
 @click.option(
     "--test-share",
     type=float,
@@ -273,7 +273,7 @@ def text(
     output: Path | None,
     force: bool,
 ) -> None:
-    """Convert text files and directories of them to bytes, for --model decoder.
+    """Convert text files, or the text files in directories, to bytes for --model decoder.
 
     src is a window of --length bytes, and tgt is the same window shifted by one byte. The files are
     sorted by path, and a zero byte marks the end of each. The test samples are ten separate sections of
@@ -305,8 +305,18 @@ def text(
 @cli.command()
 @click.argument("inputs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="INPUT...")
 @click.argument("output", type=click.Path(path_type=Path))
-@click.option("--src-key", default="src", show_default=True, help="Name of src in an INPUT with both arrays.")
-@click.option("--tgt-key", default="tgt", show_default=True, help="Name of tgt in an INPUT with both arrays.")
+@click.option(
+    "--src-key",
+    default="src",
+    show_default=True,
+    help="Name of the array src in an INPUT that contains both arrays.",
+)
+@click.option(
+    "--tgt-key",
+    default="tgt",
+    show_default=True,
+    help="Name of the array tgt in an INPUT that contains both arrays.",
+)
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "float64", "float16", "bfloat16"]),

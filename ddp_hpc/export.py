@@ -31,7 +31,7 @@ In Python:
 @click.command(epilog=_EXAMPLES, context_settings={"max_content_width": 100})
 @click.argument("snapshot", type=click.Path(path_type=Path))
 @click.argument("output", type=click.Path(path_type=Path))
-@click.option("--force", is_flag=True, help="Replace OUTPUT if it exists.")
+@click.option("--force", is_flag=True, help="Overwrite OUTPUT if it exists.")
 @click.version_option(__version__, prog_name="ddp-hpc")
 def command(snapshot: Path, output: Path, force: bool) -> None:
     """Write the model of SNAPSHOT to OUTPUT, which ends in .safetensors or .pt.

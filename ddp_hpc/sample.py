@@ -33,13 +33,13 @@ Examples:
 
 @click.command(epilog=_EXAMPLES, context_settings={"max_content_width": 100, "show_default": True})
 @click.argument("snapshot", type=click.Path(path_type=Path))
-@click.option("--prompt", default="", help="Start of the text; if empty, the start of a new file.")
+@click.option("--prompt", default="", help="Text to continue; if it is empty, the decoder starts a new file.")
 @click.option("--num-bytes", type=int, default=400, help="Number of bytes to generate after the prompt.")
 @click.option(
     "--temperature",
     type=float,
     default=0.8,
-    help="Sampling temperature: below 1 favors likely bytes; 0 always takes the most likely byte.",
+    help="Sampling temperature: values below 1 favor likely bytes; 0 always selects the most likely byte.",
 )
 @click.option("--seed", type=int, default=0, help="Random seed; the same seed gives the same text.")
 @click.version_option(__version__, prog_name="ddp-hpc")

@@ -54,13 +54,13 @@ def _read_config(context: click.Context, _: click.Parameter, path: Path | None) 
     expose_value=False,
     callback=_read_config,
     metavar="FILE.toml",
-    help="Read options from this file. Options of the command line take precedence.",
+    help="TOML file with options; options on the command line take precedence.",
 )
 @click.version_option(__version__, prog_name="ddp-hpc")
 def command(**options: Any) -> None:
     """Train a model on every rank that the launcher started, on GPUs with NCCL, on CPUs with gloo.
 
-    Without options: the default Transformer on synthetic data, for 10 epochs.
+    Without options, the command trains the default Transformer on synthetic data for 10 epochs.
     """
     config = TrainConfig.of(**options)
     if config.process_group.discovery == "device_count":

@@ -52,7 +52,7 @@ def _errors_on_rank_0() -> Iterator[None]:
 
 @click.group("bench")
 def command() -> None:
-    """Run benchmarks, with a table on stdout and optional JSON and picture files."""
+    """Run benchmarks and print a table; JSON files and pictures are optional."""
 
 
 @command.command()
@@ -69,7 +69,7 @@ def command() -> None:
     "--access",
     "accesses",
     type=click.Choice(["shuffled", "sequential"]),
-    help="Order in which samples are read.",
+    help="Order in which samples are read; may be repeated.",
     **_repeatable("shuffled"),
 )
 @click.option(
@@ -77,21 +77,27 @@ def command() -> None:
     "batch_sizes",
     type=click.IntRange(1),
     metavar="N",
-    help="Samples per batch.",
+    help="Number of samples per batch; may be repeated.",
     **_repeatable(32),
 )
 @click.option(
-    "--ahead", type=click.IntRange(0, 64), help="Batches that a thread reads ahead.", **_repeatable(0, 2)
+    "--ahead",
+    type=click.IntRange(0, 64),
+    help="Number of batches that a thread reads ahead; may be repeated.",
+    **_repeatable(0, 2),
 )
 @click.option(
-    "--workers", type=click.IntRange(0, 64), help="Worker processes that read batches.", **_repeatable(0)
+    "--workers",
+    type=click.IntRange(0, 64),
+    help="Number of worker processes that read batches; may be repeated.",
+    **_repeatable(0),
 )
 @click.option(
     "--rounds",
     type=click.IntRange(1),
     default=8,
     show_default=True,
-    help="Number of measuring rounds per row.",
+    help="Number of measurement rounds per row.",
 )
 @click.option(
     "--seconds",
@@ -102,17 +108,33 @@ def command() -> None:
 )
 @click.option("--cold", is_flag=True, help="Try to drop the files from the page cache before each round.")
 @click.option(
-    "--dir", "directory", type=_DIRECTORY, help="Directory for the files.  [default: a temporary directory]"
+    "--dir",
+    "directory",
+    type=_DIRECTORY,
+    help="Directory for the data files.  [default: a temporary directory]",
 )
 @click.option("--data", type=_PATH, metavar="FILE", help="Read this file instead of synthetic data.")
-@click.option("--src-key", default="src", show_default=True, metavar="KEY", help="Name of src in FILE.")
-@click.option("--tgt-key", default="tgt", show_default=True, metavar="KEY", help="Name of tgt in FILE.")
+@click.option(
+    "--src-key",
+    default="src",
+    show_default=True,
+    metavar="KEY",
+    help="Name of the array src in the file of --data.",
+)
+@click.option(
+    "--tgt-key",
+    default="tgt",
+    show_default=True,
+    metavar="KEY",
+    help="Name of the array tgt in the file of --data.",
+)
 @click.option("--json", "json_file", type=_PATH, metavar="FILE", help="Write the results as JSON.")
 @click.option("--picture", type=_PATH, metavar="FILE.png|FILE.svg", help="Write a bar chart of the medians.")
 def io(json_file: Path | None, picture: Path | None, **options: Any) -> None:
-    """Measure the time to read a batch in each format, compared with other loaders.
+    """Measure the time to read a batch from each file format, and compare it with other loaders.
 
-    Repeat --access, --batch-size, --ahead and --workers to compare values. The files are removed at the end.
+    Repeat --access, --batch-size, --ahead and --workers to compare values. The data files are removed at
+    the end.
 
     \b
     memcpy          copies contiguous bytes of the size of a batch in memory, the lower limit
@@ -143,11 +165,14 @@ def io(json_file: Path | None, picture: Path | None, **options: Any) -> None:
 @command.command(cls=_RankCommand)
 @click.option("--collectives", metavar="NAME,NAME,...", help="Collectives to measure.  [default: all]")
 @click.option(
-    "--bytes", multiple=True, metavar="SIZE", help="Size to measure instead of a sweep; may be repeated."
+    "--bytes",
+    multiple=True,
+    metavar="SIZE",
+    help="Message size to measure, instead of --min-bytes to --max-bytes; may be repeated.",
 )
-@click.option("--min-bytes", metavar="SIZE", help="Smallest size of the sweep.  [default: 1KiB]")
-@click.option("--max-bytes", metavar="SIZE", help="Largest size of the sweep.  [default: 64MiB]")
-@click.option("--factor", type=click.IntRange(2), help="Ratio between sizes of the sweep.  [default: 4]")
+@click.option("--min-bytes", metavar="SIZE", help="Smallest message size to measure.  [default: 1KiB]")
+@click.option("--max-bytes", metavar="SIZE", help="Largest message size to measure.  [default: 64MiB]")
+@click.option("--factor", type=click.IntRange(2), help="Ratio of successive message sizes.  [default: 4]")
 @click.option(
     "--dtype",
     type=click.Choice(_DTYPES),
@@ -157,7 +182,7 @@ def io(json_file: Path | None, picture: Path | None, **options: Any) -> None:
 )
 @click.option(
     "--ranks-per-node", default="all", show_default=True, metavar="N,...,all",
-    help="Numbers of ranks per node to measure one after the other, such as 1,all.",
+    help="Comma-separated numbers of ranks per node to measure one after another, such as 1,all.",
 )  # fmt: skip
 @click.option(
     "--buckets-of", metavar="MODEL",
@@ -165,9 +190,15 @@ def io(json_file: Path | None, picture: Path | None, **options: Any) -> None:
     "linear, decoder or package.module:factory.",
 )  # fmt: skip
 @click.option(
-    "--model-option", "model_options", metavar="NAME=VALUE", multiple=True, help="Argument of the factory."
+    "--model-option",
+    "model_options",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Argument for the factory of the MODEL that --buckets-of names; may be repeated.",
 )
-@click.option("--data", type=_PATH, metavar="FILE", help="Create MODEL for the samples of this file.")
+@click.option(
+    "--data", type=_PATH, metavar="FILE", help="Data file that defines the shapes of the samples for MODEL."
+)
 @click.option(
     "--src-shape", metavar="N,N,...", help="Shape of one sample of src for MODEL.  [default: as in training]"
 )
@@ -176,7 +207,7 @@ def io(json_file: Path | None, picture: Path | None, **options: Any) -> None:
 )
 @click.option(
     "--bucket-mib", type=float, metavar="MIB",
-    help="DDP's bucket_cap_mb.  [default: 25, with a first bucket of 1 MiB]",
+    help="Size of DDP's gradient buckets (bucket_cap_mb).  [default: 25, with a first bucket of 1 MiB]",
 )  # fmt: skip
 @click.option(
     "--warmup",
@@ -207,52 +238,53 @@ def io(json_file: Path | None, picture: Path | None, **options: Any) -> None:
     "--baseline",
     type=_PATH,
     metavar="FILE",
-    help="JSON file of an earlier run; rows that are slower make this run fail.",
+    help="JSON file of an earlier run; the exit code is 1 if a row is slower than in that run.",
 )
 @click.option(
     "--tolerance",
     type=float,
     default=0.2,
     show_default=True,
-    help="Fraction by which a median may exceed that of the baseline.",
+    help="Fraction by which a median can exceed the median in --baseline before the row counts as slower.",
 )
 @click.option(
     "--discovery",
     default="auto",
     show_default=True,
     metavar="NAME",
-    help="Source of rank and world size.",
+    help="Launcher that provides the rank and the world size; auto detects the launcher.",
 )
 @click.option(
     "--backend",
     type=click.Choice(_BACKENDS),
     default="auto",
     show_default=True,
-    help="Backend of the process group.",
+    help="Communication backend of the process group.",
 )
 @click.option(
     "--device",
     type=click.Choice(_DEVICES),
     default="auto",
     show_default=True,
-    help="Device of the buffers.",
+    help="Type of device that holds the buffers.",
 )
 @click.option(
     "--init-timeout", "init_timeout_s", type=float, default=300.0, show_default=True,
-    help="Seconds until all ranks must be connected.",
+    help="Time limit in seconds for all ranks to connect.",
 )  # fmt: skip
 @click.option(
     "--timeout", "timeout_s", type=float, default=1800.0, show_default=True,
-    help="Seconds that a rank waits for the others in one collective.",
+    help="Seconds that a rank waits for the other ranks in one collective.",
 )  # fmt: skip
 @click.option(
     "--hang-timeout", "hang_timeout_s", type=float, default=120.0, show_default=True,
-    help="Seconds without progress until the run is aborted and the hanging rank is reported.",
+    help="Seconds without progress after which the run is aborted and the hanging rank is "
+         "reported.",
 )  # fmt: skip
 def comm(**options: Any) -> None:
-    """Measure and check collectives between the ranks of a launcher.
+    """Measure the collectives between the ranks, and verify their results.
 
-    Each row is one collective with one size. The median and the 99th percentile are those of the time of the
+    Each row is one collective with one size. The median and the 99th percentile refer to the time of the
     slowest rank, measured from a barrier; algbw and busbw are defined as in nccl-tests. All results are
     checked. The exit code is 1 if a result is wrong, or if a row is slower than --baseline allows.
 
@@ -296,38 +328,43 @@ def _needs_torch(name: str) -> Iterator[None]:
 @click.option("--nodes", metavar="N,N,...",
               help="Numbers of full nodes to measure, instead of --ranks.")  # fmt: skip
 @click.option("--mode", type=click.Choice(["weak", "strong", "both"]), default="both", show_default=True,
-              help="Keep the batch size per rank (weak) or the global batch size (strong).")  # fmt: skip
+              help="Keep the batch size constant per rank (weak) or over all ranks (strong).")  # fmt: skip
 @click.option("--dir", "folder", type=_PATH, default=Path("scaling"), show_default=True,
               help="Directory for the points and their results.")  # fmt: skip
 @click.option("--batch-size", type=click.IntRange(1, 10**9), metavar="N", default=32, show_default=True,
-              help="Samples per rank and step; for strong scaling, with the fewest ranks.")  # fmt: skip
+              help="Number of samples per rank and step; in strong scaling, for the point with the fewest "
+                   "ranks.")  # fmt: skip
 @click.option("--global-batch", type=click.IntRange(1, 10**12), metavar="N",
-              help="Samples per step for strong scaling.  [default: batch size x fewest ranks]")  # fmt: skip
+              help="Samples per step in strong scaling.  [default: batch size x fewest ranks]")  # fmt: skip
 @click.option("--steps", type=click.IntRange(1, 10**6), metavar="N", default=20, show_default=True,
               help="Number of timed steps.")  # fmt: skip
 @click.option("--warm-up", type=click.IntRange(1, 10**6), metavar="N", default=3, show_default=True,
               help="Number of warm-up steps, which are not timed.")  # fmt: skip
 @click.option("--trace-steps", type=click.IntRange(0, 100), metavar="N", default=2, show_default=True,
-              help="Number of steps to trace afterwards, to measure communication.")  # fmt: skip
+              help="Number of steps to trace after the timed steps, to measure communication.")  # fmt: skip
 @click.option("--submit", is_flag=True, help="Submit a job for each point and print the job IDs.")
 @click.option(
-    "--gather", is_flag=True, help="Print the table of the finished points in --dir; start nothing."
+    "--gather",
+    is_flag=True,
+    help="Print the table of the finished points in --dir without starting any point.",
 )
 @click.option("--wait", is_flag=True, help="With --gather: wait until all jobs have ended.")
-@click.option("--dry-run", is_flag=True, help="Print the job scripts or launch commands, and do nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Print the job scripts or launch commands without running them."
+)
 @click.option("--json", "json_file", type=_PATH, metavar="FILE", help="Write the results as JSON.")
 @click.option("--picture", type=_PATH, metavar="FILE.png|FILE.svg",
               help="Write a chart of speed-up and efficiency.")  # fmt: skip
 @click.option("--markdown", type=_PATH, metavar="FILE",
-              help="Write the table with a description of the measurement.")  # fmt: skip
+              help="Write the table and a description of the measurement in Markdown.")  # fmt: skip
 @job_options_without("nodes", "run_dir", "max_attempts", "min_nodes")
 @click.argument("training", nargs=-1, type=click.UNPROCESSED)
 def scaling(**options: Any) -> None:
     """Measure speed-up, efficiency and communication of training on 1, 2, 4, ... ranks or nodes.
 
-    Weak scaling keeps the number of samples per rank, strong scaling that of a whole step. Options after --
-    are passed to python -m ddp_hpc.train. The points run here one after the other or, with --submit, as a
-    job each. Running the same command again measures only the points that are not done.
+    Weak scaling keeps the number of samples per rank constant, strong scaling the number of samples per step.
+    Options after -- are passed to python -m ddp_hpc.train. The points run one after the other on this machine
+    or, with --submit, each in its own job. The same command, run again, measures only the remaining points.
 
     The exit code is 0 if all points are done, 75 if jobs are pending or running, and 1 if a point failed.
 

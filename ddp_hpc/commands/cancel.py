@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.command("cancel")
 @click.option(
-    "--only", is_flag=True, help="Cancel this job alone; the next job of the chain then resumes the run."
+    "--only", is_flag=True, help="Cancel only this job; the next job of the chain then resumes the run."
 )
 @click.option(
     "--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Run directory of the job.  [detected]"
@@ -27,8 +27,8 @@ def command(job: str, only: bool, run_dir: Path | None) -> None:
     """Cancel a job and the jobs that were queued as a chain after it.
 
     Prints the IDs of the cancelled jobs, the last job of the chain first. A job script of ddp-hpc saves its
-    state when it is cancelled, and submits no successor. If the job has already ended, nothing is cancelled,
-    the job that continues its run is named, and the exit code is 0.
+    state when it is cancelled, and submits no successor. If the job has already ended, the command
+    cancels nothing, reports which job continues the run, and exits with code 0.
 
     \b
     Examples:

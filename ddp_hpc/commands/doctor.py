@@ -24,7 +24,7 @@ import click
     default=120,
     metavar="SECONDS",
     show_default=True,
-    help="Time that the nodes of a job wait for each other.",
+    help="Time in seconds that the nodes of a job wait for each other.",
 )
 def command(
     as_json: bool,
@@ -36,11 +36,11 @@ def command(
 ) -> None:
     """Check the environment before submitting a job.
 
-    Prints one line per check: ok, warn or fail, the name, the finding, and how to fix it. Each check runs in
-    a separate process with a time limit. The exit code is 1 if a check failed.
+    Prints one line per check: the result (ok, warn or fail), the name of the check, the finding, and how to
+    fix it. Each check runs in a separate process with a time limit. The exit code is 1 if a check failed.
 
-    In a job, start it with the launcher, one rank per node. The first node prints the problems that most
-    nodes have, and the nodes that differ from the majority.
+    In a job, start the command with the launcher, one rank per node. The first node prints the problems that
+    most nodes have, and the nodes that differ from the majority.
 
     \b
     Examples:

@@ -11,14 +11,14 @@ import click
     default="auto",
     metavar="NAME",
     show_default=True,
-    help="Launcher whose variables are used; auto: detect it.",
+    help="Launcher whose environment variables are used; auto detects the launcher.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(discovery: str, as_json: bool) -> None:
     """Show rank, world size and address as this process detects them, and the source of each value.
 
     \b
-    Start it with the launcher that starts the ranks:
+    Start this command with the launcher of your job:
       mpiexec -n 4 ddp-hpc env
       srun --nodes=2 ddp-hpc env --json
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines

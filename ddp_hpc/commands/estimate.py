@@ -66,9 +66,9 @@ def _number(text: str) -> Fraction | None:
 @click.option("--hidden", callback=_count, metavar="N", required=True, help="Hidden size.")
 @click.option("--seq", callback=_count, metavar="N", required=True, help="Sequence length.")
 @click.option(
-    "--batch", callback=_count, metavar="N", required=True, help="Samples per rank and micro-batch."
+    "--batch", callback=_count, metavar="N", required=True, help="Number of samples per rank and micro-batch."
 )
-@click.option("--ffn", callback=_count, metavar="N", help="Width of the MLP.  [4 x hidden]")
+@click.option("--ffn", callback=_count, metavar="N", help="Width of the MLP in each layer.  [4 x hidden]")
 @click.option(
     "--heads",
     callback=_count,
@@ -81,7 +81,8 @@ def _number(text: str) -> Fraction | None:
     default="fp32",
     show_default=True,
     metavar="fp32|bf16|amp|mixed",
-    help="Precision. amp: autocast, float32 parameters; mixed: bfloat16, float32 master copy.",
+    help="Precision of the training. amp: autocast with float32 parameters; mixed: bfloat16 with a "
+    "float32 master copy.",
 )
 @click.option(
     "--optimizer", default="adam", show_default=True, metavar="sgd|momentum|adam|adamw", help="Optimizer."
@@ -93,7 +94,7 @@ def _number(text: str) -> Fraction | None:
     metavar="flash|stored",
     help="Attention implementation; stored keeps the seq x seq scores of each head.",
 )
-@click.option("--dropout", is_flag=True, help="Include the dropout masks.")
+@click.option("--dropout", is_flag=True, help="Include the memory of the dropout masks.")
 @click.option(
     "--checkpointing",
     is_flag=True,
@@ -103,7 +104,7 @@ def _number(text: str) -> Fraction | None:
 @click.option(
     "--fused",
     is_flag=True,
-    help="Assume Adam with fused=True, as ddp_hpc.train uses it on GPUs: no temporary buffers.",
+    help="Assume Adam with fused=True, which needs no temporary buffers; ddp_hpc.train uses it on GPUs.",
 )
 @click.option(
     "--strategy", metavar="NAME", help="Show only this strategy: single, ddp, zero1, fsdp or fsdp-offload."
@@ -114,22 +115,24 @@ def _number(text: str) -> Fraction | None:
 @click.option(
     "--profile",
     metavar="NAME",
-    help="Site profile that provides the nodes' sizes; see `ddp-hpc profiles list`.",
+    help="Site profile that defines the GPUs and the memory of a node; see `ddp-hpc profiles list`.",
 )
-@click.option("--gpus-per-node", callback=_count, metavar="N", help="GPUs per node.  [the profile's, or 1]")
+@click.option(
+    "--gpus-per-node", callback=_count, metavar="N", help="Number of GPUs per node.  [the profile's, or 1]"
+)
 @click.option(
     "--gpu-memory-gib",
     "gpu_memory_bytes",
     callback=_gib,
     metavar="GIB",
-    help="Memory of a GPU; shows which strategies fit.  [the profile's]",
+    help="Memory per GPU; with it, the output shows which strategies fit.  [the profile's]",
 )
 @click.option(
     "--host-memory-gib",
     "host_memory_bytes",
     callback=_gib,
     metavar="GIB",
-    help="Host memory of a node, which fsdp-offload uses.",
+    help="Host memory per node, which fsdp-offload uses.",
 )
 @click.option(
     "--overhead-gib",
@@ -138,7 +141,7 @@ def _number(text: str) -> Fraction | None:
     metavar="GIB",
     default="2",
     show_default=True,
-    help="Memory for the CUDA context, NCCL and fragmentation.",
+    help="Memory per GPU for the CUDA context, NCCL and fragmentation.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
@@ -154,8 +157,8 @@ def command(
 ) -> None:
     """Estimate the memory per rank that training a Transformer takes.
 
-    The sizes are listed by state and strategy. Parameters, gradients and optimizer states are exact; the rest
-    is an estimate. See docs/reference/memory-estimate.md.
+    The command lists the size of each state for each strategy. Parameters, gradients and optimizer states are
+    exact; the rest is an estimate. See docs/reference/memory-estimate.md.
 
     \b
     Examples:

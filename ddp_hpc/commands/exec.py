@@ -14,8 +14,8 @@ def command(program: tuple[str, ...]) -> None:
 
     A launcher such as mpiexec or srun starts `ddp-hpc exec` once per rank. It detects its rank, connects to
     the other ranks, sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and the other variables of
-    torchrun, and replaces itself with PROGRAM. So init_process_group() works unchanged, and with it
-    Lightning, Accelerate and the Hugging Face Trainer. MPI is not started.
+    torchrun, and replaces itself with PROGRAM. Then init_process_group() works unchanged, and so do
+    Lightning, Accelerate and the Hugging Face Trainer. MPI is not initialized.
 
     \b
     Examples:

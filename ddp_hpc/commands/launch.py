@@ -20,9 +20,11 @@ from ddp_hpc.errors import RequestError
     "--ranks-per-node",
     type=int,
     metavar="R",
-    help="Number of ranks per node.  [one per GPU, or by the number of cores]",
+    help="Number of ranks per node.  [one per GPU, or depends on the number of cores]",
 )
-@click.option("--profile", metavar="NAME", help="Site profile; see `ddp-hpc profiles list`.  [detected]")
+@click.option(
+    "--profile", metavar="NAME", help="Site profile; `ddp-hpc profiles list` shows all names.  [detected]"
+)
 @click.option(
     "--launcher", metavar="mpiexec|srun|torchrun", help="Launcher that starts the ranks.  [the profile's]"
 )
@@ -30,13 +32,19 @@ from ddp_hpc.errors import RequestError
     "--mpi", metavar="none|pmi2|pmix|cray_shasta", help="MPI type of srun (srun --mpi).  [the site's default]"
 )
 @click.option(
-    "--env", multiple=True, metavar="NAME=VALUE", help="Environment variable for the ranks; may be repeated."
+    "--env",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Environment variable to set for the ranks; may be repeated.",
 )
-@click.option("--fallback", metavar="NAME", help="Alternative settings from the profile, for jobs that hang.")
+@click.option(
+    "--fallback", metavar="NAME", help="Name of alternative settings in the profile, for jobs that hang."
+)
 @click.option(
     "--env-style",
     metavar="torchrun|none",
-    help="Whether other Python programs get the variables that torchrun sets, such as RANK.  [torchrun]",
+    help="Environment variables for Python programs other than ddp_hpc.train: "
+    "those of torchrun, such as RANK, or none.  [torchrun]",
 )
 @click.option("--dry-run", is_flag=True, help="Print the launch command without running it.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -54,9 +62,9 @@ def command(
 ) -> None:
     """Start COMMAND on the nodes of the current allocation, or on this machine.
 
-    The launcher, its CPU binding and the environment variables come from the site's profile, as in a
-    rendered job script. Load modules before you use it. This process is replaced by the launcher, so signals
-    and the exit code are the launcher's.
+    The launcher, its CPU binding and the environment variables come from the site's profile, as in a rendered
+    job script. Load the modules that COMMAND needs first. This process is replaced by the launcher, so
+    signals and the exit code are the launcher's.
 
     \b
     Examples:

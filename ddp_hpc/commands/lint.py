@@ -33,7 +33,10 @@ class ScriptOrRequest(click.Command):
 @click.command("lint", cls=ScriptOrRequest)
 @job_options
 @click.option(
-    "--test-only", "ask_sbatch", is_flag=True, help="Also run sbatch --test-only, if sbatch is installed."
+    "--test-only",
+    "ask_sbatch",
+    is_flag=True,
+    help="Also check the script with sbatch --test-only, if sbatch is installed.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON list.")
 @click.option("--list", "list_checks", is_flag=True, help="List all checks with id, severity and title.")
@@ -47,8 +50,8 @@ def command(
 ) -> None:
     """Check a job script, or the options of a job, before it is submitted.
 
-    SCRIPT is any PBS or Slurm script. Without it, the script that `ddp-hpc render` would write from the same
-    options is checked. Scripts are never run. The exit code is 1 if any finding is an error.
+    SCRIPT is any PBS or Slurm script. Without SCRIPT, the command checks the script that `ddp-hpc render`
+    would write from the same options. Scripts are never run. The exit code is 1 if any finding is an error.
     docs/reference/lint/ has a page for each check.
 
     \b

@@ -13,7 +13,8 @@ import click
     "-f",
     "--follow",
     is_flag=True,
-    help="Print new output until the run has ended, through requeues and successor jobs.",
+    help="Keep printing new output until the run has ended, including the output of requeues and "
+    "successor jobs.",
 )
 @click.option(
     "--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Run directory of the job.  [detected]"

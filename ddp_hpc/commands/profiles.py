@@ -39,7 +39,7 @@ def list_profiles() -> None:
 @command.command("show")
 @click.argument("name")
 def show_profile(name: str) -> None:
-    """Print a profile's file, with its sources and dates, to read or to start your own from."""
+    """Print the file of a profile, with its sources and dates, as an example or a starting point."""
     from ddp_hpc.sites.site import profile_file
 
     path = Path(name) if name.endswith(".toml") else profile_file(name)
@@ -49,9 +49,9 @@ def show_profile(name: str) -> None:
 @command.command("check")
 @click.argument("files", metavar="FILE.toml...", nargs=-1, required=True, type=click.Path(path_type=Path))
 def check_profiles(files: tuple[Path, ...]) -> None:
-    """Report all errors in profiles, with file and line. The exit code is 2 if there are any.
+    """Report all errors in profiles, with file and line. The exit code is 2 if there are errors.
 
-    A job script is also rendered from each profile, for one node and for two.
+    The check also renders job scripts for one node and for two nodes from each profile.
     """
     from ddp_hpc.errors import RequestError
     from ddp_hpc.render.check_profile import faults_of

@@ -22,7 +22,7 @@ _LAUNCHERS = {"pals": "PALS", "openmpi": "Open MPI", "hydra": "MPICH's Hydra"}
     "--walltime-s",
     type=int,
     metavar="S",
-    help="End each job after S seconds, in the same way as its scheduler.",
+    help="End each job after S seconds, in the same way as its scheduler would at the time limit.",
 )
 @click.option(
     "--nodes", "num_nodes", type=int, metavar="N", help="Number of simulated nodes.  [the script's, or fewer]"
@@ -60,7 +60,7 @@ _LAUNCHERS = {"pals": "PALS", "openmpi": "Open MPI", "hydra": "MPICH's Hydra"}
     "--profile",
     default="",
     metavar="NAME",
-    help="Site profile; see `ddp-hpc profiles list`.  [the one of the script, if ddp-hpc rendered it]",
+    help="Site profile; `ddp-hpc profiles list` shows all names.  [the script's, if ddp-hpc rendered it]",
 )
 @click.option(
     "--here",

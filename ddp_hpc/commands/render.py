@@ -30,7 +30,7 @@ from ddp_hpc.errors import RequestError
 def command(step: bool, output: Path | None, **options: Any) -> None:
     """Write a job script for PBS, Slurm or this machine.
 
-    COMMAND, after --, is what each rank runs. The default is python -m ddp_hpc.train.
+    Each rank runs COMMAND, which follows --. The default is python -m ddp_hpc.train.
 
     \b
     Examples:

@@ -23,10 +23,10 @@ _EXIT_CODES = {"waiting": EXIT_DONE, "running": EXIT_DONE, "done": EXIT_DONE, "r
 )
 @click.argument("job", required=False)
 def command(job: str | None, as_json: bool, run_dir: Path | None) -> None:
-    """Show whether a job is pending or running, how far it is, and why it ended and what to do next.
+    """Show the state and the progress of a job, and, after its end, the reason and the next step.
 
-    Without JOB, the last job of each run in runs/ of the current directory is shown, or the last job of
-    --run-dir.
+    Without JOB, the command shows the last job of --run-dir, or of each run in runs/ of the current
+    directory.
 
     The exit code is 0 if the job is pending, running or done, 75 if it stopped with its state saved and must
     be resumed, 1 if it failed or its state is unknown, and 2 if there is no such job.

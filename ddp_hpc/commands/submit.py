@@ -24,14 +24,16 @@ _NO_LOG_DIRECTORY, _NO_ACCOUNT = "PBS011", "SITE002"
 
 @click.command("submit", cls=ScriptOrRequest)
 @job_options
-@click.option("--dry-run", is_flag=True, help="Print the script and the submit command, and do nothing.")
+@click.option(
+    "--dry-run", is_flag=True, help="Print the script and the submit command without submitting the job."
+)
 @click.option("--force", is_flag=True, help="Submit the script even if lint reports errors.")
 @click.option(
     "--chain",
     type=click.IntRange(1, 1000),
     metavar="N",
-    help="Submit a PBS script as N jobs, each of which waits for the previous one; for sites where compute "
-    "nodes may not submit jobs.",
+    help="Submit a PBS script as N jobs that run one after the other, for sites where compute "
+    "nodes cannot submit jobs.",
 )
 @click.argument("script", required=False, type=click.Path(path_type=Path))
 def command(script: Path | None, dry_run: bool, force: bool, chain: int | None, **options: Any) -> None:

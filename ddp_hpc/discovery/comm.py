@@ -102,7 +102,7 @@ class MpiComm:
         while not request.Test():
             if time.monotonic() > end:
                 raise RendezvousError(
-                    f"rank {self.rank} waited {timeout_s:g} s for {what}; look for their errors, "
+                    f"rank {self.rank} waited {timeout_s:g} s for {what}; check the log for errors, "
                     "or raise the time limit"
                 )
             time.sleep(_POLL_S)

@@ -121,7 +121,7 @@ def _chosen(choice: str, environ: Environ) -> Launcher:
         also = f" with {', '.join(launcher.all_of)}" if launcher.all_of else ""
         raise LaunchError(
             f"--discovery {choice}: {wanted}{also} not found in the environment; "
-            f"start the ranks with {launcher.start}, or leave --discovery out"
+            f"start the ranks with {launcher.start}, or omit --discovery"
         )
     return launcher
 
@@ -176,7 +176,7 @@ def _compare(
             text = f"{launcher.title} reports {reported.place()}, but {other_place}"
             if strict:
                 raise LaunchError(
-                    f"{text}: one of them is stale or wraps the other; unset the stale variables, "
+                    f"{text}: one of them is stale or started the other; unset the stale variables, "
                     f"or select one with --discovery {launcher.name} or --discovery {other.name}"
                 )
             notes.append(f"{text}: the first one was selected")
@@ -277,7 +277,7 @@ def _no_launcher(environ: Environ) -> World:
         raise LaunchError(
             f"this is the batch shell of Slurm job {environ['SLURM_JOB_ID']}, not one of its {tasks} tasks "
             f"(SLURM_PROCID={environ.get('SLURM_PROCID', 'unset')} without SLURM_STEP_ID is not a rank); "
-            "put `srun` in front of the command, or use --discovery single for one process"
+            "put `srun` in front of the command, or use --discovery single to run one process"
         )
     world = _single("no launcher's variables in the environment")
     if "PBS_NODEFILE" in environ:

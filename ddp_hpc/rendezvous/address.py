@@ -123,7 +123,7 @@ def rendezvous_point(world: World, environ: Environ) -> RendezvousPoint:
         return RendezvousPoint(host, candidate_ports(launch), launch, why)
     raise LaunchError(
         f"{world.launcher} started {world.world_size} ranks, but without MPI they cannot send each other "
-        "an address: pip install mpi4py (and leave --discovery out), or export MASTER_ADDR and MASTER_PORT "
+        "an address: pip install mpi4py (and omit --discovery), or export MASTER_ADDR and MASTER_PORT "
         "on every rank"
     )
 

@@ -172,7 +172,7 @@ def serve_store(point: RendezvousPoint, key: bytes, hostname: str) -> tuple[Stor
     if not is_own_address(point.host) and point.host.partition(".")[0] != hostname:
         raise RendezvousError(
             f"the ranks look for rank 0 at {point.host}, but it runs on {hostname}; "
-            f"export MASTER_ADDR={hostname} before the launch"
+            f"export MASTER_ADDR={hostname} before you start the ranks"
         )
     listener = open_listener(point.ports, point.listen)
     port = listener.getsockname()[1]

@@ -134,13 +134,13 @@ class FrameReader:
         while len(self._buffer) >= _HEAD.size:
             length, mac = _HEAD.unpack_from(self._buffer)
             if not _BODY.size <= length <= MAX_FRAME_BYTES:
-                raise ProtocolError(f"a frame with the invalid length of {length} bytes")
+                raise ProtocolError(f"received a frame with the invalid length of {length} bytes")
             if len(self._buffer) < _HEAD.size + length:
                 return
             body = bytes(self._buffer[_HEAD.size : _HEAD.size + length])
             del self._buffer[: _HEAD.size + length]
             if not hmac.compare_digest(mac, _frame_mac(self._key, self._number, body)):
-                raise ProtocolError("a frame with a wrong MAC")
+                raise ProtocolError("received a frame with a wrong MAC")
             self._number += 1
             kind, request = _BODY.unpack_from(body)
             yield kind, request, _fields(body)
@@ -156,11 +156,11 @@ def _fields(body: bytes) -> list[bytes]:
     fields, at = [], _BODY.size
     while at < len(body):
         if at + _LENGTH.size > len(body):
-            raise ProtocolError("a field without a length")
+            raise ProtocolError("a frame has a field without a length")
         (length,) = _LENGTH.unpack_from(body, at)
         at += _LENGTH.size
         if at + length > len(body):
-            raise ProtocolError("a field that is longer than its frame")
+            raise ProtocolError("a frame has a field that is longer than the frame")
         fields.append(body[at : at + length])
         at += length
     return fields

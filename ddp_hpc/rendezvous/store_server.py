@@ -322,7 +322,7 @@ class StoreServer:
             case Op.GOODBYE, []:
                 self._owner_said_goodbye = True
                 return []
-        raise ProtocolError(f"request {op} with {len(fields)} fields")
+        raise ProtocolError(f"request {op} has an invalid number of fields ({len(fields)})")
 
     def _compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
         old = self._values.get(key)

@@ -149,12 +149,14 @@ class JobOptions:
     derived from it; `Job` contains the defaults.
     """
 
-    profile: str | None = _option("Site profile; see `ddp-hpc profiles list`.", "NAME", "detected")
+    profile: str | None = _option(
+        "Site profile; `ddp-hpc profiles list` shows all names.", "NAME", "detected"
+    )
     nodes: int | None = _option("Number of nodes.", "N")
     ranks_per_node: int | None = _option("Number of ranks per node.", "R", "one per GPU, or 1")
-    gpus_per_node: int | None = _option("GPUs per node, if the profile does not define them.", "G")
-    cpus_per_node: int | None = _option("CPUs per node, if the profile does not define them.", "C")
-    walltime: str | None = _option("Time limit of the job; 90m, 2h and 1h30m are accepted too.", "HH:MM:SS")
+    gpus_per_node: int | None = _option("Number of GPUs per node, if the profile does not define it.", "G")
+    cpus_per_node: int | None = _option("Number of CPUs per node, if the profile does not define it.", "C")
+    walltime: str | None = _option("Time limit of the job, also written as 90m, 2h or 1h30m.", "HH:MM:SS")
     queue: str | None = _option("Queue, partition or QOS, depending on the site.", "Q")
     qos: str | None = _option("QOS in addition to the partition, if the site has both.", "Q")
     account: str | None = _option("Account or project to charge.", "A", "DDP_HPC_ACCOUNT")
@@ -164,7 +166,7 @@ class JobOptions:
     )
     mpi: str | None = _option("MPI type of srun (srun --mpi).", "|".join(MPI_KINDS), "the site's default")
     env: dict[str, str] | None = _option(  # noqa: RUF009 - it returns dataclasses.field
-        "Environment variable for the ranks; may be repeated.", "NAME=VALUE"
+        "Environment variable to set for the ranks; may be repeated.", "NAME=VALUE"
     )
     setup: tuple[str, ...] | None = _option(
         "Line of bash to run before the ranks start, e.g. to load modules; may be repeated.", "LINE"
@@ -176,15 +178,21 @@ class JobOptions:
         "File systems that the job needs, if the site requires them to be listed.", "F"
     )
     fallback: str | None = _option(
-        "Alternative settings from the profile, for jobs that hang; see `ddp-hpc profiles show`.", "NAME"
+        "Name of alternative settings in the profile, for jobs that hang; see `ddp-hpc profiles show`.",
+        "NAME",
     )
-    max_attempts: int | None = _option("Maximum number of attempts of a resumed run, requeues included.", "N")
+    max_attempts: int | None = _option(
+        "Maximum number of times that a run is started or resumed, including requeues.", "N"
+    )
     min_nodes: int | None = _option(
-        "Minimum number of nodes to continue with after a node failure; torchrun only.", "M"
+        "Minimum number of nodes with which torchrun continues after a node failure.", "M"
     )
-    template: str | None = _option("Template for the job script, instead of the scheduler's own.", "FILE")
+    template: str | None = _option(
+        "Template of the job script, instead of the default template of the scheduler.", "FILE"
+    )
     env_style: str | None = _option(
-        "Whether other Python programs get the variables that torchrun sets, such as RANK.",
+        "Environment variables for Python programs other than ddp_hpc.train: those of torchrun, "
+        "such as RANK, or none.",
         "|".join(ENV_STYLES),
     )
     command: tuple[str, ...] | None = None

@@ -31,11 +31,15 @@ class TrainConfig:
 
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
-    epochs: int = option(10, "Number of epochs.", above=0)
+    epochs: int = option(10, "Number of epochs to train.", above=0)
     max_steps: int | None = option(
-        None, "Stop after this many steps, even if epochs remain.", above=0, metavar="N"
+        None, "Stop the training after N steps, even if epochs remain.", above=0, metavar="N"
     )
-    seed: int = option(0, "Seed of the data, the parameters, the order of samples and dropout.", at_least=0)
+    seed: int = option(
+        0,
+        "Seed of all random numbers: synthetic data, initial parameters, order of samples and dropout.",
+        at_least=0,
+    )
     optimization: OptimizationConfig = OptimizationConfig()
     parallel: ParallelConfig = ParallelConfig()
     process_group: ProcessGroupConfig = ProcessGroupConfig()
@@ -90,7 +94,7 @@ def check_together(parallel: ParallelConfig, optimization: OptimizationConfig) -
     """
     if parallel.static_graph and optimization.accumulate > 1:
         raise RequestError(
-            "--static-graph cannot be used with --accumulate: DDP would leave gradients out. Remove one."
+            "--static-graph cannot be used with --accumulate: DDP would omit gradients. Remove one of them."
         )
     if optimization.compile is None:
         return

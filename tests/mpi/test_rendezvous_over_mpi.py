@@ -94,7 +94,7 @@ def test_a_chosen_launcher_without_an_address_suggests_mpi(connect_ranks: Connec
     ended = connect_ranks(2, CONNECT_DISCOVERY="hydra")
     text = errors(ended)[0]
     assert "hydra started 2 ranks, but without MPI they cannot send each other an address" in text
-    assert "leave --discovery out" in text
+    assert "omit --discovery" in text
     assert ended.exit_code == 2
 
 

@@ -122,7 +122,7 @@ def test_a_run_resumes_with_another_strategy(forks, home, tiny_data):
         ("--strategy pp --compile", "omit --compile"),
         ("--strategy fsdp --optimizer sgd --fused", "torch has no fused SGD"),
         ("--strategy tp --model linear", "has no `tensor_parallel` plan"),
-        ("--static-graph --accumulate 2", "would leave gradients out"),
+        ("--static-graph --accumulate 2", "would omit gradients"),
         ("--check-gradients --amp fp16", "use --amp bf16"),
         ("--sync-batchnorm --devices-per-rank 2", "Remove --devices-per-rank."),
         ("--compile --devices-per-rank 2", "split over devices is not compiled"),

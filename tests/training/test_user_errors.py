@@ -160,7 +160,9 @@ def test_an_error_of_a_worker_is_reported_by_its_rank(mine):
     done = train(*words, cwd=mine, ranks=2, env=env)
     assert done.returncode == 1, done.stderr
     (line,) = error_lines(done)
-    assert re.search(r"step 1: a worker of --workers raised ArithmeticError: planted in the worker", line)
+    assert re.search(
+        r"step 1: a worker process \(--workers\) raised ArithmeticError: planted in the worker", line
+    )
     assert "Traceback" not in done.stderr
     (path,) = (mine / "run" / "tracebacks").iterdir()
     assert f'mine.py", line {LINE}, in fail' in path.read_text()

@@ -75,7 +75,7 @@ def _check_combination(given: Mapping[str, str], options: Mapping[str, Any]) -> 
     elif options["submit"]:
         if outputs := [given[name] for name in ("json_file", "picture", "markdown") if name in given]:
             raise RequestError(
-                f"{outputs[0]} cannot be used with --submit; use it with --gather after the jobs"
+                f"{outputs[0]} cannot be used with --submit; use it with --gather after the jobs have ended"
             )
     elif others := [given[name] for name in _SUBMIT_OPTIONS if name in given]:
         raise RequestError(f"{others[0]} requires --submit")

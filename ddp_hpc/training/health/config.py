@@ -17,11 +17,13 @@ class HealthConfig:
 
     hang_timeout_s: float = option(
         600.0,
-        "Seconds without progress after which the job is ended, with an error that names the hanging rank.",
+        "Seconds without progress after which the job stops with an error that names the hanging rank.",
         flag="--hang-timeout",
         above=0,
     )
-    skew_limit: float = option(1.5, "Report a rank that is slower than the others by this factor.", above=1)
+    skew_limit: float = option(
+        1.5, "Report a rank that is slower than the other ranks by this factor.", above=1
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -289,7 +289,7 @@ class _Reads(torch.utils.data.Dataset[Batch | DataError]):
         except DataError as error:
             return error
         except Exception as error:
-            problem = DataError(f"a worker of --workers raised {describe_error(error)}")
+            problem = DataError(f"a worker process (--workers) raised {describe_error(error)}")
             problem.traceback_text = traceback_of(error)
             return problem
         return _as_tensor(src, self._samples.src), _as_tensor(tgt, self._samples.tgt)

@@ -31,23 +31,27 @@ class DataConfig:
     """
 
     path: Path | None = option(
-        None, "File to train on: .h5, .pt or .safetensors. Without it, synthetic data is used.", flag="--data"
+        None,
+        "Data file to train on, in .h5, .pt or .safetensors format. The default is synthetic data.",
+        flag="--data",
     )
-    data_dir: Path = option(Path("data"), "Directory for synthetic data, which is created once.")
+    data_dir: Path = option(
+        Path("data"), "Directory for the file of synthetic data, which is created once and then reused."
+    )
     stage: Path | None = option(
         None,
-        "Copy the file to this directory once per node, such as $TMPDIR, and read the copy.",
+        "Copy the data file to this local directory on each node, such as $TMPDIR, and read the copy.",
         read=read_directory,
         show=str,
         metavar="DIR",
     )
-    check_data: bool = option(False, "Check all samples for NaN and infinity before the training.")
-    src_key: str = option("src", "Name of the dataset that holds the inputs.")
-    tgt_key: str = option("tgt", "Name of the dataset that holds the targets.")
-    num_samples: int = option(2048, "Number of samples of synthetic data.", above=0)
+    check_data: bool = option(False, "Check all samples for NaN and infinity before the training starts.")
+    src_key: str = option("src", "Name of the array in the data file that contains the inputs.")
+    tgt_key: str = option("tgt", "Name of the array in the data file that contains the targets.")
+    num_samples: int = option(2048, "Number of samples in the synthetic data.", above=0)
     src_shape: tuple[int, ...] | None = option(
         None,
-        "Shape of one input.",
+        "Shape of one input in the synthetic data.",
         read=_read_shape,
         show=_show_shape,
         metavar="D1,D2,...",
@@ -55,7 +59,7 @@ class DataConfig:
     )
     tgt_shape: tuple[int, ...] | None = option(
         None,
-        "Shape of one target.",
+        "Shape of one target in the synthetic data.",
         read=_read_shape,
         show=_show_shape,
         metavar="D1,D2,...",
@@ -63,13 +67,15 @@ class DataConfig:
     )
     dtype: DType | None = option(
         None,
-        "Data type of the samples. With float64 the model is trained in float64 too.",
+        "Data type of the samples. With float64, the model is trained in float64 too.",
         shown_default="float32",
     )
-    batch_size: int = option(32, "Samples per rank and micro-batch.", above=0)
-    shuffle: bool = option(True, "Draw a new order of the samples for each epoch.")
+    batch_size: int = option(32, "Number of samples per rank and micro-batch.", above=0)
+    shuffle: bool = option(True, "Shuffle the samples in each epoch.")
     workers: int = option(
-        0, "Processes per rank that read data, useful for compressed files. With 0 a thread reads."
+        0,
+        "Number of processes per rank that read data, useful for compressed files. With 0, a "
+        "thread reads the data.",
     )
 
     def __post_init__(self) -> None:

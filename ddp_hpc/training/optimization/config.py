@@ -24,39 +24,52 @@ class OptimizationConfig:
         RequestError: values contradict each other, or one is out of range.
     """
 
-    lr: float = option(0.001, "Learning rate for one rank.", above=0)
-    lr_scaling: LrScaling = option("linear", "How the learning rate scales with the number of ranks.")
-    warmup_steps: int = option(0, "Steps over which the learning rate rises to its value.", at_least=0)
-    accumulate: int = option(1, "Micro-batches per step.", above=0)
-    clip_norm: float | None = option(None, "Clip the gradients to this norm.", above=0)
-    lr_schedule: LrSchedule = option("constant", "Learning-rate schedule after the warm-up.")
-    optimizer: OptimizerName = option("adam", "Optimizer. sgd has a momentum of 0.9.")
-    weight_decay: float = option(
-        0.0, "Weight decay of matrices. Biases and norms are not decayed.", at_least=0
+    lr: float = option(
+        0.001, "Learning rate of a run with one rank; --lr-scaling adapts it to more ranks.", above=0
     )
-    fused: bool | None = option(None, "Use the optimizer's fused implementation.", shown_default="on a GPU")
-    amp: Amp = option("off", "Mixed precision (torch.amp).")
+    lr_scaling: LrScaling = option("linear", "How the learning rate scales with the number of ranks.")
+    warmup_steps: int = option(
+        0, "Number of steps in which the learning rate rises linearly to its full value.", at_least=0
+    )
+    accumulate: int = option(
+        1, "Number of micro-batches whose gradients are accumulated in each step.", above=0
+    )
+    clip_norm: float | None = option(None, "Clip the total norm of the gradients to this value.", above=0)
+    lr_schedule: LrSchedule = option("constant", "Learning-rate schedule after the warm-up.")
+    optimizer: OptimizerName = option(
+        "adam", "Optimizer that updates the parameters; sgd uses a momentum of 0.9."
+    )
+    weight_decay: float = option(
+        0.0,
+        "Weight decay of weight matrices; it does not apply to biases and normalization layers.",
+        at_least=0,
+    )
+    fused: bool | None = option(
+        None, "Use the fused implementation of the optimizer.", shown_default="on a GPU"
+    )
+    amp: Amp = option("off", "Data type of mixed-precision training with torch.amp.")
     matmul_precision: MatmulPrecision | None = option(
         None,
         "Precision of float32 matrix products on a GPU: high uses TF32, medium uses bfloat16.",
         shown_default="torch's defaults",
     )
     compile: CompileMode | None = option(
-        None, "Compile the model with torch.compile, in this mode.", bare_value="default"
+        None, "Compile the model with torch.compile in this mode.", bare_value="default"
     )
     check_gradients: bool = option(
-        False, "Stop before an update with non-finite gradients, and name the layer and the rank."
+        False,
+        "Stop with an error before an update with non-finite gradients, and report the layer and the rank.",
     )
     allow_non_finite_loss: bool = option(
-        False, "Continue after a step with a NaN or infinite loss, as long as the parameters are finite."
+        False, "Continue the training after a NaN or infinite loss, as long as the parameters are finite."
     )
 
     def __post_init__(self) -> None:
         check_ranges(self)
         if self.check_gradients and self.amp == "fp16":
             raise RequestError(
-                "--check-gradients cannot be used with --amp fp16: gradients that overflow are usual there, "
-                "and their update is skipped. Remove --check-gradients, or use --amp bf16."
+                "--check-gradients cannot be used with --amp fp16: fp16 gradients often overflow, "
+                "and torch then skips the update. Remove --check-gradients, or use --amp bf16."
             )
 
     @property

@@ -36,35 +36,46 @@ class ParallelConfig:
     """
 
     strategy: StrategyName = option(
-        "ddp", "How ranks share the training (docs/explanation/parallel-strategies.md)."
+        "ddp", "Parallelization strategy (docs/explanation/parallel-strategies.md)."
     )
     mesh: str | None = option(
         None,
-        "A grid of ranks with the dimensions pp, dp, fsdp and tp, instead of --strategy.",
+        "Device mesh: number of ranks in each of the dimensions pp, dp, fsdp and tp, instead of --strategy.",
         metavar="dp=2,tp=2",
     )
     bucket_mib: float | None = option(
         None,
-        "DDP: size of the buckets in which gradients are sent.",
+        "DDP: size of the gradient buckets that are reduced together.",
         above=0,
         metavar="MIB",
         shown_default="25, and 1 for the first",
     )
-    static_graph: bool = option(False, "DDP: every step uses the same parameters.")
-    find_unused_parameters: bool = option(False, "DDP: some steps do not use all parameters.")
-    compress_gradients: HalfType | None = option(None, "DDP: send gradients in this data type.")
-    sync_batchnorm: bool = option(False, "DDP on GPUs: compute batch norms over all ranks.")
+    static_graph: bool = option(False, "DDP: assume that every step uses the same parameters (static_graph).")
+    find_unused_parameters: bool = option(
+        False, "DDP: allow steps that do not use all parameters (find_unused_parameters)."
+    )
+    compress_gradients: HalfType | None = option(
+        None, "DDP: convert the gradients to this data type for communication."
+    )
+    sync_batchnorm: bool = option(
+        False, "DDP on GPUs: synchronize the statistics of batch normalization over all ranks."
+    )
     devices_per_rank: int = option(
         1, "DDP: number of devices over which each rank splits its replica.", above=0
     )
-    cpu_offload: bool = option(False, "FSDP on GPUs: keep unused parameters in host memory.")
+    cpu_offload: bool = option(False, "FSDP on GPUs: keep parameters in host memory while they are not used.")
     activation_checkpointing: bool = option(
-        False, "Recompute activations in the backward pass instead of keeping them."
+        False, "Recompute activations in the backward pass instead of keeping them in memory."
     )
     pipeline_chunks: int | None = option(
-        None, "Pipeline: micro-batches into which a batch is split.", above=0, shown_default="2 per stage"
+        None,
+        "Pipeline parallelism: number of micro-batches into which each batch is split.",
+        above=0,
+        shown_default="2 per stage",
     )
-    pipeline_schedule: PipelineSchedule = option("gpipe", "Pipeline schedule.")
+    pipeline_schedule: PipelineSchedule = option(
+        "gpipe", "Pipeline parallelism: schedule of the micro-batches."
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self)

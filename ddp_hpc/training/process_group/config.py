@@ -38,17 +38,18 @@ class ProcessGroupConfig:
         read=_read_discovery,
         metavar="NAME",
     )
-    backend: Backend = option("auto", "Communication backend. auto is NCCL on GPUs and gloo on CPUs.")
-    device: DeviceKind = option("auto", "Type of device to compute on.")
+    backend: Backend = option("auto", "Communication backend; auto selects NCCL on GPUs and gloo on CPUs.")
+    device: DeviceKind = option("auto", "Type of device to train on.")
     threads: int | None = option(
-        None, "CPU threads per rank.", above=0, shown_default="the cores that the rank may use"
+        None, "Number of CPU threads per rank.", above=0, shown_default="the cores that the rank may use"
     )
     init_timeout_s: float = option(
-        300.0, "Seconds for all ranks to find each other.", flag="--init-timeout", above=0
+        300.0, "Time limit in seconds for all ranks to connect.", flag="--init-timeout", above=0
     )
     timeout_s: float = option(
         1800.0,
-        "Seconds that a rank waits for the others in one collective, or for the data to be created.",
+        "Seconds that a rank waits for the other ranks in one collective, or for the data file to "
+        "be created.",
         flag="--timeout",
         above=0,
     )

@@ -19,7 +19,7 @@ class SnapshotConfig:
 
     enabled: bool = option(
         True,
-        "Save snapshots in a job script. --no-snapshots turns them off, such as for a benchmark.",
+        "Save snapshots in jobs; --no-snapshots disables them, for example for a benchmark.",
         flag="--snapshots",
     )
     directory: Path | None = option(
@@ -33,17 +33,17 @@ class SnapshotConfig:
         shown_default="$DDP_HPC_RUN_DIR/snapshots in a job script, else nothing is saved",
     )
     every_steps: int | None = option(
-        None, "Save every N steps.", flag="--snapshot-every-steps", above=0, metavar="N"
+        None, "Save a snapshot every N steps.", flag="--snapshot-every-steps", above=0, metavar="N"
     )
     every_s: float = option(
         600.0,
-        "Save if the last snapshot is older than this many seconds.",
+        "Save a snapshot when the last one is older than this number of seconds.",
         flag="--snapshot-every-s",
         above=0,
     )
-    keep: int = option(3, "Number of snapshots to keep.", above=0)
+    keep: int = option(3, "Number of snapshots to keep; older ones are deleted.", above=0)
 
     def __post_init__(self) -> None:
         check_ranges(self)
         if not self.enabled and (self.directory or self.every_steps):
-            raise RequestError("--no-snapshots saves nothing. Remove the other options of snapshots.")
+            raise RequestError("--no-snapshots saves nothing. Remove the other snapshot options.")

@@ -42,7 +42,7 @@ class DirectoryLock:
         self._nonce = secrets.token_hex(8)
         self._released = threading.Event()
         self.lost = False
-        """Whether another job has taken over the lock, so that this one must stop writing."""
+        """True after another job took over the lock; this job must then stop writing."""
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._take(waits, stale_s)

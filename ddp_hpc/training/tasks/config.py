@@ -37,13 +37,13 @@ class ModelConfig:
 
     name: str = option(
         "transformer",
-        "transformer, classifier, linear, decoder, or your own as package.module:factory "
-        "(docs/how-to/own-model.md).",
+        "Model to train: transformer, classifier, linear, decoder, or your own as "
+        "package.module:factory (docs/how-to/own-model.md).",
         flag="--model",
     )
     options: tuple[tuple[str, Any], ...] = option(
         (),
-        "An argument of the model's factory, such as layers=6. Can be given several times.",
+        "Argument for the model's factory, such as layers=6; may be repeated.",
         flag="--model-option",
         read=read_model_option,
         metavar="NAME=VALUE",

@@ -40,47 +40,56 @@ class TelemetryConfig:
         RequestError: a value is out of range.
     """
 
-    metrics: Path | None = option(None, "Write one JSON line per step to this file, on rank 0.")
+    metrics: Path | None = option(
+        None, "Write the metrics of each step to this file, one JSON object per line (rank 0 only)."
+    )
     tensorboard: Path | None = option(
-        None, "Write TensorBoard's event files to this directory, on rank 0.", metavar="DIR"
+        None, "Write event files for TensorBoard to this directory (rank 0 only).", metavar="DIR"
     )
     metrics_hook: str | None = option(
         None,
-        "Your own function, which rank 0 calls with the metrics of each step, for other trackers.",
+        "Function that rank 0 calls with the metrics of each step, for other experiment trackers.",
         metavar="MODULE:FUNCTION",
     )
     trace_dir: Path | None = option(
         None,
-        "Record some steps with torch.profiler: a Chrome trace and a table per rank, in this directory.",
+        "Record some steps with torch.profiler, and write a Chrome trace and a table per rank to "
+        "this directory.",
         read=read_directory,
         show=str,
         metavar="DIR",
     )
     trace_window: tuple[int, ...] = option(
         (1, 1, 2, 1),
-        "Steps to skip, steps to warm the profiler up, steps to record, and number of repetitions.",
+        "Profiler schedule: steps to skip, steps to warm up, steps to record, and number of repetitions.",
         read=read_numbers,
         show=_show_numbers,
         metavar="WAIT,WARMUP,ACTIVE,REPEAT",
     )
     trace_ranks: frozenset[int] | None = option(
         None,
-        "Ranks that record: all, or numbers.",
+        "Ranks that record traces: all, or a comma-separated list of ranks.",
         read=_read_ranks,
         show=_show_ranks,
         metavar="all|0|0,7",
         shown_default="all",
     )
-    trace_stacks: bool = option(False, "Record Python stacks too, which slows the recorded steps down.")
-    trace_flops: bool = option(False, "Estimate the FLOPs of matrix products and convolutions too.")
+    trace_stacks: bool = option(
+        False, "Also record Python stacks in traces, which slows down the recorded steps."
+    )
+    trace_flops: bool = option(
+        False, "Also record estimates of the FLOPs of matrix products and convolutions in traces."
+    )
     trace_max_mib: float = option(
         1024.0,
-        "Discard the trace of a rank if it is larger than this; its table is kept.",
+        "Discard the trace of a rank if it is larger than this size; the table is kept.",
         above=0,
         metavar="MIB",
     )
-    summary: Path | None = option(None, "Write one JSON object to this file at the end, on rank 0.")
-    log_every: int = option(10, "Steps between two lines of progress.", above=0)
+    summary: Path | None = option(
+        None, "Write a summary of the training to this file at the end, as one JSON object (rank 0 only)."
+    )
+    log_every: int = option(10, "Number of steps between two lines of progress in the log.", above=0)
 
     def __post_init__(self) -> None:
         check_ranges(self)

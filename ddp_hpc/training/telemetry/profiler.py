@@ -92,7 +92,7 @@ def record_trace(
 def _check_window(wait: int, warmup: int, active: int, repeat: int) -> None:
     if min(wait, warmup) < 0 or min(active, repeat) < 1:
         raise RequestError(
-            f"a trace of wait={wait}, warmup={warmup}, active={active}, repeat={repeat}: "
+            f"invalid trace schedule wait={wait}, warmup={warmup}, active={active}, repeat={repeat}: "
             "wait and warmup must be 0 or greater, active and repeat 1 or greater"
         )
 
