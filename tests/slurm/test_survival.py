@@ -149,8 +149,10 @@ def test_a_cut_cable_is_named_and_the_job_goes_on_when_it_is_mended(
         assert gone in run.state
         cluster.set_link(cluster.node_names[rank], "up")
         check_done(run, quiet, 40)
-        # The end of rank 1 was told while nobody could hear it: srun would wait for it until the limit.
-        assert "ddp-hpc: terminating srun" in run.log
+        if rank == 1:
+            # Rank 1's node reported its exit while it was cut off: without this, srun would wait for it until
+            # the time limit. If the node with srun was cut off, slurmd sometimes reports the exit again.
+            assert "ddp-hpc: terminating srun" in run.log
         assert len(run.attempts) == 2
 
 
