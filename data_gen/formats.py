@@ -43,7 +43,7 @@ _SAFETENSORS_DTYPES = {
     "int32": "I32",
     "int64": "I64",
 }
-# Limit for the text of a library's error.
+# Maximum number of characters quoted from a library's error message.
 _MAX_REASON = 200
 # The page size, to which memory-mapped arrays and direct I/O must be aligned.
 _ALIGNMENT = 4096

@@ -215,7 +215,7 @@ def _at(config: Any, path: Sequence[str]) -> Any:
 
 
 def read_directory(flag: str, text: str) -> Path:
-    """Converts an argument to a directory.
+    """Converts a command-line argument to the path of a directory.
 
     Raises:
         RequestError: the argument is empty, which would mean the current directory.

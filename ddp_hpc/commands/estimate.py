@@ -232,7 +232,7 @@ def _row(training: Training, strategy: str, ranks: int, machine: Machine | None)
 
 
 def _table(training: Training, rows: list[dict[str, Any]]) -> str:
-    """Format a table with one column per strategy. States that no strategy keeps are left out."""
+    """Format a table with one column per strategy. Rows that are empty for every strategy are left out."""
     from ddp_hpc.units import format_bytes
 
     precision = training.precision

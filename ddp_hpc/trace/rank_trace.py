@@ -98,7 +98,7 @@ def _device(rank_events: RankEvents, head: dict[str, Any]) -> str:
 def _collectives(
     calls: list[Call], base_us: float, zero_s: float, steps: Steps, is_device_missing: bool
 ) -> tuple[Collective, ...]:
-    # If collectives run on a device, the annotations on the host only show when they were launched.
+    # If collectives run on a device, the host annotations give only their launch times.
     on_device = any(call.on_device for call in calls) or is_device_missing
     # NCCL implements all-to-all by the kernels of send and receive.
     on_host = {call.kind for call in calls if not call.on_device}

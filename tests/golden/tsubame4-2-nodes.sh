@@ -42,7 +42,7 @@ export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-/tmp/torchinductor-$U
 export DDP_HPC_KILL_DELAY_S=1
 export DDP_HPC_RUN_DIR="$PWD"/runs/ddp
 export DDP_HPC_MAX_ATTEMPTS=20
-# Ranks execute the compiled kernels, so a directory of another user with the same name is not used.
+# Ranks execute the compiled kernels in this directory, so one that another user owns is not used.
 for name in TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR; do
   (umask 077 && mkdir -p -- "${!name}") 2>/dev/null || true
   if [[ ! -O ${!name} || -L ${!name} ]]; then printf -v "$name" %s "$(mktemp -d)"; fi
