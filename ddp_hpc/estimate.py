@@ -271,7 +271,7 @@ def fits(training: Training, strategy: str, ranks: int, machine: Machine) -> boo
 
 
 def smallest_ranks(training: Training, strategy: str, machine: Machine) -> int | None:
-    """Return the smallest number of GPUs that suffices, or None if no number up to 2**20 does."""
+    """Return the smallest number of GPUs that suffices, or None if even 2**20 do not."""
     candidates = range(1, 2 if STRATEGIES[strategy].one_rank else MAX_RANKS + 1)
     found = bisect_left(candidates, True, key=lambda ranks: fits(training, strategy, ranks, machine))
     return candidates[found] if found < len(candidates) else None
