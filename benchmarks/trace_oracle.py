@@ -3,7 +3,9 @@
 The computation uses no code of `ddp_hpc.trace`. It reads the whole trace as JSON, finds the launch of each
 kernel by its correlation ID, and walks over all moments at which something starts or ends. A kernel belongs
 to the innermost annotation or operator around its launch that names a region, or to the backward pass if a
-thread of autograd launched it. docs/how-to/read-traces.md names public traces of GPUs.
+thread of autograd launched it. While nothing runs, the device waits for the event that starts next: between
+kernels if that was already launched, for data if the host is in its DataLoader, else for the host.
+docs/how-to/read-traces.md names public traces of GPUs.
 """
 
 from __future__ import annotations
@@ -17,8 +19,13 @@ from pathlib import Path
 from typing import Any
 
 PARTS = ("wall", "compute", "forward", "backward", "optimizer", "comm_exposed", "comm_hidden", "memcpy")
+CAUSES = ("idle_data", "idle_host", "idle_kernel", "idle_other")
 WORDS = {"optimizer": ("optimizer", "zero_grad"), "backward": ("backward", "autograd::engine::eval")}
 WORDS |= {"forward": ("forward", "distributeddataparallel.forward", "fullyshardeddataparallel.forward")}
+
+
+OLD = {"Operator": "cpu_op", "Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset"}
+OLD["Runtime"] = "cuda_runtime"  # categories of torch before 1.11
 
 
 def region_of(name: str) -> str | None:
@@ -29,8 +36,11 @@ def region_of(name: str) -> str | None:
     return None
 
 
-def activities(events: list[dict[str, Any]]) -> list[tuple[float, float, float, str]]:
-    """Start, end, launch and kind of all that the device did."""
+Activity = tuple[float, float, float, str, bool]
+
+
+def activities(events: list[dict[str, Any]]) -> list[Activity]:
+    """Start, end, launch and kind of all that the device did, and whether the launch was recorded."""
     calls = {}
     spans = defaultdict(list)  # of each thread: the regions
     autograd, main = set(), set()
@@ -57,13 +67,50 @@ def activities(events: list[dict[str, Any]]) -> list[tuple[float, float, float, 
             kind = "backward"
         if event["cat"] != "kernel":
             kind = "memcpy"
-        elif "nccl" in event["name"].lower():
+        elif any(word in event["name"].lower() for word in ("nccl", "multimem_all_reduce")):
             kind = "comm"
-        found.append((start, start + event["dur"], launch, kind))
+        found.append((start, start + event["dur"], launch, kind, thread is not None))
     return sorted(found)
 
 
-def windows(events: list[dict[str, Any]], found: list[tuple[float, float, float, str]]) -> list[list[float]]:
+def gaps(found: list[Activity], events: list[dict[str, Any]]) -> list[tuple[float, float, str]]:
+    """Start, end and cause of the times in which the device did nothing."""
+    data = [
+        (event["ts"], event["ts"] + event["dur"])
+        for event in events
+        if event.get("ph") == "X"
+        and event.get("cat") in ("user_annotation", "cpu_op")
+        and event["name"].strip("# ").lower().split("#")[0] in ("data", "dataloader", "enumerate(dataloader)")
+    ]
+    idle, reach = [], float("-inf")
+    for start, end, launch, _, known in sorted(found, key=lambda one: (one[0], one[2])):
+        if start > reach:
+            late = launch > reach
+            idle.append((reach, start, "idle_other" if not known else "idle_host" if late else "idle_kernel"))
+        reach = max(reach, end)
+    split = []
+    for begin, end, cause in [*idle, (reach, float("inf"), "idle_host")]:
+        around = (
+            sorted(one for one in data if one[0] < end and one[1] > begin) if cause != "idle_kernel" else []
+        )
+        for first, last in around:
+            split.append((begin, max(begin, first), cause))
+            split.append((max(begin, first), max(begin, min(last, end)), "idle_data"))
+            begin = max(begin, min(last, end))
+        split.append((begin, end, cause))
+    return split
+
+
+def idle_times(split: list[tuple[float, float, str]], steps: list[list[float]]) -> dict[str, float]:
+    """The mean idle time per step by cause, in milliseconds."""
+    total: dict[str, float] = defaultdict(float)
+    for begin, end, cause in split:
+        for first, last in steps:
+            total[cause] += max(0.0, min(end, last) - max(begin, first))
+    return {cause: total[cause] / len(steps) * 1e-3 for cause in CAUSES}
+
+
+def windows(events: list[dict[str, Any]], found: list[Activity]) -> list[list[float]]:
     """The device's steps: each begins when the host has begun it and all launched before has finished."""
     steps = sorted(
         (event["ts"], event["ts"] + event["dur"])
@@ -86,10 +133,10 @@ def windows(events: list[dict[str, Any]], found: list[tuple[float, float, float,
     return [[begin, min(end, after)] for (begin, end), after in zip(made, nexts, strict=True)]
 
 
-def divide(found: list[tuple[float, float, float, str]], steps: list[list[float]]) -> dict[str, float]:
+def divide(found: list[Activity], steps: list[list[float]]) -> dict[str, float]:
     """The mean time per step of each part, in milliseconds."""
     total: dict[str, float] = defaultdict(float)
-    changes = sorted([(s, 1, k) for s, _, _, k in found] + [(e, -1, k) for _, e, _, k in found])
+    changes = sorted([(one[0], 1, one[3]) for one in found] + [(one[1], -1, one[3]) for one in found])
     changes += [(edge, 0, "") for step in steps for edge in step]
     running: dict[str, int] = defaultdict(int)
     starts = [step[0] for step in steps]
@@ -114,23 +161,27 @@ def divide(found: list[tuple[float, float, float, str]], steps: list[list[float]
 
 
 def main(paths: list[str]) -> None:
-    from ddp_hpc.trace.capture import read_capture
+    from ddp_hpc.trace.combine_ranks import read_capture
 
     worst = 0.0
-    print(f"{'trace':44}{'':7}", *(f"{part:>12}" for part in PARTS), "  ms per step")
+    columns = (*PARTS, *CAUSES)
+    print(f"{'trace':44}{'':7}", *(f"{part:>12}" for part in columns), "  ms per step")
     for path in map(Path, paths):
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             events = json.load(file)["traceEvents"]
+        for event in events:
+            event["cat"] = OLD.get(event.get("cat"), event.get("cat"))
         found = activities(events)
-        want = divide(found, windows(events, found))
+        steps = windows(events, found)
+        want = divide(found, steps) | idle_times(gaps(found, events), steps)
         times = read_capture(path).mean
         computing = ("forward_s", "backward_s", "optimizer_s", "snapshot_s", "other_s")
-        got = {part: getattr(times, f"{part}_s") * 1e3 for part in PARTS if part != "compute"}
+        got = {part: getattr(times, f"{part}_s") * 1e3 for part in columns if part != "compute"}
         got["compute"] = sum(getattr(times, name) for name in computing) * 1e3
-        off = max(abs(want[part] - got[part]) / want["wall"] for part in PARTS)
+        off = max(abs(want[part] - got[part]) / want["wall"] for part in columns)
         worst = max(worst, off)
-        print(f"{path.name[:43]:44}{'oracle':7}", *(f"{want[part]:12.3f}" for part in PARTS))
-        print(f"{'':44}{'report':7}", *(f"{got[part]:12.3f}" for part in PARTS), f"  off by {off:.2%}")
+        print(f"{path.name[:43]:44}{'oracle':7}", *(f"{want[part]:12.3f}" for part in columns))
+        print(f"{'':44}{'report':7}", *(f"{got[part]:12.3f}" for part in columns), f"  off by {off:.2%}")
     print(f"largest difference: {worst:.2%} of a step")
     sys.exit(worst > 0.02)
 

@@ -78,7 +78,7 @@ def lay_out_npz(path: Path, arrays: Sequence[Array]) -> dict[str, int]:
 
 
 def seal_npz(path: Path, marks: Mapping[str, int | str]) -> None:
-    """Writes the checksums of the filled arrays, and adds the marks as scalar arrays."""
+    """Writes the checksums of the arrays, and adds the metadata in `marks` as scalar arrays."""
     with path.open("r+b") as file, zipfile.ZipFile(file, "a") as archive:
         for info in archive.infolist():
             file.seek(member_start(file, info))

@@ -32,7 +32,7 @@ IDX_DTYPES = {8: "uint8", 9: "int8", 11: "int16", 12: "int32", 13: "float32", 14
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _BLOCK_BYTES = 4 * 1024 * 1024
-# Limit for scalars that describe the arrays; a recipe has a few hundred characters.
+# Maximum size of a scalar with metadata. The largest is the recipe, which has a few hundred characters.
 _MAX_MARK_BYTES = 1024 * 1024
 # Limit for the text of a library's error: NumPy quotes the header that it cannot read.
 _MAX_REASON = 200
@@ -67,7 +67,7 @@ def check_regular(path: Path) -> os.stat_result:
 
 @contextmanager
 def reading(path: Path) -> Iterator[IO[bytes]]:
-    """Opens a file, decompressed if it is gzipped whatever its name; errors are raised as DataError."""
+    """Opens a file and decompresses it if its first bytes are those of gzip. Errors become DataError."""
     check_regular(path)
     try:
         with path.open("rb") as raw:
@@ -89,7 +89,7 @@ class Stream:
     path: Path
     info: ArrayInfo
     open: Callable[[], AbstractContextManager[IO[bytes]]]
-    """Opens the file at the first byte of its header."""
+    """Opens the file at the first byte of the array's header."""
     header_bytes: int
     file_dtype: np.dtype[Any]
     """The dtype of `info` in the byte order of the file."""

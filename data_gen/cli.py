@@ -43,9 +43,7 @@ _output_option = click.option(
     help="Output file; its suffix selects the format: .h5, .hdf5, .pt or .safetensors.",
 )
 _force_option = click.option("--force", is_flag=True, help="Overwrite the output file if it exists.")
-_seed_option = click.option(
-    "--seed", type=int, default=0, show_default=True, help="Seed of the random numbers."
-)
+_seed_option = click.option("--seed", type=int, default=0, help="Seed of the random numbers.")
 
 
 def _shape(_: click.Context, __: click.Parameter, text: str) -> tuple[int, ...]:
@@ -57,7 +55,6 @@ def _shape_option(name: str, default: tuple[int, ...]) -> Callable[[Any], Any]:
         f"--{name}-shape",
         callback=_shape,
         default=",".join(map(str, default)),
-        show_default=True,
         metavar="N,N,...",
         help=f"Shape of one sample of {name}.",
     )
@@ -65,38 +62,26 @@ def _shape_option(name: str, default: tuple[int, ...]) -> Callable[[Any], Any]:
 
 @click.group(
     invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
 )
-@click.option(
-    "--num-samples",
-    type=int,
-    default=_DEFAULT.num_samples,
-    show_default=True,
-    help="Number of samples to write.",
-)
+@click.option("--num-samples", type=int, default=_DEFAULT.num_samples, help="Number of samples to write.")
 @_shape_option("src", _DEFAULT.src_shape)
 @_shape_option("tgt", _DEFAULT.tgt_shape)
 @click.option(
-    "--dtype",
-    type=click.Choice(list(DTYPE_BYTES)),
-    default=_DEFAULT.dtype,
-    show_default=True,
-    help="Data type of src and tgt.",
+    "--dtype", type=click.Choice(list(DTYPE_BYTES)), default=_DEFAULT.dtype, help="Data type of src and tgt."
 )
 @click.option(
     "--distribution",
     type=click.Choice(list(DISTRIBUTIONS)),
     default=_DEFAULT.distribution,
-    show_default=True,
     help="Distribution of the values. uniform: values in [0, 1). normal: standard normal. learnable: tgt is "
     "a fixed linear map of src plus small noise. tokens: integers, where tgt is (3 * src + 1) mod the "
-    "vocabulary size, except for a random tenth.",
+    "vocabulary size, except that a tenth of tgt is random.",
 )
 @click.option(
     "--vocab-size",
     type=int,
     default=_DEFAULT.vocab_size,
-    show_default=True,
     help="Number of different tokens, for --distribution tokens.",
 )
 @_seed_option
@@ -107,7 +92,6 @@ def _shape_option(name: str, default: tuple[int, ...]) -> Callable[[Any], Any]:
     "timeout_s",
     type=click.FloatRange(min=1.0),
     default=_TIMEOUT_S,
-    show_default=True,
     help="Seconds to wait for the other ranks, if several ranks write the file together.",
 )
 @click.version_option(__version__, prog_name="data_gen")
@@ -169,8 +153,7 @@ def cli(
 
         return generate(recipe, path, force=force, progress=progress, comm=comm)
 
-    with connected_ranks(timeout_s) as comm:
-        _write_by(comm, path, write)
+    _write(path, write, timeout_s)
 
 
 @cli.command()
@@ -186,12 +169,12 @@ def digits(seed: int, output: Path | None, force: bool) -> None:
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
     path = output or _DIRECTORY / "digits.h5"
 
-    def write(progress: Progress) -> GenerateResult:
+    def write(progress: Progress, _: Comm) -> GenerateResult:
         from data_gen.digits import write_digits
 
         return write_digits(path, seed=seed, force=force, progress=progress)
 
-    _write_alone(path, write)
+    _write(path, write)
 
 
 @cli.command()
@@ -222,7 +205,7 @@ def idx(
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
     path = output or _DIRECTORY / f"{images.name.removesuffix('.gz')}.h5"
 
-    def write(progress: Progress) -> GenerateResult:
+    def write(progress: Progress, _: Comm) -> GenerateResult:
         from data_gen.idx import convert_idx
 
         return convert_idx(
@@ -235,32 +218,22 @@ def idx(
             progress=progress,
         )
 
-    _write_alone(path, write)
+    _write(path, write)
 
 
 @cli.command()
 @click.argument("inputs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="INPUT...")
-@click.option("--length", type=int, default=128, show_default=True, help="Number of bytes per sample.")
-@click.option(
-    "--test-share",
-    type=float,
-    default=0.05,
-    show_default=True,
-    help="Fraction of the samples used for testing.",
-)
+@click.option("--length", type=int, default=128, help="Number of bytes per sample.")
+@click.option("--test-share", type=float, default=0.05, help="Fraction of the samples used for testing.")
 @click.option(
     "--suffix",
     "suffixes",
     multiple=True,
     default=[".txt"],
-    show_default=True,
     help="Suffix of the files to read in directories; may be repeated.",
 )
 @click.option(
-    "--exclude",
-    multiple=True,
-    metavar="NAME",
-    help="Skip subdirectories of this name; may be repeated.",
+    "--exclude", multiple=True, metavar="NAME", help="Skip subdirectories of this name; may be repeated."
 )
 @_output_option
 @_force_option
@@ -285,7 +258,7 @@ def text(
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
     path = output or _DIRECTORY / "text.h5"
 
-    def write(progress: Progress) -> GenerateResult:
+    def write(progress: Progress, _: Comm) -> GenerateResult:
         from data_gen.text import write_text
 
         return write_text(
@@ -299,7 +272,7 @@ def text(
             progress=progress,
         )
 
-    _write_alone(path, write)
+    _write(path, write)
 
 
 @cli.command()
@@ -308,14 +281,12 @@ def text(
 @click.option(
     "--src-key",
     default="src",
-    show_default=True,
-    help="Name of the array src in an INPUT that contains both arrays.",
+    help="Name of the array to read as src, if INPUT is one file with both arrays.",
 )
 @click.option(
     "--tgt-key",
     default="tgt",
-    show_default=True,
-    help="Name of the array tgt in an INPUT that contains both arrays.",
+    help="Name of the array to read as tgt, if INPUT is one file with both arrays.",
 )
 @click.option(
     "--dtype",
@@ -331,9 +302,9 @@ def convert(
     INPUT is one file with both arrays (.h5, .hdf5, .pt, .safetensors or .npz), or two files
     with one array each (.npy or IDX, plain or gzipped), src first. The suffix of OUTPUT
     selects the format. Files in .npy and .idx format store one array each, so x.npy is
-    written as x.src.npy and x.tgt.npy. A test split, num_classes and source are preserved,
-    except that .npy and .idx cannot store the latter two. Values are not scaled; use the
-    command idx to scale images.
+    written as x.src.npy and x.tgt.npy. A test split is preserved. The attributes num_classes
+    and source are preserved except in .npy and .idx files, which cannot store them. Values
+    are not scaled; use the command idx to scale images.
 
     \b
     python -m data_gen convert images.npy labels.npy train.h5
@@ -341,7 +312,7 @@ def convert(
     python -m data_gen convert --dtype bfloat16 train.h5 small.pt
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
 
-    def write(progress: Progress) -> GenerateResult:
+    def write(progress: Progress, _: Comm) -> GenerateResult:
         from data_gen.convert import convert
 
         *others, last = convert(
@@ -351,46 +322,48 @@ def convert(
             click.echo(str(other.path))
         return replace(last, num_bytes=last.num_bytes + sum(other.num_bytes for other in others))
 
-    _write_alone(output, write)
+    _write(output, write)
 
 
-def _write_alone(path: Path, write: Callable[[Progress], GenerateResult]) -> None:
-    """Runs `write` in a single process and prints the result; several ranks are an error."""
-    with connected_ranks(_TIMEOUT_S) as comm:
-        if comm.size > 1:
-            text = (
-                f"this command writes {path} with one process, but {comm.size} ranks were started; "
-                "run it without mpiexec"
+def _write(
+    path: Path, write: Callable[[Progress, Comm], GenerateResult], timeout_s: float | None = None
+) -> None:
+    """Runs `write` on all ranks and prints the result on rank 0. Collective: every rank must call this.
+
+    If `timeout_s` is None, several ranks are an error.
+    """
+    with connected_ranks(timeout_s or _TIMEOUT_S) as comm:
+        if timeout_s is None and comm.size > 1:
+            stop_together(
+                comm.rank,
+                RequestError(
+                    f"this command writes {path} with one process, but {comm.size} ranks were started; "
+                    "run it without mpiexec"
+                ),
             )
-            stop_together(comm.rank, RequestError(text))
-        _write_by(comm, path, lambda progress, _: write(progress))
-
-
-def _write_by(comm: Comm, path: Path, write: Callable[[Progress, Comm], GenerateResult]) -> None:
-    """Runs `write` on all ranks and prints the result on rank 0. Collective: every rank must call this."""
-    try:
-        with report_progress(f"writing {path.name}") as progress:
-            result = write(progress, comm)
-    except ModuleNotFoundError as error:
-        raise RequestError(
-            f"writing {path} requires {error.name}, which is not installed; "
-            "run `pip install 'ddp-hpc[train]'`"
-        ) from error
-    if comm.rank != 0:
-        return
-    if result.note:
-        click.echo(f"warning: {result.note}", err=True)
-    size = format_bytes(result.num_bytes)
-    if result.reused:
-        click.echo(f"reusing the existing file with the same contents ({size})", err=True)
-    else:
-        by = f" by {comm.size} ranks" if comm.size > 1 else ""
-        click.echo(f"{size} written in {result.elapsed_s:.2f} s{by}", err=True)
-    click.echo(str(result.path))
+        try:
+            with report_progress(f"writing {path.name}") as progress:
+                result = write(progress, comm)
+        except ModuleNotFoundError as error:
+            raise RequestError(
+                f"writing {path} requires {error.name}, which is not installed; "
+                "run `pip install 'ddp-hpc[train]'`"
+            ) from error
+        if comm.rank != 0:
+            return
+        if result.note:
+            click.echo(f"warning: {result.note}", err=True)
+        size = format_bytes(result.num_bytes)
+        if result.reused:
+            click.echo(f"reusing the existing file with the same contents ({size})", err=True)
+        else:
+            by = f" by {comm.size} ranks" if comm.size > 1 else ""
+            click.echo(f"{size} written in {result.elapsed_s:.2f} s{by}", err=True)
+        click.echo(str(result.path))
 
 
 def main() -> None:
-    """Runs the command line. An error prints one line on stderr and sets the exit code of its class."""
+    """Runs the command. For an error, prints one line on stderr and ends with the exit code of its class."""
     code, line = EXIT_DONE, ""
     try:
         code = cli.main(prog_name="python -m data_gen", standalone_mode=False)

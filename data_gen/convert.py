@@ -34,7 +34,7 @@ from data_gen.formats import (
     read_marks,
 )
 from data_gen.recipe import MAX_AXES
-from data_gen.writer import GenerateResult, Piece, Progress, write_files
+from data_gen.writer import Chunk, GenerateResult, Progress, write_files
 from ddp_hpc import h5_layout
 from ddp_hpc.data.open_file import open_samples
 from ddp_hpc.data.samples import ArrayInfo, Samples, check_pair, check_test
@@ -48,7 +48,7 @@ _BLOCK_BYTES = 8 * 1024 * 1024
 # HDF5 attributes are limited to 64 KiB.
 _MAX_SOURCE = 4096
 
-# The keys are the names of the arrays in the output file.
+# Descriptions of the input arrays, by the names of the arrays in the output file.
 _Infos: TypeAlias = Mapping[str, ArrayInfo]
 # Blocks of samples with the name of their array; the blocks of each array are in order.
 _Blocks: TypeAlias = Iterator[tuple[str, NDArray[Any]]]
@@ -104,17 +104,17 @@ def convert(
     files = _files(output, suffix, Contents(tuple(arrays.values()), recipe, attributes))
     _refuse_own_input(inputs, [path for path, _ in files])
 
-    def pieces() -> Iterator[Piece]:
-        yield from _pieces(where, infos, arrays, blocks(), big_endian=suffix == IDX_SUFFIX)
+    def chunks() -> Iterator[Chunk]:
+        yield from _chunks(where, infos, arrays, blocks(), big_endian=suffix == IDX_SUFFIX)
         if [_identity(path) for path in inputs] != identities:
             raise DataError(f"{where} changed while it was read; retry when no program is writing it")
 
-    return write_files(files, pieces, suffixes=SUFFIXES, force=force, progress=progress)
+    return write_files(files, chunks, suffixes=SUFFIXES, force=force, progress=progress)
 
 
-def _pieces(
+def _chunks(
     where: str, infos: _Infos, arrays: Mapping[str, Array], blocks: _Blocks, *, big_endian: bool
-) -> Iterator[Piece]:
+) -> Iterator[Chunk]:
     """Yields the blocks in the data types and byte order of the output."""
     swaps = big_endian and sys.byteorder == "little"
     firsts = dict.fromkeys(arrays, 0)
@@ -188,7 +188,7 @@ def _open(inputs: Sequence[Path], src_key: str, tgt_key: str) -> tuple[_Infos, C
 
 
 def _marks(inputs: Sequence[Path]) -> dict[str, int | str]:
-    """Returns the metadata of the samples, but not the metadata of the file that contains them."""
+    """Returns `num_classes` and `source` of a single input; both are omitted if it does not have them."""
     path, *others = inputs
     if others:
         return {}
@@ -204,7 +204,10 @@ def _marks(inputs: Sequence[Path]) -> dict[str, int | str]:
 
 
 def _of_streams(streams: Sequence[Stream]) -> tuple[_Infos, Callable[[], _Blocks]]:
-    """Returns infos and blocks of two streams, or of four if there is a test split."""
+    """Returns the descriptions of the streams, and a function that yields the blocks of all streams.
+
+    There are two streams, src and tgt, or four if there is a test split.
+    """
     infos = [stream.info for stream in streams]
     for src, tgt in zip(infos[::2], infos[1::2], strict=True):
         check_pair(streams[-1].path, src, tgt)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_gen.formats import Array, Contents
-from data_gen.writer import GenerateResult, Piece, Progress, write_file
+from data_gen.writer import Chunk, GenerateResult, Progress, write_file
 from ddp_hpc import h5_layout
 from ddp_hpc.errors import RequestError
 
@@ -55,18 +54,17 @@ def write_digits(
             h5_layout.ATTR_SOURCE: _SOURCE,
         },
     )
-
-    def pieces() -> Iterator[Piece]:
-        for name, array in values.items():
-            yield name, 0, array
-
-    return write_file(path, contents, pieces, force=force, progress=progress)
+    chunks: list[Chunk] = [(name, 0, array) for name, array in values.items()]
+    return write_file(path, contents, lambda: chunks, force=force, progress=progress)
 
 
 def stratified_split(
     labels: NDArray[np.int64], test_fraction: float, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the ascending indices of the training and test samples, with the same fraction per class."""
+    """Returns the ascending indices of the training samples and of the test samples.
+
+    The test samples are a random `test_fraction` of each class.
+    """
     stream = np.random.Generator(np.random.SFC64(seed))
     is_test = np.zeros(len(labels), bool)
     for label in np.unique(labels):

@@ -1,7 +1,8 @@
 """Creates files with space for their arrays in each format, and reads the metadata of existing files.
 
-Creating and filling a file are separate steps, so that all formats are filled by the same
-writes at byte offsets, piece by piece, whatever the size of an array.
+A file is first created with its metadata and empty space for the values. The same code then
+writes the values to all formats, at byte offsets and in chunks, so that arrays of any size need
+little memory.
 """
 
 from __future__ import annotations
@@ -27,22 +28,6 @@ from ddp_hpc.errors import DataError, RequestError, nearest
 from ddp_hpc.version import __version__
 
 ITEM_BYTES = {**DTYPE_BYTES, "bool": 1, "int8": 1, "uint16": 2, "uint32": 4, "uint64": 8}
-# The dtype names of the safetensors format, https://huggingface.co/docs/safetensors.
-_SAFETENSORS_DTYPES = {
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float32": "F32",
-    "float64": "F64",
-    "bool": "BOOL",
-    "uint8": "U8",
-    "uint16": "U16",
-    "uint32": "U32",
-    "uint64": "U64",
-    "int8": "I8",
-    "int16": "I16",
-    "int32": "I32",
-    "int64": "I64",
-}
 # Maximum number of characters quoted from a library's error message.
 _MAX_REASON = 200
 # The page size, to which memory-mapped arrays and direct I/O must be aligned.
@@ -63,7 +48,7 @@ class ForeignFileError(Exception):
 
 @dataclass(frozen=True)
 class Array:
-    """One array of a file. `name` is its key, and the first axis of `shape` is that of the samples."""
+    """One array of a file. `name` is its key, and the first axis of `shape` is the sample axis."""
 
     name: str
     shape: tuple[int, ...]
@@ -137,7 +122,7 @@ def lay_out(path: Path, suffix: str, contents: Contents) -> dict[str, int]:
 
 
 def seal(path: Path, suffix: str, contents: Contents) -> None:
-    """Adds what can be computed only from the values, which is the checksums of an .npz file."""
+    """Completes a file after its values were written. Only .npz files need this, for their checksums."""
     if suffix == array_files.NPZ_SUFFIX:
         recipe = canonical_json(contents.recipe)
         array_files.seal_npz(path, {h5_layout.ATTR_RECIPE: recipe, **contents.attributes})
@@ -275,7 +260,7 @@ def _lay_out_safetensors(
     for array in sorted(arrays, key=lambda array: -ITEM_BYTES[array.dtype]):
         starts[array.name], end = end, end + array.num_bytes
         header[array.name] = {
-            "dtype": _SAFETENSORS_DTYPES[array.dtype],
+            "dtype": h5_layout.SAFETENSORS_DTYPES[array.dtype],
             "shape": array.shape,
             "data_offsets": [starts[array.name], end],
         }

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from data_gen.array_streams import Stream, open_array, reading
 from data_gen.formats import Array, Contents, plain_text
-from data_gen.writer import GenerateResult, Piece, Progress, write_file
+from data_gen.writer import Chunk, GenerateResult, Progress, write_file
 from ddp_hpc import h5_layout
 from ddp_hpc.errors import DataError
 
@@ -70,14 +70,14 @@ def convert_idx(
         },
     )
 
-    def pieces() -> Iterator[Piece]:
+    def chunks() -> Iterator[Chunk]:
         for name, stream in streams.items():
             first = 0
             for block in stream.blocks():
                 yield name, first, _values(name, block)
                 first += block.size
 
-    return write_file(path, contents, pieces, force=force, progress=progress)
+    return write_file(path, contents, chunks, force=force, progress=progress)
 
 
 def _pair(images: Path, labels: Path) -> tuple[Stream, Stream]:
@@ -103,7 +103,7 @@ def _open(path: Path, what: str, num_axes: int) -> Stream:
 
 
 def _sha256_and_largest(stream: Stream) -> tuple[str, int]:
-    """Returns digest and maximum of the values, so that a file and its gzipped copy have the same digest."""
+    """Returns the SHA-256 in hex and the maximum of the values, which are decompressed if necessary."""
     digest, largest = hashlib.sha256(), 0
     for block in stream.blocks():
         digest.update(block.data)

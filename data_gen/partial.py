@@ -12,15 +12,15 @@ from types import FrameType
 
 WRITER = "data_gen"
 
-# Less than the delay of schedulers between SIGTERM and SIGKILL: 10 s in PBS, 30 s in Slurm.
+# Less than the time between SIGTERM and SIGKILL of a scheduler, which is 10 s in PBS and 30 s in Slurm.
 _LINGER_S = 8.0
 
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Defers signals to the end of the block.
+    """Defers signals to the end of the `with` block.
 
-    While h5py closes a file, an exception from a signal handler can be raised in a destructor and get lost.
+    While h5py closes a file, a signal handler's exception can be raised in a destructor, which discards it.
     """
     received: list[int] = []
     before = {}

@@ -50,7 +50,8 @@ class LimitedComm:
 def connected_ranks(timeout_s: float) -> Iterator[Comm]:
     """Connects all ranks of this launch; each wait for other ranks is limited to `timeout_s`.
 
-    Collective if several ranks were started. An error on this rank only terminates the others.
+    Collective if several ranks were started. If an error occurs on this rank only, the other ranks are
+    terminated too.
 
     Raises:
         RendezvousError: the other ranks did not arrive in time.

@@ -16,15 +16,15 @@ _INTEGERS = {"uint8": 1, "int16": 2, "int32": 4, "int64": 8}
 DTYPE_BYTES = {**_FLOATS, **_INTEGERS}
 DISTRIBUTIONS = ("uniform", "normal", "learnable", "tokens")
 
-# Ten times this number must fit into 32 bits, see `synthetic`.
+# `synthetic` draws 32-bit random numbers below ten times the vocabulary size.
 MAX_VOCAB = 2**28
 
-# HDF5 and NumPy 1 support up to 32 axes, one of which is that of the samples.
+# HDF5 and NumPy 1 support up to 32 axes, including the sample axis.
 MAX_AXES = 31
 # HDF5 and file systems use signed 64-bit sizes.
 MAX_BYTES = 2**62
 MAX_SEED = 2**63 - 1
-# The linear map of `learnable` is kept in memory while the file is written.
+# The linear map of the distribution `learnable` is kept in memory while the file is written.
 MAX_MAP_ENTRIES = 16 * 2**20
 
 
@@ -32,7 +32,8 @@ MAX_MAP_ENTRIES = 16 * 2**20
 class Recipe:
     """Everything that determines the bytes of `src` and `tgt`, so that equal recipes give equal data.
 
-    The defaults are those of the main job: 2048 samples of src (1, 512) and tgt (20, 512).
+    The defaults are the synthetic data of `python -m ddp_hpc.train`: 2048 samples of src (1, 512) and
+    tgt (20, 512).
 
     Raises:
         RequestError: a value is invalid.
@@ -40,17 +41,17 @@ class Recipe:
 
     num_samples: int = 2048
     src_shape: tuple[int, ...] = (1, 512)
-    """Shape of one sample of src, without the axis of samples."""
+    """Shape of one sample of src, without the sample axis."""
     tgt_shape: tuple[int, ...] = (20, 512)
-    """Shape of one sample of tgt, without the axis of samples."""
+    """Shape of one sample of tgt, without the sample axis."""
     dtype: str = "float32"
     seed: int = 0
     distribution: str = "uniform"
-    """`uniform`: both in [0, 1). `normal`: both standard normal. `learnable`: src in [0, 1) and tgt a fixed
+    """`uniform`: src and tgt in [0, 1). `normal`: both standard normal. `learnable`: src in [0, 1), and tgt a
     linear map of src plus noise. `tokens`: integers with tgt = (3 * src + 1) mod vocab_size, except for a
     tenth of the elements of tgt, which are random."""
     vocab_size: int = 256
-    """Number of different tokens, which are 0 to vocab_size - 1. Used for `tokens` only."""
+    """Number of different tokens, which are 0 to vocab_size - 1. Used only by the distribution `tokens`."""
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
@@ -62,14 +63,10 @@ class Recipe:
                     f"{name} must be 1 to {MAX_AXES} sizes of at least 1, such as 20,512 "
                     f"(got {','.join(map(str, shape)) or '()'})"
                 )
-        if self.dtype not in DTYPE_BYTES:
-            hint = nearest(self.dtype, tuple(DTYPE_BYTES))
-            raise RequestError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPE_BYTES)}{hint}")
-        if self.distribution not in DISTRIBUTIONS:
-            hint = nearest(self.distribution, DISTRIBUTIONS)
-            raise RequestError(
-                f"distribution {self.distribution!r} is not one of {', '.join(DISTRIBUTIONS)}{hint}"
-            )
+        for name, known in (("dtype", tuple(DTYPE_BYTES)), ("distribution", DISTRIBUTIONS)):
+            if (value := getattr(self, name)) not in known:
+                hint = nearest(value, known)
+                raise RequestError(f"{name} {value!r} is not one of {', '.join(known)}{hint}")
         self._check_kind_of_values()
         if not 0 <= self.seed <= MAX_SEED:
             raise RequestError(f"seed must be in the range 0 to 2**63 - 1 (got {self.seed})")
@@ -116,14 +113,14 @@ class Recipe:
     def fields(self) -> dict[str, object]:
         """The recipe as stored in the file, with JSON types only."""
         as_json: dict[str, object] = json.loads(json.dumps({"kind": "synthetic", **asdict(self)}))
-        # vocab_size was added later; without it, older recipes keep their fingerprints.
+        # A later version added vocab_size. Recipes without tokens omit it, to keep their fingerprints.
         if self.distribution != "tokens":
             del as_json["vocab_size"]
         return as_json
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint: 64 hex digits that are equal only for equal recipes."""
+        """The SHA-256 of the recipe as 64 hex digits, which are equal only for equal recipes."""
         return fingerprint(self.fields)
 
     @property
@@ -138,7 +135,7 @@ class Recipe:
 
 
 def canonical_json(fields: Mapping[str, object]) -> str:
-    """Returns a unique JSON text for equal fields: keys sorted, no spaces, ASCII only."""
+    """Returns the same JSON text for all equal fields: keys are sorted, no spaces, ASCII only."""
     return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 

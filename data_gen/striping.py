@@ -11,8 +11,8 @@ HINT = "DDP_HPC_LUSTRE_STRIPE"
 
 # A count of -1 uses all targets of the file system; the sizes are those that lfs accepts.
 _FORM = re.compile(r"(?P<count>-1|[1-9][0-9]{0,3})(?:,(?P<size>[1-9][0-9]{0,9}[kKmMgG]?))?")
-# The errors of lfs on other file systems (lustre/utils/liblustreapi.c: llapi_file_open_param); older
-# versions print the kernel's message.
+# What lfs prints for a file system that is not Lustre (lustre/utils/liblustreapi.c: llapi_file_open_param);
+# older versions print the kernel's message.
 _NOT_LUSTRE = ("is not on a Lustre filesystem", "Inappropriate ioctl for device")
 _LIMIT_S = 30.0
 # According to docs.nersc.gov, performance/io/lustre, the default layout is sufficient for smaller files.

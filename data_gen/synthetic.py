@@ -1,4 +1,4 @@
-"""Generates random arrays that depend only on (seed, array, block of samples).
+"""Generates random arrays in blocks of samples, whose values depend only on seed, array and block number.
 
 Each block has a separate random stream: SFC64 (NumPy's fastest bit generator) seeded by
 `SeedSequence(seed, spawn_key=(array, block))`. The contents of a file are therefore
@@ -19,15 +19,16 @@ from numpy.typing import NDArray
 from data_gen.bfloat16 import to_bfloat16
 from data_gen.formats import Array, Contents
 from data_gen.recipe import Recipe
-from data_gen.writer import PIECES_IN_FLIGHT, GenerateResult, Piece, Progress, write_file
+from data_gen.writer import CHUNKS_IN_FLIGHT, Chunk, GenerateResult, Progress, write_file
 from ddp_hpc.discovery.comm import Comm, SingleComm
 from ddp_hpc.h5_layout import ATTR_NUM_CLASSES, ATTR_SEED, BFLOAT16, SRC, TGT
 
 _BLOCK_BYTES = 32 * 1024 * 1024
-# Elements generated at a time: they fit into the cache of a core, and signals are handled quickly.
+# Number of elements that one NumPy call generates. They fit into the cache of a core, and Python handles
+# signals between two calls.
 _BUFFER_ELEMENTS = 512 * 1024
 
-# The first element of the spawn keys. They are part of the format, since other numbers give other data.
+# The first elements of the spawn keys. Changing them would change the data of every recipe.
 _SRC_KEY, _TGT_KEY, _MAP_KEY = 0, 1, 2
 
 # The entries of the map are integer multiples of 1/128 and src has 24 bits, so sums over up to 2**21
@@ -39,7 +40,7 @@ _NOISE = 0.01
 # rounding to nearest could return 1.0.
 _STEPS = {"float16": 2048.0, BFLOAT16: 256.0}
 
-# One target in this many is random for `tokens`.
+# With the distribution `tokens`, one of this number of targets is random.
 _NOISE_SHARE = 10
 
 
@@ -56,8 +57,8 @@ def generate(
     The suffix selects the format: `.h5`, `.hdf5`, `.pt` or `.safetensors`. The file is
     written under a hidden name in the same directory, and renamed when it is complete and
     on disk. `progress(done_bytes, total_bytes)` is called while it is written. With a `comm`,
-    this function is collective: all ranks write parts of the file, and only rank 0 checks
-    and renames it and calls `progress`.
+    this function is collective: the ranks write one file together. Only rank 0 checks the
+    existing file, renames the new one, and calls `progress`.
 
     Raises:
         RequestError: the suffix is unknown, there is too little space, or another file exists
@@ -73,7 +74,7 @@ def generate(
 
 
 def contents(recipe: Recipe) -> Contents:
-    """Returns the description of the file of this recipe."""
+    """Returns the arrays and the metadata of the file for a recipe."""
     return Contents(
         arrays=(
             Array(SRC, (recipe.num_samples, *recipe.src_shape), recipe.dtype),
@@ -87,10 +88,12 @@ def contents(recipe: Recipe) -> Contents:
     )
 
 
-def part(recipe: Recipe, rank: int = 0, size: int = 1) -> Iterator[Piece]:
-    """Generates the part of one of `size` ranks: consecutive blocks, of which rank 0 has the most.
+def part(recipe: Recipe, rank: int = 0, size: int = 1) -> Iterator[Chunk]:
+    """Yields the chunks that rank `rank` of `size` ranks writes, which together are the whole file.
 
-    The buffer of a piece is reused after PIECES_IN_FLIGHT more pieces.
+    Each rank generates a range of consecutive blocks. If the number of blocks is not divisible by `size`,
+    some ranks, always including rank 0, generate one block more. The array of a chunk is overwritten
+    after CHUNKS_IN_FLIGHT more chunks.
     """
     step = block_samples(recipe)
     num_blocks = -(-recipe.num_samples // step)
@@ -104,7 +107,7 @@ def part(recipe: Recipe, rank: int = 0, size: int = 1) -> Iterator[Piece]:
 
 
 def block_samples(recipe: Recipe) -> int:
-    """Returns the number of samples per block, whose src and tgt together take at most 32 MiB; at least 1.
+    """Returns the number of samples per block: as many as fit into 32 MiB with src and tgt, at least one.
 
     It does not depend on num_samples, so a longer file begins with the samples of a shorter one.
     """
@@ -141,9 +144,9 @@ def _cast(values: NDArray[Any], dtype: str) -> NDArray[Any]:
 
 def _independent(
     recipe: Recipe, blocks: range, draw: Callable[[np.random.Generator, NDArray[Any], str], None]
-) -> Iterator[Piece]:
+) -> Iterator[Chunk]:
     drawn_dtype = np.float64 if recipe.dtype == "float64" else np.float32
-    buffers = cycle([np.empty(_BUFFER_ELEMENTS, drawn_dtype) for _ in range(PIECES_IN_FLIGHT + 1)])
+    buffers = cycle([np.empty(_BUFFER_ELEMENTS, drawn_dtype) for _ in range(CHUNKS_IN_FLIGHT + 1)])
     for name, key, shape in ((SRC, _SRC_KEY, recipe.src_shape), (TGT, _TGT_KEY, recipe.tgt_shape)):
         for block in blocks:
             start, stop = _span(recipe, block)
@@ -155,14 +158,14 @@ def _independent(
                 yield name, first, _cast(values, recipe.dtype)
 
 
-def _learnable(recipe: Recipe, blocks: range) -> Iterator[Piece]:
+def _learnable(recipe: Recipe, blocks: range) -> Iterator[Chunk]:
     num_src, num_tgt = prod(recipe.src_shape), prod(recipe.tgt_shape)
     weights = (
         _stream(recipe, _MAP_KEY)
         .integers(-_MAP_UNIT, _MAP_UNIT, size=(num_src, num_tgt), dtype=np.int16)
         .astype(np.float64)
     )
-    # This keeps the variance of tgt the same for every size of src.
+    # With this scale, the variance of tgt does not depend on the size of src.
     scale = 1.0 / (_MAP_UNIT * np.sqrt(num_src))
     rows = max(1, _BUFFER_ELEMENTS // max(num_src, num_tgt))
     for block in blocks:
@@ -178,8 +181,8 @@ def _learnable(recipe: Recipe, blocks: range) -> Iterator[Piece]:
             yield TGT, first * num_tgt, _cast(tgt, recipe.dtype)
 
 
-def _tokens(recipe: Recipe, blocks: range) -> Iterator[Piece]:
-    """Generates targets (3 * src + 1) mod vocab_size, a rule independent of the seed; a tenth is random."""
+def _tokens(recipe: Recipe, blocks: range) -> Iterator[Chunk]:
+    """Generates random src, and tgt = (3 * src + 1) mod vocab_size, except for a random tenth of tgt."""
     dtype, vocab = np.dtype(recipe.dtype), np.uint32(recipe.vocab_size)
     per_sample = prod(recipe.src_shape)
     for block in blocks:
@@ -188,10 +191,10 @@ def _tokens(recipe: Recipe, blocks: range) -> Iterator[Piece]:
         end = stop * per_sample
         for first in range(start * per_sample, end, _BUFFER_ELEMENTS):
             num = min(_BUFFER_ELEMENTS, end - first)
-            # 32 bits are drawn for every dtype, because for smaller ones NumPy buffers bits between calls.
+            # 32-bit numbers are drawn for every dtype. For smaller ones, NumPy keeps unused bits for the next
+            # call, so the data would depend on the sizes of the calls.
             src = src_stream.integers(0, vocab, num, dtype=np.uint32)
-            # A single draw decides and generates the noise: the tenth that is a valid token replaces the
-            # target.
+            # The numbers are below 10 * vocab_size. The tenth of them that are valid tokens replace targets.
             noise = noise_stream.integers(0, _NOISE_SHARE * recipe.vocab_size, num, dtype=np.uint32)
             tgt = np.where(noise < vocab, noise, (3 * src + 1) % vocab)
             yield SRC, first, src.astype(dtype)

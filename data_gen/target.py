@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from data_gen.formats import Contents, ForeignFileError, read_stamp
@@ -15,24 +16,24 @@ from ddp_hpc.units import format_bytes
 
 # A generous limit for the metadata that HDF5, zip and safetensors add to the arrays.
 _OVERHEAD_BYTES = 64 * 1024
-# Limits for what is printed of the recipe in an existing file, which may contain anything.
+# An error quotes at most this number of characters per value, and this number of differences, of the recipe
+# in an existing file, which may contain anything.
 _MAX_SHOWN, _MAX_DIFFERENCES = 100, 8
 
 
 @dataclass(frozen=True)
 class Target:
-    """A file of these contents to be written to `path`; with `force`, existing files are overwritten."""
+    """A file that will be written to `path`. With `force`, an existing file is overwritten."""
 
     path: Path
-    file: Path
-    """The file that is written, which is the target if `path` is a symbolic link."""
+    """The path given by the user."""
     contents: Contents
     force: bool
 
-    @classmethod
-    def of(cls, path: Path, contents: Contents, force: bool) -> Target:
-        """Creates the target for the path given by the user."""
-        return cls(path, Path(os.path.realpath(path)), contents, force)
+    @cached_property
+    def file(self) -> Path:
+        """The file that is written, which is the target of the link if `path` is a symbolic link."""
+        return Path(os.path.realpath(self.path))
 
     @property
     def suffix(self) -> str:
@@ -74,7 +75,7 @@ class Target:
             )
 
     def exists(self) -> bool:
-        """Returns whether a complete file of these contents already exists.
+        """Returns whether a complete file with these contents already exists.
 
         Raises:
             RequestError: a different file exists.

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from data_gen.array_streams import check_regular
 from data_gen.formats import Array, Contents
-from data_gen.writer import GenerateResult, Piece, Progress, write_file
+from data_gen.writer import Chunk, GenerateResult, Progress, write_file
 from ddp_hpc import h5_layout
 from ddp_hpc.errors import DataError, RequestError
 
@@ -28,11 +28,12 @@ LENGTH = 128
 TEST_SHARE = 0.05
 NUM_TOKENS = 256
 END_OF_FILE = b"\0"
-# The test samples are taken from this many sections at equal distances: adjacent samples are similar, and
-# the end of a text would not be representative.
+# The test samples come from this number of sections, evenly spaced over the text, because the end of a text
+# alone would not be representative. They are sections and not single samples, because adjacent training
+# samples would be similar to them.
 _TEST_BLOCKS = 10
 _MAX_TEST_SHARE = 0.5
-_PIECE_BYTES = 1024 * 1024
+_CHUNK_BYTES = 1024 * 1024
 
 _Windows: TypeAlias = NDArray[np.uint8]  # (windows, length + 1)
 
@@ -65,7 +66,7 @@ def write_text(
         raise RequestError(f"--test-share must be in the range 0 to {_MAX_TEST_SHARE} (got {test_share})")
     files = find_files(inputs, suffixes, exclude)
     digest = hashlib.sha256()
-    num_bytes = sum(len(piece) for piece in _stream(files, digest))
+    num_bytes = sum(len(chunk) for chunk in _stream(files, digest))
     num_samples, num_test = _count_samples(num_bytes, length, test_share)
     contents = Contents(
         arrays=_arrays(num_samples, num_test, length),
@@ -82,13 +83,13 @@ def write_text(
         },
     )
 
-    def pieces() -> Iterator[Piece]:
+    def chunks() -> Iterator[Chunk]:
         second_digest = hashlib.sha256()
-        yield from _pieces(_windows(_stream(files, second_digest), length + 1), num_samples, num_test)
+        yield from _chunks(_windows(_stream(files, second_digest), length + 1), num_samples, num_test)
         if second_digest.hexdigest() != digest.hexdigest():
             raise DataError("the text changed while it was read; retry when no program is writing it")
 
-    return write_file(path, contents, pieces, force=force, progress=progress)
+    return write_file(path, contents, chunks, force=force, progress=progress)
 
 
 def _count_samples(num_bytes: int, length: int, test_share: float) -> tuple[int, int]:
@@ -120,10 +121,10 @@ def _arrays(num_samples: int, num_test: int, length: int) -> tuple[Array, ...]:
     return tuple(Array(name, (num, length), "uint8") for name, num in nums.items())
 
 
-def _pieces(windows: Iterator[_Windows], num_samples: int, num_test: int) -> Iterator[Piece]:
+def _chunks(windows: Iterator[_Windows], num_samples: int, num_test: int) -> Iterator[Chunk]:
     first = test_first = 0
     for block in windows:
-        # The text may have grown since it was counted.
+        # The files may have grown since their bytes were counted.
         numbers = np.arange(first, min(first + len(block), num_samples))
         is_test = _is_test(numbers, num_samples, num_test)
         own = block[: len(numbers)]
@@ -167,7 +168,10 @@ def _in_directory(directory: Path, suffixes: Sequence[str], exclude: Sequence[st
 
 
 def _is_regular_or_unreadable(file: Path) -> bool:
-    """Excludes sockets and dangling links, which editors leave; a file without access is reported later."""
+    """Returns False for sockets and dangling links, which editors create.
+
+    Returns True for a file without read permission, so that reading it reports the error.
+    """
     try:
         return stat.S_ISREG(file.stat().st_mode)
     except FileNotFoundError:
@@ -177,13 +181,13 @@ def _is_regular_or_unreadable(file: Path) -> bool:
 
 
 def _stream(files: Sequence[Path], digest: hashlib._Hash) -> Iterator[bytes]:
-    """Yields the text in pieces of up to a megabyte, and adds them to `digest`."""
+    """Yields the text in chunks of up to a megabyte, and adds them to `digest`."""
     for path in files:
         try:
             with path.open("rb") as file:
-                while piece := file.read(_PIECE_BYTES):
-                    digest.update(piece)
-                    yield piece
+                while chunk := file.read(_CHUNK_BYTES):
+                    digest.update(chunk)
+                    yield chunk
         except OSError as error:
             raise DataError(
                 f"{path} cannot be read: {error.strerror}; change its permissions or omit it"
@@ -195,9 +199,9 @@ def _stream(files: Sequence[Path], digest: hashlib._Hash) -> Iterator[bytes]:
 def _windows(text: Iterator[bytes], width: int) -> Iterator[_Windows]:
     """Yields all complete windows of the text, about a megabyte at a time, in new arrays."""
     rest = bytearray()
-    for piece in text:
-        rest += piece
-        if len(rest) >= max(width, _PIECE_BYTES):
+    for chunk in text:
+        rest += chunk
+        if len(rest) >= max(width, _CHUNK_BYTES):
             yield _cut(rest, width)
             del rest[: len(rest) // width * width]
     yield _cut(rest, width)
@@ -209,7 +213,10 @@ def _cut(text: bytearray, width: int) -> _Windows:
 
 
 def _is_test(numbers: NDArray[np.int64], num_samples: int, num_test: int) -> NDArray[np.bool_]:
-    """Returns which samples are for testing: the ends of ten sections of the text, or of fewer."""
+    """Returns a mask of the test samples, which are at the ends of ten equal sections of the text.
+
+    With fewer than ten test samples, each section has one.
+    """
     if not num_test:
         return np.zeros(len(numbers), bool)
     parts = np.arange(min(_TEST_BLOCKS, num_test) + 1)
@@ -220,7 +227,7 @@ def _is_test(numbers: NDArray[np.int64], num_samples: int, num_test: int) -> NDA
     return is_test
 
 
-def _pair(src: str, tgt: str, first: int, windows: _Windows) -> Iterator[Piece]:
+def _pair(src: str, tgt: str, first: int, windows: _Windows) -> Iterator[Chunk]:
     if len(windows):
         length = windows.shape[1] - 1
         yield src, first * length, np.ascontiguousarray(windows[:, :-1])

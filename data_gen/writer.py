@@ -22,21 +22,21 @@ from data_gen.target import Target
 from ddp_hpc.discovery.comm import Comm, SingleComm
 from ddp_hpc.errors import DdpHpcError, failure_of, stop_together
 from ddp_hpc.h5_layout import SUFFIXES
-from ddp_hpc.partial_files import move_into_place, partial_file
+from ddp_hpc.partial_files import move_into_place, partial_file, sync_to_disk
 from ddp_hpc.units import format_bytes
 
 T = TypeVar("T")
-# The name of an array, the flat index of the first element, and C-contiguous values from there on.
-Piece: TypeAlias = tuple[str, int, NDArray[Any]]
+# A part of an array: the array's name, the flat index of the first element, and the C-contiguous values.
+Chunk: TypeAlias = tuple[str, int, NDArray[Any]]
 Progress: TypeAlias = Callable[[int, int], None]
 
-# The number of pieces that may be waiting to be written while the next one is generated; a generator
+# The number of chunks that may be waiting to be written while the next one is generated; a generator
 # that reuses its buffers needs one more than this.
-PIECES_IN_FLIGHT = 2
+CHUNKS_IN_FLIGHT = 2
 
 _WRITE_BYTES = 8 * 1024 * 1024
-# The first bytes of a file identify its format. They are written last, so that a partial file of a
-# killed writer cannot be opened, whatever its name.
+# The first bytes of a file identify its format. They are written last, so that the partial file of a killed
+# writer is not a valid file, even if someone renames it.
 _HEAD_BYTES = 8
 
 
@@ -60,7 +60,7 @@ class _Partial:
 
     path: Path
     offsets: dict[str, int]
-    """Byte offsets of the arrays."""
+    """Byte offsets of the arrays in the file, by name."""
     head: bytes
     """The first bytes of the file, which are written last."""
 
@@ -68,19 +68,19 @@ class _Partial:
 def write_file(
     path: Path,
     contents: Contents,
-    pieces: Callable[[], Iterable[Piece]],
+    chunks: Callable[[], Iterable[Chunk]],
     *,
     force: bool = False,
     progress: Progress | None = None,
     comm: Comm | None = None,
 ) -> GenerateResult:
     """Writes a single file with `write_files`."""
-    return write_files([(path, contents)], pieces, force=force, progress=progress, comm=comm)[0]
+    return write_files([(path, contents)], chunks, force=force, progress=progress, comm=comm)[0]
 
 
 def write_files(
     files: Sequence[tuple[Path, Contents]],
-    pieces: Callable[[], Iterable[Piece]],
+    chunks: Callable[[], Iterable[Chunk]],
     *,
     suffixes: Sequence[str] = SUFFIXES,
     force: bool = False,
@@ -89,11 +89,11 @@ def write_files(
 ) -> list[GenerateResult]:
     """Writes files, which are renamed to their final names when all are on disk.
 
-    `pieces()` yields every element once. With a `comm`, this function is collective: every
-    rank must call it with the same arguments. The `pieces()` of all ranks together then yield
-    every element once, those of rank 0 the most, and `progress` is called on rank 0. A thread
-    writes while the next piece is generated, so the values of a piece must not be modified
-    until PIECES_IN_FLIGHT more pieces have been requested.
+    `chunks()` yields every element once. With a `comm`, this function is collective: every
+    rank must call it with the same arguments. The `chunks()` of all ranks together then yield
+    every element once; no rank yields more than rank 0, which calls `progress`. A thread
+    writes while the next chunk is generated, so the values of a chunk must not be modified
+    until CHUNKS_IN_FLIGHT more chunks have been requested.
 
     Raises:
         RequestError: a suffix is not one of `suffixes`, there is too little space, or another file
@@ -103,7 +103,7 @@ def write_files(
     """
     comm = SingleComm() if comm is None else comm
     started = time.monotonic()
-    targets = [Target.of(path, contents, force) for path, contents in files]
+    targets = [Target(path, contents, force) for path, contents in files]
     leads = comm.rank == 0
     partials: list[_Partial] = []
     places: list[tuple[str, dict[str, int]]] | None = None
@@ -113,14 +113,15 @@ def write_files(
 
     with contextlib.ExitStack() as cleanup:
         cleanup.enter_context(end_by_signal(rank_0_is_done))
-        # A signal terminates a rank without that handler at once, and launchers then kill rank 0 too.
+        # Wait until all ranks have installed the handler: a signal ends a rank without it immediately, and
+        # launchers then kill rank 0 before it has removed the partial file.
         comm.barrier("the other ranks to start writing the file")
         places, note = _together(
             comm, lambda: _begin(targets, suffixes, partials, cleanup) if leads else ([], "")
         )[0]
         if places:
             done_bytes = _together(
-                comm, lambda: _fill(targets, places, pieces(), progress if leads else None, comm)
+                comm, lambda: _fill(targets, places, chunks(), progress if leads else None, comm)
             )
             assert sum(done_bytes) == _num_bytes(targets), f"{done_bytes} bytes were written for {targets}"
         reused, sizes = _together(comm, lambda: _finish(targets, partials) if leads else (True, []))[0]
@@ -136,7 +137,7 @@ def _num_bytes(targets: Sequence[Target]) -> int:
 
 
 def _together(comm: Comm, action: Callable[[], T]) -> list[T]:
-    """Runs `action` on all ranks and returns their results in order. Collective: every rank must call this.
+    """Runs `action` and returns the results of all ranks, by rank. Collective: every rank must call this.
 
     Raises:
         DdpHpcError: on rank 0, the first error of any rank; the others raise ReportedElsewhereError.
@@ -157,7 +158,7 @@ def _together(comm: Comm, action: Callable[[], T]) -> list[T]:
 def _as_one_error(targets: Sequence[Target], where: str = "") -> Iterator[None]:
     try:
         yield
-    # HDF5 raises either of the two for a full disk.
+    # On a full disk, HDF5 raises OSError or RuntimeError.
     except (OSError, RuntimeError) as error:
         paths = " and ".join(str(target.path) for target in targets)
         needed = format_bytes(_num_bytes(targets))
@@ -208,7 +209,8 @@ def _finish(targets: Sequence[Target], partials: Sequence[_Partial]) -> tuple[bo
                 os.pwrite(file.fileno(), partial.head, 0)
                 seal(partial.path, target.suffix, target.contents)
                 os.fsync(file.fileno())
-        # Another process may finish the same file at any time, even after this check; then the name is taken.
+        # Another process may complete the same file at any time. If it does so after this check,
+        # `move_into_place` raises FileExistsError.
         reused = reused or any(target.exists() for target in targets)
         for target, partial in zip(targets, [] if reused else partials, strict=False):
             try:
@@ -219,18 +221,18 @@ def _finish(targets: Sequence[Target], partials: Sequence[_Partial]) -> tuple[bo
                 reused = True
             # The file is in place. Some file systems cannot sync a directory.
             with contextlib.suppress(OSError):
-                _sync(target.file.parent)
+                sync_to_disk(target.file.parent)
         return reused, [target.file.stat().st_size for target in targets]
 
 
 def _fill(
     targets: Sequence[Target],
     places: Sequence[tuple[str, dict[str, int]]],
-    pieces: Iterable[Piece],
+    chunks: Iterable[Chunk],
     progress: Progress | None,
     comm: Comm,
 ) -> int:
-    """Writes this rank's part to the disk and returns its size in bytes."""
+    """Writes the chunks of this rank to the disk, and returns the number of bytes written."""
     total_bytes = _num_bytes(targets)
     done_bytes = 0
     pending: deque[Future[int]] = deque()
@@ -240,7 +242,7 @@ def _fill(
         while len(pending) > most_pending:
             done_bytes += pending.popleft().result()
             if progress is not None:
-                # Rank 0 has the largest part, so this may overestimate the progress.
+                # Only rank 0 reports progress, and no rank writes more: the estimate may be slightly high.
                 progress(min(done_bytes * comm.size, total_bytes), total_bytes)
 
     where = "" if comm.size == 1 else f" by rank {comm.rank} on {socket.gethostname()}"
@@ -250,11 +252,11 @@ def _fill(
             fd = files.enter_context(_opened(target, path, comm.rank))
             fds |= {name: (fd, offset) for name, offset in offsets.items()}
         with ThreadPoolExecutor(1) as disk:
-            for name, first, values in pieces:
+            for name, first, values in chunks:
                 fd, offset = fds[name]
                 position = offset + first * values.itemsize
                 pending.append(disk.submit(_write, fd, values.data.cast("B"), position))
-                wait_for_writes(PIECES_IN_FLIGHT)
+                wait_for_writes(CHUNKS_IN_FLIGHT)
             wait_for_writes(0)
         for fd in {fd for fd, _ in fds.values()}:
             os.fsync(fd)
@@ -281,17 +283,8 @@ def _write(fd: int, data: memoryview, position: int) -> int:
     while left:
         written = os.pwrite(fd, left[:_WRITE_BYTES], end - len(left))
         left = left[written:]
-    # Starts writing the pages to the disk now instead of all of them at the end. Pages that are still being
-    # written remain in memory for the first reader.
+    # This starts the transfer of the pages to the disk now instead of at the end. Pages that have not been
+    # transferred yet remain in memory for the first reader.
     with contextlib.suppress(OSError):
         os.posix_fadvise(fd, position, len(data), os.POSIX_FADV_DONTNEED)
     return len(data)
-
-
-def _sync(path: Path) -> None:
-    """Waits until a file, or the entries of a directory, are on disk."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -1,4 +1,4 @@
-"""Runs `ddp-hpc` as `python -m ddp_hpc`."""
+"""Entry point of `python -m ddp_hpc`, which runs the program `ddp-hpc`."""
 
 from ddp_hpc.cli import main
 

@@ -1,4 +1,4 @@
-"""The locations of templates/, profiles/ and jobs/: in the wheel, a checkout, or the user's directory."""
+"""Locations of the directories templates, profiles and jobs, as installed and in ~/.config/ddp-hpc."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def asset_directory(name: str) -> Path:
-    """Returns the shipped directory with this name (`templates`, `profiles` or `jobs`).
+    """Returns the directory `templates`, `profiles` or `jobs` of the installed wheel or of the checkout.
 
     Raises:
         DdpHpcError: the installation does not contain it.
@@ -21,7 +21,7 @@ def asset_directory(name: str) -> Path:
         return in_wheel
     checkout = _PACKAGE.parent
     project = checkout / "pyproject.toml"
-    # Any project can have a directory "templates", so the pyproject.toml next to it must be that of ddp-hpc.
+    # Any project may have a directory `templates`, so the pyproject.toml next to it must be that of ddp-hpc.
     if project.is_file() and 'name = "ddp-hpc"' in project.read_text(encoding="utf-8"):
         beside = checkout / name
         if beside.is_dir():

@@ -22,7 +22,7 @@ _COMMANDS = {
     "render": "Write a job script for PBS, Slurm or this machine.",
     "lint": "Check a job script, or the options of a job, before it is submitted.",
     "submit": "Submit a job script, or the script for the options of a job.",
-    "status": "Show how far a job is, or why it ended and what to do next.",
+    "status": "Show the progress of a job, or why it ended and what to do next.",
     "logs": "Print the log of a job, and follow it while the job runs.",
     "cancel": "Cancel a job and the jobs that were queued as a chain after it.",
     "profiles": "List, show and check site profiles.",
@@ -108,8 +108,8 @@ def main() -> None:
         if err.filename is not None:
             _say(f"error: {err.filename}: {err.strerror}")
         else:
-            # Otherwise Python would flush stdout again at exit, and fail again.
+            # Discard the buffered output: otherwise Python would write it again at exit, and fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            if not isinstance(err, BrokenPipeError):  # otherwise the reader, such as `head`, has exited
-                _say(f"error: cannot write the output ({err.strerror}); write it to a file with room")
+            if not isinstance(err, BrokenPipeError):  # raised if the reader, such as `head`, has exited
+                _say(f"error: cannot write the output ({err.strerror}); write it to a disk with free space")
     sys.exit(code)

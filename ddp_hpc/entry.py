@@ -1,4 +1,4 @@
-"""Conversion of errors to one line on stderr and an exit code, for `python -m ddp_hpc.NAME`."""
+"""Conversion of errors to one line on stderr and an exit code, for commands run by `python -m`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ddp_hpc.errors import EXIT_DONE, EXIT_INTERRUPTED, DdpHpcError
 
 
 def exit_code_of(command: click.Command, prog_name: str, argv: list[str] | None) -> int:
-    """Runs the command, prints its error, and returns its exit code."""
+    """Runs the command, prints an error if it fails, and returns the exit code."""
     try:
-        command.main(args=argv, prog_name=prog_name, standalone_mode=False)
-    except click.exceptions.Exit as stop:  # raised by --help and --version
-        return stop.exit_code
+        # A number is the argument of `context.exit`, which --help and --version also call.
+        code = command.main(args=argv, prog_name=prog_name, standalone_mode=False)
+        return code if isinstance(code, int) else EXIT_DONE
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -21,4 +21,3 @@ def exit_code_of(command: click.Command, prog_name: str, argv: list[str] | None)
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         return EXIT_INTERRUPTED
-    return EXIT_DONE

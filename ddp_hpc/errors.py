@@ -1,8 +1,7 @@
 """Errors for users, each with its exit code.
 
-Library code raises them; only `cli.py`, `train.py` and `data_gen/__main__.py`
-print them. A message states what was found, what is needed and what to do, on
-one line.
+Library code raises them, and only entry points print them. A message states
+what was found, what is needed and what to do, on one line.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ EXIT_INTERRUPTED = 130
 
 
 class DdpHpcError(Exception):
-    """Base class of all errors; by itself, a failure after work had begun: exit code 1.
+    """Base class of this package's errors. Raised itself, it is a failure after work has begun: exit code 1.
 
-    `on_all_ranks` is true if all ranks raise the error together, so that no rank waits for another one.
+    `on_all_ranks` is true if every rank raises the error, so that no rank waits for another one.
     """
 
     exit_code = EXIT_FAILED
     on_all_ranks = False
     traceback_text = ""
-    """The traceback of an error in the user's own code; entry points write it to a file."""
+    """The traceback, if the user's own code raised the error; entry points write it to a file."""
 
     def __str__(self) -> str:
-        """Returns the message and the messages of its causes on one line, so that grep over ranks works."""
+        """Returns the message and the messages of its causes on one line, so that grep finds all of it."""
         parts = [super().__str__()]
         cause = self.__cause__
         while cause is not None:
@@ -67,7 +66,7 @@ class ReportedElsewhereError(DdpHpcError):
 
 
 def stop_together(rank: int, error: DdpHpcError) -> NoReturn:
-    """Raises an error that all ranks know on every rank, so that only rank 0 prints it.
+    """Ends all ranks with the same error, which only rank 0 prints.
 
     Collective: every rank must call this.
     """
@@ -78,7 +77,7 @@ def stop_together(rank: int, error: DdpHpcError) -> NoReturn:
 
 
 def failure_of(message: str, exit_code: int) -> DdpHpcError:
-    """Returns an error with this message and exit code."""
+    """Returns the error with this message whose class has the given exit code (1 or 2)."""
     return RequestError(message) if exit_code == RequestError.exit_code else DdpHpcError(message)
 
 

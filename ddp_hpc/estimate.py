@@ -1,9 +1,9 @@
-"""Estimate of the memory per rank that training takes, by state, precision and strategy.
+"""Estimate the memory per rank that training a Transformer takes.
 
-Parameters, gradients and optimizer states are exact: numbers of elements times bytes.
-Everything else is an estimate. The accounting of states follows ZeRO (arXiv:1910.02054, section 3); that of
-activations follows Korthikanti et al. (arXiv:2205.05198, section 4), for layers of self-attention
-and an MLP with one hidden layer, without tensor parallelism.
+The sizes of parameters, gradients and optimizer states are exact: the number of elements times the bytes per
+element. All other sizes are estimates. The states are those of ZeRO (arXiv:1910.02054, section 3). The
+activations follow Korthikanti et al. (arXiv:2205.05198, section 4), for layers of self-attention and an MLP
+with one hidden layer, without tensor parallelism.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ GIB = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """Bytes per element of each state of a training; 0 if the state is not kept."""
+    """The bytes per element of the tensors of a training; 0 if a tensor does not exist."""
 
     parameters: int
     gradients: int
-    states: int  # of the optimizer: one per parameter for momentum, two for Adam
-    compute: int  # inputs and outputs of matrix products, kept for the backward pass
-    norms: int  # the residual stream, which LayerNorm reads and keeps
+    states: int  # optimizer states: one per parameter for momentum, two for Adam
+    compute: int  # inputs and outputs of matrix products, which are kept for the backward pass
+    norms: int  # the residual stream, which LayerNorm keeps for the backward pass
     loss: int  # log-softmax
     master: int = 0  # a float32 copy of the parameters, kept by the optimizer
     cast: int = 0  # a copy of the weights that autocast makes in each forward pass
@@ -48,7 +48,7 @@ ATTENTIONS = ("flash", "stored")
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """The model states that are sharded over the ranks; every rank keeps a full copy of the others."""
+    """How the ranks store the model states. States that are not sharded are stored in full on every rank."""
 
     shards_states: bool = False
     shards_all: bool = False
@@ -71,7 +71,7 @@ class Training:
     """A model and its training settings; `batch` is the number of samples per rank and micro-batch.
 
     Raises:
-        RequestError: a size below 1, an unknown name, heads that do not divide `hidden`.
+        RequestError: a size is below 1, a name is unknown, or `heads` does not divide `hidden`.
     """
 
     params: int
@@ -111,18 +111,18 @@ class Training:
 
     @property
     def precision(self) -> Precision:
-        """Bytes per element of each state."""
+        """The bytes per element for the dtype of this training."""
         return PRECISIONS[self.dtype]
 
     @property
     def params_of_layers(self) -> int:
-        """Number of parameters in the layers: four matrices of attention and two of the MLP."""
+        """The number of parameters in all layers: four matrices of the attention and two of the MLP each."""
         return self.layers * self.hidden * (4 * self.hidden + 2 * (self.ffn or 4 * self.hidden))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """Memory of one rank in bytes. All except `host_bytes` is GPU memory and adds up to `total_bytes`."""
+    """The memory of one rank in bytes. `host_bytes` is host memory, all others are GPU memory."""
 
     parameters_bytes: int
     master_copy_bytes: int
@@ -140,14 +140,14 @@ class Footprint:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes on the GPU."""
+        """The sum of the GPU memory."""
         everywhere: int = sum(asdict(self).values())
         return everywhere - self.host_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Memory of one GPU and of one node; None if that memory is not checked."""
+    """The memory of one GPU and the host memory of one node. None means that host memory is not checked."""
 
     gpu_memory_bytes: int
     gpus_per_node: int = 1
@@ -165,15 +165,16 @@ def _check_name(option: str, name: str, known: Iterable[str]) -> None:
 def layer_activation_bytes(training: Training) -> int:
     """Return the bytes that one layer keeps from its forward pass for its backward pass.
 
-    In elements of seq x batch x hidden: the inputs of two norms; the norms' two outputs, query, key,
-    value and attention's output; and the MLP's hidden layer before and after GELU. With dropout,
-    bfloat16 and stored scores that is Korthikanti's sbh (34 + 5as/h) bytes, and the norms' statistics.
+    These are tensors of seq x batch x hidden elements: the inputs and outputs of two norms, the query, key
+    and value, and the output of the attention; and the hidden layer of the MLP before and after GELU. With
+    dropout, bfloat16 and stored scores, the sum is Korthikanti's sbh (34 + 5as/h) bytes plus the statistics
+    of the norms.
     """
     precision = training.precision
     tokens = training.seq * training.batch
     wide = 6 * training.hidden + 2 * (training.ffn or 4 * training.hidden)
     kept = tokens * (2 * training.hidden * precision.norms + wide * precision.compute)
-    kept += tokens * 4 * 4  # mean and reciprocal deviation of two norms, float32
+    kept += tokens * 4 * 4  # mean and reciprocal standard deviation of two norms, in float32
     if training.dropout:
         kept += 2 * tokens * training.hidden  # masks of one byte
     if training.attention == "stored":
@@ -186,7 +187,11 @@ def layer_activation_bytes(training: Training) -> int:
 
 
 def activation_bytes(training: Training) -> int:
-    """Return the bytes that all layers keep; with checkpointing, their inputs and one whole layer."""
+    """Return the bytes of the activations kept for the backward pass.
+
+    These are the activations of all layers or, with checkpointing, the inputs of all layers and the
+    activations of one.
+    """
     layer = layer_activation_bytes(training)
     if not training.checkpointing:
         return training.layers * layer
@@ -203,8 +208,8 @@ def logits_bytes(training: Training) -> int:
 def backward_bytes(training: Training) -> int:
     """Return the bytes that the backward pass of one layer adds to the kept activations.
 
-    These are the gradients of the residual stream and of the MLP's hidden layer, which exist at the same time
-    according to measured peaks.
+    These are the gradients of the residual stream and of the hidden layer of the MLP. Measured peaks show
+    that they exist at the same time.
     """
     tokens, precision = training.seq * training.batch, training.precision
     width = training.ffn or 4 * training.hidden
@@ -214,7 +219,8 @@ def backward_bytes(training: Training) -> int:
 def footprint(training: Training, strategy: str, ranks: int) -> Footprint:
     """Return the memory of one of `ranks` ranks.
 
-    The sum is an upper bound: gradients grow while activations shrink, but both are counted in full.
+    The sum is an upper bound: in the backward pass, gradients are allocated while activations are freed, but
+    both are counted in full.
     """
     _check_name("--strategy", strategy, STRATEGIES)
     how, precision = STRATEGIES[strategy], training.precision
@@ -227,7 +233,7 @@ def footprint(training: Training, strategy: str, ranks: int) -> Footprint:
         "gradients_bytes": held * precision.gradients,
         "optimizer_bytes": stepped * precision.states * OPTIMIZERS[training.optimizer],
     }
-    # From DDP's documentation: without gradient_as_bucket_view the buckets are as large as the gradients.
+    # Without gradient_as_bucket_view, DDP's buckets are as large as the gradients, as its documentation says.
     buckets = states["gradients_bytes"] if how.reduces_in_buckets and not training.bucket_view else 0
     passing = {
         "cast_weights_bytes": 0 if how.shards_all else training.params * precision.cast,
@@ -236,7 +242,7 @@ def footprint(training: Training, strategy: str, ranks: int) -> Footprint:
         "backward_bytes": backward_bytes(training),
         "logits_bytes": logits_bytes(training),
     }
-    # torch's foreach Adam makes one temporary per parameter, after the activations are freed.
+    # torch's foreach Adam allocates a temporary tensor per parameter, after the activations have been freed.
     has_temporaries = OPTIMIZERS[training.optimizer] == 2 and not training.fused and not how.offloads
     step = max(0, stepped * precision.states - sum(passing.values())) if has_temporaries else 0
     return Footprint(
@@ -252,7 +258,7 @@ def footprint(training: Training, strategy: str, ranks: int) -> Footprint:
 def _gathered_bytes(training: Training) -> int:
     """Return the bytes of unsharded parameters in FSDP, with one FSDP unit per layer.
 
-    These are two layers' parameters (one in use, one being prefetched), their gradients in the precision of
+    These are the parameters of two layers (one in use, one being prefetched), their gradients in the dtype of
     the reduction, and the embedding, which stays unsharded between the forward and the backward pass.
     """
     precision = training.precision
@@ -263,7 +269,7 @@ def _gathered_bytes(training: Training) -> int:
 
 
 def fits(training: Training, strategy: str, ranks: int, machine: Machine) -> bool:
-    """Return whether each rank fits in its GPU's memory and the ranks of a node fit in the node's memory."""
+    """Return whether each rank fits in the memory of its GPU, and the ranks of a node in its host memory."""
     need = footprint(training, strategy, ranks)
     on_node = need.host_bytes * min(ranks, machine.gpus_per_node)
     room = machine.host_memory_bytes
@@ -271,7 +277,7 @@ def fits(training: Training, strategy: str, ranks: int, machine: Machine) -> boo
 
 
 def smallest_ranks(training: Training, strategy: str, machine: Machine) -> int | None:
-    """Return the smallest number of GPUs that suffices, or None if even 2**20 do not."""
+    """Return the smallest number of GPUs on which the training fits; None if it does not fit on 2**20."""
     candidates = range(1, 2 if STRATEGIES[strategy].one_rank else MAX_RANKS + 1)
     found = bisect_left(candidates, True, key=lambda ranks: fits(training, strategy, ranks, machine))
     return candidates[found] if found < len(candidates) else None

@@ -70,7 +70,7 @@ def _write_pt(read: Snapshot, path: Path) -> None:
 
     try:
         torch.save(read.model, path)
-    except RuntimeError as error:  # torch raises this if the disk is full
+    except RuntimeError as error:  # torch, if the disk is full
         raise OSError(str(error).splitlines()[0]) from error
 
 

@@ -1,8 +1,8 @@
-"""The names of datasets and attributes in a data file, which the generator writes and the reader expects.
+"""The names of the datasets and attributes in data files, for the code that writes and reads the files.
 
-HDF5 files have contiguous datasets `src` and `tgt`, whose first dimension is the sample; a test split is in
-the group `test/` under the same names. `.pt` (a dict) and `.safetensors` use the same names as keys,
-including `test/src`, and store the attributes as dict entries or as metadata.
+HDF5 files have contiguous datasets `src` and `tgt`, whose first axis is the sample axis; the test split has
+the same names in the group `test/`. `.pt` files (a dict) and `.safetensors` files use the same names as
+keys, such as `test/src`, and store the attributes as dict entries or as metadata.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ATTR_FINGERPRINT = "fingerprint"
 ATTR_NUM_CLASSES = "num_classes"
 ATTR_SOURCE = "source"
 
-# NumPy and HDF5 do not have bfloat16: the dataset contains uint16, and this attribute states its real type.
+# NumPy and HDF5 do not support bfloat16: the dataset contains uint16, and this attribute is "bfloat16".
 ATTR_DTYPE = "dtype"
 BFLOAT16 = "bfloat16"
 
@@ -32,3 +32,20 @@ HDF5_SUFFIXES = (".h5", ".hdf5")
 PT_SUFFIX = ".pt"
 SAFETENSORS_SUFFIX = ".safetensors"
 SUFFIXES = (*HDF5_SUFFIXES, PT_SUFFIX, SAFETENSORS_SUFFIX)
+
+# The dtype codes of the safetensors format, https://huggingface.co/docs/safetensors.
+SAFETENSORS_DTYPES = {
+    "float16": "F16",
+    BFLOAT16: "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "bool": "BOOL",
+    "uint8": "U8",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
+    "int8": "I8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+}

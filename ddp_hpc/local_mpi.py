@@ -1,8 +1,8 @@
 """`python -m ddp_hpc.local_mpi [MPIEXEC] -- ARGS...`: runs an mpiexec that works with this Python's mpi4py.
 
-It uses the site's mpiexec (of a loaded module) if a short trial shows that its ranks share one
-MPI_COMM_WORLD, and otherwise the mpiexec of the `mpich` wheel. `make train` uses this module; job scripts do
-not, because their site is known.
+It uses the first mpiexec on the PATH if a short trial shows that its ranks share one MPI_COMM_WORLD, and
+otherwise the mpiexec of the `mpich` wheel. `make train` runs this module. Job scripts do not need it, because
+the site's profile names the launcher.
 """
 
 from __future__ import annotations
@@ -53,6 +53,12 @@ def mpiexecs_on(path: str) -> Iterator[Path]:
     for directory in path.split(os.pathsep):
         if found := shutil.which("mpiexec", path=directory or os.curdir):
             yield Path(found).absolute()
+
+
+def first_mpiexec(path: str) -> Path | None:
+    """Returns the first mpiexec on a PATH that is not PBS's own; None without one."""
+    found = (one for one in mpiexecs_on(path) if not is_pbs_mpiexec(ask_version(str(one), _VERSION_S)[1]))
+    return next(found, None)
 
 
 def is_pbs_mpiexec(version: str) -> bool:
@@ -112,18 +118,18 @@ def choose_mpiexec(wanted: str | None) -> tuple[Path, dict[str, str], str]:
         RequestError: no mpiexec works, or the specified one does not exist.
     """
     own, environ = bundled_mpiexec(), dict(os.environ)
-    on_path = shutil.which(wanted) if wanted else _first_on_path()
-    if wanted and on_path is None:
+    found = shutil.which(wanted) if wanted else first_mpiexec(environ.get("PATH", os.defpath))
+    site = Path(found) if found else None
+    if wanted and site is None:
         raise RequestError(
-            f"{wanted} is not an executable program; specify an mpiexec: make MPIEXEC=/path/to/it"
+            f"{wanted} is not an executable program; specify an mpiexec: make MPIEXEC=/path/to/mpiexec"
         )
-    if on_path is not None and is_pbs_mpiexec(ask_version(on_path, _VERSION_S)[1]):
-        raise RequestError(f"{on_path} is PBS's own mpiexec, not an MPI launcher; specify another one")
-    if on_path is not None and (own is None or Path(on_path).resolve() != own.resolve()):
-        site = Path(on_path)
+    if site is not None and is_pbs_mpiexec(ask_version(str(site), _VERSION_S)[1]):
+        raise RequestError(f"{site} is PBS's own mpiexec, not an MPI launcher; specify another one")
+    if site is not None and (own is None or site.resolve() != own.resolve()):
         library = libmpi_of(site)
         if library is not None:
-            # Otherwise mpi4py would load the libmpi of a wheel in this environment.
+            # Without MPI4PY_LIBMPI, mpi4py would load the libmpi of a wheel in this environment.
             environ.setdefault("MPI4PY_LIBMPI", library)
         if wanted or works_with_mpi4py(site, environ):
             return site, environ, "as specified" if wanted else "found on the PATH; works with mpi4py"
@@ -136,13 +142,8 @@ def choose_mpiexec(wanted: str | None) -> tuple[Path, dict[str, str], str]:
     return own, dict(os.environ), "of the mpich wheel"
 
 
-def _first_on_path() -> str | None:
-    found = map(str, mpiexecs_on(os.environ.get("PATH", os.defpath)))
-    return next((one for one in found if not is_pbs_mpiexec(ask_version(one, _VERSION_S)[1])), None)
-
-
 def main(argv: list[str]) -> NoReturn:
-    """Replaces this process with mpiexec; exits with code 2 if there is none."""
+    """Replaces this process with mpiexec; exits with code 2 if no mpiexec works."""
     if "--" not in argv or argv.index("--") > 1:
         sys.exit(_print_error("usage: python -m ddp_hpc.local_mpi [MPIEXEC] -- ARGUMENTS OF MPIEXEC"))
     split = argv.index("--")

@@ -1,7 +1,7 @@
-"""Emission of messages as records of the logger `ddp_hpc`, for programs that have added a handler to it.
+"""Messages as records of the logger `ddp_hpc`, for programs that have added a handler to this logger.
 
-Without a handler, every message is printed: lines of a batch log need no time stamps, and a handler of the
-root logger, such as that of `logging.basicConfig()`, would drop messages below WARNING.
+Without a handler, every message is printed. The root logger's handlers are not used: by default, the root
+logger drops messages below WARNING.
 """
 
 from __future__ import annotations

@@ -1,19 +1,21 @@
 """Options that are declared once, as annotated fields of frozen dataclasses.
 
-A field declares its type, default, help text and limits. `click_options` creates options of click from
-the fields, `from_options` and `to_options` convert between flat option values and the composed
-configuration, and `toml_defaults` reads a TOML file with the same names.
+A field declares its type, default, help text and limits. A configuration consists of several such
+dataclasses. `click_options` creates options of click from the fields, `from_options` and `to_options`
+convert between a dict of option values and the configuration, and `toml_defaults` reads a TOML file with
+the same names.
 """
 
 from __future__ import annotations
 
 import tomllib
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from math import isfinite
+from operator import ge, gt, lt
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypedDict, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
 
 import click
 
@@ -23,59 +25,44 @@ _KEY = "option"
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Option:
-    """The metadata of a field that is also an option of the command line."""
+class Conversion(TypedDict, total=False):
+    """The keyword arguments of `option` for values that click cannot convert."""
 
-    help: str
+    read: Callable[[str, str], Any]
+    """Converts the option's name and the text given for it to the value, or raises RequestError."""
+    show: Callable[[Any], Any]
+    """Converts the value to text that `read` accepts."""
+    metavar: str
+    """The placeholder for the value in the help text."""
+
+
+class _Settings(Conversion, total=False):
     flag: str
-    metavar: str | None
-    read: Callable[[str, str], Any] | None
-    show: Callable[[Any], Any] | None
-    above: float | None
-    at_least: float | None
-    below: float | None
-    bare_value: str | None
+    """The name of the option on the command line; by default the name of the field, with dashes."""
+    above: float
+    """The number must be greater than this."""
+    at_least: float
+    """The number must not be less than this."""
+    below: float
+    """The number must be less than this."""
+    bare_value: str
+    """The value if the option is given without a value."""
     multiple: bool
-    shown_default: str | None
+    """Whether the option may be given several times; the value is a tuple."""
+    shown_default: str
+    """The default in the help text, if it depends on something else."""
 
 
-def option(
-    default: Any,
-    help: str,  # noqa: A002 - as click calls it
-    *,
-    flag: str = "",
-    metavar: str | None = None,
-    read: Callable[[str, str], Any] | None = None,
-    show: Callable[[Any], Any] | None = None,
-    above: float | None = None,
-    at_least: float | None = None,
-    below: float | None = None,
-    bare_value: str | None = None,
-    multiple: bool = False,
-    shown_default: str | None = None,
-) -> Any:
+class _Option(_Settings):
+    help: str
+
+
+def option(default: Any, help: str, **settings: Unpack[_Settings]) -> Any:  # noqa: A002 - as click calls it
     """Returns a dataclass field that is also an option of the command line.
 
-    Args:
-        default: the value if the option is not given.
-        help: the help text, which must be understandable without the other options.
-        flag: the name of the option; by default the name of the field, with dashes.
-        metavar: the placeholder for the value in the help text.
-        read: converts the flag and its text into the value, and raises RequestError.
-        show: converts the value into the text that `read` reads.
-        above: the number must be greater than this.
-        at_least: the smallest number allowed.
-        below: the number must be less than this.
-        bare_value: the value if the option is given without a value.
-        multiple: whether the option may be given several times; the value is a tuple.
-        shown_default: the default in the help text, if it depends on something else.
+    The help text must be understandable without those of other options.
     """
-    found = _Option(
-        help=help, flag=flag, metavar=metavar, read=read, show=show, above=above, at_least=at_least,
-        below=below, bare_value=bare_value, multiple=multiple, shown_default=shown_default,
-    )  # fmt: skip
-    return field(default=default, metadata={_KEY: found})
+    return field(default=default, metadata={_KEY: _Option(help=help, **settings)})
 
 
 @dataclass(frozen=True)
@@ -92,14 +79,10 @@ class _Leaf:
     def flag(self) -> str:
         return _flag_of(self.field)
 
-    @property
-    def default(self) -> Any:
-        return self.field.default
-
 
 def _flag_of(one: Field[Any]) -> str:
     declared: _Option = one.metadata[_KEY]
-    return declared.flag or f"--{one.name.replace('_', '-')}"
+    return declared.get("flag") or f"--{one.name.replace('_', '-')}"
 
 
 def _leaves(config: type[Any]) -> tuple[_Leaf, ...]:
@@ -112,7 +95,7 @@ def _leaves(config: type[Any]) -> tuple[_Leaf, ...]:
             continue
         declared: _Option = one.metadata[_KEY]
         name = _flag_of(one).removeprefix("--").replace("-", "_")
-        name += "s" if declared.multiple else ""
+        name += "s" if "multiple" in declared else ""
         found.append(_Leaf((one.name,), name, one, declared, _without_none(hints[one.name])))
     return tuple(found)
 
@@ -137,24 +120,29 @@ def click_options(config: type[Any]) -> Callable[[_T], _T]:
 
 
 def _click_option(leaf: _Leaf) -> Callable[[Any], Any]:
-    declared, flag = leaf.option, leaf.flag
-    settings: dict[str, Any] = {"help": declared.help, "metavar": declared.metavar, "default": leaf.default}
-    if declared.shown_default is not None:
-        settings |= {"help": f"{declared.help}  [default: {declared.shown_default}]", "show_default": False}
+    declared, flag, default = leaf.option, leaf.flag, leaf.field.default
+    settings: dict[str, Any] = {
+        "help": declared["help"],
+        "metavar": declared.get("metavar"),
+        "default": default,
+    }
+    if "shown_default" in declared:
+        settings["help"] += f"  [default: {declared['shown_default']}]"
+        settings["show_default"] = False
     if leaf.type is bool:
-        both = leaf.default is not False
+        both = default is not False
         spelled = f"{flag}/--no-{flag.removeprefix('--')}" if both else flag
         return click.option(spelled, leaf.name, is_flag=True, **settings)
-    if declared.read is not None:
-        settings["callback"] = _reader(declared)
-        default = leaf.default
-        settings["default"] = default if default is None or not declared.show else declared.show(default)
-        settings["multiple"] = declared.multiple
+    if "read" in declared:
+        settings["multiple"] = is_multiple = "multiple" in declared
+        settings["callback"] = _reader(declared["read"], is_multiple)
+        if "show" in declared and default is not None:
+            settings["default"] = declared["show"](default)
     elif get_origin(leaf.type) is Literal:
         settings["type"] = click.Choice(get_args(leaf.type))
-        if declared.bare_value is not None:
-            settings |= {"is_flag": False, "flag_value": declared.bare_value}
-        if declared.metavar is None:
+        if "bare_value" in declared:
+            settings |= {"is_flag": False, "flag_value": declared["bare_value"]}
+        if "metavar" not in declared:
             settings.pop("metavar")
     elif leaf.type is Path:
         settings["type"] = click.Path(path_type=Path)
@@ -163,13 +151,12 @@ def _click_option(leaf: _Leaf) -> Callable[[Any], Any]:
     return click.option(flag, leaf.name, **settings)
 
 
-def _reader(declared: _Option) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    read = declared.read
-    assert read is not None
-
+def _reader(
+    read: Callable[[str, str], Any], is_multiple: bool
+) -> Callable[[click.Context, click.Parameter, Any], Any]:
     def callback(_: click.Context, parameter: click.Parameter, text: Any) -> Any:
         flag = parameter.opts[0]
-        if declared.multiple:
+        if is_multiple:
             return tuple(read(flag, one) for one in text)
         return None if text is None else read(flag, text)
 
@@ -225,6 +212,15 @@ def read_directory(flag: str, text: str) -> Path:
     return Path(text)
 
 
+def show_numbers(numbers: Iterable[int]) -> str:
+    """Returns the numbers separated by commas, such as `1,512`."""
+    return ",".join(map(str, numbers))
+
+
+DIRECTORY: Conversion = {"read": read_directory, "show": str, "metavar": "DIR"}
+_LIMITS = {"above": (gt, "greater than"), "at_least": (ge, "at least"), "below": (lt, "less than")}
+
+
 def check_ranges(config: Any) -> None:
     """Checks numbers against the limits of their fields; called from `__post_init__`.
 
@@ -232,22 +228,15 @@ def check_ranges(config: Any) -> None:
         RequestError: a number is out of range.
     """
     for one in fields(config):
-        declared: _Option | None = one.metadata.get(_KEY)
+        declared = one.metadata.get(_KEY, {})
         value = getattr(config, one.name)
-        if declared is None or not isinstance(value, int | float) or isinstance(value, bool):
+        if not isinstance(value, int | float) or isinstance(value, bool):
             continue
-        limits = [
-            (declared.above is not None and not value > declared.above, f"greater than {declared.above}"),
-            (
-                declared.at_least is not None and not value >= declared.at_least,
-                f"at least {declared.at_least}",
-            ),
-            (declared.below is not None and not value < declared.below, f"less than {declared.below}"),
-            (declared.at_least is not None and not isfinite(value), "finite"),
-        ]
-        for is_wrong, what in limits:
-            if is_wrong:
-                raise RequestError(f"{_flag_of(one)} must be {what} (got {value})")
+        for name, (holds, what) in _LIMITS.items():
+            if name in declared and not holds(value, declared[name]):
+                raise RequestError(f"{_flag_of(one)} must be {what} {declared[name]} (got {value})")
+        if "at_least" in declared and not isfinite(value):
+            raise RequestError(f"{_flag_of(one)} must be finite (got {value})")
 
 
 def toml_defaults(path: Path, config: type[Any]) -> dict[str, Any]:
@@ -292,9 +281,9 @@ def _flat(table: Mapping[str, Any], at: tuple[str, ...]) -> Iterator[tuple[tuple
 
 def _as_argument(leaf: _Leaf, value: Any) -> Any:
     """Converts a TOML value to the text that click would receive from the command line."""
-    if leaf.option.multiple:
+    if "multiple" in leaf.option:
         return [f"{name}={one!r}" for name, one in value.items()] if isinstance(value, dict) else value
-    if leaf.option.read is not None and isinstance(value, list):
+    if "read" in leaf.option and isinstance(value, list):
         return ",".join(map(str, value))
     return value
 
@@ -308,10 +297,10 @@ def as_toml(config: Any) -> str:
         value = _at(config, leaf.path)
         if value is None:
             continue
-        if leaf.option.multiple:
+        if "multiple" in leaf.option:
             value = dict(value)
-        elif leaf.option.show is not None:
-            value = leaf.option.show(value)
+        elif "show" in leaf.option:
+            value = leaf.option["show"](value)
         elif isinstance(value, Path):
             value = str(value)
         *table, key = _key(leaf)

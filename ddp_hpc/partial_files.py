@@ -16,7 +16,8 @@ from ddp_hpc.errors import DdpHpcError
 
 # Writers write continuously, so a file that has not changed for this many seconds is abandoned.
 _ABANDONED_S = 3600.0
-# A file name has at most 255 bytes, and the added parts have at most 143, with a host name of up to 64.
+# Maximum length of the target's name in the name of a partial file. File names have at most 255 bytes, and
+# the rest of the name takes at most 143, of which the host name takes up to 64.
 _MAX_NAME_BYTES = 110
 _EXITING = 0x4  # PF_EXITING of Linux's sched.h, in the flags of /proc/PID/stat
 
@@ -51,7 +52,7 @@ def begins_with(path: Path, *beginnings: bytes) -> bool:
 def write_atomically(path: Path, content: bytes, writer: str, *, is_private: bool = False) -> None:
     """Writes `content` to `path` atomically: readers see either the old file or the new one.
 
-    A missing directory is created. With `is_private` other users cannot write the file, whatever the
+    A missing directory is created. With `is_private`, other users cannot write the file, regardless of the
     umask. Partial files of killed writers of this kind are removed from the directory.
 
     Raises:
@@ -93,6 +94,15 @@ def move_into_place(partial: Path, target: Path, *, replace: bool) -> None:
         else:
             return
     partial.replace(target)
+
+
+def sync_to_disk(path: Path) -> None:
+    """Waits until a file, or the list of entries of a directory, is on disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def remove_leftovers(directory: Path, writer: str) -> None:
@@ -146,9 +156,9 @@ def process_started(pid: int) -> str:
 
 
 def process_stat(pid: int, thread: str = "") -> list[str]:
-    """Returns the fields of /proc/PID/stat from the state on (proc(5)); empty if it cannot be read.
+    """Returns the fields of /proc/PID/stat that follow the program's name, the first of which is the state.
 
-    With `thread` they are the fields of this thread.
+    See proc(5). With `thread`, they are the fields of this thread. The list is empty on an error.
     """
     try:
         path = Path(f"/proc/{pid}/task/{thread}/stat" if thread else f"/proc/{pid}/stat")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def is_private(directory: Path) -> bool:
-    """Returns whether only this user owns and can write to `directory`, and it is not a symbolic link."""
+    """Returns whether `directory` is a real directory of this user to which no other user can write."""
     try:
         status = directory.lstat()
     except OSError:
@@ -34,7 +34,7 @@ def make_private(directory: Path) -> bool:
 def others_can_replace_files(directory: Path) -> bool:
     """Returns whether another user than root can remove or replace this user's files in `directory`.
 
-    The owner of the directory can do so, and every user with write access unless it is sticky like /tmp.
+    Its owner can do so, and every user who can write to it, unless it has the sticky bit, like /tmp.
 
     Raises:
         OSError: the directory cannot be accessed.

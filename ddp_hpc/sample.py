@@ -136,7 +136,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
     except OSError as error:
         click.echo(f"error: cannot write the text ({error.strerror}); free disk space", err=True)
         code = EXIT_FAILED
-        # Python must not flush stdout again at exit.
+        # Otherwise, Python would flush stdout again at exit, and fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(code)
 

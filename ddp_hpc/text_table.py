@@ -11,7 +11,7 @@ Row: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: the field that it shows, its heading, and the function that formats a value."""
+    """A column of a table: a field of the rows, the heading, and the function that formats a value."""
 
     field: str
     title: str
@@ -25,16 +25,19 @@ def table(columns: Sequence[Column], rows: Sequence[Row]) -> str:
         ["-" if row[column.field] is None else column.write(row[column.field]) for column in columns]
         for row in rows
     ]
+    return "\n".join(aligned(lines, num_left=1))
+
+
+def aligned(lines: Sequence[Sequence[str]], num_left: int) -> list[str]:
+    """Returns the lines with aligned columns: the first `num_left` to the left, the others to the right."""
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if i else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
+    pads = [str.ljust] * num_left + [str.rjust] * (len(widths) - num_left)
+    return [
+        "  ".join(pad(cell, width) for pad, cell, width in zip(pads, line, widths, strict=True)).rstrip()
         for line in lines
-    )
+    ]
 
 
 def cut(text: str, limit: int) -> str:
-    """Returns the text, shortened to this length; `...` replaces the end of a longer text."""
+    """Returns at most `limit` characters of the text; `...` replaces the end of a longer text."""
     return text if len(text) <= limit else text[: limit - 3] + "..."

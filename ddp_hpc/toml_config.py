@@ -20,9 +20,8 @@ from ddp_hpc.errors import RequestError, nearest
 
 T = TypeVar("T")
 
-# One step into a document: a key of a table, or the index in an array of tables.
-_Step = str | int
-_Path = tuple[_Step, ...]
+# The position of a value in a document: keys of tables, and indices in arrays.
+_Path = tuple[str | int, ...]
 
 
 def read_toml(path: Path, cls: type[T], *, table: str = "", base: Callable[[str], Path] | None = None) -> T:
@@ -33,28 +32,15 @@ def read_toml(path: Path, cls: type[T], *, table: str = "", base: Callable[[str]
     values, including lists, replace those of the other file.
 
     Raises:
-        RequestError: the file cannot be read or does not match `cls`, or files extend each
-            other in a cycle.
+        RequestError: the file cannot be read, is not TOML, or has an unknown or missing key, a
+            value of the wrong type, or a value that `cls` rejects; or files extend each other in a
+            cycle.
     """
     text = _read_text(path)
-    document = _parse(text, str(path))
+    document = _parse(text, path)
     if base is not None:
         document = _extended(document, path, base)
-    return _fit(document, cls, text, str(path), table)
-
-
-def parse_toml(text: str, cls: type[T], *, source: str, table: str = "") -> T:
-    """Returns TOML `text`, or one table of it, as an instance of `cls`; error messages call it `source`.
-
-    Raises:
-        RequestError: the text is not TOML, or has an unknown or missing key, a value of the
-            wrong type, or a value that `cls` rejects.
-    """
-    return _fit(_parse(text, source), cls, text, source, table)
-
-
-def _fit(document: dict[str, Any], cls: type[T], text: str, source: str, table: str) -> T:
-    reader = _Reader(text, source)
+    reader = _Reader(text, path)
     if table:
         return typing.cast(T, reader.value(document.get(table, {}), cls, (table,)))
     return typing.cast(T, reader.table(document, cls, ()))
@@ -69,7 +55,7 @@ def _read_text(path: Path) -> str:
         raise RequestError(f"{path}: is not UTF-8 text (byte {err.start}); TOML needs UTF-8") from err
 
 
-def _parse(text: str, source: str) -> dict[str, Any]:
+def _parse(text: str, source: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as err:
@@ -89,7 +75,7 @@ def _extended(document: dict[str, Any], path: Path, base: Callable[[str], Path])
             cycle = " -> ".join(known.stem for known in [*chain, below])
             raise RequestError(f"{path}: extends itself ({cycle}); remove one of these extends")
         chain.append(below)
-        document = _parse(_read_text(below), str(below))
+        document = _parse(_read_text(below), below)
         merged = _merged(document, merged)
     return merged
 
@@ -105,7 +91,7 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 class _Reader:
     """Converts the parsed document to dataclasses; errors contain the line in the text."""
 
-    def __init__(self, text: str, source: str) -> None:
+    def __init__(self, text: str, source: Path) -> None:
         self._text = text
         self._source = source
 
@@ -156,8 +142,7 @@ class _Reader:
 
     def _error(self, path: _Path, message: str) -> RequestError:
         line = find_line(self._text, path)
-        place = f"{self._source}:{line}" if line else self._source
-        return RequestError(f"{place}: {message}")
+        return RequestError(f"{self._source}{f':{line}' * (line > 0)}: {message}")
 
 
 def find_line(text: str, path: _Path) -> int:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from ddp_hpc.discovery.launcher_environment import peek_rank
-from ddp_hpc.errors import EXIT_INTERRUPTED, EXIT_WRONG_REQUEST, RequestError
+from ddp_hpc.errors import EXIT_INTERRUPTED, RequestError
 from ddp_hpc.options import click_options, toml_defaults
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.health.error_election import ErrorElection
@@ -106,38 +106,36 @@ def _run(config: TrainConfig) -> None:
         cpu_offload=parallel.cpu_offload,
     ) as group:
         stopped = _train(config, group, parts)
-    # torchrun restarts ranks that exit with a code other than 0. The state file has the result.
+    # torchrun restarts ranks that exit with a code other than 0. Job scripts read the result in the run
+    # directory's file `state` instead.
     if stopped and group.world.launcher != "torchrun":
         end_stopped(group.world)
 
 
 def _train(config: TrainConfig, group: Group, parts: Parts) -> str:
-    """Trains; returns the reason for an early stop, or nothing. Collective: every rank must call this."""
+    """Trains, and returns the reason for an early stop, if any. Collective: every rank must call this."""
     from ddp_hpc.training.health.run_lifecycle import manage_run
     from ddp_hpc.training.tasks.task_setup import set_up
     from ddp_hpc.training.telemetry.metrics_file import check_outputs
     from ddp_hpc.training.telemetry.progress_bar import Progress
     from ddp_hpc.training.telemetry.summary import write_summary
-    from ddp_hpc.training.trainer import train
+    from ddp_hpc.training.trainer import Trainer
 
     world = group.world
     progress = Progress(world.rank == 0)
     introduce(group, progress)
     outputs = {"--metrics": config.telemetry.metrics, "--summary": config.telemetry.summary}
-    group.agree(check_outputs(outputs, config.data.path) if world.rank == 0 else "", EXIT_WRONG_REQUEST)
+    group.agree(check_outputs(outputs, config.data.path) if world.rank == 0 else "")
     task, samples = set_up(config, group, progress)
 
-    with manage_run(
-        config, group, progress, end_before_kill=parts.end_before_kill, is_lost=parts.is_lost
-    ) as lifecycle:
-        parts.lifecycle = lifecycle
+    with manage_run(config, group, progress, parts) as lifecycle:
         heartbeat = start_watching(
             config.health.hang_timeout_s, config.process_group.timeout_s, group, parts, lifecycle.stacks
         )
         if heartbeat.note:
             progress.say(f"note: {heartbeat.note}")
         with _traced(config.telemetry, group) as trace:
-            result = train(config, group, task, samples, progress, lifecycle, heartbeat, trace)
+            result = Trainer(config, group, task, samples, progress, lifecycle, heartbeat, trace).run()
         heartbeat.close()
     samples.close()
     here = f" ({result.steps - result.resumed_from} here)" if result.resumed_from else ""
@@ -169,12 +167,9 @@ def _traced(telemetry: TelemetryConfig, group: Group) -> AbstractContextManager[
 
     rank = group.world.rank
     records = telemetry.trace_ranks is None or rank in telemetry.trace_ranks
-    wait, warmup, active, repeat = telemetry.trace_window
-    directory = telemetry.trace_dir if records else None
     return record_trace(
-        directory, rank, group.world.world_size, group.device,
-        wait=wait, warmup=warmup, active=active, repeat=repeat,
-        with_stack=telemetry.trace_stacks, with_flops=telemetry.trace_flops,
+        telemetry.trace_dir if records else None, rank, group.world.world_size, group.device,
+        telemetry.trace_window, with_stack=telemetry.trace_stacks, with_flops=telemetry.trace_flops,
         max_mib=telemetry.trace_max_mib,
     )  # fmt: skip
 
@@ -188,7 +183,7 @@ def _become_torchrun() -> NoReturn:
     kind = device_kind("auto")
     count = 1 if kind == "cpu" else torch.get_device_module(kind).device_count()
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-    # The last value of a repeated option counts.
+    # If --discovery is given twice, click uses the last value.
     training = ["-m", "ddp_hpc.train", *sys.argv[1:], "--discovery", "auto"]
     os.execv(sys.executable, [sys.executable, *torchrun, *training])  # noqa: S606 - an argv list
 

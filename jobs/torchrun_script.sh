@@ -58,7 +58,7 @@ if [[ ${program[0]} == -m && -z ${program[1]:-} ]]; then
 fi
 
 # Activate the virtual environment as the job script does, in case that srun was started without one.
-if [[ -z ${VIRTUAL_ENV:-}${CONDA_PREFIX:-} && -f .venv/bin/activate ]]; then
+if [[ -z ${VIRTUAL_ENV:-} && ${CONDA_DEFAULT_ENV:-base} == base && -f .venv/bin/activate ]]; then
   set +u
   # shellcheck disable=SC1091
   source .venv/bin/activate

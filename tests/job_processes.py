@@ -1,4 +1,4 @@
-"""A running job of a test: its processes, the ports at which they listen, and their end."""
+"""The processes of a job that a test runs, their listening ports, and their end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.conftest import clean_environ
 
 
 def processes_below(pid: int) -> list[int]:
-    """The process and all that it or its children started."""
+    """Returns the process IDs of this process and all its descendants."""
     parents = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, IndexError):
@@ -26,7 +26,7 @@ def processes_below(pid: int) -> list[int]:
 
 
 def listening_at(pid: int) -> set[str]:
-    """ADDRESS:PORT of each TCP socket of a process that listens."""
+    """Returns ADDRESS:PORT of each TCP socket on which a process listens."""
     inodes = set()
     with suppress(OSError):
         for entry in Path(f"/proc/{pid}/fd").iterdir():

@@ -1,8 +1,8 @@
-"""A stranger on the job's network, as a program: `python -m tests.stranger ADDRESS:PORT ...`.
+"""An attacker on the job's network without the key: `python -m tests.stranger ADDRESS:PORT ...`.
 
-Knows no key. Tries at each port what an attacker would: to read, to end the job, to overwrite what
-ranks say to each other, to fill memory and file descriptors, to plant a pickle. Prints one JSON line:
-for each port what was answered that looks like success.
+At each port it tries to read values, to end the job, to overwrite messages of the ranks, to fill memory and
+file descriptors, and to plant a pickle. It prints one line of JSON: for each port the answers that look like
+a success.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ ATTACK_S = 15.0
 
 
 class Planted:
-    """Runs a command where it is unpickled."""
+    """An object that runs a command when it is unpickled."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.system, (f"touch {CANARY}",)
 
 
 def as_tcp_store(host: str, port: int, achieved: Callable[[str], None]) -> None:
-    """What torch's own client can do there."""
+    """Attacks a port with torch's own TCPStore client."""
     store = dist.TCPStore(host, port, None, False, timedelta(seconds=1.5), wait_for_workers=False)
     store.set("stranger", "was here")
     if store.get("stranger") == b"was here":
@@ -47,7 +47,7 @@ def as_tcp_store(host: str, port: int, achieved: Callable[[str], None]) -> None:
     for key in ("failure/verdict", "comm/1/allgather", "rank 0", "group/0", "rendezvous/verdict"):
         store.set(key, "failed")
     if RUN_ID:
-        # Before and after an agent writes its own: what it reads next is unpickled.
+        # Agents unpickle what they read, so the value is set before and after an agent sets it.
         planted = base64.b64encode(pickle.dumps(Planted())).decode()
         store.set(f"torch.rendezvous.{RUN_ID}", planted)
         achieved("planted a pickle")
@@ -56,7 +56,7 @@ def as_tcp_store(host: str, port: int, achieved: Callable[[str], None]) -> None:
 
 
 def send(host: str, port: int, data: bytes) -> str:
-    """The first bytes that come back."""
+    """Sends `data` and returns the first bytes of the answer."""
     with socket.create_connection((host, port), 2) as connection, suppress(OSError):
         connection.settimeout(0.5)
         connection.sendall(data)
@@ -65,7 +65,7 @@ def send(host: str, port: int, data: bytes) -> str:
 
 
 def fill(host: str, port: int, num_mib: int) -> None:
-    """Sends as much as is taken within a few seconds."""
+    """Sends as much data as the port accepts within a few seconds."""
     with socket.create_connection((host, port), 2) as connection, suppress(OSError):
         connection.settimeout(1.0)
         for _ in range(num_mib):
@@ -88,7 +88,7 @@ MESSAGES = [
 
 
 def attack(place: str, pipe: int) -> None:
-    """Tries everything at one port, writes what was achieved, and keeps connections open for a while."""
+    """Attacks one port, prints what succeeded, and keeps connections open for a while."""
     host, _, text = place.rpartition(":")
     port, held = int(text), []
 
@@ -109,7 +109,7 @@ def attack(place: str, pipe: int) -> None:
 
 
 def main() -> None:
-    """A process for each port: torch's client waits for ever, with Python's lock, where nobody answers."""
+    """Attacks each port in a separate process, because torch's client can block while it holds the GIL."""
     places = sys.argv[1:]
     reader, writer = os.pipe()
     children = []

@@ -1,4 +1,4 @@
-"""The five ways to have ddp-hpc: wheel, sdist to wheel, bare checkout, PYTHONPATH, editable."""
+"""The five ways to install ddp-hpc: wheel, sdist to wheel, checkout, PYTHONPATH, and editable install."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def _run(*argv: str, cwd: Path, env: dict[str, str] | None = None) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> Path:
-    """A folder with an sdist, and the wheel that was built from that sdist, not from the checkout."""
+    """A directory with an sdist, and with a wheel that was built from the sdist and not from the checkout."""
     folder = tmp_path_factory.mktemp("dist")
-    # Without isolation: the build needs nothing but hatchling, which the tests' environment has.
+    # No build isolation: the build needs only hatchling, which the tests' environment has.
     argv = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(PROJECT)]
     _run(*argv, cwd=folder)
     return folder
@@ -34,7 +34,7 @@ def built(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(built, tmp_path_factory) -> Path:
-    """The bin folder of an environment with the wheel; it sees this one's packages but no checkout."""
+    """The bin directory of an environment with the wheel and this environment's packages, but no checkout."""
     folder = tmp_path_factory.mktemp("installed")
     _run(sys.executable, "-m", "venv", "--without-pip", str(folder), cwd=folder)
     python = folder / "bin" / "python"
@@ -48,12 +48,12 @@ def installed(built, tmp_path_factory) -> Path:
         sys.executable, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])", cwd=folder
     )
     own = _run(str(python), "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])", cwd=folder)
-    # A plain path line: the editable install's own .pth in there is not read from it.
+    # Python does not read .pth files in this directory, so the editable install is not found through it.
     (Path(own.strip()) / "libraries.pth").write_text(libraries)
     return folder / "bin"
 
 
-def test_the_wheel_holds_the_code_and_the_assets_and_nothing_else(built):
+def test_the_wheel_contains_only_the_code_and_the_assets(built):
     (wheel,) = built.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
@@ -70,7 +70,7 @@ def test_the_wheel_holds_the_code_and_the_assets_and_nothing_else(built):
     assert sorted(line.split()[1].split(">")[0] for line in required) == ["click", "jinja2"]
 
 
-def test_an_installed_wheel_renders_from_anywhere(installed, tmp_path):
+def test_an_installed_wheel_renders_in_any_directory(installed, tmp_path):
     script = _run(str(installed / "ddp-hpc"), "render", "--profile", "polaris", "--nodes", "2", cwd=tmp_path)
     assert "#PBS -l select=2:system=polaris" in script
     where = _run(str(installed / "python"), "-c", "import ddp_hpc; print(ddp_hpc.__file__)", cwd=tmp_path)
@@ -105,7 +105,7 @@ def test_a_bare_checkout_works_with_python_m(tmp_path):
     copy.mkdir()
     for name in ("ddp_hpc", "data_gen", "templates", "profiles", "jobs", "pyproject.toml"):
         (copy / name).symlink_to(PROJECT / name)
-    # -S keeps the editable install of this environment out; click and jinja2 come back by PYTHONPATH.
+    # -S hides this environment's editable install; PYTHONPATH makes click and jinja2 available again.
     libraries = _run(
         sys.executable,
         "-c",
@@ -116,13 +116,13 @@ def test_a_bare_checkout_works_with_python_m(tmp_path):
     assert "#PBS" in _run(*argv, cwd=copy, env={"PYTHONPATH": libraries})
 
 
-def test_pythonpath_works_from_another_folder(tmp_path):
+def test_pythonpath_works_from_another_directory(tmp_path):
     argv = [sys.executable, "-m", "ddp_hpc", "profiles", "list"]
     assert "polaris" in _run(*argv, cwd=tmp_path, env={"PYTHONPATH": str(PROJECT)})
 
 
-def test_a_foreign_folder_of_templates_is_never_taken(tmp_path):
-    """Beside the package lies a folder `templates`, yet no project file that names ddp-hpc."""
+def test_templates_of_another_project_are_ignored(tmp_path):
+    """A directory `templates` beside the package is ignored if no project file there names ddp-hpc."""
     (tmp_path / "ddp_hpc").symlink_to(PROJECT / "ddp_hpc")
     for name in ("templates", "profiles"):
         (tmp_path / name).mkdir()

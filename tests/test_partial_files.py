@@ -20,7 +20,7 @@ from ddp_hpc.partial_files import (
     remove_leftovers,
     write_atomically,
 )
-from ddp_hpc.run_directory import RunState, read_state, write_state
+from ddp_hpc.run_state import RunState, read_state, write_state
 from tests.conftest import clean_environ
 
 DEAD_PID = 2**22 + 1  # above the kernel's largest
@@ -91,8 +91,7 @@ def test_an_existing_file_is_replaced_only_on_request(
 # Each program writes a file of its kind to the current directory.
 WRITERS = {
     "state": (
-        "from ddp_hpc.run_directory import RunState, write_state\n"
-        "write_state(Path(), RunState('done', 1, ''))"
+        "from ddp_hpc.run_state import RunState, write_state\nwrite_state(Path(), RunState('done', 1, ''))"
     ),
     "render": (
         "from ddp_hpc.render.render_script import write_script\n"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import chdir
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from ddp_hpc.errors import RequestError
-from ddp_hpc.toml_config import parse_toml, read_toml
+from ddp_hpc.toml_config import read_toml
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +36,9 @@ class Machine:
 
 
 def parse(text: str) -> Machine:
-    return parse_toml(text, Machine, source="m.toml")
+    with TemporaryDirectory() as directory, chdir(directory):
+        Path("m.toml").write_text(text, encoding="utf-8")
+        return read_toml(Path("m.toml"), Machine)
 
 
 def test_tables_become_nested_dataclasses() -> None:

@@ -64,8 +64,22 @@ _OLD_MESSAGES = (
     ("ddp_hpc/jobs/log_files.py", "goes on"),
 )
 # Abbreviations that need no explanation, and placeholders for values in help texts.
-_ABBREVIATIONS = {"CUDA", "FLOP", "GIB", "HTML", "ID", "IDX", "JSON", "MIB", "MLP", "MNIST", "MiB", "TOML"}
-_PLACEHOLDER = re.compile("ARGS|DIR|FILE|HH|INPUT|JOB|KEY|LINE|MM|MODEL|RANK|SIZE|SS|VALUE|WAIT")
+_ABBREVIATIONS = {
+    "CUDA",
+    "FLOP",
+    "GIB",
+    "HTML",
+    "ID",
+    "IDX",
+    "JSON",
+    "MIB",
+    "MLP",
+    "MNIST",
+    "MiB",
+    "TERM",
+    "TOML",
+}
+_PLACEHOLDER = re.compile("ARGS|COMMAND|DIR|FILE|HH|INPUT|JOB|KEY|LINE|MM|MODEL|RANK|SIZE|SS|VALUE|WAIT")
 _PATTERNS = [(re.compile(pattern), instead) for pattern, instead in EXPRESSIONS.items()]
 
 

@@ -18,12 +18,9 @@ _PATH = click.Path(path_type=Path)
 _DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
 _BACKENDS = ("auto", "gloo", "nccl", "mpi", "xccl")
 _DEVICES = ("auto", "cuda", "cpu", "xpu")
-_DIRECTORY = click.Path(path_type=Path, exists=True, file_okay=False)
-
-
-def _repeatable(*default: Any) -> dict[str, Any]:
-    """Returns the settings of an option that may be repeated."""
-    return {"multiple": True, "default": default, "show_default": True}
+_json_option = click.option(
+    "--json", "json_file", type=_PATH, metavar="FILE", help="Write the results as JSON."
+)
 
 
 class _RankCommand(click.Command):
@@ -55,80 +52,32 @@ def command() -> None:
     """Run benchmarks and print a table; JSON files and pictures are optional."""
 
 
-@command.command()
+@command.command(context_settings={"show_default": True})
 @click.option("--num-samples", type=int, metavar="N", help="Number of synthetic samples.  [default: 2048]")
 @click.option("--src-shape", metavar="N,N,...", help="Shape of one sample of src.  [default: 1,512]")
 @click.option("--tgt-shape", metavar="N,N,...", help="Shape of one sample of tgt.  [default: 20,512]")
 @click.option("--dtype", metavar="NAME", help="Data type of the synthetic samples.  [default: float32]")
-@click.option(
-    "--formats",
-    metavar="F,F,...",
-    help="File formats to measure, from hdf5,hdf5_chunked,hdf5_gzip,pt,safetensors.  [default: all]",
-)
-@click.option(
-    "--access",
-    "accesses",
-    type=click.Choice(["shuffled", "sequential"]),
-    help="Order in which samples are read; may be repeated.",
-    **_repeatable("shuffled"),
-)
-@click.option(
-    "--batch-size",
-    "batch_sizes",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Number of samples per batch; may be repeated.",
-    **_repeatable(32),
-)
-@click.option(
-    "--ahead",
-    type=click.IntRange(0, 64),
-    help="Number of batches that a thread reads ahead; may be repeated.",
-    **_repeatable(0, 2),
-)
-@click.option(
-    "--workers",
-    type=click.IntRange(0, 64),
-    help="Number of worker processes that read batches; may be repeated.",
-    **_repeatable(0),
-)
-@click.option(
-    "--rounds",
-    type=click.IntRange(1),
-    default=8,
-    show_default=True,
-    help="Number of measurement rounds per row.",
-)
-@click.option(
-    "--seconds",
-    type=click.FloatRange(0, 3600),
-    default=0.25,
-    show_default=True,
-    help="Duration of a round in seconds.",
-)
+@click.option("--formats", metavar="F,F,...",
+              help="File formats to measure, from hdf5,hdf5_chunked,hdf5_gzip,pt,safetensors.  "
+                   "[default: all]")  # fmt: skip
+@click.option("--access", "accesses", type=click.Choice(["shuffled", "sequential"]), multiple=True,
+              default=["shuffled"], help="Order in which samples are read; may be repeated.")  # fmt: skip
+@click.option("--batch-size", "batch_sizes", type=click.IntRange(1), metavar="N", multiple=True, default=[32],
+              help="Number of samples per batch; may be repeated.")  # fmt: skip
+@click.option("--ahead", type=click.IntRange(0, 64), multiple=True, default=[0, 2],
+              help="Number of batches that a thread reads ahead; may be repeated.")  # fmt: skip
+@click.option("--workers", type=click.IntRange(0, 64), multiple=True, default=[0],
+              help="Number of worker processes that read batches; may be repeated.")  # fmt: skip
+@click.option("--rounds", type=click.IntRange(1), default=8, help="Number of measurement rounds per row.")
+@click.option("--seconds", type=click.FloatRange(0, 3600), default=0.25,
+              help="Duration of a round in seconds.")  # fmt: skip
 @click.option("--cold", is_flag=True, help="Try to drop the files from the page cache before each round.")
-@click.option(
-    "--dir",
-    "directory",
-    type=_DIRECTORY,
-    help="Directory for the data files.  [default: a temporary directory]",
-)
+@click.option("--dir", "directory", type=click.Path(path_type=Path, exists=True, file_okay=False),
+              help="Directory for the data files.  [default: a temporary directory]")  # fmt: skip
 @click.option("--data", type=_PATH, metavar="FILE", help="Read this file instead of synthetic data.")
-@click.option(
-    "--src-key",
-    default="src",
-    show_default=True,
-    metavar="KEY",
-    help="Name of the array src in the file of --data.",
-)
-@click.option(
-    "--tgt-key",
-    default="tgt",
-    show_default=True,
-    metavar="KEY",
-    help="Name of the array tgt in the file of --data.",
-)
-@click.option("--json", "json_file", type=_PATH, metavar="FILE", help="Write the results as JSON.")
+@click.option("--src-key", default="src", metavar="KEY", help="Name of the array src in the file of --data.")
+@click.option("--tgt-key", default="tgt", metavar="KEY", help="Name of the array tgt in the file of --data.")
+@_json_option
 @click.option("--picture", type=_PATH, metavar="FILE.png|FILE.svg", help="Write a bar chart of the medians.")
 def io(json_file: Path | None, picture: Path | None, **options: Any) -> None:
     """Measure the time to read a batch from each file format, and compare it with other loaders.
@@ -158,129 +107,66 @@ def io(json_file: Path | None, picture: Path | None, **options: Any) -> None:
     """  # noqa: D301 - click does not rewrap the paragraph after a real \b
     with _needs_torch("io"):
         from ddp_hpc.bench.io import benchmark as bench_io
-    gc.enable()  # main() disables garbage collection, but training does not
+    gc.enable()  # as in training; ddp_hpc.cli.main disables garbage collection
     bench_io.command(json_file, picture, **options)
 
 
-@command.command(cls=_RankCommand)
+@command.command(cls=_RankCommand, context_settings={"show_default": True})
 @click.option("--collectives", metavar="NAME,NAME,...", help="Collectives to measure.  [default: all]")
-@click.option(
-    "--bytes",
-    multiple=True,
-    metavar="SIZE",
-    help="Message size to measure, instead of --min-bytes to --max-bytes; may be repeated.",
-)
+@click.option("--bytes", multiple=True, metavar="SIZE",
+              help="Message size to measure, instead of --min-bytes to --max-bytes; may be "
+                   "repeated.")  # fmt: skip
 @click.option("--min-bytes", metavar="SIZE", help="Smallest message size to measure.  [default: 1KiB]")
 @click.option("--max-bytes", metavar="SIZE", help="Largest message size to measure.  [default: 64MiB]")
 @click.option("--factor", type=click.IntRange(2), help="Ratio of successive message sizes.  [default: 4]")
-@click.option(
-    "--dtype",
-    type=click.Choice(_DTYPES),
-    default="float32",
-    show_default=True,
-    help="Data type of the elements.",
-)
-@click.option(
-    "--ranks-per-node", default="all", show_default=True, metavar="N,...,all",
-    help="Comma-separated numbers of ranks per node to measure one after another, such as 1,all.",
-)  # fmt: skip
-@click.option(
-    "--buckets-of", metavar="MODEL",
-    help="Measure all_reduce of the gradient buckets that DDP creates for MODEL: transformer, classifier, "
-    "linear, decoder or package.module:factory.",
-)  # fmt: skip
-@click.option(
-    "--model-option",
-    "model_options",
-    metavar="NAME=VALUE",
-    multiple=True,
-    help="Argument for the factory of the MODEL that --buckets-of names; may be repeated.",
-)
-@click.option(
-    "--data", type=_PATH, metavar="FILE", help="Data file that defines the shapes of the samples for MODEL."
-)
-@click.option(
-    "--src-shape", metavar="N,N,...", help="Shape of one sample of src for MODEL.  [default: as in training]"
-)
-@click.option(
-    "--tgt-shape", metavar="N,N,...", help="Shape of one sample of tgt for MODEL.  [default: as in training]"
-)
-@click.option(
-    "--bucket-mib", type=float, metavar="MIB",
-    help="Size of DDP's gradient buckets (bucket_cap_mb).  [default: 25, with a first bucket of 1 MiB]",
-)  # fmt: skip
-@click.option(
-    "--warmup",
-    type=click.IntRange(0, 10_000),
-    default=5,
-    show_default=True,
-    help="Number of warm-up calls per row, which are not timed.",
-)
-@click.option(
-    "--iterations",
-    type=click.IntRange(1, 100_000),
-    default=100,
-    show_default=True,
-    help="Number of timed calls per row.",
-)
-@click.option(
-    "--seconds",
-    type=float,
-    default=2.0,
-    show_default=True,
-    help="Time limit per row; reduces the number of timed calls, but not below 5.",
-)
-@click.option("--json", "json_file", type=_PATH, metavar="FILE", help="Write the results as JSON.")
-@click.option(
-    "--picture", type=_PATH, metavar="FILE.png|FILE.svg", help="Write a chart of bus bandwidth over size."
-)
-@click.option(
-    "--baseline",
-    type=_PATH,
-    metavar="FILE",
-    help="JSON file of an earlier run; the exit code is 1 if a row is slower than in that run.",
-)
-@click.option(
-    "--tolerance",
-    type=float,
-    default=0.2,
-    show_default=True,
-    help="Fraction by which a median can exceed the median in --baseline before the row counts as slower.",
-)
-@click.option(
-    "--discovery",
-    default="auto",
-    show_default=True,
-    metavar="NAME",
-    help="Launcher that provides the rank and the world size; auto detects the launcher.",
-)
-@click.option(
-    "--backend",
-    type=click.Choice(_BACKENDS),
-    default="auto",
-    show_default=True,
-    help="Communication backend of the process group.",
-)
-@click.option(
-    "--device",
-    type=click.Choice(_DEVICES),
-    default="auto",
-    show_default=True,
-    help="Type of device that holds the buffers.",
-)
-@click.option(
-    "--init-timeout", "init_timeout_s", type=float, default=300.0, show_default=True,
-    help="Time limit in seconds for all ranks to connect.",
-)  # fmt: skip
-@click.option(
-    "--timeout", "timeout_s", type=float, default=1800.0, show_default=True,
-    help="Seconds that a rank waits for the other ranks in one collective.",
-)  # fmt: skip
-@click.option(
-    "--hang-timeout", "hang_timeout_s", type=float, default=120.0, show_default=True,
-    help="Seconds without progress after which the run is aborted and the hanging rank is "
-         "reported.",
-)  # fmt: skip
+@click.option("--dtype", type=click.Choice(_DTYPES), default="float32", help="Data type of the elements.")
+@click.option("--ranks-per-node", default="all", metavar="N,...,all",
+              help="Comma-separated numbers of ranks per node to measure one after another, such as "
+                   "1,all.")  # fmt: skip
+@click.option("--buckets-of", metavar="MODEL",
+              help="Measure all_reduce of the gradient buckets that DDP creates for MODEL: transformer, "
+                   "classifier, linear, decoder or package.module:factory.")  # fmt: skip
+@click.option("--model-option", "model_options", metavar="NAME=VALUE", multiple=True,
+              help="Argument for the factory of the MODEL that --buckets-of names; may be "
+                   "repeated.")  # fmt: skip
+@click.option("--data", type=_PATH, metavar="FILE",
+              help="Data file that defines the shapes of the samples for MODEL.")  # fmt: skip
+@click.option("--src-shape", metavar="N,N,...",
+              help="Shape of one sample of src for MODEL.  [default: as in training]")  # fmt: skip
+@click.option("--tgt-shape", metavar="N,N,...",
+              help="Shape of one sample of tgt for MODEL.  [default: as in training]")  # fmt: skip
+@click.option("--bucket-mib", type=float, metavar="MIB",
+              help="Size of DDP's gradient buckets (bucket_cap_mb).  [default: 25, with a first bucket of "
+                   "1 MiB]")  # fmt: skip
+@click.option("--warmup", type=click.IntRange(0, 10_000), default=5,
+              help="Number of warm-up calls per row, which are not timed.")  # fmt: skip
+@click.option("--iterations", type=click.IntRange(1, 100_000), default=100,
+              help="Number of timed calls per row.")  # fmt: skip
+@click.option("--seconds", type=float, default=2.0,
+              help="Time limit per row; reduces the number of timed calls, but not below 5.")  # fmt: skip
+@_json_option
+@click.option("--picture", type=_PATH, metavar="FILE.png|FILE.svg",
+              help="Write a chart of bus bandwidth over size.")  # fmt: skip
+@click.option("--baseline", type=_PATH, metavar="FILE",
+              help="JSON file of an earlier run; the exit code is 1 if a row is slower by more than "
+                   "--tolerance than in that run.")  # fmt: skip
+@click.option("--tolerance", type=float, default=0.2,
+              help="Fraction by which a median can exceed the median in --baseline before the row counts as "
+                   "slower.")  # fmt: skip
+@click.option("--discovery", default="auto", metavar="NAME",
+              help="Launcher that provides the rank and the world size; auto detects the "
+                   "launcher.")  # fmt: skip
+@click.option("--backend", type=click.Choice(_BACKENDS), default="auto",
+              help="Communication backend of the process group.")  # fmt: skip
+@click.option("--device", type=click.Choice(_DEVICES), default="auto",
+              help="Type of device that holds the buffers.")  # fmt: skip
+@click.option("--init-timeout", type=float, default=300.0,
+              help="Time limit in seconds for all ranks to connect.")  # fmt: skip
+@click.option("--timeout", type=float, default=1800.0,
+              help="Seconds that a rank waits for the other ranks in one collective.")  # fmt: skip
+@click.option("--hang-timeout", type=float, default=120.0,
+              help="Seconds without progress after which the run is aborted and the hanging rank is "
+                   "reported.")  # fmt: skip
 def comm(**options: Any) -> None:
     """Measure the collectives between the ranks, and verify their results.
 
@@ -293,8 +179,8 @@ def comm(**options: Any) -> None:
     reduce          the first rank gets the sum over all ranks
     broadcast       each rank gets the data of the first rank
     all_gather      each rank gets the data of all ranks; the size is that of the result
-    reduce_scatter  each rank gets a part of the sum; the size is that of the input
-    all_to_all      each rank gets a part from each rank
+    reduce_scatter  each rank gets a shard of the sum; the size is that of the input
+    all_to_all      each rank gets a different shard of the data of every rank
     send_recv       all ranks send to the next rank at the same time
 
     \b
@@ -352,7 +238,7 @@ def _needs_torch(name: str) -> Iterator[None]:
 @click.option(
     "--dry-run", is_flag=True, help="Print the job scripts or launch commands without running them."
 )
-@click.option("--json", "json_file", type=_PATH, metavar="FILE", help="Write the results as JSON.")
+@_json_option
 @click.option("--picture", type=_PATH, metavar="FILE.png|FILE.svg",
               help="Write a chart of speed-up and efficiency.")  # fmt: skip
 @click.option("--markdown", type=_PATH, metavar="FILE",

@@ -1,4 +1,4 @@
-"""`ddp-hpc cancel`."""
+"""The command `ddp-hpc cancel`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.command("cancel")
 @click.option(
-    "--only", is_flag=True, help="Cancel only this job; the next job of the chain then resumes the run."
+    "--only", is_flag=True, help="Cancel only this job, so that the next job of the chain resumes the run."
 )
 @click.option(
     "--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Run directory of the job.  [detected]"
@@ -43,7 +43,7 @@ def command(job: str, only: bool, run_dir: Path | None) -> None:
         click.echo(_ended(seen.job_id, seen.job), err=True)
     else:
         jobs = [seen.job, *([] if only else rest_of_chain(seen))]
-    # In reverse order: otherwise the next job would start as soon as its predecessor is cancelled.
+    # The last job is cancelled first, since a job starts as soon as its predecessor is cancelled.
     refusals = [refusal for one in reversed(jobs) if (refusal := _record_and_cancel(one, seen.run_dir))]
     if not only:
         _name_successor(seen, jobs)
@@ -54,9 +54,9 @@ def command(job: str, only: bool, run_dir: Path | None) -> None:
 
 
 def _record_and_cancel(job: JobState, run_dir: str) -> str:
-    """Cancel a job as `_cancel` does, and record that in its run directory.
+    """Cancel a job and record that in its run directory; return an error message, empty on success.
 
-    The job's script needs the record, as it gets the same signal at the end of the walltime.
+    Without the record, the job script would submit a successor, since the signal is the same at the walltime.
     """
     from ddp_hpc.jobs.submission_ledger import forget_cancelled, record_cancelled
 
@@ -72,8 +72,9 @@ def _record_and_cancel(job: JobState, run_dir: str) -> str:
 
 
 def _name_successor(seen: JobReport, cancelled: list[JobState]) -> None:
-    """Print which job continues the run. It is not cancelled, as it could belong to another run that used
-    the same directory.
+    """Print which job continues the run.
+
+    This job is not cancelled, as it could belong to another run that used the same directory.
     """
     from ddp_hpc.jobs.job_report import live_successor
     from ddp_hpc.schedulers.job_state import same_job
@@ -89,12 +90,13 @@ def _name_successor(seen: JobReport, cancelled: list[JobState]) -> None:
 
 
 def _cancel(job: JobState) -> str:
-    """Cancel a job and print its ID; return the scheduler's error, unless the job has ended meanwhile."""
-    from ddp_hpc.schedulers.client import job_commands, read_job
+    """Cancel a job and print its id; return an error message, empty if the job has ended in the meantime."""
+    from ddp_hpc.schedulers.client import read_job
+    from ddp_hpc.schedulers.registry import SCHEDULERS
 
     named = f"job {job.job_id} of {job.owner}"
     try:
-        refused = job_commands()[job.scheduler].cancel(job.job_id)
+        refused = SCHEDULERS[job.scheduler].job_commands().cancel(job.job_id)
     except DdpHpcError as error:
         return f"{error} ({named})"
     if not refused:

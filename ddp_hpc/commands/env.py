@@ -1,4 +1,4 @@
-"""`ddp-hpc env`."""
+"""The command `ddp-hpc env`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import click
     default="auto",
     metavar="NAME",
     show_default=True,
-    help="Launcher whose environment variables are used; auto detects the launcher.",
+    help="Launcher whose environment variables are read; auto detects the launcher.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(discovery: str, as_json: bool) -> None:
-    """Show rank, world size and address as this process detects them, and the source of each value.
+    """Show the rank, the world size and the address that this process detects, with the source of each.
 
     \b
     Start this command with the launcher of your job:

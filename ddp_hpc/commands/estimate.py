@@ -1,9 +1,10 @@
-"""`ddp-hpc estimate`."""
+"""The command `ddp-hpc estimate`."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import asdict
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,9 @@ from ddp_hpc.errors import RequestError
 
 if TYPE_CHECKING:
     from ddp_hpc.estimate import Machine, Training
+    from ddp_hpc.text_table import Row
 
-# Not parsed as a float, since 1e400 would be infinite. Lengths are limited, since long numbers are slow.
+# A float would be infinite for 1e400. The number of digits is limited because Fraction is slow for long ones.
 _NUMBER = re.compile(r"(\d{1,30}(?:\.\d{1,30})?(?:e\+?\d{1,2})?)([kmbt]?)", re.ASCII | re.IGNORECASE)
 _POWERS = {"": 0, "k": 3, "m": 6, "b": 9, "t": 12}
 _LARGEST = 10**18
@@ -115,7 +117,8 @@ def _number(text: str) -> Fraction | None:
 @click.option(
     "--profile",
     metavar="NAME",
-    help="Site profile that defines the GPUs and the memory of a node; see `ddp-hpc profiles list`.",
+    help="Site profile that defines the number of GPUs per node and the memory per GPU; see "
+    "`ddp-hpc profiles list`.",
 )
 @click.option(
     "--gpus-per-node", callback=_count, metavar="N", help="Number of GPUs per node.  [the profile's, or 1]"
@@ -125,7 +128,7 @@ def _number(text: str) -> Fraction | None:
     "gpu_memory_bytes",
     callback=_gib,
     metavar="GIB",
-    help="Memory per GPU; with it, the output shows which strategies fit.  [the profile's]",
+    help="Memory per GPU; if given, the output shows which strategies fit.  [the profile's]",
 )
 @click.option(
     "--host-memory-gib",
@@ -202,7 +205,10 @@ def command(
 
 
 def _node_of(profile: str, *, known: bool) -> tuple[int, int]:
-    """Return the GPUs per node and the bytes of one; either may be 0 if `known` from the options."""
+    """Return the number of GPUs per node and the bytes of memory per GPU.
+
+    A number that the profile does not define is 0; this is allowed if the options define it (`known`).
+    """
     from ddp_hpc.sites.site import load_site
 
     site = load_site(profile)
@@ -215,7 +221,7 @@ def _node_of(profile: str, *, known: bool) -> tuple[int, int]:
 
 
 def _row(training: Training, strategy: str, ranks: int, machine: Machine | None) -> dict[str, Any]:
-    """Return the row of a strategy: bytes per rank and, if the machine is known, whether it fits."""
+    """Return the bytes per rank of one strategy and, if the machine is known, whether it fits."""
     from ddp_hpc.estimate import STRATEGIES, fits, footprint, smallest_ranks
 
     need = footprint(training, strategy, ranks)
@@ -232,7 +238,8 @@ def _row(training: Training, strategy: str, ranks: int, machine: Machine | None)
 
 
 def _table(training: Training, rows: list[dict[str, Any]]) -> str:
-    """Format a table with one column per strategy. Rows that are empty for every strategy are left out."""
+    """Return a table with one column per strategy. Rows that are 0 for all strategies are left out."""
+    from ddp_hpc.text_table import Column, table
     from ddp_hpc.units import format_bytes
 
     precision = training.precision
@@ -250,31 +257,17 @@ def _table(training: Training, rows: list[dict[str, Any]]) -> str:
         "optimizer_step_bytes": "~ optimizer step",
         "overhead_bytes": "~ overhead",
     }
-    lines = [
-        ["per rank, ~ estimate", *(row["name"] for row in rows)],
-        ["ranks", *(str(row["ranks"]) for row in rows)],
-    ]
-    lines += [
-        [label, *(format_bytes(row[key]) if row[key] else "-" for row in rows)]
-        for key, label in labels.items()
-        if any(row[key] for row in rows)
-    ]
-    shown = {"total_bytes": "= on the GPU", "host_bytes": "in host memory", "all_ranks_bytes": "on all GPUs"}
-    lines += [
-        [label, *(format_bytes(row[key]) if row[key] else "-" for row in rows)]
-        for key, label in shown.items()
-    ]
+    totals = {"total_bytes": "= on the GPU", "host_bytes": "in host memory", "all_ranks_bytes": "on all GPUs"}
+
+    def line(label: str, key: str, write: Callable[[Any], str], if_zero: str = "-") -> Row:
+        return {"": label} | {row["name"]: write(row[key]) if row[key] else if_zero for row in rows}
+
+    shown = {key: label for key, label in labels.items() if any(row[key] for row in rows)} | totals
+    lines = [line("ranks", "ranks", str)]
+    lines += [line(label, key, format_bytes) for key, label in shown.items()]
     if "fits" in rows[0]:
-        lines.append(["fits", *("yes" if row["fits"] else "no" for row in rows)])
-        lines.append(["fewest GPUs", *(str(row["min_gpus"] or "never") for row in rows)])
-        lines.append(["fewest nodes", *(str(row["min_nodes"] or "never") for row in rows)])
-    widths = [max(len(line[column]) for line in lines) for column in range(len(rows) + 1)]
-    return "\n".join(
-        "  ".join(
-            [
-                line[0].ljust(widths[0]),
-                *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)),
-            ]
-        )
-        for line in lines
-    )
+        lines.append(line("fits", "fits", lambda _: "yes", "no"))
+        lines.append(line("fewest GPUs", "min_gpus", str, "never"))
+        lines.append(line("fewest nodes", "min_nodes", str, "never"))
+    names = [row["name"] for row in rows]
+    return table([Column("", "per rank, ~ estimate"), *(Column(name, name) for name in names)], lines)

@@ -26,6 +26,8 @@ def _click_option(name: str) -> Callable[[F], F]:
     declared = JobOptions.__dataclass_fields__[name].metadata
     kind = _KINDS[name]
     default = job_default(name)
+    if kind == bool | None:
+        return click.option(f"--{name.replace('_', '-')}", is_flag=True, default=None, help=declared["help"])
     return click.option(
         f"--{name.replace('_', '-')}",
         metavar=declared["metavar"],

@@ -20,7 +20,8 @@ from ddp_hpc.errors import RequestError
     "--ranks-per-node",
     type=int,
     metavar="R",
-    help="Number of ranks per node.  [one per GPU, or depends on the number of cores]",
+    help="Number of ranks per node.  [one per GPU; without GPUs, the number of tasks that the job "
+    "requested, or chosen from the number of cores]",
 )
 @click.option(
     "--profile", metavar="NAME", help="Site profile; `ddp-hpc profiles list` shows all names.  [detected]"

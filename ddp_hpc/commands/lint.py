@@ -1,4 +1,4 @@
-"""`ddp-hpc lint`."""
+"""The command `ddp-hpc lint`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _REQUEST = "the request"
 
 
 class ScriptOrRequest(click.Command):
-    """A command whose options may precede or follow SCRIPT; arguments after `--` are the job's command."""
+    """A command with an optional SCRIPT. The arguments after `--` are the command of the job."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments before `--` and store those after it in the context."""
+        """Parse the arguments before `--`, and store the arguments after it in the context."""
         cut = args.index("--") if "--" in args else len(args)
         ctx.meta["ddp_hpc.command"] = tuple(args[cut + 1 :])
         return super().parse_args(ctx, args[:cut])
@@ -95,8 +95,8 @@ def read_script(path: Path) -> str:
     """Return the text of a job script, with bytes that are not UTF-8 as surrogates.
 
     Raises:
-        RequestError: it is not a regular file.
-        DdpHpcError: it cannot be read.
+        RequestError: the path is not a regular file.
+        DdpHpcError: the file cannot be read.
     """
     from ddp_hpc.lint import parse_script as script
 
@@ -108,7 +108,7 @@ def read_script(path: Path) -> str:
 
 
 def site_of(text: str, profile: str | None) -> Site | None:
-    """Return the site of --profile, else this machine's site if its scheduler matches the script."""
+    """Return the site of --profile, or otherwise of this machine; None if its scheduler is another one."""
     from ddp_hpc.lint.parse_script import parse_script
     from ddp_hpc.schedulers.registry import is_same_scheduler
     from ddp_hpc.sites.detect import choose_profile

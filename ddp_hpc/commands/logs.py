@@ -1,4 +1,4 @@
-"""`ddp-hpc logs`."""
+"""The command `ddp-hpc logs`."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def command(job: str, follow: bool, run_dir: Path | None) -> None:
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
     from ddp_hpc.jobs import follow_log as log
 
-    def write(piece: bytes) -> None:
-        sys.stdout.buffer.write(piece)
+    def write(chunk: bytes) -> None:
+        sys.stdout.buffer.write(chunk)
         sys.stdout.buffer.flush()
 
     def say(line: str) -> None:

@@ -1,4 +1,4 @@
-"""`ddp-hpc profiles`."""
+"""The commands `ddp-hpc profiles`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ def command() -> None:
 
 @command.command("list")
 def list_profiles() -> None:
-    """List all profiles with name, scheduler, confidence, date of the last check and title."""
+    """List all profiles, one per line.
+
+    The columns are the name, the scheduler, the confidence, the date of the last check, and the title.
+    """
     from ddp_hpc.sites.site import load_site, profile_files
 
     sites = [load_site(name) for name in profile_files()]
@@ -39,7 +42,10 @@ def list_profiles() -> None:
 @command.command("show")
 @click.argument("name")
 def show_profile(name: str) -> None:
-    """Print the file of a profile, with its sources and dates, as an example or a starting point."""
+    """Print the file of a profile.
+
+    The file names the sources of all facts. Use it as an example or as a starting point for your own profile.
+    """
     from ddp_hpc.sites.site import profile_file
 
     path = Path(name) if name.endswith(".toml") else profile_file(name)

@@ -1,4 +1,4 @@
-"""`ddp-hpc rehearse`."""
+"""The command `ddp-hpc rehearse`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import click
 from ddp_hpc.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, RequestError
 
 if TYPE_CHECKING:
-    from ddp_hpc.rehearse.request import Overrides, Plan
-    from ddp_hpc.rehearse.session import Options, Result
+    from ddp_hpc.rehearse.request import Options, Plan
+    from ddp_hpc.rehearse.session import Result
 
 _LAUNCHERS = {"pals": "PALS", "openmpi": "Open MPI", "hydra": "MPICH's Hydra"}
 
@@ -22,7 +22,7 @@ _LAUNCHERS = {"pals": "PALS", "openmpi": "Open MPI", "hydra": "MPICH's Hydra"}
     "--walltime-s",
     type=int,
     metavar="S",
-    help="End each job after S seconds, in the same way as its scheduler would at the time limit.",
+    help="Walltime of each job in seconds, instead of the walltime in the script.",
 )
 @click.option(
     "--nodes", "num_nodes", type=int, metavar="N", help="Number of simulated nodes.  [the script's, or fewer]"
@@ -86,10 +86,10 @@ def command(
 ) -> None:
     """Run a job script on this machine, with stand-ins for its scheduler and its launcher.
 
-    The script is submitted, started and ended in the same way as by PBS or Slurm. The stand-in of the
-    launcher sets the same environment variables and starts real ranks on the CPUs of this machine. The log of
-    the job is printed on stdout, everything else on stderr. The exit code is 0 if the last job succeeded, 75
-    if it stopped and the run would resume, and 1 otherwise.
+    The stand-ins submit, start and end the job as its scheduler would, set the environment variables of its
+    launcher, and start real ranks on the CPUs of this machine. The log of the job is printed on stdout,
+    everything else on stderr. The exit code is 0 if the last job succeeded, 75 if it stopped and another job
+    would resume the run, and 1 otherwise.
 
     \b
     Examples:
@@ -109,21 +109,24 @@ def command(
         appended = tuple(shlex.split(arguments or ""))
     except ValueError as error:
         raise RequestError(f"--args {arguments!r} has an unclosed quote; close it") from error
-    wishes = request.Overrides(
+    options = request.Options(
         num_nodes=num_nodes,
         ranks_per_node=ranks_per_node,
         walltime_s=walltime_s,
         steps=steps,
         arguments=appended,
         profile=profile,
+        max_jobs=max_jobs,
+        limit_s=limit_s,
+        keep=keep,
+        here=here,
     )
-    options = session.Options(max_jobs=max_jobs, limit_s=limit_s, keep=keep, here=here)
-    plan = request.plan(script, wishes)
+    plan = request.plan(script, options)
     for finding in plan.findings:
         _say(f"{finding.severity} {finding.check}, line {finding.line}: {finding.what}; {finding.remedy}")
-    for line in _differences(plan, wishes, options):
+    for line in _differences(plan, options):
         _say(line)
-    result = session.rehearse(plan, wishes, options)
+    result = session.rehearse(plan, options)
     ctx.exit(_report(result, options))
 
 
@@ -131,17 +134,18 @@ def _say(line: str) -> None:
     click.echo(f"rehearse: {line}", err=True)
 
 
-def _differences(plan: Plan, wishes: Overrides, options: Options) -> list[str]:
-    """Return what differs from the machine that the script is for, one sentence per line."""
+def _differences(plan: Plan, options: Options) -> list[str]:
+    """Return the differences between the rehearsal and the real machine, one per line."""
     from ddp_hpc.rehearse.queues import find_queue
     from ddp_hpc.rehearse.session import DEFAULT_STEPS
     from ddp_hpc.schedulers.registry import SCHEDULERS
+    from ddp_hpc.units import counted
 
     queue = find_queue(plan.scheduler)
     scheduler = SCHEDULERS[plan.scheduler].title if queue else ""
     fewer = f" of {plan.requested_nodes}" if plan.num_nodes < plan.requested_nodes else ""
     nodes = f"{plan.num_nodes}{fewer} node{'s' * (plan.num_nodes > 1 or bool(fewer))}"
-    ranks = f"{plan.ranks_per_node} rank{'s' * (plan.ranks_per_node > 1)}"
+    ranks = counted(plan.ranks_per_node, "rank")
     found = []
     if scheduler:
         found.append(
@@ -157,14 +161,14 @@ def _differences(plan: Plan, wishes: Overrides, options: Options) -> list[str]:
     )
     where = "this directory" if options.here else "an empty directory (use --here for this one)"
     found.append(f"the job gets a new home directory, and is submitted from {where}")
-    if wishes.walltime_s:
+    if options.walltime_s:
         requested = f"{plan.walltime_s} s" if plan.walltime_s else "no limit"
         clock = "; the deadline in the script is changed accordingly" if plan.edited else ""
-        found.append(f"each job has a walltime of {wishes.walltime_s} s instead of {requested}{clock}")
-    if wishes.steps is None and wishes.walltime_s is None:
+        found.append(f"each job has a walltime of {options.walltime_s} s instead of {requested}{clock}")
+    if options.steps is None and options.walltime_s is None:
         found.append(f"ddp_hpc.train runs with --max-steps {DEFAULT_STEPS}; use --steps to change this")
-    if wishes.arguments:
-        found.append(f"appended to the command of the ranks: {shlex.join(wishes.arguments)}")
+    if options.arguments:
+        found.append(f"appended to the command of the ranks: {shlex.join(options.arguments)}")
     return found
 
 

@@ -60,7 +60,8 @@ def command(
     TRACE_DIR contains Chrome traces (.json or .json.gz) that training wrote with --trace-dir, or those of any
     other torch.profiler run; it can also be a single file. The report shows the times of data loading,
     forward, backward, optimizer, snapshots, hidden and exposed communication, and idling; the rank that the
-    others wait for; the slowest data load; collectives with their bus bandwidth; operators; and memory.
+    others wait for; the slowest data load; collectives with their bus bandwidth; operators; and memory. For
+    GPUs, it also shows why they are idle, how kernels are launched, and the critical path of a step.
     Unreadable files are skipped with a message.
 
     \b

@@ -1,4 +1,4 @@
-"""`ddp-hpc status`."""
+"""The command `ddp-hpc status`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 
 from ddp_hpc.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, RequestError
 
-# The exit code of each verdict. With several jobs, the exit code is that of the last one.
+# The exit code for each verdict; with several jobs, for the verdict of the last one.
 _EXIT_CODES = {"waiting": EXIT_DONE, "running": EXIT_DONE, "done": EXIT_DONE, "requeue": EXIT_REQUEUE}
 
 
@@ -23,7 +23,7 @@ _EXIT_CODES = {"waiting": EXIT_DONE, "running": EXIT_DONE, "done": EXIT_DONE, "r
 )
 @click.argument("job", required=False)
 def command(job: str | None, as_json: bool, run_dir: Path | None) -> None:
-    """Show the state and the progress of a job, and, after its end, the reason and the next step.
+    """Show the state and progress of a job and, once it has ended, why it ended and what to do next.
 
     Without JOB, the command shows the last job of --run-dir, or of each run in runs/ of the current
     directory.
@@ -45,7 +45,7 @@ def command(job: str | None, as_json: bool, run_dir: Path | None) -> None:
     for one in [report_job(job, run_dir)] if job is not None else last_jobs(run_dir):
         if as_json:
             found.append(_plain_numbers(asdict(one)))
-        else:  # printed one by one, as each job needs a slow query of the scheduler
+        else:  # print each job at once, since the next one needs a slow query of the scheduler
             click.echo(("\n" if verdict else "") + "\n".join(lines_of(one)))
         verdict = one.verdict
     if not verdict:

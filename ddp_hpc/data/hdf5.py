@@ -33,6 +33,7 @@ from ddp_hpc.data.samples import (
     first_line,
     listing,
 )
+from ddp_hpc.data.tensor_files import read_num_classes
 from ddp_hpc.errors import DataError, nearest
 from ddp_hpc.h5_layout import ATTR_DTYPE, ATTR_NUM_CLASSES, BFLOAT16, TEST_GROUP
 from ddp_hpc.units import format_bytes
@@ -50,15 +51,15 @@ _H5PY_ERRORS = (
 )
 # In arrays without compression, samples within this many bytes of each other are read in one call.
 _MERGE_BYTES = 256 * 1024
-# The chunk cache of each array in a process.
+# Size of HDF5's chunk cache for each array, in each process.
 _CACHE_BYTES = 128 * 1024 * 1024
-# The upper limit of the chunk cache when two rows of chunks need more than _CACHE_BYTES.
+# Upper limit of the chunk cache, for files whose chunks need more than _CACHE_BYTES.
 _MAX_CACHE_BYTES = 256 * 1024 * 1024
 _MAX_SLOTS = 1_000_003
 
 
 def open_hdf5(path: Path, src_key: str, tgt_key: str) -> Samples:
-    """Opens the samples of an HDF5 file. Those of its group `test/`, if there is one, become `test`.
+    """Opens the samples of an HDF5 file. The samples in its group `test/`, if any, become `Samples.test`.
 
     Raises:
         DataError: the file cannot be used for training.
@@ -102,15 +103,10 @@ def _samples(
         reader, open_arrays = "hdf5 chunked", partial(_open_chunked, path, identity, *reads)
         advice = next((plan.advice for plan in reads if plan.advice), "")
     return Samples(
-        path,
-        *infos,
-        num_classes=num_classes,
-        reader=reader,
-        open_arrays=open_arrays,
-        test=test,
-        other_files=other_files or (test is not None and test.other_files),
-        advice=advice,
-    )
+        path=path, src=infos[0], tgt=infos[1], num_classes=num_classes, reader=reader,
+        open_arrays=open_arrays, test=test,
+        other_files=other_files or (test is not None and test.other_files), advice=advice,
+    )  # fmt: skip
 
 
 def _file(path: Path, **options: int) -> Any:
@@ -193,12 +189,8 @@ def _num_classes(path: Path, file: Any) -> int | None:
     if ATTR_NUM_CLASSES not in file.attrs:
         return None
     value = np.asarray(file.attrs[ATTR_NUM_CLASSES])
-    if value.size != 1 or value.dtype.kind not in "iu" or int(value.reshape(-1)[0]) < 1:
-        raise DataError(
-            f"{path}: the attribute {ATTR_NUM_CLASSES} is {str(value)[:40]}; "
-            "it must be an integer of at least 1"
-        )
-    return int(value.reshape(-1)[0])
+    is_integer = value.size == 1 and value.dtype.kind in "iu"
+    return read_num_classes(path, value.item() if is_integer else repr(value))
 
 
 def _raw_offset(dataset: Any) -> int | None:
@@ -227,7 +219,7 @@ def _uses_other_files(path: Path, dataset: Any) -> bool:
         names = {source.file_name for source in dataset.virtual_sources()} - {"."}
         directories = [os.environ.get("HDF5_VDS_PREFIX", ""), str(path.parent), "."]
         for name in sorted(names):
-            # A pattern matches any number of files, including none.
+            # A name with % is a pattern for file names, and may match none.
             if "%" not in name and not any(Path(directory, name).exists() for directory in directories):
                 raise DataError(
                     f"{path}: {dataset.name} is a virtual dataset, and its source file {name} is missing. "
@@ -261,9 +253,9 @@ class _ReadPlan:
 
     info: ArrayInfo
     rows: int
-    """Samples in one row of chunks, read in one call so that a batch decompresses each chunk only once."""
+    """Number of consecutive samples read in one call, so that a batch decompresses each chunk only once."""
     cache_bytes: int
-    """Size of the chunk cache. HDF5's default, 1 MiB, may not hold a chunk: each sample decompresses it."""
+    """Size of the chunk cache. A chunk that does not fit is decompressed again for each of its samples."""
     cache_slots: int
     advice: str = ""
 
@@ -277,7 +269,8 @@ class _ReadPlan:
         across = prod(-(-size // chunk) for size, chunk in zip(info.shape, dataset.chunks[1:], strict=True))
         along = -(-info.num_samples // dataset.chunks[0])
         row_bytes = across * chunk_bytes
-        # Two rows of chunks are enough for sequential order. Random order needs all of them.
+        # A row of chunks contains complete samples. Sequential order needs two rows in the cache, and random
+        # order needs all of them.
         cache_bytes = min(max(min(2 * row_bytes, _MAX_CACHE_BYTES), _CACHE_BYTES), along * row_bytes)
         # The manual of H5Pset_chunk_cache recommends 100 slots per chunk, so that chunks do not evict each
         # other.
@@ -290,7 +283,7 @@ class _ReadPlan:
                 "every batch decompresses again; to read faster, rewrite the file with "
                 "`python -m data_gen convert OLD.h5 NEW.h5`"
             )
-        # An uncompressed chunk can be read in part, however large it is.
+        # A part of an uncompressed chunk can be read, so the size of the chunk does not matter.
         whole = max(1, _MAX_CACHE_BYTES // sample_bytes) if has_filters else rows
         return cls(info, min(whole, dataset.chunks[0]), cache_bytes, slots, advice)
 

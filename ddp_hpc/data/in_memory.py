@@ -8,27 +8,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddp_hpc.data.samples import OpenArrays, Samples, check_array, check_pair, first_line
+from ddp_hpc.data.memory_mapped import gather_from
+from ddp_hpc.data.samples import Gather, OpenArrays, Samples, check_array, check_pair, first_line
 from ddp_hpc.errors import DataError
-from ddp_hpc.user_errors import describe_error, traceback_of
+from ddp_hpc.user_code_exceptions import describe_error, traceback_of
 
 # Used in place of a path in error messages.
 _NAME = Path("the dataset")
 
 
-def samples_of_arrays(src: Any, tgt: Any, *, num_classes: int | None = None) -> Samples:
+def samples_of_arrays(src: Any, tgt: Any) -> Samples:
     """Wraps two arrays or CPU tensors of shape (samples, ...) without copying them.
 
     Raises:
         DataError: the lengths differ, there are no samples, or the values are not numeric.
     """
-    arrays = [_as_array(name, values) for name, values in (("src", src), ("tgt", tgt))]
-    src_array, tgt_array = arrays
-    opened = OpenArrays(_Take(src_array), _Take(tgt_array), check=_nothing, close=_nothing)
-    return _samples([(a.shape, a.dtype) for a in arrays], opened, num_classes, "memory")
+    arrays = _as_array("src", src), _as_array("tgt", tgt)
+    shapes = [(array.shape, array.dtype) for array in arrays]
+    return _samples(shapes, gather_from(arrays[0]), gather_from(arrays[1]), "memory")
 
 
-def samples_of_dataset(dataset: Any, *, num_classes: int | None = None) -> Samples:
+def samples_of_dataset(dataset: Any) -> Samples:
     """Wraps a map-style dataset, in which `dataset[i]` is a pair (src, tgt) of numbers or arrays.
 
     Raises:
@@ -64,15 +64,15 @@ def samples_of_dataset(dataset: Any, *, num_classes: int | None = None) -> Sampl
                     )
             out[row] = src
             targets.append(tgt)
-        kept[:] = [targets]  # so that dataset[number] is called only once per sample
+        kept[:] = [targets]  # keep them, so that dataset[number] is called only once per sample
 
     def read_tgt(indices: NDArray[np.int64], out: NDArray[Any]) -> None:
         del indices  # the samples are the same as in the preceding call of read_src
         for row, tgt in enumerate(kept.pop()):
             out[row] = tgt
 
-    opened = OpenArrays(read_src, read_tgt, check=_nothing, close=_nothing)
-    return _samples([((num, *a.shape), a.dtype) for a in first], opened, num_classes, "dataset")
+    shapes = [((num, *array.shape), array.dtype) for array in first]
+    return _samples(shapes, read_src, read_tgt, "dataset")
 
 
 def check_workers(workers: int) -> None:
@@ -85,28 +85,15 @@ def check_workers(workers: int) -> None:
 
 
 def _samples(
-    abouts: list[tuple[tuple[int, ...], np.dtype[Any]]],
-    opened: OpenArrays,
-    num_classes: int | None,
+    shapes: list[tuple[tuple[int, ...], np.dtype[Any]]],
+    read_src: Gather,
+    read_tgt: Gather,
     reader: str,
 ) -> Samples:
-    src, tgt = (
-        check_array(_NAME, key, shape, dtype)
-        for key, (shape, dtype) in zip(("src", "tgt"), abouts, strict=True)
-    )
+    src, tgt = (check_array(_NAME, key, *shape) for key, shape in zip(("src", "tgt"), shapes, strict=True))
     check_pair(_NAME, src, tgt)
-    return Samples(_NAME, src, tgt, num_classes=num_classes, reader=reader, open_arrays=lambda: opened)
-
-
-class _Take:
-    """Copies samples of an array by number."""
-
-    def __init__(self, array: NDArray[Any]) -> None:
-        self._array = array
-
-    def __call__(self, indices: NDArray[np.int64], out: NDArray[Any]) -> None:
-        # With mode="raise" NumPy would fill a buffer first. The caller has already checked the numbers.
-        np.take(self._array, indices, axis=0, out=out, mode="wrap")
+    opened = OpenArrays(read_src, read_tgt, check=lambda: None, close=lambda: None)
+    return Samples(path=_NAME, src=src, tgt=tgt, reader=reader, open_arrays=lambda: opened)
 
 
 def _pair(dataset: Any, number: int) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -120,7 +107,8 @@ def _pair(dataset: Any, number: int) -> tuple[NDArray[Any], NDArray[Any]]:
         src, tgt = sample
     except (TypeError, ValueError):
         raise DataError(
-            f"dataset[{number}] returned a {type(sample).__name__}; a pair (src, tgt) of arrays is required"
+            f"dataset[{number}] returned a value of type {type(sample).__name__}; "
+            "a pair (src, tgt) of arrays is required"
         ) from None
     return _as_array("src", src), _as_array("tgt", tgt)
 
@@ -128,11 +116,7 @@ def _pair(dataset: Any, number: int) -> tuple[NDArray[Any], NDArray[Any]]:
 def _as_array(name: str, values: Any) -> NDArray[Any]:
     try:
         return np.asarray(values)
-    except Exception as error:  # such as for a tensor on a GPU, or for an object of another library
+    except Exception as error:  # raised, for example, for a tensor on a GPU
         raise DataError(
             f"NumPy cannot convert {name} ({type(values).__name__}) to an array: {first_line(error)}"
         ) from None
-
-
-def _nothing() -> None:
-    pass

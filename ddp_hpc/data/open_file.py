@@ -96,7 +96,7 @@ def _check_file(path: Path) -> None:
     if not stat.S_ISREG(mode):
         raise DataError(f"{path} is not a regular file; a data file is required")
     try:
-        # Some of the libraries report an unreadable file as missing.
+        # Some of the libraries report a file without read permission as missing.
         path.open("rb").close()
     except OSError as error:
         raise DataError(
@@ -105,7 +105,7 @@ def _check_file(path: Path) -> None:
 
 
 def _names(directory: Path) -> list[str]:
-    """Returns the names in the directory, or none if this user may not list it."""
+    """Returns the names in the directory, or an empty list if it cannot be read."""
     try:
         return [entry.name for entry in directory.iterdir()]
     except OSError:

@@ -18,24 +18,25 @@ from numpy.typing import NDArray
 
 from ddp_hpc.data.step_shards import Position, Share
 
-# tests/data/test_order_statistics.py detects patterns up to 5 rounds in one epoch, and up to 6 rounds in
-# several hundred whole epochs. Each further pair of rounds weakens them by a factor of sqrt(num_samples).
+# tests/data/test_order_statistics.py detects patterns in the order of one epoch with up to 5 rounds, and in
+# several hundred epochs with up to 6 rounds. Two more rounds weaken the patterns by sqrt(num_samples).
 ROUNDS = 8
-# A stored order of this length takes half a megabyte, and half a millisecond to shuffle.
+# The order of up to this number of samples is stored. It takes half a megabyte, and half a millisecond to
+# shuffle.
 STORED_UP_TO = 2**16
-# NumPy's overhead per call, 40 us for a batch of 32, is amortized over a block. Much larger blocks do not
-# fit into the processor's cache.
+# Number of positions that are permuted at once. A separate computation per batch of 32 would take 40 us,
+# almost all of it overhead of NumPy's calls. Much larger blocks do not fit into the processor's cache.
 BLOCK = 4096
 
 # MurmurHash3's 64-bit finalizer (Austin Appleby, public domain), without its first and last shift: the
-# first would only act as another key here, and the last does not affect the upper half.
+# first would only act as another key, and the last does not affect the upper half, the only part used.
 _MULTIPLY_1, _SHIFT, _MULTIPLY_2 = np.uint64(0xFF51AFD7ED558CCD), np.uint64(33), np.uint64(0xC4CEB9FE1A85EC53)
 _UPPER_HALF = np.uint64(32)
 
 
 @dataclass(frozen=True)
 class KeyedPermutation:
-    """A bijection of the numbers below `size` that maps any of them in constant time and memory.
+    """A permutation of the numbers below `size` that is computed, in constant time per number, not stored.
 
     This is a generalized Feistel network after Black and Rogaway, "Ciphers with Arbitrary Finite
     Domains" (2002): a number is written with two digits of about sqrt(size) values each, and each
@@ -60,44 +61,31 @@ class KeyedPermutation:
         Raises:
             IndexError: a number is not in the range 0 to size - 1.
         """
-        return self._inside(numbers, backward=False)
-
-    def inverse(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the numbers that `forward` maps to the given ones.
-
-        Raises:
-            IndexError: a number is not in the range 0 to size - 1.
-        """
-        return self._inside(numbers, backward=True)
-
-    def _inside(self, numbers: NDArray[np.int64], backward: bool) -> NDArray[np.int64]:
         unsigned = numbers.astype(np.uint64)  # negative numbers become the largest ones
         if int(unsigned.max(initial=0)) >= self.size:
             raise IndexError(f"numbers must be in the range 0 to {self.size - 1}")
-        moved = self._rounds(unsigned, backward)
+        moved = self._rounds(unsigned)
         # Two digits can represent up to about sqrt(size) numbers that are too large. Such a result is
         # permuted again until it is below `size` (cycle walking). This ends, because its cycle contains
         # the number at which it started.
         while len(outside := np.flatnonzero(moved >= np.uint64(self.size))):
-            moved[outside] = self._rounds(moved[outside], backward)
+            moved[outside] = self._rounds(moved[outside])
         return moved.astype(np.int64)
 
-    def _rounds(self, numbers: NDArray[np.uint64], backward: bool) -> NDArray[np.uint64]:
+    def _rounds(self, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
         root = math.isqrt(self.size - 1) + 1
         low_base, high_base = np.uint64(root), np.uint64(-(-self.size // root))
         high = numbers // low_base
         low = numbers - high * low_base
-        rounds = list(enumerate(self.keys))
-        for index, key in reversed(rounds) if backward else rounds:
+        for index, key in enumerate(self.keys):
             digit, other, base = (high, low, high_base) if index % 2 else (low, high, low_base)
-            added = _hash_below(base, other, np.uint64(key))
-            digit += base - added if backward else added
+            digit += hash_below(base, other, np.uint64(key))
             # This computes modulo base without a division: a negative difference wraps to a huge number.
             np.minimum(digit, digit - base, out=digit)
         return high * low_base + low
 
 
-def _hash_below(base: np.uint64, digits: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
+def hash_below(base: np.uint64, digits: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
     """Returns a hash below `base` of each digit; the bias of any value is at most base / 2**32."""
     hashed = digits ^ key
     hashed *= _MULTIPLY_1
@@ -119,9 +107,9 @@ def epoch_keys(seed: int, epoch: int, rounds: int = ROUNDS) -> tuple[int, ...]:
 class EpochOrder:
     """The order in which an epoch visits the samples, each of them once.
 
-    Up to `STORED_UP_TO` samples this is NumPy's shuffle, in which all orders are equally likely.
-    For more samples it is a `KeyedPermutation`, which would favor some orders of few elements, but
-    which no statistic in its tests can distinguish from a shuffle of many.
+    NumPy shuffles up to `STORED_UP_TO` samples; all orders are equally likely. More samples are ordered
+    by a `KeyedPermutation`: it would favor some orders of few elements, but for many elements, the
+    statistical tests in tests/data cannot distinguish it from a shuffle.
     """
 
     num_samples: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,26 +15,27 @@ from numpy.typing import NDArray
 
 from ddp_hpc.errors import DataError
 from ddp_hpc.h5_layout import BFLOAT16
-from ddp_hpc.user_errors import message_of
+from ddp_hpc.user_code_exceptions import message_of
 
 # The types that torch.from_numpy accepts and a model can use: bool, integers and floats of up to 8 bytes.
 _KINDS = "biuf"
 _MAX_ITEM_BYTES = 8
 _MAX_LISTED = 12
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
-# torch.load's long message about what it does not load, which advises to turn that protection off.
+# torch.load's message for a file that contains more than tensors. It is replaced, because it advises to set
+# weights_only=False, which would run code from the file.
 _NOT_LOADED = re.compile(r"weights[_ ]only", re.IGNORECASE)
 _NOT_ALLOWED = re.compile(r"[Uu]nsupported (?:global: GLOBAL|class) ([\w.]+)")
 
 
 @dataclass(frozen=True)
 class ArrayInfo:
-    """One array of a file."""
+    """The description of one array in a data file."""
 
     key: str
     num_samples: int
     shape: tuple[int, ...]
-    """Shape of one sample, without the axis of samples."""
+    """Shape of one sample, without the sample axis."""
     dtype: np.dtype[Any]
     """Dtype of the arrays that `read` returns, always in native byte order."""
     bfloat16: bool = False
@@ -69,6 +70,7 @@ class OpenArrays:
     close: Callable[[], None]
 
 
+@dataclass(eq=False, kw_only=True)
 class Samples:
     """The samples of a data file, or of its test split.
 
@@ -76,43 +78,35 @@ class Samples:
     before a fork, or sent to a worker process, uses a separate file handle.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        src: ArrayInfo,
-        tgt: ArrayInfo,
-        *,
-        num_classes: int | None,
-        reader: str,
-        open_arrays: Callable[[], OpenArrays],
-        test: Samples | None = None,
-        other_files: bool = False,
-        advice: str = "",
-    ) -> None:
-        self.path = path
-        self.src, self.tgt = src, tgt
-        self.num_samples = src.num_samples
-        self.src_shape, self.tgt_shape = src.shape, tgt.shape
-        self.src_dtype, self.tgt_dtype = src.dtype, tgt.dtype
-        self.src_bfloat16, self.tgt_bfloat16 = src.bfloat16, tgt.bfloat16
-        self.num_classes = num_classes
-        self.reader = reader
-        self.test = test
-        self.other_files = other_files
-        """Some of the data is stored in other files, so that a copy of this file alone is incomplete."""
-        self.advice = advice
-        """A message to the user on how to make reading faster, or an empty string."""
-        self._open_arrays = open_arrays
-        self._opened: OpenArrays | None = None
-        self._opened_by = 0
+    path: Path
+    src: ArrayInfo
+    tgt: ArrayInfo
+    num_classes: int | None = None
+    reader: str
+    """How the samples are read, for the log: such as `hdf5 memory map`."""
+    open_arrays: Callable[[], OpenArrays]
+    test: Samples | None = None
+    """The test split, if there is one."""
+    other_files: bool = False
+    """Whether some of the data is stored in other files, so that a copy of this file would be incomplete."""
+    advice: str = ""
+    """A message to the user on how to make reading faster, or an empty string."""
+    _opened: OpenArrays | None = field(default=None, init=False)
+    _opened_by: int = field(default=0, init=False)
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples, which is the same for src and tgt."""
+        return self.src.num_samples
 
     def read(
         self, indices: NDArray[np.int64], out: tuple[NDArray[Any], NDArray[Any]] | None = None
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Reads src and tgt, both of shape (len(indices), ...), in the order of `indices`; may be empty.
+        """Reads src and tgt, both of shape (len(indices), ...), in the order of `indices`.
 
         The results are views of the first rows of the two arrays in `out`, which `buffers` creates, or
-        new arrays if `out` is None. Nothing else of the size of a batch is allocated.
+        new arrays if `out` is None. No other memory of the size of a batch is allocated. `indices` may be
+        empty.
 
         Raises:
             DataError: the file changed since it was opened, or it cannot be read.
@@ -126,7 +120,7 @@ class Samples:
             )
         # After a fork, the parent's handle would share its position and its caches with this process.
         if self._opened is None or self._opened_by != os.getpid():
-            self._opened, self._opened_by = self._open_arrays(), os.getpid()
+            self._opened, self._opened_by = self.open_arrays(), os.getpid()
         src, tgt = self.buffers(num) if out is None else out
         self._opened.check()
         self._opened.src(indices, src[:num])
@@ -163,13 +157,13 @@ def check_array(
     """Describes an array after checking that the trainer can use it.
 
     Raises:
-        DataError: there is no axis of samples, there are no samples, the samples are empty, or the
-            values are not numeric.
+        DataError: the array has no sample axis or no samples, the samples are empty, or the values are
+            not numeric.
     """
     if not shape:
         raise DataError(
             f"{path}: {key} is {'empty' if shape is None else 'a single value'}; "
-            "an array whose first axis is the samples is required"
+            "an array whose first axis is the sample axis is required"
         )
     if shape[0] == 0:
         raise DataError(
@@ -213,7 +207,7 @@ def first_line(error: BaseException) -> str:
     if _NOT_LOADED.search(text):
         found = _NOT_ALLOWED.search(text)
         return (
-            f"it contains {found[1]}, but only tensors and plain values are loaded: others can run code"
+            f"it contains {found[1]}, but only tensors and plain values are loaded: other types can run code"
             if found
             else "it contains more than tensors and plain values, or its bytes are damaged"
         )
@@ -225,5 +219,5 @@ def first_line(error: BaseException) -> str:
 
 
 def listing(names: Sequence[str]) -> str:
-    """Joins the names for an error message, at most the first twelve; empty for none."""
+    """Returns the first twelve names joined by commas, for an error message; empty if there are no names."""
     return ", ".join(names[:_MAX_LISTED]) + (", ..." if len(names) > _MAX_LISTED else "")

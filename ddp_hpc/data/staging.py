@@ -129,7 +129,7 @@ def _copy(
     buffer = memoryview(bytearray(_BLOCK_BYTES))
     fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(fd, "wb", buffering=0) as copy, source.open("rb", buffering=0) as original:
-        # Copying stops soon after the source turns out to be growing; the caller detects the change.
+        # If the source grows meanwhile, the copy ends after its initial size; the caller detects the change.
         while done_bytes <= size and (count := original.readinto(buffer)):
             block = buffer[:count]
             crc = zlib.crc32(block, crc)

@@ -91,7 +91,7 @@ def micro_batches(
 def rank_shares(
     num_samples: int, batch_size: int, world_size: int, rank: int, accumulate: int, position: Position
 ) -> Iterator[tuple[Position, tuple[Share, ...]]]:
-    """Yields the start position of each step and this rank's shares of it, endlessly from `position` on."""
+    """Yields the start position and this rank's shares of each step from `position` on, without an end."""
     while True:
         shares = micro_batches(num_samples, batch_size, world_size, rank, accumulate, position.begin)
         yield position, shares

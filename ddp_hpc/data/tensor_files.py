@@ -30,25 +30,9 @@ from ddp_hpc.data.samples import (
     listing,
 )
 from ddp_hpc.errors import DataError, nearest
-from ddp_hpc.h5_layout import ATTR_NUM_CLASSES, TEST_GROUP
+from ddp_hpc.h5_layout import ATTR_NUM_CLASSES, BFLOAT16, SAFETENSORS_DTYPES, TEST_GROUP
 
-# The dtypes of https://huggingface.co/docs/safetensors that NumPy has, and bfloat16 as uint16 bits.
-_SAFETENSORS_BFLOAT16 = "BF16"
-_SAFETENSORS_DTYPES = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "U16": "uint16",
-    "I16": "int16",
-    "U32": "uint32",
-    "I32": "int32",
-    "U64": "uint64",
-    "I64": "int64",
-    "F16": "float16",
-    _SAFETENSORS_BFLOAT16: "uint16",
-    "F32": "float32",
-    "F64": "float64",
-}
+_DTYPE_NAMES = {code: name for name, code in SAFETENSORS_DTYPES.items()}
 
 
 def open_pt(path: Path, src_key: str, tgt_key: str) -> Samples:
@@ -83,12 +67,13 @@ def open_safetensors(path: Path, src_key: str, tgt_key: str) -> Samples:
     places: dict[str, ArrayPlace] = {}
     for key in wanted_keys(path, header, src_key, tgt_key):
         entry = header[key]
-        if entry["dtype"] not in _SAFETENSORS_DTYPES:
+        name = _DTYPE_NAMES.get(entry["dtype"])
+        if name is None:
             raise DataError(
                 f"{path}: {key} has dtype {entry['dtype']}, which NumPy does not support; save it as float32"
             )
-        dtype = np.dtype(_SAFETENSORS_DTYPES[entry["dtype"]])
-        bfloat16 = entry["dtype"] == _SAFETENSORS_BFLOAT16
+        bfloat16 = name == BFLOAT16
+        dtype = np.dtype("uint16" if bfloat16 else name)
         infos[key] = check_array(path, key, tuple(entry["shape"]), dtype, bfloat16)
         places[key] = ArrayPlace(infos[key], data_start + entry["data_offsets"][0])
         check_within(path, identity, places[key])
@@ -113,8 +98,10 @@ def _samples(
 ) -> Samples:
     def split(src: ArrayInfo, tgt: ArrayInfo, test: Samples | None) -> Samples:
         check_pair(path, src, tgt)
-        opened = opener(src, tgt)
-        return Samples(path, src, tgt, num_classes=num_classes, reader=reader, open_arrays=opened, test=test)
+        return Samples(
+            path=path, src=src, tgt=tgt, num_classes=num_classes, reader=reader,
+            open_arrays=opener(src, tgt), test=test,
+        )  # fmt: skip
 
     train = infos[keys[0]], infos[keys[1]]
     test_keys = [f"{TEST_GROUP}/{key}" for key in keys]
@@ -168,7 +155,9 @@ def _load_pt(path: Path) -> dict[str, Any]:
             "Copy it again, or save a dict of tensors with torch.save."
         ) from None
     if not isinstance(entries, dict):
-        raise DataError(f"{path} contains a {type(entries).__name__}; a dict of tensors is required")
+        raise DataError(
+            f"{path} contains a value of type {type(entries).__name__}; a dict of tensors is required"
+        )
     return entries
 
 
@@ -182,7 +171,7 @@ def _as_array(path: Path, key: str, tensor: object) -> tuple[NDArray[Any], bool]
     import torch
 
     if not isinstance(tensor, torch.Tensor):
-        raise DataError(f"{path}: {key} is a {type(tensor).__name__}; a tensor is required")
+        raise DataError(f"{path}: {key} is a value of type {type(tensor).__name__}; a tensor is required")
     try:
         bfloat16 = tensor.dtype is torch.bfloat16
         return (tensor.view(torch.uint16) if bfloat16 else tensor).detach().numpy(), bfloat16

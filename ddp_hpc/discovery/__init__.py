@@ -1,1 +1,1 @@
-"""Detection of the rank of a process and its node from the launcher's environment, before torch starts."""
+"""Detection of this process's rank, world size and node from its environment, before torch is imported."""

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _POLL_S = 0.002
-# Hydra's proxy answers within a millisecond.
-_FINALIZE_ANSWER_S = 2.0
+_FINALIZE_ANSWER_S = 2.0  # Hydra's proxy usually answers within a millisecond
 
 
 class Comm(Protocol):
@@ -70,7 +69,7 @@ class SingleComm:
 
 
 class MpiComm:
-    """A `Comm` that uses MPI_COMM_WORLD; with MPI it can also determine which ranks share a node."""
+    """A `Comm` over MPI_COMM_WORLD, which can also determine which ranks share a node."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
@@ -86,14 +85,14 @@ class MpiComm:
         return self._comm.allgather(value)
 
     def barrier(self, what: str) -> None:  # noqa: ARG002 - an MPI barrier has no name
-        """Collective: every rank must call this."""
+        """Returns once all ranks have called it. Collective: every rank must call this."""
         self._comm.Barrier()
 
     def wait_for_all(self, what: str, timeout_s: float) -> None:
         """Returns once all ranks have called it. Collective: every rank must call this.
 
-        It sleeps between polls, so that Python handles signals and other processes can use the core:
-        MPI's own waits are busy loops without a time limit.
+        MPI's own waits are busy loops without a time limit. This method sleeps between its tests, so Python
+        can handle signals, and other processes can use the core.
 
         Raises:
             RendezvousError: some ranks did not call it within `timeout_s`; `what` names the barrier.
@@ -126,27 +125,25 @@ class MpiComm:
 
 
 def abort_mpi(exit_code: int, patience_s: float) -> None:
-    """Ends every rank of MPI_COMM_WORLD, including this one; returns if MPI was not initialised.
+    """Ends every rank of MPI_COMM_WORLD, including this one; returns if MPI is not active.
 
-    Without it the other ranks hang in MPI_Finalize after one rank has failed. The delay `patience_s`
-    lets the rank that knows the cause print it first.
+    Without a call of MPI_Abort, the other ranks hang in MPI_Finalize after one rank has failed. MPI_Abort is
+    called after `patience_s` seconds, in which the rank that knows the cause can print it.
     """
-    module = sys.modules.get("mpi4py.MPI")
-    if module is None or not module.Is_initialized() or module.Is_finalized():
-        return
-    if module.COMM_WORLD.Get_size() > 1:  # a single rank has no others to end
+    module = _active_mpi()
+    if module is not None and module.COMM_WORLD.Get_size() > 1:  # a single rank needs no MPI_Abort
         time.sleep(patience_s)
         module.COMM_WORLD.Abort(exit_code)
 
 
 def finalize_mpi(*, then_exits: bool = False) -> None:
-    """Finalizes MPI before the process ends, if it was initialised. Collective: every rank must call this.
+    """Finalizes MPI before the process ends, if it is active. Collective: every rank must call this.
 
     A rank in MPI_Finalize waits for the others, and MPICH keeps a core busy while it waits. Set `then_exits`
     if the caller then ends the process with `os._exit`.
     """
-    module = sys.modules.get("mpi4py.MPI")
-    if module is None or not module.Is_initialized() or module.Is_finalized():
+    module = _active_mpi()
+    if module is None:
         return
     manager = _process_manager() if then_exits else None
     module.Finalize()
@@ -154,8 +151,14 @@ def finalize_mpi(*, then_exits: bool = False) -> None:
         _report_finalize(*manager)
 
 
+def _active_mpi() -> Any:
+    """Returns the module mpi4py.MPI between MPI_Init and MPI_Finalize, and None at other times."""
+    module = sys.modules.get("mpi4py.MPI")
+    return module if module and module.Is_initialized() and not module.Is_finalized() else None
+
+
 def _process_manager() -> tuple[int, os.stat_result] | None:
-    """Returns the socket to MPICH's process manager if the process manager uses PMI-1, as Hydra does."""
+    """Returns the socket to MPICH's process manager and its status, if the manager uses PMI-1 like Hydra."""
     fd = os.environ.get("PMI_FD", "")
     if not fd.isdigit() or os.environ.get("PMI_VERSION", "1") != "1":
         return None
@@ -167,10 +170,10 @@ def _process_manager() -> tuple[int, os.stat_result] | None:
 def _report_finalize(fd: int, socket: os.stat_result) -> None:
     """Notifies the process manager that this process exits on purpose.
 
-    MPICH 4.1 and later do so in a handler that `os._exit` skips (`MPIR_pmi_finalize_on_exit`). Without it
-    Hydra assumes that the first rank to exit has crashed: it kills the others, and returns 9 or 0 instead of
-    their exit code. Earlier versions close the socket in MPI_Finalize, so its number may belong to another
-    file now.
+    MPICH 4.1 and later send this message in an exit handler (`MPIR_pmi_finalize_on_exit`), which `os._exit`
+    skips. Without the message, Hydra assumes that the first rank to exit has crashed: it kills the others,
+    and returns 9 or 0 instead of their exit code. Earlier versions close the socket in MPI_Finalize, so its
+    number may belong to another file now.
     """
     with contextlib.suppress(OSError):
         if os.path.samestat(os.fstat(fd), socket):
@@ -187,12 +190,11 @@ def mpi4py_is_installed() -> bool:
 def load_mpi(launcher_family: str, launcher_title: str) -> MpiComm | None:
     """Initialises MPI and returns MPI_COMM_WORLD. Collective: every rank must call this.
 
-    `launcher_family` is `mpich`, `openmpi` or `any`. With the suffix ` or none` a library
-    of another family is not initialised, and the function returns None.
+    `launcher_family` is the kind of MPI that the launcher supports: `mpich`, `openmpi` or `any`. With the
+    suffix ` or none`, the function returns None instead of initialising an MPI of another kind.
 
-    The library's name is read before MPI_Init (which the standard allows): MPICH's
-    MPI_Init under Open MPI's mpiexec aborts the process with an unhelpful message
-    about PMI versions.
+    The library's name is read before MPI_Init, as the MPI standard allows: under Open MPI's mpiexec,
+    MPICH's MPI_Init aborts the process with an unhelpful message about PMI versions.
 
     Raises:
         LaunchError: mpi4py or its MPI library is missing, or belongs to another MPI than the launcher.
@@ -222,26 +224,22 @@ def load_mpi(launcher_family: str, launcher_title: str) -> MpiComm | None:
             raise LaunchError(f"{wrong_library(launcher_title)}; MPI_Init would abort")
     if not MPI.Is_initialized():
         with warnings.catch_warnings():
-            # Each rank would print mpi4py's guess about mixed MPIs: `discover` checks it and reports it once.
+            # Otherwise mpi4py could warn on every rank about mixed MPIs, which `discover` reports once.
             warnings.simplefilter("ignore", RuntimeWarning)
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
     return MpiComm(MPI.COMM_WORLD)
 
 
 def wrong_library(launcher_title: str) -> str:
-    """Returns a part of an error message: the MPI that mpi4py has loaded, and two ways to fix it."""
+    """Returns text for an error: the MPI library that mpi4py has loaded, and two ways to fix it."""
+    from ddp_hpc.local_mpi import bundled_mpiexec
+
+    bundled = bundled_mpiexec()
     return (
-        f"mpi4py is bound to {mpi_library()}, which {launcher_title} does not start; "
-        f"use the mpiexec of that library{_own_mpiexec()}, or let mpi4py load the launcher's own: "
+        f"mpi4py is bound to {mpi_library()}, but {launcher_title} does not start ranks of that library; "
+        f"use its mpiexec{f' ({bundled})' if bundled else ''}, or make mpi4py load the launcher's library: "
         "export MPI4PY_LIBMPI=/path/to/its/libmpi.so"
     )
-
-
-def _own_mpiexec() -> str:
-    from pathlib import Path
-
-    path = Path(sys.prefix) / "bin" / "mpiexec"
-    return f" ({path})" if path.exists() else ""
 
 
 def mpi_library() -> str:
@@ -254,15 +252,12 @@ def mpi_library() -> str:
 
 
 def _loaded_libmpi() -> str:
-    """Returns the path of the libmpi that this process has mapped, or nothing if it cannot be determined."""
-    try:
-        with open("/proc/self/maps", encoding="utf-8") as maps:  # noqa: PTH123 - a kernel file, no path logic
-            for line in maps:
-                path = line.split()[-1]
-                if "/libmpi" in path and ".so" in path:
-                    return path
-    except OSError:
-        pass
+    """Returns the path of the libmpi that this process has loaded; empty if it cannot be determined."""
+    with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8") as maps:  # noqa: PTH123 - a kernel file, no path logic
+        for line in maps:
+            path = line.split()[-1]
+            if "/libmpi" in path and ".so" in path:
+                return path
     return ""
 
 

@@ -20,8 +20,8 @@ def threads_per_rank(
 
     A rank that the launcher has bound to its own cores uses all of them; ranks
     that share a set of cores divide it. OMP_NUM_THREADS can only lower the
-    number: PBS sets it to the cores of the whole chunk and every rank inherits
-    it, and torchrun sets it to 1 only if it was unset.
+    number, because PBS sets it to the cores of a whole chunk in every rank. A
+    value of 1 is ignored under torchrun, which sets it if the user has not.
 
     Args:
         own: this rank's cores.

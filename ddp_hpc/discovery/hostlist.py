@@ -7,7 +7,7 @@ import re
 
 from ddp_hpc.errors import LaunchError
 
-# Slurm's own limit (MAX_SLURM_NODES): a longer list is corrupt, or an attempt to exhaust the memory.
+# Slurm's own limit (MAX_SLURM_NODES). A longer list is corrupt, or made to exhaust the memory.
 MAX_HOSTS = 65536
 
 _PIECES = re.compile(r"\[([0-9,-]+)\]|([^\[\]]+)")
@@ -18,8 +18,8 @@ _COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 def expand_hostlist(text: str) -> list[str]:
     """Returns every host of a list, in order: `gpu[001-002],x` gives gpu001, gpu002, x.
 
-    The result equals the output of `scontrol show hostnames`, but needs no scontrol, which
-    containers lack. Several brackets in one name are combined; the last one varies fastest.
+    The result is that of `scontrol show hostnames`, but scontrol, which containers lack, is not needed.
+    If a name has several brackets, all combinations are returned; the last number varies fastest.
 
     Raises:
         LaunchError: the text is not a host list, or has more than `MAX_HOSTS` hosts.
@@ -27,9 +27,7 @@ def expand_hostlist(text: str) -> list[str]:
     hosts: list[str] = []
     for item in _split_outside_brackets(text.strip()):
         if not item:
-            raise LaunchError(
-                f"the host list {_short(text)} has an empty entry; Slurm writes lists such as n[1-2,5]"
-            )
+            raise _invalid(text, "an empty entry")
         hosts.extend(_expand_one(item, text, MAX_HOSTS - len(hosts)))
     return hosts
 
@@ -57,23 +55,18 @@ def _expand_one(item: str, whole: str, room: int) -> list[str]:
         if num_hosts > room:
             raise _too_many(whole)
     if end != len(item):
-        raise LaunchError(
-            f"the host list {_short(whole)} has brackets without numbers; Slurm writes n[1-2,5]"
-        )
+        raise _invalid(whole, "brackets without numbers")
     return ["".join(parts) for parts in itertools.product(*pieces)]
 
 
 def _numbers(text: str, whole: str, room: int) -> list[str]:
-    """Returns the numbers in one pair of brackets, each padded to the width of the first of its range."""
+    """Returns the numbers in one pair of brackets: `08-10` gives 08, 09, 10, with the zeros of the first."""
     numbers: list[str] = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if match is None or last < first:
-            raise LaunchError(
-                f"the host list {_short(whole)} has a range {_short(part)} that cannot be read; "
-                "Slurm writes n[1-2,5]"
-            )
+            raise _invalid(whole, f"the invalid range {_short(part)}")
         if last - first >= room - len(numbers):
             raise _too_many(whole)
         numbers += [f"{number:0{len(match[1])}d}" for number in range(first, last + 1)]
@@ -95,6 +88,10 @@ def expand_counts(text: str) -> list[int]:
             raise _too_many(text)
         counts.extend([int(match[1])] * int(match[2] or 1))
     return counts
+
+
+def _invalid(text: str, what: str) -> LaunchError:
+    return LaunchError(f"the host list {_short(text)} has {what}; Slurm writes lists such as n[1-2,5]")
 
 
 def _too_many(text: str) -> LaunchError:

@@ -1,9 +1,9 @@
 """The environment variables that each launcher sets for a rank, as one table.
 
 All values come from one row: rank, size and local rank are never mixed from
-several launchers. The order of the rows is the order of preference, and each
-position has a reason; `tests/discovery/test_launcher_environment.py` checks it.
-This module uses neither MPI nor torch.
+several launchers. The order of the rows is the order of preference; comments
+explain it, and `tests/discovery/test_launcher_environment.py` checks it. This
+module uses neither MPI nor torch.
 
 Sources: the launchers' own source and man pages (HPE has published none for PALS;
 its names come from ALCF's user guides, flux-coral2's cray-pals plugin and
@@ -22,25 +22,26 @@ from ddp_hpc.errors import LaunchError
 
 Environ = Mapping[str, str]
 ADDED_BY_EXEC = "DDP_HPC_EXEC"
-"""The variable that lists the variables which `ddp-hpc exec` has added."""
+"""This variable lists the names of the variables that `ddp-hpc exec` has added."""
 
-# Slurm numbers its special steps down from 2^32: pending, extern, batch and
-# interactive. `srun --pty` inside salloc starts the interactive one, which is not a rank.
+# The IDs of Slurm's special steps (pending, extern, batch, interactive) count down from 2^32. `srun --pty`
+# inside salloc starts the interactive step, whose shell is not a rank.
 _FIRST_SPECIAL_STEP = 2**32 - 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherValues:
-    """The values that one launcher has set for this process; a value that it has not set is None."""
+    """The values that one launcher has set for this process; a value that is not set is None."""
 
-    launcher: str
     rank: int | None = None
     world_size: int | None = None
     local_rank: int | None = None
     local_size: int | None = None
     node_rank: int | None = None
     num_nodes: int | None = None
-    sources: Mapping[str, str] = field(default_factory=dict)  # the variable that contains each value
+    sources: Mapping[str, str] = field(
+        default_factory=dict
+    )  # the name of the variable that contains each value
 
     def place(self) -> str:
         """Returns rank and size with their variables: `rank 3 of 4 (SLURM_PROCID=3, ...)`."""
@@ -56,19 +57,19 @@ class Launcher:
 
     name: str
     title: str
-    any_of: tuple[str, ...]  # the launcher is present if one of these is set
-    all_of: tuple[str, ...] = ()  # and all of these; a trailing * stands for any suffix
+    any_of: tuple[str, ...]  # the launcher is present if one of these variables is set ...
+    all_of: tuple[str, ...] = ()  # ... and all of these are set; a trailing * stands for any suffix
     rank: str = ""
     world_size: str = ""
     local_rank: str = ""
     local_size: str = ""
     node_rank: str = ""
     num_nodes: str = ""
-    mpi: str = ""  # the MPI that its ranks must be linked with: mpich, openmpi, any; empty: no MPI
+    mpi: str = ""  # the MPI that its ranks must be linked with: mpich, openmpi or any; empty without MPI
     start: str = ""  # how its ranks are started, for error messages
-    # Adds the values that no variable holds directly.
+    # Adds values that must be computed from the variables.
     complete: Callable[[Environ, LauncherValues], LauncherValues] | None = None
-    # Adds the values that are assumed if MPI is not available.
+    # Adds values that may be wrong, for ranks without MPI.
     derive: Callable[[Environ, LauncherValues], LauncherValues] | None = None
 
     def is_present(self, environ: Environ) -> bool:
@@ -98,12 +99,11 @@ def _complete_slurm(environ: Environ, reported: LauncherValues) -> LauncherValue
 
 
 def _derive_pals(environ: Environ, reported: LauncherValues) -> LauncherValues:
-    """Adds the world size under PALS, which has no variable for it.
+    """Adds the world size under PALS, which does not always set a variable for it.
 
-    With --pmi=cray (Polaris) it is `PMI_SIZE`; with --pmi=pmix (Aurora) only MPI or
-    the node file provides it, and the node file only if all nodes have the same number
-    of ranks. The file has one line per mpiproc, so unique lines are counted
-    (meta-pytorch/torchcomms#79 counts all lines).
+    With --pmi=cray (Polaris) the world size is `PMI_SIZE`. With --pmi=pmix (Aurora) it follows
+    only from MPI, or from the node file if all nodes have the same number of ranks. The file has
+    one line per mpiproc, so unique lines are counted (meta-pytorch/torchcomms#79 counts all lines).
     """
     if reported.world_size is not None:
         return reported
@@ -120,7 +120,7 @@ def _derive_pals(environ: Environ, reported: LauncherValues) -> LauncherValues:
 
 
 def pbs_hosts(environ: Environ) -> list[str]:
-    """Returns the hosts of PBS_NODEFILE, each once, in order; nothing if the file does not exist."""
+    """Returns the distinct hosts of PBS_NODEFILE in order; empty if the file does not exist."""
     path = environ.get("PBS_NODEFILE")
     try:
         lines = Path(path).read_text(encoding="utf-8").split() if path else []
@@ -181,7 +181,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
         mpi="openmpi",  # Spectrum MPI is based on Open MPI
         start="jsrun",
     ),
-    # Before PALS: Flux's cray-pals plugin sets PALS_RANKID too, without the local rank.
+    # Flux comes before PALS, because Flux's cray-pals plugin also sets PALS_RANKID, but not the local rank.
     Launcher(
         name="flux",
         title="Flux",
@@ -193,8 +193,8 @@ LAUNCHERS: tuple[Launcher, ...] = (
         mpi="any",
         start="flux run",
     ),
-    # Before PALS: `srun --mpi=cray_shasta` sets PALS_* too, so PALS_* does not imply PBS. The row uses
-    # Slurm's own names, because Slurm 22.05 sets neither PMI_* nor PALS_LOCAL_RANKID (recorded); 23.02 does.
+    # cray_shasta comes before PALS, because `srun --mpi=cray_shasta` sets PALS_* too. It uses Slurm's own
+    # variables, because Slurm 22.05, unlike 23.02, sets neither PMI_* nor PALS_LOCAL_RANKID.
     Launcher(
         name="cray_shasta",
         title="Slurm (srun --mpi=cray_shasta)",
@@ -245,8 +245,8 @@ LAUNCHERS: tuple[Launcher, ...] = (
         mpi="mpich",
         start="Intel MPI's mpiexec",
     ),
-    # Before Slurm: inside an allocation Hydra's proxies are tasks of a Slurm step, and every rank
-    # inherits its proxy's SLURM_PROCID.
+    # Hydra comes before Slurm, because in a Slurm allocation Hydra's proxies are tasks of a step, and every
+    # rank inherits the SLURM_PROCID of its proxy.
     Launcher(
         name="hydra",
         title="MPICH Hydra",
@@ -274,7 +274,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
     Launcher(
         name="slurm",
         title="Slurm step",
-        any_of=("SLURM_STEP_ID",),  # in_slurm_step distinguishes a task from a shell
+        any_of=("SLURM_STEP_ID",),  # set in tasks and shells, which `in_slurm_step` distinguishes
         rank="SLURM_PROCID",
         world_size="SLURM_STEP_NUM_TASKS",
         local_rank="SLURM_LOCALID",
@@ -284,7 +284,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
         start="srun",
         complete=_complete_slurm,
     ),
-    # Launchers that set the variables of PMI but not the local rank.
+    # For launchers that set the variables of PMI but no local rank.
     Launcher(
         name="pmi",
         title="PMI",
@@ -311,7 +311,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
     ),
 )
 BY_NAME = {launcher.name: launcher for launcher in LAUNCHERS}
-_VALUES = ("rank", "world_size", "local_rank", "local_size", "node_rank", "num_nodes")
+VALUE_NAMES = ("rank", "world_size", "local_rank", "local_size", "node_rank", "num_nodes")
 _SIZES = ("world_size", "local_size", "num_nodes")
 
 
@@ -323,12 +323,12 @@ def read_launcher_values(launcher: Launcher, environ: Environ) -> LauncherValues
     """
     values: dict[str, int] = {}
     sources: dict[str, str] = {}
-    for name in _VALUES:
+    for name in VALUE_NAMES:
         variable = getattr(launcher, name)
         if variable and variable in environ:
             values[name] = _number(variable, environ[variable], least=1 if name in _SIZES else 0)
             sources[name] = variable
-    reported = LauncherValues(launcher=launcher.name, sources=sources, **values)
+    reported = LauncherValues(sources=sources, **values)
     return launcher.complete(environ, reported) if launcher.complete else reported
 
 
@@ -339,7 +339,7 @@ def without_exec_variables(environ: Environ) -> dict[str, str]:
 
 
 def peek_rank(environ: Environ) -> int:
-    """Returns the probable rank, which decides which process prints an error; 0 if there is no launcher."""
+    """Returns the probable rank, to decide which process prints an error; 0 without a launcher."""
     for launcher in present_launchers(environ):
         rank = _plain_number(environ.get(launcher.rank, ""))
         if rank is not None:
@@ -352,7 +352,7 @@ def _number(variable: str, text: str, least: int) -> int:
     if number is None or number < least:
         raise LaunchError(
             f"{variable}={text[:80]!r} is not a {'size' if least else 'rank'}; a launcher sets it to a "
-            f"number of at least {least}: unset it, or start the ranks again"
+            f"number of at least {least}: unset it, or restart the ranks with the launcher"
         )
     return number
 

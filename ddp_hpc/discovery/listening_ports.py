@@ -21,7 +21,10 @@ def sockets_of(pid: int) -> set[str]:
 
 
 def listens(pid: int, port: int, inherited: set[str]) -> bool:
-    """Returns whether the port is open, or the process listens on a socket that it did not inherit."""
+    """Returns whether any process listens on `port`, or process `pid` listens on any other port.
+
+    `inherited` contains the inode numbers of sockets of the process that do not count.
+    """
     inodes = set()
     for name in ("tcp", "tcp6"):
         with suppress(OSError):

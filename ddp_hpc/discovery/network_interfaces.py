@@ -1,4 +1,4 @@
-"""The network interfaces of this host, and the one that leads to an address. Linux only."""
+"""The network interfaces and addresses of this host. Linux only."""
 
 from __future__ import annotations
 
@@ -45,10 +45,8 @@ def outward_interfaces() -> dict[str, str]:
 
 def interface_of(address: str) -> str | None:
     """Returns the interface that has this address; None if no interface of this host has it."""
-    for name, own in all_interfaces().items():
-        if own == address:
-            return name
-    return "lo" if address.startswith("127.") else None
+    default = "lo" if address.startswith("127.") else None
+    return next((name for name, own in all_interfaces().items() if own == address), default)
 
 
 def fabric_interface(environ: Mapping[str, str]) -> tuple[str, str] | None:
@@ -60,7 +58,7 @@ def fabric_interface(environ: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def local_address_towards(host: str, port: int) -> str | None:
-    """Returns the address from which this host would reach another one; None if there is no route.
+    """Returns the local address that this host uses to connect to `host`; None if there is no route.
 
     Connecting a UDP socket sends nothing, but makes the kernel choose the route.
     """

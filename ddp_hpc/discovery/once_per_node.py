@@ -1,4 +1,4 @@
-"""Prints an error once per node before the rendezvous, when usually all ranks have the same error."""
+"""Prints errors before the rendezvous once per node, because usually all ranks have the same error."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ def print_once_per_node(text: str, environ: Environ) -> None:
     """Writes a line to stderr, unless another rank of this launch on this node has just written the same.
 
     Texts that differ only in numbers, such as the rank, count as the same. The first rank binds an abstract
-    socket whose name is derived from the text. Such a socket needs no file and vanishes with the process, so
-    the process stays for a moment. Any user of the node can bind a socket with that name, so the owner of an
-    existing one is checked.
+    socket whose name is derived from the text. Such a socket needs no file, but vanishes with its process, so
+    this function waits for `_LINGER_S`. Other users can bind the same name, so the owner is checked.
     """
     if not present_launchers(environ):
         _write(text)
@@ -41,7 +40,7 @@ def print_once_per_node(text: str, environ: Environ) -> None:
             marker.bind(name)
             marker.listen(_MAX_RANKS)
         except OSError as error:
-            # After any other problem with the socket, the message is printed anyway.
+            # If the socket cannot be created, the message is printed: a repeated message does no harm.
             if error.errno == errno.EADDRINUSE and _is_own(name):
                 return
         _write(text)

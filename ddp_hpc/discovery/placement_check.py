@@ -1,4 +1,4 @@
-"""Detects problems in the placement of ranks from the placement rows of all ranks. Performs no I/O.
+"""Finds problems in the placement of the ranks, given the `RankPlace` of each rank. Performs no I/O.
 
 Each finding is one line for the whole job: it describes the first case and counts the others.
 """
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ddp_hpc.discovery.rank_placement import RankPlace, cpu_list, cpu_numbers
+from ddp_hpc.text_table import aligned
 
 _BIND = "srun --cpus-per-task=N, mpiexec --cpu-bind depth -d N (PALS), or no binding (--bind-to none)"
 # Messages name this many hosts and only count the others.
@@ -18,7 +19,10 @@ _MAX_NAMED = 3
 
 @dataclass(frozen=True)
 class PlacementFinding:
-    """One line about the placement; `ends_job`: the training cannot work with this placement."""
+    """A placement problem, described in one line.
+
+    `ends_job` is true if training is impossible with this placement.
+    """
 
     text: str
     ends_job: bool = False
@@ -28,7 +32,7 @@ def check(places: Sequence[RankPlace], backend: str) -> list[PlacementFinding]:
     """Returns all findings; those that end the job come first.
 
     Args:
-        places: one row per rank, in rank order.
+        places: the placement of each rank, in rank order.
         backend: the process group's backend; NCCL and XCCL need one device per rank.
     """
     nodes: dict[str, list[RankPlace]] = defaultdict(list)
@@ -135,7 +139,7 @@ def _far_devices(places: Sequence[RankPlace]) -> Iterator[PlacementFinding]:
 
 
 def _overlapping(nodes: dict[str, list[RankPlace]]) -> Iterator[PlacementFinding]:
-    """Yields a finding if different CPU sets of ranks share a core; equal sets are assumed to be intended."""
+    """Yields a finding if ranks have different sets of CPUs that share a core; equal sets can be intended."""
     pairs: list[tuple[RankPlace, RankPlace]] = []
     for ranks in nodes.values():
         if len({place.cpus for place in ranks}) == 1:
@@ -205,8 +209,7 @@ def table(places: Sequence[RankPlace], findings: Sequence[PlacementFinding]) -> 
         numa = "-" if place.device_numa is None else str(place.device_numa)
         cells = (place.device, place.pci, numa, place.cpus, place.numa, place.identity)
         rows.append((str(place.rank), place.host, str(place.local_rank), *(cell or "-" for cell in cells)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    lines = aligned(rows, num_left=len(rows[0]))
     versions = ", ".join(f"{name} {version}" for name, version in places[0].versions.items())
     lines += ["", f"rank 0: {versions}"]
     lines += [f"{'error' if finding.ends_job else 'warning'}: {finding.text}" for finding in findings]

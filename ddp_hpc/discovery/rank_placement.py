@@ -2,7 +2,7 @@
 
 The sources are sched_getaffinity and sysfs (Linux: Documentation/ABI/stable/sysfs-devices-system-cpu and
 -node, testing/sysfs-bus-pci). A container may hide any of these files: a value that cannot be read is
-left out, and no check relies on it.
+left out, and no check depends on it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def own_place(
     environ: Environ,
     sysfs: Path = SYSFS,
 ) -> RankPlace:
-    """Returns this rank's row, given the CPUs that it can use. Not collective: reads only sysfs."""
+    """Returns this rank's row of the placement table, given its CPUs. Not collective: reads only sysfs."""
     attached = sysfs / "bus/pci/devices" / device.pci if device.pci else None
     numa = _number(attached / "numa_node") if attached else None
     has_numa = numa is not None and numa >= 0  # -1 if unknown to the firmware
@@ -107,7 +107,7 @@ def cpu_numbers(text: str) -> list[int]:
 
 
 def cpu_list(numbers: Iterable[int]) -> str:
-    """Returns a list such as `0-3,8` of numbers in any order, possibly repeated."""
+    """Returns the distinct numbers, in ascending order, as a list such as `0-3,8`."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][1] + 1:
@@ -133,7 +133,7 @@ def _numa_nodes(cpus: set[int], sysfs: Path) -> list[int]:
 
 def _allotted_cpus(environ: Environ) -> int | None:
     """Returns Slurm's number of CPUs; PBS sets no reliable one, as NCPUS follows a chunk's ompthreads."""
-    # The value of the job is used, because srun without --cpus-per-task creates a step with one CPU per task.
+    # The job's variable is used, because srun without --cpus-per-task creates a step with one CPU per task.
     with suppress(LaunchError):
         return min(expand_counts(environ.get("SLURM_JOB_CPUS_PER_NODE", "")))
     return None

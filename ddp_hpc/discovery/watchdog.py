@@ -1,9 +1,9 @@
 """A time limit that works even while C code never returns to Python.
 
-MPI_Init waits forever for a rank that did not start, and may hold the
-interpreter's lock meanwhile, so no Python thread can end it. A forked child
-can: it sleeps on a pipe, and when the time is up it prints what the parent was
-waiting for, and kills the parent.
+MPI_Init waits forever for a rank that did not start, and may hold the GIL
+meanwhile, so no Python thread can end it. A forked child can: it sleeps on a
+pipe, and after the time limit it prints what its parent was waiting for, and
+kills the parent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 
 
 class Watchdog:
-    """A running time limit; `stage` sets the text of its error message."""
+    """A running time limit. `stage` describes the current wait for the error message."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
@@ -49,7 +49,7 @@ def time_limit(limit_s: float, prefix: str) -> Iterator[Watchdog]:
 
 
 def _watch(reader: int, writer: int, limit_s: float, prefix: str) -> None:
-    """Runs in the child. It only calls functions of `os`: locks that the parent held stay locked."""
+    """Runs in the forked child, without Python's locks: any that were held at the fork stay locked."""
     try:
         os.close(writer)
         # The inherited sockets of the launcher must not stay open if the parent dies.

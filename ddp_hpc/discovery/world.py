@@ -2,7 +2,7 @@
 
 `discover` takes all values from one launcher, completes them with MPI if MPI is
 available, and compares them with every other launcher whose variables are set.
-It raises an error instead of guessing: a rank is never defaulted.
+It raises an error instead of guessing: a rank has no default value.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ddp_hpc.discovery.comm import MpiComm
 from ddp_hpc.discovery.launcher_environment import (
     BY_NAME,
     LAUNCHERS,
+    VALUE_NAMES,
     Environ,
     Launcher,
     LauncherValues,
@@ -70,7 +71,7 @@ def short_hostname() -> str:
 def discover(environ: Environ, choice: str = "auto", load_mpi: MpiLoader = comm_module.load_mpi) -> World:
     """Returns the world that this process belongs to.
 
-    Collective if the launcher is one with MPI: every rank must call this.
+    Collective if the launcher starts ranks with MPI: every rank must call this.
 
     Args:
         environ: the process's environment.
@@ -78,8 +79,8 @@ def discover(environ: Environ, choice: str = "auto", load_mpi: MpiLoader = comm_
         load_mpi: returns MPI_COMM_WORLD (tests pass their own function).
 
     Raises:
-        LaunchError: two sources disagree, MPI started as N singletons, a variable is missing, or
-            this process is a batch shell and not a rank.
+        LaunchError: two sources disagree, MPI reports N separate worlds of one rank, a variable is missing,
+            or this process is a batch shell and not a rank.
         RequestError: the choice is unknown.
     """
     if choice not in DISCOVERIES:
@@ -127,11 +128,11 @@ def _chosen(choice: str, environ: Environ) -> Launcher:
 
 
 def _mpi_family(launcher: Launcher, environ: Environ) -> str:
-    """Returns the MPI whose ranks the launcher connects to one world; empty if MPI must not be started.
+    """Returns the kind of MPI that works under this launcher; empty if MPI must not be initialised.
 
-    A Slurm step provides all values itself, so MPI is used only if it can start: with --mpi=none
-    each task would be a separate world, and MPICH's wheel aborts under --mpi=pmix, the default of
-    many sites.
+    A Slurm step sets all values itself, so MPI is used only if it works: with --mpi=none each task
+    would be a separate world, and the MPICH of the wheel aborts under --mpi=pmix, the default of many
+    sites.
     """
     if launcher.name != "slurm":
         return launcher.mpi
@@ -155,25 +156,20 @@ def _compare(
     notes: list[str] = []
     for other in others:
         if other.rank == launcher.rank:
-            continue  # a second row for the same variables
+            continue  # both rows read the same variables
         other_values = read_launcher_values(other, environ)
         if other_values.rank is None and other_values.world_size is None:
             continue
-        same_rank = None in (other_values.rank, reported.rank) or other_values.rank == reported.rank
-        same_size = (
-            None in (other_values.world_size, reported.world_size)
-            or other_values.world_size == reported.world_size
-        )
-        if same_rank and same_size:
+        ranks = {other_values.rank, reported.rank} - {None}
+        sizes = {other_values.world_size, reported.world_size} - {None}
+        if len(ranks) < 2 and len(sizes) < 2:
             notes.append(f"{other.title} agrees: {other_values.place()}")
         elif _started_by(launcher, reported, other_values, environ):
-            notes.append(
-                f"{other.title} describes what started {launcher.title}, not this rank: "
-                f"{other_values.place()}"
-            )
+            started = f"{other.title} started {launcher.title}, and its variables do not describe this rank"
+            notes.append(f"{started}: {other_values.place()}")
         else:
-            other_place = f"{other.title} reports {other_values.place()}"
-            text = f"{launcher.title} reports {reported.place()}, but {other_place}"
+            text = f"{launcher.title} reports {reported.place()}"
+            text += f", but {other.title} reports {other_values.place()}"
             if strict:
                 raise LaunchError(
                     f"{text}: one of them is stale or started the other; unset the stale variables, "
@@ -186,7 +182,7 @@ def _compare(
 def _started_by(
     launcher: Launcher, reported: LauncherValues, other_values: LauncherValues, environ: Environ
 ) -> bool:
-    """Returns whether the other launcher started the first one's agents or proxies, one per node.
+    """Returns whether the other launcher started this launcher's agents or proxies, one per node.
 
     Hydra's proxies and Open MPI's daemons are one Slurm task per node, torchrun has one agent
     per member of its group, and a single task is a shell in which the user started the inner
@@ -200,10 +196,10 @@ def _started_by(
         return True
     if launcher.name == "torchrun":
         if "DDP_HPC_MIN_NODES" in environ and reported.num_nodes is not None:
-            # After the loss of a node the group has fewer members than agents were started.
+            # After the loss of a node, torchrun's group has fewer members than the agents that were started.
             return reported.num_nodes <= other_values.world_size and other_values.local_size == 1
         return other_values.world_size == reported.num_nodes
-    # Ranks under proxies belong to one world, so variables that describe a single rank are stale.
+    # Proxies start the ranks of one world, so variables that report a world of one rank are stale.
     return other_values.local_size == 1 and reported.world_size != 1
 
 
@@ -216,7 +212,7 @@ def _refuse_rank_beyond_size(launcher: Launcher, reported: LauncherValues) -> No
 
 
 def _refuse_singletons(launcher: Launcher, reported: LauncherValues, mpi: MpiComm) -> None:
-    """Raises an error for the most common broken launch: mpi4py uses another MPI than the launcher."""
+    """Raises LaunchError if mpi4py uses another MPI than the launcher, the most common broken launch."""
     ranks = max(reported.world_size or 1, reported.local_size or 1)
     if mpi.size == 1 and ranks > 1:
         source = reported.sources.get("world_size") or reported.sources.get("local_size")
@@ -239,25 +235,17 @@ def _complete_from_mpi(launcher: Launcher, reported: LauncherValues, mpi: MpiCom
                 f"{mpi.size}: the {name} differs; unset stale variables, or select one with "
                 f"--discovery {launcher.name} or --discovery mpi"
             )
-    # Rank 0 often agrees with stale variables of another rank 0: it must not continue alone.
+    # Stale variables often say rank 0, so the real rank 0 may find no mismatch. Exchange the problems, or it
+    # would continue alone.
     problems = [text for text in mpi.allgather(problem) if text]
     if problems:
         error = LaunchError(problems[0])
         error.on_all_ranks = True
         raise error
-    local_rank, local_size, node_rank, num_nodes = mpi.node_layout()
-    layout = {
-        "rank": (mpi.rank, "MPI_COMM_WORLD"),
-        "world_size": (mpi.size, "MPI_COMM_WORLD"),
-        "local_rank": (local_rank, _SPLIT),
-        "local_size": (local_size, _SPLIT),
-        "node_rank": (node_rank, _SPLIT),
-        "num_nodes": (num_nodes, _SPLIT),
-    }
-    missing = {name: pair for name, pair in layout.items() if getattr(reported, name) is None}
-    sources = {**reported.sources, **{name: source for name, (_, source) in missing.items()}}
-    values: dict[str, Any] = {name: value for name, (value, _) in missing.items()}
-    return replace(reported, sources=sources, **values)
+    of_mpi = dict(zip(VALUE_NAMES, (mpi.rank, mpi.size, *mpi.node_layout()), strict=True))
+    missing: dict[str, Any] = {name: of_mpi[name] for name in VALUE_NAMES if getattr(reported, name) is None}
+    sources = {name: "MPI_COMM_WORLD" if name in ("rank", "world_size") else _SPLIT for name in missing}
+    return replace(reported, sources={**reported.sources, **sources}, **missing)
 
 
 def _from_mpi_alone(environ: Environ, load_mpi: MpiLoader) -> World:
@@ -268,7 +256,7 @@ def _from_mpi_alone(environ: Environ, load_mpi: MpiLoader) -> World:
         if launcher.mpi:
             _refuse_singletons(launcher, read_launcher_values(launcher, environ), mpi)
     alone = Launcher(name="mpi", title="MPI", any_of=())
-    return _world(alone, _complete_from_mpi(alone, LauncherValues(launcher="mpi"), mpi), (), mpi)
+    return _world(alone, _complete_from_mpi(alone, LauncherValues(), mpi), (), mpi)
 
 
 def _no_launcher(environ: Environ) -> World:
@@ -287,7 +275,6 @@ def _no_launcher(environ: Environ) -> World:
 
 
 def _single(why: str) -> World:
-    names = ("rank", "world_size", "local_rank", "local_size", "node_rank", "num_nodes")
     return World(
         rank=0,
         world_size=1,
@@ -297,15 +284,15 @@ def _single(why: str) -> World:
         num_nodes=1,
         hostname=short_hostname(),
         launcher="single",
-        sources=dict.fromkeys(names, why),
+        sources=dict.fromkeys(VALUE_NAMES, why),
     )
 
 
 def _world(
     launcher: Launcher, reported: LauncherValues, notes: tuple[str, ...], mpi: MpiComm | None
 ) -> World:
-    """Returns the complete world; only this function derives missing values from the others."""
-    _refuse_rank_beyond_size(launcher, reported)  # again: the size may be derived
+    """Returns the world. No other function computes missing values from other values."""
+    _refuse_rank_beyond_size(launcher, reported)  # checked again, because the size may have been derived
     sources = dict(reported.sources)
     if reported.local_rank is None and reported.world_size == 1:
         reported = replace(reported, local_rank=0)

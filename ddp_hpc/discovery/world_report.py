@@ -1,4 +1,4 @@
-"""Output of `ddp-hpc env`: the discovered world, and the source of each value."""
+"""Output of `ddp-hpc env`: rank, world size and node of this process, and the source of each value."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import json
 import os
 import sys
 
+from ddp_hpc.discovery.launcher_environment import VALUE_NAMES
 from ddp_hpc.discovery.once_per_node import print_once_per_node
 from ddp_hpc.discovery.watchdog import time_limit
 from ddp_hpc.discovery.world import World, discover, short_hostname
 from ddp_hpc.errors import LaunchError
+from ddp_hpc.text_table import aligned
 
-_VALUES = ("rank", "world_size", "local_rank", "local_size", "node_rank", "num_nodes")
 _SETTINGS = (
     "DDP_HPC_PROFILE",
     "DDP_HPC_FABRIC_SUFFIX",
@@ -27,11 +28,11 @@ _SETTINGS = (
 
 
 def run(discovery: str = "auto", as_json: bool = False, timeout_s: float = 60.0) -> None:
-    """Prints this process's world to stdout: a table, or one line of JSON.
+    """Prints rank, world size and node of this process to stdout, as a table or one line of JSON.
 
     Collective if MPI is used: every rank must call this.
 
-    Ends the process with one line and exit code 2 if the world cannot be determined (see `discover`).
+    If `discover` raises an error, it is printed as one line, and the process exits with code 2.
     """
     try:
         with time_limit(timeout_s, "") as watchdog:
@@ -55,8 +56,8 @@ def as_dict(world: World) -> dict[str, object]:
     return {
         "launcher": world.launcher,
         "hostname": world.hostname,
-        "values": {name: getattr(world, name) for name in _VALUES},
-        "sources": {name: world.sources.get(name, "unknown") for name in _VALUES},
+        "values": {name: getattr(world, name) for name in VALUE_NAMES},
+        "sources": {name: world.sources.get(name, "unknown") for name in VALUE_NAMES},
         "cores": len(os.sched_getaffinity(0)),
         "settings": {name: os.environ[name] for name in _SETTINGS if name in os.environ},
         "notes": list(world.notes),
@@ -68,16 +69,12 @@ def table(world: World) -> list[str]:
     rows = [
         ("launcher", world.launcher, "see docs/explanation/rank-discovery.md for the order of preference")
     ]
-    rows += [(name, _text(getattr(world, name)), world.sources.get(name, "unknown")) for name in _VALUES]
+    for name in VALUE_NAMES:
+        value = getattr(world, name)
+        rows.append((name, "?" if value is None else str(value), world.sources.get(name, "unknown")))
     rows.append(("hostname", world.hostname, "the system's host name"))
     rows.append(("cores", str(len(os.sched_getaffinity(0))), "sched_getaffinity"))
     rows += [(name, os.environ[name], "environment") for name in _SETTINGS if name in os.environ]
-    left, middle = (max(len(row[i]) for row in rows) for i in (0, 1))
-    lines = [f"{name:{left}}  {value:{middle}}  {source}" for name, value, source in rows]
-    lines += [f"note: {note}" for note in world.notes]
     prefix = world.prefix if world.world_size > 1 else ""
+    lines = [*aligned(rows, num_left=3), *(f"note: {note}" for note in world.notes)]
     return [prefix + line for line in lines]
-
-
-def _text(value: int | None) -> str:
-    return "?" if value is None else str(value)

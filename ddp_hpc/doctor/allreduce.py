@@ -1,21 +1,18 @@
-"""Check of an all-reduce between two local processes with gloo over loopback, the minimum for training."""
+"""Check of an all-reduce between two processes on this node, with gloo over the loopback interface."""
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from importlib.util import find_spec
 
 from ddp_hpc.doctor.check_result import DoctorFinding, Here, fail, first_line, ok, warn
 from ddp_hpc.doctor.mpi import without_launcher
 
 LIMIT_S = 60.0
-# A file store is used, because a port chosen in advance may be in use by the time the ranks start.
+# The ranks use a file store, because another program may take a chosen port before they start.
 _PROGRAM = """
 import sys, datetime, torch, torch.distributed as dist
 rank, path = int(sys.argv[1]), sys.argv[2]
@@ -51,12 +48,11 @@ def _run(environ: dict[str, str], directory: str, end_s: float) -> str:
     with tempfile.TemporaryFile() as output:
         try:
             for rank in range(2):
-                argv = [sys.executable, "-c", _PROGRAM, str(rank), os.path.join(directory, "store")]  # noqa: PTH118 - an argument
-                ranks.append(
-                    subprocess.Popen(
-                        argv, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output
-                    )
+                argv = [sys.executable, "-c", _PROGRAM, str(rank), f"{directory}/store"]
+                process = subprocess.Popen(
+                    argv, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output
                 )
+                ranks.append(process)
             codes = [process.wait(max(0.1, end_s - time.monotonic())) for process in ranks]
         except subprocess.TimeoutExpired:
             return f"no result within {LIMIT_S:g} s"
@@ -64,8 +60,7 @@ def _run(environ: dict[str, str], directory: str, end_s: float) -> str:
             return first_line(error)
         finally:
             for process in ranks:
-                with suppress(ProcessLookupError):
-                    process.send_signal(signal.SIGKILL)
+                process.kill()
                 process.wait()
         if not any(codes):
             return ""

@@ -7,19 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_hpc.schedulers.registry import SCHEDULERS
+from ddp_hpc.text_table import cut
 
 STATUSES = ("ok", "warn", "fail")  # from best to worst
 
 
 @dataclass(frozen=True)
 class Here:
-    """The context of a check: its environment variables, working directory and place in a job."""
+    """The context of a check: environment variables, working directory, and the size of the job."""
 
     environ: Mapping[str, str]
-    directory: Path = Path()  # the working directory, to which runs would write
+    directory: Path = Path()  # the working directory
     num_nodes: int = 1
     local_size: int = 1  # ranks on this node
-    is_rank: bool = False  # a launcher started this process
+    is_rank: bool = False  # a launcher started this process as a rank
 
     @property
     def in_job(self) -> bool:
@@ -33,8 +34,8 @@ class Here:
 class DoctorFinding:
     """The result of a check: `what` was found, and the `remedy` if the status is not "ok".
 
-    Nodes of one job are compared by `same`, which defaults to `what`. It is set if `what`
-    contains numbers that always differ between nodes.
+    The findings of a job's nodes differ if their texts `same` differ. Set `same` if `what` contains
+    numbers that differ on every node; without it, `what` is compared.
     """
 
     status: str
@@ -61,7 +62,7 @@ class Result:
     @property
     def line(self) -> str:
         """The result as one line, such as `warn  open-files   1024; ulimit -n 65536`."""
-        # The text may quote other programs, so line breaks and control characters are removed.
+        # The text may contain output of other programs, so line breaks and control characters are removed.
         text = "; ".join(part for part in (self.what, self.remedy) if part)
         return f"{self.status:4}  {self.name:14}  {printable(text)}"
 
@@ -93,9 +94,8 @@ def fail(what: str, remedy: str, same: str | None = None) -> DoctorFinding:
 
 def printable(text: str) -> str:
     """Returns the text as one line of at most 500 characters, without control characters."""
-    line = " ".join(text.split())
-    line = "".join(c if c.isprintable() else "?" for c in line)
-    return line if len(line) <= 500 else line[:497] + "..."
+    line = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+    return cut(line, 500)
 
 
 def first_line(error: object) -> str:

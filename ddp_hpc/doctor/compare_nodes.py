@@ -1,4 +1,4 @@
-"""Compares the results of several nodes: common problems, and nodes that differ from the majority."""
+"""Compares the results of a job's nodes: common problems, and nodes that differ from the majority."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ddp_hpc.doctor.check_result import STATUSES, Result, printable
-from ddp_hpc.doctor.nodes import Answers, Place
+from ddp_hpc.doctor.node_exchange import Answers, Place
 
 _SKEW_WARN_S = 1.0
 _SKEW_FAIL_S = 30.0
@@ -44,32 +44,28 @@ def differences(results: Mapping[str, list[Result]]) -> list[Result]:
 
 
 def exchange_results(answers: Answers, place: Place, directory: str, wait_s: float) -> list[Result]:
-    """Returns the results of the exchange of files itself: `shared-folder` and `clock-skew`."""
+    """Returns the results of `shared-folder` and `clock-skew`, which follow from the exchange of files."""
     silent = [place.label(n) for n in range(1, place.num_nodes) if n not in answers.results]
-    first = place.label(0)
+    file = f"the file that {place.label(0)} wrote to {directory}"
+    shared = Result("shared-folder", "ok", f"all {place.num_nodes} nodes found {file}")
     if silent:
         shared = Result(
             "shared-folder",
             "fail",
-            f"{_names(silent)} did not answer the file of {first} in {directory} within {wait_s:g} s",
+            f"{_names(silent)} did not respond to {file} within {wait_s:g} s",
             "read their stderr: the directory is not shared (--shared DIR), or doctor did not start there",
-        )
-    else:
-        shared = Result(
-            "shared-folder", "ok", f"all {place.num_nodes} nodes found the file of {first} in {directory}"
         )
     return [shared, clock_result(answers, place)]
 
 
 def clock_result(answers: Answers, place: Place) -> Result:
-    """Compares the clocks of the nodes with that of the first node, as accurately as the exchange allows."""
+    """Compares the nodes' clocks with the first node's, as accurately as the exchange of files allows."""
     remedy = "report it to the site (NTP does not work); times in logs and deadlines will be wrong"
     off = {node: _least_offset(*bounds) for node, bounds in answers.clocks.items()}
-    bad = {node: off_s for node, off_s in off.items() if abs(off_s) > _SKEW_WARN_S}
+    bad = sorted((node for node in off if abs(off[node]) > _SKEW_WARN_S), key=lambda node: -abs(off[node]))
     if bad:
-        shown = sorted(bad, key=lambda node: -abs(bad[node]))
-        what = _names([f"{place.label(node)} {bad[node]:+.1f} s" for node in shown])
-        status = "fail" if any(abs(off_s) > _SKEW_FAIL_S for off_s in bad.values()) else "warn"
+        what = _names([f"{place.label(node)} {off[node]:+.1f} s" for node in bad])
+        status = "fail" if abs(off[bad[0]]) > _SKEW_FAIL_S else "warn"
         return Result("clock-skew", status, f"relative to {place.label(0)}: {what}", remedy)
     lacking = [place.label(node) for node in answers.results if node not in answers.clocks]
     if lacking:

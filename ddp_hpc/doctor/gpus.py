@@ -1,4 +1,4 @@
-"""Checks of torch's build and the driver, of the state of the GPUs, and of NCCL."""
+"""Checks of torch's build and the GPU driver, of the state of the GPUs, and of NCCL."""
 
 from __future__ import annotations
 
@@ -103,11 +103,9 @@ def gpu_state(here: Here) -> DoctorFinding:
     """Checks memory errors and compute mode of the GPUs with nvidia-smi."""
     program = shutil.which("nvidia-smi", path=here.environ.get("PATH", os.defpath))
     if program is None:
-        if nvidia_gpu_is_here():
-            return warn(
-                "this node has NVIDIA GPUs, but nvidia-smi was not found", "add nvidia-smi to the PATH"
-            )
-        return ok("no NVIDIA GPU on this node")
+        if not nvidia_gpu_is_here():
+            return ok("no NVIDIA GPU on this node")
+        return warn("this node has NVIDIA GPUs, but nvidia-smi was not found", "add nvidia-smi to the PATH")
     argv = [program, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(argv, capture_output=True, timeout=_NVIDIA_SMI_LIMIT_S, check=False)
@@ -121,7 +119,7 @@ def gpu_state(here: Here) -> DoctorFinding:
 
 
 def state_finding(text: str) -> DoctorFinding:
-    """Returns the finding for nvidia-smi's rows of name, driver, compute mode, ECC mode and error count."""
+    """Returns the finding for nvidia-smi's output: one line per GPU with the fields of `_QUERY`."""
     rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
     if not rows or any(len(row) != 5 for row in rows):
         return warn(f"unexpected output of nvidia-smi ({first_line(text)})", "run nvidia-smi by hand")
@@ -167,11 +165,11 @@ def net_plugin(here: Here) -> Path | None:
 
 
 def plugin_finding(version: str, plugin: Path | None, here: Here, slingshot: bool) -> DoctorFinding:
-    """Returns the finding on a network plugin, which may be required for this number of nodes."""
+    """Returns the finding on NCCL's network plugin, which some fabrics need for jobs on several nodes."""
     what = f"NCCL {version}"
     if plugin is not None:
         return ok(f"{what} with {plugin}")
-    # This is the name that the plugin registers. NCCL aborts if it cannot find the plugin named by NCCL_NET.
+    # Plugins for libfabric register this name. NCCL aborts if it does not find the plugin named by NCCL_NET.
     if "libfabric" in here.environ.get("NCCL_NET", "").lower():
         return fail(
             f"{what}, NCCL_NET={here.environ['NCCL_NET']}, and no libnccl-net*.so on LD_LIBRARY_PATH",

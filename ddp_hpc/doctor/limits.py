@@ -17,10 +17,10 @@ _RDMA = ("/dev/infiniband", "/dev/cxi0", "/dev/hfi1_0")
 
 
 def open_files(_here: Here) -> DoctorFinding:
-    """Checks the soft limit of open files; a rank with workers, sockets and data files may need thousands."""
+    """Checks the soft limit of open files: workers, sockets and data files of a rank can need thousands."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= _FEW_FILES:
-        return ok(_count(soft))
+        return ok("unlimited" if soft == resource.RLIM_INFINITY else str(soft))
     what = f"the limit is {soft} open files, at least {_FEW_FILES} are recommended"
     if hard == resource.RLIM_INFINITY or hard > soft:
         more = _FEW_FILES if hard == resource.RLIM_INFINITY else min(hard, 65536)
@@ -70,7 +70,7 @@ def cores(_here: Here) -> DoctorFinding:
     if allowed == 1 and total > 1:
         return warn(
             f"{what}: all threads and loader workers share a single core",
-            "request more cores: srun --cpus-per-task=N, mpiexec --cpu-bind depth -d N, --bind-to none",
+            "request more cores: srun --cpus-per-task=N, mpiexec --cpu-bind depth -d N or --bind-to none",
         )
     quota = cpu_quota(Path("/sys/fs/cgroup/cpu.max"))
     if quota is not None and quota < allowed:
@@ -90,7 +90,7 @@ def cpu_quota(cpu_max: Path) -> float | None:
 
 
 def threads(here: Here) -> DoctorFinding:
-    """Compares OMP_NUM_THREADS with the cores: PBS sets it to the cores of a chunk for all ranks."""
+    """Compares OMP_NUM_THREADS with the cores, because PBS sets it to all cores of a chunk in every rank."""
     text, allowed = here.environ.get("OMP_NUM_THREADS"), len(os.sched_getaffinity(0))
     if text is None:
         return ok("OMP_NUM_THREADS is not set; training divides the cores among the ranks of a node")
@@ -107,13 +107,13 @@ def threads(here: Here) -> DoctorFinding:
 
 
 def python(_here: Here) -> DoctorFinding:
-    """Checks the interpreter, and whether the user's site directory hides packages of an environment."""
+    """Checks the Python version, and for packages in the user's site directory, which Python prefers."""
     version = ".".join(map(str, sys.version_info[:3]))
     what = f"{version} ({sys.executable})"
     from_user = [name for name in ("torch", "numpy", "mpi4py", "h5py") if (_user_site() / name).is_dir()]
     if from_user:
         return warn(
-            f"{what}, with {', '.join(from_user)} from {_user_site()}, which hides packages of a module",
+            f"{what}, with {', '.join(from_user)} from {_user_site()}, not from the environment",
             "export PYTHONNOUSERSITE=1, or install the packages into the environment",
         )
     return ok(what)
@@ -123,7 +123,3 @@ def _user_site() -> Path:
     import site
 
     return Path(site.getusersitepackages() if site.ENABLE_USER_SITE else "/nonexistent")
-
-
-def _count(limit: int) -> str:
-    return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)

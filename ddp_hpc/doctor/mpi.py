@@ -20,14 +20,14 @@ _NO_MPI = "pip install 'ddp-hpc[mpich]', or load the site's MPI and pip install 
 
 
 def without_launcher(environ: dict[str, str]) -> dict[str, str]:
-    """Returns the environment without the variables of launchers."""
+    """Returns the environment without the variables that MPI launchers set for a rank."""
     return {name: value for name, value in environ.items() if not name.startswith(_LAUNCHERS)}
 
 
 def mpi4py_binding(here: Here) -> DoctorFinding:
     """Checks the MPI library that mpi4py loads, and whether MPI_Init succeeds in a single process."""
     if find_spec("mpi4py") is None:
-        return warn("mpi4py is not installed; ranks of plain MPI launchers cannot be detected", _NO_MPI)
+        return warn("mpi4py is not installed, so ranks of some MPI launchers cannot be detected", _NO_MPI)
     for name in set(os.environ) - set(without_launcher(dict(os.environ))):
         del os.environ[name]
     if problem := _load_mpi():
@@ -51,7 +51,7 @@ def mpi4py_binding(here: Here) -> DoctorFinding:
 def mpi_launcher(here: Here) -> DoctorFinding:
     """Compares the first mpiexec on the PATH with mpi4py's library; outside jobs, also starts two ranks."""
     path = here.environ.get("PATH", os.defpath)
-    mpiexec = next((one for one in local_mpi.mpiexecs_on(path) if not _is_pbs_mpiexec(one)), None)
+    mpiexec = local_mpi.first_mpiexec(path)
     if mpiexec is None:
         if shutil.which("srun", path=path):
             return ok("no mpiexec on the PATH; ranks are started with srun")
@@ -66,7 +66,7 @@ def mpi_launcher(here: Here) -> DoctorFinding:
     bound = family_of(MPI.Get_library_version())
     what = f"{mpiexec} is {launcher or 'of unknown type'}, mpi4py is bound to {mpi_library()}"
     remedy = "put the mpiexec of that MPI first on the PATH, or export MPI4PY_LIBMPI=/path/to/libmpi.so"
-    # Cray's launchers print no family, and start ranks of MPICH.
+    # Cray's launchers do not print to which MPI they belong. They start ranks of MPICH.
     if launcher and bound and launcher != bound:
         return fail(what, remedy)
     if here.is_rank or not launcher or here.in_job:
@@ -95,12 +95,8 @@ def version_of(mpiexec: Path) -> str:
     return local_mpi.ask_version(str(mpiexec), _VERSION_LIMIT_S)[1]
 
 
-def _is_pbs_mpiexec(mpiexec: Path) -> bool:
-    return local_mpi.is_pbs_mpiexec(version_of(mpiexec))
-
-
 def family_of(version: str) -> str:
-    """Returns the family of a version text: `Open MPI`, `MPICH` (also Intel MPI and Cray MPICH), or neither.
+    """Returns the MPI that printed a version text: `Open MPI`, `MPICH` (or a derivative), or nothing.
 
     >>> family_of("mpiexec (Open MPI) 5.0.11")
     'Open MPI'

@@ -19,7 +19,7 @@ from ddp_hpc.schedulers.registry import SCHEDULERS
 
 
 def fabric(here: Here) -> DoctorFinding:
-    """Checks the interfaces that lead to other nodes, and those named by environment variables."""
+    """Checks for network interfaces that lead to other nodes or that environment variables name."""
     own = sorted(all_interfaces())
     for variable in ("DDP_HPC_FABRIC_INTERFACE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         text = here.environ.get(variable, "")
@@ -29,20 +29,18 @@ def fabric(here: Here) -> DoctorFinding:
                 f"set it to one of them, or unset {variable}",
             )
     outward = outward_interfaces()
-    what = ", ".join(f"{name} {address}" for name, address in outward.items())
     if outward:
-        return ok(what, ", ".join(outward))
+        return ok(", ".join(f"{name} {address}" for name, address in outward.items()), ", ".join(outward))
+    what = f"no interface leads to other nodes (found {', '.join(own)})"
     if here.num_nodes > 1:
-        return fail(f"no interface leads to other nodes (found {', '.join(own)})", "ask the site")
-    return warn(
-        f"no interface leads to other nodes (found {', '.join(own)})", "only jobs on one node will work"
-    )
+        return fail(what, "ask the site")
+    return warn(what, "only jobs on one node will work")
 
 
 def _names_one(variable: str, text: str, own: list[str]) -> bool:
-    """Returns whether a setting matches an interface of this host.
+    """Returns whether the value of one of these variables matches a network interface of this host.
 
-    NCCL's setting is a list of prefixes, of exact names after `=`, or of excluded prefixes after `^`.
+    NCCL_SOCKET_IFNAME lists prefixes of names, or after `=` exact names, or after `^` excluded prefixes.
     """
     names = [name.strip() for name in text.lstrip("^=").split(",") if name.strip()]
     if text.startswith("^"):
@@ -53,7 +51,7 @@ def _names_one(variable: str, text: str, own: list[str]) -> bool:
 
 
 def own_name(_here: Here) -> DoctorFinding:
-    """Checks the address of this host's name, which is the unusable 127.0.1.1 by default on Debian."""
+    """Checks the address of this host's name; Debian's default, 127.0.1.1, is of no use to other nodes."""
     return name_finding(socket.gethostname())
 
 
@@ -97,16 +95,16 @@ def scheduler(here: Here) -> DoctorFinding:
     path = here.environ.get("PATH", "")
     complete: list[str] = []
     known = [one for one in SCHEDULERS.values() if one.commands]
-    for title, commands in ((one.title, one.commands) for one in known):
-        found = [command for command in commands if shutil.which(command, path=path)]
-        # Slurm has wrappers with the names of PBS commands, but not the other way round.
-        if found and len(found) == len(commands):
-            complete.append(f"{title} ({', '.join(found)})")
+    for one in known:
+        found = [command for command in one.commands if shutil.which(command, path=path)]
+        missing = [command for command in one.commands if command not in found]
+        if found and not missing:
+            complete.append(f"{one.title} ({', '.join(found)})")
+        # Slurm installs some commands with the names of PBS commands, so an incomplete PBS is accepted.
         elif found and not complete:
-            missing = [command for command in commands if command not in found]
             return warn(
-                f"found {', '.join(found)} of {title}, but not {', '.join(missing)}",
-                f"load the scheduler's module, or add the directory of the {title} commands to the PATH",
+                f"found {', '.join(found)} of {one.title}, but not {', '.join(missing)}",
+                f"load the scheduler's module, or add the directory of the {one.title} commands to the PATH",
             )
     if complete:
         return ok(" and ".join(complete))

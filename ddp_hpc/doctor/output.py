@@ -5,16 +5,26 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import click
+
 from ddp_hpc.discovery.world import short_hostname
 from ddp_hpc.doctor.check_result import STATUSES, Check, Here, Result
 from ddp_hpc.doctor.compare_nodes import differences, exchange_results
-from ddp_hpc.doctor.nodes import LINGER_S, Answers, Place, answer, ask, exchange_directory, gather, place_of
+from ddp_hpc.doctor.node_exchange import (
+    LINGER_S,
+    Answers,
+    Place,
+    answer,
+    ask,
+    exchange_directory,
+    gather,
+    place_of,
+)
 from ddp_hpc.doctor.run_checks import run_checks
 from ddp_hpc.doctor.run_in_child import NoAnswer, collect, start
 from ddp_hpc.errors import EXIT_DONE, EXIT_FAILED
@@ -25,7 +35,7 @@ _OPEN_LIMIT_S = 30.0
 
 @dataclass(frozen=True)
 class Options:
-    """The options of the command."""
+    """The options of `ddp-hpc doctor`."""
 
     checks: Sequence[Check]
     as_json: bool
@@ -62,34 +72,28 @@ def _one_node(options: Options, environ: Mapping[str, str], place: Place | None)
     several = place is not None and place.num_nodes > 1
     prefix = f"[{short_hostname()}] " if several else ""
     if several:
-        _say(f"{prefix}the node rank is unknown, so each node prints its own results")
+        click.echo(f"{prefix}the node rank is unknown, so each node prints its own results", err=True)
     results: list[Result] = []
     for result in run_checks(options.checks, _here(environ, place)):
         results.append(result)
         if not options.as_json:
-            _print(prefix + result.line)
+            click.echo(prefix + result.line)
     if options.as_json:
-        _print(json.dumps({"host": short_hostname(), "num_nodes": 1, "results": _plain(results)}))
+        click.echo(json.dumps({"host": short_hostname(), "num_nodes": 1, "results": _plain(results)}))
     return _sum_up(results, prefix)
 
 
 def _first_node(options: Options, here: Here, place: Place, directory: Path) -> int:
     run_id = secrets.token_hex(8)
-    asked = collect(start(partial(ask, directory, run_id), _OPEN_LIMIT_S))
+    answers: Answers | NoAnswer = collect(start(partial(ask, directory, run_id), _OPEN_LIMIT_S))
     own = list(run_checks(options.checks, here))
-    answers: Answers | NoAnswer = (
-        asked
-        if isinstance(asked, NoAnswer)
-        else collect(
-            start(partial(gather, directory, run_id, place, options.wait_s), 2 * options.wait_s + _SPARE_S)
-        )
-    )
+    if not isinstance(answers, NoAnswer):
+        work = partial(gather, directory, run_id, place, options.wait_s)
+        answers = collect(start(work, 2 * options.wait_s + _SPARE_S))
     if isinstance(answers, NoAnswer):
         what = f"{place.label(0)} cannot exchange files in {directory.parent}: {answers.reason}"
-        exchange = [
-            Result("shared-folder", "fail", what, "use a directory that all nodes share: --shared DIR")
-        ]
-        answers = Answers()
+        remedy = "use a directory that all nodes share: --shared DIR"
+        exchange, answers = [Result("shared-folder", "fail", what, remedy)], Answers()
     else:
         exchange = exchange_results(answers, place, str(directory.parent), options.wait_s)
     by_node = {place.label(0): own}
@@ -98,13 +102,12 @@ def _first_node(options: Options, here: Here, place: Place, directory: Path) -> 
     if options.as_json:
         nodes = {node: _plain(results) for node, results in by_node.items()}
         document = {"host": short_hostname(), "num_nodes": place.num_nodes, "results": _plain(shown)}
-        _print(json.dumps(document | {"nodes": nodes}))
+        click.echo(json.dumps(document | {"nodes": nodes}))
     else:
         for result in shown:
-            _print(result.line)
-    return _sum_up(
-        shown, f"{len(by_node)} of {place.num_nodes} nodes, {len(own)} checks per node; differences: "
-    )
+            click.echo(result.line)
+    nodes_text = f"{len(by_node)} of {place.num_nodes} nodes"
+    return _sum_up(shown, f"{nodes_text}, {len(own)} checks per node; differences: ")
 
 
 def _other_node(options: Options, here: Here, place: Place, node_rank: int, directory: Path) -> int:
@@ -114,28 +117,21 @@ def _other_node(options: Options, here: Here, place: Place, node_rank: int, dire
     if answered is True:
         return EXIT_DONE
     reason = answered.reason if isinstance(answered, NoAnswer) else f"waited {options.wait_s:g} s"
-    _say(
-        f"[{place.label(node_rank)}] error: no file of {place.label(0)} in {directory.parent} ({reason}). "
-        f"Use a directory that all nodes share (--shared DIR), and start doctor on {place.label(0)} too."
+    first = place.label(0)
+    click.echo(
+        f"[{place.label(node_rank)}] error: found no file of {first} in {directory.parent} ({reason}). "
+        f"Use a directory that all nodes share (--shared DIR), and start doctor on {first} too.",
+        err=True,
     )
     return EXIT_FAILED
 
 
 def _sum_up(results: Iterable[Result], prefix: str) -> int:
     statuses = [result.status for result in results]
-    _say(prefix + ", ".join(f"{statuses.count(status)} {status}" for status in STATUSES))
+    counts = ", ".join(f"{statuses.count(status)} {status}" for status in STATUSES)
+    click.echo(prefix + counts, err=True)
     return EXIT_FAILED if "fail" in statuses else EXIT_DONE
 
 
 def _plain(results: Iterable[Result]) -> list[dict[str, str]]:
     return [{"name": r.name, "status": r.status, "what": r.what, "remedy": r.remedy} for r in results]
-
-
-def _print(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()

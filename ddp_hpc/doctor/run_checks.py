@@ -11,7 +11,7 @@ from ddp_hpc.doctor.run_in_child import NoAnswer, collect, start, stop
 from ddp_hpc.errors import RequestError, nearest
 
 CHECKS = (
-    Check("python", "Python, and user packages that hide an environment's", limits.python),
+    Check("python", "the Python version, and packages in the user's site directory", limits.python),
     Check("launch", "whether the launcher's variables identify the rank", network.launch),
     Check("scheduler", "commands of Slurm or PBS on the PATH", network.scheduler),
     Check("cores", "cores available to this process", limits.cores),

@@ -44,7 +44,7 @@ def start(work: Callable[[], Any], limit_s: float) -> Child:
             os.setpgid(0, 0)
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
-            signal.alarm(int(limit_s) + 5)  # in case the parent is killed
+            signal.alarm(int(limit_s) + 5)  # ends this child if its parent is killed
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(output, 1)
             os.dup2(output, 2)

@@ -22,20 +22,15 @@ _WRITTEN_S = 1767225600.0  # 2026-01-01, before which this code did not exist
 
 
 def work_space(here: Here) -> DoctorFinding:
-    """Checks the space in the working directory for snapshots, traces and logs, without quotas."""
-    return space_in(
-        here.directory, _WORK_LEAST_BYTES, _WORK_GOOD_BYTES, "start in a directory with more free space"
-    )
+    """Checks the free space in the working directory for snapshots, traces and logs. Ignores quotas."""
+    remedy = "start in a directory with more free space"
+    return space_in(here.directory, _WORK_LEAST_BYTES, _WORK_GOOD_BYTES, remedy)
 
 
 def temp_space(here: Here) -> DoctorFinding:
-    """Checks the space in TMPDIR for compiler caches and staged data."""
-    return space_in(
-        temp_directory(here),
-        _TEMP_LEAST_BYTES,
-        _TEMP_GOOD_BYTES,
-        "export TMPDIR=/tmp, or a directory on a local disk",
-    )
+    """Checks the free space in TMPDIR for compiler caches and staged data."""
+    remedy = "export TMPDIR=/tmp, or a directory on a local disk"
+    return space_in(temp_directory(here), _TEMP_LEAST_BYTES, _TEMP_GOOD_BYTES, remedy)
 
 
 def temp_directory(here: Here) -> Path:
@@ -53,30 +48,24 @@ def space_in(directory: Path, least_bytes: int, good_bytes: int, remedy: str) ->
         space = os.statvfs(directory)
     except OSError as error:
         return fail(f"cannot write to {directory.absolute()} ({error.strerror})", remedy)
-    free = space.f_bavail * space.f_frsize
-    what = f"{format_bytes(free)} free in {directory.absolute()}"
-    same = str(directory.absolute())
+    free, path = space.f_bavail * space.f_frsize, str(directory.absolute())
+    what = f"{format_bytes(free)} free in {path}"
     if space.f_files and space.f_favail < 1000:
-        return fail(f"only {space.f_favail} free inodes in {directory.absolute()}", remedy, same)
+        return fail(f"only {space.f_favail} free inodes in {path}", remedy, path)
     if free < least_bytes:
-        return fail(f"{what}, {format_bytes(least_bytes)} are needed", remedy, same)
-    return (
-        warn(f"{what}, {format_bytes(good_bytes)} are recommended", remedy, same)
-        if free < good_bytes
-        else ok(what, same)
-    )
+        return fail(f"{what}, {format_bytes(least_bytes)} are needed", remedy, path)
+    if free < good_bytes:
+        return warn(f"{what}, {format_bytes(good_bytes)} are recommended", remedy, path)
+    return ok(what, path)
 
 
 def temp_sockets(here: Here) -> DoctorFinding:
     """Checks that DataLoader workers can create sockets in TMPDIR; paths are limited to 107 bytes."""
     directory, remedy = temp_directory(here), "export TMPDIR=/tmp in the job script"
     num_bytes = len(os.fsencode(directory / _SOCKET))
+    what = f"the path of a worker's socket in {directory} has {num_bytes} bytes (limit {_SOCKET_PATH_LIMIT})"
     if num_bytes > _SOCKET_PATH_LIMIT:
-        return fail(
-            f"the path of a worker's socket in {directory} has {num_bytes} bytes; "
-            f"the limit is {_SOCKET_PATH_LIMIT}",
-            remedy,
-        )
+        return fail(what, remedy)
     try:
         with (
             tempfile.TemporaryDirectory(prefix="pymp-", dir=directory) as created,
@@ -85,7 +74,7 @@ def temp_sockets(here: Here) -> DoctorFinding:
             probe.bind(str(Path(created) / "listener-12345678"))
     except OSError as error:
         return fail(f"cannot create a socket in {directory} ({error.strerror})", remedy)
-    return ok(f"{num_bytes} of {_SOCKET_PATH_LIMIT} bytes for a worker's socket in {directory}")
+    return ok(what)
 
 
 def hdf5_locking(here: Here) -> DoctorFinding:
@@ -93,7 +82,7 @@ def hdf5_locking(here: Here) -> DoctorFinding:
     if find_spec("h5py") is None:
         return warn("not run: h5py is not installed", "pip install 'ddp-hpc[train]'")
     setting = here.environ.get("HDF5_USE_FILE_LOCKING", "")
-    os.environ.pop("HDF5_USE_FILE_LOCKING", None)  # it would override the argument `locking`
+    os.environ.pop("HDF5_USE_FILE_LOCKING", None)  # h5py would prefer it to the argument `locking`
     import h5py
 
     try:

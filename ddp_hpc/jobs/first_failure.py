@@ -9,18 +9,18 @@ from dataclasses import dataclass
 _MAX_LINES = 12
 _MAX_CHARS = 300
 _NUM_LINES_BEFORE = 3
-# Each attempt of a requeued job appends to the same log and begins with a line of the job script. Ranks that
-# torchrun has restarted begin with a line of the trainer; version 0.1 wrote "going on" instead of "resuming".
+# A requeued job appends to the same log. Each attempt begins with a line of the job script, or with a line of
+# the trainer if torchrun has restarted the ranks. Version 0.1 wrote "going on" instead of "resuming".
 _ATTEMPT_START = re.compile(
     r"^(?:ddp-hpc: job \S{1,300}, .{0,200}? nodes, .{0,200}?, by |"
     r"(?:going on|resum(?:ing|ed)|continuing) after step [0-9]+ \(epoch )",
     re.MULTILINE,
 )
 _TRACEBACK = re.compile(r"^.{0,80}?Traceback \(most recent call last\):", re.MULTILINE)
-# Messages of ddp_hpc.train. Only the first rank that fails prints its error, which can be about another rank.
+# Messages of ddp_hpc.train: the first rank that fails prints its error, which can name another rank.
 _TRAINER = re.compile(r"^\[(?:rank ([0-9]+)/[0-9]+ )?(\S+)\] (error: .*|Traceback .*)", re.MULTILINE)
 _OTHER_RANK = re.compile(r"(?:^error: |lost contact with )rank ([0-9]+) on ([A-Za-z0-9_.-]+)")
-# Messages of srun. Tasks that srun ended because another task had failed are `Terminated`.
+# Messages of srun. Tasks that srun ended after the failure of another task are reported as `Terminated`.
 _SRUN = re.compile(
     r"^srun: error: ([^\s:]+): tasks? ([0-9]+)[0-9,-]*: (?!Terminated|running)(.*)", re.MULTILINE
 )
@@ -52,7 +52,7 @@ def last_attempt(log: str) -> str:
 
 
 def first_failure(log: str) -> Failure | None:
-    """Returns the failed rank that the most reliable message names; None if no message names one."""
+    """Returns the first failure, from the most reliable message in the log; None without a message."""
     if match := _TRAINER.search(log):
         rank, host, message = match[1], match[2], match[3]
         if other := _OTHER_RANK.search(message):
@@ -78,7 +78,7 @@ def first_failure(log: str) -> Failure | None:
 
 
 def last_lines(log: str) -> tuple[str, ...]:
-    """Returns the last lines of a log; used if the log names no failed rank."""
+    """Returns the last 5 lines of a log, which are shown if no failure was found."""
     return tuple(line[:_MAX_CHARS] for line in log.rstrip().splitlines()[-5:])
 
 

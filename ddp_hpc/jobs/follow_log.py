@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ READ_INTERVAL_S = 1.0
 # The scheduler is queried after a short time at first, since some jobs end immediately, then less and less
 # often, since thousands of users share the server.
 FIRST_QUERY_S, MAX_QUERY_INTERVAL_S = 2.0, 30.0
-# A shared file system can show the files of another node with a delay.
+# On a shared file system, a file that another node has written can appear with a delay.
 FILE_DELAY_S = 5.0
 
 Write = Callable[[bytes], None]
@@ -35,11 +35,12 @@ def show(job_id: str, run_dir: Path | None, write: Write) -> None:
     if not any(map(is_plain, paths)):
         raise DdpHpcError(_why_no_log(report))
     for path in paths:
-        _copy(Reader(path), write)
+        for chunk in Reader(path).new():
+            write(chunk)
 
 
 def follow(job_id: str, run_dir: Path | None, write: Write, notify: Notify) -> None:
-    """Writes the logs of the job and its successors until the run has ended. `notify` gets status lines.
+    """Writes the logs of the job and its successors until the run has ended. Status lines go to `notify`.
 
     Raises:
         DdpHpcError: the job is unknown, or has ended without a log.
@@ -73,7 +74,7 @@ def _follow_one(
             if report is None:
                 time.sleep(interval_s)
                 continue
-        for path in [Path(path) for path in report.logs]:
+        for path in map(Path, report.logs):
             readers.setdefault(path, Reader(path))
         ended = report.job is None or report.job.phase == "ended"
         news = _news(report)
@@ -95,34 +96,16 @@ def _follow_one(
 def _copy_until(end_s: float, readers: dict[Path, Reader], write: Write) -> None:
     while True:
         for reader in readers.values():
-            _copy(reader, write)
+            for chunk in reader.new():
+                write(chunk)
         left_s = end_s - time.monotonic()
         if left_s <= 0:
             return
         time.sleep(min(READ_INTERVAL_S, left_s))
 
 
-def _copy(reader: Reader, write: Write) -> None:
-    for piece in _pieces(reader):
-        write(piece)
-
-
-def _pieces(reader: Reader) -> Iterator[bytes]:
-    new = reader.new()
-    while True:
-        try:
-            piece = next(new, None)
-        except OSError as error:
-            denied = isinstance(error, PermissionError)
-            remedy = "only the owner of the job can read it" if denied else "check its file system"
-            raise DdpHpcError(f"{reader.path} cannot be read ({error.strerror}); {remedy}") from error
-        if piece is None:
-            return
-        yield piece
-
-
 def _news(report: JobReport) -> str:
-    """Returns why there is no new output; empty while the job writes its log."""
+    """Returns the reason why the job writes no log now; empty while it writes one."""
     job = report.job
     if job is None or job.phase == "ended":
         return ""

@@ -1,9 +1,11 @@
-"""Combine the information of the scheduler, the run directory and the log about one job."""
+"""Combine what the scheduler, the run directory and the log contain about one job."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +15,11 @@ from ddp_hpc.jobs.first_failure import last_attempt
 from ddp_hpc.jobs.log_files import age_s, log_paths, read_tail, successor_in, usual_logs
 from ddp_hpc.jobs.post_mortem import PostMortem, advice_while_waiting, examine
 from ddp_hpc.jobs.training_progress import Progress, read_progress
-from ddp_hpc.run_directory import RunState, read_state
+from ddp_hpc.run_state import RunState, read_state
 from ddp_hpc.schedulers.client import read_job
 from ddp_hpc.schedulers.job_state import JobState, check_job_id, same_job
 
-# Each run needs a query of the scheduler.
+# The scheduler is queried once per run.
 _MAX_RUNS = 20
 
 
@@ -27,7 +29,7 @@ class JobReport:
 
     `verdict` is waiting, running, done, requeue (the state is saved, and another job can resume the
     run), cancelled, failed or unknown. `job` is None if the scheduler no longer knows the job. `state` is
-    None if the run directory describes a later job. `advice` is for a job that can never start.
+    None if the run directory contains the state of a later job. `advice` is set if the job can never start.
     """
 
     job_id: str
@@ -79,7 +81,10 @@ def combine(job_id: str, job: JobState | None, run_dir: Path | None) -> JobRepor
     starts = tuple(ledger.attempts(run_dir)) if run_dir else ()
     # The state and the metrics in the run directory describe its last attempt.
     is_last = not starts or same_job(starts[-1].job_id, job_id)
-    state = _state(run_dir) if run_dir and is_last else None
+    state: RunState | None = None
+    if run_dir and is_last:
+        with suppress(DdpHpcError):
+            state = read_state(run_dir)
     next_job = _next_job(run_dir, job_id, log, starts, is_over=job is not None and job.phase == "ended")
     running = job is not None and job.phase == "running"
     return JobReport(
@@ -102,9 +107,9 @@ def combine(job_id: str, job: JobState | None, run_dir: Path | None) -> JobRepor
 def _progress(
     job: JobState | None, run_dir: Path | None, log: str, starts: tuple[ledger.Attempt, ...]
 ) -> Progress | None:
-    """Returns the progress of this attempt only: logs and metrics files can contain several attempts.
+    """Returns the progress of the last attempt; logs and metrics files can contain several attempts.
 
-    `run_dir` is None if its files describe a later job.
+    `run_dir` is None if the files in the run directory belong to a later job.
     """
     if job is not None and job.phase == "waiting":
         return None
@@ -121,7 +126,7 @@ def _progress(
 def _next_job(
     run_dir: Path | None, job_id: str, log: str, starts: tuple[ledger.Attempt, ...], *, is_over: bool
 ) -> str:
-    """Returns the job that resumed or will resume the run after this one; skips jobs that never started."""
+    """Returns the job that resumed or will resume the run after this job, except jobs that never started."""
     found = (ledger.next_job(run_dir, job_id) if run_dir else "") or successor_in(log, job_id)
     seen = {job_id}
     while is_over and found and found not in seen and not any(same_job(found, s.job_id) for s in starts):
@@ -137,19 +142,8 @@ def _next_job(
 
 
 def _check_run_dir(run_dir: Path | None) -> None:
-    try:
-        is_there = run_dir is None or run_dir.is_dir()
-    except OSError:
-        is_there = False
-    if not is_there:
+    if run_dir is not None and not os.path.isdir(run_dir):  # noqa: PTH112 - is_dir raises PermissionError
         raise RequestError(f"--run-dir {run_dir} is not a readable directory; use the directory of the run")
-
-
-def _state(run_dir: Path) -> RunState | None:
-    try:
-        return read_state(run_dir)
-    except DdpHpcError:
-        return None
 
 
 def _verdict(job: JobState | None, state: RunState | None) -> str:
@@ -166,7 +160,7 @@ def _verdict(job: JobState | None, state: RunState | None) -> str:
 
 
 def rest_of_chain(report: JobReport) -> list[JobState]:
-    """Returns the jobs that were queued in a chain after this one and have not ended, in this order.
+    """Returns the later jobs of the same chain (submit --chain) that have not ended, in order.
 
     Raises:
         DdpHpcError: the scheduler does not answer.
@@ -178,7 +172,7 @@ def rest_of_chain(report: JobReport) -> list[JobState]:
 
 
 def live_successor(report: JobReport) -> JobState | None:
-    """Returns the waiting or running job that resumes the run, as far as its log and its attempts show.
+    """Returns the waiting or running job that resumes the run; None if no log or record names one.
 
     Raises:
         DdpHpcError: the scheduler does not answer.

@@ -1,22 +1,22 @@
-"""The log files of a job: their paths, their last lines, and their new content."""
+"""The log files of a job: find them, read their last lines, and read what was appended."""
 
 from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from glob import escape
 from pathlib import Path
 
+from ddp_hpc.errors import DdpHpcError
 from ddp_hpc.schedulers.job_state import JobState, is_job_id, same_job
 
 _TAIL_BYTES = 512 * 1024
-_PIECE_BYTES = 1024 * 1024
+_CHUNK_BYTES = 1024 * 1024
 _USUAL = ("*-{}.out", "*.o{}", "*.e{}")
-# sbatch prints "Submitted batch job 13" and qsub only the id; then follows a line of the job script. Scripts
-# of version 0.1 end it with "goes on".
+# sbatch prints "Submitted batch job 13" and qsub only the id. The job script prints the next line, which ends
+# with "goes on" in scripts of version 0.1.
 _SUCCESSOR = re.compile(
     r"^(?:Submitted batch job )?([0-9]+(?:\.[A-Za-z0-9.-]+)?)(?: on cluster (\S+))?\n"
     r"ddp-hpc: stopped at step .*; attempt [0-9]+ (?:resumes the run|goes on)$",
@@ -27,7 +27,7 @@ _SUCCESSOR = re.compile(
 def log_paths(job: JobState) -> list[Path]:
     """Returns the log files of the job: its output, then its errors if they are separate.
 
-    Slurm's accounting does not contain their names, so the usual names are searched after the end of a job.
+    Slurm's accounting has no paths of logs. Once only it knows the job, logs with default names are used.
     """
     if job.log:
         return [Path(path) for path in (job.log, job.error_log) if path]
@@ -46,10 +46,7 @@ def usual_logs(directory: Path, job_id: str) -> list[Path]:
 
 def is_plain(path: Path) -> bool:
     """Returns whether the path is a regular file. Reading a pipe or a device could block forever."""
-    try:
-        return stat.S_ISREG(path.stat().st_mode)
-    except (OSError, ValueError):
-        return False
+    return os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises PermissionError
 
 
 def read_tail(paths: list[Path]) -> str:
@@ -65,7 +62,7 @@ def read_tail(paths: list[Path]) -> str:
 
 
 def age_s(paths: list[Path], now_s: float) -> float:
-    """Returns the time since the last write to any of the files; 0 if no file exists."""
+    """Returns the seconds since the last write to any of the files; 0 if no file exists."""
     times = []
     for path in paths:
         with suppress(OSError):
@@ -74,7 +71,7 @@ def age_s(paths: list[Path], now_s: float) -> float:
 
 
 def successor_in(tail: str, job_id: str) -> str:
-    """Returns the id of the successor that the job script queued according to the log, or an empty string."""
+    """Returns the id of the successor that the job script has submitted; empty if the log names none."""
     own_cluster = job_id.partition("@")[2]
     named = [(number, cluster or own_cluster) for number, cluster in _SUCCESSOR.findall(tail)]
     ids = [f"{number}@{cluster}" if cluster else number for number, cluster in named]
@@ -90,20 +87,24 @@ class Reader:
         self._offset = 0
 
     def new(self) -> Iterator[bytes]:
-        """Yields the new content, in pieces of at most 1 MiB.
+        """Yields the new content, in chunks of at most 1 MiB.
 
         Raises:
-            OSError: the file exists, but cannot be read.
+            DdpHpcError: the file exists, but cannot be read.
         """
         if not is_plain(self.path):
             return
-        with self.path.open("rb") as file:
-            # Content beyond this size is left for the next call: otherwise a fast writer could keep this loop
-            # running.
-            end = os.fstat(file.fileno()).st_size
-            if end < self._offset:
-                self._offset = 0
-            file.seek(self._offset)
-            while self._offset < end and (piece := file.read(min(_PIECE_BYTES, end - self._offset))):
-                self._offset += len(piece)
-                yield piece
+        try:
+            with self.path.open("rb") as file:
+                # This loop ends even if another process writes faster than it reads.
+                end = os.fstat(file.fileno()).st_size
+                if end < self._offset:
+                    self._offset = 0
+                file.seek(self._offset)
+                while self._offset < end and (chunk := file.read(min(_CHUNK_BYTES, end - self._offset))):
+                    self._offset += len(chunk)
+                    yield chunk
+        except OSError as error:
+            denied = isinstance(error, PermissionError)
+            remedy = "only the owner of the job can read it" if denied else "check its file system"
+            raise DdpHpcError(f"{self.path} cannot be read ({error.strerror}); {remedy}") from error

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from ddp_hpc.errors import EXIT_REQUEUE
 from ddp_hpc.jobs.first_failure import Failure, first_failure, last_attempt, last_lines
-from ddp_hpc.run_directory import RunState
+from ddp_hpc.run_state import RunState
 from ddp_hpc.schedulers.job_state import JobState
 from ddp_hpc.schedulers.registry import SCHEDULERS
 from ddp_hpc.units import format_walltime
 
-# Causes that only the log contains: if the kernel kills one task, srun and the batch script end with an
-# ordinary exit code. Messages of Slurm 22.05 and OpenPBS 23.06.
+# Causes that only the log shows, since the script ends with an ordinary exit code even if the kernel killed a
+# task for lack of memory. Messages of Slurm 22.05 and OpenPBS 23.06.
 _IN_LOG = (
     ("walltime", re.compile(r"DUE TO TIME LIMIT|=>> PBS: job killed: walltime")),
     # mem and vmem: OpenPBS's resmom/linux/mom_mach.c.
@@ -27,7 +27,7 @@ _IN_LOG = (
     ("disk", re.compile(r"No space left on device|Disk quota exceeded")),
 )
 _TERMINATED = ("walltime", "cancelled", "preempted")
-# Job scripts of version 0.1 print the second wording.
+# Job scripts of version 0.1 print "ended with".
 _LAUNCHER_EXITED = re.compile(r"stopped at step [0-9]+: the launcher (?:exited with code|ended with) ")
 _ERROR = re.compile(r"^\[[^]]*\] error: ")
 # Slurm gives this reason for every job with a non-zero exit code.
@@ -71,7 +71,8 @@ class PostMortem:
     """The reason for the end of a job.
 
     `cause` is a short category, `what` combines the reasons from the scheduler and the run, `remedy` is
-    what to do. `rank` and `host` failed first, if they are known; `lines` are the log's lines about it.
+    what to do. `rank` and `host` are those of the first failure, if they are known. `lines` are the lines of
+    the log about this failure.
     """
 
     cause: str
@@ -83,12 +84,15 @@ class PostMortem:
 
 
 def examine(job: JobState, state: RunState | None, log: str, next_job: str) -> PostMortem | None:
-    """Returns the reason for a job's failure; None if it succeeded or has not ended. `state` is the job's."""
+    """Returns the reason why a job failed; None if it succeeded or has not ended.
+
+    `state` is the content of the state file; None if it belongs to a later job.
+    """
     if job.phase != "ended" or job.end == "done":
         return None
     own = last_attempt(log)
     cause = _cause(job, own)
-    # Ranks that a signal from outside has terminated do not count as failed.
+    # If the scheduler has ended the job, the ranks that end with a signal are not the cause.
     failure = first_failure(own) if cause not in _TERMINATED else None
     lost_ranks = cause == "requeue" and _has_lost_ranks(own, failure, state)
     reasons = (
@@ -128,7 +132,7 @@ def _cause(job: JobState, log: str) -> str:
 
 
 def _has_lost_ranks(log: str, failure: Failure | None, state: RunState | None) -> bool:
-    """Returns whether the run must be resumed because ranks were lost; False if it stopped on purpose."""
+    """Returns whether the run ended because ranks were lost; False if it stopped on purpose."""
     reported = failure is not None and any(_ERROR.search(line) for line in failure.lines)
     return (
         reported

@@ -1,4 +1,4 @@
-"""The output of `ddp-hpc status` for one job, for people."""
+"""The text output of `ddp-hpc status` for one job."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _step(report: JobReport) -> str:
 
 
 def _eta(report: JobReport) -> str:
-    """Returns the estimated end of the training, compared with the end of the job."""
+    """Returns the estimated remaining time of the training, compared with the remaining walltime."""
     job, progress = report.job, report.progress
     if job is None or job.phase != "running" or progress is None or progress.left_s is None:
         return ""

@@ -3,7 +3,7 @@
 `ddp-hpc submit` writes one JSON object per line to `submitted`. Job scripts write one line per start,
 `ATTEMPT JOBID STEP UNIX_S`, to `attempts`. `ddp-hpc cancel` writes the numbers of the jobs that it has
 cancelled since the last start to `cancelled`. There is no other database: the run directory of a job is
-determined from what the scheduler knows about the job.
+found through the script and the working directory that the scheduler reports for the job.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.jobs.log_files import is_plain
 from ddp_hpc.lint.parse_script import MAX_CHARS, parse_script
 from ddp_hpc.partial_files import write_atomically
 from ddp_hpc.schedulers.job_state import JobState, is_job_id, same_job
 
 SUBMITTED, ATTEMPTS, CANCELLED = "submitted", "attempts", "cancelled"
-# Enough for thousands of starts. Only the end of a longer file is read.
+# Enough for thousands of starts. Of a larger file, only the end is read.
 _MAX_BYTES = 4 * 1024 * 1024
 # About 30,000 years; functions of `time` fail for larger values.
 _MAX_S = 10**12
@@ -55,6 +56,28 @@ class Attempt:
     first_step: int
     at_s: int
 
+    @property
+    def key(self) -> str:
+        """The beginning of its line in `attempts`, and the value of DDP_HPC_THIS_ATTEMPT."""
+        return f"{self.number} {self.job_id}"
+
+
+def parse_attempt(line: str) -> Attempt | None:
+    """Returns the start that a line of `attempts` records; None if the line is damaged."""
+    match = _ATTEMPT.fullmatch(line)
+    if match is None:
+        return None
+    return Attempt(number=int(match[1]), job_id=match[2], first_step=int(match[3]), at_s=int(match[4]))
+
+
+def record_attempt(run_dir: Path, attempt: Attempt) -> None:
+    """Appends a line to the record of starts.
+
+    Raises:
+        DdpHpcError: the file cannot be written.
+    """
+    _append(run_dir / ATTEMPTS, f"{attempt.key} {attempt.first_step} {attempt.at_s}\n".encode())
+
 
 def record(run_dir: Path, submission: Submission) -> None:
     """Appends a line to the record of submissions in one write.
@@ -74,8 +97,13 @@ def record_cancelled(run_dir: Path, job_id: str) -> None:
     _append(run_dir / CANCELLED, f"{_number_of(job_id)}\n".encode())
 
 
+def is_cancelled(run_dir: Path, job_id: str) -> bool:
+    """Returns whether `ddp-hpc cancel` has cancelled the job."""
+    return _number_of(job_id) in _lines(run_dir / CANCELLED)
+
+
 def forget_cancelled(run_dir: Path, job_id: str) -> None:
-    """Reverts `record_cancelled` after the scheduler refused to cancel the job. Errors are ignored."""
+    """Removes the record of `record_cancelled` if the scheduler did not cancel the job. Ignores errors."""
     with suppress(DdpHpcError):
         kept = [line for line in _lines(run_dir / CANCELLED) if line != _number_of(job_id)]
         content = "".join(f"{line}\n" for line in kept).encode()
@@ -90,6 +118,8 @@ def _append(path: Path, line: bytes) -> None:
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
+            # The supervisor refuses files that others can write, and a default ACL overrides the umask.
+            os.fchmod(handle, os.fstat(handle).st_mode & 0o755)
             size = os.fstat(handle).st_size
             # If the last line is incomplete, begin a new line before this one.
             if size and os.pread(handle, 1, size - 1) != b"\n":
@@ -135,31 +165,28 @@ def attempts(run_dir: Path) -> list[Attempt]:
         for number, at, cluster in (s.job_id.partition("@") for s in submissions(run_dir))
     }
     found, cluster = [], ""
-    for match in filter(None, map(_ATTEMPT.fullmatch, _lines(run_dir / ATTEMPTS))):
+    for start in filter(None, map(parse_attempt, _lines(run_dir / ATTEMPTS))):
         # A successor is queued on the cluster of the job before it.
-        cluster = clusters.get(match[2], cluster)
-        job_id = match[2] + cluster
-        found.append(
-            Attempt(number=int(match[1]), job_id=job_id, first_step=int(match[3]), at_s=int(match[4]))
-        )
+        cluster = clusters.get(start.job_id, cluster)
+        found.append(replace(start, job_id=start.job_id + cluster))
     return found
 
 
 def job_ids(run_dir: Path) -> list[str]:
-    """Returns the distinct jobs in the run directory, in the order in which they were first recorded."""
+    """Returns the ids of the jobs in the run directory, in the order in which they were first recorded."""
     first_seen = [(s.at_s, s.job_id) for s in submissions(run_dir)]
     first_seen += [(a.at_s, a.job_id) for a in attempts(run_dir)]
     return list(dict.fromkeys(job_id for _, job_id in sorted(first_seen, key=lambda one: one[0])))
 
 
 def chained_job(run_dir: Path, job_id: str) -> str:
-    """Returns the job that was queued to start after this one, or an empty string."""
+    """Returns the job that was submitted to start after this job; empty if there is none."""
     waiting = (one for one in reversed(submissions(run_dir)) if one.after and same_job(one.after, job_id))
     return next((one.job_id for one in waiting), "")
 
 
 def next_job(run_dir: Path, job_id: str) -> str:
-    """Returns the job that resumes the run after this one according to the run directory, or nothing."""
+    """Returns the job that resumes the run after this job; empty if the run directory records none."""
     if chained := chained_job(run_dir, job_id):
         return chained
     starts = attempts(run_dir)
@@ -170,7 +197,7 @@ def next_job(run_dir: Path, job_id: str) -> str:
 
 
 def run_dir_in(text: str, work_dir: Path) -> Path | None:
-    """Returns the run directory that a script of ddp-hpc sets; None if the script sets no fixed directory."""
+    """Returns the value of DDP_HPC_RUN_DIR in a script; None if the script sets no absolute path."""
     values = [value for _, name, value in parse_script(text).assignments if name == _RUN_DIR]
     if not values:
         return None
@@ -185,11 +212,11 @@ def find_run_dir(job_id: str, job: JobState | None, here: Path) -> Path | None:
             return run_dir
     if job is None or not job.script or not job.work_dir:
         return None
-    # For a job that has not started and was not queued by `ddp-hpc submit`, read the script.
+    # A job that has not started and was not queued by `ddp-hpc submit` has no record, so read its script.
     script = Path(job.script)
+    if not is_plain(script):
+        return None
     try:
-        if not script.is_file():
-            return None
         with script.open("rb") as file:
             text = file.read(MAX_CHARS).decode("utf-8", "surrogateescape")
         named = run_dir_in(text, Path(job.work_dir))
@@ -199,7 +226,7 @@ def find_run_dir(job_id: str, job: JobState | None, here: Path) -> Path | None:
 
 
 def runs_in(directory: Path) -> list[Path]:
-    """Yields the run directories in `directory`/runs, and `directory` itself if it is one; newest last."""
+    """Returns the run directories in `directory`/runs, and `directory` itself if it is one; newest last."""
     try:
         found = [one for one in [directory, *sorted((directory / "runs").glob("*"))] if _is_run(one)]
     except OSError:
@@ -209,18 +236,15 @@ def runs_in(directory: Path) -> list[Path]:
 
 def _candidates(job: JobState | None, here: Path) -> Iterator[Path]:
     if job is not None and job.script:
-        yield Path(job.script).parent  # successors run the copy of the script in the run directory
+        yield Path(job.script).parent  # the run directory has a copy of the script, which successors run
     if job is not None and job.work_dir:
         yield from reversed(runs_in(Path(job.work_dir)))
-    else:  # here, a run can have the same job id from another machine or from years ago
+    else:  # less reliable: a run in this directory can have the same job id from another machine
         yield from reversed(runs_in(here))
 
 
 def _is_run(run_dir: Path) -> bool:
-    try:
-        return any((run_dir / name).is_file() for name in (SUBMITTED, ATTEMPTS))
-    except OSError:  # skip a directory without permission, but list the others
-        return False
+    return any(is_plain(run_dir / name) for name in (SUBMITTED, ATTEMPTS))
 
 
 def _last_s(run_dir: Path) -> int:
@@ -230,7 +254,7 @@ def _last_s(run_dir: Path) -> int:
 
 def _lines(path: Path) -> list[str]:
     try:
-        if not path.is_file():
+        if not is_plain(path):
             return []
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _MAX_BYTES))

@@ -1,4 +1,4 @@
-"""Queue a job script: the arguments of sbatch or qsub, the directories that it needs, and the record."""
+"""Submit a job script: build the command line, create the directories of the job, and record the job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import re
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,21 +16,25 @@ from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.jobs import submission_ledger as ledger
 from ddp_hpc.lint.parse_script import Script, parse_script
 from ddp_hpc.render.render_script import script_bytes, write_script
-from ddp_hpc.schedulers.base import JobCommands, Scheduler
-from ddp_hpc.schedulers.client import job_commands, send
-from ddp_hpc.schedulers.registry import SCHEDULERS
+from ddp_hpc.request.job import DEFAULT_MAX_ATTEMPTS
+from ddp_hpc.schedulers.base import Scheduler
+from ddp_hpc.schedulers.client import send
+from ddp_hpc.schedulers.job_state import was_dropped
+from ddp_hpc.schedulers.registry import MONITORED, SCHEDULERS
 
-# Only the scheduler can expand `$`, `~` and `^`, and `%j` is known only after the submission.
+# Paths with characters that only the scheduler expands, such as %j, the job id.
 _NOT_PLAIN = re.compile(r"[$~^%\0\n]")
 _CHAINED = "DDP_HPC_CHAINED"
+_MAX_ATTEMPTS = re.compile(r"(?:--max-attempts |^export DDP_HPC_MAX_ATTEMPTS=)([0-9]{1,6})", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """A job script that will be queued from `work_dir`. The command of the scheduler gets `path`.
+    """A job script that will be submitted from `work_dir`, as the file `path`.
 
-    `is_new` means that the script was just rendered and `path` does not exist yet. `run_dir` is None for
-    a script that sets no run directory; its submission is not recorded.
+    `is_new` means that the script was just rendered and `path` does not exist yet. `run_dir` is None if the
+    script sets no run directory; the submission is then not recorded. `options` precede `path` on the command
+    line of sbatch or qsub.
     """
 
     scheduler: Scheduler
@@ -48,22 +51,22 @@ class Order:
         return script_bytes(self.script.text)
 
     def argv(self, after: str = "", variables: str = "") -> list[str]:
-        """Returns the command line that queues the script; PBS can also wait for a job and set variables."""
+        """Returns the command line that submits the script. On PBS, the job can wait for the job `after`."""
         path = str(self.path)
         not_an_option = f"./{path}" if path.startswith("-") else path
         return self.scheduler.submit_argv(not_an_option, self.options, after, variables)
 
 
 def order_request(text: str, scheduler_name: str, work_dir: Path) -> Order:
-    """Returns the order for a script that was just rendered. Its file name contains its checksum.
+    """Returns how to submit a script that was just rendered. Its file name contains its checksum.
 
     Raises:
         RequestError: jobs cannot be submitted to this scheduler.
     """
-    if scheduler_name not in job_commands():
+    if scheduler_name not in MONITORED:
         raise RequestError(
             f"the scheduler of the profile is {scheduler_name!r}, but jobs can only be submitted to "
-            f"{' or '.join(job_commands())}; use another --profile, or write the script "
+            f"{' or '.join(MONITORED)}; use another --profile, or write the script "
             "(ddp-hpc render -o FILE) and start it yourself"
         )
     script = parse_script(text)
@@ -81,14 +84,14 @@ def order_request(text: str, scheduler_name: str, work_dir: Path) -> Order:
 
 
 def order_script(text: str, path: Path, account: str, account_option: str, work_dir: Path) -> Order:
-    """Returns the order for an existing script file.
+    """Returns how to submit an existing script file.
 
     Raises:
         RequestError: the script has no directives, so its scheduler is unknown.
     """
     script = parse_script(text)
-    if script.scheduler not in job_commands():
-        prefixes = " nor ".join(SCHEDULERS[name].prefix for name in job_commands())
+    if script.scheduler not in MONITORED:
+        prefixes = " nor ".join(one.prefix for one in MONITORED.values())
         raise RequestError(
             f"{path} is not a job script: it has neither {prefixes} lines; write a job script with "
             "ddp-hpc render -o FILE, or add directives"
@@ -132,7 +135,7 @@ def prepare(order: Order) -> None:
 
 
 def send_one(order: Order) -> Iterator[tuple[str, str]]:
-    """Queues one job; yields its id and either a warning about a later problem or an empty string.
+    """Submits one job; yields its id, and a warning or an empty string.
 
     Raises:
         DdpHpcError: the scheduler refuses the job or cannot be reached.
@@ -142,15 +145,23 @@ def send_one(order: Order) -> Iterator[tuple[str, str]]:
 
 def check_chain(order: Order, num_jobs: int) -> None:
     """Raises RequestError if the script cannot be queued as a chain."""
-    if not order.scheduler.can_chain or _CHAINED not in order.script.text:
+    text = order.script.text
+    if not order.scheduler.can_chain or not (_CHAINED in text or order.script.is_supervised):
         raise RequestError(
             f"--chain {num_jobs} was given, but only PBS scripts of ddp-hpc can be queued as a chain; "
             "omit it: other scripts of ddp-hpc requeue themselves"
         )
+    found = _MAX_ATTEMPTS.search(text)
+    max_attempts = int(found[1]) if found else DEFAULT_MAX_ATTEMPTS
+    if num_jobs > max_attempts:
+        raise RequestError(
+            f"--chain {num_jobs} was given, but the script runs at most {max_attempts} attempts; use a "
+            "smaller number, or render it with a larger --max-attempts"
+        )
 
 
 def send_chain(order: Order, num_jobs: int) -> Iterator[tuple[str, str]]:
-    """Queues `num_jobs` jobs of a PBS script, each after the previous one; yields ids and warnings.
+    """Submits a PBS script `num_jobs` times, each job after the previous one; yields ids and warnings.
 
     Raises:
         DdpHpcError: the scheduler refuses a job or cannot be reached; jobs whose ids were yielded remain
@@ -167,9 +178,8 @@ def send_chain(order: Order, num_jobs: int) -> Iterator[tuple[str, str]]:
 
 
 def _send(order: Order, argv: list[str], after: str) -> Iterator[tuple[str, str]]:
-    scheduler = job_commands()[order.scheduler.name]
-    job_id = send(scheduler, argv)
-    if after and _was_dropped(scheduler, job_id):
+    job_id = send(order.scheduler, argv)
+    if after and was_dropped(order.scheduler.job_commands().read_job, job_id):
         raise DdpHpcError(
             f"PBS has dropped job {job_id} because the server no longer knows job {after}, "
             "on which it depends. Check what happened to that job, then submit again."
@@ -181,14 +191,6 @@ def _send(order: Order, argv: list[str], after: str) -> Iterator[tuple[str, str]
         except DdpHpcError as error:
             problem = f"job {job_id} is queued, but its submission could not be recorded: {error}"
     yield job_id, problem
-
-
-def _was_dropped(scheduler: JobCommands, job_id: str) -> bool:
-    """Returns whether PBS removed the job before it began because its dependency does not exist."""
-    with suppress(DdpHpcError):  # qsub returned an id, so the server has accepted the job
-        job = scheduler.read_job(job_id)
-        return job is None or job.end == "dropped"
-    return False
 
 
 def _entry(order: Order, job_id: str, argv: list[str], after: str) -> ledger.Submission:
@@ -214,7 +216,7 @@ def _user() -> str:
 
 
 def _log_directories(order: Order) -> Iterator[Path]:
-    """Yields the directories of the logs in the directives, except names that only the scheduler expands."""
+    """Yields the directories of the logs, except those with patterns that only the scheduler expands."""
     if order.script.value("--chdir"):
         return
     for directive in order.script.read():

@@ -1,4 +1,4 @@
-"""The progress of a training, from the last progress line in its log, or else from its `--metrics` file."""
+"""The progress of a training, from the last progress line in its log or from its --metrics file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LINE = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """The last completed step; unknown values are None. `left_s` is the estimated remaining time."""
+    """The last completed step of a training. `left_s` is the estimated remaining time. None means unknown."""
 
     step: int
     num_steps: int | None = None
@@ -30,9 +30,9 @@ class Progress:
 def read_progress(
     log: str, run_dir: Path | None, work_dir: str, *, after_step: int = 0, since_s: int = 0
 ) -> Progress | None:
-    """Returns the newest step at the end of the log, or else in the metrics file that the script names.
+    """Returns the progress in the last lines of the log, or else in the metrics file that the script names.
 
-    Metrics up to `after_step`, or from before `since_s`, belong to another attempt and are ignored.
+    Metrics up to the step `after_step`, or written before `since_s`, belong to an earlier attempt.
     """
     if found := _LINE.findall(log):
         step, num_steps, loss, eta = found[-1]

@@ -1,4 +1,4 @@
-"""Selection of mpiexec and of its options, by the same rules as templates/job.sh.j2."""
+"""Selection of mpiexec and of its options."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from ddp_hpc.local_mpi import ask_version, is_open_mpi, is_pbs_mpiexec, mpiexecs
 _ASK_LIMIT_S = 30.0
 
 
-def find_mpiexec(environ: Mapping[str, str]) -> str:
-    """Return the mpiexec of DDP_HPC_MPIEXEC, else of the machine, else of the active Python environment.
+def find_mpiexec(environ: Mapping[str, str]) -> tuple[str, str]:
+    """Return the path of an mpiexec, and its version text.
 
+    It is the mpiexec of DDP_HPC_MPIEXEC, else of the machine, else of the active Python environment.
     Ranks that are started by an environment's mpiexec (of the mpich wheel) cannot connect through the
     machine's MPI. PBS's own mpiexec is not an MPI launcher.
 
@@ -26,22 +27,24 @@ def find_mpiexec(environ: Mapping[str, str]) -> str:
     path = environ.get("PATH", os.defpath)
     if wanted:
         if found := shutil.which(wanted, path=path):
-            if is_pbs_mpiexec(ask_version(found, _ASK_LIMIT_S, environ)[1]):
+            code, version = ask_version(found, _ASK_LIMIT_S, environ)
+            if is_pbs_mpiexec(version):
                 raise RequestError(
                     f"DDP_HPC_MPIEXEC={wanted} is PBS's own mpiexec, not an MPI launcher. Use another "
                     "mpiexec."
                 )
-            return found
+            return found, "" if code else version
         raise RequestError(f"DDP_HPC_MPIEXEC={wanted} is not an executable program. Set it to an mpiexec.")
     environments = [environ[name] for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if environ.get(name)]
-    spare = ""
+    spare: tuple[str, str] | None = None
     for candidate in map(str, mpiexecs_on(path)):
-        if not version_of(candidate, environ):
+        version = version_of(candidate, environ)
+        if not version:
             continue
         if not any(Path(prefix) in Path(candidate).parents for prefix in environments):
-            return candidate
-        spare = spare or candidate
-    if not spare:
+            return candidate, version
+        spare = spare or (candidate, version)
+    if spare is None:
         raise RequestError(
             "no mpiexec of an MPI library found on the PATH. Load the MPI module, install the PyPI "
             "package mpich, or choose another launcher with --launcher."
@@ -56,7 +59,7 @@ def version_of(mpiexec: str, environ: Mapping[str, str]) -> str:
 
 
 def per_node_words(
-    version: str, ranks: int, exported: Sequence[str], *, may_oversubscribe: bool
+    version: str, ranks: int | str, exported: Sequence[str], *, may_oversubscribe: bool
 ) -> list[str]:
     """Return the options for `ranks` ranks per node that an mpiexec of this version understands.
 

@@ -9,25 +9,21 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from ddp_hpc import local_mpi
-from ddp_hpc.assets import asset_directory
 from ddp_hpc.errors import RequestError
 from ddp_hpc.launch.allocation import find_allocation
 from ddp_hpc.launch.capacity import fit
-from ddp_hpc.launch.find_mpiexec import find_mpiexec, per_node_words, version_of
+from ddp_hpc.launch.rank_environment import kernel_cache_paths, launch_id, local_dir
+from ddp_hpc.launch.resolve_launcher import resolve
 from ddp_hpc.render.exports import (
     Export,
     all_exports,
-    exported_names,
     multi_node_exports,
     single_node_exports,
 )
-from ddp_hpc.render.launch_lines import DDP_HPC_COMMAND, MPIEXEC, PER_NODE, STEP_SCRIPT, launch_words
+from ddp_hpc.render.launch_lines import launch_words
 from ddp_hpc.render.shell_quoting import Word, sh, sh_join
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.rank_layout import Layout
@@ -37,7 +33,7 @@ from ddp_hpc.sites.detect import choose_profile
 from ddp_hpc.sites.site import Site, load_site, with_fallback
 
 # Variables of runs that are resumed automatically. A manual launch does not save state unless requested.
-_OF_A_CHAIN = ("DDP_HPC_RUN_DIR", "DDP_HPC_MAX_ATTEMPTS")
+_OF_A_CHAIN = ("DDP_HPC_RUN_DIR",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,15 +79,19 @@ def plan(job: Job, profile: str, num_ranks: int | None, environ: Mapping[str, st
     allocation = find_allocation(environ)
     site, why = _choose_site(profile, allocation, environ)
     site = with_fallback(site, job.fallback)
-    if not scheduler_of_site(site).has_queue:
+    scheduler = scheduler_of_site(site)
+    if not scheduler.has_queue:
         allocation = THIS_MACHINE
     job, layout, num_ranks = fit(job, site, allocation, num_ranks, environ)
     exports = _exports_of(job, site, layout)
     words = [word for part in launch_words(job, site, layout) for word in part]
-    words = [_own_command(environ) if word is DDP_HPC_COMMAND else word for word in words]
-    settings, more = _settings(words, exports, site, layout, environ)
-    settings |= {"num_nodes": sh(str(job.num_nodes)), "num_ranks": sh(str(num_ranks))}
-    variables, argv = _read_by_bash(words, exports, settings, site.env.unset, {**environ, **more})
+    settings = {"num_nodes": sh(str(job.num_nodes)), "num_ranks": sh(str(num_ranks))}
+    variables, argv = _read_by_bash(words, exports, settings, site.env.unset, environ)
+    variables |= _of_this_launch(site, {**environ, **variables})
+    argv, more = resolve(argv, {**environ, **variables}, list(variables), has_queue=scheduler.has_queue)
+    if argv[0] == "srun" and "SLURM_STEP_ID" in environ:
+        # In the shell of `srun --pty bash`, a new step would wait forever for the CPUs of that shell.
+        more["SLURM_OVERLAP"] = "1"
     path = {**environ, **variables}.get("PATH", os.defpath)
     _check_program(job, site, layout, path)
     program = shutil.which(argv[0], path=path)
@@ -156,52 +156,15 @@ def _exports_of(job: Job, site: Site, layout: Layout) -> list[Export]:
     return [*kept, *(Export(name, value) for name, value in job.env.items())]
 
 
-def _settings(
-    words: Sequence[Word], exports: Sequence[Export], site: Site, layout: Layout, environ: Mapping[str, str]
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the script variables used in these words, as bash text, and the exports that mpiexec needs."""
-    settings: dict[str, str] = {}
-    more: dict[str, str] = {}
-    if MPIEXEC in words:
-        mpiexec, more = _mpiexec(site, environ)
-        settings["mpiexec"] = sh(mpiexec)
-        if PER_NODE in words:
-            names = ["PATH", "LD_LIBRARY_PATH", "PYTHONPATH", *more, *exported_names([*exports], layout)]
-            there = {*environ, *more, *(export.name for export in exports)}
-            per_node = per_node_words(
-                version_of(mpiexec, environ),
-                1 if layout.launcher == "torchrun" else layout.ranks_per_node,
-                [name for name in dict.fromkeys(names) if name in there],
-                may_oversubscribe=not scheduler_of_site(site).has_queue,
-            )
-            settings["per_node"] = f"({sh_join(per_node)})"
-    if words[0] == "srun" and "SLURM_STEP_ID" in environ:
-        # In the shell of `srun --pty bash`, a new step would wait forever for the CPUs of that shell.
-        more["SLURM_OVERLAP"] = "1"
-    if STEP_SCRIPT in words:
-        on_path = shutil.which("torchrun_script.sh", path=environ.get("PATH", os.defpath))
-        settings["step_script"] = sh(on_path or str(asset_directory("jobs") / "torchrun_script.sh"))
-    return settings, more
-
-
-def _own_command(environ: Mapping[str, str]) -> str:
-    """Return the `ddp-hpc` of this Python environment, else the one on the PATH."""
-    beside = str(Path(sys.executable).parent / "ddp-hpc")
-    found = shutil.which(beside) or shutil.which("ddp-hpc", path=environ.get("PATH", os.defpath))
-    if found is None:
-        raise RequestError(
-            "ddp-hpc, which sets RANK and similar variables for the program, is neither on the PATH nor "
-            f"next to {sys.executable}. Install it with pip, or use --env-style none."
-        )
-    return found
-
-
-def _mpiexec(site: Site, environ: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Return the mpiexec to use and the variables that it needs."""
-    if scheduler_of_site(site).has_queue:
-        return find_mpiexec(environ), {}
-    path, its_environ, _ = local_mpi.choose_mpiexec(environ.get("DDP_HPC_MPIEXEC"))
-    return str(path), {name: value for name, value in its_environ.items() if environ.get(name) != value}
+def _of_this_launch(site: Site, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that the supervisor sets in a job, and that `environ` lacks."""
+    scheduler = scheduler_of_site(site)
+    variables = {"DDP_HPC_LAUNCH": launch_id()}
+    if scheduler.has_queue:
+        variables |= kernel_cache_paths(environ, local_dir(site.node, environ))
+        if scheduler.kill_delay_s:
+            variables["DDP_HPC_KILL_DELAY_S"] = str(scheduler.kill_delay_s)
+    return {name: value for name, value in variables.items() if name not in environ}
 
 
 def _read_by_bash(

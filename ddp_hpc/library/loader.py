@@ -29,17 +29,17 @@ Data: TypeAlias = str | Path | tuple[Any, Any]
 
 
 class Batch(NamedTuple):
-    """One rank's samples of a step, on its device, in the data's types."""
+    """One rank's samples of a step, on its device, in the dtypes of the data."""
 
     src: Tensor
-    """(samples, ...)"""
+    """The inputs, of shape (samples, ...)."""
     tgt: Tensor
-    """(samples, ...)"""
+    """The targets, of shape (samples, ...)."""
     weight: float
-    """Multiply the mean loss of this batch by it before backward, so that the mean of the gradients over
-    ranks, as computed by DDP, counts each sample of the step once. It is 1.0 except in a smaller last step
-    of an epoch, and 0.0 for a rank without samples in that step, which gets another sample in order to
-    take part.
+    """The factor by which the mean loss of this batch must be multiplied before backward. DDP averages the
+    gradients over ranks; with this factor, each sample of the step has the same effect. It is 1.0 except in a
+    smaller last step of an epoch, and 0.0 for a rank without samples in that step, which gets another sample
+    so that it can take part in the backward pass.
     """
     step: int
     """The number of the step, counted from 1 over all epochs."""
@@ -146,7 +146,7 @@ def open_loader(world: ConnectedWorld, data: Data, config: TrainConfig, start_st
     )
     request = f"{config.epochs} epochs of {samples.num_samples} samples by {config.data.batch_size}"
     order = f"shuffle={config.data.shuffle}, seed={config.seed}, start_step={start_step}"
-    group.agree(mismatch_between_ranks(group.comm, f"{request}, {order}"), RequestError.exit_code)
+    group.agree(mismatch_between_ranks(group.comm, f"{request}, {order}"))
     if start_step < 0:
         raise RequestError(f"start_step must be 0 or greater (got {start_step})")
     position = _position_at(start_step, samples.num_samples, config.data.batch_size * world.world_size)
@@ -162,20 +162,14 @@ def with_config(loader: WorldLoader | None, config: TrainConfig) -> TrainConfig:
 
 
 def _in_memory(world: ConnectedWorld, data: Data, workers: int) -> Samples:
-    problem, samples = "", None
-    try:
+    with world.group.failing_together():
         if not isinstance(data, tuple) or len(data) != 2:
             raise DataError(
                 f"world.loader() does not accept {type(data).__name__}; "
                 "pass a file path or a pair (inputs, targets) of tensors"
             )
-        samples = samples_of_arrays(*data)
         check_workers(workers)
-    except RequestError as error:
-        problem = str(error)
-    world.group.agree(problem, RequestError.exit_code)
-    assert samples is not None
-    return samples
+        return samples_of_arrays(*data)
 
 
 def _position_at(step: int, num_samples: int, global_batch: int) -> Position:

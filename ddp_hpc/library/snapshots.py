@@ -18,6 +18,7 @@ from ddp_hpc.errors import RequestError
 from ddp_hpc.library.loader import WorldLoader, with_config
 from ddp_hpc.library.world import ConnectedWorld, current_world
 from ddp_hpc.library.wrap import state_of
+from ddp_hpc.options import read_directory
 from ddp_hpc.training.health.heartbeat import RESTING
 from ddp_hpc.training.health.preemption import next_exchange
 from ddp_hpc.training.health.rank_report import RankReport
@@ -169,21 +170,17 @@ def snapshots(
         RequestError: another job uses the directory, or its snapshots are from a different model or data.
     """
     world = current_world("ddp_hpc.snapshots()")
-    if folder == "":  # Path("") is the current directory
-        raise RequestError('ddp_hpc.snapshots(""): the directory is empty; is its variable set?')
+    what = 'ddp_hpc.snapshots(""): the name of the directory'
+    directory = None if folder is None else read_directory(what, str(folder))
     kind = type(getattr(model, "module", model))  # the bare model, not wrapped in DDP
     config = with_config(loader, world.config).changed(
         model=f"{kind.__module__}:{kind.__qualname__}",
-        snapshot_dir=None if folder is None else Path(folder),
+        snapshot_dir=directory,
         snapshot_every_steps=every_steps,
         snapshot_every_s=every_s,
         keep=keep,
     )
-    parts = world.parts
-    with manage_run(
-        config, world.group, world.progress, end_before_kill=parts.end_before_kill, is_lost=parts.is_lost
-    ) as lifecycle:
-        parts.lifecycle = lifecycle
+    with manage_run(config, world.group, world.progress, world.parts) as lifecycle:
         found = Snapshots(world, lifecycle, model, optimizer, loader)
         found.resume()
         try:
@@ -196,5 +193,5 @@ def snapshots(
         found.finish()
 
 
-# Placeholder description for loops over other data, whose order is not checked.
+# Used for loops without a `loader`, whose data and order are not checked.
 _NO_SAMPLES: Samples = samples_of_arrays([0], [0])

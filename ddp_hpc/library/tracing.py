@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ddp_hpc.errors import RequestError
 from ddp_hpc.library.world import current_world
+from ddp_hpc.options import read_directory
 from ddp_hpc.training.telemetry.profiler import Trace, record_trace
 
 
@@ -46,18 +46,14 @@ def tracing(
         RequestError: the directory cannot be created, or the window contains no step.
     """
     world = current_world("ddp_hpc.tracing()")
-    if folder == "":  # Path("") is the current directory
-        raise RequestError('ddp_hpc.tracing(""): the directory is empty; is its variable set?')
-    records = folder is not None and (ranks is None or world.rank in ranks)
+    what = 'ddp_hpc.tracing(""): the name of the directory'
+    directory = None if folder is None else read_directory(what, str(folder))
     with record_trace(
-        Path(folder) if folder is not None and records else None,
+        directory if ranks is None or world.rank in ranks else None,
         world.rank,
         world.world_size,
         world.device,
-        wait=wait,
-        warmup=warmup,
-        active=active,
-        repeat=repeat,
+        (wait, warmup, active, repeat),
         with_stack=with_stack,
         with_flops=with_flops,
         max_mib=max_mib,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# device_count replaces the process by a torchrun of `ddp_hpc.train`.
+# Without device_count, which replaces the process by torchrun and `ddp_hpc.train`.
 _DISCOVERIES = tuple(name for name in DISCOVERIES if name != "device_count")
 _current: ConnectedWorld | None = None
 
@@ -45,7 +45,7 @@ class ConnectedWorld:
     node_rank: int
     num_nodes: int
     device: torch.device
-    """The device of this rank: GPU local_rank, otherwise the CPU."""
+    """The device of this rank: the GPU that its local rank selects, or the CPU."""
 
     def __init__(self, config: TrainConfig, group: Group, parts: Parts, progress: Progress) -> None:
         world = group.world
@@ -152,7 +152,7 @@ class ConnectedWorld:
 
     def at(self, step: int, phase: str) -> None:
         """Reports the script's position to the heartbeat. Used only by ddp_hpc.library."""
-        # A nested or later loop restarts its count at 1, but the position must never decrease.
+        # A nested or later loop counts its steps from 1 again, but the reported step must never decrease.
         self._heartbeat_step = max(self._heartbeat_step, step)
         if self.parts.heartbeat is not None:
             self.parts.heartbeat.at(self._heartbeat_step, phase)
@@ -237,7 +237,8 @@ def _leave(world: ConnectedWorld) -> None:
 
 def _end_stopped(world: ConnectedWorld) -> NoReturn:
     """Ends a process whose run stopped early, with its state saved. Collective."""
-    # torchrun restarts ranks that exit with a code other than 0. The state file has the result.
+    # torchrun restarts ranks that exit with a code other than 0. Job scripts read the result in the run
+    # directory's file `state` instead.
     if world.group.world.launcher == "torchrun":
         raise SystemExit(EXIT_DONE)
     if world.world_size == 1:
@@ -261,14 +262,14 @@ def _config(parts: Parts, **options: Any) -> TrainConfig:
         backends, devices = get_args(Backend), get_args(DeviceKind)
         for name, known in (("backend", backends), ("device", devices), ("discovery", _DISCOVERIES)):
             if options[name] not in known:
-                raise RequestError(f"{name}={options[name]!r}: unknown; one of {', '.join(known)}")
+                raise RequestError(f"{name}={options[name]!r} is unknown; use one of {', '.join(known)}")
         return TrainConfig.of(**options)
     except RequestError as error:
         fail(error, parts, 0.0)
 
 
 def _connect(config: TrainConfig, group: Group, parts: Parts) -> ConnectedWorld:
-    """Connects the world and starts its heartbeat; rank 0 prints a summary. Collective."""
+    """Returns the world after starting its heartbeat; rank 0 prints a summary. Collective."""
     from ddp_hpc.training.telemetry.progress_bar import Progress
 
     # Messages do not go to stdout, because it belongs to the script.

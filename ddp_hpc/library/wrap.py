@@ -24,7 +24,8 @@ _OPTIONS = (
     "mesh", "bucket_mib", "static_graph", "find_unused_parameters", "compress_gradients", "sync_batchnorm",
     "amp", "cpu_offload", "activation_checkpointing",
 )  # fmt: skip
-# These strategies need more than a forward pass, a backward pass and an optimizer step.
+# A step of these strategies is more than a forward pass, a backward pass and an optimizer step, so that they
+# do not work in a user's loop.
 _OF_THE_TRAINING = ("zero", "tp", "pp", "dataparallel")
 
 
@@ -52,7 +53,7 @@ def wrap(model: nn.Module, strategy: str = "ddp", **options: Any) -> nn.Module:
     pairs = zip(own.split("), "), first.split("), "), strict=False)
     seen, needed = next((pair for pair in pairs if pair[0] != pair[1]), (own[-80:], first[-80:]))
     differs = f"the model differs between ranks: {seen} on rank {world.rank}, {needed} on rank 0"
-    world.group.agree("" if own == first else differs, RequestError.exit_code)
+    world.group.agree("" if own == first else differs)
     if config.parallel.activation_checkpointing:
         checkpoint_activations(model)
     shared = make_strategy(Task(model=model), world.group, config.parallel, config.optimization)
@@ -62,9 +63,8 @@ def wrap(model: nn.Module, strategy: str = "ddp", **options: Any) -> nn.Module:
 
 def state_of(world: ConnectedWorld, model: nn.Module, optimizer: torch.optim.Optimizer) -> TrainingState:
     """Returns the state to be saved of a model returned by `wrap` and of its optimizer."""
-    while isinstance(
-        compiled := getattr(model, "_orig_mod", None), nn.Module
-    ):  # torch.compile wraps the model
+    # torch.compile wraps the model.
+    while isinstance(compiled := getattr(model, "_orig_mod", None), nn.Module):
         model = compiled
     shared = next((one for one in world.shared if model in (one.model, one.bare)), None)
     if shared is None:
@@ -80,12 +80,12 @@ def _config(world: ConnectedWorld, strategy: str, options: dict[str, Any]) -> Tr
         )
     if strategy not in STRATEGIES:
         raise RequestError(
-            f"strategy={strategy!r}: unknown{nearest(strategy, STRATEGIES)}; one of {', '.join(STRATEGIES)}"
+            f"strategy={strategy!r} is unknown{nearest(strategy, STRATEGIES)}; use {', '.join(STRATEGIES)}"
         )
     for name in options:
         if name not in _OPTIONS:
             raise RequestError(
-                f"wrap(..., {name}=): unknown{nearest(name, _OPTIONS)}; one of {', '.join(_OPTIONS)}"
+                f"wrap(..., {name}=) is unknown{nearest(name, _OPTIONS)}; use {', '.join(_OPTIONS)}"
             )
     if strategy == "single" and world.world_size > 1:
         raise RequestError(

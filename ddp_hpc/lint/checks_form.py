@@ -16,7 +16,7 @@ _UPPER_CASE = re.compile("[A-Z0-9_]+")
 # Prefixes of directives that lint does not read, unless their scheduler is in SCHEDULERS.
 _OTHER_DIRECTIVE = re.compile(r"#\$ -|#[ ]?flux: ?-|#BSUB -|#PJM -")
 _OTHERS = {"#$": "Grid Engine", "#B": "LSF", "#P": "Fujitsu's scheduler"}
-# Directives of Moab and NQS, which must not be reported as misspelled ones.
+# Prefixes of Moab's and NQS's directives, which must not be reported as misspelled #PBS or #SBATCH.
 _NOT_MISSPELLED = ("MSUB", "QSUB")
 # A comment that begins like a directive: `#PSB -l`, `# SBATCH --nodes`, `#sbatch -N 2`.
 _NEARLY = re.compile(r"#(#?)([ \t]*)([A-Za-z]{3,8}:?)([ \t]*)(-{1,2}[A-Za-z])")

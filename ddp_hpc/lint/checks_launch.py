@@ -14,24 +14,21 @@ _SIGNALS = re.compile(r"(?:SIG)?(?:TERM|USR1|USR2|INT|HUP)|1|2|10|12|15")
 
 
 def _is_torchrun(words: tuple[str, ...]) -> bool:
-    start = words[:4]
-    return any(word.rpartition("/")[2] in ("torchrun", "torchrun_jsc") for word in start[:1]) or (
-        "-m" in start and any(word in ("torch.distributed.run", "torch.distributed.launch") for word in start)
+    program = words[0].rpartition("/")[2] if words else ""
+    modules = {"torch.distributed.run", "torch.distributed.launch"}
+    return program in ("torchrun", "torchrun_jsc") or (
+        "-m" in words[:4] and not modules.isdisjoint(words[:4])
     )
 
 
 def _torchruns(subject: Subject) -> list[tuple[Command, tuple[str, ...]]]:
-    """Return each torchrun command with its arguments, without the launcher in front of it."""
-    found = []
-    for command in subject.script.commands:
-        words = command.launched or command.argv
-        if words and _is_torchrun(words):
-            found.append((command, words))
-    return found
+    """Return each command that starts torchrun, with torchrun's own words: the program and its arguments."""
+    commands = [(command, command.launched or command.argv) for command in subject.script.commands]
+    return [(command, words) for command, words in commands if _is_torchrun(words)]
 
 
 def _given(words: tuple[str, ...], name: str) -> str | None:
-    """Return the value of a torchrun option, which may be spelled with - or _."""
+    """Return the value of a torchrun option: None without the option, which may be spelled with - or _."""
     for index, word in enumerate(words[:40]):
         flag, equals, value = word.replace("_", "-").partition("=")
         if flag == name:
@@ -40,22 +37,15 @@ def _given(words: tuple[str, ...], name: str) -> str | None:
 
 
 def _ranks_per_node(subject: Subject, command: Command) -> int | None:
-    """Return the ranks per node according to the launcher's options, else to the directives."""
+    """Return the number of ranks per node, from the launcher's options if possible, else the directives."""
     own = command.option("--ntasks-per-node", "--ppn", "-ppn", "--npernode", "-npernode")
     if own is not None:
         return whole_number(own)
+    tasks, nodes = whole_number(command.option("-n", "-np", "--np")), subject.num_nodes
     if command.name == "srun":
-        tasks, nodes = (
-            whole_number(command.option("-n", "--ntasks")),
-            whole_number(command.option("-N", "--nodes")),
-        )
-        nodes = nodes or subject.num_nodes
-        if tasks and nodes:
-            return tasks // nodes
-    tasks = whole_number(command.option("-n", "-np", "--np"))
-    if command.name != "srun" and tasks and subject.num_nodes:
-        return tasks // subject.num_nodes
-    return subject.ranks_per_node
+        tasks = whole_number(command.option("-n", "--ntasks"))
+        nodes = whole_number(command.option("-N", "--nodes")) or nodes
+    return tasks // nodes if tasks and nodes else subject.ranks_per_node
 
 
 @check("RANK001", "error", "torchrun started once per rank")
@@ -121,28 +111,25 @@ def _more_ranks_than_gpus(subject: Subject) -> Iterator[Problem]:
 
 @check("RANK004", "warning", "the number of ranks is not nodes x ranks per node")
 def _literal_ranks(subject: Subject) -> Iterator[Problem]:
-    nodes = subject.num_nodes
+    nodes = subject.num_nodes or 0
     for command in subject.script.launches():
-        if command.name not in ("mpiexec", "mpirun") or not nodes:
+        if command.name not in ("mpiexec", "mpirun"):
             continue
         total = whole_number(command.option("-n", "-np", "--np", "--n"))
-        per_node = (
-            whole_number(command.option("--ppn", "-ppn", "--npernode", "-npernode", "-N"))
-            or subject.ranks_per_node
-        )
-        if total and per_node and total != nodes * per_node:
+        per_node = whole_number(command.option("--ppn", "-ppn", "--npernode", "-npernode", "-N"))
+        per_node = per_node or subject.ranks_per_node
+        if total and nodes and per_node and total != nodes * per_node:
             yield Problem(
                 command.line,
                 f"{total} ranks are started, but {nodes} nodes x {per_node} ranks are {nodes * per_node}",
-                "count the nodes in the script, and start nodes x ranks per node",
+                "compute the number of ranks in the script, as nodes x ranks per node",
             )
 
 
 @check("RANK005", "warning", "more threads than cores")
 def _more_threads_than_cores(subject: Subject) -> Iterator[Problem]:
-    script = subject.script
-    cpus = subject.scheduler.cpus_per_rank(script)
-    for line, name, value in script.assignments:
+    cpus = subject.scheduler.cpus_per_rank(subject.script)
+    for line, name, value in subject.script.assignments:
         threads = whole_number(value)
         if name == "OMP_NUM_THREADS" and threads and cpus and threads > cpus:
             yield Problem(

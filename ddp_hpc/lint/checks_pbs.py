@@ -9,7 +9,9 @@ from pathlib import Path
 from ddp_hpc.lint.checks_registry import Problem, Subject, check, nearest_known, shown
 from ddp_hpc.schedulers.pbs.scheduler import MAX_NAME_CHARS
 
-_FLAGS = frozenset("aAcCeGhIJjkKlLmMNoPpqQrRSufvVWXz")  # options in qsub.1B, and -P and -G of some sites
+_FLAGS = frozenset(
+    "aAcCeGhIJjkKlLmMNoPpqQrRSufvVWXz"
+)  # options of qsub(1B), and -P and -G, which some sites add
 _RESOURCES: list[str] = re.findall(
     r"\S+",
     "accelerator arch cput exclhost file filesystems gpu_type group host jobfs max_walltime mem "
@@ -116,7 +118,7 @@ def _misspelt_resource(subject: Subject) -> Iterator[Problem]:
 
 
 def _is_place(value: str) -> bool:
-    # The arrangement in `place` is optional, so `excl` alone is valid too.
+    # The first word, such as `scatter`, may be missing: `place=excl` is valid too.
     return bool(_PLACE.fullmatch(value) or _PLACE.fullmatch(f":{value}"))
 
 
@@ -196,7 +198,9 @@ def _afterok(subject: Subject) -> Iterator[Problem]:
 
 @check("PBS014", "note", "the long TMPDIR that PBS sets")
 def _long_tmpdir(subject: Subject) -> Iterator[Problem]:
-    if not subject.script.sets("TMPDIR") and (line := _python_line(subject)):
+    script = subject.script
+    # The supervisor shortens TMPDIR.
+    if not script.is_supervised and not script.sets("TMPDIR") and (line := _python_line(subject)):
         yield Problem(
             line,
             "PBS sets a long TMPDIR, so with a long job id the workers of a DataLoader fail with "
@@ -221,7 +225,7 @@ def _stays_at_home(subject: Subject) -> Iterator[Problem]:
 
 
 def _python_line(subject: Subject) -> int | None:
-    """Return the line that starts Python, directly or through a launcher."""
+    """Return the number of the first line that starts Python, directly or with a launcher."""
     for command in subject.script.commands:
         if any(re.fullmatch(r"(?:.*/)?python[0-9.]*|torchrun|[^$]*\.py", word) for word in command.argv[:40]):
             return command.line
@@ -258,7 +262,7 @@ def _whole_environment(subject: Subject) -> Iterator[Problem]:
     if subject.script.value("-V") is not None:
         yield Problem(
             subject.line_of("-V"),
-            "-V passes all variables of the login shell to the job: modules mix, and qstat -F json may break",
+            "-V passes all variables of the login shell to the job, which may disturb modules and qstat",
             "load modules in the script, and pass single variables with -v NAME=VALUE",
         )
 

@@ -10,11 +10,12 @@ from itertools import islice
 from typing import NamedTuple
 
 from ddp_hpc.lint.parse_script import Command, Script
-from ddp_hpc.schedulers.base import Scheduler, ScriptCheck, Severity
+from ddp_hpc.schedulers.base import Scheduler, ScriptCheck, ScriptProblem, Severity
 from ddp_hpc.schedulers.registry import NO_SCHEDULER, SCHEDULERS
 from ddp_hpc.sites.site import Site
+from ddp_hpc.text_table import cut
 
-# The maximum number of misspelled words in a script that are compared with the known words.
+# `nearest_known` compares at most this number of words, because a comparison takes about a millisecond.
 _MAX_UNKNOWN = 100
 
 
@@ -67,7 +68,7 @@ class Subject:
 
     @cached_property
     def walltime(self) -> tuple[int, str] | None:
-        """Line and text of the requested walltime."""
+        """Line number and text of the requested walltime; None if the script requests none."""
         return self.scheduler.walltime(self.script)
 
     @cached_property
@@ -77,16 +78,16 @@ class Subject:
 
     @cached_property
     def queue(self) -> tuple[int, str] | None:
-        """Line and name of the queue, partition or QOS, depending on the site."""
+        """Line number and name of the queue, partition or QOS, depending on the site; None if not given."""
         return self.scheduler.queue(self.script, self.site)
 
     @property
     def qos(self) -> str:
-        """The QOS that is requested in addition to a partition."""
+        """The QOS that is requested in addition to a partition; empty if there is none."""
         return self.scheduler.qos(self.script, self.site)
 
     def line_of(self, *flags: str) -> int:
-        """Return the line of the last directive with one of these flags or -l resources, else 1."""
+        """Return the line number of the last directive with one of these flags or `-l` resources, or 1."""
         lines = [d.line for d in self.script.read() if d.flag in flags]
         lines += [d.line for d, name, _ in self.script.resources() if name in flags]
         return max(lines, default=1)
@@ -104,7 +105,7 @@ class Subject:
                 yield command
 
 
-Run = Callable[[Subject], Iterator[Problem]]
+Run = Callable[[Subject], Iterator[Problem | ScriptProblem]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -121,14 +122,19 @@ class Check:
         """Yield the findings of this check."""
         if self.scheduler in ("", subject.script.scheduler):
             for seen in self.run(subject):
-                yield LintFinding(check=self.id, severity=self.severity, **seen._asdict())
+                yield LintFinding(
+                    check=self.id, severity=self.severity, line=seen.line, what=seen.what, remedy=seen.remedy
+                )
 
 
 CHECKS: dict[str, Check] = {}
 
 
 def check(id_: str, severity: Severity, title: str) -> Callable[[Run], Run]:
-    """Register a check. The letters of its id determine the scheduler whose scripts it applies to."""
+    """Return a decorator that registers a function as a check.
+
+    If the id begins with the name of a scheduler, such as `PBS001`, the check applies only to its scripts.
+    """
 
     def register(run: Run) -> Run:
         if id_ in CHECKS:
@@ -145,9 +151,8 @@ def register_checks(checks: Iterable[ScriptCheck]) -> None:
     """Register the checks that a scheduler defines for its own scripts."""
     for one in checks:
 
-        def run(subject: Subject, one: ScriptCheck = one) -> Iterator[Problem]:
-            for problem in one.run(subject.script):
-                yield Problem(problem.line, problem.what, problem.remedy)
+        def run(subject: Subject, one: ScriptCheck = one) -> Iterator[ScriptProblem]:
+            return one.run(subject.script)
 
         check(one.id, one.severity, one.title)(run)
 
@@ -155,7 +160,7 @@ def register_checks(checks: Iterable[ScriptCheck]) -> None:
 def nearest_known(words: Iterable[str], known: Sequence[str], cutoff: float) -> dict[str, str]:
     """Map each distinct word to the most similar known word, or to an empty string.
 
-    Only the first _MAX_UNKNOWN words are compared: each comparison takes about a millisecond.
+    Words after the first _MAX_UNKNOWN are left out.
     """
     distinct = islice(dict.fromkeys(words), _MAX_UNKNOWN)
     return {
@@ -165,7 +170,7 @@ def nearest_known(words: Iterable[str], known: Sequence[str], cutoff: float) -> 
 
 def shown(text: str) -> str:
     """Return text from a script quoted and shortened for a one-line message."""
-    return ascii(text if len(text) <= 80 else f"{text[:77]}...")
+    return ascii(cut(text, 80))
 
 
 def plain(text: str) -> str:

@@ -1,8 +1,9 @@
-"""Checks of a script against a site profile. Queue tables may be outdated, so most of them only warn."""
+"""Checks of a script against a site profile. Most only warn, as a profile's queues may be outdated."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 
 from ddp_hpc.errors import RequestError, nearest
@@ -138,7 +139,7 @@ def _unknown_queue(subject: Subject) -> Iterator[Problem]:
             subject.line_of("--qos"),
             f"{site.title} had no QOS {shown(subject.qos)} for {plain(queue)} on {site.checked}"
             f"{nearest(subject.qos[:80], named)}",
-            f"use one of {', '.join(named)}, or none",
+            f"use one of {', '.join(named)}, or omit --qos",
         )
 
 
@@ -157,18 +158,16 @@ def _nodes_of_queue(subject: Subject) -> Iterator[Problem]:
 
 @check("SITE007", "warning", "a longer walltime than the queue allows")
 def _walltime_of_queue(subject: Subject) -> Iterator[Problem]:
-    walltime_s, nodes = subject.walltime_s, _nodes(subject)
+    walltime_s, nodes = subject.walltime_s or 0, _nodes(subject)
     fitting = [e for e in _entries(subject) if nodes is None or e.takes_nodes(nodes)]
-    limits = [parse_walltime_s(e.max_walltime) if e.max_walltime else None for e in fitting]
-    known = [limit for limit in limits if limit is not None]
-    if not (walltime_s and subject.walltime and subject.queue and known and len(known) == len(limits)):
-        return
-    if walltime_s > max(known):
+    limits_s = [parse_walltime_s(e.max_walltime) if e.max_walltime else sys.maxsize for e in fitting]
+    most_s = max(limits_s, default=sys.maxsize)
+    if subject.walltime and subject.queue and walltime_s > most_s:
         for_nodes = f" for {nodes} nodes" if nodes else ""
         yield Problem(
             subject.walltime[0],
             f"{format_walltime(walltime_s)} is requested, but queue {subject.queue[1]} allows "
-            f"{format_walltime(max(known))}{for_nodes}",
+            f"{format_walltime(most_s)}{for_nodes}",
             "request less time or choose another queue, as a routing queue may drop the job silently",
         )
 
@@ -183,7 +182,7 @@ def _larger_than_a_node(subject: Subject) -> Iterator[Problem]:
         yield Problem(
             subject.line_of("--gpus-per-node", "--gres", "select"),
             f"{gpus} GPUs per node are requested, but {site.title} has {devices or 'none'}",
-            f"request {devices}, and more nodes" if devices else "request no GPUs",
+            f"request {devices} per node, and more nodes" if devices else "request no GPUs",
         )
     threads = site.node.threads or site.node.cores
     per_task, tasks = whole_number(script.value("--cpus-per-task")), subject.ranks_per_node
@@ -202,18 +201,12 @@ def _slow_master(subject: Subject) -> Iterator[Problem]:
         return
     for line, name, value in subject.script.assignments:
         if name == "MASTER_ADDR" and _MASTER_BY_HOSTNAME.fullmatch(value):
-            fast = (
-                f"the name with the suffix {site.fabric.suffix}"
-                if site.fabric.suffix
-                else site.fabric.interface
-            )
-            yield Problem(
-                line,
-                f"on {site.title}, hostname is the name on the slow network; the fast network is {fast}",
-                "omit MASTER_ADDR, as ddp-hpc selects the fast network"
-                if not site.fabric.suffix
-                else f"use export MASTER_ADDR=$(hostname -s){site.fabric.suffix}",
-            )
+            fast, remedy = site.fabric.interface, "omit MASTER_ADDR, as ddp-hpc selects the fast network"
+            if suffix := site.fabric.suffix:
+                fast = f"the name with the suffix {suffix}"
+                remedy = f"use export MASTER_ADDR=$(hostname -s){suffix}"
+            what = f"on {site.title}, hostname is the name on the slow network; the fast network is {fast}"
+            yield Problem(line, what, remedy)
 
 
 @check("SITE010", "error", "an option that the site rejects")
@@ -240,18 +233,14 @@ def _inner_queue(subject: Subject) -> Iterator[Problem]:
 
 @check("SITE012", "error", "a shorter walltime than the queue allows")
 def _too_short_for_queue(subject: Subject) -> Iterator[Problem]:
-    least = [parse_walltime_s(e.min_walltime) if e.min_walltime else 0 for e in _entries(subject)]
-    if (
-        subject.queue
-        and subject.walltime
-        and subject.walltime_s
-        and subject.walltime_s < min(least, default=0)
-    ):
+    limits_s = [parse_walltime_s(e.min_walltime) if e.min_walltime else 0 for e in _entries(subject)]
+    walltime_s, least_s = subject.walltime_s or 0, min(limits_s, default=0)
+    if subject.queue and subject.walltime and 0 < walltime_s < least_s:
         yield Problem(
             subject.walltime[0],
-            f"{format_walltime(subject.walltime_s)} is requested, but queue {plain(subject.queue[1])} "
-            f"requires {format_walltime(min(least))} or more",
-            f"request at least {format_walltime(min(least))}",
+            f"{format_walltime(walltime_s)} is requested, but queue {plain(subject.queue[1])} "
+            f"requires {format_walltime(least_s)} or more",
+            f"request at least {format_walltime(least_s)}",
         )
 
 

@@ -45,7 +45,7 @@ def _known(name: str) -> bool:
 
 
 def _unknown(subject: Subject) -> dict[str, str]:
-    """Map the flags that sbatch does not have to the most similar option, or to an empty string."""
+    """Map each of the script's flags that sbatch does not have to the most similar option, or to ""."""
     flags = dict.fromkeys(d.flag for d in subject.script.read() if d.flag)
     names = {flag: flag[2:82].replace("_", "-") for flag in flags if not _known(flag[2:])}
     nearest = nearest_known(names.values(), _OPTIONS, cutoff=0.75)
@@ -90,7 +90,7 @@ def _gpus_per_task(subject: Subject) -> Iterator[Problem]:
         r"allow-task-sharing|gpu-bind[= ]none|gres/gpu:none", script.text
     ):
         return
-    found = [d.line for d in script.read() if d.flag == "--gpus-per-task"] if _many_tasks(subject) else []
+    found = [d.line for d in script.read() if d.flag == "--gpus-per-task" and _many_tasks(subject)]
     found += [c.line for c in _srun(subject) if c.option("--gpus-per-task") is not None]
     for line in found:
         yield Problem(
@@ -141,7 +141,7 @@ def _cpus_not_inherited(subject: Subject) -> Iterator[Problem]:
         if command.launched and command.option("-c", "--cpus-per-task", "--cpu-bind") is None:
             yield Problem(
                 command.line,
-                f"--cpus-per-task={plain(asked)} is given to sbatch, but srun since 22.05 does not "
+                f"--cpus-per-task={plain(asked)} is given to sbatch, but since Slurm 22.05 srun does not "
                 "inherit it, so each rank gets one core",
                 "use srun --cpus-per-task=$SLURM_CPUS_PER_TASK, or export SRUN_CPUS_PER_TASK",
             )
@@ -154,9 +154,8 @@ def _signal_for_steps(subject: Subject) -> Iterator[Problem]:
         return
     name = signal.partition("@")[0].removeprefix("R:").removeprefix("SIG")
     for command in subject.script.commands:
-        if command.name == "trap" and name.upper() in [
-            w.upper().removeprefix("SIG") for w in command.words[2:]
-        ]:
+        trapped = [word.upper().removeprefix("SIG") for word in command.words[2:]]
+        if command.name == "trap" and name.upper() in trapped:
             yield Problem(
                 subject.line_of("--signal"),
                 f"--signal={plain(signal)} goes to the job steps, not to the trap of line {command.line}",
@@ -183,11 +182,7 @@ def _requeue_truncates(subject: Subject) -> Iterator[Problem]:
     asked = [d.line for d in script.read() if d.flag == "--requeue"]
     asked += [c.line for c in script.commands if c.argv[:2] == ("scontrol", "requeue")]
     if asked and script.value("--open-mode") != "append":
-        yield Problem(
-            asked[0],
-            "a requeued job overwrites its log",
-            "add #SBATCH --open-mode=append",
-        )
+        yield Problem(asked[0], "a requeued job overwrites its log", "add #SBATCH --open-mode=append")
 
 
 @check("SLURM011", "warning", "srun --ntasks-per-node without --ntasks")
@@ -222,11 +217,8 @@ def _python_without_srun(subject: Subject) -> Iterator[Problem]:
 
 @check("SLURM013", "warning", "--ntasks does not match nodes x tasks per node")
 def _tasks_disagree(subject: Subject) -> Iterator[Problem]:
-    tasks, nodes, per_node = (
-        whole_number(subject.script.value("--ntasks")),
-        subject.num_nodes,
-        subject.ranks_per_node,
-    )
+    tasks = whole_number(subject.script.value("--ntasks"))
+    nodes, per_node = subject.num_nodes, subject.ranks_per_node
     if tasks and nodes and per_node and tasks != nodes * per_node:
         yield Problem(
             subject.line_of("--ntasks"),

@@ -1,7 +1,7 @@
 """Parser for job scripts: directives, and the commands of the body.
 
 It covers only as much of bash's grammar as is needed to split the body into commands with line
-numbers. Every pattern here is linear in the length of the script.
+numbers. Every regular expression here takes time linear in the length of the script.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import dropwhile
@@ -17,13 +18,13 @@ from pathlib import Path
 from ddp_hpc.errors import RequestError
 from ddp_hpc.schedulers.registry import SCHEDULERS
 
-# Slurm rejects scripts larger than 4 MB (slurm.conf.5, max_script_size). The parsed part is limited further:
-# of 29,280 public job scripts, two are longer.
+# Slurm rejects scripts larger than 4 MB (slurm.conf.5, max_script_size). Less than that is parsed: of 29,280
+# public job scripts, only two are longer than MAX_PARSED_CHARS.
 MAX_CHARS = 4 * 1024 * 1024
 MAX_PARSED_CHARS = 256 * 1024
 # shlex takes quadratic time for one long word.
 _MAX_QUOTED_CHARS = 16 * 1024
-_MAX_TABS = 64  # tabs before a here-document's delimiter
+_MAX_TABS = 64  # limit on the tabs before the line that ends a here-document
 
 # Schedulers whose directives are parsed, by the prefix after # in their lines.
 _BY_PREFIX = {one.prefix.removeprefix("#"): one for one in SCHEDULERS.values() if one.prefix}
@@ -59,6 +60,7 @@ _KEYWORDS = frozenset(
 _PROGRAM = re.compile(
     r"(?:.*/)?(?:python[0-9.]*|torchrun|accelerate|bash|sh|env|singularity|apptainer|shifter)|\./.*|.*\.(?:py|sh)"
 )
+_SUPERVISOR = "ddp_hpc.job"
 LAUNCH_COMMANDS = ("srun", "mpiexec", "mpirun", "aprun", "ibrun", "jsrun")
 
 
@@ -92,10 +94,16 @@ class Command:
 
     @cached_property
     def argv(self) -> tuple[str, ...]:
-        """The program and its arguments, without the keywords and assignments before it."""
-        for index, word in enumerate(self.words):
+        """The program and its arguments, without the keywords and assignments before it.
+
+        `python -m ddp_hpc.job ... -- COMMAND`, which ends scripts of `ddp-hpc render`, counts as COMMAND.
+        """
+        words = self.words
+        if _SUPERVISOR in words[:8] and "--" in words:
+            words = words[words.index("--") + 1 :]
+        for index, word in enumerate(words):
             if word not in _KEYWORDS and not _ASSIGNMENT.match(word):
-                return self.words[index:]
+                return words[index:]
         return ()
 
     @cached_property
@@ -119,7 +127,7 @@ class Command:
         return self.argv[1 : len(self.argv) - len(self.launched)]
 
     def option(self, *names: str) -> str | None:
-        """Return the value of the first of these launcher options; empty if it has no value."""
+        """Return the value of the first of these launcher options; None if none is given, empty if bare."""
         words = self.own_words
         for index, word in enumerate(words):
             for name in names:
@@ -151,11 +159,7 @@ class Script:
 
     def read(self) -> tuple[Directive, ...]:
         """Return the directives that the scheduler reads: its own, before the first command."""
-        return self._read
-
-    @cached_property
-    def _read(self) -> tuple[Directive, ...]:
-        return tuple(d for d in self.directives if d.scheduler in {self.scheduler} and not d.late)
+        return tuple(d for d in self.directives if d.scheduler == self.scheduler and not d.late)
 
     def value(self, *flags: str) -> str | None:
         """Return the value of the last directive with one of these flags."""
@@ -169,6 +173,11 @@ class Script:
                 for part in directive.value.split(","):
                     name, _, value = part.partition("=")
                     yield directive, name.strip(), value.strip()
+
+    @cached_property
+    def is_supervised(self) -> bool:
+        """Whether `python -m ddp_hpc.job` runs the job, as in scripts of `ddp-hpc render`."""
+        return any(_SUPERVISOR in command.words[:8] for command in self.commands)
 
     def sets(self, name: str) -> bool:
         """Return whether the script's body assigns a value to this variable."""
@@ -195,7 +204,7 @@ def read_script(path: Path, name: str) -> str:
 
 
 def parse_script(text: str) -> Script:
-    """Parse a script without running it. Any text can be parsed; errors are never raised."""
+    """Parse a script without running it. Any text can be parsed: no text raises an error."""
     text = text[:MAX_CHARS]
     # Cut at a line end, since a directive cut in the middle would mean something else.
     parsed = text if len(text) <= MAX_PARSED_CHARS else text[: text.rfind("\n", 0, MAX_PARSED_CHARS) + 1]
@@ -233,19 +242,18 @@ def _directives(lines: tuple[str, ...]) -> Iterator[Directive]:
 
 
 def _words(text: str) -> list[str]:
-    if len(text) > _MAX_QUOTED_CHARS:
-        return text.split()
-    try:
-        return shlex.split(text, comments=False) if "'" in text or '"' in text else text.split()
-    except ValueError:
-        return text.split()
+    if len(text) <= _MAX_QUOTED_CHARS and ("'" in text or '"' in text):
+        with suppress(ValueError):
+            return shlex.split(text)
+    return text.split()
 
 
 def _commands(text: str) -> Iterator[Command]:
     """Yield the simple commands in order, and some of those inside `$( )`."""
     position, line, length = 0, 1, len(text)
-    words: list[list[str]] = []  # the pieces of each word
-    joined = skipping = False  # whether the next piece continues a word, or is the target of `>`
+    words: list[list[str]] = []  # for each word, its quoted and unquoted pieces
+    # joined: the next piece continues the last word. skipping: it is the target of a redirection.
+    joined = skipping = False
     first = start = 0
     documents: list[str] = []
     while position < length:
@@ -316,9 +324,7 @@ def _assignments(commands: tuple[Command, ...]) -> Iterator[tuple[int, str, str]
         words = list(dropwhile(_KEYWORDS.__contains__, command.words))
         declares = words[:1] in (["export"], ["declare"], ["local"], ["readonly"])
         for word in words[declares:]:
-            match = _ASSIGNMENT.match(word)
-            if match:
-                name = match[0].rstrip("+=")
-                yield command.line, name, word[match.end() :]
+            if match := _ASSIGNMENT.match(word):
+                yield command.line, match[0].rstrip("+="), word[match.end() :]
             elif not declares:
                 break

@@ -12,7 +12,6 @@ from pathlib import Path
 from ddp_hpc.lint import checks_form, checks_launch, checks_pbs, checks_site, checks_slurm
 from ddp_hpc.lint.checks_registry import (
     CHECKS,
-    Check,
     LintFinding,
     Problem,
     Subject,
@@ -23,33 +22,32 @@ from ddp_hpc.lint.checks_registry import (
 from ddp_hpc.lint.parse_script import parse_script
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
-from ddp_hpc.schedulers.base import Severity
 from ddp_hpc.schedulers.registry import SCHEDULERS
 from ddp_hpc.sites.site import Site
 
-__all__ = ["CHECKS", "Check", "LintFinding", "Severity", "ask_sbatch", "lint_request", "lint_script"]
+__all__ = ["CHECKS", "LintFinding", "ask_sbatch", "lint_request", "lint_script"]
 
 # Importing these modules registers their checks.
 _MODULES = (checks_form, checks_pbs, checks_slurm, checks_launch, checks_site)
 for _scheduler in SCHEDULERS.values():
     register_checks(_scheduler.checks)
 
-# If this check has a finding, the others are skipped.
-_HOPELESS = "JOB001"
+# If this check has a finding, the text is not a script, and the other checks are skipped.
+_IS_A_SCRIPT = "JOB001"
 _TEST_ONLY_LIMIT_S = 30
-# Limit on the number of findings, for a mistake that is repeated throughout a long script.
+# Maximum number of findings of one check, in case a long script repeats a mistake on every line.
 _MAX_OF_ONE_CHECK = 20
 
 
 def lint_script(text: str, site: Site | None = None, *, num_nodes: int | None = None) -> list[LintFinding]:
     """Return the findings for a script, ordered by line. The script is not run.
 
-    With `site`, the script is also compared with the site's profile. `num_nodes` is for sites whose
-    directives do not count nodes. Paths of log directories are relative to the current directory, as for the
-    schedulers.
+    With `site`, the script is also compared with the site's profile. Give `num_nodes` for a site whose
+    directives do not contain the number of nodes. Relative paths of log directories start at the current
+    directory, as with qsub and sbatch.
     """
     subject = Subject(script=parse_script(text), site=site, asked_nodes=num_nodes)
-    found = list(CHECKS[_HOPELESS].findings(subject))
+    found = list(CHECKS[_IS_A_SCRIPT].findings(subject))
     if not found:
         for one in CHECKS.values():
             found += islice(one.findings(subject), _MAX_OF_ONE_CHECK)
@@ -67,7 +65,7 @@ def lint_request(job: Job, site: Site) -> list[LintFinding]:
 
 @check("SLURM900", "error", "sbatch --test-only rejects the script")
 def _refused(_subject: Subject) -> Iterator[Problem]:
-    # `ask_sbatch` yields this finding, since it runs sbatch, on request only.
+    # Only `ask_sbatch` returns this finding, because it runs sbatch, which users must request.
     yield from ()
 
 

@@ -1,4 +1,4 @@
-"""The job records of a stand-in: one JSON file per job, and files that request the end of a job."""
+"""The jobs of a simulated scheduler: one JSON file per job, and files that request its end or requeue."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ddp_hpc.rehearse import start
+from ddp_hpc.rehearse.launchers.options import RefusedError
 from ddp_hpc.rehearse.processes import PACKAGES
 
 Attributes = dict[str, Any]
-
-_MAIN = "import sys; sys.path.insert(0, sys.argv[1]); from {module} import main; main(sys.argv[2])"
 
 
 def next_number(path: Path, first: int) -> int:
@@ -32,7 +32,7 @@ def next_number(path: Path, first: int) -> int:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds a lock on `path` during the block, so that only one process executes it at a time."""
+    """Locks the file `path` during the block. Other processes wait for the lock."""
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -49,12 +49,12 @@ def numbers(root: Path) -> list[int]:
 
 
 def delete_request(root: Path, number: int) -> Path:
-    """Returns the file that requests the end of a job from its daemon."""
+    """Returns the file whose existence makes the daemon of a job end the job."""
     return root / "jobs" / f"{number}.delete"
 
 
 def rerun_request(root: Path, number: int) -> Path:
-    """Returns the file that requests a requeue of a job from its daemon."""
+    """Returns the file that makes the daemon of a job requeue it or, with LSF, send it a signal."""
     return root / "jobs" / f"{number}.rerun"
 
 
@@ -68,7 +68,7 @@ def save(root: Path, number: int, job: Attributes) -> None:
 
 
 def change(root: Path, number: int, **attributes: object) -> Attributes:
-    """Sets these attributes, keeps concurrent changes by other processes, and returns all attributes."""
+    """Sets attributes of a job without losing concurrent changes; returns all its attributes."""
     with locked(root / "jobs.lock"):
         job = {**load(root, number), **attributes}
         save(root, number, job)
@@ -81,16 +81,34 @@ def load(root: Path, number: int) -> Attributes:
     return attributes
 
 
-def start_daemon(root: Path, module: str, number: int, environ: Mapping[str, str]) -> None:
+def find_job(word: str, root: Path, message: str, exit_code: int = 1) -> int:
+    """Returns the number of an existing job.
+
+    Raises:
+        RefusedError: the job does not exist; with this message and exit code.
+    """
+    if not (word.isascii() and word.isdecimal() and job_file(root, int(word)).exists()):
+        raise RefusedError(message, exit_code)
+    return int(word)
+
+
+def save_script(path: Path, text: str) -> None:
+    """Writes the copy of a script that the scheduler runs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")
+    path.chmod(0o700)
+
+
+def start_daemon(root: Path, module: str, number: int) -> None:
     """Starts a process in a new session that runs one job. Its errors are written to `mom.N.log`."""
-    code = _MAIN.format(module=module)
+    code = start.CODE.format(what="daemon")
     with (root / f"mom.{number}.log").open("a") as log:
         subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", code, str(PACKAGES), str(number)],
+            [sys.executable, *start.PYTHON_OPTIONS, code, str(PACKAGES), module, str(root), str(number)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
             cwd="/",
-            env={"PATH": "/usr/bin:/bin", **environ},
+            env={"PATH": "/usr/bin:/bin"},
         )

@@ -7,14 +7,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ddp_hpc.rehearse import start
 from ddp_hpc.rehearse.processes import PACKAGES
 
-# The commands run with this Python without its site-packages, so PATH and PYTHONPATH of the job do not
-# matter. The shell is bash, since dash would drop the functions that a login shell exports.
+# The shell is bash, since dash would drop the functions that a login shell exports.
 _COMMAND = """#!/bin/bash
-export {variable}={root}
-code='import sys; sys.path.insert(0, sys.argv.pop(1)); from {module} import main; main()'
-exec {python} -I -S -c "$code" {packages} "$@"
+exec {words} "$@"
 """
 
 # The mpiexec of PBS, which is not an MPI launcher although it accepts --version (OpenPBS's
@@ -37,41 +35,20 @@ def program(path: Path, text: str) -> Path:
     return path
 
 
-def command(path: Path, module: str, variable: str, root: Path) -> Path:
-    """Writes a command that runs `main` of the module; its `variable` holds the directory of the stand-in."""
-    values = {"root": root, "python": sys.executable, "packages": PACKAGES}
-    quoted = {name: shlex.quote(str(value)) for name, value in values.items()}
-    return program(path, _COMMAND.format(module=module, variable=variable, **quoted))
-
-
-def install_pbs(root: Path, pbs_bin: Path, pals_bin: Path) -> None:
-    """Installs the commands of PBS and the mpiexec of PALS for the machine in `root`."""
-    from ddp_hpc.rehearse.launchers import pals
-    from ddp_hpc.rehearse.pbs import server
-
-    for name in ("qsub", "qstat", "qdel", "qsig", "qhold", "qrerun"):
-        command(pbs_bin / name, f"ddp_hpc.rehearse.pbs.{name}", server.DIRECTORY_VARIABLE, root)
-    command(pals_bin / "mpiexec", "ddp_hpc.rehearse.launchers.pals", pals.DIRECTORY_VARIABLE, root)
-    program(pbs_bin / "mpiexec", PBS_MPIEXEC)
-
-
-def install_slurm(root: Path, slurm_bin: Path) -> None:
-    """Installs the commands of Slurm for the machine in `root`."""
-    from ddp_hpc.rehearse.slurm import controller
-
-    for name in ("sbatch", "srun", "scontrol", "scancel", "squeue"):
-        command(slurm_bin / name, f"ddp_hpc.rehearse.slurm.{name}", controller.DIRECTORY_VARIABLE, root)
+def command(path: Path, module: str, root: Path) -> Path:
+    """Writes a command that runs `main` of the module for the machine in the directory `root`."""
+    code = start.CODE.format(what="command")
+    words = (sys.executable, *start.PYTHON_OPTIONS, code, str(PACKAGES), module, str(root))
+    return program(path, _COMMAND.format(words=shlex.join(words)))
 
 
 def install_mpiexec(root: Path, mpi_bin: Path, kind: str) -> None:
     """Installs `mpiexec` and `mpirun` of one kind: pals, hydra or openmpi."""
-    variables = {"pals": "PALS", "hydra": "HYDRA", "openmpi": "OPENMPI"}
     for name in ("mpiexec", "mpirun"):
-        variable = f"{variables[kind]}_STAND_IN_HOME"
-        command(mpi_bin / name, f"ddp_hpc.rehearse.launchers.{kind}", variable, root)
+        command(mpi_bin / name, f"ddp_hpc.rehearse.launchers.{kind}", root)
 
 
-# Modules, conda environments and setup files of a site do not exist here, so a message replaces them.
+# The site's modules, conda environments and setup files do not exist here; these functions print a message.
 _PROFILE = """export PATH={path}
 export PYTHONPATH={packages}${{PYTHONPATH:+:$PYTHONPATH}} VIRTUAL_ENV={prefix}
 module() {{ echo "rehearse: module $* (nothing is loaded)" >&2; }}
@@ -90,7 +67,7 @@ export -f module ml conda source .
 
 
 def write_profile(home: Path, path: Sequence[Path | str]) -> None:
-    """Writes `.bash_profile` with PATH, this Python's packages, and stand-ins for the site's software."""
+    """Writes `.bash_profile`, which sets PATH and PYTHONPATH and replaces `module`, `conda` and `source`."""
     values = {
         "path": ":".join(str(directory) for directory in path),
         "packages": str(PACKAGES),

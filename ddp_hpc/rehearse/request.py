@@ -1,4 +1,4 @@
-"""Determine what a job script requests, and how many of its nodes and ranks one machine rehearses."""
+"""Read what a job script requests, and choose how many nodes and ranks are simulated."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from ddp_hpc.lint.run_checks import LintFinding, lint_script
 from ddp_hpc.rehearse.launchers.options import RefusedError
 from ddp_hpc.rehearse.queues import Queue, find_queue
 from ddp_hpc.sites.site import Site, load_site
+from ddp_hpc.units import format_walltime
 
-# More ranks than cores make a rehearsal slow; fewer than four would not test both local ranks and nodes.
+# More ranks than cores are slow, but two nodes with two ranks each are needed to test node and local ranks.
 _MIN_RANKS = 4
 _MAX_RANKS = 64
 _OTHERS = {"flux:": "Flux", "$ -": "Grid Engine", "BSUB -": "LSF", "PJM -": "Fujitsu's scheduler"}
@@ -24,23 +25,27 @@ _OPENMPI_OPTIONS = ("--map-by", "-map-by", "-x", "--mca", "-mca", "--bind-to", "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Overrides:
-    """The user's settings for a rehearsal. If a value is None, the script and the machine determine it."""
+class Options:
+    """The options of `ddp-hpc rehearse`. A value of None is chosen from the script and this machine."""
 
-    num_nodes: int | None = None
-    ranks_per_node: int | None = None
-    walltime_s: int | None = None
-    steps: int | None = None
-    arguments: tuple[str, ...] = ()
-    profile: str = ""
+    num_nodes: int | None
+    ranks_per_node: int | None
+    walltime_s: int | None
+    steps: int | None
+    arguments: tuple[str, ...]
+    profile: str
+    max_jobs: int
+    limit_s: float
+    keep: bool
+    here: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """A job script, and the numbers of nodes and ranks with which it is rehearsed.
 
-    `scheduler` is pbs, slurm or local. `text` is the script as it is submitted. `walltime_s` is the walltime
-    that the script requests, or 0.
+    `scheduler` is the name of the script's scheduler, or local. `text` is the script as it is submitted;
+    `edited` means that its deadline was changed. `walltime_s` is the walltime that the script requests, or 0.
     """
 
     name: str
@@ -56,18 +61,18 @@ class Plan:
     edited: bool = False
 
 
-def plan(path: Path, overrides: Overrides) -> Plan:
+def plan(path: Path, options: Options) -> Plan:
     """Returns the plan for rehearsing a script.
 
     Raises:
-        RequestError: the file is not a job script, or the overrides do not fit it.
+        RequestError: the file is not a job script, or the options do not fit the script.
     """
     try:
         text = read_script(path, _name(path))
     except OSError as error:
         raise RequestError(f"{_name(path)} cannot be read ({error.strerror}); name a job script") from error
     script = parse_script(text)
-    site = _site(script, overrides.profile)
+    site = _site(script, options.profile)
     findings = tuple(lint_script(text, site))
     if findings and findings[0].check == "JOB001":
         raise RequestError(f"{_name(path)}: {findings[0].what}; {findings[0].remedy}")
@@ -82,19 +87,21 @@ def plan(path: Path, overrides: Overrides) -> Plan:
             "and scripts without directives can be rehearsed"
         )
     scheduler = script.scheduler or "local"
-    if not script.scheduler and overrides.walltime_s is not None:
+    if not script.scheduler and options.walltime_s is not None:
         raise RequestError(
-            f"--walltime-s {overrides.walltime_s} was given, but {_name(path)} has no scheduler that could "
+            f"--walltime-s {options.walltime_s} was given, but {_name(path)} has no scheduler that could "
             "enforce it; omit the option"
         )
     queue = find_queue(scheduler)
     requested, walltime_s = queue.requested_nodes(script) if queue else 1, _walltime_s(queue, script)
-    num_nodes, per_node = _part(requested, overrides)
+    num_nodes, per_node = _part(requested, options)
     new = text
-    if overrides.walltime_s is not None and walltime_s:
+    if options.walltime_s is not None and walltime_s:
         # Scripts of `ddp-hpc render` compute their deadline from the walltime in the directives.
         pattern = rf"(\$\(date \+%s\) - SECONDS \+ |^walltime_s=){walltime_s}\b"
-        new = re.sub(pattern, rf"\g<1>{overrides.walltime_s}", text, flags=re.MULTILINE)
+        new = re.sub(pattern, rf"\g<1>{options.walltime_s}", text, flags=re.MULTILINE)
+        walltime = format_walltime(options.walltime_s)
+        new = re.sub(r"(\bddp_hpc\.job .*--walltime )[0-9:]+", rf"\g<1>{walltime}", new)
     return Plan(
         name=path.name,
         text=new,
@@ -114,21 +121,21 @@ def _name(path: Path) -> str:
     return ascii(str(path))[1:-1]
 
 
-def _part(requested: int, overrides: Overrides) -> tuple[int, int]:
-    """Returns the number of nodes, and the maximum number of ranks per node."""
+def _part(requested: int, options: Options) -> tuple[int, int]:
+    """Returns the number of nodes to simulate, and the maximum number of ranks per node."""
     room = max(_MIN_RANKS, len(os.sched_getaffinity(0)))
-    for option, value in (("--nodes", overrides.num_nodes), ("--ranks-per-node", overrides.ranks_per_node)):
+    for option, value in (("--nodes", options.num_nodes), ("--ranks-per-node", options.ranks_per_node)):
         if value is not None and not 1 <= value <= _MAX_RANKS:
             raise RequestError(
                 f"{option} {value} was given; a number from 1 to {_MAX_RANKS} is needed on one machine"
             )
-    if overrides.num_nodes is not None and overrides.num_nodes > requested:
+    if options.num_nodes is not None and options.num_nodes > requested:
         raise RequestError(
-            f"--nodes {overrides.num_nodes} was given, but the script requests {requested}; "
+            f"--nodes {options.num_nodes} was given, but the script requests {requested}; "
             "use at most that number"
         )
-    num_nodes = overrides.num_nodes or min(requested, room // 2)
-    per_node = overrides.ranks_per_node or max(1, room // num_nodes)
+    num_nodes = options.num_nodes or min(requested, room // 2)
+    per_node = options.ranks_per_node or max(1, room // num_nodes)
     if num_nodes * per_node > _MAX_RANKS:
         raise RequestError(
             f"{num_nodes} nodes with {per_node} ranks each are {num_nodes * per_node} ranks; at most "
@@ -152,7 +159,7 @@ def _walltime_s(queue: Queue | None, script: Script) -> int:
     try:
         return queue.walltime_s(script) if queue else 0
     except RefusedError:
-        return 0  # the stand-in for the scheduler will refuse the script with its own message
+        return 0  # the stand-in refuses the script at submission, with the message of the scheduler
 
 
 def _mpiexec(script: Script, site: Site | None, queue: Queue | None) -> str:

@@ -20,17 +20,17 @@ from typing import IO
 from ddp_hpc.assets import asset_directory
 from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.rehearse import jobs, machine, processes
-from ddp_hpc.rehearse.launchers.limits import STEP_SCRIPT, Limits, read_limits, write_limits
+from ddp_hpc.rehearse.launchers.limits import STEP_SCRIPT, Limits
 from ddp_hpc.rehearse.launchers.ranks import HYDRA
-from ddp_hpc.rehearse.queues import JobStatus, Queue, Setup, find_queue, submit
-from ddp_hpc.rehearse.request import Overrides, Plan
+from ddp_hpc.rehearse.queues import JobStatus, Queue, find_queue, submit
+from ddp_hpc.rehearse.request import Options, Plan
 from ddp_hpc.units import format_bytes
 
-DEFAULT_STEPS, DEFAULT_MAX_JOBS, DEFAULT_LIMIT_S = 3, 3, 900
+DEFAULT_STEPS = 3
 _POLL_S = 0.1
 _STOP_S = 10.0
 _MAX_LOG_BYTES = 64 * 1024**2
-# Variables of a surrounding job must not reach the rehearsed job.
+# If the rehearsal itself runs in a job, the variables of that job must not reach the rehearsed job.
 _OTHER_JOB = re.compile(
     r"SLURM|SRUN_|SBATCH_|PBS_|PMI|PALS_|OMPI_|PRTE_|HYD|MPI_LOCAL|TORCHELASTIC_|DDP_HPC_|MASTER_|BASH_FUNC_"
     r"|(?:\w+_)?RANK$|(?:LOCAL_|GROUP_)?WORLD_SIZE$|BASH_ENV$|ENV$"
@@ -40,19 +40,9 @@ _OTHER_JOB = re.compile(
 _RUN_DIR = re.compile(r"^export DDP_HPC_RUN_DIR=.*$", re.MULTILINE)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Settings of a rehearsal that do not change the script."""
-
-    max_jobs: int = DEFAULT_MAX_JOBS
-    limit_s: float = DEFAULT_LIMIT_S
-    keep: bool = False
-    here: bool = False
-
-
 @dataclass(frozen=True)
 class Result:
-    """The results of the jobs. `folder` is the directory of the rehearsal, or None if it was removed."""
+    """The final status of each job. `folder` is the directory of the rehearsal; None if it was removed."""
 
     jobs: tuple[JobStatus, ...]
     timed_out: bool
@@ -67,7 +57,7 @@ class _Follower:
     num_bytes: int = 0
 
     def follow(self, job: str, paths: tuple[Path, ...]) -> None:
-        """Copies new output of the jobs. Logs can appear late: PBS moves them to their place at the end."""
+        """Copies new output of a job. PBS creates some logs only at the end of the job."""
         for index, path in enumerate(paths):
             with suppress(OSError):
                 if (job, index) not in self.files:
@@ -75,10 +65,10 @@ class _Follower:
         for file in self.files.values():
             if os.fstat(file.fileno()).st_size < file.tell():
                 file.seek(0)  # a requeued Slurm job can truncate its log
-            # A limited piece: a job can write faster than this loop reads.
-            piece = file.read(_MAX_LOG_BYTES)
-            sys.stdout.buffer.write(piece)
-            self.num_bytes += len(piece)
+            # The size is limited because a job can write faster than this loop reads.
+            chunk = file.read(_MAX_LOG_BYTES)
+            sys.stdout.buffer.write(chunk)
+            self.num_bytes += len(chunk)
         sys.stdout.flush()
         if self.num_bytes > _MAX_LOG_BYTES:
             raise DdpHpcError(
@@ -87,7 +77,7 @@ class _Follower:
             )
 
 
-def rehearse(plan: Plan, overrides: Overrides, options: Options) -> Result:
+def rehearse(plan: Plan, options: Options) -> Result:
     """Runs all jobs of the script until they have ended.
 
     Raises:
@@ -107,11 +97,11 @@ def rehearse(plan: Plan, overrides: Overrides, options: Options) -> Result:
     kept = None
     try:
         with _ended_by_signals(), _keeper() as keeper_pid:
-            _install(root, plan, overrides, options, keeper_pid)
+            _install(root, plan, options, keeper_pid)
             work = Path.cwd() if options.here else root / "work"
             script = root / "submitted" / plan.name
             script.parent.mkdir()
-            # A rehearsal in the user's run directory would resume that run, or change where it resumes.
+            # In the user's run directory, a rehearsal would resume the real run and overwrite its state.
             run_dir = f"export DDP_HPC_RUN_DIR={shlex.quote(str(root / 'run'))}"
             text = _RUN_DIR.sub(lambda _: run_dir, plan.text)
             script.write_text(text, encoding="utf-8", errors="surrogateescape", newline="")
@@ -131,23 +121,25 @@ def rehearse(plan: Plan, overrides: Overrides, options: Options) -> Result:
             shutil.rmtree(root, ignore_errors=True)
 
 
-def _install(root: Path, plan: Plan, overrides: Overrides, options: Options, keeper_pid: int) -> None:
+def _install(root: Path, plan: Plan, options: Options, keeper_pid: int) -> None:
     home, bin_, mpi_bin = root / "home", root / "bin", root / "mpi"
     for name in ("work", "tmp"):
         (root / name).mkdir()
     names = tuple(f"node{number}" for number in range(1, plan.num_nodes + 1))
     if queue := find_queue(plan.scheduler):
-        setup = Setup(
+        kill_delay_s = plan.site.kill_delay_s if plan.site else 0
+        settings = queue.settings(
             nodes=names,
-            walltime_s=overrides.walltime_s or 0,
+            walltime_s=options.walltime_s or 0,
             max_jobs=options.max_jobs,
             keeper_pid=keeper_pid,
-            kill_delay_s=float(plan.site.kill_delay_s) if plan.site else 0.0,
+            **({"kill_delay_s": kill_delay_s} if kill_delay_s else {}),
         )
-        queue.install(root, bin_, mpi_bin, setup)
+        settings.write(root)
+        queue.install(root, bin_)
     machine.install_mpiexec(root, mpi_bin, plan.mpiexec)
     with suppress(DdpHpcError):
-        # The mpich package installs mpiexec beside the commands of its Python environment.
+        # As with an installed package, torchrun_script.sh must be on the PATH.
         (mpi_bin / STEP_SCRIPT).symlink_to(asset_directory("jobs") / STEP_SCRIPT)
     if not (Path(sys.executable).parent / "python").exists():
         machine.program(mpi_bin / "python", f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
@@ -159,21 +151,19 @@ def _install(root: Path, plan: Plan, overrides: Overrides, options: Options, kee
         *os.environ.get("PATH", os.defpath).split(":"),
     ]
     machine.write_profile(home, path)
-    steps = DEFAULT_STEPS if overrides.steps is None and overrides.walltime_s is None else overrides.steps
+    steps = DEFAULT_STEPS if options.steps is None and options.walltime_s is None else options.steps
     cores = len(os.sched_getaffinity(0))
-    write_limits(
-        root,
-        Limits(
-            ranks_per_node=plan.ranks_per_node,
-            num_nodes=plan.num_nodes,
-            requested_nodes=plan.requested_nodes,
-            threads=max(1, cores // (plan.num_nodes * plan.ranks_per_node)),
-            arguments=overrides.arguments,
-            trainer_arguments=("--max-steps", str(steps)) if steps else (),
-            nodes=names,
-            keeper_pid=keeper_pid,
-        ),
+    limits = Limits(
+        ranks_per_node=plan.ranks_per_node,
+        num_nodes=plan.num_nodes,
+        requested_nodes=plan.requested_nodes,
+        threads=max(1, cores // (plan.num_nodes * plan.ranks_per_node)),
+        arguments=options.arguments,
+        trainer_arguments=("--max-steps", str(steps)) if steps else (),
+        nodes=names,
+        keeper_pid=keeper_pid,
     )
+    limits.write(root)
 
 
 def _environ(root: Path) -> dict[str, str]:
@@ -203,12 +193,14 @@ def _run_jobs(queue: Queue, root: Path, limit_s: float) -> tuple[list[JobStatus]
 def _run_local(
     root: Path, script: Path, work: Path, environ: dict[str, str], limit_s: float
 ) -> tuple[list[JobStatus], bool]:
-    """Runs a script without a scheduler, with bash as a user would."""
+    """Runs a script without directives with bash, as a user would do."""
     log, end_s = root / "job.log", time.monotonic() + limit_s
-    # Arguments of this script are passed to the trainer. For other scripts the launcher adds them.
-    command = read_limits(root).command([str(script)]) if script.name == STEP_SCRIPT else [str(script)]
+    # torchrun_script.sh passes its arguments to the trainer. In other scripts, the launcher adds them.
+    command = Limits.read(root).command([str(script)]) if script.name == STEP_SCRIPT else [str(script)]
     argv = ["bash", "--login", "-c", 'exec bash "$@"', "bash", *command]
     follower = _Follower()
+    # Without a scheduler, the supervisor would otherwise choose the mpiexec that works with mpi4py.
+    environ = {**environ, "DDP_HPC_MPIEXEC": str(root / "mpi" / "mpiexec")}
     with log.open("wb") as output:
         shell = subprocess.Popen(
             argv,
@@ -239,7 +231,7 @@ def _run_local(
 
 @contextmanager
 def _keeper() -> Iterator[int]:
-    """Yields the id of a child process that ends with this one. All jobs are killed when it has ended."""
+    """Yields the id of a child process that ends with this one; daemons kill their jobs when it has ended."""
     processes.adopt_orphans()
     keeper = subprocess.Popen(
         ["sleep", "infinity"], start_new_session=True, preexec_fn=processes.die_with_parent

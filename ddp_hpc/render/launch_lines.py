@@ -19,16 +19,13 @@ from ddp_hpc.sites.site import Site
 
 NUM_NODES = Raw('"$num_nodes"')
 NUM_RANKS = Raw('"$num_ranks"')
-MPIEXEC = Raw('"$mpiexec"')
 HOSTS = Raw('"$hosts"')
-STEP_SCRIPT = Raw('"$step_script"')
-# The script fills this array after running mpiexec --version.
-PER_NODE = Raw('"${per_node[@]}"')
+STEP_SCRIPT = "torchrun_script.sh"
 
-# Job scripts use the ddp-hpc on their PATH; `launch` uses that of its own Python environment.
-DDP_HPC_COMMAND = Raw("ddp-hpc")
 # Modules for `python -m` that detect their rank without `ddp-hpc exec`, or start their own ranks.
 _DETECT_THEIR_RANKS = ("ddp_hpc", "data_gen", "mpi4py", "torch.distributed.")
+
+DIALECTS = ("pals", "hydra", "openmpi", "auto")
 
 # Without this option, the other ranks would wait for a dead rank until the end of the walltime.
 _END_TOGETHER = ("--kill-on-bad-exit=1",)
@@ -54,7 +51,7 @@ def launch_words(job: Job, site: Site, layout: Layout) -> tuple[list[Word], list
         _check_python(job.command)
         return launcher, [*site.launch.wrap, STEP_SCRIPT, *job.command]
     # ddp-hpc runs outside of the container, which may not contain it; its variables reach the program inside.
-    through = [DDP_HPC_COMMAND, "exec", "--"] if uses_exec(job, layout) else []
+    through = ["ddp-hpc", "exec", "--"] if uses_exec(job, layout) else []
     return launcher, [*through, *site.launch.wrap, *job.command]
 
 
@@ -82,22 +79,26 @@ def _module(arguments: Iterable[str]) -> str:
 
 
 def dialect_of(site: Site) -> str:
-    """Return the kind of the site's mpiexec: pals, hydra, openmpi, or auto if the script must detect it.
+    """Return the kind of the site's mpiexec: pals, hydra, openmpi, or auto if the running job must detect it.
 
     Raises:
         RequestError: the profile has another value.
     """
-    if site.launch.dialect not in _PER_NODE:
-        known = tuple(_PER_NODE)
+    if site.launch.dialect not in DIALECTS:
         raise RequestError(
             f"profile {site.name} has unknown dialect {site.launch.dialect!r}"
-            f"{nearest(site.launch.dialect, known)}; choose one of {', '.join(known)}"
+            f"{nearest(site.launch.dialect, DIALECTS)}; choose one of {', '.join(DIALECTS)}"
         )
     return site.launch.dialect
 
 
+def _per_node(site: Site, ranks: int) -> Words:
+    # The supervisor replaces the option by that of the machine's mpiexec.
+    return ["-ppn" if dialect_of(site) == "hydra" else "--ppn", str(ranks)]
+
+
 def _mpiexec(_job: Job, site: Site, layout: Layout) -> Words:
-    words = [MPIEXEC, "-n", NUM_RANKS, *_PER_NODE[dialect_of(site)](layout.ranks_per_node)]
+    words = ["mpiexec", "-n", NUM_RANKS, *_per_node(site, layout.ranks_per_node)]
     if SCHEDULERS[site.scheduler].mpiexec_needs_hosts:
         words += ["--hostfile", HOSTS]
     words += site.launch.options
@@ -155,7 +156,7 @@ def _srun_agent(job: Job, site: Site, layout: Layout) -> Words:
 
 
 def _mpiexec_agent(_job: Job, site: Site, _layout: Layout) -> Words:
-    words = [MPIEXEC, "-n", NUM_NODES, *_PER_NODE[dialect_of(site)](1)]
+    words = ["mpiexec", "-n", NUM_NODES, *_per_node(site, 1)]
     # PALS would otherwise bind the agent, and with it all the ranks, to one core.
     return [*words, "--cpu-bind", "none"] if dialect_of(site) == "pals" else words
 
@@ -186,11 +187,3 @@ _LAUNCHER_WORDS: dict[str, LauncherWords] = {
 }
 
 _AGENTS: dict[str, LauncherWords] = {"srun": _srun_agent, "mpiexec": _mpiexec_agent}
-
-_PER_NODE: dict[str, Callable[[int], Words]] = {
-    "pals": lambda n: ["--ppn", str(n)],
-    "hydra": lambda n: ["-ppn", str(n)],
-    # The variables that Open MPI must export are known only when the script runs.
-    "openmpi": lambda _: [PER_NODE],
-    "auto": lambda _: [PER_NODE],
-}

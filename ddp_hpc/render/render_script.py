@@ -1,13 +1,11 @@
 """Rendering of job scripts: `render(job, site)` returns a script, `write_script` writes it atomically.
 
 Every script has the same structure: directives, then as the first comment the
-command line that renders it, then plain bash that does not need ddp-hpc on the
-login node. It changes to the submission directory, loads the site's software,
-exports variables for the ranks, starts the launcher in the background, forwards
-signals to it, and exits with its exit code. Under a scheduler it also reads the
-file `state` in the run directory: if the trainer wrote `requeue`, the script
-requeues or resubmits itself and exits with 75. The file `attempts` in the same
-directory counts the starts.
+command line that renders it, then plain bash. It changes to the submission
+directory, loads the site's software, exports variables for the ranks, and
+replaces itself with the supervisor, `python -m ddp_hpc.job`, which starts the
+launcher and resumes the run in another job if it is not complete. ddp-hpc must
+be installed in the environment of the job, but not on the login node.
 """
 
 from __future__ import annotations
@@ -20,18 +18,27 @@ from ddp_hpc.partial_files import partial_file, remove_leftovers
 from ddp_hpc.render.exports import (
     Export,
     all_exports,
-    exported_names,
+    local_directory,
     multi_node_exports,
     single_node_exports,
 )
-from ddp_hpc.render.launch_lines import MPIEXEC, dialect_of, launch_words, uses_exec
-from ddp_hpc.render.shell_quoting import Word, sh_join
+from ddp_hpc.render.launch_lines import launch_words, uses_exec
+from ddp_hpc.render.shell_quoting import Raw, Word, sh_join
+from ddp_hpc.render.standalone import first_node, standalone_exports, standalone_program
 from ddp_hpc.render.templates import find_template, render_own, render_shipped
-from ddp_hpc.request.job import DEFAULT_COMMAND, Job, given_arguments
+from ddp_hpc.request.job import (
+    DEFAULT_COMMAND,
+    DEFAULT_MAX_ATTEMPTS,
+    REQUEUE_POLICIES,
+    Job,
+    given_arguments,
+)
 from ddp_hpc.request.rank_layout import Layout, lay_out
 from ddp_hpc.schedulers.base import Scheduler
 from ddp_hpc.schedulers.registry import check_launch, scheduler_of_site
 from ddp_hpc.sites.site import Site, with_fallback
+from ddp_hpc.sites.tables import DEFAULT_LOCAL_FOLDER
+from ddp_hpc.units import format_walltime
 from ddp_hpc.version import __version__
 
 
@@ -46,8 +53,12 @@ def render(job: Job, site: Site) -> str:
     scheduler = scheduler_of_site(site)
     check_launch(job, site, layout)
     launcher, program = launch_words(job, site, layout)
-    needs_mpiexec = launcher[:1] == [MPIEXEC]
     exports = all_exports(job, site, layout, scheduler)
+    rank_0_node = first_node(site, layout, scheduler) if job.standalone else ""
+    if job.standalone:
+        of_ddp_hpc = [one for one in exports if not one.name.startswith("DDP_HPC_")]
+        exports = [*of_ddp_hpc, *standalone_exports(site, layout, scheduler)]
+        program = standalone_program(layout, program)
     single_node, multi_node = single_node_exports(site), multi_node_exports(site)
     job_env = [Export(name, value) for name, value in job.env.items()]
     launch_line = f"{sh_join(launcher)} \\\n  {sh_join(program)}" if launcher else sh_join(program)
@@ -65,20 +76,11 @@ def render(job: Job, site: Site) -> str:
         "single_node": single_node,
         "multi_node": multi_node,
         "job_env": job_env,
-        "exported_names": exported_names([*exports, *single_node, *multi_node, *job_env], layout),
-        "needs_mpiexec": needs_mpiexec,
+        "first_node": rank_0_node,
         "uses_exec": uses_exec(job, layout),
-        "asks_mpiexec": needs_mpiexec and dialect_of(site) in ("auto", "openmpi"),
-        "own_mpiexec": site.launch.own_mpiexec,
-        # This machine may have fewer cores than ranks, which Open MPI accepts only with this option.
-        "oversubscribe": "" if scheduler.has_queue else ":OVERSUBSCRIBE",
-        "tasks_per_node": 1 if layout.launcher == "torchrun" else layout.ranks_per_node,
         "cpu_bind_why": site.why.get("cpu_bind", "") if layout.launcher == "mpiexec" else "",
-        "submit": _submit(job, site, scheduler),
         "goes_on": scheduler.can_requeue,
-        "scheduler_title": scheduler.title,
-        "banner": _banner(scheduler, layout, needs_mpiexec),
-        "started_by_srun": launcher[:1] == ["srun"],
+        "supervisor_options": sh_join(_supervisor_options(job, site, layout, scheduler)),
         "launch_line": launch_line,
     }
     if job.template or site.template:
@@ -149,13 +151,30 @@ def _notes(job: Job, site: Site, scheduler: Scheduler) -> list[str]:
     if not site.pbs.submit_from_nodes:
         notes.append(
             "Compute nodes cannot submit jobs at this site; for more than one walltime run: "
-            "bash SCRIPT --chain N"
+            "ddp-hpc submit --chain N SCRIPT"
         )
     return notes
 
 
-def _banner(scheduler: Scheduler, layout: Layout, needs_mpiexec: bool) -> str:
-    job_id = f"job {scheduler.job_id_in_shell}, " if scheduler.job_id_in_shell else ""
-    ranks = f"{layout.ranks_per_node} ranks each" if layout.launcher == "torchrun" else "$num_ranks ranks"
-    with_mpiexec = " ($mpiexec)" if needs_mpiexec else ""
-    return f"ddp-hpc: {job_id}$num_nodes nodes, {ranks}, by {layout.launcher}{with_mpiexec}"
+def _supervisor_options(job: Job, site: Site, layout: Layout, scheduler: Scheduler) -> list[Word]:
+    """Return the options of `python -m ddp_hpc.job` that differ from its defaults."""
+    words: list[Word] = ["--scheduler", scheduler.name, "--script", Raw('"$0"')]
+    if layout.walltime_s is not None:
+        words += ["--walltime", format_walltime(layout.walltime_s)]
+    if not scheduler.has_queue:
+        return words
+    if job.max_attempts != DEFAULT_MAX_ATTEMPTS:
+        words += ["--max-attempts", str(job.max_attempts)]
+    if (directory := local_directory(site)) != DEFAULT_LOCAL_FOLDER:
+        words += ["--local-dir", directory]
+    if job.requeue != REQUEUE_POLICIES[0]:
+        words += ["--requeue", job.requeue]
+    if job.signal:
+        words += ["--signal", job.signal]
+    for pattern in job.progress:
+        words += ["--progress", pattern]
+    if not site.pbs.submit_from_nodes:
+        words.append("--no-submit")
+    if (line := _submit(job, site, scheduler)) != scheduler.submit_line():
+        words += ["--submit-line", line]
+    return words

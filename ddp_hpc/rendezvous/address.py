@@ -1,4 +1,4 @@
-"""Choice of rank 0's address, and the place where the other ranks look for rank 0 without MPI."""
+"""Choice of the address that rank 0 listens on, and how the other ranks find it without MPI."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from ddp_hpc.rendezvous.listener import candidate_ports
 
 LOOPBACK = "127.0.0.1"
 LAUNCH_ID = "DDP_HPC_LAUNCH"
-"""The variable with a unique id of this launch, for launchers that do not provide one."""
+"""This variable contains a unique ID of the launch, for launchers that do not set one themselves."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """A host that the other ranks can connect to, and the reason for the choice."""
+    """Rank 0's host name or address for the other ranks, and the reason for this choice."""
 
     host: str
     why: str
     listen: str = ""
-    """The address to listen on. Empty means all, since other hosts may resolve `host` differently."""
+    """The address to listen on. Empty: all addresses, because other hosts may resolve `host` differently."""
 
 
 @dataclass(frozen=True)
 class RendezvousPoint:
-    """The host and the ports, tried in order, on which ranks without MPI look for rank 0."""
+    """The host and the ports, tried in order, at which ranks without MPI look for rank 0."""
 
     host: str
     ports: list[int]
-    launch: str  # the id of this launch; not secret
+    launch: str  # the ID of this launch; not secret
     why: str
     listen: str = ""
 
@@ -48,18 +48,20 @@ class RendezvousPoint:
 def choose_address(world: World, environ: Environ) -> Address:
     """Returns the address that rank 0 offers to the other ranks. Called on rank 0.
 
-    The order of preference is: MASTER_ADDR; loopback if all ranks share one node;
-    the interface and then the suffix of the profile; this host's name, unless it
-    resolves to loopback; the first interface that leads to other nodes.
+    The order of preference is: MASTER_ADDR; loopback if all ranks share one node; the
+    network interface that the site profile names; the host name with the profile's
+    suffix; the host name, unless it resolves to loopback; the first network interface
+    that leads to other nodes.
 
     Raises:
         RendezvousError: the requested address or interface does not exist on this host.
     """
     if given := environ.get("MASTER_ADDR"):
         if not is_own_address(given):
+            addresses = ", ".join((outward_interfaces() or all_interfaces()).values()) or "none"
             raise RendezvousError(
-                f"MASTER_ADDR={given} is not an address of {world.hostname}, where rank 0 runs "
-                f"({_list(outward_interfaces() or all_interfaces())}); unset it, or set it to one of these"
+                f"MASTER_ADDR={given} is not an address of {world.hostname}, where rank 0 runs; unset it, "
+                f"or set it to one of that host's addresses: {addresses}"
             )
         return Address(given, "MASTER_ADDR", _to_listen_at(given, world))
     if not world.is_multi_node:
@@ -68,16 +70,17 @@ def choose_address(world: World, environ: Environ) -> Address:
         if found := fabric_interface(environ):
             return Address(found[1], f"interface {found[0]} (DDP_HPC_FABRIC_INTERFACE)", found[1])
         raise RendezvousError(
-            f"DDP_HPC_FABRIC_INTERFACE={wanted}: {world.hostname} has no such interface with an address; "
-            f"it has {_list(all_interfaces())}"
+            f"DDP_HPC_FABRIC_INTERFACE={wanted}: {world.hostname} has no such network interface with an "
+            "address; unset the variable, or set it to one of that host's interfaces: "
+            f"{_list(all_interfaces())}"
         )
     if suffix := environ.get("DDP_HPC_FABRIC_SUFFIX"):
         name = with_suffix(world.hostname, suffix)
         if not is_own_address(name) or is_loopback(name):
             raise RendezvousError(
-                f"{name} (host name and DDP_HPC_FABRIC_SUFFIX) is not an address of {world.hostname}; it has "
-                f"{_list(all_interfaces())}: unset the suffix, or set DDP_HPC_FABRIC_INTERFACE to the "
-                "interface"
+                f"{name} (host name and DDP_HPC_FABRIC_SUFFIX) is not an address of {world.hostname} that "
+                "other nodes can reach; unset DDP_HPC_FABRIC_SUFFIX, or set DDP_HPC_FABRIC_INTERFACE to one "
+                f"of that host's interfaces: {_list(outward_interfaces() or all_interfaces())}"
             )
         return Address(name, "host name and DDP_HPC_FABRIC_SUFFIX", name)
     own = socket.gethostname()
@@ -141,7 +144,10 @@ def read_port(environ: Environ) -> int:
 
 
 def _to_listen_at(host: str, world: World) -> str:
-    """Returns loopback on a single node, or a numeric address; other nodes may resolve a name differently."""
+    """Returns `host` if rank 0 can listen on exactly this address; empty if it must listen on all addresses.
+
+    The result is empty for a name on several nodes, because other nodes may resolve the name differently.
+    """
     if not world.is_multi_node and is_loopback(host):
         return host
     try:
@@ -152,7 +158,7 @@ def _to_listen_at(host: str, world: World) -> str:
 
 
 def _launch_id(environ: Environ, launcher: str) -> str:
-    """Returns a unique id of this launch: job, step and attempt."""
+    """Returns a unique ID of this launch, from the IDs of job, step and attempt; empty if unknown."""
     if launcher in ("slurm", "cray_shasta", "hydra", "openmpi") and "SLURM_STEP_ID" in environ:
         names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
         return "slurm-" + ".".join(environ.get(name, "0") for name in names)

@@ -1,7 +1,7 @@
-"""The rendezvous: rank 0 starts a store, and all ranks connect to it with the job's key.
+"""The rendezvous: rank 0 starts a key-value store, and all ranks connect to it with the job's key.
 
-It does not rely on a fixed port or on the output of `hostname`. Before torch is imported each rank has
-a connection to the store, over which both sides have proved that they belong to this job.
+It needs neither a fixed port nor the output of `hostname`. Before torch is imported, each rank has a
+connection to the store, and both sides have proved that they belong to this job.
 """
 
 from __future__ import annotations
@@ -24,13 +24,7 @@ from ddp_hpc.discovery.network_interfaces import (
 from ddp_hpc.discovery.watchdog import Watchdog
 from ddp_hpc.discovery.world import World, short_hostname
 from ddp_hpc.errors import RendezvousError, ReportedElsewhereError, stop_together
-from ddp_hpc.rendezvous.address import (
-    LOOPBACK,
-    RendezvousPoint,
-    choose_address,
-    read_port,
-    rendezvous_point,
-)
+from ddp_hpc.rendezvous.address import LOOPBACK, RendezvousPoint, choose_address, read_port, rendezvous_point
 from ddp_hpc.rendezvous.job_key import new_key, shared_key
 from ddp_hpc.rendezvous.listener import open_listener
 from ddp_hpc.rendezvous.store_client import StoreClient, connect
@@ -39,7 +33,7 @@ from ddp_hpc.rendezvous.store_process import StoreProcess
 RANK_0_GONE = ("rank 0", "gone")
 """The key and the value that the server sets when rank 0 ends without `StoreClient.goodbye`."""
 _CONNECT_S = 20.0  # rank 0 already listens when the others start, so a longer wait would not help
-_LATER_S = 10.0  # the other ranks wait longer than rank 0, which knows the missing ranks and reports them
+_LATER_S = 10.0  # the other ranks wait this much longer than rank 0, which can report the missing ranks
 _ANSWER_S = 20.0
 _RETRY_S = 0.2
 _SHARED = "rendezvous"
@@ -51,11 +45,11 @@ class Endpoint:
 
     host: str
     why: str  # the reason for this address
-    interface: str | None  # this host's interface that leads to it
+    interface: str | None  # this host's network interface that leads to rank 0
     store: StoreClient
     process: StoreProcess | None = None  # on rank 0: the store's server
-    listen: str = ""  # on rank 0: the address on which further ports must listen; empty: all
-    note: str = ""  # a note for the user
+    listen: str = ""  # on rank 0: the address for further listening sockets; empty: all addresses
+    note: str = ""  # a note that the user must see; empty: none
 
     @property
     def port(self) -> int:
@@ -76,7 +70,7 @@ def rendezvous(world: World, environ: Environ, timeout_s: float, watchdog: Watch
 
     Raises:
         RendezvousError: on rank 0 (ReportedElsewhereError on the others). It names the ranks that did
-            not connect or cannot reach the address, with port, interface and cause.
+            not connect or cannot reach rank 0, with its port, the network interface and the cause.
     """
     if world.world_size == 1:
         return None
@@ -111,7 +105,7 @@ def _over_mpi(world: World, comm: Comm, environ: Environ, timeout_s: float, watc
         problem = f"{_name(world)} cannot reach rank 0 at {host}:{port}: {error}"
     problems = [text for text in comm.allgather(problem) if text]
     if problems or store is None:
-        hint = "set DDP_HPC_FABRIC_INTERFACE or MASTER_ADDR to the correct network"
+        hint = "set DDP_HPC_FABRIC_INTERFACE or MASTER_ADDR for the network that connects the nodes"
         text = f"{problems[0]} ({why}); {len(problems)} of {world.world_size} ranks are affected; {hint}"
         stop_together(world.rank, RendezvousError(text))
     return Endpoint(
@@ -126,34 +120,28 @@ def _over_mpi(world: World, comm: Comm, environ: Environ, timeout_s: float, watc
 
 def _without_mpi(world: World, environ: Environ, timeout_s: float) -> Endpoint:
     """Connects the ranks with a host, ports and a key that every rank can determine. Collective."""
-    point = rendezvous_point(world, environ)
+    point, process, listen = rendezvous_point(world, environ), None, ""
     key, note = shared_key(environ, point.launch)
     if world.rank == 0:
         process, store = serve_store(point, key, world.hostname)
         host, why, listen = _host_of_store(point, environ)
         wait_for_ranks(store, list(range(1, world.world_size)), timeout_s, {"host": host, "why": why})
-        return Endpoint(
-            host=host,
-            why=why,
-            interface=_interface_towards(world, environ, host, store.port),
-            store=store,
-            process=process,
-            listen=listen,
-            note=note,
-        )
+    else:
 
-    def read_key_again() -> bytes:
-        return shared_key(environ, point.launch)[0]
+        def read_key_again() -> bytes:
+            return shared_key(environ, point.launch)[0]
 
-    # Rank 0 counts from its own start and knows the missing ranks, so it must give up first.
-    result_s = timeout_s + _LATER_S
-    store, answer = join_store(point, read_key_again, world.rank, _name(world), timeout_s, result_s)
-    host = answer["host"]
+        # Rank 0 counts from its own start and knows the missing ranks, so it must give up first.
+        result_s = timeout_s + _LATER_S
+        store, answer = join_store(point, read_key_again, world.rank, _name(world), timeout_s, result_s)
+        host, why = answer["host"], answer["why"]
     return Endpoint(
         host=host,
-        why=answer["why"],
+        why=why,
         interface=_interface_towards(world, environ, host, store.port),
         store=store,
+        process=process,
+        listen=listen,
         note=note,
     )
 
@@ -168,7 +156,7 @@ def serve_store(point: RendezvousPoint, key: bytes, hostname: str) -> tuple[Stor
     Raises:
         RendezvousError: rank 0 is not on the host of `point`, or no port is free.
     """
-    # With an arbitrary task distribution rank 0 may not be on the first node of the list.
+    # With `srun --distribution=arbitrary`, rank 0 may not be on the first node of the node list.
     if not is_own_address(point.host) and point.host.partition(".")[0] != hostname:
         raise RendezvousError(
             f"the ranks look for rank 0 at {point.host}, but it runs on {hostname}; "
@@ -230,8 +218,8 @@ def _connect_as(
 ) -> StoreClient:
     """Returns a connection to a store in which no other rank has joined with this number.
 
-    Under torchrun the store of an earlier attempt may exist for a moment. All numbers are taken in
-    that store; the new one is on another port, or starts later.
+    Under torchrun the store of an earlier attempt may still run for a moment. In that store, all numbers
+    are taken. The store of this attempt uses another port, or starts later.
     """
     end_s, ports = time.monotonic() + timeout_s, list(point.ports)
     while True:
@@ -249,7 +237,7 @@ def _connect_as(
         store.close()
         if time.monotonic() > end_s:
             raise RendezvousError(
-                f"{name}: another process has already joined with this number at {point.host}:{store.port}; "
+                f"{name}: a process has already joined as number {number} at {point.host}:{store.port}; "
                 "check for processes of an earlier launch"
             )
         ports.sort(key=store.port.__eq__)  # move this port to the end
@@ -257,14 +245,14 @@ def _connect_as(
 
 
 def _host_of_store(point: RendezvousPoint, environ: Environ) -> tuple[str, str, str]:
-    """Returns the address of rank 0, preferably that of the profile's fabric interface."""
+    """Returns rank 0's host, the reason, and where to listen; prefers the profile's network interface."""
     if "MASTER_ADDR" not in environ and point.host != LOOPBACK and (found := fabric_interface(environ)):
         return found[1], f"interface {found[0]} (DDP_HPC_FABRIC_INTERFACE)", found[1]
     return point.host, point.why, point.listen
 
 
 def _interface_towards(world: World, environ: Environ, host: str, port: int) -> str | None:
-    """Returns the interface on which peers reach this rank: the fabric's, or the one that leads to rank 0."""
+    """Returns this host's network interface for the ranks: the profile's, or the one that leads to rank 0."""
     if not world.is_multi_node:
         return "lo"
     if found := fabric_interface(environ):

@@ -1,6 +1,6 @@
-"""The secret key of one launch, so that only its ranks can connect to its store.
+"""The secret key of one launch, without which a process cannot connect to the ranks' store.
 
-With MPI, rank 0 broadcasts a new key. Without MPI it is in a file that only the user can read:
+With MPI, rank 0 broadcasts a new key. Without MPI the key is in a file that only the user can read:
 `DDP_HPC_KEY_FILE`, or a file that the first rank creates in a directory that all nodes share.
 The key is never passed as an argument or in an environment variable.
 """
@@ -11,7 +11,6 @@ import hashlib
 import os
 import stat
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from ddp_hpc.rendezvous.store_protocol import KEY_BYTES
 KEY_FILE = "DDP_HPC_KEY_FILE"
 _KEY_DIR = "DDP_HPC_KEY_DIR"
 _TEXT_BYTES = 2 * KEY_BYTES
-# An empty file is usually being written; its writer may also have been killed at that moment.
+# Another rank usually fills an empty file soon, but it may have been killed before that.
 _WRITING_S = 10.0
 _OLD_S = 24 * 3600.0
 
@@ -74,9 +73,9 @@ def write_key(path: Path, key: bytes) -> None:
 def shared_key(environ: Environ, launch: str) -> tuple[bytes, str]:
     """Returns the key of ranks without MPI, and a note for the user if the key is not secret.
 
-    `launch` identifies this launch and is the same on all ranks. Each rank tries to create the file, or
-    finds that another rank has done so. Thus no rank waits for another, or for a directory listing that
-    its node has cached.
+    `launch` identifies this launch and is the same on all ranks. Every rank tries to create the file, and
+    reads it if another rank was faster. Thus no rank depends on another rank, or on a directory listing
+    that its node has cached.
 
     Raises:
         LaunchError: the file that the user specified cannot be used.
@@ -87,12 +86,12 @@ def shared_key(environ: Environ, launch: str) -> tuple[bytes, str]:
     for directory in _key_directories(environ):
         try:
             return _key_in(directory, hashlib.sha256(launch.encode()).hexdigest()[:32]), ""
-        except (OSError, LaunchError) as error:
-            problems.append(
-                str(error) if isinstance(error, LaunchError) else f"{directory}: {error.strerror}"
-            )
+        except LaunchError as error:
+            problems.append(str(error))
+        except OSError as error:
+            problems.append(f"{directory}: {error.strerror}")
     return hashlib.sha256(b"no secret: " + launch.encode()).digest(), (
-        f"this job has no secret key ({'; '.join(problems)}), so other users of its nodes could interfere; "
+        f"this job has no secret key ({'; '.join(problems)}), so other users of its nodes could connect; "
         f"set {_KEY_DIR} to a directory that only you can write to and that all nodes share"
     )
 
@@ -135,14 +134,8 @@ def _read_written(path: Path) -> bytes:
 
 
 def _remove_old(directory: Path) -> None:
-    for path in _old_files(directory):
-        with suppress(OSError):
-            path.unlink()
-
-
-def _old_files(directory: Path) -> Iterator[Path]:
     now_s = time.time()
     for path in directory.glob("*.key"):
         with suppress(OSError):
             if now_s - path.stat().st_mtime > _OLD_S:
-                yield path
+                path.unlink()

@@ -27,8 +27,8 @@ def candidate_ports(launch: str) -> list[int]:
 def open_listener(ports: Sequence[int], address: str = "") -> socket.socket:
     """Returns a listening socket on the first free port of the list; for port 0 the kernel chooses one.
 
-    `address` is an address of this host or its name; empty means all, IPv4 and IPv6. The limit of open
-    files of this process is raised as far as possible, because rank 0 has a connection to every rank.
+    `address` is an address or name of this host; empty means all its addresses, IPv4 and IPv6. The limit of
+    open files of this process is raised as far as possible, because rank 0 has a connection to every rank.
 
     Raises:
         RendezvousError: no port is free, or the address does not belong to this host.
@@ -60,7 +60,9 @@ def _listen(address: str, port: int) -> socket.socket:
         )
         return socket.create_server(target, family=family, backlog=_BACKLOG)
     if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):  # a container without IPv6 has the module but no address
+        with contextlib.suppress(
+            OSError
+        ):  # in some containers the kernel supports IPv6, but no address exists
             return socket.create_server(
                 ("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
             )

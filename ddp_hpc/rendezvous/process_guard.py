@@ -5,15 +5,16 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from ddp_hpc.discovery.world import short_hostname
+
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
-_GRACE_S = 30.0  # the same as torchrun's: the ranks may be saving their state
+_GRACE_S = 30.0  # as long as torchrun waits, because the ranks may be saving their state
 
 
 def end_with_parent(parent: int) -> None:
@@ -26,7 +27,7 @@ def end_with_parent(parent: int) -> None:
 def run_guarded(body: Callable[[], object], what: str) -> int:
     """Runs `body` in a child process; if the child fails or is killed, its own children are ended too.
 
-    `what` names the child in the error that is printed if a signal kills it.
+    If a signal kills the child, an error is printed that refers to the child as `what`.
 
     Returns the child's exit code, or 128 plus the signal's number. It does not return in the child.
     """
@@ -49,7 +50,7 @@ def run_guarded(body: Callable[[], object], what: str) -> int:
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         name = signal.Signals(-code).name
-        sys.stderr.write(f"[{socket.gethostname().partition('.')[0]}] error: {what} was killed by {name}\n")
+        sys.stderr.write(f"[{short_hostname()}] error: {what} was killed by {name}\n")
         sys.stderr.flush()
     if code != 0:
         _end_descendants()
@@ -88,5 +89,5 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _prctl(option: int, value: int) -> None:
-    # If prctl fails, the launcher ends the remaining processes.
+    # A failure is ignored: then only the launcher ends the remaining processes.
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

@@ -35,10 +35,12 @@ from ddp_hpc.rendezvous.store_protocol import (
 
 _TRY_S = 5.0  # time limit of one connection with its handshake
 _RETRY_S = 0.2
-_DEAD_PEER_S = 120.0  # a host that does not answer for this time is considered lost; the heartbeat is faster
+_DEAD_PEER_S = (
+    120.0  # the connection ends if the other host is silent for so long; heartbeats find it earlier
+)
 
 Answer = list[bytes] | RendezvousError
-"""The fields of an answer, or the error that occurred instead."""
+"""The fields of the store's answer, or the error that occurred instead."""
 
 
 class StoreTimeoutError(RendezvousError, TimeoutError):
@@ -50,15 +52,15 @@ class StoreLostError(RendezvousError, ConnectionError):
 
 
 class StoreRefusedError(RendezvousError, ValueError):
-    """The store has rejected the request."""
+    """The store has rejected the request, or the request is too large to be sent."""
 
 
 class StoreClient:
-    """A connection to the store, created by `connect`. Thread-safe.
+    """A connection to the ranks' store, created by `connect`. Thread-safe.
 
     Raises:
-        StoreTimeoutError: in every method that waits, after `timeout_s`.
-        StoreLostError: in every method, after the connection has ended.
+        StoreTimeoutError: every method with `timeout_s` raises it after that number of seconds.
+        StoreLostError: every method except `close` raises it after the connection has ended.
     """
 
     def __init__(
@@ -80,11 +82,11 @@ class StoreClient:
         self._call(Op.SET, [key.encode(), value], timeout_s)
 
     def get(self, keys: Sequence[str], timeout_s: float) -> list[bytes]:
-        """Returns the values of the keys once all of them exist."""
+        """Waits until all keys exist, and returns their values."""
         return self._call(Op.GET, [key.encode() for key in keys], timeout_s)
 
     def wait(self, keys: Sequence[str], timeout_s: float) -> None:
-        """Returns once all keys exist."""
+        """Waits until all keys exist."""
         self._call(Op.WAIT, [key.encode() for key in keys], timeout_s)
 
     def check(self, keys: Sequence[str], timeout_s: float) -> bool:
@@ -119,13 +121,13 @@ class StoreClient:
         return [key.decode() for key in self._call(Op.LIST, [], timeout_s)]
 
     def goodbye(self, timeout_s: float) -> None:
-        """Announces that the store's owner is about to end on purpose."""
+        """Announces that rank 0 is about to end on purpose, so the server does not report its end."""
         self._call(Op.GOODBYE, [], timeout_s)
 
     def when_set(self, key: str, call: Callable[[Answer], None]) -> None:
-        """Calls `call` with the key's value once it exists, or with the error if the connection ends before.
+        """Calls `call` with the key's value once the key exists, or with an error if the connection ends.
 
-        The call happens in the connection's background thread and must not block.
+        The background thread of the connection makes the call, so `call` must not block.
         """
         self._send(Op.GET, [key.encode()], call)
 
@@ -158,7 +160,7 @@ class StoreClient:
     def _send(self, op: Op, fields: list[bytes], call: Callable[[Answer], None]) -> int:
         request = next(self._numbers) % 2**32
         self._waiting[request] = call
-        # Checked after the registration: a request that the ending thread no longer sees finds this set.
+        # Checked after the request is registered: either `_end` sees the request, or `_lost` is already set.
         if self._lost is not None:
             self._waiting.pop(request, None)
             raise self._lost
@@ -166,7 +168,7 @@ class StoreClient:
         return request
 
     def _post(self, op: Op, request: int, fields: list[bytes]) -> None:
-        """Passes a frame to the background thread, so that an exception from a signal cannot truncate it."""
+        """Passes a frame to the background thread, where no exception of a signal handler can truncate it."""
         self._outgoing.put((op, request, fields))
         with contextlib.suppress(OSError):
             self._wake_writer.send(b"!")
@@ -219,7 +221,7 @@ def _answer(status: int, fields: list[bytes]) -> Answer:
     return StoreRefusedError(fields[0].decode("utf-8", "replace") if fields else "refused")
 
 
-# A forked child inherits the sockets but not the threads: it must not send, or keep the connections open.
+# A forked child inherits the sockets but not the threads. It must neither use the sockets nor keep them open.
 _open_clients: weakref.WeakSet[StoreClient] = weakref.WeakSet()
 
 
@@ -298,9 +300,9 @@ def _receive(connection: socket.socket, num_bytes: int, end_s: float) -> bytes:
 
 
 def _enable_keepalive(connection: socket.socket) -> None:
-    """Lets the kernel end the connection if the other host stops answering (tcp(7)).
+    """Makes the kernel end the connection if the other host no longer responds (tcp(7)).
 
-    A process that merely sends nothing does not end the connection.
+    The connection stays open while the other host responds, even if its process sends nothing.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
@@ -314,7 +316,7 @@ def _cause(error: Exception) -> str:
     if isinstance(error, socket.gaierror):
         return f"the name does not resolve ({error.strerror})"
     if isinstance(error, TimeoutError):
-        return "no answer in time (a firewall, or a different network)"
+        return "timed out; possible causes are a firewall and a wrong network"
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
     return str(error)

@@ -1,4 +1,4 @@
-"""A `Comm` over the ranks' store, for small messages outside NCCL and its watchdog."""
+"""A `Comm` over the ranks' store, for small messages that do not depend on NCCL or its watchdog."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ T = TypeVar("T")
 class StoreComm:
     """Exchanges JSON messages between all ranks.
 
-    Calls are numbered. If ranks call the methods in different orders, they do not receive the wrong
-    messages, but wait until the time limit, and rank 0 reports the missing ranks.
+    Calls are numbered. If ranks call the methods in different orders, they receive no wrong messages:
+    they wait until the time limit, and rank 0 reports the missing ranks.
     """
 
     def __init__(self, store: StoreClient, rank: int, size: int, timeout_s: float) -> None:
         self._store = store
         self.rank = rank
         self.size = size
-        self.timeout_s = timeout_s  # per call; differs between joining and training
+        self.timeout_s = timeout_s  # of each call; the rendezvous and the training use different limits
         self._num_calls = 0
 
     def bcast(self, value: T) -> T:
@@ -80,7 +80,7 @@ class StoreComm:
 
     @property
     def _limit_s(self) -> float:
-        # Rank 0 knows the missing ranks, so it must give up first.
+        # Only rank 0 knows the missing ranks, so its time limit must be the shortest.
         return self.timeout_s + (0.0 if self.rank == 0 else min(10.0, self.timeout_s))
 
     def _get(self, keys: list[str], what: str) -> list[bytes]:

@@ -14,10 +14,10 @@ _MAIN = "from ddp_hpc.rendezvous.store_server import main; main()"
 
 
 class StoreProcess:
-    """The server process. It ends soon after `close`, or after the process that created it.
+    """The server process. It ends soon after `close`, or after the end of the process that created it.
 
     `will` is a key and the value that the server sets if this process ends without `StoreClient.goodbye`.
-    The server inherits the listening socket, so the port is never free in between.
+    The server inherits the listening socket, so no other program can take the port meanwhile.
 
     Raises:
         RendezvousError: the server cannot be started.
@@ -28,7 +28,7 @@ class StoreProcess:
         try:
             with listener:
                 self._process = subprocess.Popen(
-                    # -S -P: site-packages slow down the start, and the current directory may shadow modules.
+                    # -S and -P: site-packages slow down the start; a module here may hide one of Python's.
                     [sys.executable, "-S", "-P", "-c", code, str(listener.fileno()), *will],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
@@ -44,7 +44,7 @@ class StoreProcess:
             ) from error
 
     def close(self) -> None:
-        """Lets the server end after the other ranks have disconnected. Does not wait; never raises."""
+        """Tells the server to end once the other ranks have disconnected. Does not wait; never raises."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()

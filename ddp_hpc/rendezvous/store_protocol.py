@@ -20,40 +20,40 @@ from enum import IntEnum
 KEY_BYTES = 32
 GREETING = b"ddp-hpc store 1\n"
 CHALLENGE_BYTES = len(GREETING) + 32
-"""The size of the server's first message: the greeting and its nonce."""
+"""The size of the server's first message in bytes: the greeting and the server's nonce."""
 RESPONSE_BYTES = 64
-"""The size of the client's answer: its nonce and its proof."""
+"""The size of the client's answer in bytes: its nonce and its proof."""
 PROOF_BYTES = 32
-"""The size of the server's proof."""
+"""The size of the server's proof in bytes."""
 MAX_FRAME_BYTES = 64 * 2**20
 
-_HEAD = struct.Struct(">I16s")  # bytes of the body, its MAC
+_HEAD = struct.Struct(">I16s")  # size of the body in bytes, MAC of the body
 _BODY = struct.Struct(">BI")  # operation or status, number of the request
 _LENGTH = struct.Struct(">I")
 
 
 class Op(IntEnum):
-    """The requests of a client, with their fields in parentheses."""
+    """The requests of a client. The comments list the fields of each request."""
 
-    SET = 1  # (key, value)
-    GET = 2  # (key, ...): answered with the values once all keys exist
-    WAIT = 3  # (key, ...): answered once all keys exist
-    CHECK = 4  # (key, ...)
-    ADD = 5  # (key, number)
-    COMPARE_SET = 6  # (key, expected, desired)
-    DELETE = 7  # (key)
-    APPEND = 8  # (key, value)
-    COUNT = 9  # ()
-    LIST = 10  # ()
-    CANCEL = 11  # (): the client no longer waits for the request with this number; not answered
-    GOODBYE = 12  # (): the owner is about to end on purpose
+    SET = 1  # fields: key, value
+    GET = 2  # fields: one or more keys; answered with the values once all keys exist
+    WAIT = 3  # fields: one or more keys; answered once all keys exist
+    CHECK = 4  # fields: one or more keys
+    ADD = 5  # fields: key, number
+    COMPARE_SET = 6  # fields: key, expected value, desired value
+    DELETE = 7  # field: key
+    APPEND = 8  # fields: key, value
+    COUNT = 9  # no fields
+    LIST = 10  # no fields
+    CANCEL = 11  # no fields; the client no longer waits for the request with this number; not answered
+    GOODBYE = 12  # no fields; rank 0 is about to end on purpose
 
 
 class Status(IntEnum):
     """The result of a request."""
 
     DONE = 0
-    REFUSED = 1  # (reason)
+    REFUSED = 1  # field: the reason
 
 
 class ProtocolError(Exception):
@@ -81,7 +81,7 @@ def is_response(key: bytes, server_nonce: bytes, received: bytes) -> bool:
 
 
 def stream_keys(key: bytes, server_nonce: bytes, client_nonce: bytes) -> tuple[bytes, bytes]:
-    """Returns the keys for the frames of one connection: the client's and the server's."""
+    """Returns the keys for the frames that the client and the server send over one connection."""
     return (
         _mac(key, b"frames of the client", server_nonce, client_nonce),
         _mac(key, b"frames of the server", server_nonce, client_nonce),
@@ -93,7 +93,7 @@ def _mac(key: bytes, *parts: bytes) -> bytes:
 
 
 class FrameWriter:
-    """Encodes messages as the frames of one direction of a connection."""
+    """Encodes the messages that one side of a connection sends as frames."""
 
     def __init__(self, key: bytes) -> None:
         self._key, self._number = key, 0
@@ -118,7 +118,7 @@ class FrameWriter:
 
 
 class FrameReader:
-    """Decodes the messages of one direction from pieces of any size."""
+    """Decodes the messages that one side of a connection receives, from pieces of any size."""
 
     def __init__(self, key: bytes) -> None:
         self._key, self._number = key, 0

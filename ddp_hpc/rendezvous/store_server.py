@@ -1,8 +1,8 @@
 """The server of the ranks' key-value store: a separate process on rank 0's node, without torch.
 
 It serves only clients that have the job's key (`store_protocol`). As a separate process it answers
-even while rank 0 computes, is stopped or holds the GIL, and it outlives rank 0 by a few seconds, so
-that the other ranks can read what happened.
+even while rank 0 computes, is stopped or holds the GIL. It runs for a few seconds after the end of
+rank 0, so that the other ranks can read what happened.
 
 The requests and their results are those of torch's TCPStore, including `compare_set` of a missing
 key: https://docs.pytorch.org/docs/stable/distributed.html#distributed-key-value-store
@@ -40,7 +40,7 @@ MAX_UNREAD_BYTES = 256 * 2**20
 MAX_UNAUTHENTICATED = 512
 HANDSHAKE_S = 10.0
 LINGER_S = 10.0
-"""Seconds that the server runs after the end of its owner, so that other ranks can read the reason."""
+"""Maximum time in seconds between the end of rank 0 and the end of the server."""
 _PIECE_BYTES = 1 << 18
 _PER_ENTRY_BYTES = 100  # the approximate overhead of Python for a key and a value
 
@@ -79,12 +79,12 @@ class StoreServer:
         listener: the listening socket, which is closed at the end.
         key: the key that clients must have.
         owner_pid: the owner, which is the parent of this process.
-        owner_pipe: a file descriptor that returns end of file when the owner has ended. The process id
-            alone shows it up to a second later, and children of the owner may keep the pipe open.
-        will: a key and the value that it gets if the owner ends without a preceding goodbye. Clients
-            that wait for this key are notified of the end.
-        warn: is called with a line about rejected connections, at growing intervals.
-        on_owner_end: is called when the owner has ended.
+        owner_pipe: a file descriptor that returns end of file when the owner has ended. The owner's end is
+            also detected by its process ID, up to a second later: its children may keep the pipe open.
+        will: a key, and the value that is set if the owner ends without a goodbye. Clients that wait for
+            the key are notified in this way.
+        warn: called with a line about rejected connections: the 1st, the 10th, the 100th, ...
+        on_owner_end: called when the owner has ended.
         max_bytes: limit on the total size of keys and values.
     """
 
@@ -137,7 +137,7 @@ class StoreServer:
         finally:
             for connection in list(self._connections):
                 self._close(connection)
-            self._listener.close()  # has no effect if the owner has ended
+            self._listener.close()  # has no effect if `_handle_owner_end` has already closed it
             self._selector.close()
 
     def _is_finished(self) -> bool:
@@ -150,7 +150,7 @@ class StoreServer:
         if self._owner_ended_s is not None:
             return
         self._owner_ended_s = time.monotonic()
-        # Free the port for the next attempt of the job, whose ranks must not connect to this server.
+        # The next attempt of the job may use the port, and its ranks must not connect to this server.
         self._selector.unregister(self._listener)
         self._listener.close()
         if self._owner_pipe is not None:
@@ -192,10 +192,11 @@ class StoreServer:
         except OSError:
             received = b""
         if not received:
-            # A client that only checked whether the port is open needs no warning.
-            self._close(connection) if not connection.received or connection.reader else self._refuse(
-                connection
-            )
+            # Without data, no warning: the peer may only have checked that the port is open.
+            if connection.reader or not connection.received:
+                self._close(connection)
+            else:
+                self._refuse(connection)
             return
         try:
             if connection.reader is None:
@@ -228,7 +229,7 @@ class StoreServer:
         self._close(connection)
         self._num_refused += 1
         count = self._num_refused
-        if count == 10 ** (len(str(count)) - 1):  # 1, 10, 100, ...
+        if count == 10 ** (len(str(count)) - 1):  # the 1st, 10th, 100th, ... connection
             self._warn(
                 f"rejected a connection from {connection.address} without this job's key"
                 + (f" ({count} so far)" if count > 1 else "")
@@ -261,7 +262,7 @@ class StoreServer:
         except BlockingIOError:
             pass
         except OSError:
-            connection.unsent.clear()  # the next recv reports the end
+            connection.unsent.clear()  # the next recv() reports the end of the connection
             return
         if connection.unsent_bytes > MAX_UNREAD_BYTES:
             with contextlib.suppress(OSError):  # the client may have disconnected in the meantime
@@ -336,7 +337,7 @@ class StoreServer:
         grown = len(value) - len(old) if old is not None else len(key) + len(value) + _PER_ENTRY_BYTES
         if self._num_bytes + grown > self._max_bytes:
             raise _RefusedError(
-                f"the ranks' store holds {self._num_bytes} bytes; {grown} more would exceed its limit of "
+                f"the ranks' store contains {self._num_bytes} bytes; {grown} more would exceed its limit of "
                 f"{self._max_bytes}"
             )
         self._num_bytes += grown
@@ -393,8 +394,7 @@ def _number(text: bytes) -> int:
 
 def main() -> None:
     """Runs the server. `StoreProcess` passes LISTENER WILL_KEY WILL_VALUE, and the key on stdin."""
-    # Ctrl-C and the launcher's signals are ignored: the store must still run while the ranks handle them and
-    # end.
+    # The ranks handle Ctrl-C and the launcher's signals, and still need the store until they end.
     for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(sig, signal.SIG_IGN)
     owner_pid = os.getppid()
@@ -420,7 +420,7 @@ def warn(text: str) -> None:
 
 
 def _close_output() -> None:
-    # Output goes to /dev/null now, because launchers wait until no process has the ranks' output open.
+    # Launchers wait until no process has the ranks' stdout and stderr open, so this process closes them.
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (1, 2):
         os.dup2(null, descriptor)

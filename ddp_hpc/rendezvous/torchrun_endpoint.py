@@ -1,9 +1,9 @@
 """`python -m ddp_hpc.rendezvous.torchrun_endpoint`: the rendezvous endpoint of torchrun's agents.
 
 `torchrun_script.sh` starts it once on every node. It prints one line, `HOST PORT NODE_RANK LOCAL_ADDR
-KEY_FILE`, and runs until its parent ends. On the head node it serves the store for the rendezvous of the
-agents. For torch's own rendezvous c10d it reserves the port of torch's store instead: the port is bound
-but not listening, so that only torch's store can use it. On all nodes it removes the key file at the end.
+KEY_FILE`, and runs until its parent ends. On the first node it serves the store for the rendezvous of the
+agents. For torch's rendezvous backend c10d it reserves the port of torch's store instead: the port is
+bound, but does not listen, so that only torch's store can use it. At the end it removes the key file.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class AgentEndpoint:
     key: bytes
     note: str = ""
     kept: object = None
-    """On the head node: the store's server or the reserved port of torch's store, which must stay open."""
+    """On the first node: the store's server or the reserved port of torch's store, which must stay open."""
 
 
 def agree_on_endpoint(
@@ -64,8 +64,8 @@ def agree_on_endpoint(
         world: the tasks that the launcher started.
         num_nodes: the number of nodes, each with one calling task.
         environ: the process's environment.
-        timeout_s: how long to wait for the other nodes.
-        for_torch: the agents use torch's own store, which opens the port itself.
+        timeout_s: how long to wait for the other nodes, in seconds.
+        for_torch: whether the agents use torch's own store, which opens the port itself.
 
     Raises:
         RendezvousError: a node is missing, or the requested address is not available.
@@ -73,7 +73,7 @@ def agree_on_endpoint(
     if num_nodes == 1:
         return _open_endpoint(LOOPBACK, LOOPBACK, for_torch=for_torch)
     node_rank = node_rank_of(world)
-    # Here the world consists of the agents. Each may start several ranks on its node.
+    # In this world each rank is an agent, which may start several ranks of the training on its node.
     world = replace(world, local_size=1)
     if world.mpi is not None:
         return _over_mpi(world, world.mpi, environ, for_torch=for_torch)
@@ -125,9 +125,10 @@ def _without_mpi(
 
 
 def reserve_port() -> socket.socket:
-    """Returns a socket bound to a free port that only listeners with SO_REUSEADDR can share.
+    """Returns a socket that reserves a free port for torch's TCPStore.
 
-    torch's TCPStore is such a listener. The kernel does not assign the port to other programs.
+    TCPStore sets SO_REUSEADDR, so it can listen on the port too. The kernel does not assign the port to other
+    programs.
     """
     for family in (socket.AF_INET6, socket.AF_INET):
         with contextlib.suppress(OSError):  # the host may lack IPv6
@@ -139,7 +140,7 @@ def reserve_port() -> socket.socket:
 
 
 def node_rank_of(world: World) -> int:
-    """Returns this node's index.
+    """Returns this node's index, from 0.
 
     Raises:
         LaunchError: the launcher does not provide it and several tasks share a node.
@@ -155,7 +156,7 @@ def node_rank_of(world: World) -> int:
 
 
 def local_address(host: str, port: int, environ: Environ) -> str:
-    """Returns the address of this node for the other nodes."""
+    """Returns the address at which the other nodes can reach this node."""
     if found := fabric_interface(environ):
         return found[1]
     if host == "127.0.0.1":
@@ -173,13 +174,21 @@ def write_key_file(key: bytes) -> Path:
     return path
 
 
-def _wait_for_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
+HELP = "Agree with the other nodes on the rendezvous endpoint of torchrun's agents."
+nodes_option = click.option(
+    "--nodes", "num_nodes", type=click.IntRange(min=1), required=True, help="Number of nodes."
+)
+timeout_option = click.option(
+    "--timeout-s",
+    type=float,
+    default=300.0,
+    show_default=True,
+    help="Time limit for the other nodes, in seconds.",
+)
 
 
-@click.command(help="Agree with the other nodes on the rendezvous endpoint of torchrun's agents.")
-@click.option("--nodes", "num_nodes", type=click.IntRange(min=1), required=True, help="Number of nodes.")
+@click.command(help=HELP)
+@nodes_option
 @click.option(
     "--rendezvous",
     type=click.Choice(["ddp-hpc", "c10d"]),
@@ -187,13 +196,7 @@ def _wait_for_parent(parent: int) -> None:
     show_default=True,
     help="Store that the agents use: ddp-hpc's, which requires the job's key, or torch's (c10d).",
 )
-@click.option(
-    "--timeout-s",
-    type=float,
-    default=300.0,
-    show_default=True,
-    help="Time limit for the other nodes, in seconds.",
-)
+@timeout_option
 def main(num_nodes: int, rendezvous: str, timeout_s: float) -> None:
     """Runs the endpoint of this node; see the module's docstring."""
     run(num_nodes, timeout_s, for_torch=rendezvous == "c10d")
@@ -210,7 +213,7 @@ def run(num_nodes: int, timeout_s: float, *, for_torch: bool, prints_key_file: b
             endpoint = agree_on_endpoint(world, num_nodes, environ, timeout_s, for_torch=for_torch)
             finalize_mpi()
             local = local_address(endpoint.host, endpoint.port, environ)
-            # This process ignores signals: they end the script, after which it must still clean up.
+            # Signals end the script. This process ignores them, because it must clean up after the script.
             for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
                 signal.signal(sig, lambda *_: None)
             key_file = write_key_file(endpoint.key)
@@ -226,7 +229,8 @@ def run(num_nodes: int, timeout_s: float, *, for_torch: bool, prints_key_file: b
             line = f"{endpoint.host} {endpoint.port} {node_rank_of(world)} {local}"
             click.echo(f"{line} {key_file}" if prints_key_file else line)
             sys.stdout.flush()
-        _wait_for_parent(parent)
+        while os.getppid() == parent:
+            time.sleep(0.5)
     finally:
         shutil.rmtree(key_file.parent, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""Job requests: command, number of nodes, time limit and other options that the user chooses."""
+"""The job request: command, number of nodes, walltime and other options that the user chooses."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from ddp_hpc.toml_config import read_toml
 from ddp_hpc.units import format_walltime, parse_walltime_s
 
 ENV_STYLES = ("torchrun", "none")
+REQUEUE_POLICIES = ("on-exit-75", "on-signal")
+DEFAULT_SIGNAL = "TERM@60"
 MPI_KINDS = ("none", "pmi2", "pmix", "cray_shasta")
 DEFAULT_COMMAND = ("python", "-m", "ddp_hpc.train")
 DEFAULT_MAX_ATTEMPTS = 20
@@ -24,9 +26,9 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]*")
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Job:
-    """A job request, checked as far as possible without knowing the site.
+    """A job request. Its values are checked as far as possible without a site profile.
 
-    An empty string and None mean the default of the profile. `max_attempts` includes the first start.
+    For an empty string or None, the default of the profile is used. `max_attempts` includes the first start.
     With `min_nodes`, torchrun continues with at least that many nodes after node failures.
 
     Raises:
@@ -53,6 +55,10 @@ class Job:
     min_nodes: int | None = None
     template: str = ""
     env_style: str = "torchrun"
+    standalone: bool = False
+    requeue: str = REQUEUE_POLICIES[0]
+    signal: str = ""
+    progress: tuple[str, ...] = ()
     command: tuple[str, ...] = DEFAULT_COMMAND
 
     def __post_init__(self) -> None:
@@ -83,12 +89,38 @@ class Job:
             )
         _one_of("MPI type", self.mpi, MPI_KINDS)
         _one_of("environment style", self.env_style, ENV_STYLES)
+        _one_of("requeue policy", self.requeue, REQUEUE_POLICIES)
+        if self.signal and self.requeue != "on-signal":
+            raise RequestError(
+                f"--signal {self.signal} was given without --requeue on-signal; add that option"
+            )
+        parse_signal(self.signal or DEFAULT_SIGNAL)
+        if self.standalone and (self.requeue != REQUEUE_POLICIES[0] or self.progress):
+            raise RequestError(
+                "--standalone was given, but only the supervisor of ddp-hpc can requeue a job; omit "
+                "--requeue and --progress, or --standalone"
+            )
         _check_env(self.env)
         _check_setup(self.setup)
         _check_command(self.command)
         for what, path in (("run directory", self.run_dir), ("template", self.template)):
             if "\0" in path:
                 raise RequestError(f"the {what} contains a NUL character. Give a valid path.")
+
+
+def parse_signal(text: str) -> tuple[str, int]:
+    """Return the name and the seconds of `NAME@SECONDS`, such as TERM@60.
+
+    Raises:
+        RequestError: the text has another format.
+    """
+    match = re.fullmatch(r"(?:SIG)?(TERM|INT|USR1|USR2)@([0-9]{1,6})", text)
+    if match is None:
+        raise RequestError(
+            f"--signal {text[:80]!r} is not NAME@SECONDS with TERM, INT, USR1 or USR2. Use for example "
+            "TERM@60."
+        )
+    return match[1], int(match[2])
 
 
 def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:
@@ -137,16 +169,16 @@ def _check_command(command: tuple[str, ...]) -> None:
 
 
 def _option(text: str, metavar: str = "", default: str = "") -> Any:
-    """Declare an option that is None if it is not given; `default` describes a default from elsewhere."""
+    """Declare an option that is None if not given; `default` names a default that is defined elsewhere."""
     return field(default=None, metadata={"help": text, "metavar": metavar, "default": default})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class JobOptions:
-    """The values that the user has given as options of `ddp-hpc render` or keys of `--job FILE.toml`.
+    """The options of a job that the user has given to `ddp-hpc render`, or as keys of `--job FILE.toml`.
 
-    This is the only list of a job's options. The command line and the command in the head of a script are
-    derived from it; `Job` contains the defaults.
+    The options of all commands, and the command line that a job script shows in its first lines, are derived
+    from these fields. `Job` has the defaults.
     """
 
     profile: str | None = _option(
@@ -195,10 +227,28 @@ class JobOptions:
         "such as RANK, or none.",
         "|".join(ENV_STYLES),
     )
+    standalone: bool | None = _option(
+        "Write a script that does not need ddp-hpc in the job, and does not resume the run."
+    )
+    requeue: str | None = _option(
+        "When another job resumes the run of a program that has saved a checkpoint: after exit code 75, or "
+        "also after the signal of --signal.",
+        "|".join(REQUEUE_POLICIES),
+    )
+    signal: str | None = _option(
+        "With --requeue on-signal: the signal for the ranks, and the seconds before the end of the walltime.",
+        "NAME@SECONDS",
+        DEFAULT_SIGNAL,
+    )
+    progress: tuple[str, ...] | None = _option(
+        "Files or directories of checkpoints, whose modification shows the progress of a program that does "
+        "not touch DDP_HPC_PROGRESS_FILE; may be repeated.",
+        "PATTERN",
+    )
     command: tuple[str, ...] | None = None
 
 
-# `Job` contains the values of these options in a converted form.
+# The options whose fields in `Job` have another name.
 _CONVERTED = {"nodes": "num_nodes", "walltime": "walltime_s"}
 
 
@@ -211,7 +261,7 @@ def job_default(option: str) -> str:
 
 
 def given_arguments(job: Job) -> list[str]:
-    """Return the arguments of `ddp-hpc render` for `job`, without defaults and without the command."""
+    """Return the options of `ddp-hpc render` for `job`, without defaults and without the command."""
     arguments: list[str] = []
     for name in JobOptions.__dataclass_fields__:
         if name in ("profile", "command"):
@@ -221,6 +271,9 @@ def given_arguments(job: Job) -> list[str]:
         if not value or value == Job.__dataclass_fields__[attribute].default:
             continue
         values = [f"{key}={text}" for key, text in value.items()] if isinstance(value, dict) else value
+        if value is True:
+            arguments.append(f"--{name.replace('_', '-')}")
+            continue
         for one in values if isinstance(values, list | tuple) else [value]:
             text = format_walltime(one) if name == "walltime" else str(one)
             arguments += [f"--{name.replace('_', '-')}", text]
@@ -237,21 +290,19 @@ def read_job_file(path: Path) -> JobOptions:
 
 
 def make_job(options: JobOptions, file: JobOptions | None = None) -> Job:
-    """Return the job described by the options and the job file; options take precedence.
+    """Return the job request from the options and the job file; options take precedence.
 
-    Variables are merged by name, and the setup lines of the options follow those of the file.
+    Environment variables are merged by name. The setup lines of the options follow those of the file.
 
     Raises:
         RequestError: see `Job` and `parse_walltime_s`.
     """
     file = file or JobOptions()
-    given: dict[str, Any] = {}
-    for name in JobOptions.__dataclass_fields__:
-        value = getattr(options, name)
-        given[name] = getattr(file, name) if value is None else value
+    given = {**vars(file), **{name: value for name, value in vars(options).items() if value is not None}}
     given.pop("profile")
     given["env"] = {**(file.env or {}), **(options.env or {})}
-    given["setup"] = (file.setup or ()) + (options.setup or ())
+    for name in ("setup", "progress"):
+        given[name] = (getattr(file, name) or ()) + (getattr(options, name) or ())
     given["num_nodes"] = given.pop("nodes")
     walltime = given.pop("walltime")
     given["walltime_s"] = None if walltime is None else parse_walltime_s(walltime)

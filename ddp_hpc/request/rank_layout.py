@@ -12,10 +12,10 @@ from ddp_hpc.units import parse_walltime_s
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Layout:
-    """The layout of every node of a job. `devices` is 0 if the site has no known GPUs.
+    """The layout of every node of a job. `devices` is 0 if the number of GPUs is unknown.
 
-    `cpus_per_rank` counts CPUs as Slurm does (hardware threads if the site has them), `threads_per_rank`
-    counts cores. Both are 0 if unknown.
+    `cpus_per_rank` is a number of CPUs as Slurm counts them, which are hardware threads at some sites.
+    `threads_per_rank` is a number of cores. Both are 0 if unknown.
     """
 
     launcher: str
@@ -31,8 +31,9 @@ def lay_out(job: Job, site: Site) -> Layout:
     """Return the layout of the job's ranks on a node of the site.
 
     Raises:
-        RequestError: there are more ranks than devices or cores, the ranks do not divide the devices, or the
-            request exceeds the node.
+        RequestError: there are more ranks than devices or cores, the devices cannot be divided evenly among
+        the
+            ranks, or the request exceeds the node.
     """
     devices = _devices(job, site)
     ranks = job.ranks_per_node or devices or 1
@@ -55,7 +56,7 @@ def lay_out(job: Job, site: Site) -> Layout:
             f"Use --ranks-per-node {cores} or fewer."
         )
     launcher = job.launcher or site.launch.default
-    # A bound rank has only the cores of its own set, even if there are fewer ranks than sets.
+    # With --cpu-bind, a rank has only the cores of its own set, even if there are more sets than ranks.
     bound = len(site.launch.cpu_bind) if launcher == "mpiexec" else 0
     walltime = job.walltime_s
     if walltime is None and site.default_walltime:
@@ -87,7 +88,7 @@ def _devices(job: Job, site: Site) -> int:
 
 
 def _cpus(job: Job, site: Site) -> tuple[int, int]:
-    """Return the CPUs of a node as the scheduler counts them, and its cores."""
+    """Return the number of CPUs of a node, as the scheduler counts them, and the number of its cores."""
     cores, threads = site.node.cores, site.node.threads or site.node.cores
     if not job.cpus_per_node:
         return threads, cores

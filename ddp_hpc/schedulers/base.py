@@ -1,14 +1,16 @@
-"""The interface that every scheduler implements, and checks of values for all schedulers.
+"""The base class of all schedulers, and checks of the values in directives.
 
-The rest of the project uses the methods of a `Scheduler` and never its name.
+The rest of the project calls the methods of a `Scheduler` and never compares its name.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from importlib import import_module
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, cast
 
 from ddp_hpc.errors import RequestError
 from ddp_hpc.request.job import Job
@@ -19,28 +21,29 @@ from ddp_hpc.units import format_walltime, parse_walltime_s
 if TYPE_CHECKING:
     from ddp_hpc.schedulers.allocation import Allocation
     from ddp_hpc.schedulers.job_state import JobState
+    from ddp_hpc.schedulers.running_job import RunningJob
 
 Directives = dict[str, str | Sequence[str]]
-"""The values of the directives for a script's template, by name."""
+"""The values of directives, by the names that the templates of job scripts use."""
 
 Severity = Literal["error", "warning", "note"]
 
 _VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@+,=&|/()*-]*")
-# Walltimes of sbatch(1), --time, and pbs_resources(7), walltime. Only Slurm accepts days with hours.
+# Formats of sbatch(1), --time, and pbs_resources(7), walltime. Only Slurm accepts days with hours.
 _NUMBER = re.compile(r"\d{1,9}")
 _MINUTES_SECONDS = re.compile(r"(\d{1,9}):(\d{1,2})")
 _DAYS_HOURS = re.compile(r"(\d{1,6})-(\d{1,2})(?::(\d{1,2}))?")
 
-# The default requests one chunk per node; it is used if the profile does not define resources.
+# The request of a profile that does not define resources: one chunk per node.
 _CHUNK = "select={nodes}:ncpus={cpus}:mpiprocs={ranks}"
 
 
 class DirectiveLine(Protocol):
-    """One option of a directive line in a user's script."""
+    """One option in a directive of a user's script."""
 
     @property
     def line(self) -> int:
-        """The number of its line, from 1."""
+        """The line number, from 1."""
         ...
 
     @property
@@ -55,7 +58,7 @@ class DirectiveLine(Protocol):
 
 
 class ScriptOptions(Protocol):
-    """The options of a user's script, as its scheduler reads them."""
+    """The options in the directives of a user's script, as its scheduler reads them."""
 
     @property
     def lines(self) -> Sequence[str]:
@@ -67,17 +70,17 @@ class ScriptOptions(Protocol):
         ...
 
     def value(self, *flags: str) -> str | None:
-        """Returns the value of the last directive with one of these flags."""
+        """Returns the value of the last directive with one of these flags; None without such a directive."""
         ...
 
     def resources(self) -> Iterator[tuple[DirectiveLine, str, str]]:
-        """Each resource in the `-l` directives of PBS: its directive, name and value."""
+        """Yields each resource of the `-l` options of PBS: the directive, the name and the value."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptProblem:
-    """One problem in a script: its line, a description and a fix."""
+    """One problem in a script: its line number, what was found, and how to fix it."""
 
     line: int
     what: str
@@ -86,7 +89,7 @@ class ScriptProblem:
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptCheck:
-    """A lint check that applies only to scripts of the scheduler that defines it."""
+    """A check of `ddp-hpc lint` that only scripts for one scheduler need."""
 
     id: str
     severity: Severity
@@ -103,28 +106,24 @@ class ShellVariable:
     why: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobCommands:
-    """The functions that query and cancel the jobs of one scheduler."""
+class JobCommands(Protocol):
+    """The functions in the module `job_commands` of a scheduler, which query and cancel jobs."""
 
-    title: str
-    """The scheduler's name for messages."""
-    program: str
-    """The program that queues a script."""
-    asks: str
-    """The program whose presence on the PATH shows that this machine has the scheduler."""
-    job_id_pattern: re.Pattern[str]
-    """The pattern that only the job ids of this scheduler contain."""
-    read_job: Callable[[str], JobState | None]
-    """The state of a job; None if the scheduler does not know it."""
-    job_id_of: Callable[[str], str | None]
-    """The job id in the output of `program`."""
-    cancel: Callable[[str], str]
-    """Cancels a job; returns the scheduler's error message, empty on success."""
+    def read_job(self, job_id: str) -> JobState | None:
+        """Returns the state of a job; None if the scheduler does not know it."""
+        ...
+
+    def job_id_of(self, answer: str) -> str | None:
+        """Returns the job id in the last line that the submit command printed."""
+        ...
+
+    def cancel(self, job_id: str) -> str:
+        """Cancels a job; returns the scheduler's error message, empty on success."""
+        ...
 
 
 class Scheduler:
-    """One scheduler. The defaults are those of a machine without a scheduler."""
+    """One scheduler. The defaults describe a machine without a scheduler."""
 
     name: ClassVar[str]
     """The scheduler's name in profiles."""
@@ -141,12 +140,14 @@ class Scheduler:
     """Whether a script can requeue or resubmit itself at the end of its walltime."""
     kill_delay_s: ClassVar[int] = 0
     """The usual time between SIGTERM and SIGKILL at the end of a job; 0 if unknown."""
-    job_id_in_shell: ClassVar[str] = "$job_id"
-    """The job's id, as the script's shell expands it; empty if there is none."""
+    first_node_in_shell: ClassVar[str] = ""
+    """The node of rank 0 as a bash expression; empty if `render --standalone` is not supported."""
+    job_number_in_shell: ClassVar[str] = ""
+    """A number that is different for each job, as a term of bash's arithmetic."""
     agent_launcher: ClassVar[str] = ""
     """The launcher that starts torchrun's agent on every node; empty if the script itself starts it."""
     mpiexec_needs_hosts: ClassVar[bool] = False
-    """Whether mpiexec needs a list of the job's hosts."""
+    """Whether mpiexec must get the host names of the job as an option."""
     why_omp_num_threads: ClassVar[str] = ""
     """An additional reason why scripts for this scheduler set OMP_NUM_THREADS."""
     interactive_command: ClassVar[str] = ""
@@ -154,29 +155,33 @@ class Scheduler:
     can_chain: ClassVar[bool] = False
     """Whether several jobs can be queued at once, each of which waits for the previous one."""
     is_account_on_command_line: ClassVar[bool] = False
-    """Whether the account can only be given on the command line, because no directive can name it."""
+    """Whether the account must be an argument of the submit command, because no directive can name it."""
     requests_by_resources: ClassVar[bool] = False
-    """Whether nodes and GPUs are requested as resources, whose units the profile defines."""
+    """Whether nodes and GPUs are requested as `resources` of the profile."""
 
     # Attributes for reading a user's script.
     prefix: ClassVar[str] = ""
-    """The prefix of directive lines."""
+    """The prefix of directives, such as `#SBATCH`; empty if their options are not read."""
     log_flags: ClassVar[tuple[str, ...]] = ()
     """The options that name log files."""
+    walltime_flag: ClassVar[str] = ""
+    """The option that requests a walltime; empty if it is a resource of -l."""
+    queue_flag: ClassVar[str] = ""
+    """The option that names a queue."""
     walltime_directive: ClassVar[str] = ""
-    """The directive that requests a walltime."""
+    """The directive that requests a walltime, for messages."""
     walltime_pattern: ClassVar[re.Pattern[str]] = re.compile("")
-    """The formats of a walltime that the scheduler accepts."""
+    """The pattern of all walltimes that the scheduler accepts."""
     walltime_form: ClassVar[str] = "HH:MM:SS, such as 01:30:00"
-    """How messages explain a walltime that the scheduler accepts."""
+    """The format of a walltime, with an example, for messages."""
     bare_walltime_unit_s: ClassVar[int] = 1
     """The unit of a walltime without colons, in seconds."""
     is_ambiguous_walltime: ClassVar[bool] = True
-    """Whether two fields are minutes and seconds, which people mistake for hours and minutes."""
+    """Whether `01:30` means minutes and seconds, which users mistake for hours and minutes."""
     reads_loose_directives: ClassVar[bool] = False
-    """Whether directives are also read after the first command, and with a blank after the #."""
+    """Whether the scheduler also reads directives after the first command, and with a blank after the #."""
     free_text_flags: ClassVar[frozenset[str]] = frozenset(("-v", "--export", "--comment", "--wrap"))
-    """Options whose value may contain a literal dollar sign or ~."""
+    """Options in whose values lint does not report `$` and `~`, which the scheduler would not expand."""
     repeatable_flags: ClassVar[frozenset[str]] = frozenset(("-l", "-W", "-v", "-m"))
     """Options that a script may repeat with different values."""
     account_flags: ClassVar[tuple[str, ...]] = ("-A", "-P")
@@ -184,39 +189,50 @@ class Scheduler:
     checks: ClassVar[tuple[ScriptCheck, ...]] = ()
     """Lint checks for this scheduler's scripts, in addition to those in ddp_hpc/lint."""
 
-    # Attributes for jobs, and for this machine.
+    # Attributes for jobs, and for the commands on this machine.
     job_id_variable: ClassVar[str] = ""
-    """The environment variable with the job's id; empty if jobs are not recognized by one."""
+    """The environment variable with the job id; empty if the scheduler sets no such variable."""
     end_time_variable: ClassVar[str] = ""
     """The environment variable with the end of the job, in seconds since the Unix epoch."""
+    query_command: ClassVar[str] = ""
+    """The command that reports the state of a job, and whose presence on the PATH shows that this machine has
+    the scheduler; empty if jobs of this scheduler cannot be monitored."""
+    job_id_pattern: ClassVar[re.Pattern[str]] = re.compile("")
+    """A pattern that occurs only in job ids of this scheduler."""
     commands: ClassVar[tuple[str, ...]] = ()
     """The commands that a login node must have; the first one submits a script."""
     stand_in: ClassVar[str] = ""
-    """The module that defines the stand-in as QUEUE; empty if ddp_hpc/rehearse defines it or none exists."""
+    """The module whose object QUEUE simulates the scheduler in `ddp-hpc rehearse`; empty if there is none."""
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
-        """Returns the values of the script's directives.
+        """Returns the values of the script's directives; by default those that most schedulers have.
 
         Raises:
             RequestError: the scheduler or the site cannot do what the job requests.
         """
-        raise NotImplementedError
+        return {
+            "name": directive_value("job name", job.name),
+            "walltime": walltime_of(layout, site),
+            "queue": optional_value("queue", layout.queue),
+            "account_option": site.account.option,
+            "account": optional_value("account", job.account),
+        }
 
     def refuse_qos(self, site: Site) -> str:
         """Returns the reason why the site does not support a QOS; empty if it does."""
         return f"a QOS is requested from Slurm, but {site.title} has {self.title}"
 
     def account_placeholder(self, site: Site) -> str:
-        """Returns the argument for a project on the command line that submits a script."""
+        """Returns the account option of the submit command with a placeholder, such as `-A PROJECT`."""
         option = site.account.option
         return f"{option}PROJECT" if option.endswith("=") else f"{option} PROJECT"
 
     def account_flag(self, site: Site) -> str:
-        """Returns the flag of the account, such as `-A` or `-W group_list`."""
+        """Returns the option that names the account, such as `-A` or `-W group_list=`."""
         return site.account.option
 
     def account_arguments(self, account: str, option: str) -> list[str]:
-        """Returns the arguments that set the account on submission; `option` comes from the profile."""
+        """Returns the arguments of the submit command that set the account, with the profile's `option`."""
         *before, last = (option or "-A").split()
         return [*before, f"{last}{account}"] if last.endswith("=") else [last, account]
 
@@ -230,13 +246,13 @@ class Scheduler:
         raise NotImplementedError
 
     def submit_line(self, options: str = "") -> str:
-        """Returns the command of a shell that submits the script whose path follows it."""
+        """Returns the shell command that submits a script; the path of the script must be appended."""
         return f"{self.submit_program} {options}".rstrip()
 
     def launch_words(self, site: Site, layout: Layout) -> Sequence[str]:
-        """Returns the command of a launcher that belongs to this scheduler; empty for any other launcher.
+        """Returns the command line of the scheduler's own launcher; empty for any other launcher.
 
-        The placeholders {num_nodes} and {num_ranks} stand for the numbers of the running job.
+        The script replaces the placeholders {num_nodes} and {num_ranks} by the numbers of its job.
         """
         return ()
 
@@ -245,38 +261,37 @@ class Scheduler:
         return []
 
     def exclude_host(self, host: str) -> str:
-        """Returns the command that submits a job without this host; empty if there is none."""
+        """Returns the submit command that excludes this host; empty if the scheduler cannot exclude hosts."""
         return ""
 
-    # Methods that read the requests of a user's script; None means that the script does not contain the
-    # request.
+    # Methods that read what a user's script requests; None if the script does not request it.
 
     def split_options(self, words: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """Yields flags and values of one directive line; a word without an option has an empty flag."""
+        """Yields each flag of a directive with its value; a word without an option has an empty flag."""
         yield from ()
 
     def num_nodes(self, script: ScriptOptions) -> int | None:
-        """Number of nodes."""
+        """The number of nodes."""
         return None
 
     def ranks_per_node(self, script: ScriptOptions) -> int | None:
-        """Number of ranks per node."""
+        """The number of ranks per node."""
         return None
 
     def gpus_per_node(self, script: ScriptOptions) -> int | None:
-        """Number of GPUs per node."""
+        """The number of GPUs per node."""
         return None
 
     def cpus_per_rank(self, script: ScriptOptions) -> int | None:
-        """Number of CPUs per rank."""
+        """The number of CPUs per rank."""
         return None
 
     def walltime(self, script: ScriptOptions) -> tuple[int, str] | None:
-        """Line and text of the walltime."""
-        return None
+        """The line number and text of the walltime."""
+        return last_directive(script, self.walltime_flag)
 
     def walltime_s(self, text: str) -> int | None:
-        """Returns the seconds of a walltime, as the scheduler reads it; None if it is invalid."""
+        """Returns a walltime in seconds, as the scheduler reads it; None if it is invalid."""
         if not self.walltime_pattern.fullmatch(text):
             return None
         if _NUMBER.fullmatch(text):
@@ -296,17 +311,17 @@ class Scheduler:
         return any(one.flag in self.account_flags for one in script.read())
 
     def queue(self, script: ScriptOptions, site: Site | None) -> tuple[int, str] | None:
-        """Line and name of the queue, partition or QOS, depending on the site."""
-        return None
+        """The line number and name of the queue, partition or QOS, depending on the site."""
+        return last_directive(script, self.queue_flag)
 
     def qos(self, script: ScriptOptions, site: Site | None) -> str:
-        """Returns the QOS that is requested in addition to a partition."""
+        """Returns the QOS that is requested in addition to a queue; empty without one."""
         return ""
 
     # Methods for jobs.
 
     def find_allocation(self, environ: Mapping[str, str]) -> Allocation | None:
-        """Returns the allocation of this process; None if this scheduler has not allocated it.
+        """Returns the allocation of which this process is a part; None outside a job of this scheduler.
 
         Raises:
             RequestError: the scheduler's variables are invalid.
@@ -320,19 +335,30 @@ class Scheduler:
         """
         return None
 
-    def job_commands(self) -> JobCommands | None:
-        """Returns the commands for jobs; None if jobs of this scheduler cannot be monitored."""
-        return None
+    def job_commands(self) -> JobCommands:
+        """Returns the module with the commands for jobs; only for a scheduler with a `query_command`."""
+        package = type(self).__module__.rpartition(".")[0]
+        return cast("JobCommands", import_module(f"{package}.job_commands"))
+
+    def running_job(self, environ: Mapping[str, str]) -> RunningJob:
+        """Returns the job of this process. Outside of a job, its ID is that of the process."""
+        from ddp_hpc.schedulers.running_job import RunningJob
+
+        return RunningJob(self.job_id(environ), environ)
+
+    def job_id(self, environ: Mapping[str, str]) -> str:
+        """Returns the ID of the job of this process; outside of a job, the ID of the process."""
+        return environ.get(self.job_id_variable) or str(os.getpid())
 
 
 def directive_value(what: str, value: str) -> str:
     """Returns `value` if it can be written into a directive line.
 
-    A directive line is not shell code: schedulers read it to the end of the line and expand nothing.
-    Therefore values are checked and never quoted.
+    A directive is not shell code: the scheduler reads it to the end of the line without expanding anything.
+    Therefore, values are checked instead of quoted.
 
     Raises:
-        RequestError: it contains blanks, line breaks, quotes, `$` or other unsupported characters.
+        RequestError: it contains blanks, line breaks, quotes, `$` or other characters that are not allowed.
     """
     if not _VALUE.fullmatch(value):
         raise RequestError(
@@ -348,10 +374,10 @@ def optional_value(what: str, value: str) -> str:
 
 
 def walltime_of(layout: Layout, site: Site) -> str:
-    """Returns the walltime as HH:MM:SS.
+    """Returns the walltime of the job, or otherwise the default of the site, as HH:MM:SS.
 
     Raises:
-        RequestError: neither the job nor the site has a walltime.
+        RequestError: neither of them is set.
     """
     if layout.walltime_s is None:
         raise RequestError(f"no walltime was given and {site.title} has no default. Use --walltime HH:MM:SS.")
@@ -362,7 +388,7 @@ def refuse_unused(site: Site, given: Sequence[tuple[str, str]]) -> None:
     """Rejects options that this scheduler cannot use.
 
     Raises:
-        RequestError: one of them has a value.
+        RequestError: an option has a value; `given` has the options with their values.
     """
     for option, value in given:
         if value:
@@ -373,7 +399,7 @@ def refuse_unused(site: Site, given: Sequence[tuple[str, str]]) -> None:
 
 
 def resource_values(job: Job, site: Site, layout: Layout, of_site: Sequence[str]) -> list[str]:
-    """Returns the values of qsub's `-l` for this job, from the queue or otherwise from the site."""
+    """Returns the values of qsub -l for this job, as defined by its queue or otherwise by its site."""
     of_queue = next((queue.resources for queue in queue_entries(site, layout.queue)), ())
     resources = of_queue or of_site or (_CHUNK + (":ngpus={devices}" if layout.devices else ""),)
     numbers = resource_numbers(job, site, layout)
@@ -381,7 +407,7 @@ def resource_values(job: Job, site: Site, layout: Layout, of_site: Sequence[str]
 
 
 def resource_numbers(job: Job, site: Site, layout: Layout) -> dict[str, int]:
-    """Returns the values of the placeholders in a profile's `resources`."""
+    """Returns the values of the placeholders in the `resources` of a profile, such as {nodes}."""
     cpus = job.cpus_per_node or site.node.threads or site.node.cores or layout.ranks_per_node
     return {
         "nodes": job.num_nodes,
@@ -395,9 +421,15 @@ def resource_numbers(job: Job, site: Site, layout: Layout) -> dict[str, int]:
 
 
 def cpus_per_task(layout: Layout) -> int:
-    """Returns the number of CPUs of a Slurm task: those of one rank, or of a node for torchrun's agent."""
+    """Returns the number of CPUs per Slurm task: a rank, or with torchrun the agent for a whole node."""
     per_rank = layout.cpus_per_rank or 1
     return per_rank * layout.ranks_per_node if layout.launcher == "torchrun" else per_rank
+
+
+def last_directive(script: ScriptOptions, flag: str) -> tuple[int, str] | None:
+    """Returns the line number and the value of the last directive with this flag; None if there is none."""
+    found = [(one.line, one.value) for one in script.read() if flag and one.flag == flag]
+    return found[-1] if found else None
 
 
 def whole_number(text: str | None) -> int | None:

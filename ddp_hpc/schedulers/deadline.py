@@ -1,30 +1,27 @@
-"""End time of the allocation, from the job script or the scheduler."""
+"""The end time of the allocation, from the job script or from the scheduler."""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ddp_hpc.errors import RequestError
 from ddp_hpc.schedulers.registry import SCHEDULERS
+from ddp_hpc.schedulers.run_command import NoAnswerError, run
 
 # A busy server must not delay the start of the training, so the query has a short time limit.
 _ASK_LIMIT_S = 15.0
-# These schedulers set a variable with the job's id in their jobs.
+# The schedulers that set an environment variable with the job id.
 _KNOWN = tuple(one for one in SCHEDULERS.values() if one.job_id_variable)
 
 
 @dataclass(frozen=True)
 class Deadline:
-    """The end of the allocation."""
+    """The end of the allocation in seconds since the Unix epoch, and the source of this time for messages."""
 
     at_s: float
-    """The end in seconds since the Unix epoch."""
     source: str
-    """The source of the time, for messages."""
 
 
 def find_deadline(environ: Mapping[str, str]) -> Deadline | None:
@@ -46,7 +43,7 @@ def find_deadline(environ: Mapping[str, str]) -> Deadline | None:
             return Deadline(float(text), name)
     for scheduler in _KNOWN:
         if job := environ.get(scheduler.job_id_variable, ""):
-            found = scheduler.read_end_s(job, _ask)
+            found = scheduler.read_end_s(job, ask_once)
             return Deadline(*found) if found else None
     return None
 
@@ -65,17 +62,10 @@ def kill_delay_s(environ: Mapping[str, str]) -> float | None:
     return next((float(one.kill_delay_s) for one in _KNOWN if environ.get(one.job_id_variable)), None)
 
 
-def _ask(*argv: str) -> str:
+def ask_once(*argv: str) -> str:
+    """Return the output of a query, which is not repeated; empty if it failed."""
     try:
-        done = subprocess.run(
-            argv,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",  # qstat prints the job's variables unchanged
-            timeout=_ASK_LIMIT_S,
-            stdin=subprocess.DEVNULL,
-            env=dict(os.environ),
-        )
-    except (OSError, subprocess.SubprocessError):
+        answer = run(argv, _ASK_LIMIT_S)
+    except NoAnswerError:
         return ""
-    return done.stdout if done.returncode == 0 else ""
+    return answer.out if answer.code == 0 else ""

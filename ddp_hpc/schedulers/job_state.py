@@ -1,22 +1,24 @@
-"""The state of a job, in the same terms for all schedulers."""
+"""The state of a job, described in the same way for all schedulers."""
 
 from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from ddp_hpc.errors import RequestError
+from ddp_hpc.errors import DdpHpcError, RequestError
 
 Phase = Literal["waiting", "running", "ended"]
-# How a job ended; "" before its end. `failed` is derived from the exit code, the others from the scheduler.
-# `dropped`: its dependency is unknown to the scheduler or can no longer be satisfied.
+# How a job ended; "" before its end. `failed` means a non-zero exit code; the scheduler reports all others.
+# `dropped`: the scheduler does not know the job on which it depends, or that job did not end as required.
 End = Literal[
     "", "done", "failed", "walltime", "memory", "node", "cancelled", "preempted", "not started", "dropped"
 ]
 
-# `12@cm4`: job 12 of the Slurm cluster cm4, if that is not the cluster of this machine.
+# `12@cm4` is job 12 of the Slurm cluster cm4, which is not the default cluster of this machine.
 _JOB_ID = re.compile(
     r"[0-9]{1,18}(?:_[0-9]{1,9}|\[[0-9]{1,9}\])?(?:\.[A-Za-z0-9][A-Za-z0-9.-]{0,254}|@[A-Za-z0-9][A-Za-z0-9_-]{0,62})?"
 )
@@ -28,9 +30,9 @@ _SHORT_DURATION = re.compile(r"[0-9]{1,8}:[0-9]{2}")
 class JobState:
     """The state of one job. Values are None or "" if the scheduler does not report them.
 
-    `word` is the scheduler's name of the state, `reason` is why the job waits or how it
-    ended. `starts_at_s` is an estimate, in seconds since the Unix epoch. `log_is_live` is
-    false if the log is copied to its place only at the end.
+    `word` is the scheduler's name for the state. `reason` is why the job waits or how it ended. `starts_at_s`
+    is the estimated start in seconds since the Unix epoch. `log_is_live` is false if the scheduler copies the
+    log to its final path only at the end of the job.
     """
 
     job_id: str
@@ -55,7 +57,7 @@ class JobState:
 
 
 def is_job_id(text: str) -> bool:
-    """Return whether the text is the id of one job; only such text is passed to scheduler commands."""
+    """Return whether the text is the id of one job. Other text must not be passed to scheduler commands."""
     return _JOB_ID.fullmatch(text) is not None
 
 
@@ -63,7 +65,7 @@ def check_job_id(text: str) -> str:
     """Return `text` if it is the id of one job.
 
     Raises:
-        RequestError: it is anything else, which must not be passed to scheduler commands.
+        RequestError: the text is not the id of one job.
     """
     if array := re.fullmatch(r"([0-9]{1,18})\[\](\.[A-Za-z0-9.-]{1,254})?", text):
         raise RequestError(
@@ -79,13 +81,21 @@ def check_job_id(text: str) -> str:
     return text
 
 
+def was_dropped(read_job: Callable[[str], JobState | None], job_id: str) -> bool:
+    """Return whether PBS has removed the job because the job on which it depends does not exist."""
+    with suppress(DdpHpcError):  # qsub returned an ID, so the server has accepted the job
+        job = read_job(job_id)
+        return job is None or job.end == "dropped"
+    return False
+
+
 def same_job(one: str, other: str) -> bool:
-    """Return whether two ids refer to the same job; PBS appends a server name, which may be omitted."""
+    """Return whether two ids refer to the same job. The server name in an id of PBS may be omitted."""
     return one.partition(".")[0] == other.partition(".")[0]
 
 
 def duration_s(text: str) -> int | None:
-    """Parse `[D-]HH:MM:SS` or `MM:SS` to seconds; None for anything else, such as UNLIMITED."""
+    """Return the seconds of `[D-]HH:MM:SS` or `MM:SS`; None for anything else, such as UNLIMITED."""
     if _SHORT_DURATION.fullmatch(text):
         text = f"0:{text}"
     match = _DURATION.fullmatch(text)
@@ -96,7 +106,7 @@ def duration_s(text: str) -> int | None:
 
 
 def clock_s(text: str, form: str) -> float | None:
-    """Parse a local time to seconds since the Unix epoch; None if the text does not match."""
+    """Return a local time in seconds since the Unix epoch; None if the text does not have this format."""
     try:
         return time.mktime(time.strptime(text, form))
     except (ValueError, OverflowError):

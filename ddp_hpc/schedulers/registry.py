@@ -1,4 +1,4 @@
-"""All schedulers by name."""
+"""The objects of all schedulers, by name."""
 
 from __future__ import annotations
 
@@ -10,28 +10,17 @@ from ddp_hpc.request.rank_layout import Layout
 from ddp_hpc.schedulers.base import Scheduler
 from ddp_hpc.sites.site import Site
 
-# The directories of the schedulers. The `scheduler.py` in each of them defines the object SCHEDULER. If
-# several schedulers have commands in the same directory of the PATH, the first one in this list is used.
-_DIRECTORIES = (
-    "slurm",
-    "pbs",
-    "flux",
-    "grid_engine",
-    "local",
-    "lsf",
-)
+# Each of these directories has a module `scheduler` with the object SCHEDULER. If several schedulers have
+# commands in the same directory of the PATH, the first one in this list is used.
+_DIRECTORIES = ("slurm", "pbs", "flux", "grid_engine", "local", "lsf")
+_MODULES = [import_module(f"ddp_hpc.schedulers.{directory}.scheduler") for directory in _DIRECTORIES]
+SCHEDULERS: dict[str, Scheduler] = {module.SCHEDULER.name: module.SCHEDULER for module in _MODULES}
 
-
-def _load(directory: str) -> Scheduler:
-    scheduler: Scheduler = import_module(f"ddp_hpc.schedulers.{directory}.scheduler").SCHEDULER
-    return scheduler
-
-
-SCHEDULERS: dict[str, Scheduler] = {one.name: one for one in map(_load, _DIRECTORIES)}
-
+MONITORED: dict[str, Scheduler] = {name: one for name, one in SCHEDULERS.items() if one.query_command}
+"""The schedulers whose jobs can be submitted and monitored, by name."""
 
 NO_SCHEDULER: Scheduler = SCHEDULERS["local"]
-"""The scheduler of scripts without directives."""
+"""The object for scripts without directives, which run without a scheduler."""
 
 
 def scheduler_of_site(site: Site) -> Scheduler:

@@ -1,7 +1,7 @@
 """Execution of scheduler commands, with limits on time and output, and with retries.
 
 No shell is used. Queries are retried if the scheduler was too busy to answer.
-Submissions are retried only if they cannot have arrived, to avoid duplicate jobs.
+To avoid duplicate jobs, submissions are retried only if they cannot have reached the scheduler.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from ddp_hpc.errors import DdpHpcError, RequestError
 
@@ -56,7 +57,7 @@ class Answer:
 
     @property
     def said(self) -> str:
-        """The error output of the command on one line, without control characters."""
+        """The error message of the command on one line, without control characters."""
         lines = [plain(line.strip()) for line in (self.err or self.out)[:4000].splitlines()]
         text = "; ".join(line for line in lines if line)
         return text[:400] or f"no message, exit code {self.code}"
@@ -86,24 +87,21 @@ def ask(*argv: str) -> Answer:
     Raises:
         NoAnswerError: no attempt was answered, or the output exceeds MAX_BYTES.
     """
-
-    def again(answer: Answer) -> bool:
-        return answer.code != 0 and bool(_UNREACHED.search(answer.err) or _LOST.search(answer.err))
-
-    return _patiently(argv, QUESTION_LIMIT_S, again)
+    return _patiently(argv, QUESTION_LIMIT_S, (_UNREACHED, _LOST))
 
 
-def submit(*argv: str) -> Answer:
-    """Run a command that changes something. It is retried only if it cannot have arrived.
+def is_unreachable(answer: Answer) -> bool:
+    """Return whether the command failed because it could not connect to the scheduler."""
+    return answer.code != 0 and bool(_UNREACHED.search(answer.err))
+
+
+def submit(*argv: str, environ: Mapping[str, str] = os.environ, cwd: Path | None = None) -> Answer:
+    """Run a command that queues or cancels a job. It is retried only if it cannot have reached the scheduler.
 
     Raises:
-        NoAnswerError: it is unknown whether it arrived, or the scheduler cannot be reached.
+        NoAnswerError: it is unknown whether the scheduler got the request, or it cannot be reached.
     """
-
-    def again(answer: Answer) -> bool:
-        return answer.code != 0 and bool(_UNREACHED.search(answer.err))
-
-    answer = _patiently(argv, SUBMISSION_LIMIT_S, again)
+    answer = _patiently(argv, SUBMISSION_LIMIT_S, (_UNREACHED,), environ, cwd)
     if answer.code != 0 and _LOST.search(answer.err):
         raise NoAnswerError(
             f"{argv[0]} reports: {answer.said}. It is unknown whether the request was accepted. Check "
@@ -114,7 +112,7 @@ def submit(*argv: str) -> Answer:
 
 @contextmanager
 def held_interrupt(program: str) -> Iterator[Callable[[], bool]]:
-    """Defer the first Ctrl-C, as a job may be queued; yield a function that returns whether it occurred.
+    """Defer the first Ctrl-C, since a job may be queued; yield a function that returns whether it came.
 
     Raises:
         NoAnswerError: a second Ctrl-C interrupts, and it is unknown whether a job was queued.
@@ -142,10 +140,16 @@ def held_interrupt(program: str) -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _patiently(argv: Sequence[str], limit_s: float, again: Callable[[Answer], bool]) -> Answer:
+def _patiently(
+    argv: Sequence[str],
+    limit_s: float,
+    retried: Sequence[re.Pattern[str]],
+    environ: Mapping[str, str] = os.environ,
+    cwd: Path | None = None,
+) -> Answer:
     for pause_s in (*PAUSES_S, None):
-        answer = _run(argv, limit_s)
-        if not again(answer):
+        answer = run(argv, limit_s, environ, cwd)
+        if answer.code == 0 or not any(pattern.search(answer.err) for pattern in retried):
             return answer
         if pause_s is not None:
             time.sleep(pause_s)
@@ -155,8 +159,15 @@ def _patiently(argv: Sequence[str], limit_s: float, again: Callable[[Answer], bo
     )
 
 
-def _run(argv: Sequence[str], limit_s: float) -> Answer:
-    environ = dict(os.environ)
+def run(
+    argv: Sequence[str], limit_s: float, environ: Mapping[str, str] = os.environ, cwd: Path | None = None
+) -> Answer:
+    """Run a command once.
+
+    Raises:
+        NoAnswerError: it cannot be started, does not end within `limit_s`, or prints more than MAX_BYTES.
+    """
+    environ = dict(environ)
     # This variable changes the time format of scontrol and sacct.
     environ.pop("SLURM_TIME_FORMAT", None)
     try:
@@ -166,6 +177,7 @@ def _run(argv: Sequence[str], limit_s: float) -> Answer:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environ,
+            cwd=cwd,
             start_new_session=True,  # so that its children can be killed too
         )
     except (OSError, ValueError) as error:
@@ -181,7 +193,7 @@ def _run(argv: Sequence[str], limit_s: float) -> Answer:
 
 
 def _read(process: subprocess.Popen[bytes], name: str, limit_s: float) -> tuple[str, str]:
-    """Read stdout and stderr to their ends, or until shortly after the end of the program.
+    """Return stdout and stderr up to their ends, or up to DRAIN_S after the program has ended.
 
     communicate() is not used, since a program that never stops writing would fill the memory.
     """
@@ -200,14 +212,14 @@ def _read(process: subprocess.Popen[bytes], name: str, limit_s: float) -> tuple[
                 break
             if left_s <= 0:
                 raise NoAnswerError(
-                    f"{name} did not answer within {limit_s:g} s. If it was to change something, check "
+                    f"{name} did not answer within {limit_s:g} s. If it submits or cancels a job, check "
                     "whether it did; otherwise try again later."
                 )
             for key, _ in selector.select(min(left_s, _LOOK_S)):
-                piece = os.read(key.fd, 65536)
-                if not piece:
+                chunk = os.read(key.fd, 65536)
+                if not chunk:
                     selector.unregister(key.fileobj)
-                key.data.extend(piece)
+                key.data.extend(chunk)
             if len(out) + len(err) > MAX_BYTES:
                 raise NoAnswerError(
                     f"{name} printed more than {MAX_BYTES} bytes, which cannot be a valid answer"

@@ -1,4 +1,4 @@
-"""Detection of the site profile for this machine."""
+"""Detect the site profile of this machine."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ddp_hpc.toml_config import read_toml
 def choose_profile(option: str, job_file: str, environ: Mapping[str, str]) -> tuple[str, str]:
     """Return the name of the profile and the reason for it.
 
-    In this order: `--profile`, the job file, DDP_HPC_PROFILE, the [detect] tables
-    of all profiles, the commands on the PATH, and generic_slurm otherwise. The
-    name is not checked; `load_site` reports an unknown one.
+    The first of these that names a profile is used: `--profile`, the job file, DDP_HPC_PROFILE, the [detect]
+    tables of all profiles, and the commands on the PATH. The default is generic_slurm. `load_site` reports an
+    unknown name.
     """
     if option:
         return option, "named by --profile"
@@ -35,7 +35,7 @@ def choose_profile(option: str, job_file: str, environ: Mapping[str, str]) -> tu
 
 
 def match(facts: Detect, host: str, environ: Mapping[str, str]) -> str:
-    """Return the reason why a [detect] table matches this machine, or an empty string."""
+    """Return the reason why a [detect] table matches this machine; empty if it does not match."""
     for pattern in facts.host_patterns:
         if fnmatchcase(host, pattern):
             return f"this host is {host}"

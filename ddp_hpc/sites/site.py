@@ -42,12 +42,11 @@ _TEMPLATE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,200}")
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Site:
-    """One profile. `checked` is the date on which the facts were last compared with `sources`.
+    """One site profile. `checked` is the date on which its facts were last compared with `sources`.
 
-    `file` is the path that the user gave instead of a name. `template` is a file in the
-    directory of the profile, or in the user's template directory, that replaces the
-    scheduler's template. `why` has one-line reasons for variables and for `cpu_bind`, which
-    become comments in the script.
+    `file` is the path that the user gave instead of a name. `template` replaces the template of the
+    scheduler; it is a file in the directory of the profile or in the user's template directory. `why` has
+    one-line reasons for variables and for `cpu_bind`, which become comments in the job script.
 
     Raises:
         RequestError: on construction, for contradictory facts.
@@ -121,9 +120,9 @@ class Site:
 def profile_files() -> dict[str, Path]:
     """Return the files of all profiles by name, sorted. User profiles override shipped ones."""
     found: dict[str, Path] = {}
-    for folder in (asset_directory("profiles"), user_directory("profiles")):
-        if folder.is_dir():
-            found.update((path.stem, path) for path in folder.glob("*.toml") if _NAME.fullmatch(path.stem))
+    for directory in (asset_directory("profiles"), user_directory("profiles")):
+        if directory.is_dir():
+            found.update((path.stem, path) for path in directory.glob("*.toml") if _NAME.fullmatch(path.stem))
     return dict(sorted(found.items()))
 
 
@@ -180,9 +179,9 @@ def _template_file(name: str, profile: Path) -> Path:
 
 
 def queue_entries(site: Site, queue: str, qos: str = "") -> tuple[Queue, ...]:
-    """Return the profile's entries for a queue and a QOS; empty if the profile does not have the pair.
+    """Return the entries of the profile for this queue and QOS; empty if it has none.
 
-    Without a QOS, a queue whose entries all have a QOS matches all of them.
+    If `qos` is empty and the queue has no entry without a QOS, all entries of the queue are returned.
     """
     named = [entry for entry in site.queues if entry.name == queue]
     chosen = [entry for entry in named if entry.qos == qos]
@@ -190,7 +189,7 @@ def queue_entries(site: Site, queue: str, qos: str = "") -> tuple[Queue, ...]:
 
 
 def with_fallback(site: Site, name: str) -> Site:
-    """Return `site` with the variables of a fallback, or `site` itself for an empty name.
+    """Return `site` with the environment variables of a fallback; for an empty name, `site` itself.
 
     Raises:
         RequestError: the profile has no such fallback.

@@ -11,36 +11,39 @@ from ddp_hpc.units import parse_walltime_s
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 # Lustre requires a stripe size that is a multiple of 64 KiB and less than 4 GiB.
 _STRIPE_SIZE = re.compile(r"[1-9][0-9]{0,2}M")
-# Pattern of an option in a directive. bash does not evaluate it, so it has no quotes, dollar signs or
-# comments.
+# An option in a directive. The scheduler does not evaluate it like bash, so quotes, dollar signs and comments
+# are not allowed.
 _OPTION = re.compile(r"-[A-Za-z0-9_.:@+,=&|/()*~ -]+")
-# Pattern of an option for any scheduler; some require brackets and quotes.
+# An option for a scheduler without its own table; some of these require brackets and quotes.
 _ANY_OPTION = re.compile(r"-[A-Za-z0-9_.:@+,=&|/()*~ \[\]\"<>!-]+")
-# Pattern of a value in a directive.
+# A value in a directive.
 _WORD = re.compile(r"[A-Za-z0-9_.:@+,=&|/()\[\]*-]*")
 _PLACE = re.compile(r"\{([^{}]*)\}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# bash(1), "Shell Variables": the first group is read-only, so that setting it would end the script; bash
-# overwrites the values of the others.
+# bash(1), "Shell Variables". Those in the first set are read-only, and setting them would end the script.
+# bash overwrites the values of the others.
 BASHS_OWN = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"}) | {
     *("BASHPID", "BASH_COMMAND", "BASH_SUBSHELL", "DIRSTACK", "EPOCHREALTIME", "EPOCHSECONDS", "FUNCNAME"),
     *("GROUPS", "HISTCMD", "LINENO", "RANDOM", "SECONDS", "SRANDOM"),
 }
-# A directory in a script: absolute, or below a variable that the site sets on each node.
+# A directory in a script: an absolute path, or a path that begins with a variable of the site.
+DEFAULT_LOCAL_FOLDER = "/tmp"  # noqa: S108 - exists on every node; subdirectories contain the user ID
 _LOCAL_FOLDER = re.compile(r"(?:/|\$[A-Z][A-Z0-9_]*(?=/|$))[A-Za-z0-9_./-]*")
 
 # Placeholders in `Pbs.resources`, `Age.resources` and `Queue.resources`.
 PLACES = ("nodes", "ranks", "devices", "cpus", "all_ranks", "all_devices", "all_cpus")
 
 
-def _check_places(text: str) -> None:
-    for name in _PLACE.findall(text):
-        if name not in PLACES:
-            raise RequestError(
-                f"unknown placeholder {{{name}}}{nearest(name, PLACES)}; choose one of {', '.join(PLACES)}"
-            )
-    if re.search("[{}]", _PLACE.sub("", text)):
-        raise RequestError(f"{text!r} has an unmatched brace. Placeholders are written as {{nodes}}.")
+def _check_places(resources: tuple[str, ...]) -> None:
+    for text in resources:
+        for name in _PLACE.findall(text):
+            if name not in PLACES:
+                known = ", ".join(PLACES)
+                raise RequestError(
+                    f"unknown placeholder {{{name}}}{nearest(name, PLACES)}; choose one of {known}"
+                )
+        if re.search("[{}]", _PLACE.sub("", text)):
+            raise RequestError(f"{text!r} has an unmatched brace. Placeholders are written as {{nodes}}.")
 
 
 def _check_numbers(**values: int) -> None:
@@ -65,7 +68,8 @@ def _check_options(options: tuple[str, ...]) -> None:
 class Detect:
     """Shell patterns by which a machine of this site is detected. One match is enough.
 
-    If no site matches, the profile is used whose `command` is on the PATH, unless `unless_command` is too.
+    If no profile matches, the first one whose `command` is on the PATH is used, unless its `unless_command`
+    is on the PATH too.
     """
 
     host_patterns: tuple[str, ...] = ()
@@ -76,7 +80,7 @@ class Detect:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Source:
-    """Source of facts and the date it was read; `of` names the keys of the profile that come from it."""
+    """A source of facts, and the date on which it was read. `of` lists the keys with facts from it."""
 
     where: str
     read: str = ""
@@ -89,7 +93,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Account:
-    """Account or project to charge: the option of qsub, and the prefix and suffix of account names."""
+    """The account to charge: the option of qsub, and the prefix and the suffix of account names."""
 
     required: bool = False
     option: str = "-A"
@@ -106,10 +110,10 @@ class Account:
 class Node:
     """A compute node. Numbers are 0 if they are unknown or differ between nodes.
 
-    `cores` and `threads` are those that jobs may use. `devices` are those that a rank
-    uses, so a GPU with two dies counts twice; memory is per device. `cpu_only` means that
-    there are no devices, since 0 devices alone mean that the number is unknown.
-    `local_folder` is on a local disk or in memory of the node.
+    `cores` and `threads` are the numbers of cores and hardware threads that jobs may use. One rank uses one
+    of the `devices`, so a GPU with two dies counts twice; memory is per device. `cpu_only` means that the
+    node has no device, since `devices = 0` means an unknown number. `local_folder` is a directory on a local
+    disk or in the memory of the node.
     """
 
     cores: int = 0
@@ -118,7 +122,13 @@ class Node:
     device: str = ""
     device_memory_gib: int = 0
     cpu_only: bool = False
-    local_folder: str = "/tmp"  # noqa: S108 - exists on every node; scripts append the user id
+    local_folder: str = DEFAULT_LOCAL_FOLDER
+
+    @property
+    def local_folder_parts(self) -> tuple[str, str]:
+        """The variable with which `local_folder` begins, or an empty string, and the rest of the path."""
+        variable, slash, below = self.local_folder.removeprefix("$").partition("/")
+        return variable, f"{slash}{below}".rstrip("/")
 
     def __post_init__(self) -> None:
         _check_numbers(
@@ -142,10 +152,10 @@ class Node:
 class Queue:
     """Limits of a queue when the profile was checked; 0 and "" if they are unknown.
 
-    A queue whose walltime depends on the number of nodes has one entry per range, and a
-    queue whose limits depend on the QOS has one entry per `qos`. Jobs cannot be submitted
-    to a queue with `submit = false`. `max_devices` is the limit of the whole job.
-    `resources` replace those of PBS or Grid Engine if this queue uses other units.
+    A queue whose walltime depends on the number of nodes has one entry per range, and a queue whose limits
+    depend on the QOS has one entry per `qos`. Jobs cannot be submitted to a queue with `submit = false`.
+    `max_devices` is the maximum number of devices per job. `resources` replaces the `resources` of the
+    scheduler's table.
     """
 
     name: str
@@ -167,8 +177,7 @@ class Queue:
             raise RequestError(
                 f"min_walltime {self.min_walltime} is greater than max_walltime {self.max_walltime}"
             )
-        for text in self.resources:
-            _check_places(text)
+        _check_places(self.resources)
         _check_words(name=self.name, qos=self.qos)
 
     def takes_nodes(self, num_nodes: int) -> bool:
@@ -180,10 +189,10 @@ class Queue:
 class Pbs:
     """Options of a PBS site.
 
-    `resources` are values of -l with placeholders: {nodes}, {ranks}, {devices} and {cpus}
-    per node, {all_ranks}, {all_devices} and {all_cpus} of the job. The default is one chunk
-    per node with cores, ranks and GPUs. `options` are literal directives.
-    Without `submit_from_nodes`, scripts never call qsub in a job.
+    `resources` are values of -l with placeholders: {nodes}; {ranks}, {devices} and {cpus} per node;
+    {all_ranks}, {all_devices} and {all_cpus} of the whole job. The default is one chunk per node with cores,
+    ranks and GPUs. `options` are options that become directives unchanged. With `submit_from_nodes = false`,
+    job scripts do not call qsub.
     """
 
     resources: tuple[str, ...] = ()
@@ -193,8 +202,7 @@ class Pbs:
     submit_from_nodes: bool = True
 
     def __post_init__(self) -> None:
-        for text in self.resources:
-            _check_places(text)
+        _check_places(self.resources)
         _check_words(filesystems=self.filesystems, filesystems_resource=self.filesystems_resource)
         _check_options(self.options)
 
@@ -203,12 +211,12 @@ class Pbs:
 class Slurm:
     """Options of a Slurm site.
 
-    `queue_option` is the option for --queue: partition, qos, or empty if the scheduler
-    chooses. `gpu_option` is the option for GPUs: gpus-per-node, gres (with `gpu_type` if
-    the site requires it), or empty if nodes are exclusive. `options` are literal
-    directives, `srun_options` are options of srun for starting ranks, and `agent_options`,
-    with {devices} per node, are options of srun for starting one torchrun agent per node.
-    `forbidden` are options that the site rejects.
+    `queue_option` is the option of sbatch for --queue: partition, qos, or empty if the scheduler chooses.
+    `gpu_option` is the option of sbatch for GPUs: gpus-per-node, gres (with `gpu_type` if the site requires
+    it), or empty if nodes are exclusive. `options` are options that become directives unchanged.
+    `srun_options` are options of srun for starting ranks. `agent_options` are options of srun for starting
+    one torchrun agent per node, with the placeholder {devices}. `forbidden` are options that the site
+    rejects.
     """
 
     queue_option: str = "partition"
@@ -234,7 +242,7 @@ class Slurm:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Flux:
-    """Options of a Flux site: `options` are literal directives."""
+    """Options of a Flux site. `options` are options that become directives unchanged."""
 
     options: tuple[str, ...] = ()
 
@@ -246,16 +254,15 @@ class Flux:
 class Age:
     """Options of a site with Altair (or Univa) Grid Engine.
 
-    `resources` are values of -l with placeholders, as for PBS; `options` are literal
-    directives.
+    `resources` are values of -l with the placeholders of `Pbs`. `options` are options that become directives
+    unchanged.
     """
 
     resources: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for text in self.resources:
-            _check_places(text)
+        _check_places(self.resources)
         _check_options(self.options)
 
 
@@ -263,16 +270,15 @@ class Age:
 class SchedulerOptions:
     """Options of a site whose scheduler has no table of its own.
 
-    `resources` are literal options that request nodes, ranks and GPUs, with placeholders
-    as for PBS; `options` are further literal directives.
+    `resources` are options that request nodes, ranks and GPUs, with the placeholders of `Pbs`. `options` are
+    further options. All of them become directives.
     """
 
     resources: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for text in self.resources:
-            _check_places(text)
+        _check_places(self.resources)
         for option in (*(_PLACE.sub("1", text) for text in self.resources), *self.options):
             if not _ANY_OPTION.fullmatch(option):
                 raise RequestError(f"option {option!r} is not allowed in a directive. Fix it.")
@@ -282,12 +288,11 @@ class SchedulerOptions:
 class Launch:
     """Options for starting ranks.
 
-    `dialect` is the kind of mpiexec; with `auto`, the script detects it.
-    `cpu_bind` lists the cores for local rank 0, 1, ... in PALS's spelling.
-    `own_mpiexec` selects the mpiexec of an active Python environment. `options` are
-    options of mpiexec, and `wrap` is a command prefix between the launcher and the
-    program, such as that of a container. With `one_device_a_rank`, the scheduler shows
-    each rank a single device.
+    `dialect` is the kind of mpiexec; with `auto`, the script detects it. `cpu_bind` lists the cores of local
+    rank 0, 1, ... in the format of PALS. With `own_mpiexec`, the mpiexec of an active Python environment is
+    used. `options` are options of mpiexec. `wrap` is a command between the launcher and the program, such as
+    `apptainer exec IMAGE`. With `one_device_a_rank`, the scheduler makes a single device visible to each
+    rank.
     """
 
     default: str
@@ -301,9 +306,10 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Env:
-    """Variables for the ranks: always, on one node, on several nodes, and directories to prepend to paths.
+    """Environment variables of the ranks: always, on one node, and on several nodes.
 
-    `unset` are variables that the site's software sets but that should not be set for training.
+    `multi_node_prepend` has directories to prepend to variables such as LD_LIBRARY_PATH. `unset` are
+    variables of the site's software that must not be set for training.
     """
 
     always: dict[str, str] = field(default_factory=dict)
@@ -315,7 +321,7 @@ class Env:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Fallback:
-    """Alternative settings for jobs that hang: variables of `env` to omit, and others to set."""
+    """Alternative environment variables for jobs that hang: those to omit from `Env`, and those to set."""
 
     name: str
     why: str
@@ -325,7 +331,7 @@ class Fallback:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Fabric:
-    """The fast network: a suffix of the host names on it, or its interface."""
+    """The fast network: the suffix of its host names, or the name of its network interface."""
 
     suffix: str = ""
     interface: str = ""
@@ -335,8 +341,7 @@ class Fabric:
 class Lustre:
     """Striping of large data files on Lustre: `lfs setstripe -c` and `-S`.
 
-    A count of 0 and an empty size mean the default of the file system. A count of -1
-    means all targets.
+    A count of 0 and an empty size select the default of the file system. A count of -1 selects all targets.
     """
 
     stripe_count: int = 0
@@ -353,13 +358,13 @@ class Lustre:
 
     @property
     def hint(self) -> str:
-        """Striping for the data generator, such as `8,4M` or `8`; empty for the file system's default."""
+        """The striping for the data generator, such as `8,4M` or `8`; empty for the file system's default."""
         return ",".join(filter(None, (str(self.stripe_count or ""), self.stripe_size)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Proxy:
-    """Proxy for connections from compute nodes to the internet, and the host names that bypass it."""
+    """The proxy for connections from compute nodes to the internet, and the host names that bypass it."""
 
     url: str
     no_proxy: str = ""

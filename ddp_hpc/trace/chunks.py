@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 _READ_BYTES = 1 << 16
-"""A small size, because the data that zlib has decompressed from a damaged piece is lost."""
+"""The size is small because zlib discards everything that it decompressed from a damaged block."""
 _GZIP = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
 
 
-def unpacked(path: Path, block_bytes: int, notes: list[str]) -> Iterator[bytes]:
+def unpacked(path: Path, block_bytes: int, cut_off: Callable[[str], None]) -> Iterator[bytes]:
     """Yields the contents of a file in blocks of about `block_bytes`, decompressed if it is gzipped.
 
-    For a truncated or damaged file, the blocks end early and the reason is added to `notes`.
+    For a truncated or damaged file, the blocks end early and `cut_off` is called with the reason.
 
     Raises:
         OSError: the file cannot be opened.
     """
     with path.open("rb") as file:
-        pieces = _gunzipped(file, notes) if file.read(2) == _GZIP else _plain(file)
+        pieces = _gunzipped(file, cut_off) if file.read(2) == _GZIP else _plain(file)
         file.seek(0)
         block: list[bytes] = []
         size = 0
@@ -37,7 +37,7 @@ def unpacked(path: Path, block_bytes: int, notes: list[str]) -> Iterator[bytes]:
                     block.clear()
                     size = 0
         except OSError as error:
-            notes.append(f"reading stopped after an error: {error.strerror}")
+            cut_off(f"reading stopped after an error: {error.strerror}")
         if block:
             yield b"".join(block)
 
@@ -47,7 +47,7 @@ def _plain(file: BinaryIO) -> Iterator[bytes]:
         yield piece
 
 
-def _gunzipped(file: BinaryIO, notes: list[str]) -> Iterator[bytes]:
+def _gunzipped(file: BinaryIO, cut_off: Callable[[str], None]) -> Iterator[bytes]:
     unpacker = zlib.decompressobj(wbits=31)
     whole = True
     try:
@@ -63,7 +63,7 @@ def _gunzipped(file: BinaryIO, notes: list[str]) -> Iterator[bytes]:
                     unpacker = zlib.decompressobj(wbits=31)
                     whole = True
     except zlib.error as error:
-        notes.append(f"the gzip data is damaged ({str(error).rsplit(': ', 1)[-1]}); the rest was not read")
+        cut_off(f"the gzip data is damaged ({str(error).rsplit(': ', 1)[-1]}); the rest was not read")
         return
     if not whole:
-        notes.append("the gzip data is truncated; the events before the end were read")
+        cut_off("the gzip data is truncated; the events before the end were read")

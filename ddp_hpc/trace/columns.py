@@ -18,7 +18,7 @@ _FAR_NS = 2.0**62
 class Columns:
     """The names, threads, starts and durations of events.
 
-    Columns that are made with the same `threads` have the same thread numbers.
+    Columns that share `threads` have the same thread numbers.
     """
 
     def __init__(self, threads: dict[tuple[Any, Any], int] | None = None) -> None:
@@ -53,7 +53,7 @@ class Columns:
 
     @property
     def correlation(self) -> Longs:
-        """The correlation ID of each event, -1 if it has none; without entries if none were added."""
+        """The correlation ID of each event, or -1 if it has none. Empty if no correlation IDs were added."""
         return np.frombuffer(self._correlation, np.int64)
 
     @property

@@ -22,10 +22,17 @@ UNKNOWN = -1
 class Launches:
     """The call that launched each event of a device."""
 
+    call: Longs
+    """The index of the call, or `UNKNOWN` if it was not recorded."""
     thread: Longs
     """The number of the launching thread, or `UNKNOWN`."""
     moment: Longs
     """The start of the call or, if it was not recorded, of the event itself, in nanoseconds."""
+
+    @property
+    def is_known(self) -> npt.NDArray[np.bool_]:
+        """Whether the call was recorded, for each event."""
+        return np.not_equal(self.call, UNKNOWN)
 
 
 def find_launches(
@@ -41,18 +48,23 @@ def find_launches(
         moments: the starts of the calls.
     """
     if not len(correlation):
-        return Launches(np.full(len(wanted), UNKNOWN, np.int64), starts)
+        unknown = np.full(len(wanted), UNKNOWN, np.int64)
+        return Launches(unknown, unknown, starts)
     order = np.argsort(correlation, kind="stable")
     at = np.minimum(np.searchsorted(correlation, wanted, sorter=order), len(order) - 1)
     call = order[at]
     is_known = (wanted >= 0) & (correlation[call] == wanted)
-    return Launches(np.where(is_known, threads[call], UNKNOWN), np.where(is_known, moments[call], starts))
+    return Launches(
+        np.where(is_known, call, UNKNOWN),
+        np.where(is_known, threads[call], UNKNOWN),
+        np.where(is_known, moments[call], starts),
+    )
 
 
 def is_inside(
     launches: Launches, threads: npt.NDArray[np.intc], intervals: Intervals
 ) -> npt.NDArray[np.bool_]:
-    """Returns for each launch whether its thread was inside one of the intervals of `threads`."""
+    """Returns for each launch whether it was inside an interval of its own thread."""
     inside = np.zeros(len(launches.moment), bool)
     for thread in np.unique(threads):
         own = threads == thread
@@ -64,11 +76,11 @@ def is_inside(
 
 
 def step_windows(steps: Intervals, launches: Launches, ends: Longs) -> Intervals:
-    """Returns the steps as the device saw them: from the end of one step's last kernel to that of the next.
+    """Returns the start and the end of each step on the device.
 
-    A step of the device begins when the host has begun it and the device has finished all that was
-    launched before. So a step that waits for the host begins with the host's, and one that is behind the
-    host is as long as the device's period. `ends` are the ends of the device's events.
+    A step begins on the device when the host has begun it and the device has finished everything that was
+    launched before. If the device lags behind the host, a step thus lasts as long as the device's period.
+    `ends` are the ends of the device's events.
     """
     begins, finishes = steps
     order = np.argsort(launches.moment, kind="stable")
@@ -80,3 +92,30 @@ def step_windows(steps: Intervals, launches: Launches, ends: Longs) -> Intervals
     following = np.append(starts[1:], np.iinfo(np.int64).max)
     is_behind = np.append(earlier[1:-1] >= begins[1:], False)
     return starts, np.maximum(np.minimum(np.where(is_behind, following, closed), following), starts)
+
+
+def idle_gaps(
+    busy: Intervals, events: Intervals, launches: Launches, whole: tuple[int, int]
+) -> dict[str, Intervals]:
+    """Returns the times in which the device does nothing: `idle_host`, `idle_kernel` and `idle_other`.
+
+    A gap has the cause `idle_host` if the event that ends it was launched after the gap had begun, and
+    `idle_kernel` if it was launched before. These are HTA's rules for a stream, applied to the device.
+
+    Args:
+        busy: the union of the events, not empty.
+        events: the starts and ends of the device's events.
+        launches: the launches of the events.
+        whole: the start and the end of all steps. After its last event, the device waits for the host.
+    """
+    starts, ends = busy
+    # Of the events that end a gap together, the device could have begun the one that was launched first.
+    order = np.lexsort((launches.moment, events[0]))
+    first = order[np.searchsorted(events[0][order], starts)]
+    ran_dry = np.append(min(whole[0], int(starts[0])), ends)
+    resumed = np.append(starts, max(whole[1], int(ends[-1])))
+    is_known = np.append(launches.is_known[first], True)
+    is_late = np.append(launches.moment[first] > ran_dry[:-1], True)
+    is_late[0] = True  # the device did nothing before its first event
+    causes = {"idle_host": is_known & is_late, "idle_kernel": is_known & ~is_late, "idle_other": ~is_known}
+    return {cause: (ran_dry[mask], resumed[mask]) for cause, mask in causes.items()}

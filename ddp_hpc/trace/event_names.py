@@ -134,3 +134,36 @@ def busbw_factor(kind: str, num_ranks: int) -> float:
     if kind in ("all_gather", "reduce_scatter", "all_to_all"):
         return (num_ranks - 1) / num_ranks
     return 1.0
+
+
+def shortened(name: str, limit: int) -> str:
+    """Returns the name of a kernel in at most `limit` characters; `...` replaces the middle of a longer one.
+
+    A C++ function of which the parameters do not fit is written without them.
+
+    >>> shortened("void multi_tensor_apply_kernel<AdamFunctor<float>, float>(int, int volatile*)", 40)
+    'multi_tensor_apply_kern...<float>, float>'
+    """
+    if len(name) <= limit:
+        return name
+    if name.endswith(")") and (end := _parameters(name)) > 0:
+        name = name[:end].removeprefix("void ")
+    if len(name) <= limit:
+        return name
+    tail = (limit - 3) * 2 // 5
+    return f"{name[: limit - 3 - tail]}...{name[len(name) - tail :]}"
+
+
+def _parameters(name: str) -> int:
+    """Returns the offset of the bracket that opens the parameters at the end of a name, or -1."""
+    depth = 0
+    for at in range(len(name) - 1, -1, -1):
+        depth += {")": 1, "(": -1}.get(name[at], 0)
+        if depth == 0:
+            return at
+    return -1
+
+
+def printable(line: str) -> str:
+    """Replaces control characters, which a terminal would interpret."""
+    return "".join(letter if letter.isprintable() else "?" for letter in line)

@@ -53,6 +53,13 @@ class Reading:
     notes: list[str] = field(default_factory=list)
     num_events: int = 0
     num_unreadable: int = 0
+    is_cut_off: bool = False
+    """Whether the end of the file is missing or could not be read."""
+
+    def cut_off(self, note: str) -> None:
+        """Adds a note that the end of the file is missing or could not be read."""
+        self.is_cut_off = True
+        self.notes.append(note)
 
 
 _Event = TypeVar("_Event")
@@ -83,7 +90,7 @@ class _Reader(Generic[_Event]):
     def read(self, path: Path) -> Iterator[list[_Event]]:
         text = b""
         begun = False
-        for block in unpacked(path, _BLOCK_BYTES, self._reading.notes):
+        for block in unpacked(path, _BLOCK_BYTES, self._reading.cut_off):
             text += block
             if not begun:
                 start = _begin(text, self._reading)
@@ -97,7 +104,7 @@ class _Reader(Generic[_Event]):
             if events:
                 yield events
             if len(text) > _LONGEST_EVENT_BYTES:
-                self._reading.notes.append("an event exceeds 256 MiB; the rest was not read")
+                self._reading.cut_off("an event exceeds 256 MiB; the rest was not read")
                 return
         if not begun:
             self._reading.notes.append("no traceEvents found" if text else "the file is empty")
@@ -140,7 +147,7 @@ class _Reader(Generic[_Event]):
         if marks and text.rstrip().endswith((b"}", b"]")):  # the file is not truncated
             _trailer(text[marks[-1].end() :].strip(), self._reading)
             return self._salvage(text[: marks[-1].end()])
-        self._reading.notes.append("the file is truncated; the events before the end were read")
+        self._reading.cut_off("the file is truncated; the events before the end were read")
         ends = [mark.start() for mark in re.finditer(rb"\}", text)]
         for end in reversed(ends[-10 * _TRIES :]):
             try:
@@ -203,4 +210,4 @@ def _trailer(text: bytes, reading: Reading) -> None:
     if rest not in (b"", b"}"):
         reading.head |= _fields(b"{" + rest, reading)
     elif not rest and reading.head:
-        reading.notes.append("the file is truncated after its last event")
+        reading.cut_off("the file is truncated after its last event")

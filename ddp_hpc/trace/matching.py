@@ -138,6 +138,7 @@ def rows(ranks: Sequence[RankTrace], matched: Sequence[Matched]) -> tuple[Collec
                 median_s=median_s,
                 total_s=sum(durations) / num_callers,
                 transfer_s=transfer_s,
+                is_transfer_known=key in transfers or num_ranks == 1,
                 busbw_bytes_per_s=busbw_factor(kind, num_ranks) * num_bytes / transfer_s
                 if transfer_s
                 else 0.0,

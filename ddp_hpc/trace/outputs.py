@@ -15,7 +15,7 @@ import click
 
 from ddp_hpc.errors import RequestError
 from ddp_hpc.partial_files import begins_with, write_atomically
-from ddp_hpc.trace.capture import read_capture
+from ddp_hpc.trace.combine_ranks import read_capture
 from ddp_hpc.trace.trace_files import trace_files
 from ddp_hpc.trace.trace_records import Capture
 from ddp_hpc.version import __version__
@@ -103,7 +103,9 @@ def write_json(captures: Sequence[Capture], sentences: Sequence[str], path: Path
 
 def _fields(capture: Capture) -> dict[str, Any]:
     fields = asdict(capture)
-    fields["mean"]["wall_s"] = capture.mean.wall_s
+    fields["mean"] |= {"wall_s": capture.mean.wall_s, "device_idle_s": capture.mean.device_idle_s}
     for trace in fields["ranks"]:
-        del trace["spans"]  # the collectives and the steps contain the same times
+        # The collectives, the steps and the critical path contain the same times.
+        for name in ("spans", "busy", "path_links"):
+            del trace[name]
     return fields

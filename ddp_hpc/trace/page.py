@@ -21,7 +21,7 @@ from ddp_hpc.text_table import cut
 from ddp_hpc.trace import page_tables as tables
 from ddp_hpc.trace.page_figures import COLORS, MANY_RANKS, Figure, by_rank, label_of, mean_steps
 from ddp_hpc.trace.page_timeline import MAX_SPANS, timeline
-from ddp_hpc.trace.trace_records import REGIONS, TIMES, Capture, present
+from ddp_hpc.trace.trace_records import COLUMNS, Capture, present
 
 _HTML_DIRECTORY = Path(__file__).parent / "html"
 _MAX_NAMED = 8
@@ -45,8 +45,8 @@ def page(captures: Sequence[Capture], sentences: Sequence[str]) -> str:
     sections = [_section(number, capture, len(captures), figures) for number, capture in enumerate(captures)]
     text = _environment().get_template("report.html.j2").render(
         captures=captures, sections=sections, sentences=sentences, mean_table=tables.mean_step(captures),
-        figures=figures, legend=_legend(captures), colors=COLORS, many_ranks=MANY_RANKS,
-        num_regions=len(REGIONS),
+        figures=figures, legend=_legend(captures), many_ranks=MANY_RANKS,
+        warnings=[warning for capture in captures for warning in capture.warnings],
         style=Markup((_HTML_DIRECTORY / "report.css").read_text(encoding="utf-8")),  # noqa: S704
         plotly=Markup(plotly), script=Markup(script),  # noqa: S704
         script_hashes=[_hash(plotly), _hash(script)],
@@ -97,6 +97,11 @@ def _section(number: int, capture: Capture, num_captures: int, figures: dict[str
         "about": _about(capture),
         "timeline": lines,
         "ranks": tables.ranks(capture),
+        "waits": [
+            table
+            for table in (tables.idle(capture), tables.critical_path(capture), tables.launches(capture))
+            if table.rows
+        ],
         "collectives": tables.collectives(capture),
         "top": [table for table in top if table.rows],
     }
@@ -110,11 +115,17 @@ def _about(capture: Capture) -> list[tuple[str, str]]:
     return [
         ("ranks", ranks),
         ("hosts", _some(list(dict.fromkeys(trace.host for trace in capture.ranks)))),
-        ("device", _some(sorted({trace.device for trace in capture.ranks}))),
-        ("steps", f"{len(steps)} ({steps[0]} to {steps[-1]})" if steps else "none"),
+        ("device", _some(sorted({trace.device_name or trace.device for trace in capture.ranks}))),
+        ("steps", _range(steps)),
         ("mean step", f"{tables.ms(capture.mean.wall_s)} ms"),
         ("events", f"{sum(trace.num_events for trace in capture.ranks):,}"),
     ]
+
+
+def _range(steps: Sequence[int]) -> str:
+    if len(steps) < 2:
+        return f"1 (number {steps[0]})" if steps else "none"
+    return f"{len(steps)} ({steps[0]} to {steps[-1]})"
 
 
 def _some(names: Sequence[str]) -> str:
@@ -130,5 +141,5 @@ def _lines(sentences: Sequence[str]) -> list[str]:
 
 
 def _legend(captures: Sequence[Capture]) -> list[tuple[str, str]]:
-    shown = present([mean for capture in captures for mean in capture.rank_means], TIMES)
+    shown = present([mean for capture in captures for mean in capture.rank_means], COLUMNS)
     return [(label_of(field), COLORS[field.removesuffix("_s")]) for field in shown]

@@ -30,6 +30,8 @@ _DARK = ("backward_s", "optimizer_s", "comm_exposed_s")
 _LABELS = {"comm_exposed_s": "communication, exposed", "comm_hidden_s": "communication, hidden"}
 _COMM = ("comm_exposed_s", "comm_hidden_s")
 _BAR_PX = 84
+_RANK_PX = 64
+_FEW_RANKS = 8
 MANY_RANKS = 32
 """With more ranks, there are no gaps between their columns, and the chart can be zoomed."""
 
@@ -55,28 +57,33 @@ def plain(text: str, limit: int = 60) -> str:
 
 def mean_steps(captures: Sequence[Capture]) -> Figure:
     """Returns a bar per capture with the parts of its mean step, above a thin bar of its communication."""
-    rows = [2.0 * number for number in range(len(captures))]
-    means = [capture.mean for capture in captures]
+    names = [f"{capture.name}: {milliseconds(capture.mean.wall_s):,.1f} ms" for capture in captures]
+    return _rows(names, [capture.mean for capture in captures], _BAR_PX)
+
+
+def _rows(names: Sequence[str], means: Sequence[Times], row_px: int) -> Figure:
+    """Returns a bar per mean step with its name above and a thin bar of its communication below."""
+    rows = [2.0 * number for number in range(len(means))]
     data = [
-        _bars(field, means, rows, width)
-        for fields, width, rows in ((PARTS, 0.8, rows), (_COMM, 0.25, [row + 0.6 for row in rows]))
+        _bars(field, means, at, width)
+        for fields, width, at in ((PARTS, 0.8, rows), (_COMM, 0.25, [row + 0.6 for row in rows]))
         for field in present(means, fields)
     ]
-    names = [
+    labels = [
         {
-            "text": plain(f"{capture.name}: {milliseconds(capture.mean.wall_s):,.1f} ms"),
+            "text": plain(name),
             "x": 0, "y": row - 0.45, "xanchor": "left", "yanchor": "bottom", "showarrow": False,
         }
-        for capture, row in zip(captures, rows, strict=True)
+        for name, row in zip(names, rows, strict=True)
     ]  # fmt: skip
     layout = base_layout() | {
         "barmode": "stack",
-        "annotations": names,
+        "annotations": labels,
         "uniformtext": {"minsize": 10, "mode": "hide"},
         "xaxis": axis("milliseconds", rangemode="tozero", fixedrange=True),
         "yaxis": axis(visible=False, fixedrange=True, range=[rows[-1] + 0.9, -1.0]),
     }
-    return {"data": data, "layout": layout, "height": _BAR_PX * len(captures) + 60}
+    return {"data": data, "layout": layout, "height": row_px * len(means) + 60}
 
 
 def _bars(field: str, times: Sequence[Times], rows: Sequence[float], width: float) -> Figure:
@@ -105,6 +112,17 @@ def _percent(part: float, whole: float) -> str:
 
 
 def by_rank(capture: Capture) -> Figure:
+    """Returns the parts of each rank's mean step: bars for a few ranks, else columns."""
+    if len(capture.ranks) <= _FEW_RANKS:
+        names = [
+            f"rank {trace.rank}: {milliseconds(mean.wall_s):,.1f} ms"
+            for trace, mean in zip(capture.ranks, capture.rank_means, strict=True)
+        ]
+        return _rows(names, capture.rank_means, _RANK_PX)
+    return _columns(capture)
+
+
+def _columns(capture: Capture) -> Figure:
     """Returns a column per rank with the parts of its mean step, and below it one of its communication."""
     ranks = [trace.rank for trace in capture.ranks]
     is_wide = len(ranks) > MANY_RANKS
@@ -146,6 +164,8 @@ def base_layout() -> dict[str, Any]:
         "showlegend": False,
         "hovermode": "closest",
         "font": {"family": "system-ui, sans-serif", "size": 12},
+        # The style sheet sets the colors of the buttons.
+        "modebar": {"bgcolor": "rgba(0,0,0,0)"},
     }
 
 

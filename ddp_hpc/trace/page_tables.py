@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddp_hpc.text_table import Column, Row, cut
+from ddp_hpc.trace.event_names import shortened
 from ddp_hpc.trace.page_figures import label_of
-from ddp_hpc.trace.text_report import operators
-from ddp_hpc.trace.trace_records import PARTS, TIMES, Capture, present
+from ddp_hpc.trace.text_report import CAUSES, launch_columns, launch_rows, operators, path_name
+from ddp_hpc.trace.trace_records import COLUMNS, IDLE_CAUSES, PARTS, Capture, present
 from ddp_hpc.units import format_bytes
 
 MAX_OPS = 25
-_MAX_NAME = 200
+_MAX_NAME = 2000
+_MAX_SHOWN = 90
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,11 @@ class Table:
         """Returns the text of the cell."""
         value = row[column.field]
         return "-" if value is None else column.write(value)
+
+    def whole(self, column: Column, row: Row) -> str:
+        """Returns the whole text of a cell that shows only a part of it, or an empty text."""
+        value = row[column.field]
+        return cut(value, _MAX_NAME) if isinstance(value, str) and value != self.write(column, row) else ""
 
 
 def ms(seconds: float) -> str:
@@ -72,7 +79,7 @@ def _share(value: float) -> str:
 def ranks(capture: Capture) -> Table:
     """Returns a row per rank with its host, mean step and peak memory."""
     devices = sorted({device for trace in capture.ranks for device in trace.peak_bytes})
-    fields = ["wall_s", *present(capture.rank_means, TIMES)]
+    fields = ["wall_s", *present(capture.rank_means, COLUMNS)]
     columns = [
         Column("rank", "rank"),
         Column("host", "host", _name),
@@ -109,7 +116,55 @@ def collectives(capture: Capture) -> Table:
     ]
     if not any(row.group for row in capture.collectives):
         columns = [column for column in columns if column.field != "group"]
-    return Table("Collectives", columns, [vars(row) for row in capture.collectives])
+    # With waiting of unknown length in it, a duration says little about the network.
+    unknown = {"transfer_s": None, "busbw_bytes_per_s": None}
+    rows = [vars(row) | ({} if row.is_transfer_known else unknown) for row in capture.collectives]
+    return Table("Collectives", columns, rows)
+
+
+def idle(capture: Capture) -> Table:
+    """Returns a row per rank with the idle time of its device by cause; no rows if there is no device."""
+    causes = present(capture.rank_means, IDLE_CAUSES)
+    columns = [Column("rank", "rank"), Column("device_idle_s", "idle per step, ms", ms)]
+    columns += [Column(cause, f"{CAUSES[cause]}, ms", ms) for cause in causes]
+    rows: list[Row] = [
+        {"rank": trace.rank, "device_idle_s": mean.device_idle_s}
+        | {cause: getattr(mean, cause) for cause in causes}
+        for trace, mean in zip(capture.ranks, capture.rank_means, strict=True)
+        if mean.device_idle_s
+    ]
+    return Table("Idle time of the device by cause", columns, rows)
+
+
+def launches(capture: Capture) -> Table:
+    """Returns a row per rank with its launch statistics; without rows if no launches were recorded."""
+    return Table(
+        "Kernels and copies that the host launches per step",
+        launch_columns(Column("rank", "rank")),
+        launch_rows(capture.ranks),
+    )
+
+
+def critical_path(capture: Capture) -> Table:
+    """Returns the longest parts of the critical path of a step; without rows if there is none."""
+    path = capture.path
+    columns = [
+        Column("name", "kernel, collective or wait", _name),
+        Column("rank", "rank"),
+        Column("dur_s", "ms", ms),
+        Column("share", "share", _share),
+        Column("count", "count"),
+    ]
+    if path is None:
+        return Table("", columns, [])
+    rows: list[Row] = [
+        vars(row) | {"name": path_name(row), "share": row.dur_s / (path.total_s or 1.0)}
+        for row in path.rows[:MAX_OPS]
+    ]
+    caption = f"Critical path of step {path.step}, {ms(path.total_s)} ms"
+    if len(path.rows) > MAX_OPS:
+        caption += f": the first {MAX_OPS} of {len(path.rows):,} parts"
+    return Table(caption, columns, rows)
 
 
 def _known(write: Callable[[Any], str]) -> Callable[[Any], str]:
@@ -120,12 +175,14 @@ def _known(write: Callable[[Any], str]) -> Callable[[Any], str]:
 def ops(capture: Capture, kind: str, caption: str) -> Table:
     """Returns the `ops` or `kernels` with the longest self time: the mean per rank, and the maximum."""
     rows = operators(capture.ranks, kind)
+    # A kernel calls no others, so all of its time is its own.
+    self_time = [Column("self_s", "self per rank, ms", ms)] if kind == "ops" else []
     columns = [
         Column("name", "name", _name),
-        Column("self_s", "self per rank, ms", ms),
+        *self_time,
         Column("total_s", "total per rank, ms", ms),
         Column("num_calls", "calls per rank"),
-        Column("largest_s", "maximum self, ms", ms),
+        Column("largest_s", "maximum self, ms" if self_time else "maximum, ms", ms),
         Column("largest_rank", "on rank"),
     ]
     if len(rows) > MAX_OPS:
@@ -134,4 +191,4 @@ def ops(capture: Capture, kind: str, caption: str) -> Table:
 
 
 def _name(text: str) -> str:
-    return cut(text, _MAX_NAME) or "-"
+    return shortened(text, _MAX_SHOWN) or "-"

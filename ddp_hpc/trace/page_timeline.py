@@ -1,8 +1,10 @@
-"""The timeline of the page: the regions of each rank and, below them, its collectives."""
+"""The timeline of the page: lanes with the regions, the collectives and the device of each rank."""
 
 from __future__ import annotations
 
 import heapq
+import math
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -17,10 +19,29 @@ MAX_RANKS = 32
 MAX_SPANS = 10_000
 _MAX_MARKS = 200
 _WAITS = ("comm_exposed_s", "idle_s")
-_ROW_PX = 30
-# A row has height 1, with the lane of the regions above the thinner lane of the collectives.
-_REGION_LANE = {"offset": -0.12, "width": 0.52}
-_COLLECTIVE_LANE = {"offset": 0.3, "width": 0.22}
+_LABELED_RANKS = 8
+"""With more ranks, the lanes are thinner and only the ranks have labels."""
+_LANE_PX, _THIN_LANE_PX = 20, 11
+_BUSY = "device busy"
+_BUSY_COLOR = "#6e7781"
+_COLLECTIVE = "collective"
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One of the lanes in the row of each rank."""
+
+    title: str
+    """What the lane shows, and whether the times are those of the host or of the device."""
+    categories: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LegendEntry:
+    """A category that the timeline shows, with its color."""
+
+    name: str
+    color: str
 
 
 @dataclass(frozen=True)
@@ -32,13 +53,16 @@ class Timeline:
     """The ranks shown, from top to bottom."""
     steps: _Steps
     """Number, start and end of each step in milliseconds of the figure, over all ranks shown."""
+    lanes: tuple[Lane, ...]
+    """The lanes of each rank, from top to bottom."""
+    legend: tuple[LegendEntry, ...]
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class _Bar:
     category: str
-    """The name of a region, or `collective`."""
+    """The name of a region, `collective`, or `device busy`."""
     row: int
     start_s: float
     dur_s: float
@@ -59,9 +83,10 @@ def timeline(capture: Capture, max_spans: int = MAX_SPANS) -> Timeline:
     steps = _steps(drawn, zero_s)
     ends = [bar.start_s + bar.dur_s - zero_s for bar in bars]
     end = max([milliseconds(max(ends, default=0.0)), *(end for *_, end in steps), 1.0])
+    lanes = _lanes(capture, {bar.category for bar in bars})
     data = [
-        _trace(category, some, zero_s)
-        for category in (*REGIONS, "collective")
+        _trace(category, lanes, some, zero_s)
+        for category in (*REGIONS, _COLLECTIVE, _BUSY)
         if (some := [bar for bar in bars if bar.category == category])
     ]
     layout = base_layout() | {
@@ -72,13 +97,51 @@ def timeline(capture: Capture, max_spans: int = MAX_SPANS) -> Timeline:
         "annotations": _numbers(steps, end),
         "xaxis": axis("milliseconds", range=[0, end], showgrid=False),
         "yaxis": axis(
-            "rank", range=[len(drawn) - 0.4, -0.6], fixedrange=True, showgrid=False,
-            tickvals=list(range(len(drawn))), ticktext=[str(trace.rank) for trace in drawn],
+            range=[len(drawn) - 0.45, -0.55], fixedrange=True, showgrid=False, **_labels(drawn, lanes)
         ),
-    }  # fmt: skip
+    }
     ranks = tuple(trace.rank for trace in drawn)
-    figure = {"data": data, "layout": layout, "height": _ROW_PX * len(drawn) + 90, "ranks": ranks}
-    return Timeline(figure, ranks, steps, tuple(notes))
+    lane_px = _LANE_PX if len(drawn) <= _LABELED_RANKS else _THIN_LANE_PX
+    height = (lane_px * len(lanes) + 8) * len(drawn) + 90
+    figure = {"data": data, "layout": layout, "height": height, "ranks": ranks}
+    legend = tuple(LegendEntry(trace["name"], trace["marker"]["color"]) for trace in data)
+    return Timeline(figure, ranks, steps, lanes, legend, tuple(notes))
+
+
+def _lanes(capture: Capture, categories: set[str]) -> tuple[Lane, ...]:
+    """Returns the lanes that contain bars."""
+    if any(trace.busy for trace in capture.ranks):
+        lanes = [
+            Lane("host: data", ("data",)),
+            Lane("device: regions", tuple(region for region in REGIONS if region != "data")),
+            Lane("device: collectives", (_COLLECTIVE,)),
+            Lane("device: busy", (_BUSY,)),
+        ]
+    else:
+        lanes = [Lane("host: regions", REGIONS), Lane("host: collectives", (_COLLECTIVE,))]
+    return tuple(lane for lane in lanes if categories & {*lane.categories}) or tuple(lanes[:1])
+
+
+def _offset(lanes: Sequence[Lane], number: int) -> float:
+    """Returns the position of a lane relative to the middle of its row, whose height is 1."""
+    return (number + 0.5) / len(lanes) * 0.9 - 0.45
+
+
+def _labels(drawn: Sequence[RankTrace], lanes: Sequence[Lane]) -> dict[str, Any]:
+    """Returns the labels of the lanes or, of many ranks, only those of the rows."""
+    if len(drawn) > _LABELED_RANKS:
+        return {
+            "tickvals": list(range(len(drawn))),
+            "ticktext": [f"rank {trace.rank}" for trace in drawn],
+        }
+    return {
+        "tickvals": [row + _offset(lanes, i) for row in range(len(drawn)) for i in range(len(lanes))],
+        "ticktext": [
+            f"rank {trace.rank}, {lane.title}" if not i else lane.title
+            for trace in drawn
+            for i, lane in enumerate(lanes)
+        ],
+    }
 
 
 def _choose_ranks(capture: Capture) -> tuple[list[RankTrace], list[str]]:
@@ -116,31 +179,37 @@ def _bars(trace: RankTrace, row: int) -> Iterator[_Bar]:
         what = [plain(one.kind)]
         what += [format_bytes(one.bytes)] if one.bytes else []
         what += [f"{one.num_ranks} ranks"] if one.num_ranks else []
-        yield _Bar("collective", row, one.start_s, one.dur_s, one.step, ", ".join(what))
+        yield _Bar(_COLLECTIVE, row, one.start_s, one.dur_s, one.step, ", ".join(what))
+    steps = [(step.start_s, step.start_s + step.times.wall_s, step.number) for step in trace.steps]
+    for start_s, end_s in trace.busy:
+        at = bisect_right(steps, (start_s, math.inf, 0)) - 1
+        step = steps[at][2] if at >= 0 and start_s < steps[at][1] else None
+        yield _Bar(_BUSY, row, start_s, end_s - start_s, step, _BUSY)
 
 
-def _trace(category: str, bars: Sequence[_Bar], zero_s: float) -> Figure:
-    lane = _REGION_LANE if category in REGIONS else _COLLECTIVE_LANE
+def _trace(category: str, lanes: Sequence[Lane], bars: Sequence[_Bar], zero_s: float) -> Figure:
+    number = next(i for i, lane in enumerate(lanes) if category in lane.categories)
     # Many bars have the same text, so the page contains each text once, and its number for each bar.
     texts: dict[str, int] = {}
     return {
         "type": "bar",
         "orientation": "h",
         "name": category,
-        "width": lane["width"],
+        "width": 0.72 / len(lanes),
         "base": [milliseconds(bar.start_s - zero_s) for bar in bars],
         "x": [milliseconds(bar.dur_s) for bar in bars],
-        "y": [round(bar.row + lane["offset"], 2) for bar in bars],
+        "y": [round(bar.row + _offset(lanes, number), 3) for bar in bars],
         # Concurrent collectives overlap, so their bars are translucent.
         "marker": {
-            "color": COLORS.get(category, COLORS["comm_exposed"]),
-            "opacity": 1 if category in REGIONS else 0.6,
+            "color": COLORS["comm_exposed"] if category == _COLLECTIVE else COLORS.get(category, _BUSY_COLOR),
+            "opacity": 0.6 if category == _COLLECTIVE else 1,
             "line": {"width": 0},
         },
         "meta": {
             "step": [bar.step for bar in bars],
             "what": [texts.setdefault(bar.what, len(texts)) for bar in bars],
             "texts": list(texts),
+            "lane": lanes[number].title,
         },
     }
 

@@ -98,6 +98,11 @@ class RankEvents:
     def __post_init__(self) -> None:
         self.launches = Columns(self.host.threads)
 
+    @property
+    def lacks_device(self) -> bool:
+        """Whether the host launched work on a device whose activity was not recorded."""
+        return len(self.launches) > 0 and not len(self.device)
+
 
 COLLECTIVE = "collective"
 """The category of collective kernels in `RankEvents.device`."""

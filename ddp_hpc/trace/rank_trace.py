@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ddp_hpc.trace.columns import MOST_EVENTS, Columns, nanoseconds
+from ddp_hpc.trace.device_summary import summarize
 from ddp_hpc.trace.event_names import ALL_STEPS, STEP, annotated_kind
 from ddp_hpc.trace.events import Reading, read_events
 from ddp_hpc.trace.intervals import parents
@@ -41,16 +42,17 @@ def read_rank(path: Path) -> RankTrace:
     base_us = min((first for first in firsts if first is not None), default=0.0)
     steps = measure(rank_events, base_us)
     zero_s = _zero_ns(reading.head) * 1e-9 + base_us * 1e-6
-    is_device_missing = len(rank_events.launches) > 0 and not len(rank_events.device)
-    collectives = _collectives(rank_events.calls, base_us, zero_s, steps, is_device_missing)
+    collectives = _collectives(rank_events.calls, base_us, zero_s, steps, rank_events.lacks_device)
     spans = _spans(steps, zero_s)
     notes = reading.notes + (_notes(rank_events, steps, len(spans)) if reading.num_events else [])
     host = reading.head.get("host_name")
+    host = host if isinstance(host, str) else ""
+    device = summarize(rank_events, steps, base_us, zero_s, len(collectives))
     return RankTrace(
         rank=rank,
         world_size=world_size,
         path=str(path),
-        host=host if isinstance(host, str) else "",
+        host=host,
         device=_device(rank_events, reading.head),
         steps=tuple(
             Step(number, zero_s + int(start) * 1e-9, times)
@@ -64,6 +66,12 @@ def read_rank(path: Path) -> RankTrace:
         num_events=reading.num_events,
         notes=tuple(notes),
         zero_ns=_zero_ns(reading.head),
+        process=_process(rank_events, host),
+        device_name=_device_name(reading.head) if len(rank_events.device) else "",
+        is_cut_off=reading.is_cut_off,
+        busy=device.busy,
+        launches=device.launches,
+        path_links=device.path_links,
     )
 
 
@@ -95,11 +103,28 @@ def _device(rank_events: RankEvents, head: dict[str, Any]) -> str:
     return next(iter(sorted(kinds)), "xpu" if "xpu" in str(head.get("deviceProperties")).lower() else "cuda")
 
 
+def _process(rank_events: RankEvents, host: str) -> str:
+    """Returns host and process ID of the recorded program, or an empty string if its events lack them."""
+    pid = next((pid for pid, _ in rank_events.host.threads), None)
+    return f"{host}/{pid}" if isinstance(pid, int) and len(rank_events.host) else ""
+
+
+def _device_name(head: dict[str, Any]) -> str:
+    """Returns the product names of the host's devices, or an empty string if they were not recorded."""
+    properties = head.get("deviceProperties")
+    found = (
+        [one.get("name") for one in properties if isinstance(one, dict)]
+        if isinstance(properties, list)
+        else []
+    )
+    return ", ".join(sorted({name for name in found if isinstance(name, str)}))
+
+
 def _collectives(
-    calls: list[Call], base_us: float, zero_s: float, steps: Steps, is_device_missing: bool
+    calls: list[Call], base_us: float, zero_s: float, steps: Steps, lacks_device: bool
 ) -> tuple[Collective, ...]:
     # If collectives run on a device, the host annotations give only their launch times.
-    on_device = any(call.on_device for call in calls) or is_device_missing
+    on_device = any(call.on_device for call in calls) or lacks_device
     # NCCL implements all-to-all by the kernels of send and receive.
     on_host = {call.kind for call in calls if not call.on_device}
     is_all_to_all = "all_to_all" in on_host and not on_host & {"send", "recv", "send_recv"}
@@ -177,7 +202,7 @@ def _notes(rank_events: RankEvents, steps: Steps, num_spans: int) -> list[str]:
         notes.append("it contains no operators, kernels or regions")
     elif not steps.marked:
         notes.append("profiler.step() was not called, so the whole recording is treated as one step")
-    if len(rank_events.launches) and not len(rank_events.device):
+    if rank_events.lacks_device:
         notes.append(
             "calls to the device's runtime were recorded, but not the device's activity, so all times are "
             "the host's; record it with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"

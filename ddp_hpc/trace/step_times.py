@@ -4,26 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from ddp_hpc.trace import event_names as names
 from ddp_hpc.trace.columns import Columns
-from ddp_hpc.trace.device_activity import UNKNOWN, Launches, find_launches, is_inside, step_windows
+from ddp_hpc.trace.device_activity import Launches, find_launches, idle_gaps, is_inside, step_windows
 from ddp_hpc.trace.intervals import NO_INTERVALS, Intervals, Longs, cover, union
 from ddp_hpc.trace.rank_events import COLLECTIVE, RankEvents
-from ddp_hpc.trace.trace_records import PARTS, REGIONS, Times
+from ddp_hpc.trace.trace_records import REGIONS, TIMES, Times
 
 # Inner regions come first, because data loading or a backward pass may be nested in a forward region.
 _INNER_FIRST = ("data", "snapshot", "optimizer", "backward", "forward")
 
 _MOST_DIGITS = 18
 
-# The regions in which a device waits for the host.
+# The regions of the host that are the reason if the device does nothing meanwhile.
 _WAITED_FOR = ("data", "snapshot")
 
+# The parts of a step that contain the idle times of a device.
+_IDLE_PARTS = {
+    "data_s": ("idle_data_s",),
+    "snapshot_s": ("idle_snapshot_s",),
+    "idle_s": ("idle_host_s", "idle_kernel_s", "idle_other_s"),
+}
+
 _Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class DeviceActivity:
+    """The events of a device, with times in nanoseconds relative to the first event."""
+
+    events: Intervals
+    busy: Intervals
+    """The union of the events."""
+    launches: Launches
+    region: npt.NDArray[np.object_]
+    """The region of REGIONS in which each event was launched; empty outside of all regions."""
+    waited_for: dict[str, Intervals]
+    """The times in which the host fetched data or saved a snapshot."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +65,8 @@ class Steps:
     """The part of the device's busy time that is before the first or after the last step."""
     unlinked_share: float = 0.0
     """The part of the kernels whose launch was not recorded, so that they belong to no region."""
+    device: DeviceActivity | None = None
+    """None if no activity of a device was recorded."""
 
     def step_of(self, moment_ns: int) -> int | None:
         """Returns the number of the step that contains the moment, or None."""
@@ -63,6 +87,11 @@ class _Named:
     def where(self, condition: Callable[[str, str], object]) -> _Mask:
         """Returns a mask of the events whose category and name satisfy the condition."""
         return np.array([bool(condition(*name)) for name in self.names], bool)[self.name]
+
+    @cached_property
+    def region(self) -> npt.NDArray[np.object_]:
+        """The region in REGIONS that each event's name denotes; empty for other names."""
+        return np.array([names.region_of(name) or "" for _, name in self.names], object)[self.name]
 
     def intervals(self, mask: _Mask) -> Intervals:
         return self.starts[mask], self.ends[mask]
@@ -108,36 +137,49 @@ def _measure_device(
         calls.start_ns(base_us),
     )
     steps = step_windows(steps, launches, device.ends) if marked else steps
+    waited_for = {region: on_host[region] for region in _WAITED_FOR}
+    activity = DeviceActivity(
+        events=(device.starts, device.ends),
+        busy=union((device.starts, device.ends)),
+        launches=launches,
+        region=_regions_of_launches(host, launches),
+        waited_for=waited_for,
+    )
     is_collective = device.where(lambda category, _: category == COLLECTIVE)
     is_copy = device.where(lambda category, _: category in ("gpu_memcpy", "gpu_memset"))
     is_kernel = ~is_collective & ~is_copy
-    launched_in = _regions_of_launches(host, launches)
     sets = {"step": steps, "compute": union(device.intervals(is_kernel))}
     sets |= {"comm": union(device.intervals(is_collective)), "memcpy": union(device.intervals(is_copy))}
-    sets |= {f"host {region}": on_host[region] for region in _WAITED_FOR}
+    sets |= {f"idle_{region}": intervals for region, intervals in waited_for.items()}
+    whole = int(steps[0].min()), int(steps[1].max())
+    sets |= idle_gaps(activity.busy, activity.events, launches, whole)
     regions = {"data": on_host["data"]}
     for region in _INNER_FIRST:
         if region != "data":
-            kernels = device.intervals(is_kernel & (launched_in == region))
+            kernels = device.intervals(is_kernel & (activity.region == region))
             sets[region], regions[region] = union(kernels), _one_per_step(kernels, steps)
-    busy = union(device.intervals(np.ones(len(device.name), bool)))
-    inside = cover({"step": steps, "busy": busy})
-    lengths, busy_ns = np.diff(inside[0]), int((busy[1] - busy[0]).sum())
-    counted_ns = int(lengths[inside[1]["step"] & inside[1]["busy"]].sum())
-    is_unlinked = is_kernel & (launches.thread == UNKNOWN)
+    is_unlinked = is_kernel & ~launches.is_known
     return Steps(
         numbers, *steps, _times_on_device(sets, steps), regions, marked,
-        outside_share=1 - counted_ns / busy_ns if busy_ns else 0.0,
+        outside_share=_outside_share(activity.busy, steps),
         unlinked_share=float(is_unlinked.sum() / max(1, is_kernel.sum())),
+        device=activity,
     )  # fmt: skip
+
+
+def _outside_share(busy: Intervals, steps: Intervals) -> float:
+    """Returns the part of the busy time that is outside the steps."""
+    moments, inside = cover({"step": steps, "busy": busy})
+    lengths, busy_ns = np.diff(moments), int((busy[1] - busy[0]).sum())
+    counted_ns = int(lengths[inside["step"] & inside["busy"]].sum())
+    return 1 - counted_ns / busy_ns if busy_ns else 0.0
 
 
 def _regions_of_launches(host: _Named, launches: Launches) -> npt.NDArray[np.object_]:
     """Returns the region in which each event of the device was launched; empty outside of all regions."""
-    region_of = np.array([names.region_of(name) or "" for _, name in host.names], object)[host.name]
     masks = []
     for region in _INNER_FIRST:
-        mask = region_of == region
+        mask = host.region == region
         masks.append(is_inside(launches, host.thread[mask], host.intervals(mask)))
     # All that autograd's threads launch belongs to the backward pass, such as the hooks of DDP.
     autograd = host.where(lambda category, name: category == "cpu_op" and name.startswith(names.AUTOGRAD))
@@ -165,14 +207,12 @@ def _windows(host: _Named, device: _Named) -> tuple[tuple[int, ...], Intervals, 
     return (0,), (starts.min(keepdims=True), ends.max(keepdims=True)), False
 
 
-def _regions(events: _Named, own: _Mask | None, steps: Intervals) -> dict[str, Intervals]:
+def _regions(events: _Named, own: _Mask, steps: Intervals) -> dict[str, Intervals]:
     """Returns the regions from annotations or, if there are none, from operators of only that region."""
-    own = np.ones(len(events.name), bool) if own is None else own
     is_op = events.where(lambda category, _: category == "cpu_op")
-    region_of = np.array([names.region_of(name) or "" for _, name in events.names], object)[events.name]
     regions = {}
     for region in REGIONS:
-        mask = own & (region_of == region)
+        mask = own & (events.region == region)
         if (mask & ~is_op).any():
             regions[region] = union(events.intervals(mask & ~is_op))
         else:
@@ -195,33 +235,39 @@ def _times_on_host(sets: dict[str, Intervals], steps: Intervals) -> tuple[Times,
     parts = [("comm_exposed", covers["comm"] & ~compute)]
     parts += [(region, covers[region]) for region in _INNER_FIRST]
     parts += [("other", compute)]
-    return _sum_up(moments, covers, steps, parts, covers["comm"] & compute)
+    return _sum_up(moments, covers, steps, parts, covers["comm"] & compute, "idle")
 
 
 def _times_on_device(sets: dict[str, Intervals], steps: Intervals) -> tuple[Times, ...]:
-    """Divides each step. A device that neither computes nor communicates nor copies waits for the host."""
+    """Divides each step. A device that neither computes nor communicates nor copies is idle."""
     moments, covers = cover(sets)
     compute = covers["compute"]
     parts = [(region, covers[region]) for region in _INNER_FIRST if region != "data"]
     parts += [("other", compute), ("comm_exposed", covers["comm"]), ("memcpy", covers["memcpy"])]
-    parts += [(region, covers[f"host {region}"]) for region in _WAITED_FOR]
-    return _sum_up(moments, covers, steps, parts, covers["comm"] & compute)
+    # Before a kernel that was already launched, the device does not wait for the host, whatever that does.
+    parts += [(cause, covers[cause]) for cause in ("idle_kernel", "idle_data", "idle_snapshot", "idle_host")]
+    return _sum_up(moments, covers, steps, parts, covers["comm"] & compute, "idle_other")
 
 
 def _sum_up(
-    moments: Longs, covers: dict[str, _Mask], steps: Intervals, parts: list[tuple[str, _Mask]], hidden: _Mask
+    moments: Longs,
+    covers: dict[str, _Mask],
+    steps: Intervals,
+    parts: list[tuple[str, _Mask]],
+    hidden: _Mask,
+    rest: str,
 ) -> tuple[Times, ...]:
-    """Returns the times of each step; a moment belongs to the first of the parts that contains it."""
+    """Returns the times of each step. A moment belongs to the first part that contains it, or to `rest`."""
     lengths = np.diff(moments)
-    column = [PARTS.index(f"{name}_s") for name, _ in parts]
-    chosen = np.select([mask for _, mask in parts], column, PARTS.index("idle_s"))
+    column = [TIMES.index(f"{name}_s") for name, _ in parts]
+    chosen = np.select([mask for _, mask in parts], column, TIMES.index(f"{rest}_s"))
     at = np.searchsorted(steps[0], moments[:-1], side="right") - 1
     inside = covers["step"] & (at >= 0)
-    spent = np.zeros((len(steps[0]), len(PARTS)))
+    spent = np.zeros((len(steps[0]), len(TIMES)))
     np.add.at(spent, (at[inside], chosen[inside]), lengths[inside] * 1e-9)
-    hidden_s = np.zeros(len(steps[0]))
-    np.add.at(hidden_s, at[inside & hidden], lengths[inside & hidden] * 1e-9)
-    return tuple(
-        Times(**dict(zip(PARTS, row, strict=True)), comm_hidden_s=own_hidden_s)
-        for row, own_hidden_s in zip(spent.tolist(), hidden_s.tolist(), strict=True)
-    )
+    for part, causes in _IDLE_PARTS.items():
+        for cause in causes:
+            spent[:, TIMES.index(part)] += spent[:, TIMES.index(cause)]
+    is_hidden = inside & hidden
+    np.add.at(spent[:, TIMES.index("comm_hidden_s")], at[is_hidden], lengths[is_hidden] * 1e-9)
+    return tuple(Times(**dict(zip(TIMES, row, strict=True))) for row in spent.tolist())

@@ -5,24 +5,36 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
-from ddp_hpc.text_table import Column, Row, cut, table
-from ddp_hpc.trace.event_names import ALL_STEPS, region_of
-from ddp_hpc.trace.trace_records import TIMES, Capture, RankTrace, Times
-from ddp_hpc.units import format_bytes
+from ddp_hpc.text_table import Column, Row, table
+from ddp_hpc.trace.critical_path import WAIT
+from ddp_hpc.trace.event_names import ALL_STEPS, printable, region_of, shortened
+from ddp_hpc.trace.trace_records import COLUMNS, Capture, CollectiveRow, PathRow, RankTrace, Times
+from ddp_hpc.units import counted, format_bytes
 
 _MOST_RANKS = 8
 _MOST_ROWS = 10
 _MOST_NOTES = 20
 _NAME_LENGTH = 60
+CAUSES = {
+    "idle_host_s": "late launch",
+    "idle_data_s": "data",
+    "idle_snapshot_s": "snapshot",
+    "idle_kernel_s": "after launch",
+    "idle_other_s": "launch not recorded",
+}
+"""The headings of the causes of idle time."""
 
 
 def text(captures: Sequence[Capture], sentences: Sequence[str]) -> str:
     """Formats the first capture in full and the mean steps of the others; `sentences` describe changes."""
     capture = captures[0]
-    blocks = [_head(capture), "\n".join((*sentences, *capture.findings)), _steps(captures)]
+    warnings = [warning for one in captures for warning in one.warnings]
+    blocks = [_head(capture), "\n".join(warnings), "\n".join((*sentences, *capture.findings))]
+    blocks.append(_steps(captures))
     if len(captures) == 1 and len(capture.ranks) > 1:
         blocks.append(_ranks(capture))
-    blocks += [block for block in (_collectives(capture), *_operators(capture), _memory(capture)) if block]
+    blocks += [_idle(captures), _launches(capture), _critical_path(capture), _collectives(capture)]
+    blocks += [*_operators(capture), _memory(capture)]
     for one in captures:
         if one.notes:
             more = len(one.notes) - _MOST_NOTES
@@ -31,20 +43,19 @@ def text(captures: Sequence[Capture], sentences: Sequence[str]) -> str:
                 *(f"  {note}" for note in one.notes[:_MOST_NOTES]),
             ]
             blocks.append("\n".join(lines + ([f"  and {more} more (see --json)"] if more > 0 else [])))
-    return "\n\n".join("\n".join(map(printable, block.splitlines())) for block in blocks) + "\n"
-
-
-def printable(line: str) -> str:
-    """Replaces control characters, which a terminal would interpret."""
-    return "".join(letter if letter.isprintable() else "?" for letter in line)
+    return "\n\n".join("\n".join(map(printable, block.splitlines())) for block in blocks if block) + "\n"
 
 
 def _head(capture: Capture) -> str:
     hosts = sorted({trace.host for trace in capture.ranks if trace.host})
     steps = sorted({len(trace.steps) for trace in capture.ranks})
+    most = f"{steps[0]} to " if steps[0] < steps[-1] else ""
+    each = " each" if len(capture.ranks) > 1 else ""
+    devices = sorted({trace.device_name for trace in capture.ranks if trace.device_name})
     return (
-        f"{capture.name}: {len(capture.ranks)} of {capture.world_size} ranks, "
-        f"{' to '.join(map(str, {steps[0]: 0, steps[-1]: 0}))} steps each, on {capture.ranks[0].device}"
+        f"{capture.name}: {len(capture.ranks)} of {counted(capture.world_size, 'rank')}, "
+        f"{most}{counted(steps[-1], 'step')}{each}, on {capture.ranks[0].device}"
+        + (f" ({', '.join(devices)})" if devices else "")
         + (f", hosts: {', '.join(hosts[:4])}{', ...' if len(hosts) > 4 else ''}" if hosts else "")
     )
 
@@ -54,11 +65,11 @@ def _ms(seconds: float) -> str:
 
 
 def _times_row(name: str, times: Times) -> Row:
-    return {"name": name, "step": times.wall_s} | {part: getattr(times, part) for part in TIMES}
+    return {"name": name, "step": times.wall_s} | {part: getattr(times, part) for part in COLUMNS}
 
 
 def _times_table(title: str, rows: Sequence[Row]) -> str:
-    shown = [part for part in TIMES if any(row[part] for row in rows)]
+    shown = [part for part in COLUMNS if any(row[part] for row in rows)]
     columns = [Column("name", title), Column("step", "step", _ms)]
     columns += [Column(part, part.removesuffix("_s").replace("comm_", "comm "), _ms) for part in shown]
     return table(columns, rows)
@@ -78,6 +89,75 @@ def _ranks(capture: Capture) -> str:
     return _times_table(f"{_MOST_RANKS} slowest ranks, ms" if few else "slowest rank first, ms", rows)
 
 
+def _idle(captures: Sequence[Capture]) -> str:
+    """Returns a table of the device's idle time by cause, or an empty text without a device."""
+    columns = [Column("name", "idle device, ms"), Column("device_idle_s", "total", _ms)]
+    columns += [Column(cause, title, _ms) for cause, title in CAUSES.items()]
+    rows: list[Row] = [
+        {"name": one.name} | {column.field: getattr(one.mean, column.field) for column in columns[1:]}
+        for one in captures
+        if one.mean.device_idle_s
+    ]
+    columns[2:] = [column for column in columns[2:] if any(row[column.field] for row in rows)]
+    return table(columns, rows) if rows else ""
+
+
+def launch_rows(ranks: Sequence[RankTrace]) -> list[Row]:
+    """Returns the launch statistics of each rank that has some."""
+    return [{"rank": trace.rank} | vars(trace.launches) for trace in ranks if trace.launches]
+
+
+def launch_columns(first: Column) -> list[Column]:
+    """Returns the columns of the launch statistics after the given one."""
+    return [
+        first,
+        Column("num_calls", "launch calls", "{:,.0f}".format),
+        Column("num_kernels", "kernels", "{:,.0f}".format),
+        Column("num_late", "launched late", "{:,.0f}".format),
+        Column("num_short", "shorter than their call", "{:,.0f}".format),
+        Column("call_s", "median call, us", _us),
+        Column("delay_s", "median delay, us", _us),
+    ]
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds * 1e6:,.1f}"
+
+
+def _launches(capture: Capture) -> str:
+    rows = launch_rows(capture.ranks)
+    if not rows:
+        return ""
+    fields = [column.field for column in launch_columns(Column("name", ""))[1:]]
+    mean: Row = {"name": "mean of ranks" if len(rows) > 1 else f"rank {rows[0]['rank']}"}
+    mean |= {field: statistics.fmean(row[field] for row in rows) for field in fields}
+    return table(launch_columns(Column("name", "launches per step")), [mean])
+
+
+def path_name(row: PathRow) -> str:
+    """Returns what a row of the critical path shows: a kernel, a collective or a wait."""
+    return f"wait {row.name}" if row.kind == WAIT else row.name
+
+
+def _critical_path(capture: Capture) -> str:
+    if not (path := capture.path) or not path.rows:
+        return ""
+    rows: list[Row] = [
+        vars(row) | {"name": path_name(row), "share": row.dur_s / (path.total_s or 1.0)}
+        for row in path.rows[:_MOST_ROWS]
+    ]
+    return table(
+        [
+            Column("name", f"critical path of step {path.step}", _short),
+            Column("rank", "rank"),
+            Column("dur_s", "ms", _ms),
+            Column("share", "share", "{:.0%}".format),
+            Column("count", "count"),
+        ],
+        rows,
+    )
+
+
 def _collectives(capture: Capture) -> str:
     columns = [
         Column("kind", "collective"),
@@ -86,17 +166,25 @@ def _collectives(capture: Capture) -> str:
         Column("num_calls", "calls"),
         Column("total_s", "total ms", _ms),
         Column("median_s", "median ms", _ms),
-        Column("transfer_s", "transfer ms", _ms),
-        Column("busbw_bytes_per_s", "busbw GB/s", lambda rate: f"{rate / 1e9:.3f}" if rate else "-"),
+        Column("transfer", "transfer ms"),
+        Column("busbw", "busbw GB/s"),
         Column("slowest_s", "slowest ms", _ms),
         Column("slowest", "rank, step"),
     ]
     rows = [
         vars(row)
+        | {"transfer": _ms(row.transfer_s) if row.is_transfer_known else "-", "busbw": busbw(row)}
         | {"slowest": f"{row.slowest_rank}, {'-' if row.slowest_step is None else row.slowest_step}"}
         for row in capture.collectives[:_MOST_ROWS]
     ]
     return table(columns, rows) if rows else ""
+
+
+def busbw(row: CollectiveRow) -> str:
+    """Returns the bus bandwidth in GB/s. It is a lower bound if the time of waiting is unknown."""
+    if not row.busbw_bytes_per_s:
+        return "-"
+    return f"{'' if row.is_transfer_known else '>'}{row.busbw_bytes_per_s / 1e9:.3f}"
 
 
 def operators(ranks: Sequence[RankTrace], kind: str) -> list[Row]:
@@ -127,21 +215,21 @@ def operators(ranks: Sequence[RankTrace], kind: str) -> list[Row]:
 def _operators(capture: Capture) -> Iterator[str]:
     for kind, title in (("kernels", "kernel"), ("ops", "operator")):
         if rows := operators(capture.ranks, kind)[:_MOST_ROWS]:
-            yield table(
-                [
-                    Column("name", title, _short),
-                    Column("num_calls", "calls per rank"),
-                    Column("self_s", "self ms", _ms),
-                    Column("total_s", "total ms", _ms),
-                    Column("largest_s", "maximum self ms", _ms),
-                    Column("largest_rank", "on rank"),
-                ],
-                rows,
-            )
+            # A kernel calls no others, so all of its time is its own.
+            self_time = [Column("self_s", "self ms", _ms)] if kind == "ops" else []
+            columns = [
+                Column("name", title, _short),
+                Column("num_calls", "calls per rank"),
+                *self_time,
+                Column("total_s", "total ms", _ms),
+                Column("largest_s", "maximum self ms" if self_time else "maximum ms", _ms),
+                Column("largest_rank", "on rank"),
+            ]
+            yield table(columns, rows)
 
 
 def _short(name: str) -> str:
-    return cut(name, _NAME_LENGTH)
+    return shortened(name, _NAME_LENGTH)
 
 
 def _memory(capture: Capture) -> str:

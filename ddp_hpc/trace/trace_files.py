@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
 from ddp_hpc.errors import DdpHpcError, RequestError
+from ddp_hpc.trace.event_names import printable
 from ddp_hpc.trace.rank_trace import read_rank
 from ddp_hpc.trace.trace_records import RankTrace
 
@@ -40,15 +41,29 @@ def trace_files(path: Path) -> tuple[Path, ...]:
         deeper = next(
             (file for suffix in _SUFFIXES for file in path.rglob(f"*{suffix}") if file.is_file()), None
         )
-        hint = f"; found some in {deeper.parent}" if deeper else ""
+        hint = printable(f"; found some in {deeper.parent}") if deeper else ""
         raise RequestError(f"no traces (*.json or *.json.gz) in {path}{hint}")
     return files
 
 
+@dataclass(frozen=True)
+class Run:
+    """The traces of one run."""
+
+    ranks: tuple[RankTrace, ...]
+    """One trace per rank, in the order of ranks."""
+    notes: tuple[str, ...]
+    """What was skipped, and why."""
+    cut_off: tuple[str, ...]
+    """The names of the files of this run whose end is missing, including those that could not be used."""
+    num_files: int
+    """The number of files of this run, including those that could not be used."""
+
+
 def read_ranks(
     files: Sequence[Path], num_processes: int | None = None, seen: Callable[[Path], None] = lambda _: None
-) -> tuple[tuple[RankTrace, ...], tuple[str, ...]]:
-    """Returns the traces of one run in the order of ranks, and notes about what was skipped.
+) -> Run:
+    """Reads the traces of one run.
 
     `seen` is called with each file that has been read.
 
@@ -56,22 +71,23 @@ def read_ranks(
         RequestError: no file can be used.
         DdpHpcError: a file cannot be read, or a reading process was killed.
     """
-    traces, notes = [], []
+    traces, notes, empty = [], [], []
     for file, trace in _read_all(files, num_processes or len(os.sched_getaffinity(0))):
         seen(file)
         if isinstance(trace, str):
             notes.append(f"{file.name}: skipped: {trace}")
         elif not trace.steps:
             notes.append(f"{file.name}: skipped: {'; '.join(trace.notes)}")
+            empty.append(trace)
         else:
             traces.append(trace)
     if not traces:
-        raise RequestError(
-            f"{files[0] if len(files) == 1 else files[0].parent}: no usable trace; "
-            + (notes[0] if len(notes) == 1 else f"all {len(files)} files were skipped, such as {notes[0]}")
-        )
+        first = notes[0] if len(notes) == 1 else f"all {len(files)} files were skipped, such as {notes[0]}"
+        where = files[0] if len(files) == 1 else files[0].parent
+        raise RequestError(printable(f"{where}: no usable trace; {first}"))
     kept, skipped = _one_run(traces)
-    return kept, tuple(sorted(notes) + skipped)
+    cut_off = sorted(Path(trace.path).name for trace in (*kept, *empty) if trace.is_cut_off)
+    return Run(kept, tuple(sorted(notes) + skipped), tuple(cut_off), len(kept) + len(empty))
 
 
 def _read_all(files: Sequence[Path], num_processes: int) -> Iterator[tuple[Path, RankTrace | str]]:
@@ -122,10 +138,9 @@ def _pool(num_processes: int) -> Iterator[ProcessPoolExecutor]:
 def _one_run(traces: list[RankTrace]) -> tuple[tuple[RankTrace, ...], list[str]]:
     """Returns one trace per rank of the run with the most ranks (the newest if there are several)."""
     runs = _runs(traces)
-    run = max(runs, key=lambda run: (len({trace.rank for trace in run}), run[0].steps[0].start_s))
+    run = max(runs, key=lambda run: (_num_ranks(run), run[0].steps[0].start_s))
     notes = [
-        f"{Path(trace.path).name}: skipped: from another run of {trace.world_size or 'unknown'} ranks, "
-        f"{abs(trace.steps[0].start_s - run[0].steps[0].start_s):.0f} s apart"
+        f"{Path(trace.path).name}: skipped: {_other_run(trace, run)}"
         for other in runs
         if other is not run
         for trace in other
@@ -134,6 +149,9 @@ def _one_run(traces: list[RankTrace]) -> tuple[tuple[RankTrace, ...], list[str]]
     for trace in sorted(run, key=lambda trace: (trace.rank < 0, trace.steps[0].start_s, trace.path)):
         name = Path(trace.path).name
         rank = trace.rank
+        if rank < 0 and (same := next((one for one in of_rank.values() if _is_same(one, trace)), None)):
+            notes.append(f"{name}: skipped: {Path(same.path).name} is a recording of the same process")
+            continue
         if rank < 0:
             rank = max(of_rank, default=-1) + 1
             notes.append(f"{name}: no rank in the trace or the file name; treated as rank {rank}")
@@ -145,6 +163,26 @@ def _one_run(traces: list[RankTrace]) -> tuple[tuple[RankTrace, ...], list[str]]
             of_rank[rank] = replace(trace, rank=rank)
             notes += [f"{name}: {note}" for note in trace.notes]
     return tuple(of_rank[rank] for rank in sorted(of_rank)), notes
+
+
+def _num_ranks(run: Sequence[RankTrace]) -> int:
+    return len({trace.rank if trace.rank >= 0 else trace.process or trace.path for trace in run})
+
+
+def _other_run(trace: RankTrace, run: Sequence[RankTrace]) -> str:
+    """Returns the reason why the trace of another run is skipped."""
+    apart = f"{abs(trace.steps[0].start_s - run[0].steps[0].start_s):.0f} s apart"
+    if trace.rank < 0 and (same := next((one for one in run if _is_same(one, trace)), None)):
+        return f"{Path(same.path).name} is a recording of the same process, {apart}"
+    return f"from another run of {trace.world_size or 'unknown'} ranks, {apart}"
+
+
+def _is_same(one: RankTrace, other: RankTrace) -> bool:
+    """Returns whether one process made both recordings. It cannot record twice at the same time."""
+    if not one.process or one.process != other.process:
+        return False
+    first, second = sorted((one, other), key=lambda trace: trace.steps[0].start_s)
+    return first.steps[-1].start_s + first.steps[-1].times.wall_s <= second.steps[0].start_s
 
 
 def _runs(traces: list[RankTrace]) -> list[list[RankTrace]]:

@@ -10,11 +10,11 @@ REGIONS = ("data", "forward", "backward", "optimizer", "snapshot")
 
 @dataclass(frozen=True)
 class Times:
-    """The parts of a step's time. Each moment is counted once, so all but `comm_hidden_s` sum to the step.
+    """The times of a step's parts. Each moment is counted in one of `PARTS`, so that they sum to the step.
 
     The time of a region excludes waiting for communication. On a device, regions are the time in which the
-    device computed, `data_s` is the time it waited while the host fetched data, and `idle_s` is all other
-    waiting.
+    device computed, `data_s` is the time in which it waited for the host, which fetched data, and `idle_s` is
+    all other time in which it did nothing.
     """
 
     data_s: float = 0.0
@@ -32,6 +32,21 @@ class Times:
     """Time without any event in the trace."""
     comm_hidden_s: float = 0.0
     """Time in which a collective ran during computation; not part of the sum."""
+    idle_data_s: float = 0.0
+    """Time in which the device did nothing and the host fetched data; equals `data_s` on a device."""
+    idle_snapshot_s: float = 0.0
+    """Time in which the device did nothing and the host saved a snapshot; part of `snapshot_s`."""
+    idle_host_s: float = 0.0
+    """Time in which the device did nothing because the host launched the next kernel too late."""
+    idle_kernel_s: float = 0.0
+    """Time in which the device did nothing although the next kernel was already launched."""
+    idle_other_s: float = 0.0
+    """Time in which the device did nothing before a kernel whose launch was not recorded."""
+
+    @property
+    def device_idle_s(self) -> float:
+        """The time in which the device did nothing, which is the sum of `IDLE_CAUSES`."""
+        return float(sum(getattr(self, cause) for cause in IDLE_CAUSES))
 
     @property
     def wall_s(self) -> float:
@@ -39,13 +54,18 @@ class Times:
         return float(sum(getattr(self, part) for part in PARTS))
 
 
-TIMES = tuple(field.name for field in fields(Times))
-PARTS = tuple(name for name in TIMES if name != "comm_hidden_s")
+TIMES = tuple(one.name for one in fields(Times))
+IDLE_CAUSES = tuple(name for name in TIMES if name.startswith("idle_") and name != "idle_s")
+"""The fields of Times that divide the idle time of a device by cause."""
+PARTS = tuple(name for name in TIMES if name != "comm_hidden_s" and name not in IDLE_CAUSES)
+"""The fields of Times that sum to the step."""
+COLUMNS = (*PARTS, "comm_hidden_s")
+"""The fields of Times in the tables of mean steps."""
 
 
-def present(times: Sequence[Times], fields: Sequence[str]) -> list[str]:
-    """Returns those of the fields that are not 0 in all of `times`."""
-    return [field for field in fields if any(getattr(one, field) for one in times)]
+def present(times: Sequence[Times], names: Sequence[str]) -> list[str]:
+    """Returns the names of the fields that are not 0 in all of `times`."""
+    return [name for name in names if any(getattr(one, name) for one in times)]
 
 
 @dataclass(frozen=True)
@@ -98,6 +118,56 @@ class Op:
 
 
 @dataclass(frozen=True)
+class LaunchStats:
+    """How the host launched the work of a device, per step of one rank. A copy counts as a kernel."""
+
+    num_calls: float
+    """Calls that launched kernels; a call that launches a CUDA graph counts once."""
+    num_kernels: float
+    num_short: float
+    """Kernels that are shorter than the call that launched them."""
+    num_late: float
+    """Kernels that the host launched only after the device had finished everything before."""
+    call_s: float
+    """Median duration of a call."""
+    delay_s: float
+    """Median time from the end of a call to the start of its first kernel, at least 0."""
+
+
+@dataclass(frozen=True)
+class PathPart:
+    """Time that a step's critical path spends in one way."""
+
+    kind: str
+    """One of `compute`, `memcpy`, `communication` and `wait`."""
+    name: str
+    """The kernel or collective, or the reason for waiting."""
+    dur_s: float
+    count: int
+    """The number of kernels, collectives or waits."""
+
+
+@dataclass(frozen=True)
+class PathLink:
+    """The critical path on one rank, from the start of a collective or the end of the step backward."""
+
+    previous: int
+    """The index of the collective at whose end the link begins, or -1 at the start of the step."""
+    parts: tuple[PathPart, ...]
+
+
+@dataclass(frozen=True)
+class PathLinks:
+    """The links of one step of one rank, from which the critical path across ranks is assembled."""
+
+    step: int
+    end: PathLink
+    """The link to the end of the step."""
+    before: dict[int, PathLink]
+    """The link to the start of each collective of the step, by its index in `RankTrace.collectives`."""
+
+
+@dataclass(frozen=True)
 class RankTrace:
     """The data of one rank's trace that the report needs."""
 
@@ -124,6 +194,17 @@ class RankTrace:
     would be accurate only to a quarter of a microsecond."""
     clock_s: float = 0.0
     """The correction that was added to the times for the common clock of the capture."""
+    process: str = ""
+    """Host and process ID of the recorded program; empty if the trace does not contain them."""
+    device_name: str = ""
+    """The product name of the device, such as `Tesla V100-SXM2-32GB`; empty if unknown."""
+    is_cut_off: bool = False
+    """Whether the file ends before the recording does, or its end could not be read."""
+    busy: tuple[tuple[float, float], ...] = ()
+    """Starts and ends of the times in which the device did something. Short gaps may be closed."""
+    launches: LaunchStats | None = None
+    """None if no launches or no activity of a device were recorded."""
+    path_links: PathLinks | None = None
 
 
 @dataclass(frozen=True)
@@ -142,6 +223,8 @@ class CollectiveRow:
     """Total duration per rank, averaged over the ranks."""
     transfer_s: float
     """Median time from the start on the last rank to the end, or `median_s` if that is unknown."""
+    is_transfer_known: bool
+    """Whether the calls of all ranks were recorded and matched, so that waiting is not in `transfer_s`."""
     busbw_bytes_per_s: float
     """Bus bandwidth as defined by nccl-tests, computed from `transfer_s`."""
     slowest_s: float
@@ -176,6 +259,37 @@ class SlowLoad:
 
 
 @dataclass(frozen=True)
+class PathRow:
+    """Time that the critical path spends in one way on one rank."""
+
+    rank: int
+    kind: str
+    name: str
+    dur_s: float
+    count: int
+
+
+@dataclass(frozen=True)
+class CriticalPath:
+    """The chain of kernels, collectives and waits that determined the length of one step."""
+
+    step: int
+    begin_rank: int
+    end_rank: int
+    num_ranks: int
+    """The number of ranks that the path includes."""
+    late_s: float
+    """How much later `begin_rank` began the step than the first rank did."""
+    rows: tuple[PathRow, ...]
+    """The path's times by rank, kind and name, the longest first."""
+
+    @property
+    def total_s(self) -> float:
+        """The length of the path."""
+        return sum(row.dur_s for row in self.rows)
+
+
+@dataclass(frozen=True)
 class Capture:
     """The traces of one run."""
 
@@ -195,3 +309,6 @@ class Capture:
     """The main findings, one or two sentences each."""
     notes: tuple[str, ...]
     """Files, ranks and events that were skipped, and why."""
+    warnings: tuple[str, ...] = ()
+    """Sentences that a reader must know before the findings, such as the names of cut-off files."""
+    path: CriticalPath | None = None

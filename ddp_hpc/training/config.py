@@ -1,4 +1,4 @@
-"""The configuration of a training run, composed of its components' options. Does not import torch."""
+"""The options of a training run, which consist of the options of its components. Does not import torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ddp_hpc.training.snapshots.config import SnapshotConfig
 from ddp_hpc.training.tasks.config import ModelConfig
 from ddp_hpc.training.telemetry.config import TelemetryConfig
 
-# The default workload: the Transformer of arXiv 1706.03762 on uniform random numbers.
+# Shapes of one sample of src and tgt in the synthetic data, for --model transformer and --model linear.
 TRANSFORMER_SHAPES = ((1, 512), (20, 512))
 LINEAR_SHAPES = ((20,), (1,))
 
@@ -51,15 +51,13 @@ class TrainConfig:
         check_ranges(self)
         if self.seed >= 2**63:
             raise RequestError(f"--seed must be less than 2**63 (got {self.seed})")
-        if self.model.name == "classifier" and self.data.path is None:
-            raise RequestError(
-                "--model classifier needs --data with images and labels; "
-                "`python -m data_gen digits` makes such a file from scikit-learn's handwritten digits"
-            )
-        if self.model.name == "decoder" and self.data.path is None:
-            raise RequestError(
-                "--model decoder needs --data with tokens; `python -m data_gen text` makes such a file"
-            )
+        needed = {
+            "classifier": "images and labels; `python -m data_gen digits` makes such a file from "
+            "scikit-learn's handwritten digits",
+            "decoder": "tokens; `python -m data_gen text` makes such a file",
+        }
+        if self.data.path is None and (text := needed.get(self.model.name)):
+            raise RequestError(f"--model {self.model.name} needs --data with {text}")
         check_together(self.parallel, self.optimization)
 
     @classmethod
@@ -82,16 +80,12 @@ class TrainConfig:
         return self.data.src_shape or src, self.data.tgt_shape or tgt
 
     def rank_seed(self, rank: int) -> int:
-        """Returns the seed of one rank's random number generators, such as that of dropout."""
+        """Returns the seed for the random number generators of one rank, which for example dropout uses."""
         return (self.seed * 1_000_003 + rank + 1) % 2**63
 
 
 def check_together(parallel: ParallelConfig, optimization: OptimizationConfig) -> None:
-    """Checks that the options of the strategy and the optimizer work together.
-
-    Raises:
-        RequestError: two of the options cannot be combined.
-    """
+    """Raises RequestError if an option of the strategy cannot be combined with one of the optimization."""
     if parallel.static_graph and optimization.accumulate > 1:
         raise RequestError(
             "--static-graph cannot be used with --accumulate: DDP would omit gradients. Remove one of them."

@@ -51,9 +51,9 @@ def evaluate(
 ) -> Evaluation:
     """Returns the model's loss and metrics on all samples. Collective: every rank must call this.
 
-    The slices of the ranks differ in length if the number of samples is not divisible by the number of
-    ranks. If a forward pass is collective, all ranks do the same number of passes: a rank without
-    remaining samples repeats earlier samples, whose results are discarded.
+    Each rank evaluates a slice of the samples. The slices differ in length if the number of samples is not
+    divisible by the number of ranks. If a forward pass is collective, all ranks run the same number of
+    passes: a rank without remaining samples runs them on other samples and discards the results.
     `tick` is called before each batch.
     """
     task, group, mesh = strategy.task, strategy.group, strategy.mesh
@@ -86,7 +86,7 @@ def evaluate(
 
 
 def _broadcast_buffers(strategy: Strategy) -> None:
-    """Sets the running means of batch norms, which differ between replicas, to those of the first replica.
+    """Copies the buffers of the first replica to all others: running means of batch norms can differ.
 
     Collective: every rank must call this.
     """
@@ -101,7 +101,7 @@ def _broadcast_buffers(strategy: Strategy) -> None:
 def _slices(
     num_samples: int, rank: int, size: int, batch_size: int, equally_many: bool
 ) -> list[tuple[NDArray[np.int64], bool]]:
-    """Yields the sample numbers of each batch of this rank, and whether the batch counts in the result."""
+    """Returns the sample numbers of each batch of this rank, and whether the batch counts in the result."""
     start, stop = (num_samples * (rank + i) // size for i in (0, 1))
     firsts = range(start, stop, batch_size)
     found = [(np.arange(first, min(first + batch_size, stop), dtype=np.int64), True) for first in firsts]

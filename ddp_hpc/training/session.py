@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from ddp_hpc.training.telemetry.progress_bar import Progress
 
 
-_AFTER_AGENT_S = 30.0  # time to save the state and stop together with the other ranks
+# Time limit for a rank to save its state and stop after torchrun's agent was killed.
+_AFTER_AGENT_S = 30.0
 
 
 @contextmanager
@@ -40,8 +41,8 @@ def session(
 ) -> Iterator[Group]:
     """Connects the ranks that the launcher started. Collective: every rank must call this.
 
-    An error here or in the body ends the process and the whole job, with the error of one rank.
-    The parts that are created here are stored in `parts`; the body adds its own.
+    An error here or in the body of the `with` ends this process and the whole job; one rank reports its
+    error. The objects that are needed to end the run are stored in `parts`; the body adds others.
     """
     _prepare_process(parts)
     try:
@@ -79,7 +80,7 @@ def _prepare_process(parts: Parts) -> None:
 
 
 def _end_after_agent(agent: int, parts: Parts) -> None:
-    """Ends this rank if it has not stopped within a time limit after torchrun's agent was killed."""
+    """Waits until torchrun's agent has exited, and then ends this rank if it does not stop in time."""
     while os.getppid() == agent:
         time.sleep(1.0)
     time.sleep(_AFTER_AGENT_S)
@@ -90,7 +91,7 @@ def _rendezvous(config: ProcessGroupConfig) -> tuple[World, Endpoint | None]:
     """Returns the world and its endpoint, within --init-timeout. Collective: every rank must call this."""
     environ = without_exec_variables(os.environ)
     prefix = f"[rank {peek_rank(environ)} {short_hostname()}] "
-    # The inner time limits expire first, because they can name the missing ranks.
+    # This limit expires after those of discovery and rendezvous, whose errors can name the missing ranks.
     with time_limit(config.init_timeout_s + 15.0, prefix) as watchdog:
         watchdog.stage("in MPI_Init for the other ranks: one of them did not start, or ended before it")
         world = discover(environ, config.discovery)
@@ -98,7 +99,7 @@ def _rendezvous(config: ProcessGroupConfig) -> tuple[World, Endpoint | None]:
 
 
 def introduce(group: Group, progress: Progress) -> None:
-    """Prints the world, the placement and notes on rank 0."""
+    """Prints the numbers of ranks and nodes, the checks of their placement, and notes on rank 0."""
     progress.say(f"world: {group.placement}")
     for line in group.checked:
         progress.say(line)
@@ -107,7 +108,7 @@ def introduce(group: Group, progress: Progress) -> None:
 
 
 def stacks_of_run() -> Path | None:
-    """Returns the directory for stacks of ranks that hang; None without a run directory."""
+    """Returns the directory for the stack traces of hanging ranks; None without a run directory."""
     run = os.environ.get("DDP_HPC_RUN_DIR", "")
     return Path(run) / "stacks" if run else None
 

@@ -52,9 +52,8 @@ class ExchangedSteps:
 class Pending:
     """Steps whose losses the ranks have not exchanged yet: several steps are exchanged at once."""
 
-    losses: list[Tensor] = field(
-        default_factory=list
-    )  # this rank's sum of the losses of its samples, one scalar per step
+    losses: list[Tensor] = field(default_factory=list)
+    """The sum of the losses of this rank's samples, one scalar per step."""
     records: list[dict[str, Any]] = field(default_factory=list)
     _rated_samples: int = 0
     _rated_s: float = 0.0
@@ -72,7 +71,8 @@ class Pending:
         times = clock.read()
         step_s = sum(step_s for _, step_s in times) / len(times)
         own_report = torch.tensor(report(step_s), dtype=torch.float64, device=group.device)
-        # Summed here by rank: the last bit of an all-reduce can depend on the size of the message.
+        # The losses are gathered and then summed in rank order, because the last bit of an all-reduce can
+        # depend on the size of the message.
         gathered = group.gather(torch.cat([own, own_report])).cpu()
         losses = gathered[:, : len(own)]
         sums = losses.sum(dim=0).tolist()
@@ -80,11 +80,11 @@ class Pending:
             StepRecord(loss=total / record["samples"], data_s=data_s, step_s=step_s, **record)
             for total, record, (data_s, step_s) in zip(sums, self.records, times, strict=True)
         ]
-        bad = (~losses.isfinite()).T.nonzero()  # (step, rank), the first step first
+        bad = (~losses.isfinite()).T.nonzero()  # rows (step, rank), in the order of steps
         non_finite = None
         if len(bad):
-            place, rank = bad[0].tolist()
-            non_finite = NonFiniteLoss(records[place].step, rank, losses[rank, place].item())
+            index, rank = bad[0].tolist()
+            non_finite = NonFiniteLoss(records[index].step, rank, losses[rank, index].item())
         self._rated_samples += sum(record.samples for record in records)
         self._rated_s += sum(record.step_s for record in records)
         self.losses.clear()
@@ -111,7 +111,7 @@ class Stepper:
     clock: StepClock
     heartbeat: Heartbeat
     lr_ranks: int
-    """The number of ranks that scales the learning rate."""
+    """The number of ranks from which --lr-scaling computes the learning rate."""
     total_steps: int
     """The step at which the learning-rate schedule ends."""
     micro_batch: int = 0
@@ -150,14 +150,8 @@ class Stepper:
             strategy.precision.update(strategy.optimizer)
         self.clock.end_step(shares[0].step_samples)
         pending.losses.append(loss_sum)
-        pending.records.append(
-            {
-                "step": step,
-                "epoch": position.epoch + 1,
-                "lr": lr,
-                "samples": shares[0].step_samples,
-            }
-        )
+        samples = shares[0].step_samples
+        pending.records.append({"step": step, "epoch": position.epoch + 1, "lr": lr, "samples": samples})
 
     def _check_and_clip(self, step: int, src: Tensor, tgt: Tensor) -> None:
         config, strategy = self.config, self.strategy

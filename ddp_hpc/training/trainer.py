@@ -21,7 +21,6 @@ import torch
 from ddp_hpc.data.sample_order import sample_numbers
 from ddp_hpc.data.samples import Samples
 from ddp_hpc.data.step_shards import Position, Share, rank_shares, steps_left
-from ddp_hpc.errors import RequestError
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.evaluation import Evaluation, evaluate
 from ddp_hpc.training.health.heartbeat import Heartbeat
@@ -88,45 +87,29 @@ class Result:
         return self.flops_per_sample * self.samples_per_s / peak if peak and self.flops_per_sample else None
 
 
-def train(
-    config: TrainConfig,
-    group: Group,
-    task: Task,
-    samples: Samples,
-    progress: Progress,
-    lifecycle: RunLifecycle,
-    heartbeat: Heartbeat,
-    trace: Trace,
-) -> Result:
-    """Trains the task's model on the samples; `trace` counts the steps.
-
-    Collective: every rank must call this.
+@dataclass(eq=False)
+class Trainer:
+    """Trains the task's model on the samples. Collective: every rank must create it and call `run`.
 
     Raises:
-        RequestError: a snapshot does not fit the model, or the strategy is not available.
+        RequestError: on construction, if a snapshot does not fit the model, or the strategy is not available.
     """
-    return _Training(config, group, task, samples, progress, lifecycle, heartbeat, trace).run()
 
+    config: TrainConfig
+    group: Group
+    task: Task
+    samples: Samples
+    progress: Progress
+    lifecycle: RunLifecycle
+    heartbeat: Heartbeat
+    trace: Trace
+    """Counts the steps for the profiler."""
 
-class _Training:
-    """The state of the training loop: sets it up, runs steps, exchanges results, saves and evaluates."""
-
-    def __init__(
-        self,
-        config: TrainConfig,
-        group: Group,
-        task: Task,
-        samples: Samples,
-        progress: Progress,
-        lifecycle: RunLifecycle,
-        heartbeat: Heartbeat,
-        trace: Trace,
-    ) -> None:
-        self.config, self.group, self.samples = config, group, samples
-        self.progress, self.lifecycle, self.heartbeat, self.trace = progress, lifecycle, heartbeat, trace
-        self.dtype = torch.float64 if samples.src_dtype == np.float64 else torch.float32
-        self._set_up_model(task)
-        self._resume(task)
+    def __post_init__(self) -> None:
+        config, group, samples = self.config, self.group, self.samples
+        self.dtype = torch.float64 if samples.src.dtype == np.float64 else torch.float32
+        self._set_up_model()
+        self._resume()
         self.sinks = open_sinks(config.telemetry, group, self.position.step)
         self.slow_ranks = SlowRankDetector(
             config.health.skew_limit, group.comm.allgather(group.world.hostname)
@@ -137,8 +120,8 @@ class _Training:
         numbers = sample_numbers(self._steps(), samples.num_samples, config.seed, data.shuffle)
         self.batches = loader.batches(numbers)
         self.stepper = Stepper(
-            config.optimization, group, self.batches, self.strategy, self.dtype, self.clock, heartbeat,
-            self.lr_ranks, self.total,
+            config.optimization, group, self.batches, self.strategy, self.dtype, self.clock,
+            self.heartbeat, self.lr_ranks, self.total,
         )  # fmt: skip
         self.exchange_at, self.warned = 0, False
         self.test: Evaluation | None = None
@@ -159,9 +142,9 @@ class _Training:
             self.test = self._evaluate(self.position.epoch + (self.position.begin > 0))
         return self._finish(time.perf_counter() - start_s, stop)
 
-    def _set_up_model(self, task: Task) -> None:
+    def _set_up_model(self) -> None:
         """Moves the model to the device, distributes it over the ranks, and compiles it if requested."""
-        config, group, device = self.config, self.group, self.group.device
+        config, group, task, device = self.config, self.group, self.task, self.group.device
         task.model.to(self.dtype)
         self.num_parameters = sum(p.numel() for p in task.model.parameters())
         # Only rank 0 counts FLOPs, because only its summary needs them, and counting takes a second.
@@ -173,7 +156,7 @@ class _Training:
         self.compiled = None
         if config.optimization.compile is not None:
             self.compiled = Compiled()
-            self.progress.say(f"compiled: {warm_up(self.strategy, *self._trial_batch(task))}")
+            self.progress.say(f"compiled: {warm_up(self.strategy, *self._trial_batch())}")
         mesh, optimization = self.strategy.mesh, config.optimization
         # From here on, data-parallel ranks draw different dropout masks; ranks that share samples draw the
         # same ones. The parameters were initialized equally on all ranks.
@@ -186,18 +169,18 @@ class _Training:
         if (name := _strategy_name(config, mesh)) not in ("single", "ddp"):
             self.progress.say(f"strategy: {name}")
 
-    def _trial_batch(self, task: Task) -> tuple[torch.Tensor, torch.Tensor]:
+    def _trial_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns a batch of zeros. Compiled models get a full batch, because other sizes are recompiled."""
         is_compiled = self.config.optimization.compile is not None
         size = min(self.config.data.batch_size, self.samples.num_samples) if is_compiled else 2
-        return zeros(task, self.samples, self.dtype, self.group.device, size)
+        return zeros(self.task, self.samples, self.dtype, self.group.device, size)
 
-    def _resume(self, task: Task) -> None:
+    def _resume(self) -> None:
         """Restores the newest snapshot, if any, and computes the number of steps."""
         config, mesh, samples = self.config, self.strategy.mesh, self.samples
         snapshot = self.lifecycle.open()
         if self.group.comm.bcast(snapshot is not None):
-            self.strategy.prepare_restore(*self._trial_batch(task))
+            self.strategy.prepare_restore(*self._trial_batch())
         state = self.strategy.state()
         self.position, self.losses, self.lr_ranks = self.lifecycle.resume(snapshot, state, samples, mesh)
         self.resumed = self.position
@@ -334,16 +317,10 @@ class _Training:
 
 def _distribute(task: Task, group: Group, config: TrainConfig) -> Strategy:
     """Distributes the task's model with the requested strategy. Collective: every rank must call this."""
-    problem, strategy = "", None
-    try:
+    with group.failing_together():
         if config.parallel.activation_checkpointing:
             checkpoint_activations(task.model)
-        strategy = make_strategy(task, group, config.parallel, config.optimization)
-    except RequestError as error:
-        problem = str(error)
-    group.agree(problem, RequestError.exit_code)
-    assert strategy is not None
-    return strategy
+        return make_strategy(task, group, config.parallel, config.optimization)
 
 
 def _listed(numbers: list[int]) -> str:

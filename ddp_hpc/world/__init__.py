@@ -1,1 +1,1 @@
-"""Old names of modules, for job scripts that were rendered by version 0.1."""
+"""Modules that job scripts of version 0.1 run, under their names in that version."""

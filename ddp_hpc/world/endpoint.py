@@ -1,21 +1,15 @@
-"""`python -m ddp_hpc.world.endpoint`, which scripts of version 0.1 call for torch's c10d rendezvous."""
+"""`python -m ddp_hpc.world.endpoint`, which job scripts of version 0.1 run for torch's c10d rendezvous."""
 
 from __future__ import annotations
 
 import click
 
-from ddp_hpc.rendezvous.torchrun_endpoint import run
+from ddp_hpc.rendezvous.torchrun_endpoint import HELP, nodes_option, run, timeout_option
 
 
-@click.command(help="Agree with the other nodes on the rendezvous endpoint of torchrun's agents.")
-@click.option("--nodes", "num_nodes", type=click.IntRange(min=1), required=True, help="Number of nodes.")
-@click.option(
-    "--timeout-s",
-    type=float,
-    default=300.0,
-    show_default=True,
-    help="Time limit for the other nodes, in seconds.",
-)
+@click.command(help=HELP)
+@nodes_option
+@timeout_option
 def main(num_nodes: int, timeout_s: float) -> None:
     """Prints `HOST PORT NODE_RANK LOCAL_ADDR` and reserves the port, which torch's store then shares."""
     run(num_nodes, timeout_s, for_torch=True, prints_key_file=False)

@@ -1,4 +1,4 @@
-"""A Transformer on many GPUs, by hand: mpi4py for the ranks, PALS for the local one, DDP for gradients."""
+"""A Transformer on many GPUs, without ddp_hpc: ranks from mpi4py, local ranks from PALS, gradients by DDP."""
 
 import argparse
 import os
@@ -21,7 +21,7 @@ args = parser.parse_args()
 
 comm = MPI.COMM_WORLD
 rank, size = comm.Get_rank(), comm.Get_size()
-# Only PALS sets this. Elsewhere all ranks are taken to be on one node.
+# Only PALS sets this variable. Without it, all ranks are assumed to be on one node.
 local_rank = int(os.environ.get("PALS_LOCAL_RANKID", rank))
 fabric = ".hsn.cm.polaris.alcf.anl.gov" if "PALS_LOCAL_RANKID" in os.environ else ""
 os.environ["MASTER_ADDR"] = comm.bcast(socket.gethostname() + fabric, root=0)

@@ -43,6 +43,7 @@ class Sandbox:
         self.record = folder / "record"
         self.bin.mkdir()
         self.work.mkdir()
+        self.program("python", f'#!/bin/bash\nexec {sys.executable} "$@"\n')
 
     def program(self, name: str, text: str, folder: Path | None = None) -> Path:
         path = (folder or self.bin) / name

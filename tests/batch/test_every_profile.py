@@ -17,7 +17,7 @@ from ddp_hpc.render.check_profile import faults_of
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.rank_layout import lay_out
-from ddp_hpc.schedulers.registry import SCHEDULERS
+from ddp_hpc.schedulers.registry import SCHEDULERS, scheduler_of_site
 from ddp_hpc.sites.site import Site, load_site, profile_files
 from ddp_hpc.sites.tables import Queue
 from ddp_hpc.units import parse_walltime_s
@@ -33,6 +33,16 @@ GENERIC = {"generic_lsf", "generic_pbs", "generic_slurm", "local"}
 def good_bash(files: list[Path]) -> None:
     found = subprocess.run([str(SHELLCHECK), *map(str, files)], capture_output=True, text=True)
     assert found.returncode == 0, found.stdout
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scripts_have_at_most_60_lines(name: str) -> None:
+    """Comments and directives included, so that people read the script before they submit it."""
+    site = load_site(name)
+    num_nodes = 2 if scheduler_of_site(site).has_queue else 1
+    for launcher in scheduler_of_site(site).launchers:
+        job = Job(num_nodes=num_nodes, launcher=launcher, command=("python", "train.py"))
+        assert len(render(job, site).splitlines()) <= 60, launcher
 
 
 @pytest.mark.parametrize("name", NAMES)

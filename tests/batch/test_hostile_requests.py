@@ -138,7 +138,8 @@ def no_line_of_its_own(asked: Asked) -> None:
     chosen["env_style"] = "torchrun" if "export DDP_HPC_LAUNCH=" in asked.script else "none"
     harmless_lines = render(replace(job, **{**same, **chosen}), asked.site).split("\n")
     lines = asked.script.split("\n")
-    assert [flag(line) for line in lines] == [flag(line) for line in harmless_lines]
+    flags = [flag(line) for line in lines if flag(line)]
+    assert flags == [flag(line) for line in harmless_lines if flag(line)]
     assert all(OF_A_DIRECTIVE.fullmatch(line) for line in lines if flag(line))
     assert not set(asked.script) & set("\0\r")
 
@@ -160,10 +161,8 @@ def parts(asked: Asked) -> Iterator[str]:
     """The parts of a script that contain words of the request, changed to print their expansion."""
     lines = asked.script.split("\n")
     yield from (line for line in lines if line.lstrip().startswith("export "))
-    end = lines.index("launcher=$!")
-    start = end - 2 if lines[end - 2].endswith("\\") else end - 1
-    yield from lines[start : end - 1]
-    yield lines[end - 1].removesuffix(" &")
+    start = next(index for index, line in enumerate(lines) if line.startswith("exec python -m ddp_hpc.job "))
+    yield from (line.removeprefix("exec ") for line in lines[start:])
     yield 'show "$DDP_HPC_RUN_DIR" "${VALUE-}" "${OTHER-}"'
     (header,) = (line for line in lines if line.startswith("# Written by ddp-hpc "))
     yield "show " + header.partition(" with: ")[2]
@@ -171,6 +170,7 @@ def parts(asked: Asked) -> Iterator[str]:
 
 PRELUDE = """\
 show() { printf '%s\\0' "$#" "$@"; }
+python() { show "$@"; }
 srun() { show "$@"; }
 ibrun() { show "$@"; }
 flux() { show "$@"; }

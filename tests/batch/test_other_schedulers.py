@@ -51,14 +51,14 @@ class TestFlux:
         assert done.returncode == 0, done.stderr
         assert sandbox.words()[:5] == ["run", "--exclusive", "--nodes=2", "--tasks-per-node=4", "python"]
         assert sandbox.seen()["DDP_HPC_PROFILE"] == "tuolumne"
-        assert "ddp-hpc: job \u0192AbC, 2 nodes, 8 ranks, by flux\n" in done.stdout.decode()
+        assert "ddp-hpc: job \u0192AbC: flux run --exclusive --nodes=2 " in done.stdout.decode()
 
     def test_a_run_that_is_not_done_says_how_to_go_on_by_hand(self, sandbox: Sandbox) -> None:
         sandbox.program("flux", FLUX + f"{SAY}say requeue 3 no time left ;;\nesac\n")
         done = sandbox.run(script("tuolumne"), FLUX_URI="local:///x")
         assert done.returncode == 75
         assert done.stdout.decode().endswith(
-            "stopped at step 3: no time left; this script submits no successor under Flux; "
+            "stopped at step 3: no time left; no successor is submitted under Flux; "
             f"to resume: cd {sandbox.work} && flux batch {folder(sandbox)}/job.sh\n"
         )
 
@@ -105,7 +105,7 @@ class TestGridEngine:
         words = sandbox.words()
         assert words[:5] == ["-n", "8", "--map-by", "ppr:4:node", "--bind-to"]
         hosts = words[words.index("--hostfile") + 1]
-        assert hosts.startswith(f"{sandbox.folder}/hosts.")
+        assert hosts.startswith(f"{sandbox.folder}/tmp.")
         assert Path(hosts).read_text() == "a slots=4\nb slots=4\n"
 
     def test_a_run_that_is_not_done_says_how_to_go_on_with_its_group(self, sandbox: Sandbox) -> None:
@@ -113,7 +113,7 @@ class TestGridEngine:
         done = sandbox.run(script("tsubame4", account="tga-x"), **self.environ(sandbox))
         assert done.returncode == 75
         assert done.stdout.decode().endswith(
-            "this script submits no successor under Grid Engine; "
+            "no successor is submitted under Grid Engine; "
             f"to resume: cd {sandbox.work} && qsub -g tga-x {folder(sandbox)}/job.sh\n"
         )
 

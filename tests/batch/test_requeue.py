@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.run_directory import RunState, write_state
+from ddp_hpc.run_state import RunState, write_state
 from ddp_hpc.sites.site import load_site, profile_files
 from tests.batch.conftest import Sandbox
 from tests.batch.test_scripts_run import _wait_for, pbs, script, slurm
@@ -50,12 +51,15 @@ def folder(job: Sandbox, **files: str) -> Path:
 def run(job: Sandbox, then: str = "", **environ: str) -> subprocess.CompletedProcess[bytes]:
     """Slurm job 7, whose srun runs the bash text `then`."""
     job.launcher("srun", then=SAY + then)
-    return job.run(script("generic_slurm"), **slurm(job, 1, SLURM_JOB_ID="7", **environ))
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": str(int(time.time()) + 3600), **environ}
+    return job.run(script("generic_slurm"), **slurm(job, 1, **environ))
 
 
 def calls(job: Sandbox, name: str) -> list[str]:
+    """The arguments of each call, except queries of Slurm's configuration."""
     path = Path(f"{job.record}.{name}")
-    return path.read_text().splitlines() if path.exists() else []
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [line for line in lines if line != "show config"]
 
 
 def started(job: Sandbox) -> bool:
@@ -191,7 +195,8 @@ def test_if_nothing_can_be_submitted_the_resume_command_is_printed(job: Sandbox)
     last = done.stderr.decode().splitlines()[-1]
     assert (
         last
-        == f"error: stopped at step 3, and no successor could be queued; to resume: cd {job.work} && "
+        == "error: stopped at step 3, and no successor could be queued: sbatch failed: no message, exit code "
+        + f"1; to resume: cd {job.work} && "
         + (f"sbatch {job.work}/runs/ddp/job.sh")
     )
 
@@ -422,20 +427,23 @@ def test_the_successor_is_submitted_to_the_requested_queue_and_not_to_the_routed
 
 
 @pytest.mark.parametrize(
-    ("profile", "server_says", "words"),
+    ("profile", "given", "server_says", "words"),
     [
-        ("aspire2a", "    project = proj", "-P proj"),
-        ("aspire2a", "    project = _pbs_project_default", ""),
-        ("miyabi_g", "    group_list = g1", "-W group_list=g1"),
-        ("miyabi_g", "", ""),
+        ("polaris", "-Aproj", "Account_Name = proj", "-A proj"),
+        ("aspire2a", "-P proj", "project = proj", "-P proj"),
+        ("aspire2a", "", "project = _pbs_project_default", ""),
+        ("miyabi_g", "-W group_list=g1", "group_list = g1", "-W group_list=g1"),
+        ("miyabi_g", "-W depend=afterok:1", "", ""),
     ],
 )
-def test_the_account_is_passed_on_with_the_option_of_the_site(
-    job: Sandbox, profile: str, server_says: str, words: str
+def test_the_account_of_qsubs_command_line_is_passed_on(
+    job: Sandbox, profile: str, given: str, server_says: str, words: str
 ) -> None:
-    command(job, "qstat", says=f"Job Id: 12.pbs-srv\n    Job_Name = ddp\n{server_says}")
+    """An account in the script's directives applies to the successor, too."""
+    says = f"Job Id: 12.pbs-srv\n    {server_says}\n    Submit_arguments = {given} job.sh\n"
+    command(job, "qstat", says=f"{says}    Resource_List.walltime = 01:00:00")
     run_pbs(job, profile, PBS_O_QUEUE="q", PBS_ACCOUNT="not this")
-    assert calls(job, "qstat") == ["-f 12.pbs-srv"]
+    assert calls(job, "qstat")[0] == "-f 12.pbs-srv"
     (said,) = calls(job, "qsub")
     assert said.split(" -q q ")[0] == words if words else said.startswith("-q q ")
 
@@ -461,8 +469,18 @@ def test_variables_that_the_site_requires_are_passed_to_the_successor(job: Sandb
 
 def test_variables_that_the_site_requires_are_passed_to_all_jobs_of_a_chain(job: Sandbox) -> None:
     command(job, "qsub", says="13.pbs-srv")
-    path = job.write(script("abci3"))
-    subprocess.run(["bash", path, "--chain", "2"], cwd=job.work, env=job.environ(), check=True)
+    command(job, "qstat", code=1)
+    argv = [
+        sys.executable,
+        "-m",
+        "ddp_hpc",
+        "submit",
+        "--force",
+        "--chain",
+        "2",
+        str(job.write(script("abci3"))),
+    ]
+    subprocess.run(argv, cwd=job.work, env=job.environ(), check=True)
     said = [re.findall(r"-v (\S+)", line) for line in calls(job, "qsub")]
     assert said == [[f"USE_SSH=1,DDP_HPC_ATTEMPT={n},DDP_HPC_CHAINED=2"] for n in (1, 2)]
 
@@ -485,5 +503,6 @@ def test_if_compute_nodes_cannot_submit_the_chain_command_is_printed(
     done = run_pbs(job, "strict")
     assert (done.returncode, calls(job, "qsub")) == (75, [])
     last = done.stdout.decode().splitlines()[-1]
-    assert last.endswith(f"on the login node: cd {job.work} && bash {job.work}/runs/ddp/job.sh --chain N")
-    assert "qsub ${PBS_ACCOUNT" not in script("strict")
+    assert last.endswith(
+        f"on the login node: cd {job.work} && ddp-hpc submit --chain N {job.work}/runs/ddp/job.sh"
+    )

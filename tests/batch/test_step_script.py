@@ -219,6 +219,7 @@ def test_an_invalid_number_of_ranks_is_refused(step: Sandbox) -> None:
 
 def test_a_missing_python_is_reported_in_one_line(sandbox: Sandbox) -> None:
     # A PATH with the programs that the script needs, but without python.
+    (sandbox.bin / "python").unlink()
     for name in ("env", "bash", "grep", "sort", "wc"):
         (sandbox.bin / name).symlink_to(f"/usr/bin/{name}")
     path = sandbox.write(render_step(), "torchrun_script.sh")

@@ -307,7 +307,7 @@ def _read(path: Path) -> bytes:
         (["--ranks", "1", "--dir", "a_file"], "cannot use --dir a_file (Not a directory)"),
         (["--ranks", "1", "--dir", "precious"], "--dir precious contains other files and no scaling.json"),
         (["--ranks", "1", "--json", "s.md", "--markdown", "s.md"], "is also the file of another option"),
-        (["--ranks", "1", "--markdown", "precious/thesis.md"], "exists and is not such a table"),
+        (["--ranks", "1", "--markdown", "precious/thesis.md"], "exists and was not written by this command"),
         (["--ranks", "1", "--picture", "s.jpg"], "unknown suffix '.jpg'"),
         (["--gather"], "--gather only reads --dir; omit --batch-size"),
     ],

@@ -83,7 +83,7 @@ def test_nodes_are_filled_one_after_the_other(work: Path, programs: Programs, ru
 
 def test_of_many_ranks_only_some_are_traced(work: Path, programs: Programs, run: Run) -> None:
     done = scaling(run, "--nodes", "4", "--dry-run")
-    assert "--trace-ranks 0,1,2,3,4,5,6,7 " in done.out
+    assert "--trace-ranks 0,1,2,3,4,5,6,7\n" in done.out
 
 
 def test_each_point_is_a_job_and_only_ids_are_printed(work: Path, cluster: Programs, run: Run) -> None:

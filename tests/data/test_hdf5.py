@@ -134,7 +134,7 @@ def test_a_file_that_the_caller_has_opened_too(write, values, chunks):
 def test_the_other_byte_order_is_converted_to_native(write, values):
     swapped = {key: array.astype(">f4") for key, array in values.items()}
     samples = check_read(write(".h5", swapped), values, "hdf5 chunked")
-    assert samples.src_dtype == np.dtype("float32")
+    assert samples.src.dtype == np.dtype("float32")
 
 
 def test_a_user_block_is_skipped(tmp_path, values):
@@ -292,7 +292,7 @@ def test_an_empty_dataspace(write, values, refusal):
 def test_a_group_in_place_of_a_dataset(write, values, refusal):
     path = write(".h5", {"tgt": values["tgt"], "src/deep": values["src"]})
     assert "no dataset 'src'; it is a group (found: src/deep, tgt)" in refusal(path)
-    assert open_samples(path, src_key="src/deep").src_shape == (2, 5)
+    assert open_samples(path, src_key="src/deep").src.shape == (2, 5)
 
 
 @pytest.mark.parametrize("link", [h5py.SoftLink("/nowhere"), h5py.ExternalLink("gone.h5", "/src")])

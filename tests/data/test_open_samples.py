@@ -32,8 +32,8 @@ def suffix(request):
 def test_an_open_file_reports_its_contents(write, values, suffix):
     samples = open_samples(write(suffix, values))
     assert samples.num_samples == 23
-    assert (samples.src_shape, samples.tgt_shape) == ((2, 5), (3,))
-    assert samples.src_dtype == samples.tgt_dtype == np.float32
+    assert (samples.src.shape, samples.tgt.shape) == ((2, 5), (3,))
+    assert samples.src.dtype == samples.tgt.dtype == np.float32
     assert samples.reader == READERS[suffix]
     assert samples.num_classes is None
     assert samples.test is None
@@ -65,7 +65,7 @@ def test_dtypes_are_preserved(write, values, suffix, dtype):
     cast = {key: (array % 2).astype(dtype) for key, array in values.items()}
     samples = open_samples(write(suffix, cast))
     src, _ = samples.read(np.arange(23))
-    assert src.dtype == samples.src_dtype == dtype
+    assert src.dtype == samples.src.dtype == dtype
     np.testing.assert_array_equal(src, cast["src"])
 
 
@@ -83,8 +83,8 @@ def test_bfloat16_is_read_as_uint16_bits(tmp_path, suffix):
             file["src"].attrs["dtype"] = "bfloat16"
             file["tgt"] = arrays["tgt"].numpy()
     samples = open_samples(path)
-    assert (samples.src_bfloat16, samples.tgt_bfloat16) == (True, False)
-    assert samples.src_dtype == np.uint16
+    assert (samples.src.bfloat16, samples.tgt.bfloat16) == (True, False)
+    assert samples.src.dtype == np.uint16
     bits, _ = samples.read(np.array([2, 0]))
     assert torch.equal(torch.from_numpy(bits).view(torch.bfloat16), src[[2, 0]])
 
@@ -113,7 +113,7 @@ def test_a_file_that_changes_while_it_is_read_is_an_error_not_a_crash(write, val
 
 def test_labels_may_be_one_dimensional(write, values, suffix):
     samples = open_samples(write(suffix, {"src": values["src"], "tgt": np.arange(23)}))
-    assert samples.tgt_shape == ()
+    assert samples.tgt.shape == ()
     assert samples.read(np.array([4, 2]))[1].tolist() == [4, 2]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import time
 import tracemalloc
@@ -11,7 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_hpc.data.sample_order import BLOCK, STORED_UP_TO, EpochOrder, KeyedPermutation, epoch_keys
+from ddp_hpc.data.sample_order import (
+    BLOCK,
+    STORED_UP_TO,
+    EpochOrder,
+    KeyedPermutation,
+    epoch_keys,
+    hash_below,
+)
 
 STORED, COMPUTED = 1000, STORED_UP_TO + 3 * BLOCK + 17
 either_kind = pytest.mark.parametrize("num_samples", [STORED, COMPUTED])
@@ -140,24 +148,35 @@ def test_a_keyed_permutation_can_be_inverted(size, keys, data):
     numbers = np.array(data.draw(st.lists(st.integers(0, size - 1), max_size=40)), dtype=np.int64)
     before = numbers.copy()
     permutation = KeyedPermutation(size, keys)
-    for there, back in (
-        (permutation.forward, permutation.inverse),
-        (permutation.inverse, permutation.forward),
-    ):
-        moved = there(numbers)
-        assert moved.dtype == np.int64
-        assert ((moved >= 0) & (moved < size)).all()
-        assert np.array_equal(back(moved), numbers)
+    moved = permutation.forward(numbers)
+    assert moved.dtype == np.int64
+    assert ((moved >= 0) & (moved < size)).all()
+    assert [inverse(permutation, number) for number in moved.tolist()] == numbers.tolist()
     assert np.array_equal(numbers, before)  # the caller's array is not modified
 
 
+def inverse(permutation, number):
+    """Returns the number that the permutation maps to this one."""
+    root = math.isqrt(permutation.size - 1) + 1
+    bases = root, -(-permutation.size // root)
+    while True:
+        digits = [number % root, number // root]
+        for index, key in reversed(list(enumerate(permutation.keys))):
+            other = np.array([digits[1 - index % 2]], dtype=np.uint64)
+            base = bases[index % 2]
+            digits[index % 2] -= int(hash_below(np.uint64(base), other, np.uint64(key))[0])
+            digits[index % 2] %= base
+        number = digits[1] * root + digits[0]
+        if number < permutation.size:
+            return number
+
+
 @pytest.mark.parametrize("size", [1, 10, 1000, 2**62])
-@pytest.mark.parametrize("direction", ["forward", "inverse"])
-def test_a_number_out_of_range_is_an_error(size, direction):
+def test_a_number_out_of_range_is_an_error(size):
     # For some of them cycle walking would never end.
     for number in [-1, size, size + 1, 2**63 - 1, -(2**63)]:
         with pytest.raises(IndexError):
-            getattr(KeyedPermutation(size, epoch_keys(0, 0)), direction)(np.array([0, number]))
+            KeyedPermutation(size, epoch_keys(0, 0)).forward(np.array([0, number]))
 
 
 @pytest.mark.parametrize("size", [0, -1, 2**62 + 1])

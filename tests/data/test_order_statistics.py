@@ -143,7 +143,7 @@ def pairs_alike_in_the_high_digit_change_their_distance(rounds: int) -> float:
 
 
 def pairs_change_their_distance(rounds: int) -> float:
-    """The same without the condition on the new high digit, over 800 short epochs: the most sensitive."""
+    """As above, without the condition on the new high digit, over 800 short epochs: the most sensitive."""
     base, positions = 64, np.arange(64 * 64)
     before = positions // base * base
     kept = 0

@@ -37,7 +37,7 @@ def test_a_number_of_classes_that_no_model_has(tmp_path, refusal, number):
     arrays = {"src": np.zeros((3, 2)), "tgt": np.zeros(3)}
     save_file(arrays, tmp_path / "file.safetensors", metadata={"num_classes": number})
     assert "it must be an integer of at least 1" in refusal(tmp_path / "file.safetensors")
-    if len(number) < 4300:  # a longer one torch.load does not take
+    if len(number) < 4300:  # torch.load rejects longer ones
         value = int(number)
         torch.save({"src": torch.zeros(3), "tgt": torch.zeros(3), "num_classes": value}, tmp_path / "file.pt")
         assert "it must be an integer of at least 1" in refusal(tmp_path / "file.pt")
@@ -81,7 +81,7 @@ def test_a_tensor_that_is_a_view_or_needs_gradients(tmp_path):
 @pytest.mark.parametrize(
     ("src", "message"),
     [
-        ([1.0, 2.0, 3.0], "src is a list; a tensor is required"),
+        ([1.0, 2.0, 3.0], "src is a value of type list; a tensor is required"),
         (torch.eye(3).to_sparse(), "a dense tensor"),
         (torch.zeros(3, dtype=torch.complex64), "complex64"),
     ],
@@ -119,7 +119,7 @@ def test_a_command_in_a_pt_file_is_not_executed(tmp_path, refusal, saved_by):
     assert not marker.exists()
     if saved_by == "torch":
         assert "it contains getattr, but only tensors and plain values are loaded" in said
-    # What torch says is an advice to load it all the same.
+    # torch's message advises to load the file anyway.
     assert "weights" not in said.lower()
     assert "safe_globals" not in said
 

@@ -179,7 +179,7 @@ def test_all_formats_store_bfloat16_and_integers(tmp_path, suffix):
     path = generate(recipe, tmp_path / f"floats{suffix}").path
     expected = [values.copy() for _, _, values in synthetic.part(recipe)]
     samples = open_samples(path)
-    assert (samples.src_bfloat16, samples.tgt_bfloat16) == (True, True)
+    assert (samples.src.bfloat16, samples.tgt.bfloat16) == (True, True)
     for found, values in zip(samples.read(np.arange(10)), expected, strict=True):
         np.testing.assert_array_equal(found.ravel(), values)
     samples.close()

@@ -60,7 +60,7 @@ def by_ranks(size: int, recipe: Recipe, path: Path, **options: Any) -> list[Gene
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Divides SMALL into 13 blocks, the last one shorter, with several pieces in each."""
+    """Divides SMALL into 13 blocks, the last one shorter, with several chunks in each."""
     monkeypatch.setattr(synthetic, "_BLOCK_BYTES", 8 * SMALL.bytes_per_sample)
     monkeypatch.setattr(synthetic, "_BUFFER_ELEMENTS", 40)
 

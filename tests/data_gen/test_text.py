@@ -104,7 +104,7 @@ def test_a_file_of_the_same_text_is_reused_and_another_is_rejected(book, tmp_pat
 @pytest.mark.parametrize("piece_bytes", [1, 7, 1000])
 def test_the_file_does_not_depend_on_the_size_of_reads(book, tmp_path, monkeypatch, piece_bytes):
     whole = write_text([book], tmp_path / "whole.h5", length=16).path
-    monkeypatch.setattr(text, "_PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(text, "_CHUNK_BYTES", piece_bytes)
     book.write_bytes(BOOK)
     assert write_text([book], tmp_path / "out.h5", length=16).path.read_bytes() == whole.read_bytes()
 

@@ -59,7 +59,7 @@ def test_n_singletons_are_refused_with_the_library_and_two_solutions(case: str) 
     assert "started 4 ranks" in text
     assert "but MPI reports 1: 4 singletons" in text
     assert "MPICH 5.0.2 (/opt/mpich/lib/libmpi.so.12)" in text
-    assert "use the mpiexec of that library" in text
+    assert "use its mpiexec" in text
     assert "MPI4PY_LIBMPI=" in text
 
 

@@ -25,11 +25,14 @@ def node_file(tmp_path: Path) -> str:
 
 
 def true_place(case: Case, rank: int) -> tuple[int, int, int, int]:
-    """Derived from the command of the case; the local rank is the launcher's if it provides one."""
+    """Returns rank, world size, local rank and local size, from the case's command.
+
+    The local rank is that of the launcher if it sets one.
+    """
     local_size = min(case.num_ranks - rank // case.ranks_per_node * case.ranks_per_node, case.ranks_per_node)
     variable = BY_NAME[ROWS.get(case.launcher, case.launcher)].local_rank
-    told = load(case.name, rank).get(variable)
-    return rank, case.num_ranks, int(told) if told else rank % case.ranks_per_node, local_size
+    local_rank = load(case.name, rank).get(variable)
+    return rank, case.num_ranks, int(local_rank) if local_rank else rank % case.ranks_per_node, local_size
 
 
 def test_the_recorded_launches_cover_all_launchers() -> None:

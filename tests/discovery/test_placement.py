@@ -314,9 +314,9 @@ def test_a_container_without_sysfs_is_not_an_error(tmp_path: Path) -> None:
     assert found([row, replace(row, rank=1, identity="GPU-2")]) == []
 
 
-@pytest.mark.parametrize(("told", "cpus"), [("64(x2)", 64), ("64,8(x3)", 8), ("", None), ("many", None)])
-def test_the_cpus_of_the_job_on_a_node_come_from_slurm(sysfs: Path, told: str, cpus: int | None) -> None:
-    environ = {"SLURM_JOB_CPUS_PER_NODE": told}
+@pytest.mark.parametrize(("per_node", "cpus"), [("64(x2)", 64), ("64,8(x3)", 8), ("", None), ("many", None)])
+def test_the_cpus_of_the_job_on_a_node_come_from_slurm(sysfs: Path, per_node: str, cpus: int | None) -> None:
+    environ = {"SLURM_JOB_CPUS_PER_NODE": per_node}
     assert own_place(world(), Device(), [0], {}, environ, sysfs).allotted_cpus == cpus
 
 

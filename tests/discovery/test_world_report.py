@@ -22,9 +22,9 @@ def as_recorded(case: str, rank: int) -> dict[str, str]:
 def test_json_contains_each_value_with_its_source(launch: Launch) -> None:
     ended = launch([*ENV, "--json"], env=as_recorded("srun-uneven", 2))
     assert ended.exit_code == 0, ended.stderr
-    told = json.loads(ended.stdout)
-    assert told["launcher"] == "slurm"
-    assert told["values"] == {
+    report = json.loads(ended.stdout)
+    assert report["launcher"] == "slurm"
+    assert report["values"] == {
         "rank": 2,
         "world_size": 3,
         "local_rank": 0,
@@ -32,8 +32,8 @@ def test_json_contains_each_value_with_its_source(launch: Launch) -> None:
         "node_rank": 1,
         "num_nodes": 2,
     }
-    assert told["sources"]["rank"] == "SLURM_PROCID"
-    assert told["cores"] >= 1
+    assert report["sources"]["rank"] == "SLURM_PROCID"
+    assert report["cores"] >= 1
     assert ended.stdout.count("\n") == 1
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from ddp_hpc.doctor.check_result import Result
 from ddp_hpc.doctor.compare_nodes import clock_result, differences
-from ddp_hpc.doctor.nodes import Answers, Place, answer, ask, exchange_directory, gather, place_of
+from ddp_hpc.doctor.node_exchange import Answers, Place, answer, ask, exchange_directory, gather, place_of
 from ddp_hpc.doctor.run_in_child import collect, start
 from tests.conftest import Launch
 
@@ -71,7 +71,7 @@ def test_a_node_that_does_not_answer_is_reported_after_the_wait(launch: Launch, 
     report = json.loads(first.stdout)
     shared, clocks = report["results"]
     assert shared["status"] == "fail"
-    assert shared["what"] == f"n3 did not answer the file of n1 in {tmp_path} within 2 s"
+    assert shared["what"] == f"n3 did not respond to the file that n1 wrote to {tmp_path} within 2 s"
     assert clocks["status"] == "ok", "the clocks of the other nodes are compared anyway"
     assert sorted(report["nodes"]) == ["n1", "n2"]
     assert (first.exit_code, second.exit_code) == (1, 0)
@@ -84,8 +84,8 @@ def test_a_directory_that_is_not_shared_is_reported_by_both_nodes(launch: Launch
         (tmp_path / name).mkdir()
     env = [step(0, 2, DDP_HPC_RUN_DIR=str(tmp_path / "a")), step(1, 2, DDP_HPC_RUN_DIR=str(tmp_path / "b"))]
     first, second = [launch.end(p) for p in [launch.start(argv("--wait-s", "1"), env=e) for e in env]]
-    assert f"n2 did not answer the file of n1 in {tmp_path / 'a'} within 1 s" in first.stdout
-    assert f"[n2] error: no file of n1 in {tmp_path / 'b'} (waited 1 s)" in second.stderr
+    assert f"n2 did not respond to the file that n1 wrote to {tmp_path / 'a'} within 1 s" in first.stdout
+    assert f"[n2] error: found no file of n1 in {tmp_path / 'b'} (waited 1 s)" in second.stderr
     assert "--shared DIR" in second.stderr
     assert (first.exit_code, second.exit_code) == (1, 1)
 

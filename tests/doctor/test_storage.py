@@ -55,7 +55,7 @@ def test_a_tmpdir_too_long_for_a_workers_socket(tmp_path: Path) -> None:
     deep.mkdir()
     found = storage.temp_sockets(Here({"TMPDIR": str(deep)}))
     assert found.status == "fail"
-    assert "the limit is 107" in found.what
+    assert "(limit 107)" in found.what
 
 
 def test_the_longest_accepted_tmpdir_works_for_a_real_socket() -> None:

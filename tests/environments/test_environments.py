@@ -1,4 +1,4 @@
-"""The recorded environments are whole, say where they came from, and tell nothing of who recorded them."""
+"""The recorded environments are complete, name their origin, and do not identify the recording machine."""
 
 import re
 import sys
@@ -13,7 +13,7 @@ every_case = pytest.mark.parametrize("case", cases(), ids=lambda case: case.name
 
 
 @every_case
-def test_a_case_holds_each_of_its_ranks_and_no_other(case: Case) -> None:
+def test_a_case_contains_exactly_its_ranks(case: Case) -> None:
     for rank in range(case.num_ranks):
         assert "HOME" in load(case.name, rank)
     with pytest.raises(KeyError):
@@ -21,7 +21,7 @@ def test_a_case_holds_each_of_its_ranks_and_no_other(case: Case) -> None:
 
 
 @every_case
-def test_a_case_says_where_it_came_from(case: Case) -> None:
+def test_a_case_names_its_origin(case: Case) -> None:
     header = case.path.read_text().partition("[rank 0]")[0]
     wanted = {"recorded": ("where", "how", "date"), "composed": ("sources", "date")}[case.origin]
     for key in (*wanted, "versions", "command"):
@@ -31,7 +31,7 @@ def test_a_case_says_where_it_came_from(case: Case) -> None:
 
 
 @every_case
-def test_a_case_names_no_folder_of_the_machine_that_recorded_it(case: Case) -> None:
+def test_a_case_contains_no_directory_of_the_recording_machine(case: Case) -> None:
     for rank in range(case.num_ranks):
         for name, value in load(case.name, rank).items():
             assert not re.search(r"/root\b|/home/(?!user\b)", value), f"{name}={value}"
@@ -45,13 +45,13 @@ def test_all_ranks_of_a_case_differ() -> None:
         assert len(set(ranks)) == case.num_ranks, case.name
 
 
-def test_the_recorded_cases_are_those_that_the_recorder_knows() -> None:
-    told = {r.name: (r.launcher, r.command, r.num_ranks, r.ranks_per_node) for r in RECORDINGS}
+def test_the_recorded_cases_match_the_list_of_recordings() -> None:
+    listed = {r.name: (r.launcher, r.command, r.num_ranks, r.ranks_per_node) for r in RECORDINGS}
     recorded = [case for case in cases() if case.origin == "recorded"]
-    assert told == {c.name: (c.launcher, c.command, c.num_ranks, c.ranks_per_node) for c in recorded}
+    assert listed == {c.name: (c.launcher, c.command, c.num_ranks, c.ranks_per_node) for c in recorded}
 
 
-def test_the_readme_tells_of_every_case() -> None:
+def test_the_readme_lists_every_case() -> None:
     rows = re.findall(r"^\| `(\S+)` \| (\S+) \| (\S+) \|", (FOLDER / "README.md").read_text(), re.MULTILINE)
     assert sorted(rows) == sorted((case.name, case.launcher, case.origin) for case in cases())
 

@@ -22,7 +22,7 @@ from tests.training.runs import BIN, run, start, succeeded
 EXAMPLES = PROJECT / "docs" / "examples"
 PAGE = (PROJECT / "docs" / "how-to" / "use-the-library.md").read_text()
 BY_HAND, OURS = ((EXAMPLES / f"lesson_{name}.py").read_text() for name in ("mpi4py", "ddp_hpc"))
-_SIDE_BY_SIDE, _NAMES = PAGE.split("## All parts in one loop")
+_SIDE_BY_SIDE, _NAMES = PAGE.split("## All components in one loop")
 BLOCKS = re.findall(r"```python\n(.*?)```", _NAMES, re.DOTALL)
 
 
@@ -71,9 +71,9 @@ def test_the_page_counts_their_lines() -> None:
     by_hand, ours = _code(BY_HAND), _code(OURS)
     matcher = difflib.SequenceMatcher(None, by_hand, ours, autojunk=False)
     num_kept = sum(block.size for block in matcher.get_matching_blocks())
-    told = re.search(r"(\d+) lines of code become (\d+); (\d+) of those are new or changed", PAGE)
-    assert told is not None
-    assert [int(number) for number in told.groups()] == [len(by_hand), len(ours), len(ours) - num_kept]
+    counts = re.search(r"(\d+) lines of code become (\d+); (\d+) of those are new or changed", PAGE)
+    assert counts is not None
+    assert [int(number) for number in counts.groups()] == [len(by_hand), len(ours), len(ours) - num_kept]
 
 
 def test_every_public_name_is_used_in_an_example() -> None:

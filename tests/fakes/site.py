@@ -1,4 +1,4 @@
-"""A PBS machine in one folder: commands, settings, and a user with a home and dotfiles."""
+"""A simulated PBS machine in one directory: commands, settings, and a user's home with dotfiles."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from ddp_hpc.rehearse import jobs
-from ddp_hpc.rehearse.machine import install_pbs, program
-from ddp_hpc.rehearse.pbs import server
+from ddp_hpc.rehearse.machine import install_mpiexec, program
+from ddp_hpc.rehearse.pbs.queue import QUEUE
 from ddp_hpc.rehearse.pbs.server import Settings
 
 __all__ = ["PROJECT", "Site", "install", "program", "words_of"]
 
 PROJECT = Path(__file__).resolve().parents[2]
 
-# What the site's modules would do; `module` and `conda` are functions of the login shell there too.
+# Stand-ins for `module` and `conda`, which are functions of the login shell at real sites too.
 _DOTFILE = """module() {{ echo "module $*" >>"$HOME/software.log"; }}
 conda() {{
   echo "conda $*" >>"$HOME/software.log"
@@ -35,7 +35,10 @@ export PATH={path}:$PATH PYTHONPATH={project}
 
 @dataclass(frozen=True)
 class Site:
-    """The machine. Its user submits from `work`, and the job's login shell reads `home/.bash_profile`."""
+    """The machine.
+
+    Its user submits jobs from `work`, and the jobs' login shells read `home/.bash_profile`.
+    """
 
     root: Path
 
@@ -56,8 +59,10 @@ class Site:
         return self.root / "opt" / "cray" / "pals" / "bin"
 
     def dotfile(self, *path: Path, conda: Path = Path(sys.prefix), more: str = "") -> None:
-        """The user's `.bash_profile`: these folders first on the PATH, and the site's software functions."""
-        folders = ":".join(shlex.quote(str(folder)) for folder in path)
+        """Writes the user's `.bash_profile`: `path` first on the PATH, and the site's module functions."""
+        # The supervisor needs Python, but this machine's own directory of Python has an mpiexec, too.
+        python = program(self.root / "python" / "python", f'#!/bin/bash\nexec {sys.executable} "$@"\n')
+        folders = ":".join(shlex.quote(str(folder)) for folder in [*path, python.parent])
         text = _DOTFILE.format(conda=shlex.quote(str(conda)), path=folders, project=shlex.quote(str(PROJECT)))
         (self.home / ".bash_profile").write_text(text + more)
 
@@ -68,7 +73,7 @@ class Site:
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """A command as the user types it on the login node."""
+        """Runs a command as the user would on the login node."""
         login = {
             "PATH": f"{self.pbs_bin}:/usr/bin:/bin",
             "HOME": str(self.home),
@@ -83,25 +88,25 @@ class Site:
         )
 
     def submit(self, *argv: str | Path, cwd: Path | None = None) -> str:
-        """The id of a job that qsub took."""
+        """Submits a job with qsub and returns its ID."""
         done = self.run("qsub", *argv, cwd=cwd)
         assert done.returncode == 0, done.stderr
         assert done.stderr == ""
         return done.stdout.removesuffix("\n")
 
     def requeue(self, job_id: str, grace_s: float = 7.0) -> None:
-        """Ends a job and runs it again, as qrerun and preemption do; after a lost node there is no grace."""
+        """Ends a job and runs it again, as after qrerun or preemption. A lost node gives no grace period."""
         request = jobs.rerun_request(self.root, int(job_id.partition(".")[0]))
         request.with_suffix(".new").write_text(str(grace_s))
         request.with_suffix(".new").replace(request)
 
     def num_jobs(self) -> int:
-        """Jobs ever submitted."""
+        """Returns the number of jobs that were ever submitted."""
         return len(jobs.numbers(self.root))
 
     def job(self, job_id: str) -> dict[str, Any]:
-        """A job's attributes from `qstat -xf`; without a history, what PBS itself would have forgotten."""
-        if not server.read_settings(self.root).history:
+        """Returns a job's attributes from `qstat -xf`, also if the server keeps no job history."""
+        if not Settings.read(self.root).history:
             return jobs.load(self.root, int(job_id.partition(".")[0]))
         done = self.run("qstat", "-xf", "-F", "json", job_id)
         assert done.returncode == 0, done.stderr
@@ -109,7 +114,7 @@ class Site:
         return attributes
 
     def wait(self, job_id: str, timeout_s: float = 60.0, states: str = "F") -> dict[str, Any]:
-        """A job's attributes once it is over, or in another of these states."""
+        """Waits until a job has ended, or is in one of `states`, and returns its attributes."""
         end_s = time.monotonic() + timeout_s
         while (job := self.job(job_id))["job_state"] not in states:
             assert time.monotonic() < end_s, f"{job_id} is not over after {timeout_s:g} s\n{self.logs()}"
@@ -117,20 +122,20 @@ class Site:
         return job
 
     def log(self, job: Mapping[str, Any], name: str = "Output_Path") -> str:
-        """What a job has written to where its output goes."""
+        """Returns the content of a job's output or error file."""
         return Path(job[name].partition(":")[2]).read_text()
 
     def logs(self) -> str:
-        """Every log there is, for the report of a failed test."""
+        """Returns the content of all logs, for the message of a failed test."""
         found = [*self.work.glob("*.[oe]*[0-9]"), *self.root.glob("spool/*"), *self.root.glob("mom.*.log")]
         return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in sorted(found))
 
     def close(self) -> None:
-        """Ends every job; none is left when this returns."""
-        server.write_settings(self.root, Settings(keeper_pid=0, obituary_s=0.0))
+        """Ends all jobs, and waits for their end."""
+        Settings(keeper_pid=0, obituary_s=0.0).write(self.root)
         end_s = time.monotonic() + 15.0
         while True:
-            # Anew each time, as a job may submit another in its last seconds.
+            # The list is read again each time, because a job may submit another one shortly before its end.
             numbers = jobs.numbers(self.root)
             for number in numbers:
                 jobs.delete_request(self.root, number).touch()
@@ -141,23 +146,24 @@ class Site:
 
 
 def install(root: Path, settings: Settings) -> Site:
-    """A machine of these settings below `root`, with an empty home and an empty folder to submit from."""
+    """Creates a machine with these settings below `root`, with an empty home and an empty work directory."""
     site = Site(root)
     for folder in (site.home, site.work, site.pbs_bin, site.pals_bin):
         folder.mkdir(parents=True)
-    server.write_settings(root, settings)
-    install_pbs(root, site.pbs_bin, site.pals_bin)
+    settings.write(root)
+    QUEUE.install(root, site.pbs_bin)
+    install_mpiexec(root, site.pals_bin, "pals")
     site.dotfile(site.pbs_bin, site.pals_bin)
     return site
 
 
 def _may_run(job: Mapping[str, Any]) -> bool:
-    """True for a job that runs or is about to: one that waits has a comment, and an array is its jobs."""
+    """Returns whether a job runs or can start at once. A job that must wait has a comment."""
     if "_indices" in job:
         return False
     return job["job_state"] == "R" or (job["job_state"] == "Q" and "comment" not in job)
 
 
 def words_of(path: Path) -> Sequence[str]:
-    """NUL-separated words, as the recording programs of the tests write them."""
+    """Returns the NUL-separated words that a recording program of the tests has written."""
     return [os.fsdecode(word) for word in path.read_bytes().split(b"\0")[:-1]]

@@ -1,4 +1,4 @@
-"""`ddp-hpc bench comm` over NCCL. Not run so far: it needs two GPUs."""
+"""`ddp-hpc bench comm` over NCCL. This has never been run, because it needs two GPUs."""
 
 import json
 
@@ -13,7 +13,7 @@ if torch.cuda.device_count() < 2:
 pytestmark = pytest.mark.gpu
 
 
-def test_every_collective_is_correct_over_nccl_which_says_what_carried_it(tmp_path):
+def test_every_collective_is_correct_over_nccl_and_the_transport_is_reported(tmp_path):
     options = ["--bytes", "1MiB", "--iterations", "20", "--json", "comm.json"]
     succeeded(run([*start(2), "-m", "ddp_hpc", "bench", "comm", *options], tmp_path))
     result = json.loads((tmp_path / "comm.json").read_text())

@@ -1,4 +1,4 @@
-"""On a CUDA device: `make test ARGS="-m gpu"`. Elsewhere skipped, with one line that says so."""
+"""Training on a CUDA device: `make test ARGS="-m gpu"`. Without a device, one line reports the skip."""
 
 import json
 
@@ -8,7 +8,7 @@ import torch
 from tests.training.runs import SMALL, error_lines, losses, run, start, succeeded, train
 
 if not torch.cuda.is_available():
-    # At module level: one line in the report, not one a test.
+    # At module level, so that pytest reports one skip instead of one per test.
     pytest.skip(
         "the GPU tests need a CUDA device; run them there: make test ARGS='-m gpu'", allow_module_level=True
     )
@@ -17,21 +17,21 @@ pytestmark = pytest.mark.gpu
 SIZES = ["--num-samples", "128", "--epochs", "2", "--batch-size", "16", *SMALL, "--dropout", "0"]
 
 
-def test_one_rank_trains_on_the_gpu_by_itself(tmp_path):
+def test_a_single_rank_trains_on_the_gpu(tmp_path):
     succeeded(train(*SIZES, "--summary", "s.json", "--metrics", "m.jsonl", cwd=tmp_path))
     assert json.loads((tmp_path / "s.json").read_text())["device"] == "cuda:0"
     found = losses(tmp_path / "m.jsonl")
     assert found[-1] < found[0]
 
 
-def test_the_gpu_has_the_losses_of_the_cpu(tmp_path):
+def test_losses_on_the_gpu_equal_those_on_the_cpu(tmp_path):
     for device in ("cuda", "cpu"):
         options = ["--dtype", "float64", "--device", device, "--metrics", f"{device}.jsonl"]
         succeeded(train(*SIZES, *options, cwd=tmp_path))
     assert losses(tmp_path / "cuda.jsonl") == pytest.approx(losses(tmp_path / "cpu.jsonl"), rel=1e-9)
 
 
-def test_as_many_ranks_as_gpus_train_over_nccl(tmp_path):
+def test_one_rank_per_gpu_trains_over_nccl(tmp_path):
     ranks = torch.cuda.device_count()
     if ranks < 2:
         pytest.skip("NCCL between ranks needs two GPUs")
@@ -39,7 +39,7 @@ def test_as_many_ranks_as_gpus_train_over_nccl(tmp_path):
     assert json.loads((tmp_path / "s.json").read_text())["backend"] == "nccl"
 
 
-def test_more_ranks_than_gpus_are_refused_by_the_devices_uuid(tmp_path):
+def test_more_ranks_than_gpus_are_refused_by_comparing_device_uuids(tmp_path):
     ranks = torch.cuda.device_count() + 1
     done = run([*start(ranks), "-m", "ddp_hpc.train", *SIZES], tmp_path)
     assert done.returncode == 2
@@ -47,7 +47,7 @@ def test_more_ranks_than_gpus_are_refused_by_the_devices_uuid(tmp_path):
     assert "would share one device" in line
 
 
-def test_ranks_that_are_shown_one_gpu_each_train_over_nccl(tmp_path):
+def test_ranks_with_one_visible_gpu_each_train_over_nccl(tmp_path):
     if torch.cuda.device_count() < 2:
         pytest.skip("NCCL between ranks needs two GPUs")
     shown = "import os, runpy; os.environ['CUDA_VISIBLE_DEVICES'] = os.environ['LOCAL_RANK']; "
@@ -58,13 +58,13 @@ def test_ranks_that_are_shown_one_gpu_each_train_over_nccl(tmp_path):
     assert "2 devices" in done.stdout
 
 
-def test_steps_are_timed_by_device_events(tmp_path):
+def test_steps_are_timed_with_cuda_events(tmp_path):
     succeeded(train(*SIZES, "--metrics", "m.jsonl", cwd=tmp_path))
     times = [json.loads(line)["step_s"] for line in (tmp_path / "m.jsonl").read_text().splitlines()]
     assert all(step_s > 0 for step_s in times)
 
 
-def test_device_count_starts_one_rank_a_gpu(tmp_path):
+def test_device_count_starts_one_rank_per_gpu(tmp_path):
     succeeded(train(*SIZES, "--discovery", "device_count", "--summary", "s.json", cwd=tmp_path))
     world = json.loads((tmp_path / "s.json").read_text())["world"]
     assert world["world_size"] == torch.cuda.device_count()

@@ -1,4 +1,4 @@
-"""The library in a script on a CUDA device: `make test ARGS="-m gpu"`. Elsewhere skipped."""
+"""The library in a script on a CUDA device: `make test ARGS="-m gpu"`. Skipped without a device."""
 
 import gzip
 import json
@@ -53,7 +53,7 @@ def _losses(tmp_path, device, strategy="ddp", ranks=1):
     return [float(line) for line in done.stdout.splitlines()]
 
 
-def test_a_script_has_the_same_losses_on_the_gpu_and_leaves_a_trace_of_its_kernels(tmp_path):
+def test_a_script_has_the_same_losses_on_the_gpu_and_its_trace_has_the_kernels(tmp_path):
     on_gpu, on_cpu = (_losses(tmp_path, device) for device in ("cuda", "cpu"))
     assert len(on_gpu) == 14
     assert on_gpu == pytest.approx(on_cpu, rel=1e-9)
@@ -62,13 +62,13 @@ def test_a_script_has_the_same_losses_on_the_gpu_and_leaves_a_trace_of_its_kerne
     assert any(event.get("cat") == "kernel" for event in events)
 
 
-def test_a_script_on_the_gpu_goes_on_where_it_was(tmp_path):
+def test_a_script_on_the_gpu_resumes_from_its_snapshot(tmp_path):
     assert len(_losses(tmp_path, "cuda")) == 14
     assert _losses(tmp_path, "cuda") == [], "all steps were done"
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_as_many_ranks_as_gpus_share_a_step(tmp_path, strategy):
+def test_one_rank_per_gpu_shards_the_samples_of_a_step(tmp_path, strategy):
     if (ranks := torch.cuda.device_count()) < 2:
         pytest.skip("NCCL between ranks needs two GPUs")
     assert len(_losses(tmp_path, "cuda", strategy, ranks)) == 2 * -(-50 // (8 * ranks))

@@ -1,4 +1,4 @@
-"""The strategies over NCCL: as many ranks as GPUs, in a world of one where there is one."""
+"""The parallel strategies over NCCL, with one rank per GPU; a single GPU is a world of one rank."""
 
 import json
 
@@ -9,13 +9,13 @@ from tests.training.runs import error_lines, losses, succeeded, train
 from tests.training.strategy_rows import COMPILED, DATA, EXACT, ROWS, TRAINING, Row
 
 if not torch.cuda.is_available():
-    pytest.skip("no CUDA device, as the other file of this folder says", allow_module_level=True)
+    pytest.skip("no CUDA device (see tests/gpu/test_gpu.py)", allow_module_level=True)
 
 pytestmark = pytest.mark.gpu
 RANKS = 4 if torch.cuda.device_count() >= 4 else min(2, torch.cuda.device_count())
-# Of GPU kernels against CPU ones, in float64.
+# Tolerance between GPU and CPU kernels in float64.
 ACROSS_DEVICES = 1e-7
-# What differs on a GPU alone. Not run so far.
+# Cases that differ only on GPUs. They have never been run.
 OF_A_GPU = [
     Row("--no-fused", DATA),
     Row("--workers 2", DATA),

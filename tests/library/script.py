@@ -1,8 +1,8 @@
-"""A script of a user, on ranks of `Forks`; its arguments say what goes wrong in it, and on which rank.
+"""A user's script for ranks of `Forks`. Its arguments select a failure and the rank that fails.
 
-script.py                      trains, and leaves the loss of each step in losses.jsonl
+script.py                      trains, and writes the loss of each step to losses.jsonl
 script.py raise:1              rank 1 raises in its third step; or request, exit, words, term, kill, sleep
-script.py saves fsdp batch=6   with snapshots in run/, with that strategy, with so many samples a rank
+script.py saves fsdp batch=6   with snapshots in run/, this strategy, and this number of samples per rank
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def main(argv: list[str]) -> None:
                 if snapshots.step(batch.step):
                     break
         if fault == "rest":
-            time.sleep(3.0)  # at work on something of its own, for longer than a step may take
+            time.sleep(3.0)  # work outside of the loop that takes longer than the time limit of a step
         times = world.sum(seen).unique().tolist()
         world.say(f"each sample was seen {times} times")
     print("after the with", flush=True)

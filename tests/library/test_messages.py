@@ -23,7 +23,7 @@ logging.getLogger("ddp_hpc").setLevel(logging.INFO)
 """
 
 
-def test_a_handler_of_the_logger_gets_messages_and_errors_instead_of_stderr(
+def test_a_handler_of_the_logger_receives_messages_and_errors_instead_of_stderr(
     launch: Launch, mpiexec: Path, tmp_path: Path
 ) -> None:
     script = SCRIPT.format(set_up=HANDLER, fails="True")
@@ -35,7 +35,7 @@ def test_a_handler_of_the_logger_gets_messages_and_errors_instead_of_stderr(
     assert "planted" in log
 
 
-def test_without_a_handler_they_are_printed(launch: Launch, mpiexec: Path, tmp_path: Path) -> None:
+def test_without_a_handler_messages_are_printed(launch: Launch, mpiexec: Path, tmp_path: Path) -> None:
     script = SCRIPT.format(set_up="logging.basicConfig()", fails="False")
     ended = launch([mpiexec, "-n", "2", sys.executable, "-c", script], cwd=tmp_path, timeout_s=60)
     assert ended.exit_code == 0

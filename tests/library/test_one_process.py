@@ -1,4 +1,4 @@
-"""The library in one process, which is a world of one and a Python program like any other."""
+"""The library in a single process: a world of one rank, and an ordinary Python program."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch import nn
 
 import ddp_hpc
 from ddp_hpc.data.sample_order import EpochOrder
-from ddp_hpc.run_directory import RunState, read_state
+from ddp_hpc.run_state import RunState, read_state
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def _ends_with(code: int, **options: object) -> Iterator[ddp_hpc.ConnectedWorld]:
-    """A world whose body ends the process with that exit code."""
+    """Runs a block in a world and checks that it ends the process with this exit code."""
     with pytest.raises(SystemExit) as caught, ddp_hpc.distributed(**options) as world:
         yield world
     assert caught.value.code == code
@@ -57,7 +57,7 @@ def _linear() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def _train(loader: object, folder: str | None, stop_after: int = 1000, **options: object) -> list[int]:
-    """The steps that were trained."""
+    """Trains, and returns the steps that were trained."""
     model, optimizer = _linear()
     steps = []
     with ddp_hpc.snapshots(folder, model=model, optimizer=optimizer, loader=loader, **options) as snapshots:
@@ -71,7 +71,7 @@ def _train(loader: object, folder: str | None, stop_after: int = 1000, **options
     return steps
 
 
-# The names.
+# Public names.
 
 
 def test_importing_the_package_imports_nothing_else() -> None:
@@ -82,7 +82,7 @@ def test_importing_the_package_imports_nothing_else() -> None:
     assert done.stdout.strip() == "['ddp_hpc']"
 
 
-def test_every_name_is_there_and_another_is_not() -> None:
+def test_every_public_name_exists_and_others_do_not() -> None:
     for name in ddp_hpc.__all__:
         assert getattr(ddp_hpc, name).__name__ == name
         assert name in dir(ddp_hpc)
@@ -90,17 +90,17 @@ def test_every_name_is_there_and_another_is_not() -> None:
         _ = ddp_hpc.distribute
 
 
-def test_a_name_that_needs_torch_says_how_to_get_it() -> None:
+def test_a_name_that_needs_torch_names_the_install_command() -> None:
     code = "import sys; sys.modules['torch'] = None; import ddp_hpc; ddp_hpc.wrap"
     root = Path(ddp_hpc.__file__).parents[1]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=False)
     assert "ddp_hpc.wrap needs torch, which is not installed: pip install 'ddp-hpc[train]'" in done.stderr
 
 
-# The world.
+# `distributed`.
 
 
-def test_a_process_alone_is_a_world_of_one() -> None:
+def test_a_single_process_is_a_world_of_one() -> None:
     with ddp_hpc.distributed(device="cpu") as world:
         assert (world.rank, world.world_size, world.local_rank) == (0, 1, 0)
         assert (world.node_rank, world.num_nodes, world.is_first) == (0, 1, True)
@@ -111,7 +111,7 @@ def test_a_process_alone_is_a_world_of_one() -> None:
         world.barrier()
 
 
-def test_stdout_is_the_scripts_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_but_the_script_writes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     with ddp_hpc.distributed() as world:
         world.say("hello")
     out, err = capsys.readouterr()
@@ -119,21 +119,23 @@ def test_stdout_is_the_scripts_own(capsys: pytest.CaptureFixture[str]) -> None:
     assert err.startswith("world: 1 rank (single)")
 
 
-def test_alone_an_exception_is_raised_as_it_is() -> None:
+def test_in_a_single_process_an_exception_is_raised_unchanged() -> None:
     with pytest.raises(ZeroDivisionError) as caught, ddp_hpc.distributed():
         1 / 0  # noqa: B018
-    assert [frame.name for frame in caught.traceback] == ["test_alone_an_exception_is_raised_as_it_is"], (
-        "as if there were no `with`"
-    )
+    assert [frame.name for frame in caught.traceback] == [
+        "test_in_a_single_process_an_exception_is_raised_unchanged"
+    ], "`with` does not change it"
 
 
-def test_alone_an_error_of_ours_is_one_line_and_its_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_a_single_process_an_error_of_the_library_is_one_line_and_its_exit_code(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with _ends_with(2):
         raise ddp_hpc.RequestError("no such thing")
     assert capsys.readouterr().err.splitlines()[-1] == "error: no such thing"
 
 
-def test_signals_are_handled_as_before_afterwards() -> None:
+def test_signal_handlers_are_restored_after_the_world() -> None:
     before = [signal.getsignal(sig) for sig in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
     for fails in (False, True):
         try:
@@ -148,13 +150,13 @@ def test_signals_are_handled_as_before_afterwards() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"backend": "ncl"}, "backend='ncl': unknown; one of auto, nccl, gloo"),
-        ({"device": "gpu"}, "device='gpu': unknown; one of auto, cuda, cpu, xpu"),
+        ({"backend": "ncl"}, "backend='ncl' is unknown; use one of auto, nccl, gloo"),
+        ({"device": "gpu"}, "device='gpu' is unknown; use one of auto, cuda, cpu, xpu"),
         ({"timeout_s": 0}, "--timeout must be greater than 0 (got 0)"),
         ({"discovery": "slurm"}, "srun"),
     ],
 )
-def test_a_wrong_option_is_one_line_and_exit_code_2(
+def test_an_invalid_option_is_one_line_and_exit_code_2(
     options: dict[str, object], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught, ddp_hpc.distributed(**options):
@@ -163,15 +165,15 @@ def test_a_wrong_option_is_one_line_and_exit_code_2(
     assert words in capsys.readouterr().err
 
 
-def test_one_world_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_one_world_can_exist_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
     with _ends_with(2), ddp_hpc.distributed():
         pass
     assert "is already active" in capsys.readouterr().err
     with ddp_hpc.distributed():
-        pass  # one after the other is fine
+        pass  # consecutive worlds are allowed
 
 
-def test_a_thread_cannot_have_a_world() -> None:
+def test_a_world_cannot_be_created_in_a_thread() -> None:
     errors = []
 
     def open_one() -> None:
@@ -187,7 +189,7 @@ def test_a_thread_cannot_have_a_world() -> None:
     assert "main thread" in errors[0]
 
 
-def test_outside_of_a_world_each_name_says_where_it_belongs() -> None:
+def test_outside_of_a_world_each_function_raises_an_error_that_names_the_world() -> None:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters())
     with pytest.raises(ddp_hpc.RequestError, match=r"wrap\(\) was called outside"):
@@ -197,10 +199,10 @@ def test_outside_of_a_world_each_name_says_where_it_belongs() -> None:
             pass
 
 
-# wrap.
+# `wrap`.
 
 
-def test_alone_the_model_is_given_back_bare() -> None:
+def test_in_a_single_process_the_model_is_returned_unwrapped() -> None:
     model = nn.Linear(2, 1)
     with ddp_hpc.distributed():
         assert ddp_hpc.wrap(model) is model
@@ -211,13 +213,13 @@ def test_alone_the_model_is_given_back_bare() -> None:
     [
         ({"strategy": "dpd"}, 'did you mean "ddp"?'),
         ({"strategy": "pp"}, "python -m ddp_hpc.train --model package.module:factory --strategy pp"),
-        ({"bucket_cap_mb": 25}, "wrap(..., bucket_cap_mb=): unknown"),
+        ({"bucket_cap_mb": 25}, "wrap(..., bucket_cap_mb=) is unknown"),
         ({"cpu_offload": True}, "--cpu-offload works with --strategy fsdp, not with ddp"),
         ({"mesh": "dp=2"}, "mesh dp=2 needs 2 ranks, but 1 was started"),
         ({"amp": "bf16"}, "use torch.autocast for the forward pass"),
     ],
 )
-def test_a_strategy_or_option_that_cannot_be_is_refused(
+def test_an_invalid_strategy_or_option_is_refused(
     options: dict[str, object], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with _ends_with(2):
@@ -225,10 +227,10 @@ def test_a_strategy_or_option_that_cannot_be_is_refused(
     assert words in capsys.readouterr().err
 
 
-# The loader.
+# world.loader.
 
 
-def test_batches_are_those_of_the_epochs_order() -> None:
+def test_batches_follow_the_order_of_the_epoch() -> None:
     with ddp_hpc.distributed() as world:
         loader = world.loader(_numbers(10), batch_size=4, seed=3, epochs=2)
         assert (len(loader), loader.num_steps, loader.num_samples) == (6, 6, 10)
@@ -242,8 +244,8 @@ def test_batches_are_those_of_the_epochs_order() -> None:
     assert {b.weight for b in batches} == {1.0}
 
 
-def test_a_batch_that_a_script_keeps_stays_what_it_was() -> None:
-    with ddp_hpc.distributed() as world:  # long enough for the reader to use its buffers again
+def test_a_batch_that_a_script_keeps_is_not_overwritten() -> None:
+    with ddp_hpc.distributed() as world:  # long enough for the reader to reuse its buffers
         batches = list(world.loader(_numbers(1000), batch_size=2))
     assert (
         torch.cat([b.src for b in batches]).flatten().tolist()
@@ -251,7 +253,7 @@ def test_a_batch_that_a_script_keeps_stays_what_it_was() -> None:
     )
 
 
-def test_a_loader_begins_at_a_step() -> None:
+def test_a_loader_can_start_at_a_later_step() -> None:
     with ddp_hpc.distributed() as world:
         whole = list(world.loader(_numbers(10), batch_size=4, epochs=3))
         rest = list(world.loader(_numbers(10), batch_size=4, epochs=3, start_step=4))
@@ -260,7 +262,7 @@ def test_a_loader_begins_at_a_step() -> None:
         assert torch.equal(ours.src, theirs.src)
 
 
-def test_a_second_for_over_all_epochs_is_refused_and_not_empty(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_loop_over_all_epochs_is_refused_and_not_empty(capsys: pytest.CaptureFixture[str]) -> None:
     with _ends_with(2) as world:
         loader = world.loader(_numbers(10), batch_size=4)
         for _ in range(2):
@@ -269,7 +271,7 @@ def test_a_second_for_over_all_epochs_is_refused_and_not_empty(capsys: pytest.Ca
     assert "Use world.loader(..., epochs=N)" in capsys.readouterr().err
 
 
-def test_a_for_after_a_break_goes_on_there() -> None:
+def test_a_loop_after_a_break_continues_with_the_next_batch() -> None:
     with ddp_hpc.distributed() as world:
         loader = world.loader(_numbers(10), batch_size=4, epochs=2)
         first = next(step for step in (b.step for b in loader))
@@ -295,7 +297,7 @@ def test_a_loader_reads_a_file(tmp_path: Path) -> None:
         (_numbers(3), {"start_step": -1}, "start_step must be 0 or greater (got -1)"),
     ],
 )
-def test_wrong_data_is_one_line(
+def test_invalid_data_is_one_line(
     data: object, options: dict[str, int], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with _ends_with(2) as world:
@@ -303,7 +305,7 @@ def test_wrong_data_is_one_line(
     assert words in capsys.readouterr().err
 
 
-def test_an_evaluation_within_a_step_does_not_look_like_falling_behind(
+def test_an_evaluation_within_a_step_does_not_reset_the_step_of_the_heartbeat(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     places = []
@@ -322,14 +324,14 @@ def test_an_evaluation_within_a_step_does_not_look_like_falling_behind(
     ]
 
 
-# Snapshots.
+# `snapshots`.
 
 
-def test_a_loop_that_was_left_goes_on_with_the_next_batch(tmp_path: Path) -> None:
+def test_a_loop_that_was_left_resumes_with_the_next_batch(tmp_path: Path) -> None:
     with ddp_hpc.distributed() as world:
         assert _train(world.loader(_numbers(10), batch_size=4, epochs=2), "run", stop_after=2) == [1, 2]
         assert _train(world.loader(_numbers(10), batch_size=4, epochs=2), "run") == [3, 4, 5, 6]
-        assert _train(world.loader(_numbers(10), batch_size=4, epochs=2), "run") == [], "all is done"
+        assert _train(world.loader(_numbers(10), batch_size=4, epochs=2), "run") == [], "all steps are done"
     assert read_state(tmp_path / "run") == RunState("done", 6, "training complete")
 
 
@@ -339,12 +341,12 @@ def test_a_signal_stops_the_loop_and_the_process_ends_with_75(tmp_path: Path) ->
         with ddp_hpc.snapshots("run", model=model, optimizer=optimizer) as snapshots:
             os.kill(os.getpid(), signal.SIGUSR1)
             assert snapshots.step(1)
-            assert snapshots.step(2), "it stays so"
+            assert snapshots.step(2), "the request to stop remains"
         assert world.stopped == "rank 0 received SIGUSR1"
     assert read_state(tmp_path / "run") == RunState("requeue", 2, "rank 0 received SIGUSR1")
 
 
-def test_the_newest_are_kept_and_saved_when_due(tmp_path: Path) -> None:
+def test_snapshots_are_saved_when_due_and_the_newest_are_kept(tmp_path: Path) -> None:
     with ddp_hpc.distributed():
         model, optimizer = _linear()
         with ddp_hpc.snapshots("run", model=model, optimizer=optimizer, every_steps=2, keep=2) as snapshots:
@@ -355,7 +357,7 @@ def test_the_newest_are_kept_and_saved_when_due(tmp_path: Path) -> None:
     assert found == ["step_00000006", "step_00000007"]
 
 
-def test_without_a_folder_nothing_is_saved(tmp_path: Path) -> None:
+def test_without_a_directory_nothing_is_saved(tmp_path: Path) -> None:
     with ddp_hpc.distributed() as world:
         assert len(_train(world.loader(_numbers(10), batch_size=4), None)) == 3
     assert list(tmp_path.iterdir()) == []
@@ -367,7 +369,7 @@ def _fail_in_a_loop() -> None:
         raise ValueError("mine")
 
 
-def test_an_error_in_the_loop_is_in_the_run_folder(tmp_path: Path) -> None:
+def test_an_error_in_the_loop_is_written_to_the_run_directory(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="mine"), ddp_hpc.distributed():
         _fail_in_a_loop()
     state = read_state(tmp_path / "run")
@@ -382,7 +384,7 @@ def test_an_error_in_the_loop_is_in_the_run_folder(tmp_path: Path) -> None:
         ([0], "snapshots.step(0): step 0 is already done"),
     ],
 )
-def test_a_wrong_step_is_refused(steps: list[int], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_step_is_refused(steps: list[int], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with _ends_with(2):
         model, optimizer = _linear()
         with ddp_hpc.snapshots("run", model=model, optimizer=optimizer) as snapshots:
@@ -400,7 +402,7 @@ def test_a_wrong_step_is_refused(steps: list[int], words: str, capsys: pytest.Ca
         ("/dev/null/run", {}, "/dev/null/run"),
     ],
 )
-def test_a_wrong_snapshot_folder_or_option_is_one_line(
+def test_an_invalid_snapshot_directory_or_option_is_one_line(
     folder: str, options: dict[str, int], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with _ends_with(2) as world:
@@ -408,7 +410,7 @@ def test_a_wrong_snapshot_folder_or_option_is_one_line(
     assert words in capsys.readouterr().err
 
 
-# Tracing.
+# `tracing`.
 
 
 def _traced(num_steps: int, **options: object) -> None:
@@ -421,7 +423,7 @@ def _traced(num_steps: int, **options: object) -> None:
                 trace.step()
 
 
-def test_a_trace_has_the_steps_of_its_window(tmp_path: Path) -> None:
+def test_a_trace_contains_the_steps_of_its_window(tmp_path: Path) -> None:
     _traced(6, wait=1, warmup=1, active=2)
     names = sorted(path.name for path in (tmp_path / "traces").iterdir())
     assert names == ["rank00000-of-00001.json.gz", "rank00000-of-00001.txt"]
@@ -430,12 +432,12 @@ def test_a_trace_has_the_steps_of_its_window(tmp_path: Path) -> None:
     assert "aten::addmm" in (tmp_path / "traces" / names[1]).read_text()
 
 
-def test_a_loop_that_ends_within_the_window_leaves_what_there_was(tmp_path: Path) -> None:
+def test_a_loop_that_ends_within_the_window_leaves_a_shorter_trace(tmp_path: Path) -> None:
     _traced(3, wait=1, warmup=1, active=5)
     assert len(list((tmp_path / "traces").iterdir())) == 2
 
 
-def test_a_loop_that_ends_before_the_window_says_so(
+def test_a_loop_that_ends_before_the_window_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _traced(1)
@@ -443,13 +445,13 @@ def test_a_loop_that_ends_before_the_window_says_so(
     assert list((tmp_path / "traces").iterdir()) == []
 
 
-def test_rounds_have_numbers_behind_their_names(tmp_path: Path) -> None:
+def test_repeated_traces_have_numbered_names(tmp_path: Path) -> None:
     _traced(4, wait=0, warmup=1, active=1, repeat=2)
     names = sorted(path.name for path in (tmp_path / "traces").glob("*.gz"))
     assert names == ["rank00000-of-00001-2.json.gz", "rank00000-of-00001.json.gz"]
 
 
-def test_a_rank_that_is_not_asked_for_records_nothing(tmp_path: Path) -> None:
+def test_a_rank_that_was_not_selected_records_nothing(tmp_path: Path) -> None:
     _traced(4, ranks={7})
     assert list(tmp_path.iterdir()) == []
 
@@ -464,11 +466,11 @@ def test_a_window_without_a_step_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_workers_do_not_run_a_script_again(tmp_path: Path) -> None:
+def test_dataloader_workers_do_not_run_the_script_again(tmp_path: Path) -> None:
     with h5py.File("d.h5", "w") as file:
         file["src"], file["tgt"] = torch.rand(20, 3).numpy(), torch.rand(20, 1).numpy()
     script = tmp_path / "mine.py"
-    script.write_text(  # as most are: without a line on __main__
+    script.write_text(  # like most scripts, without `if __name__ == "__main__"`
         """
 import ddp_hpc
 

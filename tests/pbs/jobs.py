@@ -14,8 +14,9 @@ from tests.fakes.site import PROJECT, Site, program, words_of
 JOBS = PROJECT / "jobs"
 
 # Replaces the interpreter, and records arguments, environment, directory and umask in one directory per rank.
-_RECORDER = """#!/bin/bash
-rank=$HOME/ranks/${PALS_RANKID:-none}
+_RECORDER = f"""#!/bin/bash
+if [[ $* == "-m ddp_hpc.job "* ]]; then exec {sys.executable} "$@"; fi
+rank=$HOME/ranks/${{PALS_RANKID:-none}}
 mkdir -p "$rank"
 printf '%s\\0' "$@" >"$rank/argv"
 env -0 >"$rank/env"

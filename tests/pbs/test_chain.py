@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -67,9 +68,17 @@ def attempts(site: Site) -> list[str]:
 
 def queue_chain(site: Site, script: Path, num_jobs: int, *options: str) -> list[str]:
     """The ids of a chain queued on the login node."""
-    done = site.run("bash", script, "--chain", str(num_jobs), *options)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = submit_chain(site, script, str(num_jobs), *options)
+    assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
+
+
+def submit_chain(
+    site: Site, script: Path, num_jobs: str, *options: str, path: str = ""
+) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "ddp_hpc", "submit", "--force", "--chain", num_jobs, *options, str(script)]
+    environ = {"PYTHONPATH": str(PROJECT)} | ({"PATH": path} if path else {})
+    return site.run(*argv, env=environ)
 
 
 def wait_until_up(site: Site) -> None:
@@ -140,7 +149,10 @@ def test_without_an_answer_from_the_server_the_walltime_of_the_directives_is_use
     script = chain_script(site, "10", "10", "requeue", options=["--walltime", "01:00:00"])
     job = site.wait(site.submit(script))
     assert job["Exit_status"] == 0
-    assert "qstat -f 12.pbs-srv does not show the walltime; using 3600 s from the directives" in site.log(job)
+    assert (
+        "PBS does not report the walltime of job 12.pbs-srv; the 3600 s of the directives are used"
+        in site.log(job)
+    )
 
 
 def test_a_deleted_job_saves_its_state_and_is_not_resumed(site: Site) -> None:
@@ -261,7 +273,7 @@ def test_a_dropped_successor_is_queued_again_without_a_dependency(site: Site) ->
 
 def test_a_queued_chain_ends_when_the_run_is_done(site: Site) -> None:
     script = chain_script(site, "10", "20", "requeue")
-    ids = queue_chain(site, script, 3, "-A", "PROJECT")
+    ids = queue_chain(site, script, 3, "--account", "PROJECT")
     jobs = [site.wait(job_id) for job_id in ids]
     assert [job["Exit_status"] for job in jobs] == [75, 0, 0]
     assert {job["Account_Name"] for job in jobs} == {"PROJECT"}
@@ -294,7 +306,8 @@ def test_after_a_killed_job_the_chain_continues_only_if_there_was_progress(
 ) -> None:
     """afterok would never start the next job; afterany does, and `state` decides."""
     site = make_site(kill_delay_s=0.3)
-    ids = queue_chain(site, chain_script(site, steps, "20", "stubborn"), 2, "-l", "walltime=1")
+    script = chain_script(site, steps, "20", "stubborn", options=["--walltime", "00:00:01"])
+    ids = queue_chain(site, script, 2)
     first, second = (site.wait(job_id) for job_id in ids)
     assert (first["Exit_status"], first["left_over"]) == (-29, [])
     assert second["Exit_status"] == ends, site.logs()
@@ -307,23 +320,21 @@ def test_a_partially_refused_chain_reports_the_queued_jobs(site: Site) -> None:
     script = chain_script(site, "10", "20", "requeue")
     no_more = 'if [[ $* == *depend* ]]; then echo "qsub: no" >&2; exit 32; fi'
     program(site.root / "bin" / "qsub", f'#!/bin/bash\n{no_more}\nexec {site.pbs_bin}/qsub "$@"\n')
-    done = site.run("bash", script, "--chain", "3", env={"PATH": f"{site.root}/bin:/usr/bin:/bin"})
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("qsub: no\nerror: qsub refused job 2 of 3; queued so far: 12.pbs-srv; ")
+    done = submit_chain(site, script, "3", path=f"{site.root}/bin:{site.pbs_bin}:/usr/bin:/bin")
+    assert (done.returncode, done.stdout) == (1, "12.pbs-srv\n")
+    assert "job 2 of 3 was rejected; 1 job was submitted; to cancel: ddp-hpc cancel 12.pbs-srv" in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("num_jobs", "said"),
     [
-        ([], "--chain '' was given"),
-        (["0"], "--chain '0' was given"),
-        (["x[$(touch canary)]"], "a number of jobs from 1 to 20 (--max-attempts) is needed"),
-        (["21"], "--chain '21' was given"),
-        (["3", "-v", "A=1"], "-v was given, but --chain sets qsub's -v itself"),
+        ("0", "0 is not in the range 1<=x<=1000"),
+        ("x[$(touch canary)]", "is not a valid integer range"),
+        ("21", "--chain 21 was given, but the script runs at most 20 attempts"),
     ],
 )
-def test_an_invalid_chain_is_refused_and_nothing_is_queued(site: Site, words: list[str], said: str) -> None:
-    done = site.run("bash", chain_script(site, "1", "1", "done"), "--chain", *words)
+def test_an_invalid_chain_is_refused_and_nothing_is_queued(site: Site, num_jobs: str, said: str) -> None:
+    done = submit_chain(site, chain_script(site, "1", "1", "done"), num_jobs)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
     assert site.num_jobs() == 0

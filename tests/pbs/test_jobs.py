@@ -61,7 +61,7 @@ def test_a_polaris_script_trains_on_two_nodes_with_pals(alcf: Site) -> None:
     script = render(alcf, "polaris", *options, command=TRAIN)
     log = finished(alcf, alcf.submit("-A", "PROJECT", script))
     assert (world(alcf)["launcher"], world(alcf)["world_size"], world(alcf)["local_size"]) == ("pals", 2, 1)
-    assert f"2 nodes, 2 ranks, by mpiexec ({alcf.pals_bin}/mpiexec)" in log
+    assert f"ddp-hpc: job 12.pbs-srv: {alcf.pals_bin}/mpiexec -n 2 " in log
     assert "done: " in log
 
 
@@ -88,7 +88,7 @@ def test_a_generic_script_trains_with_one_torchrun_agent_per_node(site: Site) ->
     script = render(site, "generic_pbs", "--launcher", "torchrun", "--ranks-per-node", "2", command=TRAIN)
     log = finished(site, site.submit(script))
     assert (world(site)["launcher"], world(site)["world_size"]) == ("torchrun", 2)
-    assert "1 nodes, 2 ranks each, by torchrun" in log
+    assert "/torchrun_script.sh python " in log
 
 
 def test_a_deleted_training_saves_its_state_in_time_and_leaves_no_process_and_no_successor(
@@ -172,13 +172,13 @@ def test_the_sites_software_is_loaded_before_the_ranks_start(
 
 def test_the_mpiexec_of_conda_and_that_of_pbs_are_skipped(polaris: tuple[Site, str]) -> None:
     site, log = polaris
-    assert f"by mpiexec ({site.pals_bin}/mpiexec)" in log
+    assert f": {site.pals_bin}/mpiexec -n " in log
     assert not (site.home / "wrong_mpiexec_was_used").exists()
 
 
 def test_the_site_forces_a_log_that_can_be_read_while_the_job_runs(polaris: tuple[Site, str]) -> None:
     site, log = polaris
-    assert log.startswith("ddp-hpc: job 12.polaris-pbs-01.hsn.cm.polaris.alcf.anl.gov, 2 nodes, 8 ranks")
+    assert log.startswith("ddp-hpc: job 12.polaris-pbs-01.hsn.cm.polaris.alcf.anl.gov: ")
     assert (site.work / "ddp.o12").read_text() == log
 
 
@@ -231,7 +231,7 @@ def test_names_repeated_in_the_node_file_count_once(site: Site) -> None:
         *["x3001c0s1b0n0.hsn.cm.pbs.lab"] * 2,
         *["x3001c0s1b1n0.hsn.cm.pbs.lab"] * 2,
     ]
-    assert "2 nodes, 4 ranks" in log
+    assert "mpiexec -n 4 " in log
     assert [rank.env["PALS_NODEID"] for rank in ranks(site).values()] == ["0", "0", "1", "1"]
 
 
@@ -251,7 +251,7 @@ def test_the_mpiexec_of_a_virtual_environment_is_skipped(site: Site) -> None:
     venv = recording_conda(site).rename(site.work / ".venv")
     (venv / "bin" / "activate").write_text(f'export VIRTUAL_ENV={venv} PATH="{venv}/bin:$PATH"\n')
     log = finished(site, site.submit(JOBS / "generic_pbs_ddp.pbs"))
-    assert f"by mpiexec ({site.pals_bin}/mpiexec)" in log
+    assert f": {site.pals_bin}/mpiexec -n " in log
     assert len(ranks(site)) == 4
 
 
@@ -261,7 +261,7 @@ def test_the_mpiexec_of_a_virtual_environment_is_used_if_it_is_the_only_one(site
     activate = f'export VIRTUAL_ENV={site.work}/.venv PATH="$PATH:{mpiexec.parent}"\n'
     (mpiexec.parent / "activate").write_text(activate)
     log = finished(site, site.submit(render(site, "generic_pbs", command=["echo", "a rank"])))
-    assert f"by mpiexec ({mpiexec})" in log
+    assert f": {mpiexec} -n " in log
     assert log.splitlines()[-1] == "a rank"
 
 
@@ -269,7 +269,7 @@ def test_a_missing_launcher_is_reported_and_the_mpiexec_of_pbs_is_not_used(site:
     site.dotfile(site.pbs_bin)
     job = site.wait(site.submit(JOBS / "generic_pbs_ddp.pbs"))
     assert job["Exit_status"] == 2
-    assert "error: the MPI launcher mpiexec was not found on the PATH" in site.log(job)
+    assert "error: no mpiexec of an MPI library found on the PATH" in site.log(job)
 
 
 def test_the_job_ends_with_the_largest_exit_code_of_its_ranks(site: Site) -> None:
@@ -282,14 +282,13 @@ def test_the_job_ends_with_the_largest_exit_code_of_its_ranks(site: Site) -> Non
 def test_at_the_end_of_the_walltime_the_ranks_have_time_to_save(site: Site) -> None:
     site.dotfile(site.pals_bin)
     rank = program(site.root / "rank.sh", SLOW_TO_STOP)
-    last_words = "trap 'echo \"the script ends with $?\"' EXIT"
-    script = render(site, "generic_pbs", "--setup", last_words, command=[str(rank)])
+    script = render(site, "generic_pbs", command=[str(rank)])
     job = site.wait(site.submit("-l", "walltime=2", script))
     log = site.log(job)
     assert (job["Exit_status"], job["left_over"]) == (-29, [])
     assert re.search(r"=>> PBS: job killed: walltime \d+ exceeded limit 2\n", log)
     assert (site.work / "saved").exists()
-    assert "the script ends with 75\n" in log
+    assert "error: the program exited with code 75, but no checkpoint was recorded" in log
 
 
 def test_ranks_that_do_not_stop_in_time_are_killed_with_the_job(make_site: MakeSite) -> None:

@@ -1,4 +1,4 @@
-"""What Slurm 22.05 and OpenPBS 23.06 said on real clusters, with shorter paths and names."""
+"""Output of Slurm 22.05 and OpenPBS 23.06 from real clusters, with shortened paths and names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SLURM = (
 
 
 def slurm(**changes: str) -> str:
-    """The answer of `scontrol --oneliner show job 12`, of a job that runs unless told otherwise."""
+    """Returns the output of `scontrol --oneliner show job 12`, with these fields changed. The job runs."""
     known = {
         "job_id": "12",
         "name": "ddp",
@@ -40,7 +40,10 @@ def slurm(**changes: str) -> str:
 
 
 def pbs(**changes: Any) -> dict[str, Any]:
-    """The answer of `qstat -xf -F json 12`, of a job that runs; None takes an attribute away."""
+    """Returns the output of `qstat -xf -F json 12`, with these attributes changed. The job runs.
+
+    None removes an attribute.
+    """
     job = {
         "Job_Name": "ddp",
         "Job_Owner": "me@pbs-login.pbs.lab",
@@ -75,7 +78,7 @@ def pbs(**changes: Any) -> dict[str, Any]:
     }
 
 
-# `qstat -xf` of a job that reached its walltime, with lines as it wraps them.
+# `qstat -xf` of a job that reached its walltime, with the line breaks of qstat.
 PBS_TEXT = """\
 Job Id: 67.pbs-srv
     Job_Name = ms2

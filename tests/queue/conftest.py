@@ -1,4 +1,4 @@
-"""Schedulers' commands as small programs that give recorded answers, and `ddp-hpc` in this process."""
+"""Schedulers' commands as small programs with recorded output, and `ddp-hpc` in this process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["nothing_set"]
 
 @dataclass(frozen=True)
 class Done:
-    """How a command of `ddp-hpc` ended."""
+    """The result of a `ddp-hpc` command."""
 
     code: int
     out: str
@@ -31,20 +31,20 @@ Run = Callable[..., Done]
 
 
 class Programs:
-    """A folder first on the PATH, on which there is no real scheduler."""
+    """A directory on the PATH of a machine without a real scheduler."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.calls = folder / "calls"
 
     def program(self, name: str, text: str) -> None:
-        """A bash program; every call of it is one line of `calls`."""
+        """Writes a bash program. Each call of it is recorded as one line of `calls`."""
         path = self.folder / name
         path.write_text(f'#!/bin/bash\nprintf "%s\\n" "{name} $*" >>"{self.calls}"\n{text}\n')
         path.chmod(0o755)
 
     def answers(self, name: str, text: str, *, code: int = 0, err: str = "") -> None:
-        """A program that says the same whatever it is asked."""
+        """Writes a program that prints the same output for all arguments."""
         (self.folder / f"{name}.out").write_text(text)
         (self.folder / f"{name}.err").write_text(err)
         folder = self.folder
@@ -58,7 +58,7 @@ class Programs:
 @pytest.fixture
 def programs(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Programs:
     folder = tmp_path_factory.mktemp("bin")
-    # The schedulers' real commands may be in /usr/bin: only what the stand-ins need is handed on.
+    # /usr/bin may contain real schedulers' commands, so only the programs that the stand-ins need are linked.
     for name in ("bash", "cat", "sleep", "yes", "mkdir", "kill"):
         (folder / name).symlink_to(f"/usr/bin/{name}")
     monkeypatch.setenv("PATH", str(folder))
@@ -75,7 +75,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, from which the user submits."""
+    """The current directory, from which the user submits."""
     folder = tmp_path / "work"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -84,7 +84,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
-    """`ddp-hpc ARGS`, without the cost of a process."""
+    """Runs `ddp-hpc ARGS` in this process, which is faster than a new one."""
 
     def run(*args: str) -> Done:
         monkeypatch.setattr(sys, "argv", ["ddp-hpc", *args])

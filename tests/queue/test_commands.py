@@ -1,4 +1,4 @@
-"""A scheduler that is slow, gone, busy, or talks nonsense."""
+"""Commands of a scheduler that are slow, missing, busy, or print invalid output."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ LOST = "sbatch: error: Batch job submission failed: Socket timed out on send/rec
 
 
 def fails_first(programs: Programs, name: str, num_failures: int, message: str) -> None:
-    """A program that fails so many times, and then says `well`."""
+    """Writes a program that fails `num_failures` times with a message, and then prints `well`."""
     fails = f'if ((${{#calls[@]}} <= {num_failures})); then echo "{message}" >&2; exit 1; fi'
     programs.program(name, f'mapfile -t calls <"{programs.calls}"; {fails}; echo well')
 
 
-def test_a_program_that_does_not_answer_ends_at_the_limit_with_all_it_has_started(
+def test_a_program_that_does_not_answer_is_killed_with_its_children_at_the_time_limit(
     programs: Programs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(commands, "QUESTION_LIMIT_S", 0.3)
@@ -45,10 +45,10 @@ def is_alive(pid: str) -> bool:
         return False
 
 
-def test_a_child_that_keeps_the_output_open_does_not_hold_us_for_ever(
+def test_a_child_that_keeps_the_output_open_is_not_awaited(
     programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The id of a job that is queued would be lost, as with a site's wrapper that logs in the background."""
+    """A site's wrapper may log in the background. Waiting for it would lose the ID of the queued job."""
     monkeypatch.setattr(commands, "DRAIN_S", 0.1)
     programs.program("qsub", "echo 77; sleep 20 & exit 0")
     start_s = time.monotonic()
@@ -56,7 +56,7 @@ def test_a_child_that_keeps_the_output_open_does_not_hold_us_for_ever(
     assert time.monotonic() - start_s < 5
 
 
-def test_endless_output_is_no_answer(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_output_is_an_error(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "MAX_BYTES", 100_000)
     programs.program("qstat", "exec yes")
     with pytest.raises(NoAnswerError, match="more than 100000 bytes"):
@@ -71,41 +71,39 @@ def test_endless_output_is_no_answer(programs: Programs, monkeypatch: pytest.Mon
         "Connection refused\nqstat: cannot connect to server pbs-srv (errno=15010)",
     ],
 )
-def test_a_question_is_asked_again_while_the_server_is_too_busy(programs: Programs, message: str) -> None:
+def test_a_query_is_repeated_while_the_server_is_too_busy(programs: Programs, message: str) -> None:
     fails_first(programs, "scontrol", 2, message)
     assert ask("scontrol", "show").out == "well\n"
     assert len(programs.called("scontrol")) == 3
 
 
-def test_a_server_that_stays_away_is_named_after_three_tries(programs: Programs) -> None:
+def test_an_unreachable_server_is_reported_after_three_attempts(programs: Programs) -> None:
     programs.answers("scontrol", "", code=1, err=BUSY)
     with pytest.raises(NoAnswerError, match="scontrol failed 3 times: slurm_load_jobs error: Unable"):
         ask("scontrol")
     assert len(programs.called("scontrol")) == 3
 
 
-def test_another_refusal_is_an_answer(programs: Programs) -> None:
+def test_another_error_is_not_retried(programs: Programs) -> None:
     programs.answers("scontrol", "", code=1, err="slurm_load_jobs error: Invalid job id specified\n")
     assert ask("scontrol").said == "slurm_load_jobs error: Invalid job id specified"
     assert len(programs.called("scontrol")) == 1
 
 
-def test_a_submission_is_tried_again_only_where_it_cannot_have_arrived(programs: Programs) -> None:
+def test_a_submission_is_repeated_only_if_it_cannot_have_reached_the_server(programs: Programs) -> None:
     fails_first(programs, "sbatch", 1, BUSY)
     assert submit("sbatch", "job.sh").out == "well\n"
     programs.answers("qsub", "", code=1, err=LOST)
     with pytest.raises(NoAnswerError, match="It is unknown whether the request was accepted"):
         submit("qsub", "job.sh")
-    assert len(programs.called("qsub")) == 1, "a second one might be a second job"
+    assert len(programs.called("qsub")) == 1, "a second submission might queue a second job"
 
 
 @pytest.mark.parametrize(
     "refusal",
     ["too many jobs in partition, try again later", "your certificate timed out", "job script: end of file"],
 )
-def test_a_refusal_in_words_like_those_of_a_lost_answer_is_a_refusal(
-    programs: Programs, refusal: str
-) -> None:
+def test_a_refusal_whose_text_resembles_a_lost_answer_is_a_refusal(programs: Programs, refusal: str) -> None:
     programs.answers("qsub", "", code=1, err=f"{refusal}\n")
     assert submit("qsub", "job.sh").said == refusal
 
@@ -117,21 +115,21 @@ def test_a_request_that_may_have_reached_the_controller_is_not_sent_again(progra
     assert len(programs.called("sbatch")) == 1
 
 
-def test_bytes_that_are_no_text_are_kept_and_shown_without_harm(programs: Programs) -> None:
+def test_bytes_that_are_not_utf8_are_kept_but_replaced_in_messages(programs: Programs) -> None:
     programs.program("qstat", r"printf '\xff\x1b[31mred\n' >&2; exit 1")
     answer = ask("qstat")
     assert answer.err == "\udcff\x1b[31mred\n"
     assert answer.said == "??[31mred"
 
 
-def test_a_program_that_is_not_there_is_named_with_what_to_do(programs: Programs) -> None:
+def test_a_missing_program_is_named_with_a_remedy(programs: Programs) -> None:
     with pytest.raises(RequestError, match=r"qsub was not found on the PATH; why. Run this on"):
         need("qsub", "why")
     with pytest.raises(NoAnswerError, match="cannot start qsub"):
         ask("qsub")
 
 
-def test_a_users_way_to_spell_times_does_not_reach_slurm(
+def test_the_users_time_format_is_not_passed_to_slurm(
     programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")

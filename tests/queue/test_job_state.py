@@ -1,4 +1,4 @@
-"""Ids that are ids, and times as schedulers spell them."""
+"""Job IDs, and durations as schedulers format them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ddp_hpc.schedulers.job_state import check_job_id, clock_s, duration_s, same
         "12@cm4",
     ],
 )
-def test_ids_of_both_schedulers(text: str) -> None:
+def test_job_ids_of_both_schedulers_are_accepted(text: str) -> None:
     assert check_job_id(text) == text
 
 
@@ -49,7 +49,7 @@ def test_ids_of_both_schedulers(text: str) -> None:
         "1" * 10_000,
     ],
 )
-def test_anything_else_never_becomes_an_argument(text: str) -> None:
+def test_other_text_is_refused_as_a_job_id(text: str) -> None:
     with pytest.raises(RequestError) as refused:
         check_job_id(text)
     assert str(refused.value).isascii()
@@ -57,7 +57,7 @@ def test_anything_else_never_becomes_an_argument(text: str) -> None:
     assert len(str(refused.value)) < 400
 
 
-def test_pbs_ids_are_the_same_with_and_without_the_server() -> None:
+def test_pbs_ids_are_equal_with_and_without_the_server_name() -> None:
     assert same_job("12", "12.pbs-srv")
     assert not same_job("12", "123.pbs-srv")
     assert not same_job("12_1", "12_2")
@@ -79,10 +79,10 @@ def test_pbs_ids_are_the_same_with_and_without_the_server() -> None:
         ("99999999999999:00:00", None),
     ],
 )
-def test_durations(text: str, seconds: int | None) -> None:
+def test_durations_are_parsed_to_seconds(text: str, seconds: int | None) -> None:
     assert duration_s(text) == seconds
 
 
-def test_a_time_of_another_form_is_none() -> None:
+def test_a_duration_in_another_format_is_none() -> None:
     assert clock_s("Unknown", "%Y-%m-%dT%H:%M:%S") is None
     assert clock_s("99999-01-01T00:00:00", "%Y-%m-%dT%H:%M:%S") is None

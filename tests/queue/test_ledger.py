@@ -1,4 +1,4 @@
-"""What a run folder remembers, and how the run folder of a job is found."""
+"""The ledger of submissions in a run directory, and how the run directory of a job is found."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def make_run(folder: Path, *attempts: str) -> Path:
     return folder
 
 
-def test_what_is_recorded_is_read_in_its_order(tmp_path: Path) -> None:
+def test_submissions_are_read_in_the_order_of_their_recording(tmp_path: Path) -> None:
     first, second = submission("12"), submission("13", 1001, after="12", script="/w/a b;$(x)\n.sh")
     ledger.record(tmp_path, first)
     ledger.record(tmp_path, second)
@@ -42,7 +42,7 @@ def test_what_is_recorded_is_read_in_its_order(tmp_path: Path) -> None:
     assert len((tmp_path / "submitted").read_text().splitlines()) == 2
 
 
-def test_a_damaged_line_costs_only_itself(tmp_path: Path) -> None:
+def test_a_damaged_line_is_skipped_and_the_others_are_read(tmp_path: Path) -> None:
     good = submission("12")
     ledger.record(tmp_path, good)
     with (tmp_path / "submitted").open("ab") as file:
@@ -59,13 +59,13 @@ def test_a_damaged_line_costs_only_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes", [{"at_s": 10**20}, {"at_s": -1}, {"job_id": "gar bage"}, {"job_id": "-x"}]
 )
-def test_a_line_with_no_id_or_no_time_is_damaged(tmp_path: Path, changes: dict[str, object]) -> None:
+def test_a_line_without_an_id_or_a_time_is_skipped(tmp_path: Path, changes: dict[str, object]) -> None:
     line = json.dumps({**asdict(submission("12")), **changes})
     (tmp_path / "submitted").write_text(f"{line}\n")
     assert ledger.submissions(tmp_path) == []
 
 
-def test_a_line_that_was_cut_short_spoils_no_other(tmp_path: Path) -> None:
+def test_a_truncated_line_does_not_affect_the_next_one(tmp_path: Path) -> None:
     ledger.record(tmp_path, submission("12"))
     with (tmp_path / "submitted").open("a") as file:
         file.write('{"job_id": "13", "sche')
@@ -74,7 +74,7 @@ def test_a_line_that_was_cut_short_spoils_no_other(tmp_path: Path) -> None:
 
 
 def test_a_line_that_does_not_fit_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quota that is full cuts a write short without an error."""
+    """If a quota is exceeded, write() returns a smaller number of bytes without an error."""
     write = os.write
     monkeypatch.setattr(os, "write", lambda handle, line: write(handle, line[:100]))
     with pytest.raises(
@@ -83,8 +83,8 @@ def test_a_line_that_does_not_fit_is_an_error(tmp_path: Path, monkeypatch: pytes
         ledger.record(tmp_path, submission("12"))
 
 
-def test_a_job_of_another_cluster_is_never_taken_for_the_local_one(tmp_path: Path) -> None:
-    """The script writes its number alone, and its successor is queued where it runs."""
+def test_a_job_of_another_cluster_is_not_mistaken_for_a_local_one(tmp_path: Path) -> None:
+    """The script records only its job number, and its successor is queued on the cluster where it runs."""
     make_run(tmp_path, "1 12 0 1010", "2 13 60 2000")
     ledger.record(tmp_path, submission("12@cm4"))
     assert ledger.job_ids(tmp_path) == ["12@cm4", "13@cm4"]
@@ -92,7 +92,7 @@ def test_a_job_of_another_cluster_is_never_taken_for_the_local_one(tmp_path: Pat
     assert ledger.next_job(tmp_path, "12") == ""
 
 
-def test_a_ledger_that_cannot_be_written_is_an_error_and_one_that_is_not_there_is_empty(
+def test_an_unwritable_ledger_is_an_error_and_a_missing_one_is_empty(
     open_folder: Path, as_nobody: Callable[[], AbstractContextManager[None]]
 ) -> None:
     assert ledger.submissions(open_folder) == []
@@ -112,17 +112,17 @@ def test_lines_of_two_processes_do_not_mix(tmp_path: Path) -> None:
     assert len(ledger.submissions(tmp_path)) == 400
 
 
-def test_the_jobs_of_a_run_by_the_time_they_are_first_spoken_of(tmp_path: Path) -> None:
+def test_the_jobs_of_a_run_are_sorted_by_their_first_record(tmp_path: Path) -> None:
     make_run(tmp_path, "1 12.srv 0 1010", "2 13.srv 60 2000", "3 13.srv 90 3000")
     ledger.record(tmp_path, submission("12.srv", 1000))
     ledger.record(tmp_path, submission("14.srv", 4000))
     assert ledger.job_ids(tmp_path) == ["12.srv", "13.srv", "14.srv"]
 
 
-def test_the_next_job_is_the_chains_or_the_one_that_started_after_it(tmp_path: Path) -> None:
+def test_the_next_job_is_that_of_the_chain_or_the_one_that_started_later(tmp_path: Path) -> None:
     make_run(tmp_path, "1 12.srv 0 1000", "2 12.srv 30 1500", "3 13.srv 60 2000", "1 20.srv 0 3000")
     assert ledger.next_job(tmp_path, "12") == "13.srv"
-    assert ledger.next_job(tmp_path, "13") == "", "20 began the run anew"
+    assert ledger.next_job(tmp_path, "13") == "", "job 20 has restarted the run"
     ledger.record(tmp_path, submission("14.srv", after="13.srv"))
     assert ledger.next_job(tmp_path, "13") == "14.srv"
     assert ledger.next_job(tmp_path, "99") == ""
@@ -141,13 +141,13 @@ def test_the_next_job_is_the_chains_or_the_one_that_started_after_it(tmp_path: P
         ("echo hello", None),
     ],
 )
-def test_the_run_folder_that_a_script_names(line: str, found: str | None) -> None:
+def test_the_run_directory_is_read_from_a_script(line: str, found: str | None) -> None:
     assert ledger.run_dir_in(f"#!/bin/bash\n#SBATCH -N1\n{line}\n", Path("/w")) == (
         Path(found) if found else None
     )
 
 
-def test_the_run_folder_of_a_job_is_found_from_where_it_was_submitted(tmp_path: Path) -> None:
+def test_the_run_directory_of_a_job_is_found_from_its_directory_of_submission(tmp_path: Path) -> None:
     make_run(tmp_path / "w" / "runs" / "other", "1 7 0 900")
     run = make_run(tmp_path / "w" / "runs" / "ddp", "1 12 0 1000")
     job = parse_scontrol(slurm(work=str(tmp_path / "w"), script=f"{tmp_path}/w/job.sh"), "12")
@@ -157,19 +157,21 @@ def test_the_run_folder_of_a_job_is_found_from_where_it_was_submitted(tmp_path: 
     assert ledger.find_run_dir("13", None, tmp_path / "w") is None
 
 
-def test_a_number_that_was_used_before_is_another_job(tmp_path: Path) -> None:
+def test_a_reused_job_number_is_another_job(tmp_path: Path) -> None:
     make_run(tmp_path / "here" / "runs" / "old", "1 12 0 1000")
     job = parse_scontrol(slurm(work=str(tmp_path / "w"), script=f"{tmp_path}/w/job.sh"), "12")
-    assert ledger.find_run_dir("12", job, tmp_path / "here") is None, "Slurm says where it was submitted"
+    assert ledger.find_run_dir("12", job, tmp_path / "here") is None, (
+        "Slurm reports the directory of submission"
+    )
 
 
-def test_the_run_folder_of_a_successor_is_where_its_script_is(tmp_path: Path) -> None:
+def test_the_run_directory_of_a_successor_contains_its_script(tmp_path: Path) -> None:
     run = make_run(tmp_path / "far" / "run", "1 11 0 900", "2 12 30 1000")
     job = parse_scontrol(slurm(work=str(tmp_path), script=f"{run}/job.sh"), "12")
     assert ledger.find_run_dir("12", job, Path("/")) == run
 
 
-def test_the_run_folder_of_a_job_that_waits_is_in_its_script(tmp_path: Path) -> None:
+def test_the_run_directory_of_a_waiting_job_is_read_from_its_script(tmp_path: Path) -> None:
     run = tmp_path / "far" / "run"
     run.mkdir(parents=True)
     script = tmp_path / "job.sh"
@@ -180,7 +182,7 @@ def test_the_run_folder_of_a_job_that_waits_is_in_its_script(tmp_path: Path) -> 
     assert ledger.find_run_dir("12", job, Path("/")) is None
 
 
-def test_runs_are_listed_with_the_newest_last(tmp_path: Path) -> None:
+def test_runs_are_listed_with_the_newest_one_last(tmp_path: Path) -> None:
     new = make_run(tmp_path / "runs" / "a", "1 13 0 2000")
     old = make_run(tmp_path / "runs" / "b", "1 12 0 1000")
     (tmp_path / "runs" / "notes").mkdir()
@@ -188,7 +190,7 @@ def test_runs_are_listed_with_the_newest_last(tmp_path: Path) -> None:
     assert ledger.runs_in(tmp_path / "nowhere") == []
 
 
-def test_a_closed_folder_hides_no_other_run(
+def test_an_inaccessible_directory_does_not_hide_other_runs(
     open_folder: Path, as_nobody: Callable[[], AbstractContextManager[None]]
 ) -> None:
     run = make_run(open_folder / "runs" / "mine", "1 12 0 1000")
@@ -197,7 +199,7 @@ def test_a_closed_folder_hides_no_other_run(
         assert ledger.runs_in(open_folder) == [run]
 
 
-def test_the_ledger_is_json_that_other_tools_read(tmp_path: Path) -> None:
+def test_every_line_of_the_ledger_is_json(tmp_path: Path) -> None:
     ledger.record(tmp_path, submission("12"))
     line = json.loads((tmp_path / "submitted").read_text())
     assert line["job_id"] == "12"

@@ -1,4 +1,4 @@
-"""Logs that grow, shrink, or are no files; and the training's last word in them."""
+"""Logs that grow, shrink or are not regular files, and the last progress line of the training in them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.queue.answers import slurm
 LINE = "epoch 1/10 step {step}/640 loss {loss} 61.3 samples/s eta {eta}\n"
 
 
-def test_a_reader_gives_each_byte_once_and_begins_anew_when_the_file_is_cut(tmp_path: Path) -> None:
+def test_a_reader_returns_each_byte_once_and_restarts_if_the_file_is_truncated(tmp_path: Path) -> None:
     path = tmp_path / "log"
     reader = Reader(path)
     assert b"".join(reader.new()) == b"", "it is not there yet"
@@ -30,20 +30,20 @@ def test_a_reader_gives_each_byte_once_and_begins_anew_when_the_file_is_cut(tmp_
     assert b"".join(reader.new()) == b"new\n"
 
 
-def test_a_pipe_is_never_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_is_not_awaited(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert read_tail([tmp_path / "pipe", tmp_path / "none", Path("/dev/zero"), tmp_path]) == ""
     assert list(Reader(tmp_path / "pipe").new()) == []
 
 
-def test_of_a_long_log_the_end_is_read(tmp_path: Path) -> None:
+def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"x" * 10_000_000 + b"the end")
     tail = read_tail([tmp_path / "log"])
     assert tail.endswith("the end")
     assert len(tail) < 1_000_000
 
 
-def test_the_log_of_a_job_that_only_the_accounts_know_is_looked_for_by_its_usual_names(
+def test_the_log_of_a_job_known_only_to_sacct_is_searched_by_its_default_names(
     tmp_path: Path,
 ) -> None:
     job = parse_scontrol(slurm(log="(null)", work=str(tmp_path)), "12")
@@ -65,7 +65,10 @@ def test_the_log_of_a_job_that_only_the_accounts_know_is_looked_for_by_its_usual
         ("Submitted batch job 13\nddp-hpc: stopped at step 60: the end; attempt 2 resumes the run\n", "13"),
         ("13.pbs-srv\nddp-hpc: stopped at step 60; attempt 2 resumes the run\n", "13.pbs-srv"),
         ("12\nddp-hpc: stopped at step 60; attempt 2 resumes the run\n", ""),
-        ("13.pbs-srv\nddp-hpc: stopped at step 60; attempt 2 goes on\n", "13.pbs-srv"),  # of version 0.1
+        (
+            "13.pbs-srv\nddp-hpc: stopped at step 60; attempt 2 goes on\n",
+            "13.pbs-srv",
+        ),  # printed by version 0.1
         ("Submitted batch job 13\n", ""),
         ("12.5\n", ""),
         (
@@ -74,11 +77,11 @@ def test_the_log_of_a_job_that_only_the_accounts_know_is_looked_for_by_its_usual
         ),
     ],
 )
-def test_the_successor_that_a_log_names(said: str, job_id: str) -> None:
+def test_the_successor_is_read_from_the_log(said: str, job_id: str) -> None:
     assert successor_in(f"lines\n{said}", "12") == job_id
 
 
-def test_the_last_line_of_progress_counts() -> None:
+def test_the_last_progress_line_is_used() -> None:
     log = (
         LINE.format(step=10, loss="29.95", eta="?") + LINE.format(step=20, loss="1.5", eta="1:10:12") + "x\n"
     )
@@ -89,11 +92,13 @@ def test_the_last_line_of_progress_counts() -> None:
 
 
 @pytest.mark.parametrize("words", ["--metrics m.jsonl", "--metrics=m.jsonl"])
-def test_a_log_that_comes_late_is_made_up_for_by_the_metrics(tmp_path: Path, words: str) -> None:
-    """PBS without -k doe keeps the log on the node until the job ends."""
+def test_without_a_log_progress_is_read_from_the_metrics(tmp_path: Path, words: str) -> None:
+    """Without `-k doe`, PBS keeps the log on the node until the job ends."""
     (tmp_path / "job.sh").write_text(f"#!/bin/bash\nmpiexec -n 2 \\\n  python -m ddp_hpc.train {words} &\n")
     assert read_progress("", tmp_path, str(tmp_path)) is None
     (tmp_path / "m.jsonl").write_text('{"step": 7, "loss": 0.5}\n{"step": 8, "loss": 0.25}\n{"step": 9, "lo')
     assert read_progress("", tmp_path, str(tmp_path)) == Progress(step=8, loss=0.25)
-    assert read_progress("", tmp_path, str(tmp_path), after_step=8) is None, "of the attempt before"
+    assert read_progress("", tmp_path, str(tmp_path), after_step=8) is None, (
+        "the metrics of the previous attempt"
+    )
     assert read_progress("", tmp_path, str(tmp_path), since_s=int(time.time()) + 60) is None

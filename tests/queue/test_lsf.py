@@ -1,4 +1,4 @@
-"""LSF's commands as small programs. Their answers follow IBM's manual; none was recorded on a real LSF."""
+"""LSF's commands as small programs. Their output follows IBM's manual; none was recorded on a real LSF."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ Sun Nov 22 19:00:01: Starting (Pid 12);
 
 
 def record(**fields: str) -> str:
-    """An answer of `bjobs -json` with these fields."""
+    """Returns the output of `bjobs -json` with these fields."""
     known = {"JOBID": "7", "STAT": "RUN", "USER": "ann", "JOB_NAME": "train", "SUB_CWD": "/scratch/ann"}
     return json.dumps({"COMMAND": "bjobs", "JOBS": 1, "RECORDS": [{**known, **fields}]})
 
 
 class TestBjobs:
-    def test_a_running_job_has_its_hosts_its_times_and_its_log(self) -> None:
+    def test_hosts_times_and_log_of_a_running_job(self) -> None:
         fields = {"EXEC_HOST": "4*a:4*b", "RUN_TIME": "34 second(s)", "RUNTIMELIMIT": "60.0"}
         job = parse_json(record(**fields, OUTPUT_FILE="train-%J.out"), "7")
         assert (job.phase, job.word, job.end, job.nodes) == ("running", "RUN", "", "a,b")
@@ -53,7 +53,7 @@ class TestBjobs:
             ("/dev/null", ""),
         ],
     )
-    def test_the_log_is_the_file_that_lsf_writes(self, output: str, log: str) -> None:
+    def test_the_path_of_the_log_is_that_of_lsf(self, output: str, log: str) -> None:
         assert parse_json(record(OUTPUT_FILE=output), "7").log == log
 
     @pytest.mark.parametrize(
@@ -92,20 +92,20 @@ class TestBjobs:
             ("ZOMBI", "", "", "node", None, None),
         ],
     )
-    def test_the_end_is_read_from_the_termination_reason(
+    def test_the_cause_of_the_end_is_read_from_the_termination_reason(
         self, stat: str, reason: str, code: str, end: str, exit_code: int | None, signal: int | None
     ) -> None:
         job = parse_json(record(STAT=stat, EXIT_REASON=reason, EXIT_CODE=code), "7")
         assert (job.phase, job.end, job.exit_code, job.signal) == ("ended", end, exit_code, signal)
 
-    def test_a_job_that_waits_has_its_reason(self) -> None:
+    def test_a_waiting_job_has_a_reason(self) -> None:
         job = parse_json(record(STAT="PEND", PEND_REASON="New job is waiting for scheduling;"), "7")
         assert (job.phase, job.reason) == ("waiting", "New job is waiting for scheduling")
 
-    def test_a_suspended_job_is_told_how_to_be_released(self) -> None:
+    def test_a_suspended_job_is_reported_with_the_command_that_releases_it(self) -> None:
         assert "bresume 7 releases it" in parse_json(record(STAT="PSUSP"), "7").reason
 
-    def test_an_array_is_refused_with_the_name_of_one_of_its_jobs(self) -> None:
+    def test_an_array_is_refused_with_an_example_of_a_job_id(self) -> None:
         two = json.dumps({"RECORDS": [{"JOBID": "7[1]", "STAT": "RUN"}, {"JOBID": "7[2]", "STAT": "RUN"}]})
         with pytest.raises(RequestError, match=r"such as 7\[1\]"):
             parse_json(two, "7")
@@ -113,15 +113,15 @@ class TestBjobs:
     @pytest.mark.parametrize(
         "text", ["", "{", "[]", "null", '{"RECORDS": []}', '{"RECORDS": [1]}', record(JOBID="8")]
     )
-    def test_an_answer_that_is_none_is_refused(self, text: str) -> None:
+    def test_invalid_output_is_refused(self, text: str) -> None:
         with pytest.raises(DdpHpcError, match="bjobs -l 7"):
             parse_json(text, "7")
 
-    def test_a_state_that_is_unknown_is_refused_with_its_name(self) -> None:
+    def test_an_unknown_state_is_refused_with_its_name(self) -> None:
         with pytest.raises(DdpHpcError, match="'LOST'"):
             parse_json(record(STAT="LOST"), "7")
 
-    def test_an_error_is_passed_on(self, programs: Programs) -> None:
+    def test_an_error_of_bjobs_is_reported(self, programs: Programs) -> None:
         programs.answers("bjobs", "", code=255, err="Cannot open the configuration file\n")
         with pytest.raises(DdpHpcError, match="Cannot open the configuration file"):
             read_job("7")
@@ -143,23 +143,23 @@ class TestBhist:
             ),
         ],
     )
-    def test_the_last_line_tells_how_the_job_ended(self, line: str, end: str, exit_code: int | None) -> None:
+    def test_bhist_reports_how_the_job_ended(self, line: str, end: str, exit_code: int | None) -> None:
         job = parse_bhist(f"{BHIST}Sun Nov 22 19:01:09: {line}\n", "7")
         assert job
         assert (job.end, job.exit_code, job.name, job.owner) == (end, exit_code, "train", "ann")
         assert job.log == "/scratch/ann/train-7.out"
 
-    def test_a_job_that_has_not_ended_is_left_to_bjobs(self) -> None:
+    def test_bhist_is_not_used_for_a_job_that_has_not_ended(self) -> None:
         assert parse_bhist(BHIST, "7") is None
 
-    def test_it_is_asked_for_jobs_that_bjobs_has_forgotten(self, programs: Programs) -> None:
+    def test_bhist_is_used_for_jobs_unknown_to_bjobs(self, programs: Programs) -> None:
         programs.answers("bjobs", "", code=255, err=NOT_FOUND)
         programs.answers("bhist", f"{BHIST}Sun Nov 22 19:01:09: Done successfully. The CPU time used is 1;\n")
         job = read_job("7")
         assert job
         assert job.end == "done"
 
-    def test_without_it_the_job_is_unknown(self, programs: Programs) -> None:
+    def test_without_bhist_the_job_is_unknown(self, programs: Programs) -> None:
         programs.answers("bjobs", json.dumps({"RECORDS": [{"JOBID": "7", "ERROR": "Job <7> is not found"}]}))
         assert read_job("7") is None
         programs.answers("bhist", "", code=255, err="No matching job found\n")
@@ -179,7 +179,7 @@ class TestCommands:
     def test_the_job_id_is_in_the_last_line_of_bsub(self, answer: str, job_id: str | None) -> None:
         assert job_commands.job_id_of(answer) == job_id
 
-    def test_submit_gives_the_script_to_the_stdin_of_bsub(
+    def test_submit_passes_the_script_to_the_stdin_of_bsub(
         self, programs: Programs, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(tmp_path)
@@ -191,7 +191,7 @@ class TestCommands:
         assert programs.called("bsub") == ["bsub -P abc"]
         assert (tmp_path / "logs").is_dir()
 
-    def test_a_refusal_of_bsub_is_reported_with_its_words(
+    def test_a_refusal_of_bsub_is_reported_with_its_message(
         self, programs: Programs, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(tmp_path)
@@ -213,7 +213,7 @@ class TestCommands:
         assert run("cancel", "7").code == 0
         assert programs.called("bkill") == ["bkill 7"]
 
-    def test_bkill_has_the_last_word(self, programs: Programs) -> None:
+    def test_bkill_decides_whether_a_job_is_cancelled(self, programs: Programs) -> None:
         programs.answers("bkill", "", code=255, err="Job <7>: Job has already finished\n")
         assert job_commands.cancel("7") == "Job <7>: Job has already finished"
 
@@ -231,7 +231,7 @@ class TestTheDeadline:
             ("", None),
         ],
     )
-    def test_it_is_the_run_limit_without_the_time_that_was_used(
+    def test_the_remaining_time_is_the_run_limit_minus_the_run_time(
         self, programs: Programs, answer: str, left_s: int | None
     ) -> None:
         programs.answers("bjobs", f"{answer}\n")
@@ -243,5 +243,5 @@ class TestTheDeadline:
             assert found.source == "bjobs"
             assert found.at_s - time.time() == pytest.approx(left_s, abs=5)
 
-    def test_the_time_between_signals_is_that_of_lsb_params(self) -> None:
+    def test_the_time_between_signals_is_read_from_lsb_params(self) -> None:
         assert kill_delay_s({"LSB_JOBID": "7"}) == 10.0

@@ -1,4 +1,4 @@
-"""The four commands on the stand-in for PBS: real processes, real logs, real ends."""
+"""submit, status, logs and cancel with the simulated PBS: real processes and real logs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ddp_hpc(site: Site, *args: str) -> subprocess.CompletedProcess[str]:
 
 
 def submit(site: Site, script: Path, *options: str) -> list[str]:
-    """The ids of the jobs that were queued."""
+    """Submits jobs, and returns their IDs."""
     done = ddp_hpc(site, "submit", "--profile", "generic_pbs", script.name, *options)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -44,7 +44,7 @@ def write_script(site: Site, body: str, *directives: str) -> Path:
 
 
 def test_a_run_of_three_jobs_is_followed_to_its_end(site: Site) -> None:
-    """Each job queues the next from its compute node, which no ledger of the login node can know."""
+    """Each job submits the next one on its compute node, so the login node's ledger does not contain them."""
     chain_script(site, "10", "25", "requeue")
     [job_id] = submit(site, site.work / "job.pbs")
     done = ddp_hpc(site, "logs", job_id, "--follow")
@@ -61,7 +61,7 @@ def test_a_run_of_three_jobs_is_followed_to_its_end(site: Site) -> None:
     assert ddp_hpc(site, "status").stdout.startswith("job       14.pbs-srv (ddp of pbsuser): done, F")
 
 
-def test_a_chain_that_was_queued_up_front_is_cancelled_whole(site: Site) -> None:
+def test_all_jobs_of_a_queued_chain_are_cancelled(site: Site) -> None:
     chain_script(site, "10", "20", "on_signal")
     ids = submit(site, site.work / "job.pbs", "--chain", "3")
     assert ids == ["12.pbs-srv", "13.pbs-srv", "14.pbs-srv"]
@@ -78,7 +78,7 @@ def test_a_chain_that_was_queued_up_front_is_cancelled_whole(site: Site) -> None
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "job 14.pbs-srv has already ended (F)\n")
 
 
-def test_the_walltime_is_named(make_site: MakeSite) -> None:
+def test_a_job_killed_at_its_walltime_is_reported_as_such(make_site: MakeSite) -> None:
     site = make_site(kill_delay_s=0.3)
     write_script(site, "sleep 30", "-j oe", "-k doe", "-l walltime=1")
     [job_id] = submit(site, site.work / "job.pbs", "--force")
@@ -93,7 +93,7 @@ def test_the_walltime_is_named(make_site: MakeSite) -> None:
 
 
 def test_a_rank_that_failed_under_pals_is_named(site: Site) -> None:
-    said = "x3001c0s1b1n0: rank 3 died from signal 9"  # as the stand-in for PALS says it
+    said = "x3001c0s1b1n0: rank 3 died from signal 9"  # in the format of the stand-in for PALS
     write_script(site, f"echo before; echo '{said}' >&2; exit 137", "-j oe")
     [job_id] = submit(site, site.work / "job.pbs")
     site.wait(job_id)
@@ -104,7 +104,7 @@ def test_a_rank_that_failed_under_pals_is_named(site: Site) -> None:
     assert lines[-4:-1] == ["failed    rank 3 on x3001c0s1b1n0", "  | before", f"  | {said}"]
 
 
-def test_a_job_that_can_never_run_is_told_so(site: Site) -> None:
+def test_a_job_that_can_never_run_is_reported(site: Site) -> None:
     write_script(site, "true", "-l select=1:system=aurora")
     [job_id] = submit(site, site.work / "job.pbs", "--force")
     done = ddp_hpc(site, "status", job_id)
@@ -115,7 +115,7 @@ def test_a_job_that_can_never_run_is_told_so(site: Site) -> None:
     assert status(site, job_id)["verdict"] == "cancelled"
 
 
-def test_submit_makes_the_folder_without_which_pbs_holds_the_job(site: Site) -> None:
+def test_submit_creates_the_log_directory_because_pbs_would_hold_the_job(site: Site) -> None:
     write_script(site, "echo here", "-j oe", "-k doe", "-o logs/ddp/")
     [job_id] = submit(site, site.work / "job.pbs")
     assert site.wait(job_id, states="FH")["job_state"] == "F"
@@ -127,7 +127,7 @@ def test_submit_makes_the_folder_without_which_pbs_holds_the_job(site: Site) -> 
     assert "check that the directory of its log exists" in str(found["advice"])
 
 
-def test_the_log_that_pbs_keeps_until_the_end_is_waited_for(site: Site) -> None:
+def test_logs_waits_for_a_log_that_pbs_delivers_at_the_end(site: Site) -> None:
     write_script(
         site, "for i in {1..600}; do if [[ -e go ]]; then break; fi; sleep 0.05; done; echo here", "-j oe"
     )
@@ -159,7 +159,7 @@ def test_without_a_history_a_running_job_is_shown_and_cancelled(make_site: MakeS
     assert (again.returncode, again.stdout) == (0, "")
 
 
-def test_a_job_that_pbs_drops_for_its_dependency_is_not_called_cancelled(site: Site) -> None:
+def test_a_job_dropped_for_its_dependency_is_not_reported_as_cancelled(site: Site) -> None:
     write_script(site, "true")
     job_id = site.submit("-W", "depend=afterany:99", "job.pbs")
     done = ddp_hpc(site, "status", job_id)
@@ -170,12 +170,9 @@ def test_a_job_that_pbs_drops_for_its_dependency_is_not_called_cancelled(site: S
     assert f"{cause}\n" in done.stdout
 
 
-@pytest.mark.parametrize("how", ["submit --chain", "bash SCRIPT --chain"])
-def test_a_chain_whose_first_job_is_forgotten_already_is_not_queued_further(
-    make_site: MakeSite, how: str
-) -> None:
+def test_a_chain_is_not_continued_if_pbs_no_longer_knows_its_first_job(make_site: MakeSite) -> None:
     site = make_site(history=False)
-    script = chain_script(site, "10", "20", "requeue")
+    chain_script(site, "10", "20", "requeue")
     # The first job is over, and forgotten, before the second is queued.
     wait = f'until [[ $(cat {site.root}/jobs/12.json) == *\'"job_state": "F"\'* ]]; do sleep 0.05; done'
     program(
@@ -183,18 +180,16 @@ def test_a_chain_whose_first_job_is_forgotten_already_is_not_queued_further(
         f'#!/bin/bash\nif [[ $* == *depend* ]]; then {wait}; fi\nexec {site.pbs_bin}/qsub "$@"\n',
     )
     path = f"{site.root}/bin:{site.pbs_bin}:/usr/bin:/bin"
-    argv = [sys.executable, "-m", "ddp_hpc", "submit", "--profile", "generic_pbs", "job.pbs"]
-    done = site.run(
-        *(argv if how[0] == "s" else ["bash", script]), "--chain", "3", env={**QUIET, "PATH": path}
-    )
+    argv = [sys.executable, "-m", "ddp_hpc", "submit", "--profile", "generic_pbs", "--chain", "3", "job.pbs"]
+    done = site.run(*argv, env={**QUIET, "PATH": path})
     assert done.returncode == 1
     assert "PBS has dropped job 13.pbs-srv" in done.stderr.splitlines()[-1]
     assert "the server no longer knows job 12.pbs-srv" in done.stderr
     assert site.num_jobs() == 2
 
 
-def test_a_successor_that_was_cancelled_does_not_go_on(site: Site) -> None:
-    """Held before it starts, and then deleted."""
+def test_following_ends_with_a_cancelled_successor(site: Site) -> None:
+    """The successor is held before it starts, and then deleted."""
     script = chain_script(site, "10", "25", "requeue")
     held = f'#!/bin/bash\nexec {site.pbs_bin}/qsub -h "$@"\n'
     job_id = site.submit("-k", "doe", script)
@@ -208,7 +203,7 @@ def test_a_successor_that_was_cancelled_does_not_go_on(site: Site) -> None:
     assert "job 13.pbs-srv resumes the run" not in ddp_hpc(site, "status", job_id).stdout
 
 
-def test_a_job_of_an_array_is_asked_for_by_its_index(site: Site) -> None:
+def test_a_job_of_an_array_is_identified_by_its_index(site: Site) -> None:
     write_script(site, "echo $PBS_ARRAY_INDEX; sleep 60", "-j oe", "-k doe", "-J 3-5")
     array = site.submit("job.pbs")
     for word in (array, "12[]", "12"):
@@ -232,7 +227,7 @@ def test_a_refusal_of_qsub_is_one_line(site: Site) -> None:
     assert site.num_jobs() == 0
 
 
-def test_a_job_that_pbs_does_not_know(site: Site) -> None:
+def test_a_job_unknown_to_pbs_is_one_line(site: Site) -> None:
     done = ddp_hpc(site, "status", "99")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(
@@ -241,7 +236,7 @@ def test_a_job_that_pbs_does_not_know(site: Site) -> None:
 
 
 @pytest.mark.parametrize("answers", ["", "{", "garbage", '{"Jobs": {"13.pbs-srv": {"job_state": "R"}}}'])
-def test_a_qstat_that_answers_garbage_is_one_line(site: Site, answers: str) -> None:
+def test_invalid_output_of_qstat_is_one_line(site: Site, answers: str) -> None:
     program(site.pbs_bin / "qstat", f"#!/bin/sh\nprintf '%s' '{answers}'\n")
     start_s = time.monotonic()
     done = ddp_hpc(site, "status", "12")

@@ -1,4 +1,4 @@
-"""qstat, as it answers and as it might."""
+"""Valid and invalid output of qstat."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def parsed(**changes: Any) -> JobState:
     return parse_json(json.dumps(pbs(**changes)), "12")
 
 
-def test_a_job_that_runs() -> None:
+def test_a_running_job() -> None:
     job = parsed()
     assert (job.job_id, job.phase, job.word, job.end) == ("12.pbs-srv", "running", "R", "")
     assert (job.name, job.owner, job.nodes) == ("ddp", "me", "x3001c0s1b0n0+x3001c0s1b1n0")
@@ -28,14 +28,14 @@ def test_a_job_that_runs() -> None:
     assert (job.work_dir, job.script) == ("/w", "/w/my job.sh")
 
 
-def test_the_time_of_a_running_job_does_not_wait_for_the_first_update() -> None:
+def test_the_run_time_is_known_before_the_first_update_of_resources_used() -> None:
     job = parsed(resources_used=None, stime=time.ctime(time.time() - 100))
     assert job.elapsed_s is not None
     assert 99 <= job.elapsed_s <= 110
     assert parsed(job_state="F", Exit_status=0).elapsed_s == 600
 
 
-def test_a_job_that_waits_says_why_and_when_it_may_start() -> None:
+def test_a_waiting_job_has_a_reason_and_an_estimated_start() -> None:
     start = {"exec_vnode": "(x:ncpus=4)", "start_time": "Sat Nov 21 18:00:00 2026"}
     job = parsed(
         job_state="Q", comment="Not Running: Insufficient amount of resource: ncpus", estimated=start
@@ -66,7 +66,7 @@ def test_a_job_that_waits_says_why_and_when_it_may_start() -> None:
         ),
     ],
 )
-def test_a_job_that_is_held_or_told_to_wait_says_by_whom(changes: dict[str, Any], reason: str) -> None:
+def test_a_held_or_delayed_job_has_a_reason(changes: dict[str, Any], reason: str) -> None:
     job = parsed(**{"job_state": "H", "comment": None, **changes})
     assert (job.phase, job.reason) == ("waiting", reason)
     if "Execution_Time" in changes:
@@ -90,7 +90,9 @@ def test_a_job_that_is_held_or_told_to_wait_says_by_whom(changes: dict[str, Any]
         ({"stime": None, "substate": 92}, "dropped", None, None),
     ],
 )
-def test_every_way_to_end(changes: dict[str, Any], end: str, code: int | None, signal: int | None) -> None:
+def test_every_kind_of_end_is_recognized(
+    changes: dict[str, Any], end: str, code: int | None, signal: int | None
+) -> None:
     job = parsed(job_state="F", **changes)
     assert (job.phase, job.end, job.exit_code, job.signal) == ("ended", end, code, signal)
 
@@ -104,7 +106,7 @@ def test_every_way_to_end(changes: dict[str, Any], end: str, code: int | None, s
         ({"Output_Path": ""}, "", "", True),
     ],
 )
-def test_where_the_log_is(changes: dict[str, Any], log: str, errors: str, is_live: bool) -> None:
+def test_the_path_of_the_log(changes: dict[str, Any], log: str, errors: str, is_live: bool) -> None:
     job = parsed(**changes)
     assert (job.log, job.error_log, job.log_is_live) == (log, errors, is_live)
 
@@ -113,14 +115,14 @@ def test_where_the_log_is(changes: dict[str, Any], log: str, errors: str, is_liv
 @pytest.mark.parametrize(
     "key", ["Job_Name", "Exit_status", "stime", "Output_Path", "comment", "exec_host", "depend"]
 )
-def test_a_number_where_a_string_was_is_read_as_its_digits(key: str, value: Any) -> None:
+def test_an_attribute_of_an_unexpected_type_is_not_an_error(key: str, value: Any) -> None:
     job = parsed(job_state="F", **{key: value})
     assert job.phase == "ended"
     if key == "Job_Name" and value == 5:
         assert job.name == "5"
 
 
-def test_the_answer_may_hold_line_breaks_and_other_jobs_but_must_hold_this_one() -> None:
+def test_the_output_may_contain_line_breaks_and_other_jobs_but_must_contain_this_one() -> None:
     text = json.dumps(pbs(Job_Name="a\tb")).replace("\\t", "\t")
     assert parse_json(text, "12.pbs-srv").name == "a\tb"
     with pytest.raises(DdpHpcError, match=r"for job 13: '12\.pbs-srv'"):
@@ -130,19 +132,19 @@ def test_the_answer_may_hold_line_breaks_and_other_jobs_but_must_hold_this_one()
 @pytest.mark.parametrize(
     "text", ["", "no json", "[]", "{}", '{"Jobs": 5}', '{"Jobs": {}}', '{"Jobs": {"12.x": 5}}', "[" * 100_000]
 )
-def test_what_is_no_answer_is_a_value_error(text: str) -> None:
+def test_invalid_output_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"qstat|Expecting|unpack"):
         parse_json(text, "12")
 
 
-def test_a_state_that_pbs_does_not_have() -> None:
+def test_an_unknown_state_is_an_error() -> None:
     with pytest.raises(DdpHpcError, match=r"unknown state '\?' for job 12\.pbs-srv"):
         parsed(job_state="\x1b")
     with pytest.raises(RequestError, match=r"is an array; name one job of it, such as 53\[0\]\.pbs-srv"):
         parse_json(json.dumps({"Jobs": {"53[].pbs-srv": {"job_state": "B"}}}), "53[].pbs-srv")
 
 
-def test_the_text_form_with_its_wrapped_lines() -> None:
+def test_wrapped_lines_of_the_text_output_are_joined() -> None:
     job = parse_text(PBS_TEXT, "67")
     assert (job.end, job.walltime_s, job.elapsed_s) == ("walltime", 10, 37)
     assert job.reason.startswith("Job run at Sat Nov 21 at 02:02 on (x3001c0s1b0n0")
@@ -151,8 +153,8 @@ def test_the_text_form_with_its_wrapped_lines() -> None:
     assert (job.log, job.error_log) == ("/home/pbsuser/w/ms2.o67", "/home/pbsuser/w/ms2.e67")
 
 
-def test_json_that_cannot_be_read_is_asked_for_as_text(programs: Programs, tmp_path: Any) -> None:
-    """openpbs issues 1255, 2541 and 2603: a value of -V with a quote or a backslash in it."""
+def test_text_output_is_used_if_the_json_is_invalid(programs: Programs, tmp_path: Any) -> None:
+    """A value of -V with a quote or backslash breaks the JSON (OpenPBS issues 1255, 2541 and 2603)."""
     (tmp_path / "text").write_text(PBS_TEXT)
     programs.program(
         "qstat", f'if [[ $2 == -F ]]; then echo \'{{"Jobs": {{"A": "\\q"}}}}\'; else cat {tmp_path}/text; fi'
@@ -163,13 +165,13 @@ def test_json_that_cannot_be_read_is_asked_for_as_text(programs: Programs, tmp_p
     assert programs.called() == ["qstat -xf -F json 67", "qstat -xfw 67"]
 
 
-def test_garbage_in_both_forms_says_what_came(programs: Programs) -> None:
+def test_invalid_output_in_both_formats_is_quoted(programs: Programs) -> None:
     programs.answers("qstat", "core dumped\n")
     with pytest.raises(DdpHpcError, match="unexpected output of qstat for job 12: 'core dumped"):
         read_job("12")
 
 
-def test_a_server_without_history_is_asked_for_jobs_that_are_there(programs: Programs) -> None:
+def test_without_job_history_only_existing_jobs_are_queried(programs: Programs) -> None:
     (programs.folder / "answer").write_text(json.dumps(pbs()))
     refuses = 'echo "qstat: PBS is not configured to maintain job history" >&2; exit 1'
     programs.program("qstat", f'if [[ $1 == -xf ]]; then {refuses}; fi; cat "{programs.folder}/answer"')
@@ -178,13 +180,13 @@ def test_a_server_without_history_is_asked_for_jobs_that_are_there(programs: Pro
     assert job.phase == "running"
 
 
-def test_a_job_that_pbs_does_not_know_is_none(programs: Programs) -> None:
+def test_a_job_unknown_to_pbs_is_none(programs: Programs) -> None:
     programs.answers("qstat", "", code=153, err="qstat: Unknown Job Id 12.pbs-srv\n")
     assert read_job("12") is None
     assert programs.called()[0] == "qstat -xf -F json 12"
 
 
-def test_another_refusal_is_passed_on(programs: Programs) -> None:
+def test_another_error_of_qstat_is_reported(programs: Programs) -> None:
     programs.answers("qstat", "", code=1, err="qstat: illegally formed job identifier: 12\n")
     with pytest.raises(
         DdpHpcError, match=r"qstat failed: qstat: illegally formed job identifier: 12. Try it manually"

@@ -1,11 +1,11 @@
-"""Why a job ended: from the scheduler's word and from the logs that real launchers left."""
+"""The cause of a job's end, from the scheduler's state and from logs of real launchers."""
 
 from __future__ import annotations
 
 import pytest
 
 from ddp_hpc.jobs.post_mortem import PostMortem, advice_while_waiting, examine
-from ddp_hpc.run_directory import RunState
+from ddp_hpc.run_state import RunState
 from ddp_hpc.schedulers.job_state import End, JobState
 
 BANNER = "ddp-hpc: job 12, 2 nodes, 4 ranks, by srun\n"
@@ -67,7 +67,7 @@ OPEN_MPI = (
 
 
 def failed(log: str, state: RunState | None = None, next_job: str = "", **changes: object) -> PostMortem:
-    """The findings for a job that ended with exit code 1, unless told otherwise."""
+    """Returns the findings for a job that ended with exit code 1, or in the given state."""
     known: dict[str, object] = {"end": "failed", "exit_code": 1, **changes}
     job = JobState(job_id="12", scheduler="slurm", phase="ended", word="FAILED", walltime_s=3600, **known)  # type: ignore[arg-type]
     found = examine(job, state, log, next_job)
@@ -110,7 +110,7 @@ def failed(log: str, state: RunState | None = None, next_job: str = "", **change
         ("", None, "", None),
     ],
 )
-def test_the_first_rank_that_failed_by_its_launcher(
+def test_the_first_failed_rank_is_read_from_the_launchers_message(
     log: str, rank: int | None, host: str, last: str | None
 ) -> None:
     found = failed(BANNER + log if log else "")
@@ -118,7 +118,7 @@ def test_the_first_rank_that_failed_by_its_launcher(
     assert (found.lines[-1] if found.lines else None) == last
 
 
-def test_a_traceback_before_the_launchers_word_is_shown_with_it() -> None:
+def test_a_traceback_before_the_launchers_message_is_included() -> None:
     lines = failed(BANNER + TRACEBACK + EXIT_3).lines
     assert lines[0] == "Traceback (most recent call last):"
     assert lines[-2:] == ("ValueError: the data is odd", "srun: error: n2: task 1: Exited with exit code 3")
@@ -134,7 +134,7 @@ def test_errors_of_an_earlier_start_in_the_same_log_are_ignored(verb: str) -> No
     assert "Exited with exit code 3" in found.lines[-1]
 
 
-def test_a_long_traceback_is_cut_in_its_middle() -> None:
+def test_the_middle_of_a_long_traceback_is_omitted() -> None:
     frames = "".join(f'  File "x.py", line {i}\n' for i in range(100))
     lines = failed(f"[rank 1/2 n2] Traceback (most recent call last):\n{frames}{'E' * 5000}\n").lines
     assert len(lines) == 12
@@ -164,13 +164,13 @@ def test_a_long_traceback_is_cut_in_its_middle() -> None:
         ("anything", "failed", "failed"),
     ],
 )
-def test_the_cause_and_something_to_do(log: str, end: End, cause: str) -> None:
+def test_each_cause_has_a_remedy(log: str, end: End, cause: str) -> None:
     found = failed(log, end=end)
     assert found.cause == cause
     assert found.remedy
 
 
-def test_the_walltime_the_code_and_the_runs_own_reason_are_told() -> None:
+def test_walltime_exit_code_and_the_reason_of_the_run_are_reported() -> None:
     assert failed("", end="walltime").what == "it reached its walltime of 01:00:00"
     assert failed("", exit_code=143).what == "exit code 143 (SIGTERM)"
     assert failed("", exit_code=127).what == "exit code 127 (command not found)"
@@ -184,7 +184,7 @@ def test_the_walltime_the_code_and_the_runs_own_reason_are_told() -> None:
     )
 
 
-def test_what_to_do_knows_of_snapshots_and_of_the_job_that_goes_on() -> None:
+def test_the_remedy_depends_on_snapshots_and_on_a_successor() -> None:
     state = RunState("requeue", 60, "rank 0 got SIGTERM")
     assert failed("", state, end="cancelled").remedy.endswith("; it resumes after step 60")
     assert failed("", state, end="walltime", next_job="13").remedy == "none: job 13 resumes the run"
@@ -195,11 +195,11 @@ def test_what_to_do_knows_of_snapshots_and_of_the_job_that_goes_on() -> None:
     assert "(sbatch --exclude=n2)" in failed("[rank 0/2 n1] error: rank 1 on n2 is gone\n", end="node").remedy
 
 
-def test_ranks_that_were_ended_from_outside_have_not_failed() -> None:
+def test_ranks_ended_by_the_scheduler_have_not_failed() -> None:
     assert failed(EXIT_3, end="cancelled").rank is None
 
 
-def test_a_job_that_ended_well_or_not_at_all_has_no_post_mortem() -> None:
+def test_a_successful_or_running_job_has_no_post_mortem() -> None:
     job = JobState(job_id="12", scheduler="slurm", phase="ended", word="COMPLETED", end="done")
     assert examine(job, None, OOM, "") is None
     assert examine(JobState(job_id="12", scheduler="slurm", phase="running", word="R"), None, OOM, "") is None
@@ -218,6 +218,6 @@ def test_a_job_that_ended_well_or_not_at_all_has_no_post_mortem() -> None:
         ("job held, too many failed attempts to run", "check that the directory of its log exists"),
     ],
 )
-def test_a_job_that_waits_for_what_will_not_come(reason: str, advice: str) -> None:
+def test_there_is_advice_for_waiting_jobs_that_cannot_start(reason: str, advice: str) -> None:
     job = JobState(job_id="12", scheduler="pbs", phase="waiting", word="Q", reason=reason)
     assert (advice in advice_while_waiting(job)) if advice else advice_while_waiting(job) == ""

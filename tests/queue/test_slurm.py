@@ -1,4 +1,4 @@
-"""scontrol and sacct, as they answer and as they might."""
+"""Valid and invalid output of scontrol and sacct."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.queue.conftest import Programs
 UNKNOWN = "slurm_load_jobs error: Invalid job id specified\n"
 
 
-def test_a_job_that_runs() -> None:
+def test_a_running_job() -> None:
     job = parse_scontrol(slurm(), "12")
     assert (job.phase, job.word, job.end, job.reason) == ("running", "RUNNING", "", "")
     assert (job.name, job.owner, job.nodes) == ("ddp", "me", "n[1-2]")
@@ -22,7 +22,7 @@ def test_a_job_that_runs() -> None:
     assert (job.log, job.error_log, job.work_dir, job.script) == ("/w/ddp-12.out", "", "/w", "/w/job.sh")
 
 
-def test_a_job_that_waits_with_the_estimate_of_its_start() -> None:
+def test_a_waiting_job_with_an_estimated_start() -> None:
     text = slurm(state="PENDING", reason="Resources", start="2026-11-21T16:17:31", nodes="")
     job = parse_scontrol(text, "12")
     assert (job.phase, job.reason, job.nodes) == ("waiting", "Resources", "")
@@ -43,7 +43,9 @@ def test_a_job_that_waits_with_the_estimate_of_its_start() -> None:
         ("PREEMPTED", "0:0", "preempted", 0, None),
     ],
 )
-def test_every_way_to_end(state: str, exit_: str, end: str, code: int, signal: int | None) -> None:
+def test_every_kind_of_end_is_recognized(
+    state: str, exit_: str, end: str, code: int, signal: int | None
+) -> None:
     job = parse_scontrol(slurm(state=state, exit=exit_), "12")
     assert (job.phase, job.end, job.exit_code, job.signal) == ("ended", end, code, signal)
 
@@ -58,12 +60,12 @@ def test_every_way_to_end(state: str, exit_: str, end: str, code: int, signal: i
         ("DANCING", "running"),
     ],
 )
-def test_a_state_of_another_release_is_shown_as_it_is(state: str, phase: str) -> None:
+def test_a_state_of_another_slurm_version_is_shown_unchanged(state: str, phase: str) -> None:
     job = parse_scontrol(slurm(state=state), "12")
     assert (job.phase, job.word, job.end) == (phase, state, "")
 
 
-def test_the_job_of_another_cluster_is_asked_for_there(programs: Programs) -> None:
+def test_a_job_of_another_cluster_is_queried_there(programs: Programs) -> None:
     programs.answers("scontrol", slurm())
     programs.answers("scancel", "")
     job = read_job("12@cm4")
@@ -80,18 +82,18 @@ def test_the_job_of_another_cluster_is_asked_for_there(programs: Programs) -> No
     assert asked.endswith(" --jobs=12")
 
 
-def test_a_name_that_pretends_to_be_other_fields_is_only_a_name() -> None:
+def test_a_job_name_that_looks_like_other_fields_is_only_a_name() -> None:
     job = parse_scontrol(slurm(name="x UserId=root(0) JobState=COMPLETED ExitCode=0:0"), "12")
     assert (job.owner, job.phase) == ("me", "running")
     assert parse_scontrol(slurm(name="two\nlines"), "12").phase == "running"
 
 
-def test_paths_may_hold_blanks() -> None:
+def test_paths_can_contain_spaces() -> None:
     job = parse_scontrol(slurm(work="/my work", log="/my work/ddp 12.out", script="/my work/job.sh"), "12")
     assert (job.work_dir, job.log, job.script) == ("/my work", "/my work/ddp 12.out", "/my work/job.sh")
 
 
-def test_one_job_of_an_array_is_a_job_and_the_array_is_not() -> None:
+def test_a_job_of_an_array_is_accepted_and_a_whole_array_is_refused() -> None:
     one = slurm(job_id="13 ArrayJobId=12 ArrayTaskId=1")
     assert parse_scontrol(one, "12_1").job_id == "12_1"
     for array in (slurm(job_id="12 ArrayJobId=12 ArrayTaskId=0-2"), one + one):
@@ -109,25 +111,25 @@ def test_one_job_of_an_array_is_a_job_and_the_array_is_not() -> None:
         (slurm(state="\x1b"), "for job 12: 'JobId=12"),
     ],
 )
-def test_garbage_is_an_error_that_says_what_came(text: str, said: str) -> None:
+def test_invalid_output_is_an_error_that_quotes_it(text: str, said: str) -> None:
     with pytest.raises(DdpHpcError, match=r"scontrol") as error:
         parse_scontrol(text, "12")
     assert said in str(error.value)
 
 
 @pytest.mark.parametrize("piece", ["A", " ", "A=", " A", "JobId=12 ", "\n"])
-def test_megabytes_of_garbage_are_refused_at_once(piece: str) -> None:
+def test_megabytes_of_invalid_output_are_refused_quickly(piece: str) -> None:
     with pytest.raises(DdpHpcError):
         parse_scontrol(piece * (4_000_000 // len(piece)), "12")
 
 
-def test_numbers_that_are_none_are_unknown() -> None:
+def test_invalid_numbers_are_unknown() -> None:
     job = parse_scontrol(slurm(run_time="INVALID", limit="UNLIMITED", exit="x:y", state="FAILED"), "12")
     assert (job.elapsed_s, job.walltime_s, job.exit_code, job.signal) == (None, None, None, None)
 
 
-def test_what_scontrol_has_forgotten_is_looked_up_in_the_accounts(programs: Programs) -> None:
-    """The form of sacct's lines is its manual's: no cluster with accounts was at hand."""
+def test_sacct_is_used_for_jobs_that_scontrol_no_longer_knows(programs: Programs) -> None:
+    """The format of sacct's lines is from its manual: no cluster with accounting was available."""
     programs.answers("scontrol", "", code=1, err=UNKNOWN)
     lines = (
         "PREEMPTED|0:0|60|60|me|n1|None|ddp|/w\nCANCELLED by 4294967294|0:15|77|60|me|n[1-2]|None|a|b|/w\n"
@@ -140,7 +142,7 @@ def test_what_scontrol_has_forgotten_is_looked_up_in_the_accounts(programs: Prog
     assert "--jobs=12" in programs.called("sacct")[0]
 
 
-def test_who_cancelled_a_job_is_in_the_accounts_alone(programs: Programs) -> None:
+def test_the_user_who_cancelled_a_job_is_known_only_to_sacct(programs: Programs) -> None:
     programs.answers("scontrol", slurm(state="CANCELLED", exit="0:15"))
     job = read_job("12")
     assert job is not None
@@ -151,7 +153,7 @@ def test_who_cancelled_a_job_is_in_the_accounts_alone(programs: Programs) -> Non
     assert (job.reason, job.log) == ("cancelled by root", "/w/ddp-12.out")
 
 
-def test_a_job_that_nobody_knows_is_none(programs: Programs) -> None:
+def test_a_job_unknown_to_scontrol_and_sacct_is_none(programs: Programs) -> None:
     programs.answers("scontrol", "", code=1, err=UNKNOWN)
     assert read_job("12") is None, "no sacct on the PATH"
     programs.answers("sacct", "", code=1, err="Slurm accounting storage is disabled\n")
@@ -160,7 +162,7 @@ def test_a_job_that_nobody_knows_is_none(programs: Programs) -> None:
     assert read_job("12") is None
 
 
-def test_accounts_that_cannot_be_read_do_not_mean_that_there_is_no_such_job(programs: Programs) -> None:
+def test_an_error_of_sacct_does_not_mean_that_the_job_is_unknown(programs: Programs) -> None:
     programs.answers("scontrol", "", code=1, err=UNKNOWN)
     programs.answers("sacct", "", code=1, err="sacct: error: Problem talking to the database\n")
     with pytest.raises(
@@ -171,10 +173,10 @@ def test_accounts_that_cannot_be_read_do_not_mean_that_there_is_no_such_job(prog
     programs.answers("scontrol", slurm(state="CANCELLED"))
     job = read_job("12")
     assert job is not None
-    assert (job.end, job.reason) == ("cancelled", ""), "who did it is all that is missing"
+    assert (job.end, job.reason) == ("cancelled", ""), "only the user who cancelled it is missing"
 
 
-def test_another_refusal_is_passed_on(programs: Programs) -> None:
+def test_another_error_of_scontrol_is_reported(programs: Programs) -> None:
     programs.answers("scontrol", "", code=1, err="scontrol: error: fetch_config: DNS SRV lookup failed\n")
     with pytest.raises(
         DdpHpcError, match=r"scontrol failed: scontrol: error: fetch_config: DNS SRV lookup failed."

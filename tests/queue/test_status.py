@@ -1,4 +1,4 @@
-"""`ddp-hpc status`, `logs` and `cancel` with schedulers that give recorded answers."""
+"""`ddp-hpc status`, `logs` and `cancel` with recorded output of schedulers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from ddp_hpc.jobs import submission_ledger as ledger
-from ddp_hpc.jobs.log_files import Reader
-from ddp_hpc.run_directory import RunState, write_state
+from ddp_hpc.run_state import RunState, write_state
 from tests.conftest import PROJECT, clean_environ
 from tests.queue.answers import pbs, slurm
 from tests.queue.conftest import Programs, Run
@@ -25,13 +24,13 @@ LOG = "epoch 1/10 step 100/640 loss 1.25 61.3 samples/s eta 0:30:00\n"
 
 
 def answer(programs: Programs, work: Path, **changes: str) -> Path:
-    """Lets scontrol tell of job 12, whose log is in the current folder; the log's path."""
+    """Makes scontrol report job 12, whose log is in the current directory; returns the log's path."""
     known = {"work": str(work), "log": str(work / "ddp-12.out"), "script": str(work / "job.sh")}
     programs.answers("scontrol", slurm(**{**known, **changes}))
     return work / "ddp-12.out"
 
 
-def test_a_job_that_trains(work: Path, programs: Programs, run: Run) -> None:
+def test_a_training_job(work: Path, programs: Programs, run: Run) -> None:
     answer(programs, work).write_text(LOG)
     folder = make_run(work / "runs" / "ddp", "1 12 0 1000")
     write_state(folder, RunState("running", 90, "saved a snapshot"))
@@ -49,14 +48,18 @@ def test_a_job_that_trains(work: Path, programs: Programs, run: Run) -> None:
     ]
 
 
-def test_a_training_that_its_walltime_is_too_short_for(work: Path, programs: Programs, run: Run) -> None:
+def test_a_training_that_will_not_finish_within_its_walltime(
+    work: Path, programs: Programs, run: Run
+) -> None:
     answer(programs, work, run_time="00:50:00").write_text(LOG)
     assert "beyond the end of the walltime; this job will not complete it" in run("status", "12").out
     make_run(work / "runs" / "ddp", "1 12 0 1000")
     assert "00:20:00 beyond the end of the walltime; another job can resume it" in run("status", "12").out
 
 
-def test_what_is_left_is_counted_from_the_logs_last_line(work: Path, programs: Programs, run: Run) -> None:
+def test_the_remaining_time_is_computed_from_the_last_line_of_the_log(
+    work: Path, programs: Programs, run: Run
+) -> None:
     log = answer(programs, work)
     log.write_text(LOG)
     ten_minutes_ago = time.time() - 600
@@ -64,8 +67,8 @@ def test_what_is_left_is_counted_from_the_logs_last_line(work: Path, programs: P
     assert "eta       00:20:00 left" in run("status", "12").out.replace("00:19:59", "00:20:00")
 
 
-def test_step_and_eta_are_of_this_attempt(work: Path, programs: Programs, run: Run) -> None:
-    """A requeued job adds to its log."""
+def test_step_and_eta_are_those_of_the_current_attempt(work: Path, programs: Programs, run: Run) -> None:
+    """A requeued job appends to its log."""
     log = answer(programs, work)
     make_run(work / "runs" / "ddp", "1 12 0 1000", "2 12 100 2000")
     log.write_text(f"{LOG}ddp-hpc: job 12, 2 nodes, 2 ranks, by srun\n")
@@ -90,7 +93,7 @@ def test_step_and_eta_are_of_this_attempt(work: Path, programs: Programs, run: R
             "attempt 2 resumes the run",
             "it lost a rank or a node after it had saved a snapshot",
         ),
-        (  # as version 0.1 wrote it
+        (  # the format of version 0.1
             "ddp-hpc: stopped at step 9: the launcher ended with 1 and no rank could say why; "
             "attempt 2 goes on",
             "it lost a rank or a node after it had saved a snapshot",
@@ -102,14 +105,14 @@ def test_step_and_eta_are_of_this_attempt(work: Path, programs: Programs, run: R
         ("srun: error: n1: task 0: Exited with exit code 75", "it saved its state and stopped on purpose"),
     ],
 )
-def test_a_lost_node_is_no_stop_on_purpose(
+def test_a_lost_node_is_not_reported_as_an_intended_stop(
     work: Path, programs: Programs, run: Run, said: str, what: str
 ) -> None:
     answer(programs, work, state="FAILED", exit="75:0").write_text(f"{said}\n")
     assert f"cause     requeue: {what}" in run("status", "12").out
 
 
-def test_a_job_that_waits(work: Path, programs: Programs, run: Run) -> None:
+def test_a_waiting_job(work: Path, programs: Programs, run: Run) -> None:
     start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 5400))
     answer(programs, work, state="PENDING", reason="Resources", start=start, nodes="", run_time="00:00:00")
     done = run("status", "12")
@@ -120,12 +123,12 @@ def test_a_job_that_waits(work: Path, programs: Programs, run: Run) -> None:
     assert lines[3] == "time      01:00:00 requested"
 
 
-def test_a_job_that_would_wait_for_ever(work: Path, programs: Programs, run: Run) -> None:
+def test_a_job_that_can_never_start(work: Path, programs: Programs, run: Run) -> None:
     answer(programs, work, state="PENDING", reason="PartitionTimeLimit", start="Unknown")
     assert "action    the job can never start; cancel it and correct the request" in run("status", "12").out
 
 
-def test_a_job_that_failed(work: Path, programs: Programs, run: Run) -> None:
+def test_a_failed_job(work: Path, programs: Programs, run: Run) -> None:
     log = answer(programs, work, state="FAILED", exit="1:0", reason="NonZeroExitCode")
     log.write_text("[rank 1/2 n2] error: data.h5: is damaged\n")
     folder = make_run(work / "runs" / "ddp", "1 12 0 1000")
@@ -150,14 +153,14 @@ def test_a_job_that_failed(work: Path, programs: Programs, run: Run) -> None:
         ("TIMEOUT", "0:9", 1),
     ],
 )
-def test_the_exit_code_tells_how_the_job_is(
+def test_the_exit_code_depends_on_the_state_of_the_job(
     work: Path, programs: Programs, run: Run, state: str, exit_: str, code: int
 ) -> None:
     answer(programs, work, state=state, exit=exit_)
     assert run("status", "12").code == code
 
 
-def test_a_job_at_its_walltime_whose_run_is_to_go_on_is_not_a_failure(
+def test_a_job_at_its_walltime_whose_run_will_be_resumed_is_not_a_failure(
     work: Path, programs: Programs, run: Run
 ) -> None:
     answer(programs, work, state="TIMEOUT", exit="0:15", reason="TimeLimit")
@@ -173,7 +176,7 @@ def test_a_job_at_its_walltime_whose_run_is_to_go_on_is_not_a_failure(
     assert "action    none: job 13 resumes the run" in run("status", "12").out
 
 
-def test_json_holds_everything_and_is_json_even_if_the_loss_is_no_number(
+def test_the_json_is_complete_and_valid_even_if_the_loss_is_nan(
     work: Path, programs: Programs, run: Run
 ) -> None:
     answer(programs, work, name="\x1b[31m\"'").write_text(LOG.replace("1.25", "nan"))
@@ -189,13 +192,13 @@ def test_json_holds_everything_and_is_json_even_if_the_loss_is_no_number(
     assert found["post_mortem"] is None
 
 
-def test_what_others_wrote_does_not_steer_the_terminal(work: Path, programs: Programs, run: Run) -> None:
+def test_control_characters_in_logs_are_not_printed(work: Path, programs: Programs, run: Run) -> None:
     log = answer(programs, work, name="\x1b[31mred", state="FAILED", exit="1:0")
     log.write_text("[rank 1/2 n2] error: \x1b]0;title\x07\n")
     assert run("status", "12").out.replace("\n", "").isprintable()
 
 
-def test_without_a_job_the_last_one_of_each_run_here_is_told(
+def test_without_an_argument_the_last_job_of_each_run_is_reported(
     work: Path, programs: Programs, run: Run
 ) -> None:
     programs.program("scontrol", f'cat "{programs.folder}/$4"')
@@ -210,7 +213,7 @@ def test_without_a_job_the_last_one_of_each_run_here_is_told(
     assert run("status", "--run-dir", "runs/one").out.startswith("job       12 ")
 
 
-def test_a_run_folder_tells_what_it_knows_where_there_is_no_scheduler(
+def test_without_a_scheduler_the_content_of_the_run_directory_is_reported(
     work: Path, programs: Programs, run: Run
 ) -> None:
     folder = make_run(work / "runs" / "ddp", "1 12 0 1000")
@@ -222,11 +225,11 @@ def test_a_run_folder_tells_what_it_knows_where_there_is_no_scheduler(
         "state     done 640 all steps are trained",
     ]
     write_state(folder, RunState("running", 90, ""))
-    assert run("status").code == 1, "nobody can say"
+    assert run("status").code == 1, "the state is unknown"
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "cancel"])
-def test_a_wrong_job_is_one_line(work: Path, programs: Programs, run: Run, command: str) -> None:
+def test_an_invalid_job_is_one_line(work: Path, programs: Programs, run: Run, command: str) -> None:
     done = run(command, "12")
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith(
@@ -244,13 +247,13 @@ def test_a_wrong_job_is_one_line(work: Path, programs: Programs, run: Run, comma
     assert len(programs.called("scontrol")) == 1
 
 
-def test_no_job_and_no_run_is_one_line(work: Path, programs: Programs, run: Run) -> None:
+def test_a_directory_without_runs_is_one_line(work: Path, programs: Programs, run: Run) -> None:
     done = run("status")
     assert done.code == 2
     assert "no JOB was given, and " in done.err
 
 
-def test_a_machine_with_both_schedulers_asks_the_one_whose_ids_look_like_this(
+def test_with_both_schedulers_the_format_of_the_id_selects_one(
     work: Path, programs: Programs, run: Run
 ) -> None:
     answer(programs, work)
@@ -269,13 +272,13 @@ def test_a_pbs_machine_with_slurms_clients_is_a_pbs_machine(work: Path, programs
     assert run("status", "12").code == 2
     programs.answers("scontrol", "", code=1, err="slurm_load_jobs error: Unable to contact slurm controller")
     done = run("status", "12")
-    assert done.code == 1, "it may know the job once it is back"
+    assert done.code == 1, "it may know the job when it is reachable again"
     assert done.err.startswith(
         "error: PBS does not know job 12, and Slurm does not answer: scontrol failed 3"
     )
 
 
-def test_with_both_schedulers_clients_the_error_is_of_the_one_that_is_here(
+def test_with_clients_of_both_schedulers_the_error_is_that_of_the_configured_one(
     work: Path, programs: Programs, run: Run
 ) -> None:
     programs.answers(
@@ -301,9 +304,7 @@ def test_the_log_is_printed_byte_for_byte(work: Path, programs: Programs, run: R
         ("FAILED", "job 12 ended (FAILED) without a log"),
     ],
 )
-def test_a_log_that_is_not_there_has_a_reason(
-    work: Path, programs: Programs, run: Run, state: str, said: str
-) -> None:
+def test_a_missing_log_is_explained(work: Path, programs: Programs, run: Run, state: str, said: str) -> None:
     answer(programs, work, state=state, reason="Priority")
     done = run("logs", "12")
     assert (done.code, done.out) == (1, "")
@@ -316,7 +317,7 @@ def test_a_log_that_pbs_keeps_on_the_node_is_explained(work: Path, programs: Pro
 
 
 def lives(programs: Programs, work: Path, *states: str) -> None:
-    """Lets job 12 be in each of these states at one question, and in the last one from then on."""
+    """Makes scontrol report job 12 in these states, one per call; the last one is repeated."""
     for index, state in enumerate(states):
         text = slurm(
             state=state, reason="Priority", work=str(work), log=str(work / "log"), script=f"{work}/job.sh"
@@ -331,7 +332,7 @@ def lives(programs: Programs, work: Path, *states: str) -> None:
     )
 
 
-def test_the_log_of_a_job_that_the_scheduler_has_forgotten_is_found_by_its_usual_name(
+def test_the_log_of_a_job_unknown_to_the_scheduler_is_found_by_its_default_name(
     work: Path, programs: Programs, run: Run
 ) -> None:
     programs.answers("scontrol", "", code=1, err="slurm_load_jobs error: Invalid job id specified\n")
@@ -352,14 +353,14 @@ def test_following_waits_for_the_start_and_ends_with_the_job(
     assert done.err.splitlines() == ["-- job 12 has not started (Priority)", "-- job 12: done"]
 
 
-def test_following_goes_on_through_a_requeue(work: Path, programs: Programs, run: Run) -> None:
+def test_following_continues_after_a_requeue(work: Path, programs: Programs, run: Run) -> None:
     lives(programs, work, "RUNNING", "COMPLETING", "PENDING", "RUNNING", "COMPLETED")
     done = run("logs", "12", "--follow")
     assert done.out.splitlines() == [f"line of question {n}" for n in (2, 3, 4, 5)]
     assert done.err.splitlines() == ["-- job 12 has not started (Priority)", "-- job 12: done"]
 
 
-def test_following_goes_on_with_the_successor(work: Path, programs: Programs, run: Run) -> None:
+def test_following_continues_with_the_successor(work: Path, programs: Programs, run: Run) -> None:
     programs.program("scontrol", f'cat "{programs.folder}/$4"')
     for job_id, exit_ in (("12", "75:0"), ("13", "0:0")):
         state = "FAILED" if exit_ == "75:0" else "COMPLETED"
@@ -373,7 +374,7 @@ def test_following_goes_on_with_the_successor(work: Path, programs: Programs, ru
     assert "-- job 13 resumes the run" in done.err
 
 
-def test_following_survives_a_scheduler_that_is_away_for_a_while(
+def test_following_continues_while_the_scheduler_is_unreachable(
     work: Path, programs: Programs, run: Run
 ) -> None:
     running, ended = (
@@ -395,7 +396,7 @@ def test_following_survives_a_scheduler_that_is_away_for_a_while(
     assert "-- scontrol failed 3 times" in done.err
 
 
-def test_following_survives_an_answer_that_is_none(work: Path, programs: Programs, run: Run) -> None:
+def test_following_continues_after_invalid_output(work: Path, programs: Programs, run: Run) -> None:
     (work / "log").write_text("a line\n")
     lives(programs, work, "RUNNING", "RUNNING", "COMPLETED")
     (programs.folder / "1.txt").write_text("Segmentation fault\n")
@@ -405,7 +406,7 @@ def test_following_survives_an_answer_that_is_none(work: Path, programs: Program
     assert done.err.splitlines()[-1] == "-- job 12: done"
 
 
-def test_a_successor_of_which_nothing_is_known_at_first_is_asked_for_again(
+def test_a_successor_that_is_unknown_at_first_is_queried_again(
     work: Path, programs: Programs, run: Run
 ) -> None:
     for job_id, state in (("12", "TIMEOUT"), ("13", "COMPLETED")):
@@ -423,10 +424,10 @@ def test_a_successor_of_which_nothing_is_known_at_first_is_asked_for_again(
     assert "-- unexpected output of scontrol for job 13: 'garbage" in done.err
 
 
-def test_a_job_that_is_forgotten_as_soon_as_it_ends_has_ended(
+def test_a_job_that_the_scheduler_forgets_at_its_end_has_ended(
     work: Path, programs: Programs, run: Run
 ) -> None:
-    """PBS without history; and nothing here but the scheduler has known the job."""
+    """PBS without a job history forgets the job, and no other source knows it."""
     (programs.folder / "running").write_text(json.dumps(pbs(Output_Path=f"host:{work}/log")))
     (work / "log").write_text("a line\n")
     unknown = 'echo "qstat: Unknown Job Id 12" >&2; exit 153'
@@ -441,21 +442,20 @@ def test_a_job_that_is_forgotten_as_soon_as_it_ends_has_ended(
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES])
-def test_a_log_that_cannot_be_read_is_named(
+def test_an_unreadable_log_is_named(
     work: Path, programs: Programs, run: Run, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    def new(self: Reader) -> Iterator[bytes]:
+    def refuse(self: Path, mode: str = "r") -> NoReturn:
         raise OSError(number, os.strerror(number))
-        yield b""
 
     answer(programs, work).write_text("a line\n")
-    monkeypatch.setattr(Reader, "new", new)
+    monkeypatch.setattr(Path, "open", refuse)
     done = run("logs", "12")
     assert (done.code, done.out) == (1, "")
     assert done.err.startswith(f"error: {work}/ddp-12.out cannot be read ({os.strerror(number)}); ")
 
 
-def test_ctrl_c_ends_the_printing_and_not_the_job(work: Path, programs: Programs) -> None:
+def test_ctrl_c_ends_the_output_and_not_the_job(work: Path, programs: Programs) -> None:
     answer(programs, work).write_text("a line\n")
     argv = [sys.executable, "-m", "ddp_hpc", "logs", "12", "--follow"]
     env = {**clean_environ(), "PATH": str(programs.folder)}
@@ -468,9 +468,7 @@ def test_ctrl_c_ends_the_printing_and_not_the_job(work: Path, programs: Programs
     assert not programs.called("scancel")
 
 
-def test_a_job_is_cancelled_with_those_after_it_the_last_one_first(
-    work: Path, programs: Programs, run: Run
-) -> None:
+def test_a_job_is_cancelled_after_its_successors(work: Path, programs: Programs, run: Run) -> None:
     programs.program("qstat", f'cat "{programs.folder}/${{!#}}"')
     programs.answers("qdel", "")
     folder = make_run(work / "runs" / "ddp", "1 12.pbs-srv 0 1000")
@@ -490,7 +488,7 @@ def test_a_job_is_cancelled_with_those_after_it_the_last_one_first(
     assert run("cancel", "12", "--only").out == "12.pbs-srv\n"
 
 
-def test_a_job_that_has_ended_is_no_error(work: Path, programs: Programs, run: Run) -> None:
+def test_cancelling_an_ended_job_is_not_an_error(work: Path, programs: Programs, run: Run) -> None:
     answer(programs, work, state="FAILED", exit="1:0")
     programs.answers("scancel", "")
     done = run("cancel", "12")
@@ -499,7 +497,7 @@ def test_a_job_that_has_ended_is_no_error(work: Path, programs: Programs, run: R
 
 
 def jobs(programs: Programs, work: Path, **states: str) -> None:
-    """Lets scontrol tell of these jobs, `j12="RUNNING"`."""
+    """Makes scontrol report these jobs, such as `j12="RUNNING"`."""
     programs.program("scontrol", f'cat "{programs.folder}/${{!#}}"')
     for name, state in states.items():
         number = name.removeprefix("j")
@@ -507,8 +505,8 @@ def jobs(programs: Programs, work: Path, **states: str) -> None:
         (programs.folder / number).write_text(text)
 
 
-def test_cancelling_a_job_that_has_ended_cancels_no_other(work: Path, programs: Programs, run: Run) -> None:
-    """11 was submitted by mistake into the folder of a run that 12 goes on with."""
+def test_cancelling_an_ended_job_cancels_no_other_job(work: Path, programs: Programs, run: Run) -> None:
+    """Job 11 was submitted by mistake for a run directory that job 12 uses now."""
     jobs(programs, work, j10="TIMEOUT", j11="FAILED", j12="RUNNING")
     programs.answers("scancel", "")
     make_run(work / "runs" / "ddp", "1 10 0 1000", "1 11 0 1001", "2 12 60 2000")
@@ -521,7 +519,7 @@ def test_cancelling_a_job_that_has_ended_cancels_no_other(work: Path, programs: 
     assert not programs.called("scancel")
 
 
-def test_a_job_that_was_not_queued_as_a_chain_is_named_and_left(
+def test_a_job_that_is_not_part_of_the_chain_is_named_and_not_cancelled(
     work: Path, programs: Programs, run: Run
 ) -> None:
     jobs(programs, work, j11="RUNNING", j12="RUNNING")
@@ -532,8 +530,10 @@ def test_a_job_that_was_not_queued_as_a_chain_is_named_and_left(
     assert done.err == "the run continues in job 12; to cancel it: ddp-hpc cancel 12\n"
 
 
-def test_a_refusal_for_one_job_of_a_chain_leaves_no_other(work: Path, programs: Programs, run: Run) -> None:
-    """13 ends while we ask for its end; 14 may not be cancelled."""
+def test_if_one_job_of_a_chain_cannot_be_cancelled_the_others_are(
+    work: Path, programs: Programs, run: Run
+) -> None:
+    """Job 13 ends while it is being cancelled, and job 14 may not be cancelled."""
     jobs(programs, work, j12="RUNNING", j13="PENDING", j14="PENDING", j15="PENDING")
     ended = slurm(job_id="13", state="COMPLETED")
     (programs.folder / "ended").write_text(ended)
@@ -554,14 +554,14 @@ def test_a_refusal_for_one_job_of_a_chain_leaves_no_other(work: Path, programs: 
     ]
 
 
-def test_a_job_in_a_state_that_no_manual_knows_is_cancelled(work: Path, programs: Programs, run: Run) -> None:
+def test_a_job_in_an_undocumented_state_is_cancelled(work: Path, programs: Programs, run: Run) -> None:
     jobs(programs, work, j12="DANCING")
     programs.answers("scancel", "")
     assert "12 (ddp of me): running, DANCING on " in run("status", "12").out
     assert run("cancel", "12").out == "12\n"
 
 
-def test_the_last_job_of_another_cluster_is_asked_for_there(work: Path, programs: Programs, run: Run) -> None:
+def test_the_last_job_on_another_cluster_is_queried_there(work: Path, programs: Programs, run: Run) -> None:
     jobs(programs, work, j12="RUNNING")
     folder = make_run(work / "runs" / "ddp", "1 12 0 1000")
     ledger.record(folder, submission("12@cm4"))
@@ -570,7 +570,7 @@ def test_the_last_job_of_another_cluster_is_asked_for_there(work: Path, programs
 
 
 @pytest.mark.parametrize("args", [["status", "12"], ["status"], ["logs", "12"], ["cancel", "12"]])
-def test_a_run_folder_that_is_not_there_is_a_wrong_request(
+def test_a_missing_run_directory_is_an_invalid_request(
     work: Path, programs: Programs, run: Run, args: list[str]
 ) -> None:
     done = run(*args, "--run-dir", "nope")
@@ -579,13 +579,13 @@ def test_a_run_folder_that_is_not_there_is_a_wrong_request(
     assert not programs.called()
 
 
-def test_each_run_is_told_as_soon_as_it_is_known(work: Path, programs: Programs, run: Run) -> None:
+def test_each_run_is_reported_as_soon_as_its_state_is_known(work: Path, programs: Programs, run: Run) -> None:
     jobs(programs, work, j12="RUNNING")
     make_run(work / "runs" / "one", "1 12 0 1000")
     make_run(work / "runs" / "two", "1 13 0 2000")
     done = run("status")
     assert done.code == 1
-    assert done.out.startswith("job       12 (ddp of me): running"), "though the second question failed"
+    assert done.out.startswith("job       12 (ddp of me): running"), "although the second query failed"
     assert done.err.startswith("error: scontrol failed: ")
 
 
@@ -596,7 +596,7 @@ def test_each_run_is_told_as_soon_as_it_is_known(work: Path, programs: Programs,
         ("qdel", "qdel: Unauthorized Request 12.pbs-srv"),
     ],
 )
-def test_someone_elses_job_is_left_alone_in_one_line(
+def test_a_job_of_another_user_is_refused_in_one_line(
     work: Path, programs: Programs, run: Run, program: str, refusal: str
 ) -> None:
     if program == "scancel":

@@ -1,4 +1,4 @@
-"""`ddp-hpc submit` with an sbatch and a qsub that note what they are given."""
+"""`ddp-hpc submit` with an sbatch and a qsub that record their arguments and input."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def sbatch(programs: Programs) -> Programs:
     return programs
 
 
-def test_the_id_alone_is_printed_and_the_bytes_are_those_of_render(
+def test_only_the_job_id_is_printed_and_the_script_is_that_of_render(
     work: Path, sbatch: Programs, run: Run
 ) -> None:
     rendered = run("render", *REQUEST, "--", "python", "train.py").out
@@ -38,7 +38,7 @@ def test_the_id_alone_is_printed_and_the_bytes_are_those_of_render(
     assert sbatch.called("sbatch") == [f"sbatch --parsable {script}"]
 
 
-def test_the_run_folder_remembers_who_queued_what(work: Path, sbatch: Programs, run: Run) -> None:
+def test_the_submission_is_recorded_in_the_run_directory(work: Path, sbatch: Programs, run: Run) -> None:
     run("submit", *REQUEST)
     [script] = (work / "runs" / "ddp").glob("job-*.sh")
     line = json.loads((work / "runs" / "ddp" / "submitted").read_text())
@@ -48,7 +48,7 @@ def test_the_run_folder_remembers_who_queued_what(work: Path, sbatch: Programs, 
     assert line["user"]
 
 
-def test_a_dry_run_prints_the_bytes_and_the_command_and_touches_nothing(
+def test_a_dry_run_prints_script_and_command_and_changes_nothing(
     work: Path, sbatch: Programs, run: Run
 ) -> None:
     rendered = run("render", *REQUEST).out
@@ -63,15 +63,15 @@ def test_a_dry_run_needs_no_scheduler(work: Path, programs: Programs, run: Run) 
     assert run("submit", *REQUEST, "--dry-run").code == 0
 
 
-def test_somebodys_own_script_is_handed_over_as_it_is(work: Path, sbatch: Programs, run: Run) -> None:
+def test_the_users_own_script_is_submitted_unchanged(work: Path, sbatch: Programs, run: Run) -> None:
     (work / "job.sh").write_text(SCRIPT)
     done = run("submit", "job.sh")
     assert (done.code, done.out) == (0, "12\n")
     assert sbatch.called() == ["sbatch --parsable job.sh"]
-    assert [path.name for path in work.iterdir()] == ["job.sh"], "it names no run folder"
+    assert [path.name for path in work.iterdir()] == ["job.sh"], "the script sets no run directory"
 
 
-def test_a_script_by_the_name_of_an_option_is_no_option(work: Path, sbatch: Programs, run: Run) -> None:
+def test_a_script_whose_name_looks_like_an_option_is_a_file(work: Path, sbatch: Programs, run: Run) -> None:
     (work / "--wrap=x").write_text(SCRIPT)
     run("submit", "./--wrap=x")
     assert sbatch.called() == ["sbatch --parsable ./--wrap=x"]
@@ -85,7 +85,7 @@ def test_nothing_in_a_script_or_its_name_is_run_by_a_shell(work: Path, sbatch: P
     assert not (work / "canary").exists()
 
 
-def test_errors_of_lint_keep_a_script_out_of_the_queue(work: Path, sbatch: Programs, run: Run) -> None:
+def test_a_script_with_lint_errors_is_not_submitted(work: Path, sbatch: Programs, run: Run) -> None:
     (work / "job.sh").write_text(SCRIPT.replace("--time=00:10:00", "--time=soon"))
     done = run("submit", "job.sh")
     assert (done.code, done.out) == (2, "")
@@ -97,15 +97,17 @@ def test_errors_of_lint_keep_a_script_out_of_the_queue(work: Path, sbatch: Progr
     assert run("submit", "job.sh", "--force").out == "12\n"
 
 
-def test_warnings_of_lint_are_said_and_no_more(work: Path, sbatch: Programs, run: Run) -> None:
+def test_lint_warnings_are_printed_and_the_script_is_submitted(
+    work: Path, sbatch: Programs, run: Run
+) -> None:
     (work / "job.sh").write_text("#!/bin/bash\n#SBATCH --nodes=1\nhostname\n")
     done = run("submit", "job.sh")
     assert (done.code, done.out) == (0, "12\n")
     assert "warning: JOB010, line 1: no walltime is requested" in done.err
 
 
-def test_the_folders_of_logs_are_made_first(work: Path, programs: Programs, run: Run) -> None:
-    """PBS would hold the job, Slurm would end it without a word."""
+def test_log_directories_are_created_before_the_submission(work: Path, programs: Programs, run: Run) -> None:
+    """Without the directory, PBS holds the job, and Slurm ends it without a message."""
     programs.program("sbatch", '[[ -d logs/a && -d /"$PWD"/errors ]] && echo 12')
     logs = f"#SBATCH --output=logs/a/%j.out\n#SBATCH --error={work}/errors/%j/x.err\n"
     (work / "job.sh").write_text(
@@ -129,7 +131,7 @@ def test_the_folders_of_logs_are_made_first(work: Path, programs: Programs, run:
         ("miyabi_g", "qsub -W group_list=PROJECT job.pbs"),
     ],
 )
-def test_an_account_is_handed_to_qsub_as_the_site_wants_it(
+def test_an_account_is_passed_to_qsub_with_the_sites_option(
     work: Path, programs: Programs, run: Run, profile: str, words: str
 ) -> None:
     programs.answers("qsub", "12.srv\n")
@@ -161,7 +163,7 @@ def test_a_chain_is_queued_one_after_the_other_with_the_variables_of_the_script(
     ]
 
 
-def test_a_chain_that_is_refused_half_way_says_how_to_take_it_back(
+def test_a_partially_refused_chain_is_reported_with_the_command_to_cancel_it(
     work: Path, programs: Programs, run: Run
 ) -> None:
     programs.program("qsub", 'if [[ $* == *depend* ]]; then echo "qsub: no" >&2; exit 32; fi; echo 12.srv')
@@ -174,7 +176,7 @@ def test_a_chain_that_is_refused_half_way_says_how_to_take_it_back(
     assert "qsub rejected the job: no. " in done.err
 
 
-def test_only_scripts_that_know_of_chains_are_chained(work: Path, sbatch: Programs, run: Run) -> None:
+def test_a_script_without_support_for_chains_is_not_chained(work: Path, sbatch: Programs, run: Run) -> None:
     (work / "job.sh").write_text(SCRIPT)
     for words in (["job.sh"], REQUEST):
         done = run("submit", *words, "--chain", "3")
@@ -184,7 +186,7 @@ def test_only_scripts_that_know_of_chains_are_chained(work: Path, sbatch: Progra
     assert not sbatch.called()
 
 
-def test_a_machine_without_the_scripts_scheduler_says_what_was_looked_for(
+def test_without_the_scripts_scheduler_the_missing_command_is_named(
     work: Path, sbatch: Programs, run: Run
 ) -> None:
     (work / "job.pbs").write_text(PBS_SCRIPT)
@@ -196,7 +198,7 @@ def test_a_machine_without_the_scripts_scheduler_says_what_was_looked_for(
     )
 
 
-def test_a_refusal_is_passed_on_in_one_line(work: Path, programs: Programs, run: Run) -> None:
+def test_a_refusal_is_reported_in_one_line(work: Path, programs: Programs, run: Run) -> None:
     refusal = (
         "sbatch: error: invalid partition specified: nosuch\nsbatch: error: Batch job submission failed: no\n"
     )
@@ -229,7 +231,7 @@ def test_an_answer_without_an_id_is_an_error_that_warns_of_a_second_job(
         ("Submitted batch job 12 on cluster cm4\n", "12@cm4"),
     ],
 )
-def test_what_a_site_says_before_the_id_is_no_part_of_it(
+def test_messages_of_the_site_before_the_id_are_ignored(
     work: Path, programs: Programs, run: Run, answer: str, job_id: str
 ) -> None:
     programs.answers("sbatch", answer)
@@ -238,7 +240,9 @@ def test_what_a_site_says_before_the_id_is_no_part_of_it(
     assert json.loads((work / "runs" / "ddp" / "submitted").read_text())["job_id"] == job_id
 
 
-def test_what_a_site_says_before_the_id_of_qsub(work: Path, programs: Programs, run: Run) -> None:
+def test_messages_of_the_site_before_the_id_of_qsub_are_ignored(
+    work: Path, programs: Programs, run: Run
+) -> None:
     programs.answers("qsub", "Welcome\nJobs 3\n12.srv\n")
     (work / "job.pbs").write_text(PBS_SCRIPT)
     assert run("submit", "--profile", "generic_pbs", "job.pbs").out == "12.srv\n"
@@ -263,7 +267,7 @@ def test_ctrl_c_waits_for_the_id_of_a_job_that_may_be_queued(work: Path, program
     assert json.loads((work / "runs" / "ddp" / "submitted").read_text())["job_id"] == "12"
 
 
-def test_a_second_ctrl_c_gives_up_and_says_that_nobody_knows(work: Path, programs: Programs) -> None:
+def test_a_second_ctrl_c_ends_the_wait_and_warns_of_a_queued_job(work: Path, programs: Programs) -> None:
     programs.program("sbatch", "echo >up; sleep 20; echo 12")
     with start(work, programs, *REQUEST) as process:
         wait_for(work / "up")
@@ -287,7 +291,9 @@ def wait_for(path: Path) -> None:
         time.sleep(0.01)
 
 
-def test_a_chain_whose_reader_goes_away_says_what_is_queued(work: Path, programs: Programs) -> None:
+def test_if_the_reader_of_the_output_exits_the_queued_jobs_are_reported(
+    work: Path, programs: Programs
+) -> None:
     programs.program("qsub", "echo 12.srv")
     (work / "job.pbs").write_text(f"{PBS_SCRIPT}# DDP_HPC_CHAINED\n")
     reader, writer = os.pipe()
@@ -302,7 +308,7 @@ def test_a_chain_whose_reader_goes_away_says_what_is_queued(work: Path, programs
     assert len(programs.called("qsub")) == 1
 
 
-def test_the_account_of_the_environment_is_for_scripts_that_name_none(
+def test_the_account_in_the_environment_is_used_for_scripts_without_one(
     work: Path, sbatch: Programs, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DDP_HPC_ACCOUNT", "PROJECT")
@@ -318,7 +324,7 @@ def test_the_account_of_the_environment_is_for_scripts_that_name_none(
     ]
 
 
-def test_a_job_that_is_queued_is_told_even_if_the_run_folder_cannot_be(
+def test_a_queued_job_is_reported_even_if_the_ledger_cannot_be_written(
     work: Path, sbatch: Programs, run: Run
 ) -> None:
     (work / "runs" / "ddp" / "submitted").mkdir(parents=True)
@@ -327,7 +333,7 @@ def test_a_job_that_is_queued_is_told_even_if_the_run_folder_cannot_be(
     assert "warning: job 12 is queued, but its submission could not be recorded: " in done.err
 
 
-def test_a_run_folder_that_cannot_be_made_is_said_before_anything_is_queued(
+def test_a_run_directory_that_cannot_be_created_is_reported_before_the_submission(
     work: Path, sbatch: Programs, run: Run
 ) -> None:
     (work / "runs").write_text("a file")
@@ -355,7 +361,7 @@ def test_a_run_folder_that_cannot_be_made_is_said_before_anything_is_queued(
         (["--profile", "nosuch"], "unknown profile 'nosuch'"),
     ],
 )
-def test_a_wrong_request_is_one_line(
+def test_an_invalid_request_is_one_line(
     work: Path, sbatch: Programs, run: Run, args: list[str], said: str
 ) -> None:
     (work / "job.sh").write_text(SCRIPT)

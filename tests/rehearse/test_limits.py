@@ -6,9 +6,9 @@ import pytest
 
 from ddp_hpc.rehearse.launchers import pals
 from ddp_hpc.rehearse.launchers.limits import Limits
-from ddp_hpc.rehearse.launchers.options import RefusedError
+from ddp_hpc.rehearse.launchers.options import RefusedError, read_line
 from ddp_hpc.rehearse.slurm.controller import hostlist, run_lengths
-from ddp_hpc.rehearse.slurm.tables import SRUN, read_line, walltime_s
+from ddp_hpc.rehearse.slurm.tables import SRUN, walltime_s
 
 LIMITS = Limits(
     ranks_per_node=2,
@@ -71,16 +71,14 @@ def test_torchrun_agents_start_at_most_the_limited_number_of_ranks() -> None:
 
 
 def test_options_of_srun_are_read_in_all_their_spellings() -> None:
-    line = read_line(
-        "srun", ["-N2", "-n", "4", "--ntasks-per-no=2", "--cpus-per-task", "8", "-l", "a", "-n"], SRUN
-    )
+    line = read_line(["-N2", "-n", "4", "--ntasks-per-no=2", "--cpus-per-task", "8", "-l", "a", "-n"], SRUN)
     expected = {"nodes": "2", "ntasks": "4", "ntasks-per-node": "2", "cpus-per-task": "8", "label": ""}
     assert line.values == expected
     assert line.command == ["a", "-n"]
 
 
 def test_options_of_pals_take_one_dash_or_two() -> None:
-    line = pals.read_line(["-n", "4", "--ppn=2", "-env", "A=b c", "--env=D=e=f", "--", "-x"])
+    line = read_line(["-n", "4", "--ppn=2", "-env", "A=b c", "--env=D=e=f", "--", "-x"], pals.TABLE)
     assert line.all_of("env") == ["A=b c", "D=e=f"]
     assert (line.values["num_ranks"], line.values["ppn"], line.command) == ("4", "2", ["-x"])
 

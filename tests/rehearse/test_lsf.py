@@ -41,7 +41,7 @@ def test_the_generic_job_trains_on_two_nodes(rehearse: Rehearse, tmp_path: Path)
     done = rehearse(script, "--ranks-per-node", "1", timeout_s=120.0)
     assert done.exit_code == 0, done.stdout + done.stderr
     assert "LSF is simulated with 2 nodes" in done.stderr
-    assert re.search(r"^ddp-hpc: job [0-9]+, 2 nodes, 4 ranks, by mpiexec", done.stdout, re.MULTILINE)
+    assert re.search(r"^ddp-hpc: job [0-9]+: .*mpiexec -n 4 ", done.stdout, re.MULTILINE)
     assert re.search(r"^done: 3 steps", done.stdout, re.MULTILINE)
     assert "Successfully completed." in done.stdout
 
@@ -118,7 +118,7 @@ def test_whole_nodes_have_a_launch_node_in_front(rehearse: Rehearse, tmp_path: P
         ("#BSUB -n 0", "Bad argument for option -n. Job not submitted."),
     ],
 )
-def test_what_bsub_rejects_is_refused_with_its_words(
+def test_what_bsub_rejects_is_refused_with_its_message(
     rehearse: Rehearse, tmp_path: Path, line: str, said: str
 ) -> None:
     done = rehearse(write(tmp_path / "job.sh", line, "date"))

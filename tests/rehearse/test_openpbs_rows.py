@@ -1,12 +1,12 @@
 """The stand-in behaves like a real OpenPBS 23.06.06: one test per difference that was found.
 
-Not here, for a stand-in on one machine cannot have it:
+A stand-in on one machine cannot have these properties, so they have no tests:
 
-- sister nodes, which get no signal at the walltime: the nodes are names;
-- full names of hosts in `$PBS_NODEFILE` that resolve, and `mpiexec -launcher` of the mpich wheel over TM;
-- an interactive job (`-I`): as without a terminal;
-- CPU time and memory in `resources_used`: nothing measures them, they are zero;
-- how long qrerun blocks: it is for managers, and `Site.requeue` asks the daemon of the job.
+- no signal reaches sister nodes at the walltime (the simulated nodes are only names);
+- the full host names in `$PBS_NODEFILE` resolve, and the wheel's `mpiexec -launcher` works over TM;
+- interactive jobs (`-I`) run (the stand-in acts as if there were no terminal);
+- `resources_used` contains CPU time and memory (the stand-in reports zero);
+- qrerun blocks for some time (only managers may use it; `Site.requeue` uses the job's daemon instead).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.pbs.conftest import MakeSite, make_site, site
 
 __all__ = ["make_site", "site"]
 
-USAGE_LINES = 7  # of print_usage in qsub.c
+USAGE_LINES = 7  # the usage that print_usage in qsub.c prints
 
 
 def write(site: Site, *lines: str) -> Path:

@@ -140,7 +140,7 @@ def test_a_full_store_refuses_new_values_and_keeps_the_old_ones() -> None:
     with store_in_thread(max_bytes=10_000) as served:
         client = served.client()
         client.set("a", b"x" * 8000, S)
-        with pytest.raises(StoreRefusedError, match=r"holds 8101 bytes; 3101 more .* limit of 10000"):
+        with pytest.raises(StoreRefusedError, match=r"contains 8101 bytes; 3101 more .* limit of 10000"):
             client.set("b", b"x" * 3000, S)
         client.set("a", b"y", S)
         client.set("b", b"x" * 3000, S)
@@ -323,8 +323,8 @@ def drip(connection: socket.socket) -> None:
         (lambda c: None, "the connection was closed"),
         (lambda c: c.sendall(b"ddp-hpc store 1\n" + bytes(32)), "it has a different key"),
         (claim, "it has a different key"),
-        (lambda c: time.sleep(4), "no answer in time"),
-        (drip, "no answer in time"),
+        (lambda c: time.sleep(4), "timed out"),
+        (drip, "timed out"),
     ],
     ids=["http", "bytes", "endless", "closes", "greets", "claims", "silent", "drips"],
 )  # fmt: skip

@@ -1,1 +1,1 @@
-"""A real Slurm for the tests: namespaces as nodes, Debian's daemons on them."""
+"""A real Slurm cluster for the tests: Debian's daemons, with Linux namespaces as nodes."""

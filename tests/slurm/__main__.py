@@ -1,4 +1,4 @@
-"""A test cluster by hand: `python -m tests.slurm [--nodes N] -- COMMAND...`, or a shell on its head node."""
+"""Starts a test cluster by hand: `python -m tests.slurm [--nodes N] -- COMMAND...`; default: a shell."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A real Slurm cluster on one Linux host: munged, slurmctld and a slurmd per node.
 
-Nothing outside its namespaces is configured: the host keeps its name, its
-addresses, its routes and its /etc, and needs no systemd. Two clusters may run
-beside each other, as each has its own root folder and its own node names.
+Nothing outside of its namespaces is changed: not the host's name, addresses,
+routes or /etc, and systemd is not needed. Two clusters can run at the same time,
+because each has its own root directory and its own node names.
 
     with Cluster() as cluster:
         done = cluster.run(["srun", "--nodes=2", "hostname"])
@@ -32,12 +32,12 @@ __all__ = ["HEAD", "Cluster", "ClusterError", "JobEnd", "Settings", "random_pref
 
 
 def random_prefix() -> str:
-    """A start for node names that no other cluster has: Slurm names its cgroups by node, for all to see."""
+    """Returns a unique prefix for node names, because Slurm's cgroups are named after nodes and shared."""
     return "n" + "".join(random.choices(string.ascii_lowercase, k=4))
 
 
 class Cluster(HeadNode):
-    """A cluster that is up inside a `with` block, and never outlives the process that made it."""
+    """A cluster that runs inside a `with` block, and ends with the process that created it."""
 
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings or Settings(node_prefix=random_prefix())
@@ -45,7 +45,7 @@ class Cluster(HeadNode):
 
     @property
     def root(self) -> Path:
-        """The folder of everything that the cluster writes; it goes with the cluster."""
+        """The directory of all files of the cluster, which is removed with the cluster."""
         return self.layout.root
 
     @property
@@ -67,20 +67,20 @@ class Cluster(HeadNode):
         self.down()
 
     def up(self) -> None:
-        """Start all daemons and wait until every node is idle.
+        """Starts all daemons and waits until every node is idle.
 
         Raises:
-            ClusterError: with the last lines of every daemon's log.
+            ClusterError: a daemon or node did not start; with the last lines of all logs.
         """
         if reason := what_is_missing():
             raise ClusterError(reason)
         if self._layout is not None:
             raise ClusterError("the cluster is up already")
-        # Not $TMPDIR: the sockets below allow a path of 108 characters.
+        # $TMPDIR is not used, because the path of a socket is limited to 108 characters.
         layout = Layout(Path(tempfile.mkdtemp(prefix="ddp-slurm-", dir="/tmp")), self.settings)
         self._layout = layout
         try:
-            layout.root.chmod(0o755)  # munged wants its socket to be within everyone's reach
+            layout.root.chmod(0o755)  # munged requires that every user can access its socket
             write_configuration(layout)
             self._keeper = nodes.start_keeper(layout, os.getpid())
             nodes.connect(layout, HEAD)
@@ -97,8 +97,8 @@ class Cluster(HeadNode):
             raise
 
     def _start_munged(self) -> None:
-        # One munged serves all nodes: a socket in a file system is reached from
-        # any network namespace.
+        # One munged serves all nodes, because processes in any network namespace
+        # can connect to a socket in the file system.
         layout = self.layout
         nodes.call(
             layout,
@@ -112,7 +112,7 @@ class Cluster(HeadNode):
         )
 
     def down(self) -> None:
-        """End every process of the cluster and remove its files. A second call does nothing."""
+        """Ends every process of the cluster and removes its files. Further calls do nothing."""
         layout, keeper = self._layout, self._keeper
         self._layout = self._keeper = None
         if keeper is not None:
@@ -126,7 +126,7 @@ class Cluster(HeadNode):
             shutil.rmtree(layout.root, ignore_errors=True)
 
     def log_tails(self, num_lines: int = 15) -> str:
-        """The last lines of every daemon's log, for a failure's report."""
+        """Returns the last lines of every daemon's log, for error messages."""
         parts = []
         for path in sorted(self.layout.log.glob("*")):
             if lines := path.read_text(errors="replace").splitlines()[-num_lines:]:
@@ -134,27 +134,27 @@ class Cluster(HeadNode):
         return "\n".join(parts)
 
     def node_states(self) -> dict[str, str]:
-        """Slurm's word for each node, such as `idle` or `down*`."""
+        """Returns Slurm's state of each node, such as `idle` or `down*`."""
         text = nodes.call(self.layout, HEAD, "sinfo", "-h", "-N", "-p", "debug", "-o", "%N %T", check=False)
         return dict(line.split() for line in text.splitlines() if line.strip())
 
     def wait_idle(self, timeout: float = 30.0) -> None:
-        """Wait until every node is up and free."""
+        """Waits until every node is up and idle."""
         wanted = dict.fromkeys(self.node_names, "idle")
         wait_for("idle nodes", lambda: self.node_states() == wanted, timeout, 0.1)
 
     def power_off(self, name: str) -> None:
-        """Power loss of a node: its peers are told nothing."""
+        """Simulates a power loss of a node: other nodes are not notified."""
         nodes.power_off(self.layout, name)
 
     def power_on(self, name: str) -> None:
-        """Switch a node on again after a power loss."""
+        """Starts a node again after a power loss."""
         nodes.start_node(self.layout, name)
 
     def set_link(self, name: str, state: str) -> None:
-        """Pull (`down`) or plug (`up`) a node's network cable."""
+        """Disconnects (`down`) or connects (`up`) a node's network cable."""
         nodes.set_link(self.layout, name, state)
 
     def slurmd(self, name: str, action: str) -> None:
-        """`start`, `stop` or `kill` a node's slurmd alone; its tasks go on."""
+        """Starts, stops or kills (`kill`) only the slurmd of a node; its tasks keep running."""
         nodes.slurmd(self.layout, name, action)

@@ -1,4 +1,4 @@
-"""What the test cluster looks like, and the files that its daemons read."""
+"""The settings of the test cluster, and the files that its daemons read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CGROUP_CONTROLLERS = ("freezer", "memory")
 
 @dataclass(frozen=True)
 class Network:
-    """One interface that every node has, and the first three numbers of its addresses."""
+    """A network interface of every node, and the first three numbers of its IPv4 addresses."""
 
     interface: str
     subnet: str
@@ -25,7 +25,7 @@ class Network:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The cluster asked for. The nodes claim CPUs, memory and GPUs that the machine need not have."""
+    """The settings of a cluster. Nodes can have more CPUs, memory and GPUs than the machine."""
 
     num_nodes: int = 2
     node_prefix: str = "n"
@@ -34,7 +34,7 @@ class Settings:
     gpus_per_node: int = 4
     features: str = "gpu"
     networks: tuple[Network, ...] = (Network("eth0", "10.44.0"),)
-    # As Debian's installer does it: each node's own name is 127.0.1.1 on that node.
+    # Like Debian's installer: on each node, the node's own name resolves to 127.0.1.1.
     loopback_names: bool = False
     kill_wait_s: int = 5
     slurmd_timeout_s: int = 30
@@ -51,7 +51,10 @@ class Settings:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where one cluster keeps its files. The root is short: a socket's path ends at 108 characters."""
+    """The paths of a cluster's files.
+
+    The root is short, because a socket's path has at most 108 characters.
+    """
 
     root: Path
     settings: Settings
@@ -81,7 +84,7 @@ class Layout:
 
 
 def write_configuration(layout: Layout) -> None:
-    """All files of a new cluster, below its root."""
+    """Writes all files of a new cluster below its root."""
     root, settings = layout.root, layout.settings
     for folder in (layout.log, layout.run, layout.home, root / "etc", root / "state", root / "munge"):
         folder.mkdir(parents=True)
@@ -107,8 +110,8 @@ def write_configuration(layout: Layout) -> None:
     (root / "etc" / "plugstack.conf").write_text("")
     (root / "etc" / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nConstrainRAMSpace=yes\n")
     if settings.gpus_per_node:
-        # Slurm asks for a device, to whichever it leads; the number at the end of
-        # its name becomes the index in CUDA_VISIBLE_DEVICES.
+        # Slurm accepts any device file as a GPU. The number at the end of its name
+        # becomes the index in CUDA_VISIBLE_DEVICES.
         devices = root / "dev"
         devices.mkdir()
         for i in range(settings.gpus_per_node):
@@ -118,17 +121,17 @@ def write_configuration(layout: Layout) -> None:
 
 
 def _first_pids(num_hosts: int) -> Iterable[int]:
-    """Process numbers far apart for each host.
+    """Returns first process IDs that are far apart for each host.
 
-    The hosts share /tmp, and Open MPI names folders there by nothing but the
-    process number: equal numbers on two nodes would meet.
+    The hosts share /tmp, where Open MPI names directories only by process ID, so two nodes with the same IDs
+    would use the same directory.
     """
     start = random.randrange(1000, 8000)
     return range(start, start + num_hosts * 2000, 2000)
 
 
 def has_cgroup_v1() -> bool:
-    """Whether Slurm may track processes by cgroups: its v2 plugin wants systemd, v1 only its mounts."""
+    """Returns whether Slurm can track processes by cgroups v1; its plugin for v2 needs systemd."""
     return all(os.access(CGROUPS / name / "tasks", os.W_OK) for name in CGROUP_CONTROLLERS)
 
 
@@ -140,16 +143,16 @@ def _slurm_conf(layout: Layout) -> str:
         f"RealMemory={settings.memory_mib_per_node} Feature={settings.features}{gres}"
         for name in settings.node_names
     )
-    # Without cgroups Slurm loses sight of a process whose parent has ended: it
-    # outlives its job.
+    # Without cgroups, Slurm does not find processes whose parent has ended, and
+    # they run longer than their job.
     tracking = (
         "ProctrackType=proctrack/cgroup\nTaskPlugin=task/cgroup"
         if has_cgroup_v1()
         else "ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none"
     )
-    # TmpFS: the PMIx plugins of two nodes would meet in one /tmp. cred_expire is
-    # also how long a requeued job waits before it may start again (120 s if not
-    # set). config_overrides lets a node claim more than the machine has.
+    # TmpFS: the PMIx plugins of two nodes would use the same files in /tmp.
+    # cred_expire is also the time before a requeued job can start again (default:
+    # 120 s). config_overrides allows nodes with more resources than the machine.
     return f"""\
 ClusterName=testcluster
 SlurmctldHost={HEAD}({settings.address(HEAD)})

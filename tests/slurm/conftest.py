@@ -1,4 +1,4 @@
-"""The `cluster` fixture, and what becomes of the tests marked `slurm` where there can be none."""
+"""The fixture `cluster`, and the skipping of tests marked `slurm` on machines that cannot run a cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _the_cluster = pytest.StashKey[Cluster]()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    # Raised at one place with one text: pytest then reports all skips in one line.
+    # pytest reports all skips in one line if they have the same source line and text.
     if item.get_closest_marker("slurm") and (reason := what_is_missing()):
         if os.environ.get(REQUIRE) == "1":
             pytest.fail(f"{REQUIRE}=1, but {reason}", pytrace=False)
@@ -23,7 +23,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """A cluster of two nodes for the whole session; every test finds it without jobs."""
+    """A cluster of two nodes for the whole session. At the start of each test it has no jobs."""
     with Cluster() as cluster:
         request.config.stash[_the_cluster] = cluster
         yield cluster
@@ -48,6 +48,6 @@ def pytest_runtest_makereport(
 
 
 def _cluster_of(item: pytest.Item) -> Cluster | None:
-    """The cluster that a test uses, as long as it is up."""
+    """Returns the cluster that a test uses, if it is running."""
     uses_it = "cluster" in getattr(item, "fixturenames", ())
     return item.config.stash.get(_the_cluster, None) if uses_it else None

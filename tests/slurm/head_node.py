@@ -1,4 +1,4 @@
-"""What a user of the test cluster does on its head node: run commands, submit jobs, wait for them."""
+"""A user's actions on the head node of the test cluster: run commands, submit jobs, wait for them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _ENDED = {
 
 @dataclass(frozen=True)
 class JobEnd:
-    """How a job ended: Slurm's word, and the code as a shell shows it (128 + the signal's number)."""
+    """The end of a job: Slurm's state, and the exit code as in a shell (128 + number for a signal)."""
 
     state: str
     exit_code: int
 
 
 class HeadNode:
-    """The commands of a user who is logged in on the head node of a cluster that is up."""
+    """The commands of a user who is logged in to the head node of a running cluster."""
 
     _layout: Layout | None = None
 
@@ -42,9 +42,9 @@ class HeadNode:
         return self._layout
 
     def environment(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-        """A user's clean login, with this Python's environment active, plus `extra`.
+        """Returns the environment of a new login with this Python's environment active, and `extra`.
 
-        Nothing of the caller's own environment: its SLURM_* or PMI_* would be taken for the cluster's.
+        The caller's environment is not used: its SLURM_* and PMI_* would be mistaken for the cluster's.
         """
         return {
             "PATH": f"{Path(sys.executable).parent}:{nodes.SYSTEM_PATH}",
@@ -60,7 +60,7 @@ class HeadNode:
     def command(
         self, argv: Sequence[str | Path], *, node: str = HEAD, cwd: Path | str | None = None
     ) -> list[str]:
-        """argv as it has to be started from outside to run on a node; start it with `environment()`."""
+        """Returns the command line that runs `argv` on a node; start it with `environment()`."""
         return [*nodes.enter(self.layout, node, cwd or self.layout.home), *map(str, argv)]
 
     def run(
@@ -73,12 +73,12 @@ class HeadNode:
         stdin: str = "",
         timeout: float = 120.0,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command on the head node, or another, and return its code and its output as text.
+        """Runs a command on the head node or on another node; returns its exit code and its output as text.
 
-        `env` is added to `environment()`; `cwd` is the home folder if not given.
+        `env` is added to `environment()`; `cwd` is the home directory by default.
 
         Raises:
-            subprocess.TimeoutExpired: after `timeout` seconds, the command having been ended.
+            subprocess.TimeoutExpired: the command was ended after `timeout` seconds.
         """
         words = [str(word) for word in argv]
         with subprocess.Popen(
@@ -106,10 +106,10 @@ class HeadNode:
         env: Mapping[str, str] | None = None,
         cwd: Path | str | None = None,
     ) -> str:
-        """Submit a script, a Path to one or its text as str, and return the job id.
+        """Submits a script, given as a path or as its text, and returns the job ID.
 
         Raises:
-            ClusterError: with sbatch's words, where it refuses.
+            ClusterError: sbatch rejects the script; with its message.
         """
         file, text = ([script], "") if isinstance(script, Path) else ([], script)
         done = self.run(["sbatch", "--parsable", *args, *file], env=env, cwd=cwd, stdin=text, timeout=60)
@@ -118,10 +118,10 @@ class HeadNode:
         return done.stdout.strip().partition(";")[0]
 
     def job(self, job_id: str) -> dict[str, str]:
-        """What the controller knows of one job, in scontrol's names.
+        """Returns the controller's data on a job, by the names of scontrol.
 
         Raises:
-            ClusterError: for an unknown job, and for an array, whose elements are asked for as ID_INDEX.
+            ClusterError: the job is unknown, or is an array, whose jobs must be given as ID_INDEX.
         """
         text = self._ask("scontrol", "--oneliner", "show", "job", job_id).strip()
         if "\n" in text:
@@ -129,9 +129,9 @@ class HeadNode:
         return dict(re.findall(r"(\S+?)=(.*?)(?= \S+=| *$)", text))
 
     def wait(self, job_id: str, timeout: float = 120.0, *, requeues_at_once: bool = False) -> JobEnd:
-        """How a job ended, as soon as it has. `sbatch --wait` would notice up to 32 s late.
+        """Waits for the end of a job. `sbatch --wait` would notice the end up to 32 s later.
 
-        `requeues_at_once`: whenever it is requeued it starts at once.
+        With `requeues_at_once`, a requeued job is started again immediately.
 
         Raises:
             ClusterError: after `timeout` seconds, with the job's state and output; the job is cancelled.
@@ -154,23 +154,26 @@ class HeadNode:
         return JobEnd(job["JobState"], int(code) or (128 + int(number) if int(number) else 0))
 
     def start_requeued(self, job_id: str) -> bool:
-        """Lets a requeued job start now, as root may, and not after cred_expire. Whether there was one."""
+        """Starts a requeued job now instead of after cred_expire; returns whether there was one.
+
+        Needs root.
+        """
         job = self.job(job_id)
         waits = (job["JobState"], job.get("Reason")) == ("PENDING", "BeginTime")
         if waits:
-            # What was revoked with the last attempt are all credentials up to that second.
+            # The end of the last attempt revoked all credentials that were created up to that second.
             time.sleep(1.5)
             self._ask("scontrol", "update", f"jobid={job_id}", "StartTime=now")
         return waits
 
     def job_output(self, job_id: str) -> str:
-        """What a batch job wrote so far: standard output, then standard error if that has its own file."""
+        """Returns the output of a batch job so far: stdout, then stderr if it is in a separate file."""
         job = self.job(job_id)
         paths = dict.fromkeys(Path(job[key]) for key in ("StdOut", "StdErr") if key in job)
         return "".join(path.read_text(errors="replace") for path in paths if path.is_file())
 
     def cancel_all(self) -> None:
-        """End every job and wait until all of them have left their nodes."""
+        """Cancels every job and waits until no node has a job."""
 
         def left() -> str:
             return self._ask("squeue", "--noheader", "--format=%i").strip()
@@ -187,9 +190,9 @@ class HeadNode:
 
 
 def _end(process: subprocess.Popen[str], patience_s: float) -> tuple[str, str]:
-    """End nsenter and the command below it, and return what the command wrote."""
-    # An srun that is asked to end takes its job along; a killed one leaves it behind.
-    # nsenter passes no signal on, so the command itself is asked.
+    """Ends nsenter and the command that it runs, and returns the command's output."""
+    # After SIGTERM, srun ends its job step; after SIGKILL it cannot. nsenter forwards no
+    # signals, so the command itself is signalled.
     for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
         os.kill(int(child), signal.SIGTERM)
     try:

@@ -1,4 +1,4 @@
-"""A node is a set of Linux namespaces: its own network, host name, mounts, IPC and process numbers."""
+"""Nodes as sets of Linux namespaces: each has its own network, host name, mounts, IPC and process IDs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _T = TypeVar("_T")
 
 
 class ClusterError(RuntimeError):
-    """The test cluster is not as it has to be."""
+    """The test cluster does not work as expected."""
 
 
 def wait_for(what: str, look: Callable[[], _T], timeout: float = 20.0, step: float = 0.05) -> _T:
-    """The first true value of look(), asked again and again.
+    """Calls look() repeatedly and returns its first true value.
 
     Raises:
-        ClusterError: after `timeout` seconds without one.
+        ClusterError: no value was true within `timeout` seconds.
     """
     end = time.monotonic() + timeout
     while True:
@@ -35,9 +35,9 @@ def wait_for(what: str, look: Callable[[], _T], timeout: float = 20.0, step: flo
 
 
 def start_keeper(layout: Layout, parent: int) -> subprocess.Popen[bytes]:
-    """Start the head node, inside the process that ends the whole cluster when `parent` ends.
+    """Starts the head node in a process that ends the whole cluster when `parent` ends.
 
-    A session of its own keeps Ctrl-C in pytest's terminal away from it.
+    The process has its own session, so that Ctrl-C in pytest's terminal does not reach it.
     """
     argv = ["setpriv", "--pdeathsig", "TERM", "bash", str(_HERE / "keeper.sh")]
     argv += [str(layout.root), layout.settings.node_prefix, str(parent)]
@@ -67,7 +67,7 @@ def start_keeper(layout: Layout, parent: int) -> subprocess.Popen[bytes]:
 
 
 def start_node(layout: Layout, name: str) -> None:
-    """Switch a compute node on: namespaces below those of the head node, then its cables, then slurmd."""
+    """Starts a compute node: its namespaces below those of the head node, its network cables, and slurmd."""
     ready = layout.run / f"ready-{name}"
     ready.unlink(missing_ok=True)
     argv = ["unshare", "--net", "--uts", "--ipc", "--mount", "--propagation", "private"]
@@ -92,10 +92,10 @@ def start_node(layout: Layout, name: str) -> None:
 
 
 def init_pid(layout: Layout, name: str) -> int:
-    """The process number, as seen from here, of a node's first process.
+    """Returns the process ID of a node's first process in this PID namespace.
 
     Raises:
-        ClusterError: where the node is not up.
+        ClusterError: the node is not running.
     """
     wanted = [str(_HERE / "node_init.sh"), str(layout.root), name]
     for entry in Path("/proc").glob("[0-9]*"):
@@ -103,7 +103,7 @@ def init_pid(layout: Layout, name: str) -> int:
             argv = (entry / "cmdline").read_text(errors="replace").rstrip("\0").split("\0")
             if argv[:1] == ["bash"] and argv[1:] == wanted and _pid_in_its_namespace(entry) == "1":
                 return int(entry.name)
-        except OSError:  # it ended meanwhile
+        except OSError:  # the process has ended in the meantime
             continue
     raise ClusterError(f"node {name} is not up")
 
@@ -114,10 +114,9 @@ def _pid_in_its_namespace(entry: Path) -> str:
 
 
 def enter(layout: Layout, name: str, cwd: Path | str = "/") -> list[str]:
-    """The words before a command that make it run on a node.
+    """Returns the command prefix that runs a command on a node.
 
-    nsenter waits beside the command and ends as it ends; when nsenter is
-    killed, the command is killed too.
+    nsenter waits for the command and returns its exit code. If nsenter is killed, the command is killed too.
     """
     target = init_pid(layout, name)
     return [
@@ -127,10 +126,10 @@ def enter(layout: Layout, name: str, cwd: Path | str = "/") -> list[str]:
 
 
 def call(layout: Layout, name: str, *argv: object, check: bool = True) -> str:
-    """The standard output of a short command on a node.
+    """Runs a short command on a node and returns its stdout.
 
     Raises:
-        ClusterError: when it fails and `check` is set.
+        ClusterError: the command failed and `check` is set.
     """
     words: Sequence[str] = [str(word) for word in argv]
     env = {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8", "SLURM_CONF": str(layout.conf)}
@@ -148,7 +147,7 @@ def call(layout: Layout, name: str, *argv: object, check: bool = True) -> str:
 
 
 def connect(layout: Layout, name: str) -> None:
-    """Lay a cable per network from the node to the switch, which is the head node's own interface."""
+    """Connects the node to each network's switch, which is an interface of the head node."""
     for i, network in enumerate(layout.settings.networks):
         device, address = network.interface, f"{layout.settings.address(name, i)}/24"
         if name == HEAD:
@@ -167,29 +166,29 @@ def pid_seen_from_head(layout: Layout, name: str) -> str:
 
 
 def _cable(device: str, name: str) -> str:
-    return f"{device}-{name}"[:15]  # Linux allows no longer name for an interface
+    return f"{device}-{name}"[:15]  # the longest name of an interface in Linux
 
 
 def set_link(layout: Layout, name: str, state: str) -> None:
-    """Pull (`down`) or plug (`up`) a node's cables at the switch."""
+    """Disconnects (`down`) or connects (`up`) a node's network cables at the switch."""
     for network in layout.settings.networks:
         call(layout, HEAD, "ip", "link", "set", _cable(network.interface, name), state)
 
 
 def power_off(layout: Layout, name: str) -> None:
-    """Power loss: the peers get no FIN and no RST, as the link goes first."""
+    """Simulates a power loss: other nodes receive no FIN and no RST, because the links are cut first."""
     set_link(layout, name, "down")
     pid = init_pid(layout, name)
     call(layout, HEAD, "kill", "-KILL", pid_seen_from_head(layout, name))
     wait_for(f"end of {name}", lambda: not Path(f"/proc/{pid}/cmdline").exists())
-    # Open connections of a dead node keep its network namespace, and so the
-    # cable, for minutes; the node could not be switched on again.
+    # Open connections would keep the network namespace of a dead node, and with it
+    # the cable, for minutes, and the node could not be started again.
     for network in layout.settings.networks:
         call(layout, HEAD, "ip", "link", "delete", _cable(network.interface, name), check=False)
 
 
 def slurmd(layout: Layout, name: str, action: str) -> None:
-    """`start`, `stop` (asked to) or `kill` (at once) the slurmd of a node alone."""
+    """Starts (`start`), stops with SIGTERM (`stop`) or kills (`kill`) the slurmd of a node."""
     if action == "start":
         call(layout, name, "slurmd", "-f", layout.conf)
         return

@@ -1,4 +1,4 @@
-"""Whether this machine can carry a test cluster."""
+"""The requirements of the test cluster on this machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PROGRAMS = [
 
 @cache
 def what_is_missing() -> str | None:
-    """What this machine lacks, and how to mend it, on one line; None where all is there."""
+    """Returns one line that says what this machine lacks and how to add it; None if nothing is missing."""
     lacks = ["root"] if os.geteuid() else []
     missing = [name for name in _PROGRAMS if shutil.which(name, path=SYSTEM_PATH) is None]
     lacks += [f"the programs {' '.join(missing)}"] if missing else []

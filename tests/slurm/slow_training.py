@@ -1,10 +1,10 @@
-"""The training with steps of `STEP_S` seconds that cost no CPU; `pid-RANK` tells its process."""
+"""A training whose steps sleep for `STEP_S` seconds. The file `pid-RANK` contains the process ID."""
 
 import os
 import time
 from pathlib import Path
 
-# As the entry does it, before torch is imported: here that happens earlier.
+# Like train.py, which does this before it imports torch; this script imports torch earlier.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 from ddp_hpc import train

@@ -1,4 +1,4 @@
-"""A training of two nodes with a rank each, submitted as `ddp-hpc render` writes it, and what it leaves."""
+"""A training on two nodes with one rank each, submitted as `ddp-hpc render` writes it, and its files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .nodes import ClusterError, wait_for
 PROJECT = Path(__file__).resolve().parents[2]
 PYTHON = Path(sys.executable).parent / "python"
 SLOW = PROJECT / "tests" / "slurm" / "slow_training.py"
-# All nodes share this machine's cores, which each of them takes for its own.
+# All nodes share this machine's cores, but each node would use all of them.
 OPTIONS = ["--model", "linear", "--num-samples", "2000", "--batch-size", "4", "--threads", "1"]
 OPTIONS += ["--init-timeout", "60", "--metrics", "metrics.jsonl"]
 
@@ -35,46 +35,46 @@ class Run:
 
     @property
     def state(self) -> str:
-        """What the run folder says; empty before it says anything."""
+        """The content of the file `state` in the run directory; empty if it does not exist."""
         path = self.folder / "runs" / "ddp" / "state"
         return path.read_text().strip() if path.exists() else ""
 
     @property
     def attempts(self) -> list[tuple[int, str, int]]:
-        """Of each start: its number, its job id, and the step from which it went on."""
+        """The number, job ID and first step of each start."""
         lines = (self.folder / "runs" / "ddp" / "attempts").read_text().splitlines()
         return [(int(number), job, int(step)) for number, job, step, _ in map(str.split, lines)]
 
     @property
     def losses(self) -> list[tuple[int, float]]:
-        """Of each line of --metrics: its step and its loss."""
+        """The step and loss of each line of the metrics file."""
         return read_losses(self.folder / "metrics.jsonl")
 
     def wait_for_words(self, words: str, timeout: float = 60.0) -> None:
-        """Returns when the job's log has these words in it."""
+        """Waits until the job's log contains this text."""
         try:
             wait_for(f"'{words}'", lambda: words in self.log, timeout, 0.1)
         except ClusterError as error:
             raise ClusterError(f"{error}; state: {self.state}; log:\n{self.log}") from None
 
     def wait_for_step(self, step: int) -> None:
-        """Returns when all ranks are known to be behind that step."""
+        """Waits until all ranks have completed this step."""
         self.wait_for_words(f" step {step}/")
 
     def kill_rank(self, rank: int) -> None:
-        """SIGKILL for the rank, from its own node."""
+        """Kills the rank with SIGKILL, on its node."""
         pid = (self.folder / f"pid-{rank}").read_text()
         self.cluster.run(["kill", "-KILL", pid], node=self.cluster.node_names[rank]).check_returncode()
 
     def end(self, timeout: float = 120.0) -> JobEnd:
-        """How the job ended at last. Root lets it start at once after each requeue."""
+        """Waits for the end of the job, which root starts again immediately after each requeue."""
         return self.cluster.wait(self.job, timeout, requeues_at_once=True)
 
 
 def submit(
     cluster: Cluster, folder: Path, *options: str, num_steps: int, step_s: float, render: tuple[str, ...] = ()
 ) -> Run:
-    """Renders and submits a training of so many steps; `options` are those of ddp_hpc.train."""
+    """Renders and submits a training of `num_steps` steps; `options` are those of ddp_hpc.train."""
     script = folder / "job.sbatch"
     argv = [PYTHON, "-m", "ddp_hpc", "render", "--profile", "generic_slurm", "--nodes", "2"]
     argv += ["--ranks-per-node", "1", "--walltime", "00:05:00", *render, "-o", script, "--"]
@@ -86,7 +86,7 @@ def submit(
 
 
 def losses_of_a_quiet_run(forks: Forks, folder: Path, num_steps: int) -> list[tuple[int, float]]:
-    """The same training without Slurm, with nothing saved and nothing in its way."""
+    """Returns the losses of the same training without Slurm, snapshots and failures."""
     (home := folder / "without_slurm").mkdir()
     forks.run(*OPTIONS, "--max-steps", str(num_steps), cwd=home, ranks=2)
     return read_losses(home / "metrics.jsonl")

@@ -1,4 +1,4 @@
-"""What the other tests may rely on: the cluster behaves as a real one, since it is one."""
+"""The test cluster behaves like a real cluster, on which the other tests rely."""
 
 import subprocess
 from pathlib import Path
@@ -22,7 +22,7 @@ def test_every_host_knows_the_address_of_every_node(cluster: Cluster) -> None:
             assert cluster.run(["getent", "hosts", name], node=host).stdout.split()[0] == address
 
 
-def test_a_node_reaches_another_by_its_network(cluster: Cluster) -> None:
+def test_a_node_can_connect_to_another_one(cluster: Cluster) -> None:
     first, second = cluster.node_names
     listen = f"import socket; s = socket.create_server(('{second}', 5000)); c, _ = s.accept(); c.send(b'hi')"
     with subprocess.Popen(
@@ -53,7 +53,7 @@ def test_a_batch_shell_looks_like_rank_0_but_has_no_step_id(cluster: Cluster) ->
     assert cluster.job_output(job_id) == "0 of 4, step none\n"
 
 
-def test_sbatch_takes_a_file_arguments_variables_and_a_folder(cluster: Cluster, tmp_path: Path) -> None:
+def test_sbatch_accepts_a_file_arguments_variables_and_a_directory(cluster: Cluster, tmp_path: Path) -> None:
     script = tmp_path / "job with a blank.sh"
     script.write_text('#!/bin/sh\n#SBATCH --output=out-%j.txt\necho "$GREETING from $(pwd)"\nexit 7\n')
     job_id = cluster.sbatch(script, "--partition=long", env={"GREETING": "hello 'you'"}, cwd=tmp_path)
@@ -62,22 +62,22 @@ def test_sbatch_takes_a_file_arguments_variables_and_a_folder(cluster: Cluster, 
     assert cluster.job_output(job_id) == f"hello 'you' from {tmp_path}\n"
 
 
-def test_a_job_that_dies_of_a_signal_ends_with_128_and_its_number(cluster: Cluster) -> None:
+def test_the_exit_code_of_a_job_killed_by_a_signal_is_128_plus_its_number(cluster: Cluster) -> None:
     job_id = cluster.sbatch("#!/bin/sh\nkill -KILL $$\n")
     assert cluster.wait(job_id) == JobEnd("FAILED", 137)
 
 
-def test_a_refused_submission_says_why(cluster: Cluster) -> None:
+def test_a_refused_submission_contains_the_reason(cluster: Cluster) -> None:
     with pytest.raises(ClusterError, match="invalid partition specified: nosuch"):
         cluster.sbatch("#!/bin/sh\n", "--partition=nosuch")
 
 
-def test_the_exit_code_of_a_command_comes_back(cluster: Cluster) -> None:
+def test_the_exit_code_of_a_command_is_returned(cluster: Cluster) -> None:
     assert cluster.run(["srun", "sh", "-c", "exit 3"]).returncode == 3
     assert cluster.run(["sh", "-c", "exit 4"], node=cluster.node_names[1]).returncode == 4
 
 
-def test_nothing_of_the_callers_environment_enters(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_callers_environment_is_not_passed_on(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_PROCID", "5")
     monkeypatch.setenv("PMI_RANK", "5")
     script = 'echo "${SLURM_PROCID-none} ${PMI_RANK-none} $MINE"'
@@ -100,7 +100,7 @@ def test_waiting_too_long_cancels_the_job_and_shows_its_output(cluster: Cluster)
 
 
 @pytest.mark.skipif(not has_cgroup_v1(), reason="without cgroup v1 Slurm loses sight of such processes")
-def test_a_job_ends_with_all_its_processes_even_those_that_fled(cluster: Cluster) -> None:
+def test_a_job_ends_with_all_its_processes_even_detached_ones(cluster: Cluster) -> None:
     job_id = cluster.sbatch("#!/bin/sh\nsetsid sleep 98765 >/dev/null 2>&1 &\nsleep 0.3\n")
     assert cluster.wait(job_id).state == "COMPLETED"
     cluster.wait_idle()
@@ -109,13 +109,13 @@ def test_a_job_ends_with_all_its_processes_even_those_that_fled(cluster: Cluster
     assert "sleep 98765" not in found
 
 
-def test_pretended_gpus_are_given_out_one_by_one(cluster: Cluster) -> None:
+def test_simulated_gpus_are_allocated_one_by_one(cluster: Cluster) -> None:
     argv = ["srun", "--nodes=2", "--ntasks-per-node=2", "--gpus-per-task=1"]
     done = cluster.run([*argv, "sh", "-c", 'echo "$SLURM_LOCALID $CUDA_VISIBLE_DEVICES"'])
     assert sorted(done.stdout.splitlines()) == ["0 0", "0 0", "1 1", "1 1"]
 
 
-def test_a_node_that_lost_its_power_comes_back(cluster: Cluster) -> None:
+def test_a_node_can_be_started_again_after_a_power_loss(cluster: Cluster) -> None:
     lost = cluster.node_names[1]
     cluster.power_off(lost)
     with pytest.raises(ClusterError, match=f"node {lost} is not up"):

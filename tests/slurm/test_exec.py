@@ -1,4 +1,4 @@
-"""A program that knows nothing of us, on two nodes of a real Slurm: one world, by each launcher."""
+"""A program without ddp-hpc under `ddp-hpc exec` on two nodes of a real Slurm, with each launcher."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TRAINS = PROJECT / "tests" / "mpi" / "trains.py"
 
 
 @pytest.mark.parametrize("launcher", ["srun", "mpiexec"])
-def test_a_submitted_program_is_one_world_of_both_nodes(
+def test_a_submitted_program_is_one_world_on_both_nodes(
     cluster: Cluster, tmp_path: Path, launcher: str
 ) -> None:
     argv = [str(BIN / "python"), "-m", "ddp_hpc", "submit", "--profile", "generic_slurm", "--nodes", "2"]
@@ -35,7 +35,9 @@ def test_a_submitted_program_is_one_world_of_both_nodes(
     assert "warning: " not in output
 
 
-def test_a_program_that_trains_alone_on_each_node_is_warned_of(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_program_that_trains_separately_on_each_node_causes_a_warning(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     program = "import time; time.sleep(2); print('trained')"
     argv = ["srun", "--nodes=2", str(BIN / "ddp-hpc"), "exec", "--", str(BIN / "python"), "-c", program]
     # Slurm kills the remaining processes of a step, on a busy node possibly before the warning is written.

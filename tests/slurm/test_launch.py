@@ -22,12 +22,12 @@ TRAIN = ["python", "-m", "ddp_hpc.train", *OPTIONS]
 def salloc(
     cluster: Cluster, folder: Path, options: list[str], *words: str
 ) -> subprocess.CompletedProcess[str]:
-    """`ddp-hpc launch` in the shell of an allocation, on the node where salloc was typed."""
+    """Runs `ddp-hpc launch` in the shell of an allocation, on the node on which salloc was started."""
     argv = ["salloc", "--quiet", *options, *LAUNCH, *words]
     return cluster.run(argv, env=ENVIRONMENT, cwd=folder, timeout=100)
 
 
-def test_all_ranks_of_an_allocation_train_and_their_places_are_written(
+def test_all_ranks_of_an_allocation_train_and_their_placement_is_recorded(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     done = salloc(cluster, tmp_path, FOUR, "--env", f"DDP_HPC_RUN_DIR={tmp_path}", "--", *TRAIN)
@@ -40,7 +40,9 @@ def test_all_ranks_of_an_allocation_train_and_their_places_are_written(
     assert [rank["allotted_cpus"] for rank in told["ranks"]] == [2] * 4
 
 
-def test_n_ranks_are_spread_evenly_and_keep_the_launchers_exit_code(cluster: Cluster, tmp_path: Path) -> None:
+def test_n_ranks_are_distributed_evenly_and_the_launchers_exit_code_is_returned(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     said = 'echo $SLURM_PROCID $SLURMD_NODENAME "$1"; test $SLURM_PROCID != 2 || { sleep 2; exit 9; }'
     done = salloc(cluster, tmp_path, FOUR, "-n", "3", "--", "sh", "-c", said, "sh", "a  $(b)")
     first, second = cluster.node_names
@@ -57,13 +59,13 @@ def test_more_ranks_than_the_allocation_has_cpus_are_refused(cluster: Cluster, t
     assert "with 2 CPUs per node can run 4 ranks" in line
 
 
-def test_a_step_does_not_launch_again(cluster: Cluster, tmp_path: Path) -> None:
+def test_launch_within_a_step_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     done = cluster.run(["srun", "--ntasks=2", *LAUNCH, "true"], env=ENVIRONMENT, cwd=tmp_path)
     assert done.returncode == 2
     assert "SLURM_STEP_NUM_TASKS=2: this process is one of several ranks" in done.stderr
 
 
-@pytest.mark.soak  # of agents on two nodes test_training has one
+@pytest.mark.soak  # test_training.py has a test with agents on two nodes
 def test_torchrun_starts_the_ranks_of_each_node(cluster: Cluster, tmp_path: Path) -> None:
     options = ["--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2"]
     words = ["--launcher", "torchrun", "--ranks-per-node", "2", "--", *TRAIN]
@@ -72,9 +74,9 @@ def test_torchrun_starts_the_ranks_of_each_node(cluster: Cluster, tmp_path: Path
     assert "placement: 4 ranks on 2 nodes, " in done.stdout
 
 
-@pytest.mark.soak  # tests/training/test_placement.py has bound ranks, the first test here Slurm's count
-def test_a_rank_bound_to_one_of_the_jobs_two_cpus_is_warned_of(cluster: Cluster, tmp_path: Path) -> None:
-    # As srun >= 22.05 binds it without --cpus-per-task; this cluster binds nothing by itself.
+@pytest.mark.soak  # also in tests/training/test_placement.py
+def test_a_rank_bound_to_one_of_the_jobs_two_cpus_causes_a_warning(cluster: Cluster, tmp_path: Path) -> None:
+    # srun >= 22.05 binds ranks in this way without --cpus-per-task; this cluster does not bind ranks.
     command = ["srun", "--nodes=1", "--ntasks=1", "--cpus-per-task=2", "taskset", "-c", "0", *TRAIN]
     done = cluster.run(command, env=ENVIRONMENT, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

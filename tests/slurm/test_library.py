@@ -1,4 +1,4 @@
-"""A user's own script with the library, on a real Slurm of two nodes."""
+"""A user's script with the library on two nodes of a real Slurm."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ with ddp_hpc.distributed(threads=1) as world:
 """
 
 
-@pytest.mark.soak  # the library meets as the training does: test_training
+@pytest.mark.soak  # test_training.py tests the rendezvous
 def test_srun_starts_a_script_on_both_nodes(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SCRIPT)
     argv = ["srun", "--nodes=2", "--ntasks-per-node=2", sys.executable, "mine.py"]

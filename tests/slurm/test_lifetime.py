@@ -1,4 +1,4 @@
-"""The cluster leaves nothing behind: no process, no file, no cgroup, in whatever way it ends."""
+"""The cluster leaves no process, file or cgroup behind, no matter how it ends."""
 
 import os
 import re
@@ -21,7 +21,7 @@ BUSY_JOB = "#!/bin/sh\nsrun sh -c 'setsid sleep 1000 & exec sleep 1000'\n"
 
 
 def namespaces(cluster: Cluster) -> set[str]:
-    """The PID namespaces of the cluster's hosts: each of its processes is in one of them."""
+    """Returns the PID namespaces of the cluster's hosts, which contain all its processes."""
     pids = [init_pid(cluster.layout, name) for name in [HEAD, *cluster.node_names]]
     return {str(Path(f"/proc/{pid}/ns/pid").readlink()) for pid in pids}
 
@@ -46,7 +46,7 @@ def start_busy_job(cluster: Cluster) -> None:
     wait_for("running step", lambda: f"{job_id}.0" in cluster.run(["squeue", "--steps"]).stdout)
 
 
-def test_down_ends_everything_even_under_a_running_job() -> None:
+def test_down_ends_everything_even_with_a_running_job() -> None:
     with Cluster() as cluster:
         start_busy_job(cluster)
         root, mine = cluster.root, namespaces(cluster)
@@ -69,7 +69,7 @@ with Cluster() as cluster:
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda sent: sent.name)
-def test_a_holder_that_dies_takes_its_cluster_along(sent: signal.Signals) -> None:
+def test_a_cluster_ends_with_the_process_that_created_it(sent: signal.Signals) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER], cwd=CHECKOUT, stdout=subprocess.PIPE, text=True
     ) as holder:
@@ -83,7 +83,7 @@ def test_a_holder_that_dies_takes_its_cluster_along(sent: signal.Signals) -> Non
     assert cgroups(prefix) == []
 
 
-def test_two_clusters_run_beside_each_other(cluster: Cluster) -> None:
+def test_two_clusters_run_at_the_same_time(cluster: Cluster) -> None:
     with Cluster() as other:
         for one in (cluster, other):
             done = one.run(["srun", "--nodes=2", "hostname"])
@@ -92,7 +92,7 @@ def test_two_clusters_run_beside_each_other(cluster: Cluster) -> None:
     assert cluster.run(["srun", "--nodes=2", "true"]).returncode == 0
 
 
-def test_a_failed_start_shows_the_logs_and_leaves_nothing() -> None:
+def test_a_failed_start_reports_the_logs_and_leaves_nothing() -> None:
     before = set(Path("/tmp").glob("ddp-slurm-*"))
     settings = Settings(node_prefix=random_prefix(), features="gpu Nonsense=1")
     with pytest.raises(
@@ -109,7 +109,7 @@ def pytest_without_munged(**environment: str) -> subprocess.CompletedProcess[str
     return subprocess.run(argv, cwd=CHECKOUT, env=os.environ | environment, capture_output=True, text=True)
 
 
-def test_without_slurm_the_tests_are_skipped_with_one_line_that_says_how() -> None:
+def test_without_slurm_the_tests_are_skipped_with_one_line() -> None:
     done = pytest_without_munged(DDP_HPC_REQUIRE_SLURM="")
     assert done.returncode == 0, done.stdout
     told = re.findall(r"^SKIPPED .*$", done.stdout, re.MULTILINE)
@@ -118,7 +118,7 @@ def test_without_slurm_the_tests_are_skipped_with_one_line_that_says_how() -> No
     assert "apt-get install" in told[0]
 
 
-def test_where_slurm_is_required_a_skip_is_a_failure() -> None:
+def test_if_slurm_is_required_a_skip_is_a_failure() -> None:
     done = pytest_without_munged(DDP_HPC_REQUIRE_SLURM="1")
     assert done.returncode == 1
     assert "DDP_HPC_REQUIRE_SLURM=1, but the Slurm tests lack the programs munged" in done.stdout

@@ -19,7 +19,7 @@ from .survival_runs import OPTIONS, PROJECT, PYTHON, SLOW
 pytestmark = pytest.mark.slurm
 
 REQUEST = ["--profile", "generic_slurm", "--nodes", "2", "--ranks-per-node", "1", "--walltime", "00:05:00"]
-# The trainer's words without the training: the first attempt has no time left, the second is done.
+# Prints the trainer's messages without training: the first attempt runs out of time, the second completes.
 TRAINER = """#!/bin/bash
 if [[ $SLURM_PROCID != 0 ]]; then exit 0; fi
 read -r _ step _ <"$DDP_HPC_RUN_DIR/state" 2>/dev/null || step=0
@@ -29,14 +29,14 @@ echo "epoch 1/1 step $((step + 10))/20 loss 0.5 8.0 samples/s eta 0:00:07"
 if [[ $step == 0 ]]; then say requeue 10 no time left; exit 75; fi
 say done 20
 """
-# Takes memory on the second node until the kernel objects.
+# Allocates memory on the second node until the kernel kills it.
 GREEDY = "if [[ $SLURM_PROCID == 1 ]]; then exec python3 -c 'bytearray(600 * 2**20)'; else sleep 30; fi"
 
 
 def start(
     cluster: Cluster, folder: Path, *args: str | Path, env: dict[str, str] | None = None
 ) -> subprocess.Popen[str]:
-    """`ddp-hpc ARGS` on the head node, in that folder."""
+    """Starts `ddp-hpc ARGS` on the head node in this directory."""
     argv = cluster.command([PYTHON, "-m", "ddp_hpc", *args], cwd=folder)
     environ = cluster.environment({"PYTHONPATH": str(PROJECT), **(env or {})})
     return subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -74,13 +74,15 @@ def write_script(folder: Path, body: str, *directives: str) -> Path:
 
 
 def end_soon(cluster: Cluster, job_id: str) -> None:
-    """Lets the walltime of a running job end in a moment, as root may."""
+    """Shortens the walltime of a running job, as root may, so that it ends in a moment."""
     wait_for("start of the job", lambda: cluster.job(job_id)["JobState"] == "RUNNING")
     at = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 2))
     cluster.run(["scontrol", "update", f"jobid={job_id}", f"EndTime={at}"]).check_returncode()
 
 
-def test_a_request_is_queued_trains_and_is_followed_to_its_end(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_submitted_request_trains_and_its_log_is_followed_to_the_end(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     training = ["python", "-m", "ddp_hpc.train", *OPTIONS, "--max-steps", "12", "--log-every", "4"]
     request = [*REQUEST, "--ranks-per-node", "2", "--", *training]
     rendered = ddp_hpc(cluster, tmp_path, "render", *request).stdout
@@ -103,8 +105,10 @@ def test_a_request_is_queued_trains_and_is_followed_to_its_end(cluster: Cluster,
     assert found["submission"]["sha256"]
 
 
-def test_a_training_is_told_of_and_its_killed_rank_is_named(cluster: Cluster, tmp_path: Path) -> None:
-    """Nothing was saved yet, so the run does not go on by itself."""
+def test_the_progress_of_a_training_and_its_killed_rank_are_reported(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """No snapshot was saved yet, so the run is not resumed automatically."""
     training = ["python", str(SLOW), *OPTIONS, "--max-steps", "200", "--log-every", "1"]
     env = {"PYTHONPATH": str(PROJECT), "STEP_S": "0.2"}
     job_id = submit(cluster, tmp_path, *REQUEST, "--", *training, env=env)
@@ -126,7 +130,7 @@ def test_a_training_is_told_of_and_its_killed_rank_is_named(cluster: Cluster, tm
     assert f"error: rank 1 on {node} is gone" in dead["lines"][0]
 
 
-def test_a_rank_of_any_program_that_fails_is_named(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_failed_rank_of_any_program_is_named(cluster: Cluster, tmp_path: Path) -> None:
     rank = "if [[ $SLURM_PROCID == 1 ]]; then exit 3; fi; sleep 30"
     body = f"srun --ntasks=2 --kill-on-bad-exit=1 bash -c '{rank}'"
     job_id = submit(cluster, tmp_path, write_script(tmp_path, body).name)
@@ -147,7 +151,7 @@ def test_an_out_of_memory_kill_is_named(cluster: Cluster, tmp_path: Path) -> Non
     body = "srun --ntasks=2 --kill-on-bad-exit=1 bash greedy.sh"
     job_id = submit(cluster, tmp_path, write_script(tmp_path, body, "--mem=200").name)
     end = cluster.wait(job_id)
-    assert end.state == "FAILED", "the batch script's own end: Slurm's word is not OUT_OF_MEMORY"
+    assert end.state == "FAILED", "the batch script ended by itself, so Slurm's state is not OUT_OF_MEMORY"
     dead = status(cluster, tmp_path, job_id)["post_mortem"]
     assert (dead["cause"], dead["rank"], dead["host"]) == ("memory", 1, cluster.node_names[1])
     assert dead["what"] == "it used more memory than it had requested, exit code 1"
@@ -157,7 +161,7 @@ def test_an_out_of_memory_kill_is_named(cluster: Cluster, tmp_path: Path) -> Non
 @pytest.mark.skipif(
     not has_cgroup_v1(), reason="memory is no limit without cgroups v1, which Slurm here needs"
 )
-def test_an_out_of_memory_kill_of_the_batch_script_is_slurms_own_word(
+def test_an_out_of_memory_kill_of_the_batch_script_is_read_from_slurms_state(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     job_id = submit(
@@ -170,7 +174,7 @@ def test_an_out_of_memory_kill_of_the_batch_script_is_slurms_own_word(
     assert (found["verdict"], found["post_mortem"]["cause"]) == ("failed", "memory")
 
 
-@pytest.mark.soak  # Slurm looks at the time twice a minute; tests/queue has its words
+@pytest.mark.soak  # Slurm checks time limits twice a minute; tests/queue tests its messages
 def test_a_walltime_kill_is_named(cluster: Cluster, tmp_path: Path) -> None:
     job_id = submit(cluster, tmp_path, write_script(tmp_path, "srun --ntasks=2 sleep 60").name)
     end_soon(cluster, job_id)
@@ -184,7 +188,7 @@ def test_a_walltime_kill_is_named(cluster: Cluster, tmp_path: Path) -> None:
     assert any("DUE TO TIME LIMIT" in line for line in dead["lines"])
 
 
-def test_a_run_is_followed_through_its_wait_and_its_requeue(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_run_is_followed_while_it_waits_and_after_a_requeue(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "trainer.sh").write_text(TRAINER)
     first = cluster.sbatch("#!/bin/bash\nsleep 60\n", "--nodes=2", "--exclusive")
     job_id = submit(cluster, tmp_path, *REQUEST, "--", "bash", "trainer.sh")
@@ -209,14 +213,20 @@ def test_a_run_is_followed_through_its_wait_and_its_requeue(cluster: Cluster, tm
     assert [one["number"] for one in status(cluster, tmp_path, job_id)["attempts"]] == [1, 2]
 
 
-def test_a_run_is_followed_into_the_job_that_its_script_has_queued(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_run_is_followed_into_the_successor_that_its_script_queued(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     (tmp_path / "trainer.sh").write_text(TRAINER)
-    forbidden = 'scontrol() { echo "scontrol is forbidden here"; return 1; }'
+    (tmp_path / "bin").mkdir()
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.write_text("#!/bin/sh\necho scontrol is forbidden here >&2\nexit 1\n")
+    scontrol.chmod(0o755)
+    forbidden = f"export PATH={tmp_path}/bin:$PATH"
     job_id = submit(cluster, tmp_path, *REQUEST, "--setup", forbidden, "--", "bash", "trainer.sh")
     done = ddp_hpc(cluster, tmp_path, "logs", job_id, "--follow")
     assert done.returncode == 0, done.stderr
     next_id = str(int(job_id) + 1)
-    assert f"-- job {next_id} resumes the run\n" in done.stderr
+    assert f"-- job {next_id} resumes the run\n" in done.stderr, done.stdout
     assert done.stderr.splitlines()[-1] == f"-- job {next_id}: done"
     assert done.stdout == cluster.job_output(job_id) + cluster.job_output(next_id)
     found = status(cluster, tmp_path, job_id)
@@ -224,9 +234,9 @@ def test_a_run_is_followed_into_the_job_that_its_script_has_queued(cluster: Clus
     assert found["post_mortem"]["remedy"] == f"none: job {next_id} resumes the run"
 
 
-def test_a_job_is_cancelled_once_and_by_its_owner(cluster: Cluster, tmp_path: Path) -> None:
+def test_only_its_owner_can_cancel_a_job_and_only_once(cluster: Cluster, tmp_path: Path) -> None:
     job_id = submit(cluster, tmp_path, write_script(tmp_path, "sleep 60").name)
-    # The capability lets him read this Python wherever it lies; to Slurm he is nobody.
+    # The capability lets `nobody` read this Python in any directory. For Slurm, the user is still `nobody`.
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     nobody += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
     argv = [*nobody, PYTHON, "-m", "ddp_hpc", "cancel", job_id]
@@ -265,11 +275,11 @@ def test_refusals_and_unknown_jobs_are_one_line(cluster: Cluster, tmp_path: Path
         assert done.stderr.count("\n") == 1
 
 
-def test_a_controller_that_is_away_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
+def test_an_unreachable_controller_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
     conf = tmp_path / "slurm.conf"
     text = cluster.layout.conf.read_text()
     conf.write_text(text.replace("SlurmctldTimeout", "SlurmctldPort=1\nSlurmctldTimeout"))
-    # Slurm itself goes on for as long as MessageTimeout says.
+    # Slurm's commands retry until MessageTimeout.
     conf.write_text(conf.read_text() + "MessageTimeout=1\n")
     shutil.copy(cluster.layout.conf.parent / "cgroup.conf", tmp_path)
     done = ddp_hpc(cluster, tmp_path, "status", "1", env={"SLURM_CONF": str(conf)})

@@ -1,4 +1,4 @@
-"""The recorded environments still say what the launchers at hand say."""
+"""The recorded environments match those that the installed launchers set."""
 
 import pytest
 
@@ -27,13 +27,13 @@ PLACE = [
     "MPI_LOCALNRANKS",
     "PMIX_RANK",
 ]
-# Of the rest, the tests' environment has not the launcher, or it takes torch's seconds
-# to start, or, as with cray_shasta, newer versions say more.
+# The other launchers are not installed, need seconds to import torch, or set more
+# variables in newer versions (cray_shasta).
 AT_HAND = [r for r in RECORDINGS if r.needs in ("slurm", "mpich") and r.launcher != "cray_shasta"]
 
 
 @pytest.mark.parametrize("recording", AT_HAND, ids=lambda recording: recording.name)
-def test_a_rank_is_told_its_place_as_it_was_recorded(cluster: Cluster, recording: Recording) -> None:
+def test_a_rank_gets_the_recorded_variables(cluster: Cluster, recording: Recording) -> None:
     for rank, now in launch(cluster, recording, {}).items():
         recorded = load(recording.name, rank)
         assert {name: now.get(name) for name in PLACE} == {name: recorded.get(name) for name in PLACE}

@@ -1,4 +1,4 @@
-"""The parameter servers of docs/examples/rpc between two nodes, started by srun."""
+"""The parameter servers of docs/examples/rpc on two nodes, started with srun."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ THREE = ["srun", "--nodes=2", "--ntasks=3"]
 
 @pytest.mark.soak
 @pytest.mark.parametrize("example", [*EXAMPLES, MONARCH])
-def test_trainers_on_two_nodes_reach_the_server(cluster: Cluster, example: str) -> None:
+def test_trainers_on_two_nodes_connect_to_the_server(cluster: Cluster, example: str) -> None:
     script: Path = PROJECT / "docs" / "examples" / "rpc" / example
     argv = [*THREE, sys.executable, script, "--steps", "50"]
     done = cluster.run(argv, env={"PYTHONPATH": str(PROJECT)}, timeout=100)

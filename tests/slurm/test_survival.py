@@ -1,4 +1,4 @@
-"""A job that survives on a real Slurm: limits, requeues, and the loss of ranks, daemons, nodes and cables."""
+"""Runs on a real Slurm survive time limits, requeues, and the loss of ranks, daemons, nodes and cables."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from .survival_runs import Run, losses_of_a_quiet_run, submit
 
 pytestmark = pytest.mark.slurm
 
-# Every snapshot of these is one from which a lost rank's successor goes on.
+# These options save a snapshot every 5 steps, from which the next attempt resumes.
 SAVING = ["--log-every", "5", "--snapshot-every-steps", "5"]
-# What the project promises: an end, or an error that names the node, so many seconds after the loss.
+# Within this number of seconds after a loss, the job must end, or an error must name the node.
 PROMISED_S = 120.0
 
 
 @pytest.fixture(scope="module")
 def quiet(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, float]]:
-    """Step and loss of each step of a run that nothing happens to."""
+    """The step and loss of each step of a run without failures."""
     return losses_of_a_quiet_run(forks, tmp_path_factory.mktemp("quiet"), 40)
 
 
 def check_done(run: Run, quiet: list[tuple[int, float]], num_steps: int) -> None:
-    """Every step was trained exactly once, with the very losses of the run that nothing happened to."""
+    """Checks that every step was trained exactly once, with the losses of the run without failures."""
     end = run.end(1.5 * PROMISED_S)  # the training included
     assert (end.state, end.exit_code) == ("COMPLETED", 0), run.log
     assert run.state.startswith(f"done {num_steps}"), run.log
@@ -39,15 +39,16 @@ def check_done(run: Run, quiet: list[tuple[int, float]], num_steps: int) -> None
 
 
 @pytest.mark.parametrize("links", [2, pytest.param(3, marks=pytest.mark.soak)])
-def test_a_limit_that_is_too_short_makes_a_chain_of_one_job(
+def test_a_job_with_a_short_time_limit_is_requeued_until_the_run_is_done(
     cluster: Cluster, quiet: list[tuple[int, float]], tmp_path: Path, links: int
 ) -> None:
-    # As Slurm 23 and later exports it. The kill delay takes 30 s of these: there is time for a step a link.
-    limit = "export SLURM_JOB_END_TIME=$(($(date +%s) + 31)); echo restart ${SLURM_RESTART_COUNT:-0}"
+    # As Slurm 23 and later exports it. The kill delay takes 30 s of these, which leaves one step per job.
+    limit = "export DDP_HPC_KILL_DELAY_S=30 SLURM_JOB_END_TIME=$(($(date +%s) + 31)); "
+    limit += "echo restart ${SLURM_RESTART_COUNT:-0}"
     run = submit(cluster, tmp_path, num_steps=links, step_s=0.5, render=("--setup", limit))
     check_done(run, quiet, links)
     assert run.attempts == [(step + 1, run.job, step) for step in range(links)]
-    # One log, to which each link was appended.
+    # All attempts append to the same log.
     told = re.findall(r"^restart \d+$", run.log, re.MULTILINE)
     assert told == [f"restart {number}" for number in range(links)]
     stopped = "Stopping: the job's time limit is near (DDP_HPC_DEADLINE;"
@@ -55,7 +56,7 @@ def test_a_limit_that_is_too_short_makes_a_chain_of_one_job(
     assert run.log.count(f"; attempt {links} resumes the run\n") == 1
 
 
-def test_a_killed_rank_is_named_and_the_job_goes_on(
+def test_a_killed_rank_is_named_and_the_job_resumes(
     cluster: Cluster, quiet: list[tuple[int, float]], tmp_path: Path
 ) -> None:
     run = submit(cluster, tmp_path, *SAVING, num_steps=20, step_s=0.1)
@@ -68,7 +69,7 @@ def test_a_killed_rank_is_named_and_the_job_goes_on(
 
 
 @pytest.mark.soak
-def test_a_requeued_job_goes_on_and_a_cancelled_one_saves_and_stays_away(
+def test_a_requeued_job_resumes_and_a_cancelled_one_saves_and_ends(
     cluster: Cluster, quiet: list[tuple[int, float]], tmp_path: Path
 ) -> None:
     run = submit(cluster, tmp_path, *SAVING, num_steps=40, step_s=0.2)
@@ -86,8 +87,8 @@ def test_a_requeued_job_goes_on_and_a_cancelled_one_saves_and_stays_away(
     assert run.losses == quiet[:step]
 
 
-@pytest.mark.soak  # tests/training/test_failures.py has such a restart, on one node
-def test_torchrun_starts_a_killed_rank_again_from_the_newest_snapshot(
+@pytest.mark.soak  # tests/training/test_failures.py tests such a restart on one node
+def test_torchrun_restarts_a_killed_rank_from_the_newest_snapshot(
     cluster: Cluster, quiet: list[tuple[int, float]], tmp_path: Path
 ) -> None:
     run = submit(cluster, tmp_path, *SAVING, num_steps=20, step_s=0.1, render=("--launcher", "torchrun"))
@@ -113,7 +114,10 @@ def kill_slurmd(cluster: Cluster, name: str) -> None:
 def test_a_lost_node_is_replaced_by_a_spare_one(
     lose: Callable[[Cluster, str], None], num_steps: int, rank: int, forks: Forks, tmp_path: Path
 ) -> None:
-    """Slurm notices after SlurmdTimeout, and requeues. On a node without slurmd ranks live on meanwhile."""
+    """Slurm notices the loss after SlurmdTimeout and requeues.
+
+    Without slurmd, a node's ranks keep running.
+    """
     with Cluster(Settings(num_nodes=3, node_prefix=random_prefix(), slurmd_timeout_s=10)) as cluster:
         quiet = losses_of_a_quiet_run(forks, tmp_path, num_steps)
         run = submit(cluster, tmp_path, *SAVING, num_steps=num_steps, step_s=0.2)
@@ -130,10 +134,10 @@ def test_a_lost_node_is_replaced_by_a_spare_one(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_cut_cable_is_named_and_the_job_goes_on_when_it_is_mended(
+def test_an_unreachable_node_is_named_and_the_job_resumes_when_it_is_connected_again(
     rank: int, forks: Forks, tmp_path: Path
 ) -> None:
-    """With Slurm's usual SlurmdTimeout, within which it finds nothing amiss."""
+    """SlurmdTimeout has Slurm's default, within which Slurm does not notice the loss."""
     with Cluster(Settings(node_prefix=random_prefix(), slurmd_timeout_s=300)) as cluster:
         here, there = cluster.node_names
         quiet = losses_of_a_quiet_run(forks, tmp_path, 40)
@@ -142,7 +146,7 @@ def test_a_cut_cable_is_named_and_the_job_goes_on_when_it_is_mended(
         cluster.set_link(cluster.node_names[rank], "down")
         named = f"[rank 0/2 {here}] error: rank 1 on {there} is cut off, last seen "
         run.wait_for_words(named, PROMISED_S)
-        # Each side blames the other, and both still reach the run folder here: the first word stands.
+        # Each node reports the other one, and both can write to the run directory: the first report is kept.
         gone = "the node or its network is down"
         words = (f" lost contact with rank 0 on {here}: {gone}", f" rank 1 on {there} is cut off, ")
         assert any(word in run.state for word in words), run.state
@@ -157,7 +161,7 @@ def test_a_cut_cable_is_named_and_the_job_goes_on_when_it_is_mended(
 
 
 @pytest.mark.soak
-def test_torchrun_goes_on_with_fewer_nodes(tmp_path: Path) -> None:
+def test_torchrun_continues_with_fewer_nodes(tmp_path: Path) -> None:
     with Cluster(Settings(node_prefix=random_prefix())) as cluster:
         elastic = ("--launcher", "torchrun", "--min-nodes", "1")
         run = submit(cluster, tmp_path, *SAVING, num_steps=40, step_s=0.2, render=elastic)

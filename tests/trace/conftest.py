@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddp_hpc.trace.capture import read_capture
+from ddp_hpc.trace.combine_ranks import read_capture
 from ddp_hpc.trace.trace_records import Capture
 
 

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from ddp_hpc.errors import RequestError
+from ddp_hpc.trace import critical_path
 from ddp_hpc.trace import trace_files as files_module
-from ddp_hpc.trace.capture import read_capture
+from ddp_hpc.trace.combine_ranks import read_capture
 from tests.trace.made import all_reduce, annotation, event, step, write
 
 US = 1e-6
@@ -126,6 +127,102 @@ def test_kernels_are_computation_while_the_host_waits_for_data(tmp_path):
     assert times.data_s == pytest.approx(40 * US)
 
 
+def test_idle_time_is_divided_by_cause(tmp_path):
+    times = read_capture(write(tmp_path / "t.json", device_step())).mean
+    assert times.idle_data_s == pytest.approx(300 * US), "nothing is launched while the host fetches data"
+    assert times.idle_host_s == pytest.approx(10 * US), "the first kernel is launched in forward"
+    assert times.idle_kernel_s == pytest.approx(10 * US), "the optimizer's kernel is launched long before"
+    assert times.device_idle_s == pytest.approx(times.data_s + times.idle_s)
+
+
+def test_a_gap_has_the_cause_of_the_event_that_ends_it(tmp_path):
+    events = [annotation("ProfilerStep#0", 0, 100), annotation("snapshot", 60, 10)]
+    events += [kernel(9, "gemm", 0, 10)]  # its launch was not recorded
+    events += [launch(1, 5), kernel(1, "gemm", 12, 8), launch(2, 25), kernel(2, "gemm", 30, 20)]
+    events += [kernel(8, "gemm", 54, 2), launch(3, 75), kernel(3, "gemm", 80, 5)]
+    times = read_capture(write(tmp_path / "t.json", events)).mean
+    assert times.idle_kernel_s == pytest.approx(2 * US)
+    assert times.idle_other_s == pytest.approx(4 * US)
+    assert times.idle_snapshot_s == times.snapshot_s == pytest.approx(10 * US)
+    assert times.idle_host_s == pytest.approx((10 + 4 + 10 + 15) * US), "and until the end of the step"
+    assert times.idle_s == pytest.approx((2 + 4 + 39) * US)
+
+
+def test_a_host_without_a_device_has_no_causes_of_idle_time(tmp_path):
+    times = read_capture(write(tmp_path / "t.json", [annotation("ProfilerStep#0", 0, 100)])).mean
+    assert (times.idle_s, times.device_idle_s) == (pytest.approx(100 * US), 0)
+
+
+def test_launches_are_counted_per_step_with_their_delays(tmp_path):
+    events = []
+    for number in range(2):
+        at = 100 * number
+        events += [annotation(f"ProfilerStep#{number}", at, 100)]
+        events += [event("cuda_runtime", "cudaGraphLaunch", at, 10, correlation=10 * number + 1)]
+        events += [kernel(10 * number + 1, "gemm", at + 14 + 20 * i, 20 - 15 * i) for i in range(2)]
+        events += [event("cuda_runtime", "cudaLaunchKernel", at + 80, 6, correlation=10 * number + 2)]
+        events += [kernel(10 * number + 2, "adam", at + 86, 4)]
+    (trace,) = read_capture(write(tmp_path / "t.json", events)).ranks
+    stats = trace.launches
+    assert (stats.num_calls, stats.num_kernels, stats.num_short, stats.num_late) == (2, 3, 2, 2)
+    assert stats.call_s == pytest.approx(8 * US)
+    assert stats.delay_s == pytest.approx(2 * US), "of the first kernel of each call: 4 and 0 us"
+
+
+def test_the_critical_path_of_one_rank_is_as_long_as_its_step(tmp_path):
+    path = read_capture(write(tmp_path / "t.json", device_step())).path
+    found = {(row.kind, row.name): row.dur_s for row in path.rows}
+    assert found == {
+        ("wait", "for data"): pytest.approx(300 * US),
+        ("wait", "for a late launch (forward)"): pytest.approx(10 * US),
+        ("compute", "gemm"): pytest.approx(400 * US),  # the second one runs beside the collective
+        ("communication", "all_reduce"): pytest.approx(200 * US),
+        ("wait", "after launch"): pytest.approx(10 * US),
+        ("compute", "adam"): pytest.approx(40 * US),  # until the copy starts
+        ("memcpy", "Memcpy DtoH (Device -> Pinned)"): pytest.approx(40 * US),
+    }
+    assert path.total_s == pytest.approx(1000 * US)
+
+
+def test_the_critical_path_continues_on_the_rank_that_starts_a_collective_last(tmp_path):
+    for rank in range(2):
+        long_us = 300 if rank else 100
+        events = [annotation("ProfilerStep#0", 0, 20), launch(1, 0), launch(2, 5), launch(3, 10)]
+        events += [kernel(1, f"gemm{rank}", 0, long_us), kernel(3, f"adam{rank}", 400, 100 - rank)]
+        events += [kernel(2, ALL_REDUCE, long_us, 400 - long_us, 10, **NCCL | {"Group size": 2})]
+        write(tmp_path / f"r{rank}.json", events, rank, 2)
+    path = read_capture(tmp_path).path
+    assert (path.begin_rank, path.end_rank, path.num_ranks) == (1, 0, 2)
+    assert {(row.rank, row.name): row.dur_s for row in path.rows} == {
+        (1, "gemm1"): pytest.approx(300 * US),
+        (1, "all_reduce"): pytest.approx(100 * US),
+        (0, "adam0"): pytest.approx(100 * US),
+    }
+
+
+def test_kernels_that_overlap_are_on_the_critical_path_one_after_the_other(tmp_path):
+    events = [annotation("ProfilerStep#0", 0, 5), *(launch(i, i) for i in range(3))]
+    events += [kernel(0, "a", 3, 47), kernel(1, "b", 45, 50), kernel(2, "c", 90, 10)]
+    path = read_capture(write(tmp_path / "t.json", events)).path
+    assert [(row.name, pytest.approx(row.dur_s)) for row in path.rows] == [
+        ("a", 47 * US), ("b", 40 * US), ("c", 10 * US), ("for a late launch", 3 * US),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", ["_MOST_EVENTS", "_MOST_COLLECTIVES", "_MOST_VISITS"])
+def test_a_step_with_too_many_events_has_no_critical_path(tmp_path, monkeypatch, limit):
+    monkeypatch.setattr(critical_path, limit, 0)
+    assert read_capture(write(tmp_path / "t.json", device_step(), 3, 8)).path is None
+
+
+def test_most_kernels_of_a_long_critical_path_are_summed_up(tmp_path):
+    events = [annotation("ProfilerStep#0", 0, 9000)]
+    events += [kernel(i, f"kernel{i}", 10 * i, 10) for i in range(900)]
+    path = read_capture(write(tmp_path / "t.json", events)).path
+    assert (path.rows[0].name, path.rows[0].count, len(path.rows)) == ("other kernels", 400, 501)
+    assert path.total_s == pytest.approx(9000 * US)
+
+
 def test_kernels_without_a_launch_are_noted(tmp_path):
     events = [annotation("ProfilerStep#0", 0, 100), annotation("forward", 0, 100), kernel(9, "gemm", 0, 50)]
     events += [kernel(huge, "gemm", 50, 1) for huge in (2**63, 2**200, -(2**63))]
@@ -201,6 +298,24 @@ def test_an_event_beyond_32_mib_and_blanks_beyond_32_mib_are_read(tmp_path):
     whole.write_text(f'{begin}"traceEvents": [{large},{" " * (33 << 20)}{end}')
     times = read_capture(whole).mean
     assert (times.forward_s, times.other_s) == (pytest.approx(50 * US), pytest.approx(10 * US))
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        annotation("gloo:all_reduce", 50, 10, 2, **{"Input Dims": [[10**400] * 9], "Input type": ["float"]}),
+        annotation("ProfilerStep#" + "9" * 5000, 0, 350),
+        event("kernel", "k", 5, 5, correlation=10**4000),
+        annotation("forward", 5, 5, blob="a" * (33 << 20)),
+    ],
+    ids=["Input Dims", "step number", "correlation", "33 MiB"],
+)
+def test_a_hostile_event_does_not_affect_the_other_ranks(tmp_path, hostile):
+    write(tmp_path / "r0.json", [*step(2, 0), hostile], 0, 2)
+    write(tmp_path / "r1.json", step(2, 0), 1, 2)
+    capture = read_capture(tmp_path)
+    assert [trace.rank for trace in capture.ranks] == [0, 1]
+    assert capture.rank_means[1].wall_s == pytest.approx(350 * US)
 
 
 def test_events_that_are_nested_without_end_are_read_in_a_moment(tmp_path):
@@ -304,6 +419,67 @@ def test_a_second_recording_of_a_rank_is_skipped_with_a_note(tmp_path):
         "rank00000-of-00001-2.json.gz: skipped: rank 0 already has rank00000-of-00001.json.gz "
         "of the same run",
     )
+
+
+@pytest.mark.parametrize("apart_s", [1, 1000])
+def test_two_recordings_of_one_process_are_not_two_ranks(tmp_path, apart_s):
+    write(tmp_path / "node1_7.1.pt.trace.json", step(1, 0), None)
+    write(tmp_path / "node1_7.2.pt.trace.json", step(9, apart_s * 1e6), None)
+    capture = read_capture(tmp_path)
+    assert [trace.rank for trace in capture.ranks] == [0]
+    assert any("is a recording of the same process" in note for note in capture.notes)
+
+
+@pytest.mark.parametrize("other", [{"start_us": 100}, {"start_us": 1000, "host": "node2"}])
+def test_recordings_at_the_same_time_or_on_other_hosts_are_two_ranks(tmp_path, other):
+    write(tmp_path / "a.json", step(1, 0), None)
+    write(tmp_path / "b.json", step(1, other.pop("start_us")), None, **other)
+    assert [trace.rank for trace in read_capture(tmp_path).ranks] == [0, 1]
+
+
+def test_a_cut_off_trace_is_named_in_a_warning(tmp_path):
+    _run(tmp_path, size=2)
+    assert read_capture(tmp_path).warnings == ()
+    whole = write(tmp_path / "r2.json", step(2, 0), 2, 3).read_bytes()
+    (tmp_path / "r2.json").write_bytes(whole[:-20])
+    assert read_capture(tmp_path / "r2.json").warnings == (
+        "Warning: r2.json is cut off, so the times after the cut are missing.",
+    )
+    packed = (tmp_path / "rank00001-of-00002.json.gz").read_bytes()
+    (tmp_path / "rank00001-of-00002.json.gz").write_bytes(packed[:-20])
+    (tmp_path / "r2.json").unlink()
+    assert read_capture(tmp_path).warnings == (
+        "Warning: 1 of 2 traces is cut off, so the times after the cut are missing: "
+        "rank00001-of-00002.json.gz.",
+    )
+    (tmp_path / "rank00001-of-00002.json.gz").write_bytes(packed[:100])
+    assert "1 of 2 traces is cut off" in read_capture(tmp_path).warnings[0], "although nothing can be used"
+
+
+def test_advice_names_options_of_ddp_hpc_only_for_its_own_traces(tmp_path):
+    events = [annotation("ProfilerStep#0", 0, 100), annotation("data", 0, 60), launch(1, 61), launch(2, 95)]
+    events += [kernel(1, "gemm", 90, 3), kernel(2, "gemm", 99, 1)]
+    own = " ".join(read_capture(write(tmp_path / "rank00000-of-00001.json", events)).findings)
+    other = " ".join(read_capture(write(tmp_path / "x" / "rank0.pt.trace.json", events)).findings)
+    assert "--workers" in own
+    assert "--compile" in own
+    assert "--" not in other
+    assert "ddp-hpc" not in other
+
+
+def test_a_few_long_waits_for_the_host_are_told_from_many_short_ones(tmp_path):
+    events = [annotation("ProfilerStep#0", 0, 5e4), launch(1, 10), launch(2, 40_000)]
+    events += [kernel(1, "gemm", 20, 10), kernel(2, "gemm", 45_000, 5_000)]
+    findings = " ".join(read_capture(write(tmp_path / "t.json", events)).findings)
+    assert "The device waits for the host 2 times per step, for 22.5 ms on average." in findings
+    assert "CUDA graphs" not in findings
+
+
+def test_one_rank_of_many_does_not_tell_waiting_from_transfer(tmp_path):
+    capture = read_capture(write(tmp_path / "t.json", device_step(), 3, 8))
+    assert "which includes an unknown time of waiting for other ranks" in " ".join(capture.findings)
+    assert any(note.startswith("only one rank's trace was given") for note in capture.notes)
+    assert not capture.collectives[0].is_transfer_known
 
 
 def test_ranks_come_from_file_names_or_are_numbered(tmp_path):

@@ -1,12 +1,13 @@
 """The comparison of two captures in one sentence."""
 
+import json
 from pathlib import Path
 
-from ddp_hpc.trace.capture import read_capture
+from ddp_hpc.trace.combine_ranks import read_capture
 from ddp_hpc.trace.compare import compare
 from ddp_hpc.trace.trace_records import Capture
 
-from .made import step, write
+from .made import annotation, event, step, write
 
 
 def capture(directory: Path, data_us: float, forward_us: float = 100, num_ranks: int = 1) -> Capture:
@@ -14,7 +15,7 @@ def capture(directory: Path, data_us: float, forward_us: float = 100, num_ranks:
     times = {"data": data_us, "forward": forward_us}
     events = [event for number in range(3) for event in step(number, 1000 * number, **times)]
     directory.mkdir()
-    write(directory / "trace.json", events, 0, num_ranks)
+    write(directory / f"rank00000-of-{num_ranks:05d}.json", events, 0, num_ranks)
     return read_capture(directory)
 
 
@@ -46,4 +47,25 @@ def test_captures_of_different_numbers_of_ranks_come_with_a_warning(tmp_path: Pa
     one, eight = capture(tmp_path / "one", 10), capture(tmp_path / "eight", 10, num_ranks=8)
     assert compare(one, eight).startswith(
         "Warning: one and eight were recorded on 1 rank and 8 ranks, respectively. "
+    )
+
+
+def device_capture(file: Path, device: str, num_layers: int) -> Capture:
+    """A step with a kernel and the backward pass of `num_layers` layers on the given device."""
+    backward = "autograd::engine::evaluate_function: AddmmBackward0"
+    events = [annotation("ProfilerStep#0", 0, 100), event("kernel", "gemm", 0, 50)]
+    events += [event("cpu_op", backward, 2 * i, 1, 2) for i in range(num_layers)]
+    document = json.loads(write(file, events).read_text())
+    file.write_text(json.dumps({**document, "deviceProperties": [{"name": device}]}))
+    return read_capture(file)
+
+
+def test_captures_of_different_devices_or_models_come_with_a_warning(tmp_path: Path) -> None:
+    first = device_capture(tmp_path / "a.json", "A100", 12)
+    assert "Warning" not in compare(first, device_capture(tmp_path / "same.json", "A100", 13))
+    faster = compare(device_capture(tmp_path / "b.json", "H100", 12), first)
+    assert faster.startswith("Warning: b.json and a.json were recorded on cuda (H100) and cuda (A100),")
+    assert compare(device_capture(tmp_path / "c.json", "A100", 24), first).startswith(
+        "Warning: c.json and a.json may have trained different models or a different number of batches per "
+        "step, since AddmmBackward0 ran 24 and 12 times per step, respectively. "
     )

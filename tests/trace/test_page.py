@@ -18,7 +18,7 @@ from ddp_hpc.trace.page_tables import collectives, mean_step, ms
 from ddp_hpc.trace.page_timeline import MAX_RANKS, timeline
 
 from .browser import REQUIRE, chromium, open_page
-from .captures import ENDLESS, HOSTILE, hostile, made
+from .captures import ENDLESS, HOSTILE, KERNEL, hostile, made, on_device
 
 expect.set_options(timeout=30_000)  # drawing is slow on a busy machine
 # All tests share one process and thus one browser.
@@ -59,6 +59,11 @@ def four(four_once):
 @pytest.fixture(scope="module")
 def bad(shown):
     return shown(hostile(), sentences=[HOSTILE, ENDLESS])
+
+
+@pytest.fixture(scope="module")
+def gpus(shown):
+    return shown(on_device())
 
 
 def bars(opened, chart):
@@ -145,10 +150,53 @@ def test_the_parts_of_the_mean_step_sum_to_it():
 
 
 def test_without_collectives_a_rank_has_one_column():
-    alone = made(num_ranks=1, slow_rank=None)
-    times = replace(alone.mean, comm_exposed_s=0, comm_hidden_s=0)
-    assert {bar["yaxis"] for bar in by_rank(replace(alone, rank_means=(times,)))["data"]} == {"y"}
-    assert {bar["yaxis"] for bar in by_rank(alone)["data"]} == {"y", "y2"}
+    many = made(num_ranks=9, slow_rank=None)
+    times = tuple(replace(mean, comm_exposed_s=0, comm_hidden_s=0) for mean in many.rank_means)
+    assert {bar["yaxis"] for bar in by_rank(replace(many, rank_means=times))["data"]} == {"y"}
+    assert {bar["yaxis"] for bar in by_rank(many)["data"]} == {"y", "y2"}
+
+
+def test_every_lane_says_whether_it_shows_the_host_or_the_device():
+    on_host, device = timeline(made(2)), timeline(on_device())
+    assert [lane.title for lane in on_host.lanes] == ["host: regions", "host: collectives"]
+    assert [lane.title for lane in device.lanes] == [
+        "host: data", "device: regions", "device: collectives", "device: busy",
+    ]  # fmt: skip
+    labels = device.figure["layout"]["yaxis"]["ticktext"]
+    assert labels[:5] == [
+        "rank 0, host: data", "device: regions", "device: collectives", "device: busy", "rank 1, host: data",
+    ]  # fmt: skip
+    assert {trace["meta"]["lane"] for trace in device.figure["data"]} == {lane.title for lane in device.lanes}
+
+
+def test_the_busy_lane_shows_when_the_device_did_something():
+    capture = on_device()
+    busy = next(trace for trace in timeline(capture).figure["data"] if trace["name"] == "device busy")
+    assert len(busy["x"]) == 2 * 3
+    assert busy["x"][0] == pytest.approx(190)
+    assert busy["meta"]["step"] == [3, 4, 5] * 2
+
+
+def test_the_legend_of_the_timeline_lists_only_what_it_shows():
+    names = [entry.name for entry in timeline(made(2, data_s=0, num_buckets=0)).legend]
+    assert names == ["data", "forward", "backward", "optimizer"]
+    no_spans = replace(made(1), ranks=tuple(replace(one, spans=()) for one in made(1).ranks))
+    assert [entry.name for entry in timeline(no_spans).legend] == ["collective"]
+
+
+@pytest.mark.parametrize(("num_ranks", "height"), [(1, 124), (8, 572)])
+def test_a_few_ranks_are_bars_of_ordinary_height(num_ranks, height):
+    figure = by_rank(made(num_ranks, slow_rank=None))
+    assert {bar["orientation"] for bar in figure["data"]} == {"h"}
+    assert figure["height"] == height
+
+
+def test_transfers_are_unknown_if_other_ranks_were_not_recorded():
+    (row,) = collectives(replace(made(), collectives=made(1).collectives[:1])).rows
+    assert row["transfer_s"] is not None, "a single rank does not wait"
+    alone = replace(made().collectives[0], is_transfer_known=False)
+    (row,) = collectives(replace(made(), collectives=(alone,))).rows
+    assert (row["transfer_s"], row["busbw_bytes_per_s"]) == (None, None)
 
 
 def test_unknown_values_are_shown_as_a_dash():
@@ -177,6 +225,37 @@ def test_a_missing_browser_is_reported_with_the_command_to_install_it(monkeypatc
 def test_the_page_loads_without_a_network_and_requests_nothing(four):
     expect(bars(four, "mean")).not_to_have_count(0)
     assert four.problems == []
+
+
+def test_long_kernel_names_are_cut_in_the_middle_with_the_whole_name_on_hover(gpus):
+    cell = gpus.page.locator("tbody th", has_text="vectorized_elementwise_kernel").first
+    text = cell.text_content()
+    assert len(text) == 90
+    assert text.startswith("at::native::vectorized")
+    assert "..." in text
+    assert text.endswith("Array<char*, 3> >")
+    assert cell.get_attribute("title") == KERNEL
+
+
+def test_the_page_of_a_device_begins_with_the_warning_and_says_what_the_device_waits_for(gpus):
+    assert gpus.problems == []
+    assert gpus.page.locator("main > *").first.text_content().startswith("Warning: worker1.pt.trace.json")
+    captions = gpus.page.locator("section", has_text="What the device waits for").locator("caption")
+    assert captions.all_text_contents()[:3] == [
+        "Idle time of the device by cause",
+        "Critical path of step 4, 250 ms",
+        "Kernels and copies that the host launches per step",
+    ]
+
+
+def test_the_toolbar_is_shown_only_on_hover_in_readable_colors(gpus):
+    bar = gpus.page.locator("#mean .modebar-group").first
+    gpus.page.mouse.move(0, 0)
+    expect(bar).to_have_css("opacity", "0")
+    gpus.page.locator("#mean").hover()
+    expect(bar).to_have_css("opacity", "1")
+    color = "getComputedStyle(document.querySelector('#mean .modebar-btn:not(.active) path')).fill"
+    assert gpus.page.evaluate(color) == "rgb(87, 96, 106)"
 
 
 def test_requests_and_errors_are_detected(browser, tmp_path):
@@ -241,7 +320,7 @@ def test_hovering_shows_rank_step_kind_and_size(four):
     four.page.mouse.move(box["x"] + 2, box["y"] + box["height"] / 2)
     label.wait_for()
     text = label.text_content()
-    for part in ("all_reduce, 1.0 MiB, 4 ranks", "rank 0, step 3", " ms from "):
+    for part in ("all_reduce, 1.0 MiB, 4 ranks (host)", "rank 0, step 3", " ms from "):
         assert part in text
 
 
@@ -306,7 +385,7 @@ def test_hundreds_of_ranks_compared_with_another_capture(shown):
     expect(bars(opened, "mean")).to_have_count(2 * (5 + 2))
     expect(bars(opened, "ranks0")).to_have_count(256 * (5 + 2))
     assert opened.page.locator("#timeline0 .ytick text").count() == MAX_RANKS
-    assert opened.page.locator("#timeline1 .ytick text").count() == 4
+    assert opened.page.locator("#timeline1 .ytick text").count() == 4 * 2, "a label for each lane"
     assert opened.page.locator("tbody", has_text="nid001063").locator("tr").count() == 256
     assert overflow_px(opened) == 0
     assert drag(opened, "ranks0", 0.25, 0.5) == pytest.approx([63.5, 127.5], abs=2)

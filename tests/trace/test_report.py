@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from ddp_hpc.errors import RequestError
+from ddp_hpc.trace.combine_ranks import read_capture
 from tests.trace.made import annotation, event, step, write
 
 REPORT = [sys.executable, "-m", "ddp_hpc", "report"]
@@ -135,6 +138,68 @@ def test_control_characters_in_names_are_replaced(tmp_path):
     assert "\x1b" not in ended.stdout
     assert "\x07" not in ended.stdout
     assert max(map(len, ended.stdout.splitlines())) < 200
+
+
+def test_control_characters_in_file_names_are_replaced(tmp_path):
+    (tmp_path / "\x1b]0;me\x07.json").write_text("{}")
+    with pytest.raises(RequestError) as raised:  # on a terminal, click would not remove them
+        read_capture(tmp_path)
+    assert str(raised.value).endswith("?]0;me?.json: skipped: no traceEvents found")
+
+
+def test_a_cut_off_file_is_named_at_the_top(tmp_path):
+    _run(tmp_path / "run")
+    file = tmp_path / "run" / "rank00001-of-00002.json.gz"
+    file.write_bytes(file.read_bytes()[:-20])
+    lines = _report("run", cwd=tmp_path).stdout.splitlines()
+    assert lines[2] == (
+        "Warning: 1 of 2 traces is cut off, so the times after the cut are missing: "
+        "rank00001-of-00002.json.gz."
+    )
+    assert lines[4].startswith("A step takes")
+
+
+def test_idle_time_launches_and_critical_path_of_a_device_are_reported(tmp_path):
+    events = [annotation("ProfilerStep#3", 0, 400), annotation("forward", 290, 20)]
+    events += [event("cuda_runtime", "cudaLaunchKernel", 300, 10, correlation=1)]
+    events += [event("kernel", "gemm", 320, 80, correlation=1)]
+    write(tmp_path / "t.json", events)
+    ended = _report("t.json", "--json", "t.out", cwd=tmp_path)
+    assert "The device is idle for 320 us of a step (80%): 320 us because the host" in ended.stdout
+    assert "The critical path of step 3 takes 400 us: 80% late launches, 20% computation." in ended.stdout
+    lines = [" ".join(line.split()) for line in ended.stdout.splitlines()]
+    assert "idle device, ms total late launch" in lines
+    assert "t.json 0.32 0.32" in lines
+    assert "rank 0 1 1 1 0 10.0 10.0" in lines, "launch calls, kernels, late, short, call and delay"
+    path = lines.index("critical path of step 3 rank ms share count")
+    assert lines[path + 1 : path + 3] == [
+        "wait for a late launch (forward) 0 0.32 80% 1",
+        "gemm 0 0.08 20% 1",
+    ]
+    (capture,) = json.loads((tmp_path / "t.out").read_text())["captures"]
+    assert capture["mean"]["idle_host_s"] == capture["mean"]["device_idle_s"] == pytest.approx(320e-6)
+    assert capture["path"]["rows"][1]["name"] == "gemm"
+    assert capture["ranks"][0]["launches"]["num_kernels"] == 1
+
+
+@pytest.mark.soak
+def test_a_small_file_with_millions_of_events_needs_less_than_600_mib(tmp_path):
+    one = json.dumps(event("cpu_op", "a", 1, 1), separators=(",", ":")).encode() + b","
+    text = b'{"traceEvents":[' + one * 4_499_999 + one[:-1] + b"]}"
+    packed = gzip.compress(text, 6)
+    del text
+    assert len(packed) < 2 << 20
+    (tmp_path / "t.json.gz").write_bytes(packed)
+    program = (
+        "import sys; sys.argv[1:] = ['report', 't.json.gz']; from ddp_hpc.cli import main; import atexit;"
+        "atexit.register(lambda: sys.stderr.write(open('/proc/self/status').read())); main()"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=200
+    )
+    assert ended.returncode == 0
+    (peak,) = re.findall(r"VmHWM:\s*(\d+) kB", ended.stderr)
+    assert int(peak) < 600 << 10
 
 
 def test_ctrl_c_stops_reading_immediately_and_leaves_no_file(tmp_path):

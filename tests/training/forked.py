@@ -65,7 +65,7 @@ class Forks:
     def __init__(self) -> None:
         self._server = subprocess.Popen(
             [sys.executable, "-m", "tests.training.forked"],
-            # As in ddp_hpc.train, but there before torch is imported, which has already happened here.
+            # ddp_hpc.train sets this later, but here torch has been imported by then.
             env=clean_environ({"TORCH_CPP_LOG_LEVEL": "ERROR"}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -147,7 +147,7 @@ def _be_rank(request: dict[str, Any], rank: int, port: int) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     for old, new in ((null, 0), (log, 1), (log, 2)):
         os.dup2(old, new)
-    # A new process starts with these.
+    # A new process has random generators with different seeds.
     random.seed()
     np.random.seed()
     sys.argv = ["train", *request["argv"]]

@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 
-# As in ddp_hpc.train, but there before torch is imported, which has already happened here.
+# ddp_hpc.train sets this later, but here torch has been imported by then.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 from ddp_hpc import train

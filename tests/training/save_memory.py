@@ -21,7 +21,7 @@ from ddp_hpc.training.parallel.make_strategy import make_strategy
 from ddp_hpc.training.tasks.task import Task
 
 WIDTH, LAYERS = 512, 24
-_M_MMAP_THRESHOLD = -3  # mallopt(3), malloc.h
+_M_MMAP_THRESHOLD = -3  # A parameter of mallopt(3), from malloc.h.
 
 
 def resident_bytes(name: str) -> int:
@@ -48,10 +48,7 @@ def measure(world: Any, strategy: str, folder: Path) -> dict[str, float]:
     shared.optimizer.zero_grad()
     samples = samples_of_arrays(src.numpy(), src.numpy())
     found = {}
-    parts = world.parts
-    with manage_run(
-        config, world.group, world.progress, end_before_kill=parts.end_before_kill, is_lost=parts.is_lost
-    ) as lifecycle:
+    with manage_run(config, world.group, world.progress, world.parts) as lifecycle:
         lifecycle.resume(lifecycle.open(), shared.state(), samples, shared.mesh)
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)

@@ -33,10 +33,10 @@ class Row:
 
     options: str
     data_size: tuple[int, int]
-    """How many parts the samples are dealt to, on 2 and on 4 ranks; 0: not on so many."""
+    """Number of shards of the samples on 2 and on 4 ranks; 0: not run on that number of ranks."""
     tolerance: float = EXACT
     like: str = ""
-    """Options of the single process too: they change what is trained, not how it is shared."""
+    """Options that the single process needs too, because they affect the result of the training."""
 
     def on(self, ranks: int) -> int:
         return self.data_size[ranks == 4]

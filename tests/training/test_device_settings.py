@@ -23,6 +23,7 @@ from ddp_hpc.training.process_group import group as group_module
 from ddp_hpc.training.process_group.devices import group_backends
 from ddp_hpc.training.snapshots.training_state import _like
 from ddp_hpc.training.tasks.task import Task
+from ddp_hpc.training.telemetry.step_clock import StepClock
 
 from .fake_mesh import two_ranks
 
@@ -178,3 +179,40 @@ def test_with_sync_batchnorm_no_rank_compiles_alone(monkeypatch):
     assert (
         warm_up(strategy, torch.zeros(2, 2), torch.zeros(2, 2)) == "in the first step, by all ranks at once"
     )
+
+
+class FakeEvent:
+    """An event of a device on which every recorded event takes a millisecond."""
+
+    num_recorded = 0
+
+    def __init__(self, device: str, *, enable_timing: bool) -> None:
+        assert (device, enable_timing) == ("cuda", True)
+        self.is_complete = False
+
+    def record(self):
+        FakeEvent.num_recorded += 1
+        self.at_ms = FakeEvent.num_recorded
+
+    def synchronize(self):
+        self.is_complete = True
+
+    def elapsed_time(self, end):
+        assert end.is_complete
+        return end.at_ms - self.at_ms
+
+
+def test_a_device_clock_measures_between_events(monkeypatch):
+    monkeypatch.setattr(torch, "Event", FakeEvent)
+    clock = StepClock(torch.device("cuda"))
+    for num_micro_batches in (1, 2):
+        clock.start_step()
+        for _ in range(num_micro_batches):
+            with clock.data():
+                pass
+            clock.end_forward()
+        clock.end_step(10)
+    # The events are the begin of the step, begin and end of each forward pass, and the end of the step.
+    assert [step_s for _, step_s in clock.read()] == pytest.approx([0.003, 0.005])
+    assert clock.own_s == pytest.approx(0.0015, abs=0.0005)  # three forward passes in two steps
+    assert clock.samples_per_s() == pytest.approx(10 / 0.005)

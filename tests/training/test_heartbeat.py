@@ -88,7 +88,7 @@ def test_a_hanging_run_directory_does_not_delay_the_report(ranks, tmp_path):
     os.mkfifo(tmp_path / "stacks" / "rank00001.txt")  # writing there blocks forever
     text, code = ranks("sleep:1", "stuck_s=0.4").words_of(0)
     assert code == LOST
-    assert "read_from_a_dead_server) and all others wait; if it was only slow" in text
+    assert "read_from_a_dead_server) and all others wait; if the work was only slow" in text
 
 
 def test_a_hang_of_rank_0_is_reported(ranks):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_hpc.run_directory import RunState
+from ddp_hpc.run_state import RunState
 from ddp_hpc.schedulers.deadline import Deadline
 from ddp_hpc.training.health.preemption import DEADLINE, SIGNALS, StopRequests
 
@@ -118,7 +118,9 @@ def test_a_stuck_rank_reports_an_error_before_the_scheduler_kills_the_job(home: 
     assert time.monotonic() - began_s < 4
     assert 0 not in codes
     [line] = job.errors()
-    assert "still starting, in a step or saving 4 s after SIGTERM, just before SIGKILL; its stacks: " in line
+    assert (
+        "still starting, in a step or saving 4 s after SIGTERM, shortly before SIGKILL; its stacks: " in line
+    )
     stack = next((home / "run" / "stacks").glob("rank00001*.txt")).read_text()
     assert "planted.py" in stack
     assert "one_step" in stack

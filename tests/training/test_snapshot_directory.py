@@ -16,9 +16,9 @@ import torch
 
 from ddp_hpc.errors import DataError
 from ddp_hpc.training.snapshots import snapshot_directory as snapshots
-from ddp_hpc.training.snapshots.host_buffer import stream_of
 from ddp_hpc.training.snapshots.snapshot_directory import SnapshotDirectory
 from ddp_hpc.training.snapshots.snapshot_files import MODEL, _sealed, read_snapshot, write_snapshot
+from tests.training.streams import stream_of
 
 from .forked import Forks
 from .runs import LINEAR

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddp_hpc.training.snapshots.host_buffer import stream_of
 from ddp_hpc.training.snapshots.snapshot_directory import SnapshotDirectory
+from tests.training.streams import stream_of
 
 
 def test_a_failure_between_the_creation_and_the_start_of_the_writer_waits_for_it(

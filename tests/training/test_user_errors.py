@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
-from ddp_hpc.user_errors import describe_error, write_traceback
+from ddp_hpc.user_code_exceptions import describe_error, write_traceback
 
 from .runs import error_lines, train
 from .tiny import state_of
@@ -125,7 +125,7 @@ def test_an_item_that_is_not_a_pair_is_reported(mine, forks):
     job = forks.start(*MODEL, "--model-option", "bad='pair'", cwd=mine, ranks=2)
     assert job.wait() == [1, 1]
     (line,) = job.errors()
-    assert "dataset[20] returned a dict; a pair (src, tgt) of arrays is required" in line
+    assert "dataset[20] returned a value of type dict; a pair (src, tgt) of arrays is required" in line
     assert "traceback" not in line
 
 

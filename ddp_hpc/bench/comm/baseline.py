@@ -1,4 +1,4 @@
-"""Compares rows with those of an earlier run, the baseline."""
+"""Compares the results of `ddp-hpc bench comm` with those of an earlier run (--baseline)."""
 
 from __future__ import annotations
 

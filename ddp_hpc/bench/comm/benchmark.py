@@ -37,15 +37,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_RANK_OPTIONS = {
-    "backend": "backend",
-    "device": "device",
-    "discovery": "discovery",
-    "init_timeout_s": "init_timeout",
-    "timeout_s": "timeout",
-    "hang_timeout_s": "hang_timeout",
-}
-"""Options of TrainConfig, each with the name of the command's parameter that sets it."""
+# Options of `ddp-hpc bench comm` that TrainConfig has too.
+_RANK_OPTIONS = ("backend", "device", "discovery", "init_timeout", "timeout", "hang_timeout")
 
 
 def command(**options: Any) -> None:
@@ -53,9 +46,9 @@ def command(**options: Any) -> None:
 
     Collective: every rank must call this. Ends the process on failure.
     """
-    config = TrainConfig.of(**{option: options.pop(name) for name, option in _RANK_OPTIONS.items()})
+    config = TrainConfig.of(**{name: options.pop(name) for name in _RANK_OPTIONS})
     bench = parse(**options)
-    # The variables must be set now, because NCCL reads them only once.
+    # Set NCCL's environment variables before NCCL is initialized, because it reads them only once.
     log = NcclLog(os.environ)
     parts = Parts()
     with session(config.process_group, parts) as group:
@@ -95,9 +88,9 @@ def _run(bench: CommBench, config: TrainConfig, group: Group, parts: Parts, log:
         progress.say(f"note: {note}")
     plan = {division: cases_of(bench, buckets, len(division.ranks)) for division in divisions}
     _on_rank_0(group, lambda: _check_baseline(plan, bench, medians))
-    group.agree(_memory_problem(plan, group), RequestError.exit_code)
+    group.agree(_memory_problem(plan, group))
 
-    # No slow work precedes the first row, so that its time limit is that of all other rows.
+    # No slow work precedes the first row, so its time limit can be the same as for all other rows.
     limit_s = config.health.hang_timeout_s
     heartbeat = start_watching(limit_s, limit_s, group, parts, stacks_of_run())
     if heartbeat.note:
@@ -202,8 +195,8 @@ def _memory_problem(plan: Plan, group: Group) -> str:
 
     largest = max(case.num_bytes for collectives in plan.values() for cases in collectives for case in cases)
     on_cpu = group.device.type == "cpu"
-    # Five arrays: the sent, received and expected data, a copy made to create the latter, and a mask of
-    # errors.
+    # Five arrays: the sent, received and expected data, a copy that is made to create the expected data, and
+    # a mask of errors.
     needed = 5 * largest * (group.world.local_size if on_cpu else 1)
     free = (
         report.available_bytes()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -90,13 +90,11 @@ def _all_reduce(members: Members, count: int, dtype: torch.dtype) -> Operation:
 
 
 def _reduce(members: Members, count: int, dtype: torch.dtype) -> Operation:
-    buffer, num, root = _empty(members, count, dtype), members.size, members.ranks[0]
-    return Operation(
-        run=lambda: dist.reduce(buffer, dst=root, group=members.group),
-        sent=buffer,
-        received=buffer,
-        first=lambda: lay_out(table(members.index, num, dtype), 0, count, buffer),
-        last=None if members.index else lambda: lay_out(sum_table(num, dtype), 0, count, buffer),
+    like, root = _all_reduce(members, count, dtype), members.ranks[0]
+    return replace(
+        like,
+        run=lambda: dist.reduce(like.sent, dst=root, group=members.group),
+        last=None if members.index else like.last,
     )
 
 

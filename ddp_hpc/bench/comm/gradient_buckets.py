@@ -19,8 +19,8 @@ from torch.distributed import (  # type: ignore[attr-defined]
 from ddp_hpc.data.open_file import open_samples
 from ddp_hpc.errors import RequestError
 from ddp_hpc.training.config import TrainConfig
-from ddp_hpc.training.tasks.builtin_models import TASKS
-from ddp_hpc.training.tasks.task import SampleSpec, find_factory, make_task
+from ddp_hpc.training.tasks.builtin_models import factory_of
+from ddp_hpc.training.tasks.task import SampleSpec, make_task
 
 _DEFAULT_CAP_MIB = 25.0
 
@@ -69,10 +69,8 @@ def make_model(**options: Any) -> nn.Module:
     try:
         config = TrainConfig.of(**options)
         if str(Path.cwd()) not in sys.path:
-            sys.path.insert(
-                0, str(Path.cwd())
-            )  # `python -m` adds this directory, but the script `ddp-hpc` does not
-        factory = find_factory(config.model.name) if config.model.is_own else TASKS[config.model.name]
+            # `python -m` adds this directory, but the script `ddp-hpc` does not.
+            sys.path.insert(0, str(Path.cwd()))
         spec = None
         if config.data.path is not None:
             samples = open_samples(config.data.path)
@@ -83,7 +81,7 @@ def make_model(**options: Any) -> nn.Module:
         with torch.device("cpu"):
             return make_task(
                 config.model.name,
-                factory,
+                factory_of(config.model.name),
                 spec,
                 config.model.dropout,
                 dict(config.model.options),

@@ -28,10 +28,10 @@ class RefusedError(DdpHpcError):
 
 @dataclass(frozen=True)
 class Case:
-    """A row to be measured."""
+    """One row of the results: a collective with a number of elements and their data type."""
 
     name: str
-    kind: str  # one of comm_request.KINDS
+    kind: str  # the collective, one of request.KINDS
     count: int  # total number of elements
     dtype: str
 
@@ -102,7 +102,7 @@ def measure(
         try:
             operation = MAKERS[case.kind](members, case.count, case.torch_dtype)
             wrong = operation.find_wrong(members)
-        except RuntimeError as error:  # the base class of NotImplementedError and of torch's errors
+        except RuntimeError as error:  # also NotImplementedError and torch's errors, which are subclasses
             if explain_lost_contact(error, 0.0):
                 raise
             refusal = str(error).strip().partition("\n")[0] or type(error).__name__

@@ -59,7 +59,7 @@ def sums(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def describe(sum_of_buckets: dict[str, Any], model: str) -> str:
-    """Returns a line about the gradients of one step."""
+    """Returns a line with the size of the gradients and the time to reduce them in one step."""
     found = sum_of_buckets
     num = found["num_buckets"]
     return (

@@ -15,7 +15,7 @@ from ddp_hpc.training.process_group.group import Group
 
 @dataclass(frozen=True)
 class Division:
-    """A subset of all ranks."""
+    """A subset of the ranks that calls collectives together."""
 
     ranks: tuple[int, ...]
     per_node: int | None

@@ -33,7 +33,7 @@ def num_elements(kind: str, num_bytes: int, itemsize: int, num_ranks: int) -> in
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """The number of iterations to measure for one row."""
+    """How many iterations of a collective are timed for one row."""
 
     warmup: int = 5
     iterations: int = 100
@@ -41,7 +41,7 @@ class Effort:
     """Time limit, which reduces the number of iterations to no fewer than 5."""
 
     def num_iterations(self, taken_s: float) -> int:
-        """Returns the number of iterations for the time of one, which is 0 without a warm-up."""
+        """Returns the number of iterations, given the duration of one; 0 if it was not measured."""
         affordable = self.seconds / taken_s if taken_s > 0 else inf
         return min(self.iterations, max(_LEAST_ITERATIONS, int(min(affordable, self.iterations))))
 
@@ -53,9 +53,9 @@ class CommBench:
     collectives: tuple[str, ...]
     sizes: tuple[int, ...]  # in bytes
     dtype: str
-    ranks_per_node: tuple[int | None, ...]  # None: all
+    ranks_per_node: tuple[int | None, ...]  # None: all ranks of a node
     effort: Effort
-    model: dict[str, Any] = field(default_factory=dict)  # options of a TrainConfig; empty without a model
+    model: dict[str, Any] = field(default_factory=dict)  # options of TrainConfig; empty without --buckets-of
     bucket_mib: float | None = None
     baseline: Path | None = None
     tolerance: float = 0.2
@@ -73,17 +73,12 @@ def parse(**options: Any) -> CommBench:
     sweep = {name: options.pop(name) for name in _SIZE_OPTIONS}
     of_model = {name: options.pop(name) for name in _MODEL_OPTIONS}
     collectives = options.pop("collectives")
-    if model is None and (given := [name for name, value in of_model.items() if value not in (None, ())]):
-        raise RequestError(f"{_spelled(given)} requires --buckets-of")
-    if model is not None:
-        given = [
-            name for name, value in {**sweep, "collectives": collectives}.items() if value not in (None, ())
-        ]
-        if given:
-            raise RequestError(
-                f"--buckets-of {model} measures all_reduce with the sizes of the model; "
-                f"omit {_spelled(given)}"
-            )
+    if model is None and (given := _given(of_model)):
+        raise RequestError(f"{given} requires --buckets-of")
+    if model is not None and (given := _given({**sweep, "collectives": collectives})):
+        raise RequestError(
+            f"--buckets-of {model} measures all_reduce with the sizes of the model; omit {given}"
+        )
     for name in ("tolerance", "seconds"):
         if not 0 <= options[name] < inf:
             raise RequestError(f"--{name} must be finite and at least 0 (got {options[name]})")
@@ -107,7 +102,9 @@ def parse(**options: Any) -> CommBench:
     )
 
 
-def _spelled(names: list[str]) -> str:
+def _given(values: dict[str, Any]) -> str:
+    """Returns the options that were given, joined by `and`."""
+    names = [name for name, value in values.items() if value not in (None, ())]
     options = {"model_options": "--model-option"}
     return " and ".join(options.get(name, f"--{name.replace('_', '-')}") for name in names)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 PERIOD = 8191
 """Number of elements in a table. It is prime, so that blocks whose size is a power of two differ."""
 _EXACT = {torch.float16: 2**11, torch.bfloat16: 2**8}
-_MOST = 2**20  # exact in float32 and in all integer types
+_MOST = 2**20  # integers up to this are exact in float32 and in all integer types
 
 
 def table(index: int, num_added: int, dtype: torch.dtype) -> Tensor:

@@ -23,7 +23,7 @@ _LOG_BYTES = 1 << 24
 
 
 class NcclLog:
-    """The NCCL log of this process in memory; empty without NCCL. Must be created before NCCL is initialized.
+    """Captures the NCCL log of this process in memory. Must be created before NCCL is initialized.
 
     If the user has requested NCCL's log, those settings are not changed.
     """

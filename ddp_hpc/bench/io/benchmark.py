@@ -217,7 +217,7 @@ def _rewrite_in_chunks(source: Path, target: Path, compression: str | None) -> N
                 made.attrs.update(old[key].attrs)
                 for chunk in made.iter_chunks():
                     made[chunk] = old[key][chunk]
-    except (OSError, RuntimeError) as error:  # HDF5 raises either of the two for a full disk
+    except (OSError, RuntimeError) as error:  # HDF5, on a full disk
         raise DdpHpcError(f"{target} was not written; free space there, or use another --dir") from error
 
 
@@ -280,7 +280,7 @@ def _order(num_samples: int, batch_size: int, access: str) -> Order:
 
 
 def _in_memory(samples: Samples, batch_size: int) -> Arrays:
-    """Reads all samples if they fit into a quarter of the free memory, or else as many as memcpy needs."""
+    """Reads all samples if they fit into a quarter of the free memory, otherwise the number for memcpy."""
     num, sample_bytes = samples.num_samples, samples.sample_bytes
     if num * sample_bytes > available_bytes() // 4:
         num = min(num, max(batch_size, _MEMCPY_BYTES // sample_bytes))

@@ -56,7 +56,7 @@ def measure(
         for turn in range(-1, rounds):
             for source, taken in zip(sources, times, strict=True):
                 if cold and source.name in opened:
-                    opened.pop(source.name).close()  # mapped pages cannot be dropped
+                    opened.pop(source.name).close()  # pages in a memory map cannot be dropped
                     _evict(source.path)
                 if source.name not in opened:
                     opened[source.name] = source.open(order)
@@ -64,7 +64,7 @@ def measure(
                 if turn < 0:
                     _turn(opened[source.name], source, WARM_UP_S, most=len(order))
                     continue
-                # In a second epoch, the pages would be in the cache.
+                # With `cold`, a turn ends with the epoch: in a second one, the pages would be in the cache.
                 taken += _turn(opened[source.name], source, seconds, len(order) if cold else sys.maxsize)
     return times
 

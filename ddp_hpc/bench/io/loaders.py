@@ -28,7 +28,7 @@ Arrays: TypeAlias = tuple[NDArray[Any], NDArray[Any]]
 
 
 def memcpy(arrays: Arrays, order: Order) -> Batches:
-    """Copies contiguous samples of the size of a batch into reused buffers, which is the lower limit.
+    """Copies contiguous samples into reused buffers of the size of a batch: the lower limit of the time.
 
     The copies advance through the arrays, so that the source is in memory and not in a processor cache.
     """
@@ -55,7 +55,7 @@ def memory_indexed(arrays: Arrays, order: Order) -> Batches:
 
 
 def memory_gather(arrays: Arrays, order: Order) -> Batches:
-    """Copies single samples from memory into reused buffers, which is the limit for any file."""
+    """Copies single samples from memory into reused buffers: the lower limit of the time for any file."""
     src, tgt = (np.ones_like(array[: len(order[0])]) for array in arrays)
     batch = torch.from_numpy(src), torch.from_numpy(tgt)
     for numbers in cycle(order):

@@ -45,7 +45,8 @@ def check_files(json_file: Path | None, picture: Path | None, markdown: Path | N
     is_file = markdown.is_file()
     if is_file and not begins_with(markdown, _MARKDOWN_BEGINS.encode()):
         raise RequestError(
-            f"--markdown {markdown} exists and is not such a table; choose another file or remove it"
+            f"--markdown {markdown} exists and was not written by this command; "
+            "choose another file or remove it"
         )
     if not is_file and (why := check_outputs({"--markdown": markdown}, None)):
         raise RequestError(why)
@@ -72,7 +73,8 @@ def caption(result: dict[str, Any]) -> str:
     training = f" ({' '.join(settings['training'])})" if settings["training"] else ""
     threads = f", {counted(machine['threads'], 'thread')} per rank" if machine["device"] == "cpu" else ""
     device = f"{machine['device_name'] or machine['device']}{threads}"
-    backend = "" if machine["backend"] == "none" else f", {machine['backend']}"  # one rank has no backend
+    # A single rank has no communication backend.
+    backend = "" if machine["backend"] == "none" else f", {machine['backend']}"
     kept = {
         "weak": lambda row: f"weak scaling with {row['batch_size']} samples per rank",
         "strong": lambda row: f"strong scaling with {row['global_batch']} samples per step",

@@ -1,7 +1,8 @@
 """The points and settings of `ddp-hpc bench scaling`, which runs one training on increasing numbers of ranks.
 
-Weak scaling keeps the number of samples per rank, strong scaling that of a whole step. Both share their
-smallest point, which is run once, because a point is defined by its ranks and its batch size only.
+Weak scaling uses the same number of samples per rank at all points, strong scaling the same number of
+samples per step. A point is defined only by its number of ranks and its batch size, so the smallest point
+can belong to both, and is then run once.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from typing import Any
 
 from ddp_hpc.bench.scaling.exposed_communication import TRACES
 from ddp_hpc.errors import RequestError
+from ddp_hpc.units import counted
 
 MODES = ("weak", "strong")
 SUMMARY, METRICS, LOG = "summary.json", "metrics.jsonl", "log.txt"
 
-# All ranks are traced, because tracing slows a rank down, so that a single traced rank would never wait. The
-# number is limited, so that reading the traces takes only seconds.
+# The maximum number of traced ranks, so that reading the traces takes only seconds. Up to this number all
+# ranks are traced: a single traced rank would be slower than the others and would never wait for them.
 _MAX_TRACED = 8
 _PROFILER_WARM_UP = 1
 _MAX_RANKS = 10**7
@@ -53,7 +55,7 @@ class Size:
 
 @dataclass(frozen=True, order=True)
 class Point:
-    """One training to measure."""
+    """One training run that the benchmark measures."""
 
     size: Size
     batch_size: int
@@ -66,7 +68,7 @@ class Point:
 
     def __str__(self) -> str:
         """Returns a description such as `2 ranks, batches of 32`."""
-        return f"{self.size.ranks} rank{'s' * (self.size.ranks > 1)}, batches of {self.batch_size}"
+        return f"{counted(self.size.ranks, 'rank')}, batches of {self.batch_size}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,17 +125,16 @@ def doubled(most: int) -> tuple[int, ...]:
     return tuple(found if found[-1] == most else [*found, most])
 
 
-def weak_points(settings: Settings, sizes: Sequence[Size]) -> list[Point]:
-    """Returns a point with the same batch size per rank for each number of ranks."""
-    return [Point(size, settings.batch_size) for size in sizes]
+def mode_points(mode: str, settings: Settings, sizes: Sequence[Size]) -> list[Point]:
+    """Returns the points of a mode, one for each size.
 
-
-def strong_points(settings: Settings, sizes: Sequence[Size]) -> list[Point]:
-    """Returns a point with the same global batch for each number of ranks.
+    Weak scaling has the same batch size per rank at all points, strong scaling the same global batch.
 
     Raises:
-        RequestError: the global batch is not divisible by a number of ranks.
+        RequestError: in strong scaling, the global batch is not divisible by a number of ranks.
     """
+    if mode == "weak":
+        return [Point(size, settings.batch_size) for size in sizes]
     samples = settings.global_batch
     for size in sizes:
         if samples % size.ranks:
@@ -143,11 +144,6 @@ def strong_points(settings: Settings, sizes: Sequence[Size]) -> list[Point]:
                 f"use other numbers of ranks, or a --global-batch such as {fitting}"
             )
     return [Point(size, samples // size.ranks) for size in sizes]
-
-
-def mode_points(mode: str, settings: Settings, sizes: Sequence[Size]) -> list[Point]:
-    """Returns the points of a mode in the order of their ranks."""
-    return (weak_points if mode == "weak" else strong_points)(settings, sizes)
 
 
 def training_words(point: Point, points: Sequence[Point], settings: Settings, directory: Path) -> list[str]:
@@ -163,7 +159,7 @@ def training_words(point: Point, points: Sequence[Point], settings: Settings, di
     given = _number(words, "--num-samples", 0)
     if not given:
         words += ["--num-samples", str(ceil(_LEAST_SAMPLES / a_step) * a_step)]
-    elif given < a_step and not _has(words, "--data"):
+    elif given < a_step and not any(word.partition("=")[0] == "--data" for word in words):
         raise RequestError(
             f"--num-samples {given} is too small, since the largest point uses {a_step} samples per step"
         )
@@ -192,10 +188,6 @@ def differing(old: Settings, new: Settings) -> str:
         what = {"training": "options after --", "launch": "launch options"}.get(name)
         return f"{what or '--' + name.replace('_', '-')} {before} (now {after})"
     return ""
-
-
-def _has(words: Sequence[str], option: str) -> bool:
-    return any(word.partition("=")[0] == option for word in words)
 
 
 def _number(words: Sequence[str], option: str, default: int) -> int:

@@ -25,7 +25,7 @@ _ALIKE = ("device_name", "threads", "versions", "strategy")
 
 
 class NotMeasuredError(DdpHpcError):
-    """A point has ended without usable results."""
+    """The run of a point has ended without usable results."""
 
 
 @dataclass(frozen=True, kw_only=True)

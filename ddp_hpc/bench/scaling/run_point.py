@@ -53,7 +53,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
             process.wait(_END_S)
-    finally:  # a second Ctrl-C leads here immediately
+    finally:  # a second Ctrl-C ends the wait above at once
         # Launchers start ranks in separate process groups, but in the same session.
         for path in Path("/proc").glob("[0-9]*"):
             if process_stat(int(path.name))[3:4] == [str(process.pid)]:

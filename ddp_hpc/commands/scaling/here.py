@@ -22,7 +22,7 @@ from ddp_hpc.launch.launch_here import Launch, plan
 from ddp_hpc.request.job import Job
 from ddp_hpc.units import counted
 
-# With more ranks per CPU, the scheduling of the kernel would be measured.
+# Maximum number of ranks per CPU. With more, the benchmark would measure the kernel's scheduler.
 _RANKS_PER_CPU = 8
 # Load per CPU above which a warning is printed before the first point.
 _BUSY = 0.5
@@ -98,7 +98,8 @@ def _launches(options: Mapping[str, Any]) -> dict[Size, Launch]:
         if option == "--nodes":
             numbers = tuple(number * full.ranks_per_node for number in numbers)
         if option == "--nodes" or full.num_nodes > 1:
-            job = replace(job, ranks_per_node=full.ranks_per_node)  # nodes are filled one after the other
+            # The launcher fills nodes one after the other.
+            job = replace(job, ranks_per_node=full.ranks_per_node)
         numbers = numbers or doubled(full.num_ranks)
     launches = {}
     for ranks in numbers:

@@ -122,7 +122,7 @@ def _orders(
         )
         text = render(of_point, site)
         orders[point] = order = submission.order_request(text, site.scheduler, Path.cwd())
-        if order.run_dir is None:  # then --gather could not find the job
+        if order.run_dir is None:  # without a run directory, --gather could not find the job
             raise RequestError(
                 f"the run directory of {point} cannot be determined from its script. Use a --dir "
                 "without $ and `, and a --template that exports DDP_HPC_RUN_DIR."

@@ -20,7 +20,7 @@ from ddp_hpc.schedulers.run_command import plain
 
 @dataclass(frozen=True)
 class State:
-    """`word` is done, waiting, running, failed or missing, and `text` the details."""
+    """The state of a point: `word` is done, waiting, running, failed or missing; `text` gives details."""
 
     word: str
     text: str = ""

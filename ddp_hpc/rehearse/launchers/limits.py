@@ -1,17 +1,16 @@
-"""The limits of a rehearsal on one machine: fewer ranks, and changes to their commands and environments."""
+"""The limits of a rehearsal on one machine: fewer ranks, with changed commands and environments."""
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
 
-_FILE = "limits.json"
-# These variables name a network that this machine does not have.
+from ddp_hpc.rehearse.settings import JsonFile
+
+# These variables name a network interface that this machine does not have.
 _FABRIC_VARIABLES = (
     "DDP_HPC_FABRIC_SUFFIX",
     "DDP_HPC_FABRIC_INTERFACE",
@@ -23,12 +22,15 @@ HERE = "127.0.0.1"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Limits of a launch. The default values mean no limits. Of the `requested_nodes` that the script
-    expects, `num_nodes` are simulated. `arguments` are added to the command of the ranks; `trainer_arguments`
-    only if that is `ddp_hpc.train` without this option. The ranks are killed when the process `keeper_pid`
-    has ended.
+class Limits(JsonFile):
+    """Limits of a launch. The default values mean no limits.
+
+    Of the `requested_nodes` that the script expects, `num_nodes` are simulated. `arguments` are added to the
+    command of the ranks. `trainer_arguments`, an option and its value, are added only if the command is
+    `ddp_hpc.train` without this option. The ranks are killed when the process `keeper_pid` has ended.
     """
+
+    FILE: ClassVar[str] = "limits.json"
 
     ranks_per_node: int = 0
     num_nodes: int = 0
@@ -40,12 +42,12 @@ class Limits:
     keeper_pid: int = 0
 
     def counts(self, num_ranks: int, per_node: int) -> list[int]:
-        """Returns the number of ranks on each node, filled in order; reports ranks that are not started."""
+        """Returns the number of ranks to start on each node; prints a message if some are not started."""
         full, rest = divmod(num_ranks, per_node)
         num_nodes = full + bool(rest)
         if not self.ranks_per_node:
             return [per_node] * full + [rest] * bool(rest)
-        # The message names only the simulated nodes, because a list of all nodes could be long.
+        # Only the simulated nodes are counted: the script can request thousands of nodes.
         here = range(min(num_nodes, self.num_nodes))
         counts = [min(per_node if node < full else rest, self.ranks_per_node) for node in here]
         if sum(counts) < num_ranks:
@@ -56,7 +58,7 @@ class Limits:
         return counts
 
     def command(self, argv: Sequence[str]) -> list[str]:
-        """Returns the command of a rank with the additional arguments."""
+        """Returns the command of a rank with additional arguments and without names of simulated nodes."""
         if not self.ranks_per_node:
             return list(argv)
         added = list(self.arguments)
@@ -67,39 +69,20 @@ class Limits:
         return [self._local(word) for word in argv] + added
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Returns a rank's environment here: no fast network, no GPU, and one address for all nodes."""
+        """Returns the environment of a rank: no GPUs, no fast network, and MASTER_ADDR on this machine."""
         if not self.ranks_per_node:
             return dict(environ)
         kept = {name: value for name, value in environ.items() if name not in _FABRIC_VARIABLES}
         kept["MASTER_ADDR"] = self._local(kept.get("MASTER_ADDR") or HERE)
         kept |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(self.threads)}
-        for name in (
-            "DDP_HPC_RANKS_PER_NODE",
-            "SLURM_GPUS_ON_NODE",
-        ):  # torchrun's number of ranks
+        # Scripts start torchrun with this number of ranks per node.
+        for name in ("DDP_HPC_RANKS_PER_NODE", "SLURM_GPUS_ON_NODE"):
             if kept.get(name, "").isdecimal():
                 kept[name] = str(min(int(kept[name]), self.ranks_per_node))
         return kept
 
     def _local(self, word: str) -> str:
-        """Replaces the name of a simulated node, alone or before a port, by the address of this machine."""
+        """Replaces the name of a simulated node with 127.0.0.1; a port is kept, as in `node1:29500`."""
         for node in self.nodes:
             word = re.sub(rf"(?<![\w.-]){re.escape(node)}(\.[\w.-]+)?(?=:\d|$)", HERE, word)
         return word
-
-
-def write_limits(root: Path, limits: Limits) -> None:
-    """Writes the limits for the launchers in the directory `root`."""
-    (root / _FILE).write_text(json.dumps(asdict(limits)))
-
-
-def read_limits(root: Path) -> Limits:
-    """Returns the limits in the directory `root`, or no limits."""
-    try:
-        values: dict[str, Any] = json.loads((root / _FILE).read_text())
-    except FileNotFoundError:
-        return Limits()
-    lists: dict[str, Any] = {
-        name: tuple(values[name]) for name in ("arguments", "trainer_arguments", "nodes")
-    }
-    return Limits(**{**values, **lists})

@@ -1,6 +1,7 @@
-"""The stand-in for `mpiexec` of Open MPI 5, with its options and variables. The ranks use MPICH's MPI. As
-with Open MPI's daemons, ranks on other nodes receive only the variables that are named with `-x`.
-PMIX_NAMESPACE is not set, because MPICH would abort.
+"""The stand-in for `mpiexec` of Open MPI 5, with its options and variables. The ranks use MPICH.
+
+As with Open MPI, ranks on other nodes receive only the variables that are named with `-x`. PMIX_NAMESPACE is
+not set, because MPICH would abort.
 """
 
 from __future__ import annotations
@@ -11,17 +12,16 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
 
-from ddp_hpc.rehearse.launchers import options
 from ddp_hpc.rehearse.launchers.hydra import num_nodes_of
-from ddp_hpc.rehearse.launchers.limits import HERE, read_limits
-from ddp_hpc.rehearse.launchers.options import Line, RefusedError, Table, spellings
+from ddp_hpc.rehearse.launchers.limits import HERE, Limits
+from ddp_hpc.rehearse.launchers.options import Line, RefusedError, Table, run_launcher, spellings
 from ddp_hpc.rehearse.launchers.ranks import Place, Step, places, run_step, spool_directory
 
-DIRECTORY_VARIABLE = "OPENMPI_STAND_IN_HOME"  # set by the installed mpiexec
+_RULE = "-" * 74
+_ERROR = f"{_RULE}\n{{what}}\n{_RULE}"
 
-# mpirun(1) of Open MPI 5.0.
+# The options of mpirun(1) of Open MPI 5.0. All others are refused as unknown.
 TABLE = Table(
     values={
         "num_ranks": ("n", "np", "c"),
@@ -41,18 +41,18 @@ TABLE = Table(
         "display-map display-allocation version v q verbose quiet nolocal novm enable-recovery "
         "disable-recovery forward-signals"
     ),
+    bad_option=_ERROR.format(
+        what="An unrecognized option was included on the mpiexec command line:\n\n  Option: {word}\n\n"
+        'Please use the "mpiexec --help" command to obtain a list of all\nsupported options.'
+    ),
+    bad_number=_ERROR.format(what="The value given for {name} is not a number of processes: {text}"),
+    exit_codes=(213, 213),
+    version="mpiexec (Open MPI) 5.0.11",
 )
-_RULE = "-" * 74
-# A login over ssh sets these variables; it does not have those of the job.
+# Ranks on other nodes are started by ssh, whose login shell sets only these variables.
 _LOGIN_VARIABLES = (
-    "HOME",
-    "USER",
-    "LOGNAME",
-    "SHELL",
-    "LANG",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "CUDA_VISIBLE_DEVICES",
+    *("HOME", "USER", "LOGNAME", "SHELL", "LANG"),
+    *("MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"),
 )
 
 
@@ -62,27 +62,26 @@ def launch(line: Line, root: Path) -> int:
     Raises:
         RefusedError: there is no command, or more ranks than slots.
     """
-    limits = read_limits(root)
+    limits = Limits.read(root)
     num_nodes = max(num_nodes_of(line), limits.requested_nodes)
     if not line.command:
         raise _refused("No executable was specified on the mpiexec command line.")
     ppr = re.match(r"ppr:([1-9][0-9]{0,6}):(?:node|l3cache|package|socket)\b", line.values.get("map_by", ""))
     default = int(ppr[1]) if ppr else 0
-    per_node = line.number("per_node", default, _bad_number) if default or "per_node" in line.values else 0
-    num_ranks = line.number("num_ranks", max(1, per_node) * num_nodes, _bad_number)
+    per_node = line.number("per_node", default) if default or "per_node" in line.values else 0
+    num_ranks = line.number("num_ranks", max(1, per_node) * num_nodes)
     per_node = per_node or -(-num_ranks // num_nodes)
     if num_ranks > per_node * num_nodes:
         raise _refused(
             f"Your job has requested more processes than the ppr for\nthis topology can support: {num_ranks}"
         )
-    base = {name: value for name, value in os.environ.items() if name != DIRECTORY_VARIABLE}
     passed_on = {word.partition("=")[0] for word in line.all_of("x")}
-    base |= dict(word.split("=", 1) for word in line.all_of("x") if "=" in word)
-    here = limits.environment(base)
+    given = dict(word.split("=", 1) for word in line.all_of("x") if "=" in word)
+    here = limits.environment({**os.environ, **given})
     ranks = places(limits.counts(num_ranks, per_node))
     command = limits.command(line.command)
     if limits.ranks_per_node and "ddp_hpc.train" in command and "--discovery" not in command:
-        # The default discovery would find MPICH. Without MPI the ranks need a common port for the rendezvous.
+        # Automatic discovery would detect MPICH. Without MPI, the rendezvous of the ranks needs a fixed port.
         command += ["--discovery", "openmpi"]
         here.setdefault("MASTER_PORT", str(_free_port()))
     step = Step(
@@ -128,28 +127,9 @@ def _report(rank: int, code: int) -> None:
 
 
 def _refused(message: str) -> RefusedError:
-    return RefusedError(f"{_RULE}\n{message}\n{_RULE}", 213)
+    return RefusedError(_ERROR.format(what=message), 213)
 
 
-def _bad_number(text: str, name: str) -> RefusedError:
-    return _refused(f"The value given for {name} is not a number of processes: {text}")
-
-
-def read_line(argv: Sequence[str]) -> Line:
-    """Returns the parsed command line.
-
-    Raises:
-        RefusedError: Open MPI does not have an option, or a value is missing.
-    """
-    try:
-        return options.read_line(argv, TABLE)
-    except (options.UnknownOptionError, options.MissingValueError) as error:
-        raise _refused(
-            f"An unrecognized option was included on the mpiexec command line:\n\n  Option: {error}\n\n"
-            'Please use the "mpiexec --help" command to obtain a list of all\nsupported options.'
-        ) from None
-
-
-def main() -> NoReturn:
-    """The entry point of the installed command."""
-    options.run(read_line, launch, "mpiexec (Open MPI) 5.0.11", DIRECTORY_VARIABLE)
+def main(argv: Sequence[str], _environ: Mapping[str, str], root: Path) -> int:
+    """Runs the installed command."""
+    return run_launcher(argv, root, TABLE, launch)

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
 
 
 class RefusedError(Exception):
-    """The launcher refuses to start ranks; has its error message and exit code."""
+    """A stand-in refuses a request. It prints this message and exits with `exit_code`."""
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
         self.exit_code = exit_code
 
 
-class UnknownOptionError(Exception):
-    """The command line contains an option that is not in the table."""
-
-
-class MissingValueError(Exception):
-    """The command line ends with an option whose value is missing."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """The options of one program: the spellings of each option, without dashes, by its name.
+    """The options of one program. Each option is a name with its spellings, written without dashes.
 
     `values` have one value and `pairs` two; `bare` have none, or one after `=`. With `long_only`, long
     options can begin with one dash, as in mpiexec. Otherwise one dash begins a short option, whose value
@@ -40,25 +30,33 @@ class Table:
     bare: Mapping[str, tuple[str, ...]]
     pairs: frozenset[str] = frozenset()
     long_only: bool = True
+    bad_option: str
+    """The message about an unknown option or a missing value; {what} is the sentence of getopt, {word} the
+    option as it was written and {name} the option without dashes and value."""
+    bad_number: str = ""
+    """The message about the value {text} of the option {name} that is not a positive integer."""
+    exit_codes: tuple[int, int] = (1, 1)
+    """The exit codes for a bad option and a bad number."""
+    version: str = ""
+    """The output of --version."""
 
-    def find(self, spelling: str) -> str:
-        """Returns the name of an option.
-
-        Raises:
-            UnknownOptionError: the option does not exist, or the abbreviation is ambiguous.
-        """
+    def find(self, spelling: str) -> str | None:
+        """Returns the name of an option; None if it does not exist or the abbreviation is ambiguous."""
         tables = (self.values, self.bare, {name: (name,) for name in self.pairs})
         known = {s: name for table in tables for name, spellings in table.items() for s in spellings}
         if spelling in known:
             return known[spelling]
         found = {name for s, name in known.items() if len(s) > 1 and s.startswith(spelling)}
-        if self.long_only or len(spelling) < 2 or len(found) != 1:
-            raise UnknownOptionError
-        return found.pop()
+        return found.pop() if not self.long_only and len(spelling) > 1 and len(found) == 1 else None
+
+    def refuse_option(self, word: str, what: str) -> RefusedError:
+        """Returns the error about an option as it was written on the command line."""
+        name = word.lstrip("-").partition("=")[0]
+        return RefusedError(self.bad_option.format(what=what, word=word, name=name), self.exit_codes[0])
 
 
 def spellings(words: str) -> dict[str, tuple[str, ...]]:
-    """Returns the options in a text such as `name other:o`, by their first spelling."""
+    """Returns the spellings of each option in a text such as `help:h quiet`, by the first spelling."""
     return {word.partition(":")[0]: tuple(word.split(":")) for word in words.split()}
 
 
@@ -66,6 +64,7 @@ def spellings(words: str) -> dict[str, tuple[str, ...]]:
 class Line:
     """A parsed command line: the last value of each option, all options in order, and the command."""
 
+    table: Table
     values: dict[str, str] = field(default_factory=dict)
     flags: set[str] = field(default_factory=set)
     given: list[tuple[str, str]] = field(default_factory=list)
@@ -75,11 +74,15 @@ class Line:
         """Returns all values of an option that can be repeated."""
         return [value for option, value in self.given if option == name]
 
-    def number(self, name: str, default: int, refuse: Callable[[str, str], RefusedError]) -> int:
-        """Returns an option's value as a positive integer; `refuse` makes the error for an invalid value."""
+    def number(self, name: str, default: int) -> int:
+        """Returns the value of an option as a positive integer.
+
+        Raises:
+            RefusedError: it is not a positive integer.
+        """
         text = self.values.get(name, str(default))
         if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < 1:
-            raise refuse(text, name)
+            raise RefusedError(self.table.bad_number.format(text=text, name=name), self.table.exit_codes[1])
         return int(text)
 
     def take(self, name: str, value: str) -> None:
@@ -92,32 +95,32 @@ def read_line(argv: Sequence[str], table: Table) -> Line:
     """Parses the options up to the first word that is not an option, and the command after them.
 
     Raises:
-        UnknownOptionError: with the unknown option as it was written.
-        MissingValueError: with the option as it was written.
+        RefusedError: an option is unknown, or its value is missing.
     """
-    line, words = Line(), list(argv)
+    line, words = Line(table), list(argv)
     while words and words[0].startswith("-") and words[0] != "-":
         word = words.pop(0)
         if word == "--":
             break
         name, equals, value = word.lstrip("-").partition("=")
-        if not table.long_only and not word.startswith("--"):
+        is_short = not table.long_only and not word.startswith("--")
+        if is_short:
             name, value = word[1], word[2:].removeprefix("=")
             equals = value
-        try:
-            option = table.find(name)
-        except UnknownOptionError:
-            raise UnknownOptionError(word) from None
+        option = table.find(name)
+        if option is None:
+            what = f"invalid option -- '{name}'" if is_short else f"unrecognized option '{word}'"
+            raise table.refuse_option(word, what)
         if option in table.bare:
             line.flags.add(option)
-            if not table.long_only and not word.startswith("--") and value:
-                words.insert(0, f"-{value}")  # several short options after one dash
+            if is_short and value:
+                words.insert(0, f"-{value}")  # -ab means -a -b
             else:
                 line.take(option, value)
             continue
         num_values = 2 if option in table.pairs else 0 if equals else 1
         if len(words) < num_values:
-            raise MissingValueError(word)
+            raise table.refuse_option(word, f"option '{word}' requires an argument")
         if num_values:
             value = " ".join(words[:num_values])
             del words[:num_values]
@@ -126,19 +129,10 @@ def read_line(argv: Sequence[str], table: Table) -> Line:
     return line
 
 
-def run(
-    read: Callable[[Sequence[str]], Line],
-    launch: Callable[[Line, Path], int],
-    version: str,
-    variable: str,
-) -> NoReturn:
-    """Runs an mpiexec command: prints the version, or launches ranks. Prints errors to stderr."""
-    try:
-        line = read(sys.argv[1:])
-        if "version" in line.flags:
-            sys.stdout.write(f"{version}\n")
-            sys.exit(0)
-        sys.exit(launch(line, Path(os.environ[variable])))
-    except RefusedError as error:
-        sys.stderr.write(f"{error}\n")
-        sys.exit(error.exit_code)
+def run_launcher(argv: Sequence[str], root: Path, table: Table, launch: Callable[[Line, Path], int]) -> int:
+    """Prints the version of a launcher, or launches ranks; returns the exit code."""
+    line = read_line(argv, table)
+    if "version" not in line.flags:
+        return launch(line, root)
+    sys.stdout.write(f"{table.version}\n")
+    return 0

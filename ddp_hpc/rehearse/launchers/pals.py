@@ -1,7 +1,7 @@
 """The stand-in for `mpiexec` of PALS, with its options and variables.
 
-With two hosts in the node file, the variables of rank r place it on host r // ppn. PMI_RANK, PMI_SIZE and
-PMI_FD are set even with --pmi=pmix, because MPI could not start without them.
+The variables of rank r place it on host r // ppn of the node file. PMI_RANK, PMI_SIZE and PMI_FD are set even
+with --pmi=pmix, because MPI could not start without them.
 """
 
 from __future__ import annotations
@@ -9,19 +9,16 @@ from __future__ import annotations
 import os
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
 
-from ddp_hpc.rehearse.launchers import options
-from ddp_hpc.rehearse.launchers.limits import Limits, read_limits
-from ddp_hpc.rehearse.launchers.options import Line, RefusedError, Table, spellings
+from ddp_hpc.rehearse.launchers.limits import Limits
+from ddp_hpc.rehearse.launchers.options import Line, RefusedError, Table, run_launcher, spellings
 from ddp_hpc.rehearse.launchers.ranks import Place, Step, places, run_step, spool_directory
 
-DIRECTORY_VARIABLE = "PALS_STAND_IN_HOME"  # set by the installed mpiexec
-VERSION = "mpiexec version 1.3.2 revision 0"
+_ERROR = "mpiexec: {what}\nTry 'mpiexec --help' for more information."
 
-# The supported options of PALS. Others are refused. Bindings are parsed, but not applied.
+# The supported options of PALS; all others are refused. CPU, memory and GPU bindings have no effect.
 TABLE = Table(
     values={
         "num_ranks": ("n", "np"),
@@ -41,33 +38,21 @@ TABLE = Table(
         "envall genvall label:l line-buffer no-vni transfer no-transfer exclusive version "
         "abort-on-failure no-abort-on-failure"
     ),
+    bad_option=_ERROR,
+    bad_number=_ERROR.format(what="invalid argument '{text}' for {name}"),
+    version="mpiexec version 1.3.2 revision 0",
 )
-_LAST_LINE = "\nTry 'mpiexec --help' for more information."
 
 
 def _refused(message: str) -> RefusedError:
-    return RefusedError(f"mpiexec: {message}{_LAST_LINE}")
-
-
-def read_line(argv: Sequence[str]) -> Line:
-    """Returns the parsed command line.
-
-    Raises:
-        RefusedError: PALS does not have an option, or a value is missing.
-    """
-    try:
-        return options.read_line(argv, TABLE)
-    except options.UnknownOptionError as error:
-        raise _refused(f"unrecognized option '{error}'") from None
-    except options.MissingValueError as error:
-        raise _refused(f"option '{error}' requires an argument") from None
+    return RefusedError(_ERROR.format(what=message))
 
 
 def hosts(line: Line) -> list[str]:
     """Returns the distinct hosts of --hosts, the host file or the job's node file, in order.
 
     Raises:
-        RefusedError: there is no list of hosts outside a job, or the file cannot be read.
+        RefusedError: there is neither an option with hosts nor a PBS job, or the file cannot be read.
     """
     if named := line.values.get("hosts"):
         return list(dict.fromkeys(named.split(",")))
@@ -85,13 +70,13 @@ def launch(line: Line, root: Path) -> int:
 
     A rank that fails ends all others, unless --no-abort-on-failure is given.
     """
-    limits, nodes = read_limits(root), hosts(line)
+    limits, nodes = Limits.read(root), hosts(line)
     num_nodes = max(len(nodes), limits.requested_nodes)
-    num_ranks = line.number("num_ranks", 1, _bad_number)
-    ppn = line.number("ppn", -(-num_ranks // num_nodes), _bad_number)
+    num_ranks = line.number("num_ranks", 1)
+    ppn = line.number("ppn", -(-num_ranks // num_nodes))
     if num_ranks > ppn * num_nodes:
         raise _refused(f"{num_ranks} ranks do not fit on {num_nodes} nodes with {ppn} each")
-    depth = line.number("depth", 1, _bad_number)
+    depth = line.number("depth", 1)
     pmi = line.values.get("pmi", "cray")
     if pmi not in ("cray", "pmix"):
         raise _refused(f"invalid argument '{pmi}' for --pmi")
@@ -99,8 +84,8 @@ def launch(line: Line, root: Path) -> int:
         raise _refused("no executable specified")
     apid, spool = str(uuid.uuid4()), spool_directory(root, "palsd.")
     given = dict(word.partition("=")[::2] for word in line.all_of("env"))
-    base = {name: value for name, value in os.environ.items() if name != DIRECTORY_VARIABLE} | given
-    common = {"PALS_APID": apid, "PALS_DEPTH": str(depth), "PALS_SPOOL_DIR": str(spool)}
+    own = {"PALS_APID": apid, "PALS_DEPTH": str(depth), "PALS_SPOOL_DIR": str(spool)}
+    common = {**os.environ, **given, **own}
     ranks = places(limits.counts(num_ranks, ppn))
 
     def report(rank: int, code: int) -> None:
@@ -109,7 +94,7 @@ def launch(line: Line, root: Path) -> int:
 
     step = Step(
         command=limits.command(line.command),
-        environments=[_environment(limits, {**base, **common}, place, pmi) for place in ranks],
+        environments=[_environment(limits, common, place, pmi) for place in ranks],
         report=report,
         stop_on_failure="no-abort-on-failure" not in line.flags,
         label="label" in line.flags,
@@ -129,15 +114,11 @@ def _environment(limits: Limits, base: dict[str, str], place: Place, pmi: str) -
     }
     if pmi == "cray":
         own |= {"PMI_LOCAL_RANK": local_rank, "PMI_LOCAL_SIZE": local_size}
-    else:  # without PMIX_NAMESPACE: MPICH aborts if it is set together with PMI_SIZE
+    else:  # PMIX_NAMESPACE is not set, since MPICH aborts if PMI_SIZE is set too
         own |= {"PALS_PMI": "pmix", "PMIX_RANK": str(place.rank)}
     return limits.environment(base) | own
 
 
-def _bad_number(text: str, name: str) -> RefusedError:
-    return _refused(f"invalid argument '{text}' for {name}")
-
-
-def main() -> NoReturn:
-    """The entry point of the installed command."""
-    options.run(read_line, launch, VERSION, DIRECTORY_VARIABLE)
+def main(argv: Sequence[str], _environ: Mapping[str, str], root: Path) -> int:
+    """Runs the installed command."""
+    return run_launcher(argv, root, TABLE, launch)

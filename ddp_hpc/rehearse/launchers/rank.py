@@ -1,8 +1,8 @@
 """Run one rank under Hydra: `rank.py SPOOL COMMAND...`, with its environment from SPOOL/step.json.
 
-Of Hydra's variables, only those that MPI needs to communicate with it are kept, so that a rank cannot mistake
-Hydra for its launcher. SPOOL/pid.R contains the process id and SPOOL/rank.R the exit code, since
-Hydra returns only the bitwise OR of all codes. Signals are negative numbers.
+A rank keeps only those variables of Hydra that MPI needs, so that programs do not detect Hydra as their
+launcher. For rank R, SPOOL/pid.R contains the process id and SPOOL/rank.R the exit code or minus the signal.
+The files are needed because Hydra returns only the bitwise OR of all exit codes.
 """
 
 import ctypes
@@ -17,15 +17,14 @@ _PMI_VARIABLES = ("PMI_FD", "PMI_RANK", "PMI_SIZE")
 
 
 def main() -> None:
-    """Runs the rank in the process that Hydra has started."""
+    """Runs the rank as a child of this process, which Hydra has started."""
     directory, *command = sys.argv[1:]
     spool, rank = Path(directory), int(os.environ["PMI_RANK"])
     step = json.loads((spool / "step.json").read_text())
     environment = step["environments"][rank]
     if step["keep_pmi"]:
         environment |= {name: os.environ[name] for name in _PMI_VARIABLES if name in os.environ}
-    # This process ignores signals: Hydra sends them to the process group, so the program receives them
-    # itself.
+    # This process ignores signals: Hydra sends them to the process group, which includes the program.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda _sent, _frame: None)
     try:
@@ -46,7 +45,7 @@ def main() -> None:
 
 
 def die_with_parent() -> None:
-    """Makes the rank receive SIGKILL when this process ends."""
+    """Makes the kernel kill the rank when this process ends."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
 
 

@@ -1,7 +1,7 @@
 """Start the ranks of a launcher with the real Hydra, each in its own environment.
 
-The ranks are not in the session of the job, so only the launcher receives the scheduler's signals. Like the
-original launcher, it either forwards them or ends the ranks.
+The ranks are not in the session of the job, so only the launcher's stand-in receives the signals of the
+scheduler. Like the real launcher, it either forwards them or ends the ranks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Place:
 
 
 def places(counts: Sequence[int]) -> list[Place]:
-    """Returns the places of all ranks, node by node."""
+    """Returns the positions of all ranks, given the number of ranks on each node."""
     found: list[Place] = []
     for node, count in enumerate(counts):
         found += [Place(rank=len(found) + i, node=node, local_rank=i, local_size=count) for i in range(count)]
@@ -94,7 +94,7 @@ def run_step(spool: Path, step: Step) -> int:
             env=_for_hydra(),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=processes.die_with_parent,  # SIGKILL of the job reaches only this process
+            preexec_fn=processes.die_with_parent,  # the scheduler's SIGKILL reaches only this process
         )
 
         def on_signal(sent: int, _frame: object) -> None:
@@ -137,13 +137,13 @@ def _watch(hydra: subprocess.Popen[bytes], spool: Path, step: Step) -> int:
             if code and file.name not in reported:
                 reported.add(file.name)
                 step.report(int(file.suffix[1:]), code)
-                if stop_by_s == float("inf"):  # ignore ranks that this launcher ended
+                if stop_by_s == float("inf"):  # ignore ranks that this launcher has ended
                     codes.add(code if code > 0 else 128 - code)
         if over:
             return max(codes) or (hydra.returncode if hydra.returncode >= 0 else 128 - hydra.returncode)
         if step.stop_on_failure and reported and stop_by_s == float("inf"):
             stop_by_s = time.monotonic() + _STOP_S
-        if stop_by_s != float("inf"):  # repeated, since ranks can start after the first failure
+        if stop_by_s != float("inf"):  # repeat this, since ranks can start after the first failure
             late = [process for process in processes_of([spool]) if process.pid not in stopped]
             processes.send(signal.SIGTERM, late)
             stopped |= {process.pid for process in late}

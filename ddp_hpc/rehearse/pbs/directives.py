@@ -11,7 +11,7 @@ from typing import Any
 
 from ddp_hpc.rehearse.launchers.options import RefusedError
 
-# Messages from qsub_sup.c and print_usage of OpenPBS's qsub.c.
+# The usage text of OpenPBS's qsub.c.
 USAGE = """usage: qsub [-a date_time] [-A account_string] [-c interval]
 \t[-C directive_prefix] [-e path] [-f ] [-h ] [-I [-X]] [-j oe|eo] [-J X-Y[:Z]]
 \t[-k keep] [-l resource_list] [-m mail_options] [-M user_list]
@@ -41,8 +41,8 @@ class Request:
     output: str = ""
     error: str = ""
     umask: int = 0o077
-    after: tuple[tuple[str, str], ...] = ()  # kinds of dependency, such as afterany, with a job each
-    indices: range = range(0)  # of the subjobs of an array
+    after: tuple[tuple[str, str], ...] = ()  # dependencies: their kind, such as afterany, and the job
+    indices: range = range(0)  # indices of the subjobs of an array
     is_held: bool = False
     is_rerunable: bool = True
     is_sandboxed: bool = False
@@ -51,18 +51,17 @@ class Request:
 
 
 class _IllegalError(Exception):
-    """The value of an option is invalid. If it is from a directive, qsub also prints the line."""
+    """The value of an option is invalid. If the option is in a directive, qsub also prints the directive."""
 
 
 class _IllegalAttributeError(_IllegalError):
-    """A value is invalid that qsub checks only in the complete request, so that it prints no line."""
+    """A value is invalid, and qsub detects this only in the complete request, so it prints no directive."""
 
 
 def directive_lines(script: str) -> list[str]:
     """Returns the directives of a script, without `#PBS`.
 
-    The first line that is neither blank, nor a comment, nor a directive ends the directives. PBS treats all
-    later ones as comments.
+    PBS reads directives up to the first command; later lines that begin with #PBS are comments.
 
     Raises:
         RefusedError: the script has Windows line ends.
@@ -79,7 +78,9 @@ def directive_lines(script: str) -> list[str]:
 
 
 def read_request(argv: Sequence[str], script: str, environ: Mapping[str, str]) -> Request:
-    """Returns the directives of the script, overridden by the options for each resource separately.
+    """Returns the request in the directives of a script and the options of qsub, which take precedence.
+
+    Resources of -l are merged by name.
 
     Raises:
         RefusedError: qsub does not accept an option or its value.
@@ -97,7 +98,7 @@ def read_request(argv: Sequence[str], script: str, environ: Mapping[str, str]) -
 
 
 def _with_directive(request: Request, line: str, environ: Mapping[str, str]) -> Request:
-    """Returns the request with the options of one line; errors end with its words, as in do_dir of qsub.c."""
+    """Returns the request with the options of one directive. Errors quote it, as in do_dir of qsub.c."""
     try:
         words = shlex.split(line)
     except ValueError as error:
@@ -176,7 +177,7 @@ def _change(request: Request, option: str, value: str, environ: Mapping[str, str
 
 
 def _attribute(value: str) -> dict[str, Any]:
-    """Returns the changes that an option `-W` requests."""
+    """Returns the fields of the request that an option `-W NAME=VALUE` changes."""
     name, _, text = value.partition("=")
     if name == "depend":
         _check(all(map(_DEPEND.fullmatch, text.split(","))), "-W")

@@ -1,7 +1,7 @@
-"""The mom of one job: its environment, node file, logs, walltime and end. Each job has its own mom process.
+"""The stand-in for pbs_mom, which runs one job: environment, node file, logs, walltime and end.
 
-The process tree is the same as with PBS: a login shell is the session leader. It reads the path of the
-script's copy from a pipe and runs it. Signals go to all processes of this session and to no others.
+The process tree is that of PBS: a login shell leads the session of the job, reads the path of the script's
+copy from a pipe and runs it. Signals are sent to all processes of this session and to no others.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import secrets
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 from ddp_hpc.rehearse import jobs, processes
+from ddp_hpc.rehearse.daemon import Daemon, open_log
 from ddp_hpc.rehearse.pbs import server
 
 WALLTIME_EXCEEDED, START_FAILED = -29, -3
@@ -25,14 +25,12 @@ _LOGS = ("Output_Path", "Error_Path")
 _RERUN = "will run again"
 
 
-class Mom:
+class Mom(Daemon):
     """The daemon that runs one job, from its start to its final attributes."""
 
     def __init__(self, root: Path, number: int) -> None:
-        self.root = root
-        self.number = number
-        self.settings = server.read_settings(root)
-        self.job = jobs.load(root, number)
+        self.settings = server.Settings.read(root)
+        super().__init__(root, number, self.settings)
         self.id = server.job_id(number, self.job["server"])
 
     def run(self) -> None:
@@ -48,8 +46,7 @@ class Mom:
         try:
             out, err = self.open_logs()
         except OSError:
-            # OpenPBS was observed to try 21 times within seconds and then hold the job. The script never
-            # runs.
+            # OpenPBS was observed to try 21 times within seconds, and then to hold the job.
             self.update(
                 job_state="H",
                 Hold_Types="s",
@@ -68,7 +65,7 @@ class Mom:
         exit_status, how = self.watch(shell, err)
         self.clear_up()
         if how == _RERUN:
-            return how  # the logs stay in the spool, and the next run appends to them
+            return how  # the next run appends to the spooled logs
         self.deliver_logs()
         now, comment = time.ctime(), jobs.load(self.root, self.number)["comment"]
         substate = 92 if exit_status == 0 else 91 if "terminated" in how else 93
@@ -85,7 +82,7 @@ class Mom:
         return str(self.job.get("array_index", ""))
 
     def where(self) -> dict[str, str]:
-        """Returns the attributes that name the nodes of the job."""
+        """Returns the attributes that name the nodes and the directory of the job."""
         hosts, vnodes = [], []
         for chunk in self.job["_chunks"]:
             name, ncpus, ngpus = chunk["node"].partition(".")[0], chunk["ncpus"], chunk["ngpus"]
@@ -99,26 +96,15 @@ class Mom:
         }
 
     def used(self, seconds: int) -> dict[str, object]:
-        """Returns the used resources of the job. CPU time and memory are not measured."""
+        """Returns the attribute resources_used. CPU time and memory are not measured."""
         ncpus = sum(chunk["ncpus"] for chunk in self.job["_chunks"])
-        walltime = server.clock(seconds)
-        return {
-            "cpupercent": 0,
-            "cput": "00:00:00",
-            "mem": "0kb",
-            "ncpus": ncpus,
-            "vmem": "0kb",
-            "walltime": walltime,
-        }
+        measured = {"ncpus": ncpus, "walltime": server.clock(seconds)}
+        return {"cpupercent": 0, "cput": "00:00:00", "mem": "0kb", "vmem": "0kb", **measured}
 
     def jobdir(self) -> Path:
         """Returns the user's home directory, or with `-W sandbox=PRIVATE` a separate directory in it."""
         home = self.root / "home"
         return home / f"pbs.{self.id}.x8z" if self.job["_is_sandboxed"] else home
-
-    def update(self, **attributes: object) -> None:
-        """Changes attributes of the job, and keeps concurrent changes by other processes."""
-        self.job = jobs.change(self.root, self.number, **attributes)
 
     def open_logs(self) -> tuple[IO[bytes], IO[bytes]]:
         """Opens the files for stdout and stderr of the job."""
@@ -132,11 +118,10 @@ class Mom:
         path = Path(named) if self.writes_direct() else self.spooled(ending)
         if not self.writes_direct():
             path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        return os.fdopen(descriptor, "wb", buffering=0)
+        return open_log(path, os.O_APPEND, 0o600)
 
     def writes_direct(self) -> bool:
-        """Returns whether the job writes its logs to their final place."""
+        """Returns whether the job writes its logs to their final paths, as with -k doe."""
         return "d" in self.job["Keep_Files"]
 
     def spooled(self, ending: str) -> Path:
@@ -144,7 +129,7 @@ class Mom:
         return self.root / "spool" / f"{self.id}.{ending}"
 
     def deliver_logs(self) -> None:
-        """Copies the spooled logs to their final place."""
+        """Copies the spooled logs to their final paths."""
         if self.writes_direct():
             return
         for ending, name in (("OU", "Output_Path"), ("ER", "Error_Path")):
@@ -161,7 +146,7 @@ class Mom:
                 spooled.replace(undelivered / spooled.name)
 
     def environment(self) -> dict[str, str]:
-        """Returns the login shell's environment, without LANG and the submitting shell's variables."""
+        """Returns the environment of the login shell, which has no variables of the submitting shell."""
         home, chunk = str(self.root / "home"), self.job["_chunks"][0]
         nodefile = self.root / "aux" / self.id
         nodefile.parent.mkdir(exist_ok=True)
@@ -196,7 +181,7 @@ class Mom:
         }
 
     def start(self, out: IO[bytes], err: IO[bytes]) -> subprocess.Popen[bytes]:
-        """Starts the login shell, and passes the path of the script's copy to it."""
+        """Starts the login shell, and writes the path of the script's copy to its stdin."""
         environment = self.environment()
         self.jobdir().mkdir(exist_ok=True)
         shell = subprocess.Popen(
@@ -229,22 +214,16 @@ class Mom:
                 err.write(f"=>> PBS: job killed: walltime {used_s} exceeded limit {limit_s}\n".encode())
                 self.end(shell, self.settings.kill_delay_s)
                 return WALLTIME_EXCEEDED, "exceeded resource walltime"
-            if jobs.delete_request(self.root, self.number).exists():
+            if self.delete_request.exists():
                 self.end(shell, self.settings.kill_delay_s)
                 return 256 + signal.SIGTERM, f"terminated by {server.USER}@{self.settings.submit_host}"
-            rerun = jobs.rerun_request(self.root, self.number)
-            if rerun.exists():
-                self.end(shell, float(rerun.read_text()))
-                rerun.unlink()
+            if self.rerun_request.exists():
+                self.end(shell, float(self.rerun_request.read_text()))
+                self.rerun_request.unlink()
                 return 256 + signal.SIGTERM, _RERUN
         code = shell.returncode
-        self.end(shell, grace_s=0.0)  # processes that the script left in the background
+        self.end(shell, grace_s=0.0)  # end the processes that the script has left in the background
         return (code, "finished" if code == 0 else "failed") if code >= 0 else (256 - code, "failed")
-
-    def keeper_is_gone(self) -> bool:
-        """Returns whether the process that owns this machine has ended."""
-        keeper = self.settings.keeper_pid
-        return bool(keeper) and not processes.is_running(keeper)
 
     def end(self, shell: subprocess.Popen[bytes], grace_s: float) -> None:
         """Sends SIGTERM to the session, which ends its shell, and SIGKILL after `grace_s`."""
@@ -257,7 +236,7 @@ class Mom:
             time.sleep(0.02)
         processes.send(signal.SIGKILL, processes.of_session(shell.pid))
         shell.wait()
-        time.sleep(max(0.0, over_s - time.monotonic()))  # the real mom reports the end of a job with a delay
+        time.sleep(max(0.0, over_s - time.monotonic()))  # PBS reports the end of a job with a delay
 
     def clear_up(self) -> None:
         """Kills processes that left the session, which PBS would ignore. Records their command lines."""
@@ -268,9 +247,4 @@ class Mom:
         self.update(left_over=command_lines)
 
 
-def main(number: str) -> None:
-    """The entry point of the daemon."""
-    # Orphans of the job become children of this process, so that it can end them.
-    processes.adopt_orphans()
-    Mom(server.directory(), int(number)).run()
-    sys.exit(0)
+DAEMON = Mom

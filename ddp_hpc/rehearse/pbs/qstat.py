@@ -5,13 +5,13 @@ from __future__ import annotations
 import getopt
 import json
 import math
-import os
 import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any
 
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError
@@ -24,12 +24,13 @@ _LINE_CHARS = 78
 _MAX_INT = 2**31
 
 
-def show(argv: Sequence[str], _environ: Mapping[str, str]) -> None:
-    """Prints the job. With `-F json` and an unknown job, prints an object without Jobs.
+def main(argv: Sequence[str], _environ: Mapping[str, str], root: Path) -> None:
+    """Prints the job. For an unknown job, `-F json` prints an object without the key `Jobs`.
 
     Raises:
         RefusedError: the job is unknown, or it has finished and -x was not given.
     """
+    server.check_running("qstat", root)
     try:
         options, words = getopt.getopt(list(argv), "fxwF:")
     except getopt.GetoptError:
@@ -37,11 +38,10 @@ def show(argv: Sequence[str], _environ: Mapping[str, str]) -> None:
     flags = dict(options)
     if "-f" not in flags or flags.get("-F", "json") != "json" or len(words) != 1:
         raise RefusedError("qstat: the stand-in supports only `qstat [-x] -f [-w] [-F json] JOB`", 99)
-    root = server.directory()
     frame = {
         "timestamp": int(time.time()),
         "pbs_version": "23.06.06",
-        "pbs_server": server.read_settings(root).server,
+        "pbs_server": server.Settings.read(root).server,
     }
     try:
         name, job = _job(root, words[0], with_history="-x" in flags)
@@ -56,8 +56,8 @@ def show(argv: Sequence[str], _environ: Mapping[str, str]) -> None:
         sys.stdout.write("\n".join(_lines(name, shown, is_wide="-w" in flags)) + "\n\n")
 
 
-def _job(root: Any, word: str, *, with_history: bool) -> tuple[str, jobs.Attributes]:
-    settings = server.read_settings(root)
+def _job(root: Path, word: str, *, with_history: bool) -> tuple[str, jobs.Attributes]:
+    settings = server.Settings.read(root)
     if not word[:1].isdecimal():
         raise RefusedError(f"qstat: Unknown queue {word}", server.UNKNOWN_QUEUE)
     if with_history and not settings.history:
@@ -138,8 +138,3 @@ def _wrapped(key: str, value: str, *, is_wide: bool) -> str:
             if column > _LINE_CHARS:
                 line, column = f"{line}\n\t", 8
     return line
-
-
-def main() -> NoReturn:
-    """The entry point of the installed command."""
-    server.run(show, sys.argv[1:], os.environ)

@@ -1,4 +1,4 @@
-"""`qsub`: copy the script, print only the job id, and start the mom of the job."""
+"""`qsub`: copy the script, print the job id, and start the daemon of the job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import NoReturn
 
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError
@@ -21,14 +20,14 @@ from ddp_hpc.rehearse.pbs.resources import Chunk, check, place, select_of, wallt
 from ddp_hpc.rehearse.pbs.server import Settings
 
 
-def submit(argv: Sequence[str], environ: Mapping[str, str]) -> None:
+def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> None:
     """Submits a script from a file or stdin.
 
     Raises:
         RefusedError: the script is refused, and nothing was submitted.
     """
-    root = server.directory()
-    settings = server.read_settings(root)
+    server.check_running("qsub", root)
+    settings = Settings.read(root)
     operands = _operands(argv)
     script = _script(operands)
     request = read_request(argv, script, environ)
@@ -37,11 +36,9 @@ def submit(argv: Sequence[str], environ: Mapping[str, str]) -> None:
 
     number = jobs.next_number(root / "next_job", server.FIRST_JOB)
     copy = root / "mom_priv" / "jobs" / f"{number}.{settings.server}.SC"
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    copy.write_text(script, encoding="utf-8", errors="surrogateescape")
-    copy.chmod(0o700)
+    jobs.save_script(copy, script)
     name = request.name or (Path(operands[0]).name if operands else "STDIN")
-    job = _attributes(request, settings, number, name, argv, environ)
+    job = _attributes(request, settings, root, number, name, argv, environ)
     if never := why_never(request, settings):
         jobs.save(root, number, {**job, "comment": never})
     elif request.indices:
@@ -85,7 +82,7 @@ def _operands(argv: Sequence[str]) -> list[str]:
     try:
         return getopt.getopt(list(argv), OPTIONS)[1]
     except getopt.GetoptError:
-        return []  # read_request will refuse it and print the usage
+        return []  # read_request refuses the options and prints the usage
 
 
 def _script(operands: Sequence[str]) -> str:
@@ -94,8 +91,7 @@ def _script(operands: Sequence[str]) -> str:
     if Path(operands[0]).is_dir():
         raise RefusedError("qsub: script not a file", 1)
     try:
-        with Path(operands[0]).open(encoding="utf-8", errors="surrogateescape", newline="") as file:
-            return file.read()
+        return Path(operands[0]).read_bytes().decode("utf-8", "surrogateescape")
     except OSError as error:
         raise RefusedError(f"qsub: script file:: {error.strerror}", 1) from error
 
@@ -103,6 +99,7 @@ def _script(operands: Sequence[str]) -> str:
 def _attributes(
     request: Request,
     settings: Settings,
+    root: Path,
     number: int,
     name: str,
     argv: Sequence[str],
@@ -134,7 +131,7 @@ def _attributes(
         "Rerunable": "True" if request.is_rerunable else "False",
         "Resource_List": _resource_list(request, settings, chunks),
         "substate": 10,
-        "Variable_List": {**_submit_variables(environ, workdir, queue, host), **request.variables},
+        "Variable_List": {**_submit_variables(environ, root, workdir, queue, host), **request.variables},
         "Submit_arguments": shlex.join(argv),
         "project": "_pbs_project_default",
         "Submit_Host": host,
@@ -146,10 +143,12 @@ def _attributes(
     }
 
 
-def _submit_variables(environ: Mapping[str, str], workdir: str, queue: str, host: str) -> dict[str, str]:
+def _submit_variables(
+    environ: Mapping[str, str], root: Path, workdir: str, queue: str, host: str
+) -> dict[str, str]:
     """Returns the variables that qsub adds to the environment of a job."""
     return {
-        "PBS_O_HOME": str(server.directory() / "home"),
+        "PBS_O_HOME": str(root / "home"),
         "PBS_O_LOGNAME": server.USER,
         "PBS_O_PATH": environ.get("PATH", ""),
         "PBS_O_MAIL": "/var/mail/pbsuser",
@@ -185,7 +184,7 @@ def _totals(chunks: Sequence[Chunk], select: str) -> dict[str, int]:
 
 
 def _workdir(environ: Mapping[str, str]) -> str:
-    """Returns the current directory as in PWD if that is correct, so that symbolic links are kept."""
+    """Returns the current directory: PWD, which keeps symbolic links, or its real path if PWD is wrong."""
     here = Path.cwd()
     pwd = environ.get("PWD", "")
     return pwd if pwd and Path(pwd).is_dir() and Path(pwd).samefile(here) else str(here)
@@ -195,8 +194,3 @@ def _log(path: str, workdir: str, default: str, number: int, ending: str) -> str
     """Returns the absolute path of a log. As in PBS, nothing is expanded: `~` is an ordinary name."""
     path = os.path.join(workdir, path or default)  # noqa: PTH118 - keeps the final slash of a directory
     return f"{path}{number}.{ending}" if path.endswith("/") else path
-
-
-def main() -> NoReturn:
-    """The entry point of the installed command."""
-    server.run(submit, sys.argv[1:], os.environ)

@@ -1,22 +1,18 @@
-"""The server of the stand-in: its settings, its directory, and the order in which jobs start."""
+"""The stand-in for the PBS server: its settings, and the start of jobs in the order of their dependencies."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
 
 from ddp_hpc.rehearse import jobs
+from ddp_hpc.rehearse import settings as common
 from ddp_hpc.rehearse.jobs import delete_request, load, save
 from ddp_hpc.rehearse.launchers.options import RefusedError
 
-DIRECTORY_VARIABLE = "PBS_STAND_IN_HOME"
 FIRST_JOB = 12
 _SUBJOBS = 10**6
 NO_MORE_JOBS = "job held, the machine runs no more jobs"
@@ -30,34 +26,29 @@ FINISHED, UNKNOWN_JOB, NO_PERMISSION, BAD_STATE, UNKNOWN_QUEUE = 35, 153, 159, 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """The settings that qmgr has in PBS. The nodes are only names: everything runs on this machine."""
+class Settings(common.Settings):
+    """The settings of the server, most of which an administrator of PBS sets with qmgr."""
 
     server: str = "pbs-srv"
     submit_host: str = "pbs-login.pbs.lab"
-    history: bool = True  # job_history_enable
+    history: bool = True  # whether finished jobs are kept (job_history_enable)
     nodes: tuple[str, ...] = ("x3001c0s1b0n0.hsn.cm.pbs.lab", "x3001c0s1b1n0.hsn.cm.pbs.lab")
     node_ncpus: int = 64
     node_ngpus: int = 4
     system: str = "polaris"
     default_queue: str = "workq"
-    default_chunk_ncpus: int = 1  # ALCF sets a whole node
+    default_chunk_ncpus: int = 1  # ALCF sets the number of CPUs of a node
     default_chunk_ngpus: int = 0
     alcf_hook: bool = False  # requires account, walltime and file systems; forces -k doe
-    kill_delay_s: float = 10.0
     obituary_s: float = 8.0  # minimum time from SIGTERM to the end of the job
-    poll_s: float = 0.05  # interval at which the mom checks the job
-    keeper_pid: int = 0  # jobs are killed when this process has ended
     # For rehearsals: all queues and resources are accepted, each chunk has its own node up to the number of
     # nodes, and `schedule` starts the jobs.
     any_site: bool = False
-    walltime_s: int = 0  # replaces the walltime of all jobs
-    max_jobs: int = 0  # further jobs are held
 
 
 @dataclass(frozen=True)
 class Queue:
-    """The limits of a queue, with the defaults of a PBS server that was examined."""
+    """The limits of a queue; 0 means no limit. The defaults are those of a real OpenPBS server."""
 
     max_nodes: int = 0
     min_walltime_s: int = 0
@@ -73,32 +64,16 @@ QUEUES = {
 }
 
 
-def directory() -> Path:
-    """Returns the directory of the stand-in with all its files."""
-    return Path(os.environ[DIRECTORY_VARIABLE])
-
-
-def write_settings(root: Path, settings: Settings) -> None:
-    """Writes the settings for all commands and daemons of the machine in `root`."""
-    (root / "settings.json").write_text(json.dumps(asdict(settings)))
-
-
-def read_settings(root: Path) -> Settings:
-    """Returns the current settings."""
-    values = json.loads((root / "settings.json").read_text())
-    return replace(Settings(), **{**values, "nodes": tuple(values["nodes"])})
-
-
 def start_mom(root: Path, number: int) -> None:
-    """Starts the process that runs the job, except in rehearsals, which call `schedule`."""
-    if not read_settings(root).any_site:
-        jobs.start_daemon(root, "ddp_hpc.rehearse.pbs.mom", number, {DIRECTORY_VARIABLE: str(root)})
+    """Starts the daemon of a job. In rehearsals, `schedule` does that instead."""
+    if not Settings.read(root).any_site:
+        jobs.start_daemon(root, "ddp_hpc.rehearse.pbs.mom", number)
 
 
 def schedule(root: Path) -> None:
-    """Starts jobs that can run, and holds the jobs beyond `max_jobs`. For rehearsals."""
+    """Starts the jobs of a rehearsal that can run, and holds the jobs beyond `max_jobs`."""
     release(root)
-    max_jobs = read_settings(root).max_jobs
+    max_jobs = Settings.read(root).max_jobs
     for number in jobs.numbers(root):
         job = load(root, number)
         if job["job_state"] != "Q" or job["substate"] != 10 or "_started" in job:
@@ -107,7 +82,7 @@ def schedule(root: Path) -> None:
             save(root, number, {**job, "job_state": "H", "comment": NO_MORE_JOBS})
             continue
         save(root, number, {**job, "_started": True})
-        jobs.start_daemon(root, "ddp_hpc.rehearse.pbs.mom", number, {DIRECTORY_VARIABLE: str(root)})
+        jobs.start_daemon(root, "ddp_hpc.rehearse.pbs.mom", number)
 
 
 def release(root: Path) -> None:
@@ -131,7 +106,7 @@ def release(root: Path) -> None:
 
 
 def _decision(kind: str, before: jobs.Attributes) -> str:
-    """Returns whether a dependency lets the waiting job start, wait or drop."""
+    """Returns what happens to a job with this kind of dependency on the job `before`: start, wait or drop."""
     if kind == "after":
         return "start" if "stime" in before else "wait"
     if before["job_state"] != "F":
@@ -147,8 +122,8 @@ def drop(root: Path, number: int) -> None:
 
 
 def depends_on(root: Path, number: int, after: Sequence[tuple[str, int]]) -> None:
-    """Registers the dependencies of a job. The job is dropped if the server does not know one of them."""
-    settings = read_settings(root)
+    """Registers the dependencies of a job, and drops the job if the server does not know one of them."""
+    settings = Settings.read(root)
     known = [before for _, before in after if is_known(root, before, settings)]
     if len(known) < len(after):
         drop(root, number)
@@ -177,7 +152,7 @@ def clock(seconds: int) -> str:
 
 
 def job_id(number: int, server: str) -> str:
-    """Returns the job id: `12.pbs-srv`, or `12[3].pbs-srv` for a subjob, whose number is above a million."""
+    """Returns the job id `12.pbs-srv`, or `12[3].pbs-srv` for the internal number of a subjob."""
     array, index = divmod(number, _SUBJOBS)
     return f"{array}[{index - 1}].{server}" if array else f"{number}.{server}"
 
@@ -206,7 +181,7 @@ def job_number(command: str, word: str, root: Path) -> int:
     match = re.fullmatch(r"([0-9]{1,6})(\[([0-9]{0,4})\])?", head)
     if match is None:
         raise RefusedError(f"{command}: illegally formed job identifier: {word}", 1)
-    settings = read_settings(root)
+    settings = Settings.read(root)
     number = subjob(int(match[1]), int(match[3])) if match[3] else int(match[1])
     is_array = is_known(root, number, settings) and "_indices" in load(root, number)
     if not is_known(root, number, settings) or is_array != (match[2] == "[]"):
@@ -214,21 +189,15 @@ def job_number(command: str, word: str, root: Path) -> int:
     return number
 
 
-def fail(error: RefusedError) -> NoReturn:
-    """Prints the error and exits with its code."""
-    sys.stderr.write(f"{error}\n")
-    sys.exit(error.exit_code)
+def check_running(command: str, root: Path) -> None:
+    """Raises the error of a PBS command if the server is down."""
+    if (root / DOWN).exists():
+        message = f"cannot connect to server {Settings.read(root).server} (errno=111)"
+        exit_code = 255 if command == "qstat" else 111
+        raise RefusedError(f"Connection refused\n{command}: {message}", exit_code)
 
 
-def run(command: Any, argv: list[str], environ: Mapping[str, str]) -> NoReturn:
-    """Runs a command. Errors are printed to stderr and determine the exit code."""
-    root = directory()
-    try:
-        if (root / DOWN).exists():
-            name = Path(command.__code__.co_filename).stem
-            message = f"cannot connect to server {read_settings(root).server} (errno=111)"
-            raise RefusedError(f"Connection refused\n{name}: {message}", 255 if name == "qstat" else 111)
-        command(argv, environ)
-    except RefusedError as error:
-        fail(error)
-    sys.exit(0)
+def refuse_finished(command: str, number: int, job: jobs.Attributes) -> None:
+    """Raises the error of a PBS command for a job that has finished."""
+    if job["job_state"] == "F":
+        raise RefusedError(f"{command}: Job has finished {number}.{job['server']}", FINISHED)

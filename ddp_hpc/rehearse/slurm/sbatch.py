@@ -8,12 +8,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
 
 from ddp_hpc.rehearse import jobs
-from ddp_hpc.rehearse.launchers.options import Line, RefusedError
+from ddp_hpc.rehearse.launchers.options import Line, RefusedError, read_line
 from ddp_hpc.rehearse.slurm import controller
-from ddp_hpc.rehearse.slurm.tables import SBATCH, count, node_count, read_line, walltime_s
+from ddp_hpc.rehearse.slurm.tables import SBATCH, node_count, walltime_s
 
 _NO_SCRIPT = """sbatch: error: This does not look like a batch script.  The first
 sbatch: error: line must start with #! followed by the path to an interpreter.
@@ -21,28 +20,25 @@ sbatch: error: For instance: #!/bin/sh"""
 _UNSUPPORTED = ("array", "test-only", "wait", "hold", "wrap", "het-group")
 
 
-def submit(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
     """Submits a script.
 
     Raises:
         RefusedError: the script is refused, and nothing was submitted.
     """
-    root = controller.directory()
-    settings = controller.read_settings(root)
-    typed = read_line("sbatch", argv, SBATCH)
+    settings = controller.Settings.read(root)
+    typed = read_line(argv, SBATCH)
     script = _script(typed.command)
     given: dict[str, str] = {}
     for words in directives(script):
-        given |= read_line("sbatch", words, SBATCH).values
+        given |= read_line(words, SBATCH).values
     given |= typed.values
     for option in _UNSUPPORTED:
         if option in given:
             raise RefusedError(f"sbatch: the stand-in does not support --{option}")
     number = jobs.next_number(root / "next_job", settings.first_job)
     copy = root / "spool" / f"job{number:05d}" / "slurm_script"
-    copy.parent.mkdir(parents=True)
-    copy.write_text(script, encoding="utf-8", errors="surrogateescape")
-    copy.chmod(0o700)
+    jobs.save_script(copy, script)
     name = given.get("job-name") or (Path(typed.command[0]).name if typed.command else "sbatch")
     job = _attributes(given, number, name, copy, typed.command[1:], environ, root, settings)
     jobs.save(root, number, job)
@@ -64,13 +60,10 @@ def directives(script: str) -> list[list[str]]:
 
 def _script(command: Sequence[str]) -> str:
     try:
-        if command:
-            with Path(command[0]).open(encoding="utf-8", errors="surrogateescape", newline="") as file:
-                text = file.read()
-        else:
-            text = sys.stdin.read()
+        data = Path(command[0]).read_bytes() if command else sys.stdin.buffer.read()
     except OSError as error:
         raise RefusedError(f"sbatch: error: Unable to open file {command[0]}") from error
+    text = data.decode("utf-8", "surrogateescape")
     if not text.startswith("#!"):
         raise RefusedError(_NO_SCRIPT)
     if "\0" in text:
@@ -90,10 +83,10 @@ def _attributes(
     root: Path,
     settings: controller.Settings,
 ) -> jobs.Attributes:
-    line = Line(values=dict(given))
+    line = Line(SBATCH, values=dict(given))
     num_nodes = node_count("sbatch", given.get("nodes", "1"))
-    per_node = count("sbatch", line, "ntasks-per-node", 1)
-    num_tasks = count("sbatch", line, "ntasks", num_nodes * per_node)
+    per_node = line.number("ntasks-per-node", 1)
+    num_tasks = line.number("ntasks", num_nodes * per_node)
     if "ntasks" in given and "nodes" not in given and "ntasks-per-node" in given:
         num_nodes = -(-num_tasks // per_node)
     counts = [num_tasks // num_nodes + (i < num_tasks % num_nodes) for i in range(num_nodes)]
@@ -127,18 +120,17 @@ def _attributes(
 
 
 def _exported(export: str, environ: Mapping[str, str]) -> dict[str, str]:
-    everything = {name: value for name, value in environ.items() if name != controller.DIRECTORY_VARIABLE}
     words = export.split(",")
     if export in ("NONE", "NIL"):
         kept = ("HOME", "USER", "LOGNAME", "PATH", "SHELL")
-        return {name: value for name, value in everything.items() if name in kept}
-    found = everything if "ALL" in words else {}
+        return {name: value for name, value in environ.items() if name in kept}
+    found = dict(environ) if "ALL" in words else {}
     for word in words:
         name, equals, value = word.partition("=")
         if equals:
             found[name] = value
-        elif name in everything:
-            found[name] = everything[name]
+        elif name in environ:
+            found[name] = environ[name]
     return found
 
 
@@ -149,19 +141,14 @@ def _after(dependency: str, root: Path) -> list[int]:
     bad = RefusedError("sbatch: error: Batch job submission failed: Job dependency problem")
     if kind != "afterany" or not numbers:
         raise bad
-    return [controller.job_number(word, root, str(bad)) for word in numbers]
+    return [jobs.find_job(word, root, str(bad)) for word in numbers]
 
 
 def _signal(text: str) -> list[str | float]:
-    """Returns the target, the signal and the time before the end from `[R][B:]SIGNAL[@SECONDS]`."""
+    """Returns the parts of `[R][B:]SIGNAL[@SECONDS]`: `B` or nothing, the signal, and the seconds."""
     if not text:
         return []
     match = re.fullmatch(r"(?:([RB]{1,2}):)?(?:SIG)?([A-Z]{2,6}[0-9]?|\d{1,2})(?:@(\d{1,5}))?", text)
     if not match:
         raise RefusedError("sbatch: error: Invalid --signal specification", 255)
     return ["B" if "B" in (match[1] or "") else "", match[2], float(match[3] or 60)]
-
-
-def main() -> NoReturn:
-    """The entry point of the installed command."""
-    controller.run(submit)

@@ -6,14 +6,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError
 from ddp_hpc.rehearse.slurm import controller
 
 
-def control(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
     """Executes one command of scontrol.
 
     Raises:
@@ -22,11 +21,11 @@ def control(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     words = [word for word in argv if word not in ("-o", "--oneliner")]
     match words:
         case ["requeue", job]:
-            _requeue(job, controller.directory())
+            _requeue(job, root)
         case ["show", "hostnames" | "hostname", *lists]:
             _hostnames(lists[0] if lists else environ.get("SLURM_JOB_NODELIST", ""))
         case ["show", "job" | "jobs", job]:
-            _show(job, controller.directory(), one_line=len(words) != len(argv))
+            _show(job, root, one_line=len(words) != len(argv))
         case [] | ["show", *_]:
             raise RefusedError("scontrol: the stand-in does not support this command")
         case [word, *_]:
@@ -35,7 +34,7 @@ def control(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _requeue(word: str, root: Path) -> None:
-    number = controller.job_number(word, root, f"Invalid job id specified for job {word}")
+    number = jobs.find_job(word, root, f"Invalid job id specified for job {word}")
     job = jobs.load(root, number)
     if not job["requeue"]:
         raise RefusedError(f"Requested operation is presently disabled for job {number}")
@@ -56,7 +55,7 @@ def _hostnames(text: str) -> None:
 
 
 def _show(word: str, root: Path, *, one_line: bool) -> None:
-    number = controller.job_number(word, root, "slurm_load_jobs error: Invalid job id specified")
+    number = jobs.find_job(word, root, "slurm_load_jobs error: Invalid job id specified")
     job = jobs.load(root, number)
     end = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(job["end"])) if job.get("end") else "Unknown"
     values = {
@@ -74,8 +73,3 @@ def _show(word: str, root: Path, *, one_line: bool) -> None:
         "WorkDir": job["workdir"],
     }
     sys.stdout.write((" " if one_line else "\n   ").join(f"{k}={v}" for k, v in values.items()) + "\n")
-
-
-def main() -> NoReturn:
-    """The entry point of the installed command."""
-    controller.run(control)

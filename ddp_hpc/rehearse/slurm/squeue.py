@@ -6,20 +6,26 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from pathlib import Path
 
 from ddp_hpc.rehearse import jobs
-from ddp_hpc.rehearse.launchers import options
-from ddp_hpc.rehearse.launchers.options import RefusedError, Table, spellings
+from ddp_hpc.rehearse.launchers.options import Table, read_line, spellings
 from ddp_hpc.rehearse.slurm import controller
+from ddp_hpc.rehearse.slurm.tables import BAD_OPTION
 
 _TABLE = Table(
     values=spellings("jobs:j:job format:o user:u states:t"),
     bare=spellings("noheader:h me"),
     long_only=False,
+    bad_option=BAD_OPTION.format(program="squeue"),
 )
-_HEADERS = {"i": "JOBID", "P": "PARTITION", "j": "NAME", "u": "USER", "T": "STATE", "L": "TIME_LEFT"}
-_HEADERS |= {
+_HEADERS = {
+    "i": "JOBID",
+    "P": "PARTITION",
+    "j": "NAME",
+    "u": "USER",
+    "T": "STATE",
+    "L": "TIME_LEFT",
     "M": "TIME",
     "l": "TIME_LIMIT",
     "D": "NODES",
@@ -30,21 +36,15 @@ _HEADERS |= {
 _DEFAULT = "%i %P %j %u %T %M %D %R"
 
 
-def show(argv: Sequence[str], _environ: Mapping[str, str]) -> int:
+def main(argv: Sequence[str], _environ: Mapping[str, str], root: Path) -> int:
     """Prints one line per job.
 
     Raises:
         RefusedError: an option is unknown.
     """
-    try:
-        line = options.read_line(argv, _TABLE)
-    except (options.UnknownOptionError, options.MissingValueError) as error:
-        raise RefusedError(
-            f"squeue: unrecognized option '{error}'\nTry \"squeue --help\" for more information"
-        ) from None
-    root, ids = controller.directory(), line.values.get("jobs", "")
-    wanted = [controller.job_number(word, root, "slurm_load_jobs error: Invalid job id specified")
-              for word in filter(None, ids.split(","))]  # fmt: skip
+    line = read_line(argv, _TABLE)
+    ids = filter(None, line.values.get("jobs", "").split(","))
+    wanted = [jobs.find_job(word, root, "slurm_load_jobs error: Invalid job id specified") for word in ids]
     pattern = line.values.get("format", _DEFAULT)
     if "noheader" not in line.flags:
         _print(pattern, _HEADERS)
@@ -83,8 +83,3 @@ def _time(seconds: float) -> str:
     hours, rest = divmod(max(0, int(seconds)), 3600)
     minutes, seconds = divmod(rest, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
-
-
-def main() -> NoReturn:
-    """The entry point of the installed command."""
-    controller.run(show)

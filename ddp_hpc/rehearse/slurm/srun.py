@@ -1,8 +1,7 @@
 """`srun` inside a job: run the tasks of one step with the variables that Slurm sets.
 
-With --mpi=none, the default of the stand-in, each task is a separate MPI world, as on a real machine.
-With pmi2 and cray_shasta MPI works through Hydra. With pmix the variables are set, but there is no
-PMIx server.
+With --mpi=none, the default of the stand-in, each task is a separate MPI program of one rank, as with the
+real srun. With pmi2 and cray_shasta, MPI uses Hydra. With pmix, the variables are set without a PMIx server.
 """
 
 from __future__ import annotations
@@ -12,35 +11,33 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from ddp_hpc.rehearse import jobs
-from ddp_hpc.rehearse.launchers.limits import Limits, read_limits
-from ddp_hpc.rehearse.launchers.options import Line, RefusedError
+from ddp_hpc.rehearse.launchers.limits import Limits
+from ddp_hpc.rehearse.launchers.options import Line, RefusedError, read_line
 from ddp_hpc.rehearse.launchers.ranks import Place, Step, places, run_step, spool_directory
-from ddp_hpc.rehearse.slurm import controller, steps
+from ddp_hpc.rehearse.slurm import controller
 from ddp_hpc.rehearse.slurm.controller import hostlist, run_lengths
-from ddp_hpc.rehearse.slurm.tables import SRUN, count, node_count, read_line
+from ddp_hpc.rehearse.slurm.tables import SRUN, node_count
 
 _MPI = ("none", "pmi2", "cray_shasta", "pmix", "pmix_v3", "pmix_v4", "pmix_v5")
 _UNSUPPORTED = ("multi-prog", "pty", "het-group", "no-allocate", "output", "error", "input", "relative")
 _OUTSIDE = "srun: error: Unable to allocate resources: the stand-in can only run srun inside a job"
 
 
-def launch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
     """Runs the step and returns the largest exit code of its tasks.
 
     Raises:
         RefusedError: the request is refused, and no task was started.
     """
-    line = read_line("srun", argv, SRUN)
+    line = read_line(argv, SRUN)
     if "version" in line.flags:
         sys.stdout.write("slurm-wlm 22.05.8\n")
         return 0
     if not line.command:
         raise RefusedError("srun: fatal: No command given to execute.")
-    root = controller.directory()
-    number = controller.job_number(environ.get("SLURM_JOB_ID", ""), root, _OUTSIDE)
+    number = jobs.find_job(environ.get("SLURM_JOB_ID", ""), root, _OUTSIDE)
     for option in _UNSUPPORTED:
         if option in line.values:
             raise RefusedError(f"srun: the stand-in does not support --{option}")
@@ -49,10 +46,10 @@ def launch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         raise RefusedError(
             f"srun: error: Couldn't find the specified plugin name for mpi/{mpi} looking at all files"
         )
-    job, limits = jobs.load(root, number), read_limits(root)
+    job, limits = jobs.load(root, number), Limits.read(root)
     ranks = places(_counts(line, job, environ, limits))
-    step = jobs.next_number(steps.directory(root) / f"next.{number}", 0)
-    spool = spool_directory(steps.directory(root), f"{number}.{step}.")
+    step = jobs.next_number(controller.steps_directory(root) / f"next.{number}", 0)
+    spool = spool_directory(controller.steps_directory(root), f"{number}.{step}.")
     base = limits.environment(_exported(line, environ))
     step_variables = _step_variables(line, job, step, ranks, mpi, spool)
     nodes = job["nodes"]
@@ -84,7 +81,7 @@ def launch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _counts(line: Line, job: jobs.Attributes, environ: Mapping[str, str], limits: Limits) -> list[int]:
-    """Returns the number of tasks per node that are started.
+    """Returns the number of tasks that are started on each node.
 
     Raises:
         RefusedError: the step needs more nodes or tasks than the job requested.
@@ -95,10 +92,10 @@ def _counts(line: Line, job: jobs.Attributes, environ: Mapping[str, str], limits
     if num_nodes > requested:
         raise RefusedError(f"srun: error: Only allocated {requested} nodes asked for {num_nodes}")
     job_tasks = environ.get("SLURM_NTASKS", "")
-    per_node = count("srun", line, "ntasks-per-node", 1)
+    per_node = line.number("ntasks-per-node", 1)
     # If the job has a number of tasks, --ntasks-per-node alone does not change it (Slurm 22.05).
     default = int(job_tasks) if job_tasks.isdecimal() else num_nodes * per_node
-    num_tasks = count("srun", line, "ntasks", default)
+    num_tasks = line.number("ntasks", default)
     if num_tasks < num_nodes:
         sys.stderr.write(
             f"srun: warning: can't run {num_tasks} processes on {num_nodes} nodes, "
@@ -118,7 +115,7 @@ def _counts(line: Line, job: jobs.Attributes, environ: Mapping[str, str], limits
 
 
 def _exported(line: Line, environ: Mapping[str, str]) -> dict[str, str]:
-    found = {name: value for name, value in environ.items() if name != controller.DIRECTORY_VARIABLE}
+    found = dict(environ)
     words = line.values.get("export", "ALL").split(",")
     if words == ["NONE"]:
         found = {name: value for name, value in found.items() if name.startswith("SLURM")}
@@ -184,8 +181,3 @@ def _task_variables(nodes: Sequence[str], ranks: Sequence[Place], place: Place, 
     elif mpi.startswith("pmix"):
         found |= {"PMIX_RANK": rank, "PMIX_HOSTNAME": nodes[place.node]}
     return found
-
-
-def main() -> NoReturn:
-    """The entry point of the installed command."""
-    controller.run(launch)

@@ -10,26 +10,24 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import IO
 
 from ddp_hpc.rehearse import jobs, processes
-from ddp_hpc.rehearse.slurm import controller, steps
+from ddp_hpc.rehearse.daemon import Daemon, open_log
+from ddp_hpc.rehearse.slurm import controller
 from ddp_hpc.rehearse.slurm.controller import hostlist, run_lengths
 
 _REQUEUE = "REQUEUED"
 
 
-class Stepd:
+class Stepd(Daemon):
     """The daemon that runs one job, from its start to its final state."""
 
     def __init__(self, root: Path, number: int) -> None:
-        self.root = root
-        self.number = number
-        self.settings = controller.read_settings(root)
-        self.job = jobs.load(root, number)
+        self.settings = controller.Settings.read(root)
+        super().__init__(root, number, self.settings)
 
     def run(self) -> None:
         """Runs the job, repeatedly if it is requeued."""
@@ -43,7 +41,7 @@ class Stepd:
         try:
             out, err = self.open_logs()
         except OSError:
-            # In this case Slurm was observed not to start the batch shell.
+            # If Slurm cannot open the log, it does not start the batch shell, as was observed with 22.05.
             self.update(state="FAILED", reason="RaisedSignal:53(Real-time_signal_19)", exit_code="0:53")
             return "FAILED"
         now_s = int(time.time())
@@ -51,7 +49,8 @@ class Stepd:
         self.update(state="RUNNING", reason="None", runs=self.job["runs"] + 1)
         self.update(start=now_s, end=now_s + limit_s if limit_s else 0)
         try:
-            shell = self.start(out, err)
+            argv = [self.job["script"], *self.job["arguments"]]
+            shell = self.start_shell(argv, out, err, self.job["workdir"], self.environment())
         except OSError as error:
             err.write(f"slurmstepd: error: execve(): {self.job['script']}: {error.strerror}\n".encode())
             self.update(state="FAILED", reason="NonZeroExitCode", exit_code="2:0")
@@ -67,22 +66,12 @@ class Stepd:
             self.update(state=state, exit_code=exit_code, left_over=left_over)
         return state
 
-    def update(self, **attributes: object) -> None:
-        """Changes attributes of the job."""
-        self.job.update(attributes)
-        jobs.save(self.root, self.number, self.job)
-
     def open_logs(self) -> tuple[IO[bytes], IO[bytes]]:
         """Opens the files for stdout and stderr; without --error they are the same file."""
-        out = self.open_log(self.job["output"])
-        return out, self.open_log(self.job["error"]) if self.job["error"] else out
-
-    def open_log(self, pattern: str) -> IO[bytes]:
-        """Opens the file for an output pattern."""
-        append = self.job["append"]
-        path = log_path(self.job, pattern)
-        flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else os.O_TRUNC)
-        return os.fdopen(os.open(path, flags, 0o644), "wb", buffering=0)
+        flags = os.O_APPEND if self.job["append"] else os.O_TRUNC
+        patterns = filter(None, (self.job["output"], self.job["error"]))
+        out, *err = [open_log(log_path(self.job, pattern), flags, 0o644) for pattern in patterns]
+        return out, err[0] if err else out
 
     def environment(self) -> dict[str, str]:
         """Returns the batch shell's initial environment: the submitter's variables and those of Slurm."""
@@ -139,22 +128,9 @@ class Stepd:
             found |= {"SLURM_GPUS_ON_NODE": gpus, "SLURM_JOB_GPUS": visible, "CUDA_VISIBLE_DEVICES": visible}
         return {**self.job["environment"], **found}
 
-    def start(self, out: IO[bytes], err: IO[bytes]) -> subprocess.Popen[bytes]:
-        """Starts the batch shell."""
-        return subprocess.Popen(
-            [self.job["script"], *self.job["arguments"]],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            cwd=self.job["workdir"],
-            env=self.environment(),
-            start_new_session=True,
-        )
-
     def watch(self, shell: subprocess.Popen[bytes], err: IO[bytes]) -> str:
-        """Waits until the job has ended. Returns its forced state, or an empty string if its script ended."""
+        """Waits until the job has ended. Returns its forced state; empty if the script ended by itself."""
         target, name, before_s = self.job["signal"] or ["", "", 0.0]
-        rerun = jobs.rerun_request(self.root, self.number)
         while shell.poll() is None:
             time.sleep(self.settings.poll_s)
             now_s = time.time()
@@ -167,25 +143,24 @@ class Stepd:
             if self.job["end"] and now_s >= self.job["end"]:
                 self.stop(shell, err, " DUE TO TIME LIMIT")
                 return self.unless_requeued("TIMEOUT")
-            if jobs.delete_request(self.root, self.number).exists():
+            if self.delete_request.exists():
                 self.stop(shell, err, "")
                 return "CANCELLED"
-            if rerun.exists():
+            if self.rerun_request.exists():
                 self.stop(shell, err, " DUE TO JOB REQUEUE")
         return self.unless_requeued("")
 
     def unless_requeued(self, state: str) -> str:
-        """Returns `state`, unless the job was requeued: a script can requeue its job in its last seconds."""
-        rerun = jobs.rerun_request(self.root, self.number)
-        if not rerun.exists():
+        """Returns `state`, or REQUEUED if the job was requeued; a script can do that in its last seconds."""
+        if not self.rerun_request.exists():
             return state
-        rerun.unlink()
+        self.rerun_request.unlink()
         return _REQUEUE
 
     def warn(self, shell: subprocess.Popen[bytes], target: str, name: str) -> None:
         """Sends the signal of --signal to the batch shell if it has the prefix B:, otherwise to the steps."""
         number = int(name) if name.isdecimal() else signal.Signals[f"SIG{name}"].value
-        targets = self.batch_shell(shell) if target == "B" else steps.of_job(self.root, self.number)
+        targets = self.batch_shell(shell) if target == "B" else self.steps()
         processes.send(number, targets)
         processes.send(signal.SIGCONT, targets)
 
@@ -196,32 +171,29 @@ class Stepd:
         err.write(
             f"slurmstepd: error: *** JOB {self.number} ON {node} CANCELLED AT {when}{why} ***\n".encode()
         )
-        self.end(shell, self.settings.kill_wait_s)
+        self.end(shell, self.settings.kill_delay_s)
 
     def end(self, shell: subprocess.Popen[bytes], grace_s: float) -> None:
         """Sends SIGTERM to the steps and the batch shell, and SIGKILL after `grace_s`."""
         if grace_s:
             for number in (signal.SIGCONT, signal.SIGTERM):
-                processes.send(number, steps.of_job(self.root, self.number))
+                processes.send(number, self.steps())
             processes.send(signal.SIGTERM, self.batch_shell(shell))
-        end_s = time.monotonic() + grace_s
-        while shell.poll() is None and time.monotonic() < end_s:
-            time.sleep(0.02)
+        self.wait(shell, grace_s)
         processes.end_descendants(0.0)
         shell.wait()
+
+    def steps(self) -> list[processes.Process]:
+        """Returns all processes of the steps."""
+        return controller.processes_of_steps(self.root, self.number)
 
     def batch_shell(self, shell: subprocess.Popen[bytes]) -> list[processes.Process]:
         """Returns the process of the batch shell, if it exists."""
         return [process for process in processes.processes() if process.pid == shell.pid]
 
-    def keeper_is_gone(self) -> bool:
-        """Returns whether the process that owns this machine has ended."""
-        settings = controller.read_settings(self.root)
-        return bool(settings.keeper_pid) and not processes.is_running(settings.keeper_pid)
-
 
 def log_path(job: jobs.Attributes, pattern: str) -> Path:
-    """Returns the file of an output pattern such as `%x-%j.out` for this job."""
+    """Returns the path of a log from a pattern such as `%x-%j.out` and the attributes of the job."""
     number = str(job["number"])
     values = {"%": "%", "j": number, "J": number, "A": number, "x": job["name"], "N": job["nodes"][0]}
     values |= {"u": job["user"], "n": "0", "t": "0", "s": "batch"}
@@ -229,8 +201,4 @@ def log_path(job: jobs.Attributes, pattern: str) -> Path:
     return Path(job["workdir"]) / name
 
 
-def main(number: str) -> None:
-    """The entry point of the daemon."""
-    processes.adopt_orphans()
-    Stepd(controller.directory(), int(number)).run()
-    sys.exit(0)
+DAEMON = Stepd

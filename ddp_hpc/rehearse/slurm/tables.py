@@ -1,12 +1,10 @@
-"""The options of srun and sbatch (from --help of Slurm 22.05), and their messages for invalid ones."""
+"""The options of srun and sbatch (from --help of Slurm 22.05), and the messages about invalid options."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
-from ddp_hpc.rehearse.launchers import options
-from ddp_hpc.rehearse.launchers.options import Line, RefusedError, Table, spellings
+from ddp_hpc.rehearse.launchers.options import RefusedError, Table, spellings
 
 # Each entry is a long name, optionally followed by a colon and the short name.
 _VALUES_COMMON = """
@@ -37,40 +35,23 @@ _VALUES_SBATCH = (
 _BARE_SBATCH = "get-user-env ignore-pbs no-requeue parsable requeue test-only wait:W"
 
 
-def _table(values: str, bare: str) -> Table:
-    return Table(values=spellings(values), bare=spellings(bare), long_only=False)
-
-
-SRUN = _table(_VALUES_COMMON + _VALUES_SRUN, _BARE_COMMON + _BARE_SRUN)
-SBATCH = _table(_VALUES_COMMON + _VALUES_SBATCH, _BARE_COMMON + _BARE_SBATCH)
+BAD_OPTION = '{program}: {{what}}\nTry "{program} --help" for more information'
 _REFUSED = 255
 
 
-def read_line(program: str, argv: Sequence[str], table: Table) -> Line:
-    """Parses the options and the command after them.
-
-    Raises:
-        RefusedError: an option is invalid; with the message of Slurm 22.05.
-    """
-    try:
-        return options.read_line(argv, table)
-    except options.UnknownOptionError as error:
-        word = str(error)
-        what = (
-            f"unrecognized option '{word}'" if word.startswith("--") else f"invalid option -- '{word[1:2]}'"
-        )
-    except options.MissingValueError as error:
-        what = f"option '{error}' requires an argument"
-    raise RefusedError(f'{program}: {what}\nTry "{program} --help" for more information', _REFUSED)
+def _table(program: str, values: str, bare: str) -> Table:
+    return Table(
+        values=spellings(_VALUES_COMMON + values),
+        bare=spellings(_BARE_COMMON + bare),
+        long_only=False,
+        bad_option=BAD_OPTION.format(program=program),
+        bad_number=f'{program}: error: Invalid numeric value "{{text}}" for --{{name}}.',
+        exit_codes=(_REFUSED, 1),
+    )
 
 
-def count(program: str, line: Line, name: str, default: int) -> int:
-    """Returns the value of a numeric option such as --ntasks."""
-    return line.number(name, default, lambda text, option: _bad_number(program, text, option))
-
-
-def _bad_number(program: str, text: str, name: str) -> RefusedError:
-    return RefusedError(f'{program}: error: Invalid numeric value "{text}" for --{name}.', 1)
+SRUN = _table("srun", _VALUES_SRUN, _BARE_SRUN)
+SBATCH = _table("sbatch", _VALUES_SBATCH, _BARE_SBATCH)
 
 
 def node_count(program: str, text: str) -> int:

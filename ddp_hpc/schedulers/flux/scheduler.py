@@ -1,22 +1,19 @@
-"""Support for Flux: directives and requests of its scripts."""
+"""Support for Flux: the directives of job scripts."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from ddp_hpc.errors import DdpHpcError
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.rank_layout import Layout
-from ddp_hpc.schedulers.base import (
-    Directives,
-    Scheduler,
-    directive_value,
-    optional_value,
-    refuse_unused,
-    walltime_of,
-)
+from ddp_hpc.schedulers.base import Directives, Scheduler, refuse_unused
+from ddp_hpc.schedulers.run_command import ask
 from ddp_hpc.sites.site import Site
 
 
 class Flux(Scheduler):
-    """Flux."""
+    """The Flux scheduler."""
 
     name = "flux"
     title = "Flux"
@@ -26,19 +23,23 @@ class Flux(Scheduler):
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         refuse_unused(site, [("--filesystems", job.filesystems)])
-        walltime_of(layout, site)
         return {
-            "name": directive_value("job name", job.name),
+            **super().directives(job, site, layout),
             "nodes": str(job.num_nodes),
             # Flux accepts a walltime as a number with a unit (RFC 23), and rejects HH:MM:SS.
             "walltime": f"{layout.walltime_s}s",
-            "queue": optional_value("queue", layout.queue),
-            "account": optional_value("account", job.account),
             "options": site.flux.options,
         }
 
     def account_placeholder(self, site: Site) -> str:
         return "--setattr=bank=PROJECT"
+
+    def job_id(self, environ: Mapping[str, str]) -> str:
+        # The script runs in its own Flux instance. The attribute is the job's ID in the enclosing instance.
+        try:
+            return ask("flux", "getattr", "jobid").out.strip() or super().job_id(environ)
+        except DdpHpcError:
+            return super().job_id(environ)
 
 
 SCHEDULER = Flux()

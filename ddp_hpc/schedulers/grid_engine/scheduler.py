@@ -1,19 +1,13 @@
-"""Support for Grid Engine: directives and requests of its scripts."""
+"""Support for Grid Engine: the directives of job scripts."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from ddp_hpc.errors import RequestError, nearest
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.rank_layout import Layout
-from ddp_hpc.schedulers.base import (
-    Directives,
-    Scheduler,
-    directive_value,
-    optional_value,
-    refuse_unused,
-    resource_values,
-    walltime_of,
-)
+from ddp_hpc.schedulers.base import Directives, Scheduler, refuse_unused, resource_values
 from ddp_hpc.sites.site import Site, queue_entries
 
 
@@ -31,20 +25,21 @@ class GridEngine(Scheduler):
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         refuse_unused(site, [("--filesystems", job.filesystems)])
-        # On these sites a queue is a type of node, and the resources select it.
+        # At these sites a queue is a type of node, and the profile has the resources that select it.
         if layout.queue and not queue_entries(site, layout.queue):
             known = list(dict.fromkeys(entry.name for entry in site.queues))
             raise RequestError(
                 f"queue {layout.queue!r} is not known{nearest(layout.queue, known)}. {site.title} has "
                 f"{', '.join(known)}."
             )
-        optional_value("account", job.account)  # a comment shows it on qsub's command line
         return {
-            "name": directive_value("job name", job.name),
+            **super().directives(job, site, layout),
             "resources": resource_values(job, site, layout, site.age.resources),
-            "walltime": walltime_of(layout, site),
             "options": site.age.options,
         }
+
+    def job_id(self, environ: Mapping[str, str]) -> str:
+        return environ.get("JOB_ID") or super().job_id(environ)
 
 
 SCHEDULER = GridEngine()

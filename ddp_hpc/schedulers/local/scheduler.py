@@ -18,7 +18,8 @@ class Local(Scheduler):
     submit_program = "bash"
     launchers = ("mpiexec", "torchrun")
     has_queue = False
-    job_id_in_shell = ""
+    first_node_in_shell = "localhost"
+    job_number_in_shell = "$$"
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         if job.num_nodes != 1:

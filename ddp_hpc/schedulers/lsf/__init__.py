@@ -1,1 +1,1 @@
-"""IBM Spectrum LSF, written from IBM's manual and public scripts. Nothing here has been run on a real LSF."""
+"""Support for IBM Spectrum LSF, based on its manual and public scripts, and never run on a real LSF."""

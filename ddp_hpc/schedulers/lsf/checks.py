@@ -1,4 +1,4 @@
-"""Lint checks for LSF scripts: options that bsub rejects, and pitfalls that LSF does not report."""
+"""Lint checks for LSF scripts: options that bsub rejects, and mistakes that LSF does not report."""
 
 from __future__ import annotations
 

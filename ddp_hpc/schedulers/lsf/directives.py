@@ -1,4 +1,4 @@
-"""Parsing of the options in #BSUB lines (bsub.1)."""
+"""Parse the options in #BSUB lines (bsub.1)."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ LONG = BARE | frozenset(
     )
 )
 _SHORT = frozenset(name for name in LONG if len(name) == 1)
-# A value that follows its option letter directly begins like this; otherwise -nodes would mean -n odes.
+# The first characters of a value that follows its option letter directly. Without them, -nodes would be -n
+# odes.
 _BEGINS = {**dict.fromkeys("bCcDFMnpSTtvW", "0123456789"), "g": "/"}
 
 
 def split_words(words: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yields each flag with its value; a word that does not belong to an option has an empty flag.
 
-    The value of a one-letter option may follow the letter directly, as in -n4. bsub stops reading a line at a
-    comment.
+    The value of a one-letter option may follow the letter directly, as in -n4. A comment ends the line.
     """
     index = 0
     while index < len(words):

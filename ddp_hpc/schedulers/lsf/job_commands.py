@@ -84,7 +84,7 @@ def parse_json(text: str, job_id: str) -> JobState:
 
 
 def job_id_of(answer: str) -> str | None:
-    """Return the job id in the last line of bsub."""
+    """Return the job id in the last line of the output of bsub; None if it has none."""
     match = _SUBMITTED.fullmatch(answer)
     return match[1] if match else None
 
@@ -132,7 +132,7 @@ def _state(job_id: str, job: Mapping[str, str]) -> JobState:
 
 
 def _term(why: str) -> str:
-    """Return the keyword `TERM_...` in a reason; empty if there is none."""
+    """Return the keyword in a termination reason, such as TERM_OWNER; empty if there is none."""
     match = re.search(r"\bTERM_[A-Z_]+", why)
     return match[0] if match else ""
 
@@ -154,7 +154,7 @@ def _reason(job_id: str, word: str, known: Mapping[str, str], why: str) -> str:
 
 
 def _log(path: str, job_id: str, work_dir: str) -> str:
-    """Return a job's log path with %J and %I replaced; in a directory the log is JOBID.out (bsub -o)."""
+    """Return the path of a log, with %J and %I replaced; JOBID.out if `path` is a directory (bsub -o)."""
     number, _, index = job_id.rstrip("]").partition("[")
     expanded = _home(path.replace("%J", number).replace("%I", index or "0"))
     if path.endswith("/"):
@@ -163,12 +163,12 @@ def _log(path: str, job_id: str, work_dir: str) -> str:
 
 
 def _home(path: str) -> str:
-    """Return the absolute path of a directory that bjobs prints as `$HOME/...`."""
+    """Return a path with the home directory instead of `$HOME`, which bjobs prints."""
     return str(Path.home() / path[6:]) if path.startswith("$HOME/") else path
 
 
 def _from_bhist(job_id: str) -> JobState | None:
-    """Return a finished job from LSF's event log; None if bhist does not know it either."""
+    """Return a finished job from the event log of LSF; None if bhist does not know the job."""
     if shutil.which("bhist") is None:
         return None
     answer = commands.ask("bhist", "-l", job_id)

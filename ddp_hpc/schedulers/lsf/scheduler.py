@@ -1,4 +1,4 @@
-"""Support for LSF: directives, jsrun, and the requests of its scripts.
+"""Support for LSF: directives of job scripts, the launcher jsrun, and allocations of running jobs.
 
 Sources: IBM Spectrum LSF 10.1, Command Reference (bsub, bjobs, bkill) and Configuration Reference
 (environment variables, lsb.params, lsf.conf), ibm.com/docs/en/spectrum-lsf/10.1.0; the Summit user guide of
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ddp_hpc.errors import RequestError
 from ddp_hpc.request.job import Job
@@ -17,25 +18,24 @@ from ddp_hpc.request.rank_layout import Layout
 from ddp_hpc.schedulers.allocation import Allocation
 from ddp_hpc.schedulers.base import (
     Directives,
-    JobCommands,
     Scheduler,
     ScriptOptions,
-    directive_value,
-    optional_value,
     refuse_unused,
     resource_numbers,
-    walltime_of,
     whole_number,
 )
 from ddp_hpc.schedulers.lsf import checks
 from ddp_hpc.schedulers.lsf.directives import split_words
-from ddp_hpc.schedulers.lsf.times import end_s, minutes_of, walltime_s
+from ddp_hpc.schedulers.lsf.times import left_s, minutes_of, walltime_s
 from ddp_hpc.sites.site import Site, queue_entries
+
+if TYPE_CHECKING:
+    from ddp_hpc.schedulers.running_job import RunningJob
 
 # One slot is usually one core (bsub -n); all GPUs of a host are requested per host (bsub -gpu).
 _SLOTS = ("-n {all_cpus}", "-R span[ptile={cpus}]")
 _GPUS = "-gpu num={devices}"
-# With the job step manager, nodes are allocated whole (bsub -nnodes).
+# With the job step manager (jsrun), whole nodes are allocated (bsub -nnodes).
 _WHOLE_NODES = ("-nnodes {nodes}",)
 
 
@@ -53,16 +53,17 @@ class Lsf(Scheduler):
     launchers = ("mpiexec", "jsrun")
     can_requeue = True
     kill_delay_s = 10
-    job_id_in_shell = "${LSB_JOBID:-none}"
     interactive_command = "bsub -Is bash"
     prefix = "#BSUB"
     log_flags = ("-o", "-e", "-oo", "-eo")
+    walltime_flag = "-W"
+    queue_flag = "-q"
     walltime_directive = "#BSUB -W HH:MM"
     walltime_pattern = re.compile(r"(?:\d{1,6}:)?\d{1,9}(?:/[\w.-]+)?")
     walltime_form = "HH:MM or minutes, such as 01:30"
     is_ambiguous_walltime = False
     reads_loose_directives = True
-    # LSF expands variables in the value of -o: the logs of many users' jobs are below $HOME.
+    # LSF expands variables in the value of -o, and many users write logs below $HOME.
     free_text_flags = frozenset(
         ("-env", "-E", "-Ep", "-Jd", "-R", "-w", "-o", "-oo", "-e", "-eo", "-i", "-cwd")
     )
@@ -71,23 +72,21 @@ class Lsf(Scheduler):
     checks = checks.CHECKS
     job_id_variable = "LSB_JOBID"
     commands = ("bsub", "bjobs", "bkill")
+    query_command = "bjobs"
+    job_id_pattern = re.compile(r"\[")
     stand_in = "ddp_hpc.schedulers.lsf.stand_in.queue"
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         refuse_unused(site, [("--filesystems", job.filesystems)])
-        walltime_of(layout, site)
         default = _WHOLE_NODES if layout.launcher == "jsrun" else _SLOTS + (_GPUS,) * bool(layout.devices)
         of_queue = next((queue.resources for queue in queue_entries(site, layout.queue)), ())
         numbers = resource_numbers(job, site, layout)
         return {
-            "name": directive_value("job name", job.name),
+            **super().directives(job, site, layout),
             "resources": [
                 text.format_map(numbers) for text in of_queue or site.scheduler_options.resources or default
             ],
             "walltime": minutes_of(layout.walltime_s or 0),
-            "queue": optional_value("queue", layout.queue),
-            "account_option": site.account.option,
-            "account": optional_value("account", job.account),
             "options": site.scheduler_options.options,
         }
 
@@ -136,16 +135,8 @@ class Lsf(Scheduler):
         older = [int(match[1]) for match in _requirements(script, r"\bngpus\w*=(\d{1,4})")]
         return older[-1] if older else None
 
-    def walltime(self, script: ScriptOptions) -> tuple[int, str] | None:
-        times = [(d.line, d.value) for d in script.read() if d.flag == "-W"]
-        return times[-1] if times else None
-
     def walltime_s(self, text: str) -> int | None:
         return walltime_s(text) if self.walltime_pattern.fullmatch(text) else None
-
-    def queue(self, script: ScriptOptions, site: Site | None) -> tuple[int, str] | None:
-        found = [(d.line, d.value) for d in script.read() if d.flag == "-q"]
-        return found[-1] if found else None
 
     def find_allocation(self, environ: Mapping[str, str]) -> Allocation | None:
         """Returns the hosts in LSB_MCPU_HOSTS, which lists each host and its slots: `hostA 4 hostB 4`."""
@@ -169,23 +160,14 @@ class Lsf(Scheduler):
         )
 
     def read_end_s(self, job_id: str, ask: Callable[..., str]) -> tuple[float, str] | None:
-        left_s = end_s(
-            ask("bjobs", "-noheader", "-o", "runtimelimit run_time time_left delimiter=';'", job_id)
-        )
-        return None if left_s is None else (time.time() + left_s, "bjobs")
+        fields = "runtimelimit run_time time_left delimiter=';'"
+        remaining_s = left_s(ask("bjobs", "-noheader", "-o", fields, job_id))
+        return None if remaining_s is None else (time.time() + remaining_s, "bjobs")
 
-    def job_commands(self) -> JobCommands:
-        from ddp_hpc.schedulers.lsf import job_commands
+    def running_job(self, environ: Mapping[str, str]) -> RunningJob:
+        from ddp_hpc.schedulers.lsf.running_job import LsfJob
 
-        return JobCommands(
-            title=self.title,
-            program="bsub",
-            asks="bjobs",
-            job_id_pattern=re.compile(r"\["),
-            read_job=job_commands.read_job,
-            job_id_of=job_commands.job_id_of,
-            cancel=job_commands.cancel,
-        )
+        return LsfJob(self.job_id(environ), environ)
 
 
 SCHEDULER = Lsf()

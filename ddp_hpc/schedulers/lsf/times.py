@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from ddp_hpc.schedulers.job_state import duration_s
+
 # `60.0`, `60.0/hostA` with a normalization host, or `01:00:00` if LSB_HMS_TIME_FORMAT is set.
 _LIMIT = re.compile(r"(\d{1,9})(?:\.(\d))?")
 _RUN_TIME = re.compile(r"(\d{1,12})(?: second\(s\))?")
@@ -12,7 +14,7 @@ _LEFT = re.compile(r"(\d{1,6}):(\d{2}) L")
 
 
 def walltime_s(text: str) -> int:
-    """Returns the seconds of `[hour:]minute[/host]` (bsub -W), a text that has already been validated."""
+    """Returns the seconds of a valid run limit `[hour:]minute[/host]` (bsub -W)."""
     hours, _, minutes = text.partition("/")[0].rpartition(":")
     return (int(hours or 0) * 60 + int(minutes)) * 60
 
@@ -23,28 +25,22 @@ def minutes_of(seconds: int) -> str:
     return f"{hours:02}:{minutes:02}"
 
 
-def clock_s(text: str) -> int | None:
-    """Returns the seconds of `HH:MM:SS`, as bjobs prints times with -hms; None for anything else."""
-    match = re.fullmatch(r"(\d{1,6}):(\d{2}):(\d{2})", text)
-    return (int(match[1]) * 60 + int(match[2])) * 60 + int(match[3]) if match else None
-
-
 def limit_s(text: str) -> int | None:
-    """Returns the seconds of the field `runtimelimit`; None if it is missing or for another host."""
+    """Returns the field `runtimelimit` in seconds; None if it is empty or relative to another host."""
     match = _LIMIT.fullmatch(text)
-    return int(match[1]) * 60 + int(match[2] or 0) * 6 if match else clock_s(text)
+    return int(match[1]) * 60 + int(match[2] or 0) * 6 if match else duration_s(text)
 
 
 def run_time_s(text: str) -> int | None:
-    """Returns the seconds of the field `run_time`."""
+    """Returns the field `run_time` in seconds; None if it is empty."""
     match = _RUN_TIME.fullmatch(text)
-    return int(match[1]) if match else clock_s(text)
+    return int(match[1]) if match else duration_s(text)
 
 
-def end_s(answer: str) -> float | None:
-    """Returns the seconds until the run limit from `runtimelimit;run_time;time_left`; None without a limit.
+def left_s(answer: str) -> float | None:
+    """Returns the seconds until the run limit, given `runtimelimit;run_time;time_left`; None without a limit.
 
-    time_left has whole minutes, so it is used only for a limit that LSF scales by the speed of a host.
+    `time_left` is in whole minutes. It is used only for a limit that is relative to the speed of a host.
     """
     fields = [field.strip() for field in answer.strip().split(";")]
     if len(fields) != 3:

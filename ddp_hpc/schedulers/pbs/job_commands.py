@@ -1,8 +1,8 @@
 """PBS commands: job states from qstat, and cancellation with qdel.
 
 qstat is called with one id at a time, since with two ids it may report only one job (openpbs#2672). Its JSON
-is not always valid, and converts text that looks like a number (`-v foo=005` becomes 5). If the JSON is
-invalid, the text format is used.
+output is not always valid, and it contains numbers instead of text that looks like a number (5 for `-v
+foo=005`). If the JSON is invalid, the text output is used.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ENDS: dict[int, End] = {
     -19: "cancelled",
     -29: "walltime",
 }
-# Reasons that cannot be inferred from how the job ended.
+# Reasons that `End` does not distinguish.
 _REASONS = {-25: "more CPUs were used than requested", -28: "more CPU time was used than requested"}
 _SIGNALLED = 256
 
@@ -47,7 +47,7 @@ def read_job(job_id: str) -> JobState | None:
     Raises:
         DdpHpcError: PBS does not answer, or its answer is invalid.
     """
-    # For -x, a server without history prints an error and no job but exits with 0; older servers reject -x.
+    # With -x, a server without job history prints an error but exits with 0, and older servers reject -x.
     for flags in ("-xf", "-f"):
         answer = commands.ask("qstat", flags, "-F", "json", job_id)
         if answer.code == 0 and not (flags == "-xf" and _NO_HISTORY.search(answer.err)):
@@ -66,7 +66,7 @@ def read_job(job_id: str) -> JobState | None:
 
 
 def _refuse_array(job_id: str) -> None:
-    """Raise RequestError if the number is that of an array. The message names one of its jobs."""
+    """Raise RequestError if the job id is the number of a job array; the message names one job of it."""
     number, dot, server = job_id.partition(".")
     if number.isdecimal():
         array = f"{number}[]{dot}{server}"
@@ -106,18 +106,22 @@ def parse_text(text: str, job_id: str) -> JobState:
     Raises:
         DdpHpcError: the output is invalid, or is for another job.
     """
-    lines = text.replace("\n\t", "").splitlines()
-    name = lines[0].partition("Job Id:")[2].strip() if lines else ""
+    name = text.partition("\n")[0].partition("Job Id:")[2].strip()
     if not same_job(name, job_id):
         raise _not_of(job_id, name or text[:80])
-    parts = (line.strip().partition(" = ") for line in lines[1:])
-    flat = {key: value for key, equals, value in parts if equals}
+    flat = attributes_in(text)
     found = _WORK_DIR.search(flat.get("Variable_List", ""))
     return _state(name, flat, re.sub(r"\\(.)", r"\1", found[1]) if found else "")
 
 
+def attributes_in(text: str) -> dict[str, str]:
+    """Return the attributes of the job in the output of `qstat -f`, which wraps long lines."""
+    parts = (line.strip().partition(" = ") for line in text.replace("\n\t", "").splitlines())
+    return {key: value for key, equals, value in parts if equals}
+
+
 def job_id_of(answer: str) -> str | None:
-    """Return the job id in the last line of qsub."""
+    """Return the job id in the last line of the output of qsub; None if it is not a job id."""
     match = re.fullmatch(r"([0-9]+(?:\[\])?(?:\.[A-Za-z0-9.-]+)?)", answer)
     return match[1] if match else None
 
@@ -174,7 +178,8 @@ def _state(name: str, job: Mapping[str, str], work_dir: str) -> JobState:
         signal=status - _SIGNALLED if status is not None and status > _SIGNALLED else None,
         log=_log(job.get("Output_Path", ""), name, "OU"),
         error_log=_log(job.get("Error_Path", ""), name, "ER") if job.get("Join_Path") == "n" else "",
-        # With -k doe, the log is written to its final path; otherwise it is copied there at the end.
+        # With -k doe, the job writes to the final path of the log; otherwise PBS copies the log there at the
+        # end.
         log_is_live="d" in keep and "o" in keep,
         work_dir=work_dir,
         script=_script(job.get("Submit_arguments", ""), work_dir),
@@ -200,28 +205,28 @@ def _reason(job: Mapping[str, str], status: int | None, end: End) -> str:
         why = f"it depended on {wanted}, but the server does not know that job"
         if "afterok" in wanted or "afternotok" in wanted:
             why += ", or it did not end as required"
-    held, not_before = "", ""
-    if job.get("job_state") in ("H", "W", "Q"):
-        held = _hold(job) if job.get("job_state") == "H" else ""
-        not_before = f"it cannot start before {job['Execution_Time']}" if "Execution_Time" in job else ""
+    state = job.get("job_state", "")
+    held = _hold(job) if state == "H" else ""
+    is_delayed = state in ("H", "W", "Q") and "Execution_Time" in job
+    not_before = f"it cannot start before {job['Execution_Time']}" if is_delayed else ""
     parts = (why, held, not_before, job.get("comment", ""))
     return "; ".join(part for part in parts if part)
 
 
 def _hold(job: Mapping[str, str]) -> str:
-    """Return what holds a job in state H: a dependency, its user, an operator, or the system."""
+    """Return why a job is in state H: a dependency, or a hold by its user, an operator or the system."""
     types = job.get("Hold_Types", "")
     waits = [one for one in job.get("depend", "").split(",") if one and not one.startswith("before")]
     who = {"u": "it is held by its user", "o": "it is held by an operator", "s": "it is held by the system"}
     if waits:
         who["s"] = f"it waits for {','.join(waits)}"
     found = [text for letter, text in who.items() if letter in types]
-    # A hold without a type belongs to the dependency.
+    # Without Hold_Types, the job waits for its dependency.
     return "; ".join(found) or (f"it waits for {','.join(waits)}" if waits else "")
 
 
 def _wanted(job: Mapping[str, str]) -> str:
-    """Return the dependency of the job, from the server or from its qsub command line."""
+    """Return the dependency of the job, from its attributes or from its qsub command line."""
     if after := job.get("depend", ""):
         return after
     found = re.search(r"depend=(\S+)", job.get("Submit_arguments", ""))
@@ -229,7 +234,7 @@ def _wanted(job: Mapping[str, str]) -> str:
 
 
 def _elapsed_s(job: Mapping[str, str], phase: Phase) -> int | None:
-    # PBS updates resources_used for the first time some time after the start.
+    # At the start of a job, resources_used is not set yet.
     used_s = duration_s(job.get("resources_used.walltime", ""))
     if phase != "running" or (start_s := clock_s(job.get("stime", ""), _TIME)) is None:
         return used_s
@@ -241,7 +246,7 @@ def _whole(text: str) -> int | None:
 
 
 def _log(text: str, name: str, ending: str) -> str:
-    """Return the log path of `host:path`. A path that ends in a slash is a directory."""
+    """Return the path of the log from `host:path`. A path that ends in a slash is a directory."""
     path = text.partition(":")[2] or text
     if index := re.search(r"\[([0-9]+)\]", name):
         path = path.replace("^array_index^", index[1])

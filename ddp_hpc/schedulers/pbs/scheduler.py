@@ -1,4 +1,4 @@
-"""Support for PBS Professional and OpenPBS: directives, and the requests of scripts."""
+"""Support for PBS Professional and OpenPBS: directives of job scripts, and allocations of running jobs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ddp_hpc.errors import RequestError
 from ddp_hpc.request.job import Job
@@ -15,17 +16,17 @@ from ddp_hpc.request.rank_layout import Layout
 from ddp_hpc.schedulers.allocation import Allocation
 from ddp_hpc.schedulers.base import (
     Directives,
-    JobCommands,
     Scheduler,
     ScriptOptions,
-    directive_value,
     optional_value,
     resource_values,
-    walltime_of,
     whole_number,
 )
 from ddp_hpc.sites.site import Site
 from ddp_hpc.units import parse_walltime_s
+
+if TYPE_CHECKING:
+    from ddp_hpc.schedulers.running_job import RunningJob
 
 # Older servers truncate or reject longer names.
 MAX_NAME_CHARS = 15
@@ -44,7 +45,8 @@ class Pbs(Scheduler):
     launchers = ("mpiexec", "torchrun")
     can_requeue = True
     kill_delay_s = 10
-    job_id_in_shell = "${PBS_JOBID:-none}"
+    first_node_in_shell = '$(head -n 1 "$PBS_NODEFILE")'
+    job_number_in_shell = "(${PBS_JOBID%%[!0-9]*} + ${PBS_ARRAY_INDEX:-0})"
     agent_launcher = "mpiexec"
     why_omp_num_threads = "PBS sets this to the number of cores of the whole node."
     interactive_command = "qsub -I"
@@ -54,6 +56,10 @@ class Pbs(Scheduler):
     log_flags = ("-o", "-e")
     job_id_variable = "PBS_JOBID"
     commands = ("qsub", "qstat", "qdel")
+    query_command = "qstat"
+    job_id_pattern = re.compile(r"[.[]")
+    stand_in = "ddp_hpc.rehearse.pbs.queue"
+    queue_flag = "-q"
     walltime_directive = "#PBS -l walltime=HH:MM:SS"
     walltime_pattern = re.compile(r"\d{1,9}|\d{1,9}:\d{1,2}|\d{1,6}:\d{1,2}:\d{1,2}(?:\.\d+)?")
 
@@ -64,14 +70,10 @@ class Pbs(Scheduler):
                 f"{MAX_NAME_CHARS}. Use a shorter name."
             )
         return {
-            "name": directive_value("job name", job.name),
+            **super().directives(job, site, layout),
             "resources": resource_values(job, site, layout, site.pbs.resources),
-            "walltime": walltime_of(layout, site),
             "filesystems_resource": site.pbs.filesystems_resource,
             "filesystems": optional_value("filesystems", job.filesystems or site.pbs.filesystems),
-            "queue": optional_value("queue", layout.queue),
-            "account_option": site.account.option,
-            "account": optional_value("account", job.account),
             "options": site.pbs.options,
             "variables": profile_variables(site),
         }
@@ -87,7 +89,7 @@ class Pbs(Scheduler):
         while index < len(words):
             word, index = words[index], index + 1
             if word.startswith("#"):
-                return  # the rest is a comment; lint reports it separately
+                return  # the rest is a comment, which another check of lint reports
             if not word.startswith("-"):
                 yield "", word
                 continue
@@ -107,18 +109,13 @@ class Pbs(Scheduler):
         return _in_chunk(script, "ngpus")
 
     def cpus_per_rank(self, script: ScriptOptions) -> int | None:
-        selects = [value for _, name, value in script.resources() if name == "select"]
-        match = re.search(r":ncpus=(\d{1,6})\b", selects[-1]) if selects else None
+        select = _last_resource(script, "select")
+        match = re.search(r":ncpus=(\d{1,6})\b", select[1]) if select else None
         ranks = self.ranks_per_node(script)
         return max(1, int(match[1]) // ranks) if match and ranks else None
 
     def walltime(self, script: ScriptOptions) -> tuple[int, str] | None:
-        times = [(d.line, value) for d, name, value in script.resources() if name == "walltime"]
-        return times[-1] if times else None
-
-    def queue(self, script: ScriptOptions, site: Site | None) -> tuple[int, str] | None:
-        found = [(d.line, d.value) for d in script.read() if d.flag == "-q"]
-        return found[-1] if found else None
+        return _last_resource(script, "walltime")
 
     def find_allocation(self, environ: Mapping[str, str]) -> Allocation | None:
         if "PBS_NODEFILE" not in environ:
@@ -133,7 +130,7 @@ class Pbs(Scheduler):
             ) from None
         if not lines:
             raise RequestError(f"PBS_NODEFILE={path} names no node. Start the job again.")
-        # The node file contains the name of a node once for each of its mpiprocs.
+        # The node file repeats the name of a node `mpiprocs` times.
         repeats = Counter(lines)
         return Allocation(
             scheduler=self.name,
@@ -157,37 +154,35 @@ class Pbs(Scheduler):
             return None
         return start_s + walltime_s, "qstat"
 
-    def job_commands(self) -> JobCommands:
-        from ddp_hpc.schedulers.pbs import job_commands
+    def running_job(self, environ: Mapping[str, str]) -> RunningJob:
+        from ddp_hpc.schedulers.pbs.running_job import PbsJob
 
-        return JobCommands(
-            title=self.title,
-            program="qsub",
-            asks="qstat",
-            job_id_pattern=re.compile(r"[.[]"),
-            read_job=job_commands.read_job,
-            job_id_of=job_commands.job_id_of,
-            cancel=job_commands.cancel,
-        )
+        return PbsJob(self.job_id(environ), environ)
 
 
 SCHEDULER = Pbs()
 
 
 def profile_variables(site: Site) -> str:
-    """Returns the variables that the `-v` of the profile passes to a job, as `A=1,B=2`.
+    """Returns the variables in the `-v` options of the profile, as `A=1,B=2`.
 
-    A `-v` on qsub's command line replaces that of the script, so it must repeat them.
+    The option -v of qsub replaces the -v in a directive, so it must repeat these variables.
     """
     return ",".join(re.findall(r"(?:^| )-v *(\S+)", " ".join(site.pbs.options)))
 
 
+def _last_resource(script: ScriptOptions, name: str) -> tuple[int, str] | None:
+    """Returns the line number and the value of the last `-l NAME=VALUE`; None if there is none."""
+    found = [(one.line, value) for one, resource, value in script.resources() if resource == name]
+    return found[-1] if found else None
+
+
 def _only_chunk(script: ScriptOptions) -> tuple[int, dict[str, str]] | None:
-    """Returns the number of nodes and the resources of a `select` with one kind of chunk, or None."""
-    selects = [value for _, name, value in script.resources() if name == "select"]
-    if not selects or "+" in selects[-1]:
+    """Returns the number of chunks in `select` and the resources of each; None if they differ."""
+    select = _last_resource(script, "select")
+    if select is None or "+" in select[1]:
         return None
-    count, *parts = selects[-1].split(":")
+    count, *parts = select[1].split(":")
     if not count.isdecimal():
         count, parts = "1", [count, *parts]
     return int(count[:9]), dict(part.partition("=")[::2] for part in parts)

@@ -1,7 +1,7 @@
 """Slurm commands: job states from scontrol, or from sacct for old jobs, and cancellation with scancel.
 
-The one-line output of scontrol is parsed instead of JSON, as the JSON of squeue differs between releases and
-requires a plugin that not all sites build.
+The one-line output of scontrol is parsed instead of JSON, since the JSON of squeue differs between releases
+and requires a plugin that some sites do not install.
 """
 
 from __future__ import annotations
@@ -24,18 +24,11 @@ _SUBMITTED = re.compile(
 _TIME = "%Y-%m-%dT%H:%M:%S"
 _FIELD = re.compile(r"(?<![A-Za-z])([A-Z][A-Za-z]{1,40})=(.*?)(?= [A-Z][A-Za-z:/&]{1,40}=|$)", re.DOTALL)
 
-# Job states of squeue.1. Jobs in any other state have not ended, such as RUNNING, COMPLETING and UPDATE_DB:
-# new releases add flags of active jobs, but no new end states.
+# Job states of squeue(1). A job in any other state, such as RUNNING, COMPLETING or UPDATE_DB, has not ended:
+# new releases add states of active jobs, but no states of jobs that have ended.
 _WAITING = (
-    "PENDING",
-    "REQUEUED",
-    "REQUEUE_FED",
-    "REQUEUE_HOLD",
-    "RESV_DEL_HOLD",
-    "SPECIAL_EXIT",
-    "CONFIGURING",
-    "POWER_UP_NODE",
-    "EXPEDITING",
+    *("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD"),
+    *("SPECIAL_EXIT", "CONFIGURING", "POWER_UP_NODE", "EXPEDITING"),
 )
 _ENDED: dict[str, End] = {
     "COMPLETED": "done",
@@ -54,7 +47,8 @@ _ENDED: dict[str, End] = {
 _WORD = re.compile(r"[A-Z][A-Z_]{1,39}\b")
 # ExitCode 0:53, Reason JobLaunchFailure: the log directory is missing or not writable (Slurm 22.05).
 _NO_LOG = 53
-# The fields in the order of sacct's output; the values of the last two can contain its separator.
+# The fields of sacct in the order of its output. The job name and the directory come last, since they can
+# contain the separator.
 _SACCT = "State,ExitCode,ElapsedRaw,TimelimitRaw,User,NodeList,Reason,JobName,WorkDir"
 
 
@@ -86,7 +80,8 @@ def parse_scontrol(text: str, job_id: str) -> JobState:
         RequestError: the job is an array.
         DdpHpcError: the output is invalid, or is for another job.
     """
-    # If a field occurs twice, the last one is used: the job name comes first and may contain anything.
+    # If a field occurs twice, the last one is used. The job name, which can contain text such as JobState=,
+    # comes first.
     fields = dict(_FIELD.findall(text.rstrip()))
     known = {
         key: "" if value in ("(null)", "None", "N/A", "Unknown") else value for key, value in fields.items()
@@ -104,7 +99,7 @@ def parse_scontrol(text: str, job_id: str) -> JobState:
 
 
 def job_id_of(answer: str) -> str | None:
-    """Return the job id in the last line of sbatch; `12@cm4` on another cluster, as shells split `12;cm4`."""
+    """Return the job id in the last line of sbatch: `12`, or `12@cm4` if `12;cm4` names another cluster."""
     match = _SUBMITTED.fullmatch(answer)
     if match is None:
         return None
@@ -120,7 +115,7 @@ def cancel(job_id: str) -> str:
 
 
 def _number_and_clusters(job_id: str) -> tuple[str, list[str]]:
-    """Return the number for Slurm's commands and the option for the cluster after `@`."""
+    """Return the number of a job, and the option of Slurm's commands for the cluster after `@`."""
     number, _, cluster = job_id.partition("@")
     return number, [f"--clusters={cluster}"] if cluster else []
 
@@ -156,7 +151,7 @@ def _state(job_id: str, known: dict[str, str]) -> JobState:
 
 
 def _code_and_signal(text: str) -> tuple[int | None, int | None]:
-    """Parse `CODE:SIGNAL`; None for values that are not numbers, and for signal 0."""
+    """Return the exit code and the signal in `CODE:SIGNAL`; None if it is not a number, or for signal 0."""
     code, _, signal = text.partition(":")
     return int(code) if code.isdecimal() else None, int(signal) or None if signal.isdecimal() else None
 
@@ -188,7 +183,7 @@ def _from_sacct(job_id: str) -> JobState | None:
     lines = answer.out.splitlines()
     if answer.code or not lines:
         return None
-    # A requeued job has one line per attempt; the last one shows how it ended.
+    # A requeued job has one line per attempt. The last line shows how the job ended.
     values = dict(zip(_SACCT.split(","), lines[-1].split("|", _SACCT.count(",")), strict=False))
     word, _, by = values.get("State", "").partition(" ")
     if not _WORD.match(word):
@@ -215,7 +210,7 @@ def _from_sacct(job_id: str) -> JobState | None:
 
 
 def _who(by: str) -> str:
-    """Return the text for `by 1000` after a job state, with the user's name instead of the number."""
+    """Return `cancelled by NAME` for the text `by UID` after a job state; empty without a user id."""
     uid = by.removeprefix("by ")
     if not uid.isdecimal():
         return ""

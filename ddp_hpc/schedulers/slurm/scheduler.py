@@ -1,10 +1,11 @@
-"""Support for Slurm: directives, launch variables, and the requests of scripts."""
+"""Support for Slurm: directives of job scripts, variables for launchers, and allocations of running jobs."""
 
 from __future__ import annotations
 
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from ddp_hpc.errors import RequestError
 from ddp_hpc.request.job import Job
@@ -12,19 +13,20 @@ from ddp_hpc.request.rank_layout import Layout
 from ddp_hpc.schedulers.allocation import Allocation, first_number, smallest_count
 from ddp_hpc.schedulers.base import (
     Directives,
-    JobCommands,
     Scheduler,
     ScriptOptions,
     ShellVariable,
     cpus_per_task,
-    directive_value,
+    last_directive,
     optional_value,
     refuse_unused,
-    walltime_of,
     whole_number,
 )
 from ddp_hpc.sites.site import Site, queue_entries
 from ddp_hpc.units import parse_walltime_s
+
+if TYPE_CHECKING:
+    from ddp_hpc.schedulers.running_job import RunningJob
 
 # Short options of sbatch by their long names, and those without a value (sbatch.1).
 _SHORT = dict(
@@ -59,11 +61,13 @@ class Slurm(Scheduler):
     launchers = ("srun", "mpiexec", "ibrun", "torchrun")
     can_requeue = True
     kill_delay_s = 30
-    job_id_in_shell = "${SLURM_JOB_ID:-none}"
+    first_node_in_shell = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+    job_number_in_shell = "SLURM_JOB_ID"
     agent_launcher = "srun"
     interactive_command = "salloc"
     prefix = "#SBATCH"
     log_flags = ("--output", "--error")
+    walltime_flag = "--time"
     walltime_directive = "#SBATCH --time=HH:MM:SS"
     walltime_pattern = re.compile(
         r"\d{1,9}|\d{1,9}:\d{1,2}|\d{1,6}:\d{1,2}:\d{1,2}|\d{1,5}-\d{1,2}(?::\d{1,2}){0,2}"
@@ -74,23 +78,24 @@ class Slurm(Scheduler):
     job_id_variable = "SLURM_JOB_ID"
     end_time_variable = "SLURM_JOB_END_TIME"
     commands = ("sbatch", "srun", "squeue", "scancel", "scontrol")
+    query_command = "scontrol"
+    job_id_pattern = re.compile("[_@]")
+    stand_in = "ddp_hpc.rehearse.slurm.queue"
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         refuse_unused(site, [("--filesystems", job.filesystems)])
         if not site.slurm.queue_option:
             refuse_unused(site, [("--queue", job.queue)])
-        # torchrun's agent is a task with all CPUs of its node; without torchrun, each rank is a task.
+        # With torchrun, one agent per node is the task; otherwise each rank is a task.
         per_node = 1 if layout.launcher == "torchrun" else layout.ranks_per_node
         return {
-            "name": directive_value("job name", job.name),
+            **super().directives(job, site, layout),
             "nodes": str(job.num_nodes),
             "tasks_per_node": str(per_node),
             "cpus_per_task": str(cpus_per_task(layout)),
             "gpus": _gpu_option(site, layout),
-            "walltime": walltime_of(layout, site),
-            "account": optional_value("account", job.account),
             "queue_option": site.slurm.queue_option,
-            "queue": optional_value("queue", layout.queue if site.slurm.queue_option else ""),
+            **({} if site.slurm.queue_option else {"queue": ""}),
             "qos": optional_value("QOS", job.qos)
             or next((entry.qos for entry in queue_entries(site, layout.queue)), ""),
             "constraint": optional_value("constraint", site.slurm.constraint),
@@ -171,14 +176,8 @@ class Slurm(Scheduler):
     def cpus_per_rank(self, script: ScriptOptions) -> int | None:
         return whole_number(script.value("--cpus-per-task"))
 
-    def walltime(self, script: ScriptOptions) -> tuple[int, str] | None:
-        times = [(d.line, d.value) for d in script.read() if d.flag == "--time"]
-        return times[-1] if times else None
-
     def queue(self, script: ScriptOptions, site: Site | None) -> tuple[int, str] | None:
-        flag = f"--{site.slurm.queue_option if site else 'partition'}"
-        found = [(d.line, d.value) for d in script.read() if d.flag == flag]
-        return found[-1] if found else None
+        return last_directive(script, f"--{site.slurm.queue_option if site else 'partition'}")
 
     def qos(self, script: ScriptOptions, site: Site | None) -> str:
         is_queue = site is not None and site.slurm.queue_option == "qos"
@@ -193,7 +192,7 @@ class Slurm(Scheduler):
                 f"SLURM_JOB_ID is set, but SLURM_JOB_NUM_NODES is {text[:40]!r}; the number of nodes is "
                 "needed. Run ddp-hpc launch in the shell of sbatch or salloc, or unset SLURM_JOB_ID."
             )
-        # Every job has SLURM_TASKS_PER_NODE; it is the number of CPUs if no tasks were requested.
+        # Every job has SLURM_TASKS_PER_NODE, but it is the number of CPUs if no tasks were requested.
         requested = "SLURM_NTASKS" in environ
         return Allocation(
             scheduler=self.name,
@@ -201,13 +200,13 @@ class Slurm(Scheduler):
             num_nodes=first_number(text),
             tasks_per_node=smallest_count(environ.get("SLURM_TASKS_PER_NODE", "")) if requested else 0,
             cpus_per_node=smallest_count(environ.get("SLURM_JOB_CPUS_PER_NODE", "")),
-            # `4`, or `a100:4` as it was requested; salloc's shell has only the second variable.
+            # The value is `4`, or `a100:4` as requested. The shell of salloc has only the second variable.
             gpus_per_node=first_number(environ.get("SLURM_GPUS_ON_NODE", ""))
             or first_number(environ.get("SLURM_GPUS_PER_NODE", "").rpartition(":")[2]),
         )
 
     def read_end_s(self, job_id: str, ask: Callable[..., str]) -> tuple[float, str] | None:
-        # %L is the time left, [D-]HH:MM:SS; the end itself (%e) would be in an unknown time zone.
+        # %L is the remaining walltime, [D-]HH:MM:SS; the end time (%e) would be in an unknown time zone.
         left = ask("squeue", "--noheader", f"--jobs={job_id}", "--format=%L").strip()
         hours = left if left.count(":") == 2 else f"0:{left}"  # hours are omitted below one hour
         try:
@@ -215,25 +214,17 @@ class Slurm(Scheduler):
         except RequestError:
             return None
 
-    def job_commands(self) -> JobCommands:
-        from ddp_hpc.schedulers.slurm import job_commands
+    def running_job(self, environ: Mapping[str, str]) -> RunningJob:
+        from ddp_hpc.schedulers.slurm.running_job import SlurmJob
 
-        return JobCommands(
-            title=self.title,
-            program="sbatch",
-            asks="scontrol",
-            job_id_pattern=re.compile("[_@]"),
-            read_job=job_commands.read_job,
-            job_id_of=job_commands.job_id_of,
-            cancel=job_commands.cancel,
-        )
+        return SlurmJob(self.job_id(environ), environ)
 
 
 SCHEDULER = Slurm()
 
 
 def _gpu_option(site: Site, layout: Layout) -> str:
-    """Returns the option that requests the GPUs of a node; empty if whole nodes are allocated."""
+    """Returns the option that requests GPUs; empty if jobs get all GPUs of their nodes without it."""
     option = site.slurm.gpu_option
     if not layout.devices or not option:
         return ""
@@ -242,7 +233,7 @@ def _gpu_option(site: Site, layout: Layout) -> str:
 
 
 def _gres_gpus(gres: str | None) -> str | None:
-    """Returns the GPU part of `--gres`, such as `gpu:a100:4`; `gpu` alone means one GPU."""
+    """Returns the GPUs in the value of --gres, such as `gpu:a100:4`; 1 for `gpu` alone."""
     for part in (gres or "").split(","):
         name = part.removeprefix("gres/").removeprefix("gres:")
         if name == "gpu":

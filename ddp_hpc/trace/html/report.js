@@ -3,6 +3,7 @@ const figures = JSON.parse(document.getElementById("figures").textContent);
 const config = {
   responsive: true,
   displaylogo: false,
+  displayModeBar: "hover",
   // All buttons by name: others of Plotly's upload the chart to its company's server.
   modeBarButtons: [["zoom2d", "pan2d", "toImage"]],
   plotlyServerURL: "",
@@ -50,10 +51,10 @@ function drawTimeline(div, figure) {
 function pick(trace, ranks, from, to) {
   const kept = [...trace.base.keys()].filter((i) => trace.base[i] <= to && trace.base[i] + trace.x[i] >= from);
   const of = (values) => kept.map((i) => values[i]);
-  const { step, what, texts } = trace.meta;
+  const { step, what, texts, lane } = trace.meta;
   const number = numbers.format;
   const hovertext = kept.map((i) =>
-    `${texts[what[i]]}<br>rank ${ranks[Math.round(trace.y[i])]}, ` +
+    `${texts[what[i]]} (${lane.split(":")[0]})<br>rank ${ranks[Math.round(trace.y[i])]}, ` +
     `${step[i] === null ? "outside of steps" : `step ${step[i]}`}<br>` +
     `${number(trace.x[i])} ms from ${number(trace.base[i])} ms`);
   return { ...trace, base: of(trace.base), x: of(trace.x), y: of(trace.y), hovertext, hoverinfo: "text", meta: null };

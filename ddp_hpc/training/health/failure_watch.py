@@ -25,7 +25,7 @@ _GRACE_S = 3.0  # time for the main thread to exit normally
 _ANSWER_S = 10.0
 _SAVING_S = 20.0  # time for rank 0 to complete the snapshot that it is writing
 
-# Parts of the errors that gloo, NCCL and the store raise if another rank has exited or is stuck.
+# Words in the errors that gloo, NCCL and the store raise if another rank has exited or is stuck.
 _LOST = (
     "connection closed",
     "connection reset",
@@ -39,16 +39,16 @@ _LOST = (
 
 
 def explain_lost_contact(error: BaseException, timeout_s: float) -> str:
-    """One line for an error that is caused by another rank's exit or hang; empty for any other error."""
+    """Returns one line for an error that another rank's exit or hang has caused; empty for other errors."""
     text = str(error)
     if not isinstance(error, RuntimeError) or not any(word in text.lower() for word in _LOST):
         return ""
     if "gloo" not in text and not type(error).__name__.startswith("Dist"):
         return ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    # NCCL gives the actual cause after this prefix, not in its first line.
+    # NCCL reports the actual cause in the line that begins with `Last error`, not in the first line.
     cause = next((line for line in lines if line.startswith("Last error")), lines[0])
-    cause = cause.partition(". This is typically")[0][:300]  # drop gloo's advice, which has an emoji
+    cause = cause.partition(". This is typically")[0][:300]  # cut gloo's advice, which contains an emoji
     return (
         f"lost contact with another rank in a collective ({cause}). It has exited or is stuck; look for its "
         f"error above or in its node's log. Ranks wait {timeout_s:g} s for each other (--timeout, timeout_s)"
@@ -94,7 +94,7 @@ class FailureWatch:
         return self._run_election()
 
     def let_rank_0_save(self) -> None:
-        """Returns when the snapshot that rank 0 is writing is complete: the first rank to exit ends the job.
+        """Waits until rank 0 has completed its snapshot, because the first rank that exits ends the job.
 
         Call it after `run_election`. Rank 0 completes the snapshot here; the others wait for it.
         """
@@ -114,7 +114,7 @@ class FailureWatch:
                 self._store.goodbye(_ANSWER_S)
 
     def _run_election(self) -> ErrorElection:
-        # Read before the election: another rank that fails at the same time may announce it in between.
+        # Read this before the election, during which the failure of another rank may be announced.
         has_failed_rank = self.has_failed_rank
         try:
             is_first = self._store.add(_ELECTION, 1, _ANSWER_S) == 1 and not has_failed_rank
@@ -127,7 +127,7 @@ class FailureWatch:
         """Handles an answer of the store. Must not block, because it runs in the connection's thread."""
         has_verdict = answer in ([_FAILED], [_PEACE])
         if not has_verdict:
-            self._rank_0_has_saved.set()  # rank 0 has exited
+            self._rank_0_has_saved.set()  # rank 0 has exited, so do not wait for its snapshot
         self._is_over = self._is_over or answer == [_PEACE]
         if self._is_over or self._closed.is_set():
             return

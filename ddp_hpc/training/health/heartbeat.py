@@ -1,8 +1,8 @@
 """The heartbeat of every rank, which identifies a hung rank with its node, step and line of code.
 
-Every rank reports to rank 0 over a separate TCP connection with time limits: a call to torch's
-store would wait forever if the network is cut. The training loop reports its position with
-`Heartbeat.at`, which stores one tuple; a thread sends it every few seconds.
+Every rank reports to rank 0 over a separate TCP connection with time limits, because a call to
+torch's store would wait forever if the network fails. The training loop sets its position with
+`Heartbeat.at`, which only stores a tuple; a thread sends it every few seconds.
 """
 
 from __future__ import annotations
@@ -31,19 +31,27 @@ from ddp_hpc.training.health.heartbeat_messages import (
     rank_0_gone_text,
     rank_0_mute_text,
 )
-from ddp_hpc.training.health.heartbeat_monitor import GOODBYE_S, Monitor, is_cut_off, let_kernel_watch
+from ddp_hpc.training.health.heartbeat_monitor import (
+    GOODBYE_S,
+    HeartbeatThread,
+    Monitor,
+    is_cut_off,
+    let_kernel_watch,
+)
 from ddp_hpc.training.health.stack_traces import stack_of_this_process
 
 # Phases in the order of a step; `data` to `backward` repeat for each micro-batch. A phase that is not
 # in this list counts as the last one.
 PHASES = ("data", "forward", "backward", "optimizer", "exchange", "snapshot", "evaluation")
 RESTING = "outside of a step"
-"""A phase after all others, without a time limit: a script between two loops."""
+"""The phase of a script between two loops. It comes after all other phases and has no time limit."""
 _ORDER = {phase: number for number, phase in enumerate(PHASES, start=1)}
 _CONNECT_S = 20.0
 _CLOSE_S = 3.0
 _ANSWER_S = 5.0
-_BEATS_PER_S = 50  # limited because each takes rank 0 0.1 ms of CPU time (measured with 1000 connections)
+# Limit for the beats of all ranks together. A beat takes 0.1 ms of CPU time on rank 0 (measured with 1000
+# connections).
+_BEATS_PER_S = 50
 
 
 def start_heartbeat(
@@ -62,7 +70,7 @@ def start_heartbeat(
     """Starts a heartbeat, which runs until it is closed. Collective: every rank must call this.
 
     Args:
-        world: this rank's place in the world.
+        world: the rank of this process and the world size.
         comm: the connection over which rank 0 sends its port to the other ranks.
         host: rank 0's address, as used for the store.
         listen: the address on which rank 0 listens; empty: all of its addresses.
@@ -149,7 +157,7 @@ class Heartbeat:
 
     def __init__(self, limits: Limits) -> None:
         self.note = ""  # a message for the user if there is no heartbeat
-        self.thread: Monitor | _BeatSender | None = None
+        self.thread: HeartbeatThread | None = None
         self._limits = limits
         self._first_step = NOT_BEGUN
         self._place = (NOT_BEGUN, 0, 0, "start", time.monotonic())
@@ -172,7 +180,10 @@ class Heartbeat:
         self.at(self._place[0], RESTING)
 
     def now(self, not_before_s: float = 0.0) -> Beat:
-        """Returns the current beat. Time before `not_before_s`, on the monotonic clock, is not counted."""
+        """Returns the current beat: position, time spent there, and its limit.
+
+        Time before `not_before_s`, on the monotonic clock, is not counted.
+        """
         step, turn, order, phase, since_s = self._place
         is_first = step in (NOT_BEGUN, self._first_step)
         limit_s = self._limits.first_s if is_first else self._limits.stuck_s
@@ -199,13 +210,13 @@ class Heartbeat:
         if self.thread.thread is not threading.current_thread():
             self.thread.thread.join(_CLOSE_S)
 
-    def start_thread(self, thread: Monitor | _BeatSender) -> None:
+    def start_thread(self, thread: HeartbeatThread) -> None:
         """Starts the thread that reports for this process."""
         self.thread = thread
         thread.thread.start()
 
 
-class _BeatSender:
+class _BeatSender(HeartbeatThread):
     """The heartbeat thread of every rank except 0. It sends beats, and detects if rank 0 does not answer."""
 
     def __init__(
@@ -217,20 +228,10 @@ class _BeatSender:
         now: Callable[[float], Beat],
         on_lost: Callable[[str], None],
     ) -> None:
+        super().__init__()
         self._connection, self._rank, self._host = connection, rank, host
         self._limits, self._now, self._on_lost = limits, now, on_lost
-        self._doorbell, self._bell = socket.socketpair()
-        self._closing = threading.Event()
         self._buffer, self._cut_off = b"", False
-        self.gone = ""
-        self.gone_event = threading.Event()
-        self.thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
-
-    def stop(self) -> None:
-        """Stops the thread, which says goodbye to rank 0."""
-        self._closing.set()
-        with suppress(OSError):
-            self._bell.send(b"!")
 
     def _run(self) -> None:
         with self._connection, self._doorbell, self._bell, selectors.DefaultSelector() as selector:
@@ -251,10 +252,10 @@ class _BeatSender:
         """Sends beats and returns why rank 0 is lost; empty if this rank or rank 0 said goodbye."""
         limits, next_s = self._limits, 0.0
         heard_s = resumed_s = before_s = time.monotonic()
-        while not self._closing.is_set():
+        while not self._stopped.is_set():
             now = time.monotonic()
             if now - before_s > limits.gap_s:
-                heard_s = resumed_s = now  # this process was stopped and resumed
+                heard_s = resumed_s = now  # this process was stopped and resumed, so do not count that time
             before_s = now
             beat = self._now(resumed_s)
             if now >= next_s:
@@ -265,20 +266,20 @@ class _BeatSender:
             ready = selector.select(max(next_s - time.monotonic(), 0.0))
             if any(key.fileobj is self._connection for key, _ in ready):
                 try:
-                    piece = self._connection.recv(65536)
+                    received = self._connection.recv(65536)
                 except OSError as error:
                     self._cut_off = self._cut_off or is_cut_off(error)
-                    piece = b""
-                if not piece:
+                    received = b""
+                if not received:
                     return self._on_closed()
-                if self._receive(piece):
+                if self._receive(received):
                     return ""
                 heard_s = before_s = time.monotonic()
         return ""
 
-    def _receive(self, piece: bytes) -> bool:
+    def _receive(self, received: bytes) -> bool:
         """Executes rank 0's requests; returns whether it said goodbye."""
-        *lines, self._buffer = (self._buffer + piece).split(b"\n")
+        *lines, self._buffer = (self._buffer + received).split(b"\n")
         requests = [line.decode("utf-8", "replace") for line in lines]
         for request in requests:
             if request == "stack":
@@ -297,8 +298,7 @@ class _BeatSender:
         if self._cut_off:
             return rank_0_cut_off_text(self._host, self._limits.silent_s)
         # Wait, because another rank may know why rank 0 exited and report that.
-        self._closing.wait(self._limits.gone_s)
-        return "" if self._closing.is_set() else rank_0_gone_text(self._host)
+        return "" if self._stopped.wait(self._limits.gone_s) else rank_0_gone_text(self._host)
 
     def _send(self, line: str) -> None:
         try:

@@ -19,9 +19,9 @@ class Limits:
     silent_s: float  # until a rank's node counts as cut off, because its kernel does not answer
     stuck_s: float  # until a main thread counts as stuck, because it makes no progress
     first_s: float  # the limit instead of `stuck_s` until the first step of a process is over
-    gone_s: float  # from the close of a connection without a goodbye to its report
+    gone_s: float  # from the close of a connection without a goodbye until its rank is reported as gone
     period_s: float  # interval between two beats
-    answer_s: float  # time for ranks to send the stacks that rank 0 requests
+    answer_s: float  # for ranks to send the stack traces that rank 0 requests
 
     @property
     def gap_s(self) -> float:
@@ -54,7 +54,7 @@ class Beat:
 
     @classmethod
     def parse(cls, text: str) -> Beat:
-        """Parses a beat. Raises ValueError for anything that `line` does not write."""
+        """Parses a beat from the text of `line` after its first word. Raises ValueError for other text."""
         step, turn, order, for_s, limit_s, phase = text.split(maxsplit=5)
         return cls(int(step), int(turn), int(order), float(for_s), float(limit_s), phase)
 
@@ -64,7 +64,7 @@ class Beat:
 
 @dataclass
 class RankStatus:
-    """Rank 0's view of a rank."""
+    """What rank 0 knows about a rank."""
 
     rank: int
     host: str
@@ -125,7 +125,7 @@ def rank_0_mute_text(host: str, silence_s: float) -> str:
     """Returns the error line that another rank reports if rank 0 is silent although its node answers."""
     return (
         f"lost contact with rank 0 on {host}: no message for {seconds(silence_s)}, though its node answers. "
-        f"Either {_MUTE}; if it was only slow, raise {STUCK_OPTION}"
+        f"Either {_MUTE}; if the work was only slow, raise {STUCK_OPTION}"
     )
 
 
@@ -153,7 +153,7 @@ def stuck_text(laggards: Sequence[RankStatus], here: Sequence[RankStatus], stack
         parts[0] += " and all others wait"
     if stacks is not None:
         parts.append(f"stacks of all threads: {stacks}")
-    parts.append(f"if it was only slow, raise {STUCK_OPTION}")
+    parts.append(f"if the work was only slow, raise {STUCK_OPTION}")
     return "; ".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""Rank 0's part of the heartbeat: receives the beats of all ranks and finds the rank that blocks the others.
+"""The heartbeat on rank 0: receives the beats of all ranks and finds the rank that blocks the others.
 
 It is one thread with a selector. A rank sends `hello NONCE RANK HOST`, then a line `at ...`
 (`Beat`) every few seconds, `stack JSON` and `dumped` on request, and `bye`. Rank 0
@@ -35,18 +35,19 @@ from ddp_hpc.training.health.stack_traces import in_time, stack_of_this_process
 _GREETING_BYTES = 512
 _LINE_BYTES = 1 << 20
 _GREETING_S = 5.0
-_MAX_UNIDENTIFIED = 512  # connections without a greeting; the oldest are closed to limit open files
-_MAX_ANNOUNCED = 8  # lost ranks that are announced to all others; more are not announced
+_MAX_UNIDENTIFIED = 512  # open connections without a greeting; the oldest is closed for a new one
+_MAX_ANNOUNCED = 8  # lost ranks whose loss is announced to all others
 _MAX_FILES = 64
 GOODBYE_S = 2.0
 _CUT_OFF_ERRORS = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 def let_kernel_watch(connection: socket.socket, silent_s: float) -> None:
-    """Ends the connection with ETIMEDOUT once the other side's kernel is silent for that long (tcp(7)).
+    """Makes the kernel close the connection with ETIMEDOUT if the other node does not answer (tcp(7)).
 
-    If a process is stopped or blocked in a C call, its kernel still answers. So this distinguishes it
-    from one whose node or network is down, even while this process is blocked itself.
+    `silent_s` is the time limit. The kernel of a process that is stopped or blocked in a C call still
+    answers, so only a node that is down or unreachable is closed. This also works while this process itself
+    is blocked.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
@@ -85,12 +86,32 @@ class _Connection:
         # Messages to a rank that does not read are dropped: its missing beats will be noticed.
         try:
             self.socket.send(f"{line}\n".encode())
-        except OSError as error:  # the kernel reports it only once
+        except OSError as error:  # the kernel reports an error only once
             self.cut_off = self.cut_off or is_cut_off(error)
 
 
-class Monitor:
-    """The thread of rank 0. It monitors all ranks from `begin` until `stop` or its first verdict."""
+class HeartbeatThread:
+    """A thread of the heartbeat, which `stop` wakes up."""
+
+    def __init__(self) -> None:
+        self._doorbell, self._bell = socket.socketpair()
+        self._stopped = threading.Event()
+        self.gone = ""  # the ranks whose connection closed without a goodbye
+        self.gone_event = threading.Event()
+        self.thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def stop(self) -> None:
+        """Stops the thread, which says goodbye on all of its connections."""
+        self._stopped.set()
+        with suppress(OSError):
+            self._bell.send(b"!")
+
+    def _run(self) -> None:
+        raise NotImplementedError
+
+
+class Monitor(HeartbeatThread):
+    """The thread of rank 0. It monitors all ranks from `begin` until `stop` or until it finds a lost rank."""
 
     def __init__(
         self,
@@ -101,6 +122,7 @@ class Monitor:
         stacks: Path | None,
         on_lost: Callable[[str], None],
     ) -> None:
+        super().__init__()
         self._limits, self._own_beat, self._stacks, self._on_lost = limits, own_beat, stacks, on_lost
         self._listener = listener_and_nonce[0] if listener_and_nonce else None
         self._nonce = listener_and_nonce[1] if listener_and_nonce else ""
@@ -111,23 +133,13 @@ class Monitor:
         ]
         self._ranks[0].host = world.hostname
         self._connections: set[_Connection] = set()
-        self._begun, self._stopped = threading.Event(), threading.Event()
+        self._begun = threading.Event()
         self._selector = selectors.DefaultSelector()
-        self._doorbell, self._bell = socket.socketpair()
         self._resumed_s, self._updated_s = 0.0, time.monotonic()
-        self.gone = ""  # the ranks whose connection closed without a goodbye
-        self.gone_event = threading.Event()
-        self.thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def begin(self) -> None:
         """Starts monitoring. Call it after all ranks have connected."""
         self._begun.set()
-
-    def stop(self) -> None:
-        """Stops the thread, which says goodbye to all ranks."""
-        self._stopped.set()
-        with suppress(OSError):
-            self._bell.send(b"!")
 
     def _run(self) -> None:
         for waited_for in filter(None, (self._listener, self._doorbell)):
@@ -144,12 +156,12 @@ class Monitor:
                     break
         finally:
             self._say_goodbye()
-            for mine in filter(None, (self._listener, self._doorbell, self._bell)):
-                mine.close()
+            for own in filter(None, (self._listener, self._doorbell, self._bell)):
+                own.close()
             self._selector.close()
 
     def _say_goodbye(self) -> None:
-        """Says goodbye to all ranks. Reads their last messages: closing with unread data would lose ours."""
+        """Says goodbye to all ranks, and reads their last messages: unread data would reset a connection."""
         for connection in self._connections:
             connection.send("bye")
             with suppress(OSError):
@@ -161,8 +173,6 @@ class Monitor:
             self._listen(0.05)
         for connection in list(self._connections):
             self._close(connection)
-
-    # Receiving.
 
     def _listen(self, wait_s: float) -> None:
         for key, _ in self._selector.select(wait_s):
@@ -189,19 +199,19 @@ class Monitor:
 
     def _read(self, connection: _Connection) -> None:
         try:
-            piece = connection.socket.recv(65536)
+            received = connection.socket.recv(65536)
         except BlockingIOError:
             return
         except OSError as error:
             connection.cut_off = connection.cut_off or is_cut_off(error)
-            piece = b""
-        connection.buffer += piece
+            received = b""
+        connection.buffer += received
         try:
             while b"\n" in connection.buffer:
                 line, _, connection.buffer = connection.buffer.partition(b"\n")
                 self._receive(connection, line.decode())
             room = _GREETING_BYTES if connection.rank is None else _LINE_BYTES
-            if not piece or len(connection.buffer) > room:
+            if not received or len(connection.buffer) > room:
                 self._on_closed(connection)
         except ValueError:
             self._on_closed(connection)  # the connection is not from a rank of this program
@@ -245,8 +255,6 @@ class Monitor:
         self._selector.unregister(connection.socket)
         connection.socket.close()
 
-    # Monitoring.
-
     def _update(self) -> None:
         """Closes connections without a greeting, and updates rank 0's own beat."""
         now = time.monotonic()
@@ -263,7 +271,7 @@ class Monitor:
         """Returns the error line with which the job ends; empty if no rank has failed."""
         now, limits = time.monotonic(), self._limits
         gone = [r for r in self._ranks if r.gone_s is not None]
-        # If a node is cut off, all of its ranks are lost, but they are not detected in the same second.
+        # If a node is cut off, all of its ranks are lost, but are detected at different times. Wait for them.
         patience_s = {True: limits.silent_s / 3, False: limits.gone_s}
         if any(now - (r.gone_s or now) > patience_s[r.cut_off] for r in gone):
             cut_off = [r for r in gone if r.cut_off]
@@ -291,7 +299,7 @@ class Monitor:
         return laggards if all(r.for_s > r.beat.limit_s for r in laggards) else []
 
     def _collect_stacks(self) -> None:
-        """Collects the stack of every rank and has its flight record written, within the time limit."""
+        """Asks every rank for its stack traces and to write its flight record; waits for the answers."""
         for rank in self._active():
             rank.where = rank.stack = ""
             rank.dumped = rank.connection is None

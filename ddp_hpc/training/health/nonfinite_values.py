@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from ddp_hpc.errors import DdpHpcError, stop_together
 from ddp_hpc.training.parallel.make_strategy import Strategy
+from ddp_hpc.training.snapshots.training_state import local_shard
+from ddp_hpc.units import counted
 
 
 def raise_bad_gradients(strategy: Strategy, step: int, src: Tensor, tgt: Tensor) -> NoReturn:
@@ -27,7 +29,7 @@ def raise_bad_gradients(strategy: Strategy, step: int, src: Tensor, tgt: Tensor)
         ((rank, text) for rank, text in enumerate(found) if text), (world.rank, "every layer is finite")
     )
     others = sum(map(bool, found)) - 1
-    more = f" and {others} other rank{'s' * (others > 1)}" if others > 0 else ""
+    more = f" and {counted(others, 'other rank')}" if others > 0 else ""
     error = DdpHpcError(
         f"step {step}: non-finite gradients on rank {rank}{more}: {cause}. The parameters were not updated. "
         "Check the data (--check-data), lower --lr, or use --clip-norm"
@@ -47,7 +49,7 @@ def _cause(strategy: Strategy, src: Tensor, tgt: Tensor) -> str:
     found: list[str] = []
     names = {module: name for name, module in strategy.bare.named_modules()}
     hooks = [
-        module.register_forward_hook(partial(_look, found, name))
+        module.register_forward_hook(partial(_check_layer, found, name))
         for module, name in names.items()
         if not any(True for _ in module.children())
     ]
@@ -72,7 +74,7 @@ def _cause(strategy: Strategy, src: Tensor, tgt: Tensor) -> str:
     return _bad_gradient(strategy)
 
 
-def _look(found: list[str], name: str, module: nn.Module, inputs: Any, output: Any) -> None:
+def _check_layer(found: list[str], name: str, module: nn.Module, inputs: Any, output: Any) -> None:
     if found:
         return
     where = f"{name or 'the model'} ({type(module).__name__})"
@@ -89,7 +91,7 @@ def _bad_gradient(strategy: Strategy) -> str:
     text = ""
     for name, parameter in strategy.bare.named_parameters():
         grad = parameter.grad
-        if grad is not None and (bad := _bad(grad.to_local() if hasattr(grad, "to_local") else grad)):
+        if grad is not None and (bad := _bad(local_shard(grad))):
             text = f"{bad} first in the gradient of {name}"
     return text
 

@@ -21,7 +21,8 @@ from ddp_hpc.errors import EXIT_FAILED
 from ddp_hpc.schedulers.deadline import Deadline
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
-# A scheduler sends SIGKILL soon after these signals. Users have the other signals sent long before that.
+# A scheduler sends SIGKILL soon after these signals. SIGUSR1 and SIGUSR2 are sent earlier, at a time before
+# the time limit that the job script requests.
 _LAST_WARNINGS = (signal.SIGTERM, signal.SIGINT)
 DEADLINE = 1000
 """Rank 0's stop request for the time limit. Other requests are signal numbers; 0 means none."""
@@ -36,16 +37,16 @@ EXCHANGE_S = 1.0
 
 
 def next_exchange(step: int, slowest_s: float) -> int:
-    """The step after which ranks exchange stop requests again: about a second later, or the next step."""
+    """Returns the step after which ranks next exchange stop requests: in about a second, or the next step."""
     return step + (max(1, int(EXCHANGE_S / slowest_s)) if slowest_s else 1)
 
 
 class StopRequests:
     """Collects this rank's stop requests. A context manager, which restores the old signal handlers.
 
-    If the process still runs shortly before the scheduler's SIGKILL, `end_before_kill` is called with one
-    line and ends the process. If Python is blocked in a C call, a timer outside of Python writes all
-    stacks to `stacks` (None: stderr) and ends the process.
+    The last resort: if the process still runs shortly before the scheduler's SIGKILL, `end_before_kill` is
+    called with one line and ends the process. If Python is blocked in a C call, a timer outside of Python
+    writes all stacks to `stacks` (None: stderr) and ends the process.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class StopRequests:
         self._signal, self._signalled_s = 0, 0.0
         self._longest_step_s = self._longest_save_s = self._expected_save_s = 0.0
         self._file: TextIO | None = None
-        # A signal handler must not start threads, so this one is started in advance.
+        # A signal handler must not start threads, so the thread of the last resort is started in advance.
         self._over = threading.Event()
         self._ends_s, self._when = float("inf"), ""
 
@@ -142,7 +143,7 @@ class StopRequests:
             self._end_in(self._kill_delay_s, f"{self._kill_delay_s:g} s after {signal.Signals(signum).name}")
 
     def _end_in(self, seconds: float, when: str) -> None:
-        """Arms the last resort so that it ends within `seconds`, unless an earlier one is armed."""
+        """Arms the last resort to end the process within `seconds`, unless it will end it earlier anyway."""
         seconds = max(seconds - _ERROR_REPORT_S, 0.5)
         if (ends_s := time.monotonic() + seconds) >= self._ends_s:
             return
@@ -150,9 +151,8 @@ class StopRequests:
         if self._file is None and self._stacks is not None:
             with suppress(OSError):
                 self._stacks.parent.mkdir(parents=True, exist_ok=True)
-                self._file = self._stacks.open(
-                    "a", encoding="utf-8"
-                )  # appends, to keep the stacks of earlier attempts
+                # Append, to keep the stacks of earlier attempts.
+                self._file = self._stacks.open("a", encoding="utf-8")
         self._end_below_python(seconds + _ERROR_REPORT_S / 2)
 
     def _end_below_python(self, seconds: float) -> None:
@@ -170,5 +170,6 @@ class StopRequests:
         if self._file is not None:
             faulthandler.dump_traceback(self._file)
         where = f"; its stacks: {self._stacks}" if self._file is not None else ""
-        self._end_before_kill(f"still starting, in a step or saving {self._when}, just before SIGKILL{where}")
+        what = "this rank was still starting, in a step or saving"
+        self._end_before_kill(f"{what} {self._when}, shortly before SIGKILL{where}")
         os._exit(EXIT_FAILED)

@@ -22,11 +22,12 @@ from ddp_hpc.data.step_shards import Position
 from ddp_hpc.errors import EXIT_FAILED, DataError, DdpHpcError, RequestError
 from ddp_hpc.options import as_toml, to_options
 from ddp_hpc.partial_files import write_atomically
-from ddp_hpc.run_directory import RunState, read_state, write_refused, write_state
+from ddp_hpc.run_state import RunState, read_state, write_refused, write_state
 from ddp_hpc.schedulers.deadline import Deadline, find_deadline, kill_delay_s
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.health.preemption import StopRequests
 from ddp_hpc.training.health.rank_report import RankReport
+from ddp_hpc.training.health.shutdown import Parts
 from ddp_hpc.training.parallel.device_mesh import Mesh
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.snapshots.random_state import seed_generators
@@ -39,19 +40,14 @@ from ddp_hpc.training.telemetry.progress_bar import Progress
 # Write speed of a busy parallel file system, assumed until the first save has been measured.
 _SLOW_DISK_BYTES_PER_S = 200e6
 _HUNG_DISK_S = 2.0
-# Options that affect the losses but can change between attempts. A change of an option that affects the
-# order of samples is rejected.
+# Options that affect the losses but can change between attempts; the log reports changes. (A change of an
+# option that affects the order of samples is rejected instead.)
 _LOSS_OPTIONS = ("data", "src_key", "tgt_key", "dropout", "lr", "lr_scaling", "warmup_steps", "clip_norm")
-# Options of the same kind that snapshots of earlier versions do not contain.
+# More options like _LOSS_OPTIONS, which are missing from snapshots of earlier versions.
 _NEWER_LOSS_OPTIONS = (
-    "model_options",
-    "lr_schedule",
-    "optimizer",
-    "weight_decay",
-    "amp",
-    "matmul_precision",
+    "model_options", "lr_schedule", "optimizer", "weight_decay", "amp", "matmul_precision",
     "compress_gradients",
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -86,7 +82,7 @@ class Losses:
 
 @dataclass(frozen=True)
 class Decision:
-    """The actions of all ranks after this step."""
+    """What all ranks do after this step."""
 
     save: bool
     stop: str
@@ -121,69 +117,57 @@ class RunLifecycle:
 
     @property
     def stacks(self) -> Path | None:
-        """The directory for stacks of ranks that hang."""
+        """The directory for the stack traces of hanging ranks."""
         return None if self._directories is None else self._directories.run / "stacks"
 
     @property
     def tracebacks(self) -> Path | None:
-        """The directory for tracebacks of ranks that fail."""
+        """The directory for the tracebacks of failed ranks."""
         return None if self._directories is None else self._directories.run / "tracebacks"
 
     def open(self) -> Snapshot | None:
-        """Locks the directory and returns, on rank 0, the newest valid snapshot.
+        """Locks the snapshot directory. Returns its newest valid snapshot on rank 0, and None on other ranks.
 
-        Collective: every rank must call this.
+        Without a snapshot, the result is None on rank 0 too. Collective: every rank must call this.
 
         Raises:
             DataError: another job uses the directory, or none of its snapshots is valid.
         """
         if self._directories is None:
             return None
-        problem, snapshot = "", None
-        if self._group.world.rank == 0:
-            try:
-                self._directory = SnapshotDirectory(
-                    self._directories.snapshots,
-                    self._config.snapshots.keep,
-                    self._progress.say,
-                    self._on_saved,
-                )
-                snapshot = self._directory.newest_valid()
-            except RequestError as error:
-                problem = str(error)
-                with suppress(DdpHpcError):  # report the first error
-                    write_refused(self._directories.run, os.environ)
-        self._group.agree(problem, RequestError.exit_code)
+        snapshot, keep = None, self._config.snapshots.keep
+        with self._group.failing_together():
+            if self._group.world.rank == 0:
+                try:
+                    self._directory = SnapshotDirectory(
+                        self._directories.snapshots, keep, self._progress.say, self._on_saved
+                    )
+                    snapshot = self._directory.newest_valid()
+                except RequestError:
+                    with suppress(DdpHpcError):  # report the first error
+                        write_refused(self._directories.run, os.environ)
+                    raise
         self._opened = True
         return snapshot
 
     def resume(
         self, snapshot: Snapshot | None, state: TrainingState, samples: Samples, mesh: Mesh
     ) -> tuple[Position, Losses, int]:
-        """Restores the snapshot; returns position, losses, and the number of ranks that scales the rate.
+        """Restores the snapshot; returns the position, the losses, and the number of ranks for --lr-scaling.
 
-        With the same global batch that number is unchanged, so the losses do not depend on the number
-        of ranks. `mesh`: the ranks, or groups of ranks, to which the samples of a step are distributed.
-        Collective: every rank must call this.
+        If the global batch is the same as in the snapshot, that number is taken from the snapshot, so that
+        the losses do not depend on the current number of ranks. `mesh` defines how the samples of a step
+        are distributed. Collective: every rank must call this.
 
         Raises:
             DataError: the snapshot is from a different model, different data or a different order.
         """
-        group, problem = self._group, ""
+        group = self._group
         data_size = self._data_size = mesh.data_size
         self._layout = mesh.layout
-        if snapshot is not None:
-            try:
-                state.check(snapshot.model, str(snapshot.path))
-                self._check_run(snapshot, samples)
-                self._check_optimizer(snapshot, state)
-            except DataError as error:
-                problem = str(error)
-            except KeyError as error:
-                problem = f"{snapshot.path} was not written by ddp-hpc: {error} is missing"
-            except TypeError:
-                problem = f"{snapshot.path} was not written by ddp-hpc: its description of the run is invalid"
-        group.agree(problem, RequestError.exit_code)
+        with group.failing_together():
+            if snapshot is not None:
+                self._check(snapshot, state, samples)
         about = group.comm.bcast(None if snapshot is None else snapshot.about)
         if about is None:
             position, losses, self._lr_ranks = Position(), Losses(), data_size
@@ -197,12 +181,12 @@ class RunLifecycle:
             same_layout = about.get("layout", f"pp=1,data={about['world_size']},tp=1") == self._layout
             exact = state.restore(model_tensors, training) and same_layout
             if not exact:
-                # Deterministic, but different from the numbers of earlier steps.
+                # This seed is deterministic, and differs from the seeds of earlier attempts.
                 seed = self._config.rank_seed(mesh.data_rank) * 1_000_003 + position.step
                 seed_generators(seed % 2**63)
             self._report_resumed(about, position, exact)
         if self._stop_requests is not None:
-            # Adam has two more values per parameter.
+            # Adam stores two more values per parameter.
             num_bytes = 3 * sum(prod(shape) * dtype.itemsize for shape, dtype in state.whole.values())
             self._stop_requests.expect_save(num_bytes / _SLOW_DISK_BYTES_PER_S)
         self._start_step = position.step
@@ -213,7 +197,7 @@ class RunLifecycle:
         return position, losses, self._lr_ranks
 
     def report(self, step_s: float, own_s: float) -> RankReport:
-        """This rank's report to the others.
+        """Returns this rank's report to the others.
 
         Raises:
             DdpHpcError: another job has taken over the directory.
@@ -226,7 +210,7 @@ class RunLifecycle:
                 "long (or its file .lock was removed). This job stops; the other one continues the run"
             )
         self._num_exchanges += 1
-        if self._num_exchanges > 1:  # the first step allocates, connects and compiles
+        if self._num_exchanges > 1:  # not the first step, which allocates, connects and compiles
             self._stop_requests.measured(step_s=step_s)
         due = (
             self._directory is not None
@@ -240,12 +224,15 @@ class RunLifecycle:
             self._stop_requests.measured(step_s=evaluation_s)
 
     def saves_at(self, step: int) -> bool:
-        """Whether a snapshot is due after this step according to `--snapshot-every-steps`."""
+        """Returns whether a snapshot is due after this step according to `--snapshot-every-steps`."""
         every = self._config.snapshots.every_steps
         return self._directories is not None and every is not None and step % every == 0
 
     def decide(self, reports: list[RankReport], position: Position, last: bool) -> Decision:
-        """Decides what to do next. The result is equal on every rank: it depends only on all reports."""
+        """Returns what all ranks do after this step.
+
+        It depends only on the reports of all ranks, so it is the same on every rank.
+        """
         if self._stop_requests is None:
             return Decision(save=False, stop="")
         requests = ((int(one.stop_request), rank) for rank, one in enumerate(reports) if one.stop_request)
@@ -258,7 +245,8 @@ class RunLifecycle:
         """Ends the run on all ranks as soon as the snapshot that is being written is complete. Collective.
 
         Raises:
-            DdpHpcError: always; with the `problem`, which all ranks have, and the snapshot that is kept.
+            DdpHpcError: always. The message consists of `problem`, which is the same on all ranks, and the
+                step of the newest snapshot.
         """
         kept = ""
         if self._directory is not None:
@@ -337,16 +325,17 @@ class RunLifecycle:
         self._group.agree(problem, EXIT_FAILED)
 
     def failed(self, reason: str, *, again: bool) -> None:
-        """Writes to the run directory that the run failed; any rank may call this.
+        """Records in the run directory that the run has failed; any rank may call this.
 
-        `again`: the cause was a node or rank, so the run is resumed if this attempt saved anything.
+        `again` means that a lost node or rank was the cause. The run is then resumed if this attempt has
+        saved a snapshot.
         """
         self._over = True
         if self._directories is None or not self._opened:
             return
         if self._directory is not None and self._directory.lost:
-            return  # the state belongs to another job
-        # A disk may hang, and this process must not hang with it: proceed without the lock after a time.
+            return  # the file `state` now belongs to another job
+        # If the disk hangs, the saving thread keeps the lock: write without it, so that this process ends.
         locked = self._writing_state.acquire(timeout=_HUNG_DISK_S)
         with suppress(DdpHpcError):  # report the first error
             self._write_failed(self._directories.run, reason, again)
@@ -395,6 +384,19 @@ class RunLifecycle:
         except DdpHpcError as error:
             self._progress.say(f"WARNING: {error}. Job scripts will not see step {step}")
 
+    def _check(self, snapshot: Snapshot, state: TrainingState, samples: Samples) -> None:
+        """Raises DataError unless the run can resume from the snapshot."""
+        try:
+            state.check(snapshot.model, str(snapshot.path))
+            self._check_run(snapshot, samples)
+            self._check_optimizer(snapshot, state)
+        except KeyError as error:
+            raise DataError(f"{snapshot.path} was not written by ddp-hpc: {error} is missing") from None
+        except TypeError:
+            raise DataError(
+                f"{snapshot.path} was not written by ddp-hpc: its description of the run is invalid"
+            ) from None
+
     def _check_run(self, snapshot: Snapshot, samples: Samples) -> None:
         for name in _LOSS_OPTIONS:
             snapshot.about["config"][name]
@@ -412,10 +414,8 @@ class RunLifecycle:
 
     def _check_optimizer(self, snapshot: Snapshot, state: TrainingState) -> None:
         theirs, ours = snapshot.about.get("optimizer"), type(state.optimizer).__name__
-        if theirs not in (None, ours) and {theirs, ours} != {
-            "Adam",
-            "AdamW",
-        }:  # the other optimizers keep the same tensors as this one
+        # Adam and AdamW store the same tensors.
+        if theirs not in (None, ours) and {theirs, ours} != {"Adam", "AdamW"}:
             raise DataError(
                 f"{snapshot.path} was made with the optimizer {theirs}, not {ours}, whose state differs. "
                 "Use the same --optimizer, or another --snapshot-dir"
@@ -477,19 +477,10 @@ def _as_json(config: TrainConfig) -> dict[str, Any]:
 
 
 @contextmanager
-def manage_run(
-    config: TrainConfig,
-    group: Group,
-    progress: Progress,
-    *,
-    end_before_kill: Callable[[str], None],
-    is_lost: Callable[[], bool],
-) -> Iterator[RunLifecycle]:
-    """Sets up saving, stopping and resuming, and installs the signal handlers.
+def manage_run(config: TrainConfig, group: Group, progress: Progress, parts: Parts) -> Iterator[RunLifecycle]:
+    """Sets up saving, stopping and resuming, stores the lifecycle in `parts`, and installs signal handlers.
 
     Collective: every rank must call this.
-
-    `end_before_kill` and `is_lost` are passed to `StopRequests`.
 
     Raises:
         RequestError: a variable for the deadline is not a time, or has passed.
@@ -508,7 +499,8 @@ def manage_run(
                 f"note: this job ends in {left_min:.0f} min and snapshots are off; "
                 "use --snapshot-dir to save progress"
             )
-        yield RunLifecycle(config, group, progress, None, None)
+        parts.lifecycle = RunLifecycle(config, group, progress, None, None)
+        yield parts.lifecycle
         return
     stacks = directories.run / "stacks" / f"rank{group.world.rank:05d}-at-the-end.txt"
     watching = StopRequests(
@@ -516,11 +508,11 @@ def manage_run(
         delay_s,
         checks_deadline=group.world.rank == 0,
         stacks=stacks,
-        end_before_kill=end_before_kill,
-        is_lost=is_lost,
+        end_before_kill=parts.end_before_kill,
+        is_lost=parts.is_lost,
     )
     with watching as stop_requests:
-        lifecycle = RunLifecycle(config, group, progress, directories, stop_requests)
+        parts.lifecycle = lifecycle = RunLifecycle(config, group, progress, directories, stop_requests)
         try:
             yield lifecycle
         except BaseException:
@@ -531,19 +523,15 @@ def manage_run(
 
 def _deadline(group: Group, environ: dict[str, str], *, saves: bool) -> tuple[Deadline | None, float | None]:
     """Returns rank 0's deadline and kill delay on every rank. Collective: every rank must call this."""
-    problem = ""
     found: tuple[list[Any] | None, float | None] = None, None
-    if group.world.rank == 0:
-        try:
+    with group.failing_together():
+        if group.world.rank == 0:
             deadline = find_deadline(environ)
             found = ([deadline.at_s, deadline.source] if deadline else None), kill_delay_s(environ)
             if saves and deadline and (late_s := time.time() - deadline.at_s - (found[1] or 0.0)) > 0:
-                problem = (
+                raise RequestError(
                     f"the job's time limit passed {late_s:.0f} s ago according to {deadline.source}. "
                     "Unset the variables of an earlier job, or set DDP_HPC_DEADLINE to the correct time"
                 )
-        except RequestError as error:
-            problem = str(error)
-    group.agree(problem, RequestError.exit_code)
     ends, delay_s = group.comm.bcast(found)
     return (Deadline(*ends) if ends else None), delay_s

@@ -32,7 +32,7 @@ from ddp_hpc.errors import (
 from ddp_hpc.messages import log_message
 from ddp_hpc.training.health.error_election import ErrorElection
 from ddp_hpc.training.health.preemption import SIGNALS
-from ddp_hpc.user_errors import describe_error, traceback_of, write_traceback
+from ddp_hpc.user_code_exceptions import describe_error, traceback_of, write_traceback
 
 if TYPE_CHECKING:
     from ddp_hpc.training.health.failure_watch import FailureWatch
@@ -45,7 +45,7 @@ _SAVING_S = 20.0
 
 @dataclass
 class Parts:
-    """The parts of a run that exist so far, and that are needed to end the run."""
+    """The objects that are needed to end a run; None for those that have not been created yet."""
 
     world: World | None = None
     watch: FailureWatch | None = None
@@ -126,7 +126,7 @@ def fail(error: BaseException, parts: Parts, timeout_s: float) -> NoReturn:
             Errors of this package become SystemExit there.
     """
     _ignore_signals()
-    # torch's handler raises wherever the main thread is, also here, when the workers of --workers end.
+    # torch's SIGCHLD handler raises an error in the main thread when a worker of --workers ends.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     code, text = verdict(error, parts, timeout_s)
     traceback_text = _traceback_text(error, parts, timeout_s)
@@ -170,7 +170,7 @@ def _end_alone(error: BaseException, parts: Parts, code: int, text: str) -> NoRe
 
 
 def _reason(text: str) -> str:
-    """Returns the line of a traceback that contains the error message."""
+    """Returns the error message: the last line of a traceback, or the first line of any other text."""
     lines = text.splitlines()
     return lines[-1] if lines[0].startswith("Traceback") else lines[0].removeprefix("error: ")
 

@@ -42,7 +42,7 @@ def stack_of_this_process() -> Stack:
 
 
 def in_time(work: Callable[[], object], limit_s: float) -> bool:
-    """Runs `work`, which can hang with a file system, in a thread; returns whether it finished in time."""
+    """Runs `work` in a thread, because a file system may hang; returns whether it succeeded in time."""
     done = threading.Event()
 
     def run() -> None:

@@ -18,6 +18,7 @@ import tempfile
 import threading
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -28,7 +29,7 @@ from torch import Tensor
 from ddp_hpc.data.samples import ArrayInfo, Samples, first_line
 from ddp_hpc.errors import DataError, DdpHpcError
 from ddp_hpc.training.health.preemption import SIGNALS
-from ddp_hpc.user_errors import describe_error, traceback_of
+from ddp_hpc.user_code_exceptions import describe_error, traceback_of
 
 Indices: TypeAlias = NDArray[np.int64]
 Batch: TypeAlias = tuple[Tensor, Tensor]
@@ -44,28 +45,21 @@ _PR_SET_PDEATHSIG = 1
 _MAX_SOCKET_DIRECTORY = 60
 
 
+@dataclass(frozen=True)
 class Loader:
-    """Batches of the samples of a file, as tensors on a device.
+    """Loads batches of the samples of a file, as tensors on a device.
 
     A thread performs up to `ahead` reads in advance; with 0, the caller's thread reads. A read is one batch,
     or several small ones. If `workers` is positive, that many spawned processes read instead. They are
     not forked, because a fork under MPI can hang. Nothing starts before the first batch.
     """
 
-    def __init__(
-        self,
-        samples: Samples,
-        device: torch.device,
-        *,
-        workers: int = 0,
-        ahead: int = 2,
-        timeout_s: float = 1800.0,
-    ) -> None:
-        self._samples = samples
-        self._device = device
-        self._workers = workers
-        self._ahead = ahead
-        self._timeout_s = timeout_s
+    samples: Samples
+    device: torch.device
+    workers: int = 0
+    ahead: int = 2
+    timeout_s: float = 1800.0
+    """The time limit for the next batch, in seconds."""
 
     def batches(self, wanted: Iterable[Indices]) -> Generator[Batch, None, None]:
         """Yields src and tgt as tensors (len(indices), ...) in the file's dtype for each array of numbers.
@@ -77,24 +71,25 @@ class Loader:
             DdpHpcError: the file cannot be read, a worker exited, or a batch was not read within `timeout_s`.
         """
         try:
-            if self._workers:
+            if self.workers:
                 yield from self._from_workers(wanted)
             else:
-                yield from self._from_thread(wanted) if self._ahead else self._direct(wanted)
+                yield from self._from_thread(wanted) if self.ahead else self._direct(wanted)
         except DataError as error:
-            # The training has begun, so the error is no longer an invalid request by the user.
+            # DataError is a RequestError, with the exit code for an invalid request. During the training, an
+            # error of the file is a failure instead.
             failed = DdpHpcError(str(error))
             failed.traceback_text = error.traceback_text
             raise failed from None
 
     def _direct(self, wanted: Iterable[Indices]) -> Generator[Batch, None, None]:
-        slot = _Slot(self._samples, self._device)
+        slot = _Slot(self.samples, self.device)
         for several in self._reads(wanted):
             slot.fill(several)
             yield from slot.batches()
 
     def _reads(self, wanted: Iterable[Indices]) -> Generator[list[Indices], None, None]:
-        most = _READ_BYTES // self._samples.sample_bytes
+        most = _READ_BYTES // self.samples.sample_bytes
         several: list[Indices] = []
         num = 0
         for indices in wanted:
@@ -110,13 +105,13 @@ class Loader:
         free: queue.SimpleQueue[_Slot | None] = queue.SimpleQueue()
         ready: queue.SimpleQueue[_Slot | BaseException | None] = queue.SimpleQueue()
         closed = threading.Event()
-        for _ in range(self._ahead + 1):  # the caller uses one more buffer
-            free.put(_Slot(self._samples, self._device))
+        for _ in range(self.ahead + 1):  # one more, because the caller still uses the batches of one buffer
+            free.put(_Slot(self.samples, self.device))
 
         def read() -> None:
             try:
-                if self._device.type != "cpu":
-                    torch.get_device_module(self._device).set_device(self._device)
+                if self.device.type != "cpu":
+                    torch.get_device_module(self.device).set_device(self.device)
                 for several in self._reads(wanted):
                     slot = free.get()
                     if slot is None or closed.is_set():
@@ -141,7 +136,7 @@ class Loader:
 
     def _next(self, ready: queue.SimpleQueue[_Slot | BaseException | None]) -> _Slot | None:
         try:
-            found = ready.get(timeout=self._timeout_s)
+            found = ready.get(timeout=self.timeout_s)
         except queue.Empty:
             raise self._timed_out("the file system did not answer") from None
         if isinstance(found, BaseException):
@@ -151,38 +146,39 @@ class Loader:
     def _from_workers(self, wanted: Iterable[Indices]) -> Generator[Batch, None, None]:
         _prepare_for_workers()
         loader: Iterable[Batch | DataError] = torch.utils.data.DataLoader(
-            _Reads(self._samples),
+            _Reads(self.samples),
             sampler=wanted,
             batch_size=None,
-            num_workers=self._workers,
+            num_workers=self.workers,
             multiprocessing_context="spawn",
-            prefetch_factor=max(1, self._ahead),
-            pin_memory=self._device.type == "cuda",
-            timeout=self._timeout_s,
+            prefetch_factor=max(1, self.ahead),
+            pin_memory=self.device.type == "cuda",
+            timeout=self.timeout_s,
             worker_init_fn=_prepare_worker,
-            generator=torch.Generator(),  # the DataLoader draws a seed: not from dropout's generator
+            # Otherwise, the DataLoader would draw its seed from the default generator, which dropout uses.
+            generator=torch.Generator(),
         )
-        stream = None if self._device.type == "cpu" else _stream_of(self._device)
+        stream = None if self.device.type == "cpu" else _stream_of(self.device)
         try:
             for batch in _started(loader):
                 if isinstance(batch, DataError):
                     raise batch
-                yield batch if stream is None else _copied(batch, self._device, stream)
+                yield batch if stream is None else _copied(batch, self.device, stream)
         except (RuntimeError, OSError, EOFError) as error:
             if "timed out" in str(error):
-                raise self._timed_out(f"{self._workers} workers did not answer") from None
+                raise self._timed_out(f"{self.workers} workers did not answer") from None
             # A worker that exits during a batch appears as a closed socket. Workers also fail to start if
             # there are too many open files.
             text = explain_lost_worker(error)
             if not text and isinstance(error, RuntimeError):
                 raise
             raise DdpHpcError(
-                f"reading {self._samples.path} with --workers {self._workers}: {text or first_line(error)}"
+                f"reading {self.samples.path} with --workers {self.workers}: {text or first_line(error)}"
             ) from None
 
     def _timed_out(self, reason: str) -> DdpHpcError:
         return DdpHpcError(
-            f"waited {self._timeout_s:g} s for samples of {self._samples.path}: {reason}. "
+            f"waited {self.timeout_s:g} s for samples of {self.samples.path}: {reason}. "
             "Check the file system, or raise --timeout"
         )
 
@@ -214,7 +210,7 @@ def _copied(batch: Batch, device: torch.device, stream: Any) -> Batch:
     current = module.current_stream(device)
     current.wait_stream(stream)
     for tensor in (src, tgt):
-        tensor.record_stream(current)  # their memory belongs to the copying stream
+        tensor.record_stream(current)  # the memory, allocated on `stream`, must not be reused before that
     return src, tgt
 
 
@@ -256,12 +252,12 @@ class _Slot:
         self._sizes = sizes
 
     def batches(self) -> list[Batch]:
-        """Yields the tensors of each batch, ready for use on the current stream."""
+        """Returns the tensors of each batch, ready for use on the current stream."""
         if self._on_device is not None:
             stream = torch.get_device_module(self._device).current_stream(self._device)
             stream.wait_event(self._copied)
             for tensor in self._on_device:
-                tensor.record_stream(stream)  # their memory belongs to the copying stream
+                tensor.record_stream(stream)  # the memory is from the copying stream, which could reuse it
         return self._batches
 
     def _grow(self, num: int) -> None:

@@ -8,18 +8,17 @@ from typing import Literal
 
 from data_gen.recipe import parse_shape
 from ddp_hpc.errors import RequestError
-from ddp_hpc.options import check_ranges, option, read_directory
+from ddp_hpc.options import DIRECTORY, Conversion, check_ranges, option, show_numbers
 
 MAX_WORKERS = 64
 DType = Literal["float32", "float64", "float16", "bfloat16"]
 
 
-def _read_shape(_: str, text: str) -> tuple[int, ...]:
-    return parse_shape(text)
-
-
-def _show_shape(shape: tuple[int, ...]) -> str:
-    return ",".join(map(str, shape))
+_SHAPE: Conversion = {
+    "read": lambda _, text: parse_shape(text),
+    "show": show_numbers,
+    "metavar": "D1,D2,...",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,29 +40,17 @@ class DataConfig:
     stage: Path | None = option(
         None,
         "Copy the data file to this local directory on each node, such as $TMPDIR, and read the copy.",
-        read=read_directory,
-        show=str,
-        metavar="DIR",
+        **DIRECTORY,
     )
     check_data: bool = option(False, "Check all samples for NaN and infinity before the training starts.")
     src_key: str = option("src", "Name of the array in the data file that contains the inputs.")
     tgt_key: str = option("tgt", "Name of the array in the data file that contains the targets.")
     num_samples: int = option(2048, "Number of samples in the synthetic data.", above=0)
     src_shape: tuple[int, ...] | None = option(
-        None,
-        "Shape of one input in the synthetic data.",
-        read=_read_shape,
-        show=_show_shape,
-        metavar="D1,D2,...",
-        shown_default="1,512; linear: 20",
+        None, "Shape of one input in the synthetic data.", shown_default="1,512; linear: 20", **_SHAPE
     )
     tgt_shape: tuple[int, ...] | None = option(
-        None,
-        "Shape of one target in the synthetic data.",
-        read=_read_shape,
-        show=_show_shape,
-        metavar="D1,D2,...",
-        shown_default="20,512; linear: 1",
+        None, "Shape of one target in the synthetic data.", shown_default="20,512; linear: 1", **_SHAPE
     )
     dtype: DType | None = option(
         None,

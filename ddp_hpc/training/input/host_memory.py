@@ -10,7 +10,7 @@ import ctypes
 import os
 from contextlib import suppress
 
-# mallopt(3), malloc.h
+# The parameters of mallopt(3), from malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGE = 2**30
 

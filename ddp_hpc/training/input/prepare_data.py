@@ -27,15 +27,14 @@ def open_data(
 ) -> Samples:
     """Opens the samples; creates synthetic data without --data. Collective: every rank must call this.
 
-    `task_data`: the file given by the user's task.
-
-    Errors in the file are detected before it is copied, and reported with the user's path.
+    `task_data` is the file that the user's task names. The file is checked before --stage copies it, so that
+    errors name the user's path.
     """
     path = config.data.path or task_data or _ensure_synthetic(config, group, progress)
     samples = _open(path, config, group)
     shapes = " ".join(
         f"{name} {'x'.join(map(str, shape)) or 'scalar'}"
-        for name, shape in (("src", samples.src_shape), ("tgt", samples.tgt_shape))
+        for name, shape in (("src", samples.src.shape), ("tgt", samples.tgt.shape))
     )
     progress.say(
         f"data: {path} ({samples.num_samples:,} samples, {shapes}, {samples.src.dtype_name}; "
@@ -56,24 +55,25 @@ def open_data(
 
 def _open(path: Path, config: TrainConfig, group: Group) -> Samples:
     """Opens the samples and checks the requested shapes. Collective: every rank must call this."""
-    problem, samples = "", None
-    try:
-        samples = open_samples(path, src_key=config.data.src_key, tgt_key=config.data.tgt_key)
-        if config.data.path is not None or config.model.is_own:
-            check_matches(samples, config.data.src_shape, config.data.tgt_shape, config.data.dtype)
-    except RequestError as error:
-        problem = str(error)
-        if group.world.rank != 0 and not path.exists():
-            problem += f" (on {group.world.hostname}: is it on a file system that all nodes share?)"
-    group.agree(problem, RequestError.exit_code)
-    assert samples is not None
+    with group.failing_together():
+        try:
+            samples = open_samples(path, src_key=config.data.src_key, tgt_key=config.data.tgt_key)
+            if config.data.path is not None or config.model.is_own:
+                check_matches(samples, config.data.src_shape, config.data.tgt_shape, config.data.dtype)
+        except RequestError as error:
+            if group.world.rank == 0 or path.exists():
+                raise
+            where = f"on {group.world.hostname}: is it on a file system that all nodes share?"
+            raise DataError(f"{error} ({where})") from None
     return samples
 
 
 def _staged(path: Path, directory: Path, group: Group, progress: Progress) -> Path:
-    """Returns the copy on this rank's node, or else `path`. Collective: every rank must call this.
+    """Copies the file to each node; returns the path on this rank's node, or `path` if there is no copy.
 
-    One warning states the number of nodes without a copy, and the reason on the first of them.
+    Collective: every rank must call this.
+
+    One warning reports the number of nodes without a copy, and the reason on the first of these nodes.
     """
     world = group.world
     copy, reason = "", ""
@@ -118,12 +118,12 @@ def _copy(path: Path, directory: Path, shows_progress: bool) -> Staged:
 def check_finite(samples: Samples, path: Path, group: Group, progress: Progress) -> None:
     """Stops all ranks at the first sample with a non-finite value. Collective: every rank must call this.
 
-    Each rank reads its part; the test split is checked too.
+    Each rank checks a section of the samples; the test split is checked too.
     """
     begin_s = time.monotonic()
     rank, world_size = group.world.rank, group.world.world_size
     for split in filter(None, (samples, samples.test)):
-        start, stop = (split.num_samples * part // world_size for part in (rank, rank + 1))
+        start, stop = (split.num_samples * index // world_size for index in (rank, rank + 1))
         problem = ""
         try:
             if bad := first_bad_sample(split, start, stop):
@@ -134,14 +134,14 @@ def check_finite(samples: Samples, path: Path, group: Group, progress: Progress)
         except DataError as error:
             problem = str(error)
         group.comm.barrier("the check of the data (--timeout)")
-        # The parts are in the order of the ranks, so the first problem by rank is the first in the file.
+        # The sections are in the order of the ranks, so the first problem by rank is the first in the file.
         if problem := next(filter(None, group.comm.allgather(problem)), ""):
             stop_together(rank, DataError(problem))
     progress.say(f"checked: {samples.num_samples:,} samples are finite ({time.monotonic() - begin_s:.1f} s)")
 
 
 def _ensure_synthetic(config: TrainConfig, group: Group, progress: Progress) -> Path:
-    """Returns the path of the synthetic data after all ranks have written their parts. Collective."""
+    """Returns the path of the synthetic data, which all ranks write together. Collective."""
     src_shape, tgt_shape = config.synthetic_shapes
     recipe = Recipe(
         num_samples=config.data.num_samples,

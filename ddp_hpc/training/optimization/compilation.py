@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from ddp_hpc.units import counted
+
 if TYPE_CHECKING:
     from ddp_hpc.training.parallel.make_strategy import Strategy
 
-# `- 0/0: tensor 'x' size mismatch at index 0. expected 32, actual 20`
+# A line of torch's log: `- 0/0: tensor 'x' size mismatch at index 0. expected 32, actual 20`
 _REASON = re.compile(r"^\s*- \d+/\d+: (.*)$", re.MULTILINE)
 _RECOMPILES = "torch._dynamo.guards.__recompiles"
 
@@ -38,8 +40,8 @@ def compile_modules(modules: Iterable[nn.Module], mode: str) -> None:
 def warm_up(strategy: Strategy, src: Tensor, tgt: Tensor) -> str:
     """Compiles the forward and backward pass, first on one rank per node; returns a line for the log.
 
-    Parameters and buffers do not change, but random numbers are drawn. If a forward pass is collective,
-    nothing is done before the first step. Collective: every rank must call this.
+    Parameters and buffers do not change, but random numbers are drawn. If a forward pass is collective, the
+    model is compiled in the first step instead. Collective: every rank must call this.
 
     The gradients are computed but not accumulated: accumulation calls DDP's hooks, and with a static
     graph DDP would count the calls of this pass and then wait for the same number in each step.
@@ -65,7 +67,7 @@ def warm_up(strategy: Strategy, src: Tensor, tgt: Tensor) -> str:
 
 
 class Compiled(logging.Handler):
-    """Counts recompilations and their reasons in torch's log, which every rank would otherwise print.
+    """A log handler that collects the reasons for recompilations, which every rank would otherwise print.
 
     If the user has set TORCH_LOGS, nothing is changed and nothing is counted.
     """
@@ -80,7 +82,7 @@ class Compiled(logging.Handler):
             logger.propagate = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Records one recompilation: the line that names the failed guard."""
+        """Stores the reason for a recompilation, which is the guard that failed."""
         found = _REASON.search(record.getMessage())
         self.reasons.append(found[1].strip() if found else "torch gave no reason")
 
@@ -88,5 +90,5 @@ class Compiled(logging.Handler):
         """Formats the count as `recompiled 2 times: REASON; REASON`, or as an empty string for none."""
         if not self.reasons:
             return ""
-        times = f"{len(self.reasons)} time{'s' * (len(self.reasons) > 1)}"
+        times = counted(len(self.reasons), "time")
         return f"recompiled {times}: {'; '.join(dict.fromkeys(self.reasons[:3]))}"

@@ -1,6 +1,7 @@
 """Computes the norm of the gradients before the update, and clips them.
 
-Gradients can be plain tensors, tensors that are sharded over ranks (DTensors), or both.
+Gradients can be plain tensors, tensors that are sharded over ranks (DTensors), or both. torch's foreach
+functions do not accept DTensors, so they are called on the local shards.
 """
 
 from __future__ import annotations
@@ -12,28 +13,28 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddp_hpc.training.snapshots.training_state import is_sharded
+from ddp_hpc.training.snapshots.training_state import is_sharded, local_shard
 
-_BUCKET_BYTES = 25 * 2**20  # DDP's default
+_BUCKET_BYTES = 25 * 2**20  # the default bucket size of DDP
 
 
 def global_norm(parameters: Iterable[nn.Parameter], across: dist.ProcessGroup | None = None) -> Tensor:
-    """Returns the norm of all gradients as one vector; `across`: a group of ranks with different parameters.
+    """Returns the norm of all gradients together, as a float64 scalar tensor.
 
+    `across` is a group of ranks that hold different parameters.
     Collective if a gradient is sharded or `across` is given: every rank must call this.
     """
     layouts: dict[Any, list[Tensor]] = {}
     for grad in _gradients(parameters):
         layout = (grad.device_mesh, grad.placements) if is_sharded(grad) else None  # type: ignore[attr-defined]
-        layouts.setdefault(layout, []).append(_local(grad))
+        layouts.setdefault(layout, []).append(local_shard(grad))
     squares = []
     for layout, grads in layouts.items():
         square = torch.nn.utils.get_total_norm(grads, foreach=True).double() ** 2
         if layout is not None:
             mesh, placements = layout
-            square = square.to(
-                mesh.device_type
-            )  # move the value to the device on which the group's backend reduces
+            # Move the value to the device on which the group's backend reduces.
+            square = square.to(mesh.device_type)
             for dim, placement in enumerate(placements):
                 if not placement.is_replicate():
                     dist.all_reduce(square, group=mesh.get_group(dim))
@@ -47,7 +48,7 @@ def global_norm(parameters: Iterable[nn.Parameter], across: dist.ProcessGroup | 
 def limit_norm(parameters: Iterable[nn.Parameter], norm: Tensor, max_norm: float) -> None:
     """Scales all gradients, whose norm is `norm`, so that their norm is at most `max_norm`."""
     alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for grad in map(_local, _gradients(parameters)):
+    for grad in map(local_shard, _gradients(parameters)):
         alike.setdefault((grad.device, grad.dtype), []).append(grad)
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     for (device, dtype), grads in alike.items():
@@ -56,11 +57,6 @@ def limit_norm(parameters: Iterable[nn.Parameter], norm: Tensor, max_norm: float
 
 def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
-
-
-def _local(grad: Tensor) -> Tensor:
-    """Returns this rank's shard of a tensor, because torch's foreach functions do not accept DTensors."""
-    return grad.to_local() if is_sharded(grad) else grad  # type: ignore[attr-defined]
 
 
 def mean_over(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
@@ -73,7 +69,7 @@ def mean_over(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> N
             continue
         grad = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
         parameter.grad = grad
-        local = _local(grad)
+        local = local_shard(grad)
         if bucket and (num_bytes + local.nbytes > _BUCKET_BYTES or local.dtype != bucket[0].dtype):
             _reduce(bucket, group, size)
             bucket, num_bytes = [], 0
@@ -86,5 +82,5 @@ def mean_over(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> N
 def _reduce(tensors: list[Tensor], group: dist.ProcessGroup, size: int) -> None:
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     dist.all_reduce(flat.div_(size), group=group)
-    parts = torch.split(flat, [tensor.numel() for tensor in tensors])
-    torch._foreach_copy_(tensors, [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)])
+    means = torch.split(flat, [tensor.numel() for tensor in tensors])
+    torch._foreach_copy_(tensors, [mean.view_as(tensor) for mean, tensor in zip(means, tensors, strict=True)])

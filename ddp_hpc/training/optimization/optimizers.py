@@ -56,7 +56,7 @@ def optimizer_options(
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Returns one group of parameters, or with weight decay a second one of vectors, which do not decay."""
+    """Returns the optimizer's parameter groups. With weight decay, vectors are in a group without it."""
     wanted = [parameter for parameter in parameters if parameter.requires_grad]
     if not weight_decay:
         return [{"params": wanted}]

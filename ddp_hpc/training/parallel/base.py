@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,12 +21,13 @@ from ddp_hpc.training.parallel.config import ParallelConfig
 from ddp_hpc.training.parallel.device_mesh import Mesh
 from ddp_hpc.training.parallel.replica import Replica
 from ddp_hpc.training.process_group.group import Group
-from ddp_hpc.training.snapshots.training_state import TrainingState, is_sharded, plain_state
+from ddp_hpc.training.snapshots.training_state import TrainingState, is_sharded, local_shard, plain_state
 from ddp_hpc.training.tasks.task import Task
 
 At = Callable[[str], None]
 
 
+@dataclass(eq=False)
 class Strategy:
     """Base class of the strategies: holds the wrapped model and its optimizer on each rank.
 
@@ -36,29 +38,26 @@ class Strategy:
         RequestError: on construction, if the strategy does not support the model, device or number of ranks.
     """
 
+    task: Task
+    group: Group
+    config: ParallelConfig
+    optimization: OptimizationConfig
+    precision: Precision
+    mesh: Mesh
+
     forward_is_collective = False
-    """Whether ranks wait for each other in a forward pass, so that all must run equally many passes."""
+    """Whether ranks wait for each other in a forward pass, so that all must run the same number of passes."""
     compiles_blocks = False
     """Whether `_prepare` compiles layers one by one, because ranks communicate between layers."""
 
-    def __init__(
-        self,
-        task: Task,
-        group: Group,
-        config: ParallelConfig,
-        optimization: OptimizationConfig,
-        precision: Precision,
-        mesh: Mesh,
-    ) -> None:
-        self.task, self.group, self.precision, self.mesh = task, group, precision, mesh
-        self.config, self.optimization = config, optimization
-        self.bare = task.model
+    def __post_init__(self) -> None:
+        self.bare = self.task.model
         """The unwrapped model, which defines the names of the tensors."""
-        if optimization.compile is not None and not self.compiles_blocks:
-            compile_modules([self.bare], optimization.compile)
+        if self.optimization.compile is not None and not self.compiles_blocks:
+            compile_modules([self.bare], self.optimization.compile)
         self.model = self._prepare()
-        """The wrapped model, which is called."""
-        self.optimizer = self._make_optimizer(optimization.scaled_lr(mesh.data_size))
+        """The wrapped model, which a step calls."""
+        self.optimizer = self._make_optimizer(self.optimization.scaled_lr(self.mesh.data_size))
 
     def _prepare(self) -> nn.Module:
         raise NotImplementedError
@@ -70,7 +69,7 @@ class Strategy:
         return optimizer_class(config)(parameter_groups(parameters, config.weight_decay), **options)
 
     def parameters(self) -> list[nn.Parameter]:
-        """The parameters for which this rank computes gradients."""
+        """Returns the parameters for which this rank computes gradients."""
         return list(self.model.parameters())
 
     def state(self) -> TrainingState:
@@ -83,19 +82,19 @@ class Strategy:
         return nullcontext()
 
     def micro_batch(self, src: Tensor, tgt: Tensor, factor: float, last: bool, at: At) -> Tensor:
-        """Runs forward and backward; returns the mean loss on the device. Calls `at` with each phase."""
+        """Runs forward and backward; returns the mean loss on the device. Calls `at` before each phase."""
         with self.sync(last):
             at("forward")
             with record_function("forward"):
                 loss = self.loss_of(self.model, src, tgt)
             at("backward")
-            # A full batch has factor 1 and takes the same path as a plain loop.
+            # A full batch has the factor 1.0. Its loss is not multiplied, as in a plain loop.
             with record_function("backward"):
                 self.precision.backward(loss if factor == 1.0 else loss * factor)
         return loss.detach()
 
     def as_in_a_step(self) -> AbstractContextManager[Any]:
-        """Returns a context that compiles the bare model like the wrapped model, without communication."""
+        """Returns a context in which the bare model is compiled like the wrapped model in a step."""
         return nullcontext()
 
     def loss_of(self, model: nn.Module, src: Tensor, tgt: Tensor) -> Tensor:
@@ -117,7 +116,7 @@ class Strategy:
             parameter.grad = copy
 
     def finish_gradients(self) -> None:
-        """Reduces gradients after the last micro-batch, unless `sync` has done so."""
+        """Reduces the gradients after the last micro-batch, if this was not part of its backward pass."""
 
     def gradient_norm(self) -> Tensor:
         """Returns the norm of all gradients of the whole model as a scalar tensor."""
@@ -133,7 +132,7 @@ class Strategy:
             return self.task.forward(self.model, src, tgt)
 
     def prepare_restore(self, src: Tensor, tgt: Tensor) -> None:
-        """Prepares the strategy for a restore, so that it behaves as if steps had already been run."""
+        """Prepares the strategy for a restore, so that it behaves as if it had already run steps."""
 
     def state_bytes(self) -> int:
         """Returns the size in bytes of the parameters, gradients and optimizer state on this rank."""
@@ -142,7 +141,7 @@ class Strategy:
             tensors += [parameter, *([] if parameter.grad is None else [parameter.grad])]
         for values in self._local_optimizer().state.values():
             tensors += [value for value in values.values() if isinstance(value, Tensor)]
-        return sum((t.to_local() if hasattr(t, "to_local") else t).nbytes for t in tensors)
+        return sum(local_shard(tensor).nbytes for tensor in tensors)
 
     def _local_optimizer(self) -> torch.optim.Optimizer:
         return self.optimizer

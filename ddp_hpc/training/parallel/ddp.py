@@ -1,4 +1,4 @@
-"""DDP: replicas that average gradients during the backward pass; ZeRO: a sharded optimizer in addition."""
+"""The strategies `ddp` (replicas that average their gradients) and `zero` (DDP with a sharded optimizer)."""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
     pp    stages of a pipeline, one after another
     dp    replicas, each with its own samples
     fsdp  like dp, but parameters, gradients and optimizer state are sharded
-    tp    the matrices of each layer are split; innermost, because it communicates most: keep it in a node
+    tp    the matrices of each layer are split over ranks; this dimension is the innermost, because it
+          communicates most and should stay within a node
 
 `--strategy X` is the grid in which dimension X contains all ranks.
 """
@@ -25,7 +26,7 @@ _OF_STRATEGY = {"fsdp": "fsdp", "tp": "tp", "pp": "pp"}
 
 @dataclass(frozen=True)
 class Mesh:
-    """A grid of ranks, with the place of this rank in it."""
+    """A grid of ranks, with the position of this rank in it."""
 
     sizes: dict[str, int]
     """Sizes of the dimensions with more than one rank, the outermost first."""
@@ -44,12 +45,12 @@ class Mesh:
 
     @property
     def data_size(self) -> int:
-        """The number of parts into which the samples of a step are divided."""
+        """The number of shards into which the samples of a step are divided."""
         return prod(self.sizes.get(name, 1) for name in ("dp", "fsdp"))
 
     @property
     def data_rank(self) -> int:
-        """The index of the part of each step's samples that this rank uses."""
+        """The index of the shard of each step's samples that this rank uses."""
         return self.at.get("dp", 0) * self.sizes.get("fsdp", 1) + self.at.get("fsdp", 0)
 
     @property
@@ -59,11 +60,11 @@ class Mesh:
 
     @property
     def counts_loss(self) -> bool:
-        """Whether this rank reports the losses of its samples. One of the ranks that share them does."""
+        """Whether this rank reports the losses of its samples. If ranks share samples, only one reports."""
         return self.at.get("tp", 0) == 0 and self.at.get("pp", 0) == self.sizes.get("pp", 1) - 1
 
     def sub(self, *names: str) -> DeviceMesh:
-        """Returns the part of the grid along these dimensions that contains this rank."""
+        """Returns the submesh along these dimensions that contains this rank."""
         assert self.devices is not None
         return self.devices[names if len(names) > 1 else names[0]]
 

@@ -7,7 +7,6 @@ tensor-parallel layers.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,7 +24,6 @@ from ddp_hpc.training.optimization.precision import AMP_DTYPES, Precision
 from ddp_hpc.training.parallel.base import Strategy
 from ddp_hpc.training.parallel.model_layers import blocks_of
 from ddp_hpc.training.parallel.tensor_parallel import split_layers
-from ddp_hpc.training.snapshots.training_state import TrainingState
 
 
 class Fsdp(Strategy):
@@ -75,10 +73,6 @@ class Fsdp(Strategy):
         assert isinstance(self.model, FSDPModule)
         self.model.set_requires_gradient_sync(last)
         return nullcontext()
-
-    def state(self) -> TrainingState:
-        """Returns the training state that snapshots save; rank 0 gathers it."""
-        return replace(super().state(), leads=self.group.world.rank == 0)
 
 
 def _precision_policy(amp: str, output_dtype: torch.dtype | None = None) -> MixedPrecisionPolicy:

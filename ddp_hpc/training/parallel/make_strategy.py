@@ -43,7 +43,7 @@ def _broadcast_parameters(model: nn.Module, group: Group) -> None:
 def _kind_of(mesh: Mesh, strategy: str) -> type[Strategy]:
     """Returns the strategy's class. Imports only its module, because some imports take a second."""
     if mesh.is_single:
-        from ddp_hpc.training.parallel.data_parallel import DataParallel
+        from ddp_hpc.training.parallel.torch_data_parallel import DataParallel
 
         return DataParallel if strategy == "dataparallel" else Single
     if mesh.has("pp"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -34,16 +35,16 @@ def split_stages(task: Task, num: int) -> Sequence[nn.Module]:
     """Splits the model into `num` modules that are applied one after another.
 
     Raises:
-        RequestError: the model does not define how to split it, or two stages share a parameter.
+        RequestError: the model cannot be split into `num` stages, or two stages share a parameter.
     """
     if task.stages is not None:
         stages = task.stages(task.model, num)
     elif isinstance(task.model, nn.Sequential):
-        stages = [nn.Sequential(*parts) for parts, _ in split_evenly(list(task.model), num)]
+        stages = [nn.Sequential(*layers) for layers, _ in split_evenly(list(task.model), num)]
     else:
         raise RequestError(
-            f"{type(task.model).__name__} does not define how to split it into {num} stages; define `stages` "
-            "in its task, or make it an nn.Sequential"
+            f"{type(task.model).__name__} cannot be split into {num} stages: define `stages` in the task, "
+            "or make the model an nn.Sequential"
         )
     if len(stages) != num:
         raise RequestError(f"the task's `stages` returned {len(stages)} modules, but {num} are needed")
@@ -59,31 +60,28 @@ def split_stages(task: Task, num: int) -> Sequence[nn.Module]:
     return stages
 
 
-def split_evenly(parts: Sequence[nn.Module], num: int) -> list[tuple[Sequence[nn.Module], bool]]:
-    """Groups consecutive parts into `num` stages with about equal numbers of parameters.
+def split_evenly(layers: Sequence[nn.Module], num: int) -> list[tuple[Sequence[nn.Module], bool]]:
+    """Groups consecutive layers into `num` stages with about equal numbers of parameters.
 
-    Returns the parts of each stage, and whether the stage is the last one.
+    Returns the layers of each stage, and whether the stage is the last one.
 
     Raises:
-        RequestError: there are fewer than `num` parts.
+        RequestError: there are fewer than `num` layers.
     """
-    if len(parts) < num:
+    if len(layers) < num:
         raise RequestError(
-            f"the model has only {len(parts)} layers, but each of the {num} stages needs at least one"
+            f"the model has only {len(layers)} layers, but each of the {num} stages needs at least one"
         )
-    sizes = [sum(p.numel() for p in part.parameters()) for part in parts]
+    sizes = [sum(p.numel() for p in layer.parameters()) for layer in layers]
     total, done = sum(sizes), 0
     ends: list[int] = []
     for i, size in enumerate(sizes):
         done += size
         stage = len(ends) + 1
-        must = len(parts) - i - 1 == num - stage  # at least one part is left for each remaining stage
+        must = len(layers) - i - 1 == num - stage  # each remaining stage needs at least one layer
         if stage < num and (must or done * num >= stage * total):
             ends.append(i + 1)
-    begins = [0, *ends]
-    return [
-        (parts[begin:end], end == len(parts)) for begin, end in zip(begins, [*ends, len(parts)], strict=True)
-    ]
+    return [(layers[begin:end], end == len(layers)) for begin, end in pairwise([0, *ends, len(layers)])]
 
 
 def checkpoint_activations(model: nn.Module) -> int:

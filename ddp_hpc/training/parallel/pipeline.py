@@ -45,7 +45,7 @@ class Pipeline(Strategy):
         stages = split_stages(self.task, mesh.sizes["pp"])
         self._takes = len(inspect.signature(stages[0].forward).parameters)
         stage = stages[mesh.at["pp"]].to(device)
-        # After the move to the GPU, which creates new buffers.
+        # Collect the tensors after the move to the GPU, because it creates new buffers.
         self._live = live_tensors(self.bare)
         self._whole = specs_of(self._live)
         stage.forward = _contiguous(self.precision.cast(stage.forward))
@@ -59,7 +59,7 @@ class Pipeline(Strategy):
 
     def micro_batch(self, src: Tensor, tgt: Tensor, factor: float, last: bool, at: At) -> Tensor:
         """Runs all chunks forward and backward; returns the mean loss on the last stage, 0 on the others."""
-        del last  # replicas are averaged in `finish_gradients`
+        del last  # `finish_gradients` averages the gradients of the replicas
         at("forward")
         schedule = self._schedule(len(src))
         self._factor = factor / self._num_chunks
@@ -69,7 +69,7 @@ class Pipeline(Strategy):
             schedule.step(*inputs, target=tgt if self._is_last else None)
         if not self._is_last:
             return torch.zeros((), device=self.group.device)
-        # The first step of a shape calls the loss once more, on zeros, in order to infer shapes.
+        # In the first step with a batch size, torch also calls the loss on zeros to infer shapes.
         return torch.stack(self._losses[-self._num_chunks :]).mean()
 
     def finish_gradients(self) -> None:
@@ -109,7 +109,7 @@ class Pipeline(Strategy):
             wanted = min(self.config.pipeline_chunks or 2 * self.mesh.sizes["pp"], num_samples)
             chunks = next(n for n in range(wanted, 0, -1) if num_samples % n == 0)
             kind = _SCHEDULES[self.config.pipeline_schedule if chunks >= self.mesh.sizes["pp"] else "gpipe"]
-            # Gradients are scaled with the loss: torch would scale those of earlier micro-batches again.
+            # `_loss` scales the loss instead: scale_grads would scale accumulated gradients several times.
             self._schedules[num_samples] = kind(stage, chunks, loss_fn=self._loss, scale_grads=False)
         schedule = self._schedules[num_samples]
         self._num_chunks = schedule._n_microbatches
@@ -134,7 +134,7 @@ class _Stage(PipelineStage):
         with torch.random.fork_rng(devices, device_type=self.device.type if devices else "cuda"):
             outputs = super()._compute_outputs(*args, module=module, **kwargs)
         for buffer, value in zip(module.buffers(), kept, strict=True):
-            buffer.data.copy_(value)  # not recorded by autograd, which differentiates the call
+            buffer.data.copy_(value)  # with .data, so that autograd does not record the copy
         return outputs
 
 

@@ -17,7 +17,7 @@ from ddp_hpc.training.tasks.task import Task
 
 
 class Replica(nn.Module):
-    """A model with its stages on this rank's devices, called like the model. Outputs: on the first device."""
+    """A model whose stages are on this rank's devices. It returns its output on the first device."""
 
     def __init__(self, task: Task, group: Group, num_devices: int) -> None:
         super().__init__()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -12,12 +10,11 @@ from ddp_hpc.errors import RequestError
 from ddp_hpc.training.optimization.gradients import mean_over
 from ddp_hpc.training.parallel.base import Strategy
 from ddp_hpc.training.parallel.device_mesh import Mesh
-from ddp_hpc.training.snapshots.training_state import TrainingState
 from ddp_hpc.training.tasks.task import Task
 
 
 def split_layers(task: Task, mesh: Mesh, *, compiles: bool) -> None:
-    """Splits the layers in the task's plan, in place. Collective over the grid.
+    """Splits the layers that the task's tensor-parallel plan names, in place. Collective.
 
     Raises:
         RequestError: the task has no plan, or the plan does not match the model.
@@ -46,7 +43,7 @@ def split_layers(task: Task, mesh: Mesh, *, compiles: bool) -> None:
 
 
 def _check_splits(name: str, module: nn.Module, style: object, num_ranks: int) -> None:
-    """Checks that split dimensions are divisible, because unequal parts would not match between layers."""
+    """Checks that split dimensions are divisible, because unequal shards would not match between layers."""
     axis = 0 if isinstance(style, ColwiseParallel) else 1 if isinstance(style, RowwiseParallel) else None
     if axis is None or not isinstance(module, nn.Linear):
         return
@@ -77,7 +74,3 @@ class TensorParallel(Strategy):
         """Averages the gradients over the replicas."""
         if self.mesh.has("dp"):
             mean_over(self.parameters(), self.mesh.sub("dp").get_group())
-
-    def state(self) -> TrainingState:
-        """Returns the training state that snapshots save; rank 0 gathers it."""
-        return replace(super().state(), leads=self.group.world.rank == 0)

@@ -22,14 +22,10 @@ def device_kind(wanted: str) -> str:
     Raises:
         RequestError: the requested device is not available.
     """
-    here = [
-        kind
-        for kind, there in (("cuda", torch.cuda.is_available()), ("xpu", torch.xpu.is_available()))
-        if there
-    ]
+    found = {"cuda": torch.cuda.is_available(), "xpu": torch.xpu.is_available(), "cpu": True}
     if wanted == "auto":
-        return here[0] if here else "cpu"
-    if wanted != "cpu" and wanted not in here:
+        return next(kind for kind, is_available in found.items() if is_available)
+    if not found[wanted]:
         raise RequestError(
             f"--device {wanted}: torch {torch.__version__} finds no {wanted} device on this node"
             f"{_why_no_cuda() if wanted == 'cuda' else ''}; use --device auto, or start the job on a GPU node"
@@ -69,9 +65,9 @@ def choose_backend(wanted: str, kind: str) -> str:
 
 
 def group_backends(backend: str, kind: str, *, cpu_offload: bool) -> str:
-    """The backend argument of torch's process group: one backend per kind of device that sends tensors.
+    """Returns the backends of torch's process group, one per kind of device, such as `cpu:gloo,cuda:nccl`.
 
-    With offloading, norms and snapshots are computed from tensors on the host.
+    With `cpu_offload`, ranks also exchange tensors in host memory, for norms and snapshots.
     """
     return f"cpu:gloo,{kind}:{backend}" if cpu_offload and kind != "cpu" else backend
 
@@ -105,7 +101,7 @@ def device_place(device: torch.device) -> Device:
     properties = torch.get_device_module(device.type).get_device_properties(device)
     pci = ""
     if all(hasattr(properties, f"pci_{part}_id") for part in ("domain", "bus", "device")):
-        # The spelling of the directory in sysfs; the function of a GPU is 0.
+        # Written like the names of directories in sysfs; the PCI function, the last digit, is 0 for GPUs.
         pci = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
     uuid = str(getattr(properties, "uuid", ""))
     # A virtual machine can report zeros for every device.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from ddp_hpc.discovery.comm import Comm, SingleComm
 from ddp_hpc.discovery.cpu_affinity import own_cores, threads_per_rank
 from ddp_hpc.discovery.world import World
-from ddp_hpc.errors import RequestError, failure_of, stop_together
+from ddp_hpc.errors import EXIT_WRONG_REQUEST, RequestError, failure_of, stop_together
 from ddp_hpc.rendezvous.connect_ranks import Endpoint
 from ddp_hpc.rendezvous.store_comm import StoreComm
 from ddp_hpc.training.health.failure_watch import FailureWatch
@@ -25,6 +25,7 @@ from ddp_hpc.training.process_group.devices import choose_backend, device_kind, 
 from ddp_hpc.training.process_group.gloo_threads import wait_for_gloo
 from ddp_hpc.training.process_group.group_store import group_store
 from ddp_hpc.training.process_group.placement_report import check_placement
+from ddp_hpc.units import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,7 @@ class Group:
     placement: str  # the numbers of nodes, devices and threads, for the log
     host: str = ""  # rank 0's address; empty for a single rank
     listen: str = ""  # the address on which rank 0 listens for the others; empty: all its addresses
-    checked: tuple[str, ...] = ()  # lines about the placement of the ranks; only on rank 0
+    checked: tuple[str, ...] = ()  # lines about the checks of the placement; empty except on rank 0
     notes: tuple[str, ...] = ()  # notes about the connection, for the log
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
@@ -59,12 +60,27 @@ class Group:
         dist.all_gather(list(found), values.contiguous())
         return found
 
-    def agree(self, problem: str, exit_code: int) -> None:
+    def agree(self, problem: str, exit_code: int = EXIT_WRONG_REQUEST) -> None:
         """Stops all ranks if any has a problem. Collective: every rank must call this."""
         agree(self.comm, self.world, problem, exit_code)
 
+    def failing_together(self) -> AbstractContextManager[None]:
+        """Stops all ranks if the `with` block raises RequestError on any. Collective, like `agree`."""
+        return failing_together(self.comm, self.world)
 
-def agree(comm: Comm, world: World, problem: str, exit_code: int) -> None:
+
+@contextmanager
+def failing_together(comm: Comm, world: World) -> Iterator[None]:
+    """Stops all ranks if the `with` block raises RequestError on any. Collective, like `agree`."""
+    problem = ""
+    try:
+        yield
+    except RequestError as error:
+        problem = str(error)
+    agree(comm, world, problem)
+
+
+def agree(comm: Comm, world: World, problem: str, exit_code: int = EXIT_WRONG_REQUEST) -> None:
     """Stops all ranks if any has a problem. Collective: every rank must call this.
 
     Raises:
@@ -73,25 +89,26 @@ def agree(comm: Comm, world: World, problem: str, exit_code: int) -> None:
     found = [(rank, text) for rank, text in enumerate(comm.allgather(problem)) if text]
     if found:
         rank, text = found[0]
-        num = len(found)
-        where = "" if num == world.world_size else f" (rank {rank}; {num} rank{'s' * (num > 1)} affected)"
+        where = (
+            ""
+            if len(found) == world.world_size
+            else f" (rank {rank}; {counted(len(found), 'rank')} affected)"
+        )
         stop_together(world.rank, failure_of(text + where, exit_code))
 
 
 def mismatch_between_ranks(comm: Comm, value: str) -> str:
     """Returns the error message if ranks have different values; empty if all are equal. Collective."""
     values = comm.allgather(value)
-    other = next((rank for rank, theirs in enumerate(values) if theirs != values[0]), None)
-    return (
-        ""
-        if other is None
-        else f"all ranks must agree, but rank 0 uses {values[0]} and rank {other} uses {values[other]}"
-    )
+    for rank, theirs in enumerate(values):
+        if theirs != values[0]:
+            return f"all ranks must agree, but rank 0 uses {values[0]} and rank {rank} uses {theirs}"
+    return ""
 
 
 @dataclass(frozen=True)
 class Link:
-    """The ranks' store, and the messages and failure watch that use it. Exists before the process group."""
+    """This rank's connection to the ranks' store. It exists before the process group is created."""
 
     endpoint: Endpoint
     comm: StoreComm
@@ -101,7 +118,7 @@ class Link:
 def connect(
     world: World, endpoint: Endpoint, config: ProcessGroupConfig, finish_writing: Callable[[float], None]
 ) -> Link:
-    """Connects to the ranks' store; returns a link whose failure watch has not begun.
+    """Returns a link to the ranks' store. The caller must start its failure watch.
 
     `finish_writing` is passed to `FailureWatch`.
     """
@@ -122,7 +139,7 @@ def connected_group(
     devices_per_rank: int = 1,
     cpu_offload: bool = False,
 ) -> Iterator[Group]:
-    """Provides the connected ranks to a `with`, and destroys the process group after it. Collective.
+    """Creates the process group for a `with` block, and destroys it afterwards. Collective.
 
     Raises:
         RequestError: a device or backend is not available, or two ranks would share a device.
@@ -142,8 +159,8 @@ def connected_group(
     )
     num_nodes = len({host for host, _ in cores_by_rank})
     placement = (
-        f"{world.world_size} ranks on {num_nodes} node{'s' * (num_nodes > 1)} ({world.launcher}), "
-        f"{backend} on {device.type}, {threads} thread{'s' * (threads > 1)} per rank ({why}), "
+        f"{world.world_size} ranks on {counted(num_nodes, 'node')} ({world.launcher}), "
+        f"{backend} on {device.type}, {counted(threads, 'thread')} per rank ({why}), "
         f"rendezvous at {endpoint.host}:{endpoint.port} ({endpoint.why})"
     )
     comm.timeout_s = config.timeout_s
@@ -159,7 +176,7 @@ def connected_group(
         checked=checked,
         notes=(endpoint.note,) if endpoint.note else (),
     )
-    # This is not in a `finally`, because destroying the group would wait for a rank that failed.
+    # This is not in a `finally`, because destroying the group would wait for a rank that has failed.
     _destroy_process_group(link)
     del store  # the store is kept until here, because C++ does not keep the Python object alive
 
@@ -168,14 +185,10 @@ def _choose_device(
     comm: StoreComm, world: World, config: ProcessGroupConfig, devices_per_rank: int
 ) -> tuple[torch.device, str]:
     """Returns this rank's device and the backend. Collective: every rank must call this."""
-    problem, device, backend = "", torch.device("cpu"), ""
-    try:
+    with failing_together(comm, world):
         device = pick_device(device_kind(config.device), world, devices_per_rank)
         backend = choose_backend(config.backend, device.type)
-    except RequestError as error:
-        problem = str(error)
-    agree(comm, world, problem, RequestError.exit_code)
-    agree(comm, world, mismatch_between_ranks(comm, f"{backend} on {device.type}"), RequestError.exit_code)
+    agree(comm, world, mismatch_between_ranks(comm, f"{backend} on {device.type}"))
     return device, backend
 
 
@@ -218,7 +231,7 @@ def _single_rank(world: World, config: ProcessGroupConfig, devices_per_rank: int
     device = pick_device(device_kind(config.device), world, devices_per_rank)
     choose_backend(config.backend, device.type)
     threads, why = _set_threads(config, [own_cores()], world)
-    placement = f"1 rank ({world.launcher}) on {device}, {threads} thread{'s' * (threads > 1)} ({why})"
+    placement = f"1 rank ({world.launcher}) on {device}, {counted(threads, 'thread')} ({why})"
     return Group(
         world=world,
         comm=SingleComm(),

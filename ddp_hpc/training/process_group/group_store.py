@@ -80,7 +80,7 @@ class GroupStore(Store):
 
     @property
     def _timeout_s(self) -> float:
-        # The value is stored in C++, where it can change.
+        # The timeout is stored in C++, where torch can change it.
         timeout: timedelta = self.timeout  # type: ignore[attr-defined]  # missing from torch's stubs
         return timeout.total_seconds()
 

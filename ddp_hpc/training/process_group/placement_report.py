@@ -20,6 +20,7 @@ from ddp_hpc.partial_files import write_atomically
 from ddp_hpc.rendezvous.store_comm import StoreComm
 from ddp_hpc.training.process_group.devices import device_place
 from ddp_hpc.training.telemetry.metrics_file import versions
+from ddp_hpc.units import counted
 
 _WRITER = "placement"
 
@@ -27,15 +28,16 @@ _WRITER = "placement"
 def check_placement(
     comm: StoreComm | None, world: World, device: torch.device, backend: str
 ) -> tuple[str, ...]:
-    """Returns lines about the placement of the ranks on rank 0: a summary, and one line per warning.
+    """Returns to rank 0 a summary of the placement and one line per warning; to other ranks, an empty tuple.
 
-    The table is written to the run directory, if there is one. `comm` is None for a single rank.
+    If there is a run directory, rank 0 writes the placement of each rank and the findings to
+    `placement.txt` (a table) and `placement.json` in it. `comm` is None for a single rank.
 
     Collective: every rank must call this.
 
     Raises:
-        RequestError: on rank 0, if two ranks would share a device under NCCL; ReportedElsewhereError on
-            the others.
+        RequestError: on rank 0, if two ranks would share a device under NCCL or XCCL, which do not allow
+            this. The other ranks then raise ReportedElsewhereError.
     """
     mine = own_place(world, device_place(device), own_cores(), _versions(world), os.environ)
     places = [RankPlace(**row) for row in comm.gather("the placement", asdict(mine))] if comm else [mine]
@@ -46,7 +48,7 @@ def check_placement(
         stop_together(world.rank, RequestError(fatal))
     if world.rank != 0:
         return ()
-    result = "no problems found" if not findings else f"{len(findings)} warning{'s' * (len(findings) > 1)}"
+    result = counted(len(findings), "warning") if findings else "no problems found"
     first = f"placement: {summary(places)}, {result}{where}"
     return (first, *(f"warning: {finding.text}" for finding in findings))
 

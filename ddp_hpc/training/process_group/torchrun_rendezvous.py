@@ -31,8 +31,8 @@ from ddp_hpc.training.process_group.group_store import GroupStore
 
 BACKEND = "ddp-hpc"
 """The name for torchrun's --rdzv-backend."""
-_READ_TIMEOUT_S = 60  # c10d's default
-# The stores that this process serves; they end with it.
+_READ_TIMEOUT_S = 60  # the default of torch's c10d rendezvous
+# The stores that this process serves. They are kept here so that they exist until it exits.
 _servers: list[StoreProcess] = []
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_hpc.errors import RequestError
-from ddp_hpc.options import check_ranges, option, read_directory
+from ddp_hpc.options import DIRECTORY, check_ranges, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +27,7 @@ class SnapshotConfig:
         "Save the state of the training in this directory, stop before the walltime ends, and resume from "
         "the newest snapshot.",
         flag="--snapshot-dir",
-        read=read_directory,
-        show=str,
-        metavar="DIR",
+        **DIRECTORY,
         shown_default="$DDP_HPC_RUN_DIR/snapshots in a job script, else nothing is saved",
     )
     every_steps: int | None = option(

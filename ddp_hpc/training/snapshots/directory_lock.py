@@ -90,7 +90,7 @@ class DirectoryLock:
             self._refuse(self._read())
 
     def _wait_until_abandoned(self, waits: Callable[[str], None], stale_s: float) -> None:
-        """Returns when the holder is gone; raises if it is still alive."""
+        """Waits until the holder of the lock is gone; raises DataError if it is alive."""
         holder, touched = self._read(), self._touched()
         if holder.get("home") == process_home() and isinstance(pid := holder.get("pid"), int):
             if is_gone(pid, holder.get("started")):

@@ -17,20 +17,16 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from ddp_hpc.h5_layout import SAFETENSORS_DTYPES
+
 Tensors: TypeAlias = Mapping[str, Tensor]
 Specs: TypeAlias = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
+# Older versions of safetensors cannot read the other unsigned types.
 _DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
+    getattr(torch, name): code
+    for name, code in SAFETENSORS_DTYPES.items()
+    if code not in ("U16", "U32", "U64")
 }
 # The largest item size, to which tensors are aligned.
 _ALIGNED_BYTES = 8
@@ -40,18 +36,12 @@ _MOST_BYTES, _LEAST_BYTES = 2**26, 2**20
 
 @dataclass(frozen=True)
 class Stream:
-    """Named tensors, one after another, so that they need not be in memory at the same time."""
+    """Named tensors that are produced one after another, so that they need not be in memory together."""
 
     specs: Specs
     tensors: Iterable[tuple[str, Tensor]]
     is_pinned: bool = False
     """Whether pinned memory makes the copies from their device faster."""
-
-
-def stream_of(tensors: Tensors) -> Stream:
-    """Returns a stream of tensors that are already in memory."""
-    on_device = any(tensor.device.type == "cuda" for tensor in tensors.values())
-    return Stream(specs_of(tensors), tensors.items(), on_device)
 
 
 def specs_of(tensors: Tensors) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -62,7 +52,7 @@ def specs_of(tensors: Tensors) -> dict[str, tuple[tuple[int, ...], torch.dtype]]
 class FileBuffer:
     """The bytes of a safetensors file with tensors of these names, types and shapes.
 
-    `parts` are consecutive tensors of uint8, pinned if requested.
+    The bytes are stored in `parts`, a list of 1-d uint8 tensors, in pinned memory if requested.
 
     Raises:
         TypeError: on construction, for a data type that safetensors does not support.
@@ -118,14 +108,14 @@ class FileBuffer:
         while at < end:
             number = bisect_right(self._starts, at) - 1
             start, stop = self._starts[number], min(end, self._starts[number + 1])
-            place = self.parts[number][at - start : stop - start].view(values.dtype)
+            target = self.parts[number][at - start : stop - start].view(values.dtype)
             first = (at - begin) // values.itemsize
-            place.copy_(values[first : first + len(place)], non_blocking=True)
+            target.copy_(values[first : first + len(target)], non_blocking=True)
             at = stop
 
 
 def _allocate(num_bytes: int, is_pinned: bool) -> list[Tensor]:
-    """Allocates `num_bytes` in pieces whose sizes are powers of two; the last piece is truncated."""
+    """Allocates `num_bytes` as tensors whose sizes are powers of two, except for the last one."""
     parts, left = [], num_bytes
     while left > 0:
         size = min(_MOST_BYTES, max(_LEAST_BYTES, 2 ** (left.bit_length() - 1)))

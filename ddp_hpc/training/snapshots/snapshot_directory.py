@@ -78,7 +78,7 @@ class SnapshotDirectory:
         self._lock = DirectoryLock(directory, say)
         self._buffers: dict[str, FileBuffer] = {}
         self._writer: threading.Thread | None = None
-        # Other threads wait for this, as a thread that has not been started yet cannot be joined.
+        # Other threads wait for this event, because a thread cannot be joined before it is started.
         self._nothing_to_write = threading.Event()
         self._nothing_to_write.set()
         self.saved = Saved(0, 0.0)
@@ -114,14 +114,13 @@ class SnapshotDirectory:
         training: Stream,
         tick: Callable[[], None] = lambda: None,
     ) -> None:
-        """Copies the state and writes it in a thread; waits for the previous save like `wait`."""
+        """Waits for the previous save like `wait`, copies the state, and starts a thread that writes it."""
         with record_function("snapshot"):
             self.wait(tick)
             for name, stream in ((MODEL, model), (TRAINING, training)):
                 if name not in self._buffers or not self._buffers[name].matches(stream.specs):
-                    self._buffers.pop(
-                        name, None
-                    )  # free the memory of the old buffer before allocating another
+                    # Free the memory of the old buffer before allocating another.
+                    self._buffers.pop(name, None)
                     self._buffers[name] = FileBuffer(stream.specs, is_pinned=stream.is_pinned)
                 self._buffers[name].fill(stream.tensors)
         self._writer = threading.Thread(target=self._write, args=(step, dict(about)), name="save")
@@ -152,23 +151,16 @@ class SnapshotDirectory:
         return self._lock.lost
 
     def close(self) -> None:
-        """Waits for the writer and releases the directory."""
+        """Waits until nothing is being written, and releases the lock on the directory."""
         self.wait()
         self.release()
 
     def release(self) -> None:
-        """Releases the directory."""
+        """Releases the lock on the directory."""
         self._lock.release()
 
     def _write(self, step: int, about: dict[str, Any]) -> None:
-        """Writes snapshots in the writing thread."""
-        try:
-            self._write_and_discard(step, about)
-        finally:
-            self._nothing_to_write.set()
-
-    def _write_and_discard(self, step: int, about: dict[str, Any]) -> None:
-        """Writes the snapshot. If that fails, it prints a warning and training continues."""
+        """Writes a snapshot in the writing thread. If that fails, prints a warning; training continues."""
         _lower_priority()
         begin_s = time.monotonic()
         try:
@@ -184,14 +176,16 @@ class SnapshotDirectory:
                 f"WARNING: the snapshot of step {step} ({format_bytes(num_bytes)}) was NOT saved in "
                 f"{self.path}: {error.strerror or error}; {newest}. Training continues; free disk space"
             )
-            return
-        self.saved = Saved(step_of(path), time.monotonic() - begin_s)
-        self._on_saved(step)
-        # Snapshots of later steps were damaged when the run resumed before them: do not delete those.
-        with suppress(OSError, DataError):  # the next save attempts this again
-            passed = [path for path in find_snapshots(self.path) if step_of(path) <= step]
-            for old in passed[self._keep :]:
-                discard(old)
+        else:
+            self.saved = Saved(step_of(path), time.monotonic() - begin_s)
+            self._on_saved(step)
+            # Keep snapshots of later steps: the run resumed from an earlier one because they were damaged.
+            with suppress(OSError, DataError):  # the next save attempts this again
+                passed = [path for path in find_snapshots(self.path) if step_of(path) <= step]
+                for old in passed[self._keep :]:
+                    discard(old)
+        finally:
+            self._nothing_to_write.set()
 
     def _write_with_retries(self, step: int, about: dict[str, Any]) -> Path:
         for wait_s in (*_RETRY_AFTER_S, None):

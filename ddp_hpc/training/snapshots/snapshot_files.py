@@ -26,6 +26,7 @@ import safetensors.torch
 from torch import Tensor
 
 from ddp_hpc.errors import DataError, DdpHpcError
+from ddp_hpc.partial_files import sync_to_disk
 from ddp_hpc.training.snapshots.host_buffer import FileBuffer
 
 FORMAT = 1
@@ -99,10 +100,10 @@ def write_snapshot(
         }
         manifest = _sealed({"format": FORMAT, **about, "files": entries})
         _write_file(partial / _MANIFEST, [memoryview(manifest)])
-        _sync(partial)
+        sync_to_disk(partial)
         discard(target)
         partial.rename(target)
-        _sync(directory)
+        sync_to_disk(directory)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -237,11 +238,3 @@ def _opened(path: Path) -> BinaryIO:
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError("not a regular file")
     return path.open("rb")
-
-
-def _sync(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

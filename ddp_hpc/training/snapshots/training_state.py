@@ -1,9 +1,9 @@
 """Reads the state of a training run between two steps as named tensors, and restores it.
 
 Names are those of the bare model: `encoder.layers.0.norm1.weight`, and
-`optimizer.exp_avg/encoder.layers.0.norm1.weight`. Whatever the strategy, a snapshot holds each
-tensor unsharded: a tensor that is sharded over ranks is gathered on rank 0, which writes and
-reads it. So a run can resume with another strategy, or another number of ranks.
+`optimizer.exp_avg/encoder.layers.0.norm1.weight`. A snapshot contains each tensor unsharded,
+regardless of the strategy: a tensor that is sharded over ranks is gathered on rank 0, which writes
+and reads it. So a run can resume with another strategy, or another number of ranks.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class TrainingState:
     model: Tensors
     """The tensors of the model on this rank, by name: plain tensors, or DTensors with this rank's shard."""
     optimizer: torch.optim.Optimizer
-    """The optimizer that holds this rank's state: the local one for ZeRO."""
+    """The optimizer that holds this rank's state; with ZeRO, the local optimizer that it wraps."""
     whole: Specs
-    """Shape and type of each tensor of the whole model, on any rank."""
+    """Shape and dtype of each tensor of the whole model, including those that only other ranks hold."""
     scaler: torch.amp.GradScaler | None = None
     model_is_sharded: bool = False
-    """Whether other ranks hold other tensors, as the stages of a pipeline do."""
+    """Whether ranks hold different tensors, as in the stages of a pipeline."""
     optimizer_is_sharded: bool = False
-    """Whether other ranks hold the state of other parameters."""
+    """Whether ranks hold the optimizer state of different parameters."""
     leads: bool = True
-    """Whether this rank sends its tensors; one of the ranks with the same tensors does."""
+    """Whether this rank sends its tensors to rank 0. Of ranks with the same tensors, only one sends them."""
 
     def model_tensors(self) -> Stream:
         """Returns the whole model on rank 0: the tensors themselves, not copies, if nothing is sharded.
@@ -56,10 +56,14 @@ class TrainingState:
         )
 
     def training_tensors(self) -> Stream:
-        """Returns the state of optimizer and generators on rank 0. Collective like `model_tensors`."""
+        """Returns the state of the optimizer and of all ranks' random number generators on rank 0.
+
+        Collective, like `model_tensors`.
+        """
         stream = self._stream(optimizer_tensors(self.model, self.optimizer), self.optimizer_is_sharded)
         more = {} if self.scaler is None else _scaler_tensors(self.scaler)
-        more[_GENERATORS] = self.group.gather(self._generators()).cpu()
+        device = self.group.device
+        more[_GENERATORS] = self.group.gather(generator_state(device).to(device)).cpu()
         return replace(
             stream, specs={**stream.specs, **specs_of(more)}, tensors=chain(stream.tensors, more.items())
         )
@@ -71,25 +75,24 @@ class TrainingState:
         Collective: every rank must call this.
         """
         device, found = self.group.device, torch.zeros((), dtype=torch.int64)
-        parts = {name: part for name, part in self._trained() if part.numel()}
-        if parts:
+        shards = {
+            name: shard
+            for name, value in self.model.items()
+            if value.requires_grad
+            and value.is_floating_point()
+            and (shard := local_shard(value.detach())).numel()
+        }
+        if shards:
             # aminmax needs no temporary tensor of the size of the parameter.
-            ends = [end.isfinite().to(device) for part in parts.values() for end in part.aminmax()]
+            ends = [end.isfinite().to(device) for shard in shards.values() for end in shard.aminmax()]
             is_bad = ~torch.stack(ends).view(-1, 2).all(dim=1)
             found = torch.where(is_bad.any(), is_bad.int().argmax() + 1, 0)
         of_ranks = self.group.gather(found.to(device)).tolist()
         rank = next((rank for rank, number in enumerate(of_ranks) if number), None)
         if rank is None:
             return None
-        own = list(parts)[of_ranks[self.group.world.rank] - 1] if of_ranks[self.group.world.rank] else ""
+        own = list(shards)[of_ranks[self.group.world.rank] - 1] if of_ranks[self.group.world.rank] else ""
         return self.group.comm.allgather(own)[rank], rank
-
-    def _trained(self) -> Iterator[tuple[str, Tensor]]:
-        """Returns this rank's part of each trained parameter, by name."""
-        for name, value in self.model.items():
-            if value.requires_grad and value.is_floating_point():
-                own = value.detach()
-                yield name, own.to_local() if hasattr(own, "to_local") else own
 
     def check(self, saved: Tensors, where: str) -> None:
         """Raises DataError if the tensors do not match this model."""
@@ -172,9 +175,6 @@ class TrainingState:
                 dist.broadcast(tensor, src=0)
             yield name, tensor
 
-    def _generators(self) -> Tensor:
-        return generator_state(self.group.device).to(self.group.device)
-
     def _set_generators(self, every_rank: Tensor) -> bool:
         if len(every_rank) != self.group.world.world_size:
             return False
@@ -191,7 +191,7 @@ def plain_state(
     group: Group,
     scaler: torch.amp.GradScaler | None = None,
 ) -> TrainingState:
-    """Returns the state of a model whose tensors are all on every rank, whole or as shards."""
+    """Returns the state of a model of which every rank holds all tensors, unsharded or as DTensors."""
     tensors = live_tensors(model)
     return TrainingState(
         group=group, model=tensors, optimizer=optimizer, whole=specs_of(tensors), scaler=scaler
@@ -219,6 +219,11 @@ def optimizer_tensors(model: Tensors, optimizer: torch.optim.Optimizer) -> dict[
 def is_sharded(tensor: Tensor) -> bool:
     """Returns whether a tensor is a DTensor, so that this rank holds only a shard."""
     return hasattr(tensor, "full_tensor")
+
+
+def local_shard(tensor: Tensor) -> Tensor:
+    """Returns this rank's shard of a DTensor, or the tensor itself if it is not sharded."""
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def _whole(tensor: Tensor) -> Tensor:
@@ -255,7 +260,7 @@ def _load_optimizer(
         for i, parameter in enumerate(parameters)
         if id(parameter) in by_parameter
     }
-    # load_state_dict moves each tensor to the required device, such as the step counts of a fused optimizer.
+    # load_state_dict moves each tensor, such as the step counts of a fused optimizer, to the required device.
     optimizer.load_state_dict({"state": numbered, "param_groups": optimizer.state_dict()["param_groups"]})
 
 

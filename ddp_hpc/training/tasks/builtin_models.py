@@ -15,13 +15,13 @@ from torch.nn import functional
 from ddp_hpc.errors import RequestError
 from ddp_hpc.training.parallel.model_layers import split_evenly
 from ddp_hpc.training.tasks.decoder import decoder
-from ddp_hpc.training.tasks.task import Factory, SampleSpec, Task, label_loss
+from ddp_hpc.training.tasks.task import Factory, SampleSpec, Task, find_named, label_loss
 
 _HEADS = 8  # the default of torch.nn.Transformer
 
 
 def transformer(spec: SampleSpec, dropout: float) -> Task:
-    """Task with torch.nn.Transformer; the loss is the cross entropy with targets as probabilities along T."""
+    """Returns a task with torch.nn.Transformer; the loss is the cross entropy with tgt as probabilities."""
     if len(spec.src_shape) != 2 or len(spec.tgt_shape) != 2 or spec.src_shape[1] != spec.tgt_shape[1]:
         raise RequestError(
             f"--model transformer requires samples of shape (length, embedding) with equal embeddings; "
@@ -60,7 +60,7 @@ def _feed_forward_plan(model: nn.Module) -> dict[str, Any]:
 
 
 class _Stage(nn.Module):
-    """Some layers of a Transformer. Stages pass source and target as a pair."""
+    """Consecutive layers of a Transformer. Stages pass the pair (source, target) to each other."""
 
     def __init__(self, parts: Sequence[nn.Module], last: bool) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ def _transformer_stages(model: nn.Module, num_stages: int) -> list[nn.Module]:
 
 
 class Classifier(nn.Module):
-    """Two convolutions and two dense layers, for images (C, H, W) or (H, W); dense only for vectors."""
+    """Two convolutions and two dense layers for images (C, H, W) or (H, W); for vectors only the latter."""
 
     def __init__(self, shape: tuple[int, ...], num_classes: int, dropout: float) -> None:
         super().__init__()
@@ -108,15 +108,14 @@ class Classifier(nn.Module):
         else:
             channels = shape[0] if len(shape) == 3 else 1
             height, across = shape[-2:]
-            pool = nn.MaxPool2d(2) if min(height, across) >= 4 else nn.Identity()
+            shrink = 2 if min(height, across) >= 4 else 1
             self.features = nn.Sequential(
                 nn.Conv2d(channels, 32, 3, padding=1),
                 nn.ReLU(),
                 nn.Conv2d(32, 64, 3, padding=1),
                 nn.ReLU(),
-                pool,
+                nn.MaxPool2d(shrink),
             )
-            shrink = 2 if min(height, across) >= 4 else 1
             width = 64 * (height // shrink) * (across // shrink)
         self.with_channel = len(shape) == 2
         self.head = nn.Sequential(
@@ -132,7 +131,7 @@ class Classifier(nn.Module):
 
 
 def classifier(spec: SampleSpec, dropout: float) -> Task:
-    """Task with a small network for images or vectors that have one label each."""
+    """Returns a task with a small network for images or vectors that have one label each."""
     if spec.num_classes is None or spec.tgt_shape != () or not 1 <= len(spec.src_shape) <= 3:
         raise RequestError(
             "--model classifier requires images (C, H, W), (H, W) or vectors, with one integer label each; "
@@ -160,7 +159,7 @@ def _rows(values: Tensor) -> Tensor:
 
 
 def linear(spec: SampleSpec) -> Task:
-    """Task with a linear map; the loss is the mean squared error."""
+    """Returns a task with a linear map; the loss is the mean squared error."""
     return Task(
         model=nn.Sequential(_Rows(), nn.Linear(prod(spec.src_shape), prod(spec.tgt_shape))),
         loss=lambda output, tgt: functional.mse_loss(output, _rows(tgt)),
@@ -179,3 +178,12 @@ TASKS: dict[str, Factory] = {
     "linear": linear,
     "decoder": decoder,
 }
+
+
+def factory_of(model: str) -> Factory:
+    """Returns the factory of a built-in model, or imports that of `--model package.module:factory`.
+
+    Raises:
+        RequestError: the module or the factory does not exist, or cannot be imported.
+    """
+    return TASKS.get(model) or find_named("--model", model)

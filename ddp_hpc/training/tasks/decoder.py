@@ -19,7 +19,8 @@ from torch.nn import functional
 from ddp_hpc.errors import RequestError
 from ddp_hpc.training.tasks.task import SampleSpec, Task, label_loss
 
-# As in GPT-2; layers that add to the residual stream are scaled down by the number of such additions.
+# Standard deviation of the initial weights, as in GPT-2. For layers that add to the residual stream, it is
+# divided by the square root of the number of such layers.
 _INIT_STD = 0.02
 
 
@@ -31,7 +32,7 @@ def decoder(
     width: int = 128,
     tied: bool = True,
 ) -> Task:
-    """Task with a decoder that predicts each next token; the loss is the mean in nats per token.
+    """Returns a task with a decoder that predicts each next token; the loss is the mean in nats per token.
 
     With `tied`, the head uses the weights of the embedding. Pipelines need `tied=False`, because the two are
     on different devices.
@@ -84,7 +85,7 @@ class Decoder(nn.Module):
             self.head.scores.weight = self.embedding.tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Applies the parts in the same order as the stages of a pipeline."""
+        """Maps tokens (B, T) to scores (B, T, V), with the layers in the same order as in a pipeline."""
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x)
@@ -93,7 +94,7 @@ class Decoder(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Tokens (B, T) int64 and their positions as vectors (B, T, E)."""
+    """Embeds tokens (B, T) int64 and their positions as vectors (B, T, E)."""
 
     def __init__(self, num_tokens: int, length: int, width: int, dropout: float) -> None:
         super().__init__()
@@ -102,7 +103,7 @@ class Embedding(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Returns vectors (B, T, E)."""
+        """Maps tokens (B, T) to vectors (B, T, E)."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         x: Tensor = self.dropout(self.tokens(tokens) + self.positions(positions))
         return x
@@ -120,7 +121,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, E)."""
+        """Maps (B, T, E) to (B, T, E)."""
         x = x + self.dropout(self.attention(self.attention_norm(x)))
         y: Tensor = x + self.dropout(self.dense(self.dense_norm(x)))
         return y
@@ -140,7 +141,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, E)."""
+        """Maps (B, T, E) to (B, T, E)."""
         q, k, v = (self._by_head(project(x)) for project in (self.query, self.key, self.value))
         dropout = self.dropout if self.training else 0.0
         # (B, H, T, D)
@@ -162,7 +163,7 @@ class Dense(nn.Module):
         self.down = nn.Linear(4 * width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, E)."""
+        """Maps (B, T, E) to (B, T, E)."""
         y: Tensor = self.down(functional.gelu(self.up(x)))
         return y
 
@@ -176,7 +177,7 @@ class Head(nn.Module):
         self.scores = nn.Linear(width, num_tokens, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns scores (B, T, V)."""
+        """Maps (B, T, E) to scores (B, T, V)."""
         scores: Tensor = self.scores(self.norm(x))
         return scores
 
@@ -186,7 +187,7 @@ def _loss(scores: Tensor, tgt: Tensor) -> Tensor:
 
 
 def _tensor_parallel(model: nn.Module) -> dict[str, Any]:
-    """Divides the heads and the dense layers among the ranks, with two all-reduces per block."""
+    """Returns a plan that divides heads and dense layers among ranks, with two all-reduces per block."""
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
     plan: dict[str, Any] = {}

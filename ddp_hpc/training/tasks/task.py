@@ -1,10 +1,10 @@
-"""Creates tasks, built-in or the user's own. A task is a model with its loss, metrics and data.
+"""Creates tasks. A task is a model with its loss, metrics and data.
 
-    --model transformer                       one of TASKS in builtin_models.py
-    --model package.module:factory            the user's own, imported by Python
+    --model transformer                       a built-in task, one of TASKS in builtin_models.py
+    --model package.module:factory            a task of the user, imported by Python
 
-A factory receives those arguments among `spec`, `dropout` and the --model-options that its signature
-names. It returns a `Task`, an object with the attributes of a task, or only a model.
+A factory is called with all --model-options, and with `spec` and `dropout` if its signature has parameters
+with these names. It returns a `Task`, an object with the attributes of a task, or only a model.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class SampleSpec:
 
     @classmethod
     def of(cls, samples: Samples) -> SampleSpec:
-        """Returns the spec of a file's samples."""
-        return cls(samples.src_shape, samples.tgt_shape, samples.num_classes)
+        """Returns the shapes and the number of classes of these samples."""
+        return cls(samples.src.shape, samples.tgt.shape, samples.num_classes)
 
 
 def _of_src(model: nn.Module, src: Tensor, tgt: Tensor) -> Any:
@@ -62,7 +62,9 @@ def zeros(
 
 
 def default_loss(output: Any, tgt: Tensor) -> Tensor:
-    """Cross entropy for integer targets (classes on the output's last axis), else the mean squared error.
+    """Returns the cross entropy for integer targets, and the mean squared error for other targets.
+
+    For integer targets, the last axis of the output is that of the classes.
 
     Raises:
         DdpHpcError: the shapes of output and targets differ; torch would broadcast them.
@@ -82,7 +84,7 @@ def default_loss(output: Any, tgt: Tensor) -> Tensor:
 
 
 def label_loss(scores: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy of scores (B, C) and labels (B,) from 0 to C - 1.
+    """Returns the cross entropy of scores (B, C) and labels (B,) from 0 to C - 1.
 
     Raises:
         DdpHpcError: on a CPU, for a label out of range; on a GPU a CUDA assertion fails.
@@ -100,16 +102,13 @@ def label_loss(scores: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A model and how to train it.
-
-    The first axis of all tensors is the batch.
-    """
+    """A model with its loss and metrics. The first axis of all tensors is the batch axis."""
 
     model: nn.Module
     loss: Callable[[Any, Tensor], Tensor] = default_loss
     """`loss(output, tgt)`: the mean over the batch as a scalar; all samples have equal weight."""
     forward: Callable[[nn.Module, Tensor, Tensor], Any] = _of_src
-    """`forward(model, src, tgt)`: the model's output. Call the model that is passed, which may be wrapped."""
+    """`forward(model, src, tgt)`: the model's output. `model` may be wrapped; do not call `Task.model`."""
     num_correct: Callable[[Any, Tensor], Tensor] | None = None
     """`num_correct(output, tgt)`: the number of correct answers in a batch; None: no accuracy."""
     metrics: Mapping[str, Callable[[Any, Tensor], Tensor]] = field(default_factory=dict)
@@ -119,8 +118,9 @@ class Task:
     test_dataset: Any = None
     """Test data for an evaluation after each epoch, together with `dataset`: two arrays, or a dataset."""
     src_indices: bool | None = None
-    """Whether src is passed as int64, otherwise in the type of the training; None: if the data is integer."""
+    """True: src is passed as int64; False: in the dtype of the training; None: as int64 if it is integers."""
     tgt_indices: bool | None = None
+    """Whether tgt is passed as int64; the values mean the same as for `src_indices`."""
     tensor_parallel: Callable[[nn.Module], Mapping[str, Any]] | None = None
     """The plan for `torch.distributed.tensor.parallel.parallelize_module`."""
     stages: Callable[[nn.Module, int], Sequence[nn.Module]] | None = None
@@ -135,11 +135,6 @@ def _cast(values: Tensor, indices: bool | None, dtype: torch.dtype) -> Tensor:
     if indices is None:
         indices = not values.is_floating_point()
     return values.to(torch.int64 if indices else dtype)
-
-
-def find_factory(name: str) -> Factory:
-    """Imports the function or class of `--model package.module:factory`. Raises like `find_named`."""
-    return find_named("--model", name)
 
 
 def find_named(option: str, name: str) -> Callable[..., Any]:
@@ -255,7 +250,7 @@ def shapes_text(model: nn.Module) -> str:
 def _arguments(
     name: str, factory: Factory, offered: Mapping[str, Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the offered arguments that the factory's signature names, and all options."""
+    """Returns the factory's arguments: all options, and the offered ones that are in its signature."""
     try:
         parameters = inspect.signature(factory).parameters
     except (TypeError, ValueError):  # a function of C code has no signature

@@ -1,4 +1,4 @@
-"""Sets up the samples of a training and a task for them, equally on all ranks."""
+"""Creates the task of a training and opens its samples, in the same way on all ranks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.input.prepare_data import check_finite, open_data
 from ddp_hpc.training.parallel.device_mesh import parse_mesh
 from ddp_hpc.training.process_group.group import Group
-from ddp_hpc.training.tasks.builtin_models import TASKS
-from ddp_hpc.training.tasks.task import Factory, SampleSpec, Task, find_factory, make_task, shapes_text
+from ddp_hpc.training.tasks.builtin_models import factory_of
+from ddp_hpc.training.tasks.task import Factory, SampleSpec, Task, make_task, shapes_text
 from ddp_hpc.training.telemetry.progress_bar import Progress
 
 
@@ -26,22 +26,16 @@ def set_up(config: TrainConfig, group: Group, progress: Progress) -> tuple[Task,
     Raises:
         RequestError: the data or the model is not available, or differs between ranks.
     """
-    problem, factory = "", None
-    try:
+    with group.failing_together():
         if config.parallel.mesh is not None:
             parse_mesh(config.parallel.mesh, group.world.world_size)
-        factory = find_factory(config.model.name) if config.model.is_own else TASKS[config.model.name]
-    except RequestError as error:
-        problem = str(error)
-    group.agree(problem, RequestError.exit_code)
-    assert factory is not None
+        factory = factory_of(config.model.name)
     if config.data.path is None and config.model.is_own and config.data.src_shape is None:
         task = _make(config, group, factory, None)
         if task.dataset is None:
             group.agree(
                 f"--model {config.model.name}: no training data: its task has no `dataset`. Use --data FILE, "
-                "or --src-shape and --tgt-shape for random numbers",
-                RequestError.exit_code,
+                "or --src-shape and --tgt-shape for random numbers"
             )
         return task, _samples_of(task, config, group, progress)
     samples = open_data(config, group, progress)
@@ -55,44 +49,38 @@ def set_up(config: TrainConfig, group: Group, progress: Progress) -> tuple[Task,
 
 def _make(config: TrainConfig, group: Group, factory: Factory, samples: Samples | None) -> Task:
     """Creates the same task on every rank. Collective: every rank must call this."""
-    problem, task = "", None
-    try:
+    model = config.model
+    with group.failing_together():
         spec = None if samples is None else SampleSpec.of(samples)
-        task = make_task(
-            config.model.name, factory, spec, config.model.dropout, dict(config.model.options), config.seed
-        )
-    except RequestError as error:
-        problem = str(error)
-    group.agree(problem, RequestError.exit_code)
-    assert task is not None
+        task = make_task(model.name, factory, spec, model.dropout, dict(model.options), config.seed)
     own = shapes_text(task.model)
-    first = group.comm.bcast(own)
+    first, problem = group.comm.bcast(own), ""
     if own != first:
         pairs = zip(own.split("; "), first.split("; "), strict=False)
         seen, needed = next((pair for pair in pairs if pair[0] != pair[1]), (own[-80:], first[-80:]))
         problem = (
-            f"--model {config.model.name}: the factory returned different models: {seen} on rank "
+            f"--model {model.name}: the factory returned different models: {seen} on rank "
             f"{group.world.rank}, but {needed} on rank 0. It must not depend on the rank"
         )
-    group.agree(problem, RequestError.exit_code)
+    group.agree(problem)
     return task
 
 
 def _samples_of(task: Task, config: TrainConfig, group: Group, progress: Progress) -> Samples:
     """Returns the samples of a task's dataset and its test split. Collective: every rank must call this."""
-    problem, samples, test = "", None, None
-    try:
-        if not isinstance(task.dataset, str | Path):
-            samples = _in_memory(task.dataset)
-            check_workers(config.data.workers)
-            check_matches(samples, config.data.src_shape, config.data.tgt_shape, config.data.dtype)
-        if task.test_dataset is not None:
-            test = _in_memory(task.test_dataset)
-    except RequestError as error:
-        problem = f"--model {config.model.name}: {error}"
-    group.agree(problem, RequestError.exit_code)
+    samples = test = None
+    with group.failing_together():
+        try:
+            if not isinstance(task.dataset, str | Path):
+                samples = _in_memory(task.dataset)
+                check_workers(config.data.workers)
+                check_matches(samples, config.data.src_shape, config.data.tgt_shape, config.data.dtype)
+            if task.test_dataset is not None:
+                test = _in_memory(task.test_dataset)
+        except RequestError as error:
+            raise RequestError(f"--model {config.model.name}: {error}") from None
     for from_task in filter(None, (samples, test)):
-        group.agree(_differs(from_task, group), RequestError.exit_code)
+        group.agree(_differs(from_task, group))
     if samples is None:
         samples = open_data(config, group, progress, Path(task.dataset))
         samples.test = test or samples.test

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_hpc.errors import RequestError
-from ddp_hpc.options import check_ranges, option, read_directory
+from ddp_hpc.options import DIRECTORY, check_ranges, option, show_numbers
 
 
 def read_numbers(flag: str, text: str) -> tuple[int, ...]:
@@ -25,11 +25,7 @@ def _read_ranks(flag: str, text: str) -> frozenset[int] | None:
 
 
 def _show_ranks(ranks: frozenset[int] | None) -> str:
-    return "all" if ranks is None else ",".join(map(str, sorted(ranks)))
-
-
-def _show_numbers(numbers: tuple[int, ...]) -> str:
-    return ",".join(map(str, numbers))
+    return "all" if ranks is None else show_numbers(sorted(ranks))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,15 +51,13 @@ class TelemetryConfig:
         None,
         "Record some steps with torch.profiler, and write a Chrome trace and a table per rank to "
         "this directory.",
-        read=read_directory,
-        show=str,
-        metavar="DIR",
+        **DIRECTORY,
     )
     trace_window: tuple[int, ...] = option(
         (1, 1, 2, 1),
         "Profiler schedule: steps to skip, steps to warm up, steps to record, and number of repetitions.",
         read=read_numbers,
-        show=_show_numbers,
+        show=show_numbers,
         metavar="WAIT,WARMUP,ACTIVE,REPEAT",
     )
     trace_ranks: frozenset[int] | None = option(
@@ -95,6 +89,6 @@ class TelemetryConfig:
         check_ranges(self)
         if len(self.trace_window) != 4 or min(self.trace_window[:2]) < 0 or min(self.trace_window[2:]) < 1:
             raise RequestError(
-                f"--trace-window {_show_numbers(self.trace_window)}: expected four numbers: steps to skip "
+                f"--trace-window {show_numbers(self.trace_window)}: expected four numbers: steps to skip "
                 "and to warm up (0 or more), steps to record and repetitions (1 or more), such as 1,1,2,1"
             )

@@ -9,9 +9,9 @@ import torch
 from ddp_hpc.data.samples import Samples
 from ddp_hpc.training.tasks.task import Task, zeros
 
-# Dense TFLOP/s by the longest matching prefix of torch's device name: (float32, TF32, bf16 and fp16), from
-# the vendors' data sheets: nvidia.com/en-us/data-center/{v100,a100,a40,h100,h200} and
-# amd.com/en/products/accelerators (an MI250X has two dies, each with one rank). Checked 2026-11.
+# Peak rates in dense TFLOP/s for (float32, TF32, bf16 and fp16), by the beginning of torch's device name; the
+# longest match counts. From the vendors' data sheets: nvidia.com/en-us/data-center/{v100,a100,a40,h100,h200}
+# and amd.com/en/products/accelerators (an MI250X has two dies, each with one rank). Checked 2026-11.
 _PEAKS: dict[str, tuple[float, float, float]] = {
     "Tesla V100": (15.7, 15.7, 125.0),
     "NVIDIA A100": (19.5, 156.0, 312.0),

@@ -113,18 +113,16 @@ class Hook:
 
 
 def open_sinks(config: TelemetryConfig, group: Group, start_step: int) -> list[Sink]:
-    """Opens the outputs on rank 0; returns none on the other ranks. Collective: every rank must call this."""
-    problem, sinks = "", list[Sink]()
-    if group.world.rank == 0:
-        try:
-            if config.metrics_hook is not None:
-                sinks.append(Hook(config.metrics_hook))
-            if config.tensorboard is not None:
-                sinks.append(TensorBoard(config.tensorboard, start_step))
-            # Last, because it truncates the file: no other sink may fail after that.
-            if config.metrics is not None:
-                sinks.append(MetricsFile(config.metrics, start_step))
-        except RequestError as error:
-            problem = str(error)
-    group.agree(problem, RequestError.exit_code)
-    return sinks
+    """Opens the outputs on rank 0; returns an empty list on the other ranks. Collective."""
+    sinks: list[Sink] = []
+    with group.failing_together():
+        if group.world.rank != 0:
+            return sinks
+        if config.metrics_hook is not None:
+            sinks.append(Hook(config.metrics_hook))
+        if config.tensorboard is not None:
+            sinks.append(TensorBoard(config.tensorboard, start_step))
+        # Last, because it truncates the file: no other sink may fail after that.
+        if config.metrics is not None:
+            sinks.append(MetricsFile(config.metrics, start_step))
+        return sinks

@@ -34,7 +34,7 @@ class StepRecord:
 
 
 class MetricsFile:
-    """Writes JSON lines to `path`; None: nothing is written.
+    """Writes JSON lines to `path`.
 
     A run that resumes after `start_step` steps appends to the file, after removing the lines of later steps,
     which are repeated.
@@ -43,17 +43,14 @@ class MetricsFile:
         RequestError: the file cannot be written.
     """
 
-    def __init__(self, path: Path | None, start_step: int = 0) -> None:
-        self._file: TextIO | None = None
-        if path is None:
-            return
+    def __init__(self, path: Path, start_step: int = 0) -> None:
         # torchrun restarts failed ranks: keep the lines of the earlier attempt.
         appends = start_step > 0 or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if start_step and path.exists():
                 _cut_after(path, start_step)
-            self._file = path.open("a" if appends else "w", encoding="utf-8")
+            self._file: TextIO | None = path.open("a" if appends else "w", encoding="utf-8")
         except OSError as error:
             raise RequestError(f"--metrics {path}: cannot be written") from error
 

@@ -35,7 +35,7 @@ class Trace:
         self.num_steps = 0
 
     def step(self) -> None:
-        """Call it after every step of the loop."""
+        """Advances the profiler; call it after every step of the loop."""
         self.num_steps += 1
         if self._profiler is not None:
             self._profiler.step()
@@ -47,16 +47,15 @@ def record_trace(
     rank: int,
     world_size: int,
     device: torch.device,
+    window: tuple[int, ...],
     *,
-    wait: int = 1,
-    warmup: int = 1,
-    active: int = 2,
-    repeat: int = 1,
-    with_stack: bool = False,
-    with_flops: bool = False,
-    max_mib: float = 1024.0,
+    with_stack: bool,
+    with_flops: bool,
+    max_mib: float,
 ) -> Iterator[Trace]:
     """Skips `wait` steps, warms up for `warmup` steps and records `active` steps, `repeat` times.
+
+    `window` is (wait, warmup, active, repeat), the arguments of `torch.profiler.schedule`.
 
     `directory` then contains `rank00003-of-00008.json.gz`, which can be opened in Perfetto, and
     `rank00003-of-00008.txt`, the key averages by device time; the second round adds `-2` to the names.
@@ -69,7 +68,12 @@ def record_trace(
     if directory is None:
         yield Trace(None)
         return
-    _check_window(wait, warmup, active, repeat)
+    wait, warmup, active, repeat = window
+    if min(wait, warmup) < 0 or min(active, repeat) < 1:
+        raise RequestError(
+            f"invalid trace schedule wait={wait}, warmup={warmup}, active={active}, repeat={repeat}: "
+            "wait and warmup must be 0 or greater, active and repeat 1 or greater"
+        )
     _create_directory(directory, rank)
     files = _TraceFiles(directory / f"rank{rank:05d}-of-{world_size:05d}", device, max_mib)
     profiler = _Profile(
@@ -86,14 +90,6 @@ def record_trace(
     if not files.num_written and rank == 0:
         _warn(
             f"{directory}: no trace: the loop ended before step {wait + warmup + 1}, the first recorded step"
-        )
-
-
-def _check_window(wait: int, warmup: int, active: int, repeat: int) -> None:
-    if min(wait, warmup) < 0 or min(active, repeat) < 1:
-        raise RequestError(
-            f"invalid trace schedule wait={wait}, warmup={warmup}, active={active}, repeat={repeat}: "
-            "wait and warmup must be 0 or greater, active and repeat 1 or greater"
         )
 
 

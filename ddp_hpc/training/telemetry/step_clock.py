@@ -5,8 +5,28 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
+
+# A point in time: an event on a GPU, or seconds of the host's clock on a CPU.
+_Mark: TypeAlias = torch.Event | float
+
+
+@dataclass
+class _Step:
+    begin: _Mark
+    end: _Mark = 0.0
+    num_samples: int = 0
+    data_s: float = 0.0
+    forwards: list[tuple[_Mark, _Mark]] = field(default_factory=list)
+    """Begin and end of the forward pass of each micro-batch."""
+
+    @property
+    def own_s(self) -> float:
+        """The time without waiting for other ranks."""
+        return self.data_s + sum(_seconds(*forward) for forward in self.forwards)
 
 
 class StepClock:
@@ -18,83 +38,68 @@ class StepClock:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._has_events = device.type != "cpu"
-        self._data_s: list[float] = []
-        self._own_s: list[float] = []
-        self._own_events: list[list[tuple[torch.Event, torch.Event]]] = []
-        self._begun: torch.Event | float = 0.0
-        self._step_s: list[float] = []
-        self._events: list[tuple[torch.Event, torch.Event]] = []
-        self._started: torch.Event | None = None
-        self._start_s = 0.0
-        self._steps = self._samples = 0
+        self._steps: list[_Step] = []
+        self._forward_begin: _Mark = 0.0
+        self._num_read = self._rated_samples = 0
         self._rated_s = 0.0
-        self._num_samples: list[int] = []
         self.own_s = 0.0
         """Mean time per step, in the last steps read, without waiting for other ranks: data and forward."""
 
     def start_step(self) -> None:
         """Marks the beginning of a step."""
-        if self._has_events:
-            self._started = self._event()
-        self._data_s.append(0.0)
-        self._own_s.append(0.0)
-        self._own_events.append([])
-        self._start_s = time.perf_counter()
+        self._steps.append(_Step(self._mark()))
 
     @contextmanager
     def data(self) -> Iterator[None]:
-        """Returns a context in which all time counts as waiting for data."""
+        """Returns a context in which all time counts as waiting for data. The forward pass follows it."""
         begin_s = time.perf_counter()
         yield
-        waited_s = time.perf_counter() - begin_s
-        self._data_s[-1] += waited_s
-        self._own_s[-1] += waited_s
-        self._begun = self._event() if self._has_events else time.perf_counter()
+        self._steps[-1].data_s += time.perf_counter() - begin_s
+        self._forward_begin = self._mark()
 
     def end_forward(self) -> None:
         """Marks the end of the forward pass, after which ranks can wait for each other."""
-        if isinstance(self._begun, float):
-            self._own_s[-1] += time.perf_counter() - self._begun
-        else:
-            self._own_events[-1].append((self._begun, self._event()))
+        self._steps[-1].forwards.append((self._forward_begin, self._mark()))
 
     def end_step(self, num_samples: int) -> None:
         """Marks the end of a step, whose work is done or queued on the device."""
-        if self._has_events:
-            assert self._started is not None
-            self._events.append((self._started, self._event()))
-        else:
-            self._step_s.append(time.perf_counter() - self._start_s)
-        self._num_samples.append(num_samples)
+        step = self._steps[-1]
+        step.end, step.num_samples = self._mark(), num_samples
 
     def read(self) -> list[tuple[float, float]]:
-        """Returns `data_s` and `step_s` of each step since the last call. Waits for the device."""
-        if self._has_events:
-            self._step_s = []
-            for start, end in self._events:
-                end.synchronize()
-                self._step_s.append(start.elapsed_time(end) / 1000)
-            self._events.clear()
-        times = list(zip(self._data_s, self._step_s, strict=True))
-        for num_samples, (_, step_s) in zip(self._num_samples, times, strict=True):
+        """Returns waiting time for data and duration in seconds of each step since the last call.
+
+        Waits for the device.
+        """
+        times = [(step.data_s, _seconds(step.begin, step.end)) for step in self._steps]
+        for step, (_, step_s) in zip(self._steps, times, strict=True):
             # The first step allocates, connects and compiles: it is excluded as soon as there are others.
-            if self._steps == 1:
-                self._samples, self._rated_s = 0, 0.0
-            self._samples += num_samples
+            if self._num_read == 1:
+                self._rated_samples, self._rated_s = 0, 0.0
+            self._rated_samples += step.num_samples
             self._rated_s += step_s
-            self._steps += 1
-        for i, pairs in enumerate(self._own_events):
-            self._own_s[i] += sum(begin.elapsed_time(end) for begin, end in pairs) / 1000
-        self.own_s = sum(self._own_s) / max(1, len(times))
-        self._data_s, self._step_s, self._num_samples, self._own_s, self._own_events = [], [], [], [], []
+            self._num_read += 1
+        self.own_s = sum(step.own_s for step in self._steps) / max(1, len(times))
+        self._steps.clear()
         return times
 
     def samples_per_s(self) -> float:
         """Returns the samples per second over all ranks; excludes the first step if there are others."""
-        return self._samples / self._rated_s if self._rated_s else 0.0
+        return self._rated_samples / self._rated_s if self._rated_s else 0.0
 
-    def _event(self) -> torch.Event:
+    def _mark(self) -> _Mark:
+        if self._device.type == "cpu":
+            return time.perf_counter()
         event = torch.Event(self._device.type, enable_timing=True)
         event.record()
         return event
+
+
+def _seconds(begin: _Mark, end: _Mark) -> float:
+    """Returns the time between two marks. Waits until the device has reached the second one."""
+    if isinstance(begin, float) and isinstance(end, float):
+        return end - begin
+    assert isinstance(begin, torch.Event)
+    assert isinstance(end, torch.Event)
+    end.synchronize()
+    return begin.elapsed_time(end) / 1000

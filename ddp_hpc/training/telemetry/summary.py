@@ -59,6 +59,6 @@ def write_summary(config: TrainConfig, group: Group, samples: Samples, result: R
 
 def _sequence_length(samples: Samples) -> int:
     """Returns the number of tokens (integers or vectors) in a sample's target; 0 for other targets."""
-    shape = samples.tgt_shape
-    is_sequence = len(shape) == 2 or (len(shape) == 1 and samples.tgt_dtype.kind in "iu")
+    shape = samples.tgt.shape
+    is_sequence = len(shape) == 2 or (len(shape) == 1 and samples.tgt.dtype.kind in "iu")
     return shape[0] if is_sequence else 0

@@ -1,4 +1,4 @@
-"""Command line and connected ranks, shared by all examples in this directory."""
+"""The command line options of all examples in this directory, and the functions that connect their ranks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from ddp_hpc.discovery.launcher_environment import peek_rank
 from ddp_hpc.errors import EXIT_INTERRUPTED
 from ddp_hpc.rendezvous.store_comm import StoreComm
 
-SERVER = 0  # the rank that holds the parameters; all others train
-BACKSTOP = (
-    2  # time limit of calls / that of the heartbeat, which must be first, as it names the rank that hangs
-)
+SERVER = 0  # the rank that keeps the parameters; all other ranks train
+# The time limit of remote calls is twice that of the heartbeat, so that the heartbeat reports a hang first.
+BACKSTOP = 2
 _FOREVER_S = 365 * 86400.0
 
 _COUNT, _SECONDS = click.IntRange(min=1), click.FloatRange(min=1.0)
@@ -43,7 +42,7 @@ def options(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def together(options: Options) -> Iterator[ddp_hpc.ConnectedWorld]:
-    """Connects the ranks. If one of them fails, is killed or hangs, all ranks end with one error line.
+    """Connects the ranks. If a rank fails, is killed or hangs, all ranks end with a one-line error.
 
     Collective: every rank must call this.
 
@@ -71,12 +70,12 @@ def share(world: ddp_hpc.ConnectedWorld) -> tuple[int, int]:
 
 
 def at(world: ddp_hpc.ConnectedWorld) -> Callable[[int], None]:
-    """Returns the function that a trainer calls in each step, so that the heartbeat sees its progress."""
+    """Returns a function that the trainer must call in each step, so that the heartbeat sees its progress."""
     return lambda step: world.at(step, "forward")
 
 
 def wait_for_all(world: ddp_hpc.ConnectedWorld) -> None:
-    """Waits for all ranks without a time limit; the server calls it after all trainers have finished.
+    """Waits for all ranks without a time limit. The server calls this when all trainers have finished.
 
     Collective: every rank must call this.
     """
@@ -84,13 +83,13 @@ def wait_for_all(world: ddp_hpc.ConnectedWorld) -> None:
         world.parts.heartbeat.rest()
     comm = world.group.comm
     if world.rank != SERVER and isinstance(comm, StoreComm):
-        comm.timeout_s = _FOREVER_S  # the heartbeat reports a lost server
+        comm.timeout_s = _FOREVER_S  # no time limit is needed, since the heartbeat reports a dead server
     world.barrier()
 
 
 @contextmanager
 def server_may_be_lost() -> Iterator[None]:
-    """Turns the long errors of gloo and TensorPipe about a lost peer into one line.
+    """Replaces the long errors of gloo and TensorPipe about a closed connection by one line.
 
     Raises:
         DdpHpcError: the server has died or does not respond.
@@ -99,7 +98,7 @@ def server_may_be_lost() -> Iterator[None]:
         yield
     except RuntimeError as error:
         if not any(name in str(error) for name in ("gloo", "tensorpipe")):
-            raise  # an error in the code of the server or the trainer
+            raise  # not a closed connection, but an error in the code of the server or the trainer
         raise ddp_hpc.DdpHpcError(
             f"lost the server: rank {SERVER} is gone or does not respond; look for its own error message"
         ) from None
@@ -111,7 +110,7 @@ def say(result: dict[str, float]) -> None:
 
 
 def start(command: click.Command) -> NoReturn:
-    """Runs the command. Errors in the command line, which all ranks get, are printed by rank 0 only."""
+    """Runs the command. An invalid option is an error on all ranks, but only rank 0 prints it."""
     try:
         command.main(standalone_mode=False)
         sys.exit(0)

@@ -1,4 +1,4 @@
-"""The model of the examples in this directory: a linear map of 20 numbers, and 2048 noisy samples."""
+"""The model and the data of all examples: a linear map of 20 numbers, and 2048 noisy samples."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 _NUM_SAMPLES, _NUM_FEATURES = 2048, 20
-_NOISE = 0.1  # limits the loss to about 0.01
+_NOISE = 0.1  # standard deviation; the minimum of the loss is its square, 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of the examples; `--help` explains them."""
+    """The command line options of the examples; `--help` explains them."""
 
     steps: int
     batch_size: int
@@ -27,7 +27,7 @@ class Options:
 
 
 def samples(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns inputs (2048, 20) and noisy targets (2048, 1), float32, a fixed linear map of the inputs."""
+    """Returns float32 inputs (2048, 20), and targets (2048, 1), a linear map of the inputs plus noise."""
     generator = torch.Generator().manual_seed(seed)
     src = torch.randn(_NUM_SAMPLES, _NUM_FEATURES, generator=generator)
     tgt = src @ torch.randn(_NUM_FEATURES, 1, generator=generator)
@@ -37,7 +37,7 @@ def samples(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 class ParameterServer:
     """Keeps the parameters, and applies each gradient as soon as it arrives.
 
-    It is thread-safe. Parameters and gradients are passed as one float32 vector.
+    All methods are thread-safe. Parameters and gradients are passed as one float32 vector.
     """
 
     def __init__(self, options: Options, num_trainers: int) -> None:
@@ -51,12 +51,12 @@ class ParameterServer:
         self.num_updates = 0
 
     def pull(self) -> torch.Tensor:
-        """Returns a copy of the parameters, (21,)."""
+        """Returns a copy of the parameters as a vector (21,)."""
         with self._lock:
             return parameters_to_vector(self._model.parameters()).detach().clone()
 
     def push(self, gradient: torch.Tensor) -> None:
-        """Runs one optimizer step with this gradient, (21,), which may belong to older parameters."""
+        """Runs one optimizer step with a gradient (21,) that may belong to older parameters."""
         with self._lock:
             used = 0
             for parameter in self._model.parameters():
@@ -71,7 +71,7 @@ class ParameterServer:
             self.num_training -= 1
 
     def result(self) -> dict[str, float]:
-        """Returns the number of updates, and the loss over all samples at the start and now."""
+        """Returns the number of updates, and the initial and the current loss over all samples."""
         return {
             "num_updates": self.num_updates,
             "first_loss": self._first_loss,
@@ -91,9 +91,9 @@ def train(
     push: Callable[[torch.Tensor], None],
     at: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Runs the loop of a trainer: fetch the parameters, compute the gradient of a batch, send it.
+    """Runs the training loop of a trainer: fetches the parameters, computes a gradient, and sends it.
 
-    `share` is (index of this trainer, number of trainers); each trainer uses different samples.
+    `share` is the index of this trainer and the number of trainers; each trainer uses different samples.
     `at` is called with the number of each step.
     """
     trainer, num_trainers = share

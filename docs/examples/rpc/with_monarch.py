@@ -1,4 +1,4 @@
-"""The same parameter server with actors of Monarch, which PyTorch's tutorials list next to RPC."""
+"""A parameter server with actors of Monarch, which PyTorch's tutorials list next to RPC."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any
 
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # otherwise torch prints C++ frames for a lost rank
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # keeps torch from printing C++ stacks if a rank dies
 
 import click
 import torch
@@ -16,7 +16,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "monarch":
         raise
-    # The import name must not be installed: "monarch" on PyPI is another package.
+    # The package on PyPI is torchmonarch; "monarch" is an unrelated package.
     print("error: torchmonarch is not installed; run `pip install torchmonarch`", file=sys.stderr)
     sys.exit(2)
 from monarch.actor import (
@@ -46,14 +46,14 @@ _ANYONE = "trust_all_connections"  # the only choice that Monarch offers for TCP
 
 
 class Server(Actor):
-    """The parameter server. Like an RRef, its handle can be passed to other actors."""
+    """The parameter server as an actor, whose handle can be passed to other actors, like an RRef."""
 
     def __init__(self, options: Options, num_trainers: int) -> None:
         self._server = ParameterServer(options, num_trainers)
 
     @endpoint
     def pull(self) -> torch.Tensor:
-        """Returns a copy of the parameters, (21,)."""
+        """Returns a copy of the parameters as a vector (21,)."""
         return self._server.pull()
 
     @endpoint
@@ -68,7 +68,7 @@ class Server(Actor):
 
 
 class Trainer(Actor):
-    """A trainer of a mesh, in a child process of the rank that Monarch starts."""
+    """A trainer as an actor, in a child process of a rank, which Monarch starts."""
 
     def __init__(self, options: Options, server: Server, num_trainers: int) -> None:
         self._options, self._server, self._share = options, server, (current_rank().rank, num_trainers)
@@ -86,7 +86,7 @@ class Trainer(Actor):
 
 
 def address_of(world: ConnectedWorld) -> str:
-    """Returns an address of this rank on which its worker can listen, and which other ranks can reach."""
+    """Returns an address on which the worker of this rank can listen, and which other ranks can reach."""
     host = world.group.host
     with open_listener([0]) as free:
         port = free.getsockname()[1]
@@ -97,10 +97,10 @@ def direct(options: Options, workers: list[str]) -> dict[str, float]:
     """Runs the server on rank 0, controls all trainers as one mesh, and returns the result.
 
     Raises:
-        DdpHpcError: the process of a trainer died, as Monarch's supervision reports, or hangs.
+        DdpHpcError: the process of a trainer died or hangs.
     """
     limit_s = options.hang_timeout_s
-    # The futures raise if a process is lost, too; the hook would interrupt this process without a message.
+    # If a process dies, the futures raise an error. The default hook would end this process silently.
     monarch.actor.unhandled_fault_hook = lambda _: None
     hosts = attach_to_workers(ca=_ANYONE, workers=workers)
     server = this_proc().spawn("server", Server, options, len(workers))
@@ -132,7 +132,7 @@ def _is_done(training: Future[Any], timeout_s: float) -> bool:
 def main(**given: Any) -> None:
     """Train with asynchronous SGD on actors of Monarch: rank 0 keeps the parameters, all others train."""
     options = Options(**given)
-    # The processes that Monarch starts import modules from this directory too.
+    # The child processes that Monarch starts must also be able to import modules from this directory.
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
     with together(options) as world:
         addresses = world.group.comm.allgather(address_of(world))

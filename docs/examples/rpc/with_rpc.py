@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # otherwise torch prints C++ frames for a lost rank
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # keeps torch from printing C++ stacks if a rank dies
 
 import click
 import torch
@@ -26,11 +26,11 @@ Examples:
   torchrun --nproc-per-node 3 docs/examples/rpc/with_rpc.py
 """
 
-_server: ParameterServer | None = None  # on rank 0
+_server: ParameterServer | None = None  # set only on rank 0
 
 
 def the_server() -> ParameterServer | None:
-    """Returns the server. Trainers call this on rank 0 to get a remote reference, so it is never copied."""
+    """Returns the server. Trainers call this on rank 0 by RPC, to get a remote reference to the server."""
     return _server
 
 
@@ -46,9 +46,9 @@ def connect_rpc(world: ConnectedWorld, timeout_s: float) -> None:
 
     dist.register_rendezvous_handler("ddp-hpc", our_store)  # type: ignore[attr-defined, no-untyped-call]
     if "GLOO_SOCKET_IFNAME" in os.environ:
-        # The interface that leads to other nodes; by default, TensorPipe uses the one of the host name.
+        # By default, TensorPipe uses the interface of the host name, which other nodes may not reach.
         os.environ.setdefault("TP_SOCKET_IFNAME", os.environ["GLOO_SOCKET_IFNAME"])
-    # torch's RPC calls what torch has deprecated: https://github.com/pytorch/pytorch/issues/149393
+    # torch's RPC itself uses a deprecated class: https://github.com/pytorch/pytorch/issues/149393
     warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
     rpc.init_rpc(  # type: ignore[no-untyped-call]
         f"rank{world.rank}",
@@ -59,7 +59,7 @@ def connect_rpc(world: ConnectedWorld, timeout_s: float) -> None:
 
 
 def fetch_and_send(options: Options, world: ConnectedWorld) -> None:
-    """Trains. Sending a gradient overlaps with fetching the next parameters."""
+    """Runs the trainer. Sending a gradient overlaps with fetching the next parameters."""
     server = rpc.remote(f"rank{SERVER}", the_server)
     sent: torch.futures.Future[None] | None = None
 

@@ -1,4 +1,4 @@
-"""The same parameter server with send and recv of torch.distributed, without further packages."""
+"""A parameter server with send and recv of torch.distributed, without further packages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from enum import IntEnum
 from typing import Any
 
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # otherwise torch prints C++ frames for a lost rank
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # keeps torch from printing C++ stacks if a rank dies
 
 import click
 import torch
@@ -26,11 +26,11 @@ Examples:
 
 
 class Command(IntEnum):
-    """The request of a trainer, which it sends first, as one int64."""
+    """The kind of a request, which a trainer sends as one int64 before the tensors of the request."""
 
     PULL = 0  # the server sends the parameters
     PUSH = 1  # the trainer sends a gradient
-    LEAVE = 2
+    LEAVE = 2  # the trainer has finished
 
 
 def serve(server: ParameterServer) -> None:
@@ -38,11 +38,11 @@ def serve(server: ParameterServer) -> None:
     pool = ThreadPoolExecutor(server.num_training)
     trainers = [pool.submit(answer, server, rank) for rank in range(1, server.num_training + 1)]
     for trainer in as_completed(trainers):
-        trainer.result()  # raises the exception of its thread
+        trainer.result()  # raises the exception if the thread failed
 
 
 def answer(server: ParameterServer, trainer: int) -> None:
-    """Serves one trainer until it leaves."""
+    """Serves one trainer until the trainer has finished."""
     command, gradient = torch.empty((), dtype=torch.int64), torch.empty_like(server.pull())
     while True:
         dist.recv(command, src=trainer)
@@ -57,7 +57,7 @@ def answer(server: ParameterServer, trainer: int) -> None:
 
 
 def fetch_and_send(options: Options, world: ConnectedWorld) -> None:
-    """Trains, with send and recv for parameters and gradients."""
+    """Runs the trainer, with send and recv for parameters and gradients."""
     parameters = torch.empty_like(ParameterServer(options, 0).pull())
 
     def pull() -> torch.Tensor:

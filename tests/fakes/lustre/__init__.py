@@ -1,1 +1,1 @@
-"""A stand-in for Lustre's lfs."""
+"""A stand-in for Lustre's command lfs."""

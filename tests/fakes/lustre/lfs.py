@@ -1,8 +1,8 @@
-"""`lfs setstripe -c COUNT [-S SIZE] FILE` of Lustre's client, for folders below LFS_STAND_IN_MOUNT.
+"""Stand-in for `lfs setstripe -c COUNT [-S SIZE] FILE` of Lustre, for directories below LFS_STAND_IN_MOUNT.
 
-A line for each file that was laid out goes to LFS_STAND_IN_LOG: count, stripe size in
-bytes (0: the folder's), inode. Messages and limits as
-in lustre/utils/liblustreapi.c and lfs.c; only the standard library.
+For each striped file it appends a line to LFS_STAND_IN_LOG: stripe count, stripe size in bytes
+(0: that of the directory), inode number. Messages and limits are those of lustre/utils/liblustreapi.c
+and lfs.c. It imports only the standard library.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _UNITS = {"k": 2**10, "m": 2**20, "g": 2**30}
 
 
 def fail(code: int, path: str, text: str, *, with_errno: bool = True) -> int:
-    told = f": {os.strerror(code)} ({code})" if with_errno else ""
-    print(f"lfs setstripe: {text}{told}", file=sys.stderr)
+    reason = f": {os.strerror(code)} ({code})" if with_errno else ""
+    print(f"lfs setstripe: {text}{reason}", file=sys.stderr)
     print(f"error: setstripe: create stripe file '{path}' failed", file=sys.stderr)
     return code
 
@@ -57,7 +57,7 @@ def setstripe(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    # A server that does not answer.
+    # Simulates a server that does not respond.
     time.sleep(float(os.environ.get("LFS_STAND_IN_DELAY_S", "0")))
     if sys.argv[1] != "setstripe":
         sys.exit(f"this stand-in has no command {sys.argv[1]}")

@@ -1,1 +1,1 @@
-"""What tests take from the stand-in for OpenPBS, ddp_hpc/rehearse/pbs."""
+"""Parts of the stand-in for OpenPBS, ddp_hpc/rehearse/pbs, that tests use."""

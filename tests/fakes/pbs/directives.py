@@ -1,4 +1,4 @@
-"""How PBS reads directives, from the stand-in that is part of the program."""
+"""The parser for PBS directives of the stand-in that `ddp-hpc rehearse` uses."""
 
 from ddp_hpc.rehearse.pbs.directives import directive_lines
 

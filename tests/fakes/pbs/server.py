@@ -1,4 +1,4 @@
-"""The stand-in's server, which is part of the program: `ddp-hpc rehearse` runs jobs by it too."""
+"""The PBS server of the stand-in that `ddp-hpc rehearse` uses."""
 
 from ddp_hpc.rehearse.pbs.server import Settings
 

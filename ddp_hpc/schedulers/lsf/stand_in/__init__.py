@@ -1,4 +1,4 @@
-"""A stand-in for LSF, built from IBM's manual and public logs alone, and never compared with a real LSF.
+"""A stand-in for LSF, based only on IBM's manual and public logs, and never compared with a real LSF.
 
-Comments mark behaviour that the manual does not specify as an assumption.
+If the manual does not specify a behaviour, a comment says that it is an assumption.
 """

@@ -8,52 +8,49 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from ddp_hpc.rehearse import jobs
-from ddp_hpc.rehearse.launchers.options import RefusedError
+from ddp_hpc.rehearse.launchers.options import RefusedError, Table, read_line, spellings
 from ddp_hpc.schedulers.lsf.stand_in import cluster
 from ddp_hpc.schedulers.lsf.stand_in.cluster import REFUSED
 
+_TABLE = Table(
+    values=spellings("o"),
+    bare=spellings("noheader json"),
+    bad_option="bjobs: the stand-in does not support {word}",
+    exit_codes=(REFUSED, REFUSED),
+)
 _DEFAULT = "jobid user stat queue exec_host job_name"
 
 
-def show(argv: Sequence[str], _environ: Mapping[str, str]) -> int:
+def main(argv: Sequence[str], _environ: Mapping[str, str], root: Path) -> int:
     """Print the fields of the job.
 
     Raises:
         RefusedError: the job is unknown, or the stand-in does not support an option.
     """
-    words, format_, flags = list(argv), _DEFAULT, set()
-    while words and words[0].startswith("-"):
-        flag = words.pop(0)
-        if flag == "-o":
-            format_ = words.pop(0)
-        elif flag in ("-noheader", "-json"):
-            flags.add(flag)
-        else:
-            raise RefusedError(f"bjobs: the stand-in does not do {flag}", REFUSED)
+    line = read_line(argv, _TABLE)
+    words, format_, flags = line.command, line.values.get("o", _DEFAULT), line.flags
     delimiter = re.search(r"delimiter='(.)'", format_)
     names = re.sub(r"delimiter='.'", "", format_).split()
-    root = cluster.directory()
     if len(words) != 1:
         raise RefusedError("bjobs: the stand-in shows one job at a time", REFUSED)
     try:
-        number = cluster.job_number(words[0], root, f"Job <{words[0]}> is not found")
+        number = jobs.find_job(words[0], root, f"Job <{words[0]}> is not found", REFUSED)
     except RefusedError as error:
-        if "-json" in flags:
+        if "json" in flags:
             record = {"JOBID": words[0], "ERROR": str(error)}
             sys.stdout.write(json.dumps({"COMMAND": "bjobs", "JOBS": 1, "RECORDS": [record]}, indent=2))
         raise
     known = fields(number, jobs.load(root, number))
     if unknown := [name for name in names if name not in known]:
         raise RefusedError(f"bjobs: the stand-in has no field {unknown[0]}", REFUSED)
-    if "-json" in flags:
+    if "json" in flags:
         record = {name.upper(): known[name] for name in names}
         sys.stdout.write(json.dumps({"COMMAND": "bjobs", "JOBS": 1, "RECORDS": [record]}, indent=2) + "\n")
         return 0
     separator = delimiter[1] if delimiter else " "
-    if "-noheader" not in flags:
+    if "noheader" not in flags:
         sys.stdout.write(f"{separator.join(name.upper() for name in names)}\n")
     sys.stdout.write(f"{separator.join(known[name] or '-' for name in names)}\n")
     return 0
@@ -85,8 +82,3 @@ def fields(number: int, job: jobs.Attributes) -> dict[str, str]:
         "exec_cwd": job["cwd"] if start else "",
         "sub_cwd": job["cwd"].replace(f"{Path.home()}/", "$HOME/", 1),
     }
-
-
-def main() -> NoReturn:
-    """Run the installed command."""
-    cluster.run(show)

@@ -1,11 +1,11 @@
-"""`bkill [-s SIGNAL] JOB...`: ends jobs, or signals their processes."""
+"""`bkill [-s SIGNAL] JOB...`: end jobs, or signal their processes."""
 
 from __future__ import annotations
 
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from pathlib import Path
 
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError
@@ -13,19 +13,19 @@ from ddp_hpc.schedulers.lsf.stand_in import cluster
 from ddp_hpc.schedulers.lsf.stand_in.cluster import REFUSED
 
 
-def kill(argv: Sequence[str], _environ: Mapping[str, str]) -> int:
+def main(argv: Sequence[str], _environ: Mapping[str, str], root: Path) -> int:
     """End the jobs, or send them a signal.
 
     Raises:
         RefusedError: a job or signal is unknown, or a job has ended.
     """
-    root, words, name = cluster.directory(), list(argv), ""
+    words, name = list(argv), ""
     if words[:1] == ["-s"]:
         name, words = words[1].upper().removeprefix("SIG"), words[2:]
         if f"SIG{name}" not in signal.Signals.__members__:
             raise RefusedError(f"{name}: Illegal signal value", REFUSED)
     for word in words:
-        number = cluster.job_number(word, root, f"Job <{word}>: No matching job found")
+        number = jobs.find_job(word, root, f"Job <{word}>: No matching job found", REFUSED)
         job = jobs.load(root, number)
         if job["stat"] in cluster.OVER:
             raise RefusedError(f"Job <{word}>: Job has already finished", REFUSED)
@@ -39,8 +39,3 @@ def kill(argv: Sequence[str], _environ: Mapping[str, str]) -> int:
             jobs.change(root, number, stat="EXIT", exit_reason="TERM_OWNER: job killed by owner")
         sys.stdout.write(f"Job <{word}> is being terminated\n")
     return 0
-
-
-def main() -> NoReturn:
-    """Run the installed command."""
-    cluster.run(kill)

@@ -1,4 +1,4 @@
-"""`bsub`: reads a script from stdin, saves a copy, prints the job id, and queues the job."""
+"""`bsub`: read a script from stdin, save a copy, print the job id, and queue the job."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError
@@ -18,22 +17,22 @@ from ddp_hpc.schedulers.lsf.stand_in.cluster import REFUSED
 _NOT_DONE = ("-I", "-Ip", "-Is", "-K", "-b", "-Q", "-H", "-i", "-is", "-E", "-Ep", "-pack")
 
 
-def submit(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
     """Queue the script on stdin.
 
     Raises:
         RefusedError: nothing was queued.
     """
-    root = cluster.directory()
-    settings = cluster.read_settings(root)
+    os.umask(0o022)
+    settings = cluster.Settings.read(root)
     script = sys.stdin.buffer.read().decode("utf-8", "surrogateescape")
     typed = requests.options(argv)
     given = requests.merged(requests.directives(script), typed)
     for flag in _NOT_DONE:
         if flag in given:
-            raise RefusedError(f"bsub: the stand-in does not do {flag}", REFUSED)
+            raise RefusedError(f"bsub: the stand-in does not support {flag}", REFUSED)
     if "[" in given.get("-J", ""):
-        raise RefusedError("bsub: the stand-in does not do job arrays", REFUSED)
+        raise RefusedError("bsub: the stand-in does not support job arrays", REFUSED)
     if not script.strip():
         raise RefusedError("No command is specified. Job not submitted.", REFUSED)
     walltime_s = requests.walltime_s(given.get("-W", ""))
@@ -41,11 +40,8 @@ def submit(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     condition, after = _dependency(given.get("-w", ""), root)
     number = jobs.next_number(root / "next_job", settings.first_job)
     file = root / "home" / ".lsbatch" / f"{int(time.time())}.{number}"
-    file.parent.mkdir(parents=True, exist_ok=True)
     # A script runs from its own copy, since its first line can name any shell.
-    shell = file.with_name(f"{file.name}.shell")
-    shell.write_text(script, encoding="utf-8", errors="surrogateescape")
-    shell.chmod(0o700)
+    jobs.save_script(file.with_name(f"{file.name}.shell"), script)
     here = settings.nodes[: len(slots)]
     job = {
         "stat": "PEND",
@@ -70,7 +66,7 @@ def submit(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         "is_started": False,
         "start": 0.0,
         "end": 0.0,
-        "environment": {k: v for k, v in environ.items() if k != cluster.DIRECTORY_VARIABLE},
+        "environment": dict(environ),
     }
     jobs.save(root, number, job)
     kind = "" if "-q" in given else "default "
@@ -79,17 +75,11 @@ def submit(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _dependency(text: str, root: Path) -> tuple[str, int]:
-    """Returns the condition of a dependency and the number of its job; 0 without a dependency."""
+    """Return the condition of `-w`, such as ended, and the number of the job; 0 without a dependency."""
     if not text:
         return "", 0
     match = re.fullmatch(r"[\"']?(ended|done|exit)\((\d{1,9})\)[\"']?", text)
     if match is None:
-        raise RefusedError(f"bsub: the stand-in does not do -w {text}", REFUSED)
+        raise RefusedError(f"bsub: the stand-in does not support -w {text}", REFUSED)
     message = f"{text}: No matching job found. Job not submitted."
-    return match[1], cluster.job_number(match[2], root, message)
-
-
-def main() -> NoReturn:
-    """Run the installed command."""
-    os.umask(0o022)
-    cluster.run(submit)
+    return match[1], jobs.find_job(match[2], root, message, REFUSED)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
 
-from ddp_hpc.rehearse.launchers import options
-from ddp_hpc.rehearse.launchers.limits import read_limits
-from ddp_hpc.rehearse.launchers.options import RefusedError, Table, spellings
+from ddp_hpc.rehearse.launchers.limits import Limits
+from ddp_hpc.rehearse.launchers.options import RefusedError, Table, read_line, spellings
 from ddp_hpc.rehearse.launchers.ranks import Step, places, run_step, spool_directory
-from ddp_hpc.schedulers.lsf.stand_in import cluster
 
 _TABLE = Table(
     values=spellings(
@@ -20,33 +17,31 @@ _TABLE = Table(
     ),
     bare=spellings("immediate:i"),
     long_only=False,
+    bad_option="jsrun: {what}",
+    bad_number="jsrun: {text} is not a number for --{name}",
 )
 
 
-def launch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> int:
     """Run the ranks; return the largest exit code.
 
     Raises:
         RefusedError: nothing was started.
     """
-    root = cluster.directory()
-    try:
-        line = options.read_line(argv, _TABLE)
-    except (options.UnknownOptionError, options.MissingValueError) as error:
-        raise RefusedError(f"jsrun: unrecognized option '{error}'") from None
+    line = read_line(argv, _TABLE)
     if "LSB_JOBID" not in environ or "CSM_ALLOCATION_ID" not in environ:
         raise RefusedError("jsrun: not in a job with whole nodes; request them with bsub -nnodes")
     if not line.command:
         raise RefusedError("jsrun: no program to run")
     num_hosts = len(set(Path(environ["LSB_DJOB_HOSTFILE"]).read_text().split())) - 1
-    limits = read_limits(root)
+    limits = Limits.read(root)
     believed = max(num_hosts, limits.requested_nodes)
-    num_sets = line.number("nrs", 1, _bad_number)
-    per_host = line.number("rs_per_host", -(-num_sets // believed), _bad_number)
+    num_sets = line.number("nrs", 1)
+    per_host = line.number("rs_per_host", -(-num_sets // believed))
     if num_sets > per_host * believed:
         raise RefusedError(f"jsrun: {num_sets} resource sets do not fit on {believed} hosts")
-    tasks = line.number("tasks_per_rs", 1, _bad_number)
-    base = limits.environment({k: v for k, v in environ.items() if k != cluster.DIRECTORY_VARIABLE})
+    tasks = line.number("tasks_per_rs", 1)
+    base = limits.environment(environ)
     ranks = places(limits.counts(num_sets * tasks, per_host * tasks))
     environments = [
         {
@@ -72,12 +67,3 @@ def launch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 def _report(rank: int, code: int) -> None:
     how = f"exit code {code}" if code > 0 else f"signal {-code}"
     sys.stderr.write(f"jsrun: rank {rank} ended with {how}\n")  # the wording is an assumption
-
-
-def _bad_number(text: str, name: str) -> RefusedError:
-    return RefusedError(f"jsrun: {text} is not a number for --{name}")
-
-
-def main() -> NoReturn:
-    """Run the installed command."""
-    cluster.run(launch)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 from ddp_hpc.lint.parse_script import Script
-from ddp_hpc.rehearse import jobs, machine
+from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError
-from ddp_hpc.rehearse.queues import JobStatus, Queue, Setup
+from ddp_hpc.rehearse.queues import JobStatus, Queue
 from ddp_hpc.schedulers.lsf.stand_in import cluster, requests
 
 
@@ -26,22 +27,6 @@ def _status(root: Path, number: int) -> JobStatus:
         logs=(Path(job["cwd"]) / output,) if output else (Path(f"{job['file']}.out"),),
         left_over=tuple(job.get("left_over", ())),
     )
-
-
-def _install(root: Path, bin_: Path, _mpi_bin: Path, setup: Setup) -> None:
-    default = cluster.Settings()
-    settings = cluster.Settings(
-        first_job=os.getpid(),  # ranks without MPI find each other by the job's id
-        nodes=setup.nodes,
-        walltime_s=setup.walltime_s,
-        max_jobs=setup.max_jobs,
-        keeper_pid=setup.keeper_pid,
-        terminate_interval_s=setup.kill_delay_s or default.terminate_interval_s,
-    )
-    cluster.write_settings(root, settings)
-    for name in ("bsub", "bjobs", "bkill", "jsrun"):
-        module = f"ddp_hpc.schedulers.lsf.stand_in.{name}"
-        machine.command(bin_ / name, module, cluster.DIRECTORY_VARIABLE, root)
 
 
 def _options(script: Script) -> dict[str, str]:
@@ -66,9 +51,10 @@ QUEUE = Queue(
     submit=("sh", "-c", 'exec bsub <"$1"', "bsub"),
     schedule=cluster.schedule,
     status=_status,
-    install=_install,
+    settings=partial(cluster.Settings, first_job=os.getpid()),
+    package="ddp_hpc.schedulers.lsf.stand_in",
+    commands=("bsub", "bjobs", "bkill", "jsrun"),
     requested_nodes=_requested_nodes,
     walltime_s=_walltime_s,
-    launcher="",
     mpiexec="hydra",
 )

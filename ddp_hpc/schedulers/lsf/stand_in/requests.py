@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from ddp_hpc.rehearse.launchers.options import RefusedError
+from ddp_hpc.schedulers.lsf import times
 from ddp_hpc.schedulers.lsf.directives import is_known, split_words
 from ddp_hpc.schedulers.lsf.stand_in.cluster import REFUSED
 
 _DIRECTIVE = re.compile(r"\s*#\s*BSUB\s+(?=-)(.*)")
-_WALLTIME = re.compile(r"(?:(\d{1,6}):)?(\d{1,9})(?:/[\w.-]+)?")
+_WALLTIME = re.compile(r"(?:\d{1,6}:)?\d{1,9}(?:/[\w.-]+)?")
 _PTILE = re.compile(r"span\[ *(?:ptile *= *(\d{1,6})|hosts *= *1)")
 
 
@@ -62,14 +63,13 @@ def walltime_s(text: str) -> int:
     Raises:
         RefusedError: the text does not have the format [hour:]minute[/host].
     """
-    match = _WALLTIME.fullmatch(text or "0")
-    if match is None:
+    if not _WALLTIME.fullmatch(text or "0"):
         raise RefusedError(f"{text}: Bad RUNLIMIT specification. Job not submitted.", REFUSED)
-    return (int(match[1] or 0) * 60 + int(match[2])) * 60
+    return times.walltime_s(text or "0")
 
 
 def slots_per_node(given: Mapping[str, str]) -> list[int]:
-    """Return the slots on each requested node; with -nnodes, one per node.
+    """Return the number of slots on each requested node; with -nnodes, one slot per node.
 
     Without span, the stand-in places all slots on one node; this is an assumption, as LSF can use any hosts.
 

@@ -1,4 +1,4 @@
-"""The daemon of one job: environment, output, signals and run limit. One process per job.
+"""The stand-in for sbatchd, which runs one job: environment, output, signals and run limit.
 
 At the run limit all processes of the job get SIGUSR2, and SIGKILL later (bsub -W). bkill sends SIGKILL to a
 parallel job at once, and SIGINT, SIGTERM and SIGKILL to a sequential one (LSB_USE_SEQUENTIAL_SIGNAL).
@@ -9,41 +9,32 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
-from ddp_hpc.rehearse import jobs, processes
+from ddp_hpc.rehearse import processes
+from ddp_hpc.rehearse.daemon import Daemon
 from ddp_hpc.schedulers.lsf.stand_in import cluster
 
 _RUN_LIMIT = "TERM_RUNLIMIT: job killed after reaching LSF run time limit"
 _OWNER = "TERM_OWNER: job killed by owner"
 
 
-class Sbatchd:
+class Sbatchd(Daemon):
     """The daemon that runs one job, from its start to its end."""
 
     def __init__(self, root: Path, number: int) -> None:
-        self.root = root
-        self.number = number
-        self.settings = cluster.read_settings(root)
-        self.job = jobs.load(root, number)
+        self.settings = cluster.Settings.read(root)
+        super().__init__(root, number, self.settings)
 
     def run(self) -> None:
         """Run the job until it has ended."""
         spool = Path(f"{self.job['file']}.out")
-        self.job = jobs.change(self.root, self.number, stat="RUN", start=time.time())
+        self.update(stat="RUN", start=time.time())
         with spool.open("wb", buffering=0) as out:
             try:
-                shell = subprocess.Popen(
-                    [f"{self.job['file']}.shell"],
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=out,
-                    cwd=self.job["cwd"],
-                    env=self.environment(),
-                    start_new_session=True,
-                )
+                argv = [f"{self.job['file']}.shell"]
+                shell = self.start_shell(argv, out, out, self.job["cwd"], self.environment())
             except OSError as error:
                 out.write(f"{self.job['file']}.shell: {error.strerror}\n".encode())
                 self.finish(spool, 127, "", [])
@@ -85,10 +76,9 @@ class Sbatchd:
         return {**job["environment"], **found}
 
     def watch(self, shell: subprocess.Popen[bytes]) -> str:
-        """Return the reason for which LSF ended the job; empty if its script ended by itself."""
+        """Wait until the job has ended. Return why LSF ended it; empty if its script ended by itself."""
         limit_s = self.job["walltime_s"]
         end_s = self.job["start"] + limit_s if limit_s else float("inf")
-        request = jobs.rerun_request(self.root, self.number)
         while shell.poll() is None:
             time.sleep(self.settings.poll_s)
             if self.keeper_is_gone():
@@ -99,12 +89,12 @@ class Sbatchd:
                 self.wait(shell, self.settings.grace_s)
                 self.end(shell, self.first_signals())
                 return _RUN_LIMIT
-            if jobs.delete_request(self.root, self.number).exists():
+            if self.delete_request.exists():
                 self.end(shell, self.first_signals())
                 return _OWNER
-            if request.exists():
-                self.send(int(request.read_text()))
-                request.unlink()
+            if self.rerun_request.exists():
+                self.send(int(self.rerun_request.read_text()))
+                self.rerun_request.unlink()
         return ""
 
     def first_signals(self) -> tuple[signal.Signals, ...]:
@@ -116,25 +106,19 @@ class Sbatchd:
         """Send a signal to all processes of the job."""
         processes.send(number, processes.descendants(os.getpid()))
 
-    def wait(self, shell: subprocess.Popen[bytes], seconds: float) -> None:
-        """Wait until the job has ended, or until the time limit."""
-        end_s = time.monotonic() + seconds
-        while shell.poll() is None and time.monotonic() < end_s and not self.keeper_is_gone():
-            time.sleep(0.02)
-
     def end(self, shell: subprocess.Popen[bytes], before: tuple[signal.Signals, ...]) -> None:
         """Send these signals with pauses between them, then send SIGKILL to all remaining processes."""
         for number in before:
             if shell.poll() is None:
                 self.send(number)
-                self.wait(shell, self.settings.terminate_interval_s)
+                self.wait(shell, self.settings.kill_delay_s)
         if shell.poll() is None:
             shell.kill()
         processes.end_descendants(0.0)
         shell.wait()
 
     def finish(self, spool: Path, code: int, reason: str, left_over: list[str]) -> None:
-        """Append LSF's report and the output to the file of -o, and record the end."""
+        """Write a report and the output of the job to the file of -o, and record the end of the job."""
         how = "Successfully completed." if code == 0 else f"Exited with exit code {code}."
         reason = reason if code else ""
         why = f"{reason}.\n" if reason else ""
@@ -149,16 +133,7 @@ class Sbatchd:
             except OSError:
                 reason = reason or "the output file cannot be written"
         stat = "DONE" if code == 0 else "EXIT"
-        changes = {"stat": stat, "exit_code": code, "exit_reason": reason, "left_over": left_over}
-        jobs.change(self.root, self.number, end=time.time(), **changes)
-
-    def keeper_is_gone(self) -> bool:
-        """Return whether the rehearsal has ended."""
-        return bool(self.settings.keeper_pid) and not processes.is_running(self.settings.keeper_pid)
+        self.update(end=time.time(), stat=stat, exit_code=code, exit_reason=reason, left_over=left_over)
 
 
-def main(number: str) -> None:
-    """Run the daemon's process."""
-    processes.adopt_orphans()
-    Sbatchd(cluster.directory(), int(number)).run()
-    sys.exit(0)
+DAEMON = Sbatchd

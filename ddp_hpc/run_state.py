@@ -1,7 +1,7 @@
-"""The file `state` in the run directory: one line with the state of a run, which job scripts read too.
+"""The file `state` in the run directory, which contains one line `STATE STEP REASON`.
 
-Launchers change exit codes, so this line is authoritative: `STATE STEP REASON`, replaced
-atomically. In bash: `read -r state step reason <"$DDP_HPC_RUN_DIR/state"`.
+Job scripts read this file to decide whether to requeue, since launchers do not return the exit codes of ranks
+unchanged. In bash: `read -r state step reason <"$DDP_HPC_RUN_DIR/state"`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class RunState:
 
 
 def read_state(directory: Path) -> RunState | None:
-    """Returns the state of the run in this directory; None if none has been written yet.
+    """Returns the state of the run in this directory; None if the file does not exist yet.
 
     Raises:
         DdpHpcError: the file has another format, or cannot be read.
@@ -51,10 +51,10 @@ def read_state(directory: Path) -> RunState | None:
 
 
 def write_refused(directory: Path, environ: Mapping[str, str]) -> None:
-    """Writes the file `refused`, from which the job script learns that its ranks did not start to train.
+    """Writes the file `refused`, which tells the job script that its ranks stopped before training.
 
-    The script then ignores `state`, which another job may have written. Exit codes are not sufficient:
-    torchrun, for example, returns 1 for every failure.
+    The script then ignores `state`, which another job may have written. The exit code does not show this,
+    since torchrun, for example, returns 1 for every failure.
 
     Raises:
         DdpHpcError: the file cannot be written.
@@ -66,7 +66,7 @@ def write_refused(directory: Path, environ: Mapping[str, str]) -> None:
 
 
 def write_state(directory: Path, state: RunState, environ: Mapping[str, str] = os.environ) -> None:
-    """Writes the state file atomically. `environ` shows which state names the job's script understands.
+    """Writes the state file atomically. `environ` shows whether a script of version 0.1 will read it.
 
     Raises:
         DdpHpcError: the file cannot be written.

@@ -21,18 +21,18 @@ from typing import Any
 
 from ddp_hpc.discovery.hostlist import expand_hostlist
 from ddp_hpc.discovery.launcher_environment import pbs_hosts
-from ddp_hpc.discovery.world import World, discover
+from ddp_hpc.discovery.world import discover
 from ddp_hpc.doctor.check_result import STATUSES, Result
 from ddp_hpc.errors import LaunchError
 from ddp_hpc.partial_files import partial_file
 from ddp_hpc.private_directory import is_private
 
 _POLL_S = 0.2
-_PONG_POLL_S = 0.02
-_PONG_LIMIT_S = 10.0
+_CLOCK_POLL_S = 0.02
+_CLOCK_LIMIT_S = 10.0
 # Additional time that the first node may need for its slowest check and for the clocks.
 LINGER_S = 100.0
-_MAX_BYTES = 1 << 20  # the maximum size of an answer
+_MAX_BYTES = 1 << 20  # the maximum size of an answer in bytes
 _JOB = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
 _STEP = ("SLURM_STEP_ID", "PALS_APID", "PMIX_NAMESPACE", "TORCHELASTIC_RUN_ID")
 
@@ -63,17 +63,19 @@ class Answers:
 
 
 def place_of(environ: Mapping[str, str]) -> Place | None:
-    """Returns the place of this process; None if it is not a rank or its variables are contradictory."""
+    """Returns the position of this process in its job; None if it is not a rank or variables conflict."""
     try:
         world = discover(environ, load_mpi=lambda _family, _title: None)
-    except LaunchError:  # the check `launch` reports it
+    except LaunchError:  # the check `launch` reports this error
         return None
     if world.launcher == "single":
         return None
     hosts = _hosts(environ)
     node_rank, num_nodes = world.node_rank, world.num_nodes
     if (node_rank is None or num_nodes is None) and hosts:
-        num_nodes, node_rank = len(hosts), _index(world, hosts)
+        names = [host.partition(".")[0] for host in hosts]
+        num_nodes = len(hosts)
+        node_rank = names.index(world.hostname) if world.hostname in names else None
     if num_nodes is None:
         node_rank, num_nodes = None, 2  # several nodes, but the number is unknown
     if len(hosts) != num_nodes:
@@ -91,11 +93,6 @@ def _hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
         return ()
 
 
-def _index(world: World, hosts: tuple[str, ...]) -> int | None:
-    names = [host.partition(".")[0] for host in hosts]
-    return names.index(world.hostname) if world.hostname in names else None
-
-
 def exchange_directory(shared: Path, place: Place) -> Path:
     """Returns the directory for the files that the nodes of one job exchange."""
     return shared / f".ddp-hpc-doctor-{place.job}"
@@ -108,7 +105,9 @@ def ask(directory: Path, run: str) -> None:
         OSError: the directory cannot be created.
     """
     shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(mode=0o700)  # fails if it still exists, because then it belongs to another user
+    directory.mkdir(
+        mode=0o700
+    )  # mkdir fails if the directory still exists, because then it belongs to another user
     _write(directory / "question", {"run": run})
 
 
@@ -126,25 +125,25 @@ def gather(directory: Path, run: str, place: Place, wait_s: float) -> Answers:
         time.sleep(_POLL_S)
     asked_s = time.time()
     _write(directory / "question", {"run": run, "clocks": True})
-    end_s = time.monotonic() + min(wait_s, _PONG_LIMIT_S)
+    end_s = time.monotonic() + min(wait_s, _CLOCK_LIMIT_S)
     while set(answers.results) - set(answers.clocks) and time.monotonic() < end_s:
         for node in _answered(directory, f"clock-{run}-", set(answers.results) - set(answers.clocks)):
             node_time_s = (_read(directory / f"clock-{run}-{node}") or {}).get("at_s")
             if isinstance(node_time_s, float):
                 # The node read its clock after the question was written and before now.
                 answers.clocks[node] = node_time_s - time.time(), node_time_s - asked_s
-        time.sleep(_PONG_POLL_S)
+        time.sleep(_CLOCK_POLL_S)
     shutil.rmtree(directory, ignore_errors=True)
     return answers
 
 
 def answer(directory: Path, node_rank: int, results: list[Result], wait_s: float) -> bool:
-    """Answers the first node until it ends the exchange; False if it did not ask within `wait_s`."""
+    """Sends this node's results and clock to the first node; False if it did not ask within `wait_s`."""
     answered, clock_sent, end_s = "", "", time.monotonic() + wait_s
     while time.monotonic() < end_s:
         # If the parent directory is writable for others, another user may have created this directory.
         question = _read(directory / "question") if is_private(directory) else None
-        # Not before the clock was sent, because the first node also removes the directory of an older run.
+        # Before this node has sent its clock, the first node may have removed the directory of an older run.
         if question is None and clock_sent:
             return True
         run = str((question or {}).get("run", ""))
@@ -160,7 +159,7 @@ def answer(directory: Path, node_rank: int, results: list[Result], wait_s: float
 
 
 def _answered(directory: Path, prefix: str, nodes: set[int]) -> list[int]:
-    """Returns the nodes whose file exists. Lists the directory only once for any number of nodes."""
+    """Returns the nodes whose file `PREFIX + node` exists; lists the directory only once."""
     try:
         names = set(os.listdir(directory))  # noqa: PTH208 - only the names are needed
     except OSError:

@@ -1,4 +1,4 @@
-"""Reports exceptions from users' code: message and location on one line, the traceback in a file."""
+"""Reports exceptions of the user's own code: one line with message and location, the traceback in a file."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import sysconfig
 import tempfile
 import traceback
 from pathlib import Path
+
+from ddp_hpc.text_table import cut
 
 _MAX_CHARS = 300
 _OURS = Path(__file__).resolve().parent
@@ -23,9 +25,7 @@ def describe_error(error: BaseException) -> str:
 
     Example: `ValueError: bad width (mine.py:12 in forward)`.
     """
-    text = " ".join(message_of(error).split())
-    if len(text) > _MAX_CHARS:
-        text = text[: _MAX_CHARS - 3] + "..."
+    text = cut(" ".join(message_of(error).split()), _MAX_CHARS)
     kind = type(error).__name__
     place = _place(error)
     return (f"{kind}: {text}" if text else kind) + (f" ({place})" if place else "")
@@ -37,7 +37,9 @@ def traceback_of(error: BaseException) -> str:
 
 
 def write_traceback(text: str, directory: Path | None, name: str) -> Path:
-    """Writes the file `name` to `directory`, or to a new temporary one; only this user can read it.
+    """Writes `text` to the file `name`, which only this user can read; returns its path.
+
+    The file is in `directory`, or in a new temporary directory if that is None.
 
     Raises:
         OSError: the file cannot be written.

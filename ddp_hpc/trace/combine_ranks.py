@@ -6,8 +6,11 @@ import statistics
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from ddp_hpc.trace.critical_path import critical_path
+from ddp_hpc.trace.findings import findings
 from ddp_hpc.trace.matching import Matched, aligned, match, rows
 from ddp_hpc.trace.trace_files import read_ranks, trace_files
 from ddp_hpc.trace.trace_records import (
@@ -20,26 +23,15 @@ from ddp_hpc.trace.trace_records import (
     Straggler,
     Times,
 )
-from ddp_hpc.units import duration, format_bytes
+from ddp_hpc.units import duration
 
 _SLOW = 0.05
 """Fraction of a step by which a rank must be slower than the others to be reported."""
 _LATE = 0.6
-"""Fraction of the waiting in collectives that must be for one rank: without a cause, it is for all alike."""
-_MUCH = 0.05
-"""Fraction of a step that waiting for data must take to be reported."""
-PART_NAMES = {
-    "data": "waiting for data",
-    "forward": "forward",
-    "backward": "backward",
-    "optimizer": "the optimizer",
-    "snapshot": "snapshots",
-    "other": "other computation",
-    "comm_exposed": "exposed communication",
-    "memcpy": "copies of memory",
-    "idle": "idle",
-}
-"""The names of the parts of a step in sentences."""
+"""Fraction of the waiting in collectives that one rank must cause to be named as late."""
+
+
+_MOST_NAMED = 8
 
 
 def read_capture(
@@ -48,15 +40,16 @@ def read_capture(
     num_processes: int | None = None,
     seen: Callable[[Path], None] = lambda _: None,
 ) -> Capture:
-    """Reads the traces of a directory; calls `seen` with each file that has been read.
+    """Reads the traces in a directory; calls `seen` with each file that has been read.
 
     Raises:
         RequestError: there are no traces, or none of them can be used.
         DdpHpcError: a file cannot be read.
     """
-    ranks, notes = read_ranks(trace_files(path), num_processes, seen)
-    ranks, moved = aligned(ranks)
-    return capture_of(name or path.resolve().name, ranks, (*notes, *moved))
+    found = read_ranks(trace_files(path), num_processes, seen)
+    ranks, moved = aligned(found.ranks)
+    capture = capture_of(name or path.resolve().name, ranks, (*found.notes, *moved))
+    return replace(capture, warnings=_cut_off(found.cut_off, found.num_files))
 
 
 def capture_of(name: str, ranks: Sequence[RankTrace], notes: Sequence[str] = ()) -> Capture:
@@ -69,7 +62,7 @@ def capture_of(name: str, ranks: Sequence[RankTrace], notes: Sequence[str] = ())
     collectives = rows(ranks, matched)
     straggler = _straggler(ranks, matched, overall)
     load = _slowest_load(ranks)
-    num_steps = max(len(trace.steps) for trace in ranks)
+    path = critical_path(ranks, matched)
     return Capture(
         name=name,
         world_size=world_size,
@@ -80,8 +73,22 @@ def capture_of(name: str, ranks: Sequence[RankTrace], notes: Sequence[str] = ())
         collectives=collectives,
         straggler=straggler,
         slowest_load=load,
-        findings=tuple(_findings(overall, straggler, load, collectives, num_steps)),
+        findings=tuple(findings(ranks, overall, straggler, load, collectives, path)),
         notes=tuple(notes) + _missing(missing, world_size) + _alone(ranks, world_size, collectives),
+        path=path,
+    )
+
+
+def _cut_off(names: Sequence[str], num_files: int) -> tuple[str, ...]:
+    if not names:
+        return ()
+    if num_files == 1:
+        return (f"Warning: {names[0]} is cut off, so the times after the cut are missing.",)
+    shown = ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
+    are = "is" if len(names) == 1 else "are"
+    return (
+        f"Warning: {len(names)} of {num_files} traces {are} cut off, so the times after the cut are missing: "
+        f"{shown}.",
     )
 
 
@@ -93,7 +100,7 @@ def mean(times: Sequence[Times]) -> Times:
 def _missing(missing: Sequence[int], world_size: int) -> tuple[str, ...]:
     if not missing:
         return ()
-    shown = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+    shown = ", ".join(map(str, missing[:_MOST_NAMED])) + (", ..." if len(missing) > _MOST_NAMED else "")
     return (f"traces of {len(missing)} of {world_size} ranks are missing: {shown}",)
 
 
@@ -103,7 +110,8 @@ def _alone(
     if len(ranks) > 1 or world_size == 1 or not collectives:
         return ()
     return (
-        "with one rank's trace, the times of collectives include an unknown time of waiting for late ranks",
+        "only one rank's trace was given, so it is unknown how long a collective waited for other ranks and "
+        "how long it transferred data; record all ranks to see both",
     )
 
 
@@ -141,9 +149,9 @@ def _slow_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
 
 
 def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: Times) -> Straggler | None:
-    """Returns the rank that starts collectives last, whatever it does before, if the others wait for it.
+    """Returns the rank that is most often the last to start a collective, if the others wait long for it.
 
-    A rank waited for the time by which its call is longer than that of the last rank.
+    A rank waits for the time by which its call of a collective is longer than the call of the last rank.
     """
     num_steps = max(len(trace.steps) for trace in ranks)
     waited: defaultdict[int, float] = defaultdict(float)
@@ -164,9 +172,9 @@ def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
 
 
 def _excesses(ranks: Sequence[RankTrace], part: str) -> dict[int, float]:
-    """Returns how much longer a part of a step takes on each rank than the median of the others.
+    """Returns for each rank how much longer it takes for a part of a step than the median of the others.
 
-    The result is the median over the steps.
+    The differences are in seconds and medians over the steps.
     """
     by_step: defaultdict[int, list[float]] = defaultdict(list)
     for trace in ranks:
@@ -201,49 +209,3 @@ def _slowest_load(ranks: Sequence[RankTrace]) -> SlowLoad | None:
         return None
     dur_s, rank, step = max(loads)
     return SlowLoad(rank, step, dur_s, statistics.median(load[0] for load in loads))
-
-
-def _findings(
-    overall: Times,
-    straggler: Straggler | None,
-    load: SlowLoad | None,
-    collectives: Sequence[CollectiveRow],
-    num_steps: int,
-) -> list[str]:
-    wall_s = overall.wall_s or 1.0
-    shares = sorted(
-        ((getattr(overall, f"{part}_s"), name) for part, name in PART_NAMES.items()), reverse=True
-    )
-    parts = ", ".join(f"{part_s / wall_s:.0%} {name}" for part_s, name in shares if part_s >= 0.01 * wall_s)
-    found = [f"A step takes {duration(overall.wall_s)}: {parts}."]
-    if straggler:
-        found.append(
-            f"Rank {straggler.rank} is slow: {straggler.evidence}. Without this delay, a step would be up to "
-            f"{straggler.share:.0%} shorter."
-        )
-    if load and load.dur_s > max(3 * load.median_s, 0.02 * wall_s):
-        found.append(
-            f"The slowest data load took {duration(load.dur_s)} on rank {load.rank} in step {load.step} "
-            f"(median {duration(load.median_s)})."
-        )
-    if overall.data_s >= _MUCH * wall_s:
-        found.append(
-            f"Waiting for data takes {overall.data_s / wall_s:.0%} of a step. Measure other file formats "
-            "with ddp-hpc bench io, or try --workers or --stage."
-        )
-    total_s = sum(row.total_s for row in collectives)
-    if collectives and total_s:
-        row = collectives[0]
-        of_size = f" of {format_bytes(row.bytes)}" if row.bytes else ""
-        bandwidth = f", with a bus bandwidth of {row.busbw_bytes_per_s / 1e9:.3g} GB/s" if row.bytes else ""
-        found.append(
-            f"The collective that uses the network most is {row.kind}{of_size}: "
-            f"{row.num_calls / num_steps:.3g} per step, {duration(row.median_s)} each, of which "
-            f"{duration(row.transfer_s)} is the transfer{bandwidth}."
-        )
-        hidden = overall.comm_hidden_s + overall.comm_exposed_s
-        if hidden:
-            found.append(
-                f"{overall.comm_hidden_s / hidden:.0%} of the communication is hidden behind computation."
-            )
-    return found

@@ -1,0 +1,119 @@
+"""`python -m ddp_hpc.job -- LAUNCHER PROGRAM`: runs a batch job; job scripts end with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ddp_hpc.entry import exit_code_of
+from ddp_hpc.errors import RequestError
+from ddp_hpc.request.job import DEFAULT_MAX_ATTEMPTS, DEFAULT_SIGNAL, REQUEUE_POLICIES, parse_signal
+from ddp_hpc.schedulers.registry import SCHEDULERS
+from ddp_hpc.sites.tables import DEFAULT_LOCAL_FOLDER
+from ddp_hpc.supervisor.supervise import Settings, supervise
+from ddp_hpc.units import parse_walltime_s
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--scheduler",
+    type=click.Choice(tuple(SCHEDULERS)),
+    required=True,
+    help="The scheduler of this job.",
+)
+@click.option(
+    "--script",
+    type=click.Path(path_type=Path),
+    required=True,
+    help='The job script, "$0" in the script. Its copy in the run directory resumes the run.',
+)
+@click.option(
+    "--walltime",
+    metavar="HH:MM:SS",
+    help="The walltime, which is used if the scheduler does not report one.",
+)
+@click.option(
+    "--max-attempts",
+    type=click.IntRange(1, 1000),
+    default=DEFAULT_MAX_ATTEMPTS,
+    show_default=True,
+    help="Maximum number of jobs that continue one run.",
+)
+@click.option(
+    "--local-dir",
+    default=DEFAULT_LOCAL_FOLDER,
+    show_default=True,
+    help="Directory on the node for the kernels that Triton and torch.compile generate.",
+)
+@click.option(
+    "--requeue",
+    type=click.Choice(REQUEUE_POLICIES),
+    default=REQUEUE_POLICIES[0],
+    show_default=True,
+    help="When another job resumes the run of a program that has recorded a checkpoint: after exit code 75, "
+    "or also after the signal of --signal.",
+)
+@click.option(
+    "--signal",
+    "early",
+    metavar="NAME@SECONDS",
+    default=DEFAULT_SIGNAL,
+    show_default=True,
+    help="With --requeue on-signal: the signal that the ranks receive before the end of the walltime, and "
+    "how long before it.",
+)
+@click.option(
+    "--progress",
+    multiple=True,
+    metavar="PATTERN",
+    help="Files or directories of checkpoints, whose modification shows the progress of the program. May be "
+    "repeated.",
+)
+@click.option("--no-submit", is_flag=True, help="Compute nodes cannot submit jobs at this site.")
+@click.option("--submit-line", default="", metavar="COMMAND", help="The command that submits a job script.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def cli(command: tuple[str, ...], **options: Any) -> int:
+    """Start COMMAND, a launcher with a program, and end the job as the run requires.
+
+    The job scripts of `ddp-hpc render` end with this command. It sets the variables of the ranks that are
+    known only in the running job, such as DDP_HPC_DEADLINE, selects the machine's mpiexec, forwards signals
+    to the ranks, and requeues the job or submits a successor if the run is not complete. A program requests
+    that with exit code 75, after it has saved a checkpoint and touched the file DDP_HPC_PROGRESS_FILE.
+
+    \b
+    Example, the last line of a Slurm script:
+      exec python -m ddp_hpc.job --scheduler slurm --script "$0" -- srun --ntasks=8 python -m ddp_hpc.train
+    """  # noqa: D301 - a true \b keeps click from rewrapping the lines
+    if not command:
+        raise RequestError("no launch line was given; use: python -m ddp_hpc.job ... -- srun python train.py")
+    return supervise(list(command), _settings(options), os.environ)
+
+
+def _settings(options: dict[str, Any]) -> Settings:
+    run_dir, walltime = os.environ.get("DDP_HPC_RUN_DIR", ""), options["walltime"]
+    is_signalled = options["requeue"] == "on-signal"
+    name, lead_s = parse_signal(options["early"])
+    return Settings(
+        scheduler=SCHEDULERS[options["scheduler"]],
+        script=options["script"],
+        run_dir=Path(run_dir) if run_dir else None,
+        walltime_s=None if walltime is None else parse_walltime_s(walltime),
+        max_attempts=options["max_attempts"],
+        may_submit=not options["no_submit"],
+        submit_line=options["submit_line"],
+        local_dir=options["local_dir"],
+        progress=options["progress"],
+        signal_name=name,
+        signal_lead_s=lead_s if is_signalled else None,
+    )
+
+
+if __name__ == "__main__":
+    # Signals that arrive from now on are handled when the launcher has started.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
+    sys.exit(exit_code_of(cli, "python -m ddp_hpc.job", None))

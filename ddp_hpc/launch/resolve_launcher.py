@@ -1,0 +1,83 @@
+"""Completes the launch line of a job script: which mpiexec, which of its options, which torchrun script."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ddp_hpc import local_mpi
+from ddp_hpc.assets import asset_directory
+from ddp_hpc.errors import RequestError
+from ddp_hpc.launch.find_mpiexec import find_mpiexec, per_node_words, version_of
+from ddp_hpc.render.launch_lines import STEP_SCRIPT
+
+_EXEC = ("ddp-hpc", "exec", "--")
+_PER_NODE = ("--ppn", "-ppn")
+# Open MPI passes only named variables to other nodes.
+_ALWAYS_EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
+
+
+def resolve(
+    argv: Sequence[str], environ: Mapping[str, str], exported: Sequence[str], *, has_queue: bool
+) -> tuple[list[str], dict[str, str]]:
+    """Returns the command to execute and the variables that it needs in addition.
+
+    A leading `mpiexec` becomes the path of the machine's mpiexec, and its option --ppn the option of this
+    MPI. `torchrun_script.sh` and the `ddp-hpc` of `ddp-hpc exec --` become paths. `exported` are the
+    variables that ranks need on other nodes. Without a queue, several ranks may share a core.
+
+    Raises:
+        RequestError: no MPI launcher or no ddp-hpc was found.
+    """
+    words: list[str] = list(argv)
+    more: dict[str, str] = {}
+    if words[0] == "mpiexec":
+        words, more = _with_mpiexec(words, environ, exported, has_queue=has_queue)
+    if STEP_SCRIPT in words:
+        words[words.index(STEP_SCRIPT)] = _find_step_script(environ)
+    if _EXEC in zip(words, words[1:], words[2:], strict=False):
+        words[words.index("ddp-hpc")] = _find_ddp_hpc(environ)
+    return words, more
+
+
+def _with_mpiexec(
+    words: list[str], environ: Mapping[str, str], exported: Sequence[str], *, has_queue: bool
+) -> tuple[list[str], dict[str, str]]:
+    more: dict[str, str] = {}
+    if has_queue:
+        mpiexec, version = find_mpiexec(environ)
+    else:
+        path, its_environ, _ = local_mpi.choose_mpiexec(environ.get("DDP_HPC_MPIEXEC"))
+        mpiexec, version = str(path), version_of(str(path), environ)
+        more = {name: value for name, value in its_environ.items() if environ.get(name) != value}
+    words = [mpiexec, *words[1:]]
+    index = next((index for index, word in enumerate(words) if word in _PER_NODE), None)
+    if index is not None:
+        there = {**environ, **more}
+        names = [name for name in dict.fromkeys([*_ALWAYS_EXPORTED, *more, *exported]) if name in there]
+        words[index : index + 2] = per_node_words(
+            version, words[index + 1], names, may_oversubscribe=not has_queue
+        )
+    return words, more
+
+
+def _find_step_script(environ: Mapping[str, str]) -> str:
+    found = shutil.which(STEP_SCRIPT, path=environ.get("PATH", os.defpath))
+    beside = (Path(STEP_SCRIPT).absolute(), Path("jobs", STEP_SCRIPT).absolute())
+    own = next((str(path) for path in beside if os.access(path, os.X_OK)), None)
+    return found or own or str(asset_directory("jobs") / STEP_SCRIPT)
+
+
+def _find_ddp_hpc(environ: Mapping[str, str]) -> str:
+    """Returns the `ddp-hpc` of this Python environment, else the one on the PATH."""
+    beside = str(Path(sys.executable).parent / "ddp-hpc")
+    found = shutil.which(beside) or shutil.which("ddp-hpc", path=environ.get("PATH", os.defpath))
+    if found is None:
+        raise RequestError(
+            "ddp-hpc, which sets RANK and similar variables for the program, is neither on the PATH nor "
+            f"next to {sys.executable}. Install it with pip, or use --env-style none."
+        )
+    return found

@@ -1,0 +1,57 @@
+"""The interface of the stand-in for Slurm to `ddp-hpc rehearse`."""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import partial
+from pathlib import Path
+
+from ddp_hpc.lint.parse_script import Script
+from ddp_hpc.rehearse import jobs
+from ddp_hpc.rehearse.queues import JobStatus, Queue
+from ddp_hpc.rehearse.slurm import controller, tables
+from ddp_hpc.rehearse.slurm.stepd import log_path
+
+
+def _status(root: Path, number: int) -> JobStatus:
+    job = jobs.load(root, number)
+    state, is_over = job["state"], job["state"] in controller.OVER
+    code, _, number_of_signal = job.get("exit_code", "0:0").partition(":")
+    exit_code = int(code) or (128 + int(number_of_signal) if number_of_signal != "0" else 0)
+    how = f"{state}, ExitCode {job.get('exit_code', '0:0')}"
+    if job["runs"] > 1:
+        how += f", started {job['runs']} times"
+    patterns = [job["output"], job["error"]] if job["error"] else [job["output"]]
+    return JobStatus(
+        name=str(number),
+        is_over=is_over,
+        was_held=state == "PENDING" and job["reason"] == controller.HELD,
+        exit_code=(exit_code if state in ("COMPLETED", "FAILED") else exit_code or 1) if is_over else None,
+        how=how,
+        logs=tuple(log_path(job, pattern) for pattern in patterns),
+        left_over=(),  # Slurm kills all processes at the end of a job
+    )
+
+
+def _requested_nodes(script: Script) -> int:
+    match = re.match(r"[0-9]{1,7}", script.value("--nodes") or "1")
+    return max(1, int(match[0])) if match else 1
+
+
+def _walltime_s(script: Script) -> int:
+    return tables.walltime_s(script.value("--time") or "0")
+
+
+QUEUE = Queue(
+    submit=("sbatch",),
+    schedule=controller.schedule,
+    status=_status,
+    settings=partial(controller.Settings, first_job=os.getpid()),
+    package="ddp_hpc.rehearse.slurm",
+    commands=("sbatch", "srun", "scontrol", "scancel", "squeue"),
+    requested_nodes=_requested_nodes,
+    walltime_s=_walltime_s,
+    launcher="srun",
+    mpiexec="hydra",
+)

@@ -1,0 +1,92 @@
+"""The job in which this process runs: its end, and how another job resumes its run."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.partial_files import process_stat
+
+Say = Callable[[str], None]
+"""Prints a line to the job's log."""
+
+
+class RunningJob:
+    """The job of this process. The defaults are those of a scheduler that does not resume runs by itself."""
+
+    forwards_term = ""
+    """A command that sends a signal to the ranks, such as `scancel --signal={signal} 17`; empty if signals
+    are sent to the launcher, which forwards SIGTERM to its ranks."""
+
+    sets_long_tmpdir = False
+    """Whether the scheduler sets a TMPDIR that can be too long for sockets."""
+    work_dir_variable = ""
+    """The variable with the directory in which the job was submitted."""
+
+    def __init__(self, job_id: str, environ: Mapping[str, str]) -> None:
+        self.job_id = job_id
+        self.environ = environ
+
+    @property
+    def work_dir(self) -> Path:
+        """The directory in which the job was submitted, and in which its successor must be submitted."""
+        return Path(self.environ.get(self.work_dir_variable) or Path.cwd())
+
+    @property
+    def is_job(self) -> bool:
+        """Whether a scheduler runs this process; otherwise its job ID is that of the process."""
+        return self.job_id != str(os.getpid())
+
+    def end_s(self) -> float | None:
+        """Returns the end of the job in seconds since the Unix epoch; None if it is not reported."""
+        return None
+
+    def kill_delay_s(self) -> int | None:
+        """Returns the seconds from SIGTERM to SIGKILL at the end of the job; None if they are unknown."""
+        return None
+
+    def was_cancelled(self) -> bool:
+        """Returns whether the scheduler reports that a user has cancelled this job."""
+        return False
+
+    def resubmit(self, script: Path, attempt: int, say: Say) -> None:
+        """Requeues this job, or submits `script` as a job that starts after this one as attempt `attempt`.
+
+        Raises:
+            DdpHpcError: the scheduler has not accepted it.
+        """
+        raise DdpHpcError("this scheduler cannot requeue a job")
+
+
+def started_s() -> float:
+    """Returns the start of this process in seconds since the Unix epoch.
+
+    A job script replaces itself with the supervisor (`exec`), so this is the start of the script.
+    """
+    try:
+        uptime_s = float(Path("/proc/uptime").read_text().split()[0])
+        return time.time() - (uptime_s - int(process_stat(os.getpid())[19]) / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError):
+        return time.time()
+
+
+# Variables that describe a job or a rank. A job that inherits them would be taken for a part of the old job.
+_OF_A_RANK = ("RANK", "WORLD_SIZE")
+_OF_A_RANK_ENDINGS = ("_RANK", "_VISIBLE_DEVICES")
+
+
+def without_job(environ: Mapping[str, str], prefixes: tuple[str, ...], keep: str = "") -> dict[str, str]:
+    """Returns the environment for a new job: without variables of the old job and of its ranks."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name == keep
+        or not (
+            name.startswith(("PMI", "PALS_", "OMPI_", "MASTER_", *prefixes))
+            or name in _OF_A_RANK
+            or name.endswith(_OF_A_RANK_ENDINGS)
+        )
+    }

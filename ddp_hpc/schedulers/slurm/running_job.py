@@ -1,0 +1,61 @@
+"""The Slurm job of this process: its time limit, and its requeue."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.schedulers import run_command as commands
+from ddp_hpc.schedulers.running_job import RunningJob, Say, without_job
+
+_KILL_WAIT = re.compile(r"^KillWait\s*=\s*([0-9]{1,6}) sec", re.MULTILINE)
+# A directive that chooses the QOS, from which sites with `--qos` instead of `--partition` derive the
+# partition.
+_QOS = re.compile(r"^#SBATCH\s+(?:--qos\b|-q\b)", re.MULTILINE)
+
+
+class SlurmJob(RunningJob):
+    """A Slurm job."""
+
+    work_dir_variable = "SLURM_SUBMIT_DIR"
+
+    def __init__(self, job_id: str, environ: Mapping[str, str]) -> None:
+        super().__init__(job_id, environ)
+        # On SIGTERM, srun would kill all ranks immediately. scancel sends the signal to the ranks instead.
+        if self.is_job and shutil.which("scancel"):
+            self.forwards_term = f"scancel --signal={{signal}} {job_id}"
+
+    def end_s(self) -> float | None:
+        text = self.environ.get("SLURM_JOB_END_TIME", "")
+        return float(text) if re.fullmatch(r"[0-9]{1,10}", text) else None
+
+    def kill_delay_s(self) -> int | None:
+        try:
+            found = _KILL_WAIT.search(commands.ask("scontrol", "show", "config").out)
+        except DdpHpcError:
+            return None
+        return int(found[1]) if found else None
+
+    def resubmit(self, script: Path, attempt: int, say: Say) -> None:
+        """Requeues the job. If scontrol is missing or not permitted, a new job is submitted."""
+        if shutil.which("scontrol"):
+            # If it does not answer, the job may have been requeued, and a new job would be a second one.
+            answer = commands.submit("scontrol", "requeue", self.job_id)
+            if answer.code == 0 or "pending" in answer.out + answer.err:
+                return
+            say(f"ddp-hpc: scontrol requeue failed: {answer.said}; submitting a new job instead")
+        environ = without_job(self.environ, ("SLURM", "SRUN_", "SBATCH_"), keep="SLURM_CONF")
+        environ["DDP_HPC_ATTEMPT"] = str(attempt)
+        text = script.read_text(encoding="utf-8", errors="replace")
+        options = [f"--dependency=afterany:{self.job_id}"]
+        if (name := self.environ.get("SLURM_JOB_PARTITION")) and not _QOS.search(text):
+            options.append(f"--partition={name}")
+        if name := self.environ.get("SLURM_JOB_ACCOUNT"):
+            options.append(f"--account={name}")
+        answer = commands.submit("sbatch", *options, str(script), environ=environ, cwd=self.work_dir)
+        if answer.code:
+            raise DdpHpcError(f"sbatch failed: {answer.said}")
+        say(answer.out.strip())

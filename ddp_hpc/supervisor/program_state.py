@@ -1,0 +1,82 @@
+"""The state of a run whose program does not write `state`: a program that knows nothing of ddp-hpc."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from glob import iglob
+from itertools import islice
+from pathlib import Path
+
+from ddp_hpc.errors import EXIT_REQUEUE
+from ddp_hpc.jobs.submission_ledger import Attempt
+from ddp_hpc.supervisor.run_files import SeenState
+
+# A directory of checkpoints can contain many files.
+_MOST_FILES = 100_000
+
+
+class Progress:
+    """Checkpoints of a program: `file`, which it touches after each one, and files matching `patterns`.
+
+    Checkpoints that exist when the object is created are those of earlier jobs.
+    """
+
+    def __init__(self, file: Path, patterns: tuple[str, ...] = ()) -> None:
+        self.file = file
+        self._patterns = patterns
+        self._before_ns = self._last_change_ns()
+
+    def has_advanced(self) -> bool:
+        """Returns whether a checkpoint has been saved since this object was created."""
+        return self._last_change_ns() > self._before_ns
+
+    def _last_change_ns(self) -> int:
+        # In nanoseconds since the Unix epoch.
+        return max((_modified_ns(path) for path in islice(self._paths(), _MOST_FILES)), default=0)
+
+    def _paths(self) -> Iterator[str]:
+        yield str(self.file)
+        for pattern in self._patterns:
+            for found in iglob(pattern):  # noqa: PTH207 - patterns can be absolute
+                yield found
+                for directory, _, names in os.walk(found):
+                    yield directory
+                    yield from (os.path.join(directory, name) for name in names)  # noqa: PTH118 - many files
+
+    def step(self) -> int:
+        """Returns the step that the program has written into `file`; 0 if there is none."""
+        try:
+            words = self.file.read_text(encoding="ascii", errors="replace")[:40].split()
+        except OSError:
+            return 0
+        return int(words[0]) if words and words[0].isdecimal() and len(words[0]) <= 15 else 0
+
+
+def state_of_program(code: int, attempt: Attempt, progress: Progress, *, at_deadline: bool) -> SeenState:
+    """Returns the state of the run after the program has ended with this exit code.
+
+    Exit code 75 means that the program has saved a checkpoint and must be run again, and so does the signal
+    that ended it before the deadline (`at_deadline`). A run without progress is not resumed.
+    """
+    has_progressed = progress.has_advanced()
+    step = max(progress.step(), attempt.first_step + 1) if has_progressed else attempt.first_step
+    if at_deadline and has_progressed:
+        return SeenState("requeue", step, "the end of the walltime")
+    if code == EXIT_REQUEUE and has_progressed:
+        return SeenState("requeue", step, f"the program exited with code {code}")
+    if code == EXIT_REQUEUE or at_deadline:
+        return SeenState(
+            "failed",
+            step,
+            f"the program exited with code {code}, but no checkpoint was recorded; after each checkpoint, "
+            "touch the file $DDP_HPC_PROGRESS_FILE, or name the checkpoints with --progress",
+        )
+    return SeenState("failed", step, f"exit code {code}") if code else SeenState("done", step)
+
+
+def _modified_ns(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns  # noqa: PTH116 - many files
+    except OSError:
+        return 0

@@ -1,0 +1,140 @@
+"""The files in the run directory that control a job and its successors.
+
+`state` is written by the trainer (see `run_state`), `attempts` contains one line per start of a job,
+`ATTEMPT JOBID STEP UNIX_S`, and `job.sh` is the script that another job needs to resume the run. `cancelled`
+contains the jobs that `ddp-hpc cancel` has ended, and `refused` the attempt whose ranks did not start.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddp_hpc.errors import DdpHpcError, RequestError
+from ddp_hpc.jobs.submission_ledger import ATTEMPTS, CANCELLED, Attempt, parse_attempt, record_attempt
+from ddp_hpc.partial_files import write_atomically
+from ddp_hpc.run_state import RunState, read_state, write_state
+
+_JOB, _REFUSED = "job.sh", "refused"
+_CHECKED = ("state", ATTEMPTS, CANCELLED, _REFUSED, _JOB, "job.sh.new")
+Stamp = tuple[int, int] | None
+
+
+@dataclass(frozen=True)
+class SeenState:
+    """The content of `state`, and when it was written. Without a valid line, `state` is empty."""
+
+    state: str = ""
+    step: int = 0
+    reason: str = ""
+    stamp: Stamp = None
+
+
+class RunFiles:
+    """The control files in the run directory `path`, which is created if it does not exist.
+
+    Raises:
+        DdpHpcError: the directory cannot be created.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.script = path / _JOB
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DdpHpcError(f"the run directory {path} cannot be created; check DDP_HPC_RUN_DIR") from error
+
+    def check(self) -> None:
+        """Checks that only this user can write the files, since they control this job and its successors.
+
+        Raises:
+            RequestError: a file belongs to another user, or other users can write to it.
+        """
+        for path in (self.path / name for name in _CHECKED):
+            try:
+                status = path.lstat()
+            except OSError:
+                continue
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+                raise RequestError(
+                    f"{path} is not a regular file, belongs to another user, or can be written by other "
+                    "users; a file that only you can write is needed; inspect it, then remove it or run "
+                    "chmod go-w"
+                )
+
+    def state(self) -> SeenState:
+        """Returns the state of the run. A damaged file counts as no state."""
+        path = self.path / "state"
+        with suppress(OSError):
+            status = path.stat()
+            stamp = (status.st_ino, status.st_mtime_ns)
+            with suppress(DdpHpcError):
+                if found := read_state(self.path):
+                    return SeenState(found.state, found.step, found.reason, stamp)
+            return SeenState(stamp=stamp)
+        return SeenState()
+
+    def write_state(self, state: str, step: int, reason: str) -> None:
+        """Writes the state of a program that does not write it.
+
+        Raises:
+            DdpHpcError: the file cannot be written.
+        """
+        write_state(self.path, RunState(state, step, reason), {})
+
+    def last_attempt(self) -> Attempt | None:
+        """Returns the most recent start; None if there has been none.
+
+        Raises:
+            DdpHpcError: the last line of `attempts` is malformed.
+        """
+        lines = self._lines(ATTEMPTS)
+        if not lines:
+            return None
+        attempt = parse_attempt(lines[-1])
+        if attempt is None:
+            raise DdpHpcError(
+                f"the last line of {self.path / ATTEMPTS} is {lines[-1][:80]!r}; ATTEMPT JOBID STEP UNIX_S "
+                "is needed; remove the file"
+            )
+        return attempt
+
+    def begin(self, attempt: Attempt, script: Path) -> None:
+        """Records the start, and copies the script, since the scheduler deletes its own copy at the end.
+
+        Raises:
+            DdpHpcError: a file cannot be written.
+        """
+        try:
+            for name in (_REFUSED, CANCELLED):  # they concern earlier attempts
+                (self.path / name).unlink(missing_ok=True)
+            content = script.read_bytes()
+        except OSError as error:
+            raise DdpHpcError(f"{error.filename} cannot be read or removed") from error
+        record_attempt(self.path, attempt)
+        write_atomically(self.script, content, "job", is_private=True)
+        self.script.chmod(self.script.stat().st_mode | 0o100)
+
+    def withdraw(self) -> None:
+        """Removes the last line of `attempts`: a start that was refused does not count as an attempt."""
+        lines = self._lines(ATTEMPTS)
+        content = "".join(f"{line}\n" for line in lines[:-1]).encode("utf-8", "surrogateescape")
+        write_atomically(self.path / ATTEMPTS, content, "job", is_private=True)
+
+    def is_last(self, attempt: Attempt) -> bool:
+        """Returns whether no other job has started with this run directory since `attempt`."""
+        return any(line.startswith(attempt.key + " ") for line in self._lines(ATTEMPTS)[-1:])
+
+    def is_refused(self, attempt: Attempt) -> bool:
+        """Returns whether the trainer has reported that the ranks of this attempt did not start."""
+        return self._lines(_REFUSED) == [attempt.key]
+
+    def _lines(self, name: str) -> list[str]:
+        try:
+            return (self.path / name).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        except OSError:
+            return []

@@ -1,0 +1,181 @@
+"""Writes the main findings of a report, one or two sentences each."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ddp_hpc.trace.critical_path import COMMUNICATION, COMPUTE, LATE, MEMCPY, WAIT
+from ddp_hpc.trace.trace_records import (
+    CollectiveRow,
+    CriticalPath,
+    LaunchStats,
+    PathRow,
+    RankTrace,
+    SlowLoad,
+    Straggler,
+    Times,
+)
+from ddp_hpc.units import counted, duration, format_bytes
+
+_MUCH = 0.05
+"""Fraction of a step that waiting for data must take to be reported."""
+_MUCH_IDLE = 0.1
+"""Fraction of a step that the device must be idle for its causes to be reported."""
+_LONG_WAIT_S = 1e-3
+"""Mean wait for a late launch above which the host must have done something other than launching kernels."""
+_LITTLE = 0.01
+"""Fraction of a step below which a part is not mentioned."""
+PART_NAMES = {
+    "data": "waiting for data",
+    "forward": "forward",
+    "backward": "backward",
+    "optimizer": "the optimizer",
+    "snapshot": "snapshots",
+    "other": "other computation",
+    "comm_exposed": "exposed communication",
+    "memcpy": "copies of memory",
+    "idle": "idle",
+}
+"""The names of the parts of a step in sentences."""
+_CAUSES = {
+    "idle_host_s": "because the host launches the next kernel too late",
+    "idle_data_s": "while the host waits for data",
+    "idle_snapshot_s": "while the host saves a snapshot",
+    "idle_kernel_s": "although the next kernel was already launched",
+    "idle_other_s": "before kernels whose launch was not recorded",
+}
+_KINDS = {COMPUTE: "computation", MEMCPY: "copies of memory", COMMUNICATION: "collectives"}
+_OWN_NAME = re.compile(r"rank\d{5,}-of-\d{5,}(-\d+)?\.json(\.gz)?")
+
+
+def is_own(ranks: Sequence[RankTrace]) -> bool:
+    """Returns whether the traces have the file names that ddp-hpc gives them."""
+    return all(_OWN_NAME.fullmatch(Path(trace.path).name) for trace in ranks)
+
+
+def findings(
+    ranks: Sequence[RankTrace],
+    overall: Times,
+    straggler: Straggler | None,
+    load: SlowLoad | None,
+    collectives: Sequence[CollectiveRow],
+    path: CriticalPath | None,
+) -> list[str]:
+    """Returns the findings of a capture, the length of a step first. `overall` is the mean step."""
+    wall_s = overall.wall_s or 1.0
+    found = [_step(overall, wall_s)]
+    if straggler:
+        found.append(
+            f"Rank {straggler.rank} is slow: {straggler.evidence}. Without this delay, a step would be up to "
+            f"{straggler.share:.0%} shorter."
+        )
+    if load and load.dur_s > max(3 * load.median_s, 0.02 * wall_s):
+        found.append(
+            f"The slowest data load took {duration(load.dur_s)} on rank {load.rank} in step {load.step} "
+            f"(median {duration(load.median_s)})."
+        )
+    if overall.data_s >= _MUCH * wall_s:
+        advice = (
+            "Measure other file formats with ddp-hpc bench io, or try --workers or --stage."
+            if is_own(ranks)
+            else "More workers of the DataLoader, or a faster file format, can shorten it."
+        )
+        found.append(f"Waiting for data takes {overall.data_s / wall_s:.0%} of a step. {advice}")
+    found += _idle(ranks, overall, wall_s)
+    if path and path.rows:
+        found.append(_critical_path(path))
+    num_steps = max(len(trace.steps) for trace in ranks)
+    return found + list(_communication(overall, collectives, num_steps))
+
+
+def _step(overall: Times, wall_s: float) -> str:
+    shares = sorted(
+        ((getattr(overall, f"{part}_s"), name) for part, name in PART_NAMES.items()), reverse=True
+    )
+    parts = ", ".join(
+        f"{part_s / wall_s:.0%} {name}" for part_s, name in shares if part_s >= _LITTLE * wall_s
+    )
+    return f"A step takes {duration(overall.wall_s)}: {parts}."
+
+
+def _idle(ranks: Sequence[RankTrace], overall: Times, wall_s: float) -> Iterator[str]:
+    idle_s = overall.device_idle_s
+    if idle_s < _MUCH_IDLE * wall_s:
+        return
+    causes = sorted(((getattr(overall, cause), text) for cause, text in _CAUSES.items()), reverse=True)
+    named = ", ".join(
+        f"{duration(cause_s)} {text}" for cause_s, text in causes if cause_s >= _LITTLE * wall_s
+    )
+    with_data = ", including waiting for data" if overall.idle_data_s >= _LITTLE * wall_s else ""
+    yield f"The device is idle for {duration(idle_s)} of a step ({idle_s / wall_s:.0%}{with_data}): {named}."
+    launches = [trace.launches for trace in ranks if trace.launches]
+    if launches and overall.idle_host_s >= _MUCH_IDLE * wall_s:
+        yield _late_launches(ranks, launches, overall.idle_host_s)
+
+
+def _late_launches(ranks: Sequence[RankTrace], launches: Sequence[LaunchStats], waited_s: float) -> str:
+    """Returns whether many short waits or a few long ones make the device wait for the host."""
+    num_late = statistics.fmean(one.num_late for one in launches)
+    if num_late < 1 or waited_s > _LONG_WAIT_S * num_late:
+        num_waits = max(1, round(num_late))
+        return (
+            f"The device waits for the host {counted(num_waits, 'time')} per step, for "
+            f"{duration(waited_s / num_waits)} on average. In these times, the host does something other "
+            "than launching kernels; look for it in the timeline of ui.perfetto.dev."
+        )
+    num_kernels = statistics.fmean(one.num_kernels for one in launches)
+    num_short = statistics.fmean(one.num_short for one in launches)
+    option = " (--compile reduce-overhead)" if is_own(ranks) else ""
+    return (
+        f"The host launches {num_kernels:,.0f} kernels per step, and {num_short / num_kernels:.0%} of them "
+        "are shorter than the call that launches them. Larger batches, torch.compile or CUDA graphs"
+        f"{option} reduce the work of the host."
+    )
+
+
+def _critical_path(path: CriticalPath) -> str:
+    total_s = path.total_s or 1.0
+    times: defaultdict[str, float] = defaultdict(float)
+    for row in path.rows:
+        times[_way(row)] += row.dur_s
+    shares = ", ".join(
+        f"{time_s / total_s:.0%} {way}"
+        for way, time_s in sorted(times.items(), key=lambda item: -item[1])
+        if time_s >= _LITTLE * total_s
+    )
+    text = f"The critical path of step {path.step} takes {duration(path.total_s)}: {shares}."
+    if path.begin_rank != path.end_rank or path.num_ranks > 1:
+        text += (
+            f" It begins on rank {path.begin_rank}, ends on rank {path.end_rank}, and includes "
+            f"{counted(path.num_ranks, 'rank')}."
+        )
+    if path.late_s >= _MUCH * total_s:
+        text += f" Rank {path.begin_rank} began this step {duration(path.late_s)} after the first rank."
+    return text
+
+
+def _way(row: PathRow) -> str:
+    if row.kind != WAIT:
+        return _KINDS[row.kind]
+    return "late launches" if row.name.startswith(LATE) else f"waiting {row.name}"
+
+
+def _communication(overall: Times, collectives: Sequence[CollectiveRow], num_steps: int) -> Iterator[str]:
+    if not collectives or not sum(row.total_s for row in collectives):
+        return
+    row = collectives[0]
+    of_size = f" of {format_bytes(row.bytes)}" if row.bytes else ""
+    calls = f"{row.num_calls / num_steps:.3g} per step, {duration(row.median_s)} each"
+    if row.is_transfer_known:
+        bandwidth = f", with a bus bandwidth of {row.busbw_bytes_per_s / 1e9:.3g} GB/s" if row.bytes else ""
+        detail = f"of which {duration(row.transfer_s)} is the transfer{bandwidth}"
+    else:
+        detail = "which includes an unknown time of waiting for other ranks"
+    yield f"The collective that uses the network most is {row.kind}{of_size}: {calls}, {detail}."
+    total_s = overall.comm_hidden_s + overall.comm_exposed_s
+    if total_s:
+        yield f"{overall.comm_hidden_s / total_s:.0%} of the communication is hidden behind computation."
