@@ -33,8 +33,12 @@ INSTALL := install --quiet $(PIP_ARGS) -c constraints.txt
 train: $(VENV)/.train
 	@$(BIN)/python -m ddp_hpc.local_mpi $(MPIEXEC) -- -n $(RANKS) $(BIN)/python -m ddp_hpc.train --epochs $(EPOCHS) $(ARGS)
 
+# Exit code 1 means that tests failed. Jobs with a real walltime of seconds can fail on a busy machine, so the failed
+# tests run again, one after another. A test that fails both times fails the target.
 test: $(VENV)/.test
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS) || { code=$$?; [[ $$code == 1 ]] || exit $$code; \
+		echo "make test: the failed tests are run again, one after another"; \
+		$(BIN)/python -m pytest -n 0 --last-failed --last-failed-no-failures none $(ARGS); }
 
 soak: $(VENV)/.test
 	@$(BIN)/python -m pytest -m soak $(ARGS)

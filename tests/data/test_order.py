@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import pickle
-import time
 import tracemalloc
 
 import numpy as np
@@ -122,16 +121,9 @@ def test_an_epoch_of_no_samples_has_nothing_to_take():
 
 
 @pytest.mark.parametrize("num_samples", [STORED_UP_TO, STORED_UP_TO + 1, 10**10, 2**62])
-def test_opening_an_epoch_takes_less_than_a_millisecond_and_a_megabyte(num_samples):
-    def open_epoch(epoch):
-        start_s = time.perf_counter()
-        EpochOrder(num_samples, seed=0, epoch=epoch).take(num_samples // 2, num_samples // 2 + 32)
-        return time.perf_counter() - start_s
-
-    # The minimum is used, because other processes may delay single attempts.
-    assert min(open_epoch(epoch) for epoch in range(30)) < 1e-3
+def test_opening_an_epoch_allocates_less_than_a_megabyte(num_samples):
     tracemalloc.start()
-    open_epoch(0)
+    EpochOrder(num_samples, seed=0, epoch=0).take(num_samples // 2, num_samples // 2 + 32)
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak_bytes < 2**20

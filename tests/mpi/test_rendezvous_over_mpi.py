@@ -75,7 +75,7 @@ def test_a_missing_fabric_interface_does_not_matter_on_one_node(connect_ranks: C
 def test_a_rank_that_ends_before_mpi_init_does_not_leave_the_others_waiting(
     connect_ranks: ConnectRanks,
 ) -> None:
-    ended = connect_ranks(3, CONNECT_ENDS_EARLY="2", CONNECT_LIMIT_S="1")
+    ended = connect_ranks(3, CONNECT_ENDS_EARLY="2", CONNECT_WATCHDOG_S="2")
     assert "error: waited 2 s in MPI_Init for the other ranks" in ended.stderr
     assert ended.exit_code != 0
     assert ended.wall_s < 10
@@ -84,7 +84,7 @@ def test_a_rank_that_ends_before_mpi_init_does_not_leave_the_others_waiting(
 def test_a_rank_that_never_calls_mpi_init_does_not_leave_the_others_waiting(
     connect_ranks: ConnectRanks,
 ) -> None:
-    ended = connect_ranks(3, CONNECT_SLEEPS="1", CONNECT_LIMIT_S="1")
+    ended = connect_ranks(3, CONNECT_SLEEPS="1", CONNECT_WATCHDOG_S="2")
     assert "error: waited 2 s in MPI_Init for the other ranks" in ended.stderr
     assert ended.exit_code != 0
     assert ended.wall_s < 10
