@@ -4,6 +4,7 @@
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddp_hpc.errors import DdpHpcError, RequestError
+    from ddp_hpc.integrations.deadline import JobDeadline, deadline
     from ddp_hpc.library.loader import Batch
     from ddp_hpc.library.snapshots import Snapshots, snapshots
     from ddp_hpc.library.tracing import tracing
@@ -16,9 +17,11 @@ __all__ = [
     "Batch",
     "ConnectedWorld",
     "DdpHpcError",
+    "JobDeadline",
     "RequestError",
     "Snapshots",
     "Task",
+    "deadline",
     "distributed",
     "snapshots",
     "tracing",
@@ -30,9 +33,11 @@ _MODULES = {
     "Batch": "library.loader",
     "ConnectedWorld": "library.world",
     "DdpHpcError": "errors",
+    "JobDeadline": "integrations.deadline",
     "RequestError": "errors",
     "Snapshots": "library.snapshots",
     "Task": "training.tasks.task",
+    "deadline": "integrations.deadline",
     "distributed": "library.world",
     "snapshots": "library.snapshots",
     "tracing": "library.tracing",

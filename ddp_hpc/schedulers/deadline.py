@@ -24,11 +24,11 @@ class Deadline:
     source: str
 
 
-def find_deadline(environ: Mapping[str, str]) -> Deadline | None:
-    """Return the end of this job's allocation, or None if it is unknown. Call it on rank 0 only.
+def find_deadline(environ: Mapping[str, str], *, may_ask: bool = True) -> Deadline | None:
+    """Return the end of this job's allocation, or None if it is unknown.
 
     The sources are `DDP_HPC_DEADLINE`, then the scheduler's own variable, such as `SLURM_JOB_END_TIME`
-    (Slurm 23 and later), then one query to the scheduler.
+    (Slurm 23 and later), then one query to the scheduler if `may_ask`, which only one rank should do.
 
     Raises:
         RequestError: one of the variables is not a time.
@@ -42,7 +42,7 @@ def find_deadline(environ: Mapping[str, str]) -> Deadline | None:
                 )
             return Deadline(float(text), name)
     for scheduler in _KNOWN:
-        if job := environ.get(scheduler.job_id_variable, ""):
+        if may_ask and (job := environ.get(scheduler.job_id_variable, "")):
             found = scheduler.read_end_s(job, ask_once)
             return Deadline(*found) if found else None
     return None

@@ -62,7 +62,7 @@ def test_a_run_resumes_in_a_successor_after_its_run_limit(rehearse: Rehearse, tm
     own.write_text('extends = "generic_lsf"\nkill_delay_s = 1\n')  # the trainer stops so much earlier
     words = ["--profile", str(own), "--walltime", "00:10:00", *TRAIN, "--epochs", "9999999"]
     script = render(tmp_path / "job.sh", *words)
-    done = rehearse(script, "--walltime-s", "40", "--max-jobs", "2", "--ranks-per-node", "1", timeout_s=200.0)
+    done = rehearse(script, "--walltime-s", "25", "--max-jobs", "2", "--ranks-per-node", "1", timeout_s=150.0)
     assert done.exit_code == 75, done.stdout + done.stderr
     numbers = re.findall(r"^rehearse: job (\d+)", done.stderr, re.MULTILINE)
     assert numbers == [str(int(numbers[0]) + i) for i in range(3)]

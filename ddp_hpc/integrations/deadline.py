@@ -1,0 +1,200 @@
+"""`ddp_hpc.deadline`: when the job ends, for any training loop that saves its own checkpoints."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any, NoReturn
+
+from ddp_hpc.discovery.launcher_environment import ADDED_BY_EXEC
+from ddp_hpc.errors import EXIT_DONE, EXIT_REQUEUE, DdpHpcError, RequestError
+from ddp_hpc.run_state import RunState, write_state
+from ddp_hpc.schedulers.deadline import find_deadline
+
+# Ctrl-C is not one of them: it interrupts the program as usual.
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_TIME_LIMIT = 1000
+"""The request to stop for the time limit. Other requests are signal numbers; 0 means none."""
+_EXCHANGE_S = 1.0
+# At least one of this many calls exchanges requests: later steps can be much slower than the first ones.
+_MOST_CALLS = 100
+
+
+def deadline(margin_s: float = 120.0) -> JobDeadline:
+    """Returns the deadline of this job, and lets `should_stop` react to SIGTERM, SIGUSR1 and SIGUSR2.
+
+    Call it once on every rank, in the main thread. See docs/how-to/any-program.md for an example.
+
+    Args:
+        margin_s: how long before the end of the walltime `should_stop` returns True. The time must suffice
+            for one training step and for saving a checkpoint.
+
+    Raises:
+        RequestError: the margin is negative, DDP_HPC_DEADLINE is not a time, or this is not the main thread.
+    """
+    return JobDeadline(margin_s, os.environ)
+
+
+class JobDeadline:
+    """The end of this job's walltime. Created by `ddp_hpc.deadline`."""
+
+    def __init__(self, margin_s: float, environ: Mapping[str, str]) -> None:
+        if not 0 <= margin_s < math.inf:
+            raise RequestError(f"margin_s must be a number of seconds of at least 0 (got {margin_s})")
+        self._margin_s = margin_s
+        self._environ = environ
+        found = find_deadline(environ, may_ask=environ.get("RANK", "0") == "0")
+        self._at_s, self._source = (found.at_s, found.source) if found else (math.inf, "")
+        self._signal = self._request = 0
+        self._calls = self._exchanged_call = 0
+        self._exchange_at = 1
+        self._exchanged_s = time.monotonic()
+        self.handle_signals()
+
+    def handle_signals(self) -> None:
+        """Installs the signal handlers again, if other code has replaced them.
+
+        Raises:
+            RequestError: this is not the main thread.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            raise RequestError("ddp_hpc.deadline() handles signals; call it in the process's main thread")
+        for number in _SIGNALS:
+            signal.signal(number, self._on_signal)
+
+    def left_s(self) -> float:
+        """Returns the seconds until the end of the walltime; infinite if it is unknown."""
+        return self._at_s - time.time()
+
+    @property
+    def reason(self) -> str:
+        """Why the program must stop; empty until `should_stop` has returned True."""
+        if not self._request:
+            return ""
+        if self._request == _TIME_LIMIT:
+            return f"the job's time limit is near{f' ({self._source})' if self._source else ''}"
+        return f"a rank received {signal.Signals(self._request).name}"
+
+    def should_stop(self) -> bool:
+        """Returns whether the program must save a checkpoint and stop, with the same result on all ranks.
+
+        True if the walltime ends within `margin_s`, or if a rank has received a signal. Ranks exchange
+        this once per second, or in each call if the calls are further apart; other calls return at once.
+
+        Collective: every rank must call this equally often, for example after each training step.
+
+        Raises:
+            RequestError: WORLD_SIZE is greater than 1, and there is no process group.
+        """
+        self._calls += 1
+        if self._request or self._calls < self._exchange_at:
+            return bool(self._request)
+        now_s = time.monotonic()
+        interval_s = (now_s - self._exchanged_s) / (self._calls - self._exchanged_call)
+        self._exchanged_s, self._exchanged_call = now_s, self._calls
+        is_near = self.left_s() < self._margin_s
+        own = (float(self._signal or _TIME_LIMIT * is_near), interval_s, -self._at_s)
+        request, slowest_s, minus_at_s = _maximum(own, self._environ)
+        self._request, self._at_s = int(request), -minus_at_s
+        per_second = int(_EXCHANGE_S / slowest_s) if slowest_s > 0 else 1
+        self._exchange_at = self._calls + min(max(per_second, 1), _MOST_CALLS)
+        return bool(self._request)
+
+    def requeue(self, step: int) -> NoReturn:
+        """Ends the program after it has saved a checkpoint, so that another job resumes it.
+
+        Raises SystemExit with exit code 75 on rank 0 and 0 on the others. In jobs of `ddp-hpc render`
+        and `submit`, the supervisor then requeues the job or submits a successor.
+
+        Collective: every rank must call this.
+
+        Args:
+            step: the number of completed steps. A run whose step does not increase is not resumed.
+
+        Raises:
+            RequestError: `step` is not a non-negative integer.
+        """
+        if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 10**18:
+            raise RequestError(f"requeue({step!r:.80}): the number of completed steps is needed")
+        rank, torchrun = 0, _is_torchrun(self._environ)
+        if group := _process_group():
+            group.barrier()  # all ranks have saved their parts of the checkpoint
+            rank = group.get_rank()
+        if rank:
+            raise SystemExit(EXIT_DONE)
+        reason = self.reason or "the program requested it"
+        _record(step, reason, self._environ)
+        _complain(
+            f"Stopping at step {step}: {reason}. Checkpoint saved; run the same command again to resume."
+        )
+        # torchrun restarts ranks that exit with a code other than 0; the supervisor reads the file `state`.
+        raise SystemExit(EXIT_DONE if torchrun else EXIT_REQUEUE)
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        self._signal = number
+
+
+def _is_torchrun(environ: Mapping[str, str]) -> bool:
+    return "TORCHELASTIC_RUN_ID" in environ and ADDED_BY_EXEC not in environ
+
+
+def _process_group() -> ModuleType | None:
+    """Returns torch.distributed if the program has a process group."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return None
+    found: ModuleType = torch.distributed
+    return found
+
+
+def _maximum(own: tuple[float, float, float], environ: Mapping[str, str]) -> tuple[float, float, float]:
+    """Returns the maximum of each value over the ranks. Collective."""
+    group = _process_group()
+    if group is None:
+        size = environ.get("WORLD_SIZE", "1")
+        if size != "1":
+            raise RequestError(
+                f"should_stop() was called without a process group, but WORLD_SIZE is {size[:20]}; call "
+                "torch.distributed.init_process_group() first, so that all ranks stop after the same step"
+            )
+        return own
+    import torch
+
+    values = torch.tensor(own, dtype=torch.float64, device=_device(group, torch))
+    group.all_reduce(values, group.ReduceOp.MAX)
+    request, interval_s, minus_at_s = values.tolist()
+    return request, interval_s, minus_at_s
+
+
+def _device(group: ModuleType, torch: ModuleType) -> Any:
+    """Returns a device of the process group: the CPU if possible, which does not wait for the GPU."""
+    # For example "cpu:gloo,cuda:nccl", or "gloo" for all devices.
+    kinds = group.get_backend_config()
+    is_on_cpu = "cpu:" in kinds or kinds in ("gloo", "mpi")
+    return torch.device("cpu") if is_on_cpu else torch.accelerator.current_accelerator()
+
+
+def _record(step: int, reason: str, environ: Mapping[str, str]) -> None:
+    """Writes the state of the run for the supervisor of the job. Without one, nothing is written."""
+    if progress := environ.get("DDP_HPC_PROGRESS_FILE", ""):
+        with suppress(OSError):
+            Path(progress).write_text(f"{step}\n", encoding="utf-8")
+    if run_dir := environ.get("DDP_HPC_RUN_DIR", ""):
+        try:
+            write_state(Path(run_dir), RunState("requeue", step, reason), environ)
+        except DdpHpcError as error:  # the exit code still requests that the job is run again
+            _complain(f"warning: {error}")
+
+
+def _complain(line: str) -> None:
+    with suppress(OSError, AttributeError):
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()

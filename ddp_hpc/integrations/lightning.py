@@ -1,0 +1,188 @@
+"""Lightning's Trainer under any launcher, past the walltime. `lightning` and `pytorch_lightning` work."""
+
+from __future__ import annotations
+
+import os
+import sys
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddp_hpc.discovery.launcher_environment import ADDED_BY_EXEC, present_launchers
+from ddp_hpc.errors import RequestError
+from ddp_hpc.integrations.deadline import JobDeadline, deadline
+from ddp_hpc.rendezvous.torchrun_variables import torchrun_variables
+
+# The two packages have separate classes. The one that the program has imported is needed.
+if TYPE_CHECKING or "pytorch_lightning" not in sys.modules or "lightning" in sys.modules:
+    from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+    from lightning.fabric.utilities.rank_zero import rank_zero_warn
+    from lightning.pytorch import Callback, LightningModule, Trainer
+else:
+    from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
+    from lightning_fabric.utilities.rank_zero import rank_zero_warn
+    from pytorch_lightning import Callback, LightningModule, Trainer
+
+_SUFFIX = ".ckpt"
+
+
+class DdpHpcEnvironment(ClusterEnvironment):
+    """A cluster environment for every launcher that ddp-hpc knows: PALS, Slurm, Hydra, Open MPI and others.
+
+    It needs neither `ddp-hpc exec` nor torchrun in front of the program, and does not initialize MPI:
+
+        environment = DdpHpcEnvironment()
+        trainer = Trainer(
+            plugins=[environment], devices=environment.ranks_per_node, num_nodes=environment.num_nodes
+        )
+
+    Collective: every rank must create it.
+
+    Raises:
+        LaunchError: the rank cannot be determined, or two sources contradict each other.
+        RendezvousError: the ranks could not connect to each other.
+    """
+
+    def __init__(self) -> None:
+        if ADDED_BY_EXEC not in os.environ:
+            os.environ.update(torchrun_variables(os.environ))
+
+    @property
+    def num_nodes(self) -> int:
+        """The number of nodes on which the launcher has started ranks."""
+        return int(os.environ.get("GROUP_WORLD_SIZE") or self.world_size() // self.ranks_per_node)
+
+    @property
+    def ranks_per_node(self) -> int:
+        """The number of ranks on this node."""
+        return int(os.environ["LOCAL_WORLD_SIZE"])
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        """Always True: the launcher has started all ranks."""
+        return True
+
+    @property
+    def main_address(self) -> str:
+        """The address of rank 0."""
+        return os.environ["MASTER_ADDR"]
+
+    @property
+    def main_port(self) -> int:
+        """The port of rank 0, which is reserved for torch's store."""
+        return int(os.environ["MASTER_PORT"])
+
+    @staticmethod
+    def detect() -> bool:
+        """Returns whether a launcher that ddp-hpc knows has started this process."""
+        return bool(present_launchers(os.environ))
+
+    def world_size(self) -> int:
+        """Returns the number of ranks."""
+        return int(os.environ["WORLD_SIZE"])
+
+    def set_world_size(self, size: int) -> None:
+        """Does nothing: the launcher determines the number of ranks."""
+
+    def global_rank(self) -> int:
+        """Returns the rank."""
+        return int(os.environ["RANK"])
+
+    def set_global_rank(self, rank: int) -> None:
+        """Does nothing: the launcher determines the rank."""
+
+    def local_rank(self) -> int:
+        """Returns the rank on this node."""
+        return int(os.environ["LOCAL_RANK"])
+
+    def node_rank(self) -> int:
+        """Returns the rank of this node."""
+        return int(os.environ.get("GROUP_RANK") or self.global_rank() // self.ranks_per_node)
+
+    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+        """Checks the Trainer's arguments.
+
+        Raises:
+            RequestError: the Trainer would use another number of ranks than the launcher has started.
+        """
+        if num_devices * num_nodes != self.world_size():
+            raise RequestError(
+                f"Trainer(devices={num_devices}, num_nodes={num_nodes}) needs "
+                f"{num_devices * num_nodes} ranks, but the launcher started {self.world_size()}; use "
+                f"devices={self.ranks_per_node}, num_nodes={self.num_nodes}, or start another number of ranks"
+            )
+
+
+class StopBeforeDeadline(Callback):
+    """Saves a checkpoint before the end of the walltime, and ends the program, which another job resumes.
+
+    It reacts to SIGTERM, SIGUSR1 and SIGUSR2 in the same way, and replaces Lightning's handler of SIGTERM:
+
+        stop = StopBeforeDeadline("checkpoints")
+        trainer = Trainer(callbacks=[stop])
+        trainer.fit(model, ckpt_path=stop.newest_checkpoint())
+
+    An interrupted epoch is resumed at its next batch if the loader is a StatefulDataLoader of torchdata with
+    a DistributedSampler. Otherwise, samples are repeated or omitted, and a warning is printed.
+
+    Args:
+        dirpath: the directory of the checkpoints. It can also be that of a ModelCheckpoint.
+        margin_s: how long before the end of the walltime the checkpoint is saved, in seconds.
+    """
+
+    def __init__(self, dirpath: str | Path, margin_s: float = 120.0) -> None:
+        self._dirpath = Path(dirpath)
+        self._margin_s = margin_s
+        self._deadline: JobDeadline | None = None
+        self._last_step = 0
+
+    def newest_checkpoint(self) -> str | None:
+        """Returns the path of the checkpoint that was saved last; None if there is none, to start anew.
+
+        Incomplete files are skipped.
+        """
+        try:
+            found = [
+                path for path in self._dirpath.iterdir() if path.suffix == _SUFFIX and _is_complete(path)
+            ]
+        except FileNotFoundError:
+            return None
+        return str(max(found, key=lambda path: path.stat().st_mtime_ns)) if found else None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Installs the signal handlers."""
+        del pl_module
+        # Lightning installs its handlers before this hook. That of SIGTERM calls a collective on each rank
+        # that receives the signal, while other ranks are in a different collective.
+        self._deadline = deadline(self._margin_s)
+        self._last_step = trainer.global_step
+        if not _resumes_at_next_batch(trainer.train_dataloader):
+            rank_zero_warn(
+                "StopBeforeDeadline cannot resume an interrupted epoch with the same samples; use "
+                "StatefulDataLoader of torchdata with a DistributedSampler (docs/how-to/frameworks.md)"
+            )
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
+        """Saves a checkpoint and ends the program if the end of the walltime is near. Collective."""
+        # A checkpoint between two optimizer steps would lose the accumulated gradients.
+        if self._deadline is None or trainer.global_step == self._last_step:
+            return
+        self._last_step = trainer.global_step
+        # After the last step, the run is complete.
+        if not self._deadline.should_stop() or trainer.fit_loop.done:
+            return
+        trainer.save_checkpoint(self._dirpath / f"deadline-step={trainer.global_step}{_SUFFIX}")
+        self._deadline.requeue(trainer.global_step)
+
+
+def _resumes_at_next_batch(loader: Any) -> bool:
+    """Returns whether the loader has a state, and an order that does not depend on torch's generator."""
+    # Lightning wraps samplers other than DistributedSampler. torchdata's RandomSampler draws the order anew.
+    sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    is_random = type(sampler).__name__ in ("RandomSampler", "DistributedSamplerWrapper")
+    return hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict") and not is_random
+
+
+def _is_complete(path: Path) -> bool:
+    # Sharded checkpoints are directories, to which .metadata is written last.
+    return (path / ".metadata").is_file() if path.is_dir() else zipfile.is_zipfile(path)

@@ -1,0 +1,108 @@
+"""The Hugging Face Trainer past the walltime: a callback that saves a checkpoint and ends the program."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from ddp_hpc.errors import RequestError
+from ddp_hpc.integrations.deadline import JobDeadline, deadline
+
+
+class StopBeforeDeadline(TrainerCallback):
+    """Saves a checkpoint before the end of the walltime, and ends the program, which another job resumes.
+
+    It reacts to SIGTERM, SIGUSR1 and SIGUSR2 in the same way:
+
+        trainer = Trainer(model, args, callbacks=[StopBeforeDeadline()])
+        trainer.train(resume_from_checkpoint=newest_checkpoint(args.output_dir))
+
+    Args:
+        margin_s: how long before the end of the walltime the checkpoint is saved, in seconds.
+    """
+
+    def __init__(self, margin_s: float = 120.0) -> None:
+        self._margin_s = margin_s
+        self._deadline: JobDeadline | None = None
+        self._is_stopping = False
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Installs the signal handlers.
+
+        Raises:
+            RequestError: the checkpoints would contain no state of the optimizer, or the Trainer trains
+                separately on each rank.
+        """
+        del state, control
+        if args.save_only_model:
+            raise RequestError(
+                "TrainingArguments(save_only_model=True): such checkpoints cannot be resumed; use "
+                "save_only_model=False with StopBeforeDeadline"
+            )
+        num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        if args.world_size == 1 < num_ranks:
+            raise RequestError(
+                f"{num_ranks} ranks were started, but the Trainer trains separately on each of them; set "
+                "TrainingArguments(use_cpu=True) on CPUs, or check that torch finds the GPUs"
+            )
+        self._deadline = deadline(self._margin_s)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Requests a checkpoint and a stop if the end of the walltime is near. Collective."""
+        del args
+        # After the last step, the run is complete.
+        if self._deadline is None or state.global_step >= state.max_steps:
+            return
+        if self._deadline.should_stop():
+            self._is_stopping = True
+            control.should_save = control.should_training_stop = True
+            control.should_evaluate = False
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Omits the evaluation and the second checkpoint of an epoch that was stopped."""
+        del args, state
+        if self._is_stopping:
+            control.should_save = control.should_evaluate = False
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Ends the program if the training was stopped early. Collective."""
+        del args, control
+        if self._is_stopping and self._deadline is not None:
+            self._deadline.requeue(state.global_step)
+
+
+def newest_checkpoint(output_dir: str | Path) -> str | None:
+    """Returns the directory of the last complete checkpoint; None if there is none, to start anew.
+
+    A checkpoint is complete if its `trainer_state.json`, which the Trainer writes last, can be read.
+    """
+    steps = {}
+    for path in Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+        number = path.name.rpartition("-")[2]
+        if number.isascii() and number.isdecimal() and _is_complete(path):
+            steps[int(number)] = path
+    return str(steps[max(steps)]) if steps else None
+
+
+def _is_complete(path: Path) -> bool:
+    # The Trainer's option enable_jit_checkpoint creates this file while it saves.
+    if (path / "checkpoint-is-incomplete.txt").exists():
+        return False
+    try:
+        json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True

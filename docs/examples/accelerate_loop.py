@@ -1,0 +1,54 @@
+"""A training loop with Accelerate, resumed after the walltime.
+
+Usage: accelerate_loop.py STEPS DIRECTORY
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from torch.utils.data import DataLoader, TensorDataset
+
+import ddp_hpc
+
+num_steps, directory = int(sys.argv[1]), Path(sys.argv[2])
+STEP_S = 0.3  # the duration of a step of a larger model
+
+# On CPUs without this argument, each rank would train alone.
+accelerator = Accelerator(cpu=not torch.accelerator.is_available())
+deadline = ddp_hpc.deadline(margin_s=10)
+set_seed(0)
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+dataset = TensorDataset(torch.randn(160, 8))
+loader = DataLoader(dataset, batch_size=4, shuffle=True)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+step = max((int(path.parent.name) for path in directory.glob("*/complete")), default=0)
+if step:
+    accelerator.load_state(str(directory / str(step)))
+while step < num_steps:
+    epoch, first = divmod(step, len(loader))
+    loader.set_epoch(epoch)
+    for (samples,) in accelerator.skip_first_batches(loader, first):
+        loss = (model(samples) - samples.sum(1, keepdim=True)).square().mean()
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        accelerator.print(f"trained step {step}", flush=True)
+        time.sleep(STEP_S)
+        step += 1
+        if step == num_steps:
+            break
+        if deadline.should_stop():
+            accelerator.save_state(str(directory / str(step)))
+            accelerator.wait_for_everyone()
+            (directory / str(step) / "complete").touch()
+            deadline.requeue(step)
+
+weights = accelerator.unwrap_model(model).weight
+accelerator.print("weights", weights.detach().cpu().numpy().tobytes().hex(), flush=True)
+accelerator.end_training()

@@ -1,0 +1,77 @@
+"""Runs the examples of docs/examples as ranks, with a deadline."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PROJECT, Ended, Launch
+
+EXAMPLES = PROJECT / "docs" / "examples"
+NUM_STEPS = 24
+RunExample = Callable[..., Ended]
+
+# The name of the package that each example needs.
+NEEDS = {
+    "deadline_loop.py": "torch",
+    "accelerate_loop.py": "accelerate",
+    "lightning_trainer.py": "lightning",
+    "hf_trainer.py": "transformers",
+}
+
+
+def weights(ended: Ended) -> str:
+    """Returns the weights that rank 0 printed at the end of the training."""
+    found = re.findall(r"^weights (\w+)$", ended.stdout, re.MULTILINE)
+    assert len(found) == 1, ended.stdout + ended.stderr
+    return str(found[0])
+
+
+def steps(ended: Ended) -> list[int]:
+    """Returns the steps that were trained."""
+    return [int(step) for step in re.findall(r"^trained step (\d+)$", ended.stdout, re.MULTILINE)]
+
+
+def state(directory: Path) -> list[str]:
+    """Returns the words of the run's state: state, step, reason."""
+    return (directory / "state").read_text().split(maxsplit=2)
+
+
+@pytest.fixture
+def run_example(launch: Launch, mpiexec: Path, tmp_path: Path) -> RunExample:
+    """Returns a function that runs an example with a deadline in `left_s` seconds, on two ranks.
+
+    The steps are short, and the checkpoints are in tmp_path/checkpoints.
+    """
+
+    def run(
+        name: str,
+        *,
+        left_s: float = 3600.0,
+        launcher: tuple[str | Path, ...] = (mpiexec, "-n", "2"),
+        env: Mapping[str, str] | None = None,
+        num_steps: int = NUM_STEPS,
+        checkpoints: str = "checkpoints",
+    ) -> Ended:
+        program = tmp_path / name
+        text = (EXAMPLES / name).read_text(encoding="utf-8")
+        program.write_text(text.replace("STEP_S = 0.3", "STEP_S = 0.0"))
+        words = [*launcher, sys.executable, "-m", "ddp_hpc.exec", "python"]
+        if "DdpHpcEnvironment" in text:  # it detects the ranks itself
+            words = [*launcher, sys.executable]
+        variables = {
+            "DDP_HPC_DEADLINE": str(int(time.time() + left_s)),
+            "DDP_HPC_RUN_DIR": str(tmp_path),
+            "DDP_HPC_PROGRESS_FILE": str(tmp_path / "progress"),
+            "OMP_NUM_THREADS": "1",
+            **(env or {}),
+        }
+        argv = [*words, program, str(num_steps), checkpoints]
+        return launch(argv, env=variables, cwd=tmp_path, timeout_s=120.0)
+
+    return run
