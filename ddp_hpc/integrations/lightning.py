@@ -16,11 +16,11 @@ from ddp_hpc.rendezvous.torchrun_variables import torchrun_variables
 # The two packages have separate classes. The one that the program has imported is needed.
 if TYPE_CHECKING or "pytorch_lightning" not in sys.modules or "lightning" in sys.modules:
     from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
-    from lightning.fabric.utilities.rank_zero import rank_zero_warn
+    from lightning.fabric.utilities import rank_zero_warn
     from lightning.pytorch import Callback, LightningModule, Trainer
 else:
     from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
-    from lightning_fabric.utilities.rank_zero import rank_zero_warn
+    from lightning_fabric.utilities import rank_zero_warn
     from pytorch_lightning import Callback, LightningModule, Trainer
 
 _SUFFIX = ".ckpt"

