@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROJECT, Ended, Launch
+from tests.mpi.conftest import OPENMPI_SETTINGS
 
 EXAMPLES = PROJECT / "docs" / "examples"
 NUM_STEPS = 24
@@ -43,7 +43,7 @@ def state(directory: Path) -> list[str]:
 
 
 @pytest.fixture
-def run_example(launch: Launch, mpiexec: Path, tmp_path: Path) -> RunExample:
+def run_example(launch: Launch, mpiexec: Path, openmpi_mpiexec: Path, tmp_path: Path) -> RunExample:
     """Returns a function that runs an example with a deadline in `left_s` seconds, on two ranks.
 
     The steps are short, and the checkpoints are in tmp_path/checkpoints.
@@ -53,22 +53,27 @@ def run_example(launch: Launch, mpiexec: Path, tmp_path: Path) -> RunExample:
         name: str,
         *,
         left_s: float = 3600.0,
-        launcher: tuple[str | Path, ...] = (mpiexec, "-n", "2"),
+        launcher: str = "mpiexec",
         env: Mapping[str, str] | None = None,
         num_steps: int = NUM_STEPS,
         checkpoints: str = "checkpoints",
     ) -> Ended:
         program = tmp_path / name
         text = (EXAMPLES / name).read_text(encoding="utf-8")
-        program.write_text(text.replace("STEP_S = 0.3", "STEP_S = 0.0"))
-        words = [*launcher, sys.executable, "-m", "ddp_hpc.exec", "python"]
-        if "DdpHpcEnvironment" in text:  # it detects the ranks itself
-            words = [*launcher, sys.executable]
+        program.write_text(text.replace("STEP_S = 0.3", "STEP_S = 0.0").replace("sleep(0.3)", "sleep(0.0)"))
+        words: list[str | Path] = [openmpi_mpiexec if launcher == "openmpi" else mpiexec, "-n", "2"]
+        if launcher == "torchrun":
+            words = ["torchrun", "--nproc-per-node=2"]
+        elif "DdpHpcEnvironment" in text:  # it detects the ranks itself
+            words += ["python"]
+        else:
+            words += ["python", "-m", "ddp_hpc.exec", "python"]
         variables = {
             "DDP_HPC_DEADLINE": str(int(time.time() + left_s)),
             "DDP_HPC_RUN_DIR": str(tmp_path),
             "DDP_HPC_PROGRESS_FILE": str(tmp_path / "progress"),
             "OMP_NUM_THREADS": "1",
+            **OPENMPI_SETTINGS,
             **(env or {}),
         }
         argv = [*words, program, str(num_steps), checkpoints]
