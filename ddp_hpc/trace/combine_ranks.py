@@ -165,8 +165,8 @@ def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
         return None
     last = Counter(one.last for one in matched)[rank]
     evidence = (
-        f"it was the last to start {last} of {len(matched)} collectives, and the median of the other ranks "
-        f"waited {duration(waited[rank])} per step for it"
+        f"it was the last to start {last} of {len(matched)} collectives, in which the other ranks waited "
+        f"{duration(waited[rank])} per step for it (median of the ranks)"
     )
     return Straggler(rank, "idle", waited[rank], waited[rank] / overall.wall_s, evidence)
 

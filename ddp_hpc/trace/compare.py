@@ -10,7 +10,8 @@ from ddp_hpc.trace.trace_records import Capture
 from ddp_hpc.units import counted, duration
 
 _ALIKE = 0.03
-_MAIN_SHARE = 0.2
+_MAIN_SHARE = 0.1
+"""Fraction of the difference between two steps that a part must have to be mentioned."""
 _OTHER_MODEL = 0.1
 """Fraction of the operators in the backward pass that must differ for a warning about the model."""
 
@@ -24,20 +25,19 @@ def compare(capture: Capture, other: Capture) -> str:
 
 
 def _different(capture: Capture, other: Capture) -> str:
-    pairs = [
-        tuple(counted(one.world_size, "rank") for one in (capture, other)),
-        (_devices(capture), _devices(other)),
-    ]
-    found = [f"{this} and {that}" for this, that in pairs if this != that]
+    places = [f"{counted(one.world_size, 'rank')}, {_devices(one)}" for one in (capture, other)]
     text = ""
-    if found:
-        text = f"Warning: {capture.name} and {other.name} were recorded on {', '.join(found)}, respectively. "
+    if places[0] != places[1]:
+        text = (
+            f"Warning: {capture.name} was recorded on {places[0]}, but {other.name} on {places[1]}; this can "
+            "cause a part of the difference.\n"
+        )
     if calls := _other_model(capture, other):
         name, this, that = calls
         text += (
             f"Warning: {capture.name} and {other.name} may have trained different models or a different "
             f"number of batches per step, since {name} ran {this:.3g} and {that:.3g} times per step, "
-            "respectively. "
+            "respectively.\n"
         )
     return text
 
@@ -76,38 +76,23 @@ def _backward_calls(capture: Capture) -> dict[str, float]:
 
 def _compare(capture: Capture, other: Capture) -> str:
     this_s, other_s = capture.mean.wall_s, other.mean.wall_s
-    saved_s = other_s - this_s
-    head = (
-        f"{capture.name} compared with {other.name}: "
-        f"a step takes {duration(this_s)} instead of {duration(other_s)}"
-    )
+    more_s = this_s - other_s
+    text = f"{capture.name}: a step takes {duration(this_s)}, "
+    is_alike = abs(more_s) <= _ALIKE * max(this_s, other_s)
+    if is_alike:
+        text += f"about the same as {duration(other_s)} in {other.name}."
+    else:
+        ratio = abs(more_s) / (other_s or 1.0)
+        less = "less" if more_s < 0 else "more"
+        text += f"{duration(abs(more_s))} ({ratio:.0%}) {less} than in {other.name} ({duration(other_s)})."
+    least_s = _ALIKE * this_s if is_alike else _MAIN_SHARE * abs(more_s)
     changes = sorted(
-        (
-            (getattr(other.mean, f"{part}_s") - getattr(capture.mean, f"{part}_s"), part)
-            for part in PART_NAMES
-        ),
-        reverse=saved_s > 0,
+        (getattr(capture.mean, f"{part}_s") - getattr(other.mean, f"{part}_s"), name)
+        for part, name in PART_NAMES.items()
     )
-    if abs(saved_s) <= _ALIKE * max(this_s, other_s):
-        changed = [change for change in (changes[0], changes[-1]) if abs(change[0]) > _ALIKE * this_s]
-        return f"{head}, about the same" + (
-            f" in total, but {_parts(changed, capture, other)}." if changed else " in all parts."
-        )
-    main = [change for change in changes if change[0] / saved_s >= _MAIN_SHARE] or changes[:1]
-    against = [change for change in reversed(changes) if change[0] / saved_s <= -_MAIN_SHARE]
-    share = sum(change for change, _ in main) / saved_s
-    ratio = max(this_s, other_s) / max(min(this_s, other_s), 1e-12)
-    faster = "faster" if saved_s > 0 else "slower"
-    return (
-        f"{head} ({ratio:.3g} times {faster}): {_parts(main, capture, other)}, "
-        f"which is {share:.0%} of the difference"
-        + (f", while {_parts(against, capture, other)}." if against else ".")
-    )
-
-
-def _parts(changes: list[tuple[float, str]], capture: Capture, other: Capture) -> str:
-    return " and ".join(
-        f"{PART_NAMES[part]} takes {duration(getattr(capture.mean, f'{part}_s'))} "
-        f"instead of {duration(getattr(other.mean, f'{part}_s'))}"
-        for _, part in changes
-    )
+    shorter = [f"{name} by {duration(-change)}" for change, name in changes if change <= -least_s]
+    longer = [f"{name} by {duration(change)}" for change, name in reversed(changes) if change >= least_s]
+    for parts, word in ((shorter, "Shorter"), (longer, "Longer")):
+        if parts:
+            text += f" {word}: {', '.join(parts)}."
+    return text

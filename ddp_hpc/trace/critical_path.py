@@ -40,7 +40,7 @@ _Spans: TypeAlias = tuple[list[int], list[int], list[int]]
 """Sorted starts and ends of intervals, and their total length up to each of them, which begins with 0."""
 
 _REASONS = {"data": "for data", "snapshot": "for a snapshot"}
-LATE, _LAUNCHED, _UNKNOWN = "for a late launch", "after launch", "for an unrecorded launch"
+LATE, QUEUED, _UNKNOWN = "for a late launch", "of a queued kernel", "for an unrecorded launch"
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class _Finder:
         rest = end - begin
         is_known = event is None or self._events.is_known[event]
         if rest and is_known and not is_late:
-            yield _LAUNCHED, rest
+            yield QUEUED, rest
             return
         for name, spans in self._events.waited_for.items():
             waited = min(_covered(spans, end) - _covered(spans, begin), rest)

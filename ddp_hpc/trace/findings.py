@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ddp_hpc.trace.critical_path import COMMUNICATION, COMPUTE, LATE, MEMCPY, WAIT
+from ddp_hpc.trace.critical_path import COMMUNICATION, COMPUTE, LATE, MEMCPY, QUEUED, WAIT
 from ddp_hpc.trace.trace_records import (
     CollectiveRow,
     CriticalPath,
@@ -33,11 +33,11 @@ PART_NAMES = {
     "data": "waiting for data",
     "forward": "forward",
     "backward": "backward",
-    "optimizer": "the optimizer",
+    "optimizer": "optimizer",
     "snapshot": "snapshots",
     "other": "other computation",
     "comm_exposed": "exposed communication",
-    "memcpy": "copies of memory",
+    "memcpy": "memory copies",
     "idle": "idle",
 }
 """The names of the parts of a step in sentences."""
@@ -45,10 +45,10 @@ _CAUSES = {
     "idle_host_s": "because the host launches the next kernel too late",
     "idle_data_s": "while the host waits for data",
     "idle_snapshot_s": "while the host saves a snapshot",
-    "idle_kernel_s": "although the next kernel was already launched",
+    "idle_kernel_s": "while the next kernel is queued but does not start",
     "idle_other_s": "before kernels whose launch was not recorded",
 }
-_KINDS = {COMPUTE: "computation", MEMCPY: "copies of memory", COMMUNICATION: "collectives"}
+_KINDS = {COMPUTE: "computation", MEMCPY: "memory copies", COMMUNICATION: "collectives"}
 _OWN_NAME = re.compile(r"rank\d{5,}-of-\d{5,}(-\d+)?\.json(\.gz)?")
 
 
@@ -70,8 +70,8 @@ def findings(
     found = [_step(overall, wall_s)]
     if straggler:
         found.append(
-            f"Rank {straggler.rank} is slow: {straggler.evidence}. Without this delay, a step would be up to "
-            f"{straggler.share:.0%} shorter."
+            f"Rank {straggler.rank} delays the other ranks: {straggler.evidence}. Without this delay, a step "
+            f"would be up to {straggler.share:.0%} shorter."
         )
     if load and load.dur_s > max(3 * load.median_s, 0.02 * wall_s):
         found.append(
@@ -88,8 +88,7 @@ def findings(
     found += _idle(ranks, overall, wall_s)
     if path and path.rows:
         found.append(_critical_path(path))
-    num_steps = max(len(trace.steps) for trace in ranks)
-    return found + list(_communication(overall, collectives, num_steps))
+    return found + list(_communication(ranks, overall, collectives))
 
 
 def _step(overall: Times, wall_s: float) -> str:
@@ -110,8 +109,9 @@ def _idle(ranks: Sequence[RankTrace], overall: Times, wall_s: float) -> Iterator
     named = ", ".join(
         f"{duration(cause_s)} {text}" for cause_s, text in causes if cause_s >= _LITTLE * wall_s
     )
-    with_data = ", including waiting for data" if overall.idle_data_s >= _LITTLE * wall_s else ""
-    yield f"The device is idle for {duration(idle_s)} of a step ({idle_s / wall_s:.0%}{with_data}): {named}."
+    with_data = ", idle or waiting for data" if overall.idle_data_s >= _LITTLE * wall_s else ""
+    share = f"{idle_s / wall_s:.0%}{with_data}"
+    yield f"The device does nothing for {duration(idle_s)} of a step ({share}): {named}."
     launches = [trace.launches for trace in ranks if trace.launches]
     if launches and overall.idle_host_s >= _MUCH_IDLE * wall_s:
         yield _late_launches(ranks, launches, overall.idle_host_s)
@@ -125,7 +125,7 @@ def _late_launches(ranks: Sequence[RankTrace], launches: Sequence[LaunchStats], 
         return (
             f"The device waits for the host {counted(num_waits, 'time')} per step, for "
             f"{duration(waited_s / num_waits)} on average. In these times, the host does something other "
-            "than launching kernels; look for it in the timeline of ui.perfetto.dev."
+            "than launching kernels; open a trace at https://ui.perfetto.dev to see what."
         )
     num_kernels = statistics.fmean(one.num_kernels for one in launches)
     num_short = statistics.fmean(one.num_short for one in launches)
@@ -147,35 +147,49 @@ def _critical_path(path: CriticalPath) -> str:
         for way, time_s in sorted(times.items(), key=lambda item: -item[1])
         if time_s >= _LITTLE * total_s
     )
-    text = f"The critical path of step {path.step} takes {duration(path.total_s)}: {shares}."
+    text = (
+        f"The critical path of step {path.step}, the chain of work and waits that determines when the step "
+        f"ends, takes {duration(path.total_s)}: {shares}."
+    )
     if path.begin_rank != path.end_rank or path.num_ranks > 1:
         text += (
             f" It begins on rank {path.begin_rank}, ends on rank {path.end_rank}, and includes "
             f"{counted(path.num_ranks, 'rank')}."
         )
     if path.late_s >= _MUCH * total_s:
-        text += f" Rank {path.begin_rank} began this step {duration(path.late_s)} after the first rank."
+        text += (
+            f" Rank {path.begin_rank} began this step {duration(path.late_s)} after the rank that began "
+            "first; the path does not include this time."
+        )
     return text
 
 
 def _way(row: PathRow) -> str:
     if row.kind != WAIT:
         return _KINDS[row.kind]
-    return "late launches" if row.name.startswith(LATE) else f"waiting {row.name}"
+    if row.name == QUEUED:
+        return "waiting of queued kernels"
+    return "waiting for late launches" if row.name.startswith(LATE) else f"waiting {row.name}"
 
 
-def _communication(overall: Times, collectives: Sequence[CollectiveRow], num_steps: int) -> Iterator[str]:
+def _communication(
+    ranks: Sequence[RankTrace], overall: Times, collectives: Sequence[CollectiveRow]
+) -> Iterator[str]:
     if not collectives or not sum(row.total_s for row in collectives):
         return
     row = collectives[0]
     of_size = f" of {format_bytes(row.bytes)}" if row.bytes else ""
-    calls = f"{row.num_calls / num_steps:.3g} per step, {duration(row.median_s)} each"
+    num_calls = row.num_calls / max(len(trace.steps) for trace in ranks)
+    calls = f"{num_calls:.3g} per step with a median of {duration(row.median_s)}"
     if row.is_transfer_known:
-        bandwidth = f", with a bus bandwidth of {row.busbw_bytes_per_s / 1e9:.3g} GB/s" if row.bytes else ""
-        detail = f"of which {duration(row.transfer_s)} is the transfer{bandwidth}"
+        # A rank without a trace can have started a collective after all of the others.
+        at_most = "at most " if len(ranks) < max(trace.world_size for trace in ranks) else ""
+        bandwidth = f" with a bus bandwidth of {row.busbw_bytes_per_s / 1e9:.3g} GB/s" if row.bytes else ""
+        detail = f"of which {at_most}{duration(row.transfer_s)} is the transfer{bandwidth}"
+        yield f"The collective with the longest transfers is {row.kind}{of_size}: {calls}, {detail}."
     else:
-        detail = "which includes an unknown time of waiting for other ranks"
-    yield f"The collective that uses the network most is {row.kind}{of_size}: {calls}, {detail}."
+        detail = "in which waiting for other ranks cannot be distinguished from the transfer"
+        yield f"The collective that takes the most time is {row.kind}{of_size}: {calls}, {detail}."
     total_s = overall.comm_hidden_s + overall.comm_exposed_s
     if total_s:
         yield f"{overall.comm_hidden_s / total_s:.0%} of the communication is hidden behind computation."

@@ -108,7 +108,7 @@ def collectives(capture: Capture) -> Table:
         Column("num_calls", "calls per rank"),
         Column("total_s", "total per rank, ms", ms),
         Column("median_s", "median, ms", ms),
-        Column("transfer_s", "transfer, ms", ms),
+        Column("transfer_s", "median transfer, ms", ms),
         Column("busbw_bytes_per_s", "busbw, GB/s", _known(lambda rate: f"{rate / 1e9:.3f}")),
         Column("slowest_s", "slowest, ms", ms),
         Column("slowest_rank", "slowest rank"),
@@ -182,8 +182,8 @@ def ops(capture: Capture, kind: str, caption: str) -> Table:
         *self_time,
         Column("total_s", "total per rank, ms", ms),
         Column("num_calls", "calls per rank"),
-        Column("largest_s", "maximum self, ms" if self_time else "maximum, ms", ms),
-        Column("largest_rank", "on rank"),
+        Column("largest_s", "most self on a rank, ms" if self_time else "most on a rank, ms", ms),
+        Column("largest_rank", "rank"),
     ]
     if len(rows) > MAX_OPS:
         caption = f"{caption}: the first {MAX_OPS} of {len(rows):,}"

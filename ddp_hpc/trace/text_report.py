@@ -19,8 +19,8 @@ CAUSES = {
     "idle_host_s": "late launch",
     "idle_data_s": "data",
     "idle_snapshot_s": "snapshot",
-    "idle_kernel_s": "after launch",
-    "idle_other_s": "launch not recorded",
+    "idle_kernel_s": "kernel queued",
+    "idle_other_s": "not recorded",
 }
 """The headings of the causes of idle time."""
 
@@ -68,9 +68,9 @@ def _times_row(name: str, times: Times) -> Row:
     return {"name": name, "step": times.wall_s} | {part: getattr(times, part) for part in COLUMNS}
 
 
-def _times_table(title: str, rows: Sequence[Row]) -> str:
+def _times_table(title: str, rows: Sequence[Row], *more: Column) -> str:
     shown = [part for part in COLUMNS if any(row[part] for row in rows)]
-    columns = [Column("name", title), Column("step", "step", _ms)]
+    columns = [Column("name", title), Column("step", "step", _ms), *more]
     columns += [Column(part, part.removesuffix("_s").replace("comm_", "comm "), _ms) for part in shown]
     return table(columns, rows)
 
@@ -80,13 +80,15 @@ def _steps(captures: Sequence[Capture]) -> str:
 
 
 def _ranks(capture: Capture) -> str:
-    pairs = sorted(
-        zip(capture.ranks, capture.rank_means, strict=True),
-        key=lambda pair: pair[1].comm_exposed_s - pair[1].wall_s,
-    )
-    rows = [_times_row(f"rank {trace.rank}", times) for trace, times in pairs[:_MOST_RANKS]]
-    few = len(pairs) > _MOST_RANKS
-    return _times_table(f"{_MOST_RANKS} slowest ranks, ms" if few else "slowest rank first, ms", rows)
+    rows = [
+        _times_row(f"rank {trace.rank}", times) | {"own_s": times.wall_s - times.comm_exposed_s}
+        for trace, times in zip(capture.ranks, capture.rank_means, strict=True)
+    ]
+    rows.sort(key=lambda row: -row["own_s"])
+    # Exposed communication includes the time of waiting for slower ranks.
+    own = Column("own_s", "step without comm", _ms)
+    title = f"{_MOST_RANKS} slowest ranks, ms" if len(rows) > _MOST_RANKS else "slowest rank first, ms"
+    return _times_table(title, rows[:_MOST_RANKS], own)
 
 
 def _idle(captures: Sequence[Capture]) -> str:
@@ -114,9 +116,9 @@ def launch_columns(first: Column) -> list[Column]:
         Column("num_calls", "launch calls", "{:,.0f}".format),
         Column("num_kernels", "kernels", "{:,.0f}".format),
         Column("num_late", "launched late", "{:,.0f}".format),
-        Column("num_short", "shorter than their call", "{:,.0f}".format),
-        Column("call_s", "median call, us", _us),
-        Column("delay_s", "median delay, us", _us),
+        Column("num_short", "shorter than launch call", "{:,.0f}".format),
+        Column("call_s", "median launch call, us", _us),
+        Column("delay_s", "median launch to start, us", _us),
     ]
 
 
@@ -160,16 +162,16 @@ def _critical_path(capture: Capture) -> str:
 
 def _collectives(capture: Capture) -> str:
     columns = [
-        Column("kind", "collective"),
+        Column("kind", f"collectives in {_num_steps(capture)}"),
         Column("bytes", "size", lambda size: format_bytes(size) if size else "-"),
         Column("num_ranks", "ranks", lambda ranks: str(ranks) if ranks else "-"),
-        Column("num_calls", "calls"),
-        Column("total_s", "total ms", _ms),
+        Column("num_calls", "calls per rank"),
+        Column("total_s", "total ms per rank", _ms),
         Column("median_s", "median ms", _ms),
-        Column("transfer", "transfer ms"),
+        Column("transfer", "median transfer ms"),
         Column("busbw", "busbw GB/s"),
         Column("slowest_s", "slowest ms", _ms),
-        Column("slowest", "rank, step"),
+        Column("slowest", "on rank, step"),
     ]
     rows = [
         vars(row)
@@ -177,7 +179,14 @@ def _collectives(capture: Capture) -> str:
         | {"slowest": f"{row.slowest_rank}, {'-' if row.slowest_step is None else row.slowest_step}"}
         for row in capture.collectives[:_MOST_ROWS]
     ]
+    for field in ("bytes", "busbw"):
+        if all(row[field] in (0, "-") for row in rows):
+            columns = [column for column in columns if column.field != field]
     return table(columns, rows) if rows else ""
+
+
+def _num_steps(capture: Capture) -> str:
+    return counted(max(len(trace.steps) for trace in capture.ranks), "step")
 
 
 def busbw(row: CollectiveRow) -> str:
@@ -213,18 +222,20 @@ def operators(ranks: Sequence[RankTrace], kind: str) -> list[Row]:
 
 
 def _operators(capture: Capture) -> Iterator[str]:
-    for kind, title in (("kernels", "kernel"), ("ops", "operator")):
+    for kind, title in (("kernels", "kernels"), ("ops", "operators (host)")):
         if rows := operators(capture.ranks, kind)[:_MOST_ROWS]:
             # A kernel calls no others, so all of its time is its own.
             self_time = [Column("self_s", "self ms", _ms)] if kind == "ops" else []
             columns = [
-                Column("name", title, _short),
-                Column("num_calls", "calls per rank"),
+                Column("name", f"{title} in {_num_steps(capture)}", _short),
+                Column("num_calls", "calls per rank" if len(capture.ranks) > 1 else "calls"),
                 *self_time,
                 Column("total_s", "total ms", _ms),
-                Column("largest_s", "maximum self ms" if self_time else "maximum ms", _ms),
-                Column("largest_rank", "on rank"),
             ]
+            if len(capture.ranks) > 1:
+                columns[-1] = Column("total_s", "total ms per rank", _ms)
+                columns.append(Column("largest_s", f"most {'self ' if self_time else ''}ms on a rank", _ms))
+                columns.append(Column("largest_rank", "rank"))
             yield table(columns, rows)
 
 

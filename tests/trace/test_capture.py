@@ -177,7 +177,7 @@ def test_the_critical_path_of_one_rank_is_as_long_as_its_step(tmp_path):
         ("wait", "for a late launch (forward)"): pytest.approx(10 * US),
         ("compute", "gemm"): pytest.approx(400 * US),  # the second one runs beside the collective
         ("communication", "all_reduce"): pytest.approx(200 * US),
-        ("wait", "after launch"): pytest.approx(10 * US),
+        ("wait", "of a queued kernel"): pytest.approx(10 * US),
         ("compute", "adam"): pytest.approx(40 * US),  # until the copy starts
         ("memcpy", "Memcpy DtoH (Device -> Pinned)"): pytest.approx(40 * US),
     }
@@ -477,7 +477,7 @@ def test_a_few_long_waits_for_the_host_are_told_from_many_short_ones(tmp_path):
 
 def test_one_rank_of_many_does_not_tell_waiting_from_transfer(tmp_path):
     capture = read_capture(write(tmp_path / "t.json", device_step(), 3, 8))
-    assert "which includes an unknown time of waiting for other ranks" in " ".join(capture.findings)
+    assert "waiting for other ranks cannot be distinguished from the transfer" in " ".join(capture.findings)
     assert any(note.startswith("only one rank's trace was given") for note in capture.notes)
     assert not capture.collectives[0].is_transfer_known
 

@@ -41,23 +41,25 @@ def test_the_report_for_a_terminal(tmp_path):
 run: 2 of 2 ranks, 3 steps each, on cpu, hosts: node1
 
 A step takes 350 us: 57% backward, 29% forward, 11% exposed communication, 3% waiting for data.
-The collective that uses the network most is all_reduce of 3.9 KiB: 1 per step, 90 us each, of which \
-90 us is the transfer, with a bus bandwidth of 0.0444 GB/s.
+The collective with the longest transfers is all_reduce of 3.9 KiB: 1 per step with a median of 90 us, of \
+which 90 us is the transfer with a bus bandwidth of 0.0444 GB/s.
 56% of the communication is hidden behind computation.
 
 mean step, ms  step  data  forward  backward  comm exposed  comm hidden
 run            0.35  0.01     0.10      0.20          0.04         0.05
 
-slowest rank first, ms  step  data  forward  backward  comm exposed  comm hidden
-rank 0                  0.35  0.01     0.10      0.20          0.04         0.05
-rank 1                  0.35  0.01     0.10      0.20          0.04         0.05
+slowest rank first, ms  step  step without comm  data  forward  backward  comm exposed  comm hidden
+rank 0                  0.35               0.31  0.01     0.10      0.20          0.04         0.05
+rank 1                  0.35               0.31  0.01     0.10      0.20          0.04         0.05
 
-collective     size  ranks  calls  total ms  median ms  transfer ms  busbw GB/s  slowest ms  rank, step
-all_reduce  3.9 KiB      2      3      0.27       0.09         0.09       0.044        0.09        0, 2
+collectives in 3 steps     size  ranks  calls per rank  total ms per rank  median ms  median transfer ms  \
+busbw GB/s  slowest ms  on rank, step
+all_reduce              3.9 KiB      2               3               0.27       0.09                0.09  \
+     0.044        0.09           0, 2
 
-operator    calls per rank  self ms  total ms  maximum self ms  on rank
-MmBackward               3     0.60      0.60             0.60        1
-aten::mm                 3     0.30      0.30             0.30        1
+operators (host) in 3 steps  calls per rank  self ms  total ms per rank  most self ms on a rank  rank
+MmBackward                                3     0.60               0.60                    0.60     1
+aten::mm                                  3     0.30               0.30                    0.30     1
 """
     )
 
@@ -67,8 +69,8 @@ def test_a_comparison_begins_with_the_changes(tmp_path):
     _run(tmp_path / "old", data=510)
     ended = _report("new", "--compare", "old", cwd=tmp_path)
     assert ended.stdout.splitlines()[2] == (
-        "new compared with old: a step takes 350 us instead of 850 us (2.43 times faster): "
-        "waiting for data takes 10 us instead of 510 us, which is 100% of the difference."
+        "new: a step takes 350 us, 500 us (59%) less than in old (850 us). "
+        "Shorter: waiting for data by 500 us."
     )
 
 
@@ -165,8 +167,8 @@ def test_idle_time_launches_and_critical_path_of_a_device_are_reported(tmp_path)
     events += [event("kernel", "gemm", 320, 80, correlation=1)]
     write(tmp_path / "t.json", events)
     ended = _report("t.json", "--json", "t.out", cwd=tmp_path)
-    assert "The device is idle for 320 us of a step (80%): 320 us because the host" in ended.stdout
-    assert "The critical path of step 3 takes 400 us: 80% late launches, 20% computation." in ended.stdout
+    assert "The device does nothing for 320 us of a step (80%): 320 us because the host" in ended.stdout
+    assert "ends, takes 400 us: 80% waiting for late launches, 20% computation." in ended.stdout
     lines = [" ".join(line.split()) for line in ended.stdout.splitlines()]
     assert "idle device, ms total late launch" in lines
     assert "t.json 0.32 0.32" in lines
