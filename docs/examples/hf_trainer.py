@@ -17,9 +17,9 @@ STEP_S = 0.3  # the duration of a step of a larger model
 
 
 class Samples(Dataset[dict[str, torch.Tensor]]):
-    """160 samples of eight numbers."""
+    """80 samples of eight numbers."""
 
-    samples = torch.randn(160, 8, generator=torch.Generator().manual_seed(0))
+    samples = torch.randn(80, 8, generator=torch.Generator().manual_seed(0))
 
     def __len__(self) -> int:
         return len(self.samples)

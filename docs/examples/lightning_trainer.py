@@ -51,7 +51,7 @@ trainer = pl.Trainer(
     enable_progress_bar=False,
 )
 model = Sum()
-dataset = TensorDataset(torch.randn(160, 8))
+dataset = TensorDataset(torch.randn(80, 8))
 # Its order depends only on the seed and the epoch: a resumed epoch has the same order.
 sampler = DistributedSampler(dataset, environment.world_size(), environment.global_rank())
 loader = StatefulDataLoader(dataset, batch_size=4, sampler=sampler)

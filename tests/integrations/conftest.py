@@ -13,7 +13,8 @@ from tests.conftest import PROJECT, Ended, Launch
 from tests.mpi.conftest import OPENMPI_SETTINGS
 
 EXAMPLES = PROJECT / "docs" / "examples"
-NUM_STEPS = 24
+NUM_STEPS = 60
+STEPS = "from tests.integrations import steps"
 RunExample = Callable[..., Ended]
 
 # The name of the package that each example needs.
@@ -46,7 +47,7 @@ def state(directory: Path) -> list[str]:
 def run_example(launch: Launch, mpiexec: Path, openmpi_mpiexec: Path, tmp_path: Path) -> RunExample:
     """Returns a function that runs an example with a deadline in `left_s` seconds, on two ranks.
 
-    The steps are short, and the checkpoints are in tmp_path/checkpoints.
+    With `signal_at`, rank 1 receives SIGTERM in that step. The checkpoints are in tmp_path/checkpoints.
     """
 
     def run(
@@ -57,10 +58,12 @@ def run_example(launch: Launch, mpiexec: Path, openmpi_mpiexec: Path, tmp_path: 
         env: Mapping[str, str] | None = None,
         num_steps: int = NUM_STEPS,
         checkpoints: str = "checkpoints",
+        signal_at: int = 0,
     ) -> Ended:
         program = tmp_path / name
         text = (EXAMPLES / name).read_text(encoding="utf-8")
-        program.write_text(text.replace("STEP_S = 0.3", "STEP_S = 0.0").replace("sleep(0.3)", "sleep(0.0)"))
+        text = text.replace("STEP_S = 0.3", "STEP_S = 0.05").replace("sleep(0.3)", "sleep(0.05)")
+        program.write_text(text.replace("import time", STEPS).replace("time.sleep", "steps.sleep"))
         words: list[str | Path] = [openmpi_mpiexec if launcher == "openmpi" else mpiexec, "-n", "2"]
         if launcher == "torchrun":
             words = ["torchrun", "--nproc-per-node=2"]
@@ -73,6 +76,7 @@ def run_example(launch: Launch, mpiexec: Path, openmpi_mpiexec: Path, tmp_path: 
             "DDP_HPC_RUN_DIR": str(tmp_path),
             "DDP_HPC_PROGRESS_FILE": str(tmp_path / "progress"),
             "OMP_NUM_THREADS": "1",
+            "SIGNAL_AT": str(signal_at),
             **OPENMPI_SETTINGS,
             **(env or {}),
         }

@@ -31,15 +31,24 @@ def test_an_interrupted_run_has_the_same_weights(
     (tmp_path / "whole").mkdir()
     whole = run_example(name, launcher=launcher, checkpoints="whole/checkpoints")
     assert whole.exit_code == 0, whole.stderr
-    stopped = run_example(name, launcher=launcher, left_s=5)
+    # In the second epoch of the examples that have epochs of ten steps. Only rank 1 receives the signal.
+    stopped = run_example(name, launcher=launcher, signal_at=13)
     assert stopped.exit_code == (0 if launcher == "torchrun" else 75), stopped.stdout + stopped.stderr
-    assert "Stopping at step " in stopped.stderr
     word, step, reason = state(tmp_path)
-    assert (word, reason.strip()) == ("requeue", "the job's time limit is near (DDP_HPC_DEADLINE)")
-    assert 0 < int(step) < NUM_STEPS
+    assert (word, reason.strip()) == ("requeue", "a rank received SIGTERM")
+    assert f"Stopping at step {step}: a rank received SIGTERM. Checkpoint saved" in stopped.stderr
+    assert 13 <= int(step) < NUM_STEPS
     assert (tmp_path / "progress").read_text() == f"{step}\n"
     resumed = run_example(name, launcher=launcher)
     assert resumed.exit_code == 0, resumed.stderr
     if name != "hf_trainer.py":  # which prints no steps
         assert steps(stopped) + steps(resumed) == list(range(NUM_STEPS))
     assert weights(resumed) == weights(whole)
+
+
+def test_a_run_stops_before_the_deadline(run_example: RunExample, tmp_path: Path) -> None:
+    stopped = run_example("deadline_loop.py", left_s=5)
+    assert stopped.exit_code == 75, stopped.stdout + stopped.stderr
+    word, step, reason = state(tmp_path)
+    assert (word, reason.strip()) == ("requeue", "the job's time limit is near (DDP_HPC_DEADLINE)")
+    assert steps(stopped) == list(range(int(step)))

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
 NUM_STEPS = 240
 # Importing Lightning takes up to 15 s on a busy machine, and the examples stop 10 s before the end.
-WALLTIME_S = 40
+WALLTIMES = ["--walltime-s", "40", "--max-jobs", "9"]
 BY_SIGNAL = ["--requeue", "on-signal", "--signal", "TERM@10", "--progress", "checkpoints"]
 
 
@@ -41,7 +41,7 @@ def test_a_run_of_several_walltimes_has_the_weights_of_an_uninterrupted_one(
     assert rendered.exit_code == 0, rendered.stderr
     with tempfile.TemporaryDirectory(prefix="t-") as temp:
         done = launch(
-            ["python", "-m", "ddp_hpc", "rehearse", "job.sh", "--here", "--walltime-s", str(WALLTIME_S)],
+            ["python", "-m", "ddp_hpc", "rehearse", "job.sh", "--here", *WALLTIMES],
             env={"TMPDIR": temp, "OMP_NUM_THREADS": "1"},
             cwd=tmp_path,
             timeout_s=500.0,
