@@ -67,6 +67,16 @@ class StopBeforeDeadline(TrainerCallback):
             control.should_save = control.should_training_stop = True
             control.should_evaluate = False
 
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Keeps the checkpoint of a training that was stopped."""
+        del args, control
+        if self._is_stopping:
+            # With save_total_limit=1, the Trainer would delete it now in favor of the best one, and load that.
+            # The checkpoint still contains the path of the best one.
+            state.best_model_checkpoint = None
+
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
