@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,12 @@ from ddp_hpc.errors import RequestError
 from ddp_hpc.integrations.deadline import JobDeadline, deadline
 from ddp_hpc.rendezvous.torchrun_variables import torchrun_variables
 
-# The two packages have separate classes. The one that the program has imported is needed.
-if TYPE_CHECKING or "pytorch_lightning" not in sys.modules or "lightning" in sys.modules:
+# Importing both packages would take twice as long.
+if (
+    TYPE_CHECKING
+    or "lightning" in sys.modules
+    or ("pytorch_lightning" not in sys.modules and find_spec("lightning"))
+):
     from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
     from lightning.fabric.utilities import rank_zero_warn
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -46,6 +51,10 @@ class DdpHpcEnvironment(ClusterEnvironment):
     def __init__(self) -> None:
         if ADDED_BY_EXEC not in os.environ:
             os.environ.update(torchrun_variables(os.environ))
+        # The two packages have separate classes, and the program can import either of them after this module.
+        for name in ("lightning.fabric", "lightning_fabric"):
+            if environments := sys.modules.get(f"{name}.plugins.environments"):
+                environments.ClusterEnvironment.register(type(self))
 
     @property
     def num_nodes(self) -> int:
@@ -151,8 +160,18 @@ class StopBeforeDeadline(Callback):
         return str(max(found, key=lambda path: path.stat().st_mtime_ns)) if found else None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Installs the signal handlers."""
+        """Installs the signal handlers.
+
+        Raises:
+            RequestError: the Trainer trains separately on each rank.
+        """
         del pl_module
+        num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        if trainer.world_size == 1 < num_ranks:
+            raise RequestError(
+                f"{num_ranks} ranks were started, but the Trainer trains separately on each of them; set its "
+                "arguments devices and num_nodes to those of DdpHpcEnvironment"
+            )
         # Lightning installs its handlers before this hook. That of SIGTERM calls a collective on each rank
         # that receives the signal, while other ranks are in a different collective.
         self._deadline = deadline(self._margin_s)
@@ -213,17 +232,17 @@ def _restore_order(trainer: Trainer) -> None:
 
     Lightning sets it later: an epoch other than the first one would be resumed in the order of the first one.
     """
-    epoch = trainer.fit_loop.epoch_progress.current.processed
-    fetcher = trainer.fit_loop._data_fetcher
-    resumed = []
-    for loader in fetcher.combined_loader.flattened if epoch and fetcher else []:
-        sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    progress: Any = trainer.fit_loop.epoch_progress.current
+    fetcher: Any = trainer.fit_loop._data_fetcher
+    is_restored = False
+    for loader in fetcher.combined_loader.flattened if progress.processed and fetcher else []:
+        sampler: Any = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
         if hasattr(sampler, "set_epoch") and hasattr(loader, "load_state_dict"):
             position = loader.state_dict()
-            sampler.set_epoch(epoch)
+            sampler.set_epoch(progress.processed)
             loader.load_state_dict(position)
-            resumed.append(loader)
-    if resumed:
+            is_restored = True
+    if is_restored:
         iter(fetcher)
 
 
