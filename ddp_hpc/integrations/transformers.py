@@ -73,8 +73,8 @@ class StopBeforeDeadline(TrainerCallback):
         """Keeps the checkpoint of a training that was stopped."""
         del args, control
         if self._is_stopping:
-            # With save_total_limit=1, the Trainer would delete it now in favor of the best one, and load that.
-            # The checkpoint still contains the path of the best one.
+            # With save_total_limit=1, the Trainer would now delete it in favor of the best one. The saved
+            # state still contains the path of the best one.
             state.best_model_checkpoint = None
 
     def on_epoch_end(
@@ -90,8 +90,12 @@ class StopBeforeDeadline(TrainerCallback):
     ) -> None:
         """Ends the program if the training was stopped early. Collective."""
         del args, control
-        if self._is_stopping and self._deadline is not None:
+        if self._deadline is None:
+            return
+        if self._is_stopping:
             self._deadline.requeue(state.global_step)
+        # No step follows: a signal ends the program again.
+        self._deadline.restore_signals()
 
 
 def newest_checkpoint(output_dir: str | Path) -> str | None:
