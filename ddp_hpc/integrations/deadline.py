@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
 import signal
 import sys
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, SupportsIndex
 
 from ddp_hpc.discovery.launcher_environment import ADDED_BY_EXEC
 from ddp_hpc.errors import EXIT_DONE, EXIT_REQUEUE, DdpHpcError, RequestError
@@ -57,6 +58,7 @@ class JobDeadline:
         self._calls = self._exchanged_call = 0
         self._exchange_at = 1
         self._exchanged_s = time.monotonic()
+        self._replaced: dict[int, Any] = {}
         self.handle_signals()
 
     def handle_signals(self) -> None:
@@ -68,7 +70,14 @@ class JobDeadline:
         if threading.current_thread() is not threading.main_thread():
             raise RequestError("ddp_hpc.deadline() handles signals; call it in the process's main thread")
         for number in _SIGNALS:
-            signal.signal(number, self._on_signal)
+            replaced = signal.signal(number, self._on_signal)
+            self._replaced.setdefault(number, signal.SIG_DFL if replaced is None else replaced)
+
+    def restore_signals(self) -> None:
+        """Installs the signal handlers of the time before `ddp_hpc.deadline`, once no step follows."""
+        for number, handler in self._replaced.items():
+            signal.signal(number, handler)
+        self._replaced.clear()
 
     def left_s(self) -> float:
         """Returns the seconds until the end of the walltime; infinite if it is unknown."""
@@ -108,7 +117,7 @@ class JobDeadline:
         self._exchange_at = self._calls + min(max(per_second, 1), _MOST_CALLS)
         return bool(self._request)
 
-    def requeue(self, step: int) -> NoReturn:
+    def requeue(self, step: SupportsIndex) -> NoReturn:
         """Ends the program after it has saved a checkpoint, so that another job resumes it.
 
         Raises SystemExit with exit code 75 on rank 0 and 0 on the others. In jobs of `ddp-hpc render`
@@ -120,10 +129,16 @@ class JobDeadline:
             step: the number of completed steps. A run whose step does not increase is not resumed.
 
         Raises:
-            RequestError: `step` is not a non-negative integer.
+            RequestError: `step` is not a non-negative integer, or this is not the main thread.
         """
-        if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 10**18:
+        try:
+            number = -1 if isinstance(step, bool) else operator.index(step)  # an int of numpy, for example
+        except TypeError:
+            number = -1
+        if not 0 <= number < 10**18:
             raise RequestError(f"requeue({step!r:.80}): the number of completed steps is needed")
+        if threading.current_thread() is not threading.main_thread():
+            raise RequestError("requeue() ends the program; call it in the process's main thread")
         rank, torchrun = 0, _is_torchrun(self._environ)
         if group := _process_group():
             group.barrier()  # all ranks have saved their parts of the checkpoint
@@ -131,9 +146,9 @@ class JobDeadline:
         if rank:
             raise SystemExit(EXIT_DONE)
         reason = self.reason or "the program requested it"
-        _record(step, reason, self._environ)
+        _record(number, reason, self._environ)
         _complain(
-            f"Stopping at step {step}: {reason}. Checkpoint saved; run the same command again to resume."
+            f"Stopping at step {number}: {reason}. Checkpoint saved; run the same command again to resume."
         )
         # torchrun restarts ranks that exit with a code other than 0; the supervisor reads the file `state`.
         raise SystemExit(EXIT_DONE if torchrun else EXIT_REQUEUE)
@@ -185,8 +200,10 @@ def _device(group: ModuleType, torch: ModuleType) -> Any:
 def _record(step: int, reason: str, environ: Mapping[str, str]) -> None:
     """Writes the state of the run for the supervisor of the job. Without one, nothing is written."""
     if progress := environ.get("DDP_HPC_PROGRESS_FILE", ""):
-        with suppress(OSError):
+        try:
             Path(progress).write_text(f"{step}\n", encoding="utf-8")
+        except OSError as error:
+            _complain(f"warning: {progress}: cannot be written: {error}")
     if run_dir := environ.get("DDP_HPC_RUN_DIR", ""):
         try:
             write_state(Path(run_dir), RunState("requeue", step, reason), environ)

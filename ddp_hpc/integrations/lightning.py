@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,12 @@ from ddp_hpc.errors import RequestError
 from ddp_hpc.integrations.deadline import JobDeadline, deadline
 from ddp_hpc.rendezvous.torchrun_variables import torchrun_variables
 
-# The two packages have separate classes. The one that the program has imported is needed.
-if TYPE_CHECKING or "pytorch_lightning" not in sys.modules or "lightning" in sys.modules:
+# Importing both packages would take twice as long.
+if (
+    TYPE_CHECKING
+    or "lightning" in sys.modules
+    or ("pytorch_lightning" not in sys.modules and find_spec("lightning"))
+):
     from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
     from lightning.fabric.utilities import rank_zero_warn
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -46,6 +51,10 @@ class DdpHpcEnvironment(ClusterEnvironment):
     def __init__(self) -> None:
         if ADDED_BY_EXEC not in os.environ:
             os.environ.update(torchrun_variables(os.environ))
+        # The two packages have separate classes, and the program can import either of them after this module.
+        for name in ("lightning.fabric", "lightning_fabric"):
+            if environments := sys.modules.get(f"{name}.plugins.environments"):
+                environments.ClusterEnvironment.register(type(self))
 
     @property
     def num_nodes(self) -> int:
@@ -135,6 +144,7 @@ class StopBeforeDeadline(Callback):
         self._margin_s = margin_s
         self._deadline: JobDeadline | None = None
         self._last_step = 0
+        self._is_epoch_saved = False
 
     def newest_checkpoint(self) -> str | None:
         """Returns the path of the checkpoint that was saved last; None if there is none, to start anew.
@@ -150,12 +160,24 @@ class StopBeforeDeadline(Callback):
         return str(max(found, key=lambda path: path.stat().st_mtime_ns)) if found else None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Installs the signal handlers."""
+        """Installs the signal handlers.
+
+        Raises:
+            RequestError: the Trainer trains separately on each rank.
+        """
         del pl_module
+        num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        if trainer.world_size == 1 < num_ranks:
+            raise RequestError(
+                f"{num_ranks} ranks were started, but the Trainer trains separately on each of them; set its "
+                "arguments devices and num_nodes to those of DdpHpcEnvironment"
+            )
         # Lightning installs its handlers before this hook. That of SIGTERM calls a collective on each rank
         # that receives the signal, while other ranks are in a different collective.
         self._deadline = deadline(self._margin_s)
         self._last_step = trainer.global_step
+        self._is_epoch_saved = False
+        _restore_order(trainer)
         if not _resumes_at_next_batch(trainer.train_dataloader):
             rank_zero_warn(
                 "StopBeforeDeadline cannot resume an interrupted epoch with the same samples; use "
@@ -164,15 +186,64 @@ class StopBeforeDeadline(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         """Saves a checkpoint and ends the program if the end of the walltime is near. Collective."""
+        # Lightning resumes a checkpoint of an epoch's last batch without the validation, and omits an epoch.
+        if not trainer.is_last_batch and self._saves(trainer):
+            self._requeue(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Saves a checkpoint after the validation if the end of the walltime is near. Collective."""
+        del pl_module
+        self._is_epoch_saved = self._saves(trainer)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Ends the program after the hooks of an epoch that `on_train_epoch_end` has saved. Collective."""
+        del pl_module
+        if self._is_epoch_saved:
+            self._requeue(trainer)
+
+    def _saves(self, trainer: Trainer) -> bool:
+        """Saves a checkpoint if the program must stop, and returns whether it has."""
         # A checkpoint between two optimizer steps would lose the accumulated gradients.
         if self._deadline is None or trainer.global_step == self._last_step:
-            return
+            return False
         self._last_step = trainer.global_step
         # After the last step, the run is complete.
-        if not self._deadline.should_stop() or trainer.fit_loop.done:
-            return
+        if not self._deadline.should_stop() or _is_complete_run(trainer):
+            return False
         trainer.save_checkpoint(self._dirpath / f"deadline-step={trainer.global_step}{_SUFFIX}")
+        return True
+
+    def _requeue(self, trainer: Trainer) -> None:
+        assert self._deadline is not None
         self._deadline.requeue(trainer.global_step)
+
+
+def _is_complete_run(trainer: Trainer) -> bool:
+    progress = trainer.fit_loop.epoch_progress.current
+    completed = progress.completed
+    is_done = trainer.fit_loop.done
+    # `done` increases it, but hooks of the last epoch have yet to read `trainer.current_epoch`.
+    progress.completed = completed
+    return is_done
+
+
+def _restore_order(trainer: Trainer) -> None:
+    """Sets the epoch of the samplers before the resumed loaders draw the order of their samples.
+
+    Lightning sets it later: an epoch other than the first one would be resumed in the order of the first one.
+    """
+    progress: Any = trainer.fit_loop.epoch_progress.current
+    fetcher: Any = trainer.fit_loop._data_fetcher
+    is_restored = False
+    for loader in fetcher.combined_loader.flattened if progress.processed and fetcher else []:
+        sampler: Any = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+        if hasattr(sampler, "set_epoch") and hasattr(loader, "load_state_dict"):
+            position = loader.state_dict()
+            sampler.set_epoch(progress.processed)
+            loader.load_state_dict(position)
+            is_restored = True
+    if is_restored:
+        iter(fetcher)
 
 
 def _resumes_at_next_batch(loader: Any) -> bool:

@@ -67,6 +67,16 @@ class StopBeforeDeadline(TrainerCallback):
             control.should_save = control.should_training_stop = True
             control.should_evaluate = False
 
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Keeps the checkpoint of a training that was stopped."""
+        del args, control
+        if self._is_stopping:
+            # With save_total_limit=1, the Trainer would now delete it in favor of the best one. The saved
+            # state still contains the path of the best one.
+            state.best_model_checkpoint = None
+
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
@@ -80,8 +90,12 @@ class StopBeforeDeadline(TrainerCallback):
     ) -> None:
         """Ends the program if the training was stopped early. Collective."""
         del args, control
-        if self._is_stopping and self._deadline is not None:
+        if self._deadline is None:
+            return
+        if self._is_stopping:
             self._deadline.requeue(state.global_step)
+        # No step follows: a signal ends the program again.
+        self._deadline.restore_signals()
 
 
 def newest_checkpoint(output_dir: str | Path) -> str | None:
