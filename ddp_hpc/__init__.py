@@ -5,6 +5,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddp_hpc.errors import DdpHpcError, RequestError
     from ddp_hpc.integrations.deadline import JobDeadline, deadline
+    from ddp_hpc.library.dataset import FileDataset, dataset
     from ddp_hpc.library.loader import Batch
     from ddp_hpc.library.snapshots import Snapshots, snapshots
     from ddp_hpc.library.tracing import tracing
@@ -17,10 +18,12 @@ __all__ = [
     "Batch",
     "ConnectedWorld",
     "DdpHpcError",
+    "FileDataset",
     "JobDeadline",
     "RequestError",
     "Snapshots",
     "Task",
+    "dataset",
     "deadline",
     "distributed",
     "snapshots",
@@ -33,10 +36,12 @@ _MODULES = {
     "Batch": "library.loader",
     "ConnectedWorld": "library.world",
     "DdpHpcError": "errors",
+    "FileDataset": "library.dataset",
     "JobDeadline": "integrations.deadline",
     "RequestError": "errors",
     "Snapshots": "library.snapshots",
     "Task": "training.tasks.task",
+    "dataset": "library.dataset",
     "deadline": "integrations.deadline",
     "distributed": "library.world",
     "snapshots": "library.snapshots",

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ddp_hpc.library.world import current_world
+import torch
+
+from ddp_hpc.errors import RequestError
+from ddp_hpc.library.world import active_world
 from ddp_hpc.options import read_directory
 from ddp_hpc.training.telemetry.profiler import Trace, record_trace
 
@@ -25,6 +29,8 @@ def tracing(
     max_mib: float = 1024,
 ) -> Iterator[Trace]:
     """Records steps of a loop with `torch.profiler`: call `trace.step()` after each step.
+
+    It works inside and outside of `with ddp_hpc.distributed()`, for example with the Trainer of a framework.
 
     The first `wait` steps are skipped, the next `warmup` steps warm up the profiler, and `active` steps
     are recorded; this is repeated `repeat` times. `folder` then contains `rank00003-of-00008.json.gz`,
@@ -45,17 +51,33 @@ def tracing(
     Raises:
         RequestError: the directory cannot be created, or the window contains no step.
     """
-    world = current_world("ddp_hpc.tracing()")
+    rank, world_size, device = _place()
     what = 'ddp_hpc.tracing(""): the name of the directory'
     directory = None if folder is None else read_directory(what, str(folder))
     with record_trace(
-        directory if ranks is None or world.rank in ranks else None,
-        world.rank,
-        world.world_size,
-        world.device,
+        directory if ranks is None or rank in ranks else None,
+        rank,
+        world_size,
+        device,
         (wait, warmup, active, repeat),
         with_stack=with_stack,
         with_flops=with_flops,
         max_mib=max_mib,
     ) as trace:
         yield trace
+
+
+def _place() -> tuple[int, int, torch.device]:
+    """Returns rank, world size and device, also in a program without `ddp_hpc.distributed()`."""
+    if world := active_world():
+        return world.rank, world.world_size, world.device
+    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size(), device
+    rank, world_size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    if not (rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size)):
+        raise RequestError(
+            f"RANK={rank[:20]!r} and WORLD_SIZE={world_size[:20]!r} are not a rank and a number of ranks; "
+            "unset these variables, or start the program with a launcher"
+        )
+    return int(rank), int(world_size), device

@@ -246,6 +246,11 @@ def _end_stopped(world: ConnectedWorld) -> NoReturn:
     end_stopped(world.group.world)
 
 
+def active_world() -> ConnectedWorld | None:
+    """Returns the world of the active `with ddp_hpc.distributed()`, or None."""
+    return _current
+
+
 def current_world(what: str) -> ConnectedWorld:
     """Returns the world of the active `with ddp_hpc.distributed()`.
 
