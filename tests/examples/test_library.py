@@ -78,8 +78,8 @@ def test_the_page_counts_their_lines() -> None:
 
 def test_every_public_name_is_used_in_an_example() -> None:
     assert {name for name in ddp_hpc.__all__ if f"ddp_hpc.{name}" not in "".join(BLOCKS)} <= {
-        "Batch", "Snapshots", "Task",
-    }, "two are types of return values, and own-model.md has examples of Task"  # fmt: skip
+        "Batch", "FileDataset", "JobDeadline", "Snapshots", "Task",
+    }, "four are types of return values, and own-model.md has examples of Task"  # fmt: skip
     for name in ddp_hpc.__all__:
         assert f"`ddp_hpc.{name}" in PAGE
 
