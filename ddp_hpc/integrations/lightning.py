@@ -144,7 +144,7 @@ class StopBeforeDeadline(Callback):
         self._margin_s = margin_s
         self._deadline: JobDeadline | None = None
         self._last_step = 0
-        self._is_epoch_saved = False
+        self._is_epoch_saved = self._is_sanity_checked = False
 
     def newest_checkpoint(self) -> str | None:
         """Returns the path of the checkpoint that was saved last; None if there is none, to start anew.
@@ -159,6 +159,14 @@ class StopBeforeDeadline(Callback):
             return None
         return str(max(found, key=lambda path: path.stat().st_mtime_ns)) if found else None
 
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Installs the signal handlers before the Trainer validates for the first time."""
+        del trainer, pl_module
+        # Lightning installs its handlers before this hook. That of SIGTERM calls a collective on each rank
+        # that receives the signal, while other ranks are in a different collective.
+        self._deadline = deadline(self._margin_s)
+        self._is_sanity_checked = True
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Installs the signal handlers.
 
@@ -172,9 +180,9 @@ class StopBeforeDeadline(Callback):
                 f"{num_ranks} ranks were started, but the Trainer trains separately on each of them; set its "
                 "arguments devices and num_nodes to those of DdpHpcEnvironment"
             )
-        # Lightning installs its handlers before this hook. That of SIGTERM calls a collective on each rank
-        # that receives the signal, while other ranks are in a different collective.
-        self._deadline = deadline(self._margin_s)
+        if not self._is_sanity_checked:
+            self._deadline = deadline(self._margin_s)
+        self._is_sanity_checked = False
         self._last_step = trainer.global_step
         self._is_epoch_saved = False
         _restore_order(trainer)
