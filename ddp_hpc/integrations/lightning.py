@@ -195,13 +195,15 @@ class StopBeforeDeadline(Callback):
     def on_train_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         """Saves a checkpoint and ends the program if the end of the walltime is near. Collective."""
         # Lightning resumes a checkpoint of an epoch's last batch without the validation, and omits an epoch.
-        if not trainer.is_last_batch and self._saves(trainer):
+        can_wait = trainer.max_steps == -1 or trainer.num_training_batches > trainer.accumulate_grad_batches
+        if not (trainer.is_last_batch and can_wait) and self._saves(trainer):
             self._requeue(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Saves a checkpoint after the validation if the end of the walltime is near. Collective."""
         del pl_module
-        self._is_epoch_saved = self._saves(trainer)
+        # With max_steps, Lightning omits an epoch after such a checkpoint: the program ends a step later.
+        self._is_epoch_saved = trainer.max_steps == -1 and self._saves(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Ends the program after the hooks of an epoch that `on_train_epoch_end` has saved. Collective."""

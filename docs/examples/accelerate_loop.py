@@ -43,7 +43,8 @@ while step < num_steps:
         accelerator.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
-        accelerator.print(f"trained step {step}", flush=True)
+        if accelerator.is_main_process:
+            print(f"trained step {step}", flush=True)
         time.sleep(STEP_S)
         step += 1
         if step == num_steps:
@@ -55,5 +56,6 @@ while step < num_steps:
             deadline.requeue(step)
 
 weights = accelerator.unwrap_model(model).weight
-accelerator.print("weights", weights.detach().cpu().numpy().tobytes().hex(), flush=True)
+if accelerator.is_main_process:
+    print("weights", weights.detach().cpu().numpy().tobytes().hex(), flush=True)
 accelerator.end_training()

@@ -27,7 +27,8 @@ class Sum(pl.LightningModule):
     def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
         """Returns the loss of a batch."""
         (samples,) = batch
-        self.print(f"trained step {self.global_step}")
+        if self.trainer.is_global_zero:
+            print(f"trained step {self.global_step}", flush=True)
         time.sleep(STEP_S)
         return (self.layer(samples) - samples.sum(1, keepdim=True)).square().mean()
 
@@ -56,4 +57,5 @@ dataset = TensorDataset(torch.randn(80, 8))
 sampler = DistributedSampler(dataset, environment.world_size(), environment.global_rank())
 loader = StatefulDataLoader(dataset, batch_size=4, sampler=sampler)
 trainer.fit(model, loader, ckpt_path=stop.newest_checkpoint())
-trainer.print("weights", model.layer.weight.detach().cpu().numpy().tobytes().hex())
+if trainer.is_global_zero:
+    print("weights", model.layer.weight.detach().cpu().numpy().tobytes().hex(), flush=True)
