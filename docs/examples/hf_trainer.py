@@ -60,3 +60,5 @@ trainer.train(resume_from_checkpoint=newest_checkpoint(directory))
 if trainer.is_world_process_zero():
     print("steps", [entry["step"] for entry in trainer.state.log_history if "loss" in entry])
     print("weights", model.layer.weight.detach().cpu().numpy().tobytes().hex(), flush=True)
+if torch.distributed.is_initialized():
+    torch.distributed.destroy_process_group()

@@ -31,19 +31,30 @@ def test_an_interrupted_run_has_the_same_weights(
     (tmp_path / "whole").mkdir()
     whole = run_example(name, launcher=launcher, checkpoints="whole/checkpoints")
     assert whole.exit_code == 0, whole.stderr
-    # In the second epoch of the examples that have epochs of ten steps. Only rank 1 receives the signal.
+    # In the second epoch, since the examples have epochs of ten steps. Only rank 1 receives the signal.
     stopped = run_example(name, launcher=launcher, signal_at=13)
     assert stopped.exit_code == (0 if launcher == "torchrun" else 75), stopped.stdout + stopped.stderr
     word, step, reason = state(tmp_path)
     assert (word, reason.strip()) == ("requeue", "a rank received SIGTERM")
     assert f"Stopping at step {step}: a rank received SIGTERM. Checkpoint saved" in stopped.stderr
-    assert 13 <= int(step) < NUM_STEPS
+    assert step == "13"
     assert (tmp_path / "progress").read_text() == f"{step}\n"
     resumed = run_example(name, launcher=launcher)
     assert resumed.exit_code == 0, resumed.stderr
     if name != "hf_trainer.py":  # which prints no steps
         assert steps(stopped) + steps(resumed) == list(range(NUM_STEPS))
     assert weights(resumed) == weights(whole)
+
+
+def test_a_run_that_is_stopped_at_the_end_of_an_epoch_has_the_same_weights(
+    run_example: RunExample, tmp_path: Path
+) -> None:
+    pytest.importorskip("lightning")
+    whole = run_example("lightning_trainer.py", checkpoints="whole")
+    stopped = run_example("lightning_trainer.py", signal_at=10)
+    # After the last step of an epoch, Lightning would omit the next epoch of a run with max_steps.
+    assert (stopped.exit_code, state(tmp_path)[1]) == (75, "11"), stopped.stderr
+    assert weights(run_example("lightning_trainer.py")) == weights(whole)
 
 
 def test_a_run_stops_before_the_deadline(run_example: RunExample, tmp_path: Path) -> None:
