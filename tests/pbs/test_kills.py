@@ -1,0 +1,132 @@
+"""Processes of a run are killed many times: no snapshot is lost, and no job is submitted twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import socket
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.site import Site
+from tests.pbs.conftest import MakeSite
+from tests.pbs.jobs import render
+
+# A part of the command line of each kind of process. Different processes notice their ends.
+VICTIMS = {
+    "supervisor": "ddp_hpc.job ",
+    "mpiexec": "bin/mpiexec ",
+    "proxy": "hydra_pmi_proxy",
+    "rank": "ddp_hpc.train ",
+}
+TRAIN = ["python", "-m", "ddp_hpc.train", "--model", "linear", "--num-samples", "128", "--batch-size", "8"]
+TRAIN += ["--snapshot-every-steps", "50", "--metrics", "metrics.jsonl"]
+
+
+@dataclass(frozen=True)
+class Kill:
+    at_s: float
+    kind: str
+    newest_step: int
+    """The step of the newest snapshot at that time."""
+
+
+def machine(make_site: MakeSite, epochs: int) -> Site:
+    """A PBS machine with the script of a run of two ranks under Hydra."""
+    site = make_site(nodes=(socket.gethostname(),))
+    site.dotfile(site.pbs_bin, Path(sys.prefix) / "bin")
+    options = ["--ranks-per-node", "2", "--walltime", "01:00:00", "--max-attempts", "200"]
+    render(site, "generic_pbs", *options, command=[*TRAIN, "--epochs", str(epochs)])
+    return site
+
+
+def run_dir(site: Site) -> Path:
+    return site.work / "runs" / "ddp"
+
+
+def attempts(site: Site) -> list[tuple[int, int, int]]:
+    """Returns the number, the first step and the time of each attempt."""
+    with suppress(FileNotFoundError):
+        lines = [line.split() for line in (run_dir(site) / "attempts").read_text().splitlines()]
+        return [(int(number), int(step), int(at_s)) for number, _, step, at_s in lines]
+    return []
+
+
+def newest_step(site: Site) -> int:
+    found = [int(path.name.removeprefix("step_")) for path in (run_dir(site) / "snapshots").glob("step_*")]
+    return max(found, default=0)
+
+
+def last_loss(site: Site) -> tuple[int, float]:
+    last = json.loads((site.work / "metrics.jsonl").read_text().splitlines()[-1])
+    return last["step"], last["loss"]
+
+
+def processes(site: Site, part: str) -> list[int]:
+    """Returns the processes of the machine's jobs whose command line contains `part`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            line = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if part in line and str(site.work).encode() in (path / "environ").read_bytes():
+                found.append(int(path.name))
+    return found
+
+
+def active_jobs(site: Site) -> list[str]:
+    """Returns the jobs that wait or run."""
+    return re.findall(r"^(\d+)\.", site.run("qstat").stdout, re.MULTILINE)
+
+
+def kill_one(site: Site, chance: random.Random) -> Kill | None:
+    """Kills a process of a random kind, if there is one."""
+    kind = chance.choice(list(VICTIMS))
+    if not (pids := processes(site, VICTIMS[kind])):
+        return None
+    kill = Kill(time.time(), kind, newest_step(site))
+    with suppress(ProcessLookupError):
+        os.kill(chance.choice(pids), signal.SIGKILL)
+    return kill
+
+
+@pytest.mark.parametrize("num_kills", [pytest.param(40, marks=[pytest.mark.soak, pytest.mark.timeout(2400)])])
+def test_kills_lose_no_snapshot_and_no_job_is_submitted_twice(make_site: MakeSite, num_kills: int) -> None:
+    epochs = 50 * num_kills
+    whole, site = machine(make_site, epochs), machine(make_site, epochs)
+    whole.wait(whole.submit("job.pbs"), timeout_s=600.0)
+    seed = random.randrange(10**6)
+    print("seed", seed)  # shown if the test fails
+    chance = random.Random(seed)
+    kills: list[Kill] = []
+    num_submitted = 0
+    end_s = time.monotonic() + 2000.0
+    while not (state := run_dir(site) / "state").exists() or not state.read_text().startswith("done "):
+        assert time.monotonic() < end_s, site.logs()
+        jobs = active_jobs(site)
+        assert len(jobs) <= 2, "a job and its successor"
+        if not jobs:  # as the user does after a failure
+            site.submit("job.pbs")
+            num_submitted += 1
+        time.sleep(chance.uniform(0.5, 6.0))
+        if len(kills) < num_kills and (kill := kill_one(site, chance)):
+            kills.append(kill)
+    assert last_loss(site) == last_loss(whole)
+    made = attempts(site)
+    print(Counter(kill.kind for kill in kills), f"{len(made)} attempts, {num_submitted} submitted by hand")
+    assert len(kills) == num_kills
+    # A second successor of a job would be an attempt of the same number. Jobs submitted by hand are attempt 1.
+    assert sum(number == 1 for number, _, _ in made) <= num_submitted
+    for before, after in zip(made, made[1:], strict=False):
+        assert after[0] in (1, before[0] + 1), made
+    for kill in kills:
+        later = [step for _, step, at_s in made if at_s > kill.at_s]
+        assert all(step >= kill.newest_step for step in later), (kill, made)
