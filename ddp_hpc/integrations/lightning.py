@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import zipfile
+from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from ddp_hpc.discovery.launcher_environment import ADDED_BY_EXEC, present_launchers
 from ddp_hpc.errors import RequestError
 from ddp_hpc.integrations.deadline import JobDeadline, deadline
+from ddp_hpc.library.tracing import tracing
 from ddp_hpc.rendezvous.torchrun_variables import torchrun_variables
+from ddp_hpc.training.telemetry.profiler import Trace
 
 # Importing both packages would take twice as long.
 if (
@@ -29,6 +33,7 @@ else:
     from pytorch_lightning import Callback, LightningModule, Trainer
 
 _SUFFIX = ".ckpt"
+_OWN_NAME = "deadline-step="
 
 
 class DdpHpcEnvironment(ClusterEnvironment):
@@ -122,6 +127,40 @@ class DdpHpcEnvironment(ClusterEnvironment):
             )
 
 
+class TraceSteps(Callback):
+    """Records a window of steps with torch.profiler; `ddp-hpc report DIRECTORY` analyzes the traces.
+
+    `window` contains the arguments `wait`, `warmup`, `active` and others of `ddp_hpc.tracing`.
+    """
+
+    def __init__(self, folder: str | Path, **window: Any) -> None:
+        self._folder, self._window = folder, window
+        self._recording = ExitStack()
+        self._trace: Trace | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Starts the profiler.
+
+        Raises:
+            RequestError: the directory cannot be created, or the window contains no step.
+        """
+        del trainer, pl_module
+        self._trace = self._recording.enter_context(tracing(self._folder, **self._window))
+
+    def on_train_batch_end(self, *_: Any, **__: Any) -> None:
+        """Counts a step."""
+        if self._trace is not None:
+            self._trace.step()
+
+    def on_train_end(self, *_: Any) -> None:
+        """Writes the trace, if the window has not ended before."""
+        self._recording.close()
+
+    def on_exception(self, *_: Any) -> None:
+        """Stops the profiler."""
+        self._recording.close()
+
+
 class StopBeforeDeadline(Callback):
     """Saves a checkpoint before the end of the walltime, and ends the program, which another job resumes.
 
@@ -130,6 +169,9 @@ class StopBeforeDeadline(Callback):
         stop = StopBeforeDeadline("checkpoints")
         trainer = Trainer(callbacks=[stop])
         trainer.fit(model, ckpt_path=stop.newest_checkpoint())
+
+    Name it last in `callbacks`, since the hooks of later ones are skipped for the last step. The margin must
+    suffice for a step, the checkpoint, and the validation at the end of an epoch.
 
     An interrupted epoch is resumed at its next batch if the loader is a StatefulDataLoader of torchdata with
     a DistributedSampler. Otherwise, samples are repeated or omitted, and a warning is printed.
@@ -220,12 +262,24 @@ class StopBeforeDeadline(Callback):
         # After the last step, the run is complete.
         if not self._deadline.should_stop() or _is_complete_run(trainer):
             return False
-        trainer.save_checkpoint(self._dirpath / f"deadline-step={trainer.global_step}{_SUFFIX}")
+        path = self._dirpath / f"{_OWN_NAME}{trainer.global_step}{_SUFFIX}"
+        trainer.save_checkpoint(path)
+        if trainer.is_global_zero:
+            _remove_others(path)
         return True
 
     def _requeue(self, trainer: Trainer) -> None:
         assert self._deadline is not None
         self._deadline.requeue(trainer.global_step)
+
+
+def _remove_others(path: Path) -> None:
+    """Removes the checkpoints of earlier deadlines, so that a run of many jobs does not fill the disk."""
+    for other in path.parent.glob(f"{_OWN_NAME}*{_SUFFIX}"):
+        if other == path:
+            continue
+        with suppress(OSError):
+            shutil.rmtree(other) if other.is_dir() else other.unlink()
 
 
 def _is_complete_run(trainer: Trainer) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,37 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ddp_hpc.errors import RequestError
 from ddp_hpc.integrations.deadline import JobDeadline, deadline
+from ddp_hpc.library.tracing import tracing
+from ddp_hpc.training.telemetry.profiler import Trace
+
+
+class TraceSteps(TrainerCallback):
+    """Records a window of steps with torch.profiler; `ddp-hpc report DIRECTORY` analyzes the traces.
+
+    `window` contains the arguments `wait`, `warmup`, `active` and others of `ddp_hpc.tracing`.
+    """
+
+    def __init__(self, folder: str | Path, **window: Any) -> None:
+        self._folder, self._window = folder, window
+        self._recording = ExitStack()
+        self._trace: Trace | None = None
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """Starts the profiler.
+
+        Raises:
+            RequestError: the directory cannot be created, or the window contains no step.
+        """
+        self._trace = self._recording.enter_context(tracing(self._folder, **self._window))
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """Counts a step."""
+        if self._trace is not None:
+            self._trace.step()
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        """Writes the trace, if the window has not ended before."""
+        self._recording.close()
 
 
 class StopBeforeDeadline(TrainerCallback):

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -100,7 +101,7 @@ def kill_one(site: Site, chance: random.Random) -> Kill | None:
 
 @pytest.mark.parametrize("num_kills", [pytest.param(40, marks=[pytest.mark.soak, pytest.mark.timeout(2400)])])
 def test_kills_lose_no_snapshot_and_no_job_is_submitted_twice(make_site: MakeSite, num_kills: int) -> None:
-    epochs = 50 * num_kills
+    epochs = 100 * num_kills
     whole, site = machine(make_site, epochs), machine(make_site, epochs)
     whole.wait(whole.submit("job.pbs"), timeout_s=600.0)
     seed = random.randrange(10**6)
@@ -116,16 +117,16 @@ def test_kills_lose_no_snapshot_and_no_job_is_submitted_twice(make_site: MakeSit
         if not jobs:  # as the user does after a failure
             site.submit("job.pbs")
             num_submitted += 1
-        time.sleep(chance.uniform(0.5, 6.0))
+        time.sleep(chance.uniform(0.5, 9.0))
         if len(kills) < num_kills and (kill := kill_one(site, chance)):
             kills.append(kill)
     assert last_loss(site) == last_loss(whole)
     made = attempts(site)
     print(Counter(kill.kind for kill in kills), f"{len(made)} attempts, {num_submitted} submitted by hand")
     assert len(kills) == num_kills
-    # A second successor of a job would be an attempt of the same number. Jobs submitted by hand are attempt 1.
+    # A second successor of a job would be an attempt of the same number.
     assert sum(number == 1 for number, _, _ in made) <= num_submitted
-    for before, after in zip(made, made[1:], strict=False):
+    for before, after in pairwise(made):
         assert after[0] in (1, before[0] + 1), made
     for kill in kills:
         later = [step for _, step, at_s in made if at_s > kill.at_s]
