@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from ddp_hpc.rehearse import jobs, processes
+from ddp_hpc import processes
+from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.settings import Settings
 
 

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ddp_hpc.processes import PACKAGES
 from ddp_hpc.rehearse import start
 from ddp_hpc.rehearse.launchers.options import RefusedError
-from ddp_hpc.rehearse.processes import PACKAGES
 
 Attributes = dict[str, Any]
 

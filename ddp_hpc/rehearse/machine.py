@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ddp_hpc.processes import PACKAGES
 from ddp_hpc.rehearse import start
-from ddp_hpc.rehearse.processes import PACKAGES
 
 # The shell is bash, since dash would drop the functions that a login shell exports.
 _COMMAND = """#!/bin/bash

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from ddp_hpc import processes
 from ddp_hpc.assets import asset_directory
 from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.rehearse import jobs, machine, processes
+from ddp_hpc.rehearse import jobs, machine
 from ddp_hpc.rehearse.launchers.limits import STEP_SCRIPT, Limits
 from ddp_hpc.rehearse.launchers.ranks import HYDRA
 from ddp_hpc.rehearse.queues import JobStatus, Queue, find_queue, submit

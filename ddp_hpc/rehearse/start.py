@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from ddp_hpc.rehearse import processes
+from ddp_hpc import processes
 from ddp_hpc.rehearse.launchers.options import RefusedError
 
 PYTHON_OPTIONS = ("-I", "-S", "-c")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from ddp_hpc import processes
 from ddp_hpc.errors import RequestError
 
 _WATCH_S = 30.0
@@ -17,6 +19,8 @@ _WATCH_S = 30.0
 _SEND_LIMIT_S = 10.0
 # scancel does not reach the ranks before srun has created its step.
 _STEP_STARTS_S = 3.0
+# The time in which ranks without a launcher can save their state.
+_ORPHANS_S = 10.0
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 # SIGCONT is not handled: Slurm sends it after other signals.
 _HANDLED = {*_FORWARDED, signal.SIGCHLD}
@@ -59,12 +63,10 @@ def run_launcher(
         RequestError: the launcher cannot be started.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+    processes.adopt_orphans()
     try:
         process = subprocess.Popen(
-            argv,
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED) and None,
+            argv, env=dict(environ), stdin=subprocess.DEVNULL, preexec_fn=_prepare_launcher
         )
     except OSError as error:
         raise RequestError(f"cannot start {argv[0]} ({error.strerror}); check the launch line") from None
@@ -98,7 +100,29 @@ def run_launcher(
     if signal.SIGTERM in signal.sigpending():  # it arrived when the launcher had ended
         stopped_s = time.time()
     code = process.returncode
+    _end_orphans()
     return LauncherEnd(code if code >= 0 else 128 - code, stopped_s, was_signalled_early)
+
+
+def _prepare_launcher() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+    # Some PBS servers leave ranks running when the job's script is killed. They would block the next job.
+    processes.die_with_parent(signal.SIGTERM)
+
+
+def _end_orphans() -> None:
+    """Ends the ranks that still run on this node after the end of the launcher, for example if it was killed.
+
+    They would keep the run directory in use, so that the next job of the run would be refused.
+    """
+    orphans = processes.descendants(os.getpid())
+    processes.send(signal.SIGTERM, orphans)
+    killed = processes.end_descendants(_ORPHANS_S) if orphans else []
+    if killed:
+        line = f"warning: killed after the end of the launcher: {', '.join(sorted(killed))[:400]}\n"
+        with suppress(OSError):
+            os.write(2, line.encode("utf-8", "replace"))
+    processes.reap()
 
 
 def _send(process: subprocess.Popen[bytes], name: str, forwards_term: str) -> None:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_hpc.rehearse import processes
+from ddp_hpc import processes
 
 HYDRA = Path(sys.executable).with_name("mpiexec")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

@@ -16,7 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from ddp_hpc.rehearse import jobs, processes
+from ddp_hpc import processes
+from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.daemon import Daemon, open_log
 from ddp_hpc.rehearse.pbs import server
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+from ddp_hpc.processes import Process
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse import settings as common
 from ddp_hpc.rehearse.launchers.ranks import processes_of
-from ddp_hpc.rehearse.processes import Process
 
 OVER = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED")
 HELD = "JobHeldAdmin"

@@ -6,7 +6,8 @@ import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ddp_hpc.rehearse import jobs, processes
+from ddp_hpc import processes
+from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError, Table, read_line, spellings
 from ddp_hpc.rehearse.slurm import controller
 from ddp_hpc.rehearse.slurm.tables import BAD_OPTION

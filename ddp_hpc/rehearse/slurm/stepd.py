@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 from typing import IO
 
-from ddp_hpc.rehearse import jobs, processes
+from ddp_hpc import processes
+from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.daemon import Daemon, open_log
 from ddp_hpc.rehearse.slurm import controller
 from ddp_hpc.rehearse.slurm.controller import hostlist, run_lengths

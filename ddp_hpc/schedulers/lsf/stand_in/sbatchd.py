@@ -12,7 +12,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from ddp_hpc.rehearse import processes
+from ddp_hpc import processes
 from ddp_hpc.rehearse.daemon import Daemon
 from ddp_hpc.schedulers.lsf.stand_in import cluster
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # The parent directory of the package, for Python processes that start without site-packages.
-PACKAGES = Path(__file__).resolve().parents[2]
+PACKAGES = Path(__file__).resolve().parents[1]
 
 _KILL_S = 10.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -63,9 +63,9 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def die_with_parent() -> None:
-    """Makes this process receive SIGKILL when its parent ends; used as `preexec_fn`."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """Makes this process receive a signal when its parent ends; used as `preexec_fn`."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def end_descendants(grace_s: float) -> list[str]:
