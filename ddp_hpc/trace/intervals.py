@@ -33,6 +33,15 @@ def union(intervals: Intervals) -> Intervals:
     return starts[first], reach[last]
 
 
+def is_within(inner: Intervals, outer: Intervals) -> npt.NDArray[np.bool_]:
+    """Returns for each inner interval whether it is within the union of the outer ones."""
+    starts, ends = union(outer)
+    if not len(starts):
+        return np.zeros(len(inner[0]), bool)
+    at = np.searchsorted(starts, inner[0], side="right") - 1
+    return (at >= 0) & (inner[1] <= ends[at])
+
+
 def cover(sets: Mapping[str, Intervals]) -> tuple[Longs, dict[str, npt.NDArray[np.bool_]]]:
     """Returns all starts and ends in order, and for each set whether it covers the gaps between them.
 

@@ -12,12 +12,15 @@ import numpy.typing as npt
 from ddp_hpc.trace import event_names as names
 from ddp_hpc.trace.columns import Columns
 from ddp_hpc.trace.device_activity import Launches, find_launches, idle_gaps, is_inside, step_windows
-from ddp_hpc.trace.intervals import NO_INTERVALS, Intervals, Longs, cover, union
+from ddp_hpc.trace.intervals import NO_INTERVALS, Intervals, Longs, cover, is_within, union
 from ddp_hpc.trace.rank_events import COLLECTIVE, RankEvents
 from ddp_hpc.trace.trace_records import REGIONS, TIMES, Times
 
 # Inner regions come first, because data loading or a backward pass may be nested in a forward region.
 _INNER_FIRST = ("data", "snapshot", "optimizer", "backward", "forward")
+
+# Lightning calls the forward and the backward pass in a closure of Optimizer.step.
+_IN_CLOSURE = ("backward", "forward")
 
 _MOST_DIGITS = 18
 
@@ -177,16 +180,19 @@ def _outside_share(busy: Intervals, steps: Intervals) -> float:
 
 def _regions_of_launches(host: _Named, launches: Launches) -> npt.NDArray[np.object_]:
     """Returns the region in which each event of the device was launched; empty outside of all regions."""
-    masks = []
-    for region in _INNER_FIRST:
+    regions, masks = [*_IN_CLOSURE, *_INNER_FIRST], []
+    optimizer = host.intervals(host.region == "optimizer")
+    for number, region in enumerate(regions):
         mask = host.region == region
+        if number < len(_IN_CLOSURE):
+            mask[mask] = is_within(host.intervals(mask), optimizer)
         masks.append(is_inside(launches, host.thread[mask], host.intervals(mask)))
     # All that autograd's threads launch belongs to the backward pass, such as the hooks of DDP.
     autograd = host.where(lambda category, name: category == "cpu_op" and name.startswith(names.AUTOGRAD))
     is_main = host.where(lambda category, name: category != "cpu_op" and name.startswith(names.STEP))
     threads = np.setdiff1d(host.thread[autograd], host.thread[is_main])
     masks.append(np.isin(launches.thread, threads) & (len(threads) > 0) & np.any(is_main))
-    return np.select(masks, [*_INNER_FIRST, "backward"], "")
+    return np.select(masks, [*regions, "backward"], "")
 
 
 def _windows(host: _Named, device: _Named) -> tuple[tuple[int, ...], Intervals, bool]:
@@ -230,12 +236,21 @@ def _one_per_step(pieces: Intervals, steps: Intervals) -> Intervals:
 
 def _times_on_host(sets: dict[str, Intervals], steps: Intervals) -> tuple[Times, ...]:
     """Divides each step; a region includes operators and Python code."""
-    moments, covers = cover(sets)
+    in_closure = {region: _select(sets[region], sets["optimizer"]) for region in _IN_CLOSURE}
+    moments, covers = cover(sets | {f"{region} in closure": each for region, each in in_closure.items()})
     compute = covers["compute"] & ~covers["waits"]
     parts = [("comm_exposed", covers["comm"] & ~compute)]
+    parts += [(region, covers[region]) for region in ("data", "snapshot")]
+    parts += [(region, covers[f"{region} in closure"]) for region in _IN_CLOSURE]
     parts += [(region, covers[region]) for region in _INNER_FIRST]
     parts += [("other", compute)]
     return _sum_up(moments, covers, steps, parts, covers["comm"] & compute, "idle")
+
+
+def _select(inner: Intervals, outer: Intervals) -> Intervals:
+    """Returns the inner intervals that are within an outer one."""
+    mask = is_within(inner, outer)
+    return inner[0][mask], inner[1][mask]
 
 
 def _times_on_device(sets: dict[str, Intervals], steps: Intervals) -> tuple[Times, ...]:

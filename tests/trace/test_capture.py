@@ -104,6 +104,26 @@ def test_a_kernel_belongs_to_the_region_that_launched_it(tmp_path):
     assert capture.missing == (0, 1, 2, 4, 5, 6, 7)
 
 
+def test_passes_in_a_closure_of_the_optimizer_are_not_the_optimizer(tmp_path):
+    """Lightning runs the forward and the backward pass inside of Optimizer.step."""
+    host = [
+        annotation("ProfilerStep#0", 0, 100),
+        annotation("Optimizer.step#SGD.step", 10, 80),
+        annotation("DistributedDataParallel.forward", 20, 20),
+        event("cpu_op", "aten::mm", 20, 20),
+        event("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 40, 30),
+        event("cpu_op", "aten::add_", 75, 10),
+    ]
+    times = read_capture(write(tmp_path / "host.json", host)).mean
+    assert (times.forward_s, times.backward_s) == (pytest.approx(20 * US), pytest.approx(30 * US))
+    assert times.optimizer_s == pytest.approx(30 * US)  # 10 to 20, and 70 to 90
+    device = [launch(1, 25), launch(2, 45), launch(3, 78)]
+    device += [kernel(1, "gemm", 30, 20), kernel(2, "gemm", 50, 30), kernel(3, "sgd", 80, 15)]
+    times = read_capture(write(tmp_path / "device.json", host + device)).mean
+    assert (times.forward_s, times.backward_s) == (pytest.approx(20 * US), pytest.approx(30 * US))
+    assert times.optimizer_s == pytest.approx(15 * US)
+
+
 def test_the_last_step_lasts_until_the_device_has_finished_it(tmp_path):
     (step,) = read_capture(write(tmp_path / "t.json", device_step())).ranks[0].steps
     assert step.times.wall_s == pytest.approx(1000 * US), "the host's step ended after 400 us"
