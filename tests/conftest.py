@@ -34,6 +34,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 TOGETHER = (
     "tests/slurm/",
     "tests/bench/test_comm.py",
+    "tests/integrations/test_deadline.py",
+    "tests/integrations/test_lightning.py",
+    "tests/integrations/test_transformers.py",
     "tests/integrations/test_lightning.py",
     "tests/integrations/test_transformers.py",
     "tests/test_packaging.py",

@@ -198,8 +198,8 @@ class _Run:
             argv,
             environ,
             forwards_term=self.job.forwards_term if is_srun else "",
-            is_over=_FinalState(files, is_torchrun=STEP_SCRIPT in self._argv)
-            if files and is_srun
+            is_over=_FinalState(files, Path(argv[0]).name, is_torchrun=STEP_SCRIPT in self._argv)
+            if files
             else _never,
             early=early,
         )
@@ -284,13 +284,14 @@ class _Run:
 
 
 class _FinalState:
-    """Whether srun still waits although the run has ended: it waits forever for tasks of a disconnected node.
+    """Whether the launcher still waits although the run has ended.
 
+    srun waits forever for tasks of a disconnected node, and MPICH's mpiexec for ranks whose proxy was killed.
     Called every 30 s; the run has ended if its final state is as old.
     """
 
-    def __init__(self, files: RunFiles, *, is_torchrun: bool) -> None:
-        self._files = files
+    def __init__(self, files: RunFiles, launcher: str, *, is_torchrun: bool) -> None:
+        self._files, self._launcher = files, launcher
         self._initial = self._last = files.state().stamp
         # torchrun's agents restart failed ranks.
         self._final = ("done",) if is_torchrun else ("requeue", "done", "failed")
@@ -301,7 +302,10 @@ class _FinalState:
         self._last = state.stamp
         if not is_old or state.state not in self._final:
             return False
-        _say("ddp-hpc: terminating srun: it still waits for ranks 30 s after the run wrote its final state")
+        _say(
+            f"ddp-hpc: terminating {self._launcher}: it still waits for ranks 30 s after the run wrote its "
+            "final state"
+        )
         return True
 
 

