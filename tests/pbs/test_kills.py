@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 import signal
 import socket
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from ddp_hpc.rehearse import jobs
 from tests.fakes.site import Site
 from tests.pbs.conftest import MakeSite
 from tests.pbs.jobs import render
@@ -89,9 +89,9 @@ def processes(site: Site, kind: str) -> list[int]:
     return found
 
 
-def active_jobs(site: Site) -> list[str]:
+def active_jobs(site: Site) -> list[int]:
     """Returns the jobs that wait or run."""
-    return re.findall(r"^(\d+)\.", site.run("qstat").stdout, re.MULTILINE)
+    return [number for number in jobs.numbers(site.root) if jobs.load(site.root, number)["job_state"] != "F"]
 
 
 def kill_one(site: Site, chance: random.Random) -> Kill | None:
@@ -118,9 +118,9 @@ def test_kills_lose_no_snapshot_and_no_job_is_submitted_twice(make_site: MakeSit
     end_s = time.monotonic() + 2000.0
     while not (state := run_dir(site) / "state").exists() or not state.read_text().startswith("done "):
         assert time.monotonic() < end_s, site.logs()
-        jobs = active_jobs(site)
-        assert len(jobs) <= 2, "a job and its successor"
-        if not jobs:  # as the user does after a failure
+        active = active_jobs(site)
+        assert len(active) <= 2, "a job and its successor"
+        if not active:  # as the user does after a failure
             site.submit("job.pbs")
             num_submitted += 1
         time.sleep(chance.uniform(0.5, 9.0))
