@@ -32,7 +32,7 @@ _MOST_CALLS = 100
 def deadline(margin_s: float = 120.0) -> JobDeadline:
     """Returns the deadline of this job, and lets `should_stop` react to SIGTERM, SIGUSR1 and SIGUSR2.
 
-    Call it once on every rank, in the main thread. See docs/how-to/any-program.md for an example.
+    Call it once on every rank, in the main thread. docs/how-to/frameworks.md has an example.
 
     Args:
         margin_s: how long before the end of the walltime `should_stop` returns True. The time must suffice
