@@ -45,7 +45,7 @@ _CAUSES = {
     "idle_host_s": "because the host launches the next kernel too late",
     "idle_data_s": "while the host waits for data",
     "idle_snapshot_s": "while the host saves a snapshot",
-    "idle_kernel_s": "while the next kernel is queued but does not start",
+    "idle_kernel_s": "although the next kernel is queued, for example because it waits for another stream",
     "idle_other_s": "before kernels whose launch was not recorded",
 }
 _KINDS = {COMPUTE: "computation", MEMCPY: "memory copies", COMMUNICATION: "collectives"}
@@ -168,7 +168,7 @@ def _way(row: PathRow) -> str:
     if row.kind != WAIT:
         return _KINDS[row.kind]
     if row.name == QUEUED:
-        return "waiting of queued kernels"
+        return "queued kernels waiting to start"
     return "waiting for late launches" if row.name.startswith(LATE) else f"waiting {row.name}"
 
 

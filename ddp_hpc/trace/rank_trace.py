@@ -213,8 +213,8 @@ def _notes(rank_events: RankEvents, steps: Steps, num_spans: int) -> list[str]:
         )
     if steps.unlinked_share >= _NOTED_SHARE:
         notes.append(
-            f"the launches of {steps.unlinked_share:.0%} of the kernels were not recorded, so these are "
-            "counted as other computation"
+            f"the launch of {steps.unlinked_share:.0%} of the kernels was not recorded, so their region is "
+            "unknown, and they are counted as other computation"
         )
     if num_spans > _MOST_SPANS:
         notes.append(f"the timeline shows only the first {_MOST_SPANS} of {num_spans} spans")
