@@ -115,7 +115,7 @@ def kill_one(site: Site, chance: random.Random) -> Kill | None:
 
 @pytest.mark.parametrize("num_kills", [pytest.param(40, marks=[pytest.mark.soak, pytest.mark.timeout(2400)])])
 def test_kills_lose_no_snapshot_and_no_job_is_submitted_twice(make_site: MakeSite, num_kills: int) -> None:
-    epochs = 100 * num_kills
+    epochs = 200 * num_kills
     whole, site = machine(make_site, epochs), machine(make_site, epochs)
     whole.wait(whole.submit("job.pbs"), timeout_s=600.0)
     seed = random.randrange(10**6)
