@@ -159,6 +159,11 @@ def _differences(plan: Plan, options: Options) -> list[str]:
         f"ranks are started as with {launcher}{also}, on the MPI of this Python environment, without GPUs, "
         "fast network and CPU binding; modules and conda environments are not loaded"
     )
+    if plan.site and (suffix := plan.site.fabric.suffix):
+        found.append(
+            f"names on the fast network, such as HOST{suffix}, do not exist here; ranks of a program that "
+            "forms these names itself, instead of using MASTER_ADDR, cannot connect"
+        )
     where = "this directory" if options.here else "an empty directory (use --here for this one)"
     found.append(f"the job gets a new home directory, and is submitted from {where}")
     if options.walltime_s:
