@@ -56,8 +56,8 @@ def test_the_polaris_job_trains_on_two_nodes_with_the_variables_of_pals(rehearse
     assert re.search(r"^world: 2 ranks .*pals.*gloo on cpu", done.stdout, re.MULTILINE)
     # As the tutorial script docs/examples/lesson_mpi4py.py does.
     assert (
-        "rehearse: names on the fast network, such as HOST.hsn.cm.polaris.alcf.anl.gov, do not exist here; ranks "
-        "of a program that forms these names itself, instead of using MASTER_ADDR, cannot connect"
+        "rehearse: names on the fast network, such as HOST.hsn.cm.polaris.alcf.anl.gov, do not exist here; "
+        "ranks of a program that forms these names itself, instead of using MASTER_ADDR, cannot connect"
     ) in done.stderr
     assert done.stdout.splitlines()[-1].startswith("done: 2 steps, 32 samples")
     assert "rehearse: job 12.rehearsal: Exit_status 0 (finished)" in done.stderr
