@@ -52,21 +52,26 @@ def all_exports(job: Job, site: Site, layout: Layout, scheduler: Scheduler) -> l
             found.append(Export("all_proxy", site.proxy.all))
         if site.proxy.no_proxy:
             found.append(Export("no_proxy", site.proxy.no_proxy))
-    suffix = ", and the suffix of the nodes' names on the high-speed network" if site.fabric.suffix else ""
-    found.append(Export("DDP_HPC_PROFILE", site.name, f"For ddp-hpc: the site{suffix}."))
+    suffix = ", and the suffix of the host names with which ranks connect" if site.fabric.suffix else ""
+    found.append(Export("DDP_HPC_PROFILE", site.name, f"Read by ddp-hpc: the site{suffix}."))
     if site.fabric.suffix:
         found.append(Export("DDP_HPC_FABRIC_SUFFIX", site.fabric.suffix))
     if site.fabric.interface:
         found.append(Export("DDP_HPC_FABRIC_INTERFACE", site.fabric.interface))
     if site.lustre.hint:
-        why = "Lustre targets per new data file of ddp-hpc (stripe count, and size if the profile has it)."
+        size = ", and the stripe size" if "," in site.lustre.hint else ""
+        why = f"The number of Lustre targets of each data file that ddp-hpc creates{size}."
         found.append(Export("DDP_HPC_LUSTRE_STRIPE", site.lustre.hint, why))
     if site.kill_delay_s not in (0, scheduler.kill_delay_s):
         found.append(Export("DDP_HPC_KILL_DELAY_S", str(site.kill_delay_s)))
     run_dir = job.run_dir or f"runs/{job.name}"
     absolute: Word = run_dir if run_dir.startswith("/") else Raw(f'"$PWD"/{sh(run_dir)}')
     found.append(
-        Export("DDP_HPC_RUN_DIR", absolute, "The directory of this run: its snapshots and its state.")
+        Export(
+            "DDP_HPC_RUN_DIR",
+            absolute,
+            "Snapshots of this run. A job with the same directory resumes the run.",
+        )
     )
     return found
 

@@ -12,7 +12,7 @@ set -eo pipefail
 cd "${SGE_O_WORKDIR:?is not set; submit this script with qsub}"
 # The site's software.
 module load cuda nccl openmpi
-# Activate the virtual environment .venv of this directory, unless one other than conda's base is already active.
+# Activate the virtual environment .venv of this directory, if there is one and only conda's base or none is active.
 # shellcheck disable=SC1091
 if [[ -z $VIRTUAL_ENV && ${CONDA_DEFAULT_ENV:-base} == base && -f .venv/bin/activate ]]; then source .venv/bin/activate; fi
 
@@ -22,13 +22,13 @@ hosts=$(mktemp)
 awk '{print $1, "slots=4"}' "$PE_HOSTFILE" >"$hosts"
 num_ranks=$((num_nodes * 4))
 export OMP_NUM_THREADS=1
-# For ddp-hpc: the site.
+# Read by ddp-hpc: the site.
 export DDP_HPC_PROFILE=tsubame4
 export DDP_HPC_FABRIC_INTERFACE=bond0
-# The directory of this run: its snapshots and its state.
+# Snapshots of this run. A job with the same directory resumes the run.
 export DDP_HPC_RUN_DIR="$PWD"/runs/ddp
 
-# ddp_hpc.job starts the launcher, and prints how to resume the run.
+# ddp_hpc.job starts the program in the last line, and prints how to resume the run.
 # ddp-hpc must be installed in the Python environment of the job; otherwise, render the script with --standalone.
 exec python -m ddp_hpc.job --scheduler age --script "$0" --walltime 00:10:00 -- \
   mpiexec -n "$num_ranks" --ppn 4 --hostfile "$hosts" \

@@ -48,7 +48,7 @@ class Pbs(Scheduler):
     first_node_in_shell = '$(head -n 1 "$PBS_NODEFILE")'
     job_number_in_shell = "(${PBS_JOBID%%[!0-9]*} + ${PBS_ARRAY_INDEX:-0})"
     agent_launcher = "mpiexec"
-    why_omp_num_threads = "PBS sets this to the number of cores of the whole node."
+    why_omp_num_threads = "PBS would set this to the number of cores of the whole node, for each rank."
     interactive_command = "qsub -I"
     can_chain = True
     requests_by_resources = True
