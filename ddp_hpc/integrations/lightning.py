@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import zipfile
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 from ddp_hpc.discovery.launcher_environment import ADDED_BY_EXEC, present_launchers
 from ddp_hpc.errors import RequestError
 from ddp_hpc.integrations.deadline import JobDeadline, deadline
-from ddp_hpc.library.tracing import tracing
+from ddp_hpc.integrations.step_recorder import StepRecorder
 from ddp_hpc.rendezvous.torchrun_variables import torchrun_variables
-from ddp_hpc.training.telemetry.profiler import Trace
 
 # Importing both packages would take twice as long.
 if (
@@ -134,9 +133,7 @@ class TraceSteps(Callback):
     """
 
     def __init__(self, folder: str | Path, **window: Any) -> None:
-        self._folder, self._window = folder, window
-        self._recording = ExitStack()
-        self._trace: Trace | None = None
+        self._recorder = StepRecorder(folder, window)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts the profiler.
@@ -145,20 +142,19 @@ class TraceSteps(Callback):
             RequestError: the directory cannot be created, or the window contains no step.
         """
         del trainer, pl_module
-        self._trace = self._recording.enter_context(tracing(self._folder, **self._window))
+        self._recorder.start()
 
     def on_train_batch_end(self, *_: Any, **__: Any) -> None:
         """Counts a step."""
-        if self._trace is not None:
-            self._trace.step()
+        self._recorder.step()
 
     def on_train_end(self, *_: Any) -> None:
         """Writes the trace, if the window has not ended before."""
-        self._recording.close()
+        self._recorder.stop()
 
     def on_exception(self, *_: Any) -> None:
         """Stops the profiler."""
-        self._recording.close()
+        self._recorder.stop()
 
 
 class StopBeforeDeadline(Callback):

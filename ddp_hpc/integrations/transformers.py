@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ddp_hpc.errors import RequestError
 from ddp_hpc.integrations.deadline import JobDeadline, deadline
-from ddp_hpc.library.tracing import tracing
-from ddp_hpc.training.telemetry.profiler import Trace
+from ddp_hpc.integrations.step_recorder import StepRecorder
 
 
 class TraceSteps(TrainerCallback):
@@ -24,9 +22,7 @@ class TraceSteps(TrainerCallback):
     """
 
     def __init__(self, folder: str | Path, **window: Any) -> None:
-        self._folder, self._window = folder, window
-        self._recording = ExitStack()
-        self._trace: Trace | None = None
+        self._recorder = StepRecorder(folder, window)
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         """Starts the profiler.
@@ -34,16 +30,15 @@ class TraceSteps(TrainerCallback):
         Raises:
             RequestError: the directory cannot be created, or the window contains no step.
         """
-        self._trace = self._recording.enter_context(tracing(self._folder, **self._window))
+        self._recorder.start()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """Counts a step."""
-        if self._trace is not None:
-            self._trace.step()
+        self._recorder.step()
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """Writes the trace, if the window has not ended before."""
-        self._recording.close()
+        self._recorder.stop()
 
 
 class StopBeforeDeadline(TrainerCallback):

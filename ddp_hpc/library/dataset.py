@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from ddp_hpc.data.open_file import open_samples
-from ddp_hpc.data.samples import ArrayInfo, Samples
+from ddp_hpc.data.samples import Samples
 from ddp_hpc.errors import RequestError
 from ddp_hpc.h5_layout import SRC, TGT
+from ddp_hpc.training.input.batch_loader import as_tensor
 
 Item = tuple[Tensor, Tensor] | dict[str, Tensor]
 
@@ -38,7 +38,7 @@ class FileDataset(Dataset[Any]):
     def __getitems__(self, indices: list[int]) -> list[Item]:
         """Returns the samples with these numbers; torch's DataLoader calls it once per batch."""
         src, tgt = self.samples.read(np.asarray(indices, np.int64))
-        pairs = zip(_tensor(src, self.samples.src), _tensor(tgt, self.samples.tgt), strict=True)
+        pairs = zip(as_tensor(src, self.samples.src), as_tensor(tgt, self.samples.tgt), strict=True)
         if self.names is None:
             return list(pairs)
         return [dict(zip(self.names, pair, strict=True)) for pair in pairs]
@@ -65,8 +65,3 @@ def dataset(
     if names is not None and (len(names) != 2 or names[0] == names[1]):
         raise RequestError(f"names={names!r:.80} must contain two different names")
     return FileDataset(open_samples(Path(data), src_key=src_key, tgt_key=tgt_key), names)
-
-
-def _tensor(array: np.ndarray[Any, Any], info: ArrayInfo) -> Tensor:
-    tensor = torch.from_numpy(array)
-    return tensor.view(torch.bfloat16) if info.bfloat16 else tensor

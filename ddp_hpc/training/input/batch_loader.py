@@ -288,16 +288,17 @@ class _Reads(torch.utils.data.Dataset[Batch | DataError]):
             problem = DataError(f"a worker process (--workers) raised {describe_error(error)}")
             problem.traceback_text = traceback_of(error)
             return problem
-        return _as_tensor(src, self._samples.src), _as_tensor(tgt, self._samples.tgt)
+        return as_tensor(src, self._samples.src), as_tensor(tgt, self._samples.tgt)
 
 
-def _as_tensor(array: NDArray[Any], info: ArrayInfo) -> Tensor:
+def as_tensor(array: NDArray[Any], info: ArrayInfo) -> Tensor:
+    """Returns a tensor that shares the memory of an array of a data file."""
     tensor = torch.from_numpy(array)
     return tensor.view(torch.bfloat16) if info.bfloat16 else tensor
 
 
 def _buffer(info: ArrayInfo, num: int, pinned: bool) -> Tensor:
-    dtype = _as_tensor(np.empty(0, info.dtype), info).dtype
+    dtype = as_tensor(np.empty(0, info.dtype), info).dtype
     return torch.empty((num, *info.shape), dtype=dtype, pin_memory=pinned)
 
 
