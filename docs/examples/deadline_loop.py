@@ -22,6 +22,8 @@ deadline = ddp_hpc.deadline(margin_s=10)
 device = (
     torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
 )
+if device.type == "cuda":
+    torch.cuda.set_device(device)  # should_stop() and requeue() communicate on the current device
 torch.manual_seed(0)
 model = DistributedDataParallel(torch.nn.Linear(8, 1).to(device))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
