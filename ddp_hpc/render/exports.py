@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ddp_hpc.render.shell_quoting import Raw, Word, sh
+from ddp_hpc.render.variable_meanings import MEANINGS
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.rank_layout import Layout
 from ddp_hpc.schedulers.base import Scheduler, cpus_per_task
@@ -15,11 +16,12 @@ from ddp_hpc.sites.tables import DEFAULT_LOCAL_FOLDER
 
 @dataclass(frozen=True, eq=False)
 class Export:
-    """One exported variable; `why` becomes the comment above it."""
+    """One exported variable; `why` is the comment above it, and `meaning` that at the end of its line."""
 
     name: str
     value: Word
     why: str = ""
+    meaning: str = ""
 
 
 def all_exports(job: Job, site: Site, layout: Layout, scheduler: Scheduler) -> list[Export]:
@@ -43,7 +45,7 @@ def all_exports(job: Job, site: Site, layout: Layout, scheduler: Scheduler) -> l
         found += [Export(one.name, one.value, one.why) for one in variables]
     if site.proxy:
         why = (
-            "The proxy for connections from compute nodes to the outside; nodes connect to each other "
+            "The proxy for connections from compute nodes to the internet; nodes connect to each other "
             "without it."
         )
         found.append(Export("http_proxy", site.proxy.url, why))
@@ -52,16 +54,7 @@ def all_exports(job: Job, site: Site, layout: Layout, scheduler: Scheduler) -> l
             found.append(Export("all_proxy", site.proxy.all))
         if site.proxy.no_proxy:
             found.append(Export("no_proxy", site.proxy.no_proxy))
-    suffix = ", and the suffix of the host names with which ranks connect" if site.fabric.suffix else ""
-    found.append(Export("DDP_HPC_PROFILE", site.name, f"Read by ddp-hpc: the site{suffix}."))
-    if site.fabric.suffix:
-        found.append(Export("DDP_HPC_FABRIC_SUFFIX", site.fabric.suffix))
-    if site.fabric.interface:
-        found.append(Export("DDP_HPC_FABRIC_INTERFACE", site.fabric.interface))
-    if site.lustre.hint:
-        size = ", and the stripe size" if "," in site.lustre.hint else ""
-        why = f"The number of Lustre targets of each data file that ddp-hpc creates{size}."
-        found.append(Export("DDP_HPC_LUSTRE_STRIPE", site.lustre.hint, why))
+    found += _read_by_ddp_hpc(site)
     if site.kill_delay_s not in (0, scheduler.kill_delay_s):
         found.append(Export("DDP_HPC_KILL_DELAY_S", str(site.kill_delay_s)))
     run_dir = job.run_dir or f"runs/{job.name}"
@@ -70,9 +63,26 @@ def all_exports(job: Job, site: Site, layout: Layout, scheduler: Scheduler) -> l
         Export(
             "DDP_HPC_RUN_DIR",
             absolute,
-            "Snapshots of this run. A job with the same directory resumes the run.",
+            "The snapshots (checkpoints) of this run. A job with the same directory resumes the run.",
         )
     )
+    return found
+
+
+def _read_by_ddp_hpc(site: Site) -> list[Export]:
+    found = [
+        Export("DDP_HPC_PROFILE", site.name, meaning="the default profile of ddp-hpc's commands in this job")
+    ]
+    if site.fabric.suffix:
+        meaning = "ddp-hpc appends this to a host name for its address on the high-speed network"
+        found.append(Export("DDP_HPC_FABRIC_SUFFIX", site.fabric.suffix, meaning=meaning))
+    if site.fabric.interface:
+        meaning = "ranks connect through this network interface"
+        found.append(Export("DDP_HPC_FABRIC_INTERFACE", site.fabric.interface, meaning=meaning))
+    if site.lustre.hint:
+        size = " and stripe size" if "," in site.lustre.hint else ""
+        meaning = f"stripe count (number of Lustre OSTs){size} of the data files that ddp-hpc creates"
+        found.append(Export("DDP_HPC_LUSTRE_STRIPE", site.lustre.hint, meaning=meaning))
     return found
 
 
@@ -97,4 +107,6 @@ def multi_node_exports(site: Site) -> list[Export]:
 
 
 def _explained(site: Site, values: Mapping[str, Word]) -> list[Export]:
-    return [Export(name, value, site.why.get(name, "")) for name, value in values.items()]
+    return [
+        Export(name, value, site.why.get(name, ""), MEANINGS.get(name, "")) for name, value in values.items()
+    ]

@@ -18,27 +18,23 @@ from ddp_hpc.partial_files import partial_file, remove_leftovers
 from ddp_hpc.render.exports import (
     Export,
     all_exports,
-    local_directory,
     multi_node_exports,
     single_node_exports,
 )
 from ddp_hpc.render.launch_lines import launch_words, uses_exec
-from ddp_hpc.render.shell_quoting import Raw, Word, sh_join
+from ddp_hpc.render.shell_quoting import Word, sh_join
 from ddp_hpc.render.standalone import first_node, standalone_exports, standalone_program
+from ddp_hpc.render.supervisor_line import submit_line, supervisor_comments, supervisor_options
 from ddp_hpc.render.templates import find_template, render_own, render_shipped
 from ddp_hpc.request.job import (
     DEFAULT_COMMAND,
-    DEFAULT_MAX_ATTEMPTS,
-    REQUEUE_POLICIES,
     Job,
     given_arguments,
 )
-from ddp_hpc.request.rank_layout import Layout, lay_out
+from ddp_hpc.request.rank_layout import lay_out
 from ddp_hpc.schedulers.base import Scheduler
 from ddp_hpc.schedulers.registry import check_launch, scheduler_of_site
 from ddp_hpc.sites.site import Site, with_fallback
-from ddp_hpc.sites.tables import DEFAULT_LOCAL_FOLDER
-from ddp_hpc.units import format_walltime
 from ddp_hpc.version import __version__
 
 
@@ -79,8 +75,9 @@ def render(job: Job, site: Site) -> str:
         "first_node": rank_0_node,
         "uses_exec": uses_exec(job, layout),
         "cpu_bind_why": site.why.get("cpu_bind", "") if layout.launcher == "mpiexec" else "",
-        "goes_on": scheduler.can_requeue,
-        "supervisor_options": sh_join(_supervisor_options(job, site, layout, scheduler)),
+        "supervisor_options": sh_join(supervisor_options(job, site, layout, scheduler)),
+        "own_program": _own_program(job, site),
+        "supervisor_comments": supervisor_comments(site, layout, scheduler),
         "launch_line": launch_line,
     }
     if job.template or site.template:
@@ -96,7 +93,7 @@ def render_step() -> str:
 
 def written_with(job: Job, site: Site) -> list[Word]:
     """Return the command line that renders this script, with the options that differ from the defaults."""
-    words: list[Word] = ["ddp-hpc", "render", "--profile", site.file or site.name, *given_arguments(job)]
+    words = _render_command(job, site)
     if job.command != DEFAULT_COMMAND:
         words += ["--", *job.command]
     return words
@@ -131,17 +128,23 @@ def script_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def _submit(job: Job, site: Site, scheduler: Scheduler) -> str:
-    """Return the command line with which a script resubmits itself."""
-    if job.account and scheduler.is_account_on_command_line:
-        return scheduler.submit_line(f"{site.account.option} {job.account}")
-    return scheduler.submit_line()
+def _render_command(job: Job, site: Site) -> list[Word]:
+    return ["ddp-hpc", "render", "--profile", site.file or site.name, *given_arguments(job)]
+
+
+def _own_program(job: Job, site: Site) -> str:
+    """Return the command that renders this job with another program; empty if the job has a command."""
+    if job.command != DEFAULT_COMMAND:
+        return ""
+    return sh_join([*_render_command(job, site), "--", "python", "PROGRAM.py"])
 
 
 def _notes(job: Job, site: Site, scheduler: Scheduler) -> list[str]:
     notes = []
+    if "-k doe" in site.pbs.options:
+        notes.append("-j oe, -k doe: stdout and stderr go to one file, which can be read while the job runs.")
     if scheduler.is_account_on_command_line and job.account:
-        command = _submit(job, site, scheduler)
+        command = submit_line(job, site, scheduler)
         notes.append(f"No directive can set the account; submit this script with: {command} SCRIPT")
     if site.account.required and not job.account:
         notes.append(
@@ -154,27 +157,3 @@ def _notes(job: Job, site: Site, scheduler: Scheduler) -> list[str]:
             "ddp-hpc submit --chain N SCRIPT"
         )
     return notes
-
-
-def _supervisor_options(job: Job, site: Site, layout: Layout, scheduler: Scheduler) -> list[Word]:
-    """Return the options of `python -m ddp_hpc.job` that differ from its defaults."""
-    words: list[Word] = ["--scheduler", scheduler.name, "--script", Raw('"$0"')]
-    if layout.walltime_s is not None:
-        words += ["--walltime", format_walltime(layout.walltime_s)]
-    if not scheduler.has_queue:
-        return words
-    if job.max_attempts != DEFAULT_MAX_ATTEMPTS:
-        words += ["--max-attempts", str(job.max_attempts)]
-    if (directory := local_directory(site)) != DEFAULT_LOCAL_FOLDER:
-        words += ["--local-dir", directory]
-    if job.requeue != REQUEUE_POLICIES[0]:
-        words += ["--requeue", job.requeue]
-    if job.signal:
-        words += ["--signal", job.signal]
-    for pattern in job.progress:
-        words += ["--progress", pattern]
-    if not site.pbs.submit_from_nodes:
-        words.append("--no-submit")
-    if (line := _submit(job, site, scheduler)) != scheduler.submit_line():
-        words += ["--submit-line", line]
-    return words

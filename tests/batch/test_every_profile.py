@@ -193,3 +193,15 @@ def test_a_profile_in_the_users_directory_replaces_the_shipped_one(
     text = profile_files()["local"].read_text()
     (folder / "local.toml").write_text(text.replace("this machine, no scheduler", "my own"))
     assert load_site("local").title == "my own"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_variable_of_a_site_is_explained(name: str) -> None:
+    """By a comment above the first variable of a group or at the end of the line."""
+    site = load_site(name)
+    script = render(Job(num_nodes=2 if scheduler_of_site(site).has_queue else 1), site).splitlines()
+    variables = {**site.env.always, **site.env.multi_node, **site.env.single_node}
+    for number, line in enumerate(script):
+        variable = line.strip().removeprefix("export ").partition("=")[0]
+        if line.strip().startswith("export ") and variable in variables:
+            assert "  # " in line or script[number - 1].strip().startswith("# "), line

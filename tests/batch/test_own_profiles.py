@@ -75,7 +75,8 @@ def refused(path: Path | str) -> str:
 
 
 def exports(script: str) -> set[str]:
-    return {line.strip()[7:] for line in script.splitlines() if line.strip().startswith("export ")}
+    lines = (line.strip().partition("  # ")[0] for line in script.splitlines())
+    return {line.removeprefix("export ") for line in lines if line.startswith("export ")}
 
 
 def test_a_file_is_a_profile(tmp_path: Path) -> None:

@@ -8,15 +8,14 @@ if [[ -z $VIRTUAL_ENV && ${CONDA_DEFAULT_ENV:-base} == base && -f .venv/bin/acti
 
 num_nodes=1
 num_ranks=$num_nodes
-# Read by ddp-hpc: the site.
-export DDP_HPC_PROFILE=local
-# Snapshots of this run. A job with the same directory resumes the run.
+export DDP_HPC_PROFILE=local  # the default profile of ddp-hpc's commands in this job
+# The snapshots (checkpoints) of this run. A job with the same directory resumes the run.
 export DDP_HPC_RUN_DIR="$PWD"/runs/ddp
 # Your own variables (--env).
 export GREETING=$'it\'s "$HOME"\nand `more`'
 
-# ddp_hpc.job starts the program in the last line, and prints how to resume the run.
-# ddp-hpc must be installed in the Python environment of the job; otherwise, render the script with --standalone.
+# ddp_hpc.job, a part of ddp-hpc (which must be installed), runs the launch command after `--`. The last line is the program of each rank.
+# If the run is not complete at the end, ddp_hpc.job prints how to resume it.
 exec python -m ddp_hpc.job --scheduler local --script "$0" -- \
   mpiexec -n "$num_ranks" --ppn 1 \
   ./run.sh 'two words' '$(touch canary)' $'line\nbreak' '' '*'

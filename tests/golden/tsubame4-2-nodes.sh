@@ -22,14 +22,15 @@ hosts=$(mktemp)
 awk '{print $1, "slots=4"}' "$PE_HOSTFILE" >"$hosts"
 num_ranks=$((num_nodes * 4))
 export OMP_NUM_THREADS=1
-# Read by ddp-hpc: the site.
-export DDP_HPC_PROFILE=tsubame4
-export DDP_HPC_FABRIC_INTERFACE=bond0
-# Snapshots of this run. A job with the same directory resumes the run.
+export DDP_HPC_PROFILE=tsubame4  # the default profile of ddp-hpc's commands in this job
+export DDP_HPC_FABRIC_INTERFACE=bond0  # ranks connect through this network interface
+# The snapshots (checkpoints) of this run. A job with the same directory resumes the run.
 export DDP_HPC_RUN_DIR="$PWD"/runs/ddp
 
-# ddp_hpc.job starts the program in the last line, and prints how to resume the run.
-# ddp-hpc must be installed in the Python environment of the job; otherwise, render the script with --standalone.
+# ddp_hpc.job, a part of ddp-hpc (which must be installed), runs the launch command after `--`. The last line is the program of each rank.
+# If the run is not complete at the end, ddp_hpc.job prints how to resume it.
+# --walltime: the time limit, if the scheduler does not report it.
+# ddp_hpc.train trains a Transformer on synthetic data. For your own program: ddp-hpc render --profile tsubame4 --nodes 2 -- python PROGRAM.py
 exec python -m ddp_hpc.job --scheduler age --script "$0" --walltime 00:10:00 -- \
   mpiexec -n "$num_ranks" --ppn 4 --hostfile "$hosts" \
   python -m ddp_hpc.train

@@ -1,0 +1,64 @@
+"""The options of `python -m ddp_hpc.job` in a job script, and the comments that explain them."""
+
+from __future__ import annotations
+
+from ddp_hpc.render.exports import local_directory
+from ddp_hpc.render.shell_quoting import Raw, Word
+from ddp_hpc.request.job import DEFAULT_MAX_ATTEMPTS, REQUEUE_POLICIES, Job
+from ddp_hpc.request.rank_layout import Layout
+from ddp_hpc.schedulers.base import Scheduler
+from ddp_hpc.sites.site import Site
+from ddp_hpc.sites.tables import DEFAULT_LOCAL_FOLDER
+from ddp_hpc.units import format_walltime
+
+
+def supervisor_options(job: Job, site: Site, layout: Layout, scheduler: Scheduler) -> list[Word]:
+    """Return the options of `python -m ddp_hpc.job` that differ from its defaults."""
+    words: list[Word] = ["--scheduler", scheduler.name, "--script", Raw('"$0"')]
+    if layout.walltime_s is not None:
+        words += ["--walltime", format_walltime(layout.walltime_s)]
+    if not scheduler.has_queue:
+        return words
+    if job.max_attempts != DEFAULT_MAX_ATTEMPTS:
+        words += ["--max-attempts", str(job.max_attempts)]
+    if (directory := local_directory(site)) != DEFAULT_LOCAL_FOLDER:
+        words += ["--local-dir", directory]
+    if job.requeue != REQUEUE_POLICIES[0]:
+        words += ["--requeue", job.requeue]
+    if job.signal:
+        words += ["--signal", job.signal]
+    for pattern in job.progress:
+        words += ["--progress", pattern]
+    if not site.pbs.submit_from_nodes:
+        words.append("--no-submit")
+    if (line := submit_line(job, site, scheduler)) != scheduler.submit_line():
+        words += ["--submit-line", line]
+    return words
+
+
+def supervisor_comments(site: Site, layout: Layout, scheduler: Scheduler) -> list[str]:
+    """Return the comments about what `python -m ddp_hpc.job` does in this script."""
+    if not scheduler.can_requeue:
+        comments = ["If the run is not complete at the end, ddp_hpc.job prints how to resume it."]
+    elif not site.pbs.submit_from_nodes:
+        comments = [
+            "If the walltime ends before the run is complete, the next job with this script resumes the run."
+        ]
+    else:
+        comments = [
+            "If the run is not complete shortly before the walltime ends, it saves a snapshot, and "
+            "ddp_hpc.job resubmits this script ($0) to resume it; not after a failure or a cancellation."
+        ]
+    options = []
+    if layout.walltime_s is not None:
+        options.append("--walltime: the time limit, if the scheduler does not report it.")
+    if scheduler.has_queue and local_directory(site) != DEFAULT_LOCAL_FOLDER:
+        options.append("--local-dir: a disk of the node, for the kernels of torch.compile.")
+    return [*comments, " ".join(options)] if options else comments
+
+
+def submit_line(job: Job, site: Site, scheduler: Scheduler) -> str:
+    """Return the command line with which a script resubmits itself."""
+    if job.account and scheduler.is_account_on_command_line:
+        return scheduler.submit_line(f"{site.account.option} {job.account}")
+    return scheduler.submit_line()
