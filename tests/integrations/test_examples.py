@@ -63,3 +63,20 @@ def test_a_run_stops_before_the_deadline(run_example: RunExample, tmp_path: Path
     word, step, reason = state(tmp_path)
     assert (word, reason.strip()) == ("requeue", "the job's time limit is near (DDP_HPC_DEADLINE)")
     assert steps(stopped) == list(range(int(step)))
+
+
+@pytest.mark.parametrize(
+    "launcher", ["mpiexec", *(pytest.param(name, marks=pytest.mark.soak) for name in LAUNCHERS[1:])]
+)
+def test_a_program_that_does_not_use_ddp_hpc_is_resumed_with_the_same_weights(
+    launcher: str, run_example: RunExample, tmp_path: Path
+) -> None:
+    (tmp_path / "whole").mkdir()
+    whole = run_example("plain_ddp.py", launcher=launcher, checkpoints="whole/checkpoint.pt")
+    assert whole.exit_code == 0, whole.stderr
+    stopped = run_example("plain_ddp.py", launcher=launcher, checkpoints="checkpoint.pt", signal_at=13)
+    assert stopped.exit_code == 1, stopped.stdout + stopped.stderr
+    resumed = run_example("plain_ddp.py", launcher=launcher, checkpoints="checkpoint.pt")
+    assert resumed.exit_code == 0, resumed.stderr
+    assert steps(stopped) + steps(resumed) == list(range(NUM_STEPS))
+    assert weights(resumed) == weights(whole)
