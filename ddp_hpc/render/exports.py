@@ -74,7 +74,7 @@ def _read_by_ddp_hpc(site: Site) -> list[Export]:
         Export("DDP_HPC_PROFILE", site.name, meaning="the default profile of ddp-hpc's commands in this job")
     ]
     if site.fabric.suffix:
-        meaning = "ddp-hpc appends this to a host name for its address on the high-speed network"
+        meaning = "appended to the host name in MASTER_ADDR, for the high-speed network"
         found.append(Export("DDP_HPC_FABRIC_SUFFIX", site.fabric.suffix, meaning=meaning))
     if site.fabric.interface:
         meaning = "ranks connect through this network interface"
