@@ -47,7 +47,8 @@ def supervisor_comments(site: Site, layout: Layout, scheduler: Scheduler) -> lis
     else:
         comments = [
             "If the run is not complete shortly before the walltime ends, it saves a snapshot, and "
-            "ddp_hpc.job resubmits this script ($0), with the same account; not after a failure or a cancellation."
+            "ddp_hpc.job resubmits this script ($0), with the same account; not after a failure or a "
+            "cancellation."
         ]
     options = []
     if layout.walltime_s is not None:
