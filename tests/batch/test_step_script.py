@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,17 +13,22 @@ from ddp_hpc.render.render_script import render_step
 from tests.batch.conftest import Sandbox
 from tests.batch.test_scripts_run import _wait_for
 
-# Prints the line of torchrun_endpoint on node NODE, and replaces torchrun.
-PYTHON = """#!/bin/bash
+# Runs the step, in which the same program replaces torchrun and torchrun_endpoint.
+STEP = (
+    "import os; from ddp_hpc import torchrun_step as step; run = step.run_step; "
+    "step.run_step = lambda *args: run(*args, python=os.environ['STAND_IN']); step.main()"
+)
+PYTHON = f"""#!/bin/bash
 case $2 in
+  ddp_hpc.torchrun_step) STAND_IN=$0 exec {sys.executable} -c "{STEP}" "${{{{@:3}}}}" ;;
   ddp_hpc.rendezvous.torchrun_endpoint)
     printf '%s\\0' "$@" >"$RECORD.endpoint"
-    {endpoint}
+    {{endpoint}}
     ;;
   ddp_hpc.torchrun)
     printf '%s\\0' "$@" >"$RECORD"
     env -0 >"$RECORD.env"
-    {agent}
+    {{agent}}
     ;;
   *) exit 99 ;;
 esac

@@ -23,6 +23,7 @@ NEEDS = {
     "accelerate_loop.py": "accelerate",
     "lightning_trainer.py": "lightning",
     "hf_trainer.py": "transformers",
+    "deepspeed_loop.py": "deepspeed",
 }
 
 
