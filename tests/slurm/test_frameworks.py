@@ -46,9 +46,11 @@ def test_a_run_of_several_walltimes_has_the_weights_of_an_uninterrupted_one(
     # As Slurm 23 and later exports it.
     walltime = f"export SLURM_JOB_END_TIME=$(($(date +%s) + {WALLTIME_S}))"
     options = BY_SIGNAL if name == "plain_ddp.py" else []
-    options += ["--launcher", launcher]
-    job, log = run_to_the_end(cluster, name, tmp_path / "interrupted", "--setup", walltime, *options)
-    _, whole = run_to_the_end(cluster, name, tmp_path / "uninterrupted", "--launcher", launcher)
+    # DeepSpeed compiles an extension, which takes longer than a walltime; the first run does it for both.
+    common = ["--launcher", launcher, "--env", f"TORCH_EXTENSIONS_DIR={tmp_path / 'extensions'}"]
+    _, whole = run_to_the_end(cluster, name, tmp_path / "uninterrupted", *common)
+    options += ["--setup", walltime, *common]
+    job, log = run_to_the_end(cluster, name, tmp_path / "interrupted", *options)
     assert len(status(cluster, tmp_path / "interrupted", job)["attempts"]) >= 3, log
     if name != "hf_trainer.py":  # which prints no steps
         trained = re.findall(r"^trained step (\d+)$", log, re.MULTILINE)
