@@ -63,6 +63,17 @@ class Endpoint:
             self.process.close()
 
 
+def endpoint_of_one_rank() -> Endpoint:
+    """Returns an endpoint that only this process uses, for a process group of one rank."""
+    listener, key = open_listener([0], LOOPBACK), new_key()
+    port = listener.getsockname()[1]
+    process = StoreProcess(listener, key, RANK_0_GONE)
+    store = connect(LOOPBACK, [port], lambda: key, _CONNECT_S)
+    return Endpoint(
+        host=LOOPBACK, why="one rank", interface="lo", store=store, process=process, listen=LOOPBACK
+    )
+
+
 def rendezvous(world: World, environ: Environ, timeout_s: float, watchdog: Watchdog) -> Endpoint | None:
     """Connects all ranks and returns their endpoint; None in a world of one rank.
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ddp_hpc.discovery.launcher_environment import peek_rank, without_exec_variables
 from ddp_hpc.discovery.watchdog import time_limit
 from ddp_hpc.discovery.world import World, discover, short_hostname
-from ddp_hpc.rendezvous.connect_ranks import Endpoint, rendezvous
+from ddp_hpc.rendezvous.connect_ranks import Endpoint, endpoint_of_one_rank, rendezvous
 from ddp_hpc.rendezvous.process_guard import end_with_parent
 from ddp_hpc.training.health.shutdown import Parts, fail, on_signal
 from ddp_hpc.training.input.host_memory import prepare_host_memory
@@ -95,6 +95,8 @@ def _rendezvous(config: ProcessGroupConfig) -> tuple[World, Endpoint | None]:
     with time_limit(config.init_timeout_s + 15.0, prefix) as watchdog:
         watchdog.stage("in MPI_Init for the other ranks: one of them did not start, or ended before it")
         world = discover(environ, config.discovery)
+        if world.world_size == 1 and config.single_rank_group:
+            return world, endpoint_of_one_rank()
         return world, rendezvous(world, environ, config.init_timeout_s, watchdog)
 
 

@@ -40,6 +40,8 @@ def test_a_strategy_has_the_losses_of_one_cpu_process(row, tmp_path):
     size = row.on(RANKS) if RANKS > 1 else 1
     accumulate = 2 if "--accumulate" in row.options else 1
     words = [*TRAINING, *dtype, "--batch-size", str(16 // size // accumulate), *row.options.split()]
+    if RANKS == 1 and "dataparallel" not in row.options:
+        words.append("--single-rank-group")
     succeeded(train(*words, "--metrics", "gpu.jsonl", "--summary", "s.json", cwd=tmp_path, ranks=RANKS))
     cpu = [*TRAINING, *dtype, "--batch-size", "16", *row.like.split(), "--device", "cpu"]
     succeeded(train(*cpu, "--metrics", "cpu.jsonl", cwd=tmp_path))

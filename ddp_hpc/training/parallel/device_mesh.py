@@ -29,18 +29,18 @@ class Mesh:
     """A grid of ranks, with the position of this rank in it."""
 
     sizes: dict[str, int]
-    """Sizes of the dimensions with more than one rank, the outermost first."""
+    """Sizes of the dimensions with more than one rank, or of the only one, the outermost first."""
     at: dict[str, int]
     """This rank's index along each of these dimensions."""
     devices: DeviceMesh | None
 
     @property
     def is_single(self) -> bool:
-        """Whether the grid has only one rank."""
+        """Whether there is only one rank, without a process group."""
         return not self.sizes
 
     def has(self, name: str) -> bool:
-        """Returns whether a dimension has more than one rank."""
+        """Returns whether the ranks are divided along a dimension."""
         return name in self.sizes
 
     @property
@@ -118,9 +118,13 @@ def find_mesh(config: ParallelConfig, group: Group) -> Mesh:
             f"--strategy dataparallel uses one process for all GPUs of a node, but {world_size} were "
             "started. Start one, or use --strategy ddp, which is faster"
         )
+    if world_size == 1 and group.backend != "none" and config.strategy in ("tp", "pp"):
+        raise RequestError(
+            f"--single-rank-group cannot be used with --strategy {config.strategy}, which needs several ranks"
+        )
     if config.mesh is not None:
         sizes = parse_mesh(config.mesh, world_size)
-    elif world_size == 1:
+    elif group.backend == "none":
         sizes = {}
     else:
         sizes = {_OF_STRATEGY.get(config.strategy, "dp"): world_size}

@@ -43,6 +43,11 @@ class ProcessGroupConfig:
     threads: int | None = option(
         None, "Number of CPU threads per rank.", above=0, shown_default="the cores that the rank may use"
     )
+    single_rank_group: bool = option(
+        False,
+        "Create a process group for a single rank too, so that DDP, ZeRO, FSDP and NCCL can be tested on one "
+        "GPU.",
+    )
     init_timeout_s: float = option(
         300.0, "Time limit in seconds for all ranks to connect.", flag="--init-timeout", above=0
     )

@@ -159,7 +159,7 @@ def connected_group(
     )
     num_nodes = len({host for host, _ in cores_by_rank})
     placement = (
-        f"{world.world_size} ranks on {counted(num_nodes, 'node')} ({world.launcher}), "
+        f"{counted(world.world_size, 'rank')} on {counted(num_nodes, 'node')} ({world.launcher}), "
         f"{backend} on {device.type}, {counted(threads, 'thread')} per rank ({why}), "
         f"rendezvous at {endpoint.host}:{endpoint.port} ({endpoint.why})"
     )

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import safetensors.torch
 from torch import Tensor
 
 from ddp_hpc.errors import DataError, DdpHpcError
@@ -152,6 +151,8 @@ def _read_tensors(path: Path, name: str, about: Mapping[str, Any]) -> dict[str, 
         raise DamagedSnapshotError(f"{path / name} has {found_bytes} bytes instead of {num_bytes}")
     if hashlib.sha256(content).hexdigest() != sha256:
         raise DamagedSnapshotError(f"{path / name}: the SHA-256 checksum does not match")
+    import safetensors.torch  # only when a snapshot is read
+
     try:
         return safetensors.torch.load(content)
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:

@@ -1,0 +1,43 @@
+"""`python -m benchmarks.gpu`, on a CPU with small models: every part works, and the results are written."""
+
+import json
+import sys
+
+from tests.conftest import PROJECT
+
+
+def test_all_parts_run_on_a_cpu(launch, tmp_path):
+    argv = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--minutes", "3", "--out", tmp_path]
+    done = launch(argv, cwd=PROJECT, timeout_s=220.0)
+    assert done.exit_code == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "gpu.json").read_text())
+    assert {"floor", "step", "decoder", "snapshots", "comm", "trace", "tests"} < found.keys()
+    assert not [name for name, values in found.items() if "skipped" in values and name != "tests"]
+    assert found["step"]["ours"]["loss_distance"] == 0.0
+    assert found["comm"]["backend"] == "gloo"
+    # The tests of tests/gpu are collected, and skip themselves.
+    assert found["tests"]["failed"] == []
+    assert len(found["tests"]["skipped"]) >= 6
+    page = (tmp_path / "gpu.md").read_text()
+    assert "| ours: vs_lesson | " in page
+
+
+def test_a_part_without_its_package_is_skipped_and_the_others_run(launch, tmp_path):
+    hidden = (
+        "import importlib.util as u; f = u.find_spec; u.find_spec = lambda n: None if n == 'h5py' else f(n)"
+    )
+    program = f"{hidden}; import sys; from benchmarks import gpu; sys.argv[1:] = {['--device', 'cpu']}"
+    program += f" + ['--minutes', '2', '--out', {str(tmp_path)!r}]; gpu.main()"
+    done = launch([sys.executable, "-c", program], cwd=PROJECT, timeout_s=150.0)
+    assert done.exit_code == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "gpu.json").read_text())
+    assert found["step"] == {"skipped": "h5py is not installed"}
+    assert found["floor"]["matmul_bf16_tflops_per_s"] > 0
+
+
+def test_a_gpu_that_is_not_there_is_refused_in_one_line(launch, tmp_path):
+    done = launch(
+        [sys.executable, "-m", "benchmarks.gpu", "--device", "cuda", "--out", tmp_path], cwd=PROJECT
+    )
+    assert done.exit_code == 2
+    assert "finds no GPU; use --device cpu" in done.stderr

@@ -1,0 +1,92 @@
+"""Compiled steps, fp16, resuming and the memory of a training on one GPU, with NCCL in a group of one rank.
+
+This has never been run: no GPU was available.
+"""
+
+import gzip
+import json
+
+import pytest
+import torch
+
+from tests.training.runs import SMALL, losses, succeeded, train
+
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device (see tests/gpu/test_gpu.py)", allow_module_level=True)
+
+pytestmark = pytest.mark.gpu
+RUN = ["--num-samples", "160", "--epochs", "1", "--batch-size", "16", *SMALL, "--dropout", "0"]
+# A loss of about 30; compiled kernels add in another order.
+ACROSS_KERNELS = 2e-3
+
+
+def _losses(tmp_path, *options):
+    name = f"{len(list(tmp_path.glob('*.jsonl')))}.jsonl"
+    succeeded(train(*RUN, *options, "--metrics", name, cwd=tmp_path, timeout_s=300.0))
+    return losses(tmp_path / name)
+
+
+@pytest.mark.parametrize("group", ["", "--single-rank-group", "--single-rank-group --static-graph"])
+@pytest.mark.parametrize("accumulate", ["1", "2"])
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune-no-cudagraphs"])
+def test_compiled_steps_have_the_losses_of_eager_steps(tmp_path, mode, accumulate, group):
+    options = ["--accumulate", accumulate, *group.split()]
+    eager = _losses(tmp_path, *options)
+    compiled = _losses(tmp_path, *options, f"--compile={mode}")
+    assert compiled == pytest.approx(eager, abs=ACROSS_KERNELS * max(eager))
+
+
+@pytest.mark.parametrize("group", ["", "--single-rank-group"])
+def test_training_in_fp16_scales_the_loss_and_reduces_it(tmp_path, group):
+    found = _losses(tmp_path, "--amp", "fp16", *group.split())
+    assert found[-1] < found[0]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero", "fsdp"])
+def test_a_resumed_run_has_the_same_losses_bit_for_bit(tmp_path, strategy):
+    options = ["--single-rank-group", "--strategy", strategy, "--dropout", "0.1"]
+    whole = _losses(tmp_path, *options)
+    begun = _losses(tmp_path, *options, "--snapshot-dir", "snapshots", "--max-steps", "4")
+    resumed = _losses(tmp_path, *options, "--snapshot-dir", "snapshots")
+    assert begun + resumed == whole
+
+
+def test_the_memory_of_a_training_does_not_grow(tmp_path):
+    peaks = []
+    for steps in ("3", "9"):
+        summary = f"{steps}.json"
+        succeeded(train(*RUN, "--max-steps", steps, "--summary", summary, cwd=tmp_path))
+        peaks.append(json.loads((tmp_path / summary).read_text())["memory"]["peak_bytes"])
+    assert peaks[0] == peaks[1]
+
+
+def test_each_step_launches_the_same_number_of_kernels(tmp_path):
+    options = ["--trace-dir", "traces", "--trace-window", "3,1,3,1", "--single-rank-group"]
+    succeeded(train(*RUN, *options, cwd=tmp_path))
+    [path] = (tmp_path / "traces").glob("*.json.gz")
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    steps = [event for event in events if event.get("name", "").startswith("ProfilerStep#")]
+    on_host = [event for event in steps if event.get("cat") == "user_annotation"]
+    launches = [event["ts"] for event in events if event.get("name", "").startswith("cudaLaunchKernel")]
+    counts = [sum(one["ts"] <= ts < one["ts"] + one["dur"] for ts in launches) for one in on_host]
+    assert len(counts) == 3
+    assert counts[0] > 0
+    assert len(set(counts)) == 1, counts
+
+
+def test_batches_are_copied_while_kernels_run(tmp_path):
+    options = ["--trace-dir", "traces", "--trace-window", "3,1,3,1"]
+    # Large samples, so that the copy of the next batch takes as long as a kernel.
+    large = ["--src-shape", "64,512", "--tgt-shape", "64,512", "--num-samples", "512", "--batch-size", "64"]
+    succeeded(train(*large, "--epochs", "1", "--dropout", "0", *options, cwd=tmp_path, timeout_s=300.0))
+    [path] = (tmp_path / "traces").glob("*.json.gz")
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    kernels = [event for event in events if event.get("cat") == "kernel"]
+    copies = [event for event in events if "Memcpy HtoD" in event.get("name", "") and event["dur"] > 50]
+    assert copies
+    overlapping = [
+        copy
+        for copy in copies
+        if any(k["ts"] < copy["ts"] + copy["dur"] and copy["ts"] < k["ts"] + k["dur"] for k in kernels)
+    ]
+    assert len(overlapping) >= len(copies) // 2
