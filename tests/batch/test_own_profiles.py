@@ -330,7 +330,7 @@ def test_a_queue_that_is_not_in_the_profile_is_a_warning(own: Own) -> None:
     site = load_site("./mine.toml")
     job = Job(queue="R123456", account="a", walltime_s=600)
     (line,) = advice(job, site)
-    assert "Polaris (ALCF) had no queue R123456 on 2026-08-19" in line
+    assert "Polaris (ALCF) had no queue R123456 on " in line
     assert "#PBS -q R123456\n" in render(job, site)
 
 

@@ -15,7 +15,7 @@ set -eo pipefail
 if [[ -z $VIRTUAL_ENV && ${CONDA_DEFAULT_ENV:-base} == base && -f .venv/bin/activate ]]; then source .venv/bin/activate; fi
 
 num_nodes=$(flux resource list -s up -no '{nnodes}')
-export OMP_NUM_THREADS=1
+export OMP_NUM_THREADS=21
 # Read by ddp-hpc: the site.
 export DDP_HPC_PROFILE=tuolumne
 # Snapshots of this run. A job with the same directory resumes the run.
