@@ -42,7 +42,7 @@ def _queue_advice(job: Job, layout: Layout, site: Site) -> list[str]:
         entries = queue_entries(site, layout.queue, job.qos)
     else:
         queue = "the queues from which the scheduler chooses"
-        entries = tuple(entry for entry in site.queues if not entry.submit)
+        entries = tuple(entry for entry in site.queues if not (entry.name and entry.submit))
         if not entries:
             return []
     if not entries:
@@ -91,9 +91,10 @@ def _called(queue: Queue) -> str:
 def _limits(queue: Queue) -> str:
     if queue.max_nodes == queue.min_nodes:
         limits = _nodes(queue.max_nodes)
+    elif queue.max_nodes:
+        limits = f"{queue.min_nodes}-{queue.max_nodes} nodes"
     else:
-        most = f"-{queue.max_nodes} nodes"
-        limits = f"{queue.min_nodes}{most}" if queue.max_nodes else f"{_nodes(queue.min_nodes)} or more"
+        limits = f"{_nodes(queue.min_nodes)} or more" if queue.min_nodes > 1 else "any number of nodes"
     if queue.max_devices:
         limits += f" and {queue.max_devices} GPUs"
     if queue.min_walltime:

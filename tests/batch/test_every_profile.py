@@ -126,7 +126,7 @@ def test_a_request_beyond_the_limits_of_a_queue_is_warned_about(name: str) -> No
             beyond.append(replace(job, walltime_s=longest_s + 1))
         for asked in beyond:
             (line,) = [line for line in advice(asked, site) if "queue" in line]
-            assert "exceed the limits of queue" in line
+            assert f"exceed the limits of {f'queue {queue}' if queue else 'the queues'}" in line
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -293,6 +293,12 @@ class TestCheck:
         ):
             assert said in line
 
+    def test_a_queue_without_a_name_is_only_for_sites_whose_jobs_name_no_queue(self, own: Own) -> None:
+        text = MINE.replace('of = ["launch"]', 'of = ["launch", "queues"]') + "[[queues]]\nmax_nodes = 4\n"
+        assert faults_of(own('default_walltime = "1h"\n' + text)) == []
+        (fault,) = faults_of(own('default_walltime = "1h"\ndefault_queue = "debug"\n' + text, "other"))
+        assert "an entry of queues has no name" in fault
+
     def test_tries_its_scripts(self, own: Own) -> None:
         text = MINE.replace('default = "mpiexec"', 'default = "srun"')
         faults = faults_of(own('default_walltime = "1h"\n' + text))
