@@ -174,7 +174,9 @@ def test_the_step_script_is_the_same_for_stdout_and_files() -> None:
 
 def test_profiles_are_listed_with_scheduler_and_date() -> None:
     lines = run_cli("profiles", "list").stdout.decode().splitlines()
-    assert re.search(r"^polaris +pbs +high +2026-08-19  Polaris \(ALCF\)$", "\n".join(lines), re.MULTILINE)
+    assert re.search(
+        r"^polaris +pbs +high +20\d\d-\d\d-\d\d  Polaris \(ALCF\)$", "\n".join(lines), re.MULTILINE
+    )
     assert [line.split()[0] for line in lines] == sorted(
         path.stem for path in (ROOT / "profiles").glob("*.toml")
     )

@@ -176,16 +176,16 @@ def command(
 
     training = Training(**sizes, bucket_view=not no_bucket_view)
     if profile:
-        of_profile = _node_of(profile, known=bool(gpus_per_node and gpu_memory_bytes))
+        of_profile = _node_of(profile, bool(gpu_memory_bytes), bool(gpus_per_node or not host_memory_bytes))
         gpus_per_node, gpu_memory_bytes = gpus_per_node or of_profile[0], gpu_memory_bytes or of_profile[1]
-    gpus_per_node = gpus_per_node or 1
+    gpus_per_node = 1 if gpus_per_node is None else gpus_per_node  # 0: the nodes of the site differ
     if host_memory_bytes and not gpu_memory_bytes:
         raise RequestError("--host-memory-gib requires --gpu-memory-gib. Give both.")
     machine = None
     if gpu_memory_bytes:
         machine = Machine(
             gpu_memory_bytes=gpu_memory_bytes,
-            gpus_per_node=gpus_per_node,
+            gpus_per_node=gpus_per_node or 1,
             host_memory_bytes=host_memory_bytes,
         )
     by_size = training.params_of_layers + (training.vocab or 0) * training.hidden
@@ -195,35 +195,46 @@ def command(
             err=True,
         )
     names = [strategy] if strategy else list(STRATEGIES)
-    rows = [_row(training, name, ranks or gpus_per_node, machine) for name in names]
+    rows = [_row(training, name, ranks, gpus_per_node, machine) for name in names]
     if as_json:
-        request = {**asdict(training), "gpus_per_node": gpus_per_node, "gpu_memory_bytes": gpu_memory_bytes}
+        request = {
+            **asdict(training),
+            "gpus_per_node": gpus_per_node or None,
+            "gpu_memory_bytes": gpu_memory_bytes,
+        }
         request["host_memory_bytes"] = host_memory_bytes
         click.echo(json.dumps({"name": "estimate", "request": request, "rows": rows}, indent=2))
     else:
         click.echo(_table(training, rows))
 
 
-def _node_of(profile: str, *, known: bool) -> tuple[int, int]:
-    """Return the number of GPUs per node and the bytes of memory per GPU.
-
-    A number that the profile does not define is 0; this is allowed if the options define it (`known`).
-    """
+def _node_of(profile: str, memory_is_given: bool, devices_are_optional: bool) -> tuple[int, int]:
+    """Return the number of GPUs per node and the bytes of memory per GPU; 0 if it is unknown."""
     from ddp_hpc.sites.site import load_site
 
     site = load_site(profile)
-    if not known and not (site.node.devices and site.node.device_memory_gib):
+    if not (memory_is_given or site.node.device_memory_gib):
         raise RequestError(
-            f"profile {profile} does not define the number of GPUs per node of {site.title} or their memory. "
-            "Use --gpus-per-node and --gpu-memory-gib."
+            f"profile {profile} does not define the memory of the GPUs of {site.title}. Use --gpu-memory-gib."
+        )
+    if not (devices_are_optional or site.node.devices):
+        raise RequestError(
+            f"profile {profile} does not define the number of GPUs per node of {site.title}, which "
+            "--host-memory-gib requires. Use --gpus-per-node."
         )
     return site.node.devices, site.node.device_memory_gib * 2**30
 
 
-def _row(training: Training, strategy: str, ranks: int, machine: Machine | None) -> dict[str, Any]:
-    """Return the bytes per rank of one strategy and, if the machine is known, whether it fits."""
+def _row(
+    training: Training, strategy: str, ranks: int | None, gpus_per_node: int, machine: Machine | None
+) -> dict[str, Any]:
+    """Return the bytes per rank of one strategy and, if the machine is known, whether it fits.
+
+    The smallest number of nodes is unknown if `gpus_per_node` is 0.
+    """
     from ddp_hpc.estimate import STRATEGIES, fits, footprint, smallest_ranks
 
+    ranks = ranks or gpus_per_node or 1
     need = footprint(training, strategy, ranks)
     if STRATEGIES[strategy].one_rank:
         ranks = 1
@@ -233,7 +244,8 @@ def _row(training: Training, strategy: str, ranks: int, machine: Machine | None)
         least = smallest_ranks(training, strategy, machine)
         row["fits"] = fits(training, strategy, ranks, machine)
         row["min_gpus"] = least
-        row["min_nodes"] = least and -(-least // machine.gpus_per_node)
+        if gpus_per_node:
+            row["min_nodes"] = least and -(-least // gpus_per_node)
     return row
 
 
@@ -268,6 +280,7 @@ def _table(training: Training, rows: list[dict[str, Any]]) -> str:
     if "fits" in rows[0]:
         lines.append(line("fits", "fits", lambda _: "yes", "no"))
         lines.append(line("fewest GPUs", "min_gpus", str, "never"))
+    if "min_nodes" in rows[0]:
         lines.append(line("fewest nodes", "min_nodes", str, "never"))
     names = [row["name"] for row in rows]
     return table([Column("", "per rank, ~ estimate"), *(Column(name, name) for name in names)], lines)

@@ -35,10 +35,16 @@ def advice(job: Job, site: Site) -> list[str]:
 
 
 def _queue_advice(job: Job, layout: Layout, site: Site) -> list[str]:
-    if not layout.queue or not site.queues:
+    if not site.queues:
         return []
-    queue = f"queue {layout.queue}" + (f" with QOS {job.qos}" if job.qos else "")
-    entries = queue_entries(site, layout.queue, job.qos)
+    if layout.queue:
+        queue = f"queue {layout.queue}" + (f" with QOS {job.qos}" if job.qos else "")
+        entries = queue_entries(site, layout.queue, job.qos)
+    else:
+        queue = "the queues from which the scheduler chooses"
+        entries = tuple(entry for entry in site.queues if not (entry.name and entry.submit))
+        if not entries:
+            return []
     if not entries:
         known = ", ".join(dict.fromkeys(_called(entry) for entry in site.queues))
         return [f"{site.title} had no {queue} on {site.checked} (known: {known}). Check its name."]
@@ -50,7 +56,7 @@ def _queue_advice(job: Job, layout: Layout, site: Site) -> list[str]:
     limited = max((devices for entry, devices in counts if entry.max_devices), default=0)
     gpus = f" with {limited} GPUs" if limited else ""
     return [
-        f"{job.num_nodes} nodes{gpus} for {format_walltime(walltime_s)} exceed the limits of {queue} on "
+        f"{_nodes(job.num_nodes)}{gpus} for {format_walltime(walltime_s)} exceed the limits of {queue} on "
         f"{site.checked} ({limits}), so the scheduler may reject the job"
     ]
 
@@ -83,13 +89,18 @@ def _called(queue: Queue) -> str:
 
 
 def _limits(queue: Queue) -> str:
-    limits = (
-        f"{queue.min_nodes}-{queue.max_nodes} nodes"
-        if queue.max_nodes
-        else f"{queue.min_nodes} nodes or more"
-    )
+    if queue.max_nodes == queue.min_nodes:
+        limits = _nodes(queue.max_nodes)
+    elif queue.max_nodes:
+        limits = f"{queue.min_nodes}-{queue.max_nodes} nodes"
+    else:
+        limits = f"{_nodes(queue.min_nodes)} or more" if queue.min_nodes > 1 else "any number of nodes"
     if queue.max_devices:
         limits += f" and {queue.max_devices} GPUs"
     if queue.min_walltime:
         return f"{limits} for {queue.min_walltime} to {queue.max_walltime or 'any time'}"
     return f"{limits} up to {queue.max_walltime}" if queue.max_walltime else limits
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node{'s' * (count != 1)}"

@@ -71,7 +71,7 @@ def _has_queue(site: Site) -> bool:
 
 
 def _queue_faults(site: Site) -> list[str]:
-    names = [queue.name for queue in site.queues if queue.submit]
+    names = [queue.name for queue in site.queues if queue.name and queue.submit]
     faults = [
         f"queue {queue.name} has max_nodes {queue.max_nodes} below min_nodes {queue.min_nodes}"
         for queue in site.queues
@@ -80,6 +80,8 @@ def _queue_faults(site: Site) -> list[str]:
     if site.default_queue and names and site.default_queue not in names:
         hint = nearest(site.default_queue, names)
         faults.append(f"default_queue {site.default_queue!r} is not one of its queues{hint}")
+    if site.default_queue and not all(queue.name for queue in site.queues):
+        faults.append("an entry of queues has no name, which is only for sites without a default_queue")
     return faults
 
 

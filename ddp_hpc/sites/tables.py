@@ -152,13 +152,13 @@ class Node:
 class Queue:
     """Limits of a queue when the profile was checked; 0 and "" if they are unknown.
 
-    A queue whose walltime depends on the number of nodes has one entry per range, and a queue whose limits
-    depend on the QOS has one entry per `qos`. Jobs cannot be submitted to a queue with `submit = false`.
-    `max_devices` is the maximum number of devices per job. `resources` replaces the `resources` of the
-    scheduler's table.
+    An entry without a `name` has the limits of jobs that name no queue. A queue whose walltime depends on the
+    number of nodes has one entry per range, and a queue whose limits depend on the QOS has one entry per
+    `qos`. Jobs cannot be submitted to a queue with `submit = false`. `max_devices` is the maximum number of
+    devices per job. `resources` replaces the `resources` of the scheduler's table.
     """
 
-    name: str
+    name: str = ""
     min_nodes: int = 1
     max_nodes: int = 0
     max_devices: int = 0
@@ -212,7 +212,7 @@ class Slurm:
     """Options of a Slurm site.
 
     `queue_option` is the option of sbatch for --queue: partition, qos, or empty if the scheduler chooses.
-    `gpu_option` is the option of sbatch for GPUs: gpus-per-node, gres (with `gpu_type` if the site requires
+    `gpu_option` is the option of sbatch for GPUs: gpus-per-node or gres (with `gpu_type` if the site requires
     it), or empty if nodes are exclusive. `options` are options that become directives unchanged.
     `srun_options` are options of srun for starting ranks. `agent_options` are options of srun for starting
     one torchrun agent per node, with the placeholder {devices}. `forbidden` are options that the site

@@ -30,6 +30,7 @@ from ddp_hpc.estimate import (
     layer_activation_bytes,
     smallest_ranks,
 )
+from ddp_hpc.sites.site import load_site, profile_files
 from tests.batch.conftest import clean_environ, run_cli
 
 
@@ -353,10 +354,28 @@ def test_a_profile_provides_the_gpus_per_node_and_their_memory(capsys):
     assert rows_of(capsys, *SMALL, "--profile", "polaris", "--gpus-per-node", "2") == two
 
 
+@pytest.mark.parametrize("name", [name for name in profile_files() if load_site(name).node.device])
+def test_every_profile_that_names_gpus_provides_their_memory(name, capsys):
+    assert "fits" in rows_of(capsys, *SMALL, "--profile", name)["ddp"]
+
+
+def test_the_number_of_nodes_is_unknown_if_the_nodes_of_the_site_differ(capsys):
+    row = rows_of(capsys, *SMALL, "--profile", "bunya")["ddp"]
+    assert (row["min_gpus"], "min_nodes" in row) == (1, False)
+    command.main([*SMALL, "--profile", "bunya"], standalone_mode=False)
+    assert "fewest nodes" not in capsys.readouterr().out
+    assert rows_of(capsys, *SMALL, "--profile", "bunya", "--gpus-per-node", "3")["ddp"]["min_nodes"] == 1
+
+
+def test_host_memory_requires_the_number_of_gpus_per_node(capsys):
+    options = [*SMALL, "--profile", "bunya", "--host-memory-gib", "512"]
+    with pytest.raises(RequestError, match=r"bunya does not define the number .* Use --gpus-per-node"):
+        command.main(options, standalone_mode=False)
+    assert rows_of(capsys, *options, "--gpus-per-node", "3")["ddp"]["fits"]
+
+
 def test_a_profile_without_gpus_is_reported(capsys):
-    with pytest.raises(
-        RequestError, match=r"generic_slurm does not define the number of GPUs .* --gpus-per-node"
-    ):
+    with pytest.raises(RequestError, match=r"generic_slurm does not define the memory .* --gpu-memory-gib"):
         command.main([*SMALL, "--profile", "generic_slurm"], standalone_mode=False)
     both = ["--gpu-memory-gib", "40", "--gpus-per-node", "2"]
     assert rows_of(capsys, *SMALL, "--profile", "generic_slurm", *both) == rows_of(capsys, *SMALL, *both)

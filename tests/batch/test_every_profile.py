@@ -18,7 +18,7 @@ from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.rank_layout import lay_out
 from ddp_hpc.schedulers.registry import SCHEDULERS, scheduler_of_site
-from ddp_hpc.sites.site import Site, load_site, profile_files
+from ddp_hpc.sites.site import Site, load_site, profile_files, queue_entries
 from ddp_hpc.sites.tables import Queue
 from ddp_hpc.units import parse_walltime_s
 from tests.batch.conftest import DIRECTIVES, clean_environ
@@ -108,9 +108,25 @@ def test_scripts_contain_no_option_that_the_site_refuses(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_defaults_and_the_largest_job_are_within_the_limits_of_the_queues(name: str) -> None:
     site = load_site(name)
-    smallest, *_, largest = [Job(), *sizes(site)]
-    for job in (smallest, largest):
+    for job in (Job(), *sizes(site)[2:]):
         assert not [line for line in advice(job, site) if "queue" in line]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_request_beyond_the_limits_of_a_queue_is_warned_about(name: str) -> None:
+    site = load_site(name)
+    for queue, qos in {(entry.name, entry.qos): None for entry in site.queues if entry.submit}:
+        entries = queue_entries(site, queue, qos)
+        job = Job(queue=queue, qos=qos, account=an_account(site))
+        beyond = []
+        if most := [entry.max_nodes for entry in entries if all(one.max_nodes for one in entries)]:
+            beyond.append(replace(job, num_nodes=max(most) + 1))
+        if all(entry.max_walltime for entry in entries):
+            longest_s = max(parse_walltime_s(entry.max_walltime) for entry in entries)
+            beyond.append(replace(job, walltime_s=longest_s + 1))
+        for asked in beyond:
+            (line,) = [line for line in advice(asked, site) if "queue" in line]
+            assert f"exceed the limits of {f'queue {queue}' if queue else 'the queues'}" in line
 
 
 @pytest.mark.parametrize("name", NAMES)

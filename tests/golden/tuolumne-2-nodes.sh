@@ -15,7 +15,7 @@ set -eo pipefail
 if [[ -z $VIRTUAL_ENV && ${CONDA_DEFAULT_ENV:-base} == base && -f .venv/bin/activate ]]; then source .venv/bin/activate; fi
 
 num_nodes=$(flux resource list -s up -no '{nnodes}')
-export OMP_NUM_THREADS=1
+export OMP_NUM_THREADS=21
 export DDP_HPC_PROFILE=tuolumne  # the default profile of ddp-hpc's commands in this job
 # The snapshots (checkpoints) of this run. A job with the same directory resumes the run.
 export DDP_HPC_RUN_DIR="$PWD"/runs/ddp
