@@ -34,7 +34,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> None:
     check(request, settings)
     after = [(kind, _number(word)) for kind, word in request.after]
 
-    number = jobs.next_number(root / "next_job", server.FIRST_JOB)
+    number = jobs.next_number(root / "next_job", settings.first_job)
     copy = root / "mom_priv" / "jobs" / f"{number}.{settings.server}.SC"
     jobs.save_script(copy, script)
     name = request.name or (Path(operands[0]).name if operands else "STDIN")
