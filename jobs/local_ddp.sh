@@ -17,4 +17,4 @@ export DDP_HPC_RUN_DIR="$PWD"/runs/ddp
 # ddp-hpc must be installed in the Python environment of the job; otherwise, render the script with --standalone.
 exec python -m ddp_hpc.job --scheduler local --script "$0" -- \
   mpiexec -n "$num_ranks" --ppn 2 \
-  python -m ddp_hpc.train
+  python -m ddp_hpc.train "$@"

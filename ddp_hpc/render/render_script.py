@@ -61,6 +61,8 @@ def render(job: Job, site: Site) -> str:
         program = standalone_program(layout, program)
     single_node, multi_node = single_node_exports(site), multi_node_exports(site)
     job_env = [Export(name, value) for name, value in job.env.items()]
+    # The arguments of the script, such as those of `sbatch SCRIPT --epochs 3`.
+    program.append(Raw('"$@"'))
     launch_line = f"{sh_join(launcher)} \\\n  {sh_join(program)}" if launcher else sh_join(program)
     # These names are documented in docs/how-to/write-a-template.md.
     names: dict[str, object] = {
@@ -163,6 +165,8 @@ def _supervisor_options(job: Job, site: Site, layout: Layout, scheduler: Schedul
         words += ["--walltime", format_walltime(layout.walltime_s)]
     if not scheduler.has_queue:
         return words
+    if scheduler.passes_arguments:
+        words += ["--num-arguments", Raw('"$#"')]
     if job.max_attempts != DEFAULT_MAX_ATTEMPTS:
         words += ["--max-attempts", str(job.max_attempts)]
     if (directory := local_directory(site)) != DEFAULT_LOCAL_FOLDER:

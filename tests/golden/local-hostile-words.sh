@@ -19,4 +19,4 @@ export GREETING=$'it\'s "$HOME"\nand `more`'
 # ddp-hpc must be installed in the Python environment of the job; otherwise, render the script with --standalone.
 exec python -m ddp_hpc.job --scheduler local --script "$0" -- \
   mpiexec -n "$num_ranks" --ppn 1 \
-  ./run.sh 'two words' '$(touch canary)' $'line\nbreak' '' '*'
+  ./run.sh 'two words' '$(touch canary)' $'line\nbreak' '' '*' "$@"

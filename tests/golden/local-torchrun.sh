@@ -15,4 +15,4 @@ export DDP_HPC_RUN_DIR="$PWD"/runs/ddp
 # ddp_hpc.job starts the program in the last line, and prints how to resume the run.
 # ddp-hpc must be installed in the Python environment of the job; otherwise, render the script with --standalone.
 exec python -m ddp_hpc.job --scheduler local --script "$0" --walltime 00:10:00 -- \
-  torchrun_script.sh python -m ddp_hpc.train
+  torchrun_script.sh python -m ddp_hpc.train "$@"

@@ -32,4 +32,4 @@ export DDP_HPC_RUN_DIR="$PWD"/runs/ddp
 # ddp-hpc must be installed in the Python environment of the job; otherwise, render the script with --standalone.
 exec python -m ddp_hpc.job --scheduler age --script "$0" --walltime 00:10:00 -- \
   mpiexec -n "$num_ranks" --ppn 4 --hostfile "$hosts" \
-  python -m ddp_hpc.train
+  python -m ddp_hpc.train "$@"

@@ -25,4 +25,4 @@ export DDP_HPC_RUN_DIR="$PWD"/runs/ddp
 # ddp-hpc must be installed in the Python environment of the job; otherwise, render the script with --standalone.
 exec python -m ddp_hpc.job --scheduler flux --script "$0" --walltime 00:30:00 -- \
   flux run --exclusive --nodes="$num_nodes" --tasks-per-node=4 \
-  python -m ddp_hpc.train
+  python -m ddp_hpc.train "$@"

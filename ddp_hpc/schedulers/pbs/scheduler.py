@@ -55,6 +55,8 @@ class Pbs(Scheduler):
     prefix = "#PBS"
     log_flags = ("-o", "-e")
     job_id_variable = "PBS_JOBID"
+    # PBS_ARRAYID is the name in Torque.
+    array_index_variables = ("PBS_ARRAY_INDEX", "PBS_ARRAYID")
     commands = ("qsub", "qstat", "qdel")
     query_command = "qstat"
     job_id_pattern = re.compile(r"[.[]")
@@ -153,6 +155,9 @@ class Pbs(Scheduler):
         except (ValueError, KeyError, TypeError, AttributeError, RequestError):
             return None
         return start_s + walltime_s, "qstat"
+
+    def array_options(self, index: str) -> list[str]:
+        return ["-v", f"PBS_ARRAY_INDEX={index}"]
 
     def running_job(self, environ: Mapping[str, str]) -> RunningJob:
         from ddp_hpc.schedulers.pbs.running_job import PbsJob
