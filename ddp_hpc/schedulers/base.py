@@ -122,6 +122,17 @@ class JobCommands(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Overrides:
+    """Options of `submit SCRIPT`. `walltime` is in seconds; 0 and an empty text mean no option."""
+
+    nodes: int = 0
+    walltime: int = 0
+    queue: str = ""
+    qos: str = ""
+    name: str = ""
+
+
 class Scheduler:
     """One scheduler. The defaults describe a machine without a scheduler."""
 
@@ -248,6 +259,19 @@ class Scheduler:
         `after` is the id of a job that must end first, `variables` has the format `A=1,B=2`.
         """
         raise NotImplementedError
+
+    def overrides(self, asked: Overrides, script: ScriptOptions, site: Site | None) -> list[list[str]]:
+        """Returns the options of the submit command that override a script's directives, each with its words.
+
+        Raises:
+            RequestError: the scheduler has no such option, or the script does not allow to derive it.
+        """
+        for option in vars(asked):
+            if getattr(asked, option):
+                raise RequestError(
+                    f"--{option} was given with a script of {self.title}; change the directive in the script"
+                )
+        return []
 
     def submit_line(self, options: str = "") -> str:
         """Returns the shell command that submits a script; the path of the script must be appended."""

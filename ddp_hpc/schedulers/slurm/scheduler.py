@@ -13,6 +13,7 @@ from ddp_hpc.request.rank_layout import Layout
 from ddp_hpc.schedulers.allocation import Allocation, first_number, smallest_count
 from ddp_hpc.schedulers.base import (
     Directives,
+    Overrides,
     Scheduler,
     ScriptOptions,
     ShellVariable,
@@ -23,7 +24,7 @@ from ddp_hpc.schedulers.base import (
     whole_number,
 )
 from ddp_hpc.sites.site import Site, queue_entries
-from ddp_hpc.units import parse_walltime_s
+from ddp_hpc.units import format_walltime, parse_walltime_s
 
 if TYPE_CHECKING:
     from ddp_hpc.schedulers.running_job import RunningJob
@@ -125,6 +126,18 @@ class Slurm(Scheduler):
         self, script: str, options: Sequence[str], after: str = "", variables: str = ""
     ) -> list[str]:
         return ["sbatch", "--parsable", *options, script]
+
+    def overrides(self, asked: Overrides, script: ScriptOptions, site: Site | None) -> list[list[str]]:
+        queue_option = (site.slurm.queue_option if site else "") or "partition"
+        found = {
+            "nodes": str(asked.nodes or ""),
+            "time": format_walltime(asked.walltime) if asked.walltime else "",
+            queue_option: asked.queue,
+            "job-name": asked.name,
+        }
+        if asked.qos:
+            found["qos"] = asked.qos
+        return [[f"--{name}={value}"] for name, value in found.items() if value]
 
     def mpiexec_variables(self, cpus_per_task: int, ranks_per_node: int) -> list[ShellVariable]:
         return [
