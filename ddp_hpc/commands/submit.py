@@ -67,15 +67,16 @@ def command(script: Path | None, dry_run: bool, force: bool, chain: int | None, 
     scheduler = order.scheduler
     if chain:
         submission.check_chain(order, chain)
-    if warning := submission.other_run(order):
-        click.echo(f"warning: {warning}", err=True)
+    _warn(submission.other_run(order))
     if dry_run:
         sys.stdout.buffer.write(order.content)
         sys.stdout.flush()
         click.echo(f"would run: {shlex.join(order.argv())}", err=True)
         return
-    what = f"the script's {scheduler.prefix} lines are for {scheduler.title}"
-    need(scheduler.submit_program, f"{what}, which requires {scheduler.submit_program}")
+    program = scheduler.submit_program
+    need(
+        program, f"the script's {scheduler.prefix} lines are for {scheduler.title}, which requires {program}"
+    )
     submission.prepare(order)
     sent = submission.send_chain(order, chain) if chain else submission.send_one(order)
     queued: list[str] = []
@@ -84,7 +85,7 @@ def command(script: Path | None, dry_run: bool, force: bool, chain: int | None, 
         jobs = f"{len(queued)} job was" if len(queued) == 1 else f"{len(queued)} jobs were"
         return f"{jobs} submitted; to cancel: ddp-hpc cancel {queued[0]}"
 
-    with held_interrupt(scheduler.submit_program) as is_interrupted:
+    with held_interrupt(program) as is_interrupted:
         try:
             for job_id, problem in sent:
                 queued.append(job_id)
@@ -143,6 +144,11 @@ def _order(script: Path | None, request: dict[str, Any]) -> tuple[Order, list[Li
         if not (account and one.check == _NO_ACCOUNT) and not (one.check == _OVERRIDDEN and one.line in added)
     ]
     return order, found
+
+
+def _warn(text: str) -> None:
+    if text:
+        click.echo(f"warning: {text}", err=True)
 
 
 def _overrides(request: dict[str, Any]) -> Overrides:
