@@ -52,7 +52,6 @@ def command(script: Path | None, dry_run: bool, force: bool, chain: int | None, 
     Examples:
       ddp-hpc submit --nodes 2 --walltime 01:00:00 -- python train.py --epochs 10
       ddp-hpc submit --profile polaris --nodes 2 --queue debug --account MYPROJECT
-      ddp-hpc submit job.sh
       ddp-hpc submit jobs/polaris_ddp.pbs --account MYPROJECT --nodes 4 --walltime 01:00:00
       ddp-hpc submit jobs/generic_slurm_ddp.sbatch -- --epochs 3
       ddp-hpc submit --nodes 2 --walltime 01:00:00 --dry-run
