@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,13 +53,14 @@ def command(script: Path | None, dry_run: bool, force: bool, chain: int | None, 
     Examples:
       ddp-hpc submit --nodes 2 --walltime 01:00:00 -- python train.py --epochs 10
       ddp-hpc submit --profile polaris --nodes 2 --queue debug --account MYPROJECT
+      ddp-hpc submit job.sh
       ddp-hpc submit jobs/polaris_ddp.pbs --account MYPROJECT --nodes 4 --walltime 01:00:00
       ddp-hpc submit jobs/generic_slurm_ddp.sbatch -- --epochs 3
       ddp-hpc submit --nodes 2 --walltime 01:00:00 --dry-run
       job=$(ddp-hpc submit job.sh) && ddp-hpc logs "$job" --follow
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
     from ddp_hpc.jobs import submit as submission
-    from ddp_hpc.schedulers.run_command import held_interrupt, need
+    from ddp_hpc.schedulers.run_command import need
 
     command = click.get_current_context().meta["ddp_hpc.command"]
     order, found = _order(script, {**options, "command": command})
@@ -78,6 +80,13 @@ def command(script: Path | None, dry_run: bool, force: bool, chain: int | None, 
     )
     submission.prepare(order)
     sent = submission.send_chain(order, chain) if chain else submission.send_one(order)
+    _print_jobs(sent, program, chain)
+
+
+def _print_jobs(sent: Iterator[tuple[str, str]], program: str, chain: int | None) -> None:
+    """Print the ID of each job as soon as it is submitted."""
+    from ddp_hpc.schedulers.run_command import held_interrupt
+
     queued: list[str] = []
 
     def progress() -> str:

@@ -21,6 +21,7 @@ from typing import IO
 from ddp_hpc import processes
 from ddp_hpc.assets import asset_directory
 from ddp_hpc.errors import DdpHpcError, RequestError
+from ddp_hpc.extras import install_command
 from ddp_hpc.rehearse import interactive, jobs, machine
 from ddp_hpc.rehearse.launchers.limits import STEP_SCRIPT, Limits
 from ddp_hpc.rehearse.launchers.ranks import HYDRA
@@ -93,7 +94,7 @@ def rehearse(plan: Plan, options: Options) -> Result:
         )
     if not HYDRA.exists():
         raise RequestError(
-            f"{HYDRA} is needed to start ranks, but does not exist; pip install 'ddp-hpc[mpich]'"
+            f"{HYDRA} is needed to start ranks, but does not exist; {install_command('mpich')}"
         )
     root = Path(tempfile.mkdtemp(prefix="rehearse-"))
     kept = None
