@@ -24,6 +24,7 @@ from ddp_hpc.errors import (
     RequestError,
     stop_together,
 )
+from ddp_hpc.extras import install_command
 from ddp_hpc.units import format_bytes
 from ddp_hpc.version import __version__
 
@@ -347,7 +348,7 @@ def _write(
         except ModuleNotFoundError as error:
             raise RequestError(
                 f"writing {path} requires {error.name}, which is not installed; "
-                "run `pip install 'ddp-hpc[train]'`"
+                f"run {install_command('train')}"
             ) from error
         if comm.rank != 0:
             return

@@ -12,6 +12,7 @@ from data_gen.formats import Array, Contents
 from data_gen.writer import Chunk, GenerateResult, Progress, write_file
 from ddp_hpc import h5_layout
 from ddp_hpc.errors import RequestError
+from ddp_hpc.extras import install_command
 
 TEST_FRACTION = 0.2
 NUM_CLASSES = 10
@@ -78,7 +79,7 @@ def _load() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise RequestError(
-            "cannot import scikit-learn, which provides the digits; run `pip install 'ddp-hpc[digits]'`"
+            f"cannot import scikit-learn, which provides the digits; run {install_command('digits')}"
         ) from error
     bundled = load_digits()
     images = (bundled.images[:, np.newaxis] / _MAX_PIXEL).astype(np.float32)  # (N, 1, 8, 8)

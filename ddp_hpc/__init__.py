@@ -60,8 +60,9 @@ def __getattr__(name: str) -> object:
         module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("torch", "numpy", "h5py", "safetensors"):
+            command = importlib.import_module(f"{__name__}.extras").install_command("train")
             raise ModuleNotFoundError(
-                f"ddp_hpc.{name} needs {error.name}, which is not installed: pip install 'ddp-hpc[train]'",
+                f"ddp_hpc.{name} needs {error.name}, which is not installed: {command}",
                 name=error.name,
             ) from None
         raise

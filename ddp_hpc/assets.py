@@ -28,7 +28,7 @@ def asset_directory(name: str) -> Path:
             return beside
     raise DdpHpcError(
         f"the directory {name}/ was found neither in {in_wheel.parent} nor in a checkout at {checkout}; "
-        "reinstall ddp-hpc (pip install --force-reinstall ddp-hpc)"
+        "reinstall ddp-hpc from its checkout or wheel"
     )
 
 

@@ -33,6 +33,13 @@ from ddp_hpc.units import parse_walltime_s
     help='The job script, "$0" in the script. Its copy in the run directory resumes the run.',
 )
 @click.option(
+    "--num-arguments",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help='Number of arguments of the script, "$#" in the script. They are the last words of COMMAND.',
+)
+@click.option(
     "--walltime",
     metavar="HH:MM:SS",
     help="The walltime, which is used if the scheduler does not report one.",
@@ -91,16 +98,17 @@ def cli(command: tuple[str, ...], **options: Any) -> int:
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
     if not command:
         raise RequestError("no launch line was given; use: python -m ddp_hpc.job ... -- srun python train.py")
-    return supervise(list(command), _settings(options), os.environ)
+    return supervise(list(command), _settings(options, command), os.environ)
 
 
-def _settings(options: dict[str, Any]) -> Settings:
+def _settings(options: dict[str, Any], command: tuple[str, ...]) -> Settings:
     run_dir, walltime = os.environ.get("DDP_HPC_RUN_DIR", ""), options["walltime"]
     is_signalled = options["requeue"] == "on-signal"
     name, lead_s = parse_signal(options["early"])
     return Settings(
         scheduler=SCHEDULERS[options["scheduler"]],
         script=options["script"],
+        arguments=command[max(0, len(command) - options["num_arguments"]) :],
         run_dir=Path(run_dir) if run_dir else None,
         walltime_s=None if walltime is None else parse_walltime_s(walltime),
         max_attempts=options["max_attempts"],

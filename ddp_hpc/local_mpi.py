@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ddp_hpc.errors import EXIT_WRONG_REQUEST, RequestError
+from ddp_hpc.extras import install_command
 
 _TRIAL_S = 60
 _VERSION_S = 10.0
@@ -137,7 +138,7 @@ def choose_mpiexec(wanted: str | None) -> tuple[Path, dict[str, str], str]:
     if own is None:
         raise RequestError(
             "no mpiexec that works with mpi4py was found on the PATH or in this environment; "
-            "pip install 'ddp-hpc[mpich]'"
+            f"{install_command('mpich')}"
         )
     return own, dict(os.environ), "of the mpich wheel"
 

@@ -30,6 +30,11 @@ class RunState:
     reason: str
 
 
+def state_path(directory: Path) -> Path:
+    """Returns the path of the file in the run directory `directory`."""
+    return directory / _NAME
+
+
 def read_state(directory: Path) -> RunState | None:
     """Returns the state of the run in this directory; None if the file does not exist yet.
 

@@ -1,6 +1,7 @@
 """`python -m ddp_hpc.torchrun`: torchrun with the rendezvous backend `ddp-hpc`, for `torchrun_script.sh`.
 
-It takes torchrun's arguments. If torchrun's agent is killed, its ranks are ended too.
+It takes torchrun's arguments. If torchrun's agent is killed, its ranks are ended too. Ranks that refuse their
+request with exit code 2 are not restarted.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from ddp_hpc.discovery.world import short_hostname
-from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.rendezvous.process_guard import run_guarded
 
 
@@ -19,15 +20,22 @@ def main() -> None:
 
 def _run_agent() -> None:
     from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    from ddp_hpc.training.process_group.torchrun_rendezvous import register
+    from ddp_hpc.training.process_group import torchrun_agent, torchrun_rendezvous
 
-    register()
+    torchrun_rendezvous.register()
+    torchrun_agent.register()
     try:
         run.main(sys.argv[1:])
     except DdpHpcError as error:
         sys.stderr.write(f"[{short_hostname()}] error: {error}\n")
         sys.exit(error.exit_code)
+    except ChildFailedError as error:
+        if not torchrun_agent.has_refused(error):
+            raise
+        # The ranks have printed the reason.
+        sys.exit(RequestError.exit_code)
 
 
 if __name__ == "__main__":

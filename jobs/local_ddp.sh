@@ -17,4 +17,4 @@ export DDP_HPC_RUN_DIR="$PWD"/runs/ddp
 # ddp_hpc.train trains a Transformer on synthetic data. For your own program: ddp-hpc render --profile local --ranks-per-node 2 -- python PROGRAM.py
 exec python -m ddp_hpc.job --scheduler local --script "$0" -- \
   mpiexec -n "$num_ranks" --ppn 2 \
-  python -m ddp_hpc.train
+  python -m ddp_hpc.train "$@"

@@ -118,7 +118,7 @@ def test_every_listed_command_exists_and_has_a_help_text() -> None:
 
 def test_options_after_the_program_belong_to_the_job_command() -> None:
     done = run_cli("render", "--profile", "local", "python", "train.py", "--nodes", "7")
-    assert b"\n  ddp-hpc exec -- python train.py --nodes 7\n" in done.stdout
+    assert b'\n  ddp-hpc exec -- python train.py --nodes 7 "$@"\n' in done.stdout
     assert (
         done.stdout
         == run_cli("render", "--profile", "local", "--", "python", "train.py", "--nodes", "7").stdout
@@ -165,7 +165,7 @@ def test_arguments_that_are_not_utf8_are_preserved() -> None:
         b"\xff",
     ]
     done = subprocess.run(argv, env=clean_environ(LC_ALL="C"), capture_output=True, timeout=60)
-    assert b"\n  ./run '\xff'\n" in done.stdout
+    assert b"\n  ./run '\xff' \"$@\"\n" in done.stdout
 
 
 def test_the_step_script_is_the_same_for_stdout_and_files() -> None:

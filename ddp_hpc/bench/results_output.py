@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddp_hpc.errors import RequestError
+from ddp_hpc.extras import install_command
 from ddp_hpc.partial_files import begins_with, write_atomically
 from ddp_hpc.text_table import Row
 from ddp_hpc.training.telemetry.metrics_file import check_outputs, versions, write_json
@@ -105,7 +106,7 @@ def check_files(json_file: Path | None, picture: Path | None, data: Path | None 
             )
         if find_spec("matplotlib") is None:
             raise RequestError(
-                "--picture requires matplotlib, which is not installed; run `pip install 'ddp-hpc[report]'`"
+                f"--picture requires matplotlib, which is not installed; run {install_command('report')}"
             )
         if picture.is_file() and not begins_with(picture, *_PICTURES[suffix]):
             raise RequestError(

@@ -13,6 +13,7 @@ import click
 
 from ddp_hpc.commands.job_options import TAKES_A_COMMAND, job_options_without
 from ddp_hpc.errors import EXIT_WRONG_REQUEST, RequestError
+from ddp_hpc.extras import install_command
 
 _PATH = click.Path(path_type=Path)
 _DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
@@ -204,7 +205,7 @@ def _needs_torch(name: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise RequestError(
-            f"bench {name} requires {error.name}, which is not installed; run `pip install 'ddp-hpc[train]'`"
+            f"bench {name} requires {error.name}, which is not installed; run {install_command('train')}"
         ) from error
 
 

@@ -98,7 +98,7 @@ def command(
       ddp-hpc rehearse job.pbs --here --ranks-per-node 1
       ddp-hpc rehearse job.sbatch --nodes 1 --steps 20 --keep
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
-    from ddp_hpc.rehearse import request, session
+    from ddp_hpc.rehearse import host_names, request, session
 
     for option, value in (("--walltime-s", walltime_s), ("--max-jobs", max_jobs), ("--limit-s", limit_s)):
         if value is not None and not 1 <= value <= 10**7:
@@ -124,7 +124,8 @@ def command(
     plan = request.plan(script, options)
     for finding in plan.findings:
         _say(f"{finding.severity} {finding.check}, line {finding.line}: {finding.what}; {finding.remedy}")
-    for line in _differences(plan, options):
+    names = host_names.names_in_rehearsal(plan.site, session.host_names(plan))
+    for line in _differences(plan, options, has_names=host_names.add_host_names(names)):
         _say(line)
     result = session.rehearse(plan, options)
     ctx.exit(_report(result, options))
@@ -134,8 +135,11 @@ def _say(line: str) -> None:
     click.echo(f"rehearse: {line}", err=True)
 
 
-def _differences(plan: Plan, options: Options) -> list[str]:
-    """Return the differences between the rehearsal and the real machine, one per line."""
+def _differences(plan: Plan, options: Options, *, has_names: bool) -> list[str]:
+    """Return the differences between the rehearsal and the real machine, one per line.
+
+    `has_names` means that names on the fast network resolve to this machine.
+    """
     from ddp_hpc.rehearse.queues import find_queue
     from ddp_hpc.rehearse.session import DEFAULT_STEPS
     from ddp_hpc.schedulers.registry import SCHEDULERS
@@ -147,6 +151,12 @@ def _differences(plan: Plan, options: Options) -> list[str]:
     nodes = f"{plan.num_nodes}{fewer} node{'s' * (plan.num_nodes > 1 or bool(fewer))}"
     ranks = counted(plan.ranks_per_node, "rank")
     found = []
+    if plan.is_interactive:
+        shell = SCHEDULERS[plan.scheduler].interactive_command
+        found.append(
+            f"{plan.name} has no directives, but uses a job of {scheduler}; it runs as in the shell of "
+            f"{shell}, with {counted(plan.num_nodes, 'node')} (change with --nodes)"
+        )
     if scheduler:
         found.append(
             f"{scheduler} is simulated with {nodes}, all on this machine, and at most {ranks} per node; "
@@ -160,10 +170,15 @@ def _differences(plan: Plan, options: Options) -> list[str]:
         "fast network and CPU binding; modules and conda environments are not loaded"
     )
     if plan.site and (suffix := plan.site.fabric.suffix):
+        example = f"names on the fast network, such as HOST{suffix},"
         found.append(
-            f"names on the fast network, such as HOST{suffix}, do not exist here; ranks of a program that "
-            "forms these names itself, instead of using MASTER_ADDR, cannot connect"
+            f"{example} mean this machine (127.0.0.1)"
+            if has_names
+            else f"{example} do not exist here, because this machine does not permit mount namespaces; ranks "
+            "of a program that forms these names itself, instead of using MASTER_ADDR, cannot connect"
         )
+    elif plan.site is None and scheduler and has_names:
+        found.append("names on the fast networks of all profiles mean this machine (127.0.0.1)")
     where = "this directory" if options.here else "an empty directory (use --here for this one)"
     found.append(f"the job gets a new home directory, and is submitted from {where}")
     if options.walltime_s:

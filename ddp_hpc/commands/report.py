@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from ddp_hpc.errors import RequestError
+from ddp_hpc.extras import install_command
 from ddp_hpc.partial_files import write_atomically
 from ddp_hpc.units import counted
 
@@ -75,7 +76,7 @@ def command(
     for package in ("numpy", "msgspec", *(("plotly",) if page_file else ())):
         if find_spec(package) is None:
             raise RequestError(
-                f"report requires {package}, which is not installed; run `pip install 'ddp-hpc[report]'`"
+                f"report requires {package}, which is not installed; run {install_command('report')}"
             )
     from ddp_hpc.trace import compare, merge, page
     from ddp_hpc.trace import outputs as documents

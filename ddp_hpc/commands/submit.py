@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +19,12 @@ from ddp_hpc.errors import DdpHpcError, RequestError
 if TYPE_CHECKING:
     from ddp_hpc.jobs.submit import Order
     from ddp_hpc.lint.run_checks import LintFinding
+    from ddp_hpc.schedulers.base import Overrides
 
 # `submit` creates the log directory, and passes the account to the scheduler.
 _NO_LOG_DIRECTORY, _NO_ACCOUNT = "PBS011", "SITE002"
+# The options of `submit` repeat directives on purpose.
+_OVERRIDDEN = "JOB007"
 
 
 @click.command("submit", cls=ScriptOrRequest)
@@ -40,20 +45,22 @@ def command(script: Path | None, dry_run: bool, force: bool, chain: int | None, 
     """Submit a job script, or the script that `ddp-hpc render` would write for the same options.
 
     Prints only the job ID on stdout. The script is checked with `ddp-hpc lint` first, and is not submitted if
-    there are errors. With SCRIPT, only two options of a job can be used: --profile and --account. The account
-    is passed to sbatch or qsub; if neither --account nor the script sets one, DDP_HPC_ACCOUNT is used.
+    there are errors. With SCRIPT, the options --account, --name, --nodes, --qos, --queue and --walltime are
+    passed to sbatch or qsub, where they override the directives; if neither --account nor the script sets an
+    account, DDP_HPC_ACCOUNT is used. Under Slurm, the arguments after -- are those of the script.
 
     \b
     Examples:
       ddp-hpc submit --nodes 2 --walltime 01:00:00 -- python train.py --epochs 10
       ddp-hpc submit --profile polaris --nodes 2 --queue debug --account MYPROJECT
       ddp-hpc submit job.sh
-      ddp-hpc submit jobs/polaris_ddp.pbs --account MYPROJECT
+      ddp-hpc submit jobs/polaris_ddp.pbs --account MYPROJECT --nodes 4 --walltime 01:00:00
+      ddp-hpc submit jobs/generic_slurm_ddp.sbatch -- --epochs 3
       ddp-hpc submit --nodes 2 --walltime 01:00:00 --dry-run
       job=$(ddp-hpc submit job.sh) && ddp-hpc logs "$job" --follow
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
     from ddp_hpc.jobs import submit as submission
-    from ddp_hpc.schedulers.run_command import held_interrupt, need
+    from ddp_hpc.schedulers.run_command import need
 
     command = click.get_current_context().meta["ddp_hpc.command"]
     order, found = _order(script, {**options, "command": command})
@@ -61,22 +68,32 @@ def command(script: Path | None, dry_run: bool, force: bool, chain: int | None, 
     scheduler = order.scheduler
     if chain:
         submission.check_chain(order, chain)
+    _warn(submission.other_run(order))
     if dry_run:
         sys.stdout.buffer.write(order.content)
         sys.stdout.flush()
         click.echo(f"would run: {shlex.join(order.argv())}", err=True)
         return
-    what = f"the script's {scheduler.prefix} lines are for {scheduler.title}"
-    need(scheduler.submit_program, f"{what}, which requires {scheduler.submit_program}")
+    program = scheduler.submit_program
+    need(
+        program, f"the script's {scheduler.prefix} lines are for {scheduler.title}, which requires {program}"
+    )
     submission.prepare(order)
     sent = submission.send_chain(order, chain) if chain else submission.send_one(order)
+    _print_jobs(sent, program, chain)
+
+
+def _print_jobs(sent: Iterator[tuple[str, str]], program: str, chain: int | None) -> None:
+    """Print the ID of each job as soon as it is submitted."""
+    from ddp_hpc.schedulers.run_command import held_interrupt
+
     queued: list[str] = []
 
     def progress() -> str:
         jobs = f"{len(queued)} job was" if len(queued) == 1 else f"{len(queued)} jobs were"
         return f"{jobs} submitted; to cancel: ddp-hpc cancel {queued[0]}"
 
-    with held_interrupt(scheduler.submit_program) as is_interrupted:
+    with held_interrupt(program) as is_interrupted:
         try:
             for job_id, problem in sent:
                 queued.append(job_id)
@@ -114,18 +131,44 @@ def _order(script: Path | None, request: dict[str, Any]) -> tuple[Order, list[Li
         order = submission.order_request(text, site.scheduler, here)
         return order, lint.lint_script(text, site, num_nodes=job.num_nodes)
     profile, account = request.pop("profile"), request.pop("account") or ""
+    arguments, asked = request.pop("command"), _overrides(request)
     if given := given_options(request):
         raise RequestError(
-            f"{script} cannot be combined with {given[0]}; give either a script or the options of a job"
+            f"{script} cannot be combined with {given[0]}; use --account, --name, --nodes, --qos, --queue or "
+            "--walltime, or render a new script"
         )
     text = read_script(script)
     if not account and not submission.names_account(text):
         account = os.environ.get("DDP_HPC_ACCOUNT", "")
     site_or_none = site_of(text, profile)
-    found = lint.lint_script(text, site_or_none)
-    option = site_or_none.account.option if site_or_none else ""
-    order = submission.order_script(text, script, account, option, here)
-    return order, [one for one in found if not account or one.check != _NO_ACCOUNT]
+    order = submission.order_script(
+        text, script, here, account=account, asked=asked, arguments=arguments, site=site_or_none
+    )
+    linted, added = submission.as_linted(order, asked, site_or_none)
+    found = [
+        # Lines after the added directives have other numbers in the user's file.
+        replace(one, line=one.line if one.line < added.start else max(added.start - 1, one.line - len(added)))
+        for one in lint.lint_script(linted, site_or_none)
+        if not (account and one.check == _NO_ACCOUNT) and not (one.check == _OVERRIDDEN and one.line in added)
+    ]
+    return order, found
+
+
+def _warn(text: str) -> None:
+    if text:
+        click.echo(f"warning: {text}", err=True)
+
+
+def _overrides(request: dict[str, Any]) -> Overrides:
+    """Remove the options that override directives from the request, and return them."""
+    from ddp_hpc.schedulers.base import Overrides
+    from ddp_hpc.units import parse_walltime_s
+
+    walltime, nodes = request.pop("walltime"), request.pop("nodes")
+    if nodes is not None and nodes < 1:
+        raise RequestError(f"--nodes must be at least 1 (got {nodes})")
+    names = {name: request.pop(name) or "" for name in ("queue", "qos", "name")}
+    return Overrides(nodes=nodes or 0, walltime=parse_walltime_s(walltime) if walltime else 0, **names)
 
 
 def check_findings(found: list[LintFinding], *, force: bool) -> None:

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 
 from ddp_hpc.doctor.check_result import DoctorFinding, Here, fail, first_line, ok, warn
 from ddp_hpc.doctor.mpi import without_launcher
+from ddp_hpc.extras import install_command
 
 LIMIT_S = 60.0
 # The ranks use a file store, because another program may take a chosen port before they start.
@@ -28,7 +29,7 @@ dist.destroy_process_group()
 def two_ranks(here: Here) -> DoctorFinding:
     """Runs an all-reduce of two ranks on this node and checks the sum."""
     if find_spec("torch") is None:
-        return warn("not run: torch is not installed", "pip install 'ddp-hpc[train]'")
+        return warn("not run: torch is not installed", install_command("train"))
     environ = without_launcher(dict(here.environ)) | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     start_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="ddp-hpc-doctor-", dir=here.environ.get("TMPDIR")) as directory:

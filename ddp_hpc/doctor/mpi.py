@@ -10,13 +10,14 @@ from pathlib import Path
 from ddp_hpc import local_mpi
 from ddp_hpc.discovery.comm import mpi_library
 from ddp_hpc.doctor.check_result import DoctorFinding, Here, fail, first_line, ok, warn
+from ddp_hpc.extras import install_command
 
 # Prefixes of the variables that launchers set for a rank. With them, a single MPI process would wait for the
 # other ranks.
 _LAUNCHERS = ("PMI_", "PMIX_", "PALS_", "OMPI_", "PRTE_", "HYDI_", "HYDRA_", "MPI_LOCAL", "MV2_", "SLURM_")
 _VERSION_LIMIT_S = 10.0
 _TRIAL = "a test with two ranks succeeded"
-_NO_MPI = "pip install 'ddp-hpc[mpich]', or load the site's MPI and pip install mpi4py"
+_NO_MPI = f"{install_command('mpich')}, or load the site's MPI and pip install mpi4py"
 
 
 def without_launcher(environ: dict[str, str]) -> dict[str, str]:

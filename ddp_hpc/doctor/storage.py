@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ddp_hpc.doctor.check_result import DoctorFinding, Here, fail, first_line, ok, warn
+from ddp_hpc.extras import install_command
 from ddp_hpc.units import format_bytes
 
 _WORK_LEAST_BYTES, _WORK_GOOD_BYTES = 1024**3, 10 * 1024**3
@@ -80,7 +81,7 @@ def temp_sockets(here: Here) -> DoctorFinding:
 def hdf5_locking(here: Here) -> DoctorFinding:
     """Checks HDF5's file lock with a real file in the working directory; some file systems reject it."""
     if find_spec("h5py") is None:
-        return warn("not run: h5py is not installed", "pip install 'ddp-hpc[train]'")
+        return warn("not run: h5py is not installed", install_command("train"))
     setting = here.environ.get("HDF5_USE_FILE_LOCKING", "")
     os.environ.pop("HDF5_USE_FILE_LOCKING", None)  # h5py would prefer it to the argument `locking`
     import h5py

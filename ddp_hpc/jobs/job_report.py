@@ -15,7 +15,7 @@ from ddp_hpc.jobs.first_failure import last_attempt
 from ddp_hpc.jobs.log_files import age_s, log_paths, read_tail, successor_in, usual_logs
 from ddp_hpc.jobs.post_mortem import PostMortem, advice_while_waiting, examine
 from ddp_hpc.jobs.training_progress import Progress, read_progress
-from ddp_hpc.run_state import RunState, read_state
+from ddp_hpc.run_state import RunState, read_state, state_path
 from ddp_hpc.schedulers.client import read_job
 from ddp_hpc.schedulers.job_state import JobState, check_job_id, same_job
 
@@ -83,8 +83,8 @@ def combine(job_id: str, job: JobState | None, run_dir: Path | None) -> JobRepor
     is_last = not starts or same_job(starts[-1].job_id, job_id)
     state: RunState | None = None
     if run_dir and is_last:
-        with suppress(DdpHpcError):
-            state = read_state(run_dir)
+        begin_s = starts[-1].at_s if starts else submission.at_s if submission else 0
+        state = _state_since(run_dir, begin_s)
     next_job = _next_job(run_dir, job_id, log, starts, is_over=job is not None and job.phase == "ended")
     running = job is not None and job.phase == "running"
     return JobReport(
@@ -100,8 +100,18 @@ def combine(job_id: str, job: JobState | None, run_dir: Path | None) -> JobRepor
         progress=_progress(job, run_dir if is_last else None, log, starts),
         log_age_s=age_s(paths, time.time()) if running else 0.0,
         advice=advice_while_waiting(job) if job and job.phase == "waiting" else "",
-        post_mortem=examine(job, state, log, next_job) if job else None,
+        post_mortem=examine(job, state, log, next_job, starts[-1].first_step if starts and is_last else 0)
+        if job
+        else None,
     )
+
+
+def _state_since(run_dir: Path, begin_s: int) -> RunState | None:
+    """Returns the state if it was written since the job began. An older one is that of an earlier run."""
+    with suppress(DdpHpcError, OSError):
+        if state_path(run_dir).stat().st_mtime >= begin_s:
+            return read_state(run_dir)
+    return None
 
 
 def _progress(

@@ -83,10 +83,13 @@ class PostMortem:
     remedy: str
 
 
-def examine(job: JobState, state: RunState | None, log: str, next_job: str) -> PostMortem | None:
+def examine(
+    job: JobState, state: RunState | None, log: str, next_job: str, first_step: int = 0
+) -> PostMortem | None:
     """Returns the reason why a job failed; None if it succeeded or has not ended.
 
-    `state` is the content of the state file; None if it belongs to a later job.
+    `state` is the content of the state file; None if another job has written it. `first_step` is the step
+    after which the job resumed the run.
     """
     if job.phase != "ended" or job.end == "done":
         return None
@@ -108,7 +111,7 @@ def examine(job: JobState, state: RunState | None, log: str, next_job: str) -> P
         rank=failure.rank if failure else None,
         host=failure.host if failure else "",
         lines=lines,
-        remedy=_remedy(cause, job, state, failure, next_job),
+        remedy=_remedy(cause, job, state or RunState("running", first_step, ""), failure, next_job),
     )
 
 
@@ -176,12 +179,12 @@ def _code(job: JobState) -> str:
     return f"exit code {job.exit_code}" + (f" ({known})" if known else "")
 
 
-def _remedy(cause: str, job: JobState, state: RunState | None, failure: Failure | None, next_job: str) -> str:
+def _remedy(cause: str, job: JobState, state: RunState, failure: Failure | None, next_job: str) -> str:
     if next_job and cause != "failed":
         return f"none: job {next_job} resumes the run"
     text = _REMEDIES[cause]
     if cause == "node" and failure and (command := SCHEDULERS[job.scheduler].exclude_host(failure.host)):
         text += f" ({command})"
-    if state is not None and state.state != "done" and state.step:
+    if state.state != "done" and state.step:
         text += f"; it resumes after step {state.step}"
     return text

@@ -220,18 +220,28 @@ def find_run_dir(job_id: str, job: JobState | None, here: Path) -> Path | None:
         with script.open("rb") as file:
             text = file.read(MAX_CHARS).decode("utf-8", "surrogateescape")
         named = run_dir_in(text, Path(job.work_dir))
-        return named if named is not None and named.is_dir() else None
+        index = re.search(r"[_[]([0-9]+)", job_id)
+        own = named / f"task-{index[1]}" if named is not None and index else named
+        return next((one for one in (own, named) if one is not None and one.is_dir()), None)
     except OSError:
         return None
 
 
 def runs_in(directory: Path) -> list[Path]:
-    """Returns the run directories in `directory`/runs, and `directory` itself if it is one; newest last."""
+    """Returns the run directories in `directory`/runs, and `directory` itself if it is one; newest last.
+
+    Each task of a job array has a run directory of its own in the directory of the array.
+    """
     try:
-        found = [one for one in [directory, *sorted((directory / "runs").glob("*"))] if _is_run(one)]
+        places = [directory, *sorted((directory / "runs").glob("*"))]
+        found = [one for place in places for one in _tasks(place) or [place] if _is_run(one)]
     except OSError:
         return []
     return sorted(found, key=_last_s)
+
+
+def _tasks(run_dir: Path) -> list[Path]:
+    return [one for one in sorted(run_dir.glob("task-*")) if _is_run(one)]
 
 
 def _candidates(job: JobState | None, here: Path) -> Iterator[Path]:

@@ -6,21 +6,25 @@ import getpass
 import hashlib
 import os
 import re
+import shlex
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.jobs import submission_ledger as ledger
-from ddp_hpc.lint.parse_script import Script, parse_script
+from ddp_hpc.lint.parse_script import Script, parse_script, read_script
 from ddp_hpc.render.render_script import script_bytes, write_script
 from ddp_hpc.request.job import DEFAULT_MAX_ATTEMPTS
-from ddp_hpc.schedulers.base import Scheduler
+from ddp_hpc.run_state import read_state
+from ddp_hpc.schedulers.base import Overrides, Scheduler
 from ddp_hpc.schedulers.client import send
 from ddp_hpc.schedulers.job_state import was_dropped
 from ddp_hpc.schedulers.registry import MONITORED, SCHEDULERS
+from ddp_hpc.sites.site import Site
 
 # Paths with characters that only the scheduler expands, such as %j, the job id.
 _NOT_PLAIN = re.compile(r"[$~^%\0\n]")
@@ -44,6 +48,8 @@ class Order:
     work_dir: Path
     run_dir: Path | None
     options: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    """The arguments of the script."""
 
     @property
     def content(self) -> bytes:
@@ -54,7 +60,10 @@ class Order:
         """Returns the command line that submits the script. On PBS, the job can wait for the job `after`."""
         path = str(self.path)
         not_an_option = f"./{path}" if path.startswith("-") else path
-        return self.scheduler.submit_argv(not_an_option, self.options, after, variables)
+        return [
+            *self.scheduler.submit_argv(not_an_option, self.options, after, variables),
+            *self.arguments,
+        ]
 
 
 def order_request(text: str, scheduler_name: str, work_dir: Path) -> Order:
@@ -83,11 +92,21 @@ def order_request(text: str, scheduler_name: str, work_dir: Path) -> Order:
     )
 
 
-def order_script(text: str, path: Path, account: str, account_option: str, work_dir: Path) -> Order:
-    """Returns how to submit an existing script file.
+def order_script(
+    text: str,
+    path: Path,
+    work_dir: Path,
+    *,
+    account: str,
+    asked: Overrides,
+    arguments: tuple[str, ...],
+    site: Site | None,
+) -> Order:
+    """Returns how to submit an existing script file, with options that override its directives.
 
     Raises:
-        RequestError: the script has no directives, so its scheduler is unknown.
+        RequestError: the script has no directives, so its scheduler is unknown, or the scheduler does not
+            support an option or arguments.
     """
     script = parse_script(text)
     if script.scheduler not in MONITORED:
@@ -96,24 +115,78 @@ def order_script(text: str, path: Path, account: str, account_option: str, work_
             f"{path} is not a job script: it has neither {prefixes} lines; write a job script with "
             "ddp-hpc render -o FILE, or add directives"
         )
-    options: list[str] = []
+    scheduler = SCHEDULERS[script.scheduler]
+    if arguments and not scheduler.passes_arguments:
+        raise RequestError(
+            f"{path} cannot get the arguments {shlex.join(arguments)}, because {scheduler.submit_program} "
+            "passes none to a script; write them into the script"
+        )
+    options = [word for words in scheduler.overrides(asked, script, site) for word in words]
     if account:
-        options = SCHEDULERS[script.scheduler].account_arguments(account, account_option)
+        options += scheduler.account_arguments(account, site.account.option if site else "")
     return Order(
-        scheduler=SCHEDULERS[script.scheduler],
+        scheduler=scheduler,
         script=script,
         path=path,
         is_new=False,
         work_dir=work_dir,
         run_dir=ledger.run_dir_in(text, work_dir),
         options=tuple(options),
+        arguments=arguments,
     )
+
+
+def as_linted(order: Order, asked: Overrides, site: Site | None) -> tuple[str, range]:
+    """Returns the script with directives for the options that override its own, and their line numbers."""
+    lines = order.script.text.splitlines(keepends=True)
+    last = max((one.line for one in order.script.read()), default=1)
+    words = order.scheduler.overrides(asked, order.script, site)
+    added = [f"{order.scheduler.prefix} {' '.join(one)}\n" for one in words]
+    return "".join([*lines[:last], *added, *lines[last:]]), range(last + 1, last + 1 + len(added))
 
 
 def names_account(text: str) -> bool:
     """Returns whether the directives of a script name an account."""
     script = parse_script(text)
     return script.scheduler in SCHEDULERS and SCHEDULERS[script.scheduler].names_account(script)
+
+
+def other_run(order: Order) -> str:
+    """Returns a warning if the run directory contains a run that this job would not resume as intended.
+
+    That is a run of another program, or a complete run. Empty without such a run.
+    """
+    run_dir = order.run_dir
+    state = None
+    with suppress(DdpHpcError):
+        state = read_state(run_dir) if run_dir else None
+    if run_dir is None or state is None:
+        return ""
+    remedy = "choose another --name or --run-dir" if order.is_new else "change DDP_HPC_RUN_DIR in the script"
+    before, now = _program(_last_script(run_dir)), _program(order.script.text)
+    if before and now and before != now:
+        return (
+            f"{run_dir} contains the run of another program, {before} ({state.state}, step {state.step}), "
+            f"which this job would resume or overwrite; for a new run, {remedy}"
+        )
+    if state.state == "done":
+        return f"the run in {run_dir} is complete (step {state.step}); for a new run, {remedy}"
+    return ""
+
+
+def _last_script(run_dir: Path) -> str:
+    """Returns the script of the last job of a run; empty if it is unknown."""
+    paths = [run_dir / "job.sh", *(Path(one.script) for one in reversed(ledger.submissions(run_dir)))]
+    for path in paths:
+        with suppress(OSError, RequestError):
+            return read_script(path, str(path))
+    return ""
+
+
+def _program(text: str) -> str:
+    """Returns the command that the launcher of a script starts; empty if it is unknown."""
+    launches = parse_script(text).launches()
+    return shlex.join(word for word in launches[-1].launched if word != "$@") if launches else ""
 
 
 def prepare(order: Order) -> None:

@@ -28,6 +28,7 @@ from ddp_hpc.render.shell_quoting import Word, sh, sh_join
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.rank_layout import Layout
 from ddp_hpc.schedulers.allocation import THIS_MACHINE, Allocation
+from ddp_hpc.schedulers.deadline import kill_delay_variable
 from ddp_hpc.schedulers.registry import SCHEDULERS, check_launch, is_same_scheduler, scheduler_of_site
 from ddp_hpc.sites.detect import choose_profile
 from ddp_hpc.sites.site import Site, load_site, with_fallback
@@ -162,8 +163,7 @@ def _of_this_launch(site: Site, environ: Mapping[str, str]) -> dict[str, str]:
     variables = {"DDP_HPC_LAUNCH": launch_id()}
     if scheduler.has_queue:
         variables |= kernel_cache_paths(environ, local_dir(site.node, environ))
-        if scheduler.kill_delay_s:
-            variables["DDP_HPC_KILL_DELAY_S"] = str(scheduler.kill_delay_s)
+        variables |= kill_delay_variable(scheduler)
     return {name: value for name, value in variables.items() if name not in environ}
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from ddp_hpc.errors import RequestError
 from ddp_hpc.lint.parse_script import Script, parse_script, read_script
 from ddp_hpc.lint.run_checks import LintFinding, lint_script
+from ddp_hpc.rehearse import interactive
 from ddp_hpc.rehearse.launchers.options import RefusedError
 from ddp_hpc.rehearse.queues import Queue, find_queue
 from ddp_hpc.sites.site import Site, load_site
@@ -44,10 +45,12 @@ class Options:
 class Plan:
     """A job script, and the numbers of nodes and ranks with which it is rehearsed.
 
-    `scheduler` is the name of the script's scheduler, or local. `text` is the script as it is submitted;
-    `edited` means that its deadline was changed. `walltime_s` is the walltime that the script requests, or 0.
+    `scheduler` is the name of the script's scheduler, or local. A script without directives that needs a job
+    `is_interactive`. `text` is the script as it is submitted; `edited` means that its deadline was changed.
+    `walltime_s` is the walltime that the script requests, or 0.
     """
 
+    path: Path
     name: str
     text: str
     scheduler: str
@@ -59,6 +62,7 @@ class Plan:
     walltime_s: int
     findings: tuple[LintFinding, ...]
     edited: bool = False
+    is_interactive: bool = False
 
 
 def plan(path: Path, options: Options) -> Plan:
@@ -86,23 +90,23 @@ def plan(path: Path, options: Options) -> Plan:
             f"{_name(path)} has directives of {_OTHERS[other[1]]}; only scripts for PBS and Slurm "
             "and scripts without directives can be rehearsed"
         )
-    scheduler = script.scheduler or "local"
-    if not script.scheduler and options.walltime_s is not None:
+    in_shell = (
+        "" if script.scheduler else interactive.scheduler_of(script, site, _mpiexec(script, site, None))
+    )
+    scheduler = script.scheduler or in_shell or "local"
+    queue = find_queue(scheduler)
+    if queue is None and options.walltime_s is not None:
         raise RequestError(
             f"--walltime-s {options.walltime_s} was given, but {_name(path)} has no scheduler that could "
             "enforce it; omit the option"
         )
-    queue = find_queue(scheduler)
     requested, walltime_s = queue.requested_nodes(script) if queue else 1, _walltime_s(queue, script)
+    if in_shell:
+        requested = options.num_nodes or interactive.NUM_NODES
     num_nodes, per_node = _part(requested, options)
-    new = text
-    if options.walltime_s is not None and walltime_s:
-        # Scripts of `ddp-hpc render` compute their deadline from the walltime in the directives.
-        pattern = rf"(\$\(date \+%s\) - SECONDS \+ |^walltime_s=){walltime_s}\b"
-        new = re.sub(pattern, rf"\g<1>{options.walltime_s}", text, flags=re.MULTILINE)
-        walltime = format_walltime(options.walltime_s)
-        new = re.sub(r"(\bddp_hpc\.job .*--walltime )[0-9:]+", rf"\g<1>{walltime}", new)
+    new = _with_walltime(text, walltime_s, options.walltime_s)
     return Plan(
+        path=path.absolute(),
         name=path.name,
         text=new,
         scheduler=scheduler,
@@ -114,7 +118,17 @@ def plan(path: Path, options: Options) -> Plan:
         walltime_s=walltime_s,
         findings=findings,
         edited=new != text,
+        is_interactive=bool(in_shell),
     )
+
+
+def _with_walltime(text: str, before_s: int, after_s: int | None) -> str:
+    """Returns the script with another walltime, from which scripts of `ddp-hpc render` compute a deadline."""
+    if after_s is None or not before_s:
+        return text
+    pattern = rf"(\$\(date \+%s\) - SECONDS \+ |^walltime_s=){before_s}\b"
+    new = re.sub(pattern, rf"\g<1>{after_s}", text, flags=re.MULTILINE)
+    return re.sub(r"(\bddp_hpc\.job .*--walltime )[0-9:]+", rf"\g<1>{format_walltime(after_s)}", new)
 
 
 def _name(path: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shlex
 import shutil
 import signal
@@ -20,7 +21,8 @@ from typing import IO
 from ddp_hpc import processes
 from ddp_hpc.assets import asset_directory
 from ddp_hpc.errors import DdpHpcError, RequestError
-from ddp_hpc.rehearse import jobs, machine
+from ddp_hpc.extras import install_command
+from ddp_hpc.rehearse import interactive, jobs, machine
 from ddp_hpc.rehearse.launchers.limits import STEP_SCRIPT, Limits
 from ddp_hpc.rehearse.launchers.ranks import HYDRA
 from ddp_hpc.rehearse.queues import JobStatus, Queue, find_queue, submit
@@ -92,7 +94,7 @@ def rehearse(plan: Plan, options: Options) -> Result:
         )
     if not HYDRA.exists():
         raise RequestError(
-            f"{HYDRA} is needed to start ranks, but does not exist; pip install 'ddp-hpc[mpich]'"
+            f"{HYDRA} is needed to start ranks, but does not exist; {install_command('mpich')}"
         )
     root = Path(tempfile.mkdtemp(prefix="rehearse-"))
     kept = None
@@ -100,12 +102,7 @@ def rehearse(plan: Plan, options: Options) -> Result:
         with _ended_by_signals(), _keeper() as keeper_pid:
             _install(root, plan, options, keeper_pid)
             work = Path.cwd() if options.here else root / "work"
-            script = root / "submitted" / plan.name
-            script.parent.mkdir()
-            # In the user's run directory, a rehearsal would resume the real run and overwrite its state.
-            run_dir = f"export DDP_HPC_RUN_DIR={shlex.quote(str(root / 'run'))}"
-            text = _RUN_DIR.sub(lambda _: run_dir, plan.text)
-            script.write_text(text, encoding="utf-8", errors="surrogateescape", newline="")
+            script = _write_script(root, plan, work, is_here=options.here)
             environ = _environ(root)
             if queue := find_queue(plan.scheduler):
                 submit(queue, script, work, environ)
@@ -122,15 +119,47 @@ def rehearse(plan: Plan, options: Options) -> Result:
             shutil.rmtree(root, ignore_errors=True)
 
 
+def node_names(plan: Plan) -> tuple[str, ...]:
+    """Returns the short names of the simulated nodes."""
+    return tuple(f"node{number}" for number in range(1, plan.num_nodes + 1))
+
+
+def host_names(plan: Plan) -> list[str]:
+    """Returns all names of the simulated nodes, also as the scheduler spells them."""
+    names, queue = node_names(plan), find_queue(plan.scheduler)
+    return [*names, *(queue.settings(nodes=names).nodes if queue else ())]
+
+
+def _write_script(root: Path, plan: Plan, work: Path, *, is_here: bool) -> Path:
+    """Returns the script to submit: a copy of the user's, or a script that runs the user's interactively."""
+    copy = root / "submitted" / plan.name
+    copy.parent.mkdir()
+    # In the user's run directory, a rehearsal would resume the real run and overwrite its state.
+    run_dir = f"export DDP_HPC_RUN_DIR={shlex.quote(str(root / 'run'))}"
+    text = _RUN_DIR.sub(lambda _: run_dir, plan.text)
+    copy.write_text(text, encoding="utf-8", errors="surrogateescape", newline="")
+    if not plan.is_interactive:
+        return copy
+    # A script that is not copied by a scheduler can use files in its own directory.
+    script = plan.path if is_here and text == plan.text else copy
+    shell = root / "submitted" / "interactive"
+    log = root / "interactive.log"
+    shell.write_text(interactive.script_of_shell(plan.scheduler, plan.requested_nodes, script, work, log))
+    return shell
+
+
 def _install(root: Path, plan: Plan, options: Options, keeper_pid: int) -> None:
     home, bin_, mpi_bin = root / "home", root / "bin", root / "mpi"
     for name in ("work", "tmp"):
         (root / name).mkdir()
-    names = tuple(f"node{number}" for number in range(1, plan.num_nodes + 1))
+    names = node_names(plan)
     if queue := find_queue(plan.scheduler):
         kill_delay_s = plan.site.kill_delay_s if plan.site else 0
         settings = queue.settings(
             nodes=names,
+            # Ranks without MPI find each other by their job ID, so simultaneous rehearsals need different
+            # IDs. With --here, the logs of earlier jobs are in the same directory.
+            first_job=100_000 + secrets.randbelow(800_000),
             walltime_s=options.walltime_s or 0,
             max_jobs=options.max_jobs,
             keeper_pid=keeper_pid,

@@ -22,7 +22,7 @@ from ddp_hpc.render.exports import (
     single_node_exports,
 )
 from ddp_hpc.render.launch_lines import launch_words, uses_exec
-from ddp_hpc.render.shell_quoting import Word, sh_join
+from ddp_hpc.render.shell_quoting import Raw, Word, sh_join
 from ddp_hpc.render.standalone import first_node, standalone_exports, standalone_program
 from ddp_hpc.render.supervisor_line import submit_line, supervisor_comments, supervisor_options
 from ddp_hpc.render.templates import find_template, render_own, render_shipped
@@ -57,6 +57,8 @@ def render(job: Job, site: Site) -> str:
         program = standalone_program(layout, program)
     single_node, multi_node = single_node_exports(site), multi_node_exports(site)
     job_env = [Export(name, value) for name, value in job.env.items()]
+    # The arguments of the script, such as those of `sbatch SCRIPT --epochs 3`.
+    program.append(Raw('"$@"'))
     launch_line = f"{sh_join(launcher)} \\\n  {sh_join(program)}" if launcher else sh_join(program)
     # These names are documented in docs/how-to/write-a-template.md.
     names: dict[str, object] = {

@@ -19,6 +19,8 @@ def supervisor_options(job: Job, site: Site, layout: Layout, scheduler: Schedule
         words += ["--walltime", format_walltime(layout.walltime_s)]
     if not scheduler.has_queue:
         return words
+    if scheduler.passes_arguments:
+        words += ["--num-arguments", Raw('"$#"')]
     if job.max_attempts != DEFAULT_MAX_ATTEMPTS:
         words += ["--max-attempts", str(job.max_attempts)]
     if (directory := local_directory(site)) != DEFAULT_LOCAL_FOLDER:
@@ -55,6 +57,10 @@ def supervisor_comments(site: Site, layout: Layout, scheduler: Scheduler) -> lis
         options.append("--walltime: the time limit, if the scheduler does not report it.")
     if scheduler.has_queue and local_directory(site) != DEFAULT_LOCAL_FOLDER:
         options.append("--local-dir: a disk of the node, for the kernels of torch.compile.")
+    if scheduler.passes_arguments:
+        options.append(
+            '"$@": the arguments of the script, which --num-arguments lets a resubmitted job keep.'
+        )
     return [*comments, " ".join(options)] if options else comments
 
 

@@ -122,6 +122,17 @@ class JobCommands(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Overrides:
+    """Options of `submit SCRIPT`. `walltime` is in seconds; 0 and an empty text mean no option."""
+
+    nodes: int = 0
+    walltime: int = 0
+    queue: str = ""
+    qos: str = ""
+    name: str = ""
+
+
 class Scheduler:
     """One scheduler. The defaults describe a machine without a scheduler."""
 
@@ -154,6 +165,8 @@ class Scheduler:
     """The command that requests an interactive allocation; empty if `find_allocation` does not support it."""
     can_chain: ClassVar[bool] = False
     """Whether several jobs can be queued at once, each of which waits for the previous one."""
+    passes_arguments: ClassVar[bool] = False
+    """Whether the submit command passes arguments to a script: `sbatch SCRIPT ARGUMENTS`."""
     is_account_on_command_line: ClassVar[bool] = False
     """Whether the account must be an argument of the submit command, because no directive can name it."""
     requests_by_resources: ClassVar[bool] = False
@@ -194,6 +207,8 @@ class Scheduler:
     """The environment variable with the job id; empty if the scheduler sets no such variable."""
     end_time_variable: ClassVar[str] = ""
     """The environment variable with the end of the job, in seconds since the Unix epoch."""
+    array_index_variables: ClassVar[tuple[str, ...]] = ()
+    """The environment variables with the index of a task of a job array, of which one is set."""
     query_command: ClassVar[str] = ""
     """The command that reports the state of a job, and whose presence on the PATH shows that this machine has
     the scheduler; empty if jobs of this scheduler cannot be monitored."""
@@ -244,6 +259,19 @@ class Scheduler:
         `after` is the id of a job that must end first, `variables` has the format `A=1,B=2`.
         """
         raise NotImplementedError
+
+    def overrides(self, asked: Overrides, script: ScriptOptions, site: Site | None) -> list[list[str]]:
+        """Returns the options of the submit command that override a script's directives, each with its words.
+
+        Raises:
+            RequestError: the scheduler has no such option, or the script does not allow to derive it.
+        """
+        for option in vars(asked):
+            if getattr(asked, option):
+                raise RequestError(
+                    f"--{option} was given with a script of {self.title}; change the directive in the script"
+                )
+        return []
 
     def submit_line(self, options: str = "") -> str:
         """Returns the shell command that submits a script; the path of the script must be appended."""
@@ -334,6 +362,22 @@ class Scheduler:
         `ask` runs a command once and returns its output, which is empty if the command failed.
         """
         return None
+
+    def read_kill_delay_s(self, ask: Callable[..., str]) -> int | None:
+        """Returns the configured seconds from SIGTERM to SIGKILL at the end of a job; None if unknown.
+
+        `ask` is that of `read_end_s`.
+        """
+        return None
+
+    def array_index(self, environ: Mapping[str, str]) -> str:
+        """Returns the index of this process's job in its job array; empty if the job is not in an array."""
+        found = (environ.get(name, "") for name in self.array_index_variables)
+        return next((text for text in found if re.fullmatch("[0-9]{1,10}", text)), "")
+
+    def array_options(self, index: str) -> list[str]:
+        """Returns the options of the submit command for a job that continues this task of an array."""
+        return []
 
     def job_commands(self) -> JobCommands:
         """Returns the module with the commands for jobs; only for a scheduler with a `query_command`."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ddp_hpc.errors import RequestError
+from ddp_hpc.schedulers.base import Scheduler
 from ddp_hpc.schedulers.registry import SCHEDULERS
 from ddp_hpc.schedulers.run_command import NoAnswerError, run
 
@@ -42,8 +43,8 @@ def find_deadline(environ: Mapping[str, str], *, may_ask: bool = True) -> Deadli
                 )
             return Deadline(float(text), name)
     for scheduler in _KNOWN:
-        if may_ask and (job := environ.get(scheduler.job_id_variable, "")):
-            found = scheduler.read_end_s(job, ask_once)
+        if may_ask and environ.get(scheduler.job_id_variable):
+            found = scheduler.read_end_s(scheduler.job_id(environ), ask_once)
             return Deadline(*found) if found else None
     return None
 
@@ -59,7 +60,16 @@ def kill_delay_s(environ: Mapping[str, str]) -> float | None:
         if not re.fullmatch(r"\d{1,6}(\.\d*)?", text):
             raise RequestError(f"DDP_HPC_KILL_DELAY_S must be a number of seconds (got {text!r})")
         return float(text)
-    return next((float(one.kill_delay_s) for one in _KNOWN if environ.get(one.job_id_variable)), None)
+    own = next((one for one in _KNOWN if environ.get(one.job_id_variable)), None)
+    return float(kill_delay_variable(own).get("DDP_HPC_KILL_DELAY_S", 0)) if own else None
+
+
+def kill_delay_variable(scheduler: Scheduler) -> dict[str, str]:
+    """Return DDP_HPC_KILL_DELAY_S as configured in the scheduler, or otherwise its usual value, if known."""
+    delay_s = scheduler.read_kill_delay_s(ask_once)
+    if delay_s is None:
+        delay_s = scheduler.kill_delay_s or None
+    return {} if delay_s is None else {"DDP_HPC_KILL_DELAY_S": str(delay_s)}
 
 
 def ask_once(*argv: str) -> str:

@@ -29,6 +29,8 @@ class RunningJob:
     def __init__(self, job_id: str, environ: Mapping[str, str]) -> None:
         self.job_id = job_id
         self.environ = environ
+        self.arguments: tuple[str, ...] = ()
+        """The arguments of the job script, which another job of the run must get too."""
 
     @property
     def work_dir(self) -> Path:
@@ -42,10 +44,6 @@ class RunningJob:
 
     def end_s(self) -> float | None:
         """Returns the end of the job in seconds since the Unix epoch; None if it is not reported."""
-        return None
-
-    def kill_delay_s(self) -> int | None:
-        """Returns the seconds from SIGTERM to SIGKILL at the end of the job; None if they are unknown."""
         return None
 
     def was_cancelled(self) -> bool:

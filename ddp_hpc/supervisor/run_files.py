@@ -8,6 +8,7 @@ contains the jobs that `ddp-hpc cancel` has ended, and `refused` the attempt who
 from __future__ import annotations
 
 import os
+import re
 import stat
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.jobs.submission_ledger import ATTEMPTS, CANCELLED, Attempt, parse_attempt, record_attempt
 from ddp_hpc.partial_files import write_atomically
 from ddp_hpc.run_state import RunState, read_state, write_state
+from ddp_hpc.schedulers.base import Scheduler
 
 _JOB, _REFUSED = "job.sh", "refused"
 _CHECKED = ("state", ATTEMPTS, CANCELLED, _REFUSED, _JOB, "job.sh.new")
@@ -31,6 +33,16 @@ class SeenState:
     step: int = 0
     reason: str = ""
     stamp: Stamp = None
+
+
+def array_run_dir(run_dir: Path, index: str, script: str, scheduler: Scheduler) -> Path:
+    """Returns the run directory of one task of a job array: `task-INDEX` in the directory of the script.
+
+    A script that derives DDP_HPC_RUN_DIR from the index itself keeps its directory.
+    """
+    names = "|".join(scheduler.array_index_variables)
+    is_own = re.search(rf"^\s*export\s+DDP_HPC_RUN_DIR=.*\b(?:{names})\b", script, re.MULTILINE)
+    return run_dir if is_own else run_dir / f"task-{index}"
 
 
 class RunFiles:

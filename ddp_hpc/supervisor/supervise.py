@@ -21,12 +21,12 @@ from ddp_hpc.launch.rank_environment import (
 from ddp_hpc.launch.resolve_launcher import resolve
 from ddp_hpc.render.launch_lines import STEP_SCRIPT
 from ddp_hpc.schedulers.base import Scheduler
-from ddp_hpc.schedulers.deadline import ask_once
+from ddp_hpc.schedulers.deadline import ask_once, kill_delay_variable
 from ddp_hpc.schedulers.running_job import RunningJob, started_s
 from ddp_hpc.supervisor import decisions
 from ddp_hpc.supervisor.launcher_process import EarlySignal, LauncherEnd, run_launcher
 from ddp_hpc.supervisor.program_state import Progress, state_of_program
-from ddp_hpc.supervisor.run_files import RunFiles, SeenState
+from ddp_hpc.supervisor.run_files import RunFiles, SeenState, array_run_dir
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +35,8 @@ class Settings:
 
     scheduler: Scheduler
     script: Path
+    arguments: tuple[str, ...]
+    """The arguments of the script, with which another job must run it."""
     run_dir: Path | None
     """None if the run is not resumed by other jobs."""
     walltime_s: float | None
@@ -60,9 +62,9 @@ def supervise(argv: list[str], settings: Settings, environ: Mapping[str, str]) -
         DdpHpcError: the job cannot start, or another job must not resume the run.
     """
     run = _Run(argv, settings, environ)
-    if settings.run_dir is None or not settings.scheduler.has_queue:
+    if run.run_dir is None or not settings.scheduler.has_queue:
         return run.launch({}).code
-    files = RunFiles(settings.run_dir)
+    files = RunFiles(run.run_dir)
     files.check()
     before = files.state()
     attempt = decisions.begin_attempt(
@@ -79,7 +81,7 @@ def supervise(argv: list[str], settings: Settings, environ: Mapping[str, str]) -
     if signal.SIGTERM in signal.sigpending():
         _say("ddp-hpc: the job was cancelled before its ranks started")
         return 128 + signal.SIGTERM
-    progress = Progress(settings.run_dir / "progress", settings.progress)
+    progress = Progress(run.run_dir / "progress", settings.progress)
     files.begin(attempt, settings.script)
     end = run.launch(
         {
@@ -137,6 +139,8 @@ class _Run:
         self._environ = environ
         self._exported: list[str] = []
         self.job: RunningJob = settings.scheduler.running_job(environ)
+        self.job.arguments = settings.arguments
+        self.run_dir = settings.run_dir
         self._deadline_s = self._find_deadline_s()
         script = ""
         try:
@@ -149,6 +153,8 @@ class _Run:
                 'needed: --script "$0"'
             ) from None
         self._exported = exported_names(script)
+        if self.run_dir is not None and (index := settings.scheduler.array_index(environ)):
+            self.run_dir = array_run_dir(self.run_dir, index, script, settings.scheduler)
 
     def _find_deadline_s(self) -> float | None:
         scheduler, walltime_s = self._settings.scheduler, self._settings.walltime_s
@@ -177,9 +183,10 @@ class _Run:
             variables |= short_tmpdir(environ)
         if scheduler.has_queue:
             variables |= private_kernel_caches(environ, self._settings.local_dir)
-            delay_s = environ.get("DDP_HPC_KILL_DELAY_S") or self.job.kill_delay_s() or scheduler.kill_delay_s
-            if delay_s:
-                variables["DDP_HPC_KILL_DELAY_S"] = str(delay_s)
+            if not environ.get("DDP_HPC_KILL_DELAY_S"):
+                variables |= kill_delay_variable(scheduler)
+            if self.run_dir is not None:
+                variables["DDP_HPC_RUN_DIR"] = str(self.run_dir)
         return variables
 
     def launch(self, variables: Mapping[str, str], files: RunFiles | None = None) -> LauncherEnd:
@@ -234,7 +241,9 @@ class _Run:
         settings = self._settings
         stopped = f"stopped at step {state.step}{f': {state.reason}' if state.reason else ''}"
         submit_line = settings.submit_line or settings.scheduler.submit_line()
-        resume = self._resume_command(submit_line, files)
+        if index := settings.scheduler.array_index(self._environ):
+            submit_line += f" {shlex.join(settings.scheduler.array_options(index))}"
+        resume = self._resume_command(submit_line, files, settings.arguments)
         nothing = "so nothing is submitted; to resume"
         chained = self._environ.get("DDP_HPC_CHAINED", "")
         if end.stopped_s is not None and decisions.was_stopped_early(end.stopped_s, self._deadline_s):
@@ -271,8 +280,9 @@ class _Run:
             self._resubmit(stopped, resume, attempt, files)
         return EXIT_REQUEUE
 
-    def _resume_command(self, submit: str, files: RunFiles) -> str:
-        return f"cd {shlex.quote(str(self.job.work_dir))} && {submit} {shlex.quote(str(files.script))}"
+    def _resume_command(self, submit: str, files: RunFiles, arguments: tuple[str, ...] = ()) -> str:
+        script = shlex.join([str(files.script), *arguments])
+        return f"cd {shlex.quote(str(self.job.work_dir))} && {submit} {script}"
 
     def _resubmit(self, stopped: str, resume: str, attempt: Attempt, files: RunFiles) -> None:
         try:

@@ -17,6 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from ddp_hpc.errors import RequestError
+from ddp_hpc.extras import install_command
 from ddp_hpc.text_table import cut
 from ddp_hpc.trace import page_tables as tables
 from ddp_hpc.trace.page_figures import COLORS, MANY_RANKS, Figure, by_rank, label_of, mean_steps
@@ -60,7 +61,7 @@ def _plotly() -> str:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
         raise RequestError(
-            "the HTML page requires plotly, which is not installed; run `pip install 'ddp-hpc[report]'`"
+            f"the HTML page requires plotly, which is not installed; run {install_command('report')}"
         ) from error
     return str(get_plotlyjs())
 

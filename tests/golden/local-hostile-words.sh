@@ -18,4 +18,4 @@ export GREETING=$'it\'s "$HOME"\nand `more`'
 # If the run is not complete at the end, ddp_hpc.job prints how to resume it.
 exec python -m ddp_hpc.job --scheduler local --script "$0" -- \
   mpiexec -n "$num_ranks" --ppn 1 \
-  ./run.sh 'two words' '$(touch canary)' $'line\nbreak' '' '*'
+  ./run.sh 'two words' '$(touch canary)' $'line\nbreak' '' '*' "$@"

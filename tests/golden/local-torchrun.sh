@@ -16,4 +16,4 @@ export DDP_HPC_RUN_DIR="$PWD"/runs/ddp
 # --walltime: the time limit, if the scheduler does not report it.
 # ddp_hpc.train trains a Transformer on synthetic data. For your own program: ddp-hpc render --profile local --ranks-per-node 2 --walltime 00:10:00 --launcher torchrun -- python PROGRAM.py
 exec python -m ddp_hpc.job --scheduler local --script "$0" --walltime 00:10:00 -- \
-  torchrun_script.sh python -m ddp_hpc.train
+  torchrun_script.sh python -m ddp_hpc.train "$@"

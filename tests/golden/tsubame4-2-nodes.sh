@@ -33,4 +33,4 @@ export DDP_HPC_RUN_DIR="$PWD"/runs/ddp
 # ddp_hpc.train trains a Transformer on synthetic data. For your own program: ddp-hpc render --profile tsubame4 --nodes 2 -- python PROGRAM.py
 exec python -m ddp_hpc.job --scheduler age --script "$0" --walltime 00:10:00 -- \
   mpiexec -n "$num_ranks" --ppn 4 --hostfile "$hosts" \
-  python -m ddp_hpc.train
+  python -m ddp_hpc.train "$@"

@@ -26,4 +26,4 @@ export DDP_HPC_RUN_DIR="$PWD"/runs/ddp
 # ddp_hpc.train trains a Transformer on synthetic data. For your own program: ddp-hpc render --profile tuolumne --nodes 2 -- python PROGRAM.py
 exec python -m ddp_hpc.job --scheduler flux --script "$0" --walltime 00:30:00 -- \
   flux run --exclusive --nodes="$num_nodes" --tasks-per-node=4 \
-  python -m ddp_hpc.train
+  python -m ddp_hpc.train "$@"

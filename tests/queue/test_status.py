@@ -81,6 +81,32 @@ def test_step_and_eta_are_those_of_the_current_attempt(work: Path, programs: Pro
     assert "\nstep " not in run("status", "12").out, "the next attempt has not begun"
 
 
+def test_the_state_of_an_earlier_run_is_not_that_of_a_job_that_failed_at_its_start(
+    work: Path, programs: Programs, run: Run
+) -> None:
+    answer(programs, work, state="FAILED", exit="1:0", reason="NonZeroExitCode")
+    folder = make_run(work / "runs" / "ddp", f"1 12 30 {int(time.time()) - 60}")
+    write_state(folder, RunState("done", 40, "training complete"))
+    an_hour_ago = time.time() - 3600
+    os.utime(folder / "state", (an_hour_ago, an_hour_ago))
+    out = run("status", "12").out
+    assert "cause     failed: exit code 1\n" in out
+    assert "training complete" not in out
+    assert "it resumes after step 30" in out
+
+
+def test_the_state_of_a_run_without_jobs_is_not_that_of_a_job_submitted_later(
+    work: Path, programs: Programs, run: Run
+) -> None:
+    answer(programs, work, state="FAILED", exit="1:0", reason="NonZeroExitCode")
+    folder = make_run(work / "runs" / "ddp")
+    write_state(folder, RunState("done", 40, "training complete"))
+    an_hour_ago = time.time() - 3600
+    os.utime(folder / "state", (an_hour_ago, an_hour_ago))
+    ledger.record(folder, submission("12", at_s=int(time.time()) - 60))
+    assert "cause     failed: exit code 1\n" in run("status", "12").out
+
+
 @pytest.mark.parametrize(
     ("said", "what"),
     [

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ddp_hpc.run_state import RunState, write_state
 from tests.conftest import clean_environ
 from tests.queue.conftest import Programs, Run
 
@@ -348,8 +349,9 @@ def test_a_run_directory_that_cannot_be_created_is_reported_before_the_submissio
     [
         ([], "nothing to submit; give a SCRIPT, or the options of ddp-hpc render"),
         (
-            ["job.sh", "--nodes", "2"],
-            "job.sh cannot be combined with --nodes; give either a script or the options of a job",
+            ["job.sh", "--launcher", "srun"],
+            "job.sh cannot be combined with --launcher; use --account, --name, --nodes, --qos, --queue or "
+            "--walltime, or render a new script",
         ),
         (["none.sh"], "none.sh does not exist. Give a job script."),
         (["pipe"], "pipe is not a regular file. Give a job script."),
@@ -371,3 +373,106 @@ def test_an_invalid_request_is_one_line(
     assert (done.code, done.out) == (2, "")
     assert said in done.err.splitlines()[-1]
     assert not sbatch.called()
+
+
+def test_a_run_of_another_program_in_the_run_directory_is_a_warning(
+    work: Path, sbatch: Programs, run: Run
+) -> None:
+    assert "warning: " not in run("submit", *REQUEST, "--", "python", "train.py", "--lr", "1").err
+    write_state(work / "runs" / "ddp", RunState("requeue", 90, "no time left"))
+    again = run("submit", *REQUEST, "--walltime", "01:00:00", "--", "python", "train.py", "--lr", "1")
+    assert "warning: " not in again.err, "the same program resumes its run"
+    done = run("submit", *REQUEST, "--", "python", "other.py")
+    assert (done.code, done.out) == (0, "12\n")
+    assert (
+        f"warning: {work}/runs/ddp contains the run of another program, python train.py --lr 1 (requeue, "
+        "step 90), which this job would resume or overwrite; for a new run, choose another --name or "
+        "--run-dir\n"
+    ) in done.err
+
+
+def test_a_complete_run_in_the_run_directory_is_a_warning(work: Path, sbatch: Programs, run: Run) -> None:
+    script = work / "job.sh"
+    script.write_text(run("render", *REQUEST).out)
+    (work / "runs" / "ddp").mkdir(parents=True)
+    write_state(work / "runs" / "ddp", RunState("done", 40, ""))
+    done = run("submit", str(script), "--dry-run")
+    assert (
+        f"warning: the run in {work}/runs/ddp is complete (step 40); for a new run, change DDP_HPC_RUN_DIR "
+        "in the script\n"
+    ) in done.err
+
+
+def test_a_damaged_state_is_no_warning(work: Path, sbatch: Programs, run: Run) -> None:
+    (work / "runs" / "ddp").mkdir(parents=True)
+    (work / "runs" / "ddp" / "state").write_bytes(b"\xff\x00")
+    assert "warning: " not in run("submit", *REQUEST).err
+
+
+def test_options_override_the_directives_of_a_slurm_script(work: Path, sbatch: Programs, run: Run) -> None:
+    (work / "job.sh").write_text(SCRIPT)
+    options = ["--nodes", "4", "--walltime", "90m", "--queue", "gpu", "--qos", "high", "--name", "big"]
+    done = run("submit", "job.sh", "--profile", "generic_slurm", *options)
+    assert (done.code, done.out) == (0, "12\n")
+    assert sbatch.called("sbatch") == [
+        "sbatch --parsable --nodes=4 --time=01:30:00 --partition=gpu --job-name=big --qos=high job.sh"
+    ]
+    assert "JOB007" not in done.err
+
+
+def test_at_a_site_whose_queues_are_qos_the_queue_is_the_qos(work: Path, sbatch: Programs, run: Run) -> None:
+    (work / "job.sh").write_text(SCRIPT)
+    run("submit", "job.sh", "--profile", "perlmutter", "--force", "--queue", "debug")
+    assert sbatch.called("sbatch") == ["sbatch --parsable --qos=debug job.sh"]
+
+
+def test_options_override_the_directives_of_a_pbs_script(work: Path, programs: Programs, run: Run) -> None:
+    programs.answers("qsub", "12.pbs-srv\n")
+    (work / "job.pbs").write_text(PBS_SCRIPT.replace("select=1", "select=1:ncpus=4:ngpus=4,place=scatter"))
+    options = ["--nodes", "3", "--walltime", "01:00:00", "--queue", "prod", "--name", "big"]
+    assert run("submit", "job.pbs", *options).code == 0
+    words = "-l select=3:ncpus=4:ngpus=4 -l walltime=01:00:00 -q prod -N big"
+    assert programs.called("qsub") == [f"qsub {words} job.pbs"]
+
+
+@pytest.mark.parametrize(
+    ("select", "options", "said"),
+    [
+        ("1:ncpus=1+2:ncpus=2", ["--nodes", "2"], "the script does not request nodes with a single chunk"),
+        ("1", ["--nodes", "0"], "--nodes must be at least 1 (got 0)"),
+        ("1", ["--qos", "high"], "--qos high was given, but PBS has no QOS"),
+        ("1", ["--ranks-per-node", "2"], "cannot be combined with --ranks-per-node"),
+        ("1", ["--walltime", "soon"], "soon"),
+        ("1", ["--", "--epochs", "3"], "because qsub passes none to a script; write them into the script"),
+    ],
+)
+def test_an_option_that_cannot_override_a_directive_is_refused(
+    work: Path, programs: Programs, run: Run, select: str, options: list[str], said: str
+) -> None:
+    programs.answers("qsub", "12.pbs-srv\n")
+    (work / "job.pbs").write_text(PBS_SCRIPT.replace("select=1", f"select={select}"))
+    done = run("submit", "job.pbs", *options)
+    assert done.code == 2
+    assert said in done.err
+    assert not programs.called("qsub")
+
+
+def test_the_arguments_after_the_dashes_are_those_of_a_slurm_script(
+    work: Path, sbatch: Programs, run: Run
+) -> None:
+    (work / "job.sh").write_text(SCRIPT)
+    run("submit", "job.sh", "--", "--epochs", "3")
+    assert sbatch.called("sbatch") == ["sbatch --parsable job.sh --epochs 3"]
+
+
+def test_lint_checks_the_script_as_the_options_change_it(work: Path, sbatch: Programs, run: Run) -> None:
+    (work / "job.sh").write_text(
+        "#!/bin/bash\n#SBATCH --nodes=1\nsrun --nodes=1 torchrun x.py &\ntrap : CONT\n"
+    )
+    without = run("submit", "job.sh", "--dry-run").err
+    with_time = run("submit", "job.sh", "--dry-run", "--walltime", "00:10:00").err
+    assert "JOB010" in without
+    assert "JOB010" not in with_time
+    # The line numbers are those of the user's file.
+    assert "warning: RANK007, line 4:" in without
+    assert "warning: RANK007, line 4:" in with_time

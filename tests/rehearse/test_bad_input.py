@@ -116,5 +116,5 @@ def test_a_log_that_pbs_cannot_write_holds_the_job_and_is_reported(
     rehearse: Rehearse, script: Script
 ) -> None:
     done = rehearse(script("pbs", "-l select=1 -k doe -o nosuch/folder/log", "echo ran"))
-    assert "job 12.rehearsal: Exit_status -3 (job held, too many failed attempts to run)" in done.stderr
+    assert ".rehearsal: Exit_status -3 (job held, too many failed attempts to run)" in done.stderr
     assert (done.exit_code, done.stdout) == (1, "")

@@ -49,18 +49,13 @@ def test_a_shipped_job_trains(rehearse: Rehearse, name: str) -> None:
 def test_the_polaris_job_trains_on_two_nodes_with_the_variables_of_pals(rehearse: Rehearse) -> None:
     done = rehearse(JOBS / "polaris_ddp.pbs", "--args", TINY, "--ranks-per-node", "1", timeout_s=120.0)
     assert done.exit_code == 0, done.stdout + done.stderr
-    assert re.search(r"^ddp-hpc: job 12.rehearsal: .*mpiexec -n 8 ", done.stdout, re.MULTILINE)
+    assert re.search(r"^ddp-hpc: job \d+.rehearsal: .*mpiexec -n 8 ", done.stdout, re.MULTILINE)
     assert (
         "rehearse: 2 of 8 ranks are started: 2 nodes with at most 1 ranks each are simulated" in done.stdout
     )
     assert re.search(r"^world: 2 ranks .*pals.*gloo on cpu", done.stdout, re.MULTILINE)
-    # As the tutorial script docs/examples/lesson_mpi4py.py does.
-    assert (
-        "rehearse: names on the fast network, such as HOST.hsn.cm.polaris.alcf.anl.gov, do not exist here; "
-        "ranks of a program that forms these names itself, instead of using MASTER_ADDR, cannot connect"
-    ) in done.stderr
     assert done.stdout.splitlines()[-1].startswith("done: 2 steps, 32 samples")
-    assert "rehearse: job 12.rehearsal: Exit_status 0 (finished)" in done.stderr
+    assert re.search(r"rehearse: job \d+.rehearsal: Exit_status 0 \(finished\)", done.stderr)
 
 
 def test_the_simulation_is_described_once_and_not_in_the_jobs_log(rehearse: Rehearse, tmp_path: Path) -> None:
@@ -85,3 +80,13 @@ def test_two_concurrent_rehearsals_are_independent(launch: Launch, temp: Path, t
     both = [launch.start(words, env={"TMPDIR": str(temp)}, cwd=tmp_path) for _ in range(2)]
     # Ranks without MPI find each other by the id of the job.
     assert len({launch.end(process).stdout for process in both}) == 2
+
+
+def test_with_here_each_rehearsal_of_a_pbs_script_prints_its_own_log(
+    rehearse: Rehearse, tmp_path: Path
+) -> None:
+    script = tmp_path / "job.pbs"
+    script.write_text("#!/bin/bash\n#PBS -N one -j oe\ndate +%s%N\n")
+    first, second = (rehearse(script, "--here").stdout for _ in range(2))
+    assert first != second
+    assert sorted(path.read_text() for path in tmp_path.glob("one.o*")) == sorted([first, second])

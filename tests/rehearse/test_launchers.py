@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import PROJECT
 from tests.environments import load
 from tests.rehearse.conftest import Rehearse
 
@@ -177,3 +178,12 @@ def test_mpi_works_under_srun_only_with_pmi2(rehearse: Rehearse, script: Script)
     done = rehearse(script("slurm", "--nodes=2", f"srun --mpi=pmi2 {size}", f"srun --mpi=none {size}"))
     assert done.stdout.count("size 2\n") == 2
     assert done.stdout.count("size 1\n") == 2
+
+
+def test_torchrun_gets_the_number_of_steps_only_for_the_trainer(rehearse: Rehearse, script: Script) -> None:
+    program = script("", name="mine.py")
+    program.write_text("import sys\nprint(sys.argv[1:])\n")
+    step = PROJECT / "jobs/torchrun_script.sh"
+    words = f"{step} {program} --model ddp_hpc.train --a 1"
+    done = rehearse(script("slurm", "--nodes=1", "--ntasks-per-node=1", f"srun {words}"))
+    assert done.stdout == "['--model', 'ddp_hpc.train', '--a', '1']\n", done.stderr

@@ -130,6 +130,17 @@ def test_the_progress_of_a_training_and_its_killed_rank_are_reported(
     assert f"error: rank 1 on {node} is gone" in dead["lines"][0]
 
 
+def test_options_of_submit_override_the_directives_of_a_script(cluster: Cluster, tmp_path: Path) -> None:
+    script = write_script(tmp_path, 'echo "arguments: $*"')
+    options = ["--nodes", "1", "--walltime", "00:02:00", "--name", "big", "--queue", "debug"]
+    job_id = submit(cluster, tmp_path, script.name, *options, "--", "a b")
+    assert cluster.wait(job_id).state == "COMPLETED"
+    job = cluster.job(job_id)
+    found = [job[key] for key in ("NumNodes", "TimeLimit", "JobName", "Partition")]
+    assert found == ["1", "00:02:00", "big", "debug"]
+    assert cluster.job_output(job_id) == "arguments: a b\n"
+
+
 def test_a_failed_rank_of_any_program_is_named(cluster: Cluster, tmp_path: Path) -> None:
     rank = "if [[ $SLURM_PROCID == 1 ]]; then exit 3; fi; sleep 30"
     body = f"srun --ntasks=2 --kill-on-bad-exit=1 bash -c '{rank}'"

@@ -101,7 +101,7 @@ def test_the_page_without_plotly_is_small():
 
 def test_a_missing_plotly_is_reported_with_the_command_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    with pytest.raises(RequestError, match=re.escape("pip install 'ddp-hpc[report]'")):
+    with pytest.raises(RequestError, match=re.escape("pip install 'matplotlib>=")):
         page([made()], [])
 
 

@@ -18,6 +18,7 @@ from ddp_hpc.bench.scaling.points import Point, check_training
 from ddp_hpc.bench.scaling.scaling_directory import Asked
 from ddp_hpc.commands.scaling.states import State, look
 from ddp_hpc.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, RequestError
+from ddp_hpc.extras import install_command
 from ddp_hpc.partial_files import write_atomically
 from ddp_hpc.training.telemetry.metrics_file import write_json
 
@@ -128,7 +129,7 @@ def _print_results(
         if (package := missing()) and any(row["comm_share"] is None for row in result["rows"]):
             _say(
                 f"note: communication is not shown, since {package} is not installed; "
-                "run `pip install 'ddp-hpc[report]'`"
+                f"run {install_command('report')}"
             )
     rest = {point: state for point, state in states.items() if state.measured is None}
     for point, state in rest.items():

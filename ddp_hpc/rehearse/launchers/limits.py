@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 from ddp_hpc.rehearse.settings import JsonFile
@@ -19,6 +20,8 @@ _FABRIC_VARIABLES = (
 )
 STEP_SCRIPT, _TRAINER = "torchrun_script.sh", "ddp_hpc.train"
 HERE = "127.0.0.1"
+# The first argument of torchrun_script.sh if it names a program; otherwise, ddp_hpc.train runs.
+_PROGRAM = re.compile(r"-m|python[0-9.]*|.*\.py|.*/.*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +65,7 @@ class Limits(JsonFile):
         if not self.ranks_per_node:
             return list(argv)
         added = list(self.arguments)
-        if _TRAINER in argv or any(word.endswith(f"/{STEP_SCRIPT}") for word in argv):
+        if _runs_trainer(argv):
             option = self.trainer_arguments[:1]
             if option and not any(word.startswith(option[0]) for word in (*argv, *added)):
                 added += self.trainer_arguments
@@ -86,3 +89,15 @@ class Limits(JsonFile):
         for node in self.nodes:
             word = re.sub(rf"(?<![\w.-]){re.escape(node)}(\.[\w.-]+)?(?=:\d|$)", HERE, word)
         return word
+
+
+def _runs_trainer(argv: Sequence[str]) -> bool:
+    """Returns whether a command runs `ddp_hpc.train`, also through torchrun_script.sh or `ddp-hpc train`."""
+    names = [word.rpartition("/")[2] for word in argv]
+    pairs = list(pairwise(names))
+    if ("-m", _TRAINER) in pairs or ("ddp-hpc", "train") in pairs:
+        return True
+    if STEP_SCRIPT not in names:
+        return False
+    program = argv[names.index(STEP_SCRIPT) + 1 :]
+    return not program or _PROGRAM.fullmatch(program[0]) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getopt
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 from ddp_hpc.rehearse import jobs
 from ddp_hpc.rehearse.launchers.options import RefusedError
 from ddp_hpc.rehearse.pbs import server
-from ddp_hpc.rehearse.pbs.directives import OPTIONS, Request, read_request
+from ddp_hpc.rehearse.pbs.directives import OPTIONS, USAGE, Request, read_request
 from ddp_hpc.rehearse.pbs.resources import Chunk, check, place, select_of, walltime_s, why_never
 from ddp_hpc.rehearse.pbs.server import Settings
 
@@ -29,12 +30,14 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> None:
     server.check_running("qsub", root)
     settings = Settings.read(root)
     operands = _operands(argv)
+    if len(operands) > 1:  # as process_opts of qsub.c: a script has no arguments
+        raise RefusedError(USAGE, 2)
     script = _script(operands)
     request = read_request(argv, script, environ)
     check(request, settings)
     after = [(kind, _number(word)) for kind, word in request.after]
 
-    number = jobs.next_number(root / "next_job", server.FIRST_JOB)
+    number = jobs.next_number(root / "next_job", settings.first_job)
     copy = root / "mom_priv" / "jobs" / f"{number}.{settings.server}.SC"
     jobs.save_script(copy, script)
     name = request.name or (Path(operands[0]).name if operands else "STDIN")
@@ -172,8 +175,10 @@ def _resource_list(request: Request, settings: Settings, chunks: Sequence[Chunk]
 
 
 def _number(word: str) -> int:
-    head = word.partition(".")[0]
-    return int(head) if head.isdecimal() else 0
+    match = re.match(r"([0-9]{1,6})(?:\[([0-9]{1,4})\])?(?:[.@]|$)", word)
+    if match is None:
+        return 0
+    return server.subjob(int(match[1]), int(match[2])) if match[2] else int(match[1])
 
 
 def _totals(chunks: Sequence[Chunk], select: str) -> dict[str, int]:

@@ -63,4 +63,9 @@ QUEUE = Queue(
     requested_nodes=_requested_nodes,
     walltime_s=_walltime_s,
     mpiexec="pals",
+    mpiexec_in_jobs="pals",
+    interactive=(
+        "#PBS -l select={nodes} -l place=scatter\n#PBS -k doe -j oe -o {log}\n"
+        "export PBS_ENVIRONMENT=PBS_INTERACTIVE\n"
+    ),
 )

@@ -13,7 +13,6 @@ from ddp_hpc.rehearse import settings as common
 from ddp_hpc.rehearse.jobs import delete_request, load, save
 from ddp_hpc.rehearse.launchers.options import RefusedError
 
-FIRST_JOB = 12
 _SUBJOBS = 10**6
 NO_MORE_JOBS = "job held, the machine runs no more jobs"
 
@@ -29,6 +28,7 @@ FINISHED, UNKNOWN_JOB, NO_PERMISSION, BAD_STATE, UNKNOWN_QUEUE = 35, 153, 159, 1
 class Settings(common.Settings):
     """The settings of the server, most of which an administrator of PBS sets with qmgr."""
 
+    first_job: int = 12
     server: str = "pbs-srv"
     submit_host: str = "pbs-login.pbs.lab"
     history: bool = True  # whether finished jobs are kept (job_history_enable)
@@ -73,12 +73,12 @@ def start_mom(root: Path, number: int) -> None:
 def schedule(root: Path) -> None:
     """Starts the jobs of a rehearsal that can run, and holds the jobs beyond `max_jobs`."""
     release(root)
-    max_jobs = Settings.read(root).max_jobs
+    settings = Settings.read(root)
     for number in jobs.numbers(root):
         job = load(root, number)
         if job["job_state"] != "Q" or job["substate"] != 10 or "_started" in job:
             continue
-        if max_jobs and number >= FIRST_JOB + max_jobs:
+        if settings.max_jobs and number >= settings.first_job + settings.max_jobs:
             save(root, number, {**job, "job_state": "H", "comment": NO_MORE_JOBS})
             continue
         save(root, number, {**job, "_started": True})

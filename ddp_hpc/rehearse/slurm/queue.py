@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-from functools import partial
 from pathlib import Path
 
 from ddp_hpc.lint.parse_script import Script
@@ -47,11 +45,12 @@ QUEUE = Queue(
     submit=("sbatch",),
     schedule=controller.schedule,
     status=_status,
-    settings=partial(controller.Settings, first_job=os.getpid()),
+    settings=controller.Settings,
     package="ddp_hpc.rehearse.slurm",
     commands=("sbatch", "srun", "scontrol", "scancel", "squeue"),
     requested_nodes=_requested_nodes,
     walltime_s=_walltime_s,
     launcher="srun",
     mpiexec="hydra",
+    interactive="#SBATCH --nodes={nodes} --output={log}\n",
 )

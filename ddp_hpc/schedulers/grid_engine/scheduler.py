@@ -20,6 +20,7 @@ class GridEngine(Scheduler):
     submit_program = "qsub"
     launchers = ("mpiexec",)
     kill_delay_s = 1
+    array_index_variables = ("SGE_TASK_ID",)
     mpiexec_needs_hosts = True
     is_account_on_command_line = True
 

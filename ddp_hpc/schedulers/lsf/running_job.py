@@ -40,6 +40,9 @@ class LsfJob(RunningJob):
             options += ["-q", queue]
         if (project := self.environ.get("LSB_PROJECT_NAME", "default")) != "default":
             options += ["-P", project]
+        if (index := self.environ.get("LSB_JOBINDEX", "0")) != "0":
+            name = self.environ.get("LSB_JOBNAME", "ddp").partition("[")[0]
+            options += ["-J", f"{name}[{index}]"]
         environ = without_job(self.environ, ("LSB_", "LS_", "JSM_", "CSM_"))
         environ["DDP_HPC_ATTEMPT"] = str(attempt)
         answer = commands.submit(*_BSUB, str(script), *options, environ=environ, cwd=self.work_dir)

@@ -54,6 +54,7 @@ class Lsf(Scheduler):
     can_requeue = True
     kill_delay_s = 10
     interactive_command = "bsub -Is bash"
+    array_index_variables = ("LSB_JOBINDEX",)
     prefix = "#BSUB"
     log_flags = ("-o", "-e", "-oo", "-eo")
     walltime_flag = "-W"
@@ -163,6 +164,10 @@ class Lsf(Scheduler):
         fields = "runtimelimit run_time time_left delimiter=';'"
         remaining_s = left_s(ask("bjobs", "-noheader", "-o", fields, job_id))
         return None if remaining_s is None else (time.time() + remaining_s, "bjobs")
+
+    def array_index(self, environ: Mapping[str, str]) -> str:
+        # The index of a job that is not in an array is 0.
+        return super().array_index(environ).removeprefix("0")
 
     def running_job(self, environ: Mapping[str, str]) -> RunningJob:
         from ddp_hpc.schedulers.lsf.running_job import LsfJob

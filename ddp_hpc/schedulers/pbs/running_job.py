@@ -22,6 +22,7 @@ _PAUSES_S = (2.0, 4.0, 8.0, 16.0)
 # The variables that a login shell needs; the successor gets no others from this job.
 _KEPT = ("HOME", "USER", "LOGNAME", "SHELL", "PATH", "PWD", "LANG", "TZ", "PBS_CONF_FILE")
 _RESOURCE = re.compile(r"""(?:^|,)['"]*([A-Za-z_][A-Za-z0-9_]*)=""")
+_INDICES = ("PBS_ARRAY_INDEX", "PBS_ARRAYID")
 _JOB_ID = re.compile(r"^[0-9]+(?:\.[A-Za-z0-9.-]+)?$", re.MULTILINE)
 # qsub's options for the account, with the attribute in which the server stores the value.
 _ACCOUNTS = {
@@ -67,9 +68,10 @@ class PbsJob(RunningJob):
         """Submits a job to the same queue and account, without the variables of this one."""
         text = script.read_text(encoding="utf-8", errors="surrogateescape")
         argv = [*self._account(), *self._queue(), *self._resources(text)]
-        variables = ",".join(
-            [*re.findall(r"^#PBS +(?:.* )?-v *(\S+)", text, re.MULTILINE), f"DDP_HPC_ATTEMPT={attempt}"]
-        )
+        own = re.findall(r"^#PBS +(?:.* )?-v *(\S+)", text, re.MULTILINE)
+        # PBS has no arrays of one job, so the successor gets the index of this job.
+        index = [f"{name}={self.environ[name]}" for name in _INDICES if self.environ.get(name)]
+        variables = ",".join([*own, *index, f"DDP_HPC_ATTEMPT={attempt}"])
         last = ["-v", variables, str(script)]
         successor = self._qsub([*argv, "-W", f"depend=afterany:{self.job_id}", *last], say)
         if was_dropped(read_job, successor):

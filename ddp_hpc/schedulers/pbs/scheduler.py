@@ -16,6 +16,7 @@ from ddp_hpc.request.rank_layout import Layout
 from ddp_hpc.schedulers.allocation import Allocation
 from ddp_hpc.schedulers.base import (
     Directives,
+    Overrides,
     Scheduler,
     ScriptOptions,
     optional_value,
@@ -23,7 +24,7 @@ from ddp_hpc.schedulers.base import (
     whole_number,
 )
 from ddp_hpc.sites.site import Site
-from ddp_hpc.units import parse_walltime_s
+from ddp_hpc.units import format_walltime, parse_walltime_s
 
 if TYPE_CHECKING:
     from ddp_hpc.schedulers.running_job import RunningJob
@@ -55,6 +56,8 @@ class Pbs(Scheduler):
     prefix = "#PBS"
     log_flags = ("-o", "-e")
     job_id_variable = "PBS_JOBID"
+    # PBS_ARRAYID is the name in Torque.
+    array_index_variables = ("PBS_ARRAY_INDEX", "PBS_ARRAYID")
     commands = ("qsub", "qstat", "qdel")
     query_command = "qstat"
     job_id_pattern = re.compile(r"[.[]")
@@ -83,6 +86,20 @@ class Pbs(Scheduler):
     ) -> list[str]:
         chain = ["-W", f"depend=afterany:{after}"] if after else []
         return ["qsub", *options, *chain, *(["-v", variables] if variables else []), script]
+
+    def overrides(self, asked: Overrides, script: ScriptOptions, site: Site | None) -> list[list[str]]:
+        if asked.qos:
+            raise RequestError(f"--qos {asked.qos} was given, but PBS has no QOS; omit it")
+        found = []
+        if asked.nodes:
+            found.append(["-l", f"select={asked.nodes}{_one_chunk(script, asked.nodes)}"])
+        if asked.walltime:
+            found.append(["-l", f"walltime={format_walltime(asked.walltime)}"])
+        if asked.queue:
+            found.append(["-q", asked.queue])
+        if asked.name:
+            found.append(["-N", asked.name])
+        return found
 
     def split_options(self, words: Sequence[str]) -> Iterator[tuple[str, str]]:
         index = 0
@@ -154,6 +171,9 @@ class Pbs(Scheduler):
             return None
         return start_s + walltime_s, "qstat"
 
+    def array_options(self, index: str) -> list[str]:
+        return ["-v", f"PBS_ARRAY_INDEX={index}"]
+
     def running_job(self, environ: Mapping[str, str]) -> RunningJob:
         from ddp_hpc.schedulers.pbs.running_job import PbsJob
 
@@ -175,6 +195,22 @@ def _last_resource(script: ScriptOptions, name: str) -> tuple[int, str] | None:
     """Returns the line number and the value of the last `-l NAME=VALUE`; None if there is none."""
     found = [(one.line, value) for one, resource, value in script.resources() if resource == name]
     return found[-1] if found else None
+
+
+def _one_chunk(script: ScriptOptions, num_nodes: int) -> str:
+    """Returns the resources of the script's chunks, such as `:ncpus=4:ngpus=4`.
+
+    Raises:
+        RequestError: the script does not request chunks that are all alike.
+    """
+    select = _last_resource(script, "select")
+    if select is None or "+" in select[1]:
+        raise RequestError(
+            f"--nodes {num_nodes} was given, but the script does not request nodes with a single chunk, such "
+            "as -l select=2:ncpus=4; change its directives"
+        )
+    count, colon, rest = select[1].partition(":")
+    return colon + rest if count.isdecimal() else f":{select[1]}"
 
 
 def _only_chunk(script: ScriptOptions) -> tuple[int, dict[str, str]] | None:

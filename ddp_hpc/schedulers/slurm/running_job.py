@@ -11,7 +11,6 @@ from ddp_hpc.errors import DdpHpcError
 from ddp_hpc.schedulers import run_command as commands
 from ddp_hpc.schedulers.running_job import RunningJob, Say, without_job
 
-_KILL_WAIT = re.compile(r"^KillWait\s*=\s*([0-9]{1,6}) sec", re.MULTILINE)
 # A directive that chooses the QOS, from which sites with `--qos` instead of `--partition` derive the
 # partition.
 _QOS = re.compile(r"^#SBATCH\s+(?:--qos\b|-q\b)", re.MULTILINE)
@@ -32,13 +31,6 @@ class SlurmJob(RunningJob):
         text = self.environ.get("SLURM_JOB_END_TIME", "")
         return float(text) if re.fullmatch(r"[0-9]{1,10}", text) else None
 
-    def kill_delay_s(self) -> int | None:
-        try:
-            found = _KILL_WAIT.search(commands.ask("scontrol", "show", "config").out)
-        except DdpHpcError:
-            return None
-        return int(found[1]) if found else None
-
     def resubmit(self, script: Path, attempt: int, say: Say) -> None:
         """Requeues the job. If scontrol is missing or not permitted, a new job is submitted."""
         if shutil.which("scontrol"):
@@ -51,11 +43,14 @@ class SlurmJob(RunningJob):
         environ["DDP_HPC_ATTEMPT"] = str(attempt)
         text = script.read_text(encoding="utf-8", errors="replace")
         options = [f"--dependency=afterany:{self.job_id}"]
+        if index := self.environ.get("SLURM_ARRAY_TASK_ID"):
+            options.append(f"--array={index}")
         if (name := self.environ.get("SLURM_JOB_PARTITION")) and not _QOS.search(text):
             options.append(f"--partition={name}")
         if name := self.environ.get("SLURM_JOB_ACCOUNT"):
             options.append(f"--account={name}")
-        answer = commands.submit("sbatch", *options, str(script), environ=environ, cwd=self.work_dir)
+        words = (*options, str(script), *self.arguments)
+        answer = commands.submit("sbatch", *words, environ=environ, cwd=self.work_dir)
         if answer.code:
             raise DdpHpcError(f"sbatch failed: {answer.said}")
         say(answer.out.strip())

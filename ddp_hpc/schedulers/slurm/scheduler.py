@@ -13,6 +13,7 @@ from ddp_hpc.request.rank_layout import Layout
 from ddp_hpc.schedulers.allocation import Allocation, first_number, smallest_count
 from ddp_hpc.schedulers.base import (
     Directives,
+    Overrides,
     Scheduler,
     ScriptOptions,
     ShellVariable,
@@ -23,7 +24,7 @@ from ddp_hpc.schedulers.base import (
     whole_number,
 )
 from ddp_hpc.sites.site import Site, queue_entries
-from ddp_hpc.units import parse_walltime_s
+from ddp_hpc.units import format_walltime, parse_walltime_s
 
 if TYPE_CHECKING:
     from ddp_hpc.schedulers.running_job import RunningJob
@@ -41,6 +42,7 @@ _SHORT = dict(
         strict=True,
     )
 )
+_KILL_WAIT = re.compile(r"^KillWait\s*=\s*([0-9]{1,6}) sec", re.MULTILINE)
 _BARE = frozenset(
     re.findall(
         r"\S+",
@@ -61,9 +63,10 @@ class Slurm(Scheduler):
     launchers = ("srun", "mpiexec", "ibrun", "torchrun")
     can_requeue = True
     kill_delay_s = 30
-    first_node_in_shell = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+    first_node_in_shell = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)'
     job_number_in_shell = "SLURM_JOB_ID"
     agent_launcher = "srun"
+    passes_arguments = True
     interactive_command = "salloc"
     prefix = "#SBATCH"
     log_flags = ("--output", "--error")
@@ -77,6 +80,7 @@ class Slurm(Scheduler):
     account_flags = ("--account",)
     job_id_variable = "SLURM_JOB_ID"
     end_time_variable = "SLURM_JOB_END_TIME"
+    array_index_variables = ("SLURM_ARRAY_TASK_ID",)
     commands = ("sbatch", "srun", "squeue", "scancel", "scontrol")
     query_command = "scontrol"
     job_id_pattern = re.compile("[_@]")
@@ -122,6 +126,18 @@ class Slurm(Scheduler):
         self, script: str, options: Sequence[str], after: str = "", variables: str = ""
     ) -> list[str]:
         return ["sbatch", "--parsable", *options, script]
+
+    def overrides(self, asked: Overrides, script: ScriptOptions, site: Site | None) -> list[list[str]]:
+        queue_option = (site.slurm.queue_option if site else "") or "partition"
+        found = {
+            "nodes": str(asked.nodes or ""),
+            "time": format_walltime(asked.walltime) if asked.walltime else "",
+            queue_option: asked.queue,
+            "job-name": asked.name,
+        }
+        if asked.qos:
+            found["qos"] = asked.qos
+        return [[f"--{name}={value}"] for name, value in found.items() if value]
 
     def mpiexec_variables(self, cpus_per_task: int, ranks_per_node: int) -> list[ShellVariable]:
         return [
@@ -213,6 +229,19 @@ class Slurm(Scheduler):
             return time.time() + parse_walltime_s(hours), "squeue"
         except RequestError:
             return None
+
+    def read_kill_delay_s(self, ask: Callable[..., str]) -> int | None:
+        found = _KILL_WAIT.search(ask("scontrol", "show", "config"))
+        return int(found[1]) if found else None
+
+    def array_options(self, index: str) -> list[str]:
+        return [f"--array={index}"]
+
+    def job_id(self, environ: Mapping[str, str]) -> str:
+        # The SLURM_JOB_ID of one task of each array is the ID of the whole array: `scontrol requeue` and
+        # `scancel` with this ID would affect all tasks.
+        array, index = environ.get("SLURM_ARRAY_JOB_ID"), self.array_index(environ)
+        return f"{array}_{index}" if array and index else super().job_id(environ)
 
     def running_job(self, environ: Mapping[str, str]) -> RunningJob:
         from ddp_hpc.schedulers.slurm.running_job import SlurmJob

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import click
 
 from ddp_hpc.errors import RequestError
+from ddp_hpc.extras import install_command
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.tasks.task import find_named
 from ddp_hpc.training.telemetry.config import TelemetryConfig
@@ -38,7 +39,7 @@ class TensorBoard:
 
     def __init__(self, directory: Path, start_step: int) -> None:
         if importlib.util.find_spec("tensorboard") is None:
-            raise RequestError("--tensorboard needs tensorboard: pip install 'ddp-hpc[tensorboard]'")
+            raise RequestError(f"--tensorboard needs tensorboard: {install_command('tensorboard')}")
         from torch.utils.tensorboard import SummaryWriter
 
         self._directory, self._failed = directory, False

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from functools import partial
 from pathlib import Path
 
 from ddp_hpc.lint.parse_script import Script
@@ -51,7 +49,7 @@ QUEUE = Queue(
     submit=("sh", "-c", 'exec bsub <"$1"', "bsub"),
     schedule=cluster.schedule,
     status=_status,
-    settings=partial(cluster.Settings, first_job=os.getpid()),
+    settings=cluster.Settings,
     package="ddp_hpc.schedulers.lsf.stand_in",
     commands=("bsub", "bjobs", "bkill", "jsrun"),
     requested_nodes=_requested_nodes,

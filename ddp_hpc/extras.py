@@ -1,0 +1,32 @@
+"""The pip commands that install optional packages."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+_CHECKOUT = Path(__file__).resolve().parents[1]
+
+
+def install_command(extra: str) -> str:
+    """Returns the command that installs the packages of an extra of ddp-hpc, such as `train`.
+
+    The command names the packages, since no package index has ddp-hpc itself: `pip install 'ddp-hpc[train]'`
+    would fail.
+    """
+    project = _CHECKOUT / "pyproject.toml"
+    text = project.read_text(encoding="utf-8") if project.is_file() else ""
+    if 'name = "ddp-hpc"' in text:
+        packages: list[str] = tomllib.loads(text)["project"]["optional-dependencies"][extra]
+    else:
+        try:
+            lines = [line.split(";") for line in metadata.requires("ddp-hpc") or ()]
+        except metadata.PackageNotFoundError:  # only the directory of the package was copied
+            return f"pip install '.[{extra}]' in the checkout of ddp-hpc"
+        packages = [
+            name.strip() for name, *marker in lines if re.search(rf"extra == .{extra}\b", "".join(marker))
+        ]
+    return f"pip install {shlex.join(packages)}"

@@ -1,0 +1,44 @@
+"""Scripts without directives that need a job: their users start them in the shell of an interactive job."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+from ddp_hpc.lint.parse_script import Script
+from ddp_hpc.rehearse.queues import find_queue
+from ddp_hpc.schedulers.registry import SCHEDULERS
+from ddp_hpc.sites.site import Site
+
+NUM_NODES = 2
+_WITH_DEFAULT = re.compile(r"\$\{(\w+):?[-+=]")
+
+
+def scheduler_of(script: Script, site: Site | None, mpiexec: str) -> str:
+    """Returns the scheduler in whose interactive job the script runs; empty if it needs no job.
+
+    `mpiexec` is the kind of mpiexec for which the script was written.
+    """
+    body = "\n".join(line for line in script.lines if not line.lstrip().startswith("#"))
+    # A script that gives a default for a variable also runs without a job.
+    optional = set(_WITH_DEFAULT.findall(body))
+    launchers = {command.name for command in script.launches()}
+    for name, scheduler in SCHEDULERS.items():
+        queue = find_queue(name)
+        if queue is None or not queue.interactive:
+            continue
+        prefix = scheduler.job_id_variable.partition("_")[0]
+        used = set(re.findall(rf"\$\{{?({prefix}_\w+)", body)) - optional
+        needs_hosts = bool(launchers) and mpiexec == queue.mpiexec_in_jobs
+        if used or queue.launcher in launchers or needs_hosts or (site and site.scheduler == name):
+            return name
+    return ""
+
+
+def script_of_shell(scheduler: str, num_nodes: int, script: Path, work: Path, log: Path) -> str:
+    """Returns a job script that runs `script` in the directory `work`, as if typed in an interactive job."""
+    queue = find_queue(scheduler)
+    assert queue is not None
+    head = queue.interactive.format(nodes=num_nodes, log=shlex.quote(str(log)))
+    return f"#!/bin/bash\n{head}cd {shlex.quote(str(work))} && exec bash {shlex.quote(str(script))}\n"

@@ -1,0 +1,127 @@
+"""Job arrays, and arguments of job scripts, with stand-ins; tests/slurm/test_arrays.py uses a real Slurm."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from ddp_hpc.jobs.submission_ledger import runs_in
+from ddp_hpc.schedulers.registry import SCHEDULERS
+from tests.batch.conftest import Sandbox
+from tests.batch.test_requeue import SAY, calls, command, job
+from tests.batch.test_scripts_run import script, slurm
+from tests.fakes.site import Site
+from tests.pbs.conftest import MakeSite, make_site, site
+from tests.pbs.test_chain import chain_script
+
+__all__ = ["MakeSite", "job", "make_site", "site"]
+
+TASK = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
+
+
+def run(
+    job: Sandbox, then: str, *arguments: str, text: str = "", **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs Slurm job 9 with these arguments of its script; srun runs the bash text `then`."""
+    job.launcher("srun", then=SAY + then)
+    variables = {"SLURM_JOB_ID": "9", "SLURM_JOB_END_TIME": str(int(time.time()) + 3600), **environ}
+    path = job.write(text or script("generic_slurm"))
+    return subprocess.run(
+        ["bash", path, *arguments],
+        cwd=job.work,
+        env=job.environ(**slurm(job, 1, **variables)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_arguments_of_the_script_reach_the_program_and_the_resume_command(job: Sandbox) -> None:
+    for name in ("scontrol", "sbatch"):
+        command(job, name, code=1)
+    done = run(job, "say requeue 3", "--model", "a b")
+    assert job.words()[-2:] == ["--model", "a b"]
+    assert calls(job, "sbatch")[0].endswith("/runs/ddp/job.sh --model a b")
+    assert f"&& sbatch {job.work}/runs/ddp/job.sh --model 'a b'" in done.stderr
+
+
+def test_a_task_of_a_slurm_array_has_its_own_run_directory_and_is_requeued_alone(job: Sandbox) -> None:
+    done = run(job, "say requeue 3", **TASK)
+    assert done.returncode == 75
+    assert job.seen()["DDP_HPC_RUN_DIR"] == f"{job.work}/runs/ddp/task-3"
+    assert calls(job, "scontrol") == ["requeue 7_3"]
+    assert not (job.work / "runs/ddp/state").exists()
+
+
+def test_if_requeue_fails_the_task_becomes_an_array_of_its_index(job: Sandbox) -> None:
+    command(job, "scontrol", code=1)
+    run(job, "say requeue 3", **TASK)
+    assert "--dependency=afterany:7_3 --array=3 " in calls(job, "sbatch")[0]
+
+
+def test_the_command_that_resumes_a_task_contains_its_index(job: Sandbox) -> None:
+    for name in ("scontrol", "sbatch"):
+        command(job, name, code=1)
+    done = run(job, "say requeue 3", **TASK)
+    assert done.stderr.rstrip().endswith(f"&& sbatch --array=3 {job.work}/runs/ddp/task-3/job.sh")
+
+
+def test_a_script_that_derives_its_run_directory_from_the_index_keeps_it(job: Sandbox) -> None:
+    own = 'export DDP_HPC_RUN_DIR="$PWD"/runs/mine-$SLURM_ARRAY_TASK_ID'
+    text = script("generic_slurm").replace('export DDP_HPC_RUN_DIR="$PWD"/runs/ddp', own)
+    run(job, "say done 3", text=text, **TASK)
+    assert job.seen()["DDP_HPC_RUN_DIR"] == f"{job.work}/runs/mine-3"
+
+
+def test_each_subjob_of_a_pbs_array_has_its_own_run_which_its_successors_resume(site: Site) -> None:
+    job = chain_script(site, "10", "20", "requeue", options=["--setup", 'echo "task $PBS_ARRAY_INDEX"'])
+    site.submit("-J", "1-2", job)
+    for number in ("12[1].pbs-srv", "12[2].pbs-srv", "13.pbs-srv", "14.pbs-srv"):
+        site.wait(number)
+    runs = site.work / "runs" / "ddp"
+    assert sorted(path.name for path in runs.iterdir()) == ["task-1", "task-2"]
+    for index in (1, 2):
+        assert (runs / f"task-{index}/state").read_text() == "done 20\n"
+        starts = (runs / f"task-{index}/attempts").read_text().splitlines()
+        assert starts[0].startswith(f"1 12[{index}].pbs-srv 0 ")
+        assert starts[1].startswith("2 1")
+    logs = "".join(path.read_text() for path in site.work.glob("ddp.o1[34]"))
+    assert sorted(line for line in logs.splitlines() if line.startswith("task ")) == ["task 1", "task 2"]
+
+
+def test_qsub_refuses_arguments_of_a_script(site: Site) -> None:
+    job = chain_script(site, "10", "20", "requeue")
+    done = site.run("qsub", job, "--epochs", "3")
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: qsub ")
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "environ", "index"),
+    [
+        ("slurm", {"SLURM_ARRAY_TASK_ID": "0"}, "0"),
+        ("pbs", {"PBS_ARRAY_INDEX": "12"}, "12"),
+        ("pbs", {"PBS_ARRAYID": "4"}, "4"),
+        ("lsf", {"LSB_JOBINDEX": "10"}, "10"),
+        ("lsf", {"LSB_JOBINDEX": "0"}, ""),
+        ("age", {"SGE_TASK_ID": "3"}, "3"),
+        ("age", {"SGE_TASK_ID": "undefined"}, ""),
+        ("slurm", {"SLURM_ARRAY_TASK_ID": "../x"}, ""),
+        ("local", {"SLURM_ARRAY_TASK_ID": "1"}, ""),
+    ],
+)
+def test_the_index_of_a_task_is_that_of_the_scheduler(
+    scheduler: str, environ: dict[str, str], index: str
+) -> None:
+    assert SCHEDULERS[scheduler].array_index(environ) == index
+
+
+def test_status_lists_the_runs_of_an_array_instead_of_the_directory_of_the_array(tmp_path: Path) -> None:
+    for name in ("runs/ddp", "runs/ddp/task-0", "runs/ddp/task-1", "runs/other"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "attempts").write_text("1 7 0 1700000000\n")
+    found = [str(path.relative_to(tmp_path)) for path in runs_in(tmp_path)]
+    assert found == ["runs/ddp/task-0", "runs/ddp/task-1", "runs/other"]

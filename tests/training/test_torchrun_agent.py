@@ -1,0 +1,42 @@
+"""torchrun_script.sh restarts ranks that fail, except those that refuse their request."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from tests.conftest import PROJECT
+from tests.training.runs import run
+
+SCRIPT = ["bash", str(PROJECT / "jobs" / "torchrun_script.sh")]
+
+
+def _starts(folder: Path, code: int) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """Runs a program that ends with this exit code, and returns the ranks that were started."""
+    program = folder / "program.py"
+    program.write_text(
+        "import os, sys\n"
+        "with open('starts', 'a') as file:\n"
+        "    file.write(os.environ['RANK'] + '\\n')\n"
+        f"sys.exit({code})\n"
+    )
+    env = {"DDP_HPC_RANKS_PER_NODE": "1", "DDP_HPC_MAX_RESTARTS": "1"}
+    done = run([*SCRIPT, str(program)], folder, env=env)
+    return done, (folder / "starts").read_text().split()
+
+
+def test_a_wrong_request_is_not_restarted_and_keeps_its_exit_code(tmp_path: Path) -> None:
+    done, starts = _starts(tmp_path, 2)
+    assert (done.returncode, starts) == (2, ["0"])
+    assert "Traceback" not in done.stderr
+
+
+def test_a_failed_program_is_restarted(tmp_path: Path) -> None:
+    done, starts = _starts(tmp_path, 1)
+    assert (done.returncode, starts) == (1, ["0", "0"])
+
+
+def test_an_unknown_option_of_the_trainer_is_reported_once_per_rank(tmp_path: Path) -> None:
+    done = run([*SCRIPT, "--no-such-option"], tmp_path, env={"DDP_HPC_RANKS_PER_NODE": "1"})
+    assert done.returncode == 2
+    assert done.stderr.count("--no-such-option") == 1
