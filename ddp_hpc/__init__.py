@@ -60,9 +60,9 @@ def __getattr__(name: str) -> object:
         module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("torch", "numpy", "h5py", "safetensors"):
-            extras = importlib.import_module(f"{__name__}.extras")
+            fix = importlib.import_module(f"{__name__}.extras").install_command("train")
             raise ModuleNotFoundError(
-                f"ddp_hpc.{name} needs {error.name}, which is not installed: {extras.install_command('train')}",
+                f"ddp_hpc.{name} needs {error.name}, which is not installed: {fix}",
                 name=error.name,
             ) from None
         raise
