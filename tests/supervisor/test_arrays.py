@@ -122,6 +122,13 @@ def test_the_index_of_a_task_is_that_of_the_scheduler(
 def test_status_lists_the_runs_of_an_array_instead_of_the_directory_of_the_array(tmp_path: Path) -> None:
     for name in ("runs/ddp", "runs/ddp/task-0", "runs/ddp/task-1", "runs/other"):
         (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "attempts").write_text("1 7 0 1700000000\n")
-    found = [str(path.relative_to(tmp_path)) for path in runs_in(tmp_path)]
-    assert found == ["runs/ddp/task-0", "runs/ddp/task-1", "runs/other"]
+        file = "submitted" if name == "runs/ddp" else "attempts"
+        (tmp_path / name / file).write_text("1 7 0 1700000000\n")
+
+    def runs() -> set[str]:
+        return {str(path.relative_to(tmp_path)) for path in runs_in(tmp_path)}
+
+    assert runs() == {"runs/ddp/task-0", "runs/ddp/task-1", "runs/other"}
+    # An earlier job without an array has run in the same directory.
+    (tmp_path / "runs/ddp/attempts").write_text("1 5 0 1600000000\n")
+    assert "runs/ddp" in runs()
