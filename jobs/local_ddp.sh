@@ -2,9 +2,9 @@
 # Written by ddp-hpc 0.2.0 with: ddp-hpc render --profile local --ranks-per-node 2
 
 set -eo pipefail
-# Activate the virtual environment .venv of this directory, if there is one and only conda's base or none is active.
+# Unless a conda environment other than base is active: activate the virtual environment of the submitting shell, or .venv.
 # shellcheck disable=SC1091
-if [[ -z $VIRTUAL_ENV && ${CONDA_DEFAULT_ENV:-base} == base && -f .venv/bin/activate ]]; then source .venv/bin/activate; fi
+if [[ ${CONDA_DEFAULT_ENV:-base} == base && -f ${VIRTUAL_ENV:-.venv}/bin/activate ]]; then source "${VIRTUAL_ENV:-.venv}/bin/activate"; fi
 
 num_nodes=1
 num_ranks=$((num_nodes * 2))

@@ -234,14 +234,17 @@ def runs_in(directory: Path) -> list[Path]:
     """
     try:
         places = [directory, *sorted((directory / "runs").glob("*"))]
-        found = [one for place in places for one in _tasks(place) or [place] if _is_run(one)]
+        found = [one for place in places for one in _runs(place)]
     except OSError:
         return []
     return sorted(found, key=_last_s)
 
 
-def _tasks(run_dir: Path) -> list[Path]:
-    return [one for one in sorted(run_dir.glob("task-*")) if _is_run(one)]
+def _runs(run_dir: Path) -> list[Path]:
+    tasks = [one for one in sorted(run_dir.glob("task-*")) if _is_run(one)]
+    # `submit` records the array itself in the directory of the array, in which no job runs.
+    is_own = _is_run(run_dir) and (not tasks or is_plain(run_dir / ATTEMPTS))
+    return [*tasks, run_dir] if is_own else tasks
 
 
 def _candidates(job: JobState | None, here: Path) -> Iterator[Path]:

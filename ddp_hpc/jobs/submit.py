@@ -9,7 +9,7 @@ import re
 import shlex
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,30 +154,37 @@ def names_account(text: str) -> bool:
 def other_run(order: Order) -> str:
     """Returns a warning if the run directory contains a run that this job would not resume as intended.
 
-    That is a run of another program, or a complete run. Empty without such a run.
+    That is a run of another command, or a complete run. Empty without such a run.
     """
     run_dir = order.run_dir
+    if run_dir is None:
+        return ""
     state = None
     with suppress(DdpHpcError):
-        state = read_state(run_dir) if run_dir else None
-    if run_dir is None or state is None:
-        return ""
+        state = read_state(run_dir)
+    submitted = ledger.submissions(run_dir)
+    about = (
+        f"{state.state}, step {state.step}" if state else f"job {submitted[-1].job_id}" if submitted else ""
+    )
     remedy = "choose another --name or --run-dir" if order.is_new else "change DDP_HPC_RUN_DIR in the script"
-    before, now = _program(_last_script(run_dir)), _program(order.script.text)
-    if before and now and before != now:
+    before, now = _program(_last_script(run_dir, submitted)), _program(order.script.text)
+    if about and before and now and before != now:
         return (
-            f"{run_dir} contains the run of another program, {before} ({state.state}, step {state.step}), "
-            f"which this job would resume or overwrite; for a new run, {remedy}"
+            f"{run_dir} contains the run of another command, {before} ({about}), which this job would resume "
+            f"or overwrite; for a new run, {remedy}"
         )
-    if state.state == "done":
+    if state and state.state == "done":
         return f"the run in {run_dir} is complete (step {state.step}); for a new run, {remedy}"
     return ""
 
 
-def _last_script(run_dir: Path) -> str:
-    """Returns the script of the last job of a run; empty if it is unknown."""
-    paths = [run_dir / "job.sh", *(Path(one.script) for one in reversed(ledger.submissions(run_dir)))]
-    for path in paths:
+def _last_script(run_dir: Path, submitted: Sequence[ledger.Submission]) -> str:
+    """Returns the script of the last job of a run, which may still be pending; empty if it is unknown."""
+    paths = [(one.at_s, Path(one.script)) for one in submitted]
+    started = run_dir / "job.sh"
+    with suppress(OSError):
+        paths.append((int(started.stat().st_mtime), started))
+    for _, path in sorted(paths, reverse=True):
         with suppress(OSError, RequestError):
             return read_script(path, str(path))
     return ""

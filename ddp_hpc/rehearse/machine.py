@@ -51,6 +51,8 @@ def install_mpiexec(root: Path, mpi_bin: Path, kind: str) -> None:
 # The site's modules, conda environments and setup files do not exist here; these functions print a message.
 _PROFILE = """export PATH={path}
 export PYTHONPATH={packages}${{PYTHONPATH:+:$PYTHONPATH}} VIRTUAL_ENV={prefix}
+# So that job scripts do not activate a virtual environment, which would hide the simulated launchers.
+export CONDA_DEFAULT_ENV=rehearsal
 module() {{ echo "rehearse: module $* (nothing is loaded)" >&2; }}
 ml() {{ module "$@"; }}
 conda() {{ echo "rehearse: conda $* (the Python of ddp-hpc is used)" >&2; }}

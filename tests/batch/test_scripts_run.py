@@ -85,6 +85,37 @@ def test_compiled_kernels_are_kept_in_a_private_directory(sandbox: Sandbox) -> N
         assert Path(seen[name]).stat().st_mode & 0o777 == 0o700
 
 
+def test_modules_and_conda_of_setup_are_loaded_before_the_virtual_environment(sandbox: Sandbox) -> None:
+    """A module that is loaded afterwards would put its own python in front of that of .venv."""
+    module = sandbox.folder / "module"
+    sandbox.program("python", "#!/bin/bash\necho python of the module; exit 9\n", module)
+    venv = sandbox.work / ".venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "activate").write_text(f'export VIRTUAL_ENV={venv} PATH="{venv}/bin:$PATH"\n')
+    (sandbox.bin / "python").rename(venv / "bin" / "python")
+    sandbox.launcher("srun")
+    setup = (f'export PATH="{module}:$PATH" CONDA_DEFAULT_ENV=base',)
+    done = sandbox.run(script("generic_slurm", setup=setup), **slurm(sandbox, 1))
+    assert done.returncode == 0, done.stdout
+    assert sandbox.seen()["PATH"].startswith(f"{venv}/bin:{module}:")
+
+
+def test_the_environment_of_the_submitting_shell_comes_before_the_modules_of_the_job(
+    sandbox: Sandbox,
+) -> None:
+    """sbatch passes VIRTUAL_ENV and PATH on; a module that the job loads comes before both."""
+    module, venv = sandbox.folder / "module", sandbox.folder / "mine"
+    sandbox.program("python", "#!/bin/bash\necho python of the module; exit 9\n", module)
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "activate").write_text(f'export VIRTUAL_ENV={venv} PATH="{venv}/bin:$PATH"\n')
+    (sandbox.bin / "python").rename(venv / "bin" / "python")
+    sandbox.launcher("srun")
+    shell = {"VIRTUAL_ENV": str(venv), "PATH": f"{venv}/bin:{sandbox.bin}:/usr/bin:/bin"}
+    text = script("generic_slurm", setup=(f'export PATH="{module}:$PATH"',))
+    done = sandbox.run(text, **slurm(sandbox, 1, **shell))
+    assert done.returncode == 0, done.stdout
+
+
 def test_slurms_own_end_time_is_the_deadline(sandbox: Sandbox) -> None:
     sandbox.launcher("srun")
     sandbox.run(script("generic_slurm"), **slurm(sandbox, 1, SLURM_JOB_END_TIME="1234567890"))

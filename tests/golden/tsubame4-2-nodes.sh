@@ -12,9 +12,9 @@ set -eo pipefail
 cd "${SGE_O_WORKDIR:?is not set; submit this script with qsub}"
 # The site's software.
 module load cuda nccl openmpi
-# Activate the virtual environment .venv of this directory, if there is one and only conda's base or none is active.
+# Unless a conda environment other than base is active: activate the virtual environment of the submitting shell, or .venv.
 # shellcheck disable=SC1091
-if [[ -z $VIRTUAL_ENV && ${CONDA_DEFAULT_ENV:-base} == base && -f .venv/bin/activate ]]; then source .venv/bin/activate; fi
+if [[ ${CONDA_DEFAULT_ENV:-base} == base && -f ${VIRTUAL_ENV:-.venv}/bin/activate ]]; then source "${VIRTUAL_ENV:-.venv}/bin/activate"; fi
 
 num_nodes=$NHOSTS
 # Open MPI's list of hosts: the lines of Grid Engine's list have other columns after the name.

@@ -10,9 +10,9 @@
 
 set -eo pipefail
 : "${FLUX_URI:?is not set; submit this script with flux batch}"
-# Activate the virtual environment .venv of this directory, if there is one and only conda's base or none is active.
+# Unless a conda environment other than base is active: activate the virtual environment of the submitting shell, or .venv.
 # shellcheck disable=SC1091
-if [[ -z $VIRTUAL_ENV && ${CONDA_DEFAULT_ENV:-base} == base && -f .venv/bin/activate ]]; then source .venv/bin/activate; fi
+if [[ ${CONDA_DEFAULT_ENV:-base} == base && -f ${VIRTUAL_ENV:-.venv}/bin/activate ]]; then source "${VIRTUAL_ENV:-.venv}/bin/activate"; fi
 
 num_nodes=$(flux resource list -s up -no '{nnodes}')
 export OMP_NUM_THREADS=21

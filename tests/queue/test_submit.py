@@ -385,10 +385,19 @@ def test_a_run_of_another_program_in_the_run_directory_is_a_warning(
     done = run("submit", *REQUEST, "--", "python", "other.py")
     assert (done.code, done.out) == (0, "12\n")
     assert (
-        f"warning: {work}/runs/ddp contains the run of another program, python train.py --lr 1 (requeue, "
+        f"warning: {work}/runs/ddp contains the run of another command, python train.py --lr 1 (requeue, "
         "step 90), which this job would resume or overwrite; for a new run, choose another --name or "
         "--run-dir\n"
     ) in done.err
+
+
+def test_a_pending_job_of_another_program_in_the_run_directory_is_a_warning(
+    work: Path, sbatch: Programs, run: Run
+) -> None:
+    run("submit", *REQUEST, "--", "python", "first.py")
+    done = run("submit", *REQUEST, "--", "python", "second.py")
+    assert "contains the run of another command, python first.py (job 12), which this job" in done.err
+    assert "warning: " not in run("submit", *REQUEST, "--name", "new", "--", "python", "second.py").err
 
 
 def test_a_complete_run_in_the_run_directory_is_a_warning(work: Path, sbatch: Programs, run: Run) -> None:

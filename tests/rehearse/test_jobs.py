@@ -90,3 +90,13 @@ def test_with_here_each_rehearsal_of_a_pbs_script_prints_its_own_log(
     first, second = (rehearse(script, "--here").stdout for _ in range(2))
     assert first != second
     assert sorted(path.read_text() for path in tmp_path.glob("one.o*")) == sorted([first, second])
+
+
+def test_a_rendered_script_does_not_activate_a_virtual_environment_over_the_stand_ins(
+    rehearse: Rehearse, launch: Launch, tmp_path: Path
+) -> None:
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "activate").write_text("exit 9\n")
+    words = ["python", "-m", "ddp_hpc", "render", "--profile", "generic_slurm", "--walltime", "00:05:00"]
+    (tmp_path / "job.sbatch").write_text(launch([*words, "--", "echo", "ran"]).stdout)
+    assert rehearse(tmp_path / "job.sbatch", "--here").stdout.splitlines()[-1] == "ran"

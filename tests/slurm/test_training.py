@@ -63,6 +63,17 @@ def test_a_rendered_script_trains_with_mpiexec_in_the_allocation(cluster: Cluste
     assert "2 ranks on 2 nodes (hydra), gloo on cpu" in output
 
 
+def test_a_wrong_option_ends_a_torchrun_job_without_restarts(cluster: Cluster, tmp_path: Path) -> None:
+    script = _render(cluster, tmp_path, "--launcher", "torchrun", command=["python", "-m", "ddp_hpc.train"])
+    words = ["sbatch", "--parsable", script, "--no-such-option"]
+    job = cluster.run(words, env=ENVIRONMENT, cwd=tmp_path).stdout.strip()
+    end = cluster.wait(job, timeout=90)
+    output = cluster.job_output(job)
+    assert (end.state, end.exit_code) == ("FAILED", 2), output
+    assert 1 <= output.count("--no-such-option") <= 4, output  # the launch line, and each of the two ranks
+    assert "this start was refused and does not count as an attempt" in output
+
+
 @pytest.mark.soak  # test_discovery.py tests such steps
 def test_a_rendered_script_trains_with_srun_and_pmi2(cluster: Cluster, tmp_path: Path) -> None:
     output = _submit_and_wait(cluster, _render(cluster, tmp_path, "--mpi", "pmi2"))

@@ -119,9 +119,32 @@ def test_the_index_of_a_task_is_that_of_the_scheduler(
     assert SCHEDULERS[scheduler].array_index(environ) == index
 
 
+@pytest.mark.parametrize(
+    ("scheduler", "environ", "job_id"),
+    [
+        ("slurm", {"SLURM_JOB_ID": "9"}, "9"),
+        ("slurm", {"SLURM_JOB_ID": "9", **TASK}, "7_3"),
+        ("pbs", {"PBS_JOBID": "7[3].pbs-srv", "PBS_ARRAY_INDEX": "3"}, "7[3].pbs-srv"),
+        ("lsf", {"LSB_JOBID": "7", "LSB_JOBINDEX": "0"}, "7"),
+        ("lsf", {"LSB_JOBID": "7", "LSB_JOBINDEX": "3"}, "7[3]"),
+    ],
+)
+def test_the_id_of_a_task_is_not_that_of_the_whole_array(
+    scheduler: str, environ: dict[str, str], job_id: str
+) -> None:
+    assert SCHEDULERS[scheduler].job_id(environ) == job_id
+
+
 def test_status_lists_the_runs_of_an_array_instead_of_the_directory_of_the_array(tmp_path: Path) -> None:
     for name in ("runs/ddp", "runs/ddp/task-0", "runs/ddp/task-1", "runs/other"):
         (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "attempts").write_text("1 7 0 1700000000\n")
-    found = [str(path.relative_to(tmp_path)) for path in runs_in(tmp_path)]
-    assert found == ["runs/ddp/task-0", "runs/ddp/task-1", "runs/other"]
+        file = "submitted" if name == "runs/ddp" else "attempts"
+        (tmp_path / name / file).write_text("1 7 0 1700000000\n")
+
+    def runs() -> set[str]:
+        return {str(path.relative_to(tmp_path)) for path in runs_in(tmp_path)}
+
+    assert runs() == {"runs/ddp/task-0", "runs/ddp/task-1", "runs/other"}
+    # An earlier job without an array has run in the same directory.
+    (tmp_path / "runs/ddp/attempts").write_text("1 5 0 1600000000\n")
+    assert "runs/ddp" in runs()

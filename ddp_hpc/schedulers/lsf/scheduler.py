@@ -169,6 +169,15 @@ class Lsf(Scheduler):
         # The index of a job that is not in an array is 0.
         return super().array_index(environ).removeprefix("0")
 
+    def job_id(self, environ: Mapping[str, str]) -> str:
+        # LSB_JOBID is the ID of the whole array.
+        index = self.array_index(environ)
+        return (
+            f"{environ['LSB_JOBID']}[{index}]"
+            if index and "LSB_JOBID" in environ
+            else super().job_id(environ)
+        )
+
     def running_job(self, environ: Mapping[str, str]) -> RunningJob:
         from ddp_hpc.schedulers.lsf.running_job import LsfJob
 

@@ -3,8 +3,8 @@
     --model transformer                       a built-in task, one of TASKS in builtin_models.py
     --model package.module:factory            a task of the user, imported by Python
 
-A factory is called with all --model-options, and with `spec` and `dropout` if its signature has parameters
-with these names. It returns a `Task`, an object with the attributes of a task, or only a model.
+A factory is called with all options of --model-option, and with `spec` and `dropout` if its signature has
+parameters with these names. It returns a `Task`, an object with the attributes of a task, or only a model.
 """
 
 from __future__ import annotations
