@@ -467,7 +467,8 @@ def _whole_numbers(found: dict[str, Any], at_least: int) -> None:
 
 def keep_config(run: Path, config: TrainConfig) -> None:
     """Writes the options of this attempt to `config.toml` in the run directory: `--config` reads it."""
-    with suppress(DdpHpcError):  # the run continues without the record of its options
+    # The run continues without the record of its options, also if tomli_w is not installed.
+    with suppress(DdpHpcError, ModuleNotFoundError):
         write_atomically(run / "config.toml", as_toml(config).encode(), "config")
 
 
