@@ -11,8 +11,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ddp_hpc.data.in_memory import samples_of_arrays
-from ddp_hpc.data.samples import Samples
 from ddp_hpc.data.step_shards import Position
 from ddp_hpc.errors import RequestError
 from ddp_hpc.library.loader import WorldLoader, with_config
@@ -43,7 +41,7 @@ class Snapshots:
     ) -> None:
         self._world, self._lifecycle, self._loader = world, lifecycle, loader
         self._model, self._optimizer = model, optimizer
-        self._samples = _NO_SAMPLES if loader is None else loader.samples
+        self._num_samples = None if loader is None else loader.num_samples
         self._stop = ""
         self._exchange_at, self._exchanged_step, self._exchanged_s = 0, 0, 0.0
 
@@ -52,7 +50,7 @@ class Snapshots:
         snapshot = self._lifecycle.open()
         world = self._world
         mesh = Mesh({"dp": world.world_size}, {"dp": world.rank}, None)
-        position, _, _ = self._lifecycle.resume(snapshot, self._state(), self._samples, mesh)
+        position, _, _ = self._lifecycle.resume(snapshot, self._state(), self._num_samples, mesh)
         if self._loader is not None:
             self._loader.position = position
         self._position = self._saved = position
@@ -115,7 +113,7 @@ class Snapshots:
         tick()
         state = self._state()
         self._lifecycle.check_parameters(self._position.step, state, tick)
-        self._lifecycle.save(self._position, Losses(), state, self._samples, tick)
+        self._lifecycle.save(self._position, Losses(), state, self._num_samples, tick)
         self._saved = self._position
 
     def _state(self) -> TrainingState:
@@ -191,7 +189,3 @@ def snapshots(
             found.finish()
             raise
         found.finish()
-
-
-# Used for loops without a `loader`, whose data and order are not checked.
-_NO_SAMPLES: Samples = samples_of_arrays([0], [0])

@@ -8,9 +8,8 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
 
 from ddp_hpc.discovery.world import DISCOVERIES
@@ -24,7 +23,8 @@ from ddp_hpc.training.session import introduce, session, stacks_of_run, start_wa
 if TYPE_CHECKING:
     import torch
 
-    from ddp_hpc.library.loader import Data, WorldLoader
+    from ddp_hpc.library.batch import Batch
+    from ddp_hpc.library.loader import WorldLoader
     from ddp_hpc.training.parallel.make_strategy import Strategy
     from ddp_hpc.training.process_group.group import Group
     from ddp_hpc.training.telemetry.progress_bar import Progress
@@ -90,6 +90,32 @@ class ConnectedWorld:
         """
         return self.group.gather(values)
 
+    def mean(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns the mean of the ranks' values, such as the loss. Collective: every rank must call this.
+
+        The mean of losses that were multiplied by `batch.weight` is the mean over all samples of the step.
+        """
+        return self.group.sum(values.detach().clone()) / self.world_size
+
+    def gather_samples(self, values: Any, batch: Batch) -> Any:
+        """Returns the values of all samples of a step, from all ranks and in the order of the samples.
+
+        Unlike with `gather`, ranks can have different numbers of samples, and a sample that the loader has
+        repeated for a rank without samples is omitted.
+
+        Collective: every rank must call this.
+
+        Args:
+            values: a tensor of shape (samples, ...), such as the predictions, or a tuple or dict of tensors.
+            batch: the batch of these samples.
+
+        Raises:
+            RequestError: a tensor has no axis of samples, or its other axes differ between ranks.
+        """
+        from ddp_hpc.library.metrics import gather_samples
+
+        return gather_samples(self.group, values, batch)
+
     def broadcast(self, value: T) -> T:
         """Returns rank 0's value on every rank. It must be small and JSON-serializable.
 
@@ -99,14 +125,16 @@ class ConnectedWorld:
 
     def loader(
         self,
-        data: Data,
+        data: Any,
         *,
-        batch_size: int = 32,
-        shuffle: bool = True,
+        batch_size: int | None = None,
+        shuffle: bool | None = None,
         seed: int = 0,
         epochs: int = 1,
         start_step: int = 0,
-        workers: int = 0,
+        workers: int | None = None,
+        drop_last: bool | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
         src_key: str = "src",
         tgt_key: str = "tgt",
     ) -> WorldLoader:
@@ -118,13 +146,16 @@ class ConnectedWorld:
         Collective: every rank must call this.
 
         Args:
-            data: a .h5, .pt or .safetensors file, or a pair of tensors or arrays (samples, ...).
-            batch_size: samples per rank.
-            shuffle: use a new order in each epoch.
+            data: a Dataset; a DataLoader of it, whose options then are the defaults; a .h5, .pt or
+                .safetensors file; or a tuple or dict of tensors or arrays (samples, ...).
+            batch_size: samples per rank and step; 32 by default.
+            shuffle: use a new order in each epoch; True by default.
             seed: random seed of the orders.
             epochs: number of passes over the data.
             start_step: number of steps that have been completed before.
-            workers: reader processes per rank, for compressed files; 0: a thread.
+            workers: processes that read ahead, for a Dataset or a compressed file; 0 by default.
+            drop_last: omit the smaller last step of an epoch; False by default.
+            collate_fn: combines the samples of a Dataset to a batch; by default as in a DataLoader.
             src_key: name of the file's dataset of inputs.
             tgt_key: name of the file's dataset of targets.
 
@@ -133,22 +164,10 @@ class ConnectedWorld:
         """
         from ddp_hpc.library.loader import open_loader
 
-        return open_loader(
-            self,
-            data,
-            TrainConfig.of(
-                data=data if isinstance(data, Path) else Path(data) if isinstance(data, str) else None,
-                batch_size=batch_size,
-                shuffle=shuffle,
-                seed=seed,
-                epochs=epochs,
-                workers=workers,
-                src_key=src_key,
-                tgt_key=tgt_key,
-                timeout=self.config.process_group.timeout_s,
-            ),
-            start_step,
-        )
+        own: dict[str, Any] = {"batch_size": batch_size, "shuffle": shuffle, "workers": workers}
+        own |= {"drop_last": drop_last, "collate_fn": collate_fn}
+        settings = {"seed": seed, "epochs": epochs, "src_key": src_key, "tgt_key": tgt_key}
+        return open_loader(self, data, own, settings, start_step)
 
     def at(self, step: int, phase: str) -> None:
         """Reports the script's position to the heartbeat. Used only by ddp_hpc.library."""

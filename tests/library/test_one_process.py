@@ -290,7 +290,7 @@ def test_a_loader_reads_a_file(tmp_path: Path) -> None:
     ("data", "options", "words"),
     [
         ("nope.h5", {}, "no such file: nope.h5"),
-        (torch.zeros(3, 1), {}, "does not accept Tensor; pass a file path or a pair (inputs, targets)"),
+        (torch.zeros(3, 1), {}, "does not accept Tensor; pass a file path, a Dataset"),
         ((torch.zeros(3, 1), torch.zeros(4, 1)), {}, "src has 3 samples, but tgt has 4"),
         (_numbers(3), {"batch_size": 0}, "--batch-size must be greater than 0 (got 0)"),
         (_numbers(3), {"epochs": -1}, "--epochs must be greater than 0 (got -1)"),
