@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
 
 from ddp_hpc.discovery.world import DISCOVERIES
 from ddp_hpc.errors import EXIT_DONE, EXIT_REQUEUE, RequestError
+from ddp_hpc.library.arguments import with_argument_names
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.health.preemption import SIGNALS
 from ddp_hpc.training.health.shutdown import Parts, end_stopped, fail
@@ -209,7 +210,7 @@ def distributed(
     """
     global _current
     _check_not_nested()
-    parts = Parts(in_script=True)
+    parts = Parts(in_script=True, reword=with_argument_names)
     exit_without_error: SystemExit | None = None
     with _restored_signal_handlers():
         config = _config(
@@ -297,7 +298,7 @@ def _connect(config: TrainConfig, group: Group, parts: Parts) -> ConnectedWorld:
     from ddp_hpc.training.telemetry.progress_bar import Progress
 
     # Messages do not go to stdout, because it belongs to the script.
-    progress = Progress(group.world.rank == 0, sys.stderr)
+    progress = Progress(group.world.rank == 0, sys.stderr, parts.reword)
     introduce(group, progress)
     heartbeat = start_watching(
         config.health.hang_timeout_s, config.process_group.timeout_s, group, parts, stacks_of_run()
