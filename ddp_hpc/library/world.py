@@ -194,7 +194,7 @@ def distributed(
     An error in the body of one rank ends all ranks, with the error of that rank only and its exit code:
     2 for a RequestError, 130 for Ctrl-C, otherwise 1. With a single process, errors are raised as usual,
     except for those of this package, which become one line and SystemExit. If snapshots stopped the
-    work early, the process ends with exit code 75 after the body.
+    work early, or the body raises SystemExit(75), the process ends with exit code 75 after the body.
 
     Collective: every rank must call this, in its main thread.
 
@@ -229,8 +229,10 @@ def distributed(
                 try:
                     yield world
                 except SystemExit as end:
-                    if end.code:
+                    if end.code and end.code != EXIT_REQUEUE:
                         raise
+                    if end.code == EXIT_REQUEUE and not world.stopped:
+                        world.stopped = "the program requested it"
                     exit_without_error = end
                 _leave(world)
         finally:
@@ -251,6 +253,8 @@ def _check_not_nested() -> None:
 def _leave(world: ConnectedWorld) -> None:
     """Waits for all ranks and ends the heartbeat. Collective: every rank must call this."""
     world.group.comm.barrier("the end of ddp_hpc.distributed()")
+    # One rank, which requested another job, is enough: the launcher would kill those that still run.
+    world.stopped = next(filter(None, world.group.comm.allgather(world.stopped)), "")
     if world.parts.heartbeat is not None:
         world.parts.heartbeat.close()
 

@@ -294,7 +294,7 @@ class RunLifecycle:
                 "model": self._config.model.name,
                 "world_size": self._group.world.world_size,
                 "layout": self._layout,
-                "optimizer": type(state.optimizer).__name__,
+                "optimizer": state.optimizer_names,
                 "global_batch": self._global_batch(),
                 "lr_ranks": self._lr_ranks,
                 "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -395,6 +395,7 @@ class RunLifecycle:
             state.check(snapshot.model, str(snapshot.path))
             self._check_run(snapshot, num_samples)
             self._check_optimizer(snapshot, state)
+            state.check_objects(snapshot.training, str(snapshot.path))
         except KeyError as error:
             raise DataError(f"{snapshot.path} was not written by ddp-hpc: {error} is missing") from None
         except TypeError:
@@ -425,7 +426,7 @@ class RunLifecycle:
                 )
 
     def _check_optimizer(self, snapshot: Snapshot, state: TrainingState) -> None:
-        theirs, ours = snapshot.about.get("optimizer"), type(state.optimizer).__name__
+        theirs, ours = snapshot.about.get("optimizer"), state.optimizer_names
         # Adam and AdamW store the same tensors.
         if theirs not in (None, ours) and {theirs, ours} != {"Adam", "AdamW"}:
             raise DataError(
