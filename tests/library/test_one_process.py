@@ -451,9 +451,17 @@ def test_repeated_traces_have_numbered_names(tmp_path: Path) -> None:
     assert names == ["rank00000-of-00001-2.json.gz", "rank00000-of-00001.json.gz"]
 
 
-def test_a_rank_that_was_not_selected_records_nothing(tmp_path: Path) -> None:
-    _traced(4, ranks={7})
+@pytest.mark.parametrize(
+    ("ranks", "warning"), [({7}, "traces: no trace of rank 7: the only rank is 0"), (set(), "")]
+)
+def test_a_rank_that_was_not_selected_records_nothing(
+    ranks: set[int], warning: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _traced(4, ranks=ranks)
     assert list(tmp_path.iterdir()) == []
+    err = capsys.readouterr().err
+    assert warning in err
+    assert err.count("warning") == bool(warning)
 
 
 @pytest.mark.parametrize("options", [{"active": 0}, {"wait": -1}, {"repeat": 0}])
