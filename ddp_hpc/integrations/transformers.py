@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ddp_hpc.errors import RequestError
 from ddp_hpc.integrations.deadline import JobDeadline, deadline
+from ddp_hpc.integrations.separate_ranks import refuse_separate_ranks
 from ddp_hpc.integrations.step_recorder import StepRecorder
 
 
@@ -73,12 +73,10 @@ class StopBeforeDeadline(TrainerCallback):
                 "TrainingArguments(save_only_model=True): such checkpoints cannot be resumed; use "
                 "save_only_model=False with StopBeforeDeadline"
             )
-        num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
-        if args.world_size == 1 < num_ranks:
-            raise RequestError(
-                f"{num_ranks} ranks were started, but the Trainer trains separately on each of them; set "
-                "TrainingArguments(use_cpu=True) on CPUs, or check that torch finds the GPUs"
-            )
+        refuse_separate_ranks(
+            args.world_size,
+            "set TrainingArguments(use_cpu=True) on CPUs, or check that torch finds the GPUs",
+        )
         self._deadline = deadline(self._margin_s)
 
     def on_step_end(

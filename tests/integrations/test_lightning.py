@@ -25,6 +25,10 @@ STOPPED = {
     "during the first validation": 1,
     "between accumulated gradients [1] ü": 5,
     "in an epoch of one batch": 2,
+    "in an epoch of one batch, with max_steps": 2,
+    "before a validation within an epoch": 14,
+    "at the last batch of an epoch, with max_steps": 11,
+    "before a validation by steps": 13,
 }
 COMPLETED = {"at the last step of max_epochs": 30, "at the last step of max_steps": 24}
 Fits = dict[str, list[dict[str, Any]]]
@@ -58,6 +62,7 @@ def test_a_resumed_run_has_the_steps_and_weights_of_an_uninterrupted_one(fits: F
     whole, _, resumed = fits[name]
     assert (resumed["code"], resumed["step"]) == (None, whole["step"])
     assert resumed["weights"] == whole["weights"]
+    assert resumed["average"] == whole["average"]
 
 
 @pytest.mark.parametrize("name", STOPPED)
@@ -71,6 +76,13 @@ def test_no_validation_is_omitted_or_repeated(fits: Fits, name: str) -> None:
 def test_the_hook_at_the_end_of_an_epoch_is_called_once_per_epoch(fits: Fits, name: str) -> None:
     whole, interrupted, resumed = fits[name]
     assert interrupted["ended"] + resumed["ended"] == whole["ended"]
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_the_hooks_of_the_module_and_of_later_callbacks_are_called_once(fits: Fits, name: str) -> None:
+    whole, interrupted, resumed = fits[name]
+    assert interrupted["batches"] + resumed["batches"] == whole["batches"]
+    assert resumed["later"] == whole["later"]
 
 
 @pytest.mark.parametrize("name", COMPLETED)
