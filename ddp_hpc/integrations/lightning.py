@@ -230,18 +230,22 @@ class StopBeforeDeadline(Callback):
                 "StopBeforeDeadline cannot resume an interrupted epoch with the same samples; use "
                 "StatefulDataLoader of torchdata with a DistributedSampler (docs/how-to/frameworks.md)"
             )
+        if not _can_wait(trainer):
+            rank_zero_warn(
+                "an epoch of one step cannot be resumed exactly with "
+                f"Trainer(max_steps={trainer.max_steps}); use max_epochs"
+            )
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         """Decides whether the program must stop. Collective."""
-        # Lightning resumes a checkpoint of an epoch's last batch without the validation, and omits an epoch.
-        can_wait = trainer.max_steps == -1 or trainer.num_training_batches > trainer.accumulate_grad_batches
-        if not (trainer.is_last_batch and can_wait):
+        # Lightning resumes a checkpoint of an epoch's last batch with an empty epoch.
+        if not (trainer.is_last_batch and _can_wait(trainer)):
             self._decide(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Decides after the validation of an epoch whether the program must stop. Collective."""
         del pl_module
-        # With max_steps, Lightning omits an epoch after such a checkpoint: the program ends a step later.
+        # With max_steps, Lightning begins with an empty epoch then, too: the program ends a step later.
         if trainer.max_steps == -1:
             self._decide(trainer)
 
@@ -269,8 +273,8 @@ class StopBeforeDeadline(Callback):
         self._last_step = trainer.global_step
         # After the last step, the run is complete.
         if self._deadline.should_stop() and not _is_complete_run(trainer):
-            # Lightning can resume only from this position. It still calls the hooks of the module and of later
-            # callbacks, and validates, so that the rest of the checkpoint is saved when the next step begins.
+            # Lightning can resume only from this position. It still calls the hooks of the module and of
+            # later callbacks, and validates. The rest of the state is saved when the next step begins.
             self._position = copy.deepcopy(trainer.fit_loop.state_dict())
 
     def _save_and_requeue(self, trainer: Trainer) -> None:
@@ -301,6 +305,11 @@ def _is_complete_run(trainer: Trainer) -> bool:
     # `done` increases it, but hooks of the last epoch have yet to read `trainer.current_epoch`.
     progress.completed = completed
     return is_done
+
+
+def _can_wait(trainer: Trainer) -> bool:
+    """Returns whether a run that must stop can do so elsewhere than after the last batch of an epoch."""
+    return trainer.max_steps == -1 or trainer.num_training_batches > trainer.accumulate_grad_batches
 
 
 def _restore_order(trainer: Trainer) -> None:

@@ -25,7 +25,6 @@ STOPPED = {
     "during the first validation": 1,
     "between accumulated gradients [1] ü": 5,
     "in an epoch of one batch": 2,
-    "in an epoch of one batch, with max_steps": 2,
     "before a validation within an epoch": 14,
     "at the last batch of an epoch, with max_steps": 11,
     "before a validation by steps": 13,
@@ -94,6 +93,10 @@ def test_a_run_that_is_signaled_during_its_last_step_is_complete(fits: Fits, nam
 
 def test_a_trainer_with_another_number_of_devices_is_refused(ended: Ended) -> None:
     assert ended.stdout.count("refused: Trainer(devices=4, num_nodes=1) needs 4 ranks") == 2
+
+
+def test_an_epoch_of_one_step_with_max_steps_is_a_warning(ended: Ended) -> None:
+    assert "an epoch of one step cannot be resumed exactly with Trainer(max_steps=4)" in ended.stderr
 
 
 def test_ranks_that_would_train_separately_are_refused(ended: Ended) -> None:
