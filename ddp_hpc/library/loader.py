@@ -205,7 +205,7 @@ def _source_of(data: Any, options: LoaderOptions, timeout_s: float) -> Source:
 
 
 def _is_for_numpy(value: Any) -> bool:
-    """Returns whether a value is no tensor, or one that NumPy can read without a copy."""
+    """Returns whether NumPy can read a tensor without a copy; True for all other values."""
     if not isinstance(value, Tensor):
         return True
     return value.device.type == "cpu" and value.dtype not in (

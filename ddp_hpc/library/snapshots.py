@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -178,13 +179,7 @@ def snapshots(
     world = current_world("ddp_hpc.snapshots()")
     what = 'ddp_hpc.snapshots(""): the name of the directory'
     directory = None if folder is None else read_directory(what, str(folder))
-    with world.group.failing_together():
-        models, optimizers = by_name("model", model, nn.Module), by_name("optimizer", optimizer, Optimizer)
-        check_objects(objects, _ARGUMENTS)
-        state = partial(state_of, world, models, optimizers, objects)
-        check_state(state())
-    first = next(iter(models.values()))
-    kind = type(getattr(first, "module", first))  # the bare model, not wrapped in DDP
+    state, kind = _checked(world, model, optimizer, objects)
     config = with_config(loader, world.config).changed(
         model=f"{kind.__module__}:{kind.__qualname__}",
         snapshot_dir=directory,
@@ -204,3 +199,19 @@ def snapshots(
                 found.finish()
             raise
         found.finish()
+
+
+def _checked(
+    world: ConnectedWorld,
+    model: OneOrMore[nn.Module],
+    optimizer: OneOrMore[Optimizer],
+    objects: dict[str, Stateful],
+) -> tuple[Callable[[], TrainingState], type[Any]]:
+    """Returns a function that returns the state to be saved, and the type of the first model. Collective."""
+    with world.group.failing_together():
+        models, optimizers = by_name("model", model, nn.Module), by_name("optimizer", optimizer, Optimizer)
+        check_objects(objects, _ARGUMENTS)
+        state = partial(state_of, world, models, optimizers, objects)
+        check_state(state())
+    first = next(iter(models.values()))
+    return state, type(getattr(first, "module", first))  # the bare model, not wrapped in DDP

@@ -229,11 +229,7 @@ def distributed(
                 try:
                     yield world
                 except SystemExit as end:
-                    if end.code and end.code != EXIT_REQUEUE:
-                        raise
-                    if end.code == EXIT_REQUEUE and not world.stopped:
-                        world.stopped = "the program requested it"
-                    exit_without_error = end
+                    exit_without_error = _end_without_error(end, world)
                 _leave(world)
         finally:
             _current = None
@@ -248,6 +244,15 @@ def _check_not_nested() -> None:
         raise RequestError("ddp_hpc.distributed() is already active; a process has one world at a time")
     if threading.current_thread() is not threading.main_thread():
         raise RequestError("ddp_hpc.distributed() handles signals; call it in the process's main thread")
+
+
+def _end_without_error(end: SystemExit, world: ConnectedWorld) -> SystemExit:
+    """Returns the exit of a script that has succeeded or requests another job; raises any other."""
+    if end.code and end.code != EXIT_REQUEUE:
+        raise end
+    if end.code == EXIT_REQUEUE and not world.stopped:
+        world.stopped = "the program requested it"
+    return end
 
 
 def _leave(world: ConnectedWorld) -> None:
