@@ -5,8 +5,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddp_hpc.errors import DdpHpcError, RequestError
     from ddp_hpc.integrations.deadline import JobDeadline, deadline
+    from ddp_hpc.library.batch import Batch
     from ddp_hpc.library.dataset import FileDataset, dataset
-    from ddp_hpc.library.loader import Batch
     from ddp_hpc.library.snapshots import Snapshots, snapshots
     from ddp_hpc.library.tracing import tracing
     from ddp_hpc.library.world import ConnectedWorld, distributed
@@ -33,7 +33,7 @@ __all__ = [
 
 _MODULES = {
     "__version__": "version",
-    "Batch": "library.loader",
+    "Batch": "library.batch",
     "ConnectedWorld": "library.world",
     "DdpHpcError": "errors",
     "FileDataset": "library.dataset",

@@ -165,11 +165,9 @@ def _train(config: TrainConfig, group: Group, parts: Parts) -> str:
 def _traced(telemetry: TelemetryConfig, group: Group) -> AbstractContextManager[Trace]:
     from ddp_hpc.training.telemetry.profiler import record_trace
 
-    rank = group.world.rank
-    records = telemetry.trace_ranks is None or rank in telemetry.trace_ranks
     return record_trace(
-        telemetry.trace_dir if records else None, rank, group.world.world_size, group.device,
-        telemetry.trace_window, with_stack=telemetry.trace_stacks, with_flops=telemetry.trace_flops,
+        telemetry.trace_dir, group.world.rank, group.world.world_size, group.device, telemetry.trace_window,
+        ranks=telemetry.trace_ranks, with_stack=telemetry.trace_stacks, with_flops=telemetry.trace_flops,
         max_mib=telemetry.trace_max_mib,
     )  # fmt: skip
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from ddp_hpc.user_code_exceptions import describe_error, traceback_of
 
 # Used in place of a path in error messages.
 _NAME = Path("the dataset")
+# The maximum number of keys that an error message lists.
+_MOST_KEYS = 8
 
 
 def samples_of_arrays(src: Any, tgt: Any) -> Samples:
@@ -100,17 +104,35 @@ def _pair(dataset: Any, number: int) -> tuple[NDArray[Any], NDArray[Any]]:
     try:
         sample = dataset[number]
     except Exception as error:  # the user's code may raise anything
-        problem = DataError(f"dataset[{number}] raised {describe_error(error)}")
-        problem.traceback_text = traceback_of(error)
-        raise problem from None
+        raise _raised(number, error) from None
     try:
-        src, tgt = sample
-    except (TypeError, ValueError):
-        raise DataError(
-            f"dataset[{number}] returned a value of type {type(sample).__name__}; "
-            "a pair (src, tgt) of arrays is required"
-        ) from None
-    return _as_array("src", src), _as_array("tgt", tgt)
+        # Reading a lazy sample, such as a generator, also runs the user's code.
+        pair = () if isinstance(sample, str | bytes | Mapping) else tuple(islice(sample, 3))
+    except TypeError:
+        raise _no_pair(number, sample) from None
+    except Exception as error:
+        raise _raised(number, error) from None
+    if len(pair) != 2:
+        raise _no_pair(number, sample)
+    return _as_array("src", pair[0]), _as_array("tgt", pair[1])
+
+
+def _raised(number: int, error: Exception) -> DataError:
+    problem = DataError(f"dataset[{number}] raised {describe_error(error)}")
+    problem.traceback_text = traceback_of(error)
+    return problem
+
+
+def _no_pair(number: int, sample: Any) -> DataError:
+    seen = f"a value of type {type(sample).__name__}"
+    if isinstance(sample, Mapping):
+        keys = list(map(repr, sample))
+        seen = (
+            f"a dict with the keys {', '.join(keys[:_MOST_KEYS])}{', ...' if len(keys) > _MOST_KEYS else ''}"
+        )
+    elif isinstance(sample, tuple | list):
+        seen = f"{len(sample)} values"
+    return DataError(f"dataset[{number}] returned {seen}; a pair (src, tgt) of arrays is required")
 
 
 def _as_array(name: str, values: Any) -> NDArray[Any]:

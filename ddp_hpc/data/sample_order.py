@@ -8,9 +8,10 @@ no time.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 from numpy.random import Generator, Philox, SeedSequence
@@ -158,17 +159,28 @@ class EpochOrder:
         return stream.permutation(np.int64(self.num_samples)).astype(np.int64, copy=False)
 
 
+class Order(Protocol):
+    """The order of the samples of an epoch."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch, counted from 0."""
+
+    def take(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Returns the numbers of the samples at the positions [start, stop) of the epoch."""
+
+
 def sample_numbers(
-    steps: Iterable[tuple[Position, tuple[Share, ...]]], num_samples: int, seed: int, shuffle: bool
+    steps: Iterable[tuple[Position, tuple[Share, ...]]], order_of: Callable[[int], Order]
 ) -> Iterator[NDArray[np.int64]]:
     """Yields the numbers of the samples of each micro-batch of the steps that `rank_shares` yields.
 
-    A rank whose share of the last step is empty reads one sample anyway, with weight 0, because
-    the allreduce of the other ranks waits for its backward pass.
+    `order_of` returns the order of an epoch. A rank whose share of the last step is empty reads one sample
+    anyway, with weight 0, because the allreduce of the other ranks waits for its backward pass.
     """
-    order: EpochOrder | None = None
+    order: Order | None = None
     for position, shares in steps:
         if order is None or order.epoch != position.epoch:
-            order = EpochOrder(num_samples, seed, position.epoch, shuffle)
+            order = order_of(position.epoch)
         for share in shares:
             yield order.take(min(share.start, share.stop - 1), share.stop)

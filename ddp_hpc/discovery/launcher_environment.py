@@ -98,6 +98,28 @@ def _complete_slurm(environ: Environ, reported: LauncherValues) -> LauncherValue
     return replace(reported, local_size=counts[reported.node_rank], sources=sources)
 
 
+def _complete_torchrun(_: Environ, reported: LauncherValues) -> LauncherValues:
+    """Replaces the local rank under `torchrun --virtual-local-rank`, which is 0 for all ranks.
+
+    torchrun numbers the ranks of a node consecutively, in the order of the nodes (`_assign_worker_ranks` in
+    torch/distributed/elastic/agent/server/api.py). With different numbers of ranks, only the ranks of the
+    first and the last node follow from the variables.
+    """
+    rank, size, world_size = reported.rank, reported.local_size, reported.world_size
+    group, groups = reported.node_rank, reported.num_nodes
+    if rank is None or size is None or world_size is None or group is None or groups is None:
+        return reported
+    first = None
+    if world_size == size * groups or group == 0:
+        first = group * size
+    elif group == groups - 1:
+        first = world_size - size
+    if reported.local_rank != 0 or first is None or not 0 < rank - first < size:
+        return reported
+    sources = {**reported.sources, "local_rank": "RANK and GROUP_RANK (--virtual-local-rank)"}
+    return replace(reported, local_rank=rank - first, sources=sources)
+
+
 def _derive_pals(environ: Environ, reported: LauncherValues) -> LauncherValues:
     """Adds the world size under PALS, which does not always set a variable for it.
 
@@ -155,6 +177,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
         node_rank="GROUP_RANK",
         num_nodes="GROUP_WORLD_SIZE",
         start="torchrun",
+        complete=_complete_torchrun,
     ),
     # OMPI_COMM_WORLD_NODE_RANK is not a node index but the rank among the processes of all jobs on the
     # node, so the node index is derived. Other OMPI_* variables prove nothing: OMPI_ALLOW_RUN_AS_ROOT

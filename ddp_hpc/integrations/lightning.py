@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import sys
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ddp_hpc.discovery.launcher_environment import ADDED_BY_EXEC, present_launchers
 from ddp_hpc.errors import RequestError
 from ddp_hpc.integrations.deadline import JobDeadline, deadline
+from ddp_hpc.integrations.separate_ranks import refuse_separate_ranks
 from ddp_hpc.integrations.step_recorder import StepRecorder
 from ddp_hpc.rendezvous.torchrun_variables import torchrun_variables
 
@@ -166,8 +168,8 @@ class StopBeforeDeadline(Callback):
         trainer = Trainer(callbacks=[stop])
         trainer.fit(model, ckpt_path=stop.newest_checkpoint())
 
-    Name it last in `callbacks`, since the hooks of later ones are skipped for the last step. The margin must
-    suffice for a step, the checkpoint, and the validation at the end of an epoch.
+    Before the checkpoint is saved, Lightning completes the step: it calls all hooks and validates if that is
+    due. The margin must suffice for a step, a validation, and the checkpoint.
 
     An interrupted epoch is resumed at its next batch if the loader is a StatefulDataLoader of torchdata with
     a DistributedSampler. Otherwise, samples are repeated or omitted, and a warning is printed.
@@ -182,7 +184,9 @@ class StopBeforeDeadline(Callback):
         self._margin_s = margin_s
         self._deadline: JobDeadline | None = None
         self._last_step = 0
-        self._is_epoch_saved = self._is_sanity_checked = False
+        self._is_sanity_checked = self._is_saving = False
+        # The state of the training loop at which a run that must stop is resumed.
+        self._position: dict[str, Any] | None = None
 
     def newest_checkpoint(self) -> str | None:
         """Returns the path of the checkpoint that was saved last; None if there is none, to start anew.
@@ -212,60 +216,76 @@ class StopBeforeDeadline(Callback):
             RequestError: the Trainer trains separately on each rank.
         """
         del pl_module
-        num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
-        if trainer.world_size == 1 < num_ranks:
-            raise RequestError(
-                f"{num_ranks} ranks were started, but the Trainer trains separately on each of them; set its "
-                "arguments devices and num_nodes to those of DdpHpcEnvironment"
-            )
+        refuse_separate_ranks(
+            trainer.world_size, "set its arguments devices and num_nodes to those of DdpHpcEnvironment"
+        )
         if not self._is_sanity_checked:
             self._deadline = deadline(self._margin_s)
         self._is_sanity_checked = False
         self._last_step = trainer.global_step
-        self._is_epoch_saved = False
+        self._position = None
         _restore_order(trainer)
         if not _resumes_at_next_batch(trainer.train_dataloader):
             rank_zero_warn(
                 "StopBeforeDeadline cannot resume an interrupted epoch with the same samples; use "
                 "StatefulDataLoader of torchdata with a DistributedSampler (docs/how-to/frameworks.md)"
             )
+        if not _can_wait(trainer):
+            rank_zero_warn(
+                "an epoch of one step cannot be resumed exactly with "
+                f"Trainer(max_steps={trainer.max_steps}); use max_epochs"
+            )
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any, **__: Any) -> None:
-        """Saves a checkpoint and ends the program if the end of the walltime is near. Collective."""
-        # Lightning resumes a checkpoint of an epoch's last batch without the validation, and omits an epoch.
-        can_wait = trainer.max_steps == -1 or trainer.num_training_batches > trainer.accumulate_grad_batches
-        if not (trainer.is_last_batch and can_wait) and self._saves(trainer):
-            self._requeue(trainer)
+        """Decides whether the program must stop. Collective."""
+        # Lightning resumes a checkpoint of an epoch's last batch with an empty epoch.
+        if not (trainer.is_last_batch and _can_wait(trainer)):
+            self._decide(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Saves a checkpoint after the validation if the end of the walltime is near. Collective."""
+        """Decides after the validation of an epoch whether the program must stop. Collective."""
         del pl_module
-        # With max_steps, Lightning omits an epoch after such a checkpoint: the program ends a step later.
-        self._is_epoch_saved = trainer.max_steps == -1 and self._saves(trainer)
+        # With max_steps, Lightning begins with an empty epoch then, too: the program ends a step later.
+        if trainer.max_steps == -1:
+            self._decide(trainer)
+
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+        """Saves a checkpoint and ends the program if the previous step was the last one. Collective."""
+        self._save_and_requeue(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Ends the program after the hooks of an epoch that `on_train_epoch_end` has saved. Collective."""
+        """Saves a checkpoint and ends the program if the previous epoch was the last one. Collective."""
         del pl_module
-        if self._is_epoch_saved:
-            self._requeue(trainer)
+        self._save_and_requeue(trainer)
 
-    def _saves(self, trainer: Trainer) -> bool:
-        """Saves a checkpoint if the program must stop, and returns whether it has."""
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Replaces the state of the loop, which has already fetched the next batch."""
+        del trainer, pl_module
+        if self._is_saving:
+            checkpoint["loops"]["fit_loop"] = self._position
+
+    def _decide(self, trainer: Trainer) -> None:
         # A checkpoint between two optimizer steps would lose the accumulated gradients.
-        if self._deadline is None or trainer.global_step == self._last_step:
-            return False
+        if self._deadline is None or self._position is not None or trainer.global_step == self._last_step:
+            return
         self._last_step = trainer.global_step
         # After the last step, the run is complete.
-        if not self._deadline.should_stop() or _is_complete_run(trainer):
-            return False
+        if self._deadline.should_stop() and not _is_complete_run(trainer):
+            # Lightning can resume only from this position. It still calls the hooks of the module and of
+            # later callbacks, and validates. The rest of the state is saved when the next step begins.
+            self._position = copy.deepcopy(trainer.fit_loop.state_dict())
+
+    def _save_and_requeue(self, trainer: Trainer) -> None:
+        if self._position is None:
+            return
+        assert self._deadline is not None
         path = self._dirpath / f"{_OWN_NAME}{trainer.global_step}{_SUFFIX}"
+        self._is_saving = True
         trainer.save_checkpoint(path)
         if trainer.is_global_zero:
             _remove_others(path)
-        return True
-
-    def _requeue(self, trainer: Trainer) -> None:
-        assert self._deadline is not None
         self._deadline.requeue(trainer.global_step)
 
 
@@ -285,6 +305,11 @@ def _is_complete_run(trainer: Trainer) -> bool:
     # `done` increases it, but hooks of the last epoch have yet to read `trainer.current_epoch`.
     progress.completed = completed
     return is_done
+
+
+def _can_wait(trainer: Trainer) -> bool:
+    """Returns whether a run that must stop can do so elsewhere than after the last batch of an epoch."""
+    return trainer.max_steps == -1 or trainer.num_training_batches > trainer.accumulate_grad_batches
 
 
 def _restore_order(trainer: Trainer) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 
 from ddp_hpc.errors import RequestError
 from ddp_hpc.integrations.deadline import JobDeadline, deadline
+from ddp_hpc.integrations.separate_ranks import refuse_separate_ranks
 from ddp_hpc.integrations.step_recorder import StepRecorder
 
 
@@ -49,14 +49,19 @@ class StopBeforeDeadline(TrainerCallback):
         trainer = Trainer(model, args, callbacks=[StopBeforeDeadline()])
         trainer.train(resume_from_checkpoint=newest_checkpoint(args.output_dir))
 
+    Before the checkpoint is saved, the Trainer completes the step, with an evaluation if it is due. The
+    margin must suffice for a step, an evaluation, and the checkpoint.
+
     Args:
-        margin_s: how long before the end of the walltime the checkpoint is saved, in seconds.
+        margin_s: how long before the end of the walltime the run stops, in seconds.
     """
 
     def __init__(self, margin_s: float = 120.0) -> None:
         self._margin_s = margin_s
         self._deadline: JobDeadline | None = None
         self._is_stopping = False
+        self._has_waited = False
+        self._saved_step = -1
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -73,32 +78,37 @@ class StopBeforeDeadline(TrainerCallback):
                 "TrainingArguments(save_only_model=True): such checkpoints cannot be resumed; use "
                 "save_only_model=False with StopBeforeDeadline"
             )
-        num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
-        if args.world_size == 1 < num_ranks:
-            raise RequestError(
-                f"{num_ranks} ranks were started, but the Trainer trains separately on each of them; set "
-                "TrainingArguments(use_cpu=True) on CPUs, or check that torch finds the GPUs"
-            )
+        refuse_separate_ranks(
+            args.world_size,
+            "set TrainingArguments(use_cpu=True) on CPUs, or check that torch finds the GPUs",
+        )
         self._deadline = deadline(self._margin_s)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Requests a checkpoint and a stop if the end of the walltime is near. Collective."""
-        del args
+        """Requests a stop if the end of the walltime is near. Collective."""
         # After the last step, the run is complete.
         if self._deadline is None or state.global_step >= state.max_steps:
             return
-        if self._deadline.should_stop():
-            self._is_stopping = True
-            control.should_save = control.should_training_stop = True
-            control.should_evaluate = False
+        if not self._deadline.should_stop():
+            return
+        if args.save_strategy == SaveStrategy.BEST and _ends_epoch(state):
+            # After the evaluation of an epoch, the Trainer would save only the best checkpoint. It stops a
+            # step later, if that is not the end of an epoch, too.
+            if not self._has_waited:
+                self._has_waited = True
+                return
+            control.should_save = True
+        # The Trainer first completes the step, with an evaluation and a checkpoint if they are due.
+        self._is_stopping = control.should_training_stop = True
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Keeps the checkpoint of a training that was stopped."""
         del args, control
+        self._saved_step = state.global_step
         if self._is_stopping:
             # With save_total_limit=1, the Trainer would now delete it in favor of the best one. The saved
             # state still contains the path of the best one.
@@ -107,10 +117,16 @@ class StopBeforeDeadline(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Omits the evaluation and the second checkpoint of an epoch that was stopped."""
-        del args, state
-        if self._is_stopping:
-            control.should_save = control.should_evaluate = False
+        """Requests the checkpoint of a training that was stopped, after the evaluation of its last step."""
+        del args
+        if not self._is_stopping:
+            return
+        if _ends_epoch(state):
+            control.should_save = True
+            return
+        # The Trainer calls this hook although the epoch has not ended.
+        control.should_evaluate = False
+        control.should_save = self._saved_step != state.global_step
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -123,6 +139,10 @@ class StopBeforeDeadline(TrainerCallback):
             self._deadline.requeue(state.global_step)
         # No step follows: a signal ends the program again.
         self._deadline.restore_signals()
+
+
+def _ends_epoch(state: TrainerState) -> bool:
+    return float(state.epoch or 0.0).is_integer()
 
 
 def newest_checkpoint(output_dir: str | Path) -> str | None:

@@ -2,51 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+import zlib
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
-from itertools import takewhile
+from itertools import count, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from torch import Tensor
 from torch.profiler import record_function
+from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
 from ddp_hpc.data.in_memory import check_workers, samples_of_arrays
-from ddp_hpc.data.sample_order import sample_numbers
-from ddp_hpc.data.samples import Samples
+from ddp_hpc.data.sample_order import EpochOrder, sample_numbers
 from ddp_hpc.data.step_shards import Position, Share, rank_shares, steps_left, weight
 from ddp_hpc.errors import DataError, RequestError
+from ddp_hpc.library.batch import Batch, make_batch
+from ddp_hpc.library.loader_options import LoaderOptions, SamplerOrder, options_for
+from ddp_hpc.library.sources import (
+    DatasetSource,
+    PairSource,
+    Source,
+    Wanted,
+    reads_items,
+    reads_rows,
+    tensors_of,
+)
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.health.heartbeat import RESTING
-from ddp_hpc.training.input.batch_loader import Loader
 from ddp_hpc.training.input.prepare_data import open_data
 from ddp_hpc.training.process_group.group import mismatch_between_ranks
 
 if TYPE_CHECKING:
     from ddp_hpc.library.world import ConnectedWorld
 
-Data: TypeAlias = str | Path | tuple[Any, Any]
-
-
-class Batch(NamedTuple):
-    """One rank's samples of a step, on its device, in the dtypes of the data."""
-
-    src: Tensor
-    """The inputs, of shape (samples, ...)."""
-    tgt: Tensor
-    """The targets, of shape (samples, ...)."""
-    weight: float
-    """The factor by which the mean loss of this batch must be multiplied before backward. DDP averages the
-    gradients over ranks; with this factor, each sample of the step has the same effect. It is 1.0 except in a
-    smaller last step of an epoch, and 0.0 for a rank without samples in that step, which gets another sample
-    so that it can take part in the backward pass.
-    """
-    step: int
-    """The number of the step, counted from 1 over all epochs."""
-    epoch: int
-    """The number of the epoch, counted from 1."""
-    ends_epoch: bool
-    """Whether this is the last step of the epoch."""
+__all__ = ["Batch", "WorldLoader"]
 
 
 class WorldLoader:
@@ -57,22 +50,20 @@ class WorldLoader:
     """
 
     def __init__(
-        self, world: ConnectedWorld, samples: Samples, config: TrainConfig, position: Position
+        self,
+        world: ConnectedWorld,
+        source: Source,
+        config: TrainConfig,
+        options: LoaderOptions,
+        num_samples: int,
+        position: Position,
     ) -> None:
-        self._world, self._samples, self.config = world, samples, config
+        self._world, self._source, self.config, self._options = world, source, config, options
+        self.num_samples = num_samples
+        """The number of samples per epoch, over all ranks."""
         self.position = position
         """The position after the last returned batch."""
         self._at_end = False
-
-    @property
-    def num_samples(self) -> int:
-        """The number of samples per epoch, over all ranks."""
-        return self._samples.num_samples
-
-    @property
-    def samples(self) -> Samples:
-        """The samples that are loaded."""
-        return self._samples
 
     @property
     def num_steps(self) -> int:
@@ -100,57 +91,79 @@ class WorldLoader:
         return self._batches()
 
     def _batches(self) -> Generator[Batch, None, None]:
-        world, config = self._world, self.config
-        reader = Loader(
-            self._samples, world.device, workers=config.data.workers, timeout_s=config.process_group.timeout_s
-        )
-        numbers = sample_numbers(self._steps(), self.num_samples, config.seed, config.data.shuffle)
-        batches = reader.batches(numbers)
+        world = self._world
         try:
-            for at, (share,) in self._steps():
-                after = at.after(share, self.num_samples)
-                world.at(after.step, "data")
-                with record_function("data"):
-                    src, tgt = next(batches)
-                    if world.device.type == "cpu":
-                        # The reader reuses its buffers, but a script can keep its batches.
-                        src, tgt = src.clone(), tgt.clone()
-                world.at(after.step, "script")
-                self.position = after
-                factor = weight(share, world.world_size)
-                yield Batch(src, tgt, factor, after.step, at.epoch + 1, after.epoch > at.epoch)
+            with closing(self._source.batches(self._wanted(), world.device)) as batches:
+                for at, (share,) in self._steps():
+                    after = at.after(share, self.num_samples)
+                    world.at(after.step, "data")
+                    with record_function("data"):
+                        data = next(batches)
+                    world.at(after.step, "script")
+                    self.position = after
+                    factor = weight(share, world.world_size)
+                    yield make_batch(data, factor, after.step, at.epoch + 1, after.epoch > at.epoch)
             self._at_end = True
         finally:
-            batches.close()
             world.at(self.position.step, RESTING)
 
     def _steps(self) -> Iterator[tuple[Position, tuple[Share, ...]]]:
-        """Yields the remaining steps. The reader iterates over them ahead of `_batches`."""
+        """Yields the remaining steps. The source iterates over them ahead of `_batches`."""
         config, world = self.config, self._world
         shares = rank_shares(
             self.num_samples, config.data.batch_size, world.world_size, world.rank, 1, self.position
         )
         return takewhile(lambda step: step[0].epoch < config.epochs, shares)
 
+    def _wanted(self) -> Wanted:
+        """Returns the samples of the remaining batches, each with a seed for the worker that reads it."""
+        seed, rank = self.config.seed, self._world.rank
+        seeds = (_derived((seed, rank), step) for step in count(self.position.step))
+        return zip(seeds, sample_numbers(self._steps(), self._order), strict=False)
 
-def open_loader(world: ConnectedWorld, data: Data, config: TrainConfig, start_step: int) -> WorldLoader:
+    def _order(self, epoch: int) -> EpochOrder | SamplerOrder:
+        seed, options = self.config.seed, self._options
+        if options.sampler is None:
+            # With drop_last, the positions of the epoch end before the last samples in this order.
+            return EpochOrder(self._source.num_samples, seed, epoch, options.shuffle)
+        return SamplerOrder(options.sampler, seed, epoch)
+
+
+def open_loader(
+    world: ConnectedWorld, data: Any, own: dict[str, Any], settings: dict[str, Any], start_step: int
+) -> WorldLoader:
     """Opens a loader of the same data on all ranks. Collective: every rank must call this.
+
+    `own` are the options that a DataLoader can also have.
 
     Raises:
         RequestError: the data is missing or damaged, or differs between ranks.
     """
-    group = world.group
-    in_file = config.data.path is not None
-    samples = (
-        open_data(config, group, world.progress) if in_file else _in_memory(world, data, config.data.workers)
-    )
-    request = f"{config.epochs} epochs of {samples.num_samples} samples by {config.data.batch_size}"
-    order = f"shuffle={config.data.shuffle}, seed={config.seed}, start_step={start_step}"
+    group, timeout_s = world.group, world.config.process_group.timeout_s
+    with group.failing_together():
+        data, options = options_for(data, **own)
+        config = TrainConfig.of(
+            data=Path(data) if isinstance(data, str | Path) else None,
+            batch_size=options.batch_size,
+            shuffle=options.shuffle,
+            workers=options.workers.num_workers,
+            timeout=timeout_s,
+            **settings,
+        )
+        if start_step < 0:
+            raise RequestError(f"start_step must be 0 or greater (got {start_step})")
+    source: Source
+    if config.data.path is not None:
+        source = PairSource(open_data(config, group, world.progress), config.data.workers, timeout_s)
+    with group.failing_together():
+        if config.data.path is None:
+            source = _source_of(data, options, timeout_s)
+        num_samples, order = _epoch_of(source.num_samples, config, options, world.world_size)
+    request = f"{config.epochs} epochs of {num_samples} samples by {options.batch_size}"
+    order = f"shuffle={options.shuffle}, seed={config.seed}, start_step={start_step}{order}"
     group.agree(mismatch_between_ranks(group.comm, f"{request}, {order}"))
-    if start_step < 0:
-        raise RequestError(f"start_step must be 0 or greater (got {start_step})")
-    position = _position_at(start_step, samples.num_samples, config.data.batch_size * world.world_size)
-    return WorldLoader(world, samples, config, position)
+    position = _position_at(start_step, num_samples, options.batch_size * world.world_size)
+    return WorldLoader(world, source, config, options, num_samples, position)
 
 
 def with_config(loader: WorldLoader | None, config: TrainConfig) -> TrainConfig:
@@ -161,15 +174,79 @@ def with_config(loader: WorldLoader | None, config: TrainConfig) -> TrainConfig:
     return replace(config, data=theirs.data, seed=theirs.seed, epochs=theirs.epochs)
 
 
-def _in_memory(world: ConnectedWorld, data: Data, workers: int) -> Samples:
-    with world.group.failing_together():
-        if not isinstance(data, tuple) or len(data) != 2:
+def _source_of(data: Any, options: LoaderOptions, timeout_s: float) -> Source:
+    """Returns the source of data in memory.
+
+    Raises:
+        DataError: it is not a Dataset, nor a tuple or dict of arrays, or it has no samples.
+    """
+    workers, is_plain = options.workers, options.collate_fn is default_collate
+    if isinstance(data, TensorDataset) and is_plain and not (workers.num_workers or options.sampler):
+        data = data.tensors
+    if isinstance(data, tuple | Mapping):
+        check_workers(workers.num_workers)
+        if not is_plain:
             raise DataError(
-                f"world.loader() does not accept {type(data).__name__}; "
-                "pass a file path or a pair (inputs, targets) of tensors"
+                "collate_fn= combines samples of a Dataset; this data is a tuple or dict of arrays"
             )
-        check_workers(workers)
-        return samples_of_arrays(*data)
+        if isinstance(data, tuple) and len(data) == 2 and all(map(_is_for_numpy, data)):
+            return PairSource(samples_of_arrays(*data), workers=0, timeout_s=timeout_s)
+        tensors, num_samples = tensors_of(data)
+        return DatasetSource(reads_rows(tensors), num_samples, timeout_s)
+    is_dataset = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not hasattr(data, "__array__")
+    if isinstance(data, IterableDataset) or not is_dataset:
+        raise DataError(
+            f"world.loader() does not accept {type(data).__name__}; pass a file path, a Dataset with __len__ "
+            "and __getitem__, a DataLoader of it, or a tuple or dict of tensors"
+        )
+    if not len(data):
+        raise DataError("the dataset has no samples; at least one is required")
+    return DatasetSource(reads_items(data, options.collate_fn), len(data), timeout_s, workers)
+
+
+def _is_for_numpy(value: Any) -> bool:
+    """Returns whether NumPy can read a tensor without a copy; True for all other values."""
+    if not isinstance(value, Tensor):
+        return True
+    return value.device.type == "cpu" and value.dtype not in (
+        torch.bfloat16,
+        torch.complex64,
+        torch.complex128,
+    )
+
+
+def _epoch_of(num: int, config: TrainConfig, options: LoaderOptions, world_size: int) -> tuple[int, str]:
+    """Returns the number of samples of an epoch, and a description of a sampler's first epoch.
+
+    Raises:
+        DataError: the sampler yields no numbers of samples, or an epoch has no step.
+    """
+    order = ""
+    if options.sampler is not None:
+        numbers, name = (
+            SamplerOrder(options.sampler, config.seed, 0).take(0, None),
+            type(options.sampler).__name__,
+        )
+        if not len(numbers) or numbers.min() < 0 or numbers.max() >= num:
+            raise DataError(
+                f"the sampler {name} must yield numbers from 0 to {num - 1}, at least one per epoch"
+            )
+        num = len(numbers)
+        order = f", {name} {zlib.crc32(numbers.tobytes()):08x}"
+    global_batch = options.batch_size * world_size
+    if options.drop_last and num < global_batch:
+        raise DataError(
+            f"drop_last=True leaves no step: a step needs {global_batch} samples (batch_size "
+            f"{options.batch_size} on {world_size} ranks), but an epoch has {num}"
+        )
+    return num - num % global_batch * options.drop_last, order
+
+
+def _derived(seed: tuple[int, ...], step: int) -> int:
+    """Returns a seed of 63 bits that is unique to the rank and the step."""
+    return int(
+        np.random.SeedSequence(seed, spawn_key=(step,)).generate_state(1, np.uint64)[0] >> np.uint64(1)
+    )
 
 
 def _position_at(step: int, num_samples: int, global_batch: int) -> Position:

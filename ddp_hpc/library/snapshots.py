@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
-from ddp_hpc.data.in_memory import samples_of_arrays
-from ddp_hpc.data.samples import Samples
 from ddp_hpc.data.step_shards import Position
-from ddp_hpc.errors import RequestError
+from ddp_hpc.errors import EXIT_DONE, EXIT_REQUEUE, RequestError
 from ddp_hpc.library.loader import WorldLoader, with_config
+from ddp_hpc.library.saved_state import OneOrMore, by_name, check_objects, check_state, state_of
 from ddp_hpc.library.world import ConnectedWorld, current_world
-from ddp_hpc.library.wrap import state_of
 from ddp_hpc.options import read_directory
 from ddp_hpc.training.health.heartbeat import RESTING
 from ddp_hpc.training.health.preemption import next_exchange
 from ddp_hpc.training.health.rank_report import RankReport
 from ddp_hpc.training.health.run_lifecycle import Losses, RunLifecycle, manage_run
 from ddp_hpc.training.parallel.device_mesh import Mesh
+from ddp_hpc.training.snapshots.object_states import Stateful
 from ddp_hpc.training.snapshots.training_state import TrainingState
+
+_ARGUMENTS = ("folder", "model", "optimizer", "loader", "every_steps", "every_s", "keep")
 
 
 class Snapshots:
@@ -37,13 +40,12 @@ class Snapshots:
         self,
         world: ConnectedWorld,
         lifecycle: RunLifecycle,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        state: Callable[[], TrainingState],
         loader: WorldLoader | None,
     ) -> None:
         self._world, self._lifecycle, self._loader = world, lifecycle, loader
-        self._model, self._optimizer = model, optimizer
-        self._samples = _NO_SAMPLES if loader is None else loader.samples
+        self._state = state
+        self._num_samples = None if loader is None else loader.num_samples
         self._stop = ""
         self._exchange_at, self._exchanged_step, self._exchanged_s = 0, 0, 0.0
 
@@ -52,7 +54,7 @@ class Snapshots:
         snapshot = self._lifecycle.open()
         world = self._world
         mesh = Mesh({"dp": world.world_size}, {"dp": world.rank}, None)
-        position, _, _ = self._lifecycle.resume(snapshot, self._state(), self._samples, mesh)
+        position, _, _ = self._lifecycle.resume(snapshot, self._state(), self._num_samples, mesh)
         if self._loader is not None:
             self._loader.position = position
         self._position = self._saved = position
@@ -95,6 +97,10 @@ class Snapshots:
         self._world.at(step, "script")
         return bool(self._stop)
 
+    def stop(self, reason: str) -> None:
+        """Lets `finish` write the state of a run that another job resumes."""
+        self._stop = self._stop or reason
+
     def finish(self) -> None:
         """Saves the last step if necessary, and writes the final state to the run directory. Collective."""
         if self._lifecycle.stacks is None:
@@ -115,11 +121,8 @@ class Snapshots:
         tick()
         state = self._state()
         self._lifecycle.check_parameters(self._position.step, state, tick)
-        self._lifecycle.save(self._position, Losses(), state, self._samples, tick)
+        self._lifecycle.save(self._position, Losses(), state, self._num_samples, tick)
         self._saved = self._position
-
-    def _state(self) -> TrainingState:
-        return state_of(self._world, self._model, self._optimizer)
 
     def _position_at(self, step: int) -> Position:
         if self._loader is not None:
@@ -141,17 +144,18 @@ class Snapshots:
 def snapshots(
     folder: str | Path | None,
     *,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    model: OneOrMore[nn.Module],
+    optimizer: OneOrMore[Optimizer],
     loader: WorldLoader | None = None,
     every_steps: int | None = None,
     every_s: float = 600.0,
     keep: int = 3,
+    **objects: Stateful,
 ) -> Iterator[Snapshots]:
     """Resumes the script's training from the newest valid snapshot, and saves it from then on.
 
-    If there is a snapshot, it restores the model, the optimizer, the random number generators and
-    the loader's position. The last step is saved after the body.
+    If there is a snapshot, it restores the models, the optimizers, the random number generators, the
+    loader's position and all other `objects`. The last step is saved after the body.
     docs/explanation/snapshots-and-requeue.md describes what is saved and how a run stops in time.
 
     Collective: every rank must call this.
@@ -159,20 +163,23 @@ def snapshots(
     Args:
         folder: the snapshot directory; None: `snapshots` in DDP_HPC_RUN_DIR, which job scripts export.
             Without that variable, nothing is saved.
-        model: the model returned by `wrap`.
-        optimizer: the optimizer of that model.
+        model: the model returned by `wrap`, or a list or dict of several.
+        optimizer: the optimizer of that model, or a list or dict of several.
         loader: the loader returned by `world.loader`, if any; it resumes at the next batch.
         every_steps: save a snapshot every N steps.
         every_s: save a snapshot if the last one is older than this many seconds.
         keep: the number of newest snapshots to keep.
+        objects: other objects with state_dict and load_state_dict, under any names, such as
+            `scheduler=scheduler, scaler=scaler, ema=ema`. The state of rank 0 is saved.
 
     Raises:
-        RequestError: another job uses the directory, or its snapshots are from a different model or data.
+        RequestError: an object has no state that can be saved, another job uses the directory, or its
+            snapshots are from a different model or data.
     """
     world = current_world("ddp_hpc.snapshots()")
     what = 'ddp_hpc.snapshots(""): the name of the directory'
     directory = None if folder is None else read_directory(what, str(folder))
-    kind = type(getattr(model, "module", model))  # the bare model, not wrapped in DDP
+    state, kind = _checked(world, model, optimizer, objects)
     config = with_config(loader, world.config).changed(
         model=f"{kind.__module__}:{kind.__qualname__}",
         snapshot_dir=directory,
@@ -181,17 +188,30 @@ def snapshots(
         keep=keep,
     )
     with manage_run(config, world.group, world.progress, world.parts) as lifecycle:
-        found = Snapshots(world, lifecycle, model, optimizer, loader)
+        found = Snapshots(world, lifecycle, state, loader)
         found.resume()
         try:
             yield found
         except SystemExit as end:
-            if end.code:
-                raise
-            found.finish()
+            if end.code == EXIT_REQUEUE:
+                found.stop("the program requested it")
+            if end.code in (None, EXIT_DONE, EXIT_REQUEUE):
+                found.finish()
             raise
         found.finish()
 
 
-# Used for loops without a `loader`, whose data and order are not checked.
-_NO_SAMPLES: Samples = samples_of_arrays([0], [0])
+def _checked(
+    world: ConnectedWorld,
+    model: OneOrMore[nn.Module],
+    optimizer: OneOrMore[Optimizer],
+    objects: dict[str, Stateful],
+) -> tuple[Callable[[], TrainingState], type[Any]]:
+    """Returns a function that returns the state to be saved, and the type of the first model. Collective."""
+    with world.group.failing_together():
+        models, optimizers = by_name("model", model, nn.Module), by_name("optimizer", optimizer, Optimizer)
+        check_objects(objects, _ARGUMENTS)
+        state = partial(state_of, world, models, optimizers, objects)
+        check_state(state())
+    first = next(iter(models.values()))
+    return state, type(getattr(first, "module", first))  # the bare model, not wrapped in DDP

@@ -55,11 +55,12 @@ def tracing(
     what = 'ddp_hpc.tracing(""): the name of the directory'
     directory = None if folder is None else read_directory(what, str(folder))
     with record_trace(
-        directory if ranks is None or rank in ranks else None,
+        directory,
         rank,
         world_size,
         device,
         (wait, warmup, active, repeat),
+        ranks=ranks,
         with_stack=with_stack,
         with_flops=with_flops,
         max_mib=max_mib,

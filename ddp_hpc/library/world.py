@@ -8,13 +8,13 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
 
 from ddp_hpc.discovery.world import DISCOVERIES
 from ddp_hpc.errors import EXIT_DONE, EXIT_REQUEUE, RequestError
+from ddp_hpc.library.arguments import with_argument_names
 from ddp_hpc.training.config import TrainConfig
 from ddp_hpc.training.health.preemption import SIGNALS
 from ddp_hpc.training.health.shutdown import Parts, end_stopped, fail
@@ -24,7 +24,8 @@ from ddp_hpc.training.session import introduce, session, stacks_of_run, start_wa
 if TYPE_CHECKING:
     import torch
 
-    from ddp_hpc.library.loader import Data, WorldLoader
+    from ddp_hpc.library.batch import Batch
+    from ddp_hpc.library.loader import WorldLoader
     from ddp_hpc.training.parallel.make_strategy import Strategy
     from ddp_hpc.training.process_group.group import Group
     from ddp_hpc.training.telemetry.progress_bar import Progress
@@ -90,6 +91,32 @@ class ConnectedWorld:
         """
         return self.group.gather(values)
 
+    def mean(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns the mean of the ranks' values, such as the loss. Collective: every rank must call this.
+
+        The mean of losses that were multiplied by `batch.weight` is the mean over all samples of the step.
+        """
+        return self.group.sum(values.detach().clone()) / self.world_size
+
+    def gather_samples(self, values: Any, batch: Batch) -> Any:
+        """Returns the values of all samples of a step, from all ranks and in the order of the samples.
+
+        Unlike with `gather`, ranks can have different numbers of samples, and a sample that the loader has
+        repeated for a rank without samples is omitted.
+
+        Collective: every rank must call this.
+
+        Args:
+            values: a tensor of shape (samples, ...), such as the predictions, or a tuple or dict of tensors.
+            batch: the batch of these samples.
+
+        Raises:
+            RequestError: a tensor has no axis of samples, or its other axes differ between ranks.
+        """
+        from ddp_hpc.library.metrics import gather_samples
+
+        return gather_samples(self.group, values, batch)
+
     def broadcast(self, value: T) -> T:
         """Returns rank 0's value on every rank. It must be small and JSON-serializable.
 
@@ -99,14 +126,16 @@ class ConnectedWorld:
 
     def loader(
         self,
-        data: Data,
+        data: Any,
         *,
-        batch_size: int = 32,
-        shuffle: bool = True,
+        batch_size: int | None = None,
+        shuffle: bool | None = None,
         seed: int = 0,
         epochs: int = 1,
         start_step: int = 0,
-        workers: int = 0,
+        workers: int | None = None,
+        drop_last: bool | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
         src_key: str = "src",
         tgt_key: str = "tgt",
     ) -> WorldLoader:
@@ -118,13 +147,16 @@ class ConnectedWorld:
         Collective: every rank must call this.
 
         Args:
-            data: a .h5, .pt or .safetensors file, or a pair of tensors or arrays (samples, ...).
-            batch_size: samples per rank.
-            shuffle: use a new order in each epoch.
+            data: a Dataset; a DataLoader of it, whose options then are the defaults; a .h5, .pt or
+                .safetensors file; or a tuple or dict of tensors or arrays (samples, ...).
+            batch_size: samples per rank and step; 32 by default.
+            shuffle: use a new order in each epoch; True by default.
             seed: random seed of the orders.
             epochs: number of passes over the data.
             start_step: number of steps that have been completed before.
-            workers: reader processes per rank, for compressed files; 0: a thread.
+            workers: processes that read ahead, for a Dataset or a compressed file; 0 by default.
+            drop_last: omit the smaller last step of an epoch; False by default.
+            collate_fn: combines the samples of a Dataset to a batch; by default as in a DataLoader.
             src_key: name of the file's dataset of inputs.
             tgt_key: name of the file's dataset of targets.
 
@@ -133,22 +165,10 @@ class ConnectedWorld:
         """
         from ddp_hpc.library.loader import open_loader
 
-        return open_loader(
-            self,
-            data,
-            TrainConfig.of(
-                data=data if isinstance(data, Path) else Path(data) if isinstance(data, str) else None,
-                batch_size=batch_size,
-                shuffle=shuffle,
-                seed=seed,
-                epochs=epochs,
-                workers=workers,
-                src_key=src_key,
-                tgt_key=tgt_key,
-                timeout=self.config.process_group.timeout_s,
-            ),
-            start_step,
-        )
+        own: dict[str, Any] = {"batch_size": batch_size, "shuffle": shuffle, "workers": workers}
+        own |= {"drop_last": drop_last, "collate_fn": collate_fn}
+        settings = {"seed": seed, "epochs": epochs, "src_key": src_key, "tgt_key": tgt_key}
+        return open_loader(self, data, own, settings, start_step)
 
     def at(self, step: int, phase: str) -> None:
         """Reports the script's position to the heartbeat. Used only by ddp_hpc.library."""
@@ -174,7 +194,7 @@ def distributed(
     An error in the body of one rank ends all ranks, with the error of that rank only and its exit code:
     2 for a RequestError, 130 for Ctrl-C, otherwise 1. With a single process, errors are raised as usual,
     except for those of this package, which become one line and SystemExit. If snapshots stopped the
-    work early, the process ends with exit code 75 after the body.
+    work early, or the body raises SystemExit(75), the process ends with exit code 75 after the body.
 
     Collective: every rank must call this, in its main thread.
 
@@ -190,7 +210,7 @@ def distributed(
     """
     global _current
     _check_not_nested()
-    parts = Parts(in_script=True)
+    parts = Parts(in_script=True, reword=with_argument_names)
     exit_without_error: SystemExit | None = None
     with _restored_signal_handlers():
         config = _config(
@@ -209,9 +229,7 @@ def distributed(
                 try:
                     yield world
                 except SystemExit as end:
-                    if end.code:
-                        raise
-                    exit_without_error = end
+                    exit_without_error = _end_without_error(end, world)
                 _leave(world)
         finally:
             _current = None
@@ -228,9 +246,20 @@ def _check_not_nested() -> None:
         raise RequestError("ddp_hpc.distributed() handles signals; call it in the process's main thread")
 
 
+def _end_without_error(end: SystemExit, world: ConnectedWorld) -> SystemExit:
+    """Returns the exit of a script that has succeeded or requests another job; raises any other."""
+    if end.code and end.code != EXIT_REQUEUE:
+        raise end
+    if end.code == EXIT_REQUEUE and not world.stopped:
+        world.stopped = "the program requested it"
+    return end
+
+
 def _leave(world: ConnectedWorld) -> None:
     """Waits for all ranks and ends the heartbeat. Collective: every rank must call this."""
     world.group.comm.barrier("the end of ddp_hpc.distributed()")
+    # One rank, which requested another job, is enough: the launcher would kill those that still run.
+    world.stopped = next(filter(None, world.group.comm.allgather(world.stopped)), "")
     if world.parts.heartbeat is not None:
         world.parts.heartbeat.close()
 
@@ -278,7 +307,7 @@ def _connect(config: TrainConfig, group: Group, parts: Parts) -> ConnectedWorld:
     from ddp_hpc.training.telemetry.progress_bar import Progress
 
     # Messages do not go to stdout, because it belongs to the script.
-    progress = Progress(group.world.rank == 0, sys.stderr)
+    progress = Progress(group.world.rank == 0, sys.stderr, parts.reword)
     introduce(group, progress)
     heartbeat = start_watching(
         config.health.hang_timeout_s, config.process_group.timeout_s, group, parts, stacks_of_run()

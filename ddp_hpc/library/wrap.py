@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from ddp_hpc.errors import RequestError, nearest
@@ -13,7 +11,6 @@ from ddp_hpc.library.world import ConnectedWorld, current_world
 from ddp_hpc.training.parallel.device_mesh import parse_mesh
 from ddp_hpc.training.parallel.make_strategy import make_strategy
 from ddp_hpc.training.parallel.model_layers import checkpoint_activations
-from ddp_hpc.training.snapshots.training_state import TrainingState, plain_state
 from ddp_hpc.training.tasks.task import Task, shapes_text
 
 if TYPE_CHECKING:
@@ -59,17 +56,6 @@ def wrap(model: nn.Module, strategy: str = "ddp", **options: Any) -> nn.Module:
     shared = make_strategy(Task(model=model), world.group, config.parallel, config.optimization)
     world.shared.append(shared)
     return shared.model
-
-
-def state_of(world: ConnectedWorld, model: nn.Module, optimizer: torch.optim.Optimizer) -> TrainingState:
-    """Returns the state to be saved of a model returned by `wrap` and of its optimizer."""
-    # torch.compile wraps the model.
-    while isinstance(compiled := getattr(model, "_orig_mod", None), nn.Module):
-        model = compiled
-    shared = next((one for one in world.shared if model in (one.model, one.bare)), None)
-    if shared is None:
-        return plain_state(model, optimizer, world.group)
-    return replace(shared.state(), optimizer=optimizer)
 
 
 def _config(world: ConnectedWorld, strategy: str, options: dict[str, Any]) -> TrainConfig:

@@ -18,7 +18,7 @@ from itertools import takewhile
 import numpy as np
 import torch
 
-from ddp_hpc.data.sample_order import sample_numbers
+from ddp_hpc.data.sample_order import EpochOrder, sample_numbers
 from ddp_hpc.data.samples import Samples
 from ddp_hpc.data.step_shards import Position, Share, rank_shares, steps_left
 from ddp_hpc.training.config import TrainConfig
@@ -117,7 +117,8 @@ class Trainer:
         self.clock, self.pending = StepClock(group.device), Pending()
         data = config.data
         loader = Loader(samples, group.device, workers=data.workers, timeout_s=config.process_group.timeout_s)
-        numbers = sample_numbers(self._steps(), samples.num_samples, config.seed, data.shuffle)
+        self.order_of = partial(EpochOrder, samples.num_samples, config.seed, shuffle=data.shuffle)
+        numbers = sample_numbers(self._steps(), self.order_of)
         self.batches = loader.batches(numbers)
         self.stepper = Stepper(
             config.optimization, group, self.batches, self.strategy, self.dtype, self.clock,
@@ -182,7 +183,9 @@ class Trainer:
         if self.group.comm.bcast(snapshot is not None):
             self.strategy.prepare_restore(*self._trial_batch())
         state = self.strategy.state()
-        self.position, self.losses, self.lr_ranks = self.lifecycle.resume(snapshot, state, samples, mesh)
+        self.position, self.losses, self.lr_ranks = self.lifecycle.resume(
+            snapshot, state, samples.num_samples, mesh
+        )
         self.resumed = self.position
         left = steps_left(
             samples.num_samples, config.data.batch_size, mesh.data_size, config.optimization.accumulate,
@@ -206,17 +209,15 @@ class Trainer:
 
     def _step(self, shares: tuple[Share, ...]) -> None:
         """Runs one optimizer step. An error gets notes that name the step and its samples."""
-        config, num_samples = self.config, self.samples.num_samples
         try:
             self.stepper.one_step(self.position, shares, self.pending)
         except Exception as error:
-            of_step = [(self.position, shares)]
-            numbers = list(sample_numbers(of_step, num_samples, config.seed, config.data.shuffle))
+            numbers = list(sample_numbers([(self.position, shares)], self.order_of))
             error.add_note(f"step {self.position.step + 1}")
             error.add_note(f"samples {_listed(numbers[self.stepper.micro_batch].tolist())}")
             raise
         self.trace.step()
-        self.position = self.position.after(shares[0], num_samples)
+        self.position = self.position.after(shares[0], self.samples.num_samples)
 
     def _exchange_and_save(self, epoch: int, is_last: bool) -> str:
         """Exchanges results if due, logs and saves; returns the reason to stop, or an empty string."""
@@ -235,7 +236,7 @@ class Trainer:
         state = self.strategy.state()
         self.lifecycle.check_parameters(step, state, tick)
         if decision.save:
-            self.lifecycle.save(self.position, self.losses, state, self.samples, tick)
+            self.lifecycle.save(self.position, self.losses, state, self.samples.num_samples, tick)
         return decision.stop
 
     def _exchange(self, is_last: bool) -> Decision:

@@ -44,6 +44,13 @@ def _code(script: str) -> list[str]:
     return [lines[number - 1].strip() for number in sorted(numbers) if number <= len(lines)]
 
 
+def test_the_loop_with_the_library_has_no_more_lines_than_with_accelerate() -> None:
+    accelerate, library = (
+        _code((EXAMPLES / f"{name}_loop.py").read_text()) for name in ("accelerate", "library")
+    )
+    assert (len(accelerate), len(library)) == (48, 26), "use-the-library.md contains these numbers"
+
+
 def test_both_scripts_have_the_same_losses(tmp_path: Path, forks: Forks) -> None:
     sizes = ["--epochs", "2", "--num-samples", "128", "--embedding", "16", "--dropout", "0", "--no-shuffle"]
     argv = [*start(2), str(EXAMPLES / "lesson_mpi4py.py"), *sizes]

@@ -24,6 +24,7 @@ NEEDS = {
     "lightning_trainer.py": "lightning",
     "hf_trainer.py": "transformers",
     "deepspeed_loop.py": "deepspeed",
+    "library_loop.py": "torch",
 }
 
 
@@ -68,7 +69,7 @@ def run_example(launch: Launch, mpiexec: Path, openmpi_mpiexec: Path, tmp_path: 
         words: list[str | Path] = [openmpi_mpiexec if launcher == "openmpi" else mpiexec, "-n", "2"]
         if launcher == "torchrun":
             words = ["torchrun", "--nproc-per-node=2"]
-        elif "DdpHpcEnvironment" in text:  # it detects the ranks itself
+        elif "DdpHpcEnvironment" in text or "ddp_hpc.distributed" in text:  # it detects the ranks itself
             words += ["python"]
         else:
             words += ["python", "-m", "ddp_hpc.exec", "python"]

@@ -37,8 +37,10 @@ class Sum(pl.LightningModule):
         super().__init__()
         self.layer, self.dropout = torch.nn.Linear(8, 1), torch.nn.Dropout(0.1)
         self.stop_at, self.where = stop_at, where
+        self.register_buffer("average", torch.zeros(1, 8))  # of the weights, updated after each batch
         self.validated: list[int] = []
         self.ended: list[int] = []
+        self.batches: list[int] = []
 
     def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
         if self.where == "step" and self.global_step + 1 == self.stop_at and is_signaled:
@@ -52,12 +54,39 @@ class Sum(pl.LightningModule):
         if index == 0 and self.where == now and self.stop_at is not None and is_signaled:
             os.kill(os.getpid(), signal.SIGTERM)
 
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.batches.append(self.trainer.fit_loop.epoch_loop.total_batch_idx)
+        self.average.lerp_(self.layer.weight.detach(), 0.1)
+
     def on_train_epoch_end(self) -> None:
         self.ended.append(self.current_epoch)
+        self.average.mul_(0.9)
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.Adam(self.parameters(), lr=0.1)
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)]
+
+
+class Later(pl.Callback):
+    """A callback after the one that stops the run: counts batches, validations and epochs."""
+
+    def __init__(self) -> None:
+        self.counts = {"batches": 0, "validations": 0, "epochs": 0}
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.counts["batches"] += 1
+
+    def on_validation_end(self, trainer: pl.Trainer, _: Any) -> None:
+        self.counts["validations"] += not trainer.sanity_checking
+
+    def on_train_epoch_end(self, *_: Any) -> None:
+        self.counts["epochs"] += 1
+
+    def state_dict(self) -> dict[str, int]:
+        return dict(self.counts)
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.counts = dict(state)
 
 
 def make_trainer(**options: Any) -> pl.Trainer:
@@ -85,12 +114,12 @@ def fit(directory: Path, stop_at: int | None, where: str, samples: int, **option
     pl.seed_everything(0, verbose=False)
     data = TensorDataset(torch.randn(samples, 8))
     sampler = DistributedSampler(data, environment.world_size(), environment.global_rank())
-    stop = StopBeforeDeadline(directory)
+    stop, later = StopBeforeDeadline(directory), Later()
     trainer = make_trainer(
         strategy="ddp",
         devices=environment.ranks_per_node,
         num_nodes=environment.num_nodes,
-        callbacks=[stop],
+        callbacks=[stop, later],
         **options,
     )
     model, code = Sum(stop_at, where), None
@@ -103,8 +132,11 @@ def fit(directory: Path, stop_at: int | None, where: str, samples: int, **option
         "code": code,
         "step": trainer.global_step,
         "weights": model.layer.weight.detach().numpy().tobytes().hex(),
+        "average": model.average.numpy().tobytes().hex(),
         "validated": model.validated,
         "ended": model.ended,
+        "batches": model.batches,
+        "later": later.counts,
         "files": sorted(path.name for path in directory.glob("*")),
     }
 
@@ -120,6 +152,9 @@ def compare(name: str, stop_at: int, where: str = "step", samples: int = 80, **o
         print("\n" + json.dumps({"name": name, "results": results}), flush=True)
 
 
+with warnings.catch_warnings():
+    warnings.simplefilter("always")
+    fit(Path(sys.argv[1]) / "short", None, "step", samples=8, max_steps=4)
 refuse(devices=4, strategy="ddp")
 refuse()
 # An epoch has ten batches on two ranks.
@@ -131,3 +166,6 @@ compare("during a validation", 10, "validation", max_epochs=3)
 compare("during the first validation", 1, "sanity", max_epochs=2)
 compare("between accumulated gradients [1] ü", 5, max_epochs=3, accumulate_grad_batches=3)
 compare("in an epoch of one batch", 2, samples=8, max_epochs=4)
+compare("before a validation within an epoch", 14, max_epochs=3, val_check_interval=2)
+compare("at the last batch of an epoch, with max_steps", 10, max_steps=24, val_check_interval=5)
+compare("before a validation by steps", 13, max_steps=24, val_check_interval=13, check_val_every_n_epoch=None)

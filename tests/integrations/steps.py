@@ -5,14 +5,17 @@ import os
 import signal
 import time
 
+from ddp_hpc.discovery.launcher_environment import peek_rank
 from ddp_hpc.integrations import deadline
+from ddp_hpc.training.health import preemption
 
 # Ranks exchange requests after each step, so that the run stops after the step with the signal.
 deadline._MOST_CALLS = 1
+preemption.EXCHANGE_S = 0.0
 _count = itertools.count(1)
 
 
 def sleep(seconds: float) -> None:
     time.sleep(seconds)
-    if str(next(_count)) == os.environ["SIGNAL_AT"] and os.environ["RANK"] == "1":
+    if str(next(_count)) == os.environ["SIGNAL_AT"] and peek_rank(os.environ) == 1:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -35,10 +35,12 @@ def test_an_interrupted_run_has_the_same_weights(
     stopped = run_example(name, launcher=launcher, signal_at=13)
     assert stopped.exit_code == (0 if launcher == "torchrun" else 75), stopped.stdout + stopped.stderr
     word, step, reason = state(tmp_path)
-    assert (word, reason.strip()) == ("requeue", "a rank received SIGTERM")
-    assert f"Stopping at step {step}: a rank received SIGTERM. Checkpoint saved" in stopped.stderr
+    signaled = "rank 1" if name == "library_loop.py" else "a rank"
+    assert (word, reason.strip()) == ("requeue", f"{signaled} received SIGTERM")
     assert step == "13"
-    assert (tmp_path / "progress").read_text() == f"{step}\n"
+    if name != "library_loop.py":  # whose snapshots the supervisor finds
+        assert f"Stopping at step {step}: a rank received SIGTERM. Checkpoint saved" in stopped.stderr
+        assert (tmp_path / "progress").read_text() == f"{step}\n"
     resumed = run_example(name, launcher=launcher)
     assert resumed.exit_code == 0, resumed.stderr
     if name != "hf_trainer.py":  # which prints no steps

@@ -25,6 +25,9 @@ STOPPED = {
     "during the first validation": 1,
     "between accumulated gradients [1] ü": 5,
     "in an epoch of one batch": 2,
+    "before a validation within an epoch": 14,
+    "at the last batch of an epoch, with max_steps": 11,
+    "before a validation by steps": 13,
 }
 COMPLETED = {"at the last step of max_epochs": 30, "at the last step of max_steps": 24}
 Fits = dict[str, list[dict[str, Any]]]
@@ -58,6 +61,7 @@ def test_a_resumed_run_has_the_steps_and_weights_of_an_uninterrupted_one(fits: F
     whole, _, resumed = fits[name]
     assert (resumed["code"], resumed["step"]) == (None, whole["step"])
     assert resumed["weights"] == whole["weights"]
+    assert resumed["average"] == whole["average"]
 
 
 @pytest.mark.parametrize("name", STOPPED)
@@ -73,6 +77,13 @@ def test_the_hook_at_the_end_of_an_epoch_is_called_once_per_epoch(fits: Fits, na
     assert interrupted["ended"] + resumed["ended"] == whole["ended"]
 
 
+@pytest.mark.parametrize("name", STOPPED)
+def test_the_hooks_of_the_module_and_of_later_callbacks_are_called_once(fits: Fits, name: str) -> None:
+    whole, interrupted, resumed = fits[name]
+    assert interrupted["batches"] + resumed["batches"] == whole["batches"]
+    assert resumed["later"] == whole["later"]
+
+
 @pytest.mark.parametrize("name", COMPLETED)
 def test_a_run_that_is_signaled_during_its_last_step_is_complete(fits: Fits, name: str) -> None:
     whole, signaled, _ = fits[name]
@@ -82,6 +93,10 @@ def test_a_run_that_is_signaled_during_its_last_step_is_complete(fits: Fits, nam
 
 def test_a_trainer_with_another_number_of_devices_is_refused(ended: Ended) -> None:
     assert ended.stdout.count("refused: Trainer(devices=4, num_nodes=1) needs 4 ranks") == 2
+
+
+def test_an_epoch_of_one_step_with_max_steps_is_a_warning(ended: Ended) -> None:
+    assert "an epoch of one step cannot be resumed exactly with Trainer(max_steps=4)" in ended.stderr
 
 
 def test_ranks_that_would_train_separately_are_refused(ended: Ended) -> None:

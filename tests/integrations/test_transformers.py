@@ -23,6 +23,11 @@ STOPPED = {
     "during an evaluation": 11,
     "between accumulated gradients [1] ü": 5,
     "after the best checkpoint": 24,
+    "at a step with an evaluation": 14,
+    "at a step with an evaluation and a checkpoint": 14,
+    "at the end of an epoch with an evaluation": 10,
+    "at a step with an evaluation that is not the best": 14,
+    "at the end of an epoch that is not the best": 21,
 }
 COMPLETED = {"at the last step of num_train_epochs": 30, "at the last step of max_steps": 24}
 Fits = dict[str, list[dict[str, Any]]]
@@ -66,6 +71,12 @@ def test_an_evaluation_that_a_signal_reaches_is_completed_once(fits: Fits) -> No
         [10],
         [20, 30],
     )
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_no_evaluation_is_omitted_or_repeated(fits: Fits, name: str) -> None:
+    whole, interrupted, resumed = fits[name]
+    assert interrupted["evaluated"] + resumed["evaluated"] == whole["evaluated"]
 
 
 @pytest.mark.parametrize("name", COMPLETED)

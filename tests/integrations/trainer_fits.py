@@ -62,8 +62,9 @@ class Signal(TrainerCallback):
         if is_signaled and self.where == "evaluation" and self.stop_at is not None:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
         self.evaluated.append(state.global_step)
+        metrics["eval_loss"] = float(len(self.evaluated))  # only the first one is the best
 
 
 def fit(directory: Path, stop_at: int | None, where: str, **options: Any) -> dict[str, Any]:
@@ -131,4 +132,13 @@ compare("at the last step of num_train_epochs", 30, num_train_epochs=3)
 compare("at the last step of max_steps", 24, max_steps=24)
 compare("during an evaluation", 11, "evaluation", num_train_epochs=3, eval_strategy="epoch")
 compare("between accumulated gradients [1] ü", 5, num_train_epochs=3, gradient_accumulation_steps=3)
+by_steps = {"eval_strategy": "steps", "eval_steps": 7, "num_train_epochs": 3}
+compare("at a step with an evaluation", 14, **by_steps)
+compare("at a step with an evaluation and a checkpoint", 14, **by_steps, save_strategy="steps", save_steps=7)
+compare("at the end of an epoch with an evaluation", 10, num_train_epochs=3, eval_strategy="epoch")
+only_best = {"metric_for_best_model": "loss", "save_strategy": "best", "load_best_model_at_end": False}
+compare("at a step with an evaluation that is not the best", 14, **by_steps, **only_best)
+compare(
+    "at the end of an epoch that is not the best", 20, num_train_epochs=3, eval_strategy="epoch", **only_best
+)
 compare("after the best checkpoint", 24, num_train_epochs=3, eval_strategy="epoch", **best)

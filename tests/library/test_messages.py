@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
 
+import ddp_hpc
+from ddp_hpc.library import wrap
+from ddp_hpc.options import to_options
+from ddp_hpc.training.config import TrainConfig
 from tests.conftest import Launch
 
 SCRIPT = """
@@ -40,3 +45,31 @@ def test_without_a_handler_messages_are_printed(launch: Launch, mpiexec: Path, t
     ended = launch([mpiexec, "-n", "2", sys.executable, "-c", script], cwd=tmp_path, timeout_s=60)
     assert ended.exit_code == 0
     assert "world: 2 ranks on 1 node" in ended.stderr
+
+
+def _all_options() -> list[str]:
+    return [f"--{name.replace('_', '-')}" for name in to_options(TrainConfig())]
+
+
+def test_messages_name_the_arguments_of_the_functions() -> None:
+    from ddp_hpc.library.arguments import with_argument_names
+
+    functions = (ddp_hpc.distributed, ddp_hpc.wrap, ddp_hpc.ConnectedWorld.loader, ddp_hpc.snapshots)
+    arguments = {name for function in functions for name in inspect.signature(function).parameters}
+    arguments |= set(wrap._OPTIONS) | {"max_mib"}
+    assert with_argument_names("use another --snapshot-dir, or --keep 3") == "use another folder, or keep 3"
+    reworded = {with_argument_names(option) for option in _all_options()}
+    assert {name for name in reworded if not name.startswith("--")} <= arguments
+    unchanged = "use python -m ddp_hpc.train --model m --strategy pp"
+    assert with_argument_names(unchanged) == unchanged
+
+
+def test_the_message_of_an_error_that_a_script_raises_does_not_change(
+    launch: Launch, mpiexec: Path, tmp_path: Path
+) -> None:
+    script = (
+        "import ddp_hpc\nwith ddp_hpc.distributed():\n    raise ddp_hpc.RequestError('--epochs of mine is 0')"
+    )
+    ended = launch([mpiexec, "-n", "2", sys.executable, "-c", script], cwd=tmp_path, timeout_s=60)
+    assert ended.exit_code == 2
+    assert "error: --epochs of mine is 0" in ended.stderr

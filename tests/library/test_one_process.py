@@ -152,7 +152,7 @@ def test_signal_handlers_are_restored_after_the_world() -> None:
     [
         ({"backend": "ncl"}, "backend='ncl' is unknown; use one of auto, nccl, gloo"),
         ({"device": "gpu"}, "device='gpu' is unknown; use one of auto, cuda, cpu, xpu"),
-        ({"timeout_s": 0}, "--timeout must be greater than 0 (got 0)"),
+        ({"timeout_s": 0}, "timeout_s must be greater than 0 (got 0)"),
         ({"discovery": "slurm"}, "srun"),
     ],
 )
@@ -214,8 +214,8 @@ def test_in_a_single_process_the_model_is_returned_unwrapped() -> None:
         ({"strategy": "dpd"}, 'did you mean "ddp"?'),
         ({"strategy": "pp"}, "python -m ddp_hpc.train --model package.module:factory --strategy pp"),
         ({"bucket_cap_mb": 25}, "wrap(..., bucket_cap_mb=) is unknown"),
-        ({"cpu_offload": True}, "--cpu-offload works with --strategy fsdp, not with ddp"),
-        ({"mesh": "dp=2"}, "mesh dp=2 needs 2 ranks, but 1 was started"),
+        ({"cpu_offload": True}, "error: cpu_offload works with strategy fsdp, not with ddp"),
+        ({"mesh": "dp=2"}, "error: mesh dp=2 needs 2 ranks, but 1 was started"),
         ({"amp": "bf16"}, "use torch.autocast for the forward pass"),
     ],
 )
@@ -290,10 +290,10 @@ def test_a_loader_reads_a_file(tmp_path: Path) -> None:
     ("data", "options", "words"),
     [
         ("nope.h5", {}, "no such file: nope.h5"),
-        (torch.zeros(3, 1), {}, "does not accept Tensor; pass a file path or a pair (inputs, targets)"),
+        (torch.zeros(3, 1), {}, "does not accept Tensor; pass a file path, a Dataset"),
         ((torch.zeros(3, 1), torch.zeros(4, 1)), {}, "src has 3 samples, but tgt has 4"),
-        (_numbers(3), {"batch_size": 0}, "--batch-size must be greater than 0 (got 0)"),
-        (_numbers(3), {"epochs": -1}, "--epochs must be greater than 0 (got -1)"),
+        (_numbers(3), {"batch_size": 0}, "error: batch_size must be greater than 0 (got 0)"),
+        (_numbers(3), {"epochs": -1}, "error: epochs must be greater than 0 (got -1)"),
         (_numbers(3), {"start_step": -1}, "start_step must be 0 or greater (got -1)"),
     ],
 )
@@ -397,8 +397,8 @@ def test_an_invalid_step_is_refused(steps: list[int], words: str, capsys: pytest
     ("folder", "options", "words"),
     [
         ("", {}, "the directory is empty"),
-        ("run", {"keep": 0}, "--keep must be greater than 0 (got 0)"),
-        ("run", {"every_steps": -1}, "--snapshot-every-steps must be greater than 0 (got -1)"),
+        ("run", {"keep": 0}, "error: keep must be greater than 0 (got 0)"),
+        ("run", {"every_steps": -1}, "error: every_steps must be greater than 0 (got -1)"),
         ("/dev/null/run", {}, "/dev/null/run"),
     ],
 )
@@ -451,9 +451,17 @@ def test_repeated_traces_have_numbered_names(tmp_path: Path) -> None:
     assert names == ["rank00000-of-00001-2.json.gz", "rank00000-of-00001.json.gz"]
 
 
-def test_a_rank_that_was_not_selected_records_nothing(tmp_path: Path) -> None:
-    _traced(4, ranks={7})
+@pytest.mark.parametrize(
+    ("ranks", "warning"), [({7}, "traces: no trace of rank 7: the only rank is 0"), (set(), "")]
+)
+def test_a_rank_that_was_not_selected_records_nothing(
+    ranks: set[int], warning: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _traced(4, ranks=ranks)
     assert list(tmp_path.iterdir()) == []
+    err = capsys.readouterr().err
+    assert warning in err
+    assert err.count("warning") == bool(warning)
 
 
 @pytest.mark.parametrize("options", [{"active": 0}, {"wait": -1}, {"repeat": 0}])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from ddp_hpc.run_state import read_state
+from tests.conftest import Launch
 from tests.training.forked import Forks, Job
 from tests.training.runs import run, start, succeeded
 
@@ -150,6 +152,44 @@ def test_a_rank_that_hangs_in_a_step_is_named(tmp_path: Path, forks: Forks) -> N
 def test_work_outside_of_the_loops_has_no_time_limit(tmp_path: Path, forks: Forks) -> None:
     codes, job = _run(forks, tmp_path, "rest")
     assert codes == [0, 0], job.words()
+
+
+def _parts(forks: Forks, cwd: Path, kind: str) -> tuple[list[int], Job]:
+    job = forks.start(kind, cwd=cwd, ranks=2, program="tests.library.parts")
+    return job.wait(), job
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_micro_batches_have_the_gradients_of_the_whole_batch_and_communicate_once(
+    strategy: str, tmp_path: Path, forks: Forks
+) -> None:
+    codes, job = _parts(forks, tmp_path, strategy)
+    assert codes == [0, 0], job.words()
+    assert "checked" in job.words()
+
+
+def test_micro_batches_of_a_static_graph_are_refused(tmp_path: Path, forks: Forks) -> None:
+    codes, job = _parts(forks, tmp_path, "static")
+    assert 2 in codes, job.words()
+    [line] = job.errors()
+    assert "micro_batches() does not support wrap(..., static_graph=True)" in line
+
+
+def test_each_sample_is_gathered_once_and_shapes_that_differ_are_refused(
+    tmp_path: Path, forks: Forks
+) -> None:
+    codes, job = _parts(forks, tmp_path, "gather")
+    assert codes == [2, 2], job.words()
+    [line] = job.errors()
+    assert "the shape is (samples, 4) on rank 1, but (samples, 3) on rank 0; only the first axis may" in line
+
+
+def test_the_workers_of_each_rank_read_its_share(tmp_path: Path, mpiexec: Path, launch: Launch) -> None:
+    program = "import sys; from tests.library import parts; parts.main(sys.argv[1:])"
+    argv = [mpiexec, "-n", "2", sys.executable, "-c", program, "workers"]
+    ended = launch(argv, cwd=tmp_path, timeout_s=90)
+    assert ended.exit_code == 0, ended.stderr
+    assert "checked" in ended.stdout
 
 
 _GLOO_IS_LATE = """

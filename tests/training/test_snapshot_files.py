@@ -18,7 +18,8 @@ import torch
 
 from ddp_hpc.errors import DataError, DdpHpcError
 from ddp_hpc.training.snapshots import host_buffer as image_module
-from ddp_hpc.training.snapshots.host_buffer import _DTYPES, FileBuffer, specs_of
+from ddp_hpc.training.snapshots.host_buffer import DTYPES as SAVED_DTYPES
+from ddp_hpc.training.snapshots.host_buffer import FileBuffer, specs_of
 from ddp_hpc.training.snapshots.snapshot_files import (
     MODEL,
     TRAINING,
@@ -31,7 +32,7 @@ from ddp_hpc.training.snapshots.snapshot_files import (
 )
 
 MANIFEST = "snapshot.json"
-DTYPES = sorted(_DTYPES, key=str)
+DTYPES = sorted(SAVED_DTYPES, key=str)
 ABOUT = {"position": {"step": 7}, "seed": 0, "losses": {"last": 1 / 3}, "model": "linear"}
 
 

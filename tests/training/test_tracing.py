@@ -74,6 +74,19 @@ def test_an_invalid_window_is_rejected(options, words, tmp_path, forks):
     assert not (tmp_path / "traces").exists()
 
 
+@pytest.mark.parametrize(
+    ("ranks", "warning", "num_files"),
+    [
+        ("5", "warning: traces: no trace of rank 5: the ranks are 0 to 1", 0),
+        ("7,0,5", "warning: traces: no trace of ranks 5, 7: the ranks are 0 to 1", 2),
+    ],
+)
+def test_ranks_that_do_not_exist_are_a_warning(ranks, warning, num_files, tmp_path, forks):
+    job = forks.run(*WORDS, "--trace-dir", "traces", "--trace-ranks", ranks, cwd=tmp_path, ranks=2)
+    assert [line for line in job.words().splitlines() if line.startswith("warning")] == [warning]
+    assert len(list((tmp_path / "traces").glob("*"))) == num_files
+
+
 def test_a_training_that_ends_before_the_window_is_a_warning(tmp_path, forks):
     job = forks.run(*WORDS, "--trace-dir", "traces", "--max-steps", "2", cwd=tmp_path, ranks=1)
     assert "no trace: the loop ended before step 3" in job.words()

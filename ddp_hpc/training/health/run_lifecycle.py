@@ -17,7 +17,6 @@ from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ddp_hpc.data.samples import Samples
 from ddp_hpc.data.step_shards import Position
 from ddp_hpc.errors import EXIT_FAILED, DataError, DdpHpcError, RequestError
 from ddp_hpc.options import as_toml, to_options
@@ -48,6 +47,10 @@ _NEWER_LOSS_OPTIONS = (
     "model_options", "lr_schedule", "optimizer", "weight_decay", "amp", "matmul_precision",
     "compress_gradients",
 )  # fmt: skip
+
+
+# In the description of a snapshot: the number of samples of a run that does not count them.
+_NOT_COUNTED = 1
 
 
 @dataclass(frozen=True)
@@ -151,13 +154,15 @@ class RunLifecycle:
         return snapshot
 
     def resume(
-        self, snapshot: Snapshot | None, state: TrainingState, samples: Samples, mesh: Mesh
+        self, snapshot: Snapshot | None, state: TrainingState, num_samples: int | None, mesh: Mesh
     ) -> tuple[Position, Losses, int]:
         """Restores the snapshot; returns the position, the losses, and the number of ranks for --lr-scaling.
 
         If the global batch is the same as in the snapshot, that number is taken from the snapshot, so that
-        the losses do not depend on the current number of ranks. `mesh` defines how the samples of a step
-        are distributed. Collective: every rank must call this.
+        the losses do not depend on the current number of ranks. `num_samples` is None if the run does not
+        count samples. `mesh` defines how the samples of a step are distributed.
+
+        Collective: every rank must call this.
 
         Raises:
             DataError: the snapshot is from a different model, different data or a different order.
@@ -167,7 +172,7 @@ class RunLifecycle:
         self._layout = mesh.layout
         with group.failing_together():
             if snapshot is not None:
-                self._check(snapshot, state, samples)
+                self._check(snapshot, state, num_samples)
         about = group.comm.bcast(None if snapshot is None else snapshot.about)
         if about is None:
             position, losses, self._lr_ranks = Position(), Losses(), data_size
@@ -184,7 +189,7 @@ class RunLifecycle:
                 # This seed is deterministic, and differs from the seeds of earlier attempts.
                 seed = self._config.rank_seed(mesh.data_rank) * 1_000_003 + position.step
                 seed_generators(seed % 2**63)
-            self._report_resumed(about, position, exact)
+            self._report_resumed(about, position, exact, num_samples is not None)
         if self._stop_requests is not None:
             # Adam stores two more values per parameter.
             num_bytes = 3 * sum(prod(shape) * dtype.itemsize for shape, dtype in state.whole.values())
@@ -273,7 +278,7 @@ class RunLifecycle:
         position: Position,
         losses: Losses,
         state: TrainingState,
-        samples: Samples,
+        num_samples: int | None,
         tick: Callable[[], None],
     ) -> None:
         """Copies the state, which a thread then writes. Collective: every rank must call this.
@@ -289,13 +294,13 @@ class RunLifecycle:
                 "model": self._config.model.name,
                 "world_size": self._group.world.world_size,
                 "layout": self._layout,
-                "optimizer": type(state.optimizer).__name__,
+                "optimizer": state.optimizer_names,
                 "global_batch": self._global_batch(),
                 "lr_ranks": self._lr_ranks,
                 "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                 "config": _as_json(self._config),
                 "versions": versions(),
-                **self._order(samples),
+                **self._order(num_samples),
             }
             self._directory.save(position.step, about, model, training, tick)
         else:  # the other ranks take part in gathering sharded tensors on rank 0
@@ -384,12 +389,13 @@ class RunLifecycle:
         except DdpHpcError as error:
             self._progress.say(f"WARNING: {error}. Job scripts will not see step {step}")
 
-    def _check(self, snapshot: Snapshot, state: TrainingState, samples: Samples) -> None:
+    def _check(self, snapshot: Snapshot, state: TrainingState, num_samples: int | None) -> None:
         """Raises DataError unless the run can resume from the snapshot."""
         try:
             state.check(snapshot.model, str(snapshot.path))
-            self._check_run(snapshot, samples)
+            self._check_run(snapshot, num_samples)
             self._check_optimizer(snapshot, state)
+            state.check_objects(snapshot.training, str(snapshot.path))
         except KeyError as error:
             raise DataError(f"{snapshot.path} was not written by ddp-hpc: {error} is missing") from None
         except TypeError:
@@ -397,7 +403,7 @@ class RunLifecycle:
                 f"{snapshot.path} was not written by ddp-hpc: its description of the run is invalid"
             ) from None
 
-    def _check_run(self, snapshot: Snapshot, samples: Samples) -> None:
+    def _check_run(self, snapshot: Snapshot, num_samples: int | None) -> None:
         for name in _LOSS_OPTIONS:
             snapshot.about["config"][name]
         _whole_numbers(asdict(Position(**snapshot.about["position"])), at_least=0)
@@ -405,7 +411,14 @@ class RunLifecycle:
             raise TypeError
         numbers = {name: snapshot.about[name] for name in ("world_size", "global_batch", "lr_ranks")}
         _whole_numbers(numbers, at_least=1)
-        for name, value in self._order(samples).items():
+        had_samples = snapshot.about.get("num_samples") != _NOT_COUNTED
+        if num_samples != _NOT_COUNTED and had_samples != (num_samples is not None):
+            raise DataError(
+                f"{snapshot.path} was made {'with' if had_samples else 'without'} a loader. Call "
+                f"ddp_hpc.snapshots() {'with' if had_samples else 'without'} loader=, or use another "
+                "--snapshot-dir"
+            )
+        for name, value in self._order(num_samples).items():
             if (theirs := snapshot.about.get(name)) != value:
                 raise DataError(
                     f"{snapshot.path} was made with {name.replace('_', ' ')} {theirs}, not {value}, so the "
@@ -413,7 +426,7 @@ class RunLifecycle:
                 )
 
     def _check_optimizer(self, snapshot: Snapshot, state: TrainingState) -> None:
-        theirs, ours = snapshot.about.get("optimizer"), type(state.optimizer).__name__
+        theirs, ours = snapshot.about.get("optimizer"), state.optimizer_names
         # Adam and AdamW store the same tensors.
         if theirs not in (None, ours) and {theirs, ours} != {"Adam", "AdamW"}:
             raise DataError(
@@ -421,10 +434,10 @@ class RunLifecycle:
                 "Use the same --optimizer, or another --snapshot-dir"
             )
 
-    def _order(self, samples: Samples) -> dict[str, Any]:
+    def _order(self, num_samples: int | None) -> dict[str, Any]:
         """Returns the settings that determine the order of samples."""
         return {
-            "num_samples": samples.num_samples,
+            "num_samples": num_samples or _NOT_COUNTED,
             "seed": self._config.seed,
             "shuffle": self._config.data.shuffle,
         }
@@ -432,12 +445,12 @@ class RunLifecycle:
     def _global_batch(self) -> int:
         return self._config.data.batch_size * self._data_size * self._config.optimization.accumulate
 
-    def _report_resumed(self, about: dict[str, Any], position: Position, exact: bool) -> None:
+    def _report_resumed(
+        self, about: dict[str, Any], position: Position, exact: bool, has_samples: bool
+    ) -> None:
         world_size = self._group.world.world_size
-        self._progress.say(
-            f"resuming after step {position.step} (epoch {position.epoch + 1}, "
-            f"{position.begin:,} of its samples used)"
-        )
+        used = f" (epoch {position.epoch + 1}, {position.begin:,} of its samples used)" if has_samples else ""
+        self._progress.say(f"resuming after step {position.step}{used}")
         if about["world_size"] != world_size:
             ranks_before = about["world_size"]
             self._progress.say(f"note: the number of ranks changed from {ranks_before} to {world_size}")
@@ -445,7 +458,7 @@ class RunLifecycle:
             self._progress.say(
                 "note: the parallel strategy or the kind of device changed: random numbers will differ"
             )
-        if about["global_batch"] != self._global_batch():
+        if has_samples and about["global_batch"] != self._global_batch():
             self._progress.say(
                 f"note: the global batch changed from {about['global_batch']} to {self._global_batch()} "
                 "samples; the step count continues, and no sample of the epoch is used twice"

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -32,7 +33,12 @@ from ddp_hpc.errors import (
 from ddp_hpc.messages import log_message
 from ddp_hpc.training.health.error_election import ErrorElection
 from ddp_hpc.training.health.preemption import SIGNALS
-from ddp_hpc.user_code_exceptions import describe_error, traceback_of, write_traceback
+from ddp_hpc.user_code_exceptions import (
+    describe_error,
+    is_from_this_package,
+    traceback_of,
+    write_traceback,
+)
 
 if TYPE_CHECKING:
     from ddp_hpc.training.health.failure_watch import FailureWatch
@@ -53,6 +59,8 @@ class Parts:
     lifecycle: RunLifecycle | None = None
     in_script: bool = False
     """The process runs a user's script: a single process then ends like any Python program."""
+    reword: Callable[[str], str] = str
+    """Changes messages of this package before they are printed, for example the names of options."""
 
     @property
     def heart(self) -> Heartbeat | None:
@@ -86,6 +94,7 @@ class Parts:
 
     def _end_from_thread(self, text: str, election: ErrorElection) -> NoReturn:
         """Ends this process although the main thread may never return from a collective."""
+        text = self.reword(text)
         print_error(election, text, self.world)
         if self.lifecycle is not None:
             self.lifecycle.failed(text, again=True)
@@ -206,7 +215,8 @@ def verdict(error: BaseException, parts: Parts, timeout_s: float) -> tuple[int, 
         # A worker of --workers received the job's SIGTERM shortly before this process did.
         return verdict(SystemExit(_SIGTERM_EXIT), parts, timeout_s)
     if isinstance(error, DdpHpcError):
-        return error.exit_code, _at(error, str(error), whole=False) if error.traceback_text else str(error)
+        text = parts.reword(str(error)) if is_from_this_package(error) else str(error)
+        return error.exit_code, _at(error, text, whole=False) if error.traceback_text else text
     if text := _known_error(error, parts, timeout_s):
         return EXIT_FAILED, text
     if parts.in_script:

@@ -154,7 +154,7 @@ class Loader:
             prefetch_factor=max(1, self.ahead),
             pin_memory=self.device.type == "cuda",
             timeout=self.timeout_s,
-            worker_init_fn=_prepare_worker,
+            worker_init_fn=prepare_worker,
             # Otherwise, the DataLoader would draw its seed from the default generator, which dropout uses.
             generator=torch.Generator(),
         )
@@ -308,7 +308,7 @@ def _as_array(tensor: Tensor) -> NDArray[Any]:
     return array
 
 
-def _prepare_worker(_: int) -> None:
+def prepare_worker(_: int) -> None:
     """Makes a worker ignore signals: the rank handles them, and still needs its workers in order to save.
 
     The kernel kills the worker when the rank exits (prctl(2)).

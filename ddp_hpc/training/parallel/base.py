@@ -21,7 +21,8 @@ from ddp_hpc.training.parallel.config import ParallelConfig
 from ddp_hpc.training.parallel.device_mesh import Mesh
 from ddp_hpc.training.parallel.replica import Replica
 from ddp_hpc.training.process_group.group import Group
-from ddp_hpc.training.snapshots.training_state import TrainingState, is_sharded, local_shard, plain_state
+from ddp_hpc.training.snapshots.sharded_tensors import is_sharded, local_shard
+from ddp_hpc.training.snapshots.training_state import TrainingState, plain_state
 from ddp_hpc.training.tasks.task import Task
 
 At = Callable[[str], None]

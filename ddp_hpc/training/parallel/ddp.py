@@ -127,4 +127,4 @@ class Zero(Ddp):
 
     def state(self) -> TrainingState:
         """Returns the state that snapshots save; each rank holds the optimizer state of some parameters."""
-        return replace(super().state(), optimizer=self._local_optimizer(), optimizer_is_sharded=True)
+        return replace(super().state(), optimizers=(self._local_optimizer(),), optimizer_is_sharded=True)

@@ -23,7 +23,7 @@ Tensors: TypeAlias = Mapping[str, Tensor]
 Specs: TypeAlias = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 # Older versions of safetensors cannot read the other unsigned types.
-_DTYPES = {
+DTYPES = {
     getattr(torch, name): code
     for name, code in SAFETENSORS_DTYPES.items()
     if code not in ("U16", "U32", "U64")
@@ -66,10 +66,10 @@ class FileBuffer:
         offset = 0
         for name in names:
             shape, dtype = specs[name]
-            if dtype not in _DTYPES:
+            if dtype not in DTYPES:
                 raise TypeError(f"{name} has the type {dtype}, which safetensors does not support")
             end = offset + torch.Size(shape).numel() * dtype.itemsize
-            header[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
+            header[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
             offset = end
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % _ALIGNED_BYTES)

@@ -8,8 +8,8 @@ and reads it. So a run can resume with another strategy, or another number of ra
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -20,7 +20,15 @@ from torch import Tensor, nn
 from ddp_hpc.errors import DataError
 from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.snapshots.host_buffer import Specs, Stream, Tensors, specs_of
+from ddp_hpc.training.snapshots.object_states import (
+    PREFIX,
+    Stateful,
+    load_objects,
+    object_names,
+    object_tensors,
+)
 from ddp_hpc.training.snapshots.random_state import generator_state, set_generator_state
+from ddp_hpc.training.snapshots.sharded_tensors import local_shard, shard_like, whole_tensor
 
 _OPTIMIZER = "optimizer."
 _SCALER = "scaler."
@@ -34,8 +42,8 @@ class TrainingState:
     group: Group
     model: Tensors
     """The tensors of the model on this rank, by name: plain tensors, or DTensors with this rank's shard."""
-    optimizer: torch.optim.Optimizer
-    """The optimizer that holds this rank's state; with ZeRO, the local optimizer that it wraps."""
+    optimizers: tuple[torch.optim.Optimizer, ...]
+    """The optimizers that hold this rank's state; with ZeRO, the local optimizer that it wraps."""
     whole: Specs
     """Shape and dtype of each tensor of the whole model, including those that only other ranks hold."""
     scaler: torch.amp.GradScaler | None = None
@@ -45,6 +53,14 @@ class TrainingState:
     """Whether ranks hold the optimizer state of different parameters."""
     leads: bool = True
     """Whether this rank sends its tensors to rank 0. Of ranks with the same tensors, only one sends them."""
+    objects: Mapping[str, Stateful] = field(default_factory=dict)
+    """More objects with a state, by name. Rank 0's state is saved. A name that starts with an underscore may
+    be missing in a snapshot."""
+
+    @property
+    def optimizer_names(self) -> str:
+        """The types of the optimizers, such as `Adam`."""
+        return ", ".join(type(optimizer).__name__ for optimizer in self.optimizers)
 
     def model_tensors(self) -> Stream:
         """Returns the whole model on rank 0: the tensors themselves, not copies, if nothing is sharded.
@@ -60,7 +76,8 @@ class TrainingState:
 
         Collective, like `model_tensors`.
         """
-        stream = self._stream(optimizer_tensors(self.model, self.optimizer), self.optimizer_is_sharded)
+        own = optimizer_tensors(self.model, self.optimizers) | object_tensors(self.objects)
+        stream = self._stream(own, self.optimizer_is_sharded)
         more = {} if self.scaler is None else _scaler_tensors(self.scaler)
         device = self.group.device
         more[_GENERATORS] = self.group.gather(generator_state(device).to(device)).cpu()
@@ -110,6 +127,18 @@ class TrainingState:
             "the model. Use the original options, or another --snapshot-dir"
         )
 
+    def check_objects(self, saved: Tensors, where: str) -> None:
+        """Raises DataError if the tensors are from a run with other objects."""
+        theirs, ours = (
+            ", ".join(sorted(name for name in names if not name.startswith("_"))) or "none"
+            for names in (object_names(saved), set(self.objects))
+        )
+        if theirs != ours:
+            raise DataError(
+                f"the snapshot {where} contains the state of other objects: {theirs}, not {ours}. Use the "
+                "same objects as before, or another --snapshot-dir"
+            )
+
     def restore(self, saved_model: Tensors | None, saved_training: Tensors | None) -> bool:
         """Restores the tensors that rank 0 has read, on every rank. Collective: every rank must call this.
 
@@ -118,20 +147,25 @@ class TrainingState:
         """
         for name, tensor in self._broadcast(saved_model):
             if name in self.model:
-                self.model[name].detach().copy_(_like(self.model[name], tensor))
+                self.model[name].detach().copy_(shard_like(self.model[name], tensor))
         states: dict[str, dict[str, Tensor]] = {}
         scaler: dict[str, Tensor] = {}
+        objects: dict[str, Tensor] = {}
         exact = False
         for name, tensor in self._broadcast(saved_training):
             if name.startswith(_OPTIMIZER):
                 key, _, parameter = name.removeprefix(_OPTIMIZER).partition("/")
                 if parameter in self.model:
-                    states.setdefault(parameter, {})[key] = _like(self.model[parameter], tensor)
+                    states.setdefault(parameter, {})[key] = shard_like(self.model[parameter], tensor)
+            elif name.startswith(PREFIX):
+                objects[name] = tensor
             elif name.startswith(_SCALER):
                 scaler[name.removeprefix(_SCALER)] = tensor
             elif name == _GENERATORS:
                 exact = self._set_generators(tensor)
-        _load_optimizer(self.optimizer, self.model, states)
+        for optimizer in self.optimizers:
+            _load_optimizer(optimizer, self.model, states)
+        load_objects(self.objects, objects)
         if self.scaler is not None and scaler:
             self.scaler.load_state_dict(
                 {**self.scaler.state_dict(), **{key: value.item() for key, value in scaler.items()}}
@@ -141,7 +175,7 @@ class TrainingState:
     def _stream(self, own: Tensors, is_distributed: bool) -> Stream:
         is_pinned = self.group.device.type == "cuda"
         if not is_distributed:
-            return Stream(specs_of(own), ((name, _whole(own[name])) for name in own), is_pinned)
+            return Stream(specs_of(own), ((name, whole_tensor(own[name])) for name in own), is_pinned)
         entries = self.group.comm.allgather(_describe(own if self.leads else {}))
         specs = {
             name: (tuple(shape), getattr(torch, dtype))
@@ -154,7 +188,7 @@ class TrainingState:
         """Yields the tensors of all ranks on rank 0, and nothing on the others. Collective."""
         device, rank = self.group.device, self.group.world.rank
         for name in own:
-            tensor = _whole(own[name])
+            tensor = whole_tensor(own[name])
             if rank == 0:
                 yield name, tensor
             elif self.leads:
@@ -194,7 +228,7 @@ def plain_state(
     """Returns the state of a model of which every rank holds all tensors, unsharded or as DTensors."""
     tensors = live_tensors(model)
     return TrainingState(
-        group=group, model=tensors, optimizer=optimizer, whole=specs_of(tensors), scaler=scaler
+        group=group, model=tensors, optimizers=(optimizer,), whole=specs_of(tensors), scaler=scaler
     )
 
 
@@ -203,48 +237,18 @@ def live_tensors(model: nn.Module) -> dict[str, Tensor]:
     return dict(model.state_dict(keep_vars=True))
 
 
-def optimizer_tensors(model: Tensors, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Returns the tensors of the optimizer as `optimizer.KEY/PARAMETER`, without copying them."""
+def optimizer_tensors(model: Tensors, optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, Tensor]:
+    """Returns the tensors of the optimizers as `optimizer.KEY/PARAMETER`, without copying them."""
     found = {}
-    seen = set()
-    for name, parameter in model.items():
-        if id(parameter) not in seen and parameter in optimizer.state:
-            seen.add(id(parameter))  # a parameter with two names is optimized once
-            for key, value in optimizer.state[parameter].items():
-                if isinstance(value, Tensor):
-                    found[f"{_OPTIMIZER}{key}/{name}"] = value
+    for optimizer in optimizers:
+        seen = set()
+        for name, parameter in model.items():
+            if id(parameter) not in seen and parameter in optimizer.state:
+                seen.add(id(parameter))  # a parameter with two names is optimized once
+                for key, value in optimizer.state[parameter].items():
+                    if isinstance(value, Tensor):
+                        found[f"{_OPTIMIZER}{key}/{name}"] = value
     return found
-
-
-def is_sharded(tensor: Tensor) -> bool:
-    """Returns whether a tensor is a DTensor, so that this rank holds only a shard."""
-    return hasattr(tensor, "full_tensor")
-
-
-def local_shard(tensor: Tensor) -> Tensor:
-    """Returns this rank's shard of a DTensor, or the tensor itself if it is not sharded."""
-    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    """Returns the whole tensor. Collective if it is sharded."""
-    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
-
-
-def _like(parameter: Tensor, value: Tensor) -> Tensor:
-    """Shards `value` like the parameter; a value of another shape, such as a step count, is not sharded."""
-    if not is_sharded(parameter) or value.shape != parameter.shape:
-        return value
-    from torch.distributed.tensor import distribute_tensor
-
-    # Every rank has the whole tensor, so nothing is sent. The shard is copied, because with torch 2.8 it is a
-    # view, which would keep the whole tensor in memory.
-    return distribute_tensor(
-        value.detach(),
-        parameter.device_mesh,  # type: ignore[attr-defined]  # of a DTensor
-        parameter.placements,  # type: ignore[attr-defined]
-        src_data_rank=None,
-    ).clone()
 
 
 def _load_optimizer(

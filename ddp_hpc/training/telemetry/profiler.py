@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from ddp_hpc.training.process_group.gloo_threads import wait_for_gloo
 
 _WRITER = "trace"
 _TABLE_ROWS = 50
+_MOST_LISTED = 8
 
 
 class _Profile(profile):
@@ -49,13 +50,15 @@ def record_trace(
     device: torch.device,
     window: tuple[int, ...],
     *,
+    ranks: Collection[int] | None = None,
     with_stack: bool,
     with_flops: bool,
     max_mib: float,
 ) -> Iterator[Trace]:
     """Skips `wait` steps, warms up for `warmup` steps and records `active` steps, `repeat` times.
 
-    `window` is (wait, warmup, active, repeat), the arguments of `torch.profiler.schedule`.
+    `window` is (wait, warmup, active, repeat), the arguments of `torch.profiler.schedule`. `ranks` record;
+    None: all.
 
     `directory` then contains `rank00003-of-00008.json.gz`, which can be opened in Perfetto, and
     `rank00003-of-00008.txt`, the key averages by device time; the second round adds `-2` to the names.
@@ -65,7 +68,9 @@ def record_trace(
     Raises:
         RequestError: the directory cannot be created, or the window contains no step.
     """
-    if directory is None:
+    if directory is not None and ranks is not None and rank == 0:
+        _warn_of_missing(directory, ranks, world_size)
+    if directory is None or (ranks is not None and rank not in ranks):
         yield Trace(None)
         return
     wait, warmup, active, repeat = window
@@ -91,6 +96,16 @@ def record_trace(
         _warn(
             f"{directory}: no trace: the loop ended before step {wait + warmup + 1}, the first recorded step"
         )
+
+
+def _warn_of_missing(directory: Path, ranks: Collection[int], world_size: int) -> None:
+    missing = sorted(rank for rank in ranks if not 0 <= rank < world_size)
+    if missing:
+        listed = ", ".join(map(str, missing[:_MOST_LISTED])) + (
+            ", ..." if len(missing) > _MOST_LISTED else ""
+        )
+        last = "the only rank is 0" if world_size == 1 else f"the ranks are 0 to {world_size - 1}"
+        _warn(f"{directory}: no trace of {'ranks' if len(missing) > 1 else 'rank'} {listed}: {last}")
 
 
 def _create_directory(directory: Path, rank: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TextIO
 
@@ -11,9 +12,15 @@ from ddp_hpc.messages import log_message
 
 
 class Progress:
-    """Prints lines and the progress of the training. On ranks other than 0, nothing is printed."""
+    """Prints lines and the progress of the training. On ranks other than 0, nothing is printed.
 
-    def __init__(self, prints: bool, stream: TextIO | None = None) -> None:
+    `reword` changes each line before it is printed.
+    """
+
+    def __init__(
+        self, prints: bool, stream: TextIO | None = None, reword: Callable[[str], str] = str
+    ) -> None:
+        self._reword = reword
         stream = stream if stream is not None else sys.stdout
         self._prints = prints and stream is not None  # stdout may have been closed
         self._stream = stream
@@ -24,8 +31,9 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Prints a line, or logs it (see `ddp_hpc.messages`)."""
-        if self._prints and not log_message(text):
-            self._write(self._clear() + text + "\n")
+        line = self._reword(text)
+        if self._prints and not log_message(line):
+            self._write(self._clear() + line + "\n")
 
     def step(self, done: int, total: int, epoch: str, loss: float, samples_per_s: float) -> None:
         """Shows the progress, as in `epoch 1/10 step 10/640 loss 29.95 61.3 samples/s eta 0:10:12`."""

@@ -1,0 +1,54 @@
+"""Datasets in the memory of the program whose items are not pairs of arrays."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ddp_hpc.data.in_memory import samples_of_dataset
+from ddp_hpc.errors import DataError
+
+
+class Items:
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, _: int) -> Any:
+        return self._make()
+
+
+def _fails_later() -> Iterator[np.ndarray]:
+    yield np.zeros(1)
+    raise OSError("the disk is damaged")
+
+
+def _fails() -> Any:
+    raise OSError("the disk is damaged")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (_fails, "dataset[0] raised OSError: the disk is damaged"),
+        (_fails_later, "dataset[0] raised OSError: the disk is damaged"),
+        (lambda: {"input_ids": [1], "labels": [2]}, "a dict with the keys 'input_ids', 'labels'; a pair"),
+        (lambda: UserDict(a=1, b=2), "returned a dict with the keys 'a', 'b'; a pair (src, tgt)"),
+        (lambda: dict.fromkeys("abcdefghij"), "'g', 'h', ...; a pair (src, tgt) of arrays is required"),
+        (lambda: "ab", "dataset[0] returned a value of type str; a pair"),
+        (lambda: 3, "dataset[0] returned a value of type int; a pair"),
+        (lambda: ([1], [2], [3]), "dataset[0] returned 3 values; a pair"),
+        (lambda: count(), "dataset[0] returned a value of type count; a pair"),
+    ],
+)
+def test_an_item_that_is_not_a_pair_is_described(make: Callable[[], Any], words: str) -> None:
+    with pytest.raises(DataError) as caught:
+        samples_of_dataset(Items(make))
+    assert words in str(caught.value)
