@@ -16,6 +16,7 @@ import pytest
 
 import ddp_hpc
 from tests.conftest import PROJECT
+from tests.mpi.conftest import OPENMPI_SETTINGS
 from tests.training.forked import Forks
 from tests.training.runs import BIN, run, start, succeeded
 
@@ -68,6 +69,29 @@ def test_both_scripts_have_the_same_losses(tmp_path: Path, forks: Forks) -> None
     # The scripts shard the samples of a step differently, so sums are rounded differently.
     assert ours == pytest.approx(by_hand, rel=1e-3)
     assert ours[:2] == pytest.approx(by_hand[:2], rel=1e-5)
+
+
+@pytest.mark.soak
+def test_the_mpi4py_script_has_the_same_losses_under_open_mpi_and_exec(
+    tmp_path: Path, openmpi_mpiexec: Path
+) -> None:
+    sizes = ["--epochs", "1", "--num-samples", "128", "--embedding", "16", "--dropout", "0", "--no-shuffle"]
+    program = [str(EXAMPLES / "lesson_mpi4py.py"), *sizes]
+    openmpi = [str(openmpi_mpiexec), "-n", "2", str(openmpi_mpiexec.parent / "python")]
+    printed = [
+        succeeded(
+            run(argv, tmp_path, env={"MASTER_PORT": _free_port(), "OMP_NUM_THREADS": "1", **OPENMPI_SETTINGS})
+        ).stdout
+        for argv in (
+            [*start(2), *program],
+            [*start(2), "-m", "ddp_hpc.exec", "python", *program],
+            [*openmpi, *program],
+            [*openmpi, "-m", "ddp_hpc.exec", openmpi[-1], *program],
+        )
+    ]
+    losses = [re.findall(r"^epoch 1 loss \S+$", text, re.MULTILINE) for text in printed]
+    assert len(losses[0]) == 2
+    assert losses == [losses[0]] * 4
 
 
 def test_the_page_quotes_both_scripts_unchanged() -> None:

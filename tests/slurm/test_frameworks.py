@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -22,12 +23,17 @@ WALLTIME_S = 40
 BY_SIGNAL = ["--requeue", "on-signal", "--signal", "TERM@10", "--progress", "checkpoints"]
 
 
-def run_to_the_end(cluster: Cluster, name: str, folder: Path, *options: str) -> tuple[str, str]:
+ARGUMENTS = (str(NUM_STEPS), "checkpoints")
+
+
+def run_to_the_end(
+    cluster: Cluster, name: str, folder: Path, *options: str, arguments: Sequence[str] = ARGUMENTS
+) -> tuple[str, str]:
     """Returns the job ID and the whole log of a run of the example."""
     folder.mkdir()
     argv = [str(BIN / "python"), "-m", "ddp_hpc", "submit", "--profile", "generic_slurm", "--nodes", "2"]
     argv += ["--ranks-per-node", "1", "--walltime", "00:05:00", *options]
-    argv += ["--", "python", str(EXAMPLES / name), str(NUM_STEPS), "checkpoints"]
+    argv += ["--", "python", str(EXAMPLES / name), *arguments]
     queued = cluster.run(argv, env=ENVIRONMENT, cwd=folder)
     assert queued.returncode == 0, queued.stderr
     job = queued.stdout.strip()
@@ -59,3 +65,14 @@ def test_a_run_of_several_walltimes_has_the_weights_of_an_uninterrupted_one(
     assert len(weights.findall(whole)) == 1, whole
     # A program that completes after the signal is run once more, since exit code 0 can also mean: saved.
     assert set(weights.findall(log)) == set(weights.findall(whole))
+
+
+def test_the_mpi4py_script_of_the_tutorial_trains_on_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
+    sizes = ["--epochs", "1", "--num-samples", "128", "--embedding", "32", "--dropout", "0", "--no-shuffle"]
+    lesson = "lesson_mpi4py.py"
+    _, log = run_to_the_end(cluster, lesson, tmp_path / "slurm", "--mpi", "pmi2", arguments=sizes)
+    by_mpiexec = [str(BIN / "mpiexec"), "-n", "2", str(BIN / "python"), str(EXAMPLES / lesson), *sizes]
+    expected = cluster.run(by_mpiexec, env=ENVIRONMENT, cwd=tmp_path)
+    losses = re.compile(r"^epoch 1 loss \S+$", re.MULTILINE)
+    assert len(losses.findall(expected.stdout)) == 2, expected.stdout
+    assert losses.findall(log) == losses.findall(expected.stdout)
