@@ -168,7 +168,8 @@ def _overrides(request: dict[str, Any]) -> Overrides:
     if nodes is not None and nodes < 1:
         raise RequestError(f"--nodes must be at least 1 (got {nodes})")
     names = {name: request.pop(name) or "" for name in ("queue", "qos", "name")}
-    return Overrides(nodes=nodes or 0, walltime=parse_walltime_s(walltime) if walltime else 0, **names)
+    walltime_s = parse_walltime_s(walltime) if walltime else 0
+    return Overrides(num_nodes=nodes or 0, walltime_s=walltime_s, **names)
 
 
 def check_findings(found: list[LintFinding], *, force: bool) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ddp_hpc.lint.parse_script import Script
 from ddp_hpc.rehearse.queues import find_queue
-from ddp_hpc.schedulers.registry import SCHEDULERS
+from ddp_hpc.schedulers.registry import SCHEDULERS, is_same_scheduler
 from ddp_hpc.sites.site import Site
 
 NUM_NODES = 2
@@ -31,7 +31,8 @@ def scheduler_of(script: Script, site: Site | None, mpiexec: str) -> str:
         prefix = scheduler.job_id_variable.partition("_")[0]
         used = set(re.findall(rf"\$\{{?({prefix}_\w+)", body)) - optional
         needs_hosts = bool(launchers) and mpiexec == queue.mpiexec_in_jobs
-        if used or queue.launcher in launchers or needs_hosts or (site and site.scheduler == name):
+        is_site = site is not None and is_same_scheduler(site, name)
+        if used or queue.launcher in launchers or needs_hosts or is_site:
             return name
     return ""
 

@@ -124,10 +124,10 @@ class JobCommands(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Overrides:
-    """Options of `submit SCRIPT`. `walltime` is in seconds; 0 and an empty text mean no option."""
+    """Options of `submit SCRIPT`; 0 and an empty text mean that an option was not given."""
 
-    nodes: int = 0
-    walltime: int = 0
+    num_nodes: int = 0
+    walltime_s: int = 0
     queue: str = ""
     qos: str = ""
     name: str = ""
@@ -266,11 +266,11 @@ class Scheduler:
         Raises:
             RequestError: the scheduler has no such option, or the script does not allow to derive it.
         """
-        for option in vars(asked):
-            if getattr(asked, option):
-                raise RequestError(
-                    f"--{option} was given with a script of {self.title}; change the directive in the script"
-                )
+        if asked != Overrides():
+            raise RequestError(
+                f"the options --nodes, --walltime, --queue, --qos and --name cannot override directives of "
+                f"{self.title}; change the script"
+            )
         return []
 
     def submit_line(self, options: str = "") -> str:

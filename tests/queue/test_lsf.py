@@ -191,6 +191,18 @@ class TestCommands:
         assert programs.called("bsub") == ["bsub -P abc"]
         assert (tmp_path / "logs").is_dir()
 
+    def test_options_override_the_directives_of_a_script(
+        self, programs: Programs, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "job.sh").write_text(SCRIPT)
+        programs.program("bsub", 'echo "Job <12> is submitted to queue <gpu>."')
+        options = ["--walltime", "01:30:00", "--queue", "gpu", "--name", "big"]
+        assert run("submit", "job.sh", "--profile", "generic_lsf", *options).code == 0
+        assert programs.called("bsub") == ["bsub -W 01:30 -q gpu -J big"]
+        done = run("submit", "job.sh", "--profile", "generic_lsf", "--nodes", "2")
+        assert (done.code, "--nodes and --qos cannot override directives of LSF" in done.err) == (2, True)
+
     def test_a_refusal_of_bsub_is_reported_with_its_message(
         self, programs: Programs, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

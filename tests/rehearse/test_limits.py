@@ -50,6 +50,23 @@ def test_only_our_trainer_gets_steps_and_only_without_its_own_option() -> None:
 
 
 @pytest.mark.parametrize(
+    ("command", "is_trainer"),
+    [
+        (["/x/torchrun_script.sh"], True),
+        (["/x/torchrun_script.sh", "python", "-u", "-m", "ddp_hpc.train", "--lr", "1"], True),
+        (["/x/torchrun_script.sh", "-m", "my.module"], False),
+        (["/x/torchrun_script.sh", "python3.11", "train.py"], False),
+        (["/x/torchrun_script.sh", "./train", "--model", "ddp_hpc.train"], False),
+        (["/venv/bin/ddp-hpc", "train", "--lr", "1"], True),
+        (["/venv/bin/ddp-hpc", "exec", "--", "python", "train.py"], False),
+        (["python", "mine.py", "ddp_hpc.train"], False),
+    ],
+)
+def test_a_program_is_the_trainer_only_if_it_runs_it(command: list[str], is_trainer: bool) -> None:
+    assert (LIMITS.command(command)[-2:] == ["--max-steps", "3"]) is is_trainer
+
+
+@pytest.mark.parametrize(
     ("word", "here"),
     [
         ("node1", "127.0.0.1"),

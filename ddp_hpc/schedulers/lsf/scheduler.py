@@ -18,6 +18,7 @@ from ddp_hpc.request.rank_layout import Layout
 from ddp_hpc.schedulers.allocation import Allocation
 from ddp_hpc.schedulers.base import (
     Directives,
+    Overrides,
     Scheduler,
     ScriptOptions,
     refuse_unused,
@@ -96,6 +97,14 @@ class Lsf(Scheduler):
     ) -> list[str]:
         # Without LSB_BSUB_PARSE_SCRIPT in lsf.conf, bsub reads #BSUB lines only from its standard input.
         return ["/bin/sh", "-c", 'script=$1; shift; exec bsub "$@" <"$script"', "bsub", script, *options]
+
+    def overrides(self, asked: Overrides, script: ScriptOptions, site: Site | None) -> list[list[str]]:
+        if asked.num_nodes or asked.qos:
+            raise RequestError("--nodes and --qos cannot override directives of LSF; change the script")
+        walltime = ["-W", minutes_of(asked.walltime_s)] if asked.walltime_s else []
+        queue = ["-q", asked.queue] if asked.queue else []
+        name = ["-J", asked.name] if asked.name else []
+        return [words for words in (walltime, queue, name) if words]
 
     def submit_line(self, options: str = "") -> str:
         return f"bsub {options}".rstrip() + " <"

@@ -91,10 +91,10 @@ class Pbs(Scheduler):
         if asked.qos:
             raise RequestError(f"--qos {asked.qos} was given, but PBS has no QOS; omit it")
         found = []
-        if asked.nodes:
-            found.append(["-l", f"select={asked.nodes}{_one_chunk(script, asked.nodes)}"])
-        if asked.walltime:
-            found.append(["-l", f"walltime={format_walltime(asked.walltime)}"])
+        if asked.num_nodes:
+            found.append(["-l", f"select={asked.num_nodes}{_one_chunk(script, asked.num_nodes)}"])
+        if asked.walltime_s:
+            found.append(["-l", f"walltime={format_walltime(asked.walltime_s)}"])
         if asked.queue:
             found.append(["-q", asked.queue])
         if asked.name:

@@ -130,8 +130,8 @@ class Slurm(Scheduler):
     def overrides(self, asked: Overrides, script: ScriptOptions, site: Site | None) -> list[list[str]]:
         queue_option = (site.slurm.queue_option if site else "") or "partition"
         found = {
-            "nodes": str(asked.nodes or ""),
-            "time": format_walltime(asked.walltime) if asked.walltime else "",
+            "nodes": str(asked.num_nodes or ""),
+            "time": format_walltime(asked.walltime_s) if asked.walltime_s else "",
             queue_option: asked.queue,
             "job-name": asked.name,
         }

@@ -23,7 +23,7 @@ class _Agent(LocalElasticAgent):
 
 
 def register() -> None:
-    """Makes torchrun use this agent."""
+    """Makes torchrun use this agent: `launch_agent` looks up the class by this name."""
     vars(api)["LocalElasticAgent"] = _Agent
 
 
