@@ -195,8 +195,8 @@ def _source_of(data: Any, options: LoaderOptions, timeout_s: float) -> Source:
         return DatasetSource(reads_rows(tensors), num_samples, timeout_s)
     if isinstance(data, list) and len(data) == 2 and all(hasattr(value, "__array__") for value in data):
         raise DataError(
-            "world.loader() got a list of two arrays; pass a tuple (inputs, targets), or a Dataset if each of "
-            "them is a sample"
+            "world.loader() got a list of two arrays; pass a tuple (inputs, targets), or a Dataset if each "
+            "of them is a sample"
         )
     is_dataset = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not hasattr(data, "__array__")
     if isinstance(data, IterableDataset) or not is_dataset:
