@@ -86,7 +86,7 @@ def measure_saves(directory: Path, rounds: int) -> dict[str, list[float]]:
 
     def save(number: int) -> None:
         model, optimizer = training.model, training.optimizer
-        states = optimizer_tensors(live_tensors(model), optimizer)
+        states = optimizer_tensors(live_tensors(model), [optimizer])
         streams = [Stream(specs_of(values), values.items()) for values in (model.state_dict(), states)]
         ours.save(number, {}, *streams)
 

@@ -193,6 +193,11 @@ def _source_of(data: Any, options: LoaderOptions, timeout_s: float) -> Source:
             return PairSource(samples_of_arrays(*data), workers=0, timeout_s=timeout_s)
         tensors, num_samples = tensors_of(data)
         return DatasetSource(reads_rows(tensors), num_samples, timeout_s)
+    if isinstance(data, list) and len(data) == 2 and all(hasattr(value, "__array__") for value in data):
+        raise DataError(
+            "world.loader() got a list of two arrays; pass a tuple (inputs, targets), or a Dataset if each "
+            "of them is a sample"
+        )
     is_dataset = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not hasattr(data, "__array__")
     if isinstance(data, IterableDataset) or not is_dataset:
         raise DataError(

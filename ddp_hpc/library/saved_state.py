@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -16,6 +18,8 @@ from ddp_hpc.training.snapshots.object_states import object_tensors
 from ddp_hpc.training.snapshots.training_state import TrainingState, live_tensors
 
 T = TypeVar("T")
+# Larger than the state of a random number generator.
+_MOST_COMPARED_BYTES = 2**16
 _ARTICLE = {"model": "a", "optimizer": "an"}
 OneOrMore: TypeAlias = T | list[T] | tuple[T, ...] | Mapping[str, T]
 
@@ -92,6 +96,22 @@ def check_state(state: TrainingState) -> None:
                     "and create each optimizer from a model that wrap() has returned"
                 )
             free.discard(id(parameter))
+
+
+def differing_objects(state: TrainingState) -> list[str]:
+    """Returns the names of the objects whose states differ between ranks. Collective.
+
+    Large tensors and those on a device, such as the averages of a model, are not compared.
+    """
+    own = {}
+    for name, one in state.objects.items():
+        digest = 0
+        for tensor in object_tensors({name: one}).values():
+            if tensor.device.type == "cpu" and tensor.nbytes <= _MOST_COMPARED_BYTES:
+                digest = zlib.crc32(tensor.contiguous().view(-1).view(torch.uint8).numpy().data, digest)
+        own[name] = digest
+    of_ranks = state.group.comm.allgather(own)
+    return [name for name in own if any(theirs.get(name) != of_ranks[0].get(name) for theirs in of_ranks)]
 
 
 class _WithLearningRates:

@@ -16,7 +16,14 @@ from torch.optim import Optimizer
 from ddp_hpc.data.step_shards import Position
 from ddp_hpc.errors import EXIT_DONE, EXIT_REQUEUE, RequestError
 from ddp_hpc.library.loader import WorldLoader, with_config
-from ddp_hpc.library.saved_state import OneOrMore, by_name, check_objects, check_state, state_of
+from ddp_hpc.library.saved_state import (
+    OneOrMore,
+    by_name,
+    check_objects,
+    check_state,
+    differing_objects,
+    state_of,
+)
 from ddp_hpc.library.world import ConnectedWorld, current_world
 from ddp_hpc.options import read_directory
 from ddp_hpc.training.health.heartbeat import RESTING
@@ -46,7 +53,7 @@ class Snapshots:
         self._world, self._lifecycle, self._loader = world, lifecycle, loader
         self._state = state
         self._num_samples = None if loader is None else loader.num_samples
-        self._stop = ""
+        self._stop, self._is_compared = "", False
         self._exchange_at, self._exchanged_step, self._exchanged_s = 0, 0, 0.0
 
     def resume(self) -> None:
@@ -121,6 +128,13 @@ class Snapshots:
         tick()
         state = self._state()
         self._lifecycle.check_parameters(self._position.step, state, tick)
+        if not self._is_compared:
+            self._is_compared = True
+            for name in differing_objects(state):
+                self._world.progress.say(
+                    f"warning: ddp_hpc.snapshots({name}=): its state differs between ranks; that of rank 0 "
+                    "is saved, and restored on all ranks"
+                )
         self._lifecycle.save(self._position, Losses(), state, self._num_samples, tick)
         self._saved = self._position
 

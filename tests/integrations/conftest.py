@@ -46,7 +46,9 @@ def state(directory: Path) -> list[str]:
 
 
 @pytest.fixture
-def run_example(launch: Launch, mpiexec: Path, openmpi_mpiexec: Path, tmp_path: Path) -> RunExample:
+def run_example(
+    launch: Launch, mpiexec: Path, openmpi_mpiexec: Path, openmpi_python: Path, tmp_path: Path
+) -> RunExample:
     """Returns a function that runs an example with a deadline in `left_s` seconds, on two ranks.
 
     With `signal_at`, rank 1 receives SIGTERM in that step. The checkpoints are in tmp_path/checkpoints.
@@ -69,7 +71,9 @@ def run_example(launch: Launch, mpiexec: Path, openmpi_mpiexec: Path, tmp_path: 
         words: list[str | Path] = [openmpi_mpiexec if launcher == "openmpi" else mpiexec, "-n", "2"]
         if launcher == "torchrun":
             words = ["torchrun", "--nproc-per-node=2"]
-        elif "DdpHpcEnvironment" in text or "ddp_hpc.distributed" in text:  # it detects the ranks itself
+        elif "ddp_hpc.distributed" in text:  # it detects the ranks itself, with MPI
+            words += [openmpi_python if launcher == "openmpi" else "python"]
+        elif "DdpHpcEnvironment" in text:  # it detects the ranks itself
             words += ["python"]
         else:
             words += ["python", "-m", "ddp_hpc.exec", "python"]

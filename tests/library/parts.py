@@ -4,6 +4,7 @@ parts.py ddp|fsdp       micro-batches have the gradients of the whole batch, als
 parts.py gather         values of all samples, and shapes that differ between ranks
 parts.py workers        a DataLoader with workers
 parts.py static         a static graph
+parts.py objects        an object whose state differs between ranks
 """
 
 from __future__ import annotations
@@ -24,6 +25,17 @@ class Numbers(Dataset):
 
     def __getitem__(self, index):
         return torch.full((4,), index / 21, dtype=torch.float64), index
+
+
+class State:
+    def __init__(self, state):
+        self.state = state
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
 
 
 def gradients(world, strategy, num):
@@ -57,6 +69,12 @@ def main(argv):
             gathered = [world.gather_samples(batch.tgt, batch).tolist() for batch in loader]
             for epoch in range(2):
                 assert sorted(chain(*gathered[3 * epoch : 3 * epoch + 3])) == list(range(21))
+        elif kind == "objects":
+            model = ddp_hpc.wrap(nn.Linear(4, 1))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            objects = {"same": State({"n": 1}), "own": State(torch.tensor([world.rank]))}
+            with ddp_hpc.snapshots("run", model=model, optimizer=optimizer, **objects) as snapshots:
+                snapshots.step(1)
         elif kind == "static":
             model = ddp_hpc.wrap(nn.Linear(4, 1), static_graph=True)
             [batch] = world.loader(Numbers(), batch_size=11)

@@ -198,6 +198,7 @@ X = torch.zeros(3, 1)
         ({"x": X, "name": "text"}, {}, "name (str) is not an array"),
         ({"x": X, "y": torch.tensor(1)}, {}, "array y is a single value"),
         ({}, {}, "world.loader() got no arrays"),
+        ([X, X], {}, "got a list of two arrays; pass a tuple (inputs, targets)"),
         ((X, X, X), {"workers": 2}, "workers is 2, but worker processes cannot read data in the memory"),
         ((X, X, X), {"collate_fn": pad}, "collate_fn= combines samples of a Dataset"),
         (Squares(), {"batch_size": 0}, "batch_size must be greater than 0 (got 0)"),

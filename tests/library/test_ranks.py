@@ -175,6 +175,13 @@ def test_micro_batches_of_a_static_graph_are_refused(tmp_path: Path, forks: Fork
     assert "micro_batches() does not support wrap(..., static_graph=True)" in line
 
 
+def test_an_object_whose_state_differs_between_ranks_is_a_warning(tmp_path: Path, forks: Forks) -> None:
+    codes, job = _parts(forks, tmp_path, "objects")
+    assert codes == [0, 0], job.words()
+    [warning] = [line for line in job.words().splitlines() if "warning" in line]
+    assert warning.startswith("warning: ddp_hpc.snapshots(own=): its state differs between ranks")
+
+
 def test_each_sample_is_gathered_once_and_shapes_that_differ_are_refused(
     tmp_path: Path, forks: Forks
 ) -> None:

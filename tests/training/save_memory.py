@@ -49,13 +49,13 @@ def measure(world: Any, strategy: str, folder: Path) -> dict[str, float]:
     samples = samples_of_arrays(src.numpy(), src.numpy())
     found = {}
     with manage_run(config, world.group, world.progress, world.parts) as lifecycle:
-        lifecycle.resume(lifecycle.open(), shared.state(), samples, shared.mesh)
+        lifecycle.resume(lifecycle.open(), shared.state(), samples.num_samples, shared.mesh)
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         before = resident_bytes("VmRSS")
         for number, what in enumerate(("first", "second"), start=1):
             reset_peak()
-            lifecycle.save(Position(number), Losses(), shared.state(), samples, lambda: None)
+            lifecycle.save(Position(number), Losses(), shared.state(), samples.num_samples, lambda: None)
             lifecycle.finish(Position(number), "", lambda: None)
             found[what] = (resident_bytes("VmHWM") - before) / (LAYERS * WIDTH * WIDTH)
     return found

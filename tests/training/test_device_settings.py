@@ -21,7 +21,7 @@ from ddp_hpc.training.parallel import ddp
 from ddp_hpc.training.parallel.device_mesh import Mesh
 from ddp_hpc.training.process_group import group as group_module
 from ddp_hpc.training.process_group.devices import group_backends
-from ddp_hpc.training.snapshots.training_state import _like
+from ddp_hpc.training.snapshots.sharded_tensors import shard_like
 from ddp_hpc.training.tasks.task import Task
 from ddp_hpc.training.telemetry.step_clock import StepClock
 
@@ -99,7 +99,7 @@ def test_a_sharded_state_does_not_keep_the_whole_tensor_in_memory(distribute, mo
     with two_ranks() as mesh:
         parameter = DTensor.from_local(torch.zeros(4, 3), mesh, [Shard(0)])
         whole = torch.arange(24.0).view(8, 3)
-        part = _like(parameter, whole).to_local()
+        part = shard_like(parameter, whole).to_local()
         assert part.tolist() == whole[:4].tolist()
         assert part.untyped_storage().nbytes() == part.nbytes
 
