@@ -39,8 +39,21 @@ MACHINE_LEARNING = re.compile(
 )
 MPI = re.compile(r"\b(?:mpirun|mpiexec|aprun|ibrun|mpiexec\.hydra|orterun|mpprun)\b|^\s*srun\b", re.MULTILINE)
 # Resources of public scripts. sbatch refuses a name that is not configured, which is not a matter of syntax.
-GRES = re.compile(r"--gres[ =]?['\"]?(?:gres[:/])?([A-Za-z]\w*)|,([A-Za-z]\w*):")
-BUILT_IN_GRES = ("gpu", "mps", "shard", "nic", "craynetwork", "tmpdisk", "lscratch", "nvme", "mic", "dcu", "ssd", "vmem")
+GRES = re.compile(r"--gres[ =]?['\"]?(?:gres[:/])?([A-Za-z][\w-]*)|,([A-Za-z][\w-]*):")
+BUILT_IN_GRES = (
+    "gpu",
+    "mps",
+    "shard",
+    "nic",
+    "craynetwork",
+    "tmpdisk",
+    "lscratch",
+    "nvme",
+    "mic",
+    "dcu",
+    "ssd",
+    "vmem",
+)
 CONFIGURATION = """ClusterName=none
 SlurmctldHost=localhost(127.0.0.1)
 SlurmctldPort=1
@@ -59,7 +72,9 @@ UNDECIDED = re.compile(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("directory", type=Path)
     parser.add_argument("--jobs", type=int, default=2, help="number of processes")
     parser.add_argument("--json", type=Path, help="write all findings and answers to this file")
@@ -131,7 +146,9 @@ def ask_sbatch(path: Path) -> str:
     if not (sbatch := shutil.which("sbatch")):
         return ""
     try:
-        done = subprocess.run([sbatch, "--test-only", str(path)], stdin=subprocess.DEVNULL, capture_output=True, timeout=30)
+        done = subprocess.run(
+            [sbatch, "--test-only", str(path)], stdin=subprocess.DEVNULL, capture_output=True, timeout=30
+        )
     except subprocess.TimeoutExpired:
         return ""
     return done.stderr.decode("utf-8", "replace").strip() or "(no message)"
@@ -148,7 +165,9 @@ def print_tables(rows: list[dict[str, Any]], took_s: float) -> None:
     refused = [row for row in asked if row["verdict"] == "refused"]
     of_class = Counter(row["class"] for row in rows)
     times = sorted(row["lint_s"] for row in rows)
-    print(f"{len(rows)} scripts ({', '.join(f'{of_class[name]} {name}' for name in CLASSES)}), {took_s:.0f} s")
+    print(
+        f"{len(rows)} scripts ({', '.join(f'{of_class[name]} {name}' for name in CLASSES)}), {took_s:.0f} s"
+    )
     if times:
         median, most = times[len(times) // 2], times[int(len(times) * 0.99)]
         print(f"lint: median {median * 1e3:.1f} ms, 99th percentile {most * 1e3:.1f} ms")
@@ -165,7 +184,10 @@ def print_tables(rows: list[dict[str, Any]], took_s: float) -> None:
     clean = [row for row in accepted if not any(f[1] == "error" for f in row["findings"])]
     print(f"accepted by sbatch, without an error of lint: {len(clean)} of {len(accepted)}")
     syntax = Counter(
-        f[0] for row in accepted for f in row["findings"] if f[1] == "error" and f[0].startswith(("SLURM", "JOB"))
+        f[0]
+        for row in accepted
+        for f in row["findings"]
+        if f[1] == "error" and f[0].startswith(("SLURM", "JOB"))
     )
     print(f"errors of JOB and SLURM checks on accepted scripts: {dict(syntax.most_common())}")
     for row in refused:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from ddp_hpc.lint import checks_form, checks_launch, checks_pbs, checks_site, checks_slurm
+from ddp_hpc.lint import checks_form, checks_launch, checks_pbs, checks_sbatch, checks_site, checks_slurm
 from ddp_hpc.lint.checks_registry import (
     CHECKS,
     LintFinding,
@@ -28,7 +28,7 @@ from ddp_hpc.sites.site import Site
 __all__ = ["CHECKS", "LintFinding", "ask_sbatch", "lint_request", "lint_script"]
 
 # Importing these modules registers their checks.
-_MODULES = (checks_form, checks_pbs, checks_slurm, checks_launch, checks_site)
+_MODULES = (checks_form, checks_pbs, checks_sbatch, checks_slurm, checks_launch, checks_site)
 for _scheduler in SCHEDULERS.values():
     register_checks(_scheduler.checks)
 
@@ -39,14 +39,20 @@ _TEST_ONLY_LIMIT_S = 30
 _MAX_OF_ONE_CHECK = 20
 
 
-def lint_script(text: str, site: Site | None = None, *, num_nodes: int | None = None) -> list[LintFinding]:
+def lint_script(
+    text: str,
+    site: Site | None = None,
+    *,
+    num_nodes: int | None = None,
+    directory: Path | None = None,
+) -> list[LintFinding]:
     """Return the findings for a script, ordered by line. The script is not run.
 
     With `site`, the script is also compared with the site's profile. Give `num_nodes` for a site whose
-    directives do not contain the number of nodes. Relative paths of log directories start at the current
-    directory, as with qsub and sbatch.
+    directives do not contain the number of nodes. `directory` is the directory from which the script will be
+    submitted; without it, log directories with relative paths are not checked.
     """
-    subject = Subject(script=parse_script(text), site=site, asked_nodes=num_nodes)
+    subject = Subject(script=parse_script(text), site=site, asked_nodes=num_nodes, directory=directory)
     found = list(CHECKS[_IS_A_SCRIPT].findings(subject))
     if not found:
         for one in CHECKS.values():

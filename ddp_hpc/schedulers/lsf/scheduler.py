@@ -56,6 +56,7 @@ class Lsf(Scheduler):
     interactive_command = "bsub -Is bash"
     prefix = "#BSUB"
     log_flags = ("-o", "-e", "-oo", "-eo")
+    name_flags = frozenset(("-J", "-u"))
     walltime_flag = "-W"
     queue_flag = "-q"
     walltime_directive = "#BSUB -W HH:MM"
