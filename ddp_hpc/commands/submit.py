@@ -122,7 +122,7 @@ def _order(script: Path | None, request: dict[str, Any]) -> tuple[Order, list[Li
     if not account and not submission.names_account(text):
         account = os.environ.get("DDP_HPC_ACCOUNT", "")
     site_or_none = site_of(text, profile)
-    found = lint.lint_script(text, site_or_none)
+    found = lint.lint_script(text, site_or_none, directory=Path.cwd())
     option = site_or_none.account.option if site_or_none else ""
     order = submission.order_script(text, script, account, option, here)
     return order, [one for one in found if not account or one.check != _NO_ACCOUNT]

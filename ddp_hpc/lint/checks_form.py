@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 
 from ddp_hpc.lint.bash_syntax import MAX_DEPTH, bash_complaint, too_deep_at
-from ddp_hpc.lint.checks_registry import Problem, Subject, check, plain, shown
+from ddp_hpc.lint.checks_registry import Problem, Subject, check, is_one_edit, plain, shown
 from ddp_hpc.lint.parse_script import DIRECTIVE_PATTERNS, MAX_CHARS, MAX_PARSED_CHARS, Directive
 from ddp_hpc.lint.placeholders import has_marked_placeholder, has_placeholder, is_template
 from ddp_hpc.schedulers.registry import SCHEDULERS
 
 _SECRET = re.compile("API_?KEY|SECRET|PASSWORD|PASSWD|AUTH_TOKEN|ACCESS_TOKEN|HF_TOKEN|GITHUB_TOKEN")
+_LOOKS_SECRET = re.compile(r"(?=.*\d)[^$`/\s<>]{8,}")
 _UPPER_CASE = re.compile("[A-Z0-9_]+")
 # Prefixes of directives that lint does not read, unless their scheduler is in SCHEDULERS.
 _OTHER_DIRECTIVE = re.compile(r"#\$ -|#[ ]?flux: ?-|#BSUB -|#PJM -")
@@ -65,10 +66,12 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
 def _late_directives(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     own = [d for d in script.directives if d.late and d.scheduler == script.scheduler]
-    for line in dict.fromkeys(d.line for d in own if d.flag and not script.is_quoted(d.line)):
+    lines = sorted({d.line for d in own if d.flag and not script.is_quoted(d.line)})
+    if lines:
+        more = f", as do {len(lines) - 1} more" if len(lines) > 1 else ""
         yield Problem(
-            line,
-            "this directive comes after the first command, so the scheduler ignores it",
+            lines[0],
+            f"this directive comes after the first command{more}, so the scheduler ignores it",
             "move it to the other directives, above set, module and cd",
         )
 
@@ -115,8 +118,9 @@ def _nearly(subject: Subject) -> Iterator[tuple[int, re.Match[str], str]]:
         word = match[3].rstrip(":")
         if any(pattern.match(line) for pattern in DIRECTIVE_PATTERNS):
             continue
-        for near in get_close_matches(word.upper(), known, n=1, cutoff=0.75):
-            if word[0].upper() == near[0] or word.upper() in near:
+        for near in get_close_matches(word.upper(), known, n=1, cutoff=0.6):
+            is_close = is_one_edit(word.upper(), near) or get_close_matches(word.upper(), [near], cutoff=0.75)
+            if word.upper() == near or (is_close and (word[0].upper() == near[0] or word.upper() in near)):
                 yield number, match, near
 
 
@@ -150,7 +154,8 @@ def _refused_by_sbatch(subject: Subject) -> Iterator[Problem]:
             if d.flag[1:2] not in letters or (not d.flag and name == "pbs"):
                 yield Problem(
                     d.line,
-                    f"sbatch also reads {SCHEDULERS[name].prefix} lines, and rejects {shown(d.flag or d.value)} in them",
+                    f"sbatch also reads {SCHEDULERS[name].prefix} lines, and rejects "
+                    f"{shown(d.flag or d.value)} in them",
                     "remove the line, or use sbatch --ignore-pbs",
                 )
         if options:
@@ -241,7 +246,7 @@ def _placeholders(subject: Subject) -> Iterator[Problem]:
 def _secrets(subject: Subject) -> Iterator[Problem]:
     for line, name, value in subject.script.assignments:
         is_secret = _SECRET.search(name) and _UPPER_CASE.fullmatch(name)
-        if is_secret and len(value) >= 8 and not re.search(r"[$`/]", value):
+        if is_secret and _LOOKS_SECRET.fullmatch(value) and not has_placeholder(value):
             yield Problem(
                 line,
                 f"the script contains {plain(name)}, and others may be able to read the scheduler's copy "

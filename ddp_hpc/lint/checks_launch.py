@@ -45,8 +45,8 @@ def _torchrun_per_rank(subject: Subject) -> Iterator[Problem]:
         if per_node and per_node > 1 and not _is_for_one_rank(start):
             yield Problem(
                 start.command.line,
-                f"{start.command.name} starts torchrun {per_node} times per node, and each torchrun starts all "
-                "ranks of the node",
+                f"{start.command.name} starts torchrun {per_node} times per node, and each torchrun "
+                "starts all ranks of the node",
                 "start torchrun once per node (--ntasks-per-node=1, --ppn 1), or start python instead",
             )
 
@@ -66,10 +66,10 @@ def _torchrun_alone(subject: Subject) -> Iterator[Problem]:
             continue
         given = start.given("--nnodes")
         if start.is_launched and (start.has("--standalone") or given in (None, "1")):
-            if not start.has("--standalone") and start.given("--rdzv-endpoint") is None:
+            if start.has("--standalone") or start.given("--rdzv-endpoint") is None:
                 yield Problem(
                     start.command.line,
-                    f"{start.command.name} starts torchrun on {nodes} nodes, but each of them trains on its own",
+                    f"{start.command.name} starts torchrun on {nodes} nodes, but each trains on its own",
                     f"use torchrun --nnodes={nodes} --rdzv-backend=c10d --rdzv-endpoint=FIRST_NODE:PORT",
                 )
         elif (
@@ -113,9 +113,11 @@ def _literal_ranks(subject: Subject) -> Iterator[Problem]:
         if command.name not in ("mpiexec", "mpirun"):
             continue
         total = whole_number(command.option("-n", "-np", "--np", "--n"))
-        per_node = whole_number(command.option("--ppn", "-ppn", "--npernode", "-npernode", "-N"))
-        per_node = per_node or subject.ranks_per_node
-        if total and nodes and per_node and total != nodes * per_node:
+        own = whole_number(command.option("--ppn", "-ppn", "--npernode", "-npernode", "-N"))
+        per_node = own or subject.ranks_per_node
+        # With both numbers, fewer ranks may be meant for a part of the nodes.
+        is_part = own and total and total % own == 0 and total < nodes * own
+        if total and nodes and per_node and total != nodes * per_node and not is_part:
             yield Problem(
                 command.line,
                 f"{total} ranks are started, but {nodes} nodes x {per_node} ranks are {nodes * per_node}",
@@ -144,15 +146,16 @@ def _trap_and_foreground(subject: Subject) -> Iterator[Problem]:
     ]
     if not traps or traps[0].words[1:2] == ("",):
         return
-    for command in subject.in_foreground():
-        if command.line > traps[0].line and (command.launched or command.name == "torchrun"):
+    # Short steps before the last one do not matter.
+    for command in list(subject.in_foreground())[-1:]:
+        starts_program = command.name == "torchrun" or (command.launched and command.launched[1:2] != ("-c",))
+        if command.line > traps[0].line and starts_program:
             yield Problem(
                 command.line,
                 f"{command.name} runs in the foreground, so the trap of line {traps[0].line} runs only "
                 "after it ends",
                 "start it in the background and wait for it: ... & wait $!",
             )
-            return
 
 
 @check("RANK007", "warning", "a trap on CONT")
@@ -262,7 +265,7 @@ def _own_master(subject: Subject) -> Iterator[Problem]:
             yield Problem(
                 start.command.line,
                 f"each task sets MASTER_ADDR to its own host, so the ranks of {several} nodes do not meet",
-                'set it before srun: export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+                'set it first: MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
             )
 
 

@@ -12,21 +12,22 @@ from ddp_hpc.schedulers.pbs.scheduler import MAX_NAME_CHARS
 
 # Options of qsub(1B), and -P and -G, which some sites add.
 _FLAGS = frozenset("aAcCeGhIJjkKlLmMNoPpqQrRSufvVWXz")
-# Options of Torque's qsub (GETOPT_ARGS in src/cmds/qsub_functions.c of adaptivecomputing/torque), and of NEC's NQSV.
+# Options of Torque's qsub (GETOPT_ARGS in src/cmds/qsub_functions.c of adaptivecomputing/torque), and of
+# NEC's NQSV.
 _OF_TORQUE = frozenset("bdDEFnTtwx")
 _OF_NQSV = re.compile(r"elapstim_req|cpunum_job|cputim_job|memsz_job|gpunum_lhost|vecores|cpunum_lhost")
 # Resources of OpenPBS (pbs_resources.7B), and common ones that sites define.
 _RESOURCES: list[str] = re.findall(
     r"\S+",
-    "arch cput file filesystems host mem mpiprocs ncpus ngpus nice nodect nodes ompthreads pcput place pmem pvmem "
-    "select software vmem vnode walltime min_walltime max_walltime soft_walltime",
+    "arch cput file filesystems host mem mpiprocs ncpus ngpus nice nodect nodes ompthreads pcput place pmem "
+    "pvmem select software vmem vnode walltime min_walltime max_walltime soft_walltime",
 )
 _ELSEWHERE = frozenset(
     re.findall(
         r"\S+",
-        "accelerator cgroups cpu_type cpus epilogue feature flags gpu gpu_type gpus gputype gres gpumem jobfs mics model "
-        "mppmem mppwidth naccelerators naccesspolicy netloc network nodeset opsys partition pcmem procs prologue qos "
-        "queue reqattr scratch size storage tpn trl type var wd",
+        "accelerator cgroups cpu_type cpus epilogue feature flags gpu gpu_type gpus gputype gres gpumem "
+        "jobfs mics model mppmem mppwidth naccelerators naccesspolicy netloc network nodeset opsys partition "
+        "pcmem procs prologue qos queue reqattr scratch size storage tpn trl type var wd",
     )
 )
 _PLACE = re.compile(r"(?:free|pack|scatter|vscatter)?(?::(?:excl|exclhost|shared|group=[\w-]+))*")

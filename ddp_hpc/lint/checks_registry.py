@@ -151,8 +151,8 @@ Run = Callable[[Subject], Iterator[Problem | ScriptProblem]]
 class Check:
     """A registered check; `scheduler` is empty if it applies to the scripts of all schedulers.
 
-    `since` and `until` are the first and the last version of the scheduler to which the check applies. Such a check
-    applies only if the site's profile contains the version.
+    `since` and `until` are the first and the last version of the scheduler to which the check applies. Such
+    a check applies only if the site's profile contains the version.
     """
 
     id: str

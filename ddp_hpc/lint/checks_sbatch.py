@@ -1,4 +1,6 @@
-"""Checks of the options in #SBATCH lines: those that sbatch itself refuses, and those that it misunderstands."""
+"""Checks of the options in #SBATCH lines: those that sbatch itself refuses, and those that it
+misunderstands.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,9 @@ from ddp_hpc.schedulers.slurm.contradictions import contradictions
 from ddp_hpc.schedulers.slurm.option_values import expected_value, unknown_mail_types
 from ddp_hpc.schedulers.slurm.sbatch_options import CURRENT, SRUN_ONLY, VERSIONS, find_option
 
-# Options that plugins add to sbatch, with the place where they are documented: Shifter (NERSC), Pyxis (NVIDIA),
-# uenv and the container engine (CSCS), EAR (BSC), FPGAs (Paderborn), and job monitoring (CINES, TU Dresden).
+# Options that plugins add to sbatch, with the place where they are documented: Shifter (NERSC), Pyxis
+# (NVIDIA), uenv and the container engine (CSCS), EAR (BSC), FPGAs (Paderborn), and job monitoring (CINES,
+# TU Dresden).
 _OF_PLUGINS = re.compile(
     r"image|module|volume|entrypoint|environment|uenv|uenv-.*|view|repo|container-.*|ear|ear-.*|fpgalink|setattr|"
     r"licence|gpu-accounting|perf|ccm|squash|bind|nv-meta"
@@ -135,7 +138,7 @@ def _rejected_value(subject: Subject) -> Iterator[Problem]:
         if d.flag in _NAMED and d.value.startswith("="):
             yield Problem(
                 d.line,
-                f"sbatch reads {shown(d.written)} as {d.flag} {shown(d.value)}, as no = belongs after a letter",
+                f"sbatch reads {shown(d.written)} as {d.flag} {shown(d.value)}, with the =",
                 f"write {d.flag}{plain(d.value)}",
             )
         elif expected := expected_value(d.flag, d.value, version):
@@ -179,6 +182,9 @@ def _stray_word(subject: Subject) -> Iterator[Problem]:
 @check("SLURM018", "warning", "an abbreviation with another meaning")
 def _misleading_beginning(subject: Subject) -> Iterator[Problem]:
     for d in _options(subject):
+        # One task, or all tasks on one node, is the same in both readings.
+        if d.value == "1" or subject.num_nodes == 1:
+            continue
         if d.flag == "--ntasks-per-node" and d.written.partition("=")[0] in ("--tasks", "--task"):
             yield Problem(
                 d.line,

@@ -22,7 +22,7 @@ def _gpus_per_task(subject: Subject) -> Iterator[Problem]:
         or re.search(r"allow-task-sharing|gpu-bind[= ]none|gres/gpu:none", script.text)
     ):
         return
-    found = [d.line for d in script.read() if d.flag == "--gpus-per-task" and _many_tasks(subject)]
+    found = [d.line for d in script.read() if d.flag == "--gpus-per-task" and _shares_nodes(subject)]
     found += [c.line for c in _srun(subject) if c.option("--gpus-per-task") is not None]
     for line in found:
         yield Problem(
@@ -59,6 +59,14 @@ def _many_tasks(subject: Subject) -> bool:
     return any(count is not None and count > 1 for count in tasks)
 
 
+def _shares_nodes(subject: Subject) -> bool:
+    """Return whether several tasks run on the same node."""
+    if subject.ranks_per_node is not None:
+        return subject.ranks_per_node > 1
+    tasks, nodes = whole_number(subject.script.value("--ntasks")), subject.num_nodes
+    return tasks is not None and nodes is not None and tasks > nodes
+
+
 def _srun(subject: Subject) -> list[Command]:
     return [command for command in subject.script.launches() if command.name == "srun"]
 
@@ -75,8 +83,8 @@ def _cpus_not_inherited(subject: Subject) -> Iterator[Problem]:
         if command.launched and command.option("-c", "--cpus-per-task", "--cpu-bind") is None:
             yield Problem(
                 command.line,
-                f"--cpus-per-task={plain(asked)} is given to sbatch, but srun of Slurm 22.05 and 23.02 does not "
-                "inherit it, so each rank gets one core",
+                f"--cpus-per-task={plain(asked)} is given to sbatch, but srun of Slurm 22.05 and 23.02 "
+                "does not inherit it, so each rank gets one core",
                 "use srun --cpus-per-task=$SLURM_CPUS_PER_TASK, or export SRUN_CPUS_PER_TASK",
             )
 

@@ -27,14 +27,16 @@ _TRAINING = re.compile(r"python\S*\s.*train\w*\.py")
 _SPREADS = re.compile(
     r"\b(?:srun|mpirun|mpiexec|aprun|jsrun|ibrun|pdsh|clush|pbsdsh|blaunch|ssh|parallel|gparallel|ray|dask|horovodrun|"
     r"launcher|paramrun|submitit|flux|prun|orterun|hfai|nextflow|snakemake|spark-submit|julia|charmrun|jupyter|"
-    r"mpirun_rsh|bolt|xargs|pssh|torque-launch|pbs_tmrsh|idr_\w+|rayx|dvc)\b|-hostfile|--hostfile|SLURM_JOB_NODELIST|"
+    r"mpirun_rsh|bolt|xargs|pssh|torque-launch|pbs_tmrsh|idr_\w+|rayx|dvc)\b|[Cc]luster\w*\.sh|-hostfile|--hostfile|SLURM_JOB_NODELIST|"
     r"SLURM_NODELIST|PBS_NODEFILE|\bmpi\b"
 )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Start:
-    """A command that starts a program, directly or with a launcher. `words` are the program and its arguments."""
+    """A command that starts a program, directly or with a launcher. `words` are the program and its
+    arguments.
+    """
 
     subject: Subject
     command: Command

@@ -9,8 +9,8 @@ from pathlib import Path
 from ddp_hpc.lint.parse_script import Command
 
 _MAX_CHARS = 1000
-# Parts of an absolute path, after which a missing directory means that it was not created, not that the script
-# is for another machine.
+# Parts of an absolute path, after which a missing directory means that it was not created, not that the
+# script is for another machine.
 _KNOWN_PARTS = 3
 
 

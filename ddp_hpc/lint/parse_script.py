@@ -153,8 +153,8 @@ class Script:
     """A parsed script. `scheduler` is pbs, slurm, or empty if there are no directives.
 
     `text` is the whole script; the other fields cover its first MAX_PARSED_CHARS characters.
-    `commands` ends early if a quote or a here-document is never closed. `quoted` has the first and last lines of
-    here-documents and of quotes that span lines.
+    `commands` ends early if a quote or a here-document is never closed. `quoted` has the first and last
+    lines of here-documents and of quotes that span lines.
     """
 
     text: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from ddp_hpc.lint.checks_registry import (
     register_checks,
 )
 from ddp_hpc.lint.parse_script import parse_script
+from ddp_hpc.lint.selection import chosen_checks, without_ignored
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
 from ddp_hpc.schedulers.registry import SCHEDULERS
@@ -45,28 +46,39 @@ def lint_script(
     *,
     num_nodes: int | None = None,
     directory: Path | None = None,
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
 ) -> list[LintFinding]:
     """Return the findings for a script, ordered by line. The script is not run.
 
     With `site`, the script is also compared with the site's profile. Give `num_nodes` for a site whose
     directives do not contain the number of nodes. `directory` is the directory from which the script will be
-    submitted; without it, log directories with relative paths are not checked.
+    submitted; without it, log directories with relative paths are not checked. `select` and `ignore` are
+    ids of checks, or their beginnings.
+
+    Raises:
+        RequestError: `select` or `ignore` names no check.
     """
+    checks = chosen_checks(select, ignore)
     subject = Subject(script=parse_script(text), site=site, asked_nodes=num_nodes, directory=directory)
     found = list(CHECKS[_IS_A_SCRIPT].findings(subject))
     if not found:
-        for one in CHECKS.values():
+        for one in checks:
             found += islice(one.findings(subject), _MAX_OF_ONE_CHECK)
-    return sorted(found, key=lambda finding: (finding.line, finding.check))
+    left = without_ignored(found, subject.script.lines)
+    return sorted(left, key=lambda finding: (finding.line, finding.check))
 
 
-def lint_request(job: Job, site: Site) -> list[LintFinding]:
+def lint_request(
+    job: Job, site: Site, *, select: Sequence[str] = (), ignore: Sequence[str] = ()
+) -> list[LintFinding]:
     """Return the findings for the script that is rendered for the job; lines refer to that script.
 
     Raises:
         RequestError: the job cannot be rendered for the site.
     """
-    return lint_script(render(job, site), site, num_nodes=job.num_nodes)
+    text = render(job, site)
+    return lint_script(text, site, num_nodes=job.num_nodes, select=select, ignore=ignore)
 
 
 @check("SLURM900", "error", "sbatch --test-only rejects the script")

@@ -49,9 +49,10 @@ _CHUNK = "select={nodes}:ncpus={cpus}:mpiprocs={ranks}"
 class ReadOption:
     """One option of a directive, as its scheduler reads it, or one word that the scheduler refuses.
 
-    `flag` is `-l` on PBS and the long name, such as `--nodes`, on Slurm. It is empty for a word that belongs to
-    no option, which is then in `value`. `written` is the word in the script. `fault` is the reason why the
-    scheduler refuses the option whatever its value is. `component` counts the components of a heterogeneous job.
+    `flag` is `-l` on PBS and the long name, such as `--nodes`, on Slurm. It is empty for a word that
+    belongs to no option, which is then in `value`. `written` is the word in the script. `fault` is the
+    reason why the scheduler refuses the option whatever its value is. `component` counts the components of
+    a heterogeneous job.
     """
 
     line: int
@@ -260,7 +261,9 @@ class Scheduler:
         return ""
 
     def repeatable_flags_in(self, version: str) -> frozenset[str]:
-        """Returns the options that a script may repeat with different values in a version of the scheduler."""
+        """Returns the options that a script may repeat with different values in a version of the
+        scheduler.
+        """
         return self.repeatable_flags
 
     def account_placeholder(self, site: Site) -> str:

@@ -54,9 +54,9 @@ BAD = [
     ("JOB013", 2, "#!/bin/bash\n#PBS -l walltime=00:00:00\n"),
     ("RANK001", 6, TWO_NODES + "srun torchrun --nnodes=2 --nproc-per-node=4 train.py &\n"),
     ("RANK001", 6, CHUNKS + "mpiexec -n 8 --ppn 4 python -m torch.distributed.run --nnodes=2 train.py\n"),
-    ("RANK001", 6, TWO_NODES + "srun -n 2 --ntasks-per-node=1 torchrun --nnodes=2 train.py\n"),
+    ("RANK014", 6, TWO_NODES + "srun -n 2 --ntasks-per-node=1 torchrun --nnodes=2 train.py\n"),
     ("RANK002", 6, TWO_NODES + "torchrun --nnodes=2 --nproc-per-node=4 train.py\n"),
-    ("RANK002", 6, TWO_NODES + "torchrun --nproc_per_node 4 train.py\n"),
+    ("RANK013", 6, TWO_NODES + "torchrun --nproc_per_node 4 train.py\n"),
     ("RANK002", 6, TWO_NODES + "torchrun --nnodes=2 --nproc-per-node=4 train.py # for details see docs\n"),
     ("RANK003", 7, CHUNKS + "export MASTER_ADDR=$(hostname)\nmpiexec -n 16 --ppn 8 python train.py\n"),
     (
@@ -120,10 +120,9 @@ def ids(text: str) -> set[str]:
 
 @pytest.mark.parametrize(("check", "line", "text"), BAD)
 def test_a_mistake_in_a_script_has_a_finding_with_its_line(
-    check: str, line: int, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    check: str, line: int, text: str, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    found = [finding for finding in lint_script(text) if finding.check == check]
+    found = [finding for finding in lint_script(text, directory=tmp_path) if finding.check == check]
     assert [finding.line for finding in found][:1] == [line]
     assert found[0].severity == CHECKS[check].severity
     assert "\n" not in found[0].what + found[0].remedy

@@ -1,8 +1,8 @@
 """Options of sbatch that exclude each other, or whose numbers contradict each other.
 
-Source: `validate_options_salloc_sbatch_srun` in src/common/slurm_opt.c, `_opt_verify` in src/sbatch/opt.c, and
-`gres_job_state_validate` with `_test_gres_cnt` in src/common/gres.c of SchedMD/slurm 22.05. Later versions still
-reject these requests.
+Source: `validate_options_salloc_sbatch_srun` in src/common/slurm_opt.c, `_opt_verify` in src/sbatch/opt.c,
+and `gres_job_state_validate` with `_test_gres_cnt` in src/common/gres.c of SchedMD/slurm 22.05. Later
+versions still reject these requests.
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ def _word(text: str, position: int) -> tuple[str | None, int, str]:
 def read_options(lines: Sequence[tuple[int, str]], version: str = "") -> Iterator[ReadOption]:
     """Yields the options of #SBATCH lines, each given with its number and its text after the prefix.
 
-    sbatch reads all lines of a component of a job as a single command line, so an option without its value takes
-    the first word of the next line.
+    sbatch reads all lines of a component of a job as a single command line, so an option without its value
+    takes the first word of the next line.
     """
     component = 0
     words: list[tuple[int, str]] = []
@@ -133,7 +133,9 @@ def _long(line: int, word: str, following: str | None, version: str) -> tuple[Re
 
 
 def _letters(line: int, word: str, following: str | None) -> tuple[list[ReadOption], bool]:
-    """Returns the options of a word such as `-vN2`, and whether the next word is the value of the last one."""
+    """Returns the options of a word such as `-vN2`, and whether the next word is the value of the last
+    one.
+    """
     found: list[ReadOption] = []
     for position, letter in enumerate(word[1:], start=1):
         option = BY_LETTER.get(letter)

@@ -1,8 +1,8 @@
 """The values that sbatch accepts for its options.
 
 Source: the functions `arg_set_*` in src/common/slurm_opt.c, and the functions that they call in proc_args.c,
-parse_time.c, tres_bind.c and gres.c of SchedMD/slurm 22.05; differences of later versions are noted. A value that
-only the controller refuses, such as an unknown partition, is not considered.
+parse_time.c, tres_bind.c and gres.c of SchedMD/slurm 22.05; differences of later versions are noted. A
+value that only the controller refuses, such as an unknown partition, is not considered.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _MAIL = frozenset(
 ) | frozenset(f"TIME_LIMIT_{share}" for share in (50, 80, 90))
 _SIGNALS = "HUP INT QUIT ABRT KILL ALRM TERM USR1 USR2 URG CONT STOP TSTP TTIN TTOU XCPU"
 _SIGNAL = re.compile(
-    rf"R?B?R?:?(?:[ ]*(?:SIG)?(?:{_SIGNALS.replace(' ', '|')})[ ]*|[ ]*[+]?0*[1-9]\d{{0,4}}[ ]*)(?:@[ ]*[+]?\d{{1,5}})?",
+    rf"R?B?R?:?(?:[ ]*(?:SIG)?(?:{_SIGNALS.replace(' ', '|')})[ ]*|[ ]*[+]?0*[1-9]\d{{0,4}}[ ]*)"
+    r"(?:@[ ]*[+]?\d{1,5})?",
     re.IGNORECASE,
 )
 _GPU_BIND = re.compile(
@@ -34,7 +35,8 @@ _UNITS = "seconds|second|minutes|minute|hours|hour|days|day|weeks|week"
 _CLOCK = r"\d{1,2}:\d\d(?::\d\d)?[ \t]*(?:[ap]m)?"
 _DATE = r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]?\d{1,2}(?:[./]?\d\d)?"
 _WHEN = re.compile(
-    rf"uts\d{{7,18}}|(?:[ \t]|-|T|today|tomorrow|midnight|noon|fika|teatime|now(?:[ \t]*[+-][\d \t]*\d[ \t]*(?:{_UNITS})?)?"
+    r"uts\d{7,18}|(?:[ \t]|-|T|today|tomorrow|midnight|noon|fika|teatime"
+    rf"|now(?:[ \t]*[+-][\d \t]*\d[ \t]*(?:{_UNITS})?)?"
     rf"|{_CLOCK}|{_DATE})+",
     re.IGNORECASE,
 )
@@ -170,8 +172,8 @@ def _matches(pattern: str | re.Pattern[str]) -> Callable[[str], bool]:
 
 
 _COUNTS = (
-    "cores-per-socket cpus-per-gpu cpus-per-task mincpus ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node "
-    "ntasks-per-socket ntasks-per-tres sockets-per-node thread-spec threads-per-core"
+    "cores-per-socket cpus-per-gpu cpus-per-task mincpus ntasks ntasks-per-core ntasks-per-gpu "
+    "ntasks-per-node ntasks-per-socket ntasks-per-tres sockets-per-node thread-spec threads-per-core"
 )
 _CHECKS: dict[str, tuple[Callable[[str], bool], str]] = {
     **dict.fromkeys(_COUNTS.split(), (_is_positive, "a positive number")),

@@ -1,7 +1,7 @@
 """The options of sbatch and srun, and how getopt_long reads their names.
 
-Source: the tables `slurm_cli_opt_t` in src/common/slurm_opt.c of SchedMD/slurm, in the last releases of 19.05 to
-26.05; for 18.08 and earlier versions, src/sbatch/opt.c.
+Source: the tables `slurm_cli_opt_t` in src/common/slurm_opt.c of SchedMD/slurm, in the last releases of
+19.05 to 26.05; for 18.08 and earlier versions, src/sbatch/opt.c.
 """
 
 from __future__ import annotations
