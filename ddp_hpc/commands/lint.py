@@ -39,10 +39,12 @@ class ScriptOrRequest(click.Command):
 @click.option(
     "--select",
     multiple=True,
-    metavar="IDS",
-    help="Run only these checks: IDs or beginnings of IDs, separated by commas, such as SLURM,RANK008.",
+    metavar="CHECKS",
+    help="Run only these checks: IDs or their first letters, separated by commas, such as JOB001,RANK008.",
 )
-@click.option("--ignore", multiple=True, metavar="IDS", help="Do not run these checks; IDs as for --select.")
+@click.option(
+    "--ignore", multiple=True, metavar="CHECKS", help="Do not run these checks; IDs as for --select."
+)
 @click.option(
     "--format",
     "output_format",
@@ -65,7 +67,7 @@ def command(
 ) -> None:
     """Check job scripts, or the options of a job, before they are submitted.
 
-    SCRIPT is any PBS, Slurm or LSF script. Without SCRIPT, the command checks the script that `ddp-hpc
+    SCRIPT is any PBS or Slurm script. Without SCRIPT, the command checks the script that `ddp-hpc
     render` would write from the same options. Scripts are never run. The exit code is 1 if any finding is
     an error; warnings and notes do not change it. The comment `# ddp-hpc: ignore[ID]` silences a check on
     its line. docs/reference/lint/ has a page for each check.
@@ -76,7 +78,7 @@ def command(
       ddp-hpc lint --profile polaris job.pbs
       ddp-hpc lint job.sbatch --test-only
       ddp-hpc lint --profile polaris --nodes 12 --queue prod --walltime 06:00:00 --account MYPROJECT
-      ddp-hpc lint --ignore RANK008 --format github jobs/*.sbatch
+      ddp-hpc lint --ignore RANK008 --format github first.sbatch second.sbatch
       ddp-hpc lint --list
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
     ctx = click.get_current_context()

@@ -198,7 +198,7 @@ class Pbs:
     `resources` are values of -l with placeholders: {nodes}; {ranks}, {devices} and {cpus} per node;
     {all_ranks}, {all_devices} and {all_cpus} of the whole job. The default is one chunk per node with cores,
     ranks and GPUs. `options` are options that become directives unchanged. With `submit_from_nodes = false`,
-    job scripts do not call qsub.
+    job scripts do not call qsub. `version` is the version of PBS, such as 2022.1.3.
     """
 
     resources: tuple[str, ...] = ()
