@@ -32,7 +32,7 @@ _GPU_BIND = re.compile(
 )
 _PLACES = ("block", "cyclic", "fcyclic", "*")
 _UNITS = "seconds|second|minutes|minute|hours|hour|days|day|weeks|week"
-_CLOCK = r"\d{1,2}:\d\d(?::\d\d)?[ \t]*(?:[ap]m)?"
+_CLOCK = r"(?:[01]?\d|2[0-3]):[0-5]\d(?::[0-5]\d)?[ \t]*(?:[ap]m)?"
 _DATE = r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]?\d{1,2}(?:[./]?\d\d)?"
 _WHEN = re.compile(
     r"uts\d{7,18}|(?:[ \t]|-|T|today|tomorrow|midnight|noon|fika|teatime"
