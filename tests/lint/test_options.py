@@ -12,6 +12,7 @@ import pytest
 
 from ddp_hpc.lint.run_checks import lint_script
 from tests.batch.conftest import ROOT, run_cli
+from tests.conftest import clean_environ
 
 SLURM = "#!/bin/bash\n#SBATCH --time=01:00:00\n"
 # An error in line 3, a warning in line 4.
@@ -152,10 +153,11 @@ def test_the_benchmark_counts_findings_and_refusals(tmp_path: Path) -> None:
         capture_output=True,
         check=False,
         cwd=ROOT,
+        env=clean_environ(),
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
     output = done.stdout.decode()
     assert output.startswith("1 scripts (1 ml, 0 mpi, 0 other)")
-    assert re.search(r"^SLURM017 +error +1 +1 ", output, re.MULTILINE)
+    assert re.search(r"^SLURM017 +error +1 +1 ", output, re.MULTILINE), output
     assert "bad.sh:3: SLURM017: 'GB' belongs to no option" in output
