@@ -64,6 +64,12 @@ NodeName=n1 CPUs=1
 PartitionName=p Nodes=n1 Default=YES
 """
 ACCEPTED = "Unable to contact slurm controller"
+# Options of plugins with public documentation: Shifter, Pyxis, uenv, EAR, and those of some sites. sbatch
+# rejects them here, because the plugins are not installed.
+PLUGIN = re.compile(
+    r"unrecognized option '--(?:image|module|volume|container-\w+|uenv[\w-]*|view|ear[\w-]*|fpgalink|repo|"
+    r"perf|gpu-accounting|nv-meta|ccm)\b"
+)
 # Answers that depend on this machine, not on the script.
 UNDECIDED = re.compile(
     r"Problem talking to database|--[ug]id|Unable to open file|Invalid --nodefile|No such file or directory|"
@@ -157,11 +163,14 @@ def ask_sbatch(path: Path) -> str:
 def verdict_of(answer: str) -> str:
     if not answer or UNDECIDED.search(answer) or answer == "(no message)":
         return "unknown"
-    return "accepted" if ACCEPTED in answer else "refused"
+    if ACCEPTED in answer:
+        return "accepted"
+    return "plugin" if PLUGIN.search(answer) else "refused"
 
 
 def print_tables(rows: list[dict[str, Any]], took_s: float) -> None:
-    asked = [row for row in rows if row["verdict"] != "unknown"]
+    asked = [row for row in rows if row["verdict"] in ("accepted", "refused")]
+    plugins = [row for row in rows if row["verdict"] == "plugin"]
     refused = [row for row in asked if row["verdict"] == "refused"]
     of_class = Counter(row["class"] for row in rows)
     times = sorted(row["lint_s"] for row in rows)
@@ -172,7 +181,10 @@ def print_tables(rows: list[dict[str, Any]], took_s: float) -> None:
         median, most = times[len(times) // 2], times[int(len(times) * 0.99)]
         print(f"lint: median {median * 1e3:.1f} ms, 99th percentile {most * 1e3:.1f} ms")
         print(f"lint: {len(times) / sum(times):.0f} scripts a second in one process")
-    print(f"sbatch: {len(asked) - len(refused)} accepted, {len(refused)} refused")
+    print(
+        f"sbatch: {len(asked) - len(refused)} accepted, {len(refused)} refused, and {len(plugins)} refused "
+        "for an option of a plugin that is not installed here"
+    )
     head = ("findings", "scripts", "asked", "refused", *CLASSES)
     print(f"\n{'check':<10}{'severity':<9}" + "".join(f"{name:>9}" for name in head))
     for one in CHECKS.values():

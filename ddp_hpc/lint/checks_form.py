@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 
 from ddp_hpc.lint.bash_syntax import MAX_DEPTH, bash_complaint, too_deep_at
@@ -22,6 +22,7 @@ _OTHERS = {"#$": "Grid Engine", "#B": "LSF", "#P": "Fujitsu's scheduler"}
 _NOT_MISSPELLED = ("MSUB", "QSUB", "BATCH:", "PBSDSH", "PBSEXEC", "BASH")
 # Letters in src/sbatch/xlate.c of SchedMD/slurm 22.05.
 _BSUB_OF_SBATCH = "ceJmMnoqWx"
+_COMMANDS_BEFORE_TRANSLATION = 100
 _PBS_OF_SBATCH = "aAcCehIjJklmMNopqrStuvVWz"
 _SUBMIT = re.compile(r"#+[ \t]*(?:[sqmb]sub|sbatch)\b(?=.*(?:\.\w+\b|[<|$`>&;]|\s[A-Za-z./]+\s*$))")
 # A comment that begins like a directive: `#PSB -l`, `# SBATCH --nodes`, `#sbatch -N 2`.
@@ -148,8 +149,9 @@ def _refused_by_sbatch(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     if script.scheduler != "slurm" or script.value("--ignore-pbs") is not None:
         return
+    last = _last_line_of_translation(script.lines)
     for name, letters in (("lsf", _BSUB_OF_SBATCH), ("pbs", _PBS_OF_SBATCH)):
-        options = [d for d in script.directives if d.scheduler == name]
+        options = [d for d in script.directives if d.scheduler == name and d.line <= last]
         for d in options:
             if d.flag[1:2] not in letters or (not d.flag and name == "pbs"):
                 yield Problem(
@@ -160,6 +162,16 @@ def _refused_by_sbatch(subject: Subject) -> Iterator[Problem]:
                 )
         if options:
             return
+
+
+def _last_line_of_translation(lines: Sequence[str]) -> int:
+    """Return the line at which sbatch stops to look for lines of other schedulers."""
+    commands = 0
+    for number, line in enumerate(lines, start=1):
+        commands += not line.startswith("#")
+        if commands > _COMMANDS_BEFORE_TRANSLATION:
+            return number
+    return len(lines)
 
 
 @check("JOB007", "warning", "the same directive with two different values")

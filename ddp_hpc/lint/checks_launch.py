@@ -178,6 +178,8 @@ def _fixed_port(subject: Subject) -> Iterator[Problem]:
     ]
     given = [(start.command.line, start.given("--master-port") or "") for start in _torchruns(subject)]
     found += [(line, port) for line, port in given if whole_number(port)]
+    if subject.script.value("--exclusive") is not None:
+        return  # no other job runs on the nodes
     for line, value in found:
         yield Problem(
             line,

@@ -102,8 +102,9 @@ def _another_pbs(subject: Subject) -> Iterator[Problem]:
 
 @check("PBS004", "error", "whitespace in the value of a directive")
 def _blank_in_value(subject: Subject) -> Iterator[Problem]:
-    for d in subject.script.read():
-        if not d.flag and not d.value.startswith("#") and not has_placeholder(d.text):
+    stray = [d for d in subject.script.read() if not d.flag and not d.value.startswith("#")]
+    for d in {d.line: d for d in reversed(stray)}.values():
+        if not has_placeholder(d.text):
             yield Problem(
                 d.line,
                 f"{shown(d.value)} does not belong to an option, as a value ends at whitespace, even "
@@ -258,8 +259,8 @@ def _stays_at_home(subject: Subject) -> Iterator[Problem]:
     moves = "PBS_O_WORKDIR" in script.text or any(
         command.name in ("cd", "pushd") for command in script.commands
     )
-    in_place = any(name == "wd" for _, name, _ in script.resources())
-    if not moves and not in_place and (line := _python_line(subject)):
+    in_place = any(name == "wd" for _, name, _ in script.resources()) or script.value("-d", "-w") is not None
+    if not moves and not in_place and (line := _python_line(subject, relative=True)):
         yield Problem(
             line,
             "PBS starts a job in the home directory, not where qsub was called",
@@ -267,9 +268,14 @@ def _stays_at_home(subject: Subject) -> Iterator[Problem]:
         )
 
 
-def _python_line(subject: Subject) -> int | None:
-    """Return the number of the first line that starts Python, directly or with a launcher."""
+def _python_line(subject: Subject, *, relative: bool = False) -> int | None:
+    """Return the number of the first line that starts Python, directly or with a launcher.
+
+    With `relative`, the path of the program must be relative.
+    """
     for command in subject.script.commands:
+        if relative and not any(re.fullmatch(r"[^/$~-].*\.py", word) for word in command.argv[:40]):
+            continue
         if any(re.fullmatch(r"(?:.*/)?python[0-9.]*|torchrun|[^$]*\.py", word) for word in command.argv[:40]):
             return command.line
     return None

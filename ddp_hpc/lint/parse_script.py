@@ -10,7 +10,7 @@ import re
 import sys
 from bisect import bisect
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import dropwhile
 from pathlib import Path
@@ -254,21 +254,27 @@ def parse_script(text: str) -> Script:
     parsed = text if len(text) <= MAX_PARSED_CHARS else text[: text.rfind("\n", 0, MAX_PARSED_CHARS) + 1]
     lines = tuple(line.removesuffix("\r") for line in parsed.split("\n"))
     directives = tuple(_directives(lines))
-    early = [d.scheduler for d in directives if not d.late] or [d.scheduler for d in directives]
-    # If a script has both, sbatch reads the #PBS lines too, but qsub ignores #SBATCH lines.
-    scheduler = "slurm" if "slurm" in early else next(iter(early), "")
     quoted: list[tuple[int, int]] = []
     commands = tuple(_commands(parsed, quoted))
-    return Script(
+    script = Script(
         text=text,
         lines=lines,
-        scheduler=scheduler,
+        scheduler="",
         shebang=lines[0][2:].strip() if lines[0].startswith("#!") else "",
         directives=directives,
         commands=commands,
         quoted=tuple(quoted),
         assignments=tuple(_assignments(commands)),
     )
+    return replace(script, scheduler=_scheduler_of(script))
+
+
+def _scheduler_of(script: Script) -> str:
+    # A script whose directives are all quoted writes and submits another script.
+    own = [d for d in script.directives if not (d.late and script.is_quoted(d.line))]
+    names = [d.scheduler for d in own if not d.late] or [d.scheduler for d in own]
+    # If a script has both, sbatch reads the #PBS lines too, but qsub ignores #SBATCH lines.
+    return "slurm" if "slurm" in names else next(iter(names), "")
 
 
 def _directives(lines: tuple[str, ...]) -> Iterator[Directive]:

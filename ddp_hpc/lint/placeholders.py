@@ -26,7 +26,9 @@ _PLACEHOLDER = re.compile(
 # The pattern characters of file names, with a width: %j, %4t, %A_%a.
 _FILE_NAME_PATTERN = re.compile(r"%\d*[%AaJjNnstuxbc](?![A-Za-z_]+%)")
 # Placeholders that cannot be names: a job may well be called xxx or TODO.
-_MARKED = re.compile(r"\$|\{\{|\{%|<%|<[A-Za-z_]|\{[A-Za-z_]\w*\}|@[A-Z]\w*@|^__[A-Za-z]\w*__$")
+_MARKED = re.compile(
+    r"\$|\{\{|\{%|<%|<[A-Za-z_](?![^<>]*@[^<>]*>)|\{[A-Za-z_]\w*\}|@[A-Z]\w*@|^__[A-Za-z]\w*__$"
+)
 # A script for a template engine: bash could not run these lines.
 _TEMPLATE_LINE = re.compile(r"\s*(?:\{%|<%|\{\{#|#\{)|.*\{\{[^{}]+\}\}", re.DOTALL)
 _MAX_CHARS = 2000

@@ -65,11 +65,12 @@ def _of_types(gpus: Mapping[str, Mapping[str, int]]) -> Iterator[Contradiction]:
 
 def _of_gpus(given: Mapping[str, str], gpus: Mapping[str, int]) -> Iterator[Contradiction]:
     nodes = node_range(given.get("--nodes", "")) or (0, 0)
-    tasks = _number(given.get("--ntasks"))
-    if not tasks and nodes[0] and (per_node := _number(given.get("--ntasks-per-node"))):
-        tasks = nodes[0] * per_node
-    if not tasks and nodes[0]:
-        tasks = nodes[0]
+    given_tasks = _number(given.get("--ntasks"))
+    if given_tasks and given_tasks < nodes[0]:
+        nodes = (given_tasks, given_tasks)  # sbatch requests fewer nodes then
+    least = max(nodes[0], _num_hosts(given.get("--nodelist", "")))
+    is_fixed = nodes[0] > 0 and nodes[0] == nodes[1] and "--cpus-per-task" not in given
+    has_tasks = given_tasks or _number(given.get("--ntasks-per-node")) or is_fixed
     total, of_task = gpus.get("--gpus", 0), gpus.get("--gpus-per-task", 0)
     of_node = gpus.get("--gres", 0) or gpus.get("--gpus-per-node", 0)
     node_flag = "--gres" if gpus.get("--gres") else "--gpus-per-node"
@@ -78,18 +79,21 @@ def _of_gpus(given: Mapping[str, str], gpus: Mapping[str, int]) -> Iterator[Cont
         yield flags, "sbatch rejects --cpus-per-gpu with --cpus-per-task", _ONE
     if "--mem-per-gpu" in given and not any(flag in given for flag in _GPUS):
         yield ("--mem-per-gpu",), "--mem-per-gpu is given, but no GPUs are requested", "request GPUs"
-    if of_task and not (total or tasks):
-        what = "sbatch rejects --gpus-per-task without --ntasks, --nodes or --gpus"
+    if of_task and not (total or has_tasks):
+        what = "sbatch rejects --gpus-per-task without --ntasks or --gpus"
         yield ("--gpus-per-task",), what, "add --ntasks"
-    if total and 0 < total < nodes[0]:
-        what = f"--gpus={total} requests fewer GPUs than --nodes={nodes[0]} requests nodes"
-        yield ("--gpus", "--nodes"), what, "--gpus is the number for the whole job; use --gpus-per-node"
+    if total and 0 < total < least:
+        what = f"--gpus={total} requests fewer GPUs than nodes ({least})"
+        yield (
+            ("--gpus", "--nodes", "--nodelist"),
+            what,
+            "--gpus is the number for the whole job; use --gpus-per-node",
+        )
     elif (
         total and of_node and (total % of_node or (nodes[0] and not nodes[0] <= total // of_node <= nodes[1]))
     ):
         what = f"--gpus={total} is not the number of nodes times {node_flag} ({of_node})"
         yield ("--gpus", node_flag), what, "omit --gpus"
-    given_tasks = _number(given.get("--ntasks"))
     if total and of_task and given_tasks and given_tasks * of_task != total:
         what = f"{given_tasks} tasks with {of_task} GPUs each are not the {total} GPUs of --gpus"
         yield ("--gpus", "--gpus-per-task", "--ntasks"), what, "omit --gpus"

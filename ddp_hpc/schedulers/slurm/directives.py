@@ -42,7 +42,8 @@ def _word(text: str, position: int) -> tuple[str | None, int, str]:
     quote, escaped, found = "", False, False
     while position < len(text):
         char = text[position]
-        if not quote and not escaped and char in _SPACE:
+        # A backslash does not protect a blank.
+        if not quote and char in _SPACE:
             break
         if escaped:
             escaped = False
