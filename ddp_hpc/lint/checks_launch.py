@@ -22,6 +22,9 @@ _OF_A_TASK = re.compile(r"\$\{?(SLURM_NODEID|SLURM_PROCID|SLURM_LOCALID)\b")
 _HOSTNAME = re.compile(
     r"\bMASTER_ADDR=[\"']?(?:\$\(\s*(?:/bin/)?hostname\b[^)|]*\)|`hostname\b[^`|]*`|\$\{?HOSTNAME\}?)"
 )
+_OF_SEVERAL_NODES = re.compile(
+    r"--(?:num|n)?[-_]?(?:machines|hostfile|nodes|gpus|workers|jobs|nnodes)\b|-H$|--launcher|--cluster|slurm"
+)
 # Programs that start the ranks of a node themselves, and set RANK and WORLD_SIZE for them.
 _AGENTS = frozenset(("torchrun", "torchrun_jsc", "accelerate", "deepspeed", "colossalai", "composer"))
 # A single process that uses several GPUs.
@@ -128,6 +131,9 @@ def _literal_ranks(subject: Subject) -> Iterator[Problem]:
 @check("RANK005", "warning", "more threads than cores")
 def _more_threads_than_cores(subject: Subject) -> Iterator[Problem]:
     cpus = subject.scheduler.cpus_per_rank(subject.script)
+    tasks = subject.ranks_per_node or whole_number(subject.script.value("--ntasks"))
+    if cpus and tasks and not any(command.launched for command in subject.script.launches()):
+        cpus *= tasks  # a program in the batch shell can use the CPUs of all tasks
     for line, name, value in subject.script.assignments:
         threads = whole_number(value)
         if name == "OMP_NUM_THREADS" and threads and cpus and threads > cpus:
@@ -144,7 +150,8 @@ def _trap_and_foreground(subject: Subject) -> Iterator[Problem]:
     traps = [
         c for c in commands if c.name == "trap" and any(_SIGNALS.fullmatch(w.upper()) for w in c.words[2:])
     ]
-    if not traps or traps[0].words[1:2] == ("",):
+    # A trap on EXIT too cleans up, and may run late.
+    if not traps or traps[0].words[1:2] == ("",) or "EXIT" in traps[0].words:
         return
     # Short steps before the last one do not matter.
     for command in list(subject.in_foreground())[-1:]:
@@ -277,11 +284,12 @@ def _first_node_only(subject: Subject) -> Iterator[Problem]:
     if nodes < 2 or reaches_other_nodes(subject) or subject.script.is_supervised:
         return
     for start in starts(subject):
-        has_hosts = any(word.startswith(("--num_machines", "--hostfile", "-H")) for word in start.words[:60])
+        # Programs with such options may start srun themselves.
+        has_hosts = any(_OF_SEVERAL_NODES.match(word) for word in start.words[:60])
         is_python = start.program == "python" and any(word.endswith(".py") for word in start.words[1:])
         is_alone = start.is_torchrun and start.given("--nnodes") in (None, "1") and not start.hides_options
         is_agent = start.program in ("accelerate", "deepspeed") and not start.is_torchrun
-        if is_alone or (is_python and not start.is_torchrun) or (is_agent and not has_hosts):
+        if is_alone or (not start.is_torchrun and (is_python or is_agent) and not has_hosts):
             yield Problem(
                 start.command.line,
                 f"the job has {nodes} nodes, but {plain(start.program)} runs on the first one only",

@@ -46,6 +46,8 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
 
 @check("PBS002", "error", "a comment after a directive")
 def _trailing_comment(subject: Subject) -> Iterator[Problem]:
+    if _is_for_nqsv(subject):
+        return
     for line, text in {d.line: d.text for d in subject.script.read()}.items():
         if (match := re.search(r"\s#.*", text)) and not has_placeholder(text):
             yield Problem(
@@ -60,6 +62,10 @@ def _is_for_openpbs(subject: Subject) -> bool:
     if subject.site is not None and subject.site.scheduler == "pbs":
         return True
     return any(name == "select" for _, name, _ in subject.script.resources())
+
+
+def _is_for_nqsv(subject: Subject) -> bool:
+    return any(name == "NQSV" for _, _, name in _of_another_pbs(subject))
 
 
 def _of_another_pbs(subject: Subject) -> list[tuple[int, str, str]]:
@@ -184,6 +190,8 @@ def _illegal_place(subject: Subject) -> Iterator[Problem]:
 
 @check("PBS010", "error", "an invalid option value")
 def _illegal_value(subject: Subject) -> Iterator[Problem]:
+    if _is_for_nqsv(subject):
+        return
     for d in subject.script.read():
         if d.flag in _VALUES and not re.fullmatch(_VALUES[d.flag], d.value):
             yield Problem(

@@ -372,6 +372,11 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("RANK014", False, ONE + "for i in 0 1 2 3; do\n  srun python train.py &\ndone\nwait\n"),
     ("RANK006", True, S + "trap 'kill $pid' TERM\nsrun python train.py\n"),
     ("RANK006", False, S + "trap 'kill $pid' TERM\nsrun python train.py &\nwait\n"),
+    ("RANK006", False, S + "trap cleanup TERM EXIT\nsrun python train.py\n"),
+    ("RANK005", True, S + "#SBATCH -c 8\nexport OMP_NUM_THREADS=16\nsrun python train.py\n"),
+    ("RANK005", False, S + "#SBATCH -n 20 -c 1\nexport OMP_NUM_THREADS=20\n./a.out\n"),
+    ("RANK005", True, S + "#SBATCH -n 20 -c 1\nexport OMP_NUM_THREADS=20\nsrun ./a.out\n"),
+    ("RANK013", False, FOUR + "python run.py --num_gpus=16\n"),
     ("SLURM012", True, S + "#SBATCH --ntasks=4\npython train.py\n"),
     (
         "SLURM012",
@@ -410,6 +415,9 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("PBS008", False, P + "#PBS -l nodes=1:ppn=4,pcmem=4gb\n"),
     ("PBS010", True, SELECT + "#PBS -r yes\n"),
     ("PBS010", False, SELECT + "#PBS -r y\n"),
+    ("PBS010", False, P + "#PBS --group=G1\n#PBS -j o\n"),
+    ("PBS010", True, SELECT + "#PBS -j o\n"),
+    ("PBS002", False, P + "#PBS --group=G1\n#PBS -b 2 # nodes\n"),
     ("PBS017", True, SELECT + "#PBS -J 1-4\n#PBS -r n\n"),
     # Comments that silence a check.
     ("JOB010", False, "#!/bin/bash\n# ddp-hpc: ignore-file[JOB010]\n#SBATCH -N 1\n"),
