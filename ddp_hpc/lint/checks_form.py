@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 from ddp_hpc.lint.bash_syntax import MAX_DEPTH, bash_complaint, too_deep_at
 from ddp_hpc.lint.checks_registry import Problem, Subject, check, is_one_edit, plain, shown
-from ddp_hpc.lint.parse_script import DIRECTIVE_PATTERNS, MAX_CHARS, MAX_PARSED_CHARS, Directive
+from ddp_hpc.lint.parse_script import DIRECTIVE_PATTERNS, MAX_CHARS, MAX_PARSED_CHARS, Directive, Script
 from ddp_hpc.lint.placeholders import has_marked_placeholder, has_placeholder, is_template
 from ddp_hpc.schedulers.registry import SCHEDULERS
 
@@ -24,6 +24,8 @@ _NOT_MISSPELLED = ("MSUB", "QSUB", "BATCH:", "PBSDSH", "PBSEXEC", "BASH")
 _BSUB_OF_SBATCH = "ceJmMnoqWx"
 _COMMANDS_BEFORE_TRANSLATION = 100
 _PBS_OF_SBATCH = "aAcCehIjJklmMNopqrStuvVWz"
+# A line that is only a variable or a name in braces.
+_WHOLE_PLACEHOLDER = re.compile(r"\$\{\w+\}|\{[A-Za-z_][\w.]*\}")
 _SUBMIT = re.compile(r"#+[ \t]*(?:[sqmb]sub|sbatch)\b(?=.*(?:\.\w+\b|[<|$`>&;]|\s[A-Za-z./]+\s*$))")
 # A comment that begins like a directive: `#PSB -l`, `# SBATCH --nodes`, `#sbatch -N 2`.
 _NEARLY = re.compile(r"#(#?)([ \t]*)([A-Za-z]{3,8}:?)([ \t]*)(-{1,2}[A-Za-z])")
@@ -68,13 +70,19 @@ def _late_directives(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     own = [d for d in script.directives if d.late and d.scheduler == script.scheduler]
     lines = sorted({d.line for d in own if d.flag and not script.is_quoted(d.line)})
-    if lines:
+    if lines and not is_template(script) and not _only_placeholders_before(script, lines[0]):
         more = f", as do {len(lines) - 1} more" if len(lines) > 1 else ""
         yield Problem(
             lines[0],
             f"this directive comes after the first command{more}, so the scheduler ignores it",
             "move it to the other directives, above set, module and cd",
         )
+
+
+def _only_placeholders_before(script: Script, line: int) -> bool:
+    """Return whether a template may put directives in the place of all commands before a line."""
+    before = [command for command in script.commands if command.line < line]
+    return bool(before) and all(_WHOLE_PLACEHOLDER.fullmatch(command.text.strip()) for command in before)
 
 
 @check("JOB005", "error", "a comment that looks like a misspelled directive")

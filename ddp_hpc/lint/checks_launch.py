@@ -298,27 +298,38 @@ def _first_node_only(subject: Subject) -> Iterator[Problem]:
             return
 
 
-@check("RANK014", "warning", "one process on a node with several GPUs")
-def _one_rank(subject: Subject) -> Iterator[Problem]:
+@check("RANK014", "note", "one process on a node with several GPUs")
+def _one_process(subject: Subject) -> Iterator[Problem]:
     gpus = subject.gpus_per_node or 1
-    if gpus < 2:
+    if gpus < 2 or _starts_many(subject):
         return
     for start in starts(subject):
-        if start.hides_options or start.launcher_hides_options or _ONE_PROCESS.search(start.command.text):
+        is_python = start.command.name == "srun" and start.program == "python" and not start.is_torchrun
+        if not is_python or start.launcher_hides_options or _ONE_PROCESS.search(start.command.text):
             continue
-        if start.is_torchrun:
-            ranks = start.given("--nproc-per-node") or "1"
-            is_one = whole_number(ranks) == 1 and start.ranks_per_node == 1
-        else:
-            is_one = start.command.name == "srun" and start.program == "python" and _is_single_task(start)
-        if is_one and not _starts_many(subject):
-            what = "torchrun starts one rank" if start.is_torchrun else "srun starts one task"
+        if _is_single_task(start):
             yield Problem(
                 start.command.line,
-                f"{what} on a node with {gpus} GPUs",
-                f"use torchrun --nproc-per-node={gpus}, or srun --ntasks-per-node={gpus}; or request one GPU",
+                f"srun starts one task on a node with {gpus} GPUs",
+                f"use srun --ntasks-per-node={gpus} if each rank uses one GPU, or request one GPU",
             )
             return
+
+
+@check("RANK015", "warning", "torchrun with one rank on a node with several GPUs")
+def _one_rank(subject: Subject) -> Iterator[Problem]:
+    gpus = subject.gpus_per_node or 1
+    if gpus < 2 or _starts_many(subject):
+        return
+    for start in _torchruns(subject):
+        if start.hides_options or start.launcher_hides_options or start.ranks_per_node != 1:
+            continue
+        if whole_number(start.given("--nproc-per-node") or "1") == 1:
+            yield Problem(
+                start.command.line,
+                f"torchrun starts one rank on a node with {gpus} GPUs",
+                f"use torchrun --nproc-per-node={gpus}, or request one GPU",
+            )
 
 
 def _is_single_task(start: Start) -> bool:
