@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,21 +36,41 @@ class ScriptOrRequest(click.Command):
     is_flag=True,
     help="Also check the script with sbatch --test-only, if sbatch is installed.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON list.")
+@click.option(
+    "--select",
+    multiple=True,
+    metavar="CHECKS",
+    help="Run only these checks: IDs or their first letters, separated by commas, such as JOB001,RANK008.",
+)
+@click.option(
+    "--ignore", multiple=True, metavar="CHECKS", help="Do not run these checks; IDs as for --select."
+)
+@click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(["text", "json", "sarif", "github"]),
+    default="text",
+    help="The format of the findings (default: text). github prints annotations for GitHub Actions.",
+)
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @click.option("--list", "list_checks", is_flag=True, help="List all checks with id, severity and title.")
-@click.argument("script", required=False, type=click.Path(path_type=Path))
+@click.argument("scripts", nargs=-1, metavar="[SCRIPT]...", type=click.Path(path_type=Path))
 def command(
-    script: Path | None,
+    scripts: tuple[Path, ...],
     ask_sbatch: bool,
+    select: tuple[str, ...],
+    ignore: tuple[str, ...],
+    output_format: str,
     as_json: bool,
     list_checks: bool,
     **options: Any,
 ) -> None:
-    """Check a job script, or the options of a job, before it is submitted.
+    """Check job scripts, or the options of a job, before they are submitted.
 
-    SCRIPT is any PBS or Slurm script. Without SCRIPT, the command checks the script that `ddp-hpc render`
-    would write from the same options. Scripts are never run. The exit code is 1 if any finding is an error.
-    docs/reference/lint/ has a page for each check.
+    SCRIPT is any PBS or Slurm script. Without SCRIPT, the command checks the script that `ddp-hpc
+    render` would write from the same options. Scripts are never run. The exit code is 1 if any finding is
+    an error; warnings and notes do not change it. The comment `# ddp-hpc: ignore[ID]` silences a check on
+    its line. docs/reference/lint/ has a page for each check.
 
     \b
     Examples:
@@ -60,35 +78,65 @@ def command(
       ddp-hpc lint --profile polaris job.pbs
       ddp-hpc lint job.sbatch --test-only
       ddp-hpc lint --profile polaris --nodes 12 --queue prod --walltime 06:00:00 --account MYPROJECT
-      ddp-hpc lint --json job.sh
+      ddp-hpc lint --ignore RANK008 --format github first.sbatch second.sbatch
       ddp-hpc lint --list
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
+    ctx = click.get_current_context()
+    if list_checks:
+        _list_checks()
+        return
+    from ddp_hpc.lint.report_formats import FORMATS
+    from ddp_hpc.lint.selection import split_codes
+
+    request = {**options, "command": ctx.meta["ddp_hpc.command"]}
+    request |= {"select": split_codes(select), "ignore": split_codes(ignore)}
+    if scripts:
+        found = _lint_scripts(scripts, request, test=ask_sbatch)
+    else:
+        found = _lint_options(request, test=ask_sbatch)
+    click.echo(FORMATS["json" if as_json else output_format](found), nl=False)
+    ctx.exit(EXIT_FAILED if any(one.severity == "error" for _, one in found) else EXIT_DONE)
+
+
+def _list_checks() -> None:
+    from ddp_hpc.lint.run_checks import CHECKS
+
+    for one in CHECKS.values():
+        click.echo(f"{one.id:<9} {one.severity:<8} {one.title}")
+
+
+def _lint_scripts(
+    scripts: tuple[Path, ...], request: dict[str, Any], *, test: bool
+) -> list[tuple[str, LintFinding]]:
     from ddp_hpc.lint import run_checks as lint
 
-    ctx = click.get_current_context()
-    request = {**options, "command": ctx.meta["ddp_hpc.command"]}
-    if list_checks:
-        for one in lint.CHECKS.values():
-            click.echo(f"{one.id:<9} {one.severity:<8} {one.title}")
-        return
-    if script is None:
-        if ask_sbatch:
-            raise RequestError("--test-only requires a script. Write one first with ddp-hpc render -o FILE.")
-        if not given_options(request):
-            raise RequestError("nothing to check. Give a SCRIPT, or the options of ddp-hpc render.")
-        found = lint.lint_request(*request_of(request))
-    else:
-        profile = request.pop("profile")
-        if given := given_options(request):
-            raise RequestError(
-                f"{script} cannot be combined with {given[0]}. Give either a script or the options of a job."
-            )
-        text = read_script(script)
-        found = lint.lint_script(text, site_of(text, profile))
-        if ask_sbatch:
-            found += lint.ask_sbatch(script)
-    _print(found, click.format_filename(script) if script else _REQUEST, as_json=as_json)
-    ctx.exit(EXIT_FAILED if any(finding.severity == "error" for finding in found) else EXIT_DONE)
+    profile, select, ignore = (request.pop(name) for name in ("profile", "select", "ignore"))
+    if given := given_options(request):
+        raise RequestError(
+            f"{scripts[0]} cannot be combined with {given[0]}. Give either scripts or the options of a job."
+        )
+    found: list[tuple[str, LintFinding]] = []
+    for script in scripts:
+        name, text = click.format_filename(script), read_script(script)
+        # A script is usually submitted from its own directory.
+        here = Path.cwd() if script.resolve().parent == Path.cwd() else None
+        of_script = lint.lint_script(
+            text, site_of(text, profile), directory=here, select=select, ignore=ignore
+        )
+        of_script += lint.ask_sbatch(script) if test else []
+        found += [(name, one) for one in of_script]
+    return found
+
+
+def _lint_options(request: dict[str, Any], *, test: bool) -> list[tuple[str, LintFinding]]:
+    from ddp_hpc.lint import run_checks as lint
+
+    select, ignore = request.pop("select"), request.pop("ignore")
+    if test:
+        raise RequestError("--test-only requires a script. Write one first with ddp-hpc render -o FILE.")
+    if not given_options(request):
+        raise RequestError("nothing to check. Give a SCRIPT, or the options of ddp-hpc render.")
+    return [(_REQUEST, one) for one in lint.lint_request(*request_of(request), select=select, ignore=ignore)]
 
 
 def read_script(path: Path) -> str:
@@ -120,16 +168,3 @@ def site_of(text: str, profile: str | None) -> Site | None:
         return None
     click.echo(f"profile {name}: {why}", err=True)
     return site
-
-
-def _print(found: list[LintFinding], name: str, *, as_json: bool) -> None:
-    from dataclasses import asdict
-
-    if as_json:
-        json.dump([asdict(finding) for finding in found], sys.stdout, indent=2)
-        click.echo()
-        return
-    for finding in found:
-        click.echo(
-            f"{name}:{finding.line}: {finding.severity} {finding.check}: {finding.what}; {finding.remedy}"
-        )

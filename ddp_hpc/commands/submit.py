@@ -148,7 +148,7 @@ def _order(script: Path | None, request: dict[str, Any]) -> tuple[Order, list[Li
     found = [
         # Lines after the added directives have other numbers in the user's file.
         replace(one, line=one.line if one.line < added.start else max(added.start - 1, one.line - len(added)))
-        for one in lint.lint_script(linted, site_or_none)
+        for one in lint.lint_script(linted, site_or_none, directory=Path.cwd())
         if not (account and one.check == _NO_ACCOUNT) and not (one.check == _OVERRIDDEN and one.line in added)
     ]
     return order, found

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 
 from ddp_hpc.lint.bash_syntax import MAX_DEPTH, bash_complaint, too_deep_at
-from ddp_hpc.lint.checks_registry import Problem, Subject, check, plain, shown
-from ddp_hpc.lint.parse_script import MAX_CHARS, MAX_PARSED_CHARS
+from ddp_hpc.lint.checks_registry import Problem, Subject, check, is_one_edit, plain, shown
+from ddp_hpc.lint.parse_script import DIRECTIVE_PATTERNS, MAX_CHARS, MAX_PARSED_CHARS, Directive, Script
+from ddp_hpc.lint.placeholders import has_marked_placeholder, has_placeholder, is_template
 from ddp_hpc.schedulers.registry import SCHEDULERS
 
 _SECRET = re.compile("API_?KEY|SECRET|PASSWORD|PASSWD|AUTH_TOKEN|ACCESS_TOKEN|HF_TOKEN|GITHUB_TOKEN")
+_LOOKS_SECRET = re.compile(r"(?=.*\d)[^$`/\s<>]{8,}")
 _UPPER_CASE = re.compile("[A-Z0-9_]+")
 # Prefixes of directives that lint does not read, unless their scheduler is in SCHEDULERS.
 _OTHER_DIRECTIVE = re.compile(r"#\$ -|#[ ]?flux: ?-|#BSUB -|#PJM -")
 _OTHERS = {"#$": "Grid Engine", "#B": "LSF", "#P": "Fujitsu's scheduler"}
-# Prefixes of Moab's and NQS's directives, which must not be reported as misspelled #PBS or #SBATCH.
-_NOT_MISSPELLED = ("MSUB", "QSUB")
+# Prefixes of Moab's and NQS's directives, and commands, which must not be reported as misspelled directives.
+_NOT_MISSPELLED = ("MSUB", "QSUB", "BATCH:", "PBSDSH", "PBSEXEC", "BASH")
+# Letters in src/sbatch/xlate.c of SchedMD/slurm 22.05.
+_BSUB_OF_SBATCH = "ceJmMnoqWx"
+_COMMANDS_BEFORE_TRANSLATION = 100
+_PBS_OF_SBATCH = "aAcCehIjJklmMNopqrStuvVWz"
+# A line that is only a variable or a name in braces.
+_WHOLE_PLACEHOLDER = re.compile(r"\$\{\w+\}|\{[A-Za-z_][\w.]*\}")
+_SUBMIT = re.compile(r"#+[ \t]*(?:[sqmb]sub|sbatch)\b(?=.*(?:\.\w+\b|[<|$`>&;]|\s[A-Za-z./]+\s*$))")
 # A comment that begins like a directive: `#PSB -l`, `# SBATCH --nodes`, `#sbatch -N 2`.
 _NEARLY = re.compile(r"#(#?)([ \t]*)([A-Za-z]{3,8}:?)([ \t]*)(-{1,2}[A-Za-z])")
 
@@ -49,7 +58,7 @@ def _windows_line_ends(subject: Subject) -> Iterator[Problem]:
 @check("JOB003", "error", "bash syntax error")
 def _broken_bash(subject: Subject) -> Iterator[Problem]:
     script = subject.script
-    if not re.search(r"\b(?:ba)?sh\b", script.shebang):
+    if not re.search(r"\b(?:ba)?sh\b", script.shebang) or is_template(script):
         return
     if found := bash_complaint(script.text.replace("\r\n", "\n")):
         line, message = found
@@ -58,31 +67,70 @@ def _broken_bash(subject: Subject) -> Iterator[Problem]:
 
 @check("JOB004", "error", "directive after the first command")
 def _late_directives(subject: Subject) -> Iterator[Problem]:
-    for line in dict.fromkeys(d.line for d in subject.script.directives if d.late):
+    script = subject.script
+    own = [d for d in script.directives if d.late and d.scheduler == script.scheduler]
+    lines = sorted({d.line for d in own if d.flag and not script.is_quoted(d.line)})
+    if lines and not is_template(script) and not _only_placeholders_before(script, lines[0]):
+        more = f", as do {len(lines) - 1} more" if len(lines) > 1 else ""
         yield Problem(
-            line,
-            "this directive comes after the first command, so the scheduler ignores it",
+            lines[0],
+            f"this directive comes after the first command{more}, so the scheduler ignores it",
             "move it to the other directives, above set, module and cd",
         )
 
 
+def _only_placeholders_before(script: Script, line: int) -> bool:
+    """Return whether a template may put directives in the place of all commands before a line."""
+    before = [command for command in script.commands if command.line < line]
+    return bool(before) and all(_WHOLE_PLACEHOLDER.fullmatch(command.text.strip()) for command in before)
+
+
 @check("JOB005", "error", "a comment that looks like a misspelled directive")
 def _nearly_directives(subject: Subject) -> Iterator[Problem]:
-    known = [one.prefix[1:] for one in SCHEDULERS.values() if one.prefix]
-    loose = [one.prefix[1:] for one in SCHEDULERS.values() if one.reads_loose_directives]
-    for number, line in enumerate(subject.script.lines, start=1):
-        match = _NEARLY.match(line)
-        # `##PBS` is the usual way to disable a directive.
-        if not match or match[1] or match[3] in _NOT_MISSPELLED:
-            continue
-        if match[3].upper() in loose or (match[3] in known and not match[2] and match[4]):
-            continue
-        for word in get_close_matches(match[3].rstrip(":").upper(), known, n=1, cutoff=0.6):
+    for number, match, near in _nearly(subject):
+        if not _may_be_disabled(match, near):
             yield Problem(
                 number,
                 f"{shown(match[0])} is a comment, so the scheduler ignores the option after it",
-                f"write #{word} at the very beginning of the line",
+                f"write #{near} at the very beginning of the line",
             )
+
+
+@check("JOB018", "note", "a disabled directive")
+def _disabled_directives(subject: Subject) -> Iterator[Problem]:
+    for number, match, near in _nearly(subject):
+        if _may_be_disabled(match, near):
+            yield Problem(
+                number,
+                f"{shown(match[0])} is a comment, so the scheduler ignores the option after it",
+                f"write #{near} for a directive, or ##{near} to disable it",
+            )
+
+
+def _may_be_disabled(match: re.Match[str], near: str) -> bool:
+    # A blank or small letters may be meant to disable a directive.
+    return bool(match[2]) or match[3] == near.lower()
+
+
+def _nearly(subject: Subject) -> Iterator[tuple[int, re.Match[str], str]]:
+    """Yield the number and the parts of each comment that begins like a directive, and the right prefix."""
+    script = subject.script
+    known = [one.prefix[1:] for one in SCHEDULERS.values() if one.prefix]
+    loose = [one.prefix[1:] for one in SCHEDULERS.values() if one.reads_loose_directives]
+    # After the first command, the scheduler ignores even correct directives.
+    first = next((command.line for command in script.commands), len(script.lines) + 1)
+    for number, line in enumerate(script.lines[: first - 1], start=1):
+        match = _NEARLY.match(line)
+        # `##PBS` is the usual way to disable a directive, and `# sbatch -N 2 job.sh` shows how to submit it.
+        if not match or match[1] or match[3].upper() in (*_NOT_MISSPELLED, *loose) or _SUBMIT.match(line):
+            continue
+        word = match[3].rstrip(":")
+        if any(pattern.match(line) for pattern in DIRECTIVE_PATTERNS):
+            continue
+        for near in get_close_matches(word.upper(), known, n=1, cutoff=0.6):
+            is_close = is_one_edit(word.upper(), near) or get_close_matches(word.upper(), [near], cutoff=0.75)
+            if word.upper() == near or (is_close and (word[0].upper() == near[0] or word.upper() in near)):
+                yield number, match, near
 
 
 @check("JOB006", "warning", "directives of two schedulers")
@@ -103,12 +151,43 @@ def _both_schedulers(subject: Subject) -> Iterator[Problem]:
         )
 
 
+@check("JOB019", "error", "directives of another scheduler that sbatch rejects")
+def _refused_by_sbatch(subject: Subject) -> Iterator[Problem]:
+    # sbatch reads #BSUB lines anywhere in the script, or else #PBS lines (src/sbatch/xlate.c).
+    script = subject.script
+    if script.scheduler != "slurm" or script.value("--ignore-pbs") is not None:
+        return
+    last = _last_line_of_translation(script.lines)
+    for name, letters in (("lsf", _BSUB_OF_SBATCH), ("pbs", _PBS_OF_SBATCH)):
+        options = [d for d in script.directives if d.scheduler == name and d.line <= last]
+        for d in options:
+            if d.flag[1:2] not in letters or (not d.flag and name == "pbs"):
+                yield Problem(
+                    d.line,
+                    f"sbatch also reads {SCHEDULERS[name].prefix} lines, and rejects "
+                    f"{shown(d.flag or d.value)} in them",
+                    "remove the line, or use sbatch --ignore-pbs",
+                )
+        if options:
+            return
+
+
+def _last_line_of_translation(lines: Sequence[str]) -> int:
+    """Return the line at which sbatch stops to look for lines of other schedulers."""
+    commands = 0
+    for number, line in enumerate(lines, start=1):
+        commands += not line.startswith("#")
+        if commands > _COMMANDS_BEFORE_TRANSLATION:
+            return number
+    return len(lines)
+
+
 @check("JOB007", "warning", "the same directive with two different values")
 def _contradictions(subject: Subject) -> Iterator[Problem]:
     seen: dict[str, str] = {}
     script = subject.script
     pairs = [(d.line, f"-l {name}", value) for d, name, value in script.resources()]
-    repeatable = subject.scheduler.repeatable_flags
+    repeatable = subject.scheduler.repeatable_flags_in(subject.scheduler_version)
     pairs += [(d.line, d.flag, d.value) for d in script.read() if d.flag and d.flag not in repeatable]
     for line, name, value in sorted(pairs):
         if name in seen and seen[name] != value:
@@ -123,10 +202,8 @@ def _contradictions(subject: Subject) -> Iterator[Problem]:
 
 @check("JOB008", "error", "a variable or ~ in a directive")
 def _unexpanded(subject: Subject) -> Iterator[Problem]:
-    for d in subject.script.read():
-        if d.flag in subject.scheduler.free_text_flags:
-            continue
-        if "$" in d.value or re.match(r"(?:[^/:]*:)?~", d.value):
+    for d in subject.script.read_all():
+        if not _is_free_text(subject, d) and not _is_name(subject, d) and _has_variable(d.value):
             yield Problem(
                 d.line,
                 f"{d.flag} {shown(d.value)}: schedulers do not expand variables, ~ or $( ) in directives",
@@ -134,11 +211,62 @@ def _unexpanded(subject: Subject) -> Iterator[Problem]:
             )
 
 
+@check("JOB017", "warning", "a variable or placeholder in a name or in a mail address")
+def _unexpanded_name(subject: Subject) -> Iterator[Problem]:
+    for d in subject.script.read_all():
+        if _is_free_text(subject, d) or not _is_name(subject, d):
+            continue
+        is_log = d.flag in subject.scheduler.log_flags
+        if has_marked_placeholder(d.value) and not (is_log and subject.scheduler.expands_log_variables):
+            yield Problem(
+                d.line,
+                f"{d.flag} {shown(d.value)} is used as it is written",
+                "write the literal value, or pass the option to qsub or sbatch on the command line",
+            )
+
+
+def _is_free_text(subject: Subject, d: Directive) -> bool:
+    return not d.flag or d.flag in subject.scheduler.free_text_flags
+
+
+def _has_variable(value: str) -> bool:
+    return "$" in value or bool(re.match(r"(?:[^/:]*:)?~", value))
+
+
+def _is_name(subject: Subject, d: Directive) -> bool:
+    """Return whether the job runs with any value: it is only a name, a mail address or the name of a file."""
+    if d.flag in subject.scheduler.log_flags:
+        # A variable in the name of a directory means that the directory does not exist.
+        return subject.scheduler.expands_log_variables or not _has_variable(d.value.rpartition("/")[0])
+    return d.flag in subject.scheduler.name_flags
+
+
+@check("JOB016", "error", "a placeholder of a template in a directive")
+def _placeholders(subject: Subject) -> Iterator[Problem]:
+    found = [
+        d
+        for d in subject.script.read_all()
+        if not _is_free_text(subject, d)
+        and not _is_name(subject, d)
+        and has_placeholder(d.value, is_path=True)
+    ]
+    found += [d for d in subject.script.read_all() if not d.flag and d.fault and has_placeholder(d.text)]
+    if found:
+        first = min(found, key=lambda d: d.line)
+        others = len({d.line for d in found}) - 1
+        yield Problem(
+            first.line,
+            f"{shown(first.text)} contains a placeholder"
+            + (f", and so do {others} other directives" if others else ""),
+            "replace it by a value",
+        )
+
+
 @check("JOB009", "warning", "a secret in the script")
 def _secrets(subject: Subject) -> Iterator[Problem]:
     for line, name, value in subject.script.assignments:
         is_secret = _SECRET.search(name) and _UPPER_CASE.fullmatch(name)
-        if is_secret and len(value) >= 8 and not re.search(r"[$`/]", value):
+        if is_secret and _LOOKS_SECRET.fullmatch(value) and not has_placeholder(value):
             yield Problem(
                 line,
                 f"the script contains {plain(name)}, and others may be able to read the scheduler's copy "
@@ -147,7 +275,7 @@ def _secrets(subject: Subject) -> Iterator[Problem]:
             )
 
 
-@check("JOB010", "warning", "no walltime")
+@check("JOB010", "note", "no walltime")
 def _no_walltime(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     if script.scheduler and subject.walltime is None and script.value("--wrap") is None:
@@ -162,7 +290,8 @@ def _no_walltime(subject: Subject) -> Iterator[Problem]:
 def _unreadable_walltime(subject: Subject) -> Iterator[Problem]:
     if subject.walltime:
         line, text = subject.walltime
-        if "$" not in text and not subject.scheduler.walltime_pattern.fullmatch(text):
+        is_value = "$" not in text and not has_placeholder(text)
+        if is_value and not subject.scheduler.accepts_walltime(text):
             yield Problem(
                 line,
                 f"the scheduler does not accept the walltime {shown(text)}",
@@ -194,12 +323,8 @@ def _ambiguous_walltime(subject: Subject) -> Iterator[Problem]:
 @check("JOB013", "error", "a walltime of zero")
 def _zero_walltime(subject: Subject) -> Iterator[Problem]:
     line, text = subject.walltime or (1, "")
-    if re.fullmatch(r"0[0:-]{0,20}", text):
-        yield Problem(
-            line,
-            f"walltime {text} is zero (on Slurm: unlimited, which a partition with a limit rejects)",
-            f"write {subject.scheduler.walltime_form}",
-        )
+    if subject.scheduler.zero_is_refused and re.fullmatch(r"0[0:-]{0,20}", text):
+        yield Problem(line, f"walltime {text} is zero", f"write {subject.scheduler.walltime_form}")
 
 
 @check("JOB014", "note", "directives of a scheduler that lint does not support")

@@ -6,86 +6,87 @@ import re
 from collections.abc import Iterator
 
 from ddp_hpc.lint.checks_registry import Problem, Subject, check, plain
-from ddp_hpc.lint.parse_script import Command
+from ddp_hpc.lint.launches import (
+    Start,
+    expanded_in_shell,
+    reaches_other_nodes,
+    single_quoted,
+    starts,
+    trains_with_torch,
+)
 from ddp_hpc.schedulers.base import whole_number
 
 _LOOPBACK = re.compile(r"localhost|127\.[0-9.]+|::1|0\.0\.0\.0")
 _SIGNALS = re.compile(r"(?:SIG)?(?:TERM|USR1|USR2|INT|HUP)|1|2|10|12|15")
+_OF_A_TASK = re.compile(r"\$\{?(SLURM_NODEID|SLURM_PROCID|SLURM_LOCALID)\b")
+_HOSTNAME = re.compile(
+    r"\bMASTER_ADDR=[\"']?(?:\$\(\s*(?:/bin/)?hostname\b[^)|]*\)|`hostname\b[^`|]*`|\$\{?HOSTNAME\}?)"
+)
+_OF_SEVERAL_NODES = re.compile(
+    r"--(?:num|n)?[-_]?(?:machines|hostfile|nodes|gpus|workers|jobs|nnodes)\b|-H$|--launcher|--cluster|slurm"
+)
+# Programs that start the ranks of a node themselves, and set RANK and WORLD_SIZE for them.
+_AGENTS = frozenset(("torchrun", "torchrun_jsc", "accelerate", "deepspeed", "colossalai", "composer"))
+# A single process that uses several GPUs.
+_ONE_PROCESS = re.compile(
+    r"vllm|device[-_]map|tensor[-_]parallel|DataParallel|data_parallel|jax|tensorflow|keras|tf_cnn|mirrored|ray\b|llama"
+    r"|ollama|sglang|spawn|--num[-_]?gpus?|--n[-_]?gpus?|--gpus?\b|--devices?\b|--ngpu|n_gpu|gpu_ids|multigpu|multi_gpu"
+    r"|CUDA_VISIBLE_DEVICES|trainer\.|lightning|multiprocessing|--world[-_]size|nproc|mp\.|hydra|deepspeed|tune|sweep|agent",
+    re.IGNORECASE,
+)
 
 
-def _is_torchrun(words: tuple[str, ...]) -> bool:
-    program = words[0].rpartition("/")[2] if words else ""
-    modules = {"torch.distributed.run", "torch.distributed.launch"}
-    return program in ("torchrun", "torchrun_jsc") or (
-        "-m" in words[:4] and not modules.isdisjoint(words[:4])
-    )
-
-
-def _torchruns(subject: Subject) -> list[tuple[Command, tuple[str, ...]]]:
-    """Return each command that starts torchrun, with torchrun's own words: the program and its arguments."""
-    commands = [(command, command.launched or command.argv) for command in subject.script.commands]
-    return [(command, words) for command, words in commands if _is_torchrun(words)]
-
-
-def _given(words: tuple[str, ...], name: str) -> str | None:
-    """Return the value of a torchrun option: None without the option, which may be spelled with - or _."""
-    for index, word in enumerate(words[:40]):
-        flag, equals, value = word.replace("_", "-").partition("=")
-        if flag == name:
-            return value if equals else (words[index + 1] if index + 1 < len(words) else "")
-    return None
-
-
-def _ranks_per_node(subject: Subject, command: Command) -> int | None:
-    """Return the number of ranks per node, from the launcher's options if possible, else the directives."""
-    own = command.option("--ntasks-per-node", "--ppn", "-ppn", "--npernode", "-npernode")
-    if own is not None:
-        return whole_number(own)
-    tasks, nodes = whole_number(command.option("-n", "-np", "--np")), subject.num_nodes
-    if command.name == "srun":
-        tasks = whole_number(command.option("-n", "--ntasks"))
-        nodes = whole_number(command.option("-N", "--nodes")) or nodes
-    return tasks // nodes if tasks and nodes else subject.ranks_per_node
+def _torchruns(subject: Subject) -> list[Start]:
+    """Return each command that starts torchrun."""
+    return [start for start in starts(subject) if start.is_torchrun]
 
 
 @check("RANK001", "error", "torchrun started once per rank")
 def _torchrun_per_rank(subject: Subject) -> Iterator[Problem]:
-    for command, words in _torchruns(subject):
-        per_node = _ranks_per_node(subject, command) if command.launched else None
-        if per_node and per_node > 1:
+    for start in _torchruns(subject):
+        per_node = start.ranks_per_node if start.is_launched else None
+        if per_node and per_node > 1 and not _is_for_one_rank(start):
             yield Problem(
-                command.line,
-                f"{command.name} starts torchrun {per_node} times per node, and each torchrun starts all "
-                "ranks of the node",
+                start.command.line,
+                f"{start.command.name} starts torchrun {per_node} times per node, and each torchrun "
+                "starts all ranks of the node",
                 "start torchrun once per node (--ntasks-per-node=1, --ppn 1), or start python instead",
             )
-        elif _given(words, "--nproc-per-node") in (None, "1") and (subject.gpus_per_node or 0) > 1:
-            yield Problem(
-                command.line,
-                f"torchrun starts one rank on a node with {subject.gpus_per_node} GPUs",
-                f"use torchrun --nproc-per-node={subject.gpus_per_node}",
-            )
 
 
-@check("RANK002", "error", "torchrun started for one node only")
+def _is_for_one_rank(start: Start) -> bool:
+    # The tasks of srun may be independent trainings of one rank, each with its own port.
+    return start.given("--nproc-per-node") in (None, "1") and start.given("--nnodes") in (None, "1")
+
+
+@check("RANK002", "error", "torchrun that waits for other nodes in vain")
 def _torchrun_alone(subject: Subject) -> Iterator[Problem]:
-    nodes = subject.num_nodes or 1
-    if nodes < 2:
+    if any(command.words[0] in ("for", "while") for command in subject.script.commands):
         return
-    in_a_loop = any(command.words[0] == "for" for command in subject.script.commands)
-    for command, words in _torchruns(subject):
-        if "--standalone" in words[:40] or _given(words, "--nnodes") in (None, "1"):
+    for start in _torchruns(subject):
+        nodes = start.num_nodes or 1
+        if nodes < 2 or start.hides_options or start.launcher_hides_options:
+            continue
+        given = start.given("--nnodes")
+        if start.is_launched and (start.has("--standalone") or given in (None, "1")):
+            if start.has("--standalone") or start.given("--rdzv-endpoint") is None:
+                yield Problem(
+                    start.command.line,
+                    f"{start.command.name} starts torchrun on {nodes} nodes, but each trains on its own",
+                    f"use torchrun --nnodes={nodes} --rdzv-backend=c10d --rdzv-endpoint=FIRST_NODE:PORT",
+                )
+        elif (
+            not start.is_launched and whole_number(given) not in (None, 1) and not _is_remote(subject, start)
+        ):
             yield Problem(
-                command.line,
-                f"the job has {nodes} nodes, but this torchrun uses only one",
-                f"use torchrun --nnodes={nodes} --rdzv-backend=c10d --rdzv-endpoint=FIRST_NODE:PORT",
-            )
-        elif not command.launched and command.name not in ("ssh", "pbsdsh") and not in_a_loop:
-            yield Problem(
-                command.line,
-                f"torchrun --nnodes waits for {nodes} nodes, but the script starts it on the first node only",
+                start.command.line,
+                f"torchrun --nnodes waits for {given} nodes, but the script starts it on the first node only",
                 "put srun --ntasks-per-node=1, or mpiexec --ppn 1, in front of it",
             )
+
+
+def _is_remote(subject: Subject, start: Start) -> bool:
+    return start.command.name in ("ssh", "pbsdsh", "pdsh") or reaches_other_nodes(subject)
 
 
 @check("RANK003", "error", "more ranks than GPUs")
@@ -93,17 +94,16 @@ def _more_ranks_than_gpus(subject: Subject) -> Iterator[Problem]:
     gpus = subject.gpus_per_node
     if not gpus:
         return
-    for command in subject.script.commands:
-        words = command.launched or command.argv
-        if _is_torchrun(words):
-            ranks = whole_number(_given(words, "--nproc-per-node"))
-        elif command.name in ("srun", "mpiexec", "mpirun") and command.launched:
-            ranks = _ranks_per_node(subject, command)
+    for start in starts(subject):
+        if start.is_torchrun:
+            ranks = whole_number(start.given("--nproc-per-node"))
+        elif start.is_launched and start.program == "python" and trains_with_torch(subject):
+            ranks = start.ranks_per_node
         else:
             continue
         if ranks and ranks > gpus:
             yield Problem(
-                command.line,
+                start.command.line,
                 f"{ranks} ranks per node share {gpus} GPUs, but NCCL rejects two ranks on one device",
                 f"start {gpus} ranks per node, or request {ranks} GPUs",
             )
@@ -116,9 +116,11 @@ def _literal_ranks(subject: Subject) -> Iterator[Problem]:
         if command.name not in ("mpiexec", "mpirun"):
             continue
         total = whole_number(command.option("-n", "-np", "--np", "--n"))
-        per_node = whole_number(command.option("--ppn", "-ppn", "--npernode", "-npernode", "-N"))
-        per_node = per_node or subject.ranks_per_node
-        if total and nodes and per_node and total != nodes * per_node:
+        own = whole_number(command.option("--ppn", "-ppn", "--npernode", "-npernode", "-N"))
+        per_node = own or subject.ranks_per_node
+        # With both numbers, fewer ranks may be meant for a part of the nodes.
+        is_part = own and total and total % own == 0 and total < nodes * own
+        if total and nodes and per_node and total != nodes * per_node and not is_part:
             yield Problem(
                 command.line,
                 f"{total} ranks are started, but {nodes} nodes x {per_node} ranks are {nodes * per_node}",
@@ -129,6 +131,9 @@ def _literal_ranks(subject: Subject) -> Iterator[Problem]:
 @check("RANK005", "warning", "more threads than cores")
 def _more_threads_than_cores(subject: Subject) -> Iterator[Problem]:
     cpus = subject.scheduler.cpus_per_rank(subject.script)
+    tasks = subject.ranks_per_node or whole_number(subject.script.value("--ntasks"))
+    if cpus and tasks and not any(command.launched for command in subject.script.launches()):
+        cpus *= tasks  # a program in the batch shell can use the CPUs of all tasks
     for line, name, value in subject.script.assignments:
         threads = whole_number(value)
         if name == "OMP_NUM_THREADS" and threads and cpus and threads > cpus:
@@ -145,17 +150,19 @@ def _trap_and_foreground(subject: Subject) -> Iterator[Problem]:
     traps = [
         c for c in commands if c.name == "trap" and any(_SIGNALS.fullmatch(w.upper()) for w in c.words[2:])
     ]
-    if not traps or traps[0].words[1:2] == ("",):
+    # A trap on EXIT too cleans up, and may run late.
+    if not traps or traps[0].words[1:2] == ("",) or "EXIT" in traps[0].words:
         return
-    for command in subject.in_foreground():
-        if command.line > traps[0].line and (command.launched or command.name == "torchrun"):
+    # Short steps before the last one do not matter.
+    for command in list(subject.in_foreground())[-1:]:
+        starts_program = command.name == "torchrun" or (command.launched and command.launched[1:2] != ("-c",))
+        if command.line > traps[0].line and starts_program:
             yield Problem(
                 command.line,
                 f"{command.name} runs in the foreground, so the trap of line {traps[0].line} runs only "
                 "after it ends",
                 "start it in the background and wait for it: ... & wait $!",
             )
-            return
 
 
 @check("RANK007", "warning", "a trap on CONT")
@@ -176,9 +183,10 @@ def _fixed_port(subject: Subject) -> Iterator[Problem]:
         for line, name, value in subject.script.assignments
         if name == "MASTER_PORT" and whole_number(value)
     ]
-    for command, words in _torchruns(subject):
-        if whole_number(port := _given(words, "--master-port") or ""):
-            found.append((command.line, port))
+    given = [(start.command.line, start.given("--master-port") or "") for start in _torchruns(subject)]
+    found += [(line, port) for line, port in given if whole_number(port)]
+    if subject.script.value("--exclusive") is not None:
+        return  # no other job runs on the nodes
     for line, value in found:
         yield Problem(
             line,
@@ -199,3 +207,144 @@ def _loopback_master(subject: Subject) -> Iterator[Problem]:
                 f"{subject.num_nodes} nodes",
                 "use the first node of the job, or omit it, as ddp-hpc sets it",
             )
+
+
+@check("RANK010", "error", "a task's variable that the batch shell expands")
+def _expanded_too_early(subject: Subject) -> Iterator[Problem]:
+    for start in starts(subject):
+        command = start.command
+        if command.name != "srun" or not start.is_launched or start.launcher_hides_options:
+            continue
+        text = expanded_in_shell(command.text)
+        if start.is_torchrun and start.given("--rdzv-backend") is not None:
+            # Only the static rendezvous uses --node-rank.
+            text = re.sub(r"--node[-_]rank[= ]\S+", "", text)
+        for name in dict.fromkeys(_OF_A_TASK.findall(text)):
+            several = start.num_nodes if name == "SLURM_NODEID" else start.num_ranks
+            if several and several > 1:
+                yield Problem(
+                    command.line,
+                    f"the batch shell expands ${name}, which is 0 there, so all tasks of srun get 0",
+                    f"let the tasks expand it: srun bash -c '... ${name} ...', with single quotes",
+                )
+
+
+@check("RANK011", "error", "the same rank for all tasks")
+def _same_rank(subject: Subject) -> Iterator[Problem]:
+    launched = [
+        start
+        for start in starts(subject)
+        if start.is_launched
+        and start.program == "python"
+        and not start.is_torchrun
+        and (start.num_ranks or 1) > 1
+        and not start.launcher_hides_options
+    ]
+    if not launched:
+        return
+    first, total = launched[0], launched[0].num_ranks
+    for line, name, value in subject.script.exports:
+        if line > first.command.line:
+            continue
+        is_rank = name in ("RANK", "LOCAL_RANK") and (
+            whole_number(value) is not None or _OF_A_TASK.fullmatch(value.rstrip("}"))
+        )
+        if is_rank:
+            yield Problem(
+                line,
+                f"{name}={plain(value)} is set in the batch shell, so all {total} tasks get the same rank",
+                "let each task set it from SLURM_PROCID or SLURM_LOCALID",
+            )
+        elif name == "WORLD_SIZE" and whole_number(value) not in (None, total):
+            yield Problem(
+                line,
+                f"WORLD_SIZE={plain(value)}, but line {first.command.line} starts {total} ranks",
+                "use export WORLD_SIZE=$SLURM_NTASKS",
+            )
+
+
+@check("RANK012", "error", "each task takes its own host as MASTER_ADDR")
+def _own_master(subject: Subject) -> Iterator[Problem]:
+    for start in starts(subject):
+        several = start.num_nodes or 1
+        is_shell = start.program in ("bash", "sh") and "-c" in " ".join(start.words[1:3])
+        if not (start.is_launched and is_shell and several > 1) or start.launcher_hides_options:
+            continue
+        if _HOSTNAME.search(single_quoted(start.command.text)):
+            yield Problem(
+                start.command.line,
+                f"each task sets MASTER_ADDR to its own host, so the ranks of {several} nodes do not meet",
+                'set it first: MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+            )
+
+
+@check("RANK013", "warning", "only the first node is used")
+def _first_node_only(subject: Subject) -> Iterator[Problem]:
+    nodes = subject.num_nodes or 1
+    if nodes < 2 or reaches_other_nodes(subject) or subject.script.is_supervised:
+        return
+    for start in starts(subject):
+        # Programs with such options may start srun themselves.
+        has_hosts = any(_OF_SEVERAL_NODES.match(word) for word in start.words[:60])
+        is_python = start.program == "python" and any(word.endswith(".py") for word in start.words[1:])
+        is_alone = start.is_torchrun and start.given("--nnodes") in (None, "1") and not start.hides_options
+        is_agent = start.program in ("accelerate", "deepspeed") and not start.is_torchrun
+        if is_alone or (not start.is_torchrun and (is_python or is_agent) and not has_hosts):
+            yield Problem(
+                start.command.line,
+                f"the job has {nodes} nodes, but {plain(start.program)} runs on the first one only",
+                "start it with srun, or request one node",
+            )
+            return
+
+
+@check("RANK014", "note", "one process on a node with several GPUs")
+def _one_process(subject: Subject) -> Iterator[Problem]:
+    gpus = subject.gpus_per_node or 1
+    if gpus < 2 or _starts_many(subject):
+        return
+    for start in starts(subject):
+        is_python = start.command.name == "srun" and start.program == "python" and not start.is_torchrun
+        if not is_python or start.launcher_hides_options or _ONE_PROCESS.search(start.command.text):
+            continue
+        if _is_single_task(start):
+            yield Problem(
+                start.command.line,
+                f"srun starts one task on a node with {gpus} GPUs",
+                f"use srun --ntasks-per-node={gpus} if each rank uses one GPU, or request one GPU",
+            )
+            return
+
+
+@check("RANK015", "warning", "torchrun with one rank on a node with several GPUs")
+def _one_rank(subject: Subject) -> Iterator[Problem]:
+    gpus = subject.gpus_per_node or 1
+    if gpus < 2 or _starts_many(subject):
+        return
+    for start in _torchruns(subject):
+        if start.hides_options or start.launcher_hides_options or start.ranks_per_node != 1:
+            continue
+        if whole_number(start.given("--nproc-per-node") or "1") == 1:
+            yield Problem(
+                start.command.line,
+                f"torchrun starts one rank on a node with {gpus} GPUs",
+                f"use torchrun --nproc-per-node={gpus}, or request one GPU",
+            )
+
+
+def _is_single_task(start: Start) -> bool:
+    script = start.subject.script
+    if start.command.option("-n", "--ntasks", "--ntasks-per-node", "--gpus", "--gres", "-G") is not None:
+        return False
+    asked = script.value("--ntasks"), script.value("--ntasks-per-node"), script.value("--ntasks-per-gpu")
+    return (
+        asked[2] is None
+        and asked[0] in (None, "1")
+        and asked[1] in (None, "1")
+        and not start.subject.asked_nodes
+    )
+
+
+def _starts_many(subject: Subject) -> bool:
+    """Return whether several processes share the GPUs: in the background or in a loop."""
+    return any(c.ends == "&" or c.words[0] in ("for", "while") for c in subject.script.commands)

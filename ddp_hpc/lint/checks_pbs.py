@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
-from ddp_hpc.lint.checks_registry import Problem, Subject, check, nearest_known, shown
+from ddp_hpc.lint.checks_registry import Problem, Subject, check, is_one_edit, nearest_known, shown
+from ddp_hpc.lint.log_directories import missing_directory
+from ddp_hpc.lint.placeholders import has_placeholder
 from ddp_hpc.schedulers.pbs.scheduler import MAX_NAME_CHARS
 
-_FLAGS = frozenset(
-    "aAcCeGhIJjkKlLmMNoPpqQrRSufvVWXz"
-)  # options of qsub(1B), and -P and -G, which some sites add
+# Options of qsub(1B), and -P and -G, which some sites add.
+_FLAGS = frozenset("aAcCeGhIJjkKlLmMNoPpqQrRSufvVWXz")
+# Options of Torque's qsub (GETOPT_ARGS in src/cmds/qsub_functions.c of adaptivecomputing/torque), and of
+# NEC's NQSV.
+_OF_TORQUE = frozenset("bdDEFnTtwx")
+_OF_NQSV = re.compile(r"elapstim_req|cpunum_job|cputim_job|memsz_job|gpunum_lhost|vecores|cpunum_lhost")
+# Resources of OpenPBS (pbs_resources.7B), and common ones that sites define.
 _RESOURCES: list[str] = re.findall(
     r"\S+",
-    "accelerator arch cput exclhost file filesystems gpu_type group host jobfs max_walltime mem "
-    "min_walltime model mpiprocs mps naccelerators ncpus ngpus nice nodes ompthreads pcput "
-    "place pmem ppn pvmem select soft_walltime software storage system vmem vnode walltime wd "
-    "job_priority ",
+    "arch cput file filesystems host mem mpiprocs ncpus ngpus nice nodect nodes ompthreads pcput place pmem "
+    "pvmem select software vmem vnode walltime min_walltime max_walltime soft_walltime",
+)
+_ELSEWHERE = frozenset(
+    re.findall(
+        r"\S+",
+        "accelerator cgroups cpu_type cpus epilogue feature flags gpu gpu_type gpus gputype gres gpumem "
+        "jobfs mics model mppmem mppwidth naccelerators naccesspolicy netloc network nodeset opsys partition "
+        "pcmem procs prologue qos queue reqattr scratch size storage tpn trl type var wd",
+    )
 )
 _PLACE = re.compile(r"(?:free|pack|scatter|vscatter)?(?::(?:excl|exclhost|shared|group=[\w-]+))*")
 _OF_A_CHUNK = ("ncpus", "mpiprocs", "ngpus", "mem", "ompthreads")
@@ -35,8 +46,10 @@ def _no_shebang(subject: Subject) -> Iterator[Problem]:
 
 @check("PBS002", "error", "a comment after a directive")
 def _trailing_comment(subject: Subject) -> Iterator[Problem]:
+    if _is_for_nqsv(subject):
+        return
     for line, text in {d.line: d.text for d in subject.script.read()}.items():
-        if match := re.search(r"\s#.*", text):
+        if (match := re.search(r"\s#.*", text)) and not has_placeholder(text):
             yield Problem(
                 line,
                 f"{shown(match[0].strip())} follows a directive, so qsub rejects the script",
@@ -44,10 +57,38 @@ def _trailing_comment(subject: Subject) -> Iterator[Problem]:
             )
 
 
+def _is_for_openpbs(subject: Subject) -> bool:
+    """Return whether the script is for OpenPBS or PBS Professional, as Torque and NQSV have no `select`."""
+    if subject.site is not None and subject.site.scheduler == "pbs":
+        return True
+    return any(name == "select" for _, name, _ in subject.script.resources())
+
+
+def _is_for_nqsv(subject: Subject) -> bool:
+    return any(name == "NQSV" for _, _, name in _of_another_pbs(subject))
+
+
+def _of_another_pbs(subject: Subject) -> list[tuple[int, str, str]]:
+    """Return the line and the text of each option of Torque or NQSV, with the name of that scheduler."""
+    if _is_for_openpbs(subject):
+        return []
+    script = subject.script
+    found = [(d.line, name, "NQSV") for d, name, _ in script.resources() if _OF_NQSV.fullmatch(name)]
+    is_nqsv = bool(found) or any(re.match("--(?:group|ve|use-hca|cpunum)", d.flag) for d in script.read())
+    for d in script.read():
+        if d.flag.startswith("--") or (is_nqsv and d.flag and d.flag[1:] not in _FLAGS):
+            found += [(d.line, d.flag, "NQSV")] if is_nqsv else []
+        elif d.flag and d.flag[1:] in _OF_TORQUE:
+            found.append((d.line, d.flag, "Torque"))
+    return found
+
+
 @check("PBS003", "error", "an option that qsub does not have")
 def _unknown_option(subject: Subject) -> Iterator[Problem]:
+    elsewhere = {(line, text) for line, text, _ in _of_another_pbs(subject)}
     for d in subject.script.read():
-        if d.flag and (d.flag.startswith("--") or d.flag[1:] not in _FLAGS):
+        is_known = not d.flag or (not d.flag.startswith("--") and d.flag[1:] in _FLAGS)
+        if not is_known and (d.line, d.flag) not in elsewhere and not has_placeholder(d.text):
             yield Problem(
                 d.line,
                 f"{shown(d.flag)} is not a qsub option",
@@ -55,10 +96,21 @@ def _unknown_option(subject: Subject) -> Iterator[Problem]:
             )
 
 
+@check("PBS020", "note", "options of Torque or NQSV")
+def _another_pbs(subject: Subject) -> Iterator[Problem]:
+    for line, text, name in _of_another_pbs(subject)[:1]:
+        yield Problem(
+            line,
+            f"{shown(text)} is an option of {name}, which OpenPBS and PBS Professional reject",
+            "no change is needed on a machine with this scheduler; with OpenPBS, see qsub(1)",
+        )
+
+
 @check("PBS004", "error", "whitespace in the value of a directive")
 def _blank_in_value(subject: Subject) -> Iterator[Problem]:
-    for d in subject.script.read():
-        if not d.flag and not d.value.startswith("#"):
+    stray = [d for d in subject.script.read() if not d.flag and not d.value.startswith("#")]
+    for d in {d.line: d for d in reversed(stray)}.values():
+        if not has_placeholder(d.text):
             yield Problem(
                 d.line,
                 f"{shown(d.value)} does not belong to an option, as a value ends at whitespace, even "
@@ -91,7 +143,7 @@ def _illegal_name(subject: Subject) -> Iterator[Problem]:
         )
 
 
-@check("PBS007", "warning", "a job name longer than 15 characters")
+@check("PBS007", "note", "a job name longer than 15 characters")
 def _long_name(subject: Subject) -> Iterator[Problem]:
     name = subject.script.value("-N") or ""
     if MAX_NAME_CHARS < len(name) <= _LONGEST_NAME:
@@ -110,10 +162,13 @@ def _misspelt_resource(subject: Subject) -> Iterator[Problem]:
         names = [name]
         if name == "select":
             names += [part.partition("=")[0] for part in value.split(":")[1:] if "=" in part]
-        unknown += [(d.line, word) for word in names if word and word not in _RESOURCES]
+        unknown += [
+            (d.line, word) for word in names if word and word not in _RESOURCES and word not in _ELSEWHERE
+        ]
     nearest = nearest_known((word for _, word in unknown), _RESOURCES, cutoff=0.8)
     for line, word in unknown:
-        if near := nearest.get(word):
+        near = nearest.get(word)
+        if near and is_one_edit(word, near):
             yield Problem(line, f"PBS has no resource {shown(word)}", f"did you mean {near}?")
 
 
@@ -135,6 +190,8 @@ def _illegal_place(subject: Subject) -> Iterator[Problem]:
 
 @check("PBS010", "error", "an invalid option value")
 def _illegal_value(subject: Subject) -> Iterator[Problem]:
+    if _is_for_nqsv(subject):
+        return
     for d in subject.script.read():
         if d.flag in _VALUES and not re.fullmatch(_VALUES[d.flag], d.value):
             yield Problem(
@@ -147,19 +204,14 @@ def _illegal_value(subject: Subject) -> Iterator[Problem]:
 @check("PBS011", "warning", "a log directory that does not exist")
 def _no_log_directory(subject: Subject) -> Iterator[Problem]:
     for d in subject.script.read():
-        path = d.value.rpartition(":")[2]
-        if d.flag not in ("-o", "-e") or not path or re.search(r"[$~\0^]", path) or len(path) > 1000:
-            continue
-        directory = Path(path) if path.endswith("/") else Path(path).parent
-        try:
-            exists = directory.is_dir()
-        except OSError:  # an unreadable parent directory, or a name that is too long
-            continue
-        if not exists:
+        directory = ""
+        if d.flag in ("-o", "-e"):
+            directory = missing_directory(d.value.rpartition(":")[2], subject.directory)
+        if directory:
             yield Problem(
                 d.line,
-                f"the log directory {shown(str(directory))} does not exist, so with -k doe PBS holds the job",
-                f"create it before submitting: mkdir -p {shown(str(directory))}",
+                f"the log directory {shown(directory)} does not exist, so with -k doe PBS holds the job",
+                f"create it before submitting: mkdir -p {shown(directory)}",
             )
 
 
@@ -215,8 +267,8 @@ def _stays_at_home(subject: Subject) -> Iterator[Problem]:
     moves = "PBS_O_WORKDIR" in script.text or any(
         command.name in ("cd", "pushd") for command in script.commands
     )
-    in_place = any(name == "wd" for _, name, _ in script.resources())
-    if not moves and not in_place and (line := _python_line(subject)):
+    in_place = any(name == "wd" for _, name, _ in script.resources()) or script.value("-d", "-w") is not None
+    if not moves and not in_place and (line := _python_line(subject, relative=True)):
         yield Problem(
             line,
             "PBS starts a job in the home directory, not where qsub was called",
@@ -224,9 +276,14 @@ def _stays_at_home(subject: Subject) -> Iterator[Problem]:
         )
 
 
-def _python_line(subject: Subject) -> int | None:
-    """Return the number of the first line that starts Python, directly or with a launcher."""
+def _python_line(subject: Subject, *, relative: bool = False) -> int | None:
+    """Return the number of the first line that starts Python, directly or with a launcher.
+
+    With `relative`, the path of the program must be relative.
+    """
     for command in subject.script.commands:
+        if relative and not any(re.fullmatch(r"[^/$~-].*\.py", word) for word in command.argv[:40]):
+            continue
         if any(re.fullmatch(r"(?:.*/)?python[0-9.]*|torchrun|[^$]*\.py", word) for word in command.argv[:40]):
             return command.line
     return None
@@ -257,7 +314,7 @@ def _array_not_rerunnable(subject: Subject) -> Iterator[Problem]:
         )
 
 
-@check("PBS018", "warning", "-V passes the whole environment to the job")
+@check("PBS018", "note", "-V passes the whole environment to the job")
 def _whole_environment(subject: Subject) -> Iterator[Problem]:
     if subject.script.value("-V") is not None:
         yield Problem(
@@ -267,7 +324,7 @@ def _whole_environment(subject: Subject) -> Iterator[Problem]:
         )
 
 
-@check("PBS019", "warning", "OMP_NUM_THREADS is set by PBS")
+@check("PBS019", "note", "OMP_NUM_THREADS is set by PBS")
 def _threads_of_the_chunk(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     if "OMP_NUM_THREADS" in script.text:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
 from itertools import islice
+from pathlib import Path
 from typing import NamedTuple
 
 from ddp_hpc.lint.parse_script import Command, Script
+from ddp_hpc.lint.placeholders import has_placeholder
 from ddp_hpc.schedulers.base import Scheduler, ScriptCheck, ScriptProblem, Severity
 from ddp_hpc.schedulers.registry import NO_SCHEDULER, SCHEDULERS
+from ddp_hpc.schedulers.versions import is_between
 from ddp_hpc.sites.site import Site
 from ddp_hpc.text_table import cut
 
@@ -40,11 +44,15 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Subject:
-    """A script to check, with its site and the requested number of nodes if they are known."""
+    """A script to check, with its site and the requested number of nodes if they are known.
+
+    `directory` is the directory from which the script will be submitted.
+    """
 
     script: Script
     site: Site | None = None
     asked_nodes: int | None = None
+    directory: Path | None = None
 
     @property
     def scheduler(self) -> Scheduler:
@@ -52,9 +60,40 @@ class Subject:
         return SCHEDULERS.get(self.script.scheduler, NO_SCHEDULER)
 
     @cached_property
+    def placeholder_lines(self) -> frozenset[int]:
+        """The lines of directives that contain a placeholder of a template."""
+        options = self.script.read_all()
+        return frozenset(
+            d.line
+            for d in options
+            if has_placeholder(d.value, is_path=True) or has_placeholder(d.written, is_path=True)
+        )
+
+    @property
+    def scheduler_version(self) -> str:
+        """The version of the site's scheduler, such as 23.02; empty if it is unknown."""
+        if self.site is None or self.site.scheduler != self.script.scheduler:
+            return ""
+        return self.scheduler.version_of(self.site)
+
+    @cached_property
     def num_nodes(self) -> int | None:
         """Number of requested nodes; None if the directives do not set it or give a range."""
         return self.asked_nodes or self.scheduler.num_nodes(self.script)
+
+    def value_of(self, word: str) -> str:
+        """Return the value of a variable such as $NGPUS or ${SLURM_NNODES} if it is known, else the word."""
+        match = re.fullmatch(r"\$\{?(\w+)(?::[-=]\w*)?\}?", word)
+        if not match:
+            return word
+        known = {
+            "SLURM_NNODES": self.num_nodes,
+            "SLURM_JOB_NUM_NODES": self.num_nodes,
+            "SLURM_NTASKS_PER_NODE": self.ranks_per_node,
+            "SLURM_GPUS_ON_NODE": self.gpus_per_node,
+        }
+        value = known.get(match[1]) if match[1] in known else self.script.constants.get(match[1])
+        return word if value is None else str(value)
 
     @cached_property
     def ranks_per_node(self) -> int | None:
@@ -110,17 +149,31 @@ Run = Callable[[Subject], Iterator[Problem | ScriptProblem]]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Check:
-    """A registered check; `scheduler` is empty if it applies to the scripts of all schedulers."""
+    """A registered check; `scheduler` is empty if it applies to the scripts of all schedulers.
+
+    `since` and `until` are the first and the last version of the scheduler to which the check applies. Such
+    a check applies only if the site's profile contains the version.
+    """
 
     id: str
     severity: Severity
     title: str
     run: Run
     scheduler: str = ""
+    since: str = ""
+    until: str = ""
+
+    def _applies(self, subject: Subject) -> bool:
+        if self.scheduler not in ("", subject.script.scheduler):
+            return False
+        if not (self.since or self.until):
+            return True
+        version = subject.scheduler_version
+        return bool(version) and is_between(version, self.since, self.until)
 
     def findings(self, subject: Subject) -> Iterator[LintFinding]:
         """Yield the findings of this check."""
-        if self.scheduler in ("", subject.script.scheduler):
+        if self._applies(subject):
             for seen in self.run(subject):
                 yield LintFinding(
                     check=self.id, severity=self.severity, line=seen.line, what=seen.what, remedy=seen.remedy
@@ -130,7 +183,9 @@ class Check:
 CHECKS: dict[str, Check] = {}
 
 
-def check(id_: str, severity: Severity, title: str) -> Callable[[Run], Run]:
+def check(
+    id_: str, severity: Severity, title: str, *, since: str = "", until: str = ""
+) -> Callable[[Run], Run]:
     """Return a decorator that registers a function as a check.
 
     If the id begins with the name of a scheduler, such as `PBS001`, the check applies only to its scripts.
@@ -141,7 +196,15 @@ def check(id_: str, severity: Severity, title: str) -> Callable[[Run], Run]:
             raise ValueError(f"two checks have the id {id_}")
         letters = id_.rstrip("0123456789").lower()
         scheduler = letters if letters in SCHEDULERS else ""
-        CHECKS[id_] = Check(id=id_, severity=severity, title=title, run=run, scheduler=scheduler)
+        CHECKS[id_] = Check(
+            id=id_,
+            severity=severity,
+            title=title,
+            run=run,
+            scheduler=scheduler,
+            since=since,
+            until=until,
+        )
         return run
 
     return register
@@ -166,6 +229,22 @@ def nearest_known(words: Iterable[str], known: Sequence[str], cutoff: float) -> 
     return {
         word: next(iter(get_close_matches(word[:80], known, n=1, cutoff=cutoff)), "") for word in distinct
     }
+
+
+def is_one_edit(word: str, other: str) -> bool:
+    """Return whether one letter was left out, added, replaced, or exchanged with the next one."""
+    if abs(len(word) - len(other)) > 1 or word == other:
+        return False
+    first = next(
+        (i for i, (a, b) in enumerate(zip(word, other, strict=False)) if a != b), min(len(word), len(other))
+    )
+    rest, others = word[first:], other[first:]
+    return (
+        rest[1:] == others
+        or rest == others[1:]
+        or rest[1:] == others[1:]
+        or (rest[2:] == others[2:] and rest[:2] == others[1::-1])
+    )
 
 
 def shown(text: str) -> str:

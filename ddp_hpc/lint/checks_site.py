@@ -175,8 +175,8 @@ def _walltime_of_queue(subject: Subject) -> Iterator[Problem]:
 @check("SITE008", "error", "more GPUs or CPUs than a node has")
 def _larger_than_a_node(subject: Subject) -> Iterator[Problem]:
     site, script = _same_scheduler(subject), subject.script
-    if site is None:
-        return
+    if site is None or (site.queues and subject.queue and not _entries(subject)):
+        return  # the nodes of a queue that is not in the profile may be larger
     gpus, devices = subject.gpus_per_node, site.node.devices
     if gpus and gpus > devices and (devices or site.node.cpu_only):
         yield Problem(

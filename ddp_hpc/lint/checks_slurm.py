@@ -5,92 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ddp_hpc.lint.checks_registry import Problem, Subject, check, nearest_known, plain, shown
+from ddp_hpc.lint.checks_registry import Problem, Subject, check, plain
+from ddp_hpc.lint.launches import reaches_other_nodes, starts, trains_with_torch
 from ddp_hpc.lint.parse_script import Command
 from ddp_hpc.schedulers.base import whole_number
 
-# Options in sbatch.1 of Slurm 22.05 and later versions.
-_OPTIONS: list[str] = re.findall(
-    r"\S+",
-    "account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment "
-    "constraint consolidate-segments container container-id contiguous core-spec "
-    "cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency "
-    "distribution error exclude exclusive export export-file extra extra-node-info get-user-env "
-    "gid gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket gpus-per-task gres gres-flags "
-    "help hint hold ignore-pbs input job-name kill-on-invalid-dep licenses mail-type mail-user "
-    "mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network nice no-kill no-requeue "
-    "nodefile nodelist nodes ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node "
-    "ntasks-per-socket oom-kill-step open-mode output overcommit oversubscribe parsable "
-    "partition power prefer priority profile propagate qos quiet reboot requeue reservation "
-    "resv-ports segment signal sockets-per-node spread-job stepmgr switches test-only "
-    "thread-spec threads-per-core time time-min tmp tres-bind tres-per-task uid usage "
-    "use-min-nodes verbose version wait wait-all-nodes wckey wrap ",
-)
-# Options that plugins add to sbatch: Shifter, pyxis, and the uenv and container engine of CSCS.
-_OF_PLUGINS = re.compile(
-    r"image|module|volume|entrypoint|environment|uenv|view|repo|container-.*|setattr|licence"
-)
 _HIDES_PEERS = re.compile(r"(?:verbose,)?(?:closest|single|per_task|map_gpu|mask_gpu|map|mask)\b.*")
-
-
-@check("SLURM001", "error", "no shebang")
-def _no_shebang(subject: Subject) -> Iterator[Problem]:
-    if not subject.script.lines[0].startswith("#!"):
-        yield Problem(1, "the script has no shebang, so sbatch rejects it", "start it with #!/bin/bash")
-
-
-def _known(name: str) -> bool:
-    # getopt accepts any unambiguous prefix of a long option.
-    return any(option.startswith(name) for option in _OPTIONS) or bool(_OF_PLUGINS.fullmatch(name))
-
-
-def _unknown(subject: Subject) -> dict[str, str]:
-    """Map each of the script's flags that sbatch does not have to the most similar option, or to ""."""
-    flags = dict.fromkeys(d.flag for d in subject.script.read() if d.flag)
-    names = {flag: flag[2:82].replace("_", "-") for flag in flags if not _known(flag[2:])}
-    nearest = nearest_known(names.values(), _OPTIONS, cutoff=0.75)
-    return {flag: nearest[name] for flag, name in names.items() if name in nearest}
-
-
-@check("SLURM002", "error", "a misspelled option")
-def _misspelt_option(subject: Subject) -> Iterator[Problem]:
-    nearest = _unknown(subject)
-    for d in subject.script.read():
-        if near := nearest.get(d.flag):
-            yield Problem(d.line, f"{shown(d.flag)} is not an sbatch option", f"did you mean --{near}?")
-
-
-@check("SLURM003", "warning", "an option that sbatch does not have")
-def _unknown_option(subject: Subject) -> Iterator[Problem]:
-    nearest = _unknown(subject)
-    for d in subject.script.read():
-        if nearest.get(d.flag) == "":
-            yield Problem(
-                d.line,
-                f"{shown(d.flag)} is not an sbatch option, unless a plugin of the site adds it",
-                "remove it, or see sbatch --help on the login node",
-            )
-
-
-@check("SLURM004", "error", "--gpus-per-node together with --gres=gpu")
-def _two_ways_to_gpus(subject: Subject) -> Iterator[Problem]:
-    gres = subject.script.value("--gres") or ""
-    if subject.script.value("--gpus-per-node") is not None and re.search(r"\bgpu\b", gres):
-        yield Problem(
-            subject.line_of("--gres"),
-            "--gres=gpu and --gpus-per-node are mutually exclusive according to Slurm's manual",
-            "keep the one that the site documents",
-        )
 
 
 @check("SLURM005", "warning", "--gpus-per-task hides the other GPUs")
 def _gpus_per_task(subject: Subject) -> Iterator[Problem]:
     script = subject.script
-    if _one_device_by_design(subject) or re.search(
-        r"allow-task-sharing|gpu-bind[= ]none|gres/gpu:none", script.text
+    if (
+        _one_device_by_design(subject)
+        or not trains_with_torch(subject)
+        or re.search(r"allow-task-sharing|gpu-bind[= ]none|gres/gpu:none", script.text)
     ):
         return
-    found = [d.line for d in script.read() if d.flag == "--gpus-per-task" and _many_tasks(subject)]
+    found = [d.line for d in script.read() if d.flag == "--gpus-per-task" and _shares_nodes(subject)]
     found += [c.line for c in _srun(subject) if c.option("--gpus-per-task") is not None]
     for line in found:
         yield Problem(
@@ -103,7 +35,7 @@ def _gpus_per_task(subject: Subject) -> Iterator[Problem]:
 
 @check("SLURM006", "warning", "--gpu-bind hides the other GPUs")
 def _gpu_bind(subject: Subject) -> Iterator[Problem]:
-    if _one_device_by_design(subject):
+    if _one_device_by_design(subject) or not trains_with_torch(subject):
         return
     found = [(d.line, d.value) for d in subject.script.read() if d.flag == "--gpu-bind"]
     found += [(c.line, c.option("--gpu-bind") or "") for c in _srun(subject)]
@@ -127,11 +59,21 @@ def _many_tasks(subject: Subject) -> bool:
     return any(count is not None and count > 1 for count in tasks)
 
 
+def _shares_nodes(subject: Subject) -> bool:
+    """Return whether several tasks run on the same node."""
+    if subject.ranks_per_node is not None:
+        return subject.ranks_per_node > 1
+    tasks, nodes = whole_number(subject.script.value("--ntasks")), subject.num_nodes
+    return tasks is not None and nodes is not None and tasks > nodes
+
+
 def _srun(subject: Subject) -> list[Command]:
     return [command for command in subject.script.launches() if command.name == "srun"]
 
 
-@check("SLURM007", "warning", "srun does not inherit --cpus-per-task from sbatch")
+@check(
+    "SLURM007", "warning", "srun does not inherit --cpus-per-task from sbatch", since="22.05", until="23.02"
+)
 def _cpus_not_inherited(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     asked = script.value("--cpus-per-task")
@@ -141,8 +83,8 @@ def _cpus_not_inherited(subject: Subject) -> Iterator[Problem]:
         if command.launched and command.option("-c", "--cpus-per-task", "--cpu-bind") is None:
             yield Problem(
                 command.line,
-                f"--cpus-per-task={plain(asked)} is given to sbatch, but since Slurm 22.05 srun does not "
-                "inherit it, so each rank gets one core",
+                f"--cpus-per-task={plain(asked)} is given to sbatch, but srun of Slurm 22.05 and 23.02 "
+                "does not inherit it, so each rank gets one core",
                 "use srun --cpus-per-task=$SLURM_CPUS_PER_TASK, or export SRUN_CPUS_PER_TASK",
             )
 
@@ -201,16 +143,19 @@ def _per_node_is_ignored(subject: Subject) -> Iterator[Problem]:
 
 @check("SLURM012", "warning", "several tasks, but no launcher")
 def _python_without_srun(subject: Subject) -> Iterator[Problem]:
-    script = subject.script
-    if not _many_tasks(subject) or script.launches():
+    if not _many_tasks(subject) or reaches_other_nodes(subject) or (subject.num_nodes or 1) > 1:
+        return  # RANK013 reports several nodes
+    # On one node, a single process can use the CPUs of all tasks.
+    uses_ranks = (subject.gpus_per_node or 0) > 1 or trains_with_torch(subject)
+    if subject.num_nodes == 1 and not uses_ranks:
         return
-    for command in script.commands:
-        if re.fullmatch(r"python[0-9.]*", command.name) and re.search(r"train|ddp|torch", command.text):
+    for start in starts(subject):
+        is_program = any(word.endswith(".py") for word in start.words[1:10])
+        if start.program == "python" and is_program and not start.is_torchrun:
             yield Problem(
-                command.line,
-                "the job has several tasks, but Python is started only once, in the batch shell, where it "
-                "acts as rank 0 and waits for the others",
-                "put srun in front of python",
+                start.command.line,
+                "the job has several tasks, but Python is started only once, in the batch shell",
+                "put srun in front of python, or request one task with several CPUs",
             )
             return
 
@@ -231,6 +176,8 @@ def _tasks_disagree(subject: Subject) -> Iterator[Problem]:
 @check("SLURM014", "note", "ranks keep waiting after one of them dies")
 def _no_kill_on_bad_exit(subject: Subject) -> Iterator[Problem]:
     if not _many_tasks(subject):
+        return
+    if not trains_with_torch(subject):
         return
     for command in _srun(subject):
         bare = any(re.fullmatch(r"-[a-zA-Z]*K[01]?", word) for word in command.own_words)

@@ -7,28 +7,32 @@ numbers. Every regular expression here takes time linear in the length of the sc
 from __future__ import annotations
 
 import re
-import shlex
+import sys
+from bisect import bisect
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import dropwhile
 from pathlib import Path
 
 from ddp_hpc.errors import RequestError
+from ddp_hpc.schedulers.base import Fault
 from ddp_hpc.schedulers.registry import SCHEDULERS
 
 # Slurm rejects scripts larger than 4 MB (slurm.conf.5, max_script_size). Less than that is parsed: of 29,280
 # public job scripts, only two are longer than MAX_PARSED_CHARS.
 MAX_CHARS = 4 * 1024 * 1024
 MAX_PARSED_CHARS = 256 * 1024
-# shlex takes quadratic time for one long word.
-_MAX_QUOTED_CHARS = 16 * 1024
 _MAX_TABS = 64  # limit on the tabs before the line that ends a here-document
 
 # Schedulers whose directives are parsed, by the prefix after # in their lines.
-_BY_PREFIX = {one.prefix.removeprefix("#"): one for one in SCHEDULERS.values() if one.prefix}
-_DIRECTIVE = re.compile(rf"#({'|'.join(_BY_PREFIX)})(?:[ \t]+|$)(.*)", re.DOTALL)
+_DIRECTIVES = [
+    (one, one.directive_pattern or re.compile(rf"{one.prefix}(?:[ \t]+|$)(.*)", re.DOTALL))
+    for one in SCHEDULERS.values()
+    if one.prefix
+]
+
+DIRECTIVE_PATTERNS = tuple(pattern for _, pattern in _DIRECTIVES)
 
 _TOKEN = re.compile(
     r"""
@@ -69,7 +73,7 @@ class Directive:
     """One option of one directive line: `flag` is `-l` on PBS and the long name, such as `--nodes`, on Slurm.
 
     `text` is the line after its prefix. `late` means that it follows the first command, where schedulers
-    ignore it.
+    ignore it. See `ReadOption` for the other fields.
     """
 
     line: int
@@ -78,6 +82,9 @@ class Directive:
     value: str
     text: str
     late: bool = False
+    written: str = ""
+    fault: Fault = ""
+    component: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +153,8 @@ class Script:
     """A parsed script. `scheduler` is pbs, slurm, or empty if there are no directives.
 
     `text` is the whole script; the other fields cover its first MAX_PARSED_CHARS characters.
-    `commands` ends early if a quote or a here-document is never closed.
+    `commands` ends early if a quote or a here-document is never closed. `quoted` has the first and last
+    lines of here-documents and of quotes that span lines.
     """
 
     text: str
@@ -156,10 +164,27 @@ class Script:
     directives: tuple[Directive, ...] = ()
     commands: tuple[Command, ...] = ()
     assignments: tuple[tuple[int, str, str], ...] = field(default=(), repr=False)
+    quoted: tuple[tuple[int, int], ...] = field(default=(), repr=False)
+
+    def is_quoted(self, line: int) -> bool:
+        """Return whether the line belongs to a here-document or to a quote that began on an earlier line."""
+        index = bisect(self.quoted, (line, sys.maxsize)) - 1
+        return index >= 0 and line <= self.quoted[index][1]
+
+    @cached_property
+    def _read(self) -> tuple[Directive, ...]:
+        return tuple(d for d in self.directives if d.scheduler == self.scheduler and not d.late)
 
     def read(self) -> tuple[Directive, ...]:
-        """Return the directives that the scheduler reads: its own, before the first command."""
-        return tuple(d for d in self.directives if d.scheduler == self.scheduler and not d.late)
+        """Return the directives that the scheduler reads: its own, before the first command.
+
+        Of a heterogeneous job, these are the directives of the first component.
+        """
+        return tuple(one for one in self._read if not one.component)
+
+    def read_all(self) -> tuple[Directive, ...]:
+        """Return the directives that the scheduler reads, of all components of a heterogeneous job."""
+        return self._read
 
     def value(self, *flags: str) -> str | None:
         """Return the value of the last directive with one of these flags."""
@@ -173,6 +198,25 @@ class Script:
                 for part in directive.value.split(","):
                     name, _, value = part.partition("=")
                     yield directive, name.strip(), value.strip()
+
+    @cached_property
+    def constants(self) -> dict[str, str]:
+        """The values of variables that the script sets once, to a word without expansions."""
+        values: dict[str, set[str]] = {}
+        for _, name, value in self.assignments:
+            values.setdefault(name, set()).add(value)
+        for command in self.commands:
+            if command.words[0] in ("for", "read", "select"):
+                values.update({name: {"$"} for name in command.words[1:4]})
+        return {
+            name: next(iter(of)) for name, of in values.items() if len(of) == 1 and "$" not in next(iter(of))
+        }
+
+    @cached_property
+    def exports(self) -> tuple[tuple[int, str, str], ...]:
+        """The line, the name and the value of each `export NAME=VALUE`."""
+        lines = {command.line for command in self.commands if command.argv[:1] == ("export",)}
+        return tuple(found for found in self.assignments if found[0] in lines)
 
     @cached_property
     def is_supervised(self) -> bool:
@@ -210,46 +254,65 @@ def parse_script(text: str) -> Script:
     parsed = text if len(text) <= MAX_PARSED_CHARS else text[: text.rfind("\n", 0, MAX_PARSED_CHARS) + 1]
     lines = tuple(line.removesuffix("\r") for line in parsed.split("\n"))
     directives = tuple(_directives(lines))
-    early = [d.scheduler for d in directives if not d.late] or [d.scheduler for d in directives]
-    # If a script has both, sbatch reads the #PBS lines too, but qsub ignores #SBATCH lines.
-    scheduler = "slurm" if "slurm" in early else next(iter(early), "")
-    commands = tuple(_commands(parsed))
-    return Script(
+    quoted: list[tuple[int, int]] = []
+    commands = tuple(_commands(parsed, quoted))
+    script = Script(
         text=text,
         lines=lines,
-        scheduler=scheduler,
+        scheduler="",
         shebang=lines[0][2:].strip() if lines[0].startswith("#!") else "",
         directives=directives,
         commands=commands,
+        quoted=tuple(quoted),
         assignments=tuple(_assignments(commands)),
     )
+    return replace(script, scheduler=_scheduler_of(script))
+
+
+def _scheduler_of(script: Script) -> str:
+    # A script whose directives are all quoted writes and submits another script.
+    own = [d for d in script.directives if not (d.late and script.is_quoted(d.line))]
+    names = [d.scheduler for d in own if not d.late] or [d.scheduler for d in own]
+    # If a script has both, sbatch reads the #PBS lines too, but qsub ignores #SBATCH lines.
+    return "slurm" if "slurm" in names else next(iter(names), "")
 
 
 def _directives(lines: tuple[str, ...]) -> Iterator[Directive]:
+    # For each scheduler, its directives before and after the first command.
+    found: dict[tuple[str, bool], list[tuple[int, str]]] = {}
     late = False
     for number, line in enumerate(lines, start=1):
-        if match := _DIRECTIVE.match(line):
-            scheduler = _BY_PREFIX[match[1]]
-            options = scheduler.split_options(_words(match[2]))
-            text = match[2].strip()
-            is_late = late and not scheduler.reads_loose_directives
-            for flag, value in options:
-                yield Directive(
-                    line=number, scheduler=scheduler.name, flag=flag, value=value, text=text, late=is_late
-                )
+        if line.startswith("#"):
+            for scheduler, pattern in _DIRECTIVES:
+                if match := pattern.match(line):
+                    is_late = late and not scheduler.reads_loose_directives
+                    found.setdefault((scheduler.name, is_late), []).append((number, match[1]))
         elif line.strip() and not line.lstrip().startswith("#"):
             late = True
+    read = [
+        Directive(
+            line=one.line,
+            scheduler=name,
+            flag=one.flag,
+            value=one.value,
+            text=texts[one.line],
+            late=is_late,
+            written=one.written,
+            fault=one.fault,
+            component=one.component,
+        )
+        for (name, is_late), of_name in found.items()
+        for texts in [{number: text.strip() for number, text in of_name}]
+        for one in SCHEDULERS[name].read_directives(of_name)
+    ]
+    yield from sorted(read, key=lambda directive: directive.line)
 
 
-def _words(text: str) -> list[str]:
-    if len(text) <= _MAX_QUOTED_CHARS and ("'" in text or '"' in text):
-        with suppress(ValueError):
-            return shlex.split(text)
-    return text.split()
+def _commands(text: str, quoted: list[tuple[int, int]]) -> Iterator[Command]:
+    """Yield the simple commands in order, and some of those inside `$( )`.
 
-
-def _commands(text: str) -> Iterator[Command]:
-    """Yield the simple commands in order, and some of those inside `$( )`."""
+    The first and last lines of here-documents and of quotes that span lines are appended to `quoted`.
+    """
     position, line, length = 0, 1, len(text)
     words: list[list[str]] = []  # for each word, its quoted and unquoted pieces
     # joined: the next piece continues the last word. skipping: it is the target of a redirection.
@@ -285,12 +348,15 @@ def _commands(text: str) -> Iterator[Command]:
             words = []
         elif kind == "end":
             skipping = True
+        if kind == "word" and "\n" in piece:
+            quoted.append((line + 1, line + piece.count("\n")))
         line += piece.count("\n")
         if piece == "\n" and documents:
             for document in documents:
                 closed = _end_of_document(text, position, document)
-                line += text.count("\n", position, closed)
-                position = closed
+                end = line + text.count("\n", position, closed)
+                quoted.append((line, end))
+                line, position = end, closed
             documents = []
     if words and position >= length:
         yield Command(line=first, text=text[start:], words=_whole(words))

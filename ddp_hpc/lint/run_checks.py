@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from ddp_hpc.lint import checks_form, checks_launch, checks_pbs, checks_site, checks_slurm
+from ddp_hpc.lint import checks_form, checks_launch, checks_pbs, checks_sbatch, checks_site, checks_slurm
 from ddp_hpc.lint.checks_registry import (
     CHECKS,
     LintFinding,
@@ -20,6 +20,7 @@ from ddp_hpc.lint.checks_registry import (
     register_checks,
 )
 from ddp_hpc.lint.parse_script import parse_script
+from ddp_hpc.lint.selection import chosen_checks, without_ignored
 from ddp_hpc.render.render_script import render
 from ddp_hpc.request.job import Job
 from ddp_hpc.schedulers.registry import SCHEDULERS
@@ -28,7 +29,7 @@ from ddp_hpc.sites.site import Site
 __all__ = ["CHECKS", "LintFinding", "ask_sbatch", "lint_request", "lint_script"]
 
 # Importing these modules registers their checks.
-_MODULES = (checks_form, checks_pbs, checks_slurm, checks_launch, checks_site)
+_MODULES = (checks_form, checks_pbs, checks_sbatch, checks_slurm, checks_launch, checks_site)
 for _scheduler in SCHEDULERS.values():
     register_checks(_scheduler.checks)
 
@@ -39,28 +40,45 @@ _TEST_ONLY_LIMIT_S = 30
 _MAX_OF_ONE_CHECK = 20
 
 
-def lint_script(text: str, site: Site | None = None, *, num_nodes: int | None = None) -> list[LintFinding]:
+def lint_script(
+    text: str,
+    site: Site | None = None,
+    *,
+    num_nodes: int | None = None,
+    directory: Path | None = None,
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+) -> list[LintFinding]:
     """Return the findings for a script, ordered by line. The script is not run.
 
     With `site`, the script is also compared with the site's profile. Give `num_nodes` for a site whose
-    directives do not contain the number of nodes. Relative paths of log directories start at the current
-    directory, as with qsub and sbatch.
+    directives do not contain the number of nodes. `directory` is the directory from which the script will be
+    submitted; without it, log directories with relative paths are not checked. `select` and `ignore` are
+    ids of checks, or their beginnings.
+
+    Raises:
+        RequestError: `select` or `ignore` names no check.
     """
-    subject = Subject(script=parse_script(text), site=site, asked_nodes=num_nodes)
+    checks = chosen_checks(select, ignore)
+    subject = Subject(script=parse_script(text), site=site, asked_nodes=num_nodes, directory=directory)
     found = list(CHECKS[_IS_A_SCRIPT].findings(subject))
     if not found:
-        for one in CHECKS.values():
+        for one in checks:
             found += islice(one.findings(subject), _MAX_OF_ONE_CHECK)
-    return sorted(found, key=lambda finding: (finding.line, finding.check))
+    left = without_ignored(found, subject.script.lines)
+    return sorted(left, key=lambda finding: (finding.line, finding.check))
 
 
-def lint_request(job: Job, site: Site) -> list[LintFinding]:
+def lint_request(
+    job: Job, site: Site, *, select: Sequence[str] = (), ignore: Sequence[str] = ()
+) -> list[LintFinding]:
     """Return the findings for the script that is rendered for the job; lines refer to that script.
 
     Raises:
         RequestError: the job cannot be rendered for the site.
     """
-    return lint_script(render(job, site), site, num_nodes=job.num_nodes)
+    text = render(job, site)
+    return lint_script(text, site, num_nodes=job.num_nodes, select=select, ignore=ignore)
 
 
 @check("SLURM900", "error", "sbatch --test-only rejects the script")

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, cast
@@ -28,6 +30,11 @@ Directives = dict[str, str | Sequence[str]]
 
 Severity = Literal["error", "warning", "note"]
 
+Fault = Literal["", "stray", "unclosed", "colon", "unknown", "ambiguous", "no value", "extra value"]
+
+# shlex takes quadratic time for one long word.
+_MAX_QUOTED_CHARS = 16 * 1024
+
 _VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@+,=&|/()*-]*")
 # Formats of sbatch(1), --time, and pbs_resources(7), walltime. Only Slurm accepts days with hours.
 _NUMBER = re.compile(r"\d{1,9}")
@@ -36,6 +43,24 @@ _DAYS_HOURS = re.compile(r"(\d{1,6})-(\d{1,2})(?::(\d{1,2}))?")
 
 # The request of a profile that does not define resources: one chunk per node.
 _CHUNK = "select={nodes}:ncpus={cpus}:mpiprocs={ranks}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOption:
+    """One option of a directive, as its scheduler reads it, or one word that the scheduler refuses.
+
+    `flag` is `-l` on PBS and the long name, such as `--nodes`, on Slurm. It is empty for a word that
+    belongs to no option, which is then in `value`. `written` is the word in the script. `fault` is the
+    reason why the scheduler refuses the option whatever its value is. `component` counts the components of
+    a heterogeneous job.
+    """
+
+    line: int
+    flag: str
+    value: str = ""
+    written: str = ""
+    fault: Fault = ""
+    component: int = 0
 
 
 class DirectiveLine(Protocol):
@@ -175,6 +200,9 @@ class Scheduler:
     # Attributes for reading a user's script.
     prefix: ClassVar[str] = ""
     """The prefix of directives, such as `#SBATCH`; empty if their options are not read."""
+    directive_pattern: ClassVar[re.Pattern[str] | None] = None
+    """The pattern of a directive, with its text after the prefix as a group, unless a blank must follow the
+    prefix."""
     log_flags: ClassVar[tuple[str, ...]] = ()
     """The options that name log files."""
     walltime_flag: ClassVar[str] = ""
@@ -195,6 +223,12 @@ class Scheduler:
     """Whether the scheduler also reads directives after the first command, and with a blank after the #."""
     free_text_flags: ClassVar[frozenset[str]] = frozenset(("-v", "--export", "--comment", "--wrap"))
     """Options in whose values lint does not report `$` and `~`, which the scheduler would not expand."""
+    name_flags: ClassVar[frozenset[str]] = frozenset(("-M",))
+    """Options whose values do not matter for the job to run: names and mail addresses."""
+    expands_log_variables: ClassVar[bool] = False
+    """Whether some versions of the scheduler expand variables in the options that name log files."""
+    zero_is_refused: ClassVar[bool] = True
+    """Whether a walltime of zero is an error; otherwise it means no limit."""
     repeatable_flags: ClassVar[frozenset[str]] = frozenset(("-l", "-W", "-v", "-m"))
     """Options that a script may repeat with different values."""
     account_flags: ClassVar[tuple[str, ...]] = ("-A", "-P")
@@ -236,6 +270,16 @@ class Scheduler:
     def refuse_qos(self, site: Site) -> str:
         """Returns the reason why the site does not support a QOS; empty if it does."""
         return f"a QOS is requested from Slurm, but {site.title} has {self.title}"
+
+    def version_of(self, site: Site) -> str:
+        """Returns the version of the scheduler at the site; empty if the profile does not contain it."""
+        return ""
+
+    def repeatable_flags_in(self, version: str) -> frozenset[str]:
+        """Returns the options that a script may repeat with different values in a version of the
+        scheduler.
+        """
+        return self.repeatable_flags
 
     def account_placeholder(self, site: Site) -> str:
         """Returns the account option of the submit command with a placeholder, such as `-A PROJECT`."""
@@ -294,6 +338,12 @@ class Scheduler:
 
     # Methods that read what a user's script requests; None if the script does not request it.
 
+    def read_directives(self, lines: Sequence[tuple[int, str]]) -> Iterator[ReadOption]:
+        """Yields the options of directives, each given with its number and its text after the prefix."""
+        for line, text in lines:
+            for flag, value in self.split_options(_words(text)):
+                yield ReadOption(line=line, flag=flag, value=value, written=flag or value)
+
     def split_options(self, words: Sequence[str]) -> Iterator[tuple[str, str]]:
         """Yields each flag of a directive with its value; a word without an option has an empty flag."""
         yield from ()
@@ -318,9 +368,13 @@ class Scheduler:
         """The line number and text of the walltime."""
         return last_directive(script, self.walltime_flag)
 
+    def accepts_walltime(self, text: str) -> bool:
+        """Returns whether the scheduler accepts a walltime."""
+        return bool(self.walltime_pattern.fullmatch(text))
+
     def walltime_s(self, text: str) -> int | None:
-        """Returns a walltime in seconds, as the scheduler reads it; None if it is invalid."""
-        if not self.walltime_pattern.fullmatch(text):
+        """Returns a walltime in seconds, as the scheduler reads it; None if it is invalid or unlimited."""
+        if not self.accepts_walltime(text):
             return None
         if _NUMBER.fullmatch(text):
             return int(text) * self.bare_walltime_unit_s
@@ -393,6 +447,13 @@ class Scheduler:
     def job_id(self, environ: Mapping[str, str]) -> str:
         """Returns the ID of the job of this process; outside of a job, the ID of the process."""
         return environ.get(self.job_id_variable) or str(os.getpid())
+
+
+def _words(text: str) -> list[str]:
+    if len(text) <= _MAX_QUOTED_CHARS and ("'" in text or '"' in text):
+        with suppress(ValueError):
+            return shlex.split(text)
+    return text.split()
 
 
 def directive_value(what: str, value: str) -> str:

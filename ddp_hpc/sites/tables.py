@@ -18,6 +18,7 @@ _OPTION = re.compile(r"-[A-Za-z0-9_.:@+,=&|/()*~ -]+")
 _ANY_OPTION = re.compile(r"-[A-Za-z0-9_.:@+,=&|/()*~ \[\]\"<>!-]+")
 # A value in a directive.
 _WORD = re.compile(r"[A-Za-z0-9_.:@+,=&|/()\[\]*-]*")
+_VERSION = re.compile(r"\d{1,4}\.\d{1,3}(?:\.\d{1,3}){0,2}")
 _PLACE = re.compile(r"\{([^{}]*)\}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # bash(1), "Shell Variables". Those in the first set are read-only, and setting them would end the script.
@@ -56,6 +57,11 @@ def _check_words(**values: str) -> None:
     for name, value in values.items():
         if not _WORD.fullmatch(value):
             raise RequestError(f"{name} is {value!r}, which is not allowed in a directive. Fix it.")
+
+
+def _check_version(version: str) -> None:
+    if version and not _VERSION.fullmatch(version):
+        raise RequestError(f"version must be a number such as 23.02 or 2022.1.3 (got {version!r})")
 
 
 def _check_options(options: tuple[str, ...]) -> None:
@@ -192,7 +198,7 @@ class Pbs:
     `resources` are values of -l with placeholders: {nodes}; {ranks}, {devices} and {cpus} per node;
     {all_ranks}, {all_devices} and {all_cpus} of the whole job. The default is one chunk per node with cores,
     ranks and GPUs. `options` are options that become directives unchanged. With `submit_from_nodes = false`,
-    job scripts do not call qsub.
+    job scripts do not call qsub. `version` is the version of PBS, such as 2022.1.3.
     """
 
     resources: tuple[str, ...] = ()
@@ -200,10 +206,12 @@ class Pbs:
     filesystems_resource: str = "filesystems"
     options: tuple[str, ...] = ()
     submit_from_nodes: bool = True
+    version: str = ""
 
     def __post_init__(self) -> None:
         _check_places(self.resources)
         _check_words(filesystems=self.filesystems, filesystems_resource=self.filesystems_resource)
+        _check_version(self.version)
         _check_options(self.options)
 
 
@@ -216,7 +224,7 @@ class Slurm:
     it), or empty if nodes are exclusive. `options` are options that become directives unchanged.
     `srun_options` are options of srun for starting ranks. `agent_options` are options of srun for starting
     one torchrun agent per node, with the placeholder {devices}. `forbidden` are options that the site
-    rejects.
+    rejects. `version` is the version of Slurm, such as 23.02 or 23.02.7; `ddp-hpc lint` uses it.
     """
 
     queue_option: str = "partition"
@@ -227,6 +235,7 @@ class Slurm:
     srun_options: tuple[str, ...] = ()
     agent_options: tuple[str, ...] = ()
     forbidden: tuple[str, ...] = ()
+    version: str = ""
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -236,6 +245,7 @@ class Slurm:
             if value not in known:
                 raise RequestError(f"{name} must be one of {', '.join(map(repr, known))} (got {value!r})")
         _check_words(gpu_type=self.gpu_type, constraint=self.constraint)
+        _check_version(self.version)
         _check_options((*self.options, *self.srun_options))
         _check_options(tuple(text.replace("{devices}", "1") for text in self.agent_options))
 

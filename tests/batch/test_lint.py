@@ -34,10 +34,10 @@ BAD = [
     ("JOB004", 4, PBS + "set -e\n#PBS -q debug\n"),
     ("JOB004", 2, "cd /tmp\n#SBATCH --nodes=2\n"),
     ("JOB005", 3, SLURM + "#SBACTH --nodes=2\n"),
-    ("JOB005", 3, SLURM + "#sbatch -N 2\n"),
+    ("JOB018", 3, SLURM + "#sbatch -N 2\n"),
     ("JOB005", 3, PBS + "#PBS-l select=2\n"),
     ("JOB005", 3, PBS + "#PBS: -l select=2\n"),
-    ("JOB005", 3, PBS + "#pbs -q debug\n"),
+    ("JOB018", 3, PBS + "#pbs -q debug\n"),
     ("JOB006", 3, PBS + "#SBATCH --nodes=2\n"),
     ("JOB007", 3, PBS + "#PBS -l walltime=02:00:00\n"),
     ("JOB007", 4, PBS + "#PBS -q debug\n#PBS -q prod\n"),
@@ -52,14 +52,13 @@ BAD = [
     ("JOB012", 2, "#!/bin/bash\n#PBS -l select=1,walltime=30\n"),
     ("JOB012", 2, "#!/bin/bash\n#PBS -l walltime=01:30\n"),
     ("JOB013", 2, "#!/bin/bash\n#PBS -l walltime=00:00:00\n"),
-    ("JOB013", 2, "#!/bin/bash\n#SBATCH -t 0\n"),
     ("RANK001", 6, TWO_NODES + "srun torchrun --nnodes=2 --nproc-per-node=4 train.py &\n"),
     ("RANK001", 6, CHUNKS + "mpiexec -n 8 --ppn 4 python -m torch.distributed.run --nnodes=2 train.py\n"),
-    ("RANK001", 6, TWO_NODES + "srun -n 2 --ntasks-per-node=1 torchrun --nnodes=2 train.py\n"),
+    ("RANK015", 6, TWO_NODES + "srun -n 2 --ntasks-per-node=1 torchrun --nnodes=2 train.py\n"),
     ("RANK002", 6, TWO_NODES + "torchrun --nnodes=2 --nproc-per-node=4 train.py\n"),
-    ("RANK002", 6, TWO_NODES + "torchrun --nproc_per_node 4 train.py\n"),
+    ("RANK013", 6, TWO_NODES + "torchrun --nproc_per_node 4 train.py\n"),
     ("RANK002", 6, TWO_NODES + "torchrun --nnodes=2 --nproc-per-node=4 train.py # for details see docs\n"),
-    ("RANK003", 6, CHUNKS + "mpiexec -n 16 --ppn 8 python train.py\n"),
+    ("RANK003", 7, CHUNKS + "export MASTER_ADDR=$(hostname)\nmpiexec -n 16 --ppn 8 python train.py\n"),
     (
         "RANK003",
         6,
@@ -67,14 +66,14 @@ BAD = [
     ),
     ("RANK004", 6, CHUNKS + "mpirun -np 4 python train.py\n"),
     ("RANK004", 6, TWO_NODES + "mpirun -np 4 python train.py\n"),
-    ("RANK005", 6, CHUNKS + "export OMP_NUM_THREADS=64\n"),
+    ("RANK005", 6, CHUNKS + "export OMP_NUM_THREADS=64\nmpiexec -n 8 --ppn 4 ./a.out\n"),
     ("RANK006", 4, PBS + "trap 'kill $pid' TERM\nmpiexec -n 4 python train.py\n"),
     ("RANK006", 4, SLURM + "trap stop SIGUSR1\nsrun python train.py | tee log\n"),
     ("RANK007", 3, SLURM + "trap stop SIGCONT\n"),
     ("RANK008", 3, SLURM + "MASTER_PORT=29500\n"),
     ("RANK008", 6, TWO_NODES + "srun torchrun --nnodes=2 --master_port 29500 train.py\n"),
     ("RANK009", 6, TWO_NODES + "export MASTER_ADDR=127.0.0.1\n"),
-    ("PBS003", 3, PBS + "#PBS -E file\n"),
+    ("PBS003", 4, PBS + "#PBS -l select=2\n#PBS -E\n"),
     ("PBS005", 4, PBS + "#PBS -l select=2\n#PBS -l ngpus=4\n"),
     ("PBS006", 3, PBS + f"#PBS -N {'n' * 231}\n"),
     ("PBS008", 3, PBS + "#PBS -l filesystem=home\n"),
@@ -82,19 +81,18 @@ BAD = [
     ("PBS009", 3, PBS + "#PBS -l place=scatter:exclusive\n"),
     ("PBS010", 3, PBS + "#PBS -k always\n"),
     ("PBS010", 3, PBS + "#PBS -r yes\n"),
-    ("PBS011", 3, PBS + "#PBS -e host:/no/such/folder/log\n"),
+    ("PBS011", 3, PBS + "#PBS -e host:no/such/folder/log\n"),
     ("PBS012", 6, CHUNKS + "NUM_NODES=`cat $PBS_NODEFILE | wc -l`\n"),
     ("PBS013", 3, PBS + "qsub -W depend=afterok:$PBS_JOBID next.pbs\n"),
     ("PBS016", 3, PBS + 'here=$(dirname "${BASH_SOURCE[0]}")\n'),
     ("SLURM002", 3, SLURM + "#SBATCH --gpu-per-node=4\n"),
     ("SLURM002", 3, SLURM + "#SBATCH --cpus_per_task=4\n"),
-    ("SLURM004", 3, SLURM + "#SBATCH --gres=gpu:a100:4\n#SBATCH --gpus-per-node=4\n"),
+    ("SLURM016", 4, SLURM + "#SBATCH --gres=gpu:a100:4\n#SBATCH --gpus-per-node=4\n"),
     ("SLURM005", 6, TWO_NODES + "srun --gpus-per-task=1 python train.py\n"),
     ("SLURM006", 6, TWO_NODES + "srun --gpu-bind=single:1 python train.py\n"),
-    ("SLURM007", 4, SLURM + "#SBATCH -c8\nsrun -K ./train.sh\n"),
     ("SLURM008", 3, SLURM + "#SBATCH --signal=SIGUSR1@60\ntrap stop USR1\n"),
     ("SLURM010", 3, SLURM + "scontrol requeue $SLURM_JOB_ID\n"),
-    ("SLURM012", 6, TWO_NODES + "python3 train.py\n"),
+    ("RANK013", 6, TWO_NODES + "python3 train.py\n"),
     ("SLURM013", 5, SLURM + "#SBATCH -N 2\n#SBATCH --ntasks-per-node 4\n#SBATCH -n 4\n"),
     ("SLURM014", 6, TWO_NODES + "srun python train.py\n"),
 ]
@@ -122,10 +120,9 @@ def ids(text: str) -> set[str]:
 
 @pytest.mark.parametrize(("check", "line", "text"), BAD)
 def test_a_mistake_in_a_script_has_a_finding_with_its_line(
-    check: str, line: int, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    check: str, line: int, text: str, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    found = [finding for finding in lint_script(text) if finding.check == check]
+    found = [finding for finding in lint_script(text, directory=tmp_path) if finding.check == check]
     assert [finding.line for finding in found][:1] == [line]
     assert found[0].severity == CHECKS[check].severity
     assert "\n" not in found[0].what + found[0].remedy
@@ -172,10 +169,10 @@ mpiexec -n "$NT" -ppn 12 --envall python train.py
 #SBATCH --image=nersc/pytorch:24.08.01
 #SBATCH --output=%x-%j.out   # a comment, which sbatch ignores
 export FI_MR_CACHE_MONITOR=userfaultfd NCCL_DEBUG=INFO
-srun -u -K --cpus-per-task=32 bash -c "
+srun -u -K --cpus-per-task=32 bash -c '
   export RANK=$SLURM_PROCID
   python train.py
-"
+'
 """,
     # CSCfi/csc-user-guide: torchrun once per node.
     "torchrun": """#!/bin/bash
@@ -193,8 +190,7 @@ srun torchrun --nnodes=$SLURM_JOB_NUM_NODES --nproc_per_node=4 --rdzv_id=$SLURM_
 
 @pytest.mark.parametrize("name", GOOD)
 def test_a_correct_script_has_no_finding(name: str) -> None:
-    # The here-document contains a line that looks like a late directive, and sbatch treats it as one.
-    found = [f for f in lint_script(GOOD[name]) if (name, f.check) != ("here-document", "JOB004")]
+    found = lint_script(GOOD[name])
     assert found == []
 
 

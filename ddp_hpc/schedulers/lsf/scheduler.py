@@ -58,6 +58,7 @@ class Lsf(Scheduler):
     array_index_variables = ("LSB_JOBINDEX",)
     prefix = "#BSUB"
     log_flags = ("-o", "-e", "-oo", "-eo")
+    name_flags = frozenset(("-J", "-u"))
     walltime_flag = "-W"
     queue_flag = "-q"
     walltime_directive = "#BSUB -W HH:MM"

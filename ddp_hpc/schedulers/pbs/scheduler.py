@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 # Older servers truncate or reject longer names.
 MAX_NAME_CHARS = 15
 
-# Options of qsub without a value (qsub.1B).
-_BARE = frozenset("VXIhfz")
+# Options of qsub without a value (qsub.1B), and those of Torque (src/cmds/qsub_functions.c).
+_BARE = frozenset("VXIhfznEx")
 
 
 class Pbs(Scheduler):
@@ -64,7 +64,10 @@ class Pbs(Scheduler):
     stand_in = "ddp_hpc.rehearse.pbs.queue"
     queue_flag = "-q"
     walltime_directive = "#PBS -l walltime=HH:MM:SS"
-    walltime_pattern = re.compile(r"\d{1,9}|\d{1,9}:\d{1,2}|\d{1,6}:\d{1,2}:\d{1,2}(?:\.\d+)?")
+    # decode_time in src/lib/Libattr/attr_fn_time.c; that of Torque also accepts days, as DD:HH:MM:SS.
+    walltime_pattern = re.compile(r"(?:\d{1,9}:){0,2}\d{1,9}(?:\.\d*)?|\d{1,9}(?::\d{1,9}){3}")
+    expands_log_variables = True
+    name_flags = frozenset(("-M",))
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         if len(job.name) > MAX_NAME_CHARS:
@@ -80,6 +83,9 @@ class Pbs(Scheduler):
             "options": site.pbs.options,
             "variables": profile_variables(site),
         }
+
+    def version_of(self, site: Site) -> str:
+        return site.pbs.version
 
     def submit_argv(
         self, script: str, options: Sequence[str], after: str = "", variables: str = ""

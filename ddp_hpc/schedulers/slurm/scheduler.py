@@ -14,6 +14,7 @@ from ddp_hpc.schedulers.allocation import Allocation, first_number, smallest_cou
 from ddp_hpc.schedulers.base import (
     Directives,
     Overrides,
+    ReadOption,
     Scheduler,
     ScriptOptions,
     ShellVariable,
@@ -23,34 +24,16 @@ from ddp_hpc.schedulers.base import (
     refuse_unused,
     whole_number,
 )
+from ddp_hpc.schedulers.slurm.directives import read_options
+from ddp_hpc.schedulers.slurm.option_values import is_time, time_s
+from ddp_hpc.schedulers.versions import is_between
 from ddp_hpc.sites.site import Site, queue_entries
 from ddp_hpc.units import format_walltime, parse_walltime_s
 
 if TYPE_CHECKING:
     from ddp_hpc.schedulers.running_job import RunningJob
 
-# Short options of sbatch by their long names, and those without a value (sbatch.1).
-_SHORT = dict(
-    zip(
-        "AabDMCScdmexBGhHiJLkFwNnoOspqQtvVW",
-        re.findall(
-            r"\S+",
-            "account array begin chdir clusters constraint core-spec cpus-per-task dependency distribution "
-            "error exclude extra-node-info gpus help hold input job-name licenses no-kill nodefile nodelist "
-            "nodes ntasks output overcommit oversubscribe partition qos quiet time verbose version wait",
-        ),
-        strict=True,
-    )
-)
 _KILL_WAIT = re.compile(r"^KillWait\s*=\s*([0-9]{1,6}) sec", re.MULTILINE)
-_BARE = frozenset(
-    re.findall(
-        r"\S+",
-        "contiguous exclusive get-user-env help hold ignore-pbs nice no-kill no-requeue overcommit "
-        "oversubscribe parsable quiet reboot requeue spread-job test-only use-min-nodes usage verbose "
-        "version wait",
-    )
-)
 
 
 class Slurm(Scheduler):
@@ -69,15 +52,15 @@ class Slurm(Scheduler):
     passes_arguments = True
     interactive_command = "salloc"
     prefix = "#SBATCH"
+    # sbatch needs no blank after the prefix, and has read #SLURM too in all versions.
+    directive_pattern = re.compile(r"#(?:SBATCH|SLURM)(.*)", re.DOTALL)
     log_flags = ("--output", "--error")
     walltime_flag = "--time"
     walltime_directive = "#SBATCH --time=HH:MM:SS"
-    walltime_pattern = re.compile(
-        r"\d{1,9}|\d{1,9}:\d{1,2}|\d{1,6}:\d{1,2}:\d{1,2}|\d{1,5}-\d{1,2}(?::\d{1,2}){0,2}"
-        r"|(?i:infinite|unlimited)"
-    )
     bare_walltime_unit_s = 60
     account_flags = ("--account",)
+    name_flags = frozenset(("--mail-user", "--job-name"))
+    zero_is_refused = False
     job_id_variable = "SLURM_JOB_ID"
     end_time_variable = "SLURM_JOB_END_TIME"
     array_index_variables = ("SLURM_ARRAY_TASK_ID",)
@@ -112,6 +95,16 @@ class Slurm(Scheduler):
         if "--qos" in site.slurm.forbidden:
             return f"{site.title} does not accept it"
         return ""
+
+    def version_of(self, site: Site) -> str:
+        return site.slurm.version
+
+    def repeatable_flags_in(self, version: str) -> frozenset[str]:
+        # Since 25.05, the last --mail-type counts; before, all of them did (src/common/slurm_opt.c).
+        adds_mail_types = not version or not is_between(version, "25.05", "")
+        return frozenset(
+            ("--mail-type", "--verbose", "--quiet") if adds_mail_types else ("--verbose", "--quiet")
+        )
 
     def account_placeholder(self, site: Site) -> str:
         return "-A PROJECT"
@@ -158,24 +151,14 @@ class Slurm(Scheduler):
     def exclude_host(self, host: str) -> str:
         return f"sbatch --exclude={host}"
 
-    def split_options(self, words: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """Yields long flags with their values; a word without an option has an empty flag."""
-        index = 0
-        while index < len(words):
-            word, index = words[index], index + 1
-            if word.startswith("#"):
-                return
-            flag, equals, value = word.partition("=")
-            if not word.startswith("-"):
-                yield "", word
-                continue
-            if not word.startswith("--"):
-                flag, value = f"--{_SHORT.get(word[1:2], word[1:2])}", word[2:].removeprefix("=")
-                equals = value
-            takes_value = flag[2:] not in _BARE
-            if not equals and takes_value and index < len(words) and not words[index].startswith("--"):
-                value, index = words[index], index + 1
-            yield flag, value
+    def read_directives(self, lines: Sequence[tuple[int, str]]) -> Iterator[ReadOption]:
+        yield from read_options(lines)
+
+    def accepts_walltime(self, text: str) -> bool:
+        return is_time(text)
+
+    def walltime_s(self, text: str) -> int | None:
+        return time_s(text)
 
     def num_nodes(self, script: ScriptOptions) -> int | None:
         return whole_number(script.value("--nodes"))

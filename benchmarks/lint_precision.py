@@ -1,0 +1,229 @@
+"""`python benchmarks/lint_precision.py DIR`: findings of `ddp-hpc lint` on any directory of job scripts.
+
+Every file with a #SBATCH, #PBS or #BSUB line is checked, without a profile. If sbatch is installed, each
+Slurm script is also given to `sbatch --test-only`, with a configuration whose controller does not run: sbatch
+parses all options before it contacts the controller. The tables show for each check the number of findings,
+of scripts with a finding, and of those that sbatch refuses, and the scripts by their class; and then how many
+of the refused scripts have an error.
+
+`--draw N` prints N random findings for a person to judge, selected with --seed, --severity and --class.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from ddp_hpc.lint.parse_script import read_script
+from ddp_hpc.lint.run_checks import CHECKS, lint_script
+
+CLASSES = ("ml", "mpi", "other")
+DIRECTIVE = re.compile(rb"^#(?:SBATCH|PBS|BSUB)\b", re.MULTILINE)
+MACHINE_LEARNING = re.compile(
+    r"torch|tensorflow|keras|\bjax\b|deepspeed|accelerate launch|huggingface|transformers|horovod|NCCL|WANDB|"
+    r"wandb|lightning|sklearn|(?:train|finetune|pretrain|run_glue|run_mlm|main_ddp)\w*\.py|--epochs|--batch[-_]size",
+    re.IGNORECASE,
+)
+MPI = re.compile(r"\b(?:mpirun|mpiexec|aprun|ibrun|mpiexec\.hydra|orterun|mpprun)\b|^\s*srun\b", re.MULTILINE)
+# Resources of public scripts. sbatch refuses a name that is not configured, which is not a matter of syntax.
+GRES = re.compile(r"--gres[ =]?['\"]?(?:gres[:/])?([A-Za-z][\w-]*)|,([A-Za-z][\w-]*):")
+BUILT_IN_GRES = (
+    "gpu",
+    "mps",
+    "shard",
+    "nic",
+    "craynetwork",
+    "tmpdisk",
+    "lscratch",
+    "nvme",
+    "mic",
+    "dcu",
+    "ssd",
+    "vmem",
+)
+CONFIGURATION = """ClusterName=none
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort=1
+MessageTimeout=1
+SelectType=select/cons_tres
+GresTypes={gres}
+NodeName=n1 CPUs=1
+PartitionName=p Nodes=n1 Default=YES
+"""
+ACCEPTED = "Unable to contact slurm controller"
+# Options of plugins with public documentation: Shifter, Pyxis, uenv, EAR, and those of some sites. sbatch
+# rejects them here, because the plugins are not installed.
+PLUGIN = re.compile(
+    r"unrecognized option '--(?:image|module|volume|container-\w+|uenv[\w-]*|view|ear[\w-]*|fpgalink|repo|"
+    r"perf|gpu-accounting|nv-meta|ccm)\b"
+)
+# Answers that depend on this machine, not on the script.
+UNDECIDED = re.compile(
+    r"Problem talking to database|--[ug]id|Unable to open file|Invalid --nodefile|No such file or directory|"
+    r"slurm_read_hostfile|can't open"
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--jobs", type=int, default=2, help="number of processes")
+    parser.add_argument("--json", type=Path, help="write all findings and answers to this file")
+    parser.add_argument("--draw", type=int, default=0, help="print this many random findings")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--severity", default="error")
+    parser.add_argument("--class", dest="script_class", choices=CLASSES)
+    args = parser.parse_args()
+    paths = sorted(path for path in args.directory.rglob("*") if is_job_script(path))
+    with tempfile.TemporaryDirectory() as work:
+        configuration = Path(work, "slurm.conf")
+        names = sorted(set(BUILT_IN_GRES) | set(gres_names(paths)))
+        configuration.write_text(CONFIGURATION.format(gres=",".join(names)))
+        begun_s = time.monotonic()
+        with ProcessPoolExecutor(args.jobs, initializer=enter, initargs=(work,)) as pool:
+            rows = list(pool.map(examine, paths, chunksize=50))
+        took_s = time.monotonic() - begun_s
+    print_tables(rows, took_s)
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=0))
+    if args.draw:
+        draw(rows, args.draw, args.seed, args.severity, args.script_class)
+
+
+def is_job_script(path: Path) -> bool:
+    return path.is_file() and bool(DIRECTIVE.search(path.read_bytes()))
+
+
+def gres_names(paths: list[Path]) -> Iterator[str]:
+    for path in paths:
+        for line in path.read_text("utf-8", "replace").splitlines():
+            if line.startswith("#SBATCH") and "--gres" in line:
+                for first, second in GRES.findall(line):
+                    yield first or second
+
+
+def enter(work: str) -> None:
+    # Relative log directories must not be found by chance.
+    os.chdir(work)
+    for name in [name for name in os.environ if name.startswith(("SBATCH_", "SLURM_"))]:
+        del os.environ[name]
+    os.environ |= {"SLURM_CONF": f"{work}/slurm.conf", "LC_ALL": "C"}
+
+
+def examine(path: Path) -> dict[str, Any]:
+    text = read_script(path, path.name)
+    begun_s = time.perf_counter()
+    found = [(one.check, one.severity, one.line, one.what) for one in lint_script(text)]
+    took_s = time.perf_counter() - begun_s
+    answer = ask_sbatch(path) if re.search(r"^#SBATCH\b", text, re.MULTILINE) else ""
+    return {
+        "path": str(path),
+        "class": class_of(text),
+        "findings": found,
+        "lint_s": took_s,
+        "answer": answer,
+        "verdict": verdict_of(answer),
+    }
+
+
+def class_of(text: str) -> str:
+    if MACHINE_LEARNING.search(text):
+        return "ml"
+    return "mpi" if MPI.search(text) else "other"
+
+
+def ask_sbatch(path: Path) -> str:
+    """The messages of sbatch; empty if it is not installed or does not answer."""
+    if not (sbatch := shutil.which("sbatch")):
+        return ""
+    try:
+        done = subprocess.run(
+            [sbatch, "--test-only", str(path)], stdin=subprocess.DEVNULL, capture_output=True, timeout=30
+        )
+    except subprocess.TimeoutExpired:
+        return ""
+    return done.stderr.decode("utf-8", "replace").strip() or "(no message)"
+
+
+def verdict_of(answer: str) -> str:
+    if not answer or UNDECIDED.search(answer) or answer == "(no message)":
+        return "unknown"
+    if ACCEPTED in answer:
+        return "accepted"
+    return "plugin" if PLUGIN.search(answer) else "refused"
+
+
+def print_tables(rows: list[dict[str, Any]], took_s: float) -> None:
+    asked = [row for row in rows if row["verdict"] in ("accepted", "refused")]
+    plugins = [row for row in rows if row["verdict"] == "plugin"]
+    refused = [row for row in asked if row["verdict"] == "refused"]
+    of_class = Counter(row["class"] for row in rows)
+    times = sorted(row["lint_s"] for row in rows)
+    print(
+        f"{len(rows)} scripts ({', '.join(f'{of_class[name]} {name}' for name in CLASSES)}), {took_s:.0f} s"
+    )
+    if times:
+        median, most = times[len(times) // 2], times[int(len(times) * 0.99)]
+        print(f"lint: median {median * 1e3:.1f} ms, 99th percentile {most * 1e3:.1f} ms")
+        print(f"lint: {len(times) / sum(times):.0f} scripts a second in one process")
+    print(
+        f"sbatch: {len(asked) - len(refused)} accepted, {len(refused)} refused, and {len(plugins)} refused "
+        "for an option of a plugin that is not installed here"
+    )
+    head = ("findings", "scripts", "asked", "refused", *CLASSES)
+    print(f"\n{'check':<10}{'severity':<9}" + "".join(f"{name:>9}" for name in head))
+    for one in CHECKS.values():
+        print_row(one.id, one.severity, [r for r in rows if any(f[0] == one.id for f in r["findings"])])
+    has_error = [row for row in refused if any(f[1] == "error" for f in row["findings"])]
+    share = 100 * len(has_error) / max(1, len(refused))
+    print(f"\nrefused by sbatch, with an error of lint: {len(has_error)} of {len(refused)} ({share:.1f} %)")
+    accepted = [row for row in asked if row["verdict"] == "accepted"]
+    clean = [row for row in accepted if not any(f[1] == "error" for f in row["findings"])]
+    print(f"accepted by sbatch, without an error of lint: {len(clean)} of {len(accepted)}")
+    syntax = Counter(
+        f[0]
+        for row in accepted
+        for f in row["findings"]
+        if f[1] == "error" and f[0].startswith(("SLURM", "JOB"))
+    )
+    print(f"errors of JOB and SLURM checks on accepted scripts: {dict(syntax.most_common())}")
+    for row in refused:
+        if row not in has_error:
+            print(f"no error: {row['path']}: {row['answer'].splitlines()[0][:150]}")
+
+
+def print_row(check: str, severity: str, rows: list[dict[str, Any]]) -> None:
+    findings = sum(f[0] == check for row in rows for f in row["findings"])
+    verdicts = Counter(row["verdict"] for row in rows)
+    of_class = Counter(row["class"] for row in rows)
+    numbers = (findings, len(rows), verdicts["accepted"] + verdicts["refused"], verdicts["refused"])
+    cells = "".join(f"{number:>9}" for number in (*numbers, *(of_class[name] for name in CLASSES)))
+    if rows:
+        print(f"{check:<10}{severity:<9}{cells}")
+
+
+def draw(rows: list[dict[str, Any]], number: int, seed: int, severity: str, script_class: str | None) -> None:
+    chosen = [row for row in rows if script_class in (None, row["class"])]
+    found = [(row["path"], *f) for row in chosen for f in row["findings"] if f[1] == severity]
+    print(f"\n{number} of {len(found)} findings of severity {severity}, seed {seed}:")
+    for path, check, _, line, what in sorted(random.Random(seed).sample(found, min(number, len(found)))):
+        print(f"{path}:{line}: {check}: {what}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,275 @@
+"""Checks of the options in #SBATCH lines: those that sbatch itself refuses, and those that it
+misunderstands.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ddp_hpc.lint.checks_registry import Problem, Subject, check, nearest_known, plain, shown
+from ddp_hpc.lint.log_directories import created_directory, missing_directory
+from ddp_hpc.lint.parse_script import Directive
+from ddp_hpc.schedulers.slurm.contradictions import contradictions
+from ddp_hpc.schedulers.slurm.option_values import expected_value, unknown_mail_types
+from ddp_hpc.schedulers.slurm.sbatch_options import CURRENT, SRUN_ONLY, VERSIONS, find_option
+
+# Options that plugins add to sbatch, with the place where they are documented: Shifter (NERSC), Pyxis
+# (NVIDIA), uenv and the container engine (CSCS), EAR (BSC), FPGAs (Paderborn), and job monitoring (CINES,
+# TU Dresden).
+_OF_PLUGINS = re.compile(
+    r"image|module|volume|entrypoint|environment|uenv|uenv-.*|view|repo|container-.*|ear|ear-.*|fpgalink|setattr|"
+    r"licence|gpu-accounting|perf|ccm|squash|bind|nv-meta"
+)
+_INSTEAD = {
+    "--name": "--job-name",
+    "--email": "--mail-user",
+    "--mail": "--mail-user or --mail-type",
+    "--email-user": "--mail-user",
+    "--memory": "--mem",
+    "--cpus": "--cpus-per-task",
+    "--walltime": "--time",
+    "--queue": "--partition",
+    "--workdir": "--chdir",
+    "--share": "--oversubscribe",
+    "--mem_bind": "--mem-bind",
+    "--immediate": "no option, as sbatch cannot wait for resources",
+    "--jobid": "srun --jobid",
+}
+_NAMED = frozenset(("--partition", "--account", "--qos", "--constraint", "--nodelist", "--reservation"))
+
+
+def _options(subject: Subject) -> Iterator[Directive]:
+    """Yield the options that sbatch reads, without those that contain a placeholder of a template."""
+    for d in subject.script.read_all():
+        if d.line not in subject.placeholder_lines:
+            yield d
+
+
+def _unknown(subject: Subject) -> list[tuple[Directive, str]]:
+    """Return the unknown options of the script, each with the most similar option or an empty string."""
+    found = [d for d in _options(subject) if d.fault == "unknown"]
+    long = {d.flag: d.flag[2:82].replace("_", "-") for d in found if d.flag.startswith("--")}
+    nearest = nearest_known(long.values(), CURRENT, cutoff=0.75)
+    return [(d, nearest.get(long.get(d.flag, ""), "")) for d in found]
+
+
+def _is_of_srun(d: Directive) -> bool:
+    return d.flag[2:] in SRUN_ONLY
+
+
+def _is_of_plugin(d: Directive) -> bool:
+    return bool(_OF_PLUGINS.fullmatch(d.flag[2:]))
+
+
+@check("SLURM001", "error", "no shebang")
+def _no_shebang(subject: Subject) -> Iterator[Problem]:
+    if not subject.script.lines[0].startswith("#!"):
+        yield Problem(1, "the script has no shebang, so sbatch rejects it", "start it with #!/bin/bash")
+
+
+@check("SLURM002", "error", "a misspelled option")
+def _misspelt_option(subject: Subject) -> Iterator[Problem]:
+    for d, near in _unknown(subject):
+        if _is_of_srun(d):
+            yield Problem(d.line, f"{shown(d.flag)} is an option of srun, not of sbatch", "give it to srun")
+        elif not d.flag.startswith("--"):
+            yield Problem(d.line, *_wrong_letter(d))
+        elif instead := _INSTEAD.get(d.flag):
+            yield Problem(d.line, f"{shown(d.flag)} is not an sbatch option", f"use {instead}")
+        elif near and not _is_of_plugin(d):
+            yield Problem(d.line, f"{shown(d.flag)} is not an sbatch option", f"did you mean --{near}?")
+
+
+def _wrong_letter(d: Directive) -> tuple[str, str]:
+    name = d.written[1:].partition("=")[0].partition(" ")[0]
+    if len(name) > 2 and not isinstance(found := find_option(name), tuple):
+        return f"{shown(d.written)} is read as single letters", f"write --{found.name}, with two dashes"
+    return f"sbatch has no option {plain(d.flag)} (in {shown(d.written)})", "see sbatch(1)"
+
+
+@check("SLURM003", "error", "an option that sbatch does not have")
+def _unknown_option(subject: Subject) -> Iterator[Problem]:
+    for d, near in _unknown(subject):
+        known = d.flag in _INSTEAD or near or _is_of_srun(d) or not d.flag.startswith("--")
+        if not known and not _is_of_plugin(d):
+            yield Problem(
+                d.line,
+                f"{shown(d.flag)} is not an sbatch option, unless a plugin of the site adds it",
+                "remove it, or see sbatch --help on the login node",
+            )
+    for d in _options(subject):
+        if d.fault == "ambiguous":
+            names = find_option(d.flag[2:])
+            several = ", ".join(f"--{name}" for name in names) if isinstance(names, tuple) else ""
+            yield Problem(d.line, f"{shown(d.flag)} may be {plain(several)}", "write the whole name")
+        elif d.value.startswith("--") and not d.fault and "=" not in d.written:
+            yield Problem(
+                d.line,
+                f"{shown(d.written)} has no value, so sbatch takes {shown(d.value)} as its value",
+                "give it a value",
+            )
+        elif d.fault == "no value":
+            yield Problem(d.line, f"{shown(d.written)} has no value, so sbatch rejects it", "give it a value")
+        elif d.fault == "extra value":
+            yield Problem(
+                d.line, f"{shown(d.written)} takes no value, so sbatch rejects it", "remove the value"
+            )
+
+
+@check("SLURM004", "warning", "GPUs requested twice, with different numbers")
+def _two_ways_to_gpus(subject: Subject) -> Iterator[Problem]:
+    gres = re.search(r"\bgpu:(?:[^:,()]+:)?(\d+)", subject.script.value("--gres") or "")
+    per_node = re.fullmatch(r"(?:[^:,]+:)?(\d+)", subject.script.value("--gpus-per-node") or "")
+    if gres and per_node and gres[1] != per_node[1]:
+        yield Problem(
+            subject.line_of("--gres"),
+            f"--gres requests {gres[1]} GPUs per node, but --gpus-per-node requests {per_node[1]}",
+            "keep the one that the site documents",
+        )
+
+
+@check("SLURM015", "error", "a value that sbatch rejects")
+def _rejected_value(subject: Subject) -> Iterator[Problem]:
+    version = subject.scheduler_version
+    for d in _options(subject):
+        if d.fault or d.flag == "--time" or "$" in d.value:
+            continue
+        if d.flag in _NAMED and d.value.startswith("="):
+            yield Problem(
+                d.line,
+                f"sbatch reads {shown(d.written)} as {d.flag} {shown(d.value)}, with the =",
+                f"write {d.flag}{plain(d.value)}",
+            )
+        elif expected := expected_value(d.flag, d.value, version):
+            yield Problem(
+                d.line, f"sbatch rejects {d.flag} {shown(d.value)}", f"write {expected}; see sbatch(1)"
+            )
+
+
+@check("SLURM016", "error", "options that exclude each other")
+def _contradictions(subject: Subject) -> Iterator[Problem]:
+    given = {
+        d.flag: d.value for d in _options(subject) if not (d.fault or d.component) and "$" not in d.value
+    }
+    for flags, what, remedy in contradictions(given):
+        yield Problem(max(subject.line_of(flag) for flag in flags), what, remedy)
+
+
+@check("SLURM017", "error", "a word that belongs to no option")
+def _stray_word(subject: Subject) -> Iterator[Problem]:
+    lines = set()
+    for d in _options(subject):
+        if d.line in lines or d.fault not in ("stray", "unclosed", "colon"):
+            continue
+        lines.add(d.line)
+        if d.fault == "unclosed":
+            yield Problem(d.line, f"a quote is not closed in {shown(d.text)}", "close the quote")
+        elif d.fault == "colon":
+            yield Problem(
+                d.line, f"sbatch rejects a word that begins with a colon: {shown(d.text)}", "remove it"
+            )
+        elif d.value.startswith("="):
+            yield Problem(d.line, "blanks around = end the option", "write the option as --NAME=VALUE")
+        else:
+            yield Problem(
+                d.line,
+                f"{shown(d.value)} belongs to no option, so sbatch rejects the script",
+                "remove it, quote a value that contains blanks, or put # in front of a comment",
+            )
+
+
+@check("SLURM018", "warning", "an abbreviation with another meaning")
+def _misleading_beginning(subject: Subject) -> Iterator[Problem]:
+    for d in _options(subject):
+        # One task, or all tasks on one node, is the same in both readings.
+        if d.value == "1" or subject.num_nodes == 1:
+            continue
+        if d.flag == "--ntasks-per-node" and d.written.partition("=")[0] in ("--tasks", "--task"):
+            yield Problem(
+                d.line,
+                f"sbatch reads {plain(d.written)} as --ntasks-per-node={plain(d.value)}, not as --ntasks",
+                "write --ntasks, or --ntasks-per-node",
+            )
+
+
+@check("SLURM019", "warning", "a type of mail that sbatch ignores")
+def _ignored_mail_type(subject: Subject) -> Iterator[Problem]:
+    for d in _options(subject):
+        is_read = d.flag == "--mail-type" and "$" not in d.value and not expected_value(d.flag, d.value)
+        if is_read and (unknown := unknown_mail_types(d.value)):
+            yield Problem(
+                d.line,
+                f"sbatch ignores {shown(','.join(unknown))} in --mail-type",
+                "use the types of sbatch(1), such as END,FAIL,TIME_LIMIT",
+            )
+
+
+@check("SLURM020", "warning", "a log directory that does not exist")
+def _no_log_directory(subject: Subject) -> Iterator[Problem]:
+    script = subject.script
+    chdir = script.value("--chdir")
+    start = None if chdir and "$" in chdir else subject.directory and subject.directory / (chdir or "")
+    for d in script.read_all():
+        if d.flag not in ("--output", "--error"):
+            continue
+        remedy = "create it before submitting, as Slurm does not: mkdir -p " + shown(
+            d.value.rpartition("/")[0]
+        )
+        if line := created_directory(d.value, script.commands):
+            yield Problem(
+                d.line,
+                f"Slurm opens this log before line {line} creates its directory, so the job fails",
+                remedy,
+            )
+        elif directory := missing_directory(d.value, start):
+            yield Problem(
+                d.line, f"the log directory {shown(directory)} does not exist, so the job fails", remedy
+            )
+
+
+@check("SLURM021", "warning", "= after a short option")
+def _equals_after_letter(subject: Subject) -> Iterator[Problem]:
+    for d in _options(subject):
+        is_short = not d.written.startswith("--") and not d.fault
+        if (
+            is_short
+            and d.value.startswith("=")
+            and d.flag in ("--job-name", "--output", "--error", "--input")
+        ):
+            yield Problem(
+                d.line,
+                f"sbatch reads {shown(d.written)} as {d.flag} {shown(d.value)}, with the =",
+                f"write {d.flag}{plain(d.value)}",
+            )
+
+
+@check("SLURM022", "error", "an option of other versions of Slurm")
+def _option_of_other_version(subject: Subject) -> Iterator[Problem]:
+    # Without the version of the site, an option counts as removed only if no version since 20.11 has it.
+    version = subject.scheduler_version
+    for d in _options(subject):
+        found = find_option(d.written[2:].partition("=")[0]) if d.written.startswith("--") else ()
+        if d.fault or isinstance(found, tuple):
+            continue
+        if not found.is_in(version or VERSIONS[2]) and (version or found.until):
+            have = f"only Slurm up to {found.until}" if found.until else f"only Slurm since {found.since}"
+            remedy = _INSTEAD.get(f"--{found.name}", "")
+            yield Problem(
+                d.line,
+                f"{have} has --{found.name}" + (f", but the site has {version}" if version else ""),
+                f"use {remedy}" if remedy else "remove it",
+            )
+
+
+@check("SLURM023", "warning", "a value that older versions of Slurm reject")
+def _value_of_newer_versions(subject: Subject) -> Iterator[Problem]:
+    if subject.scheduler_version:
+        return  # SLURM015 considers the version
+    for d in _options(subject):
+        if not d.fault and expected_value(d.flag, d.value, "23.02") and not expected_value(d.flag, d.value):
+            yield Problem(
+                d.line,
+                f"Slurm before 23.11 rejects {d.flag} {shown(d.value)}",
+                f"write {expected_value(d.flag, d.value, '23.02')}",
+            )

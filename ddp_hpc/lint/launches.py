@@ -1,0 +1,218 @@
+"""The commands of a script that start ranks, and what their options say about the number of ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from ddp_hpc.lint.checks_registry import Subject
+from ddp_hpc.lint.parse_script import Command
+from ddp_hpc.schedulers.base import whole_number
+
+_TORCHRUN_MODULES = frozenset(("torch.distributed.run", "torch.distributed.launch"))
+# Options of torchrun without a value.
+_BARE = frozenset(
+    ("--standalone", "--no-python", "--no_python", "--run-path", "--run_path", "--use-env", "--use_env")
+)
+_HIDDEN = re.compile(r"\$|`|\{\{|<")
+# Words that show that a script starts distributed training with PyTorch.
+_TORCH = re.compile(
+    r"torchrun|torch[._]distributed|MASTER_ADDR|NCCL_|deepspeed|accelerate|\bddp\b|\bDDP\b|fsdp|FSDP|"
+    r"init_process_group|--local[_-]rank|DistributedDataParallel|--dist[-_]url|WORLD_SIZE"
+)
+_TRAINING = re.compile(r"python\S*\s.*train\w*\.py")
+# Commands that start processes on several nodes in another way than the launchers of LAUNCH_COMMANDS.
+_SPREADS = re.compile(
+    r"\b(?:srun|mpirun|mpiexec|aprun|jsrun|ibrun|pdsh|clush|pbsdsh|blaunch|ssh|parallel|gparallel|ray|dask|horovodrun|"
+    r"launcher|paramrun|submitit|flux|prun|orterun|hfai|nextflow|snakemake|spark-submit|julia|charmrun|jupyter|"
+    r"mpirun_rsh|bolt|xargs|pssh|torque-launch|pbs_tmrsh|idr_\w+|rayx|dvc)\b|[Cc]luster\w*\.sh|-hostfile|--hostfile|SLURM_JOB_NODELIST|"
+    r"SLURM_NODELIST|PBS_NODEFILE|\bmpi\b"
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Start:
+    """A command that starts a program, directly or with a launcher. `words` are the program and its
+    arguments.
+    """
+
+    subject: Subject
+    command: Command
+    words: tuple[str, ...]
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether a launcher such as srun starts the program."""
+        return bool(self.command.launched)
+
+    @property
+    def program(self) -> str:
+        """The program without its directory, and without a version: `python` for /usr/bin/python3.11."""
+        name = self.words[0].rpartition("/")[2] if self.words else ""
+        return re.sub(r"^python[0-9.]+$", "python", name)
+
+    @cached_property
+    def is_torchrun(self) -> bool:
+        """Whether the program is torchrun."""
+        return self.program in ("torchrun", "torchrun_jsc") or (
+            "-m" in self.words[:6] and not _TORCHRUN_MODULES.isdisjoint(self.words[:7])
+        )
+
+    @cached_property
+    def _options(self) -> tuple[str, ...]:
+        """The options of torchrun, up to the script."""
+        for index, word in enumerate(self.words[:80]):
+            if index and (word.endswith(".py") or (word == "-m" and not self._is_module(index))):
+                return self.words[1:index]
+        return self.words[1:80]
+
+    def _is_module(self, index: int) -> bool:
+        return self.words[index + 1 : index + 2] != () and self.words[index + 1] in _TORCHRUN_MODULES
+
+    @cached_property
+    def hides_options(self) -> bool:
+        """Whether options may be in a variable, such as `torchrun $ARGS train.py`."""
+        takes_value = False
+        for word in self._options:
+            if _HIDDEN.match(word) and not takes_value:
+                return True
+            takes_value = word.startswith("-") and "=" not in word and word not in _BARE and not takes_value
+        return False
+
+    def given(self, name: str) -> str | None:
+        """Return the value of an option of torchrun, spelled with - or _; None without the option."""
+        words = self._options
+        for index, word in enumerate(words):
+            flag, equals, value = word.replace("_", "-").partition("=")
+            if flag == name:
+                value = (
+                    word.partition("=")[2] if equals else (words[index + 1] if index + 1 < len(words) else "")
+                )
+                return self.subject.value_of(value)
+        return None
+
+    def has(self, flag: str) -> bool:
+        """Return whether torchrun has this flag without a value."""
+        return flag in self._options
+
+    @cached_property
+    def launcher_hides_options(self) -> bool:
+        """Whether options of the launcher may be in a variable, such as `srun $ARGS python`."""
+        return hides_launcher_options(self.command)
+
+    @property
+    def num_nodes(self) -> int | None:
+        """Number of nodes on which the launcher starts the program."""
+        if not self.is_launched or self.command.name != "srun":
+            return self.subject.num_nodes
+        return step_nodes(self.subject, self.command)
+
+    @property
+    def ranks_per_node(self) -> int | None:
+        """Number of processes per node that the launcher starts; None if it is unknown."""
+        return ranks_per_node(self.subject, self.command) if self.is_launched else 1
+
+    @property
+    def num_ranks(self) -> int | None:
+        """Number of processes that the launcher starts; None if it is unknown."""
+        if not self.is_launched:
+            return 1
+        given = self.command.option("-n", "--ntasks", "-np", "--np")
+        if given is not None:
+            return whole_number(self.subject.value_of(given))
+        nodes, per_node = self.num_nodes, self.ranks_per_node
+        return nodes * per_node if nodes and per_node else None
+
+
+def hides_launcher_options(command: Command) -> bool:
+    """Return whether a launcher's options may be in a variable, and so are unknown."""
+    takes_value = False
+    for word in command.own_words:
+        if _HIDDEN.match(word) and not takes_value:
+            return True
+        takes_value = bool(re.fullmatch(r"-[A-Za-z]|--[\w-]+|-[a-z]{2,}", word)) and not takes_value
+    return False
+
+
+def step_nodes(subject: Subject, command: Command) -> int | None:
+    """Return the number of nodes of a job step."""
+    given = command.option("-N", "--nodes")
+    if given is not None:
+        return whole_number(subject.value_of(given))
+    hosts = command.option("-w", "--nodelist")
+    if hosts is not None:
+        return 1 if "," not in hosts and "[" not in hosts else None
+    if command.option("-n", "--ntasks") == "1":
+        return 1
+    return subject.num_nodes
+
+
+def ranks_per_node(subject: Subject, command: Command) -> int | None:
+    """Return the number of ranks per node, from the launcher's options if possible, else the directives."""
+    if hides_launcher_options(command):
+        return None
+    own = command.option("--ntasks-per-node", "--tasks-per-node", "--ppn", "-ppn", "--npernode", "-npernode")
+    if own is not None:
+        return whole_number(subject.value_of(own))
+    given, nodes = command.option("-n", "-np", "--np"), subject.num_nodes
+    if command.name == "srun":
+        given, nodes = command.option("-n", "--ntasks"), step_nodes(subject, command)
+    if given is not None:
+        tasks = whole_number(subject.value_of(given))
+        return max(1, tasks // nodes) if tasks and nodes else (1 if tasks == 1 else None)
+    if command.name in ("mpirun", "mpiexec") and not subject.ranks_per_node:
+        return None
+    return subject.ranks_per_node
+
+
+def starts(subject: Subject) -> Iterator[Start]:
+    """Yield the commands of the script with the programs that they start."""
+    for command in subject.script.commands:
+        if words := command.launched or command.argv:
+            yield Start(subject=subject, command=command, words=words)
+
+
+def trains_with_torch(subject: Subject) -> bool:
+    """Return whether the script starts distributed training with PyTorch, as far as its commands show it."""
+    commands = subject.script.commands
+    if any(_TORCH.search(command.text) for command in commands):
+        return True
+    # One task per GPU that trains is a rank.
+    is_rank_per_gpu = (subject.gpus_per_node or 0) > 1 and (subject.ranks_per_node or 0) > 1
+    return is_rank_per_gpu and any(_TRAINING.search(command.text) for command in commands)
+
+
+def reaches_other_nodes(subject: Subject) -> bool:
+    """Return whether any command of the script may start processes on other nodes."""
+    return any(_SPREADS.search(command.text) for command in subject.script.commands) or any(
+        _SPREADS.search(value) for _, _, value in subject.script.assignments
+    )
+
+
+_PIECE = re.compile(r"'[^']*'|\"(?:[^\"\\]|\\.)*\"|\\.|(?:(?<=\s)|^)#[^\n]*|[^'\"\\#]+|.", re.DOTALL)
+
+
+def expanded_in_shell(text: str) -> str:
+    """Return the parts of a command in which the shell of the script expands variables."""
+    kept = []
+    for match in _PIECE.finditer(text):
+        piece = match[0]
+        if piece[0] == '"' and len(piece) > 1:
+            kept.append(re.sub(r"\\.", "", piece, flags=re.DOTALL))
+        elif piece[0] not in "'\\#":
+            kept.append(piece)
+    return "".join(kept)
+
+
+def single_quoted(text: str) -> str:
+    """Return the parts of a command that are passed on as written, with $ unexpanded."""
+    kept = []
+    for match in _PIECE.finditer(text):
+        piece = match[0]
+        if piece[0] == "'":
+            kept.append(piece[1:-1])
+        elif piece[0] == '"':
+            kept.append(re.sub(r"\\(.)|\$", lambda found: found[1] or "", piece, flags=re.DOTALL))
+    return " ".join(kept)

@@ -1,0 +1,57 @@
+"""Placeholders of templates, such as <account>, {{nodes}} or @NODES@, which were not replaced by values."""
+
+from __future__ import annotations
+
+import re
+
+from ddp_hpc.lint.parse_script import Script
+
+_PLACEHOLDER = re.compile(
+    r"""
+    \{\{.*?\}\} | \{%.*?%\} | \{\{ | \}\} | \{% | %\} | <%.* | .*%>    # Jinja, Mako, ERB
+  | <[^<>\s][^<>]*>? | [^<>]*[^<>\s]>                           # <account>, also in several words
+  | \[\[?[A-Za-z_][A-Za-z _-]*\]?\]                             # [ACCOUNT]
+  | (?<![$\w])\{[A-Za-z_][^{}]*\}                               # {nodes}, for str.format of Python
+  | @@?\{?[A-Z][A-Z0-9_]*\}?(?:@@?)?(?![\w.@])                  # @NODES@, for configure
+  | %%?[A-Za-z][A-Za-z_]+%%? | %s\b                             # %NODES%
+  | \#\#[A-Z]\w*\#\#                                            # ##NODES##
+  | __[A-Za-z]\w*__ | !TBG_\w+
+  | \bX{3,}\b | \bX{3}\w+X{3}\b | \bx{3,6}\b
+  | \b(?:YOUR|your|INSERT|CHANGE|REPLACE|FILL|PUT)[_ -]\w+
+  | \b(?:CHANGEME|CHANGE_ME|FIXME|TODO|TBD)\b
+  | \.\.\.$
+    """,
+    re.VERBOSE,
+)
+# The pattern characters of file names, with a width: %j, %4t, %A_%a.
+_FILE_NAME_PATTERN = re.compile(r"%\d*[%AaJjNnstuxbc](?![A-Za-z_]+%)")
+# Placeholders that cannot be names: a job may well be called xxx or TODO.
+_MARKED = re.compile(
+    r"\$|\{\{|\{%|<%|<[A-Za-z_](?![^<>]*@[^<>]*>)|\{[A-Za-z_]\w*\}|@[A-Z]\w*@|^__[A-Za-z]\w*__$"
+)
+# A script for a template engine: bash could not run these lines.
+_TEMPLATE_LINE = re.compile(r"\s*(?:\{%|<%|\{\{#|#\{)|.*\{\{[^{}]+\}\}", re.DOTALL)
+_MAX_CHARS = 2000
+
+
+def has_placeholder(text: str, *, is_path: bool = False) -> bool:
+    """Returns whether a value in a directive is, or contains, a placeholder."""
+    text = text[:_MAX_CHARS]
+    if is_path:
+        text = _FILE_NAME_PATTERN.sub("", text)
+    return bool(_PLACEHOLDER.search(text))
+
+
+def has_marked_placeholder(text: str) -> bool:
+    """Returns whether a name contains a variable or a placeholder that is marked as such."""
+    return bool(_MARKED.search(text[:_MAX_CHARS]))
+
+
+def is_template(script: Script) -> bool:
+    """Returns whether the body of the script is written for a template engine such as Jinja."""
+    return any(_TEMPLATE_LINE.match(line[:_MAX_CHARS]) and not _is_bash(line) for line in script.lines)
+
+
+def _is_bash(line: str) -> bool:
+    # `${{` is a workflow of GitHub, and `{{` may be part of a quoted program or of awk.
+    return line.lstrip().startswith("#") and not line.startswith("#SBATCH") and "{%" not in line

@@ -1,0 +1,69 @@
+"""Which checks run, and which findings comments in a script silence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.lint.checks_registry import CHECKS, Check, LintFinding
+
+_COMMENT = re.compile(r"#\s*ddp-hpc:\s*(ignore|ignore-file)\[([A-Za-z0-9_, ]{1,500})\]")
+_MAX_CHARS = 4000
+
+
+def chosen_checks(select: Sequence[str] = (), ignore: Sequence[str] = ()) -> list[Check]:
+    """Return the checks whose ids, or the beginnings of whose ids, are selected and not ignored.
+
+    The longer beginning counts, so `--select SLURM --ignore SLURM014` leaves out one check, and
+    `--ignore SLURM --select SLURM002` runs one.
+
+    Raises:
+        RequestError: no check has this id or beginning.
+    """
+    for text in (*select, *ignore):
+        if not any(one.startswith(text) for one in CHECKS):
+            raise RequestError(
+                f"no lint check is called {text!r}{nearest(text, list(CHECKS))}. See ddp-hpc lint --list."
+            )
+
+    def longest(id_: str, beginnings: Sequence[str]) -> int:
+        return max((len(text) for text in beginnings if id_.startswith(text)), default=-1)
+
+    everything = -1 if select else 0
+    return [
+        one for one in CHECKS.values() if max(longest(one.id, select), everything) > longest(one.id, ignore)
+    ]
+
+
+def split_codes(values: Iterable[str]) -> tuple[str, ...]:
+    """Return the ids in values such as `SLURM,RANK008`, in capital letters."""
+    return tuple(code.strip().upper() for value in values for code in value.split(",") if code.strip())
+
+
+def without_ignored(found: Iterable[LintFinding], lines: Sequence[str]) -> Iterator[LintFinding]:
+    """Yield the findings that no comment of the script silences.
+
+    `# ddp-hpc: ignore[ID, ID]` applies to its own line, or to the next line that is not such a comment if it
+    stands alone. `# ddp-hpc: ignore-file[ID]` applies to the whole script.
+    """
+    of_line: dict[int, set[str]] = {}
+    of_file: set[str] = set()
+    waiting: set[str] = set()
+    for number, line in enumerate(lines, start=1):
+        match = _COMMENT.search(line, 0, _MAX_CHARS) if "ddp-hpc:" in line else None
+        codes = set(split_codes([match[2]])) if match else set()
+        if match and match[1] == "ignore-file":
+            of_file |= codes
+        elif match and not line[: match.start()].strip():
+            waiting |= codes
+        elif codes or waiting:
+            of_line[number] = codes | waiting
+            waiting = set()
+    for one in found:
+        if not _is_named(one.check, of_file) and not _is_named(one.check, of_line.get(one.line, ())):
+            yield one
+
+
+def _is_named(check: str, codes: Collection[str]) -> bool:
+    return any(check.startswith(code) for code in codes)

@@ -1,0 +1,142 @@
+"""Options of sbatch that exclude each other, or whose numbers contradict each other.
+
+Source: `validate_options_salloc_sbatch_srun` in src/common/slurm_opt.c, `_opt_verify` in src/sbatch/opt.c,
+and `gres_job_state_validate` with `_test_gres_cnt` in src/common/gres.c of SchedMD/slurm 22.05. Later
+versions still reject these requests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from ddp_hpc.schedulers.slurm.option_values import node_range
+
+Contradiction = tuple[tuple[str, ...], str, str]
+
+_EXCLUSIVE = (
+    ("--mem", "--mem-per-cpu", "--mem-per-gpu"),
+    ("--ntasks-per-gpu", "--ntasks-per-node"),
+    ("--ntasks-per-gpu", "--gpus-per-task"),
+    ("--ntasks-per-gpu", "--gpus-per-socket"),
+    ("--core-spec", "--thread-spec"),
+    ("--bb", "--bbf"),
+    ("--quiet", "--verbose"),
+)
+_GPUS = ("--gpus", "--gpus-per-node", "--gpus-per-task", "--gpus-per-socket", "--gres")
+_ONE = "keep one of them"
+
+
+def contradictions(given: Mapping[str, str]) -> Iterator[Contradiction]:
+    """Yields the options that contradict each other, what is wrong with them, and a remedy.
+
+    `given` has the values of the options of one component of a job, as sbatch read them.
+    """
+    for flags in _EXCLUSIVE:
+        both = [flag for flag in flags if flag in given]
+        if len(both) > 1:
+            yield tuple(both), f"sbatch rejects {' with '.join(both)}", _ONE
+    yield from _of_nodes(given)
+    gpus = {flag: _gpu_request(given[flag], is_gres=flag == "--gres") for flag in _GPUS if flag in given}
+    requests = {flag: request for flag, request in gpus.items() if request}
+    yield from _of_types(requests)
+    yield from _of_gpus(given, {flag: sum(request.values()) for flag, request in requests.items()})
+
+
+def _of_nodes(given: Mapping[str, str]) -> Iterator[Contradiction]:
+    nodes = node_range(given.get("--nodes", ""))
+    hosts = _num_hosts(given.get("--nodelist", ""))
+    if nodes and hosts and 0 < nodes[1] < hosts:
+        yield (
+            ("--nodes", "--nodelist"),
+            f"--nodelist names {hosts} nodes, but --nodes allows {nodes[1]}",
+            "request as many nodes as the list has, or omit --nodelist",
+        )
+
+
+def _of_types(gpus: Mapping[str, Mapping[str, int]]) -> Iterator[Contradiction]:
+    typed = [flag for flag, request in gpus.items() if any(request)]
+    untyped = [flag for flag, request in gpus.items() if "" in request]
+    if typed and untyped:
+        flags = tuple(dict.fromkeys((typed[0], untyped[0])))
+        what = f"{typed[0]} has a type of GPU and {untyped[0]} has none, so sbatch rejects them"
+        yield flags, what, "keep one of them, or write the type in both"
+
+
+def _of_gpus(given: Mapping[str, str], gpus: Mapping[str, int]) -> Iterator[Contradiction]:
+    nodes = node_range(given.get("--nodes", "")) or (0, 0)
+    given_tasks = _number(given.get("--ntasks"))
+    if given_tasks and given_tasks < nodes[0]:
+        nodes = (given_tasks, given_tasks)  # sbatch requests fewer nodes then
+    least = max(nodes[0], _num_hosts(given.get("--nodelist", "")))
+    is_fixed = nodes[0] > 0 and nodes[0] == nodes[1] and "--cpus-per-task" not in given
+    has_tasks = given_tasks or _number(given.get("--ntasks-per-node")) or is_fixed
+    total, of_task = gpus.get("--gpus", 0), gpus.get("--gpus-per-task", 0)
+    of_node = gpus.get("--gres", 0) or gpus.get("--gpus-per-node", 0)
+    node_flag = "--gres" if gpus.get("--gres") else "--gpus-per-node"
+    if gpus and "--cpus-per-gpu" in given and "--cpus-per-task" in given:
+        flags = ("--cpus-per-gpu", "--cpus-per-task")
+        yield flags, "sbatch rejects --cpus-per-gpu with --cpus-per-task", _ONE
+    if "--mem-per-gpu" in given and not any(flag in given for flag in _GPUS):
+        yield ("--mem-per-gpu",), "--mem-per-gpu is given, but no GPUs are requested", "request GPUs"
+    if of_task and not (total or has_tasks):
+        what = "sbatch rejects --gpus-per-task without --ntasks or --gpus"
+        yield ("--gpus-per-task",), what, "add --ntasks"
+    if total and 0 < total < least:
+        what = f"--gpus={total} requests fewer GPUs than nodes ({least})"
+        yield (
+            ("--gpus", "--nodes", "--nodelist"),
+            what,
+            "--gpus is the number for the whole job; use --gpus-per-node",
+        )
+    elif (
+        total and of_node and (total % of_node or (nodes[0] and not nodes[0] <= total // of_node <= nodes[1]))
+    ):
+        what = f"--gpus={total} is not the number of nodes times {node_flag} ({of_node})"
+        yield ("--gpus", node_flag), what, "omit --gpus"
+    if total and of_task and given_tasks and given_tasks * of_task != total:
+        what = f"{given_tasks} tasks with {of_task} GPUs each are not the {total} GPUs of --gpus"
+        yield ("--gpus", "--gpus-per-task", "--ntasks"), what, "omit --gpus"
+    elif of_task and of_node and (of_task > of_node or of_node % of_task):
+        what = f"--gpus-per-task={of_task} does not divide {node_flag} ({of_node})"
+        yield ("--gpus-per-task", node_flag), what, "omit one of them"
+
+
+def _gpu_request(value: str, *, is_gres: bool) -> dict[str, int]:
+    """Returns the number of GPUs by type; the type is empty if none is named."""
+    found: dict[str, int] = {}
+    for item in value.split(","):
+        match = re.fullmatch(
+            r"(?:gres[:/])?(?:gpu(?=[:(]|$):?)?(?:([^:\d()][^:()]*):?)?(\d{1,9})?(?:\(.*)?", item
+        )
+        is_gpu = not is_gres or re.match(r"(?:gres[:/])?gpu\b", item)
+        if match and is_gpu and item:
+            number = int(match[2]) if match[2] else 1
+            if number:
+                found[match[1] or ""] = found.get(match[1] or "", 0) + number
+    return found
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and re.fullmatch(r"\d{1,9}", text) else 0
+
+
+def _num_hosts(names: str) -> int:
+    """Returns the number of hosts in a list such as node[01-04],login1; 0 if it is unknown."""
+    if not names or "/" in names or len(names) > 1000 or not re.fullmatch(r"[\w.,\[\]-]+", names):
+        return 0
+    hosts: set[str] = set()
+    for name in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", names):
+        before, _, inside = name.partition("[")
+        if not inside:
+            hosts.add(name)
+            continue
+        inside, _, after = inside.partition("]")
+        for part in inside.split(","):
+            first, dash, last = part.partition("-")
+            if "[" in after or not first.isdigit() or (dash and not last.isdigit()):
+                return 0
+            if int(last or first) - int(first) > 10_000:
+                return 0
+            hosts |= {f"{before}{n:0{len(first)}}{after}" for n in range(int(first), int(last or first) + 1)}
+    return len(hosts)

@@ -1,0 +1,155 @@
+"""Read #SBATCH lines as sbatch does: first into words, then into options with getopt_long.
+
+Source: `get_argument` and `_opt_batch_script` in src/sbatch/opt.c of SchedMD/slurm, which are the same in
+22.05 and 26.05; getopt_long(3).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ddp_hpc.schedulers.base import Fault, ReadOption
+from ddp_hpc.schedulers.slurm.sbatch_options import BY_LETTER, SbatchOption, find_option
+
+_SPACE = " \t\n\v\f\r"
+_COMPONENT = re.compile(r"\s*(?:hetjob|packjob)(?!\S)", re.IGNORECASE)
+_NONE: Fault = ""
+
+
+def split_line(text: str) -> tuple[list[str], Fault]:
+    """Returns the words of a directive after its prefix, up to a comment."""
+    words: list[str] = []
+    position = match.end() if (match := _COMPONENT.match(text)) else 0
+    while position < len(text):
+        while position < len(text) and text[position] in _SPACE:
+            position += 1
+        if text[position : position + 1] == ":":
+            return words, "colon"
+        word, position, quote = _word(text, position)
+        if quote:
+            return words, "unclosed"
+        if word is None:
+            break
+        words.append(word)
+    return words, ""
+
+
+def _word(text: str, position: int) -> tuple[str | None, int, str]:
+    """Returns the word at a position, the position after it, and the quote that is open at the end."""
+    pieces: list[str] = []
+    quote, escaped, found = "", False, False
+    while position < len(text):
+        char = text[position]
+        # A backslash does not protect a blank.
+        if not quote and char in _SPACE:
+            break
+        if escaped:
+            escaped = False
+        elif char == "\\":
+            escaped = True
+            position += 1
+            continue
+        elif quote:
+            if char == quote:
+                quote = ""
+                position += 1
+                continue
+        elif char in "\"'":
+            quote = char
+            position += 1
+            continue
+        elif char == "#":
+            return ("".join(pieces) if found else None), len(text), ""
+        pieces.append(char)
+        found = True
+        position += 1
+    return ("".join(pieces) if found else None), position, quote
+
+
+def read_options(lines: Sequence[tuple[int, str]], version: str = "") -> Iterator[ReadOption]:
+    """Yields the options of #SBATCH lines, each given with its number and its text after the prefix.
+
+    sbatch reads all lines of a component of a job as a single command line, so an option without its value
+    takes the first word of the next line.
+    """
+    component = 0
+    words: list[tuple[int, str]] = []
+    for line, text in lines:
+        # `hetjob` separates the components of a heterogeneous job; it was called `packjob`.
+        if _COMPONENT.match(text):
+            yield from _options(words, component, version)
+            component, words = component + 1, []
+        of_line, fault = split_line(text)
+        words += [(line, word) for word in of_line]
+        if fault:
+            yield ReadOption(line=line, flag="", value=text, written=text, fault=fault, component=component)
+    yield from _options(words, component, version)
+
+
+def _options(words: Sequence[tuple[int, str]], component: int, version: str) -> Iterator[ReadOption]:
+    index = 0
+    while index < len(words):
+        line, word = words[index]
+        following = words[index + 1][1] if index + 1 < len(words) else None
+        index += 1
+        used = False
+        if word == "--":
+            for line, word in words[index:]:
+                yield ReadOption(
+                    line=line, flag="", value=word, written=word, fault="stray", component=component
+                )
+            return
+        if word.startswith("--"):
+            found, used = _long(line, word, following, version)
+            yield replace(found, component=component)
+        elif word.startswith("-") and len(word) > 1:
+            bundle, used = _letters(line, word, following)
+            for one in bundle:
+                yield replace(one, component=component)
+        else:
+            yield ReadOption(line=line, flag="", value=word, written=word, fault="stray", component=component)
+        index += used
+
+
+def _long(line: int, word: str, following: str | None, version: str) -> tuple[ReadOption, bool]:
+    name, equals, value = word[2:].partition("=")
+    found = find_option(name[:80], version)
+    fault: Fault = ""
+    if not isinstance(found, SbatchOption):
+        fault = "ambiguous" if found else "unknown"
+        # The next word is probably its value; sbatch has ended already.
+        used = not equals and following is not None and not following.startswith("-")
+        value = following or "" if used else value
+        return ReadOption(line=line, flag=f"--{name}", value=value, written=word, fault=fault), used
+    used = found.value == "required" and not equals
+    if used and following is None:
+        fault = "no value"
+    elif used:
+        value = following or ""
+    elif found.value == "none" and equals:
+        fault = "extra value"
+    return ReadOption(line=line, flag=found.flag, value=value, written=word, fault=fault), used
+
+
+def _letters(line: int, word: str, following: str | None) -> tuple[list[ReadOption], bool]:
+    """Returns the options of a word such as `-vN2`, and whether the next word is the value of the last
+    one.
+    """
+    found: list[ReadOption] = []
+    for position, letter in enumerate(word[1:], start=1):
+        option = BY_LETTER.get(letter)
+        if option is None:
+            found.append(ReadOption(line=line, flag=f"-{letter}", written=word, fault="unknown"))
+            return found, following is not None and len(word) == 2 and not following.startswith("-")
+        value, used, fault = "", False, _NONE
+        if option.value != "none":
+            value = word[position + 1 :]
+            used = not value and option.value == "required"
+            if used:
+                value, fault = following or "", "no value" if following is None else _NONE
+        found.append(ReadOption(line=line, flag=option.flag, value=value, written=word, fault=fault))
+        if option.value != "none":
+            return found, used
+    return found, False

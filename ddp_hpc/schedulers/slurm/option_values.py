@@ -1,0 +1,250 @@
+"""The values that sbatch accepts for its options.
+
+Source: the functions `arg_set_*` in src/common/slurm_opt.c, and the functions that they call in proc_args.c,
+parse_time.c, tres_bind.c and gres.c of SchedMD/slurm 22.05; differences of later versions are noted. A
+value that only the controller refuses, such as an unknown partition, is not considered.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from ddp_hpc.schedulers.versions import is_between
+
+# strtol(3) skips blanks and accepts a sign.
+_INT = re.compile(r"[ \t\n\v\f\r]*[+]?\d{1,18}")
+_NUMBER = r"[ \t\n\v\f\r]*[+-]?\d{1,18}"
+_MEMORY = re.compile(r"[ \t\n\v\f\r]*[+]?\d{1,18}(?:[kKmMgGtT][bB]?)?")
+_NODES = re.compile(rf"(?:{_NUMBER}[kK]?[mM]?)?[ \t\n\v\f\r]*")
+_MAX_CHARS = 400
+_MAIL = frozenset(
+    ("ALL", "ARRAY_TASKS", "BEGIN", "END", "FAIL", "INVALID_DEPEND", "REQUEUE", "STAGE_OUT", "TIME_LIMIT")
+) | frozenset(f"TIME_LIMIT_{share}" for share in (50, 80, 90))
+_SIGNALS = "HUP INT QUIT ABRT KILL ALRM TERM USR1 USR2 URG CONT STOP TSTP TTIN TTOU XCPU"
+_SIGNAL = re.compile(
+    rf"R?B?R?:?(?:[ ]*(?:SIG)?(?:{_SIGNALS.replace(' ', '|')})[ ]*|[ ]*[+]?0*[1-9]\d{{0,4}}[ ]*)"
+    r"(?:@[ ]*[+]?\d{1,5})?",
+    re.IGNORECASE,
+)
+_GPU_BIND = re.compile(
+    r"(?:verbose,)?(?:c.*|n.*|map_gpu:[\d*,]+|mask_gpu:[0-9a-fx*,]+|per_task:\d+|single:\d+)", re.IGNORECASE
+)
+_PLACES = ("block", "cyclic", "fcyclic", "*")
+_UNITS = "seconds|second|minutes|minute|hours|hour|days|day|weeks|week"
+_CLOCK = r"(?:[01]?\d|2[0-3]):[0-5]\d(?::[0-5]\d)?[ \t]*(?:[ap]m)?"
+_DATE = r"\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]?\d{1,2}(?:[./]?\d\d)?"
+_WHEN = re.compile(
+    r"uts\d{7,18}|(?:[ \t]|-|T|today|tomorrow|midnight|noon|fika|teatime"
+    rf"|now(?:[ \t]*[+-][\d \t]*\d[ \t]*(?:{_UNITS})?)?"
+    rf"|{_CLOCK}|{_DATE})+",
+    re.IGNORECASE,
+)
+_COUNT = r"\d{1,18}[kKmMgGtTpP]?"
+# The type of a GPU may contain blanks.
+_GRES_ITEM = re.compile(rf"(?:gres[:/])?[A-Za-z_][\w.-]*(?::[^:,=]+)?(?:[:=]{_COUNT})?(?:\([^)]*\))?")
+_GPU_ITEM = re.compile(rf"(?:[^:,=\s]+:)?{_COUNT}|[^:,=\s\d][^:,=\s]*")
+
+
+def is_time(text: str) -> bool:
+    """Returns whether sbatch accepts a time limit, such as 90, 90:00, 1-12 or 0-335:59:00."""
+    if text == "-1" or text.lower() in ("infinite", "unlimited"):
+        return True
+    if not re.fullmatch(r"[\d:-]+", text):
+        return False
+    days, dash, rest = text.rpartition("-")
+    groups = [group for group in re.split("[:-]", text) if group]
+    colons = rest.count(":")
+    if not groups or "-" in days or ":" in days or colons > 2:
+        return False
+    # A number may be empty only if there is no colon: `1-` is one day.
+    return colons == 0 or len(groups) >= colons + (2 if dash else 1)
+
+
+def time_s(text: str) -> int | None:
+    """Returns a time limit in seconds; None if it is invalid or unlimited, as 0 is."""
+    if not is_time(text) or not re.search(r"[1-9]", text) or text == "-1":
+        return None
+    days, dash, rest = text.rpartition("-")
+    numbers = [int(number or 0) for number in rest.split(":")]
+    if dash:
+        hours, minutes, seconds = (*numbers, 0, 0)[:3]
+        return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+    if len(numbers) == 3:
+        return (numbers[0] * 60 + numbers[1]) * 60 + numbers[2]
+    return numbers[0] * 60 + (numbers[1] if len(numbers) == 2 else 0)
+
+
+def _is_positive(text: str) -> bool:
+    return bool(_INT.fullmatch(text)) and int(text) > 0
+
+
+def _is_count(text: str) -> bool:
+    return bool(_INT.fullmatch(text))
+
+
+def _is_memory(text: str) -> bool:
+    return bool(_MEMORY.fullmatch(text))
+
+
+def node_range(text: str) -> tuple[int, int] | None:
+    """Returns the minimum and the maximum number of nodes; None if sbatch refuses the text.
+
+    Since 23.11, lists such as 2,4,8 and steps such as 2-8:2 are accepted too.
+    """
+    if re.search("[,:]", text):
+        numbers = [int(number) for number in re.findall(r"\d{1,9}", text)]
+        is_list = re.fullmatch(
+            r"\d{1,6}(?:-\d{1,6})?(?::\d{1,6})?(?:,\d{1,6}(?:-\d{1,6})?(?::\d{1,6})?)*", text
+        )
+        return (min(numbers), max(numbers)) if is_list else None
+    least, dash, most = text.partition("-")
+    if not (_NODES.fullmatch(least) and _NODES.fullmatch(most)):
+        return None
+    first, last = _nodes(least), _nodes(most) if dash else _nodes(least)
+    if not dash and first < 0:
+        return None
+    first = max(first, 1) if dash and first < 0 else first
+    return None if last not in (0, -1) and last < first else (first, max(last, 0))
+
+
+def _nodes(text: str) -> int:
+    match = re.match(rf"({_NUMBER})([kK]?)([mM]?)", text)
+    if not match:
+        return -1
+    return int(match[1]) * (1024 if match[2] else 1) * (1024**2 if match[3] else 1)
+
+
+def _is_mail_type(text: str) -> bool:
+    words = [word.upper() for word in text.split(",")]
+    # sbatch ignores unknown words beside a known one.
+    return "NONE" in words or not _MAIL.isdisjoint(words)
+
+
+def unknown_mail_types(text: str) -> list[str]:
+    """Returns the words of --mail-type that sbatch ignores."""
+    return [word for word in text.split(",") if word and word.upper() not in _MAIL | {"NONE"}]
+
+
+def _is_distribution(text: str) -> bool:
+    words = text.lower()
+    if words.startswith("plane"):
+        return bool(re.fullmatch(r"plane[^=]*=\s*[+]?0*[1-9]\d{0,9}", words))
+    base, _, flag = words.partition(",")
+    places = base.split(":")
+    is_known = base in ("arbitrary", "hostfile", "pack", "nopack") or (
+        len(places) <= 3
+        and places[0] in ("block", "cyclic", "*")
+        and all(place in _PLACES for place in places)
+    )
+    return is_known and flag in ("", "pack", "nopack")
+
+
+def _is_extra_node_info(text: str) -> bool:
+    return all(
+        re.fullmatch(r"[*].*|(?:\d{1,9}[kKmM]?)?(?:-0*[1-9]\d{0,9}[kKmM]?)?", part)
+        for part in text.split(":")[:3]
+    )
+
+
+def is_gres(text: str) -> bool:
+    """Returns whether a value of --gres is a list of NAME[:TYPE][:COUNT]."""
+    if text.lower() in ("none", "help", "list"):
+        return True
+    return all(_is_gres_item(item) for item in text.split(",") if item)
+
+
+def _is_gres_item(item: str) -> bool:
+    return bool(_GRES_ITEM.fullmatch(item))
+
+
+def _is_gpus(text: str) -> bool:
+    return all(_GPU_ITEM.fullmatch(item) for item in text.split(","))
+
+
+def _one_of(*words: str) -> Callable[[str], bool]:
+    return lambda text: text.lower() in words
+
+
+def _matches(pattern: str | re.Pattern[str]) -> Callable[[str], bool]:
+    compiled = re.compile(pattern, re.IGNORECASE) if isinstance(pattern, str) else pattern
+    return lambda text: bool(compiled.fullmatch(text))
+
+
+_COUNTS = (
+    "cores-per-socket cpus-per-gpu cpus-per-task mincpus ntasks ntasks-per-core ntasks-per-gpu "
+    "ntasks-per-node ntasks-per-socket ntasks-per-tres sockets-per-node thread-spec threads-per-core"
+)
+_CHECKS: dict[str, tuple[Callable[[str], bool], str]] = {
+    **dict.fromkeys(_COUNTS.split(), (_is_positive, "a positive number")),
+    **dict.fromkeys(
+        ("mem", "mem-per-cpu", "mem-per-gpu", "tmp"), (_is_memory, "a number with K, M, G or T, such as 16G")
+    ),
+    **dict.fromkeys(
+        ("time", "time-min"), (is_time, "MINUTES, HH:MM:SS, D-HH or D-HH:MM:SS, such as 01:30:00")
+    ),
+    **dict.fromkeys(
+        ("begin", "deadline"), (_matches(_WHEN), "a time such as 16:00, now+1hour or 2026-12-31T08:00")
+    ),
+    **dict.fromkeys(
+        ("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"),
+        (_is_gpus, "[TYPE:]NUMBER, such as a100:4"),
+    ),
+    "core-spec": (_is_count, "a number"),
+    "nodes": (lambda text: node_range(text) is not None, "a number or MIN-MAX"),
+    "gres": (is_gres, "NAME[:TYPE][:NUMBER], such as gpu:4"),
+    "mail-type": (
+        _is_mail_type,
+        "NONE, BEGIN, END, FAIL, REQUEUE, ALL, TIME_LIMIT or another type of sbatch(1)",
+    ),
+    "signal": (_matches(_SIGNAL), "[B:]SIGNAL[@SECONDS], such as B:USR1@120"),
+    "open-mode": (_matches(r"[at].*"), "append or truncate"),
+    "exclusive": (_one_of("", "exclusive", "oversubscribe", "user", "mcs", "topo"), "user, mcs or topo"),
+    "kill-on-invalid-dep": (_one_of("yes", "no"), "yes or no"),
+    "no-kill": (_one_of("", "set", "off", "no"), "off"),
+    "gres-flags": (
+        _matches(
+            r"(?:disable-binding|enforce-binding|one-task-per-sharing|multiple-tasks-per-sharing|allow-task-sharing|,)+"
+        ),
+        "disable-binding, enforce-binding or another flag of sbatch(1)",
+    ),
+    "distribution": (_is_distribution, "a distribution of sbatch(1), such as block:cyclic"),
+    "gpu-bind": (_matches(_GPU_BIND), "none, closest, single:N, per_task:N, map_gpu:LIST or mask_gpu:LIST"),
+    "hint": (
+        _matches(r"(?:compute_bound|memory_bound|multithread|nomultithread|help|,)+"),
+        "a hint of sbatch(1)",
+    ),
+    "profile": (
+        _matches(r"(?:none|all|energy|task|filesystem|lustre|network|,)+"),
+        "none, all, energy, task, lustre or network",
+    ),
+    "extra-node-info": (_is_extra_node_info, "SOCKETS[:CORES[:THREADS]]"),
+    "nice": (lambda text: not re.search(r"\d{11}", text), "a number within 2147483645"),
+    "priority": (_matches(r"top|[^-].*|-?0*|"), "a positive number"),
+    "switches": (_matches(r"[ ]*[+]?0*[1-9]\d{0,8}(?:@.*)?"), "COUNT[@MAX-TIME]"),
+    "wait-all-nodes": (_one_of("0", "1"), "0 or 1"),
+    "delay-boot": (is_time, "MINUTES"),
+}
+
+
+# Forms that sbatch accepts only since 23.11.
+_NEW_FORMS = {"gres": re.compile(r"^[\w:/]+=\d"), "nodes": re.compile("[,:]")}
+
+
+def expected_value(flag: str, value: str, version: str = "") -> str:
+    """Returns what sbatch expects instead of this value; empty if it accepts the value.
+
+    If no version is given, a value that any version accepts is accepted.
+    """
+    name = flag[2:]
+    if name not in _CHECKS or len(value) > _MAX_CHARS:
+        return ""
+    if (
+        version
+        and not is_between(version, "23.11", "")
+        and name in _NEW_FORMS
+        and _NEW_FORMS[name].search(value)
+    ):
+        return _CHECKS[name][1]
+    is_accepted, expected = _CHECKS[name]
+    return "" if is_accepted(value) else expected

@@ -1,0 +1,163 @@
+"""The options of `ddp-hpc lint`: which checks run, and the formats of the findings."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddp_hpc.lint.run_checks import lint_script
+from tests.batch.conftest import ROOT, run_cli
+from tests.conftest import clean_environ
+
+SLURM = "#!/bin/bash\n#SBATCH --time=01:00:00\n"
+# An error in line 3, a warning in line 4.
+BAD = SLURM + "#SBATCH --mem=16 GB\nexport MASTER_PORT=29500\n"
+NOTE = "#!/bin/bash\n#SBATCH --nodes=1\nsrun ./a.out\n"
+
+
+@pytest.fixture(autouse=True)
+def scripts(tmp_path: Path) -> None:
+    (tmp_path / "bad.sh").write_text(BAD)
+    (tmp_path / "note.sh").write_text(NOTE)
+
+
+def checks_of(output: bytes) -> list[str]:
+    return re.findall(r"^\S+:\d+: \w+ (\w+):", output.decode(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ((), ["SLURM017", "RANK008"]),
+        (("--select", "RANK"), ["RANK008"]),
+        (("--select", "rank008,JOB"), ["RANK008"]),
+        (("--select", "RANK", "--select", "SLURM017"), ["SLURM017", "RANK008"]),
+        (("--ignore", "SLURM"), ["RANK008"]),
+        (("--ignore", "SLURM", "--ignore", "RANK008"), []),
+        (("--select", "SLURM", "--ignore", "SLURM017"), []),
+        (("--ignore", "SLURM", "--select", "SLURM017"), ["SLURM017"]),
+    ],
+)
+def test_only_the_selected_checks_run(args: tuple[str, ...], expected: list[str], tmp_path: Path) -> None:
+    assert checks_of(run_cli("lint", *args, "bad.sh", cwd=tmp_path).stdout) == expected
+
+
+@pytest.mark.parametrize("option", ["--select", "--ignore"])
+def test_an_unknown_check_is_refused_with_a_suggestion(option: str, tmp_path: Path) -> None:
+    done = run_cli("lint", option, "SLRUM017", "bad.sh", cwd=tmp_path)
+    assert done.returncode == 2
+    assert b"SLURM017" in done.stderr
+
+
+def test_a_note_does_not_change_the_exit_code(tmp_path: Path) -> None:
+    done = run_cli("lint", "note.sh", cwd=tmp_path)
+    assert checks_of(done.stdout) == ["JOB010"]
+    assert done.returncode == 0
+
+
+def test_several_scripts_are_checked(tmp_path: Path) -> None:
+    done = run_cli("lint", "note.sh", "bad.sh", cwd=tmp_path)
+    assert checks_of(done.stdout) == ["JOB010", "SLURM017", "RANK008"]
+    assert done.returncode == 1
+
+
+def test_json_contains_the_path_of_each_finding(tmp_path: Path) -> None:
+    found = json.loads(run_cli("lint", "--format", "json", "note.sh", "bad.sh", cwd=tmp_path).stdout)
+    assert [(one["path"], one["line"], one["check"]) for one in found] == [
+        ("note.sh", 1, "JOB010"),
+        ("bad.sh", 3, "SLURM017"),
+        ("bad.sh", 4, "RANK008"),
+    ]
+
+
+def test_sarif_has_a_rule_and_a_location_for_each_finding(tmp_path: Path) -> None:
+    log = json.loads(run_cli("lint", "--format", "sarif", "bad.sh", cwd=tmp_path).stdout)
+    assert log["version"] == "2.1.0"
+    (run,) = log["runs"]
+    rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
+    assert [rules[result["ruleIndex"]] for result in run["results"]] == ["SLURM017", "RANK008"]
+    assert [result["level"] for result in run["results"]] == ["error", "warning"]
+    location = run["results"][0]["locations"][0]["physicalLocation"]
+    assert location["artifactLocation"]["uri"] == "bad.sh"
+    assert location["region"]["startLine"] == 3
+
+
+def test_github_annotations_escape_the_path(tmp_path: Path) -> None:
+    (tmp_path / "a,b.sh").write_text(BAD)
+    lines = run_cli("lint", "--format", "github", "a,b.sh", cwd=tmp_path).stdout.decode().splitlines()
+    assert lines[0].startswith("::error file=a%2Cb.sh,line=3,title=SLURM017::")
+    assert lines[1].startswith("::warning file=a%2Cb.sh,line=4,title=RANK008::")
+
+
+@pytest.mark.parametrize(
+    ("comment", "silenced"),
+    [
+        ("# ddp-hpc: ignore[RANK008]", True),
+        ("# ddp-hpc: ignore[JOB001, RANK008] - one job per node", True),
+        ("#ddp-hpc: ignore[rank]", True),
+        ("# ddp-hpc: ignore[JOB001]", False),
+        ("# ddp-hpc: ignore", False),
+    ],
+)
+@pytest.mark.parametrize("place", ["line", "before", "far"])
+def test_a_comment_silences_a_check_on_its_line(comment: str, silenced: bool, place: str) -> None:
+    line = "export MASTER_PORT=29500"
+    text = {
+        "line": f"{line} {comment}\n",
+        "before": f"{comment}\n{line}\n",
+        "far": f"{comment}\nhostname\n{line}\n",
+    }[place]
+    found = {one.check for one in lint_script(SLURM + text)}
+    assert ("RANK008" not in found) == (silenced and place != "far")
+
+
+def test_a_comment_for_the_file_silences_all_findings_of_a_check() -> None:
+    text = SLURM + "export MASTER_PORT=1\nMASTER_PORT=2\n# ddp-hpc: ignore-file[RANK008]\n"
+    assert lint_script(text) == []
+
+
+def test_the_log_directory_of_a_script_in_the_current_directory_is_checked(tmp_path: Path) -> None:
+    text = SLURM + "#SBATCH --output=logs/%j.out\nsrun ./a.out\n"
+    (tmp_path / "job.sh").write_text(text)
+    assert checks_of(run_cli("lint", "job.sh", cwd=tmp_path).stdout) == ["SLURM020"]
+    (tmp_path / "logs").mkdir()
+    assert checks_of(run_cli("lint", "job.sh", cwd=tmp_path).stdout) == []
+
+
+def test_the_log_directory_of_a_script_elsewhere_is_unknown(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "job.sh").write_text(SLURM + "#SBATCH --output=logs/%j.out\nsrun ./a.out\n")
+    assert checks_of(run_cli("lint", "sub/job.sh", cwd=tmp_path).stdout) == []
+
+
+def test_the_pre_commit_hook_selects_job_scripts() -> None:
+    text = (ROOT / ".pre-commit-hooks.yaml").read_text()
+    pattern = re.search(r"^  files: (.*)$", text, re.MULTILINE)
+    assert pattern is not None
+    assert "\n  entry: ddp-hpc lint\n" in text
+    names = ["a.sbatch", "jobs/b.slurm", "c.pbs", "d.sh", "e.sbatch.txt"]
+    assert [name for name in names if re.search(pattern[1], name)] == names[:3]
+
+
+def test_the_benchmark_counts_findings_and_refusals(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "bad.sh").write_text(BAD + "torchrun train.py\n")
+    (tmp_path / "scripts" / "no-job.txt").write_text("hello\n")
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "lint_precision.py", tmp_path / "scripts", "--draw", "5"],
+        capture_output=True,
+        check=False,
+        cwd=ROOT,
+        env=clean_environ(),
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    output = done.stdout.decode()
+    assert output.startswith("1 scripts (1 ml, 0 mpi, 0 other)")
+    assert re.search(r"^SLURM017 +error +1 +1 ", output, re.MULTILINE), output
+    assert "bad.sh:3: SLURM017: 'GB' belongs to no option" in output
