@@ -156,15 +156,23 @@ def read_script(path: Path) -> str:
 
 
 def site_of(text: str, profile: str | None) -> Site | None:
-    """Return the site of --profile, or otherwise of this machine; None if its scheduler is another one."""
+    """Return the site of --profile, of the script, or of this machine; None if its scheduler is another one.
+
+    The scripts of `ddp-hpc render` name their profile.
+    """
     from ddp_hpc.lint.parse_script import parse_script
     from ddp_hpc.schedulers.registry import is_same_scheduler
     from ddp_hpc.sites.detect import choose_profile
-    from ddp_hpc.sites.site import load_site
+    from ddp_hpc.sites.site import load_site, profile_files
 
-    name, why = choose_profile(profile or "", "", os.environ)
+    script = parse_script(text)
+    named = [value for _, name, value in script.assignments if name == "DDP_HPC_PROFILE"]
+    if not profile and named and named[-1] in profile_files():
+        name, why = named[-1], "named by DDP_HPC_PROFILE in the script"
+    else:
+        name, why = choose_profile(profile or "", "", os.environ)
     site = load_site(name)
-    if not profile and not is_same_scheduler(site, parse_script(text).scheduler):
+    if not profile and not is_same_scheduler(site, script.scheduler):
         return None
     click.echo(f"profile {name}: {why}", err=True)
     return site

@@ -161,3 +161,10 @@ def test_the_benchmark_counts_findings_and_refusals(tmp_path: Path) -> None:
     assert output.startswith("1 scripts (1 ml, 0 mpi, 0 other)")
     assert re.search(r"^SLURM017 +error +1 +1 ", output, re.MULTILINE), output
     assert "bad.sh:3: SLURM017: 'GB' belongs to no option" in output
+
+
+def test_a_rendered_script_is_checked_for_its_own_site() -> None:
+    """srun's --gpu-bind=closest is a fault on other machines, but Frontier's guide requires it."""
+    done = run_cli("lint", str(ROOT / "tests" / "golden" / "frontier-2-nodes.sbatch"))
+    assert b"profile frontier: named by DDP_HPC_PROFILE in the script" in done.stderr
+    assert b"SLURM006" not in done.stdout
