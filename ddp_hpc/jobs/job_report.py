@@ -12,8 +12,8 @@ from pathlib import Path
 from ddp_hpc.errors import EXIT_REQUEUE, DdpHpcError, RequestError
 from ddp_hpc.jobs import submission_ledger as ledger
 from ddp_hpc.jobs.first_failure import last_attempt
-from ddp_hpc.jobs.log_files import age_s, log_paths, read_tail, successor_in, usual_logs
-from ddp_hpc.jobs.post_mortem import PostMortem, advice_while_waiting, examine
+from ddp_hpc.jobs.log_files import age_s, log_paths, read_head, read_tail, successor_in, usual_logs
+from ddp_hpc.jobs.post_mortem import PostMortem, advice_while_waiting, examine, warning_in
 from ddp_hpc.jobs.training_progress import Progress, read_progress
 from ddp_hpc.run_state import RunState, read_state, state_path
 from ddp_hpc.schedulers.client import read_job
@@ -29,7 +29,8 @@ class JobReport:
 
     `verdict` is waiting, running, done, requeue (the state is saved, and another job can resume the
     run), cancelled, failed or unknown. `job` is None if the scheduler no longer knows the job. `state` is
-    None if the run directory contains the state of a later job. `advice` is set if the job can never start.
+    None if the run directory contains the state of a later job. `advice` is set if the job can never start,
+    `warning` if its ranks may have trained separately.
     """
 
     job_id: str
@@ -44,6 +45,7 @@ class JobReport:
     progress: Progress | None
     log_age_s: float
     advice: str
+    warning: str
     post_mortem: PostMortem | None
 
 
@@ -100,6 +102,7 @@ def combine(job_id: str, job: JobState | None, run_dir: Path | None) -> JobRepor
         progress=_progress(job, run_dir if is_last else None, log, starts),
         log_age_s=age_s(paths, time.time()) if running else 0.0,
         advice=advice_while_waiting(job) if job and job.phase == "waiting" else "",
+        warning=warning_in(read_head(paths) + log),
         post_mortem=examine(job, state, log, next_job, starts[-1].first_step if starts and is_last else 0)
         if job
         else None,

@@ -13,6 +13,7 @@ from ddp_hpc.errors import DdpHpcError
 from ddp_hpc.schedulers.job_state import JobState, is_job_id, same_job
 
 _TAIL_BYTES = 512 * 1024
+_HEAD_BYTES = 64 * 1024
 _CHUNK_BYTES = 1024 * 1024
 _USUAL = ("*-{}.out", "*.o{}", "*.e{}")
 # sbatch prints "Submitted batch job 13" and qsub only the id. The job script prints the next line, which ends
@@ -51,13 +52,22 @@ def is_plain(path: Path) -> bool:
 
 def read_tail(paths: list[Path]) -> str:
     """Returns the last 512 KiB of each file, concatenated. Files that cannot be read are skipped."""
+    return _read(paths, _TAIL_BYTES, from_end=True)
+
+
+def read_head(paths: list[Path]) -> str:
+    """Returns the first 64 KiB of each file, concatenated. Files that cannot be read are skipped."""
+    return _read(paths, _HEAD_BYTES, from_end=False)
+
+
+def _read(paths: list[Path], num_bytes: int, *, from_end: bool) -> str:
     found = ""
     for path in paths:
         with suppress(OSError):
             if is_plain(path):
                 with path.open("rb") as file:
-                    file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-                    found += file.read(_TAIL_BYTES).decode("utf-8", "replace")
+                    file.seek(max(0, path.stat().st_size - num_bytes) if from_end else 0)
+                    found += file.read(num_bytes).decode("utf-8", "replace")
     return found
 
 

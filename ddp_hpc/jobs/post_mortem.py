@@ -25,6 +25,20 @@ _IN_LOG = (
     ("gpu memory", re.compile(r"(?:CUDA|HIP|XPU) out of memory|OutOfMemoryError: ")),
     ("memory", re.compile(r"DefaultCPUAllocator: can't allocate memory|^MemoryError\b", re.MULTILINE)),
     ("disk", re.compile(r"No space left on device|Disk quota exceeded")),
+    # The first message is that of torch.distributed (2.11 and 2.13).
+    (
+        "variables",
+        re.compile(
+            r"environment variable \w+ expected, but not set|"
+            r"^KeyError: '(?:RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)'",
+            re.MULTILINE,
+        ),
+    ),
+)
+_TRAINED_ALONE = re.compile(
+    r"^\[[^]\s]+\] warning: "
+    r"([0-9]+ ranks were started, but rank 0's program has not opened a process group.*)",
+    re.MULTILINE,
 )
 _TERMINATED = ("walltime", "cancelled", "preempted")
 # Job scripts of version 0.1 print "ended with".
@@ -44,6 +58,10 @@ _REMEDIES = {
         "reduce --batch-size and use --accumulate, or use --amp bf16; ddp-hpc estimate computes what fits"
     ),
     "disk": "free disk space, or use another file system for snapshots and data, then submit it again",
+    "variables": (
+        "the program needs the variables of torchrun, such as RANK: start it with `ddp-hpc exec -- python "
+        "...`, as render and submit do without --env-style none, or use --launcher torchrun"
+    ),
     "node": "submit it again; if the same node fails again, exclude it and report it to the site",
     "preempted": "submit it again, or submit it to a queue without preemption",
     "cancelled": "none if you cancelled it; otherwise submit it again",
@@ -113,6 +131,15 @@ def examine(
         lines=lines,
         remedy=_remedy(cause, job, state or RunState("running", first_step, ""), failure, next_job),
     )
+
+
+def warning_in(log: str) -> str:
+    """Returns the warning of `ddp-hpc exec` that ranks may have trained alone; empty without one.
+
+    Such a job can end without an error, with results as if it had run on one GPU.
+    """
+    match = _TRAINED_ALONE.search(log)
+    return match[1] if match else ""
 
 
 def advice_while_waiting(job: JobState) -> str:

@@ -41,6 +41,7 @@ def _facts(report: JobReport) -> Iterator[tuple[str, str]]:
     yield "step", _step(report)
     yield "eta", _eta(report)
     yield "state", f"{report.state.state} {report.state.step} {report.state.reason}" if report.state else ""
+    yield "warning", report.warning
     yield "attempts", _attempts(report)
     yield "next", f"job {report.next_job}" if report.next_job else ""
     yield "log", ", ".join(report.logs)

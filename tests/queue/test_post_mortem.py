@@ -158,6 +158,13 @@ def test_the_middle_of_a_long_traceback_is_omitted() -> None:
         ("srun: error: Node failure on n2\n", "failed", "node"),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n", "failed", "gpu memory"),
         ("OSError: [Errno 28] No space left on device\n", "failed", "disk"),
+        (
+            "ValueError: Error initializing torch.distributed using env:// rendezvous: environment variable "
+            "RANK expected, but not set\n",
+            "failed",
+            "variables",
+        ),
+        ("KeyError: 'LOCAL_RANK'\n", "failed", "variables"),
         ("", "preempted", "preempted"),
         (OOM, "cancelled", "cancelled"),
         ("", "not started", "not started"),

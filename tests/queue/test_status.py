@@ -651,3 +651,18 @@ def test_no_heavy_library_is_imported(command: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "Examples:" in done.stdout
+
+
+def test_ranks_that_trained_separately_are_named_though_the_job_ended_well(
+    work: Path, programs: Programs, run: Run
+) -> None:
+    """A program that ignores torchrun's variables trains alone on each rank, and ends without an error."""
+    log = answer(programs, work, state="COMPLETED", exit_code="0:0")
+    ranks = [str(Path(sys.executable).parent / "mpiexec"), "-n", "2", sys.executable, "-m", "ddp_hpc.exec"]
+    with log.open("wb") as file:
+        subprocess.run([*ranks, sys.executable, "-c", "pass"], env=clean_environ(), stderr=file, check=True)
+        file.write(b"step 1 of a program of somebody else\n" * 20_000)
+    done = run("status", "12")
+    assert done.code == 0
+    [line] = [line for line in done.out.splitlines() if line.startswith("warning")]
+    assert line.startswith("warning   2 ranks were started, but rank 0's program has not opened a process")

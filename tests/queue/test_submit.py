@@ -101,10 +101,10 @@ def test_a_script_with_lint_errors_is_not_submitted(work: Path, sbatch: Programs
 def test_lint_warnings_are_printed_and_the_script_is_submitted(
     work: Path, sbatch: Programs, run: Run
 ) -> None:
-    (work / "job.sh").write_text("#!/bin/bash\n#SBATCH --nodes=1\nhostname\n")
+    (work / "job.sh").write_text("#!/bin/bash\n#SBATCH --nodes=1\ntrap : CONT\n")
     done = run("submit", "job.sh")
     assert (done.code, done.out) == (0, "12\n")
-    assert "warning: JOB010, line 1: no walltime is requested" in done.err
+    assert "warning: RANK007, line 3: Slurm sends CONT" in done.err
 
 
 def test_log_directories_are_created_before_the_submission(work: Path, programs: Programs, run: Run) -> None:
@@ -476,12 +476,12 @@ def test_the_arguments_after_the_dashes_are_those_of_a_slurm_script(
 
 def test_lint_checks_the_script_as_the_options_change_it(work: Path, sbatch: Programs, run: Run) -> None:
     (work / "job.sh").write_text(
-        "#!/bin/bash\n#SBATCH --nodes=1\nsrun --nodes=1 torchrun x.py &\ntrap : CONT\n"
+        "#!/bin/bash\n#SBATCH --nodes=1 --time=48\nsrun --nodes=1 torchrun x.py &\ntrap : CONT\n"
     )
     without = run("submit", "job.sh", "--dry-run").err
     with_time = run("submit", "job.sh", "--dry-run", "--walltime", "00:10:00").err
-    assert "JOB010" in without
-    assert "JOB010" not in with_time
+    assert "JOB012" in without
+    assert "JOB012" not in with_time
     # The line numbers are those of the user's file.
     assert "warning: RANK007, line 4:" in without
     assert "warning: RANK007, line 4:" in with_time
