@@ -476,7 +476,7 @@ def test_the_arguments_after_the_dashes_are_those_of_a_slurm_script(
 
 def test_lint_checks_the_script_as_the_options_change_it(work: Path, sbatch: Programs, run: Run) -> None:
     (work / "job.sh").write_text(
-        "#!/bin/bash\n#SBATCH --nodes=1 --time=48\nsrun --nodes=1 torchrun x.py &\ntrap : CONT\n"
+        "#!/bin/bash\n#SBATCH --nodes=1 --time=1:30\nsrun --nodes=1 torchrun x.py &\ntrap : CONT\n"
     )
     without = run("submit", "job.sh", "--dry-run").err
     with_time = run("submit", "job.sh", "--dry-run", "--walltime", "00:10:00").err
