@@ -9,7 +9,15 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from ddp_hpc.lint import checks_form, checks_launch, checks_pbs, checks_sbatch, checks_site, checks_slurm
+from ddp_hpc.lint import (
+    checks_form,
+    checks_launch,
+    checks_launched_program,
+    checks_pbs,
+    checks_sbatch,
+    checks_site,
+    checks_slurm,
+)
 from ddp_hpc.lint.checks_registry import (
     CHECKS,
     LintFinding,
@@ -29,7 +37,15 @@ from ddp_hpc.sites.site import Site
 __all__ = ["CHECKS", "LintFinding", "ask_sbatch", "lint_request", "lint_script"]
 
 # Importing these modules registers their checks.
-_MODULES = (checks_form, checks_pbs, checks_sbatch, checks_slurm, checks_launch, checks_site)
+_MODULES = (
+    checks_form,
+    checks_pbs,
+    checks_sbatch,
+    checks_slurm,
+    checks_launch,
+    checks_launched_program,
+    checks_site,
+)
 for _scheduler in SCHEDULERS.values():
     register_checks(_scheduler.checks)
 

@@ -28,13 +28,16 @@ def test_the_page_has_the_title_and_severity_of_the_check(check: str) -> None:
 
 
 @pytest.mark.parametrize("check", [check for check in CHECKS if check not in WITHOUT_EXAMPLE])
-def test_the_bad_example_has_the_finding_and_the_fixed_one_does_not(check: str) -> None:
+def test_the_bad_example_has_the_finding_and_the_fixed_one_does_not(check: str, tmp_path: Path) -> None:
+    page = (PAGES / f"{check}.md").read_text()
     bad, *fixed = examples(check)
-    profile = re.search(r"^Example with --profile (\w+):$", (PAGES / f"{check}.md").read_text(), re.MULTILINE)
+    profile = re.search(r"^Example with --profile (\w+):$", page, re.MULTILINE)
     site = load_site(profile[1]) if profile else None
-    assert check in {finding.check for finding in lint_script(bad, site, directory=PAGES)}
+    if program := re.search(r"^With this train.py:\n\n```python\n(.*?)```", page, re.MULTILINE | re.DOTALL):
+        (tmp_path / "train.py").write_text(program[1])
+    assert check in {finding.check for finding in lint_script(bad, site, directory=tmp_path)}
     for text in fixed:
-        assert check not in {finding.check for finding in lint_script(text, site, directory=PAGES)}
+        assert check not in {finding.check for finding in lint_script(text, site, directory=tmp_path)}
 
 
 def test_every_page_has_a_check_and_the_table_is_complete() -> None:

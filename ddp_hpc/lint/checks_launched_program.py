@@ -1,0 +1,58 @@
+"""Checks of the Python program that a script starts, if its file is in the submission directory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from ddp_hpc.lint.checks_registry import Problem, Subject, check, plain
+from ddp_hpc.lint.launches import Start, starts
+
+_MAX_BYTES = 256 * 1024
+# Each of these reads RANK and WORLD_SIZE from the environment. Without them, init_process_group() fails, and
+# the Hugging Face Trainer, Accelerate and DeepSpeed train separately on each rank.
+_NEEDS_VARIABLES = re.compile(
+    r"\binit_process_group\(|\bAccelerator\(|\bTrainingArguments\b|\bdeepspeed\.(?:init|initialize)"
+)
+# Programs that get their rank from another place, or from a library that does.
+_DETECTS_RANKS = re.compile(
+    r"SLURM_PROCID|SLURM_LOCALID|PMI_RANK|PMIX_RANK|PALS_|OMPI_COMM|MV2_COMM|FLUX_TASK|mpi4py|\bddp_hpc\b|"
+    r"submitit|idr_torch|environ\[['\"]RANK['\"]\]\s*=|setdefault\(['\"]RANK['\"]|\brank=|"
+    r"init_method=['\"](?:tcp|file):"
+)
+
+
+@check("RANK016", "warning", "ranks without the variables of torchrun")
+def _without_variables(subject: Subject) -> Iterator[Problem]:
+    if re.search(r"\bRANK=", "\n".join(subject.script.lines)):
+        return
+    for start in starts(subject):
+        is_python = start.is_launched and start.program == "python" and not start.is_torchrun
+        if re.search(r"ddp[-_]hpc[ .]exec", start.command.text):
+            continue
+        if not is_python or start.launcher_hides_options or (start.num_ranks or 1) < 2:
+            continue
+        if needs := _needs_variables(start):
+            yield Problem(
+                start.command.line,
+                f"{start.num_ranks} ranks are started, but {plain(needs)} needs the variables of torchrun, "
+                "such as RANK, which this launcher does not set",
+                f"start `ddp-hpc exec -- python {plain(needs)}`, or start torchrun once per node",
+            )
+
+
+def _needs_variables(start: Start) -> str:
+    """Return the name of the program's file if it needs the variables; empty if not, or if it is unknown."""
+    name = next((word for word in start.words[1:10] if word.endswith(".py")), "")
+    directory = start.subject.directory
+    if not name or directory is None or "$" in name:
+        return ""
+    path = directory / Path(name)
+    try:
+        if not path.is_file() or path.stat().st_size > _MAX_BYTES:
+            return ""
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return name if _NEEDS_VARIABLES.search(text) and not _DETECTS_RANKS.search(text) else ""
