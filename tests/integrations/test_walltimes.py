@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
 NUM_STEPS = 240
 # Importing Lightning takes up to 15 s on a busy machine, and the examples stop 10 s before the end.
-WALLTIMES = ["--walltime-s", "40", "--max-jobs", "9"]
+WALLTIMES = ["--walltime-s", "40", "--max-jobs", "15"]
 BY_SIGNAL = ["--requeue", "on-signal", "--signal", "TERM@10", "--progress", "checkpoints"]
 
 
