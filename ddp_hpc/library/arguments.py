@@ -17,9 +17,9 @@ _RENAMED = {
 }
 _SAME = (
     "activation-checkpointing", "amp", "backend", "batch-size", "bucket-mib", "compress-gradients",
-    "cpu-offload", "device", "discovery", "epochs", "find-unused-parameters", "keep", "mesh", "optimizer",
-    "seed", "shuffle", "src-key", "static-graph", "strategy", "sync-batchnorm", "tgt-key", "threads",
-    "workers",
+    "cpu-offload", "device", "discovery", "epochs", "find-unused-parameters", "keep", "max-steps",
+    "mesh", "optimizer", "seed", "shuffle", "src-key", "static-graph", "strategy", "sync-batchnorm",
+    "tgt-key", "threads", "workers",
 )  # fmt: skip
 _NAMES = {name: name.replace("-", "_") for name in _SAME} | _RENAMED
 _OPTION = re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
@@ -72,10 +73,11 @@ class WorldLoader:
 
     def __len__(self) -> int:
         """Returns the number of remaining batches."""
-        config = self.config
-        return steps_left(
-            self.num_samples, config.data.batch_size, self._world.world_size, 1, config.epochs, self.position
+        config, position = self.config, self.position
+        left = steps_left(
+            self.num_samples, config.data.batch_size, self._world.world_size, 1, config.epochs, position
         )
+        return left if config.max_steps is None else min(left, max(0, config.max_steps - position.step))
 
     def __iter__(self) -> Iterator[Batch]:
         """Iterates over the batches from `position` on.
@@ -85,7 +87,7 @@ class WorldLoader:
         """
         if self._at_end:
             raise RequestError(
-                f"this loader is exhausted: one `for` iterates over all {self.config.epochs} epoch(s). "
+                f"this loader is exhausted: one `for` iterates over all {self.num_steps} steps. "
                 "Use world.loader(..., epochs=N) with batch.epoch and batch.ends_epoch"
             )
         return self._batches()
@@ -113,7 +115,8 @@ class WorldLoader:
         shares = rank_shares(
             self.num_samples, config.data.batch_size, world.world_size, world.rank, 1, self.position
         )
-        return takewhile(lambda step: step[0].epoch < config.epochs, shares)
+        last = sys.maxsize if config.max_steps is None else config.max_steps
+        return takewhile(lambda step: step[0].epoch < config.epochs and step[0].step < last, shares)
 
     def _wanted(self) -> Wanted:
         """Returns the samples of the remaining batches, each with a seed for the worker that reads it."""
@@ -159,7 +162,8 @@ def open_loader(
         if config.data.path is None:
             source = _source_of(data, options, timeout_s)
         num_samples, order = _epoch_of(source.num_samples, config, options, world.world_size)
-    request = f"{config.epochs} epochs of {num_samples} samples by {options.batch_size}"
+    length = f"{config.epochs} epochs" if config.max_steps is None else f"{config.max_steps} steps"
+    request = f"{length}, {num_samples} samples by {options.batch_size}"
     order = f"shuffle={options.shuffle}, seed={config.seed}, start_step={start_step}{order}"
     group.agree(mismatch_between_ranks(group.comm, f"{request}, {order}"))
     position = _position_at(start_step, num_samples, options.batch_size * world.world_size)

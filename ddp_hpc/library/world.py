@@ -131,7 +131,8 @@ class ConnectedWorld:
         batch_size: int | None = None,
         shuffle: bool | None = None,
         seed: int = 0,
-        epochs: int = 1,
+        epochs: int | None = None,
+        max_steps: int | None = None,
         start_step: int = 0,
         workers: int | None = None,
         drop_last: bool | None = None,
@@ -152,7 +153,8 @@ class ConnectedWorld:
             batch_size: samples per rank and step; 32 by default.
             shuffle: use a new order in each epoch; True by default.
             seed: random seed of the orders.
-            epochs: number of passes over the data.
+            epochs: number of passes over the data; 1 by default, or as many as `max_steps` needs.
+            max_steps: number of steps over all epochs.
             start_step: number of steps that have been completed before.
             workers: processes that read ahead, for a Dataset or a compressed file; 0 by default.
             drop_last: omit the smaller last step of an epoch; False by default.
@@ -167,7 +169,9 @@ class ConnectedWorld:
 
         own: dict[str, Any] = {"batch_size": batch_size, "shuffle": shuffle, "workers": workers}
         own |= {"drop_last": drop_last, "collate_fn": collate_fn}
-        settings = {"seed": seed, "epochs": epochs, "src_key": src_key, "tgt_key": tgt_key}
+        epochs = epochs if epochs is not None else 1 if max_steps is None else sys.maxsize
+        settings: dict[str, Any] = {"seed": seed, "epochs": epochs, "max_steps": max_steps}
+        settings |= {"src_key": src_key, "tgt_key": tgt_key}
         return open_loader(self, data, own, settings, start_step)
 
     def at(self, step: int, phase: str) -> None:

@@ -19,7 +19,7 @@ with ddp_hpc.distributed() as world:
     model = ddp_hpc.wrap(torch.nn.Linear(8, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     dataset = TensorDataset(torch.randn(80, 8))
-    loader = world.loader(DataLoader(dataset, batch_size=4, shuffle=True), epochs=num_steps)
+    loader = world.loader(DataLoader(dataset, batch_size=4, shuffle=True), max_steps=num_steps)
     with ddp_hpc.snapshots(directory, model=model, optimizer=optimizer, loader=loader) as snapshots:
         for batch in loader:
             (samples,) = batch.data
@@ -29,7 +29,7 @@ with ddp_hpc.distributed() as world:
             optimizer.zero_grad()
             world.say(f"trained step {batch.step - 1}")
             time.sleep(STEP_S)
-            if snapshots.step(batch.step) or batch.step == num_steps:
+            if snapshots.step(batch.step):
                 break
     if not world.stopped:
         world.say(f"weights {next(model.parameters()).detach().cpu().numpy().tobytes().hex()}")

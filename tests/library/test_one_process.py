@@ -262,6 +262,37 @@ def test_a_loader_can_start_at_a_later_step() -> None:
         assert torch.equal(ours.src, theirs.src)
 
 
+@pytest.mark.parametrize(
+    ("options", "epochs"),
+    [
+        ({"max_steps": 7}, [1, 1, 1, 2, 2, 2, 3]),
+        ({"max_steps": 7, "epochs": 2}, [1, 1, 1, 2, 2, 2]),
+        ({"max_steps": 7, "start_step": 5}, [2, 3]),
+        ({"max_steps": 7, "start_step": 8}, []),
+    ],
+)
+def test_a_loader_can_end_after_a_number_of_steps(options: dict[str, int], epochs: list[int]) -> None:
+    with ddp_hpc.distributed() as world:
+        loader = world.loader(_numbers(10), batch_size=4, **options)
+        assert len(loader) == len(epochs)
+        assert [batch.epoch for batch in loader] == epochs
+        assert len(loader) == 0
+
+
+def test_a_run_that_is_signaled_in_its_last_step_is_complete(tmp_path: Path) -> None:
+    for _ in range(2):  # a completed run is not continued
+        with ddp_hpc.distributed() as world:
+            model, optimizer = _linear()
+            loader = world.loader(_numbers(10), batch_size=4, max_steps=4)
+            with ddp_hpc.snapshots("run", model=model, optimizer=optimizer, loader=loader) as snapshots:
+                for batch in loader:
+                    if batch.step == 4:
+                        os.kill(os.getpid(), signal.SIGUSR1)
+                    assert not snapshots.step(batch.step)
+            assert not world.stopped
+        assert read_state(tmp_path / "run") == RunState("done", 4, "training complete")
+
+
 def test_a_second_loop_over_all_epochs_is_refused_and_not_empty(capsys: pytest.CaptureFixture[str]) -> None:
     with _ends_with(2) as world:
         loader = world.loader(_numbers(10), batch_size=4)
@@ -294,6 +325,7 @@ def test_a_loader_reads_a_file(tmp_path: Path) -> None:
         ((torch.zeros(3, 1), torch.zeros(4, 1)), {}, "src has 3 samples, but tgt has 4"),
         (_numbers(3), {"batch_size": 0}, "error: batch_size must be greater than 0 (got 0)"),
         (_numbers(3), {"epochs": -1}, "error: epochs must be greater than 0 (got -1)"),
+        (_numbers(3), {"max_steps": 0}, "error: max_steps must be greater than 0 (got 0)"),
         (_numbers(3), {"start_step": -1}, "start_step must be 0 or greater (got -1)"),
     ],
 )
