@@ -398,6 +398,8 @@ SCRIPTS: list[tuple[str, bool, str]] = [
     ("SLURM005", True, RANKS + "srun --gpus-per-task=1 python train.py\n"),
     ("SLURM005", False, FOUR + "#SBATCH --gpus-per-task=4\nsrun torchrun --nnodes=4 train.py\n"),
     ("SLURM005", False, RANKS + "srun --gpus-per-task=1 ./cuda_program\n".replace("python", "")),
+    ("SLURM005", True, RANKS + "#SBATCH --gpus-per-task=1\nsrun python train.py\n"),
+    ("SLURM005", False, RANKS + "#SBATCH --gpus-per-task=0\nsrun python train.py\n"),
     ("SLURM006", True, RANKS + "srun --gpu-bind=single:1 python train.py\n"),
     ("SLURM006", False, S + "srun -n 8 --gpu-bind=single:1 ./lmp -in in.lj\n"),
     ("SLURM014", True, RANKS + "srun python train.py\n"),
