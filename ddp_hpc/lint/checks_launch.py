@@ -25,8 +25,6 @@ _HOSTNAME = re.compile(
 _OF_SEVERAL_NODES = re.compile(
     r"--(?:num|n)?[-_]?(?:machines|hostfile|nodes|gpus|workers|jobs|nnodes)\b|-H$|--launcher|--cluster|slurm"
 )
-# Programs that start the ranks of a node themselves, and set RANK and WORLD_SIZE for them.
-_AGENTS = frozenset(("torchrun", "torchrun_jsc", "accelerate", "deepspeed", "colossalai", "composer"))
 # A single process that uses several GPUs.
 _ONE_PROCESS = re.compile(
     r"vllm|device[-_]map|tensor[-_]parallel|DataParallel|data_parallel|jax|tensorflow|keras|tf_cnn|mirrored|ray\b|llama"

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 
 from ddp_hpc.lint.checks_registry import Problem, Subject, check, nearest_known, plain, shown
-from ddp_hpc.lint.log_directories import created_directory, missing_directory
+from ddp_hpc.lint.log_directories import created_directories, directory_of, missing_directory
 from ddp_hpc.lint.parse_script import Directive
 from ddp_hpc.schedulers.slurm.contradictions import contradictions
 from ddp_hpc.schedulers.slurm.option_values import expected_value, unknown_mail_types
@@ -210,13 +210,14 @@ def _no_log_directory(subject: Subject) -> Iterator[Problem]:
     script = subject.script
     chdir = script.value("--chdir")
     start = None if chdir and "$" in chdir else subject.directory and subject.directory / (chdir or "")
+    created = created_directories(script.commands)
     for d in script.read_all():
         if d.flag not in ("--output", "--error"):
             continue
         remedy = "create it before submitting, as Slurm does not: mkdir -p " + shown(
             d.value.rpartition("/")[0]
         )
-        if line := created_directory(d.value, script.commands):
+        if line := created.get(directory_of(d.value)):
             yield Problem(
                 d.line,
                 f"Slurm opens this log before line {line} creates its directory, so the job fails",

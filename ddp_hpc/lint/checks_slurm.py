@@ -22,7 +22,8 @@ def _gpus_per_task(subject: Subject) -> Iterator[Problem]:
         or re.search(r"allow-task-sharing|gpu-bind[= ]none|gres/gpu:none", script.text)
     ):
         return
-    found = [d.line for d in script.read() if d.flag == "--gpus-per-task" and _shares_nodes(subject)]
+    found = [d.line for d in script.read() if d.flag == "--gpus-per-task" and d.value != "0"]
+    found = found if _shares_nodes(subject) else []
     found += [c.line for c in _srun(subject) if c.option("--gpus-per-task") is not None]
     for line in found:
         yield Problem(

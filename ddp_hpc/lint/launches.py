@@ -25,10 +25,9 @@ _TORCH = re.compile(
 _TRAINING = re.compile(r"python\S*\s.*train\w*\.py")
 # Commands that start processes on several nodes in another way than the launchers of LAUNCH_COMMANDS.
 _SPREADS = re.compile(
-    r"\b(?:srun|mpirun|mpiexec|aprun|jsrun|ibrun|pdsh|clush|pbsdsh|blaunch|ssh|parallel|gparallel|ray|dask|horovodrun|"
-    r"launcher|paramrun|submitit|flux|prun|orterun|hfai|nextflow|snakemake|spark-submit|julia|charmrun|jupyter|"
-    r"mpirun_rsh|bolt|xargs|pssh|torque-launch|pbs_tmrsh|idr_\w+|rayx|dvc)\b|[Cc]luster\w*\.sh|-hostfile|--hostfile|SLURM_JOB_NODELIST|"
-    r"SLURM_NODELIST|PBS_NODEFILE|\bmpi\b"
+    r"\b(?:srun|mpirun|mpiexec|aprun|jsrun|ibrun|prun|orterun|charmrun|pdsh|pssh|clush|pbsdsh|blaunch|ssh|parallel|"
+    r"xargs|launcher|paramrun|submitit|flux|ray|dask|horovodrun|spark-submit|nextflow|snakemake|julia|jupyter)\b|"
+    r"[Cc]luster\w*\.sh|-hostfile|SLURM_(?:JOB_)?NODELIST|PBS_NODEFILE|\bmpi\b"
 )
 
 

@@ -36,13 +36,18 @@ def missing_directory(path: str, start: Path | None) -> str:
     return str(Path(path) if path.endswith("/") else Path(path).parent) if is_here else ""
 
 
-def created_directory(path: str, commands: Iterable[Command]) -> int | None:
-    """Return the line of the command that creates the directory of a log file; None without one."""
-    directory = str(Path(path).parent) if not path.endswith("/") else str(Path(path))
-    if directory in (".", "/") or not path or len(path) > _MAX_CHARS:
-        return None
+def created_directories(commands: Iterable[Command]) -> dict[str, int]:
+    """Map each directory that a mkdir of the script creates to the number of its line."""
+    found: dict[str, int] = {}
     for command in commands:
-        words = {str(Path(word)) for word in command.argv[1:40] if word and "\0" not in word}
-        if command.name == "mkdir" and directory in words:
-            return command.line
-    return None
+        if command.name == "mkdir":
+            for word in command.argv[1:40]:
+                if word and not word.startswith("-") and "\0" not in word:
+                    found.setdefault(str(Path(word)), command.line)
+    return found
+
+
+def directory_of(path: str) -> str:
+    """Return the directory of a log file; empty without one."""
+    directory = str(Path(path) if path.endswith("/") else Path(path).parent) if path else "."
+    return "" if directory in (".", "/") or len(path) > _MAX_CHARS else directory

@@ -31,7 +31,7 @@ _MARKED = re.compile(
 )
 # A script for a template engine: bash could not run these lines.
 _TEMPLATE_LINE = re.compile(r"\s*(?:\{%|<%|\{\{#|#\{)|.*\{\{[^{}]+\}\}", re.DOTALL)
-_MAX_CHARS = 2000
+_MAX_CHARS = 500
 
 
 def has_placeholder(text: str, *, is_path: bool = False) -> bool:

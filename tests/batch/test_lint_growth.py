@@ -45,6 +45,16 @@ GROWING: dict[str, tuple[int, Callable[[int], str]]] = {
     "functions": (500, lambda n: SLURM + "".join(f"f{i}() {{ echo; }}\n" for i in range(n))),
     "branches of case": (500, lambda n: SLURM + "case $x in\n" + "a) echo ;;\n" * n + "esac\n"),
     "a name that is nearly a secret's": (1000, lambda n: PBS + f"export {'API_KEY_' * n}x=abcdefghij\n"),
+    "abbreviated options": (
+        300,
+        lambda n: SLURM + "".join(f"#SBATCH --ntasks-per-x{i}=1\n" for i in range(n)),
+    ),
+    "placeholders": (300, lambda n: SLURM + "#SBATCH --account=<a b {{c}} @D@\n" * n),
+    "an open bracket": (1000, lambda n: SLURM + "#SBATCH --account=" + "<a" * n + "\n"),
+    "log directories": (300, lambda n: SLURM + "#SBATCH -o a/b\n" * n + "mkdir -p a\n" * n),
+    "late directives in quotes": (300, lambda n: SLURM + "cat <<E\n#SBATCH -N 1\nE\n" * n),
+    "comments that silence a check": (1000, lambda n: SLURM + "# ddp-hpc: ignore[JOB001]\n" * n),
+    "torchrun": (300, lambda n: SLURM + "#SBATCH -N 2\nsrun torchrun --nnodes=2 $A train.py\n" * n),
     "groups of a place": (3, lambda n: PBS + "#PBS -l place=" + "group=xexcl" * n + "!\n"),
 }
 

@@ -101,10 +101,10 @@ def test_a_script_with_lint_errors_is_not_submitted(work: Path, sbatch: Programs
 def test_lint_warnings_are_printed_and_the_script_is_submitted(
     work: Path, sbatch: Programs, run: Run
 ) -> None:
-    (work / "job.sh").write_text("#!/bin/bash\n#SBATCH --nodes=1\ntrap : CONT\n")
+    (work / "job.sh").write_text("#!/bin/bash\n#SBATCH --time=10\nexport MASTER_PORT=29500\nhostname\n")
     done = run("submit", "job.sh")
     assert (done.code, done.out) == (0, "12\n")
-    assert "warning: RANK007, line 3: Slurm sends CONT" in done.err
+    assert "warning: RANK008, line 3: port 29500 is the same for every job" in done.err
 
 
 def test_log_directories_are_created_before_the_submission(work: Path, programs: Programs, run: Run) -> None:

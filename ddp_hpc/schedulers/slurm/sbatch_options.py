@@ -7,9 +7,11 @@ Source: the tables `slurm_cli_opt_t` in src/common/slurm_opt.c of SchedMD/slurm,
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import takewhile
 
 from ddp_hpc.schedulers.versions import is_between
 
@@ -105,19 +107,24 @@ CURRENT = tuple(one.name for one in OPTIONS.values() if not one.until)
 
 
 @cache
+def _names_of(version: str) -> list[str]:
+    return sorted(name for name, option in OPTIONS.items() if option.is_in(version))
+
+
 def find_option(name: str, version: str = "") -> SbatchOption | tuple[str, ...]:
     """Returns the option that getopt_long finds for a long name or for an unambiguous beginning of it.
 
     Without such an option, the names that begin with `name` are returned, of which there are none or several.
     If no version is given, an option of any version counts, and a beginning that is unambiguous in any.
     """
-    versions = (version,) if version else tuple(reversed(VERSIONS))
     best: tuple[str, ...] = ()
-    for one in versions:
-        names = [option for option in OPTIONS.values() if option.is_in(one)]
-        exact = [option for option in names if option.name == name]
-        begin = exact or [option for option in names if option.name.startswith(name)]
+    for one in (version,) if version else reversed(VERSIONS):
+        names = _names_of(one)
+        first = bisect_left(names, name)
+        begin = list(takewhile(lambda option: option.startswith(name), names[first:]))
+        if begin[:1] == [name]:
+            return OPTIONS[name]
         if len(begin) == 1:
-            return begin[0]
-        best = best or tuple(option.name for option in begin)
+            return OPTIONS[begin[0]]
+        best = best or tuple(begin)
     return best
