@@ -16,13 +16,15 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
 NUM_STEPS = 240
 # Importing Lightning takes up to 15 s on a busy machine, and the examples stop 10 s before the end.
-WALLTIME_S = 40
-# Under Slurm, the library also stops before the 30 s between SIGTERM and SIGKILL.
-LIBRARY_WALLTIME_S = 80
+WALLTIMES = ["--walltime-s", "40", "--max-jobs", "9"]
 BY_SIGNAL = ["--requeue", "on-signal", "--signal", "TERM@10", "--progress", "checkpoints"]
 
 
-@pytest.mark.parametrize("name", [*NEEDS, "plain_ddp.py"])
+# tests/examples/test_library.py does the same with the library, whose margin depends on the scheduler.
+NAMES = [*(name for name in NEEDS if name != "library_loop.py"), "plain_ddp.py"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     ("profile", "launcher"),
     [("generic_pbs", "mpiexec"), ("generic_pbs", "torchrun"), ("generic_slurm", "srun")],
@@ -42,15 +44,13 @@ def test_a_run_of_several_walltimes_has_the_weights_of_an_uninterrupted_one(
     ]
     words = ["--profile", profile, "--launcher", launcher, "--ranks-per-node", "2", "--walltime", "01:00:00"]
     command = ["python", "program.py", str(NUM_STEPS), "checkpoints"]
-    walltime_s = LIBRARY_WALLTIME_S if name == "library_loop.py" else WALLTIME_S
-    walltimes = ["--walltime-s", str(walltime_s), "--max-jobs", "9"]
     rendered = launch(
         ["python", "-m", "ddp_hpc", "render", *words, *options, "-o", "job.sh", "--", *command], cwd=tmp_path
     )
     assert rendered.exit_code == 0, rendered.stderr
     with tempfile.TemporaryDirectory(prefix="t-") as temp:
         done = launch(
-            ["python", "-m", "ddp_hpc", "rehearse", "job.sh", "--here", *walltimes],
+            ["python", "-m", "ddp_hpc", "rehearse", "job.sh", "--here", *WALLTIMES],
             env={"TMPDIR": temp, "OMP_NUM_THREADS": "1"},
             cwd=tmp_path,
             timeout_s=500.0,

@@ -43,7 +43,7 @@ def run_to_the_end(
     return job, (folder / f"ddp-{job}.out").read_text()
 
 
-# The library stops before KillWait, which can be longer than this walltime; test_training.py has its tests.
+# The library also stops before KillWait begins, which can be longer than this walltime.
 NAMES = [*(name for name in NEEDS if name != "library_loop.py"), "plain_ddp.py"]
 
 
