@@ -124,6 +124,11 @@ def _lint_scripts(
             text, site_of(text, profile), directory=here, select=select, ignore=ignore
         )
         of_script += lint.ask_sbatch(script) if test else []
+        if not lint.has_directives(text):
+            click.echo(
+                f"note: {name} has no directives of PBS, Slurm or LSF, so only its commands were checked",
+                err=True,
+            )
         found += [(name, one) for one in of_script]
     return found
 

@@ -255,3 +255,23 @@ def _gpus_of_queue(subject: Subject) -> Iterator[Problem]:
             f"{max(most)}",
             "choose another queue, or fewer nodes",
         )
+
+
+@check("SITE014", "warning", "local ranks on cores that are not next to their GPUs")
+def _other_core_order(subject: Subject) -> Iterator[Problem]:
+    expected = list(subject.site.launch.cpu_bind) if subject.site else []
+    text = "\n".join(subject.script.lines)
+    # Scripts that give each rank its GPU with a wrapper or a list can use any order of the cores.
+    if not expected or re.search(r"CUDA_VISIBLE_DEVICES|ZE_AFFINITY_MASK|affinity", text):
+        return
+    for command in subject.script.commands:
+        kind, _, cores = (command.option("--cpu-bind") or "").partition(":")
+        bound = cores.split(":")
+        if kind == "list" and bound != expected[: len(bound)] and set(bound) <= set(expected):
+            site = subject.site
+            yield Problem(
+                command.line,
+                f"local rank 0 is bound to cores {plain(bound[0])}, but on {site.title if site else ''} "
+                f"the cores next to the first GPU are {expected[0]}",
+                f"use --cpu-bind list:{':'.join(expected[: len(bound)])}",
+            )

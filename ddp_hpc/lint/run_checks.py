@@ -34,7 +34,7 @@ from ddp_hpc.request.job import Job
 from ddp_hpc.schedulers.registry import SCHEDULERS
 from ddp_hpc.sites.site import Site
 
-__all__ = ["CHECKS", "LintFinding", "ask_sbatch", "lint_request", "lint_script"]
+__all__ = ["CHECKS", "LintFinding", "ask_sbatch", "has_directives", "lint_request", "lint_script"]
 
 # Importing these modules registers their checks.
 _MODULES = (
@@ -83,6 +83,11 @@ def lint_script(
             found += islice(one.findings(subject), _MAX_OF_ONE_CHECK)
     left = without_ignored(found, subject.script.lines)
     return sorted(left, key=lambda finding: (finding.line, finding.check))
+
+
+def has_directives(text: str) -> bool:
+    """Return whether a script has directives of a known scheduler; otherwise, only commands are checked."""
+    return bool(parse_script(text).scheduler)
 
 
 def lint_request(

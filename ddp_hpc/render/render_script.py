@@ -57,8 +57,9 @@ def render(job: Job, site: Site) -> str:
         program = standalone_program(layout, program)
     single_node, multi_node = single_node_exports(site), multi_node_exports(site)
     job_env = [Export(name, value) for name, value in job.env.items()]
-    # The arguments of the script, such as those of `sbatch SCRIPT --epochs 3`.
-    program.append(Raw('"$@"'))
+    if scheduler.passes_arguments or not scheduler.has_queue:
+        # The arguments of the script, such as those of `sbatch SCRIPT --epochs 3`; qsub and bsub pass none.
+        program.append(Raw('"$@"'))
     launch_line = f"{sh_join(launcher)} \\\n  {sh_join(program)}" if launcher else sh_join(program)
     # These names are documented in docs/how-to/write-a-template.md.
     names: dict[str, object] = {

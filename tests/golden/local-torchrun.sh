@@ -2,7 +2,7 @@
 # Written by ddp-hpc 0.2.0 with: ddp-hpc render --profile local --ranks-per-node 2 --walltime 00:10:00 --launcher torchrun
 
 set -eo pipefail
-# Unless a conda environment other than base is active: activate the virtual environment of the submitting shell, or .venv.
+# Unless an own conda environment is active by now: activate .venv of this directory, or $VIRTUAL_ENV if it was passed to the job.
 # shellcheck disable=SC1091
 if [[ ${CONDA_DEFAULT_ENV:-base} == base && -f ${VIRTUAL_ENV:-.venv}/bin/activate ]]; then source "${VIRTUAL_ENV:-.venv}/bin/activate"; fi
 

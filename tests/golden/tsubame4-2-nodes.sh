@@ -12,7 +12,7 @@ set -eo pipefail
 cd "${SGE_O_WORKDIR:?is not set; submit this script with qsub}"
 # The site's software.
 module load cuda nccl openmpi
-# Unless a conda environment other than base is active: activate the virtual environment of the submitting shell, or .venv.
+# Unless an own conda environment is active by now: activate .venv of this directory, or $VIRTUAL_ENV if it was passed to the job.
 # shellcheck disable=SC1091
 if [[ ${CONDA_DEFAULT_ENV:-base} == base && -f ${VIRTUAL_ENV:-.venv}/bin/activate ]]; then source "${VIRTUAL_ENV:-.venv}/bin/activate"; fi
 
@@ -33,4 +33,4 @@ export DDP_HPC_RUN_DIR="$PWD"/runs/ddp
 # ddp_hpc.train trains a Transformer on synthetic data. For your own program: ddp-hpc render --profile tsubame4 --nodes 2 -- python PROGRAM.py
 exec python -m ddp_hpc.job --scheduler age --script "$0" --walltime 00:10:00 -- \
   mpiexec -n "$num_ranks" --ppn 4 --hostfile "$hosts" \
-  python -m ddp_hpc.train "$@"
+  python -m ddp_hpc.train

@@ -10,7 +10,7 @@
 
 set -eo pipefail
 : "${FLUX_URI:?is not set; submit this script with flux batch}"
-# Unless a conda environment other than base is active: activate the virtual environment of the submitting shell, or .venv.
+# Unless an own conda environment is active by now: activate .venv of this directory, or $VIRTUAL_ENV if it was passed to the job.
 # shellcheck disable=SC1091
 if [[ ${CONDA_DEFAULT_ENV:-base} == base && -f ${VIRTUAL_ENV:-.venv}/bin/activate ]]; then source "${VIRTUAL_ENV:-.venv}/bin/activate"; fi
 
@@ -26,4 +26,4 @@ export DDP_HPC_RUN_DIR="$PWD"/runs/ddp
 # ddp_hpc.train trains a Transformer on synthetic data. For your own program: ddp-hpc render --profile tuolumne --nodes 2 -- python PROGRAM.py
 exec python -m ddp_hpc.job --scheduler flux --script "$0" --walltime 00:30:00 -- \
   flux run --exclusive --nodes="$num_nodes" --tasks-per-node=4 \
-  python -m ddp_hpc.train "$@"
+  python -m ddp_hpc.train

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddp_hpc.lint.run_checks import lint_script
+from ddp_hpc.sites.site import load_site
 from tests.batch.conftest import ROOT, run_cli
 from tests.conftest import clean_environ
 
@@ -193,3 +194,23 @@ def test_a_program_without_the_variables_of_torchrun_is_reported(
     script = f"#!/bin/bash\n{directives}{command}\n"
     found = [one.check for one in lint_script(script, directory=tmp_path)]
     assert ("RANK016" in found) is is_found
+
+
+def test_a_file_without_directives_is_named(tmp_path: Path) -> None:
+    """Otherwise the exit code 0 would look as if the request to the scheduler had been checked."""
+    (tmp_path / "run.sh").write_text("#!/bin/bash\npython train.py\n")
+    done = run_cli("lint", "run.sh", cwd=tmp_path)
+    assert done.returncode == 0
+    assert (
+        b"note: run.sh has no directives of PBS, Slurm or LSF, so only its commands were checked"
+        in done.stderr
+    )
+
+
+def test_a_wrapper_that_selects_the_gpu_allows_any_order_of_the_cores(tmp_path: Path) -> None:
+    launch = "mpiexec -n 4 --ppn 4 --cpu-bind list:0-7:8-15:16-23:24-31"
+    text = "#!/bin/bash\n#PBS -l select=1:system=polaris\n{} python train.py\n"
+    site = load_site("polaris")
+    assert "SITE014" in {one.check for one in lint_script(text.format(launch), site)}
+    wrapped = text.format(f"{launch} ./set_affinity_gpu_polaris.sh")
+    assert "SITE014" not in {one.check for one in lint_script(wrapped, site)}
