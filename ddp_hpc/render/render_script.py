@@ -66,7 +66,7 @@ def render(job: Job, site: Site) -> str:
         "version": __version__,
         "written_with": sh_join(written_with(job, site)),
         "notes": _notes(job, site, scheduler),
-        "directives": scheduler.directives(job, site, layout),
+        "directives": scheduler.script_directives(job, site, layout),
         "job": job,
         "site": site,
         "layout": layout,

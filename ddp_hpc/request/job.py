@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.request.queue_options import check_queue_options
 from ddp_hpc.sites.tables import BASHS_OWN, VARIABLE
 from ddp_hpc.toml_config import read_toml
 from ddp_hpc.units import format_walltime, parse_walltime_s
@@ -44,6 +45,13 @@ class Job:
     queue: str = ""
     qos: str = ""
     account: str = ""
+    mem: str = ""
+    exclusive: bool = False
+    constraint: str = ""
+    reservation: str = ""
+    dependency: str = ""
+    mail_user: str = ""
+    mail_type: str = ""
     launcher: str = ""
     mpi: str = ""
     env: dict[str, str] = field(default_factory=dict)
@@ -100,6 +108,7 @@ class Job:
                 "--standalone was given, but only the supervisor of ddp-hpc can requeue a job; omit "
                 "--requeue and --progress, or --standalone"
             )
+        check_queue_options(vars(self))
         _check_env(self.env)
         _check_setup(self.setup)
         _check_command(self.command)
@@ -192,6 +201,18 @@ class JobOptions:
     queue: str | None = _option("Queue, partition or QOS, depending on the site.", "Q")
     qos: str | None = _option("QOS in addition to the partition, if the site has both.", "Q")
     account: str | None = _option("Account or project to charge.", "A", "DDP_HPC_ACCOUNT")
+    mem: str | None = _option("Memory per node, such as 64G.", "SIZE", "the site's default")
+    exclusive: bool | None = _option("Do not share the nodes with other jobs.")
+    constraint: str | None = _option(
+        "Features that the nodes must have, such as a100, instead of those of the profile.", "FEATURES"
+    )
+    reservation: str | None = _option("Reservation in which the job runs.", "NAME")
+    dependency: str | None = _option(
+        "Jobs for which this job waits, such as afterok:123; also afternotok, afterany and after.",
+        "DEPENDENCIES",
+    )
+    mail_user: str | None = _option("Receiver of the mails of --mail-type.", "ADDRESS", "your own mailbox")
+    mail_type: str | None = _option("Events that the scheduler reports by mail, such as end,fail.", "EVENTS")
     name: str | None = _option("Job name, at most 15 characters on PBS.", "NAME")
     launcher: str | None = _option(
         "Launcher that starts the ranks, such as mpiexec, srun or torchrun.", "NAME", "the profile's"

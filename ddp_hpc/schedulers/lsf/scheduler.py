@@ -26,6 +26,7 @@ from ddp_hpc.schedulers.base import (
 )
 from ddp_hpc.schedulers.lsf import checks
 from ddp_hpc.schedulers.lsf.directives import split_words
+from ddp_hpc.schedulers.lsf.requested_options import requested_options
 from ddp_hpc.schedulers.lsf.times import left_s, minutes_of, walltime_s
 from ddp_hpc.sites.site import Site, queue_entries
 
@@ -69,6 +70,7 @@ class Lsf(Scheduler):
         ("-env", "-E", "-Ep", "-Jd", "-R", "-w", "-o", "-oo", "-e", "-eo", "-i", "-cwd")
     )
     repeatable_flags = frozenset(("-R", "-f", "-data"))
+    named_in_value = frozenset(("-R",))
     account_flags = ("-P", "-G")
     checks = checks.CHECKS
     job_id_variable = "LSB_JOBID"
@@ -90,6 +92,9 @@ class Lsf(Scheduler):
             "walltime": minutes_of(layout.walltime_s or 0),
             "options": site.scheduler_options.options,
         }
+
+    def requested_options(self, job: Job, site: Site, layout: Layout) -> list[str]:
+        return requested_options(job)
 
     def submit_argv(
         self, script: str, options: Sequence[str], after: str = "", variables: str = ""

@@ -23,6 +23,7 @@ from ddp_hpc.schedulers.base import (
     refuse_unused,
     whole_number,
 )
+from ddp_hpc.schedulers.slurm.requested_options import requested_options
 from ddp_hpc.sites.site import Site, queue_entries
 from ddp_hpc.units import format_walltime, parse_walltime_s
 
@@ -102,9 +103,17 @@ class Slurm(Scheduler):
             **({} if site.slurm.queue_option else {"queue": ""}),
             "qos": optional_value("QOS", job.qos)
             or next((entry.qos for entry in queue_entries(site, layout.queue)), ""),
-            "constraint": optional_value("constraint", site.slurm.constraint),
+            # The format of job.constraint was checked; sbatch also allows brackets.
+            "constraint": job.constraint or optional_value("constraint", site.slurm.constraint),
             "options": site.slurm.options,
         }
+
+    def requested_options(self, job: Job, site: Site, layout: Layout) -> list[str]:
+        found = requested_options(job)
+        for name in (name for option in found for name in self.option_names(option)):
+            if name in site.slurm.forbidden:
+                raise RequestError(f"{name} was given, but {site.title} does not accept it. Remove {name}.")
+        return found
 
     def refuse_qos(self, site: Site) -> str:
         if site.slurm.queue_option == "qos":

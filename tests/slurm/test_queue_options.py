@@ -1,0 +1,66 @@
+"""Options of a job, such as --dependency and --reservation, on a real Slurm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .cluster import Cluster
+from .nodes import wait_for
+from .test_arrays import ENVIRONMENT, submit_with, write
+
+pytestmark = pytest.mark.slurm
+
+
+def submit(cluster: Cluster, folder: Path, *options: str) -> str:
+    """Submits a job with these options of `render`, and returns its ID."""
+    folder.mkdir(exist_ok=True)
+    return submit_with(cluster, write(cluster, folder, *options), "once")
+
+
+def test_a_job_has_the_memory_the_nodes_and_the_features_that_it_requested(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    job_id = submit(cluster, tmp_path, "--mem", "3G", "--exclusive", "--constraint", "gpu&gpu")
+    assert cluster.wait(job_id).state == "COMPLETED"
+    job = cluster.job(job_id)
+    assert (job["MinMemoryNode"], job["OverSubscribe"], job["Features"]) == ("3G", "NO", "gpu&gpu")
+    assert int(job["NumCPUs"]) == cluster.settings.cpus_per_node
+
+
+def test_a_feature_that_no_node_has_is_refused_by_sbatch(cluster: Cluster, tmp_path: Path) -> None:
+    script = write(cluster, tmp_path, "--constraint", "missing")
+    done = cluster.run(["sbatch", script], env=ENVIRONMENT, cwd=tmp_path)
+    assert "Invalid feature specification" in done.stderr
+
+
+def test_a_job_waits_for_the_jobs_of_its_dependency_and_sends_a_mail_at_its_end(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    first = cluster.sbatch("#!/bin/sh\nsleep 3\n")
+    second = submit(
+        cluster, tmp_path, "--dependency", f"afterok:{first}", "--mail-type", "end", "--mail-user", "me@x.org"
+    )
+    assert cluster.job(second)["Dependency"] == f"afterok:{first}(unfulfilled)"
+    assert cluster.wait(second).state == "COMPLETED"
+    start, end = cluster.job(second)["StartTime"], cluster.job(first)["EndTime"]
+    assert start >= end
+    wait_for("the mail", cluster.layout.mails.exists)
+    mail = cluster.layout.mails.read_text()
+    assert f"Job_id={second} Name=ddp Ended" in mail
+    assert mail.rstrip().endswith(" me@x.org")
+
+
+def test_a_job_runs_in_its_reservation(cluster: Cluster, tmp_path: Path) -> None:
+    created = cluster.run(
+        ["scontrol", "create", "reservation", "reservationname=school", "starttime=now", "duration=60",
+         "users=root", "nodecnt=1"]
+    )  # fmt: skip
+    assert created.returncode == 0, created.stderr
+    try:
+        job_id = submit(cluster, tmp_path, "--reservation", "school")
+        assert cluster.wait(job_id).state == "COMPLETED"
+        assert cluster.job(job_id)["Reservation"] == "school"
+    finally:
+        cluster.run(["scontrol", "delete", "reservation=school"])
