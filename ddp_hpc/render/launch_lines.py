@@ -13,6 +13,7 @@ from ddp_hpc.errors import RequestError, nearest
 from ddp_hpc.render.shell_quoting import Raw, Word
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.rank_layout import Layout
+from ddp_hpc.request.raw_options import launcher_words
 from ddp_hpc.schedulers.base import cpus_per_task
 from ddp_hpc.schedulers.registry import SCHEDULERS
 from ddp_hpc.sites.site import Site
@@ -47,6 +48,12 @@ def launch_words(job: Job, site: Site, layout: Layout) -> tuple[list[Word], list
     launcher: list[Word] = [Raw(word.format_map(numbers)) if "{" in word else word for word in own]
     if not launcher:
         launcher = [*_LAUNCHER_WORDS[layout.launcher](job, site, layout)]
+    if job.launcher_arg and not launcher:
+        raise RequestError(
+            "--launcher-arg was given, but torchrun starts the ranks on this machine without another "
+            "launcher. Remove --launcher-arg."
+        )
+    launcher += [word for text in job.launcher_arg for word in launcher_words(text)]
     if layout.launcher == "torchrun":
         _check_python(job.command)
         return launcher, [*site.launch.wrap, STEP_SCRIPT, *job.command]

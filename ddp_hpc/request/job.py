@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import MISSING, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ddp_hpc.errors import RequestError, nearest
 from ddp_hpc.request.queue_options import check_queue_options
+from ddp_hpc.request.raw_options import directive_in_setup, launcher_words, raw_directive
 from ddp_hpc.sites.tables import BASHS_OWN, VARIABLE
 from ddp_hpc.toml_config import read_toml
 from ddp_hpc.units import format_walltime, parse_walltime_s
@@ -52,7 +54,9 @@ class Job:
     dependency: str = ""
     mail_user: str = ""
     mail_type: str = ""
+    directive: tuple[str, ...] = ()
     launcher: str = ""
+    launcher_arg: tuple[str, ...] = ()
     mpi: str = ""
     env: dict[str, str] = field(default_factory=dict)
     setup: tuple[str, ...] = ()
@@ -109,6 +113,10 @@ class Job:
                 "--requeue and --progress, or --standalone"
             )
         check_queue_options(vars(self))
+        for text in self.directive:
+            raw_directive(text)
+        for text in self.launcher_arg:
+            launcher_words(text)
         _check_env(self.env)
         _check_setup(self.setup)
         _check_command(self.command)
@@ -156,6 +164,11 @@ def _check_setup(setup: tuple[str, ...]) -> None:
         if re.search(r"[\0\n\r]", line):
             raise RequestError(
                 f"setup line {line!r} contains a line break. Use a separate --setup for each line."
+            )
+        if option := directive_in_setup(line):
+            raise RequestError(
+                f"setup line {line!r} is a directive, which the scheduler does not read among commands. Use "
+                f"--directive {shlex.quote(option)}."
             )
 
 
@@ -213,9 +226,15 @@ class JobOptions:
     )
     mail_user: str | None = _option("Receiver of the mails of --mail-type.", "ADDRESS", "your own mailbox")
     mail_type: str | None = _option("Events that the scheduler reports by mail, such as end,fail.", "EVENTS")
+    directive: tuple[str, ...] | None = _option(
+        "Option of the scheduler in its own syntax, for which ddp-hpc has none; may be repeated.", "OPTION"
+    )
     name: str | None = _option("Job name, at most 15 characters on PBS.", "NAME")
     launcher: str | None = _option(
         "Launcher that starts the ranks, such as mpiexec, srun or torchrun.", "NAME", "the profile's"
+    )
+    launcher_arg: tuple[str, ...] | None = _option(
+        "Options of srun, mpiexec or another launcher, such as --cpu-bind=cores; may be repeated.", "OPTIONS"
     )
     mpi: str | None = _option("MPI type of srun (srun --mpi).", "|".join(MPI_KINDS), "the site's default")
     env: dict[str, str] | None = _option(  # noqa: RUF009 - it returns dataclasses.field
@@ -322,7 +341,7 @@ def make_job(options: JobOptions, file: JobOptions | None = None) -> Job:
     given = {**vars(file), **{name: value for name, value in vars(options).items() if value is not None}}
     given.pop("profile")
     given["env"] = {**(file.env or {}), **(options.env or {})}
-    for name in ("setup", "progress"):
+    for name in ("setup", "progress", "directive", "launcher_arg"):
         given[name] = (getattr(file, name) or ()) + (getattr(options, name) or ())
     given["num_nodes"] = given.pop("nodes")
     walltime = given.pop("walltime")

@@ -10,7 +10,16 @@ from collections.abc import Mapping, Sequence
 
 from ddp_hpc.errors import RequestError, nearest
 
-QUEUE_OPTIONS = (*("mem", "exclusive", "constraint", "reservation", "dependency", "mail_user", "mail_type"),)
+QUEUE_OPTIONS = (
+    "mem",
+    "exclusive",
+    "constraint",
+    "reservation",
+    "dependency",
+    "mail_user",
+    "mail_type",
+    "directive",
+)
 """The fields of `Job` that become directives, and that not every scheduler has."""
 
 MEMORY_UNITS = "KMGT"
@@ -37,7 +46,7 @@ def check_queue_options(given: Mapping[str, object]) -> None:
     Raises:
         RequestError: a value has an invalid format.
     """
-    text = {name: str(given[name] or "") for name in QUEUE_OPTIONS}
+    text = {name: str(given[name] or "") for name in QUEUE_OPTIONS if name != "directive"}
     if text["mem"] and text["mem"] != "0":
         parse_memory(text["mem"])
     if text["dependency"]:

@@ -17,6 +17,7 @@ from ddp_hpc.errors import RequestError
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.queue_options import QUEUE_OPTIONS, flag_of
 from ddp_hpc.request.rank_layout import Layout
+from ddp_hpc.request.raw_options import raw_directive
 from ddp_hpc.sites.site import Site, queue_entries
 from ddp_hpc.units import format_walltime, parse_walltime_s
 
@@ -184,6 +185,8 @@ class Scheduler:
     # Attributes for reading a user's script.
     prefix: ClassVar[str] = ""
     """The prefix of directives, such as `#SBATCH`; empty if their options are not read."""
+    directive_prefix: ClassVar[str] = ""
+    """The prefix of directives that are written, if their options are not read; otherwise empty."""
     log_flags: ClassVar[tuple[str, ...]] = ()
     """The options that name log files."""
     walltime_flag: ClassVar[str] = ""
@@ -258,18 +261,32 @@ class Scheduler:
         """
         for name in QUEUE_OPTIONS:
             if (value := getattr(job, name)) and name in self.lacks:
-                given = flag_of(name) if value is True else f"{flag_of(name)} {value}"
+                given = f"{flag_of(name)} {value}" if isinstance(value, str) else flag_of(name)
                 raise RequestError(f"{given} was given, but {self.lacks[name]}")
         values = self.directives(job, site, layout)
-        if asked := self.requested_options(job, site, layout):
+        if asked := [*self.requested_options(job, site, layout), *self._raw_options(job)]:
             names = {name for option in asked for name in self.option_names(option)}
             of_site = [one for one in values["options"] if not names.intersection(self.option_names(one))]
             values["options"] = [*of_site, *asked]
         return values
 
+    def _raw_options(self, job: Job) -> Iterator[str]:
+        own = self.directive_prefix or self.prefix
+        for text in job.directive:
+            prefix, option = raw_directive(text)
+            if prefix not in ("", own):
+                raise RequestError(
+                    f"--directive {text!r} was given, but the directives of {self.title} begin with {own}. "
+                    f"Use an option of {self.submit_program}."
+                )
+            yield option
+
     def option_names(self, option: str) -> list[str]:
         """Returns the names of what the option in a directive sets, such as `--mem` or `-l place`."""
-        words = shlex.split(option)
+        try:
+            words = shlex.split(option)
+        except ValueError:  # a line of the user's template
+            words = option.split()
         pairs = list(self.split_options(words)) or [(words[0].partition("=")[0], " ".join(words[1:]))]
         return [
             name

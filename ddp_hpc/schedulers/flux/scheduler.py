@@ -28,6 +28,7 @@ class Flux(Scheduler):
     submit_program = "flux batch"
     launchers = ("flux",)
     lacks = _LACKS
+    directive_prefix = "#flux:"
     named_in_value = frozenset(("--setattr", "--setopt"))
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:

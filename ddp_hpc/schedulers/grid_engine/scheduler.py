@@ -29,6 +29,7 @@ class GridEngine(Scheduler):
     submit_program = "qsub"
     launchers = ("mpiexec",)
     lacks = _LACKS
+    directive_prefix = "#$"
     kill_delay_s = 1
     array_index_variables = ("SGE_TASK_ID",)
     mpiexec_needs_hosts = True

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ddp_hpc.errors import RequestError
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.rank_layout import Layout
+from ddp_hpc.request.raw_options import raw_directive
 from ddp_hpc.schedulers.allocation import Allocation, first_number, smallest_count
 from ddp_hpc.schedulers.base import (
     Directives,
@@ -110,7 +111,8 @@ class Slurm(Scheduler):
 
     def requested_options(self, job: Job, site: Site, layout: Layout) -> list[str]:
         found = requested_options(job)
-        for name in (name for option in found for name in self.option_names(option)):
+        given = [*found, *(raw_directive(text)[1] for text in job.directive)]
+        for name in (name for option in given for name in self.option_names(option)):
             if name in site.slurm.forbidden:
                 raise RequestError(f"{name} was given, but {site.title} does not accept it. Remove {name}.")
         return found
