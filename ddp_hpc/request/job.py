@@ -54,6 +54,7 @@ class Job:
     dependency: str = ""
     mail_user: str = ""
     mail_type: str = ""
+    array: str = ""
     directive: tuple[str, ...] = ()
     launcher: str = ""
     launcher_arg: tuple[str, ...] = ()
@@ -226,6 +227,9 @@ class JobOptions:
     )
     mail_user: str | None = _option("Receiver of the mails of --mail-type.", "ADDRESS", "your own mailbox")
     mail_type: str | None = _option("Events that the scheduler reports by mail, such as end,fail.", "EVENTS")
+    array: str | None = _option(
+        "Submit a job array with these indices, such as 0-3; each job has its own run directory.", "INDICES"
+    )
     directive: tuple[str, ...] | None = _option(
         "Option of the scheduler in its own syntax, for which ddp-hpc has none; may be repeated.", "OPTION"
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from ddp_hpc.errors import RequestError, nearest
 
@@ -18,6 +19,7 @@ QUEUE_OPTIONS = (
     "dependency",
     "mail_user",
     "mail_type",
+    "array",
     "directive",
 )
 """The fields of `Job` that become directives, and that not every scheduler has."""
@@ -33,6 +35,7 @@ SLURM_MAIL_TYPES = (
 
 # Grid Engine and PBS: qsub -m
 _MAIL_POINTS = {"BEGIN": "b", "END": "e", "FAIL": "a"}
+_INDICES = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7})(?::([1-9][0-9]{0,6}))?)?")
 _MEMORY = re.compile(r"([1-9][0-9]{0,8})([KMGT])(?:i?B)?", re.IGNORECASE)
 _CONSTRAINT = re.compile(r"[A-Za-z0-9(\[][A-Za-z0-9_.:@+,=&|/()\[\]*-]*")
 _RESERVATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@+,#-]*")
@@ -51,6 +54,8 @@ def check_queue_options(given: Mapping[str, object]) -> None:
         parse_memory(text["mem"])
     if text["dependency"]:
         parse_dependency(text["dependency"])
+    if text["array"]:
+        parse_array(text["array"])
     if text["mail_type"]:
         parse_mail_types(text["mail_type"])
     if text["mail_user"] and not text["mail_type"]:
@@ -87,6 +92,59 @@ def parse_memory(text: str) -> tuple[int, str]:
             f"--mem {_shown(text)} is not a whole number with a unit (K, M, G or T). Use for example 64G."
         )
     return int(match[1]), match[2].upper()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Array:
+    """The indices of a job array, and the maximum number of its jobs that run at the same time, or 0."""
+
+    text: str
+    first: int
+    is_one_range: bool
+    limit: str
+
+
+def parse_array(text: str) -> Array:
+    """Returns the array of INDICES[%LIMIT], such as 0-3, 1,5,7, 0-30:10 or 0-99%10.
+
+    Raises:
+        RequestError: the text has another format, or the last index is less than the first.
+    """
+    indices, percent, limit = text.partition("%")
+    ranges = [_INDICES.fullmatch(part) for part in indices.split(",")]
+    found = [(int(one[1]), int(one[2] or one[1])) for one in ranges if one]
+    is_limit = not percent or re.fullmatch("[1-9][0-9]{0,6}", limit)
+    if None in ranges or not is_limit or any(last < first for first, last in found):
+        raise RequestError(
+            f"--array {_shown(text)} is not a list of indices. Use for example 0-3, 1,5,7, or 0-99%10 for at "
+            "most 10 jobs at the same time."
+        )
+    is_one_range = len(found) == 1 and found[0][0] < found[0][1]
+    first = min(first for first, _ in found)
+    return Array(text=indices, first=first, is_one_range=is_one_range, limit=limit)
+
+
+def one_range(text: str, scheduler: str) -> Array:
+    """Returns the array of schedulers that support only a range of several indices.
+
+    Raises:
+        RequestError: the array is another one.
+    """
+    array = parse_array(text)
+    if not array.is_one_range:
+        raise RequestError(
+            f"--array {text} was given, but arrays of {scheduler} are one range with at least two indices. "
+            "Use for example 0-3."
+        )
+    return array
+
+
+def refuse_index_0(array: Array, scheduler: str) -> None:
+    """Raises RequestError if the array has the index 0."""
+    if array.first == 0:
+        raise RequestError(
+            f"--array {array.text} was given, but indices of {scheduler} begin at 1. Use for example 1-4."
+        )
 
 
 def parse_dependency(text: str) -> list[tuple[str, list[str]]]:

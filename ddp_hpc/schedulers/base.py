@@ -221,6 +221,9 @@ class Scheduler:
     """The environment variable with the end of the job, in seconds since the Unix epoch."""
     array_index_variables: ClassVar[tuple[str, ...]] = ()
     """The environment variables with the index of a task of a job array, of which one is set."""
+    array_directive: ClassVar[re.Pattern[bytes]] = re.compile(b"(?!)")
+    """The directive of an array, which the script of a successor of one task must not contain; nothing if
+    `array_options` override it."""
     query_command: ClassVar[str] = ""
     """The command that reports the state of a job, and whose presence on the PATH shows that this machine has
     the scheduler; empty if jobs of this scheduler cannot be monitored."""

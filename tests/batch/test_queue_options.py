@@ -64,6 +64,10 @@ def added(profile: str, **options: object) -> list[str]:
         (LSF, {"mail_type": "BEGIN,FAIL", "mail_user": "a@b.org"}, ["-u a@b.org", "-B", "-Ne"]),
         (LSF, {"mail_type": "END,FAIL"}, ["-N"]),
         (AGE, {"mail_type": "END"}, ["-m e"]),
+        (SLURM, {"array": "0-3,7%2"}, ["--array=0-3,7%2", "--output=%x-%A_%a.out"]),
+        (PBS, {"array": "0-8:2%3"}, ["-J 0-8:2%3"]),
+        (LSF, {"array": "1-4,9%2"}, ["-J ddp[1-4,9]%2", "-o ddp-%J-%I.out"]),
+        (AGE, {"array": "1-4%2"}, ["-t 1-4", "-tc 2"]),
     ],
 )
 def test_an_option_becomes_the_directives_of_its_scheduler(
@@ -88,6 +92,12 @@ def test_an_option_becomes_the_directives_of_its_scheduler(
         (AGE, {"mem": "8G"}, "only if the site defines one"),
         (AGE, {"exclusive": True}, "only if the site defines one"),
         (AGE, {"dependency": "afterok:1"}, "Use afterany."),
+        (PBS, {"array": "1,2"}, "one range with at least two indices"),
+        (PBS, {"array": "3"}, "one range with at least two indices"),
+        (LSF, {"array": "0-3"}, "indices of LSF begin at 1"),
+        (AGE, {"array": "0-3"}, "indices of Grid Engine begin at 1"),
+        (FLUX, {"array": "0-3"}, "flux batch has no arrays"),
+        ("frontera_rtx", {"array": "0-3"}, "--array was given, but Frontera rtx (TACC) does not accept it"),
         ("frontera_rtx", {"mem": "8G"}, "--mem was given, but Frontera rtx (TACC) does not accept it"),
         ("local", {"exclusive": True}, "without a scheduler a job starts at once"),
     ],
@@ -139,7 +149,8 @@ HOSTILE = [
     [
         ("mem", "{}"), ("mem", "64G{}"), ("constraint", "{}"), ("reservation", "{}"), ("dependency", "{}"),
         ("dependency", "afterok:{}"), ("dependency", "afterok:1,{}"), ("mail_type", "{}"),
-        ("mail_type", "END,{}"), ("mail_user", "{}"), ("mail_user", "a@{}"),
+        ("mail_type", "END,{}"), ("mail_user", "{}"),
+        ("array", "{}"), ("array", "0-3{}"), ("array", "0-3%{}"), ("mail_user", "a@{}"),
     ],
 )  # fmt: skip
 def test_a_hostile_value_is_refused_on_one_line(option: str, text: str, value: str) -> None:
@@ -160,6 +171,8 @@ def test_a_hostile_value_is_refused_on_one_line(option: str, text: str, value: s
         ("dependency", "afterrok:1", 'did you mean "afterok"?'),
         ("dependency", "afterok", "does not name jobs"),
         ("dependency", "123", "unknown type"),
+        ("array", "3-1", "not a list of indices"),
+        ("array", "0-3%0", "not a list of indices"),
         ("mail_type", "ends", 'did you mean "END"?'),
         ("mail_user", "me", "without --mail-type"),
     ],
@@ -176,9 +189,9 @@ ALL = ["--mem", "64G", "--exclusive", "--dependency", "afterany:1", "--mail-type
 @pytest.mark.parametrize(
     ("profile", "options"),
     [
-        (SLURM, [*ALL, "--constraint", "a100&ib", "--reservation", "r"]),
-        (PBS, ALL),
-        (LSF, [*ALL, "--constraint", "a100", "--reservation", "r"]),
+        (SLURM, [*ALL, "--array", "0-3%2", "--constraint", "a100&ib", "--reservation", "r"]),
+        (PBS, [*ALL, "--array", "0-3%2"]),
+        (LSF, [*ALL, "--array", "1-3%2", "--constraint", "a100", "--reservation", "r"]),
     ],
 )
 def test_lint_accepts_the_options_and_the_header_repeats_them(profile: str, options: list[str]) -> None:

@@ -52,6 +52,14 @@ def test_a_job_waits_for_the_jobs_of_its_dependency_and_sends_a_mail_at_its_end(
     assert mail.rstrip().endswith(" me@x.org")
 
 
+def test_each_task_of_an_array_has_its_own_run_directory_and_log(cluster: Cluster, tmp_path: Path) -> None:
+    array = submit(cluster, tmp_path, "--array", "1-3:2")
+    for index in (1, 3):
+        assert cluster.wait(f"{array}_{index}").state == "COMPLETED"
+        assert f"in runs/ddp/task-{index} after" in (tmp_path / f"ddp-{array}_{index}.out").read_text()
+    assert sorted(path.name for path in (tmp_path / "runs" / "ddp").iterdir()) == ["task-1", "task-3"]
+
+
 def test_a_job_runs_in_its_reservation(cluster: Cluster, tmp_path: Path) -> None:
     created = cluster.run(
         ["scontrol", "create", "reservation", "reservationname=school", "starttime=now", "duration=60",

@@ -15,6 +15,7 @@ from ddp_hpc.sites.site import Site
 _LACKS = {
     "mem": "Flux allocates whole nodes with their memory. Remove --mem.",
     "reservation": "Flux has no reservations; sites give them a queue. Use --queue.",
+    "array": "flux batch has no arrays. Submit a script for each task, with a --run-dir of its own.",
     **dict.fromkeys(("mail_user", "mail_type"), "Flux sends no mail. Remove --mail-user and --mail-type."),
 }
 

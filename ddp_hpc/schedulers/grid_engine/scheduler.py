@@ -6,7 +6,13 @@ from collections.abc import Mapping
 
 from ddp_hpc.errors import RequestError, nearest
 from ddp_hpc.request.job import Job
-from ddp_hpc.request.queue_options import mail_points, parse_dependency, parse_mail_types
+from ddp_hpc.request.queue_options import (
+    mail_points,
+    one_range,
+    parse_dependency,
+    parse_mail_types,
+    refuse_index_0,
+)
 from ddp_hpc.request.rank_layout import Layout
 from ddp_hpc.schedulers.base import Directives, Scheduler, refuse_unused, resource_values
 from ddp_hpc.sites.site import Site, queue_entries
@@ -64,7 +70,14 @@ class GridEngine(Scheduler):
             found.append(f"-M {job.mail_user}")
         if job.mail_type:
             found.append(f"-m {mail_points(parse_mail_types(job.mail_type), 'Grid Engine')}")
+        if job.array:
+            array = one_range(job.array, "Grid Engine")
+            refuse_index_0(array, "Grid Engine")
+            found += [f"-t {array.text}", *([f"-tc {array.limit}"] if array.limit else [])]
         return found
+
+    def array_options(self, index: str) -> list[str]:
+        return ["-t", index]
 
     def job_id(self, environ: Mapping[str, str]) -> str:
         return environ.get("JOB_ID") or super().job_id(environ)

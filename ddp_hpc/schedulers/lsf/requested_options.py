@@ -5,9 +5,11 @@ from __future__ import annotations
 from ddp_hpc.errors import RequestError
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.queue_options import (
+    parse_array,
     parse_dependency,
     parse_mail_types,
     parse_memory,
+    refuse_index_0,
     refuse_mail_types_of_slurm,
 )
 
@@ -34,6 +36,19 @@ def requested_options(job: Job) -> list[str]:
     if job.mail_user:
         found.append(f"-u {job.mail_user}")
     return [*found, *_mail(job.mail_type)]
+
+
+def array_of(job: Job) -> str:
+    """Returns the indices that follow the name of the job, such as [1-4]; empty if it is not an array.
+
+    Raises:
+        RequestError: the array has the index 0.
+    """
+    if not job.array:
+        return ""
+    array = parse_array(job.array)
+    refuse_index_0(array, "LSF")
+    return f"[{array.text}]{f'%{array.limit}' if array.limit else ''}"
 
 
 def _memory(text: str) -> str:

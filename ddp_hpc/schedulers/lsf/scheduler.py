@@ -26,7 +26,7 @@ from ddp_hpc.schedulers.base import (
 )
 from ddp_hpc.schedulers.lsf import checks
 from ddp_hpc.schedulers.lsf.directives import split_words
-from ddp_hpc.schedulers.lsf.requested_options import requested_options
+from ddp_hpc.schedulers.lsf.requested_options import array_of, requested_options
 from ddp_hpc.schedulers.lsf.times import left_s, minutes_of, walltime_s
 from ddp_hpc.sites.site import Site, queue_entries
 
@@ -84,8 +84,10 @@ class Lsf(Scheduler):
         default = _WHOLE_NODES if layout.launcher == "jsrun" else _SLOTS + (_GPUS,) * bool(layout.devices)
         of_queue = next((queue.resources for queue in queue_entries(site, layout.queue)), ())
         numbers = resource_numbers(job, site, layout)
+        values = super().directives(job, site, layout)
         return {
-            **super().directives(job, site, layout),
+            **values,
+            "array": array_of(job),
             "resources": [
                 text.format_map(numbers) for text in of_queue or site.scheduler_options.resources or default
             ],
@@ -169,6 +171,9 @@ class Lsf(Scheduler):
         fields = "runtimelimit run_time time_left delimiter=';'"
         remaining_s = left_s(ask("bjobs", "-noheader", "-o", fields, job_id))
         return None if remaining_s is None else (time.time() + remaining_s, "bjobs")
+
+    def array_options(self, index: str) -> list[str]:
+        return ["-J", f"task[{index}]"]
 
     def array_index(self, environ: Mapping[str, str]) -> str:
         # The index of a job that is not in an array is 0.

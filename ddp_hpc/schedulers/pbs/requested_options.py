@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ddp_hpc.errors import RequestError
 from ddp_hpc.request.job import Job
-from ddp_hpc.request.queue_options import mail_points, parse_mail_types, parse_memory
+from ddp_hpc.request.queue_options import mail_points, one_range, parse_mail_types, parse_memory
 
 LACKS = {
     "constraint": "PBS has no constraints; it selects nodes by resources of a chunk, such as gpu_type=a100. "
@@ -28,6 +28,9 @@ def requested_options(job: Job) -> list[str]:
         found.append(f"-M {job.mail_user}")
     if job.mail_type:
         found.append(f"-m {mail_points(parse_mail_types(job.mail_type), 'PBS')}")
+    if job.array:
+        array = one_range(job.array, "PBS")
+        found.append(f"-J {array.text}{f'%{array.limit}' if array.limit else ''}")
     return found
 
 

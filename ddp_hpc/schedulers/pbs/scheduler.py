@@ -60,6 +60,7 @@ class Pbs(Scheduler):
     job_id_variable = "PBS_JOBID"
     # PBS_ARRAYID is the name in Torque.
     array_index_variables = ("PBS_ARRAY_INDEX", "PBS_ARRAYID")
+    array_directive = re.compile(rb"^#PBS[ \t]+-J.*\n", re.MULTILINE)
     commands = ("qsub", "qstat", "qdel")
     query_command = "qstat"
     job_id_pattern = re.compile(r"[.[]")

@@ -22,4 +22,6 @@ def requested_options(job: Job) -> list[str]:
         found.append(f"--mail-user={job.mail_user}")
     if job.mail_type:
         found.append(f"--mail-type={','.join(parse_mail_types(job.mail_type))}")
+    if job.array:
+        found.append(f"--array={job.array}")
     return found
