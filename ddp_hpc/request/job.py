@@ -61,6 +61,7 @@ class Job:
     mpi: str = ""
     env: dict[str, str] = field(default_factory=dict)
     setup: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
     run_dir: str = ""
     filesystems: str = ""
     fallback: str = ""
@@ -119,7 +120,8 @@ class Job:
         for text in self.launcher_arg:
             launcher_words(text)
         _check_env(self.env)
-        _check_setup(self.setup)
+        _check_lines("setup", self.setup)
+        _check_lines("after", self.after)
         _check_command(self.command)
         for what, path in (("run directory", self.run_dir), ("template", self.template)):
             if "\0" in path:
@@ -160,16 +162,16 @@ def _check_env(env: dict[str, str]) -> None:
             )
 
 
-def _check_setup(setup: tuple[str, ...]) -> None:
-    for line in setup:
+def _check_lines(option: str, lines: tuple[str, ...]) -> None:
+    for line in lines:
         if re.search(r"[\0\n\r]", line):
             raise RequestError(
-                f"setup line {line!r} contains a line break. Use a separate --setup for each line."
+                f"{option} line {line!r} contains a line break. Use a separate --{option} for each line."
             )
-        if option := directive_in_setup(line):
+        if directive := directive_in_setup(line):
             raise RequestError(
-                f"setup line {line!r} is a directive, which the scheduler does not read among commands. Use "
-                f"--directive {shlex.quote(option)}."
+                f"{option} line {line!r} is a directive, which the scheduler does not read among commands. "
+                f"Use --directive {shlex.quote(directive)}."
             )
 
 
@@ -246,6 +248,10 @@ class JobOptions:
     )
     setup: tuple[str, ...] | None = _option(
         "Line of bash to run before the ranks start, e.g. to load modules; may be repeated.", "LINE"
+    )
+    after: tuple[str, ...] | None = _option(
+        "Line of bash to run after the job, also after a failure; $code is the exit code; may be repeated.",
+        "LINE",
     )
     run_dir: str | None = _option(
         "Directory of the run, relative to the submission directory.", "DIR", "runs/NAME"
@@ -345,7 +351,7 @@ def make_job(options: JobOptions, file: JobOptions | None = None) -> Job:
     given = {**vars(file), **{name: value for name, value in vars(options).items() if value is not None}}
     given.pop("profile")
     given["env"] = {**(file.env or {}), **(options.env or {})}
-    for name in ("setup", "progress", "directive", "launcher_arg"):
+    for name in ("setup", "progress", "directive", "launcher_arg", "after"):
         given[name] = (getattr(file, name) or ()) + (getattr(options, name) or ())
     given["num_nodes"] = given.pop("nodes")
     walltime = given.pop("walltime")

@@ -60,6 +60,16 @@ def test_each_task_of_an_array_has_its_own_run_directory_and_log(cluster: Cluste
     assert sorted(path.name for path in (tmp_path / "runs" / "ddp").iterdir()) == ["task-1", "task-3"]
 
 
+def test_commands_after_the_job_run_when_it_was_cancelled(cluster: Cluster, tmp_path: Path) -> None:
+    script = write(cluster, tmp_path, "--after", 'echo "after $code" >after')
+    (tmp_path / "program.sh").write_text("trap 'exit 9' TERM; touch started; while :; do sleep 0.1; done\n")
+    job_id = submit_with(cluster, script)
+    wait_for("the program", (tmp_path / "started").exists)
+    cluster.run(["scancel", "--batch", "--signal=TERM", job_id])
+    assert cluster.wait(job_id).exit_code == 9
+    assert (tmp_path / "after").read_text() == "after 9\n"
+
+
 def test_a_job_runs_in_its_reservation(cluster: Cluster, tmp_path: Path) -> None:
     created = cluster.run(
         ["scontrol", "create", "reservation", "reservationname=school", "starttime=now", "duration=60",
