@@ -56,10 +56,23 @@ def launch_words(job: Job, site: Site, layout: Layout) -> tuple[list[Word], list
     launcher += [word for text in job.launcher_arg for word in launcher_words(text)]
     if layout.launcher == "torchrun":
         _check_python(job.command)
-        return launcher, [*site.launch.wrap, STEP_SCRIPT, *job.command]
+        return launcher, [*_wrap(job, site), STEP_SCRIPT, *job.command]
     # ddp-hpc runs outside of the container, which may not contain it; its variables reach the program inside.
     through = ["ddp-hpc", "exec", "--"] if uses_exec(job, layout) else []
-    return launcher, [*through, *site.launch.wrap, *job.command]
+    return launcher, [*through, *_wrap(job, site), *job.command]
+
+
+def _wrap(job: Job, site: Site) -> Sequence[str]:
+    """Return the command between the launcher and the program, such as `apptainer exec IMAGE`."""
+    if not job.container:
+        return site.launch.wrap
+    if not site.launch.container:
+        raise RequestError(
+            f"--container was given, but profile {site.name} does not define how to start containers. "
+            'Add container = ["apptainer", "exec", "--nv", "{image}"] or similar to [launch] in a profile '
+            "of your own."
+        )
+    return [word.replace("{image}", job.container) for word in site.launch.container]
 
 
 def uses_exec(job: Job, layout: Layout) -> bool:

@@ -62,6 +62,7 @@ class Job:
     env: dict[str, str] = field(default_factory=dict)
     setup: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
+    container: str = ""
     run_dir: str = ""
     filesystems: str = ""
     fallback: str = ""
@@ -120,6 +121,11 @@ class Job:
         for text in self.launcher_arg:
             launcher_words(text)
         _check_env(self.env)
+        if self.container and (self.container.startswith("-") or not self.container.isprintable()):
+            raise RequestError(
+                f"--container {self.container[:80]!a} is not the name of an image. Give a file such as "
+                "image.sif."
+            )
         _check_lines("setup", self.setup)
         _check_lines("after", self.after)
         _check_command(self.command)
@@ -248,6 +254,10 @@ class JobOptions:
     )
     setup: tuple[str, ...] | None = _option(
         "Line of bash to run before the ranks start, e.g. to load modules; may be repeated.", "LINE"
+    )
+    container: str | None = _option(
+        "Image of the container in which the program runs, if the profile defines a container command.",
+        "NAME",
     )
     after: tuple[str, ...] | None = _option(
         "Line of bash to run after the job, also after a failure; $code is the exit code; may be repeated.",
