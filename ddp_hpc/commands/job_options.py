@@ -96,19 +96,20 @@ def request_of(options: dict[str, Any]) -> tuple[Job, Site]:
     # Without a batch system there is no accounting, so DDP_HPC_ACCOUNT is ignored.
     if scheduler_of_site(site).has_queue:
         job = with_account(job, os.environ.get("DDP_HPC_ACCOUNT", ""))
-    _check_bash(job.setup)
+    _check_bash("--setup", job.setup)
+    _check_bash("--after", job.after)
     return job, site
 
 
-def _check_bash(setup: tuple[str, ...]) -> None:
-    """Check the syntax of --setup lines here, as an error would otherwise show only when the job starts."""
-    if not setup:
+def _check_bash(option: str, lines: tuple[str, ...]) -> None:
+    """Check the syntax of lines of bash here, as an error would otherwise show only in the job."""
+    if not lines:
         return
     from ddp_hpc.lint.bash_syntax import bash_complaint
 
-    if found := bash_complaint("\n".join(setup)):
+    if found := bash_complaint("\n".join(lines)):
         line, message = found
-        raise RequestError(f"--setup {'; '.join(setup)!r} is not valid bash (line {line}: {message})")
+        raise RequestError(f"{option} {'; '.join(lines)!r} is not valid bash (line {line}: {message})")
 
 
 def name_and_value(text: str) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from ddp_hpc.errors import RequestError, nearest
 from ddp_hpc.render.shell_quoting import Raw, Word
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.rank_layout import Layout
+from ddp_hpc.request.raw_options import launcher_words
 from ddp_hpc.schedulers.base import cpus_per_task
 from ddp_hpc.schedulers.registry import SCHEDULERS
 from ddp_hpc.sites.site import Site
@@ -47,12 +48,31 @@ def launch_words(job: Job, site: Site, layout: Layout) -> tuple[list[Word], list
     launcher: list[Word] = [Raw(word.format_map(numbers)) if "{" in word else word for word in own]
     if not launcher:
         launcher = [*_LAUNCHER_WORDS[layout.launcher](job, site, layout)]
+    if job.launcher_arg and not launcher:
+        raise RequestError(
+            "--launcher-arg was given, but torchrun starts the ranks on this machine without another "
+            "launcher. Remove --launcher-arg."
+        )
+    launcher += [word for text in job.launcher_arg for word in launcher_words(text)]
     if layout.launcher == "torchrun":
         _check_python(job.command)
-        return launcher, [*site.launch.wrap, STEP_SCRIPT, *job.command]
+        return launcher, [*_wrap(job, site), STEP_SCRIPT, *job.command]
     # ddp-hpc runs outside of the container, which may not contain it; its variables reach the program inside.
     through = ["ddp-hpc", "exec", "--"] if uses_exec(job, layout) else []
-    return launcher, [*through, *site.launch.wrap, *job.command]
+    return launcher, [*through, *_wrap(job, site), *job.command]
+
+
+def _wrap(job: Job, site: Site) -> Sequence[str]:
+    """Return the command between the launcher and the program, such as `apptainer exec IMAGE`."""
+    if not job.container:
+        return site.launch.wrap
+    if not site.launch.container:
+        raise RequestError(
+            f"--container was given, but profile {site.name} does not define how to start containers. "
+            'Add container = ["apptainer", "exec", "--nv", "{image}"] or similar to [launch] in a profile '
+            "of your own."
+        )
+    return [word.replace("{image}", job.container) for word in site.launch.container]
 
 
 def uses_exec(job: Job, layout: Layout) -> bool:

@@ -22,6 +22,7 @@ from ddp_hpc.render.exports import (
     single_node_exports,
 )
 from ddp_hpc.render.launch_lines import launch_words, uses_exec
+from ddp_hpc.render.raw_directives import check_raw_directives
 from ddp_hpc.render.shell_quoting import Raw, Word, sh_join
 from ddp_hpc.render.standalone import first_node, standalone_exports, standalone_program
 from ddp_hpc.render.supervisor_line import submit_line, supervisor_comments, supervisor_options
@@ -67,7 +68,7 @@ def render(job: Job, site: Site) -> str:
         "version": __version__,
         "written_with": sh_join(written_with(job, site)),
         "notes": _notes(job, site, scheduler),
-        "directives": scheduler.directives(job, site, layout),
+        "directives": scheduler.script_directives(job, site, layout),
         "job": job,
         "site": site,
         "layout": layout,
@@ -84,8 +85,11 @@ def render(job: Job, site: Site) -> str:
         "launch_line": launch_line,
     }
     if job.template or site.template:
-        return render_own(find_template(job.template) if job.template else Path(site.template), names)
-    return render_shipped(scheduler.template, names)
+        text = render_own(find_template(job.template) if job.template else Path(site.template), names)
+    else:
+        text = render_shipped(scheduler.template, names)
+    check_raw_directives(text, job, scheduler)
+    return text
 
 
 def render_step() -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import MISSING, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.request.queue_options import check_queue_options
+from ddp_hpc.request.raw_options import directive_in_setup, launcher_words, raw_directive
 from ddp_hpc.sites.tables import BASHS_OWN, VARIABLE
 from ddp_hpc.toml_config import read_toml
 from ddp_hpc.units import format_walltime, parse_walltime_s
@@ -44,10 +47,22 @@ class Job:
     queue: str = ""
     qos: str = ""
     account: str = ""
+    mem: str = ""
+    exclusive: bool = False
+    constraint: str = ""
+    reservation: str = ""
+    dependency: str = ""
+    mail_user: str = ""
+    mail_type: str = ""
+    array: str = ""
+    directive: tuple[str, ...] = ()
     launcher: str = ""
+    launcher_arg: tuple[str, ...] = ()
     mpi: str = ""
     env: dict[str, str] = field(default_factory=dict)
     setup: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    container: str = ""
     run_dir: str = ""
     filesystems: str = ""
     fallback: str = ""
@@ -100,8 +115,19 @@ class Job:
                 "--standalone was given, but only the supervisor of ddp-hpc can requeue a job; omit "
                 "--requeue and --progress, or --standalone"
             )
+        check_queue_options(vars(self))
+        for text in self.directive:
+            raw_directive(text)
+        for text in self.launcher_arg:
+            launcher_words(text)
         _check_env(self.env)
-        _check_setup(self.setup)
+        if self.container and (self.container.startswith("-") or not self.container.isprintable()):
+            raise RequestError(
+                f"--container {self.container[:80]!a} is not the name of an image. Give a file such as "
+                "image.sif."
+            )
+        _check_lines("setup", self.setup)
+        _check_lines("after", self.after)
         _check_command(self.command)
         for what, path in (("run directory", self.run_dir), ("template", self.template)):
             if "\0" in path:
@@ -142,11 +168,16 @@ def _check_env(env: dict[str, str]) -> None:
             )
 
 
-def _check_setup(setup: tuple[str, ...]) -> None:
-    for line in setup:
+def _check_lines(option: str, lines: tuple[str, ...]) -> None:
+    for line in lines:
         if re.search(r"[\0\n\r]", line):
             raise RequestError(
-                f"setup line {line!r} contains a line break. Use a separate --setup for each line."
+                f"{option} line {line!r} contains a line break. Use a separate --{option} for each line."
+            )
+        if directive := directive_in_setup(line):
+            raise RequestError(
+                f"{option} line {line!r} is a directive, which the scheduler does not read among commands. "
+                f"Use --directive {shlex.quote(directive)}."
             )
 
 
@@ -192,9 +223,30 @@ class JobOptions:
     queue: str | None = _option("Queue, partition or QOS, depending on the site.", "Q")
     qos: str | None = _option("QOS in addition to the partition, if the site has both.", "Q")
     account: str | None = _option("Account or project to charge.", "A", "DDP_HPC_ACCOUNT")
+    mem: str | None = _option("Memory per node, such as 64G.", "SIZE", "the site's default")
+    exclusive: bool | None = _option("Do not share the nodes with other jobs.")
+    constraint: str | None = _option(
+        "Features that the nodes must have, such as a100, instead of those of the profile.", "FEATURES"
+    )
+    reservation: str | None = _option("Reservation in which the job runs.", "NAME")
+    dependency: str | None = _option(
+        "Jobs for which this job waits, such as afterok:123; also afternotok, afterany and after.",
+        "DEPENDENCIES",
+    )
+    mail_user: str | None = _option("Receiver of the mails of --mail-type.", "ADDRESS", "your own mailbox")
+    mail_type: str | None = _option("Events that the scheduler reports by mail, such as end,fail.", "EVENTS")
+    array: str | None = _option(
+        "Submit a job array with these indices, such as 0-3; each job has its own run directory.", "INDICES"
+    )
+    directive: tuple[str, ...] | None = _option(
+        "Option of the scheduler in its own syntax, for which ddp-hpc has none; may be repeated.", "OPTION"
+    )
     name: str | None = _option("Job name, at most 15 characters on PBS.", "NAME")
     launcher: str | None = _option(
         "Launcher that starts the ranks, such as mpiexec, srun or torchrun.", "NAME", "the profile's"
+    )
+    launcher_arg: tuple[str, ...] | None = _option(
+        "Options of srun, mpiexec or another launcher, such as --cpu-bind=cores; may be repeated.", "OPTIONS"
     )
     mpi: str | None = _option("MPI type of srun (srun --mpi).", "|".join(MPI_KINDS), "the site's default")
     env: dict[str, str] | None = _option(  # noqa: RUF009 - it returns dataclasses.field
@@ -202,6 +254,14 @@ class JobOptions:
     )
     setup: tuple[str, ...] | None = _option(
         "Line of bash to run before the ranks start, e.g. to load modules; may be repeated.", "LINE"
+    )
+    container: str | None = _option(
+        "Image of the container in which the program runs, if the profile defines a container command.",
+        "NAME",
+    )
+    after: tuple[str, ...] | None = _option(
+        "Line of bash to run after the job, also after a failure; $code is the exit code; may be repeated.",
+        "LINE",
     )
     run_dir: str | None = _option(
         "Directory of the run, relative to the submission directory.", "DIR", "runs/NAME"
@@ -301,7 +361,7 @@ def make_job(options: JobOptions, file: JobOptions | None = None) -> Job:
     given = {**vars(file), **{name: value for name, value in vars(options).items() if value is not None}}
     given.pop("profile")
     given["env"] = {**(file.env or {}), **(options.env or {})}
-    for name in ("setup", "progress"):
+    for name in ("setup", "progress", "directive", "launcher_arg", "after"):
         given[name] = (getattr(file, name) or ()) + (getattr(options, name) or ())
     given["num_nodes"] = given.pop("nodes")
     walltime = given.pop("walltime")

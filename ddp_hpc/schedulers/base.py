@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, cast
 
 from ddp_hpc.errors import RequestError
 from ddp_hpc.request.job import Job
+from ddp_hpc.request.queue_options import QUEUE_OPTIONS, flag_of
 from ddp_hpc.request.rank_layout import Layout
+from ddp_hpc.request.raw_options import raw_directive
 from ddp_hpc.sites.site import Site, queue_entries
 from ddp_hpc.units import format_walltime, parse_walltime_s
 
@@ -39,6 +41,8 @@ _VALUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@+,=&|/()*-]*")
 # Formats of sbatch(1), --time, and pbs_resources(7), walltime. Only Slurm accepts days with hours.
 _NUMBER = re.compile(r"\d{1,9}")
 _MINUTES_SECONDS = re.compile(r"(\d{1,9}):(\d{1,2})")
+# The name of a resource or attribute in the value of an option, such as `select` in `-l select=2:ncpus=4`.
+_NAME_IN_VALUE = re.compile(r"(?:^|[,&\s])([A-Za-z_]\w*)(?=[=\[])")
 _DAYS_HOURS = re.compile(r"(\d{1,6})-(\d{1,2})(?::(\d{1,2}))?")
 
 # The request of a profile that does not define resources: one chunk per node.
@@ -196,6 +200,11 @@ class Scheduler:
     """Whether the account must be an argument of the submit command, because no directive can name it."""
     requests_by_resources: ClassVar[bool] = False
     """Whether nodes and GPUs are requested as `resources` of the profile."""
+    lacks: ClassVar[Mapping[str, str]] = {}
+    """Options of jobs that this scheduler does not have, by the name of the field in `Job`: the reason, and
+    what to do instead."""
+    named_in_value: ClassVar[frozenset[str]] = frozenset(("-l", "-W"))
+    """Options that may be repeated, because their value names what they set, such as `-l NAME=VALUE`."""
 
     # Attributes for reading a user's script.
     prefix: ClassVar[str] = ""
@@ -203,6 +212,8 @@ class Scheduler:
     directive_pattern: ClassVar[re.Pattern[str] | None] = None
     """The pattern of a directive, with its text after the prefix as a group, unless a blank must follow the
     prefix."""
+    directive_prefix: ClassVar[str] = ""
+    """The prefix of directives that are written, if their options are not read; otherwise empty."""
     log_flags: ClassVar[tuple[str, ...]] = ()
     """The options that name log files."""
     walltime_flag: ClassVar[str] = ""
@@ -243,6 +254,9 @@ class Scheduler:
     """The environment variable with the end of the job, in seconds since the Unix epoch."""
     array_index_variables: ClassVar[tuple[str, ...]] = ()
     """The environment variables with the index of a task of a job array, of which one is set."""
+    array_directive: ClassVar[re.Pattern[bytes]] = re.compile(b"(?!)")
+    """The directive of an array, which the script of a successor of one task must not contain; nothing if
+    `array_options` override it."""
     query_command: ClassVar[str] = ""
     """The command that reports the state of a job, and whose presence on the PATH shows that this machine has
     the scheduler; empty if jobs of this scheduler cannot be monitored."""
@@ -266,6 +280,59 @@ class Scheduler:
             "account_option": site.account.option,
             "account": optional_value("account", job.account),
         }
+
+    def requested_options(self, job: Job, site: Site, layout: Layout) -> list[str]:
+        """Returns the directives for those of `QUEUE_OPTIONS` that are not among `directives`.
+
+        Raises:
+            RequestError: the scheduler or the site cannot do what the job requests.
+        """
+        return []
+
+    def script_directives(self, job: Job, site: Site, layout: Layout) -> Directives:
+        """Returns the values of all directives of the script. Options of the job replace those of the site.
+
+        Raises:
+            RequestError: the scheduler or the site cannot do what the job requests.
+        """
+        for name in QUEUE_OPTIONS:
+            if (value := getattr(job, name)) and name in self.lacks:
+                given = f"{flag_of(name)} {value}" if isinstance(value, str) else flag_of(name)
+                raise RequestError(f"{given} was given, but {self.lacks[name]}")
+        values = self.directives(job, site, layout)
+        if asked := [*self.requested_options(job, site, layout), *self._raw_options(job)]:
+            names = {name for option in asked for name in self.option_names(option)}
+            of_site = [one for one in values["options"] if not names.intersection(self.option_names(one))]
+            values["options"] = [*of_site, *asked]
+        return values
+
+    def _raw_options(self, job: Job) -> Iterator[str]:
+        own = self.directive_prefix or self.prefix
+        for text in job.directive:
+            prefix, option = raw_directive(text)
+            if prefix not in ("", own):
+                raise RequestError(
+                    f"--directive {text!r} was given, but the directives of {self.title} begin with {own}. "
+                    f"Use an option of {self.submit_program}."
+                )
+            yield option
+
+    def option_names(self, option: str) -> list[str]:
+        """Returns the names of what the option in a directive sets, such as `--mem` or `-l place`."""
+        try:
+            words = shlex.split(option)
+        except ValueError:  # a line of the user's template
+            words = option.split()
+        pairs = list(self.split_options(words)) or [(words[0].partition("=")[0], " ".join(words[1:]))]
+        return [
+            name
+            for flag, value in pairs
+            for name in (
+                [f"{flag} {one}" for one in _NAME_IN_VALUE.findall(value)]
+                if flag in self.named_in_value
+                else [flag]
+            )
+        ]
 
     def refuse_qos(self, site: Site) -> str:
         """Returns the reason why the site does not support a QOS; empty if it does."""

@@ -301,7 +301,8 @@ class Launch:
     `dialect` is the kind of mpiexec; with `auto`, the script detects it. `cpu_bind` lists the cores of local
     rank 0, 1, ... in the format of PALS. With `own_mpiexec`, the mpiexec of an active Python environment is
     used. `options` are options of mpiexec. `wrap` is a command between the launcher and the program, such as
-    `apptainer exec IMAGE`. With `one_device_a_rank`, the scheduler makes a single device visible to each
+    `apptainer exec IMAGE`. `container` is such a command for --container, with the placeholder {image}. With
+    `one_device_a_rank`, the scheduler makes a single device visible to each
     rank.
     """
 
@@ -311,7 +312,12 @@ class Launch:
     own_mpiexec: bool = False
     options: tuple[str, ...] = ()
     wrap: tuple[str, ...] = ()
+    container: tuple[str, ...] = ()
     one_device_a_rank: bool = False
+
+    def __post_init__(self) -> None:
+        if self.container and sum(word.count("{image}") for word in self.container) != 1:
+            raise RequestError("container must contain the placeholder {image} once")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -115,8 +115,10 @@ class RunFiles:
             )
         return attempt
 
-    def begin(self, attempt: Attempt, script: Path) -> None:
+    def begin(self, attempt: Attempt, script: Path, without: re.Pattern[bytes]) -> None:
         """Records the start, and copies the script, since the scheduler deletes its own copy at the end.
+
+        The copy does not contain the lines that match `without`.
 
         Raises:
             DdpHpcError: a file cannot be written.
@@ -124,7 +126,7 @@ class RunFiles:
         try:
             for name in (_REFUSED, CANCELLED):  # they concern earlier attempts
                 (self.path / name).unlink(missing_ok=True)
-            content = script.read_bytes()
+            content = without.sub(b"", script.read_bytes())
         except OSError as error:
             raise DdpHpcError(f"{error.filename} cannot be read or removed") from error
         record_attempt(self.path, attempt)

@@ -82,7 +82,7 @@ def supervise(argv: list[str], settings: Settings, environ: Mapping[str, str]) -
         _say("ddp-hpc: the job was cancelled before its ranks started")
         return 128 + signal.SIGTERM
     progress = Progress(run.run_dir / "progress", settings.progress)
-    files.begin(attempt, settings.script)
+    files.begin(attempt, settings.script, without=settings.scheduler.array_directive)
     end = run.launch(
         {
             # The trainer copies it to `refused` if ranks of another attempt still use the run directory.

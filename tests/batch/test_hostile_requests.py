@@ -28,6 +28,7 @@ from tests.batch.test_hostile_words import FRAGMENTS
 
 HARMLESS: dict[str, object] = {
     "name": "job", "queue": "q", "qos": "qos", "account": "acct", "filesystems": "home", "fallback": "f",
+    "constraint": "a100", "reservation": "r", "dependency": "afterany:1",
     "launcher": "torchrun", "mpi": "pmi2", "run_dir": "runs/x", "env": {"VALUE": "v", "OTHER": "w"},
     "setup": (": x", ": y"), "command": ("python", "train.py", "a", "b"),
 }  # fmt: skip
@@ -197,7 +198,8 @@ def options(job: Job) -> Iterator[str]:
     """Words that must be in the header."""
     for option, value in (
         ("--queue", job.queue), ("--qos", job.qos), ("--account", job.account), ("--run-dir", job.run_dir),
-        ("--filesystems", job.filesystems), ("--fallback", job.fallback),
+        ("--filesystems", job.filesystems), ("--fallback", job.fallback), ("--constraint", job.constraint),
+        ("--reservation", job.reservation), ("--dependency", job.dependency),
     ):  # fmt: skip
         if value:
             yield f"{option} {value}"

@@ -76,6 +76,11 @@ class Layout:
         return self.root / "home"
 
     @property
+    def mails(self) -> Path:
+        """The mails of jobs, each one line with the arguments of the mail program."""
+        return self.root / "mails"
+
+    @property
     def munge_socket(self) -> Path:
         return self.run / "munge.socket"
 
@@ -107,6 +112,9 @@ def write_configuration(layout: Layout) -> None:
         (node / "first_pid").write_text(f"{first_pid}\n")
 
     layout.conf.write_text(_slurm_conf(layout))
+    mail = root / "etc" / "mail"
+    mail.write_text(f'#!/bin/sh\necho "$*" >>{layout.mails}\n')
+    mail.chmod(0o755)
     (root / "etc" / "plugstack.conf").write_text("")
     (root / "etc" / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nConstrainRAMSpace=yes\n")
     if settings.gpus_per_node:
@@ -169,6 +177,7 @@ SlurmdPidFile={layout.run}/slurmd-%n.pid
 SlurmctldLogFile={layout.log}/slurmctld.log
 SlurmdLogFile={layout.log}/slurmd-%n.log
 PlugStackConfig={root}/etc/plugstack.conf
+MailProg={root}/etc/mail
 {tracking}
 SwitchType=switch/none
 MpiDefault=none

@@ -92,6 +92,18 @@ def test_each_subjob_of_a_pbs_array_has_its_own_run_which_its_successors_resume(
     assert sorted(line for line in logs.splitlines() if line.startswith("task ")) == ["task 1", "task 2"]
 
 
+def test_the_successor_of_a_subjob_is_not_the_whole_array_of_the_directives(site: Site) -> None:
+    job = chain_script(site, "10", "20", "requeue", options=["--array", "1-2"])
+    assert "#PBS -J 1-2\n" in job.read_text()
+    assert site.submit(job) == "12[].pbs-srv"
+    for number in ("12[1].pbs-srv", "12[2].pbs-srv", "13.pbs-srv", "14.pbs-srv"):
+        site.wait(number)
+    for index in (1, 2):
+        run_dir = site.work / "runs" / "ddp" / f"task-{index}"
+        assert (run_dir / "state").read_text() == "done 20\n"
+        assert "#PBS -J" not in (run_dir / "job.sh").read_text()
+
+
 def test_qsub_refuses_arguments_of_a_script(site: Site) -> None:
     job = chain_script(site, "10", "20", "requeue")
     done = site.run("qsub", job, "--epochs", "3")

@@ -6,20 +6,31 @@ from collections.abc import Mapping
 
 from ddp_hpc.errors import DdpHpcError
 from ddp_hpc.request.job import Job
+from ddp_hpc.request.queue_options import parse_dependency
 from ddp_hpc.request.rank_layout import Layout
 from ddp_hpc.schedulers.base import Directives, Scheduler, refuse_unused
 from ddp_hpc.schedulers.run_command import ask
 from ddp_hpc.sites.site import Site
 
+_LACKS = {
+    "mem": "Flux allocates whole nodes with their memory. Remove --mem.",
+    "reservation": "Flux has no reservations; sites give them a queue. Use --queue.",
+    "array": "flux batch has no arrays. Submit a script for each task, with a --run-dir of its own.",
+    **dict.fromkeys(("mail_user", "mail_type"), "Flux sends no mail. Remove --mail-user and --mail-type."),
+}
+
 
 class Flux(Scheduler):
-    """The Flux scheduler."""
+    """The Flux scheduler. Its scripts always request whole nodes (--exclusive)."""
 
     name = "flux"
     title = "Flux"
     template = "flux.sh.j2"
     submit_program = "flux batch"
     launchers = ("flux",)
+    lacks = _LACKS
+    directive_prefix = "#flux:"
+    named_in_value = frozenset(("--setattr", "--setopt"))
 
     def directives(self, job: Job, site: Site, layout: Layout) -> Directives:
         refuse_unused(site, [("--filesystems", job.filesystems)])
@@ -30,6 +41,13 @@ class Flux(Scheduler):
             "walltime": f"{layout.walltime_s}s",
             "options": site.flux.options,
         }
+
+    def requested_options(self, job: Job, site: Site, layout: Layout) -> list[str]:
+        """Returns options of flux-batch(1)."""
+        found = [f"--requires={job.constraint}"] if job.constraint else []
+        for kind, jobs in parse_dependency(job.dependency) if job.dependency else ():
+            found += [f"--dependency={kind}:{one}" for one in jobs]
+        return found
 
     def account_placeholder(self, site: Site) -> str:
         return "--setattr=bank=PROJECT"

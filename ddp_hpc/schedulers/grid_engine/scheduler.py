@@ -6,9 +6,24 @@ from collections.abc import Mapping
 
 from ddp_hpc.errors import RequestError, nearest
 from ddp_hpc.request.job import Job
+from ddp_hpc.request.queue_options import (
+    mail_points,
+    one_range,
+    parse_dependency,
+    parse_mail_types,
+    refuse_index_0,
+)
 from ddp_hpc.request.rank_layout import Layout
 from ddp_hpc.schedulers.base import Directives, Scheduler, refuse_unused, resource_values
 from ddp_hpc.sites.site import Site, queue_entries
+
+_LACKS = {
+    **dict.fromkeys(
+        ("mem", "constraint", "exclusive"),
+        "Grid Engine has a resource for it only if the site defines one (qsub -l). Choose the kind of node "
+        "with --queue, or add the resource to `resources` in a profile of your own.",
+    ),
+}
 
 
 class GridEngine(Scheduler):
@@ -19,6 +34,8 @@ class GridEngine(Scheduler):
     template = "age.sh.j2"
     submit_program = "qsub"
     launchers = ("mpiexec",)
+    lacks = _LACKS
+    directive_prefix = "#$"
     kill_delay_s = 1
     array_index_variables = ("SGE_TASK_ID",)
     mpiexec_needs_hosts = True
@@ -38,6 +55,29 @@ class GridEngine(Scheduler):
             "resources": resource_values(job, site, layout, site.age.resources),
             "options": site.age.options,
         }
+
+    def requested_options(self, job: Job, site: Site, layout: Layout) -> list[str]:
+        """Returns options of Grid Engine's qsub(1)."""
+        found = [f"-ar {job.reservation}"] if job.reservation else []
+        for kind, jobs in parse_dependency(job.dependency) if job.dependency else ():
+            if kind != "afterany":
+                raise RequestError(
+                    f"--dependency {job.dependency} was given, but a job of Grid Engine waits only for the "
+                    "end of other jobs, however they end. Use afterany."
+                )
+            found.append(f"-hold_jid {','.join(jobs)}")
+        if job.mail_user:
+            found.append(f"-M {job.mail_user}")
+        if job.mail_type:
+            found.append(f"-m {mail_points(parse_mail_types(job.mail_type), 'Grid Engine')}")
+        if job.array:
+            array = one_range(job.array, "Grid Engine")
+            refuse_index_0(array, "Grid Engine")
+            found += [f"-t {array.text}", *([f"-tc {array.limit}"] if array.limit else [])]
+        return found
+
+    def array_options(self, index: str) -> list[str]:
+        return ["-t", index]
 
     def job_id(self, environ: Mapping[str, str]) -> str:
         return environ.get("JOB_ID") or super().job_id(environ)

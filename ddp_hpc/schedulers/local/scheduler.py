@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ddp_hpc.errors import RequestError
 from ddp_hpc.request.job import DEFAULT_MAX_ATTEMPTS, Job
+from ddp_hpc.request.queue_options import QUEUE_OPTIONS
 from ddp_hpc.request.rank_layout import Layout
 from ddp_hpc.schedulers.base import Directives, Scheduler, refuse_unused
 from ddp_hpc.sites.site import Site
@@ -18,6 +19,11 @@ class Local(Scheduler):
     submit_program = "bash"
     launchers = ("mpiexec", "torchrun")
     has_queue = False
+    lacks = dict.fromkeys(
+        QUEUE_OPTIONS,
+        "without a scheduler a job starts at once on this machine. Remove the option, or choose a profile "
+        "with a scheduler.",
+    )
     first_node_in_shell = "localhost"
     job_number_in_shell = "$$"
 

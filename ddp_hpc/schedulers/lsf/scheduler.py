@@ -27,6 +27,7 @@ from ddp_hpc.schedulers.base import (
 )
 from ddp_hpc.schedulers.lsf import checks
 from ddp_hpc.schedulers.lsf.directives import split_words
+from ddp_hpc.schedulers.lsf.requested_options import array_of, requested_options
 from ddp_hpc.schedulers.lsf.times import left_s, minutes_of, walltime_s
 from ddp_hpc.sites.site import Site, queue_entries
 
@@ -71,6 +72,7 @@ class Lsf(Scheduler):
         ("-env", "-E", "-Ep", "-Jd", "-R", "-w", "-o", "-oo", "-e", "-eo", "-i", "-cwd")
     )
     repeatable_flags = frozenset(("-R", "-f", "-data"))
+    named_in_value = frozenset(("-R",))
     account_flags = ("-P", "-G")
     checks = checks.CHECKS
     job_id_variable = "LSB_JOBID"
@@ -84,14 +86,19 @@ class Lsf(Scheduler):
         default = _WHOLE_NODES if layout.launcher == "jsrun" else _SLOTS + (_GPUS,) * bool(layout.devices)
         of_queue = next((queue.resources for queue in queue_entries(site, layout.queue)), ())
         numbers = resource_numbers(job, site, layout)
+        values = super().directives(job, site, layout)
         return {
-            **super().directives(job, site, layout),
+            **values,
+            "array": array_of(job),
             "resources": [
                 text.format_map(numbers) for text in of_queue or site.scheduler_options.resources or default
             ],
             "walltime": minutes_of(layout.walltime_s or 0),
             "options": site.scheduler_options.options,
         }
+
+    def requested_options(self, job: Job, site: Site, layout: Layout) -> list[str]:
+        return requested_options(job)
 
     def submit_argv(
         self, script: str, options: Sequence[str], after: str = "", variables: str = ""
@@ -174,6 +181,9 @@ class Lsf(Scheduler):
         fields = "runtimelimit run_time time_left delimiter=';'"
         remaining_s = left_s(ask("bjobs", "-noheader", "-o", fields, job_id))
         return None if remaining_s is None else (time.time() + remaining_s, "bjobs")
+
+    def array_options(self, index: str) -> list[str]:
+        return ["-J", f"task[{index}]"]
 
     def array_index(self, environ: Mapping[str, str]) -> str:
         # The index of a job that is not in an array is 0.

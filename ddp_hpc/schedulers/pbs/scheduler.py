@@ -23,6 +23,7 @@ from ddp_hpc.schedulers.base import (
     resource_values,
     whole_number,
 )
+from ddp_hpc.schedulers.pbs.requested_options import LACKS, requested_options, with_memory
 from ddp_hpc.sites.site import Site
 from ddp_hpc.units import format_walltime, parse_walltime_s
 
@@ -53,11 +54,13 @@ class Pbs(Scheduler):
     interactive_command = "qsub -I"
     can_chain = True
     requests_by_resources = True
+    lacks = LACKS
     prefix = "#PBS"
     log_flags = ("-o", "-e")
     job_id_variable = "PBS_JOBID"
     # PBS_ARRAYID is the name in Torque.
     array_index_variables = ("PBS_ARRAY_INDEX", "PBS_ARRAYID")
+    array_directive = re.compile(rb"^#PBS[ \t]+-J.*\n", re.MULTILINE)
     commands = ("qsub", "qstat", "qdel")
     query_command = "qstat"
     job_id_pattern = re.compile(r"[.[]")
@@ -75,9 +78,17 @@ class Pbs(Scheduler):
                 f"job name {job.name!r} has {len(job.name)} characters, but PBS accepts at most "
                 f"{MAX_NAME_CHARS}. Use a shorter name."
             )
+        resources = resource_values(job, site, layout, site.pbs.resources)
+        if job.exclusive:
+            if not any(text.startswith("select=") for text in resources):
+                raise RequestError(
+                    f"--exclusive was given, but {site.title} requests CPUs without chunks (select), for "
+                    "which PBS has no exclusive nodes. Remove --exclusive."
+                )
+            resources = [text for text in resources if not text.startswith("place=")]
         return {
             **super().directives(job, site, layout),
-            "resources": resource_values(job, site, layout, site.pbs.resources),
+            "resources": with_memory(resources, job) if job.mem else resources,
             "filesystems_resource": site.pbs.filesystems_resource,
             "filesystems": optional_value("filesystems", job.filesystems or site.pbs.filesystems),
             "options": site.pbs.options,
@@ -86,6 +97,9 @@ class Pbs(Scheduler):
 
     def version_of(self, site: Site) -> str:
         return site.pbs.version
+
+    def requested_options(self, job: Job, site: Site, layout: Layout) -> list[str]:
+        return requested_options(job)
 
     def submit_argv(
         self, script: str, options: Sequence[str], after: str = "", variables: str = ""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ddp_hpc.errors import RequestError
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.rank_layout import Layout
+from ddp_hpc.request.raw_options import raw_directive
 from ddp_hpc.schedulers.allocation import Allocation, first_number, smallest_count
 from ddp_hpc.schedulers.base import (
     Directives,
@@ -27,6 +28,7 @@ from ddp_hpc.schedulers.base import (
 from ddp_hpc.schedulers.slurm.directives import read_options
 from ddp_hpc.schedulers.slurm.option_values import is_time, time_s
 from ddp_hpc.schedulers.versions import is_between
+from ddp_hpc.schedulers.slurm.requested_options import requested_options
 from ddp_hpc.sites.site import Site, queue_entries
 from ddp_hpc.units import format_walltime, parse_walltime_s
 
@@ -85,9 +87,18 @@ class Slurm(Scheduler):
             **({} if site.slurm.queue_option else {"queue": ""}),
             "qos": optional_value("QOS", job.qos)
             or next((entry.qos for entry in queue_entries(site, layout.queue)), ""),
-            "constraint": optional_value("constraint", site.slurm.constraint),
+            # The format of job.constraint was checked; sbatch also allows brackets.
+            "constraint": job.constraint or optional_value("constraint", site.slurm.constraint),
             "options": site.slurm.options,
         }
+
+    def requested_options(self, job: Job, site: Site, layout: Layout) -> list[str]:
+        found = requested_options(job)
+        given = [*found, *(raw_directive(text)[1] for text in job.directive)]
+        for name in (name for option in given for name in self.option_names(option)):
+            if name in site.slurm.forbidden:
+                raise RequestError(f"{name} was given, but {site.title} does not accept it. Remove {name}.")
+        return found
 
     def refuse_qos(self, site: Site) -> str:
         if site.slurm.queue_option == "qos":

@@ -1,0 +1,215 @@
+"""Options of a job that become directives: memory, dependencies, mail, arrays and others, and their checks.
+
+The formats are the same for all schedulers. Each scheduler translates them to its own options.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ddp_hpc.errors import RequestError, nearest
+
+QUEUE_OPTIONS = (
+    "mem",
+    "exclusive",
+    "constraint",
+    "reservation",
+    "dependency",
+    "mail_user",
+    "mail_type",
+    "array",
+    "directive",
+)
+"""The fields of `Job` that become directives, and that not every scheduler has."""
+
+MEMORY_UNITS = "KMGT"
+DEPENDENCIES = ("after", "afterok", "afternotok", "afterany")
+MAIL_TYPES = ("NONE", "BEGIN", "END", "FAIL", "ALL")
+# sbatch.1, --mail-type
+SLURM_MAIL_TYPES = (
+    *("REQUEUE", "INVALID_DEPEND", "STAGE_OUT", "TIME_LIMIT", "TIME_LIMIT_90", "TIME_LIMIT_80"),
+    *("TIME_LIMIT_50", "ARRAY_TASKS"),
+)
+
+# Grid Engine and PBS: qsub -m
+_MAIL_POINTS = {"BEGIN": "b", "END": "e", "FAIL": "a"}
+_INDICES = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7})(?::([1-9][0-9]{0,6}))?)?")
+_MEMORY = re.compile(r"([1-9][0-9]{0,8})([KMGT])(?:i?B)?", re.IGNORECASE)
+_CONSTRAINT = re.compile(r"[A-Za-z0-9(\[][A-Za-z0-9_.:@+,=&|/()\[\]*-]*")
+_RESERVATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:@+,#-]*")
+_JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\[\]-]*")
+_MAIL_USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*(?:@[A-Za-z0-9][A-Za-z0-9.-]*)?")
+
+
+def check_queue_options(given: Mapping[str, object]) -> None:
+    """Checks the values of `QUEUE_OPTIONS`, by the names of their fields.
+
+    Raises:
+        RequestError: a value has an invalid format.
+    """
+    text = {name: str(given[name] or "") for name in QUEUE_OPTIONS if name != "directive"}
+    if text["mem"] and text["mem"] != "0":
+        parse_memory(text["mem"])
+    if text["dependency"]:
+        parse_dependency(text["dependency"])
+    if text["array"]:
+        parse_array(text["array"])
+    if text["mail_type"]:
+        parse_mail_types(text["mail_type"])
+    if text["mail_user"] and not text["mail_type"]:
+        raise RequestError(
+            f"--mail-user {_shown(text['mail_user'])} was given without --mail-type, so no mail would be "
+            "sent. Add for example --mail-type END,FAIL."
+        )
+    for name, pattern, example in (
+        ("constraint", _CONSTRAINT, "a feature of nodes, such as a100"),
+        ("reservation", _RESERVATION, "the name of a reservation"),
+        ("mail_user", _MAIL_USER, "one mail address or user name"),
+    ):
+        if text[name] and not pattern.fullmatch(text[name]):
+            raise RequestError(
+                f"{flag_of(name)} {_shown(text[name])} cannot be written into a directive. Give {example}, "
+                "without blanks or quotes."
+            )
+
+
+def flag_of(name: str) -> str:
+    """Returns the option of the command line for a field of `Job`."""
+    return f"--{name.replace('_', '-')}"
+
+
+def parse_memory(text: str) -> tuple[int, str]:
+    """Returns the number and the unit (K, M, G or T, multiples of 1024) of a memory size such as 64G.
+
+    Raises:
+        RequestError: the text has another format.
+    """
+    match = _MEMORY.fullmatch(text)
+    if match is None:
+        raise RequestError(
+            f"--mem {_shown(text)} is not a whole number with a unit (K, M, G or T). Use for example 64G."
+        )
+    return int(match[1]), match[2].upper()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Array:
+    """The indices of a job array, and the maximum number of its jobs that run at the same time, or 0."""
+
+    text: str
+    first: int
+    is_one_range: bool
+    limit: str
+
+
+def parse_array(text: str) -> Array:
+    """Returns the array of INDICES[%LIMIT], such as 0-3, 1,5,7, 0-30:10 or 0-99%10.
+
+    Raises:
+        RequestError: the text has another format, or the last index is less than the first.
+    """
+    indices, percent, limit = text.partition("%")
+    ranges = [_INDICES.fullmatch(part) for part in indices.split(",")]
+    found = [(int(one[1]), int(one[2] or one[1])) for one in ranges if one]
+    is_limit = not percent or re.fullmatch("[1-9][0-9]{0,6}", limit)
+    if None in ranges or not is_limit or any(last < first for first, last in found):
+        raise RequestError(
+            f"--array {_shown(text)} is not a list of indices. Use for example 0-3, 1,5,7, or 0-99%10 for at "
+            "most 10 jobs at the same time."
+        )
+    is_one_range = len(found) == 1 and found[0][0] < found[0][1]
+    first = min(first for first, _ in found)
+    return Array(text=indices, first=first, is_one_range=is_one_range, limit=limit)
+
+
+def one_range(text: str, scheduler: str) -> Array:
+    """Returns the array of schedulers that support only a range of several indices.
+
+    Raises:
+        RequestError: the array is another one.
+    """
+    array = parse_array(text)
+    if not array.is_one_range:
+        raise RequestError(
+            f"--array {text} was given, but arrays of {scheduler} are one range with at least two indices. "
+            "Use for example 0-3."
+        )
+    return array
+
+
+def refuse_index_0(array: Array, scheduler: str) -> None:
+    """Raises RequestError if the array has the index 0."""
+    if array.first == 0:
+        raise RequestError(
+            f"--array {array.text} was given, but indices of {scheduler} begin at 1. Use for example 1-4."
+        )
+
+
+def parse_dependency(text: str) -> list[tuple[str, list[str]]]:
+    """Returns the parts of `TYPE:JOBID[:JOBID...][,...]`, each a type such as afterok with its job IDs.
+
+    Raises:
+        RequestError: the text has another format.
+    """
+    found = []
+    for part in text.split(","):
+        kind, *jobs = part.split(":")
+        if kind not in DEPENDENCIES:
+            raise RequestError(
+                f"--dependency has the unknown type {_shown(kind)}{nearest(kind[:80], DEPENDENCIES)}. Use "
+                f"{', '.join(DEPENDENCIES)}, such as afterok:123."
+            )
+        if not jobs or not all(map(_JOB_ID.fullmatch, jobs)):
+            raise RequestError(
+                f"--dependency {_shown(part)} does not name jobs. Use {kind}:JOBID, with IDs that contain "
+                "only letters, digits and _ . - [ ]."
+            )
+        found.append((kind, jobs))
+    return found
+
+
+def parse_mail_types(text: str) -> tuple[str, ...]:
+    """Returns the types of a list such as END,FAIL, in capital letters.
+
+    Raises:
+        RequestError: a type is unknown.
+    """
+    known = (*MAIL_TYPES, *SLURM_MAIL_TYPES)
+    types = tuple(dict.fromkeys(one.upper() for one in text.split(",")))
+    for one in types:
+        if one not in known:
+            raise RequestError(
+                f"--mail-type has the unknown type {_shown(one)}{nearest(one[:80], known)}. Use a list of "
+                f"{', '.join(MAIL_TYPES)}, such as END,FAIL."
+            )
+    return types
+
+
+def mail_points(types: Sequence[str], scheduler: str) -> str:
+    """Returns the argument of `qsub -m` for types of --mail-type.
+
+    Raises:
+        RequestError: a type exists only in Slurm, or NONE is combined with others.
+    """
+    refuse_mail_types_of_slurm(types, scheduler)
+    if "NONE" in types:
+        return "n"
+    return "".join(point for name, point in sorted(_MAIL_POINTS.items()) if name in types or "ALL" in types)
+
+
+def refuse_mail_types_of_slurm(types: Sequence[str], scheduler: str) -> None:
+    """Raises RequestError for a type that exists only in Slurm, and for NONE together with others."""
+    for one in types:
+        if one in SLURM_MAIL_TYPES:
+            raise RequestError(
+                f"--mail-type {one} was given, but {scheduler} has no such event. Use BEGIN, END, FAIL or "
+                "ALL."
+            )
+    if "NONE" in types and len(types) > 1:
+        raise RequestError(f"--mail-type {','.join(types)} combines NONE with other types. Omit one of them.")
+
+
+def _shown(text: str) -> str:
+    return ascii(text if len(text) <= 80 else f"{text[:77]}...")
