@@ -37,7 +37,8 @@ def command(snapshot: Path, output: Path, force: bool) -> None:
     """Write the model of SNAPSHOT to OUTPUT, which ends in .safetensors or .pt.
 
     SNAPSHOT is a directory such as step_00000120, or a directory of snapshots (the newest is used).
-    Its checksums are verified first. Parameter names are those of the model without DDP.
+    The command first verifies the checksums of the snapshot. The names of the parameters are those of the
+    model without the DDP wrapper.
     """
     if output.suffix not in (".safetensors", ".pt"):
         raise RequestError(f"{output}: the suffix {output.suffix!r} is neither .safetensors nor .pt")

@@ -33,7 +33,11 @@ Examples:
 
 @click.command(epilog=_EXAMPLES, context_settings={"max_content_width": 100, "show_default": True})
 @click.argument("snapshot", type=click.Path(path_type=Path))
-@click.option("--prompt", default="", help="Text to continue; if it is empty, the decoder starts a new file.")
+@click.option(
+    "--prompt",
+    default="",
+    help="Text that the decoder continues. If it is empty, the decoder generates the beginning of a file.",
+)
 @click.option("--num-bytes", type=int, default=400, help="Number of bytes to generate after the prompt.")
 @click.option(
     "--temperature",
@@ -44,10 +48,11 @@ Examples:
 @click.option("--seed", type=int, default=0, help="Random seed; the same seed gives the same text.")
 @click.version_option(__version__, prog_name="ddp-hpc")
 def command(snapshot: Path, prompt: str, num_bytes: int, temperature: float, seed: int) -> None:
-    """Write the prompt and the text that the decoder in SNAPSHOT generates after it to stdout.
+    """Print a prompt and the text with which the decoder in SNAPSHOT continues it.
 
     SNAPSHOT is a directory such as step_00000120, or a directory of snapshots (the newest is used).
-    The decoder must have been trained with `--model decoder` on a file of `python -m data_gen text`.
+    The decoder must have been trained with `--model decoder` on a file that `python -m data_gen text`
+    created.
     """
     if num_bytes < 1:
         raise RequestError(f"--num-bytes must be greater than 0 (got {num_bytes})")

@@ -20,15 +20,18 @@ if TYPE_CHECKING:
     "--only", is_flag=True, help="Cancel only this job, so that the next job of the chain resumes the run."
 )
 @click.option(
-    "--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Run directory of the job.  [detected]"
+    "--run-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Run directory of the job.  [default: detected]",
 )
 @click.argument("job")
 def command(job: str, only: bool, run_dir: Path | None) -> None:
-    """Cancel a job and the jobs that were queued as a chain after it.
+    """Cancel a job and, if it is part of a chain, the jobs that were queued to run after it.
 
-    Prints the IDs of the cancelled jobs, the last job of the chain first. A job script of ddp-hpc saves its
-    state when it is cancelled, and submits no successor. If the job has already ended, the command
-    cancels nothing, reports which job continues the run, and exits with code 0.
+    Prints the IDs of the cancelled jobs, the last job of the chain first. When a job whose script was written
+    by ddp-hpc is cancelled, it saves its state and does not submit another job. If the job has already ended,
+    the command cancels nothing, reports which job continues the run, and exits with code 0.
 
     \b
     Examples:

@@ -43,7 +43,7 @@ _JOB_FILE = click.option(
     "job_file",
     metavar="FILE.toml",
     type=click.Path(path_type=Path),
-    help="TOML file with options for the job.",
+    help="TOML file that contains options of the job.",
 )
 _OPTIONS = {"profile": _click_option("profile"), "job_file": _JOB_FILE}
 _OPTIONS |= {name: _click_option(name) for name in _KINDS if name not in ("profile", "command")}

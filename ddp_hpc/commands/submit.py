@@ -44,10 +44,11 @@ _OVERRIDDEN = "JOB007"
 def command(script: Path | None, dry_run: bool, force: bool, chain: int | None, **options: Any) -> None:
     """Submit a job script, or the script that `ddp-hpc render` would write for the same options.
 
-    Prints only the job ID on stdout. The script is checked with `ddp-hpc lint` first, and is not submitted if
-    there are errors. With SCRIPT, the options --account, --name, --nodes, --qos, --queue and --walltime are
-    passed to sbatch or qsub, where they override the directives; if neither --account nor the script sets an
-    account, DDP_HPC_ACCOUNT is used. Under Slurm, the arguments after -- are those of the script.
+    Standard output contains only the job ID. The command first checks the script with `ddp-hpc lint`, and
+    does not submit it if there are errors. With SCRIPT, the options --account, --name, --nodes, --qos,
+    --queue and --walltime are passed to sbatch or qsub, where they override the directives; if neither
+    --account nor the script sets an account, DDP_HPC_ACCOUNT is used. Under Slurm, the arguments after -- are
+    passed to the script.
 
     \b
     Examples:

@@ -37,7 +37,7 @@ class TrainConfig:
     )
     seed: int = option(
         0,
-        "Seed of all random numbers: synthetic data, initial parameters, order of samples and dropout.",
+        "Random seed for synthetic data, initial parameters, the order of the samples, and dropout.",
         at_least=0,
     )
     optimization: OptimizationConfig = OptimizationConfig()

@@ -36,16 +36,17 @@ class ParallelConfig:
     """
 
     strategy: StrategyName = option(
-        "ddp", "Parallelization strategy (docs/explanation/parallel-strategies.md)."
+        "ddp", "Parallelization strategy; see docs/explanation/parallel-strategies.md."
     )
     mesh: str | None = option(
         None,
-        "Device mesh: number of ranks in each of the dimensions pp, dp, fsdp and tp, instead of --strategy.",
+        "Device mesh, to be used instead of --strategy: the number of ranks in each of the dimensions pp, "
+        "dp, fsdp and tp.",
         metavar="dp=2,tp=2",
     )
     bucket_mib: float | None = option(
         None,
-        "DDP: size of the gradient buckets that are reduced together.",
+        "DDP: size of each bucket of gradients, which are reduced together.",
         above=0,
         metavar="MIB",
         shown_default="25, and 1 for the first",
@@ -61,7 +62,7 @@ class ParallelConfig:
         False, "DDP on GPUs: synchronize the statistics of batch normalization over all ranks."
     )
     devices_per_rank: int = option(
-        1, "DDP: number of devices over which each rank splits its replica.", above=0
+        1, "DDP: number of devices over which each rank splits its replica of the model.", above=0
     )
     cpu_offload: bool = option(False, "FSDP on GPUs: keep parameters in host memory while they are not used.")
     activation_checkpointing: bool = option(

@@ -19,7 +19,8 @@ class SnapshotConfig:
 
     enabled: bool = option(
         True,
-        "Save snapshots in jobs; --no-snapshots disables them, for example for a benchmark.",
+        "Save snapshots if the program runs in a job; --no-snapshots disables this, for example for a "
+        "benchmark.",
         flag="--snapshots",
     )
     directory: Path | None = option(
@@ -35,7 +36,7 @@ class SnapshotConfig:
     )
     every_s: float = option(
         600.0,
-        "Save a snapshot when the last one is older than this number of seconds.",
+        "Save a snapshot when this number of seconds has passed since the last one.",
         flag="--snapshot-every-s",
         above=0,
     )

@@ -37,19 +37,19 @@ class ModelConfig:
 
     name: str = option(
         "transformer",
-        "Model to train: transformer, classifier, linear, decoder, or your own as "
-        "package.module:factory (docs/how-to/own-model.md).",
+        "Model to train: transformer, classifier, linear, decoder, or your own model as "
+        "package.module:factory; see docs/how-to/own-model.md.",
         flag="--model",
     )
     options: tuple[tuple[str, Any], ...] = option(
         (),
-        "Argument for the model's factory, such as layers=6; may be repeated.",
+        "Argument for the function that creates the model, such as layers=6; may be repeated.",
         flag="--model-option",
         read=read_model_option,
         metavar="NAME=VALUE",
         multiple=True,
     )
-    dropout: float = option(0.1, "Dropout probability.", at_least=0, below=1)
+    dropout: float = option(0.1, "Dropout probability of the model.", at_least=0, below=1)
 
     def __post_init__(self) -> None:
         check_ranges(self)
