@@ -134,7 +134,7 @@ def cli(
             if context.get_parameter_source(option) == ParameterSource.COMMANDLINE:
                 raise click.UsageError(
                     f"--{option.replace('_', '-')} before {context.invoked_subcommand} applies only to "
-                    f"synthetic files; put the options of {context.invoked_subcommand} after it"
+                    f"synthetic data; put options for {context.invoked_subcommand} after that word"
                 )
         return
     recipe = Recipe(
