@@ -64,7 +64,7 @@ def command(snapshot: Path, prompt: str, num_bytes: int, temperature: float, see
 
     from ddp_hpc.training.snapshots.snapshot_files import read_named
 
-    # Generating a byte is too little work for several threads, and the text must not depend on their number.
+    # Several threads would not generate a byte faster, and the text must not depend on the number of threads.
     torch.set_num_threads(1)
     model = load_decoder(read_named(snapshot))
     start = os.fsencode(prompt)
@@ -86,7 +86,10 @@ def load_decoder(snapshot: Snapshot) -> Decoder:
 
     name = snapshot.about.get("model")
     if name != "decoder":
-        raise DataError(f"{snapshot.path} contains the model {name}; --model decoder is required")
+        raise DataError(
+            f"{snapshot.path} contains the model {name}, but must contain a decoder; use a "
+            "snapshot of a run with --model decoder"
+        )
     try:
         num_tokens, length = (
             len(snapshot.model[f"embedding.{part}.weight"]) for part in ("tokens", "positions")
@@ -97,12 +100,13 @@ def load_decoder(snapshot: Snapshot) -> Decoder:
         model.load_state_dict(snapshot.model)
     except (KeyError, TypeError, ValueError, SyntaxError, RuntimeError) as error:
         raise DataError(
-            f"{snapshot.path} does not match the decoder of this ddp-hpc; use the version that trained it"
+            f"{snapshot.path} does not match the decoder of this version of ddp-hpc; use the version that "
+            "trained it"
         ) from error
     if num_tokens != _NUM_BYTES:
         raise DataError(
-            f"{snapshot.path} was trained on {num_tokens} different tokens, not on bytes; "
-            "train on a file of `python -m data_gen text`"
+            f"{snapshot.path} was trained on a vocabulary of {num_tokens} tokens, not on bytes; train on a "
+            "file that `python -m data_gen text` created"
         )
     assert isinstance(model, Decoder)
     return model
@@ -123,7 +127,7 @@ def generate(model: Decoder, prompt: bytes, num_bytes: int, temperature: float, 
             scores = model(torch.tensor([text[-model.length :]]))[0, -1].double()  # (256,)
             if not scores.isfinite().all():
                 raise DdpHpcError(
-                    "the model's output is not finite: its training diverged; use an earlier snapshot"
+                    "the model's output is not finite because the training diverged; use an earlier snapshot"
                 )
             if temperature:
                 chances = ((scores - scores.max()) / temperature).softmax(0)

@@ -82,8 +82,7 @@ class ParallelConfig:
         check_ranges(self)
         if self.mesh is not None and self.strategy != "ddp":
             raise RequestError(
-                f"--mesh {self.mesh} already defines how ranks share the training. Remove "
-                f"--strategy {self.strategy}."
+                f"--mesh {self.mesh} already defines the parallelization. Remove --strategy {self.strategy}."
             )
         dimensions = [entry.partition("=")[0].strip() for entry in (self.mesh or "").split(",")]
         used = {self.strategy} if self.mesh is None else {"mesh", *dimensions}
@@ -96,12 +95,12 @@ class ParallelConfig:
                 )
         if self.strategy == "dataparallel" and self.activation_checkpointing:
             raise RequestError(
-                "--strategy dataparallel cannot be used with --activation-checkpointing: each of its copies "
-                "would compute with the first device's parameters. Remove one of them, or use --strategy ddp."
+                "--strategy dataparallel cannot be used with --activation-checkpointing: every replica would "
+                "compute with the parameters of the first device. Remove one of them, or use --strategy ddp."
             )
         if self.static_graph and self.find_unused_parameters:
             raise RequestError(
-                "--static-graph finds unused parameters itself. Remove --find-unused-parameters."
+                "--static-graph already handles unused parameters. Remove --find-unused-parameters."
             )
         if self.sync_batchnorm and self.devices_per_rank > 1:
             raise RequestError("--sync-batchnorm needs one device per rank. Remove --devices-per-rank.")

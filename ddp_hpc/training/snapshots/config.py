@@ -45,4 +45,6 @@ class SnapshotConfig:
     def __post_init__(self) -> None:
         check_ranges(self)
         if not self.enabled and (self.directory or self.every_steps):
-            raise RequestError("--no-snapshots saves nothing. Remove the other snapshot options.")
+            raise RequestError(
+                "--no-snapshots cannot be combined with other snapshot options. Remove those options."
+            )
