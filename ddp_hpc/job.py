@@ -101,7 +101,9 @@ def cli(command: tuple[str, ...], **options: Any) -> int:
       exec python -m ddp_hpc.job --scheduler slurm --script "$0" -- srun --ntasks=8 python -m ddp_hpc.train
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
     if not command:
-        raise RequestError("no launch line was given; use: python -m ddp_hpc.job ... -- srun python train.py")
+        raise RequestError(
+            "no launch command was given; use: python -m ddp_hpc.job ... -- srun python train.py"
+        )
     return supervise(list(command), _settings(options, command), os.environ)
 
 

@@ -25,7 +25,7 @@ _json_option = click.option(
 
 
 class _RankCommand(click.Command):
-    """A command that all ranks run with the same arguments; only rank 0 prints errors in them."""
+    """A command that all ranks run with the same arguments; only rank 0 prints errors in these arguments."""
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
         with _errors_on_rank_0():
@@ -75,7 +75,7 @@ def command() -> None:
               help="Duration of each measurement round in seconds.")  # fmt: skip
 @click.option("--cold", is_flag=True, help="Try to drop the files from the page cache before each round.")
 @click.option("--dir", "directory", type=click.Path(path_type=Path, exists=True, file_okay=False),
-              help="Directory in which to create the data files.  [default: a temporary directory]")  # fmt: skip
+              help="Directory for new data files.  [default: a temporary directory]")  # fmt: skip
 @click.option("--data", type=_PATH, metavar="FILE", help="Read this file instead of synthetic data.")
 @click.option("--src-key", default="src", metavar="KEY", help="Name of the array src in the file of --data.")
 @click.option("--tgt-key", default="tgt", metavar="KEY", help="Name of the array tgt in the file of --data.")

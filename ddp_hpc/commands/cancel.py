@@ -46,7 +46,8 @@ def command(job: str, only: bool, run_dir: Path | None) -> None:
         click.echo(_ended(seen.job_id, seen.job), err=True)
     else:
         jobs = [seen.job, *([] if only else rest_of_chain(seen))]
-    # The last job is cancelled first, since a job starts as soon as its predecessor is cancelled.
+    # The last job is cancelled first, because the next job in the chain starts as soon as the previous one is
+    # cancelled.
     refusals = [refusal for one in reversed(jobs) if (refusal := _record_and_cancel(one, seen.run_dir))]
     if not only:
         _name_successor(seen, jobs)
@@ -59,7 +60,8 @@ def command(job: str, only: bool, run_dir: Path | None) -> None:
 def _record_and_cancel(job: JobState, run_dir: str) -> str:
     """Cancel a job and record that in its run directory; return an error message, empty on success.
 
-    Without the record, the job script would submit a successor, since the signal is the same at the walltime.
+    Without this record, the job script would submit a successor, because it receives the same signal at the
+    end of the walltime.
     """
     from ddp_hpc.jobs.submission_ledger import forget_cancelled, record_cancelled
 

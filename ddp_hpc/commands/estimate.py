@@ -197,9 +197,9 @@ def command(
     if profile:
         of_profile = _node_of(profile, bool(gpu_memory_bytes), bool(gpus_per_node or not host_memory_bytes))
         gpus_per_node, gpu_memory_bytes = gpus_per_node or of_profile[0], gpu_memory_bytes or of_profile[1]
-    gpus_per_node = 1 if gpus_per_node is None else gpus_per_node  # 0: the nodes of the site differ
+    gpus_per_node = 1 if gpus_per_node is None else gpus_per_node  # 0 if the nodes of the site differ
     if host_memory_bytes and not gpu_memory_bytes:
-        raise RequestError("--host-memory-gib requires --gpu-memory-gib. Give both.")
+        raise RequestError("--host-memory-gib requires --gpu-memory-gib. Give both options.")
     machine = None
     if gpu_memory_bytes:
         machine = Machine(
@@ -234,7 +234,7 @@ def _node_of(profile: str, memory_is_given: bool, devices_are_optional: bool) ->
     site = load_site(profile)
     if not (memory_is_given or site.node.device_memory_gib):
         raise RequestError(
-            f"profile {profile} does not define the memory of the GPUs of {site.title}. Use --gpu-memory-gib."
+            f"profile {profile} does not define the memory per GPU of {site.title}. Use --gpu-memory-gib."
         )
     if not (devices_are_optional or site.node.devices):
         raise RequestError(

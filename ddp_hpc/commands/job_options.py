@@ -93,7 +93,7 @@ def request_of(options: dict[str, Any]) -> tuple[Job, Site]:
     click.echo(f"profile {name}: {why}", err=True)
     site = load_site(name)
     job = make_job(asked, file)
-    # Without a batch system there is no accounting, so DDP_HPC_ACCOUNT is ignored.
+    # Without a scheduler, there is no accounting, so DDP_HPC_ACCOUNT is ignored.
     if scheduler_of_site(site).has_queue:
         job = with_account(job, os.environ.get("DDP_HPC_ACCOUNT", ""))
     _check_bash(job.setup)
@@ -101,7 +101,9 @@ def request_of(options: dict[str, Any]) -> tuple[Job, Site]:
 
 
 def _check_bash(setup: tuple[str, ...]) -> None:
-    """Check the syntax of --setup lines here, as an error would otherwise show only when the job starts."""
+    """Check the syntax of --setup lines here, because an error would otherwise be detected only when the job
+    starts.
+    """
     if not setup:
         return
     from ddp_hpc.lint.bash_syntax import bash_complaint

@@ -78,7 +78,7 @@ def command(
     for package in ("numpy", "msgspec", *(("plotly",) if page_file else ())):
         if find_spec(package) is None:
             raise RequestError(
-                f"report requires {package}, which is not installed; run {install_command('report')}"
+                f"ddp-hpc report requires {package}, which is not installed; run {install_command('report')}"
             )
     from ddp_hpc.trace import compare, merge, page
     from ddp_hpc.trace import outputs as documents

@@ -151,7 +151,7 @@ def node_rank_of(world: World) -> int:
         return world.rank
     raise LaunchError(
         f"{world.launcher} started {world.local_size} tasks on {world.hostname} and does not provide the "
-        "node's index; start one task per node (mpiexec -ppn 1)"
+        f"index of the node; start one task per node (mpiexec -ppn 1)"
     )
 
 

@@ -70,7 +70,9 @@ class ScriptOptions(Protocol):
         ...
 
     def value(self, *flags: str) -> str | None:
-        """Returns the value of the last directive with one of these flags; None without such a directive."""
+        """Returns the value of the last directive with one of these flags; None if there is no such
+        directive.
+        """
         ...
 
     def resources(self) -> Iterator[tuple[DirectiveLine, str, str]]:
@@ -256,7 +258,7 @@ class Scheduler:
     ) -> list[str]:
         """Returns the command line that queues a script.
 
-        `after` is the id of a job that must end first, `variables` has the format `A=1,B=2`.
+        `after` is the ID of a job that must end first, and `variables` has the format `A=1,B=2`.
         """
         raise NotImplementedError
 
@@ -264,12 +266,13 @@ class Scheduler:
         """Returns the options of the submit command that override a script's directives, each with its words.
 
         Raises:
-            RequestError: the scheduler has no such option, or the script does not allow to derive it.
+            RequestError: the scheduler has no such option, or the option cannot be derived from the script.
         """
         for option in vars(asked):
             if getattr(asked, option):
                 raise RequestError(
-                    f"--{option} was given with a script of {self.title}; change the directive in the script"
+                    f"--{option} cannot be used with a script for {self.title}; change the directive in the "
+                    f"script"
                 )
         return []
 
@@ -343,7 +346,7 @@ class Scheduler:
         return last_directive(script, self.queue_flag)
 
     def qos(self, script: ScriptOptions, site: Site | None) -> str:
-        """Returns the QOS that is requested in addition to a queue; empty without one."""
+        """Returns the QOS that is requested in addition to a queue; empty if no QOS is requested."""
         return ""
 
     # Methods for jobs.

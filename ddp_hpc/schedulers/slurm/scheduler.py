@@ -205,8 +205,8 @@ class Slurm(Scheduler):
         text = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES", "")
         if not first_number(text):
             raise RequestError(
-                f"SLURM_JOB_ID is set, but SLURM_JOB_NUM_NODES is {text[:40]!r}; the number of nodes is "
-                "needed. Run ddp-hpc launch in the shell of sbatch or salloc, or unset SLURM_JOB_ID."
+                f"SLURM_JOB_ID is set, but SLURM_JOB_NUM_NODES is {text[:40]!r}; it must be the number of "
+                "nodes. Run ddp-hpc launch in the shell of sbatch or salloc, or unset SLURM_JOB_ID."
             )
         # Every job has SLURM_TASKS_PER_NODE, but it is the number of CPUs if no tasks were requested.
         requested = "SLURM_NTASKS" in environ
