@@ -219,7 +219,8 @@ def _refuse_singletons(launcher: Launcher, reported: LauncherValues, mpi: MpiCom
     ranks = max(reported.world_size or 1, reported.local_size or 1)
     if mpi.size == 1 and ranks > 1:
         source = reported.sources.get("world_size") or reported.sources.get("local_size")
-        # The environment variables of these launchers suffice without MPI, also for the rendezvous.
+        # The environment variables of these launchers are sufficient without MPI, including for the
+        # rendezvous.
         sufficient = launcher.name in ("pals", "slurm", "cray_shasta") and not _needs_mpi(reported)
         without = f"; or do not use MPI: --discovery {launcher.name}" if sufficient else ""
         raise LaunchError(

@@ -143,7 +143,7 @@ def answer(directory: Path, node_rank: int, results: list[Result], wait_s: float
     """
     answered, clock_sent, end_s = "", "", time.monotonic() + wait_s
     while time.monotonic() < end_s:
-        # If the parent directory is writable for others, another user may have created this directory.
+        # If other users can write to the parent directory, another user may have created this directory.
         question = _read(directory / "question") if is_private(directory) else None
         # Before this node has sent its clock, the first node may have removed the directory of an older run.
         if question is None and clock_sent:

@@ -98,7 +98,9 @@ def _transformer_stages(model: nn.Module, num_stages: int) -> list[nn.Module]:
 
 
 class Classifier(nn.Module):
-    """Two convolutions and two dense layers for images (C, H, W) or (H, W); for vectors only the latter."""
+    """Two convolutions and two dense layers for images (C, H, W) or (H, W); only the dense layers for
+    vectors.
+    """
 
     def __init__(self, shape: tuple[int, ...], num_classes: int, dropout: float) -> None:
         super().__init__()

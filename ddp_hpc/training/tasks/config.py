@@ -56,7 +56,7 @@ class ModelConfig:
         if self.name not in MODELS and not self.is_own:
             raise RequestError(
                 f"--model {self.name}: unknown model{nearest(self.name, MODELS)}. Use one of "
-                f"{', '.join(MODELS)}, or package.module:factory for your own."
+                f"{', '.join(MODELS)}, or package.module:factory for your own model."
             )
 
     @property
