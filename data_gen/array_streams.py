@@ -216,7 +216,7 @@ def _npy_header(path: Path, key: str, file: IO[bytes]) -> tuple[tuple[int, ...],
     if is_fortran and len(shape) > 1:
         raise DataError(
             f"{path}: {key} is in Fortran order, so the values of a sample are not contiguous; "
-            "save numpy.ascontiguousarray(array)"
+            "save numpy.ascontiguousarray(array) instead"
         )
     return shape, dtype
 
@@ -233,7 +233,7 @@ def _idx_header(path: Path, _: str, file: IO[bytes]) -> tuple[tuple[int, ...], n
         raise DataError(f"{path} ends inside its header of {4 + 4 * magic[3]} bytes; copy it again")
     shape = struct.unpack(f">{magic[3]}I", sizes)
     if 0 in shape:
-        raise DataError(f"{path} has shape {shape} and thus no values; use another file")
+        raise DataError(f"{path} has shape {shape} and thus contains no values; use another file")
     return shape, np.dtype(IDX_DTYPES[magic[2]]).newbyteorder(">")
 
 

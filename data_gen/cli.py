@@ -44,7 +44,7 @@ _output_option = click.option(
     help="Output file; its suffix selects the format: .h5, .hdf5, .pt or .safetensors.",
 )
 _force_option = click.option("--force", is_flag=True, help="Overwrite the output file if it exists.")
-_seed_option = click.option("--seed", type=int, default=0, help="Seed of the random numbers.")
+_seed_option = click.option("--seed", type=int, default=0, help="Random seed.")
 
 
 def _shape(_: click.Context, __: click.Parameter, text: str) -> tuple[int, ...]:
@@ -83,7 +83,7 @@ def _shape_option(name: str, default: tuple[int, ...]) -> Callable[[Any], Any]:
     "--vocab-size",
     type=int,
     default=_DEFAULT.vocab_size,
-    help="Number of different tokens, for --distribution tokens.",
+    help="Vocabulary size for --distribution tokens.",
 )
 @_seed_option
 @_output_option
@@ -93,7 +93,7 @@ def _shape_option(name: str, default: tuple[int, ...]) -> Callable[[Any], Any]:
     "timeout_s",
     type=click.FloatRange(min=1.0),
     default=_TIMEOUT_S,
-    help="Seconds to wait for the other ranks, if several ranks write the file together.",
+    help="Time in seconds to wait for the other ranks if several ranks write the file together.",
 )
 @click.version_option(__version__, prog_name="data_gen")
 @click.pass_context
@@ -110,11 +110,10 @@ def cli(
     force: bool,
     timeout_s: float,
 ) -> None:
-    """Write a data file for training. Without a command, the data is synthetic.
+    """Write a data file for training. If no command is given, the file contains synthetic data.
 
-    An existing file with the same contents is reused. Any other existing file is an
-    error unless --force is given. The path of the file is printed on stdout, everything
-    else on stderr.
+    An existing file with the same contents is reused. If any other file exists, the program ends with an
+    error, unless --force is given. The path of the file is printed to stdout, and everything else to stderr.
 
     \b
     python -m data_gen
@@ -135,7 +134,7 @@ def cli(
             if context.get_parameter_source(option) == ParameterSource.COMMANDLINE:
                 raise click.UsageError(
                     f"--{option.replace('_', '-')} before {context.invoked_subcommand} applies only to "
-                    f"synthetic files; put the options of {context.invoked_subcommand} after it"
+                    f"synthetic data; put options for {context.invoked_subcommand} after that word"
                 )
         return
     recipe = Recipe(
@@ -162,7 +161,8 @@ def cli(
 @_output_option
 @_force_option
 def digits(seed: int, output: Path | None, force: bool) -> None:
-    """Write scikit-learn's handwritten digits: 1,797 images of 8 x 8 pixels, a fifth of them for testing.
+    """Write the handwritten digits of scikit-learn: 1,797 images of 8 x 8 pixels, one fifth of them for
+    testing.
 
     \b
     python -m data_gen digits                           data/digits.h5
@@ -197,7 +197,7 @@ def idx(
     output: Path | None,
     force: bool,
 ) -> None:
-    """Convert IMAGES and LABELS in the IDX format of MNIST and similar sets, plain or gzipped.
+    """Convert IMAGES and LABELS from the IDX format of MNIST and similar data sets, uncompressed or gzipped.
 
     \b
     python -m data_gen idx train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz \\
@@ -234,7 +234,7 @@ def idx(
     help="Suffix of the files to read in directories; may be repeated.",
 )
 @click.option(
-    "--exclude", multiple=True, metavar="NAME", help="Skip subdirectories of this name; may be repeated."
+    "--exclude", multiple=True, metavar="NAME", help="Skip subdirectories with this name; may be repeated."
 )
 @_output_option
 @_force_option
@@ -247,11 +247,11 @@ def text(
     output: Path | None,
     force: bool,
 ) -> None:
-    """Convert text files, or the text files in directories, to bytes for --model decoder.
+    """Convert text files, or all text files in directories, to samples of bytes for --model decoder.
 
-    src is a window of --length bytes, and tgt is the same window shifted by one byte. The files are
-    sorted by path, and a zero byte marks the end of each. The test samples are ten separate sections of
-    the text, which share no byte with the training samples.
+    src is a window of --length bytes, and tgt is the same window shifted by one byte. The files are sorted by
+    path, and a zero byte marks the end of each file. The test samples are ten separate sections of the text,
+    which share no byte with the training samples.
 
     \b
     python -m data_gen text book.txt                            data/text.h5
@@ -300,12 +300,11 @@ def convert(
 ) -> None:
     """Convert between HDF5, .pt, .safetensors, .npz, .npy and IDX files of any size.
 
-    INPUT is one file with both arrays (.h5, .hdf5, .pt, .safetensors or .npz), or two files
-    with one array each (.npy or IDX, plain or gzipped), src first. The suffix of OUTPUT
-    selects the format. Files in .npy and .idx format store one array each, so x.npy is
-    written as x.src.npy and x.tgt.npy. A test split is preserved. The attributes num_classes
-    and source are preserved except in .npy and .idx files, which cannot store them. Values
-    are not scaled; use the command idx to scale images.
+    INPUT is one file with both arrays (.h5, .hdf5, .pt, .safetensors or .npz), or two files with one array
+    each (.npy or IDX, uncompressed or gzipped), src first. The suffix of OUTPUT selects the format. Files in
+    .npy and .idx format store one array each, so x.npy is written as x.src.npy and x.tgt.npy. A test split is
+    preserved. The attributes num_classes and source are preserved except in .npy and .idx files, which cannot
+    store them. Values are not scaled; use the command idx to scale images.
 
     \b
     python -m data_gen convert images.npy labels.npy train.h5

@@ -73,10 +73,10 @@ def convert(
     test split is always preserved. `dtype` is one of `FLOATS` and applies to
     floating-point arrays only.
 
-    An existing file made from the same inputs is reused. Any other existing file is an
-    error unless `force` is set, including all .npy and .idx files, which do not record
-    their inputs. Inputs are identified by real path, inode, size and modification time,
-    which requires no second pass over the data and is the same on every node.
+    An existing file made from the same inputs is reused. Unless `force` is set, any other existing file is an
+    error. This includes all .npy and .idx files, because they do not record their inputs. Inputs are
+    identified by real path, inode, size and modification time, which requires no second pass over the data
+    and is the same on every node.
 
     Raises:
         DataError: an input is missing or damaged, or its arrays differ in length.
@@ -141,9 +141,7 @@ def _check_number(inputs: Sequence[Path]) -> None:
     both = (*h5_layout.SUFFIXES, NPZ_SUFFIX)
     alone = [path for path in inputs if path.suffix.lower() in both]
     if len(inputs) == 2 and alone:
-        raise RequestError(
-            f"{alone[0]} is in a format with both arrays, so there must be no other input; pass it alone"
-        )
+        raise RequestError(f"{alone[0]} is in a format that contains both arrays; pass it as the only input")
     if len(inputs) == 1 and not alone:
         raise RequestError(
             f"{inputs[0]} contains only one array. Pass two .npy or IDX files, src first, "
@@ -151,7 +149,7 @@ def _check_number(inputs: Sequence[Path]) -> None:
         )
     if len(inputs) not in (1, 2):
         raise RequestError(
-            f"got {len(inputs)} inputs; pass one file with both arrays or two files with one each"
+            f"got {len(inputs)} inputs; pass one file with both arrays, or two files with one array each"
         )
 
 
@@ -173,7 +171,7 @@ def _refuse_own_input(inputs: Sequence[Path], paths: Sequence[Path]) -> None:
             with suppress(OSError):
                 if path.samefile(own):
                     raise RequestError(
-                        f"the output {path} is the same file as the input {own}; choose another"
+                        f"the output {path} is the same file as the input {own}; choose another output file"
                     )
 
 

@@ -30,7 +30,7 @@ def write_digits(
     """Writes src (N, 1, 8, 8) float32 in [0, 1] and tgt (N,) int64, with a fifth of each class in `test/`.
 
     Raises:
-        RequestError: scikit-learn is not installed, or for the same reasons as in `data_gen.generate`.
+        RequestError: scikit-learn is not installed, or `data_gen.generate` would raise it for this output.
         DdpHpcError: writing failed; no partial file is left.
     """
     images, labels = _load()

@@ -108,7 +108,8 @@ def lay_out(path: Path, suffix: str, contents: Contents) -> dict[str, int]:
     marks: dict[str, int | str] = {
         h5_layout.ATTR_FORMAT_VERSION: h5_layout.FORMAT_VERSION,
         h5_layout.ATTR_GENERATOR: f"ddp-hpc data_gen {__version__}",
-        # Only the date, so that all files of one recipe written on the same day are byte-identical.
+        # The time of day is omitted, so that files that are written from the same recipe on the same day are
+        # identical.
         h5_layout.ATTR_CREATED: datetime.now(UTC).date().isoformat(),
         h5_layout.ATTR_RECIPE: canonical_json(contents.recipe),
         h5_layout.ATTR_FINGERPRINT: fingerprint(contents.recipe),

@@ -39,12 +39,14 @@ def convert_idx(
 
     Raises:
         DataError: an IDX file is damaged or does not match the others.
-        RequestError: for the same reasons as in `data_gen.generate`.
+        RequestError: `data_gen.generate` would raise it for this output.
         DdpHpcError: writing failed; no partial file is left.
     """
     streams = dict(zip((h5_layout.SRC, h5_layout.TGT), _pair(images, labels), strict=True))
     if (test_images is None) != (test_labels is None):
-        raise DataError("a test set requires both --test-images and --test-labels; pass both or neither")
+        raise DataError(
+            "a test set requires both --test-images and --test-labels; give both options or neither"
+        )
     if test_images is not None and test_labels is not None:
         test = _pair(test_images, test_labels)
         size, test_size = streams[h5_layout.SRC].info.shape, test[0].info.shape

@@ -48,7 +48,7 @@ class LimitedComm:
 
 @contextmanager
 def connected_ranks(timeout_s: float) -> Iterator[Comm]:
-    """Connects all ranks of this launch; each wait for other ranks is limited to `timeout_s`.
+    """Connects all ranks of this launch; a rank waits for other ranks for at most `timeout_s` at a time.
 
     Collective if several ranks were started. If an error occurs on this rank only, the other ranks are
     terminated too.
@@ -85,7 +85,8 @@ def _join(environ: Environ, timeout_s: float) -> Comm:
         return SingleComm()
     prefix = f"[rank {peek_rank(environ)} {short_hostname()}] "
     try:
-        # A single rank needs no MPI. If the launcher does not provide the size, there may be several.
+        # A single rank needs no MPI. If the launcher does not provide the world size, there may be several
+        # ranks.
         if read_launcher_values(launchers[0], environ).world_size == 1:
             return SingleComm()
         with time_limit(timeout_s, prefix) as watchdog:

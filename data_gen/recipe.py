@@ -94,8 +94,8 @@ class Recipe:
         if not is_tokens:
             if self.vocab_size != type(self).vocab_size:
                 raise RequestError(
-                    f"vocab_size {self.vocab_size} applies only to tokens, but the distribution is "
-                    f"{self.distribution}; omit it or use --distribution tokens"
+                    f"vocab_size {self.vocab_size} applies only to the distribution tokens, not to "
+                    f"{self.distribution}; omit it, or use --distribution tokens"
                 )
             return
         most = min(MAX_VOCAB, 2 ** (8 * _INTEGERS[self.dtype] - (self.dtype != "uint8")))
@@ -106,7 +106,8 @@ class Recipe:
         if self.tgt_shape != self.src_shape:
             src, tgt = (",".join(map(str, shape)) for shape in (self.src_shape, self.tgt_shape))
             raise RequestError(
-                f"tgt_shape {tgt} differs from src_shape {src}; for tokens, the two shapes must be equal"
+                f"tgt_shape {tgt} differs from src_shape {src}; for --distribution tokens, the two shapes "
+                "must be equal"
             )
 
     @property

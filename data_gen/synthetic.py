@@ -24,8 +24,8 @@ from ddp_hpc.discovery.comm import Comm, SingleComm
 from ddp_hpc.h5_layout import ATTR_NUM_CLASSES, ATTR_SEED, BFLOAT16, SRC, TGT
 
 _BLOCK_BYTES = 32 * 1024 * 1024
-# Number of elements that one NumPy call generates. They fit into the cache of a core, and Python handles
-# signals between two calls.
+# Number of elements that one NumPy call generates. These elements fit into the cache of a core, and Python
+# handles signals between two calls.
 _BUFFER_ELEMENTS = 512 * 1024
 
 # The first elements of the spawn keys. Changing them would change the data of every recipe.
@@ -125,7 +125,9 @@ def _stream(recipe: Recipe, *spawn_key: int) -> np.random.Generator:
 
 
 def _draw_uniform(stream: np.random.Generator, out: NDArray[Any], dtype: str) -> None:
-    """Fills `out` (float32 or float64) with values in [0, 1) that remain below 1 if converted to `dtype`."""
+    """Fills `out` (float32 or float64) with values in [0, 1) that are still less than 1 after conversion to
+    `dtype`.
+    """
     stream.random(dtype=out.dtype, out=out)
     if steps := _STEPS.get(dtype):
         out *= steps
@@ -191,8 +193,8 @@ def _tokens(recipe: Recipe, blocks: range) -> Iterator[Chunk]:
         end = stop * per_sample
         for first in range(start * per_sample, end, _BUFFER_ELEMENTS):
             num = min(_BUFFER_ELEMENTS, end - first)
-            # 32-bit numbers are drawn for every dtype. For smaller ones, NumPy keeps unused bits for the next
-            # call, so the data would depend on the sizes of the calls.
+            # 32-bit numbers are drawn for every dtype. For smaller types, NumPy keeps unused bits for the
+            # next call, so the data would depend on the size of each call.
             src = src_stream.integers(0, vocab, num, dtype=np.uint32)
             # The numbers are below 10 * vocab_size. The tenth of them that are valid tokens replace targets.
             noise = noise_stream.integers(0, _NOISE_SHARE * recipe.vocab_size, num, dtype=np.uint32)

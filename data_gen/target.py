@@ -16,8 +16,8 @@ from ddp_hpc.units import format_bytes
 
 # A generous limit for the metadata that HDF5, zip and safetensors add to the arrays.
 _OVERHEAD_BYTES = 64 * 1024
-# An error quotes at most this number of characters per value, and this number of differences, of the recipe
-# in an existing file, which may contain anything.
+# Limits for error messages, which quote the recipe of an existing file: the maximum number of characters per
+# value, and the maximum number of differences.
 _MAX_SHOWN, _MAX_DIFFERENCES = 100, 8
 
 
@@ -44,7 +44,7 @@ class Target:
         """Raises RequestError if the path is a directory or a device, or if it cannot be accessed."""
         try:
             if self.file.is_dir():
-                raise RequestError(f"{self.path} is a directory; a file name is required")
+                raise RequestError(f"{self.path} is a directory; give the name of a file")
             if self.file.exists() and not self.file.is_file():
                 raise RequestError(f"{self.path} is not a regular file; choose another name")
         except OSError as error:

@@ -57,7 +57,7 @@ def write_text(
 
     Raises:
         DataError: an input is missing, empty or unreadable, or the text is shorter than a sample.
-        RequestError: an argument is out of range, or for the same reasons as in `data_gen.generate`.
+        RequestError: an argument is out of range, or `data_gen.generate` would raise it for this output.
         DdpHpcError: writing failed; no partial file is left.
     """
     if length < 1:
@@ -143,13 +143,13 @@ def find_files(inputs: Sequence[Path], suffixes: Sequence[str], exclude: Sequenc
     for path in inputs:
         if not os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises without permission
             if not check_regular(path).st_size:
-                raise DataError(f"{path} is empty; omit it")
+                raise DataError(f"{path} is empty; omit this file")
             found.add(os.path.realpath(path))
         elif files := _in_directory(path, suffixes, exclude):
             found |= {os.path.realpath(file) for file in files if check_regular(file).st_size}
         else:
             raise DataError(
-                f"{path} contains no files with the suffix {' or '.join(suffixes)}; omit it or set --suffix"
+                f"{path} contains no files with the suffix {' or '.join(suffixes)}; omit it, or set --suffix"
             )
     return [Path(name) for name in sorted(found)]
 
@@ -157,7 +157,8 @@ def find_files(inputs: Sequence[Path], suffixes: Sequence[str], exclude: Sequenc
 def _in_directory(directory: Path, suffixes: Sequence[str], exclude: Sequence[str]) -> list[Path]:
     def refuse(error: OSError) -> None:
         raise DataError(
-            f"{error.filename} cannot be read: {error.strerror}; change its permissions or --exclude it"
+            f"{error.filename} cannot be read: {error.strerror}; change its permissions, or exclude it with "
+            "--exclude"
         )
 
     files = []
@@ -190,7 +191,7 @@ def _stream(files: Sequence[Path], digest: hashlib._Hash) -> Iterator[bytes]:
                     yield chunk
         except OSError as error:
             raise DataError(
-                f"{path} cannot be read: {error.strerror}; change its permissions or omit it"
+                f"{path} cannot be read: {error.strerror}; change its permissions, or omit it"
             ) from None
         digest.update(END_OF_FILE)
         yield END_OF_FILE

@@ -209,7 +209,7 @@ def _finish(targets: Sequence[Target], partials: Sequence[_Partial]) -> tuple[bo
                 os.pwrite(file.fileno(), partial.head, 0)
                 seal(partial.path, target.suffix, target.contents)
                 os.fsync(file.fileno())
-        # Another process may complete the same file at any time. If it does so after this check,
+        # Another process may create the same file at any time. If it does so after this check,
         # `move_into_place` raises FileExistsError.
         reused = reused or any(target.exists() for target in targets)
         for target, partial in zip(targets, [] if reused else partials, strict=False):
@@ -242,7 +242,8 @@ def _fill(
         while len(pending) > most_pending:
             done_bytes += pending.popleft().result()
             if progress is not None:
-                # Only rank 0 reports progress, and no rank writes more: the estimate may be slightly high.
+                # Only rank 0 reports progress. No other rank writes more than rank 0, so the estimate may be
+                # slightly too high.
                 progress(min(done_bytes * comm.size, total_bytes), total_bytes)
 
     where = "" if comm.size == 1 else f" by rank {comm.rank} on {socket.gethostname()}"

@@ -1,6 +1,7 @@
 """PyTorch jobs on PBS and Slurm machines. Importing this package loads no other module."""
 
-# Type checkers treat this name as true. Importing it from `typing` would make this package slower to import.
+# Type checkers assume that this name is true. Importing it from `typing` would make this package slower to
+# import.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddp_hpc.errors import DdpHpcError, RequestError

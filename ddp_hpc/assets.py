@@ -27,8 +27,7 @@ def asset_directory(name: str) -> Path:
         if beside.is_dir():
             return beside
     raise DdpHpcError(
-        f"the directory {name}/ was found neither in {in_wheel.parent} nor in a checkout at {checkout}; "
-        "reinstall ddp-hpc from its checkout or wheel"
+        f"the directory {name}/ was not found in {in_wheel.parent} or in {checkout}; reinstall ddp-hpc"
     )
 
 

@@ -16,7 +16,8 @@ EXIT_INTERRUPTED = 130
 
 
 class DdpHpcError(Exception):
-    """Base class of this package's errors. Raised itself, it is a failure after work has begun: exit code 1.
+    """Base class of this package's errors. The base class itself is raised for failures after work has begun:
+    exit code 1.
 
     `on_all_ranks` is true if every rank raises the error, so that no rank waits for another one.
     """

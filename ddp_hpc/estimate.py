@@ -1,4 +1,4 @@
-"""Estimate the memory per rank that training a Transformer takes.
+"""Estimate how much memory each rank needs to train a Transformer.
 
 The sizes of parameters, gradients and optimizer states are exact: the number of elements times the bytes per
 element. All other sizes are estimates. The states are those of ZeRO (arXiv:1910.02054, section 3). The
@@ -106,7 +106,8 @@ class Training:
             )
         if self.attention == "stored" and not self.heads:
             raise RequestError(
-                "--attention stored requires --heads, as the seq x seq scores of each head are kept"
+                "--attention stored requires --heads, because the seq x seq attention scores of each head "
+                "are kept; give --heads"
             )
 
     @property
@@ -190,7 +191,7 @@ def activation_bytes(training: Training) -> int:
     """Return the bytes of the activations kept for the backward pass.
 
     These are the activations of all layers or, with checkpointing, the inputs of all layers and the
-    activations of one.
+    activations of one layer.
     """
     layer = layer_activation_bytes(training)
     if not training.checkpointing:

@@ -53,18 +53,24 @@ def replace_process(program: list[str], environ: dict[str, str]) -> NoReturn:
         raise RequestError("no program was given; use: ddp-hpc exec -- python train.py")
     path = shutil.which(program[0], path=environ.get("PATH", os.defpath))
     if path is None:
-        raise RequestError(f"{program[0]} was not found; use a program on the PATH, or its path")
+        raise RequestError(
+            f"{program[0]} was not found; give the name of a program on the PATH, or the path of a program"
+        )
     given = torchrun_variables(environ, _warn_if_no_process_group)
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # ignored by Python and inherited by programs
         signal.signal(ignored, signal.SIG_DFL)
     try:
         os.execve(path, program, {**environ, **given})  # noqa: S606 - an argv list
     except OSError as error:
-        raise RequestError(f"cannot start {path} ({error.strerror}); check the file") from None
+        raise RequestError(
+            f"cannot start {path} ({error.strerror}); check that the file is an executable program"
+        ) from None
 
 
 def _warn_if_no_process_group(world: World, port: int) -> None:
-    """Starts a process on rank 0 that prints a warning if its program opens no port for other ranks."""
+    """Starts a process on rank 0 that prints a warning if the program of this rank does not open a port for
+    the other ranks.
+    """
     if world.rank:
         return
     sys.stderr.flush()

@@ -37,14 +37,20 @@ def command(snapshot: Path, output: Path, force: bool) -> None:
     """Write the model of SNAPSHOT to OUTPUT, which ends in .safetensors or .pt.
 
     SNAPSHOT is a directory such as step_00000120, or a directory of snapshots (the newest is used).
-    Its checksums are verified first. Parameter names are those of the model without DDP.
+    The command first verifies the checksums of the snapshot. The names of the parameters are those of the
+    model without the DDP wrapper.
     """
     if output.suffix not in (".safetensors", ".pt"):
-        raise RequestError(f"{output}: the suffix {output.suffix!r} is neither .safetensors nor .pt")
+        raise RequestError(
+            f"{output}: the suffix {output.suffix!r} is not supported; use .safetensors or .pt"
+        )
     if output.exists() and not force:
         raise RequestError(f"{output} already exists; choose another file, or use --force")
     if output.is_dir() or not output.absolute().parent.is_dir():
-        raise RequestError(f"{output} is a directory, or is in a directory that does not exist; give a file")
+        raise RequestError(
+            f"{output} is a directory, or is in a directory that does not exist; give a file "
+            "name in an existing directory"
+        )
     import safetensors.torch
 
     from ddp_hpc.training.snapshots.snapshot_files import read_named
@@ -56,7 +62,8 @@ def command(snapshot: Path, output: Path, force: bool) -> None:
             if output.suffix == ".pt":
                 _write_pt(read, partial)
             else:
-                # The tensors are written from memory: a running job may have removed the snapshot by now.
+                # The tensors are written from memory, because a running job may have removed the snapshot in
+                # the meantime.
                 partial.write_bytes(safetensors.torch.save(read.model))
             move_into_place(partial, output, replace=force)
     except OSError as error:
@@ -70,7 +77,7 @@ def _write_pt(read: Snapshot, path: Path) -> None:
 
     try:
         torch.save(read.model, path)
-    except RuntimeError as error:  # torch, if the disk is full
+    except RuntimeError as error:  # torch raises RuntimeError if the disk is full
         raise OSError(str(error).splitlines()[0]) from error
 
 

@@ -14,8 +14,8 @@ _CHECKOUT = Path(__file__).resolve().parents[1]
 def install_command(extra: str) -> str:
     """Returns the command that installs the packages of an extra of ddp-hpc, such as `train`.
 
-    The command names the packages, since no package index has ddp-hpc itself: `pip install 'ddp-hpc[train]'`
-    would fail.
+    The command lists the packages, because ddp-hpc is not in any package index: `pip install
+    'ddp-hpc[train]'` would fail.
     """
     project = _CHECKOUT / "pyproject.toml"
     text = project.read_text(encoding="utf-8") if project.is_file() else ""

@@ -24,46 +24,48 @@ from ddp_hpc.units import parse_walltime_s
     "--scheduler",
     type=click.Choice(tuple(SCHEDULERS)),
     required=True,
-    help="The scheduler of this job.",
+    help="Scheduler of this job.",
 )
 @click.option(
     "--script",
     type=click.Path(path_type=Path),
     required=True,
-    help='The job script, "$0" in the script. Its copy in the run directory resumes the run.',
+    help='Path of the job script, written as "$0" in the script. A copy in the run directory is used to '
+    "resume the run.",
 )
 @click.option(
     "--num-arguments",
     type=click.IntRange(0),
     default=0,
     metavar="N",
-    help='Number of arguments of the script, "$#" in the script. They are the last words of COMMAND.',
+    help='Number of arguments of the script, written as "$#" in the script. These arguments are the last '
+    "ones of COMMAND.",
 )
 @click.option(
     "--walltime",
     metavar="HH:MM:SS",
-    help="The walltime, which is used if the scheduler does not report one.",
+    help="Walltime of the job, used if the scheduler does not report one.",
 )
 @click.option(
     "--max-attempts",
     type=click.IntRange(1, 1000),
     default=DEFAULT_MAX_ATTEMPTS,
     show_default=True,
-    help="Maximum number of jobs that continue one run.",
+    help="Maximum number of attempts (jobs and requeues) per run.",
 )
 @click.option(
     "--local-dir",
     default=DEFAULT_LOCAL_FOLDER,
     show_default=True,
-    help="Directory on the node for the kernels that Triton and torch.compile generate.",
+    help="Local directory on each node for the kernels that Triton and torch.compile generate.",
 )
 @click.option(
     "--requeue",
     type=click.Choice(REQUEUE_POLICIES),
     default=REQUEUE_POLICIES[0],
     show_default=True,
-    help="When another job resumes the run of a program that has recorded a checkpoint: after exit code 75, "
-    "or also after the signal of --signal.",
+    help="When to resume a run that has recorded a checkpoint: only after exit code 75, or also after the "
+    "signal set with --signal.",
 )
 @click.option(
     "--signal",
@@ -72,32 +74,36 @@ from ddp_hpc.units import parse_walltime_s
     default=DEFAULT_SIGNAL,
     show_default=True,
     help="With --requeue on-signal: the signal that the ranks receive before the end of the walltime, and "
-    "how long before it.",
+    "the number of seconds before it.",
 )
 @click.option(
     "--progress",
     multiple=True,
     metavar="PATTERN",
-    help="Files or directories of checkpoints, whose modification shows the progress of the program. May be "
+    help="File or directory of checkpoints; when it is modified, the program has made progress. May be "
     "repeated.",
 )
-@click.option("--no-submit", is_flag=True, help="Compute nodes cannot submit jobs at this site.")
-@click.option("--submit-line", default="", metavar="COMMAND", help="The command that submits a job script.")
+@click.option("--no-submit", is_flag=True, help="At this site, compute nodes cannot submit jobs.")
+@click.option("--submit-line", default="", metavar="COMMAND", help="Command that submits a job script.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def cli(command: tuple[str, ...], **options: Any) -> int:
-    """Start COMMAND, a launcher with a program, and end the job as the run requires.
+    """Start COMMAND, which is a launcher and a program, and requeue the job or submit a successor if
+    necessary.
 
-    The job scripts of `ddp-hpc render` end with this command. It sets the variables of the ranks that are
-    known only in the running job, such as DDP_HPC_DEADLINE, selects the machine's mpiexec, forwards signals
-    to the ranks, and requeues the job or submits a successor if the run is not complete. A program requests
-    that with exit code 75, after it has saved a checkpoint and touched the file DDP_HPC_PROGRESS_FILE.
+    The job scripts of `ddp-hpc render` end with this command. It sets the variables whose values are known
+    only in the running job, such as DDP_HPC_DEADLINE, selects the machine's mpiexec, forwards signals to the
+    ranks, and requeues the job or submits a successor if the run is not complete. To request this, a program
+    saves a checkpoint, updates the modification time of the file DDP_HPC_PROGRESS_FILE, and exits with code
+    75.
 
     \b
     Example, the last line of a Slurm script:
       exec python -m ddp_hpc.job --scheduler slurm --script "$0" -- srun --ntasks=8 python -m ddp_hpc.train
     """  # noqa: D301 - a true \b keeps click from rewrapping the lines
     if not command:
-        raise RequestError("no launch line was given; use: python -m ddp_hpc.job ... -- srun python train.py")
+        raise RequestError(
+            "no launch command was given; use: python -m ddp_hpc.job ... -- srun python train.py"
+        )
     return supervise(list(command), _settings(options, command), os.environ)
 
 

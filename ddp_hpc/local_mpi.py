@@ -126,7 +126,7 @@ def choose_mpiexec(wanted: str | None) -> tuple[Path, dict[str, str], str]:
             f"{wanted} is not an executable program; specify an mpiexec: make MPIEXEC=/path/to/mpiexec"
         )
     if site is not None and is_pbs_mpiexec(ask_version(str(site), _VERSION_S)[1]):
-        raise RequestError(f"{site} is PBS's own mpiexec, not an MPI launcher; specify another one")
+        raise RequestError(f"{site} is PBS's own mpiexec, not an MPI launcher; specify another mpiexec")
     if site is not None and (own is None or site.resolve() != own.resolve()):
         library = libmpi_of(site)
         if library is not None:

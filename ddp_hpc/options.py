@@ -208,7 +208,7 @@ def read_directory(flag: str, text: str) -> Path:
         RequestError: the argument is empty, which would mean the current directory.
     """
     if not text:
-        raise RequestError(f"{flag} is empty; give a directory, or check the variable that was used")
+        raise RequestError(f"{flag} is empty; give a directory, and check any shell variable in the argument")
     return Path(text)
 
 

@@ -146,8 +146,8 @@ def process_home() -> str:
 def process_started(pid: int) -> str:
     """Returns the start time of a process, which distinguishes it from a later one with the same id.
 
-    It is empty if the process has ended. A process that has received SIGKILL counts as ended: it writes
-    nothing any more, although its id exists until its memory is freed and its parent has waited for it.
+    It is empty if the process has ended. A process that has received SIGKILL counts as ended: it no longer
+    writes anything, although its ID exists until its memory has been freed and its parent has waited for it.
     """
     fields = process_stat(pid)
     if not fields or _is_killed(pid):

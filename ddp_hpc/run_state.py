@@ -51,15 +51,17 @@ def read_state(directory: Path) -> RunState | None:
     if words[:1] == [_REQUEUE_IN_0_1]:
         words[0] = "requeue"
     if len(words) < 2 or words[0] not in STATES or not _STEP.fullmatch(words[1]):
-        raise DdpHpcError(f"{path}: is not `STATE STEP REASON`; remove it, or use another run directory")
+        raise DdpHpcError(
+            f"{path}: is not in the format `STATE STEP REASON`; remove it, or use another run directory"
+        )
     return RunState(words[0], int(words[1]), words[2].strip() if len(words) > 2 else "")
 
 
 def write_refused(directory: Path, environ: Mapping[str, str]) -> None:
     """Writes the file `refused`, which tells the job script that its ranks stopped before training.
 
-    The script then ignores `state`, which another job may have written. The exit code does not show this,
-    since torchrun, for example, returns 1 for every failure.
+    The script then ignores `state`, which another job may have written. The exit code is not sufficient for
+    this purpose, since torchrun, for example, returns 1 for every failure.
 
     Raises:
         DdpHpcError: the file cannot be written.

@@ -33,7 +33,11 @@ Examples:
 
 @click.command(epilog=_EXAMPLES, context_settings={"max_content_width": 100, "show_default": True})
 @click.argument("snapshot", type=click.Path(path_type=Path))
-@click.option("--prompt", default="", help="Text to continue; if it is empty, the decoder starts a new file.")
+@click.option(
+    "--prompt",
+    default="",
+    help="Text that the decoder continues. If it is empty, the decoder generates the beginning of a file.",
+)
 @click.option("--num-bytes", type=int, default=400, help="Number of bytes to generate after the prompt.")
 @click.option(
     "--temperature",
@@ -44,10 +48,11 @@ Examples:
 @click.option("--seed", type=int, default=0, help="Random seed; the same seed gives the same text.")
 @click.version_option(__version__, prog_name="ddp-hpc")
 def command(snapshot: Path, prompt: str, num_bytes: int, temperature: float, seed: int) -> None:
-    """Write the prompt and the text that the decoder in SNAPSHOT generates after it to stdout.
+    """Print a prompt and the text with which the decoder in SNAPSHOT continues it.
 
     SNAPSHOT is a directory such as step_00000120, or a directory of snapshots (the newest is used).
-    The decoder must have been trained with `--model decoder` on a file of `python -m data_gen text`.
+    The decoder must have been trained with `--model decoder` on a file that `python -m data_gen text`
+    created.
     """
     if num_bytes < 1:
         raise RequestError(f"--num-bytes must be greater than 0 (got {num_bytes})")
@@ -59,7 +64,7 @@ def command(snapshot: Path, prompt: str, num_bytes: int, temperature: float, see
 
     from ddp_hpc.training.snapshots.snapshot_files import read_named
 
-    # Generating a byte is too little work for several threads, and the text must not depend on their number.
+    # Several threads would not generate a byte faster, and the text must not depend on the number of threads.
     torch.set_num_threads(1)
     model = load_decoder(read_named(snapshot))
     start = os.fsencode(prompt)
@@ -81,7 +86,10 @@ def load_decoder(snapshot: Snapshot) -> Decoder:
 
     name = snapshot.about.get("model")
     if name != "decoder":
-        raise DataError(f"{snapshot.path} contains the model {name}; --model decoder is required")
+        raise DataError(
+            f"{snapshot.path} contains the model {name}, but must contain a decoder; use a "
+            "snapshot of a run with --model decoder"
+        )
     try:
         num_tokens, length = (
             len(snapshot.model[f"embedding.{part}.weight"]) for part in ("tokens", "positions")
@@ -92,12 +100,13 @@ def load_decoder(snapshot: Snapshot) -> Decoder:
         model.load_state_dict(snapshot.model)
     except (KeyError, TypeError, ValueError, SyntaxError, RuntimeError) as error:
         raise DataError(
-            f"{snapshot.path} does not match the decoder of this ddp-hpc; use the version that trained it"
+            f"{snapshot.path} does not match the decoder of this version of ddp-hpc; use the version that "
+            "trained it"
         ) from error
     if num_tokens != _NUM_BYTES:
         raise DataError(
-            f"{snapshot.path} was trained on {num_tokens} different tokens, not on bytes; "
-            "train on a file of `python -m data_gen text`"
+            f"{snapshot.path} was trained on a vocabulary of {num_tokens} tokens, not on bytes; train on a "
+            "file that `python -m data_gen text` created"
         )
     assert isinstance(model, Decoder)
     return model
@@ -118,7 +127,7 @@ def generate(model: Decoder, prompt: bytes, num_bytes: int, temperature: float, 
             scores = model(torch.tensor([text[-model.length :]]))[0, -1].double()  # (256,)
             if not scores.isfinite().all():
                 raise DdpHpcError(
-                    "the model's output is not finite: its training diverged; use an earlier snapshot"
+                    "the model's output is not finite because the training diverged; use an earlier snapshot"
                 )
             if temperature:
                 chances = ((scores - scores.max()) / temperature).softmax(0)

@@ -52,7 +52,9 @@ def _read_text(path: Path) -> str:
     except OSError as err:
         raise RequestError(f"{path}: cannot be read ({err.strerror}); check the path") from err
     except UnicodeDecodeError as err:
-        raise RequestError(f"{path}: is not UTF-8 text (byte {err.start}); TOML needs UTF-8") from err
+        raise RequestError(
+            f"{path}: is not UTF-8 text (byte {err.start}); convert it to UTF-8, as TOML requires"
+        ) from err
 
 
 def _parse(text: str, source: Path) -> dict[str, Any]:
@@ -61,7 +63,7 @@ def _parse(text: str, source: Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as err:
         raise RequestError(f"{source}: is not valid TOML: {err}; fix that line") from err
     except RecursionError as err:
-        raise RequestError(f"{source}: is nested too deeply; use fewer levels") from err
+        raise RequestError(f"{source}: is nested too deeply; use fewer levels of tables and arrays") from err
 
 
 def _extended(document: dict[str, Any], path: Path, base: Callable[[str], Path]) -> dict[str, Any]:
@@ -148,7 +150,7 @@ class _Reader:
 def find_line(text: str, path: _Path) -> int:
     """Returns the line of `path`, counted from 1, or that of the innermost table around it; 0 if not found.
 
-    It searches for headers and keys, as tomllib does not provide positions. For an
+    The function searches for headers and keys, because tomllib does not provide positions. For an
     element of a list it returns the first line of the list.
     """
     # The patterns are compiled only when an error is reported, so that commands start faster.

@@ -1,7 +1,7 @@
 """`python -m ddp_hpc.torchrun`: torchrun with the rendezvous backend `ddp-hpc`, for `torchrun_script.sh`.
 
-It takes torchrun's arguments. If torchrun's agent is killed, its ranks are ended too. Ranks that refuse their
-request with exit code 2 are not restarted.
+The module accepts the arguments of torchrun. If torchrun's agent is killed, its ranks are ended too. Ranks
+that exit with code 2 because of an invalid request are not restarted.
 """
 
 from __future__ import annotations

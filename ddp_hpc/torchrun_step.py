@@ -33,7 +33,7 @@ _SURPLUS_TASKS = {
 
 @dataclass(frozen=True)
 class Step:
-    """What torchrun runs on the nodes of this step."""
+    """The program that torchrun runs on the nodes of this step, and its settings."""
 
     program: list[str]
     num_nodes: int
@@ -61,7 +61,7 @@ def plan_step(arguments: list[str], environ: Mapping[str, str]) -> Step:
     backend = environ.get("DDP_HPC_RDZV_BACKEND") or "ddp-hpc"
     if backend not in ("ddp-hpc", "c10d"):
         raise RequestError(
-            f"DDP_HPC_RDZV_BACKEND is '{backend}'; ddp-hpc or c10d is needed; unset it for the default"
+            f"DDP_HPC_RDZV_BACKEND is '{backend}'; set it to ddp-hpc or c10d, or unset it to use the default"
         )
     num_nodes = environ.get("SLURM_STEP_NUM_NODES") or _nodes_of_pbs(environ) or "1"
     numbers = {
@@ -72,8 +72,8 @@ def plan_step(arguments: list[str], environ: Mapping[str, str]) -> Step:
     for name, value in numbers.items():
         if not _NUMBER.fullmatch(value):
             raise RequestError(
-                f"{name} is '{value}'; a positive integer is needed; "
-                "check DDP_HPC_RANKS_PER_NODE and DDP_HPC_MIN_NODES"
+                f"{name} is '{value}'; it must be a positive integer; check DDP_HPC_RANKS_PER_NODE and "
+                "DDP_HPC_MIN_NODES"
             )
     step = Step(
         _program(arguments),
@@ -99,11 +99,12 @@ def run_step(step: Step, environ: Mapping[str, str], python: str = sys.executabl
         # A file on this node with the secret key with which agents and ranks authenticate each other.
         "DDP_HPC_KEY_FILE": rendezvous.key_file,
         # Let the ranks create a new store after each restart. By default they share the agent's store (torch
-        # 2.13), which keeps the addresses of the ranks before the restart, so that gloo ranks fail to connect
-        # until no restart is left.
+        # 2.13), which keeps the addresses of the ranks before the restart, so ranks with gloo fail to connect
+        # in every restart.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
-    # Slurm signals all processes of a step. torchrun does not survive these two; the ranks handle them.
+    # Slurm signals all processes of a step. These two signals would end torchrun, while the ranks handle
+    # them.
     for sig in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(sig, signal.SIG_IGN)
     is_stopped, agent = False, None
@@ -181,7 +182,8 @@ def _program(arguments: list[str]) -> list[str]:
             return _TRAINER
         if words[0].startswith("-") and words[0] != "-m":
             raise RequestError(
-                f"python {words[0]} was given; torchrun needs a module or a file; write -m MODULE or FILE.py"
+                f"python {words[0]} was given; torchrun requires a module or a file; write -m MODULE or "
+                "FILE.py"
             )
     elif not words or not (words[0] == "-m" or words[0].endswith(".py") or "/" in words[0]):
         return [*_TRAINER, *words]
@@ -198,8 +200,8 @@ def _nodes_of_pbs(environ: Mapping[str, str]) -> str:
         return str(len(set(Path(file).read_text().split())))
     except OSError as error:
         raise RequestError(
-            f"the list of nodes PBS_NODEFILE={file} cannot be read: {error.strerror}; "
-            "run the script inside of the job"
+            f"the node list PBS_NODEFILE={file} cannot be read: {error.strerror}; run the script inside the "
+            "job"
         ) from None
 
 

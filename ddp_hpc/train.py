@@ -54,11 +54,11 @@ def _read_config(context: click.Context, _: click.Parameter, path: Path | None) 
     expose_value=False,
     callback=_read_config,
     metavar="FILE.toml",
-    help="TOML file with options; options on the command line take precedence.",
+    help="TOML file that contains options; options on the command line take precedence.",
 )
 @click.version_option(__version__, prog_name="ddp-hpc")
 def command(**options: Any) -> None:
-    """Train a model on every rank that the launcher started, on GPUs with NCCL, on CPUs with gloo.
+    """Train a model on all ranks that the launcher started: with NCCL on GPUs, and with gloo on CPUs.
 
     Without options, the command trains the default Transformer on synthetic data for 10 epochs.
     """

@@ -68,7 +68,7 @@ def test_a_damaged_snapshot_is_rejected_and_nothing_is_written(folder, tmp_path,
 @pytest.mark.parametrize(
     ("snapshot", "output", "words"),
     [
-        ("snapshots", "model.bin", "neither .safetensors nor .pt"),
+        ("snapshots", "model.bin", "use .safetensors or .pt"),
         ("snapshots", "there.pt", "already exists"),
         ("snapshots", "nowhere/model.pt", "does not exist"),
         ("missing", "model.pt", "no snapshots in "),

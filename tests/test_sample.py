@@ -145,10 +145,10 @@ def test_a_full_disk_is_one_line(folder):
         (["snapshots", "--temperature", "inf"], "--temperature must be 0 or greater (got inf)"),
         (["snapshots", "--seed", "-1"], "--seed must be at least 0 and less than 2**63 (got -1)"),
         (["missing"], "no snapshots in "),
-        (["other"], "contains the model linear; --model decoder is required"),
-        (["tokens"], "was trained on 300 different tokens, not on bytes"),
-        (["changed"], "does not match the decoder of this ddp-hpc"),
-        (["nothing"], "does not match the decoder of this ddp-hpc"),
+        (["other"], "contains the model linear, but must contain a decoder"),
+        (["tokens"], "was trained on a vocabulary of 300 tokens, not on bytes"),
+        (["changed"], "does not match the decoder of this version of ddp-hpc"),
+        (["nothing"], "does not match the decoder of this version of ddp-hpc"),
     ],
 )
 def test_an_invalid_request_is_one_line_without_text(folder, tmp_path, sample, words, said):

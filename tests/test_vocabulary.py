@@ -68,6 +68,7 @@ _ABBREVIATIONS = {
     "CUDA",
     "FLOP",
     "GIB",
+    "GiB",
     "HTML",
     "ID",
     "IDX",

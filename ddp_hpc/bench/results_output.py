@@ -110,7 +110,8 @@ def check_files(json_file: Path | None, picture: Path | None, data: Path | None 
             )
         if picture.is_file() and not begins_with(picture, *_PICTURES[suffix]):
             raise RequestError(
-                f"--picture {picture} exists and is not a {suffix} picture; choose another file or remove it"
+                f"--picture {picture} exists and is not a {suffix} file; choose another file, or remove this "
+                "one"
             )
     old_picture = picture is not None and picture.is_file()
     if why := check_outputs({"--json": json_file, "--picture": None if old_picture else picture}, data):

@@ -1,1 +1,3 @@
-"""One module for each command of `ddp-hpc`: what click needs, and the call of the code behind it."""
+"""One module for each command of `ddp-hpc`: its click options, and the call of the code that implements
+it.
+"""

@@ -20,12 +20,12 @@ _DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
 _BACKENDS = ("auto", "gloo", "nccl", "mpi", "xccl")
 _DEVICES = ("auto", "cuda", "cpu", "xpu")
 _json_option = click.option(
-    "--json", "json_file", type=_PATH, metavar="FILE", help="Write the results as JSON."
+    "--json", "json_file", type=_PATH, metavar="FILE", help="Write the results to this file as JSON."
 )
 
 
 class _RankCommand(click.Command):
-    """A command that all ranks run with the same arguments; only rank 0 prints errors in them."""
+    """A command that all ranks run with the same arguments; only rank 0 prints errors in these arguments."""
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
         with _errors_on_rank_0():
@@ -50,7 +50,7 @@ def _errors_on_rank_0() -> Iterator[None]:
 
 @click.group("bench")
 def command() -> None:
-    """Run benchmarks and print a table; JSON files and pictures are optional."""
+    """Run benchmarks and print the results as a table, and optionally write JSON files and charts."""
 
 
 @command.command(context_settings={"show_default": True})
@@ -59,7 +59,8 @@ def command() -> None:
 @click.option("--tgt-shape", metavar="N,N,...", help="Shape of one sample of tgt.  [default: 20,512]")
 @click.option("--dtype", metavar="NAME", help="Data type of the synthetic samples.  [default: float32]")
 @click.option("--formats", metavar="F,F,...",
-              help="File formats to measure, from hdf5,hdf5_chunked,hdf5_gzip,pt,safetensors.  "
+              help="Comma-separated list of file formats to measure: "
+              "hdf5,hdf5_chunked,hdf5_gzip,pt,safetensors.  "
                    "[default: all]")  # fmt: skip
 @click.option("--access", "accesses", type=click.Choice(["shuffled", "sequential"]), multiple=True,
               default=["shuffled"], help="Order in which samples are read; may be repeated.")  # fmt: skip
@@ -71,20 +72,25 @@ def command() -> None:
               help="Number of worker processes that read batches; may be repeated.")  # fmt: skip
 @click.option("--rounds", type=click.IntRange(1), default=8, help="Number of measurement rounds per row.")
 @click.option("--seconds", type=click.FloatRange(0, 3600), default=0.25,
-              help="Duration of a round in seconds.")  # fmt: skip
+              help="Duration of each measurement round in seconds.")  # fmt: skip
 @click.option("--cold", is_flag=True, help="Try to drop the files from the page cache before each round.")
 @click.option("--dir", "directory", type=click.Path(path_type=Path, exists=True, file_okay=False),
-              help="Directory for the data files.  [default: a temporary directory]")  # fmt: skip
+              help="Directory for new data files.  [default: a temporary directory]")  # fmt: skip
 @click.option("--data", type=_PATH, metavar="FILE", help="Read this file instead of synthetic data.")
 @click.option("--src-key", default="src", metavar="KEY", help="Name of the array src in the file of --data.")
 @click.option("--tgt-key", default="tgt", metavar="KEY", help="Name of the array tgt in the file of --data.")
 @_json_option
-@click.option("--picture", type=_PATH, metavar="FILE.png|FILE.svg", help="Write a bar chart of the medians.")
+@click.option(
+    "--picture",
+    type=_PATH,
+    metavar="FILE.png|FILE.svg",
+    help="Write a bar chart of the median times to this file.",
+)
 def io(json_file: Path | None, picture: Path | None, **options: Any) -> None:
-    """Measure the time to read a batch from each file format, and compare it with other loaders.
+    """Measure how long it takes to read a batch from each file format, and compare with other data loaders.
 
-    Repeat --access, --batch-size, --ahead and --workers to compare values. The data files are removed at
-    the end.
+    To compare several values of --access, --batch-size, --ahead or --workers, repeat the option. The command
+    deletes its data files when it ends.
 
     \b
     memcpy          copies contiguous bytes of the size of a batch in memory, the lower limit
@@ -113,17 +119,26 @@ def io(json_file: Path | None, picture: Path | None, **options: Any) -> None:
 
 
 @command.command(cls=_RankCommand, context_settings={"show_default": True})
-@click.option("--collectives", metavar="NAME,NAME,...", help="Collectives to measure.  [default: all]")
+@click.option(
+    "--collectives",
+    metavar="NAME,NAME,...",
+    help="Comma-separated list of collectives to measure.  [default: all]",
+)
 @click.option("--bytes", multiple=True, metavar="SIZE",
               help="Message size to measure, instead of --min-bytes to --max-bytes; may be "
                    "repeated.")  # fmt: skip
 @click.option("--min-bytes", metavar="SIZE", help="Smallest message size to measure.  [default: 1KiB]")
 @click.option("--max-bytes", metavar="SIZE", help="Largest message size to measure.  [default: 64MiB]")
 @click.option("--factor", type=click.IntRange(2), help="Ratio of successive message sizes.  [default: 4]")
-@click.option("--dtype", type=click.Choice(_DTYPES), default="float32", help="Data type of the elements.")
+@click.option(
+    "--dtype",
+    type=click.Choice(_DTYPES),
+    default="float32",
+    help="Data type of the elements of the messages.",
+)
 @click.option("--ranks-per-node", default="all", metavar="N,...,all",
-              help="Comma-separated numbers of ranks per node to measure one after another, such as "
-                   "1,all.")  # fmt: skip
+              help="Comma-separated list of numbers of ranks per node, which are measured one after another, "
+              "such as 1,all.")  # fmt: skip
 @click.option("--buckets-of", metavar="MODEL",
               help="Measure all_reduce of the gradient buckets that DDP creates for MODEL: transformer, "
                    "classifier, linear, decoder or package.module:factory.")  # fmt: skip
@@ -144,13 +159,14 @@ def io(json_file: Path | None, picture: Path | None, **options: Any) -> None:
 @click.option("--iterations", type=click.IntRange(1, 100_000), default=100,
               help="Number of timed calls per row.")  # fmt: skip
 @click.option("--seconds", type=float, default=2.0,
-              help="Time limit per row; reduces the number of timed calls, but not below 5.")  # fmt: skip
+              help="Time limit per row in seconds. A slow row makes fewer timed calls than requested, but at "
+              "least 5.")  # fmt: skip
 @_json_option
 @click.option("--picture", type=_PATH, metavar="FILE.png|FILE.svg",
-              help="Write a chart of bus bandwidth over size.")  # fmt: skip
+              help="Write a chart of bus bandwidth against message size to this file.")  # fmt: skip
 @click.option("--baseline", type=_PATH, metavar="FILE",
-              help="JSON file of an earlier run; the exit code is 1 if a row is slower by more than "
-                   "--tolerance than in that run.")  # fmt: skip
+              help="JSON file of an earlier run. The exit code is 1 if a row is slower than in that run by "
+              "more than --tolerance.")  # fmt: skip
 @click.option("--tolerance", type=float, default=0.2,
               help="Fraction by which a median can exceed the median in --baseline before the row counts as "
                    "slower.")  # fmt: skip
@@ -160,20 +176,21 @@ def io(json_file: Path | None, picture: Path | None, **options: Any) -> None:
 @click.option("--backend", type=click.Choice(_BACKENDS), default="auto",
               help="Communication backend of the process group.")  # fmt: skip
 @click.option("--device", type=click.Choice(_DEVICES), default="auto",
-              help="Type of device that holds the buffers.")  # fmt: skip
+              help="Device type of the buffers that are sent and received.")  # fmt: skip
 @click.option("--init-timeout", type=float, default=300.0,
-              help="Time limit in seconds for all ranks to connect.")  # fmt: skip
+              help="Time in seconds within which all ranks must connect.")  # fmt: skip
 @click.option("--timeout", type=float, default=1800.0,
-              help="Seconds that a rank waits for the other ranks in one collective.")  # fmt: skip
+              help="Time limit for one collective operation in seconds.")  # fmt: skip
 @click.option("--hang-timeout", type=float, default=120.0,
               help="Seconds without progress after which the run is aborted and the hanging rank is "
                    "reported.")  # fmt: skip
 def comm(**options: Any) -> None:
-    """Measure the collectives between the ranks, and verify their results.
+    """Measure the speed of collective operations between the ranks, and verify their results.
 
-    Each row is one collective with one size. The median and the 99th percentile refer to the time of the
-    slowest rank, measured from a barrier; algbw and busbw are defined as in nccl-tests. All results are
-    checked. The exit code is 1 if a result is wrong, or if a row is slower than --baseline allows.
+    Each row of the table shows one collective with one message size. The median and the 99th percentile are
+    those of the time from a barrier until the slowest rank finishes; algbw and busbw are defined as in
+    nccl-tests. All results are checked. The exit code is 1 if a result is wrong, or if a row is slower than
+    --baseline allows.
 
     \b
     all_reduce      each rank gets the sum over all ranks
@@ -217,12 +234,13 @@ def _needs_torch(name: str) -> Iterator[None]:
 @click.option("--mode", type=click.Choice(["weak", "strong", "both"]), default="both", show_default=True,
               help="Keep the batch size constant per rank (weak) or over all ranks (strong).")  # fmt: skip
 @click.option("--dir", "folder", type=_PATH, default=Path("scaling"), show_default=True,
-              help="Directory for the points and their results.")  # fmt: skip
+              help="Directory in which the runs and their results are stored.")  # fmt: skip
 @click.option("--batch-size", type=click.IntRange(1, 10**9), metavar="N", default=32, show_default=True,
-              help="Number of samples per rank and step; in strong scaling, for the point with the fewest "
-                   "ranks.")  # fmt: skip
+              help="Number of samples per rank and step; with strong scaling, this applies to the run with "
+              "the fewest ranks.")  # fmt: skip
 @click.option("--global-batch", type=click.IntRange(1, 10**12), metavar="N",
-              help="Samples per step in strong scaling.  [default: batch size x fewest ranks]")  # fmt: skip
+              help="Total number of samples per step with strong scaling.  [default: --batch-size times the "
+              "smallest number of ranks]")  # fmt: skip
 @click.option("--steps", type=click.IntRange(1, 10**6), metavar="N", default=20, show_default=True,
               help="Number of timed steps.")  # fmt: skip
 @click.option("--warm-up", type=click.IntRange(1, 10**6), metavar="N", default=3, show_default=True,
@@ -233,7 +251,7 @@ def _needs_torch(name: str) -> Iterator[None]:
 @click.option(
     "--gather",
     is_flag=True,
-    help="Print the table of the finished points in --dir without starting any point.",
+    help="Print the table of the finished points in --dir without starting a new one.",
 )
 @click.option("--wait", is_flag=True, help="With --gather: wait until all jobs have ended.")
 @click.option(
@@ -241,17 +259,19 @@ def _needs_torch(name: str) -> Iterator[None]:
 )
 @_json_option
 @click.option("--picture", type=_PATH, metavar="FILE.png|FILE.svg",
-              help="Write a chart of speed-up and efficiency.")  # fmt: skip
+              help="Write a chart of the speed-up and the efficiency to this file.")  # fmt: skip
 @click.option("--markdown", type=_PATH, metavar="FILE",
-              help="Write the table and a description of the measurement in Markdown.")  # fmt: skip
+              help="Write the table and a description of the measurement to this Markdown file.")  # fmt: skip
 @job_options_without("nodes", "run_dir", "max_attempts", "min_nodes")
 @click.argument("training", nargs=-1, type=click.UNPROCESSED)
 def scaling(**options: Any) -> None:
-    """Measure speed-up, efficiency and communication of training on 1, 2, 4, ... ranks or nodes.
+    """Measure the speed-up, the efficiency and the communication time of training on 1, 2, 4, ... ranks or
+    nodes.
 
-    Weak scaling keeps the number of samples per rank constant, strong scaling the number of samples per step.
-    Options after -- are passed to python -m ddp_hpc.train. The points run one after the other on this machine
-    or, with --submit, each in its own job. The same command, run again, measures only the remaining points.
+    Weak scaling keeps the number of samples per rank constant; strong scaling keeps the total number of
+    samples per step constant. Options after -- are passed to python -m ddp_hpc.train. The points run one
+    after the other on this machine or, with --submit, each in its own job. If you run the same command again,
+    it measures only the remaining points.
 
     The exit code is 0 if all points are done, 75 if jobs are pending or running, and 1 if a point failed.
 

@@ -20,15 +20,18 @@ if TYPE_CHECKING:
     "--only", is_flag=True, help="Cancel only this job, so that the next job of the chain resumes the run."
 )
 @click.option(
-    "--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Run directory of the job.  [detected]"
+    "--run-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Run directory of the job.  [default: detected]",
 )
 @click.argument("job")
 def command(job: str, only: bool, run_dir: Path | None) -> None:
-    """Cancel a job and the jobs that were queued as a chain after it.
+    """Cancel a job and, if it is part of a chain, the jobs that were queued to run after it.
 
-    Prints the IDs of the cancelled jobs, the last job of the chain first. A job script of ddp-hpc saves its
-    state when it is cancelled, and submits no successor. If the job has already ended, the command
-    cancels nothing, reports which job continues the run, and exits with code 0.
+    Prints the IDs of the cancelled jobs, the last job of the chain first. When a job whose script was written
+    by ddp-hpc is cancelled, it saves its state and does not submit another job. If the job has already ended,
+    the command cancels nothing, reports which job continues the run, and exits with code 0.
 
     \b
     Examples:
@@ -43,7 +46,8 @@ def command(job: str, only: bool, run_dir: Path | None) -> None:
         click.echo(_ended(seen.job_id, seen.job), err=True)
     else:
         jobs = [seen.job, *([] if only else rest_of_chain(seen))]
-    # The last job is cancelled first, since a job starts as soon as its predecessor is cancelled.
+    # The last job is cancelled first, because the next job in the chain starts as soon as the previous one is
+    # cancelled.
     refusals = [refusal for one in reversed(jobs) if (refusal := _record_and_cancel(one, seen.run_dir))]
     if not only:
         _name_successor(seen, jobs)
@@ -56,7 +60,8 @@ def command(job: str, only: bool, run_dir: Path | None) -> None:
 def _record_and_cancel(job: JobState, run_dir: str) -> str:
     """Cancel a job and record that in its run directory; return an error message, empty on success.
 
-    Without the record, the job script would submit a successor, since the signal is the same at the walltime.
+    Without this record, the job script would submit a successor, because it receives the same signal at the
+    end of the walltime.
     """
     from ddp_hpc.jobs.submission_ledger import forget_cancelled, record_cancelled
 

@@ -8,7 +8,7 @@ import click
 
 
 @click.command("doctor")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as one JSON object.")
 @click.option("--only", multiple=True, metavar="NAME", help="Run only this check; may be repeated.")
 @click.option("--skip", multiple=True, metavar="NAME", help="Skip this check; may be repeated.")
 @click.option("--list", "as_list", is_flag=True, help="List the checks and exit.")
@@ -24,7 +24,7 @@ import click
     default=120,
     metavar="SECONDS",
     show_default=True,
-    help="Time in seconds that the nodes of a job wait for each other.",
+    help="Time limit in seconds for the nodes of a job to wait for each other.",
 )
 def command(
     as_json: bool,
@@ -40,7 +40,7 @@ def command(
     fix it. Each check runs in a separate process with a time limit. The exit code is 1 if a check failed.
 
     In a job, start the command with the launcher, one rank per node. The first node prints the problems that
-    most nodes have, and the nodes that differ from the majority.
+    most nodes have in common, and lists the nodes that differ from the majority.
 
     \b
     Examples:

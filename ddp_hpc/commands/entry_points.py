@@ -16,7 +16,7 @@ def entry(name: str, help_text: str) -> click.Command:
     )
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
     def command(arguments: tuple[str, ...]) -> None:
-        gc.enable()  # ddp_hpc.cli disables it, since the other commands run for only a tenth of a second
+        gc.enable()  # ddp_hpc.cli disables it, since most commands run for only a tenth of a second
         import_module(f"ddp_hpc.{name}").main(list(arguments))
 
     return command

@@ -11,11 +11,12 @@ import click
     default="auto",
     metavar="NAME",
     show_default=True,
-    help="Launcher whose environment variables are read; auto detects the launcher.",
+    help="Launcher whose environment variables are read. With auto, the launcher is detected.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as one JSON object.")
 def command(discovery: str, as_json: bool) -> None:
-    """Show the rank, the world size and the address that this process detects, with the source of each.
+    """Show the rank, the world size and the address that this process detects, and where each value comes
+    from.
 
     \b
     Start this command with the launcher of your job:

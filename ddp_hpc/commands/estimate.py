@@ -62,32 +62,43 @@ def _number(text: str) -> Fraction | None:
     callback=_count,
     metavar="N",
     required=True,
-    help="Number of model parameters: 7000000000, 7e9 or 7B.",
+    help="Number of model parameters, for example 7000000000, 7e9 or 7B.",
 )
 @click.option("--layers", callback=_count, metavar="N", required=True, help="Number of Transformer layers.")
-@click.option("--hidden", callback=_count, metavar="N", required=True, help="Hidden size.")
+@click.option("--hidden", callback=_count, metavar="N", required=True, help="Hidden size of the model.")
 @click.option("--seq", callback=_count, metavar="N", required=True, help="Sequence length.")
 @click.option(
     "--batch", callback=_count, metavar="N", required=True, help="Number of samples per rank and micro-batch."
 )
-@click.option("--ffn", callback=_count, metavar="N", help="Width of the MLP in each layer.  [4 x hidden]")
+@click.option(
+    "--ffn", callback=_count, metavar="N", help="Width of the MLP in each layer.  [default: 4 x hidden]"
+)
 @click.option(
     "--heads",
     callback=_count,
     metavar="N",
     help="Number of attention heads; required for --attention stored.",
 )
-@click.option("--vocab", callback=_count, metavar="N", help="Vocabulary size; adds the memory of the logits.")
+@click.option(
+    "--vocab",
+    callback=_count,
+    metavar="N",
+    help="Vocabulary size. If it is given, the estimate includes the logits.",
+)
 @click.option(
     "--dtype",
     default="fp32",
     show_default=True,
     metavar="fp32|bf16|amp|mixed",
-    help="Precision of the training. amp: autocast with float32 parameters; mixed: bfloat16 with a "
+    help="Training precision. amp: autocast with float32 parameters; mixed: bfloat16 with a "
     "float32 master copy.",
 )
 @click.option(
-    "--optimizer", default="adam", show_default=True, metavar="sgd|momentum|adam|adamw", help="Optimizer."
+    "--optimizer",
+    default="adam",
+    show_default=True,
+    metavar="sgd|momentum|adam|adamw",
+    help="Optimizer used for training.",
 )
 @click.option(
     "--attention",
@@ -112,7 +123,10 @@ def _number(text: str) -> Fraction | None:
     "--strategy", metavar="NAME", help="Show only this strategy: single, ddp, zero1, fsdp or fsdp-offload."
 )
 @click.option(
-    "--ranks", callback=_count, metavar="N", help="Number of ranks, one per GPU.  [the GPUs of a node]"
+    "--ranks",
+    callback=_count,
+    metavar="N",
+    help="Number of ranks, one per GPU.  [default: the number of GPUs per node]",
 )
 @click.option(
     "--profile",
@@ -121,21 +135,25 @@ def _number(text: str) -> Fraction | None:
     "`ddp-hpc profiles list`.",
 )
 @click.option(
-    "--gpus-per-node", callback=_count, metavar="N", help="Number of GPUs per node.  [the profile's, or 1]"
+    "--gpus-per-node",
+    callback=_count,
+    metavar="N",
+    help="Number of GPUs per node.  [default: from the profile, or 1]",
 )
 @click.option(
     "--gpu-memory-gib",
     "gpu_memory_bytes",
     callback=_gib,
     metavar="GIB",
-    help="Memory per GPU; if given, the output shows which strategies fit.  [the profile's]",
+    help="Memory per GPU in GiB. If it is known, the output shows which strategies fit.  [default: from the "
+    "profile]",
 )
 @click.option(
     "--host-memory-gib",
     "host_memory_bytes",
     callback=_gib,
     metavar="GIB",
-    help="Host memory per node, which fsdp-offload uses.",
+    help="Host memory per node in GiB, which fsdp-offload uses.",
 )
 @click.option(
     "--overhead-gib",
@@ -144,9 +162,9 @@ def _number(text: str) -> Fraction | None:
     metavar="GIB",
     default="2",
     show_default=True,
-    help="Memory per GPU for the CUDA context, NCCL and fragmentation.",
+    help="Memory per GPU in GiB that is reserved for the CUDA context, NCCL and fragmentation.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as one JSON object.")
 def command(
     strategy: str | None,
     ranks: int | None,
@@ -158,10 +176,11 @@ def command(
     as_json: bool,
     **sizes: Any,
 ) -> None:
-    """Estimate the memory per rank that training a Transformer takes.
+    """Estimate how much memory each rank needs to train a Transformer.
 
-    The command lists the size of each state for each strategy. Parameters, gradients and optimizer states are
-    exact; the rest is an estimate. See docs/reference/memory-estimate.md.
+    For each parallelization strategy, the command lists the sizes of the parameters, gradients, optimizer
+    states and activations. Parameters, gradients and optimizer states are exact; the rest is an estimate. See
+    docs/reference/memory-estimate.md.
 
     \b
     Examples:
@@ -178,9 +197,9 @@ def command(
     if profile:
         of_profile = _node_of(profile, bool(gpu_memory_bytes), bool(gpus_per_node or not host_memory_bytes))
         gpus_per_node, gpu_memory_bytes = gpus_per_node or of_profile[0], gpu_memory_bytes or of_profile[1]
-    gpus_per_node = 1 if gpus_per_node is None else gpus_per_node  # 0: the nodes of the site differ
+    gpus_per_node = 1 if gpus_per_node is None else gpus_per_node  # 0 if the nodes of the site differ
     if host_memory_bytes and not gpu_memory_bytes:
-        raise RequestError("--host-memory-gib requires --gpu-memory-gib. Give both.")
+        raise RequestError("--host-memory-gib requires --gpu-memory-gib. Give both options.")
     machine = None
     if gpu_memory_bytes:
         machine = Machine(
@@ -215,7 +234,7 @@ def _node_of(profile: str, memory_is_given: bool, devices_are_optional: bool) ->
     site = load_site(profile)
     if not (memory_is_given or site.node.device_memory_gib):
         raise RequestError(
-            f"profile {profile} does not define the memory of the GPUs of {site.title}. Use --gpu-memory-gib."
+            f"profile {profile} does not define the memory per GPU of {site.title}. Use --gpu-memory-gib."
         )
     if not (devices_are_optional or site.node.devices):
         raise RequestError(

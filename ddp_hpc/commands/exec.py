@@ -10,12 +10,12 @@ from ddp_hpc.commands.job_options import TAKES_A_COMMAND
 @click.command("exec", context_settings=TAKES_A_COMMAND)
 @click.argument("program", nargs=-1, type=click.UNPROCESSED)
 def command(program: tuple[str, ...]) -> None:
-    """Start PROGRAM as this rank, with the environment variables that torchrun would set.
+    """Run PROGRAM with the environment variables that torchrun would set for this rank.
 
     A launcher such as mpiexec or srun starts `ddp-hpc exec` once per rank. It detects its rank, connects to
     the other ranks, sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and the other variables of
-    torchrun, and replaces itself with PROGRAM. Then init_process_group() works unchanged, and so do
-    Lightning, Accelerate and the Hugging Face Trainer. MPI is not initialized.
+    torchrun, and replaces itself with PROGRAM. In PROGRAM, init_process_group(), Lightning, Accelerate and
+    the Hugging Face Trainer then work without changes. The command does not initialize MPI.
 
     \b
     Examples:

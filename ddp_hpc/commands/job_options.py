@@ -43,7 +43,7 @@ _JOB_FILE = click.option(
     "job_file",
     metavar="FILE.toml",
     type=click.Path(path_type=Path),
-    help="TOML file with options for the job.",
+    help="TOML file that contains options of the job.",
 )
 _OPTIONS = {"profile": _click_option("profile"), "job_file": _JOB_FILE}
 _OPTIONS |= {name: _click_option(name) for name in _KINDS if name not in ("profile", "command")}
@@ -93,7 +93,7 @@ def request_of(options: dict[str, Any]) -> tuple[Job, Site]:
     click.echo(f"profile {name}: {why}", err=True)
     site = load_site(name)
     job = make_job(asked, file)
-    # Without a batch system there is no accounting, so DDP_HPC_ACCOUNT is ignored.
+    # Without a scheduler, there is no accounting, so DDP_HPC_ACCOUNT is ignored.
     if scheduler_of_site(site).has_queue:
         job = with_account(job, os.environ.get("DDP_HPC_ACCOUNT", ""))
     _check_bash("--setup", job.setup)

@@ -14,23 +14,29 @@ from ddp_hpc.errors import RequestError
 
 @click.command("launch", context_settings=TAKES_A_COMMAND)
 @click.option(
-    "-n", "num_ranks", type=int, metavar="N", help="Total number of ranks.  [nodes x ranks per node]"
+    "-n", "num_ranks", type=int, metavar="N", help="Total number of ranks.  [default: nodes x ranks per node]"
 )
 @click.option(
     "--ranks-per-node",
     type=int,
     metavar="R",
-    help="Number of ranks per node.  [one per GPU; without GPUs, the number of tasks that the job "
-    "requested, or chosen from the number of cores]",
+    help="Number of ranks per node.  [default: one per GPU; without GPUs, the number of tasks that the job "
+    "requested, or a number that depends on the number of cores]",
 )
 @click.option(
-    "--profile", metavar="NAME", help="Site profile; `ddp-hpc profiles list` shows all names.  [detected]"
+    "--profile",
+    metavar="NAME",
+    help="Site profile; `ddp-hpc profiles list` lists the names.  [default: detected]",
 )
 @click.option(
-    "--launcher", metavar="mpiexec|srun|torchrun", help="Launcher that starts the ranks.  [the profile's]"
+    "--launcher",
+    metavar="mpiexec|srun|torchrun",
+    help="Launcher that starts the ranks.  [default: from the profile]",
 )
 @click.option(
-    "--mpi", metavar="none|pmi2|pmix|cray_shasta", help="MPI type of srun (srun --mpi).  [the site's default]"
+    "--mpi",
+    metavar="none|pmi2|pmix|cray_shasta",
+    help="MPI plugin for srun (srun --mpi).  [default: from the site's Slurm configuration]",
 )
 @click.option(
     "--env",
@@ -39,13 +45,15 @@ from ddp_hpc.errors import RequestError
     help="Environment variable to set for the ranks; may be repeated.",
 )
 @click.option(
-    "--fallback", metavar="NAME", help="Name of alternative settings in the profile, for jobs that hang."
+    "--fallback",
+    metavar="NAME",
+    help="Name of a set of alternative settings in the profile, for jobs that hang.",
 )
 @click.option(
     "--env-style",
     metavar="torchrun|none",
-    help="Environment variables for Python programs other than ddp_hpc.train: "
-    "those of torchrun, such as RANK, or none.  [torchrun]",
+    help="Environment variables to set for Python programs other than ddp_hpc.train: those of torchrun, such "
+    "as RANK, or none.  [default: torchrun]",
 )
 @click.option("--dry-run", is_flag=True, help="Print the launch command without running it.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -63,9 +71,9 @@ def command(
 ) -> None:
     """Start COMMAND on the nodes of the current allocation, or on this machine.
 
-    The launcher, its CPU binding and the environment variables come from the site's profile, as in a rendered
-    job script. Load the modules that COMMAND needs first. This process is replaced by the launcher, so
-    signals and the exit code are the launcher's.
+    As in a rendered job script, the site's profile determines the launcher, its CPU binding and the
+    environment variables. Load the modules that COMMAND needs before you run this command. The launcher
+    replaces this process, so it receives all signals, and its exit code is the exit code of the command.
 
     \b
     Examples:
@@ -95,7 +103,7 @@ def command(
         sys.stdout.buffer.write(os.fsencode(launch.line()) + b"\n")
         return
     click.echo(launch.about, err=True)
-    # Python ignores these signals, and the launcher would inherit that.
+    # Python ignores these signals, and the launcher would inherit this setting.
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_DFL)
     try:

@@ -13,17 +13,20 @@ import click
     "-f",
     "--follow",
     is_flag=True,
-    help="Keep printing new output until the run has ended, including the output of requeues and "
+    help="Keep printing new output until the run has ended, including the output after a requeue and that of "
     "successor jobs.",
 )
 @click.option(
-    "--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Run directory of the job.  [detected]"
+    "--run-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Run directory of the job.  [default: detected]",
 )
 @click.argument("job")
 def command(job: str, follow: bool, run_dir: Path | None) -> None:
     """Print the log of a job.
 
-    With --follow, the command waits for a job that has not started yet. Ctrl-C ends the command, not the
+    With --follow, the command waits if the job has not started yet. Ctrl-C stops this command, but not the
     job. The log file is read once per second; the scheduler is queried every few seconds at first, and later
     twice per minute.
 

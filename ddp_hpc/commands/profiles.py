@@ -14,7 +14,7 @@ def command() -> None:
 
     \b
     Put your own profile into ~/.config/ddp-hpc/profiles/NAME.toml, or pass its path: --profile ./mine.toml.
-    It may start with `extends = "polaris"` and contain only the differences.
+    A profile can start with `extends = "polaris"` and contain only the differences from that profile.
 
     \b
     Examples:
@@ -42,9 +42,9 @@ def list_profiles() -> None:
 @command.command("show")
 @click.argument("name")
 def show_profile(name: str) -> None:
-    """Print the file of a profile.
+    """Print the TOML file of a profile.
 
-    The file names the sources of all facts. Use it as an example or as a starting point for your own profile.
+    The file cites the source of each fact. Use it as an example or as a starting point for your own profile.
     """
     from ddp_hpc.sites.site import profile_file
 

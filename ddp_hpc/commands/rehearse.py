@@ -25,19 +25,23 @@ _LAUNCHERS = {"pals": "PALS", "openmpi": "Open MPI", "hydra": "MPICH's Hydra"}
     help="Walltime of each job in seconds, instead of the walltime in the script.",
 )
 @click.option(
-    "--nodes", "num_nodes", type=int, metavar="N", help="Number of simulated nodes.  [the script's, or fewer]"
+    "--nodes",
+    "num_nodes",
+    type=int,
+    metavar="N",
+    help="Number of simulated nodes.  [default: the number in the script, or fewer]",
 )
 @click.option(
     "--ranks-per-node",
     type=int,
     metavar="R",
-    help="Maximum number of ranks per node.  [depends on the cores of this machine]",
+    help="Maximum number of ranks per node.  [default: depends on the number of cores of this machine]",
 )
 @click.option(
     "--steps",
     type=int,
     metavar="N",
-    help="Number of training steps of ddp_hpc.train; 0 means all.  [3; all with --walltime-s]",
+    help="Number of training steps of ddp_hpc.train; 0 means all.  [default: 3; with --walltime-s, all]",
 )
 @click.option(
     "--args", "arguments", metavar="'ARGS'", help="Arguments to append to the command that each rank runs."
@@ -60,14 +64,17 @@ _LAUNCHERS = {"pals": "PALS", "openmpi": "Open MPI", "hydra": "MPICH's Hydra"}
     "--profile",
     default="",
     metavar="NAME",
-    help="Site profile; `ddp-hpc profiles list` shows all names.  [the script's, if ddp-hpc rendered it]",
+    help="Site profile; `ddp-hpc profiles list` lists the names.  [default: the profile of the script, if "
+    "ddp-hpc rendered it]",
 )
 @click.option(
     "--here",
     is_flag=True,
-    help="Submit from the current directory, so that the job finds your modules and data.",
+    help="Submit the script from the current directory, so that the job finds your modules and data.",
 )
-@click.option("--keep", is_flag=True, help="Keep the temporary directory of the rehearsal.")
+@click.option(
+    "--keep", is_flag=True, help="Keep the temporary directory of the rehearsal instead of deleting it."
+)
 @click.argument("script", type=click.Path(path_type=Path))
 @click.pass_context
 def command(
@@ -84,12 +91,12 @@ def command(
     here: bool,
     keep: bool,
 ) -> None:
-    """Run a job script on this machine, with stand-ins for its scheduler and its launcher.
+    """Run a job script on this machine, with simulated commands in place of its scheduler and its launcher.
 
-    The stand-ins submit, start and end the job as its scheduler would, set the environment variables of its
-    launcher, and start real ranks on the CPUs of this machine. The log of the job is printed on stdout,
-    everything else on stderr. The exit code is 0 if the last job succeeded, 75 if it stopped and another job
-    would resume the run, and 1 otherwise.
+    The simulated commands submit, start and end the job as its scheduler would, set the environment variables
+    of its launcher, and start real ranks on the CPUs of this machine. The log of the job is printed on
+    stdout, everything else on stderr. The exit code is 0 if the last job succeeded, 75 if it stopped and
+    another job would resume the run, and 1 otherwise.
 
     \b
     Examples:

@@ -17,20 +17,20 @@ from ddp_hpc.errors import RequestError
 @click.option(
     "--step",
     is_flag=True,
-    help="Write torchrun_script.sh, the script that runs once per node, instead of a job script.",
+    help="Instead of a job script, write torchrun_script.sh, which runs once per node and starts torchrun.",
 )
 @click.option(
     "-o",
     "--output",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Write to FILE instead of standard output.",
+    help="Write the script to FILE instead of standard output.",
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def command(step: bool, output: Path | None, **options: Any) -> None:
     """Write a job script for PBS, Slurm or this machine.
 
-    Each rank runs COMMAND, which follows --. The default is python -m ddp_hpc.train.
+    Each rank runs COMMAND, which is written after --. The default is python -m ddp_hpc.train.
 
     \b
     Examples:

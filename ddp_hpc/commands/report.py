@@ -24,7 +24,7 @@ _PATH = click.Path(path_type=Path)
     type=_PATH,
     multiple=True,
     metavar="DIR",
-    help="Directory with the traces of another run to compare with; may be repeated.",
+    help="Directory with the traces of another run, for a comparison; may be repeated.",
 )
 @click.option(
     "-o",
@@ -34,19 +34,21 @@ _PATH = click.Path(path_type=Path)
     metavar="FILE.html",
     help="Write a self-contained HTML page with charts and a timeline of the ranks.",
 )
-@click.option("--json", "json_file", type=_PATH, metavar="FILE", help="Write all numbers as JSON.")
+@click.option(
+    "--json", "json_file", type=_PATH, metavar="FILE", help="Write all numbers to this file as JSON."
+)
 @click.option(
     "--merged",
     "merged_file",
     type=_PATH,
     metavar="FILE.json.gz",
-    help="Write the traces of all ranks to one file with a common clock, for ui.perfetto.dev.",
+    help="Merge the traces of all ranks into one file with synchronized clocks, for ui.perfetto.dev.",
 )
 @click.option(
     "--processes",
     type=click.IntRange(1),
     metavar="N",
-    help="Number of processes that read traces.  [default: number of cores]",
+    help="Number of processes that read traces in parallel.  [default: number of cores]",
 )
 def command(
     trace_dir: Path,
@@ -56,14 +58,14 @@ def command(
     merged_file: Path | None,
     processes: int | None,
 ) -> None:
-    """Report where the time of a training run was spent, from the traces of its ranks.
+    """Report where a training run spent its time, based on the traces of its ranks.
 
     TRACE_DIR contains Chrome traces (.json or .json.gz) that training wrote with --trace-dir, or those of any
-    other torch.profiler run; it can also be a single file. The report shows the times of data loading,
-    forward, backward, optimizer, snapshots, hidden and exposed communication, and idling; the rank that the
-    others wait for; the slowest data load; collectives with their bus bandwidth; operators; and memory. For
-    GPUs, it also shows why they are idle, how kernels are launched, and the critical path of a step.
-    Unreadable files are skipped with a message.
+    other program that uses torch.profiler. It can also be a single trace file. The report shows the times of
+    data loading, forward, backward, optimizer, snapshots, hidden and exposed communication, and idling; the
+    rank that the others wait for; the slowest data load; collectives with their bus bandwidth; operators; and
+    memory. For GPUs, it also shows why they are idle, how kernels are launched, and the critical path of a
+    step. Unreadable files are skipped with a message.
 
     \b
     Examples:
@@ -76,7 +78,7 @@ def command(
     for package in ("numpy", "msgspec", *(("plotly",) if page_file else ())):
         if find_spec(package) is None:
             raise RequestError(
-                f"report requires {package}, which is not installed; run {install_command('report')}"
+                f"ddp-hpc report requires {package}, which is not installed; run {install_command('report')}"
             )
     from ddp_hpc.trace import compare, merge, page
     from ddp_hpc.trace import outputs as documents

@@ -19,14 +19,17 @@ _EXIT_CODES = {"waiting": EXIT_DONE, "running": EXIT_DONE, "done": EXIT_DONE, "r
 @click.command("status")
 @click.option("--json", "as_json", is_flag=True, help="Print all information as one JSON object or list.")
 @click.option(
-    "--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Run directory of the job.  [detected]"
+    "--run-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Run directory of the job.  [default: detected]",
 )
 @click.argument("job", required=False)
 def command(job: str | None, as_json: bool, run_dir: Path | None) -> None:
     """Show the state and progress of a job and, once it has ended, why it ended and what to do next.
 
-    Without JOB, the command shows the last job of --run-dir, or of each run in runs/ of the current
-    directory.
+    Without JOB, the command shows the last job of the run in --run-dir, or of each run in the directory runs/
+    of the current directory.
 
     The exit code is 0 if the job is pending, running or done, 75 if it stopped with its state saved and must
     be resumed, 1 if it failed or its state is unknown, and 2 if there is no such job.

@@ -44,10 +44,11 @@ _OVERRIDDEN = "JOB007"
 def command(script: Path | None, dry_run: bool, force: bool, chain: int | None, **options: Any) -> None:
     """Submit a job script, or the script that `ddp-hpc render` would write for the same options.
 
-    Prints only the job ID on stdout. The script is checked with `ddp-hpc lint` first, and is not submitted if
-    there are errors. With SCRIPT, the options --account, --name, --nodes, --qos, --queue and --walltime are
-    passed to sbatch or qsub, where they override the directives; if neither --account nor the script sets an
-    account, DDP_HPC_ACCOUNT is used. Under Slurm, the arguments after -- are those of the script.
+    Standard output contains only the job ID. The command first checks the script with `ddp-hpc lint`, and
+    does not submit it if there are errors. With SCRIPT, the options --account, --name, --nodes, --qos,
+    --queue and --walltime are passed to sbatch or qsub, where they override the directives; if neither
+    --account nor the script sets an account, DDP_HPC_ACCOUNT is used. Under Slurm, the arguments after -- are
+    passed to the script.
 
     \b
     Examples:
@@ -97,7 +98,7 @@ def _print_jobs(sent: Iterator[tuple[str, str]], program: str, chain: int | None
         try:
             for job_id, problem in sent:
                 queued.append(job_id)
-                # Printed at once, as the job exists whatever happens to this process.
+                # Print the ID immediately: the job exists even if this process fails now.
                 click.echo(job_id)
                 if problem:
                     click.echo(f"warning: {problem}", err=True)
@@ -146,7 +147,7 @@ def _order(script: Path | None, request: dict[str, Any]) -> tuple[Order, list[Li
     )
     linted, added = submission.as_linted(order, asked, site_or_none)
     found = [
-        # Lines after the added directives have other numbers in the user's file.
+        # Lines after the added directives have different line numbers in the user's file.
         replace(one, line=one.line if one.line < added.start else max(added.start - 1, one.line - len(added)))
         for one in lint.lint_script(linted, site_or_none, directory=Path.cwd())
         if not (account and one.check == _NO_ACCOUNT) and not (one.check == _OVERRIDDEN and one.line in added)
@@ -184,4 +185,7 @@ def check_findings(found: list[LintFinding], *, force: bool) -> None:
     errors = sum(one.severity == "error" for one in shown)
     if errors and not force:
         counted = f"{errors} error{'s' if errors > 1 else ''}"
-        raise RequestError(f"lint found {counted}, and nothing was submitted; fix the script, or use --force")
+        raise RequestError(
+            f"lint found {counted}, and nothing was submitted; fix the script, or use --force "
+            "to submit it anyway"
+        )

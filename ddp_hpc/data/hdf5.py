@@ -69,7 +69,7 @@ def open_hdf5(path: Path, src_key: str, tgt_key: str) -> Samples:
         train = _dataset(path, file, src_key, "--src-key"), _dataset(path, file, tgt_key, "--tgt-key")
         num_classes = _num_classes(path, file)
         test_keys = [f"{TEST_GROUP}/{key}" for key in (src_key, tgt_key)]
-        # In a file from another program, "test" may be something else.
+        # In a file that another program wrote, "test" may not be a group.
         has_test = any(isinstance(_get(file, key), h5py.Dataset) for key in test_keys)
         test = [_dataset(path, file, key, None) for key in test_keys] if has_test else []
         train_info = _check(path, (src_key, tgt_key), train)
@@ -115,7 +115,7 @@ def _file(path: Path, **options: int) -> Any:
     except OSError as error:
         if "file locking flag values don't match" not in str(error):
             raise
-        # The caller has the file open with a lock, and HDF5 requires the same flag for all handles in a
+        # The caller has opened the file with a lock, and HDF5 requires the same flag for all handles in a
         # process.
         return h5py.File(path, "r", **options)
 
@@ -130,8 +130,8 @@ def _opened(path: Path) -> Iterator[Any]:
         text = first_line(error)
         if "unable to lock file" in text or "required for file locking" in text:
             raise DataError(
-                f"{path} cannot be opened with a lock ({text}). Reading needs no lock: "
-                "unset HDF5_USE_FILE_LOCKING, or export HDF5_USE_FILE_LOCKING=FALSE."
+                f"{path} cannot be locked ({text}). Reading does not require a lock: unset "
+                "HDF5_USE_FILE_LOCKING, or export HDF5_USE_FILE_LOCKING=FALSE."
             ) from None
         if "signature not found" in text:
             raise DataError(
@@ -172,8 +172,8 @@ def _check(path: Path, keys: tuple[str, str], datasets: Sequence[Any]) -> tuple[
             dtype = dataset.dtype
         except TypeError as error:
             raise DataError(
-                f"{path}: {key} has a type that NumPy does not support ({first_line(error)}); "
-                "write it as float32"
+                f"{path}: {key} has a type that NumPy does not support ({first_line(error)}); write the "
+                "dataset as float32"
             ) from None
         bfloat16 = dtype == np.uint16 and _text(dataset.attrs.get(ATTR_DTYPE)) == BFLOAT16
         infos.append(check_array(path, key, dataset.shape, dtype, bfloat16))
@@ -213,13 +213,13 @@ def _uses_other_files(path: Path, dataset: Any) -> bool:
     """Returns whether some of the values are stored in other files.
 
     Raises:
-        DataError: such a file is missing. HDF5 would read zeros in its place.
+        DataError: such a file is missing. HDF5 would read zeros instead of the missing values.
     """
     if dataset.is_virtual:
         names = {source.file_name for source in dataset.virtual_sources()} - {"."}
         directories = [os.environ.get("HDF5_VDS_PREFIX", ""), str(path.parent), "."]
         for name in sorted(names):
-            # A name with % is a pattern for file names, and may match none.
+            # A name that contains % is a pattern for file names, which may not match any file.
             if "%" not in name and not any(Path(directory, name).exists() for directory in directories):
                 raise DataError(
                     f"{path}: {dataset.name} is a virtual dataset, and its source file {name} is missing. "
@@ -228,7 +228,7 @@ def _uses_other_files(path: Path, dataset: Any) -> bool:
         return bool(names)
     if dataset.id.get_create_plist().get_external_count():
         return True
-    # The offset of a dataset behind an external link refers to the other file.
+    # If a dataset is reached through an external link, its offset refers to the other file.
     return not path.samefile(dataset.file.filename)
 
 
@@ -242,8 +242,8 @@ def _check_filters(path: Path, dataset: Any) -> None:
         if not h5py.h5z.filter_avail(code):
             raise DataError(
                 f"{path}: {dataset.name} is compressed with filter {code} ({name.decode(errors='replace')}), "
-                "which this HDF5 library does not have. "
-                "Set HDF5_PLUGIN_PATH to its directory, or write the data uncompressed."
+                "which this HDF5 library does not have. Set HDF5_PLUGIN_PATH to the directory of the filter "
+                "plugin, or write the data uncompressed."
             )
 
 

@@ -103,7 +103,7 @@ def _samples(
 def _pair(dataset: Any, number: int) -> tuple[NDArray[Any], NDArray[Any]]:
     try:
         sample = dataset[number]
-    except Exception as error:  # the user's code may raise anything
+    except Exception as error:  # the user's code may raise any exception
         raise _raised(number, error) from None
     try:
         # Reading a lazy sample, such as a generator, also runs the user's code.

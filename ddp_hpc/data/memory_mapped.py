@@ -90,7 +90,7 @@ def gather_from(array: NDArray[Any]) -> Gather:
     def gather(indices: NDArray[np.int64], out: NDArray[Any]) -> None:
         if as_bytes:
             out = out.reshape(len(indices), rows.shape[1] // array.itemsize).view(np.uint8)
-        # Samples.read has checked the indices. With mode="raise", take would make a second copy.
+        # Samples.read has checked the indices. With mode="raise", np.take would make a second copy.
         np.take(rows, indices, axis=0, out=out, mode="clip")
 
     return gather

@@ -87,7 +87,7 @@ def _check_file(path: Path) -> None:
             f"no such file: {path}{hint}. Choose one with --data or create one with `python -m data_gen`."
         ) from None
     except OSError as error:
-        raise DataError(f"cannot access {path}: {error}; check the name and its permissions") from error
+        raise DataError(f"cannot access {path}: {error}; check the name and the permissions") from error
     if stat.S_ISDIR(mode):
         inside = sorted(name for name in _names(path) if name.endswith(SUFFIXES))
         raise DataError(
@@ -100,7 +100,8 @@ def _check_file(path: Path) -> None:
         path.open("rb").close()
     except OSError as error:
         raise DataError(
-            f"no permission to read {path}: {error.strerror}. Change its mode or owner, or use another file."
+            f"no permission to read {path}: {error.strerror}. Change the permissions or the owner of the "
+            "file, or use another file."
         ) from error
 
 

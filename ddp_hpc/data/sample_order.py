@@ -25,8 +25,9 @@ ROUNDS = 8
 # The order of up to this number of samples is stored. It takes half a megabyte, and half a millisecond to
 # shuffle.
 STORED_UP_TO = 2**16
-# Number of positions that are permuted at once. A separate computation per batch of 32 would take 40 us,
-# almost all of it overhead of NumPy's calls. Much larger blocks do not fit into the processor's cache.
+# Number of positions that are permuted at once. Permuting each batch of 32 separately would take 40 us,
+# almost all of which is the overhead of NumPy calls. Much larger blocks do not fit into the processor's
+# cache.
 BLOCK = 4096
 
 # MurmurHash3's 64-bit finalizer (Austin Appleby, public domain), without its first and last shift: the
@@ -67,8 +68,8 @@ class KeyedPermutation:
             raise IndexError(f"numbers must be in the range 0 to {self.size - 1}")
         moved = self._rounds(unsigned)
         # Two digits can represent up to about sqrt(size) numbers that are too large. Such a result is
-        # permuted again until it is below `size` (cycle walking). This ends, because its cycle contains
-        # the number at which it started.
+        # permuted again until it is below `size` (cycle walking). This loop ends, because the cycle of the
+        # permutation contains the number at which it started.
         while len(outside := np.flatnonzero(moved >= np.uint64(self.size))):
             moved[outside] = self._rounds(moved[outside])
         return moved.astype(np.int64)
@@ -81,7 +82,8 @@ class KeyedPermutation:
         for index, key in enumerate(self.keys):
             digit, other, base = (high, low, high_base) if index % 2 else (low, high, low_base)
             digit += hash_below(base, other, np.uint64(key))
-            # This computes modulo base without a division: a negative difference wraps to a huge number.
+            # This computes the remainder modulo base without a division: a negative difference wraps around
+            # to a huge number.
             np.minimum(digit, digit - base, out=digit)
         return high * low_base + low
 

@@ -22,8 +22,8 @@ _KINDS = "biuf"
 _MAX_ITEM_BYTES = 8
 _MAX_LISTED = 12
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
-# torch.load's message for a file that contains more than tensors. It is replaced, because it advises to set
-# weights_only=False, which would run code from the file.
+# torch.load's message for a file that contains more than tensors. This message is replaced, because it
+# recommends weights_only=False, which would run code from the file.
 _NOT_LOADED = re.compile(r"weights[_ ]only", re.IGNORECASE)
 _NOT_ALLOWED = re.compile(r"[Uu]nsupported (?:global: GLOBAL|class) ([\w.]+)")
 
@@ -113,7 +113,8 @@ class Samples:
             IndexError: an index is not in the range 0 to num_samples - 1.
         """
         num = len(indices)
-        # Viewed as unsigned, negative indices become the largest, so one pass checks both ends of the range.
+        # If indices are viewed as unsigned integers, negative ones become the largest, so one pass checks
+        # both limits.
         if num and int(indices.view(np.uint64).max()) >= self.num_samples:
             raise IndexError(
                 f"indices {indices.min()} to {indices.max()} are not in the range 0 to {self.num_samples - 1}"
@@ -167,7 +168,7 @@ def check_array(
         )
     if shape[0] == 0:
         raise DataError(
-            f"{path}: {key} has shape {shape} and thus no samples; write the file with at least one"
+            f"{path}: {key} has shape {shape} and thus no samples; write a file with at least one sample"
         )
     if 0 in shape:
         raise DataError(
@@ -197,7 +198,7 @@ def check_test(path: Path, train: tuple[ArrayInfo, ArrayInfo], test: tuple[Array
             raise DataError(
                 f"{path}: {of_train.key} has samples of shape {of_train.shape} and dtype "
                 f"{of_train.dtype_name}, but {of_test.key} has {of_test.shape} and {of_test.dtype_name}; "
-                "both splits must have the same"
+                "both splits must have the same shape and dtype"
             )
 
 

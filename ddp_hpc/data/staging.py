@@ -19,7 +19,7 @@ from ddp_hpc.units import format_bytes
 
 _WRITER = "stage"
 _BLOCK_BYTES = 8 * 1024 * 1024
-# Space to leave free: others write to this storage too, and a full /tmp harms more than this job.
+# Space to leave free: other programs also write to this storage, and a full /tmp affects more than this job.
 _MARGIN_BYTES = 64 * 1024 * 1024
 
 
@@ -59,8 +59,8 @@ def stage_file(
         directory.mkdir(parents=True, exist_ok=True)
         if others_can_replace_files(directory):
             raise NotStagedError(
-                f"other users can replace files in {directory}, and thus the copy while it is read; "
-                "use a directory that belongs to you"
+                f"other users can replace files in {directory}, including the copy of the data; use a "
+                "directory that belongs to you"
             )
         remove_leftovers(directory, _WRITER)
         target = directory / _copy_name(source, before)
@@ -72,7 +72,9 @@ def stage_file(
                 if _identity(source.stat()) != _identity(before):
                     raise NotStagedError(f"{source} changed while it was copied")
                 if _read_back(partial) != expected:
-                    raise NotStagedError(f"the copy in {directory} differs from {source} when read back")
+                    raise NotStagedError(
+                        f"the copy in {directory} differs from {source} when it is read again"
+                    )
                 os.utime(partial, ns=(before.st_atime_ns, before.st_mtime_ns))
                 try:
                     move_into_place(partial, target, replace=False)
@@ -117,7 +119,7 @@ def _check_space(directory: Path, size: int) -> None:
     free_bytes = shutil.disk_usage(directory).free
     if free_bytes < needed_bytes:
         raise NotStagedError(
-            f"{directory} has {format_bytes(free_bytes)} free, but {format_bytes(needed_bytes)} are needed"
+            f"{directory} has {format_bytes(free_bytes)} free, but {format_bytes(needed_bytes)} are required"
         )
 
 
@@ -147,7 +149,7 @@ def _read_back(partial: Path) -> tuple[int, int]:
     done_bytes, crc = 0, 0
     buffer = memoryview(bytearray(_BLOCK_BYTES))
     with partial.open("rb", buffering=0) as copy:
-        # Drop the page cache, because reading from it would prove nothing about the disk.
+        # Drop the page cache, because reading from the cache would not verify the data on the disk.
         os.posix_fadvise(copy.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         while count := copy.readinto(buffer):
             crc = zlib.crc32(buffer[:count], crc)

@@ -125,7 +125,9 @@ def wanted_keys(path: Path, names: Iterable[str], src_key: str, tgt_key: str) ->
     found = [key for key in test_keys if key in present]
     if len(found) == 1:
         missing = next(key for key in test_keys if key not in found)
-        raise DataError(f"{path} has {found[0]} but no {missing}; write both or neither")
+        raise DataError(
+            f"{path} has {found[0]} but no {missing}; write a file with both arrays or with neither of them"
+        )
     return [src_key, tgt_key, *found]
 
 
@@ -149,7 +151,7 @@ def _load_pt(path: Path) -> dict[str, Any]:
 
     try:
         entries = torch.load(path, weights_only=True, mmap=True, map_location="cpu")
-    except Exception as error:  # a damaged pickle raises nearly anything
+    except Exception as error:  # a damaged pickle can raise almost any exception
         raise DataError(
             f"{path} is damaged or not a dict of tensors ({first_line(error)}). "
             "Copy it again, or save a dict of tensors with torch.save."

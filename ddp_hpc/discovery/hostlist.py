@@ -7,7 +7,7 @@ import re
 
 from ddp_hpc.errors import LaunchError
 
-# Slurm's own limit (MAX_SLURM_NODES). A longer list is corrupt, or made to exhaust the memory.
+# Slurm's own limit (MAX_SLURM_NODES). A longer list is corrupt, or was written to exhaust the memory.
 MAX_HOSTS = 65536
 
 _PIECES = re.compile(r"\[([0-9,-]+)\]|([^\[\]]+)")
@@ -83,7 +83,9 @@ def expand_counts(text: str) -> list[int]:
     for part in text.strip().split(","):
         match = _COUNT.fullmatch(part.strip())
         if match is None:
-            raise LaunchError(f"{_short(text)} is not a list of tasks per node; Slurm writes 2(x3),1")
+            raise LaunchError(
+                f"{_short(text)} is not a list of tasks per node; Slurm uses the format 2(x3),1"
+            )
         if int(match[2] or 1) > MAX_HOSTS - len(counts):
             raise _too_many(text)
         counts.extend([int(match[1])] * int(match[2] or 1))

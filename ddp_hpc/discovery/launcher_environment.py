@@ -57,7 +57,7 @@ class Launcher:
 
     name: str
     title: str
-    any_of: tuple[str, ...]  # the launcher is present if one of these variables is set ...
+    any_of: tuple[str, ...]  # the launcher is detected if one of these variables is set ...
     all_of: tuple[str, ...] = ()  # ... and all of these are set; a trailing * stands for any suffix
     rank: str = ""
     world_size: str = ""
@@ -92,7 +92,8 @@ def _complete_slurm(environ: Environ, reported: LauncherValues) -> LauncherValue
     if reported.node_rank >= len(counts):
         raise LaunchError(
             f"SLURM_NODEID={reported.node_rank} is outside SLURM_STEP_TASKS_PER_NODE={text} "
-            f"({len(counts)} nodes); these variables belong to two different steps: unset the older ones"
+            f"({len(counts)} nodes); these variables belong to two different job steps: unset those of the "
+            "older step"
         )
     sources = {**reported.sources, "local_size": "SLURM_STEP_TASKS_PER_NODE"}
     return replace(reported, local_size=counts[reported.node_rank], sources=sources)
@@ -180,8 +181,8 @@ LAUNCHERS: tuple[Launcher, ...] = (
         complete=_complete_torchrun,
     ),
     # OMPI_COMM_WORLD_NODE_RANK is not a node index but the rank among the processes of all jobs on the
-    # node, so the node index is derived. Other OMPI_* variables prove nothing: OMPI_ALLOW_RUN_AS_ROOT
-    # is often set by hand.
+    # node, so the node index is derived. Other OMPI_* variables do not prove that Open MPI started the
+    # process: OMPI_ALLOW_RUN_AS_ROOT is often set by hand.
     Launcher(
         name="openmpi",
         title="Open MPI",
@@ -362,7 +363,9 @@ def without_exec_variables(environ: Environ) -> dict[str, str]:
 
 
 def peek_rank(environ: Environ) -> int:
-    """Returns the probable rank, to decide which process prints an error; 0 without a launcher."""
+    """Returns the probable rank, which is used to decide which process prints an error; 0 if no launcher was
+    detected.
+    """
     for launcher in present_launchers(environ):
         rank = _plain_number(environ.get(launcher.rank, ""))
         if rank is not None:
@@ -374,8 +377,8 @@ def _number(variable: str, text: str, least: int) -> int:
     number = _plain_number(text)
     if number is None or number < least:
         raise LaunchError(
-            f"{variable}={text[:80]!r} is not a {'size' if least else 'rank'}; a launcher sets it to a "
-            f"number of at least {least}: unset it, or restart the ranks with the launcher"
+            f"{variable}={text[:80]!r} is not a {'size' if least else 'rank'}; it must be an integer of at "
+            f"least {least}, set by the launcher: unset it, or start the ranks with the launcher"
         )
     return number
 

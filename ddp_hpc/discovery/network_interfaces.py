@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _SIOCGIFADDR = 0x8915  # <linux/sockios.h>
-# Bridges and tunnels of containers and virtual machines lead to no other node.
+# Bridges and tunnels of containers and virtual machines do not lead to other nodes.
 _VIRTUAL = ("docker", "virbr", "br-", "cni", "cali", "flannel", "tun", "tap", "podman", "veth")
 
 

@@ -21,11 +21,13 @@ _MAX_RANKS = 4096  # maximum number of simultaneous connections
 
 
 def print_once_per_node(text: str, environ: Environ) -> None:
-    """Writes a line to stderr, unless another rank of this launch on this node has just written the same.
+    """Writes a line to stderr, unless another rank of this launch on this node has just written the same
+    line.
 
     Texts that differ only in numbers, such as the rank, count as the same. The first rank binds an abstract
-    socket whose name is derived from the text. Such a socket needs no file, but vanishes with its process, so
-    this function waits for `_LINGER_S`. Other users can bind the same name, so the owner is checked.
+    socket whose name is derived from the text. Such a socket does not require a file, but it disappears when
+    its process exits, so this function waits for `_LINGER_S`. Other users can bind the same name, so the
+    owner is checked.
     """
     if not present_launchers(environ):
         _write(text)

@@ -13,7 +13,7 @@ from ddp_hpc.discovery.rank_placement import RankPlace, cpu_list, cpu_numbers
 from ddp_hpc.text_table import aligned
 
 _BIND = "srun --cpus-per-task=N, mpiexec --cpu-bind depth -d N (PALS), or no binding (--bind-to none)"
-# Messages name this many hosts and only count the others.
+# Messages list at most this number of hosts, and report how many others there are.
 _MAX_NAMED = 3
 
 
@@ -86,8 +86,8 @@ def _bound_to_the_same(nodes: dict[str, list[RankPlace]]) -> Iterator[PlacementF
 def _is_bound_to_the_same(ranks: list[RankPlace]) -> bool:
     first, same = ranks[0], len({place.cpus for place in ranks}) == 1
     num_cpus = len(cpu_numbers(first.cpus))
-    # If no scheduler states the CPUs of the job, a container with few CPUs looks like a binding: only less
-    # than one CPU per rank is certain to be a mistake.
+    # If no scheduler reports the number of CPUs of the job, a container with few CPUs cannot be distinguished
+    # from a CPU binding: only less than one CPU per rank is certainly a mistake.
     least_cpus = first.allotted_cpus or min(len(ranks), first.online_cpus)
     return len(ranks) > 1 and same and num_cpus < least_cpus
 

@@ -132,7 +132,9 @@ def _numa_nodes(cpus: set[int], sysfs: Path) -> list[int]:
 
 
 def _allotted_cpus(environ: Environ) -> int | None:
-    """Returns Slurm's number of CPUs; PBS sets no reliable one, as NCPUS follows a chunk's ompthreads."""
+    """Returns Slurm's number of CPUs. PBS does not set a reliable number, because NCPUS depends on the
+    `ompthreads` of the chunk.
+    """
     # The job's variable is used, because srun without --cpus-per-task creates a step with one CPU per task.
     with suppress(LaunchError):
         return min(expand_counts(environ.get("SLURM_JOB_CPUS_PER_NODE", "")))

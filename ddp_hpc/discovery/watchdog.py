@@ -55,7 +55,7 @@ def _watch(reader: int, writer: int, limit_s: float, prefix: str) -> None:
         # The inherited sockets of the launcher must not stay open if the parent dies.
         for low, high in ((3, reader), (reader + 1, 4096)):
             os.closerange(low, high)
-        # The parent handles Ctrl-C and the launcher's signals.
+        # The parent handles Ctrl-C and the signals of the launcher.
         for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(sig, signal.SIG_IGN)
         parent, end, stage = os.getppid(), time.monotonic() + limit_s, b"for the other ranks"

@@ -1,8 +1,8 @@
 """The world: rank, size and node of this process, each with its source, or a clear error.
 
-`discover` takes all values from one launcher, completes them with MPI if MPI is
-available, and compares them with every other launcher whose variables are set.
-It raises an error instead of guessing: a rank has no default value.
+`discover` takes all values from one launcher, adds missing values from MPI if MPI is available, and compares
+them with the variables of every other launcher. It raises an error instead of guessing: a rank has no default
+value.
 """
 
 from __future__ import annotations
@@ -172,8 +172,9 @@ def _compare(
             text += f", but {other.title} reports {other_values.place()}"
             if strict:
                 raise LaunchError(
-                    f"{text}: one of them is stale or started the other; unset the stale variables, "
-                    f"or select one with --discovery {launcher.name} or --discovery {other.name}"
+                    f"{text}: one launcher started the other, or its variables are stale; unset the stale "
+                    f"variables, or select a launcher with --discovery {launcher.name} or --discovery "
+                    f"{other.name}"
                 )
             notes.append(f"{text}: the first one was selected")
     return tuple(notes)
@@ -189,7 +190,7 @@ def _started_by(
     launcher.
     """
     if other_values.world_size is None:
-        # PMIx and PALS provide a rank without a size: the rank of an agent is below the number of agents.
+        # PMIx and PALS provide a rank without a size: the rank of an agent is less than the number of agents.
         num_agents = reported.num_nodes if launcher.name == "torchrun" else None
         return num_agents is not None and other_values.rank is not None and other_values.rank < num_agents
     if other_values.world_size == 1:
@@ -206,17 +207,20 @@ def _started_by(
 def _refuse_rank_beyond_size(launcher: Launcher, reported: LauncherValues) -> None:
     if reported.rank is not None and reported.world_size is not None and reported.rank >= reported.world_size:
         raise LaunchError(
-            f"{launcher.title} reports {reported.place()}, but a rank must be below the size; unset the "
+            f"{launcher.title} reports {reported.place()}, but a rank must be less than the size; unset the "
             "stale variable, or use MPI's values with --discovery mpi"
         )
 
 
 def _refuse_singletons(launcher: Launcher, reported: LauncherValues, mpi: MpiComm) -> None:
-    """Raises LaunchError if mpi4py uses another MPI than the launcher, the most common broken launch."""
+    """Raises LaunchError if mpi4py uses a different MPI than the launcher, which is the most common
+    mistake.
+    """
     ranks = max(reported.world_size or 1, reported.local_size or 1)
     if mpi.size == 1 and ranks > 1:
         source = reported.sources.get("world_size") or reported.sources.get("local_size")
-        # The environment variables of these launchers suffice without MPI, also for the rendezvous.
+        # The environment variables of these launchers are sufficient without MPI, including for the
+        # rendezvous.
         sufficient = launcher.name in ("pals", "slurm", "cray_shasta") and not _needs_mpi(reported)
         without = f"; or do not use MPI: --discovery {launcher.name}" if sufficient else ""
         raise LaunchError(
@@ -235,8 +239,8 @@ def _complete_from_mpi(launcher: Launcher, reported: LauncherValues, mpi: MpiCom
                 f"{mpi.size}: the {name} differs; unset stale variables, or select one with "
                 f"--discovery {launcher.name} or --discovery mpi"
             )
-    # Stale variables often say rank 0, so the real rank 0 may find no mismatch. Exchange the problems, or it
-    # would continue alone.
+    # Stale variables often contain rank 0, so the actual rank 0 may not detect a mismatch. The ranks exchange
+    # their problems, because otherwise rank 0 would continue alone.
     problems = [text for text in mpi.allgather(problem) if text]
     if problems:
         error = LaunchError(problems[0])
@@ -292,7 +296,7 @@ def _world(
     launcher: Launcher, reported: LauncherValues, notes: tuple[str, ...], mpi: MpiComm | None
 ) -> World:
     """Returns the world. No other function computes missing values from other values."""
-    _refuse_rank_beyond_size(launcher, reported)  # checked again, because the size may have been derived
+    _refuse_rank_beyond_size(launcher, reported)  # check again, because the size may have been derived
     sources = dict(reported.sources)
     if reported.local_rank is None and reported.world_size == 1:
         reported = replace(reported, local_rank=0)
@@ -321,7 +325,7 @@ def _world(
     if reported.local_rank >= reported.local_size:
         raise LaunchError(
             f"{launcher.title} reports local rank {reported.local_rank} ({sources['local_rank']}) of "
-            f"{reported.local_size} ({sources['local_size']}), but a local rank must be below the local "
+            f"{reported.local_size} ({sources['local_size']}), but a local rank must be less than the local "
             "size; unset the stale variable"
         )
     if reported.local_size > reported.world_size:

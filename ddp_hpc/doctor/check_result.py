@@ -34,8 +34,8 @@ class Here:
 class DoctorFinding:
     """The result of a check: `what` was found, and the `remedy` if the status is not "ok".
 
-    The findings of a job's nodes differ if their texts `same` differ. Set `same` if `what` contains
-    numbers that differ on every node; without it, `what` is compared.
+    The findings of a job's nodes differ if their texts `same` differ. Set `same` if `what` contains numbers
+    that differ on every node; if it is not set, `what` is compared.
     """
 
     status: str

@@ -170,7 +170,7 @@ def plugin_finding(version: str, plugin: Path | None, here: Here, slingshot: boo
     what = f"NCCL {version}"
     if plugin is not None:
         return ok(f"{what} with {plugin}")
-    # Plugins for libfabric register this name. NCCL aborts if it does not find the plugin named by NCCL_NET.
+    # NCCL plugins for libfabric use this name. NCCL aborts if it does not find the plugin named by NCCL_NET.
     if "libfabric" in here.environ.get("NCCL_NET", "").lower():
         return fail(
             f"{what}, NCCL_NET={here.environ['NCCL_NET']}, and no libnccl-net*.so on LD_LIBRARY_PATH",

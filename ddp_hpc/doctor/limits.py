@@ -11,7 +11,8 @@ from ddp_hpc.doctor.check_result import DoctorFinding, Here, fail, ok, warn
 from ddp_hpc.units import format_bytes
 
 _FEW_FILES = 4096
-_SHM_LEAST_BYTES = 128 * 1024**2  # more than Docker's default of 64 MiB, a common cause of failures
+# Greater than Docker's default of 64 MiB, which is a common cause of failures.
+_SHM_LEAST_BYTES = 128 * 1024**2
 _SHM_GOOD_BYTES = 1024**3
 _RDMA = ("/dev/infiniband", "/dev/cxi0", "/dev/hfi1_0")
 

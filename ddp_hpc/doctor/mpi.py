@@ -12,8 +12,8 @@ from ddp_hpc.discovery.comm import mpi_library
 from ddp_hpc.doctor.check_result import DoctorFinding, Here, fail, first_line, ok, warn
 from ddp_hpc.extras import install_command
 
-# Prefixes of the variables that launchers set for a rank. With them, a single MPI process would wait for the
-# other ranks.
+# Prefixes of the variables that launchers set for a rank. If these variables were set, a single MPI process
+# would wait for other ranks.
 _LAUNCHERS = ("PMI_", "PMIX_", "PALS_", "OMPI_", "PRTE_", "HYDI_", "HYDRA_", "MPI_LOCAL", "MV2_", "SLURM_")
 _VERSION_LIMIT_S = 10.0
 _TRIAL = "a test with two ranks succeeded"
@@ -67,7 +67,7 @@ def mpi_launcher(here: Here) -> DoctorFinding:
     bound = family_of(MPI.Get_library_version())
     what = f"{mpiexec} is {launcher or 'of unknown type'}, mpi4py is bound to {mpi_library()}"
     remedy = "put the mpiexec of that MPI first on the PATH, or export MPI4PY_LIBMPI=/path/to/libmpi.so"
-    # Cray's launchers do not print to which MPI they belong. They start ranks of MPICH.
+    # Cray's launchers do not report to which MPI they belong. They start ranks of MPICH.
     if launcher and bound and launcher != bound:
         return fail(what, remedy)
     if here.is_rank or not launcher or here.in_job:

@@ -51,7 +51,7 @@ def _names_one(variable: str, text: str, own: list[str]) -> bool:
 
 
 def own_name(_here: Here) -> DoctorFinding:
-    """Checks the address of this host's name; Debian's default, 127.0.1.1, is of no use to other nodes."""
+    """Checks the address of this host's name; other nodes cannot use Debian's default, 127.0.1.1."""
     return name_finding(socket.gethostname())
 
 

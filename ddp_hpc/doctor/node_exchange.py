@@ -2,7 +2,7 @@
 
 The first node writes a question, which the others answer with their results. They answer
 a second question with the time of their clocks, and the first node removes the directory
-at the end. MPI is not used, since it may be what is broken. Each run has a random ID, so
+at the end. MPI is not used, because MPI itself may not work. Each run has a random ID, so
 that files of an earlier run are ignored.
 """
 
@@ -138,10 +138,12 @@ def gather(directory: Path, run: str, place: Place, wait_s: float) -> Answers:
 
 
 def answer(directory: Path, node_rank: int, results: list[Result], wait_s: float) -> bool:
-    """Sends this node's results and clock to the first node; False if it did not ask within `wait_s`."""
+    """Sends this node's results and clock to the first node. Returns False if the first node did not ask for
+    them within `wait_s`.
+    """
     answered, clock_sent, end_s = "", "", time.monotonic() + wait_s
     while time.monotonic() < end_s:
-        # If the parent directory is writable for others, another user may have created this directory.
+        # If other users can write to the parent directory, another user may have created this directory.
         question = _read(directory / "question") if is_private(directory) else None
         # Before this node has sent its clock, the first node may have removed the directory of an older run.
         if question is None and clock_sent:

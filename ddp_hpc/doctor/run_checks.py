@@ -50,7 +50,7 @@ def chosen(only: Sequence[str], skip: Sequence[str], checks: Sequence[Check] = C
                 )
     left = [check for check in checks if (not only or check.name in only) and check.name not in skip]
     if not left:
-        raise RequestError("--only and --skip leave no checks to run; omit one of them")
+        raise RequestError("--only and --skip together exclude all checks; omit one of these options")
     return left
 
 
@@ -59,7 +59,7 @@ def run_checks(checks: Sequence[Check], here: Here) -> Iterator[Result]:
     waiting = [start(partial(check.run, here), check.limit_s) for check in checks]
     try:
         for check in checks:
-            # Removed from the list first: once a child has been reaped, another process may get its ID.
+            # Remove the child from the list first: once it has been reaped, another process may get its ID.
             found = collect(waiting.pop(0))
             if isinstance(found, NoAnswer):
                 remedy = f"other checks are not affected; use --skip {check.name} to omit this one"

@@ -83,7 +83,8 @@ def hdf5_locking(here: Here) -> DoctorFinding:
     if find_spec("h5py") is None:
         return warn("not run: h5py is not installed", install_command("train"))
     setting = here.environ.get("HDF5_USE_FILE_LOCKING", "")
-    os.environ.pop("HDF5_USE_FILE_LOCKING", None)  # h5py would prefer it to the argument `locking`
+    # h5py would use this variable instead of the argument `locking`.
+    os.environ.pop("HDF5_USE_FILE_LOCKING", None)
     import h5py
 
     try:

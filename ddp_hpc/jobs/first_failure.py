@@ -52,7 +52,9 @@ def last_attempt(log: str) -> str:
 
 
 def first_failure(log: str) -> Failure | None:
-    """Returns the first failure, from the most reliable message in the log; None without a message."""
+    """Returns the first failure, from the most reliable message in the log; None if there is no such
+    message.
+    """
     if match := _TRAINER.search(log):
         rank, host, message = match[1], match[2], match[3]
         if other := _OTHER_RANK.search(message):

@@ -105,7 +105,7 @@ def _copy_until(end_s: float, readers: dict[Path, Reader], write: Write) -> None
 
 
 def _news(report: JobReport) -> str:
-    """Returns the reason why the job writes no log now; empty while it writes one."""
+    """Returns why the job does not write a log now; empty if it does."""
     job = report.job
     if job is None or job.phase == "ended":
         return ""

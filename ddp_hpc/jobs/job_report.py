@@ -66,8 +66,8 @@ def report_job(job_id: str, run_dir: Path | None = None) -> JobReport:
     run_dir = run_dir or ledger.find_run_dir(job_id, job, Path.cwd())
     if job is None and run_dir is None:
         raise UnknownJobError(
-            f"job {job_id} is known neither to the scheduler nor to a run directory in {Path.cwd()}; check "
-            "the number, change to the directory from which it was submitted, or set --run-dir"
+            f"job {job_id} was not found by the scheduler or in a run directory in {Path.cwd()}; check the "
+            "job ID, change to the directory from which it was submitted, or set --run-dir"
         )
     return combine(job_id, job, run_dir)
 
@@ -110,7 +110,7 @@ def combine(job_id: str, job: JobState | None, run_dir: Path | None) -> JobRepor
 
 
 def _state_since(run_dir: Path, begin_s: int) -> RunState | None:
-    """Returns the state if it was written since the job began. An older one is that of an earlier run."""
+    """Returns the state if it was written since the job began. An older state belongs to an earlier run."""
     with suppress(DdpHpcError, OSError):
         if state_path(run_dir).stat().st_mtime >= begin_s:
             return read_state(run_dir)
@@ -156,7 +156,9 @@ def _next_job(
 
 def _check_run_dir(run_dir: Path | None) -> None:
     if run_dir is not None and not os.path.isdir(run_dir):  # noqa: PTH112 - is_dir raises PermissionError
-        raise RequestError(f"--run-dir {run_dir} is not a readable directory; use the directory of the run")
+        raise RequestError(
+            f"--run-dir {run_dir} is not a readable directory; give the run directory of the job"
+        )
 
 
 def _verdict(job: JobState | None, state: RunState | None) -> str:
@@ -218,6 +220,6 @@ def last_jobs(run_dir: Path | None = None) -> Iterator[JobReport]:
         if jobs := ledger.job_ids(one):
             try:
                 job = read_job(check_job_id(jobs[-1]))
-            except RequestError:  # a run directory that was copied here, or is damaged
+            except RequestError:  # the run directory was copied from another machine, or is damaged
                 job = None
             yield combine(jobs[-1], job, one)

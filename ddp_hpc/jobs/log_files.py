@@ -28,7 +28,8 @@ _SUCCESSOR = re.compile(
 def log_paths(job: JobState) -> list[Path]:
     """Returns the log files of the job: its output, then its errors if they are separate.
 
-    Slurm's accounting has no paths of logs. Once only it knows the job, logs with default names are used.
+    Slurm's accounting does not store the paths of logs. If only the accounting knows the job, logs with
+    default names are used.
     """
     if job.log:
         return [Path(path) for path in (job.log, job.error_log) if path]

@@ -197,7 +197,7 @@ def _code(job: JobState) -> str:
         try:
             return f"killed by {signal.Signals(job.signal).name}"
         except ValueError:
-            return ""  # such as 125, which Slurm uses for a lack of memory
+            return ""  # such as 125, with which Slurm reports that a job ran out of memory
     if not job.exit_code:
         return ""
     number = job.exit_code - 128

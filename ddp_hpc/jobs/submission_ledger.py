@@ -1,9 +1,9 @@
 """The record of the jobs of a run in its run directory: submissions, attempts and cancellations.
 
 `ddp-hpc submit` writes one JSON object per line to `submitted`. Job scripts write one line per start,
-`ATTEMPT JOBID STEP UNIX_S`, to `attempts`. `ddp-hpc cancel` writes the numbers of the jobs that it has
-cancelled since the last start to `cancelled`. There is no other database: the run directory of a job is
-found through the script and the working directory that the scheduler reports for the job.
+`ATTEMPT JOBID STEP UNIX_S`, to `attempts`. `ddp-hpc cancel` writes the IDs of the jobs that it has cancelled
+since the last start to `cancelled`. There is no other database: the script and the working directory that the
+scheduler reports for a job determine its run directory.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ddp_hpc.partial_files import write_atomically
 from ddp_hpc.schedulers.job_state import JobState, is_job_id, same_job
 
 SUBMITTED, ATTEMPTS, CANCELLED = "submitted", "attempts", "cancelled"
-# Enough for thousands of starts. Of a larger file, only the end is read.
+# Enough for thousands of starts. If a file is larger, only its end is read.
 _MAX_BYTES = 4 * 1024 * 1024
-# About 30,000 years; functions of `time` fail for larger values.
+# About 30,000 years; functions of the module `time` fail for larger values.
 _MAX_S = 10**12
 _ATTEMPT = re.compile(r"([1-9][0-9]{0,5}) (\S+) (0|[1-9][0-9]{0,14}) ([0-9]{1,12})")
 _RUN_DIR = "DDP_HPC_RUN_DIR"
@@ -166,7 +166,7 @@ def attempts(run_dir: Path) -> list[Attempt]:
     }
     found, cluster = [], ""
     for start in filter(None, map(parse_attempt, _lines(run_dir / ATTEMPTS))):
-        # A successor is queued on the cluster of the job before it.
+        # A successor is queued on the same cluster as the previous job.
         cluster = clusters.get(start.job_id, cluster)
         found.append(replace(start, job_id=start.job_id + cluster))
     return found
@@ -228,7 +228,8 @@ def find_run_dir(job_id: str, job: JobState | None, here: Path) -> Path | None:
 
 
 def runs_in(directory: Path) -> list[Path]:
-    """Returns the run directories in `directory`/runs, and `directory` itself if it is one; newest last.
+    """Returns the run directories in `directory`/runs, and `directory` itself if it is a run directory; the
+    newest is last.
 
     Each task of a job array has a run directory of its own in the directory of the array.
     """
@@ -252,7 +253,7 @@ def _candidates(job: JobState | None, here: Path) -> Iterator[Path]:
         yield Path(job.script).parent  # the run directory has a copy of the script, which successors run
     if job is not None and job.work_dir:
         yield from reversed(runs_in(Path(job.work_dir)))
-    else:  # less reliable: a run in this directory can have the same job id from another machine
+    else:  # less reliable: a run in this directory can have a job with the same ID on another machine
         yield from reversed(runs_in(here))
 
 

@@ -26,7 +26,7 @@ from ddp_hpc.schedulers.job_state import was_dropped
 from ddp_hpc.schedulers.registry import MONITORED, SCHEDULERS
 from ddp_hpc.sites.site import Site
 
-# Paths with characters that only the scheduler expands, such as %j, the job id.
+# Matches paths with patterns that only the scheduler expands, such as %j for the job ID.
 _NOT_PLAIN = re.compile(r"[$~^%\0\n]")
 _CHAINED = "DDP_HPC_CHAINED"
 _MAX_ATTEMPTS = re.compile(r"(?:--max-attempts |^export DDP_HPC_MAX_ATTEMPTS=)([0-9]{1,6})", re.MULTILINE)
@@ -110,16 +110,16 @@ def order_script(
     """
     script = parse_script(text)
     if script.scheduler not in MONITORED:
-        prefixes = " nor ".join(one.prefix for one in MONITORED.values())
+        prefixes = " or ".join(one.prefix for one in MONITORED.values())
         raise RequestError(
-            f"{path} is not a job script: it has neither {prefixes} lines; write a job script with "
+            f"{path} is not a job script: it contains no {prefixes} lines; write a job script with "
             "ddp-hpc render -o FILE, or add directives"
         )
     scheduler = SCHEDULERS[script.scheduler]
     if arguments and not scheduler.passes_arguments:
         raise RequestError(
-            f"{path} cannot get the arguments {shlex.join(arguments)}, because {scheduler.submit_program} "
-            "passes none to a script; write them into the script"
+            f"{path} cannot receive the arguments {shlex.join(arguments)}, because "
+            f"{scheduler.submit_program} does not pass arguments to scripts; write them into the script"
         )
     options = [word for words in scheduler.overrides(asked, script, site) for word in words]
     if account:
@@ -154,7 +154,8 @@ def names_account(text: str) -> bool:
 def other_run(order: Order) -> str:
     """Returns a warning if the run directory contains a run that this job would not resume as intended.
 
-    That is a run of another command, or a complete run. Empty without such a run.
+    This is the case for a run of another command, and for a complete run. Returns an empty string in all
+    other cases.
     """
     run_dir = order.run_dir
     if run_dir is None:
@@ -209,13 +210,13 @@ def prepare(order: Order) -> None:
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise DdpHpcError(f"{directory} cannot be created, but the job needs it") from error
+            raise DdpHpcError(f"{directory} cannot be created, but the job requires it") from error
     if order.is_new:
         write_script(order.script.text, order.path)
 
 
 def send_one(order: Order) -> Iterator[tuple[str, str]]:
-    """Submits one job; yields its id, and a warning or an empty string.
+    """Submits one job; yields its ID, and a warning or an empty string.
 
     Raises:
         DdpHpcError: the scheduler refuses the job or cannot be reached.
@@ -229,7 +230,7 @@ def check_chain(order: Order, num_jobs: int) -> None:
     if not order.scheduler.can_chain or not (_CHAINED in text or order.script.is_supervised):
         raise RequestError(
             f"--chain {num_jobs} was given, but only PBS scripts of ddp-hpc can be queued as a chain; "
-            "omit it: other scripts of ddp-hpc requeue themselves"
+            "omit it, as the other scripts of ddp-hpc requeue themselves"
         )
     found = _MAX_ATTEMPTS.search(text)
     max_attempts = int(found[1]) if found else DEFAULT_MAX_ATTEMPTS
@@ -261,8 +262,8 @@ def _send(order: Order, argv: list[str], after: str) -> Iterator[tuple[str, str]
     job_id = send(order.scheduler, argv)
     if after and was_dropped(order.scheduler.job_commands().read_job, job_id):
         raise DdpHpcError(
-            f"PBS has dropped job {job_id} because the server no longer knows job {after}, "
-            "on which it depends. Check what happened to that job, then submit again."
+            f"PBS has dropped job {job_id} because it depends on job {after}, which the server no longer "
+            f"knows. Check what happened to job {after}, and submit again."
         )
     problem = ""
     if order.run_dir is not None:

@@ -32,14 +32,14 @@ def find_allocation(environ: Mapping[str, str]) -> Allocation:
     for name in _RANKS_ALONE:
         if name in environ:
             raise RequestError(
-                f"{name}={environ[name][:40]}: this process was started by a launcher, so each process would "
-                "start all ranks. Run ddp-hpc launch once, without a launcher in front."
+                f"{name}={environ[name][:40]}: a launcher started this process, so each of its processes "
+                "would start all ranks. Run ddp-hpc launch once, without another launcher."
             )
     for name in _SIZES:
         if first_number(environ.get(name, "")) > 1:
             raise RequestError(
-                f"{name}={environ[name][:20]}: this process is one of several ranks, and each would start "
-                "all ranks. Run ddp-hpc launch once, without srun or mpiexec in front."
+                f"{name}={environ[name][:20]}: this process is one of several ranks, each of which would "
+                "start all ranks. Run ddp-hpc launch once, without srun or mpiexec."
             )
     found = (scheduler.find_allocation(environ) for scheduler in SCHEDULERS.values())
     return next(filter(None, found), THIS_MACHINE)
@@ -60,7 +60,7 @@ def gpus_here(environ: Mapping[str, str]) -> int:
         )
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    # Without a driver, it prints an error message to stdout.
+    # Without a driver, nvidia-smi prints its error message to stdout.
     return sum(line.startswith(b"GPU ") for line in done.stdout.splitlines())
 
 

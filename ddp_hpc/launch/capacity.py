@@ -19,8 +19,8 @@ def fit(
 ) -> tuple[Job, Layout, int]:
     """Return the job with its number of nodes set, the layout of each node, and the total number of ranks.
 
-    Without `num_ranks`, all nodes are filled with one rank per GPU, else with the number of tasks that the
-    job requested, else with one rank per 8 cores.
+    Without `num_ranks`, each node gets one rank per GPU; without GPUs, the number of tasks that the job
+    requested; and otherwise one rank per 8 cores.
 
     Raises:
         RequestError: there are more ranks than fit, or `lay_out` rejects the layout.
@@ -56,8 +56,8 @@ def fit(
     layout = replace(lay_out(job, site), ranks_per_node=math.ceil(num_ranks / job.num_nodes))
     if layout.launcher == "torchrun" and num_ranks % job.num_nodes:
         raise RequestError(
-            f"-n {num_ranks} is not divisible by {job.num_nodes} nodes, but torchrun starts the same "
-            f"number of ranks on each. Use -n {layout.ranks_per_node * job.num_nodes}."
+            f"-n {num_ranks} is not divisible by {job.num_nodes} nodes, but torchrun starts the same number "
+            f"of ranks on each node. Use -n {layout.ranks_per_node * job.num_nodes}."
         )
     return job, layout, num_ranks
 

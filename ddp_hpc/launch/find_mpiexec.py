@@ -34,7 +34,10 @@ def find_mpiexec(environ: Mapping[str, str]) -> tuple[str, str]:
                     "mpiexec."
                 )
             return found, "" if code else version
-        raise RequestError(f"DDP_HPC_MPIEXEC={wanted} is not an executable program. Set it to an mpiexec.")
+        raise RequestError(
+            f"DDP_HPC_MPIEXEC={wanted} is not an executable program. Set the variable to the "
+            "path of an mpiexec."
+        )
     environments = [environ[name] for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if environ.get(name)]
     spare: tuple[str, str] | None = None
     for candidate in map(str, mpiexecs_on(path)):

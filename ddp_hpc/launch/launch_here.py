@@ -126,7 +126,8 @@ def _choose_site(profile: str, allocation: Allocation, environ: Mapping[str, str
     if not scheduler.interactive_command:
         known = " and ".join(one.title for one in SCHEDULERS.values() if one.interactive_command)
         raise RequestError(
-            f"{site.title} ({why}) has {scheduler.title}, but launch works in allocations of {known} only. "
+            f"{site.title} ({why}) has {scheduler.title}, but ddp-hpc launch works only in allocations of "
+            f"{known}. "
             "Write a script with ddp-hpc render, or use --profile local to start ranks on this machine only."
         )
     if allocation is not THIS_MACHINE:
@@ -137,8 +138,8 @@ def _choose_site(profile: str, allocation: Allocation, environ: Mapping[str, str
             f"Omit --profile, or choose one for {allocation.scheduler}."
         )
     if is_guess and not (site.detect.host_patterns or site.detect.environment):
-        # No profile matches this machine. A scheduler's command proves nothing: personal machines can have it
-        # too.
+        # No profile matches this machine. The command of a scheduler does not prove that this is a cluster:
+        # personal machines can have it too.
         return load_site("local"), f"this shell is not in an allocation ({why})"
     raise RequestError(
         f"{site.title} ({why}) uses {site.scheduler}, but this shell is not in an allocation. Get one with "
@@ -158,7 +159,7 @@ def _exports_of(job: Job, site: Site, layout: Layout) -> list[Export]:
 
 
 def _of_this_launch(site: Site, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that the supervisor sets in a job, and that `environ` lacks."""
+    """Return the variables that the supervisor would set in a job and that are not in `environ`."""
     scheduler = scheduler_of_site(site)
     variables = {"DDP_HPC_LAUNCH": launch_id()}
     if scheduler.has_queue:
@@ -209,4 +210,6 @@ def _check_program(job: Job, site: Site, layout: Layout, path: str) -> None:
     if site.launch.wrap or shutil.which(program, path=path) or (is_file and layout.launcher == "torchrun"):
         return
     problem = "is not executable (run chmod +x, or put python in front)" if is_file else "was not found"
-    raise RequestError(f"{program} {problem}. Give a program that is on the PATH, or its path.")
+    raise RequestError(
+        f"{program} {problem}. Give the name of a program on the PATH, or the path of a program."
+    )

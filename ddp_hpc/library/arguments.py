@@ -1,4 +1,6 @@
-"""Names the arguments of the library's functions in messages that were written for the command line."""
+"""Converts messages that were written for the command line, so that they name the arguments of library
+functions.
+"""
 
 from __future__ import annotations
 

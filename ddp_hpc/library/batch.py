@@ -22,8 +22,8 @@ class Batch(NamedTuple):
     weight: float
     """The factor by which the mean loss of this batch must be multiplied before backward. DDP averages the
     gradients over ranks; with this factor, each sample of the step has the same effect. It is 1.0 except in a
-    smaller last step of an epoch, and 0.0 for a rank without samples in that step, which gets another sample
-    so that it can take part in the backward pass.
+    smaller last step of an epoch. It is 0.0 for a rank without samples in that step; this rank gets another
+    sample, so that it can take part in the backward pass.
     """
     step: int
     """The number of the step, counted from 1 over all epochs."""
@@ -41,8 +41,8 @@ class Batch(NamedTuple):
         """Yields this batch in `num` parts, so that a step needs less memory for activations.
 
         Run forward and backward for each part, multiply its loss by its `weight`, and call the optimizer
-        after the last one: the gradients are those of the whole batch. Ranks communicate the gradients of
-        `models`, which `wrap` has returned, only during the last backward pass.
+        after the last part. The gradients are then those of the whole batch. Ranks communicate the gradients
+        of `models`, which `wrap` has returned, only during the last backward pass.
 
         Every rank gets `num` parts. If there are fewer samples, parts with weight 0 repeat the first one.
 
@@ -82,7 +82,8 @@ def map_values(function: Callable[[Any], Any], data: Any) -> Any:
     """Returns the data with the result of `function` in place of each value that is not a container."""
     if isinstance(data, Mapping):
         return _like(data, {key: map_values(function, value) for key, value in data.items()})
-    # The default collate_fn returns texts, of which there are no tensors, as a list with one per sample.
+    # The default collate_fn returns strings, which cannot be stored in a tensor, as a list with one string
+    # per sample.
     if not isinstance(data, list | tuple) or all(isinstance(value, str) for value in data):
         return function(data)
     values = [map_values(function, value) for value in data]
@@ -106,7 +107,7 @@ def num_rows(data: Any) -> int:
         if shape[0] != shapes[0][0]:
             raise RequestError(
                 f"a batch contains tensors of shapes {tuple(shapes[0])} and {tuple(shape)}; the first axis "
-                "of every tensor must be the samples"
+                "of every tensor must be the sample axis"
             )
     return shapes[0][0]
 

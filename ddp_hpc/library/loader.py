@@ -44,9 +44,9 @@ __all__ = ["Batch", "WorldLoader"]
 
 
 class WorldLoader:
-    """This rank's batches, for one `for` over all epochs. Created by `world.loader`.
+    """This rank's batches, for one `for` loop over all epochs. Created by `world.loader`.
 
-    After a `break`, another `for` continues with the next batch. All ranks must take the same
+    After a `break`, another `for` loop continues with the next batch. All ranks must take the same
     number of batches.
     """
 
@@ -83,12 +83,12 @@ class WorldLoader:
         """Iterates over the batches from `position` on.
 
         Raises:
-            RequestError: an earlier `for` has iterated over all epochs.
+            RequestError: an earlier `for` loop has iterated over all epochs.
         """
         if self._at_end:
             raise RequestError(
-                f"this loader is exhausted: one `for` iterates over all {self.num_steps} steps. "
-                "Use world.loader(..., epochs=N) with batch.epoch and batch.ends_epoch"
+                f"this loader is exhausted, because one `for` loop iterates over all {self.num_steps} steps; "
+                "use world.loader(..., epochs=N), and batch.epoch or batch.ends_epoch"
             )
         return self._batches()
 
@@ -228,7 +228,7 @@ def _epoch_of(num: int, config: TrainConfig, options: LoaderOptions, world_size:
     """Returns the number of samples of an epoch, and a description of a sampler's first epoch.
 
     Raises:
-        DataError: the sampler yields no numbers of samples, or an epoch has no step.
+        DataError: the sampler does not yield valid sample numbers, or an epoch has no step.
     """
     order = ""
     if options.sampler is not None:

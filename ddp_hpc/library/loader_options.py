@@ -1,4 +1,4 @@
-"""The options of `world.loader`, which it takes from a DataLoader of torch if the script passes one."""
+"""The options of `world.loader`. If the script passes a DataLoader of torch, they are taken from it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LoaderOptions:
 
 
 def options_for(data: Any, **given: Any) -> tuple[Any, LoaderOptions]:
-    """Returns the data without its DataLoader, and the options; those that are None have the defaults.
+    """Returns the data without its DataLoader, and the options, in which None means the default.
 
     Raises:
         DataError: the DataLoader has an option that this loader does not support, or `given` differs from it.
@@ -51,7 +51,7 @@ def options_for(data: Any, **given: Any) -> tuple[Any, LoaderOptions]:
         if value is not None and value != theirs:
             raise DataError(
                 f"world.loader(..., {name}={value!r:.80}): the DataLoader has {name} {theirs!r:.80}; set it "
-                "in only one of them"
+                "only in the DataLoader or only in world.loader()"
             )
     return data.dataset, found
 

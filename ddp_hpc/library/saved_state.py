@@ -39,7 +39,7 @@ def by_name(what: str, given: Any, kind: type[T]) -> dict[str, T]:
     if wrong or not found:
         raise RequestError(
             f"ddp_hpc.snapshots({what}=): {_ARTICLE[what]} {kind.__name__}, or a list or dict of several, is "
-            f"needed (got {wrong[0] if wrong else 'none'})"
+            f"required (got {wrong[0] if wrong else 'none'})"
         )
     return found
 
@@ -74,7 +74,7 @@ def _bare(world: ConnectedWorld, model: nn.Module) -> nn.Module:
 
 
 def check_objects(objects: Mapping[str, Any], options: Iterable[str]) -> None:
-    """Raises RequestError if an object has no state. `options` are the names of other arguments."""
+    """Raises RequestError if an object has no `state_dict`. `options` are the names of other arguments."""
     for name, one in objects.items():
         if not all(callable(getattr(one, method, None)) for method in ("state_dict", "load_state_dict")):
             raise RequestError(
@@ -115,7 +115,7 @@ def differing_objects(state: TrainingState) -> list[str]:
 
 
 class _WithLearningRates:
-    """A scheduler together with the learning rates and other options of its optimizer, which it changes."""
+    """A scheduler together with the options of its optimizer that it changes, such as the learning rates."""
 
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler

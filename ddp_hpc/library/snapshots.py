@@ -69,7 +69,7 @@ class Snapshots:
         self._exchanged_s = time.monotonic()
 
     def step(self, step: int) -> bool:
-        """Call it after each step, counted from 1. Saves if a snapshot is due.
+        """Call this method after each step; steps are counted from 1. Saves if a snapshot is due.
 
         Returns True if all ranks must stop here, because of a signal or because the job's time limit
         is near; the state has then been saved. Ranks agree on this once per second, or after each
@@ -105,7 +105,7 @@ class Snapshots:
         return bool(self._stop)
 
     def stop(self, reason: str) -> None:
-        """Lets `finish` write the state of a run that another job resumes."""
+        """Makes `finish` write the state of a run that another job must resume."""
         self._stop = self._stop or reason
 
     def finish(self) -> None:
@@ -143,7 +143,7 @@ class Snapshots:
             if step != self._loader.position.step:
                 raise RequestError(
                     f"snapshots.step({step}): the loader's last batch was step {self._loader.position.step}; "
-                    "pass batch.step, once after each batch"
+                    "pass batch.step, and call step() once after each batch"
                 )
             return self._loader.position
         if step <= self._position.step:

@@ -187,7 +187,9 @@ def _as_tensor(name: str, value: Any) -> Tensor:
             "dict of tensors or arrays of shape (samples, ...)"
         ) from None
     if not tensor.dim():
-        raise DataError(f"array {name} is a single value; its first axis must be the samples")
+        raise DataError(
+            f"array {name} is a single value; an array whose first axis is the sample axis is required"
+        )
     return tensor
 
 

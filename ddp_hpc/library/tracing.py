@@ -78,7 +78,7 @@ def _place() -> tuple[int, int, torch.device]:
     rank, world_size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
     if not (rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size)):
         raise RequestError(
-            f"RANK={rank[:20]!r} and WORLD_SIZE={world_size[:20]!r} are not a rank and a number of ranks; "
+            f"RANK={rank[:20]!r} and WORLD_SIZE={world_size[:20]!r} are not a valid rank and world size; "
             "unset these variables, or start the program with a launcher"
         )
     return int(rank), int(world_size), device

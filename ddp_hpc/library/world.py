@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Without device_count, which replaces the process by torchrun and `ddp_hpc.train`.
+# device_count is not supported, because it replaces the process by torchrun and `ddp_hpc.train`.
 _DISCOVERIES = tuple(name for name in DISCOVERIES if name != "device_count")
 _current: ConnectedWorld | None = None
 
@@ -140,7 +140,7 @@ class ConnectedWorld:
         src_key: str = "src",
         tgt_key: str = "tgt",
     ) -> WorldLoader:
-        """Returns an iterable of this rank's batches on its device, for one `for` over all epochs.
+        """Returns an iterable of this rank's batches on its device, for one `for` loop over all epochs.
 
         The order is a function of (seed, epoch): a step uses the same samples for any number of ranks,
         as long as batch_size * world_size is the same. No sample is repeated or omitted.
@@ -193,12 +193,13 @@ def distributed(
     timeout_s: float = 1800.0,
     hang_timeout_s: float = 1800.0,
 ) -> Iterator[ConnectedWorld]:
-    """Connects the ranks that mpiexec, srun or torchrun started; or runs with a single process.
+    """Connects the ranks that mpiexec, srun or torchrun started; or runs in a single process.
 
     An error in the body of one rank ends all ranks, with the error of that rank only and its exit code:
     2 for a RequestError, 130 for Ctrl-C, otherwise 1. With a single process, errors are raised as usual,
-    except for those of this package, which become one line and SystemExit. If snapshots stopped the
-    work early, or the body raises SystemExit(75), the process ends with exit code 75 after the body.
+    except for errors of this package, which are printed on one line and raise SystemExit. If snapshots
+    stopped the work early, or the body raises SystemExit(75), the process ends with exit code 75 after the
+    body.
 
     Collective: every rank must call this, in its main thread.
 
@@ -251,7 +252,9 @@ def _check_not_nested() -> None:
 
 
 def _end_without_error(end: SystemExit, world: ConnectedWorld) -> SystemExit:
-    """Returns the exit of a script that has succeeded or requests another job; raises any other."""
+    """Returns the SystemExit of a script that has succeeded or requests another job; raises any other
+    exception.
+    """
     if end.code and end.code != EXIT_REQUEUE:
         raise end
     if end.code == EXIT_REQUEUE and not world.stopped:
@@ -262,7 +265,8 @@ def _end_without_error(end: SystemExit, world: ConnectedWorld) -> SystemExit:
 def _leave(world: ConnectedWorld) -> None:
     """Waits for all ranks and ends the heartbeat. Collective: every rank must call this."""
     world.group.comm.barrier("the end of ddp_hpc.distributed()")
-    # One rank, which requested another job, is enough: the launcher would kill those that still run.
+    # If one rank has requested another job, all ranks stop: otherwise, the launcher would kill the ranks that
+    # are still running.
     world.stopped = next(filter(None, world.group.comm.allgather(world.stopped)), "")
     if world.parts.heartbeat is not None:
         world.parts.heartbeat.close()
@@ -291,7 +295,9 @@ def current_world(what: str) -> ConnectedWorld:
         RequestError: no `with ddp_hpc.distributed()` is active.
     """
     if _current is None:
-        raise RequestError(f"{what} was called outside of `with ddp_hpc.distributed()`; call it inside")
+        raise RequestError(
+            f"{what} was called outside of `with ddp_hpc.distributed()`; call it inside that block"
+        )
     return _current
 
 
@@ -310,7 +316,7 @@ def _connect(config: TrainConfig, group: Group, parts: Parts) -> ConnectedWorld:
     """Returns the world after starting its heartbeat; rank 0 prints a summary. Collective."""
     from ddp_hpc.training.telemetry.progress_bar import Progress
 
-    # Messages do not go to stdout, because it belongs to the script.
+    # Messages are not printed to stdout, because only the script may write there.
     progress = Progress(group.world.rank == 0, sys.stderr, parts.reword)
     introduce(group, progress)
     heartbeat = start_watching(

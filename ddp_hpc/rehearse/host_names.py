@@ -1,8 +1,8 @@
-"""Give the processes of a rehearsal host names that do not exist on this machine.
+"""Make host names that do not exist on this machine available to the processes of a rehearsal.
 
 A program that forms the address of rank 0 itself, from a host name and the suffix of the fast network, would
 wait for this address until its time limit. The names are in a copy of /etc/hosts, which replaces /etc/hosts
-in a new mount namespace (mount_namespaces.7), so that all programs find them, whatever their language.
+in a new mount namespace (mount_namespaces.7), so that programs in any language can resolve them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _mount_hosts(names: list[str]) -> bool:
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
     if libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None):
         return False
-    if _NSCD.exists():  # this daemon would answer with the names of the whole machine
+    if _NSCD.exists():  # this daemon would resolve names with the /etc/hosts of the whole machine
         libc.mount(b"/dev/null", bytes(_NSCD), None, _MS_BIND, None)
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", errors="surrogateescape") as file:
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Scripts without directives that need a job: their users start them in the shell of an interactive job."""
+"""Scripts without directives that need a job, because users start them in the shell of an interactive job."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def submit(queue: Queue, script: Path, directory: Path, environ: Mapping[str, st
         lines = [
             line.strip() for line in done.stderr.encode("ascii", "backslashreplace").decode().splitlines()
         ]
-        raise RequestError(f"the script was refused: {'; '.join(filter(None, lines))}; correct the script")
+        raise RequestError(f"the script was rejected: {'; '.join(filter(None, lines))}; correct the script")
 
 
 def find_queue(scheduler: str) -> Queue | None:

@@ -16,7 +16,8 @@ from ddp_hpc.rehearse.queues import Queue, find_queue
 from ddp_hpc.sites.site import Site, load_site
 from ddp_hpc.units import format_walltime
 
-# More ranks than cores are slow, but two nodes with two ranks each are needed to test node and local ranks.
+# Ranks are slow if there are more ranks than cores, but testing node ranks and local ranks requires two nodes
+# with two ranks each.
 _MIN_RANKS = 4
 _MAX_RANKS = 64
 _OTHERS = {"flux:": "Flux", "$ -": "Grid Engine", "BSUB -": "LSF", "PJM -": "Fujitsu's scheduler"}
@@ -27,7 +28,9 @@ _OPENMPI_OPTIONS = ("--map-by", "-map-by", "-x", "--mca", "-mca", "--bind-to", "
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of `ddp-hpc rehearse`. A value of None is chosen from the script and this machine."""
+    """The options of `ddp-hpc rehearse`. If a value is None, it is derived from the script and this
+    machine.
+    """
 
     num_nodes: int | None
     ranks_per_node: int | None
@@ -74,7 +77,7 @@ def plan(path: Path, options: Options) -> Plan:
     try:
         text = read_script(path, _name(path))
     except OSError as error:
-        raise RequestError(f"{_name(path)} cannot be read ({error.strerror}); name a job script") from error
+        raise RequestError(f"{_name(path)} cannot be read ({error.strerror}); give a job script") from error
     script = parse_script(text)
     site = _site(script, options.profile)
     findings = tuple(lint_script(text, site))
@@ -82,13 +85,13 @@ def plan(path: Path, options: Options) -> Plan:
         raise RequestError(f"{_name(path)}: {findings[0].what}; {findings[0].remedy}")
     if not script.shebang and not script.scheduler:
         raise RequestError(
-            f"{_name(path)} is not a job script: it has neither #PBS nor #SBATCH lines, and its first line "
-            "names no shell; name a job script"
+            f"{_name(path)} is not a job script: it contains no #PBS or #SBATCH lines, and its first line "
+            "does not name a shell; give a job script"
         )
     if not script.scheduler and (other := _OTHER_DIRECTIVE.search(text)):
         raise RequestError(
-            f"{_name(path)} has directives of {_OTHERS[other[1]]}; only scripts for PBS and Slurm "
-            "and scripts without directives can be rehearsed"
+            f"{_name(path)} has directives of {_OTHERS[other[1]]}; only scripts for PBS or Slurm and scripts "
+            "without directives can be rehearsed"
         )
     in_shell = (
         "" if script.scheduler else interactive.scheduler_of(script, site, _mpiexec(script, site, None))
@@ -97,8 +100,8 @@ def plan(path: Path, options: Options) -> Plan:
     queue = find_queue(scheduler)
     if queue is None and options.walltime_s is not None:
         raise RequestError(
-            f"--walltime-s {options.walltime_s} was given, but {_name(path)} has no scheduler that could "
-            "enforce it; omit the option"
+            f"--walltime-s {options.walltime_s} was given, but {_name(path)} is not written for a scheduler "
+            "that enforces a walltime; omit the option"
         )
     requested, walltime_s = queue.requested_nodes(script) if queue else 1, _walltime_s(queue, script)
     if in_shell:
@@ -141,7 +144,7 @@ def _part(requested: int, options: Options) -> tuple[int, int]:
     for option, value in (("--nodes", options.num_nodes), ("--ranks-per-node", options.ranks_per_node)):
         if value is not None and not 1 <= value <= _MAX_RANKS:
             raise RequestError(
-                f"{option} {value} was given; a number from 1 to {_MAX_RANKS} is needed on one machine"
+                f"{option} {value} was given; on one machine, it must be from 1 to {_MAX_RANKS}"
             )
     if options.num_nodes is not None and options.num_nodes > requested:
         raise RequestError(

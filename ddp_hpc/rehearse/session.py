@@ -45,7 +45,9 @@ _RUN_DIR = re.compile(r"^export DDP_HPC_RUN_DIR=.*$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Result:
-    """The final status of each job. `folder` is the directory of the rehearsal; None if it was removed."""
+    """The final status of each job of the rehearsal. `folder` is the directory of the rehearsal; None if it
+    was removed.
+    """
 
     jobs: tuple[JobStatus, ...]
     timed_out: bool
@@ -90,11 +92,12 @@ def rehearse(plan: Plan, options: Options) -> Result:
     """
     if not sys.platform.startswith("linux"):
         raise RequestError(
-            "jobs can be rehearsed only on Linux, since their processes are found in /proc; use Linux"
+            "jobs can be rehearsed only on Linux, because /proc is used to find their processes; use a Linux "
+            "machine"
         )
     if not HYDRA.exists():
         raise RequestError(
-            f"{HYDRA} is needed to start ranks, but does not exist; {install_command('mpich')}"
+            f"{HYDRA} is required to start ranks, but does not exist; {install_command('mpich')}"
         )
     root = Path(tempfile.mkdtemp(prefix="rehearse-"))
     kept = None
@@ -131,7 +134,9 @@ def host_names(plan: Plan) -> list[str]:
 
 
 def _write_script(root: Path, plan: Plan, work: Path, *, is_here: bool) -> Path:
-    """Returns the script to submit: a copy of the user's, or a script that runs the user's interactively."""
+    """Returns the script to submit: a copy of the user's script, or a script that runs the user's script as
+    in an interactive job.
+    """
     copy = root / "submitted" / plan.name
     copy.parent.mkdir()
     # In the user's run directory, a rehearsal would resume the real run and overwrite its state.
@@ -212,7 +217,7 @@ def _run_jobs(queue: Queue, root: Path, limit_s: float) -> tuple[list[JobStatus]
         for log in root.glob("mom.*.log"):
             if log.stat().st_size:
                 last = log.read_text(errors="replace").strip().splitlines()[-1:]
-                raise DdpHpcError(f"the stand-in for the scheduler failed ({last}); its jobs were killed")
+                raise DdpHpcError(f"the simulated scheduler failed ({last}), and its jobs were killed")
         if all(job.is_over or job.was_held for job in statuses):
             return statuses, False
         if time.monotonic() > end_s:
@@ -261,7 +266,9 @@ def _run_local(
 
 @contextmanager
 def _keeper() -> Iterator[int]:
-    """Yields the id of a child process that ends with this one; daemons kill their jobs when it has ended."""
+    """Yields the ID of a child process that ends together with this process; daemons kill their jobs when it
+    has ended.
+    """
     processes.adopt_orphans()
     keeper = subprocess.Popen(
         ["sleep", "infinity"], start_new_session=True, preexec_fn=processes.die_with_parent

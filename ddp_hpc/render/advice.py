@@ -1,4 +1,6 @@
-"""Warnings about jobs that a site's scheduler may reject. They are not errors, as queue tables age."""
+"""Warnings about jobs that a site's scheduler may reject. These are only warnings, because the queue tables
+of a profile can be outdated.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,8 @@ def _queue_advice(job: Job, layout: Layout, site: Site) -> list[str]:
 def devices_of(job: Job, layout: Layout, site: Site, queue: Queue) -> int:
     """Return the number of devices of the whole job.
 
-    These are all devices of its nodes, or one per rank if the site's resources do not request devices.
+    The job uses all devices of its nodes, or one device per rank if the site's resources do not request
+    devices.
     """
     resources = queue.resources or site.pbs.resources
     one_per_rank = scheduler_of_site(site).requests_by_resources and not any(

@@ -35,13 +35,13 @@ AGEING = (
 def faults_of(path: Path) -> list[str]:
     """Return one line for each error in the profile at `path`; empty if the profile is correct.
 
-    For a file that does not fit the schema, only the first error is returned.
+    If a file does not match the schema, only the first error is returned.
     """
     try:
         site = read_site(path)
     except RequestError as error:
         return [str(error)]
-    # Facts inherited from another profile have that profile's sources.
+    # Facts that are inherited from another profile have the sources of that profile.
     own = tomllib.loads(path.read_text(encoding="utf-8"))
     found = [*_source_faults(site, own), *_queue_faults(site), *_script_faults(site)]
     return [f"{path}: {fault}" for fault in found]

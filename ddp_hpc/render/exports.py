@@ -16,7 +16,9 @@ from ddp_hpc.sites.tables import DEFAULT_LOCAL_FOLDER
 
 @dataclass(frozen=True, eq=False)
 class Export:
-    """One exported variable; `why` is the comment above it, and `meaning` that at the end of its line."""
+    """One exported variable; `why` is the comment above it, and `meaning` is the comment at the end of its
+    line.
+    """
 
     name: str
     value: Word
@@ -29,8 +31,8 @@ def all_exports(job: Job, site: Site, layout: Layout, scheduler: Scheduler) -> l
     found = _explained(site, site.env.always)
     threads = layout.threads_per_rank
     # If the number of cores is unknown, use one thread per rank under a scheduler, since PBS would otherwise
-    # set OMP_NUM_THREADS to the CPUs of the whole chunk. Without a scheduler, leave the choice to the
-    # machine.
+    # set OMP_NUM_THREADS to the CPUs of the whole chunk. Without a scheduler, the number of threads is not
+    # set.
     if threads or scheduler.has_queue:
         found.append(Export("OMP_NUM_THREADS", str(threads or 1), scheduler.why_omp_num_threads))
     if layout.launcher == "torchrun":

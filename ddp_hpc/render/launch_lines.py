@@ -1,4 +1,4 @@
-"""Command lines of the launchers: one function per launcher, which returns its words.
+"""Command lines of the launchers: one function per launcher, which returns the words of its command line.
 
 Words are quoted once, when they are joined to text (`shell_quoting.sh_join`). Counts that are known only in
 the running job are shell variables of the script: num_nodes, num_ranks.
@@ -113,7 +113,7 @@ def dialect_of(site: Site) -> str:
 
 
 def _per_node(site: Site, ranks: int) -> Words:
-    # The supervisor replaces the option by that of the machine's mpiexec.
+    # The supervisor replaces this option by the corresponding option of the machine's mpiexec.
     return ["-ppn" if dialect_of(site) == "hydra" else "--ppn", str(ranks)]
 
 
@@ -177,7 +177,7 @@ def _srun_agent(job: Job, site: Site, layout: Layout) -> Words:
 
 def _mpiexec_agent(_job: Job, site: Site, _layout: Layout) -> Words:
     words = ["mpiexec", "-n", NUM_NODES, *_per_node(site, 1)]
-    # PALS would otherwise bind the agent, and with it all the ranks, to one core.
+    # PALS would otherwise bind the agent, and thus all of its ranks, to one core.
     return [*words, "--cpu-bind", "none"] if dialect_of(site) == "pals" else words
 
 
@@ -188,7 +188,8 @@ def _check_python(command: tuple[str, ...]) -> None:
         rest = [word for word in command[1:] if word != "-u"]
         if not rest or (rest[0].startswith("-") and rest[0] != "-m"):
             raise RequestError(
-                f"torchrun starts Python itself and cannot pass it {rest[0] if rest else 'no program'!r}. "
+                "torchrun starts Python itself and cannot pass it the argument "
+                f"{rest[0] if rest else 'no program'!r}. "
                 "Use -- python -m MODULE or -- python FILE.py."
             )
     elif not program.endswith(".py"):

@@ -27,7 +27,8 @@ def sh(word: Word | int) -> str:
         return word
     if not isinstance(word, str | int):
         raise TypeError(
-            f"sh can only quote text and numbers, not {word!r}. Test for the value with an if before."
+            f"sh can only quote text and numbers, not {word!r}. In the template, check the value with "
+            "an if statement first."
         )
     word = str(word)
     if all(ch >= " " and ch != "\x7f" for ch in word):

@@ -1,6 +1,7 @@
 """Launch lines of `render --standalone`: jobs in which ddp-hpc does not have to be installed.
 
-The program gets torch's variables from those of the launcher. Nothing resumes the run in another job.
+The script sets the variables that PyTorch requires from those of the launcher. The run is not resumed in
+another job.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ def first_node(site: Site, layout: Layout, scheduler: Scheduler) -> str:
         )
     if site.launch.dialect == "openmpi" and layout.launcher == "mpiexec":
         raise RequestError(
-            f"--standalone is not supported with Open MPI's mpiexec, which {site.title} uses: it passes no "
-            "variables to other nodes. Use --launcher torchrun, or omit --standalone."
+            f"--standalone is not supported with Open MPI's mpiexec, which {site.title} uses: that mpiexec "
+            "does not pass environment variables to other nodes. Use --launcher torchrun, or omit "
+            "--standalone."
         )
     return scheduler.first_node_in_shell
 
@@ -63,7 +65,7 @@ def standalone_exports(site: Site, layout: Layout, scheduler: Scheduler) -> list
 
 
 def standalone_program(layout: Layout, program: list[Word]) -> list[Word]:
-    """Return the words of the program after those of the launcher."""
+    """Return the words of the command that the launcher starts."""
     if layout.launcher == "torchrun":
         index = program.index(STEP_SCRIPT)
         rest = program[index + 1 :]

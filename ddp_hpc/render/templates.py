@@ -79,7 +79,9 @@ def render_own(path: Path, names: Mapping[str, object]) -> str:
     try:
         done = subprocess.run(argv, input=question, capture_output=True, timeout=_MAX_WALL_S, check=False)
     except subprocess.TimeoutExpired:
-        raise RequestError(f"{path}: the template was not rendered within {_MAX_WALL_S} s. Fix it.") from None
+        raise RequestError(
+            f"{path}: the template was not rendered within {_MAX_WALL_S} s. Simplify it, or try again."
+        ) from None
     answer = done.stdout.decode("utf-8", "surrogateescape")
     if done.returncode == RequestError.exit_code:
         raise RequestError(f"{path}{answer}")
@@ -89,7 +91,8 @@ def render_own(path: Path, names: Mapping[str, object]) -> str:
         )
     if done.returncode:
         raise RequestError(
-            f"{path}: rendering the template failed with exit code {done.returncode}. Make it smaller."
+            f"{path}: rendering the template failed with exit code {done.returncode}, probably because of "
+            "insufficient memory. Simplify the template."
         )
     if not answer.startswith("#!"):
         raise RequestError(
@@ -117,7 +120,9 @@ def child(max_cpu_s: int = MAX_CPU_S) -> None:
 
 
 def _answer(path: Path, names: Mapping[str, object]) -> tuple[str, int]:
-    """Return the script and 0, or an error message that begins with the line number and 2."""
+    """Return the script and exit code 0, or an error message that begins with the line number and exit code
+    2.
+    """
     try:
         text = _environment(FunctionLoader(_Sources(path))).get_template(_OWN).render(names)
         size = len(text.encode("utf-8", "surrogateescape"))

@@ -1,10 +1,9 @@
 """What the variables of NCCL, libfabric, oneCCL, MPI and HDF5 control, as comments for job scripts.
 
-Profiles set the values. The reason why a site needs a value is the site's `[why]`, and
-stands above the variable; what the variable is stands at the end of its line.
-Sources: NCCL's user guide (env.html), libfabric's fi_cxi(7) and fi_mr(3), oneCCL's
-developer guide (Environment Variables), Cray MPICH's intro_mpi(3), UCX's
-`ucx_info -c -f`, PyTorch's notes on distributed communication.
+Profiles set the values. In a script, the comment above a variable gives the reason for the value, from the
+table `[why]` of the profile. The comment at the end of the line says what the variable controls. Sources:
+NCCL's user guide (env.html), libfabric's fi_cxi(7) and fi_mr(3), oneCCL's developer guide (Environment
+Variables), Cray MPICH's intro_mpi(3), UCX's `ucx_info -c -f`, PyTorch's notes on distributed communication.
 """
 
 from __future__ import annotations
@@ -36,4 +35,4 @@ MEANINGS = {
     "NCCL_SOCKET_IFNAME": "network interface with which NCCL connects the ranks",
     "UCX_RC_TIMEOUT": "time that UCX waits for the acknowledgement of an InfiniBand transfer",
 }
-"""Name of a variable to what it controls."""
+"""Maps the name of a variable to a description of what it controls."""

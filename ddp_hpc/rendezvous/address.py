@@ -125,8 +125,8 @@ def rendezvous_point(world: World, environ: Environ) -> RendezvousPoint:
         why = "first node of the job" + (", fabric suffix" if suffix else "")
         return RendezvousPoint(host, candidate_ports(launch), launch, why)
     raise LaunchError(
-        f"{world.launcher} started {world.world_size} ranks, but without MPI they cannot send each other "
-        "an address: pip install mpi4py (and omit --discovery), or export MASTER_ADDR and MASTER_PORT "
+        f"{world.launcher} started {world.world_size} ranks, but without MPI they cannot exchange an "
+        f"address: run pip install mpi4py (and omit --discovery), or export MASTER_ADDR and MASTER_PORT "
         "on every rank"
     )
 
@@ -139,7 +139,7 @@ def read_port(environ: Environ) -> int:
     """
     text = environ.get("MASTER_PORT", "")
     if not text.isdecimal() or len(text) > 5 or not 0 < int(text) < 65536:
-        raise LaunchError(f"MASTER_PORT={text[:80]!r} is not a port; unset it to use a free one")
+        raise LaunchError(f"MASTER_PORT={text[:80]!r} is not a port number; unset it to use a free port")
     return int(text)
 
 

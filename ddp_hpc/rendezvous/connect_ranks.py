@@ -49,7 +49,7 @@ class Endpoint:
     store: StoreClient
     process: StoreProcess | None = None  # on rank 0: the store's server
     listen: str = ""  # on rank 0: the address for further listening sockets; empty: all addresses
-    note: str = ""  # a note that the user must see; empty: none
+    note: str = ""  # a note to print for the user; empty if there is none
 
     @property
     def port(self) -> int:
@@ -170,8 +170,8 @@ def serve_store(point: RendezvousPoint, key: bytes, hostname: str) -> tuple[Stor
     # With `srun --distribution=arbitrary`, rank 0 may not be on the first node of the node list.
     if not is_own_address(point.host) and point.host.partition(".")[0] != hostname:
         raise RendezvousError(
-            f"the ranks look for rank 0 at {point.host}, but it runs on {hostname}; "
-            f"export MASTER_ADDR={hostname} before you start the ranks"
+            f"the ranks try to connect to rank 0 at {point.host}, but rank 0 runs on {hostname}; export "
+            f"MASTER_ADDR={hostname} before you start the ranks"
         )
     listener = open_listener(point.ports, point.listen)
     port = listener.getsockname()[1]
@@ -217,7 +217,9 @@ def join_store(
         result = store.get([f"{_SHARED}/result"], result_s)[0].decode("utf-8", "replace")
     except (ConnectionError, TimeoutError) as error:
         where = f"{point.host}:{store.port}"
-        raise RendezvousError(f"{name}: rank 0 at {where} has ended, or waits for other ranks") from error
+        raise RendezvousError(
+            f"{name}: rank 0 at {where} has ended, or is waiting for other ranks"
+        ) from error
     word, _, text = result.partition(" ")
     if word != "ok":
         raise ReportedElsewhereError(text)
@@ -229,8 +231,8 @@ def _connect_as(
 ) -> StoreClient:
     """Returns a connection to a store in which no other rank has joined with this number.
 
-    Under torchrun the store of an earlier attempt may still run for a moment. In that store, all numbers
-    are taken. The store of this attempt uses another port, or starts later.
+    Under torchrun the store of an earlier attempt may still run for a moment. In that store, all ranks have
+    already joined. The store of this attempt uses another port, or starts later.
     """
     end_s, ports = time.monotonic() + timeout_s, list(point.ports)
     while True:
@@ -248,7 +250,7 @@ def _connect_as(
         store.close()
         if time.monotonic() > end_s:
             raise RendezvousError(
-                f"{name}: a process has already joined as number {number} at {point.host}:{store.port}; "
+                f"{name}: another process has already joined as rank {number} at {point.host}:{store.port}; "
                 "check for processes of an earlier launch"
             )
         ports.sort(key=store.port.__eq__)  # move this port to the end

@@ -46,7 +46,7 @@ def read_key(path: Path) -> bytes:
         found = os.fstat(descriptor)
         if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
             raise LaunchError(
-                f"{path}: the file of the job's key must belong to the user who runs the job and have mode "
+                f"{path}: the file with the job's key must belong to the user who runs the job and have mode "
                 f"0600, but it has mode {stat.S_IMODE(found.st_mode):04o} and belongs to user "
                 f"{found.st_uid}; remove it"
             )
@@ -54,7 +54,7 @@ def read_key(path: Path) -> bytes:
     if len(text) == _TEXT_BYTES:
         with suppress(ValueError):
             return bytes.fromhex(text.decode("ascii", "replace"))
-    raise LaunchError(f"{path}: contains no key of {_TEXT_BYTES} hexadecimal digits; remove the file")
+    raise LaunchError(f"{path}: does not contain a key of {_TEXT_BYTES} hexadecimal digits; remove the file")
 
 
 def write_key(path: Path, key: bytes) -> None:

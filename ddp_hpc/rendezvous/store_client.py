@@ -35,9 +35,8 @@ from ddp_hpc.rendezvous.store_protocol import (
 
 _TRY_S = 5.0  # time limit of one connection with its handshake
 _RETRY_S = 0.2
-_DEAD_PEER_S = (
-    120.0  # the connection ends if the other host is silent for so long; heartbeats find it earlier
-)
+# The connection is closed if the other host does not respond for this time; heartbeats detect this earlier.
+_DEAD_PEER_S = 120.0
 
 Answer = list[bytes] | RendezvousError
 """The fields of the store's answer, or the error that occurred instead."""

@@ -14,8 +14,8 @@ T = TypeVar("T")
 class StoreComm:
     """Exchanges JSON messages between all ranks.
 
-    Calls are numbered. If ranks call the methods in different orders, they receive no wrong messages:
-    they wait until the time limit, and rank 0 reports the missing ranks.
+    Calls are numbered. If ranks call the methods in different orders, they do not receive wrong messages.
+    Instead, they wait until the time limit, and rank 0 reports the missing ranks.
     """
 
     def __init__(self, store: StoreClient, rank: int, size: int, timeout_s: float) -> None:

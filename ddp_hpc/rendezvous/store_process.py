@@ -28,7 +28,8 @@ class StoreProcess:
         try:
             with listener:
                 self._process = subprocess.Popen(
-                    # -S and -P: site-packages slow down the start; a module here may hide one of Python's.
+                    # -S and -P: site-packages would slow down the start, and a module in this directory could
+                    # hide one of Python's modules.
                     [sys.executable, "-S", "-P", "-c", code, str(listener.fileno()), *will],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
@@ -40,11 +41,11 @@ class StoreProcess:
             self._process.stdin.flush()
         except OSError as error:
             raise RendezvousError(
-                f"the server of the ranks' store cannot be started on {socket.gethostname()}"
+                f"the store server for the ranks cannot be started on {socket.gethostname()}"
             ) from error
 
     def close(self) -> None:
-        """Tells the server to end once the other ranks have disconnected. Does not wait; never raises."""
+        """Makes the server end once the other ranks have disconnected. Does not wait; never raises."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()

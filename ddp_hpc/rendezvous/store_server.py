@@ -192,7 +192,8 @@ class StoreServer:
         except OSError:
             received = b""
         if not received:
-            # Without data, no warning: the peer may only have checked that the port is open.
+            # If no data was received, there is no warning: the peer may only have checked that the port is
+            # open.
             if connection.reader or not connection.received:
                 self._close(connection)
             else:
@@ -385,11 +386,11 @@ class _RefusedError(Exception):
 
 def _number(text: bytes) -> int:
     if len(text) > 20:
-        raise _RefusedError("ADD needs a value that is a number of at most 20 digits")
+        raise _RefusedError("ADD requires a number of at most 20 digits")
     try:
         return int(text)
     except ValueError:
-        raise _RefusedError("ADD needs a value that is a number") from None
+        raise _RefusedError("the stored value is not a number, as ADD requires") from None
 
 
 def main() -> None:
@@ -400,7 +401,7 @@ def main() -> None:
     owner_pid = os.getppid()
     key = os.read(0, KEY_BYTES)
     if len(key) != KEY_BYTES:
-        return  # the owner has ended
+        return  # the process that started this server has ended
     listener, will_key, will_value = sys.argv[1:4]
     StoreServer(
         socket.socket(fileno=int(listener)),

@@ -151,7 +151,7 @@ def node_rank_of(world: World) -> int:
         return world.rank
     raise LaunchError(
         f"{world.launcher} started {world.local_size} tasks on {world.hostname} and does not provide the "
-        "node's index; start one task per node (mpiexec -ppn 1)"
+        f"index of the node; start one task per node (mpiexec -ppn 1)"
     )
 
 
@@ -176,14 +176,14 @@ def write_key_file(key: bytes) -> Path:
 
 HELP = "Agree with the other nodes on the rendezvous endpoint of torchrun's agents."
 nodes_option = click.option(
-    "--nodes", "num_nodes", type=click.IntRange(min=1), required=True, help="Number of nodes."
+    "--nodes", "num_nodes", type=click.IntRange(min=1), required=True, help="Number of nodes of the job."
 )
 timeout_option = click.option(
     "--timeout-s",
     type=float,
     default=300.0,
     show_default=True,
-    help="Time limit for the other nodes, in seconds.",
+    help="Time in seconds to wait for the other nodes.",
 )
 
 
@@ -194,11 +194,12 @@ timeout_option = click.option(
     type=click.Choice(["ddp-hpc", "c10d"]),
     default="ddp-hpc",
     show_default=True,
-    help="Store that the agents use: ddp-hpc's, which requires the job's key, or torch's (c10d).",
+    help="Rendezvous backend of the torchrun agents: the store of ddp-hpc, which requires the job's key, or "
+    "that of PyTorch (c10d).",
 )
 @timeout_option
 def main(num_nodes: int, rendezvous: str, timeout_s: float) -> None:
-    """Runs the endpoint of this node; see the module's docstring."""
+    """Run the rendezvous endpoint of this node; see the docstring of the module."""
     run(num_nodes, timeout_s, for_torch=rendezvous == "c10d")
 
 

@@ -66,7 +66,7 @@ def torchrun_variables(
         "TORCHELASTIC_RUN_ID": environ.get(LAUNCH_ID) or "ddp-hpc",
         "TORCHELASTIC_RESTART_COUNT": 0,
         "TORCHELASTIC_MAX_RESTARTS": 0,
-        # Rank 0 serves torch's store on MASTER_PORT.
+        # Rank 0 hosts torch's store on MASTER_PORT.
         "TORCHELASTIC_USE_AGENT_STORE": False,
     }
     node_rank, num_nodes = world.node_rank, world.num_nodes
@@ -117,7 +117,9 @@ def _timeout_s(environ: Environ) -> float:
     except ValueError:
         timeout_s = 0.0
     if not 0 < timeout_s < float("inf"):
-        raise RequestError(f"{_TIMEOUT}={text[:80]!r} is not a positive number of seconds; use e.g. 300")
+        raise RequestError(
+            f"{_TIMEOUT}={text[:80]!r} is not a positive number of seconds; use for example 300"
+        )
     return timeout_s
 
 

@@ -99,7 +99,9 @@ class ScriptOptions(Protocol):
         ...
 
     def value(self, *flags: str) -> str | None:
-        """Returns the value of the last directive with one of these flags; None without such a directive."""
+        """Returns the value of the last directive with one of these flags; None if there is no such
+        directive.
+        """
         ...
 
     def resources(self) -> Iterator[tuple[DirectiveLine, str, str]]:
@@ -367,7 +369,7 @@ class Scheduler:
     ) -> list[str]:
         """Returns the command line that queues a script.
 
-        `after` is the id of a job that must end first, `variables` has the format `A=1,B=2`.
+        `after` is the ID of a job that must end first, and `variables` has the format `A=1,B=2`.
         """
         raise NotImplementedError
 
@@ -375,7 +377,7 @@ class Scheduler:
         """Returns the options of the submit command that override a script's directives, each with its words.
 
         Raises:
-            RequestError: the scheduler has no such option, or the script does not allow to derive it.
+            RequestError: the scheduler has no such option, or the option cannot be derived from the script.
         """
         if asked != Overrides():
             raise RequestError(
@@ -464,7 +466,7 @@ class Scheduler:
         return last_directive(script, self.queue_flag)
 
     def qos(self, script: ScriptOptions, site: Site | None) -> str:
-        """Returns the QOS that is requested in addition to a queue; empty without one."""
+        """Returns the QOS that is requested in addition to a queue; empty if no QOS is requested."""
         return ""
 
     # Methods for jobs.

@@ -21,8 +21,8 @@ _NOT_HERE = re.compile(
 def read_job(job_id: str) -> JobState | None:
     """Return the state of the job from this machine's scheduler; None if there is no such job.
 
-    If commands of several schedulers are installed, such as Slurm's clients on a PBS machine, all of them are
-    asked.
+    If commands of several schedulers are installed, such as Slurm's commands on a PBS machine, all of these
+    schedulers are queried.
 
     Raises:
         RequestError: no scheduler's commands are on the PATH.
@@ -62,8 +62,8 @@ def _schedulers(job_id: str) -> list[Scheduler]:
     if not found:
         wanted = " nor ".join(f"{one.query_command} ({one.title})" for one in known)
         raise RequestError(
-            f"neither {wanted} is on the PATH. Run this on a login node, or load the module that "
-            "provides them."
+            f"neither {wanted} was found on the PATH. Run this on a login node, or load the module of the "
+            "scheduler."
         )
     return [one for one in found if one.job_id_pattern.search(job_id)] or found
 
@@ -80,14 +80,14 @@ def send(scheduler: Scheduler, words: list[str]) -> str:
     if answer.code:
         said = re.sub(rf"(^|; ){program}: +(error: )?", r"\1", answer.said)
         raise RequestError(
-            f"{program} rejected the job: {said}. Nothing was queued. Fix the request and submit again."
+            f"{program} rejected the job: {said}. No job was queued. Fix the request, and submit again."
         )
     # The site may print a banner before the job id.
     last = (answer.out.rstrip().splitlines() or [""])[-1].strip()
     job_id = scheduler.job_commands().job_id_of(last)
     if job_id is None:
         raise commands.NoAnswerError(
-            f"{program} printed {commands.plain(last[:80])!r} instead of a job id. Check "
-            "whether the job is queued before you try again."
+            f"{program} printed {commands.plain(last[:80])!r} instead of a job ID. Check whether the job is "
+            "queued before you try again."
         )
     return job_id

@@ -13,7 +13,7 @@ from ddp_hpc.schedulers.run_command import NoAnswerError, run
 
 # A busy server must not delay the start of the training, so the query has a short time limit.
 _ASK_LIMIT_S = 15.0
-# The schedulers that set an environment variable with the job id.
+# The schedulers that set an environment variable to the job ID.
 _KNOWN = tuple(one for one in SCHEDULERS.values() if one.job_id_variable)
 
 
@@ -38,7 +38,8 @@ def find_deadline(environ: Mapping[str, str], *, may_ask: bool = True) -> Deadli
         if text := environ.get(name, ""):
             if not re.fullmatch(r"\d{1,10}(\.\d*)?", text):
                 raise RequestError(
-                    f"{name} must be seconds since the Unix epoch, such as the output of date +%s (got "
+                    f"{name} must be a time in seconds since the Unix epoch, such as the output of date +%s "
+                    f"(got "
                     f"{text!r})"
                 )
             return Deadline(float(text), name)

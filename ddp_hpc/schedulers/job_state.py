@@ -69,14 +69,15 @@ def check_job_id(text: str) -> str:
     """
     if array := re.fullmatch(r"([0-9]{1,18})\[\](\.[A-Za-z0-9.-]{1,254})?", text):
         raise RequestError(
-            f"job {text} is an array; name one job of it, such as {array[1]}[0]{array[2] or ''} (PBS) or "
+            f"job {text} is a job array; give the ID of one of its jobs, such as "
+            f"{array[1]}[0]{array[2] or ''} (PBS) or "
             f"{array[1]}_0 (Slurm)"
         )
     if not is_job_id(text):
         shown = ascii(text if len(text) <= 80 else f"{text[:77]}...")
         raise RequestError(
-            f"{shown} is not a job id. Use a number such as 1234 or the output of submit. For an array, "
-            "name one job, such as 12_3 (Slurm) or 12[3] (PBS)."
+            f"{shown} is not a job ID. Use a number such as 1234, or the output of ddp-hpc submit. For a job "
+            "array, give the ID of one job, such as 12_3 (Slurm) or 12[3] (PBS)."
         )
     return text
 

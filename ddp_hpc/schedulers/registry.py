@@ -63,12 +63,12 @@ def check_launch(job: Job, site: Site, layout: Layout) -> None:
         )
     if job.min_nodes and layout.launcher != "torchrun":
         raise RequestError(
-            f"--min-nodes {job.min_nodes} was given, but only torchrun continues with fewer nodes and "
-            f"{layout.launcher} starts the ranks. Use --launcher torchrun."
+            f"--min-nodes {job.min_nodes} was given, but the launcher is {layout.launcher}, and only "
+            "torchrun can continue with fewer nodes. Use --launcher torchrun."
         )
     if job.qos and (reason := scheduler.refuse_qos(site)):
         raise RequestError(f"--qos {job.qos} was given, but {reason}. Remove --qos.")
     if job.mpi and layout.launcher != "srun":
         raise RequestError(
-            f"--mpi {job.mpi} is an option of srun, but {layout.launcher} starts the ranks. Remove --mpi."
+            f"--mpi {job.mpi} is an option of srun, but the launcher is {layout.launcher}. Remove --mpi."
         )

@@ -112,7 +112,8 @@ def submit(*argv: str, environ: Mapping[str, str] = os.environ, cwd: Path | None
 
 @contextmanager
 def held_interrupt(program: str) -> Iterator[Callable[[], bool]]:
-    """Defer the first Ctrl-C, since a job may be queued; yield a function that returns whether it came.
+    """Defer the first Ctrl-C, because a job may be queued; yield a function that returns whether Ctrl-C was
+    pressed.
 
     Raises:
         NoAnswerError: a second Ctrl-C interrupts, and it is unknown whether a job was queued.
@@ -154,8 +155,8 @@ def _patiently(
         if pause_s is not None:
             time.sleep(pause_s)
     raise NoAnswerError(
-        f"{argv[0]} failed {len(PAUSES_S) + 1} times: {answer.said}. Try again later, or ask the site "
-        "whether the scheduler is up."
+        f"{argv[0]} failed {len(PAUSES_S) + 1} times: {answer.said}. Try again later, or ask the site's "
+        f"support whether the scheduler is running."
     )
 
 

@@ -71,7 +71,8 @@ def started_s() -> float:
         return time.time()
 
 
-# Variables that describe a job or a rank. A job that inherits them would be taken for a part of the old job.
+# Variables that describe a job or a rank. A job that inherits these variables would be mistaken for a part of
+# the old job.
 _OF_A_RANK = ("RANK", "WORLD_SIZE")
 _OF_A_RANK_ENDINGS = ("_RANK", "_VISIBLE_DEVICES")
 

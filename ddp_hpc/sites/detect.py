@@ -15,9 +15,9 @@ from ddp_hpc.toml_config import read_toml
 def choose_profile(option: str, job_file: str, environ: Mapping[str, str]) -> tuple[str, str]:
     """Return the name of the profile and the reason for it.
 
-    The first of these that names a profile is used: `--profile`, the job file, DDP_HPC_PROFILE, the [detect]
-    tables of all profiles, and the commands on the PATH. The default is generic_slurm. `load_site` reports an
-    unknown name.
+    The name of the profile comes from the first of these sources that provides one: `--profile`, the job
+    file, DDP_HPC_PROFILE, the [detect] tables of all profiles, and the commands on the PATH. The default is
+    generic_slurm. `load_site` reports an unknown name.
     """
     if option:
         return option, "named by --profile"

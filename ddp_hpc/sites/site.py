@@ -93,8 +93,8 @@ class Site:
             parse_walltime_s(self.default_walltime)
         if self.launch.cpu_bind and len(self.launch.cpu_bind) != self.node.devices:
             raise RequestError(
-                f"launch.cpu_bind has {len(self.launch.cpu_bind)} sets of cores for "
-                f"{self.node.devices} devices, but must have one set per device"
+                f"launch.cpu_bind has {len(self.launch.cpu_bind)} sets of cores for {self.node.devices} "
+                "devices, but must have exactly one set for each device"
             )
         if self.confidence not in ("", "high", "medium", "low"):
             raise RequestError(f'confidence must be "high", "medium" or "low" (got {self.confidence!r})')
@@ -174,7 +174,8 @@ def _template_file(name: str, profile: Path) -> Path:
         if (folder / name).is_file():
             return folder / name
     raise RequestError(
-        f"{profile}: template {name!r} was not found in {' or '.join(map(str, places))}. Put it there."
+        f"{profile}: template {name!r} was not found in {' or '.join(map(str, places))}. Put the template "
+        f"into one of these directories."
     )
 
 

@@ -44,7 +44,7 @@ def _check_places(resources: tuple[str, ...]) -> None:
                     f"unknown placeholder {{{name}}}{nearest(name, PLACES)}; choose one of {known}"
                 )
         if re.search("[{}]", _PLACE.sub("", text)):
-            raise RequestError(f"{text!r} has an unmatched brace. Placeholders are written as {{nodes}}.")
+            raise RequestError(f"{text!r} has an unmatched brace. Write placeholders as {{nodes}}.")
 
 
 def _check_numbers(**values: int) -> None:

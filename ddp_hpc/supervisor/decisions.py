@@ -26,7 +26,7 @@ class NothingToDo:
 def begin_attempt(
     job_id: str, seen: SeenState, last: Attempt | None, environ: Mapping[str, str], max_attempts: int
 ) -> Attempt | NothingToDo:
-    """Returns this attempt, or why the job has nothing to do.
+    """Returns this attempt, or the reason why the job has nothing to do.
 
     Raises:
         RequestError: DDP_HPC_ATTEMPT is not a positive integer.
@@ -35,9 +35,9 @@ def begin_attempt(
     text = environ.get("DDP_HPC_ATTEMPT") or "1"
     if not (text.isascii() and text.isdecimal() and len(text) <= 7 and text[0] != "0"):
         raise RequestError(
-            f"DDP_HPC_ATTEMPT is {text[:80]!r}; a positive integer is needed; unset the variable"
+            f"DDP_HPC_ATTEMPT is {text[:80]!r}, but must be a positive integer; unset the variable"
         )
-    # A job whose ID is already in the file was requeued. PBS does not report a requeue in any other way.
+    # A job whose ID is already in the file was requeued. With PBS, this is the only way to detect a requeue.
     is_requeued = last is not None and last.job_id == job_id
     number = last.number + 1 if last is not None and is_requeued else int(text)
     attempt = Attempt(number=number, job_id=job_id, first_step=seen.step, at_s=int(time.time()))
@@ -46,8 +46,8 @@ def begin_attempt(
     if seen.state == "done":
         what = f"all {seen.step} steps are trained" if seen.step else "the program has completed"
         return NothingToDo(EXIT_DONE, f"{what}; attempt {number} has nothing to do")
-    # A requeued job runs even after a failure: the requeue was requested, and a lost node can have caused the
-    # failure.
+    # A requeued job runs even after a failure: the requeue was requested, and the failure may have been
+    # caused by a lost node.
     if not is_requeued:
         again = "then submit the script again"
         if seen.state == "failed":
@@ -56,7 +56,7 @@ def begin_attempt(
         if seen.step <= (last.first_step if last else 0):
             raise DdpHpcError(
                 f"the previous attempt made no progress, and the run is still at step {seen.step}; look for "
-                f"the reason in its log, {again}"
+                f"the reason in the log of that attempt, {again}"
             )
     if number > max_attempts:
         return NothingToDo(
@@ -78,7 +78,7 @@ def is_refusal(code: int, before: SeenState, after: SeenState) -> bool:
 def outcome(code: int, first_step: int, after: SeenState) -> SeenState | int:
     """Returns the state of a run that another job can resume, or the exit code of the job.
 
-    `after` was written by this attempt. Launchers change exit codes, so it has priority over `code`.
+    `after` was written by this attempt. Launchers change exit codes, so `after` takes precedence over `code`.
     """
     if after.state == "done":
         return EXIT_DONE

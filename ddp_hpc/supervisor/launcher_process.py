@@ -69,7 +69,9 @@ def run_launcher(
             argv, env=dict(environ), stdin=subprocess.DEVNULL, preexec_fn=_prepare_launcher
         )
     except OSError as error:
-        raise RequestError(f"cannot start {argv[0]} ({error.strerror}); check the launch line") from None
+        raise RequestError(
+            f"cannot start {argv[0]} ({error.strerror}); check the launch command in the job script"
+        ) from None
     stopped_s: float | None = None
     was_signalled_early = False
     begin_s = time.monotonic()
@@ -106,14 +108,14 @@ def run_launcher(
 
 def _prepare_launcher() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
-    # Some PBS servers leave ranks running when the job's script is killed. They would block the next job.
+    # Some PBS servers leave ranks running when the job's script is killed. These ranks would prevent the next
+    # job from running.
     processes.die_with_parent(signal.SIGTERM)
 
 
 def _end_orphans() -> None:
-    """Ends the ranks that still run on this node after the end of the launcher, for example if it was killed.
-
-    They would keep the run directory in use, so that the next job of the run would be refused.
+    """Ends ranks that are still running on this node after the launcher has ended, for example because it was
+    killed. These ranks would keep the run directory in use, so the next job of the run could not start.
     """
     orphans = processes.descendants(os.getpid())
     processes.send(signal.SIGTERM, orphans)

@@ -1,4 +1,4 @@
-"""The state of a run whose program does not write `state`: a program that knows nothing of ddp-hpc."""
+"""The state of a run whose program does not write `state`: a program that does not use ddp-hpc."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _MOST_FILES = 100_000
 
 
 class Progress:
-    """Checkpoints of a program: `file`, which it touches after each one, and files matching `patterns`.
+    """Checkpoints of a program: `file`, which the program touches after each checkpoint, and files that match
+    `patterns`.
 
     Checkpoints that exist when the object is created are those of earlier jobs.
     """
@@ -56,8 +57,8 @@ class Progress:
 def state_of_program(code: int, attempt: Attempt, progress: Progress, *, at_deadline: bool) -> SeenState:
     """Returns the state of the run after the program has ended with this exit code.
 
-    Exit code 75 means that the program has saved a checkpoint and must be run again, and so does the signal
-    that ended it before the deadline (`at_deadline`). A run without progress is not resumed.
+    Exit code 75, or the signal that ended the program before the deadline (`at_deadline`), means that the
+    program has saved a checkpoint and must be run again. A run without progress is not resumed.
     """
     has_progressed = progress.has_advanced()
     step = max(progress.step(), attempt.first_step + 1) if has_progressed else attempt.first_step

@@ -36,9 +36,10 @@ class SeenState:
 
 
 def array_run_dir(run_dir: Path, index: str, script: str, scheduler: Scheduler) -> Path:
-    """Returns the run directory of one task of a job array: `task-INDEX` in the directory of the script.
+    """Returns the run directory of one task of a job array: `task-INDEX` in the run directory that the script
+    sets.
 
-    A script that derives DDP_HPC_RUN_DIR from the index itself keeps its directory.
+    If the script itself derives DDP_HPC_RUN_DIR from the index, its directory is not changed.
     """
     names = "|".join(scheduler.array_index_variables)
     is_own = re.search(rf"^\s*export\s+DDP_HPC_RUN_DIR=.*\b(?:{names})\b", script, re.MULTILINE)
@@ -74,7 +75,7 @@ class RunFiles:
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
                 raise RequestError(
                     f"{path} is not a regular file, belongs to another user, or can be written by other "
-                    "users; a file that only you can write is needed; inspect it, then remove it or run "
+                    "users; only you may be able to write this file: inspect it, and then remove it or run "
                     "chmod go-w"
                 )
 
@@ -91,7 +92,7 @@ class RunFiles:
         return SeenState()
 
     def write_state(self, state: str, step: int, reason: str) -> None:
-        """Writes the state of a program that does not write it.
+        """Writes the state for a program that does not write its own state.
 
         Raises:
             DdpHpcError: the file cannot be written.
@@ -110,8 +111,8 @@ class RunFiles:
         attempt = parse_attempt(lines[-1])
         if attempt is None:
             raise DdpHpcError(
-                f"the last line of {self.path / ATTEMPTS} is {lines[-1][:80]!r}; ATTEMPT JOBID STEP UNIX_S "
-                "is needed; remove the file"
+                f"the last line of {self.path / ATTEMPTS} is {lines[-1][:80]!r}; it must have the format "
+                "ATTEMPT JOBID STEP UNIX_S; remove the file"
             )
         return attempt
 
@@ -124,7 +125,7 @@ class RunFiles:
             DdpHpcError: a file cannot be written.
         """
         try:
-            for name in (_REFUSED, CANCELLED):  # they concern earlier attempts
+            for name in (_REFUSED, CANCELLED):  # these files belong to earlier attempts
                 (self.path / name).unlink(missing_ok=True)
             content = without.sub(b"", script.read_bytes())
         except OSError as error:

@@ -36,7 +36,7 @@ class Settings:
     scheduler: Scheduler
     script: Path
     arguments: tuple[str, ...]
-    """The arguments of the script, with which another job must run it."""
+    """The arguments of the script, which another job must pass to it again."""
     run_dir: Path | None
     """None if the run is not resumed by other jobs."""
     walltime_s: float | None
@@ -105,7 +105,7 @@ def _settle(
     files: RunFiles,
     progress: Progress,
 ) -> int:
-    """Returns the exit code of the job, after another job has been requested if one must resume the run."""
+    """Requests another job if the run must be resumed, and returns the exit code of this job."""
     files.check()
     # If this node was disconnected, the scheduler can have restarted the job elsewhere. That attempt now owns
     # the run.
@@ -120,7 +120,9 @@ def _settle(
             f"is at step {after.step}"
         )
         return RequestError.exit_code
-    if after.stamp != before.stamp and not after.state:  # damaged, or written by other software
+    if (
+        after.stamp != before.stamp and not after.state
+    ):  # the file is damaged, or was written by other software
         return end.code
     if after.stamp == before.stamp:
         after = run.write_state_of_program(end, attempt, progress, files)
@@ -149,8 +151,8 @@ class _Run:
             if not settings.scheduler.has_queue:
                 return
             raise RequestError(
-                f"--script {settings.script} cannot be read ({error.strerror}); the path of the script is "
-                'needed: --script "$0"'
+                f"--script {settings.script} cannot be read ({error.strerror}); "
+                'give the path of the script with --script "$0"'
             ) from None
         self._exported = exported_names(script)
         if self.run_dir is not None and (index := settings.scheduler.array_index(environ)):
@@ -176,7 +178,8 @@ class _Run:
         """Returns the variables of the ranks that the script does not set."""
         scheduler, environ = self._settings.scheduler, self._environ
         variables = {"DDP_HPC_LAUNCH": launch_id()}
-        # A value of the user (--env) is exported by the script. Other values can be those of another job.
+        # The script exports variables that the user has set with --env. All other values may come from
+        # another job.
         if self._deadline_s is not None and "DDP_HPC_DEADLINE" not in self._exported:
             variables["DDP_HPC_DEADLINE"] = str(int(self._deadline_s))
         if self.job.sets_long_tmpdir and "TMPDIR" not in self._exported:
@@ -214,7 +217,7 @@ class _Run:
     def write_state_of_program(
         self, end: LauncherEnd, attempt: Attempt, progress: Progress, files: RunFiles
     ) -> SeenState:
-        """Writes and returns the state of a run whose program does not write it."""
+        """Writes and returns the state of a run whose program does not write a state."""
         at_deadline = end.was_signalled_early or (
             end.stopped_s is not None and not decisions.was_stopped_early(end.stopped_s, self._deadline_s)
         )
@@ -297,7 +300,7 @@ class _FinalState:
     """Whether the launcher still waits although the run has ended.
 
     srun waits forever for tasks of a disconnected node, and MPICH's mpiexec for ranks whose proxy was killed.
-    Called every 30 s; the run has ended if its final state is as old.
+    Called every 30 s; the run counts as ended if its final state was written at least 30 s ago.
     """
 
     def __init__(self, files: RunFiles, launcher: str, *, is_torchrun: bool) -> None:

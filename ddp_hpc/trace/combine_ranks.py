@@ -116,7 +116,7 @@ def _alone(
 
 
 def _straggler(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: Times) -> Straggler | None:
-    """Returns the rank that the others wait for, if they wait significantly long."""
+    """Returns the rank that the others wait for, if they wait for a significant part of a step."""
     if len(ranks) < 2:
         return None
     return _slow_rank(ranks, matched, overall) or _late_rank(ranks, matched, overall)
@@ -124,7 +124,7 @@ def _straggler(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
 
 def _slow_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: Times) -> Straggler | None:
     """Returns the rank whose own work takes longest, if it is significantly slower than the others."""
-    # The median over the steps is used, so that a single slow step does not count.
+    # The median over the steps is used, so that a single slow step has no effect.
     excess = {region: _excesses(ranks, f"{region}_s") for region in (*REGIONS, "other", "idle")}
     own = {trace.rank: sum(of_rank[trace.rank] for of_rank in excess.values()) for trace in ranks}
     rank = max(own, key=lambda rank: own[rank])
@@ -149,7 +149,8 @@ def _slow_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
 
 
 def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: Times) -> Straggler | None:
-    """Returns the rank that is most often the last to start a collective, if the others wait long for it.
+    """Returns the rank that is most often the last to start a collective, if the others wait for it for a
+    significant time.
 
     A rank waits for the time by which its call of a collective is longer than the call of the last rank.
     """
@@ -172,7 +173,8 @@ def _late_rank(ranks: Sequence[RankTrace], matched: Sequence[Matched], overall: 
 
 
 def _excesses(ranks: Sequence[RankTrace], part: str) -> dict[int, float]:
-    """Returns for each rank how much longer it takes for a part of a step than the median of the others.
+    """Returns, for each rank, how much longer it takes for a part of a step than the median of the other
+    ranks.
 
     The differences are in seconds and medians over the steps.
     """

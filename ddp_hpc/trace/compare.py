@@ -17,7 +17,8 @@ _OTHER_MODEL = 0.1
 
 
 def compare(capture: Capture, other: Capture) -> str:
-    """Compares the time of a step in `capture` with `other`, with the parts that changed most first.
+    """Compares the time of a step in `capture` with `other`, and names the parts that changed, beginning with
+    the largest change.
 
     The text begins with a warning if the devices, the numbers of ranks or the models differ.
     """

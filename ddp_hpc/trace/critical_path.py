@@ -1,10 +1,10 @@
 """Finds the critical path: the chain of kernels, collectives and waits that determined a step's length.
 
-The path is followed backward from the end of the step. What runs on a device is assumed to have waited for
-the event of the same device that finished last before it. At a collective, the path continues on the rank
-that started it last. The section of the path between two collectives, here called a link, depends on the
-events of one rank only. Each process that reads a trace finds the links of one step, so that the events need
-not be kept.
+The path is followed backward from the end of the step. An event on a device is assumed to have waited for the
+last event on the same device that finished before it. At a collective, the path continues on the rank that
+started it last. The section of the path between two collectives, here called a link, depends on the events of
+one rank only. Each process that reads a trace finds the links of one step, so that the events need not be
+kept.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def _covered(spans: _Spans, moment: int) -> int:
 def _parts(
     times: dict[tuple[str, str], int], counts: dict[tuple[str, str], int], most_names: int
 ) -> tuple[PathPart, ...]:
-    """Returns all waits, and the longest kernels and copies; the shorter ones are summed up in one part."""
+    """Returns all waits, and the longest kernels and copies; all shorter ones are combined into one part."""
     ranked = sorted(times, key=lambda label: -times[label])
     rest = dict.fromkeys([label for label in ranked if label[0] != WAIT][most_names:])
     found = [PathPart(*label, times[label] * 1e-9, counts[label]) for label in ranked if label not in rest]

@@ -2,8 +2,8 @@
 
 Kernels run asynchronously, so the host's timeline says nothing about them. Kineto gives a kernel and the
 runtime call that launched it the same correlation ID; the annotations and operators around that call say what
-the kernel belongs to. The `gpu_user_annotation` events are not used: they cover only what the thread of the
-annotation launched, and so not the backward pass, which autograd runs in threads of its own.
+the kernel belongs to. The `gpu_user_annotation` events are not used: they cover only kernels launched by the
+thread of the annotation, and therefore not the backward pass, which autograd runs in separate threads.
 """
 
 from __future__ import annotations
@@ -109,13 +109,13 @@ def idle_gaps(
         whole: the start and the end of all steps. After its last event, the device waits for the host.
     """
     starts, ends = busy
-    # Of the events that end a gap together, the device could have begun the one that was launched first.
+    # If several events end a gap together, the device could have begun first with the one launched first.
     order = np.lexsort((launches.moment, events[0]))
     first = order[np.searchsorted(events[0][order], starts)]
     ran_dry = np.append(min(whole[0], int(starts[0])), ends)
     resumed = np.append(starts, max(whole[1], int(ends[-1])))
     is_known = np.append(launches.is_known[first], True)
     is_late = np.append(launches.moment[first] > ran_dry[:-1], True)
-    is_late[0] = True  # the device did nothing before its first event
+    is_late[0] = True  # the device was idle before its first event
     causes = {"idle_host": is_known & is_late, "idle_kernel": is_known & ~is_late, "idle_other": ~is_known}
     return {cause: (ran_dry[mask], resumed[mask]) for cause, mask in causes.items()}

@@ -88,7 +88,7 @@ def _collective_index(rank_events: RankEvents, activity: DeviceActivity, num_col
     is_collective = np.array([category == COLLECTIVE for category, _ in columns.names], bool)[columns.name]
     found = np.full(len(columns), -1, np.int64)
     members = np.flatnonzero(is_collective)
-    if len(members) == num_collectives:  # otherwise some were dropped
+    if len(members) == num_collectives:  # otherwise, some events were dropped
         order = np.argsort(activity.events[0][members], kind="stable")
         found[members[order]] = np.arange(len(members))
     return found

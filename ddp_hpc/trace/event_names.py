@@ -22,7 +22,7 @@ _REGIONS = {
         "next_batch",
     ),
     "forward": ("forward", "distributeddataparallel.forward", "fullyshardeddataparallel.forward"),
-    # A pipeline alternates between the two within one pass.
+    # A pipeline alternates between forward and backward within one step.
     "backward": ("backward", "autograd::engine::evaluate_function", "forward and backward"),
     "optimizer": ("optimizer", "optimizer.step", "optimizer.zero_grad", "optimizer_step", "zero_grad"),
     "snapshot": ("snapshot", "checkpoint", "save_checkpoint"),

@@ -49,7 +49,7 @@ def _first_starts(call: Longs, starts: Longs) -> tuple[Longs, Longs]:
 
 
 def _num_late(busy: Intervals, begun: Longs, first_start: Longs) -> int:
-    """Returns how many calls begin after the device has finished all that starts before their events."""
+    """Returns how many calls begin after the device has finished all work that starts before their events."""
     before = np.searchsorted(busy[0], first_start, side="left") - 1
     finished = np.where(before >= 0, busy[1][np.maximum(before, 0)], np.iinfo(np.int64).min)
     return int((begun > finished).sum())

@@ -62,7 +62,7 @@ def check_outputs(
         if path is None:
             continue
         if path.is_dir() or not path.name:
-            raise RequestError(f"{option} {path} is a directory; a file name is required")
+            raise RequestError(f"{option} {path} is a directory; give the name of a file")
         if (other := seen.setdefault(path.resolve(), option)) != option:
             raise RequestError(f"{option} and {other} name the same file, {path}; use two different files")
         directory = next(p for p in (path.absolute().parent, *path.absolute().parents) if p.exists())
@@ -72,14 +72,16 @@ def check_outputs(
             )
         if path.exists() and (begins is None or not path.is_file() or not begins_with(path, begins)):
             raise RequestError(
-                f"{option} {path} exists and was not written by this option; choose another file or remove it"
+                f"{option} {path} exists and was not written by this option; choose another file, or remove "
+                "this one"
             )
     if merged is not None:
         if not merged.name.endswith((".json", ".json.gz")):
             raise RequestError(f"--merged {merged} must end with .json or .json.gz, as Perfetto requires")
         if merged.resolve().parent in [directory.resolve() for directory in directories]:
             raise RequestError(
-                f"--merged {merged} would be read as the trace of a rank next time; use another directory"
+                f"--merged {merged} would be read as the trace of a rank by the next report; write it to "
+                "another directory"
             )
 
 

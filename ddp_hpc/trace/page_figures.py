@@ -123,7 +123,9 @@ def by_rank(capture: Capture) -> Figure:
 
 
 def _columns(capture: Capture) -> Figure:
-    """Returns a column per rank with the parts of its mean step, and below it one of its communication."""
+    """Returns, for each rank, a column with the parts of its mean step, and below it a column with its
+    communication.
+    """
     ranks = [trace.rank for trace in capture.ranks]
     is_wide = len(ranks) > MANY_RANKS
     has_comm = any(getattr(one, field) for one in capture.rank_means for field in _COMM)

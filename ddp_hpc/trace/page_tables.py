@@ -116,7 +116,7 @@ def collectives(capture: Capture) -> Table:
     ]
     if not any(row.group for row in capture.collectives):
         columns = [column for column in columns if column.field != "group"]
-    # With waiting of unknown length in it, a duration says little about the network.
+    # A duration that includes an unknown waiting time says little about the network.
     unknown = {"transfer_s": None, "busbw_bytes_per_s": None}
     rows = [vars(row) | ({} if row.is_transfer_known else unknown) for row in capture.collectives]
     return Table("Collectives", columns, rows)
@@ -175,7 +175,7 @@ def _known(write: Callable[[Any], str]) -> Callable[[Any], str]:
 def ops(capture: Capture, kind: str, caption: str) -> Table:
     """Returns the `ops` or `kernels` with the longest self time: the mean per rank, and the maximum."""
     rows = operators(capture.ranks, kind)
-    # A kernel calls no others, so all of its time is its own.
+    # A kernel does not call other kernels, so its self time equals its total time.
     self_time = [Column("self_s", "self per rank, ms", ms)] if kind == "ops" else []
     columns = [
         Column("name", "name", _name),

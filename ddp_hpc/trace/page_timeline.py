@@ -128,7 +128,7 @@ def _offset(lanes: Sequence[Lane], number: int) -> float:
 
 
 def _labels(drawn: Sequence[RankTrace], lanes: Sequence[Lane]) -> dict[str, Any]:
-    """Returns the labels of the lanes or, of many ranks, only those of the rows."""
+    """Returns the labels of the lanes; if there are many ranks, only the labels of the rows."""
     if len(drawn) > _LABELED_RANKS:
         return {
             "tickvals": list(range(len(drawn))),
@@ -145,7 +145,9 @@ def _labels(drawn: Sequence[RankTrace], lanes: Sequence[Lane]) -> dict[str, Any]
 
 
 def _choose_ranks(capture: Capture) -> tuple[list[RankTrace], list[str]]:
-    """Returns all ranks or, of many, those with the longest and shortest work and some of the others."""
+    """Returns all ranks; if there are many, those with the longest and the shortest work, and some of the
+    others.
+    """
     if len(capture.ranks) <= MAX_RANKS:
         return list(capture.ranks), []
     by_work = sorted(

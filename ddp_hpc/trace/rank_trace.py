@@ -178,7 +178,9 @@ def _ops(columns: Columns) -> tuple[Op, ...]:
 
 
 def _kernels(columns: Columns) -> tuple[Op, ...]:
-    """Returns kernels and copies by total time. If they overlap on a stream, neither has called the other."""
+    """Returns kernels and copies by total time. If two of them overlap on a stream, neither has called the
+    other.
+    """
     size = len(columns.names)
     calls = np.bincount(columns.name, minlength=size)
     totals = np.bincount(columns.name, columns.dur_ns() * 1e-9, size)

@@ -24,7 +24,7 @@ _IN_CLOSURE = ("backward", "forward")
 
 _MOST_DIGITS = 18
 
-# The regions of the host that are the reason if the device does nothing meanwhile.
+# If the device is idle while the host is in one of these regions, the region is the cause.
 _WAITED_FOR = ("data", "snapshot")
 
 # The parts of a step that contain the idle times of a device.
@@ -61,7 +61,7 @@ class Steps:
     times: tuple[Times, ...]
     regions: dict[str, Intervals]
     """Sorted intervals that do not overlap. Those of a device last from the first to the last kernel of a
-    step that the region launched. Waiting for data is the host's."""
+    step that the region launched. The intervals of `data` are those of the host."""
     marked: bool
     """False if profiler.step() was not called, and the whole recording is treated as one step."""
     outside_share: float = 0.0
@@ -187,7 +187,7 @@ def _regions_of_launches(host: _Named, launches: Launches) -> npt.NDArray[np.obj
         if number < len(_IN_CLOSURE):
             mask[mask] = is_within(host.intervals(mask), optimizer)
         masks.append(is_inside(launches, host.thread[mask], host.intervals(mask)))
-    # All that autograd's threads launch belongs to the backward pass, such as the hooks of DDP.
+    # Everything that autograd's threads launch, including the hooks of DDP, belongs to the backward pass.
     autograd = host.where(lambda category, name: category == "cpu_op" and name.startswith(names.AUTOGRAD))
     is_main = host.where(lambda category, name: category != "cpu_op" and name.startswith(names.STEP))
     threads = np.setdiff1d(host.thread[autograd], host.thread[is_main])
@@ -259,7 +259,7 @@ def _times_on_device(sets: dict[str, Intervals], steps: Intervals) -> tuple[Time
     compute = covers["compute"]
     parts = [(region, covers[region]) for region in _INNER_FIRST if region != "data"]
     parts += [("other", compute), ("comm_exposed", covers["comm"]), ("memcpy", covers["memcpy"])]
-    # Before a kernel that was already launched, the device does not wait for the host, whatever that does.
+    # If a kernel was already launched, the device does not wait for the host before it starts this kernel.
     parts += [(cause, covers[cause]) for cause in ("idle_kernel", "idle_data", "idle_snapshot", "idle_host")]
     return _sum_up(moments, covers, steps, parts, covers["comm"] & compute, "idle_other")
 

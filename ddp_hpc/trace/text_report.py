@@ -224,7 +224,7 @@ def operators(ranks: Sequence[RankTrace], kind: str) -> list[Row]:
 def _operators(capture: Capture) -> Iterator[str]:
     for kind, title in (("kernels", "kernels"), ("ops", "operators (host)")):
         if rows := operators(capture.ranks, kind)[:_MOST_ROWS]:
-            # A kernel calls no others, so all of its time is its own.
+            # A kernel does not call other kernels, so its self time equals its total time.
             self_time = [Column("self_s", "self ms", _ms)] if kind == "ops" else []
             columns = [
                 Column("name", f"{title} in {_num_steps(capture)}", _short),

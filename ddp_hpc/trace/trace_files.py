@@ -34,7 +34,8 @@ def trace_files(path: Path) -> tuple[Path, ...]:
         return (path,)
     if not path.is_dir():
         raise RequestError(
-            f"no such directory: {path}; use the one given as --trace-dir in training, or a trace file"
+            f"no such directory: {path}; give the directory that was the --trace-dir of the training, or a "
+            "trace file"
         )
     files = tuple(sorted(file for file in path.iterdir() if file.name.endswith(_SUFFIXES) and file.is_file()))
     if not files:
@@ -178,7 +179,9 @@ def _other_run(trace: RankTrace, run: Sequence[RankTrace]) -> str:
 
 
 def _is_same(one: RankTrace, other: RankTrace) -> bool:
-    """Returns whether one process made both recordings. It cannot record twice at the same time."""
+    """Returns whether one process made both recordings. A process cannot make two recordings at the same
+    time.
+    """
     if not one.process or one.process != other.process:
         return False
     first, second = sorted((one, other), key=lambda trace: trace.steps[0].start_s)

@@ -87,7 +87,7 @@ class Span:
     start_s: float
     dur_s: float
     step: int | None
-    """The step in which it starts, or None outside of steps."""
+    """The number of the step in which the region starts, or None if it starts outside of all steps."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ class Straggler:
 
     rank: int
     region: str
-    """The region in which it is slower than the median of the others."""
+    """The region in which this rank is slower than the median of the others."""
     excess_s: float
     """The difference per step."""
     share: float
@@ -310,5 +310,5 @@ class Capture:
     notes: tuple[str, ...]
     """Files, ranks and events that were skipped, and why."""
     warnings: tuple[str, ...] = ()
-    """Sentences that a reader must know before the findings, such as the names of cut-off files."""
+    """Warnings that a reader must see before the findings, such as the names of truncated files."""
     path: CriticalPath | None = None

@@ -37,7 +37,7 @@ class TrainConfig:
     )
     seed: int = option(
         0,
-        "Seed of all random numbers: synthetic data, initial parameters, order of samples and dropout.",
+        "Random seed for synthetic data, initial parameters, the order of the samples, and dropout.",
         at_least=0,
     )
     optimization: OptimizationConfig = OptimizationConfig()
@@ -94,8 +94,8 @@ def check_together(parallel: ParallelConfig, optimization: OptimizationConfig) -
         return
     if parallel.bucket_mib is not None and parallel.bucket_mib < 1:
         raise RequestError(
-            f"--bucket-mib {parallel.bucket_mib:g} cannot be used with --compile: torch splits compiled "
-            "code by buckets of 1 MiB or more. Use a larger number, or remove one of them."
+            f"--bucket-mib {parallel.bucket_mib:g} cannot be used with --compile: torch splits compiled code "
+            "at buckets of at least 1 MiB. Use a larger --bucket-mib, or remove one of them."
         )
     if parallel.devices_per_rank > 1:
         raise RequestError(
@@ -104,6 +104,6 @@ def check_together(parallel: ParallelConfig, optimization: OptimizationConfig) -
         )
     if parallel.strategy == "dataparallel":
         raise RequestError(
-            "--strategy dataparallel cannot be used with --compile: each of its copies would compute with "
-            "the first device's parameters. Remove one of them, or use --strategy ddp."
+            "--strategy dataparallel cannot be used with --compile: every replica would compute with the "
+            "parameters of the first device. Remove one of them, or use --strategy ddp."
         )

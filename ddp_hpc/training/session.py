@@ -1,6 +1,7 @@
 """Connects the processes that a launcher started, and ends them. Used by the training and by users' scripts.
 
-torch is imported only after the ranks have found each other, so that a wrong launch fails within a second.
+torch is imported only after the ranks have found each other, so that an incorrect launch command fails within
+a second.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def _prepare_process(parts: Parts) -> None:
         threading.Thread(target=_end_after_agent, args=(agent, parts), daemon=True).start()
     if not faulthandler.is_enabled():
         with suppress(OSError, RuntimeError, AttributeError):  # stderr may be closed or belong to a notebook
-            faulthandler.enable()  # print the stack on SIGBUS, which truncated memory-mapped files cause
+            # Prints the stack trace on SIGBUS, which is raised if a memory-mapped file was truncated.
+            faulthandler.enable()
     # Without this, c10d logs a warning with C++ frames for each connection that a failing rank closes.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     prepare_host_memory()

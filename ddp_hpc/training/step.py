@@ -67,7 +67,7 @@ class Pending:
         Collective: every rank must call this.
         """
         own = torch.stack(self.losses).double()
-        own.tolist()  # this waits for the device, so that the clock can be read afterwards
+        own.tolist()  # this call waits for the device, so that the clock can be read afterwards
         times = clock.read()
         step_s = sum(step_s for _, step_s in times) / len(times)
         own_report = torch.tensor(report(step_s), dtype=torch.float64, device=group.device)
@@ -115,7 +115,7 @@ class Stepper:
     total_steps: int
     """The step at which the learning-rate schedule ends."""
     micro_batch: int = 0
-    """The current micro-batch of the step, or the one that failed."""
+    """The index of the current micro-batch of the step, or of the micro-batch that failed."""
 
     def one_step(self, position: Position, shares: tuple[Share, ...], pending: Pending) -> None:
         """Computes the gradients of all micro-batches and updates the parameters once. Collective.

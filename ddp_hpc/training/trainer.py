@@ -139,7 +139,7 @@ class Trainer:
                 break
             if self.position.epoch > epoch and not is_last:
                 self.test = self._evaluate(epoch + 1)
-        if not stop:  # this also repeats an evaluation during which an earlier attempt ended
+        if not stop:  # if an earlier attempt ended during an evaluation, this repeats the evaluation
             self.test = self._evaluate(self.position.epoch + (self.position.begin > 0))
         return self._finish(time.perf_counter() - start_s, stop)
 

@@ -11,7 +11,7 @@ from ddp_hpc.rendezvous.torchrun_endpoint import HELP, nodes_option, run, timeou
 @nodes_option
 @timeout_option
 def main(num_nodes: int, timeout_s: float) -> None:
-    """Prints `HOST PORT NODE_RANK LOCAL_ADDR` and reserves the port, which torch's store then shares."""
+    """Print `HOST PORT NODE_RANK LOCAL_ADDR`, and reserve the port, which PyTorch's store then shares."""
     run(num_nodes, timeout_s, for_torch=True, prints_key_file=False)
 
 

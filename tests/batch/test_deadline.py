@@ -55,7 +55,9 @@ def test_there_is_no_deadline_outside_of_a_job() -> None:
 @pytest.mark.parametrize("text", ["abc", "-5", "nan", "1e9", "12:00:00", "2026-11-21T10:00:00", "9" * 13])
 @pytest.mark.parametrize("name", ["DDP_HPC_DEADLINE", "SLURM_JOB_END_TIME"])
 def test_an_invalid_time_is_refused_with_the_needed_format(name: str, text: str) -> None:
-    with pytest.raises(RequestError, match=f"{name} must be seconds since the Unix epoch.* date \\+%s"):
+    with pytest.raises(
+        RequestError, match=f"{name} must be a time in seconds since the Unix epoch.* date \\+%s"
+    ):
         find_deadline({name: text})
 
 

@@ -273,7 +273,7 @@ def test_a_node_without_gpus_has_one_rank_per_8_cores(cores: int, ranks: int) ->
             {"SLURM_GPUS_ON_NODE": "4"},
             7,
             {"launcher": "torchrun", "command": ("a.py",)},
-            "torchrun starts the same number of ranks on each. Use -n 8",
+            "torchrun starts the same number of ranks on each node. Use -n 8",
         ),
     ],
 )
@@ -313,7 +313,7 @@ def test_a_launch_inside_a_rank_is_refused(case: str) -> None:
 
 @pytest.mark.parametrize("name", ["PALS_RANKID", "TORCHELASTIC_RUN_ID"])
 def test_a_launch_inside_a_single_rank_per_node_is_refused(name: str) -> None:
-    with pytest.raises(RequestError, match=f"{name}=0: this process was started by a launcher"):
+    with pytest.raises(RequestError, match=f"{name}=0: a launcher started this process"):
         find_allocation({name: "0", "PALS_LOCAL_SIZE": "1"})
 
 
@@ -321,11 +321,11 @@ def test_a_launch_inside_a_single_rank_per_node_is_refused(name: str) -> None:
     ("environ", "message"),
     [
         ({"PBS_NODEFILE": "/nowhere"}, "PBS_NODEFILE=/nowhere cannot be read"),
-        ({"PBS_NODEFILE": "/dev/null"}, "names no node"),
+        ({"PBS_NODEFILE": "/dev/null"}, "contains no host names"),
         ({"PBS_NODEFILE": "/bin/true"}, "cannot be read"),
-        ({"SLURM_JOB_ID": "7"}, "the number of nodes is needed"),
+        ({"SLURM_JOB_ID": "7"}, "it must be the number of nodes"),
         ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "two"}, "SLURM_JOB_NUM_NODES is 'two'"),
-        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "9" * 30}, "the number of nodes is needed"),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "9" * 30}, "it must be the number of nodes"),
     ],
 )
 def test_variables_without_nodes_are_refused(environ: dict[str, str], message: str) -> None:
@@ -357,7 +357,10 @@ def test_no_ranks_are_started_on_a_login_node(sandbox: Sandbox, profile: str, ge
 
 def test_a_scheduler_with_unsupported_allocations_is_named(sandbox: Sandbox) -> None:
     text = refused(sandbox.environ(), "tuolumne")
-    assert "has Flux, but launch works in allocations of Slurm and PBS and LSF only. Write a script" in text
+    assert (
+        "has Flux, but ddp-hpc launch works only in allocations of Slurm and PBS and LSF. Write a script"
+        in text
+    )
 
 
 def test_without_a_scheduler_this_machine_is_used(sandbox: Sandbox) -> None:

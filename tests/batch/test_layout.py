@@ -78,13 +78,21 @@ def test_a_request_beyond_the_size_of_a_node_is_refused(job: Job, profile: str, 
         (Job(qos="debug"), "della", "does not accept it"),
         (Job(gpus_per_node=4), "crux", "Crux (ALCF) has none"),
         (Job(max_attempts=5), "local", "--max-attempts 5 was given"),
-        (Job(num_nodes=2, min_nodes=1), "perlmutter", "--min-nodes 1 was given, but only torchrun"),
+        (
+            Job(num_nodes=2, min_nodes=1),
+            "perlmutter",
+            "--min-nodes 1 was given, but the launcher is srun, and only torchrun",
+        ),
         (
             Job(launcher="torchrun", command=("./run.sh",)),
             "polaris",
             "can only start Python programs, not './run.sh'",
         ),
-        (Job(launcher="torchrun", command=("python", "-c", "1")), "polaris", "cannot pass it '-c'"),
+        (
+            Job(launcher="torchrun", command=("python", "-c", "1")),
+            "polaris",
+            "cannot pass it the argument '-c'",
+        ),
     ],
 )
 def test_an_option_that_the_scheduler_or_launcher_lacks_is_refused(job: Job, profile: str, said: str) -> None:

@@ -318,7 +318,7 @@ def test_a_malformed_attempts_file_is_refused(job: Sandbox, line: str) -> None:
     path = folder(job, state="requeue 3\n", attempts=f"{line}\n")
     done = run(job)
     assert done.returncode == 1
-    assert "ATTEMPT JOBID STEP UNIX_S is needed; remove the file" in done.stderr.decode()
+    assert "it must have the format ATTEMPT JOBID STEP UNIX_S; remove the file" in done.stderr.decode()
     assert not started(job)
     assert (path / "attempts").read_text() == f"{line}\n"
     assert not (job.work / "canary").exists()

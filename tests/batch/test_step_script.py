@@ -117,7 +117,7 @@ def test_torchs_own_rendezvous_can_be_requested(sandbox: Sandbox, helper: str, i
 def test_another_rendezvous_is_refused(step: Sandbox) -> None:
     done = run(step, DDP_HPC_RDZV_BACKEND="etcd")
     assert done.returncode == 2
-    assert "DDP_HPC_RDZV_BACKEND is 'etcd'; ddp-hpc or c10d is needed" in done.stderr.decode()
+    assert "DDP_HPC_RDZV_BACKEND is 'etcd'; set it to ddp-hpc or c10d" in done.stderr.decode()
     assert not step.record.exists()
 
 

@@ -288,7 +288,7 @@ def test_a_baseline_is_not_overwritten(tmp_path: Path, forks: Forks, ran: Ran) -
     options = [*SMALL, "--baseline", "before.json", "--json", "link.json"]
     codes, job = forked(forks, tmp_path, "none", *options)
     assert codes == [2] * 4
-    assert "--json link.json would overwrite the --baseline" in job.errors()[0]
+    assert "--json link.json would overwrite the file given with --baseline" in job.errors()[0]
     assert (tmp_path / "before.json").read_bytes() == before
 
 

@@ -152,7 +152,7 @@ def test_data_too_large_for_memory_is_read_only_from_the_file(
 
 def test_batches_that_do_not_fit_into_memory_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(io, "available_bytes", lambda: 8 * SAMPLE_BYTES)
-    with pytest.raises(RequestError, match=r"batches of 8 samples in .* use smaller batches"):
+    with pytest.raises(RequestError, match=r"batches of 8 samples for .* use smaller batches"):
         io.run(tiny())
 
 

@@ -48,7 +48,7 @@ def test_a_picture_replaces_an_older_one(tmp_path: Path) -> None:
 
 def test_a_picture_does_not_overwrite_other_files(tmp_path: Path) -> None:
     (tmp_path / "thesis.png").write_text("precious")
-    with pytest.raises(RequestError, match=r"exists and is not a \.png picture"):
+    with pytest.raises(RequestError, match=r"exists and is not a \.png file"):
         check_files(None, tmp_path / "thesis.png")
 
 

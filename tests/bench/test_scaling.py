@@ -88,7 +88,7 @@ def test_speed_up_and_efficiency_are_relative_to_the_smallest_point(tmp_path: Pa
             "it stopped early (no time left); request a longer --walltime",
         ),
         ({"world": {"world_size": 1, "num_nodes": 1}}, "it ran on 1 rank; "),
-        ({"data": {"samples": 16}}, "the data has 16 samples, fewer than 2 ranks need in a step"),
+        ({"data": {"samples": 16}}, "the data has 16 samples, fewer than 2 ranks need for one step"),
         ({"world": None}, "is damaged"),
         ({"model": {}}, "is damaged"),
     ],
@@ -202,7 +202,7 @@ def test_a_training_that_rejects_its_options_is_run_once_and_forgotten(
     done = scaling(run, "--ranks", "1,2", "--", "--modle", "x")
     assert done.code == 2
     assert "failed, Error: No such option: --modle; log: " in done.err
-    assert done.err.splitlines()[-1].startswith("error: the training rejected its options")
+    assert done.err.splitlines()[-1].startswith("error: ddp_hpc.train rejected the options")
     assert not (here / "scaling" / "ranks2-batch8").exists()
     monkeypatch.setenv("STEP_S", "1=0.1 2=0.1")
     assert scaling(run, "--ranks", "1,2", "--", "--model", "linear").code == 0
@@ -290,26 +290,35 @@ def _read(path: Path) -> bytes:
         (["--ranks", ""], "--ranks : expected whole numbers separated by commas"),
         (["--ranks", "1,two"], "whole numbers separated by commas"),
         (["--ranks", "1,99999999999999999999"], "the numbers must not exceed 10000000"),
-        (["--ranks", "1,1000000"], " are too many for "),
+        (["--ranks", "1,1000000"], " ranks per node cannot run on "),
         (["--ranks", "1", "--nodes", "1"], "--ranks and --nodes cannot be combined"),
         (
             ["--ranks", "1,2", "--global-batch", "3"],
-            "cannot divide 3 samples per step evenly by 2 ranks; use",
+            "3 samples per step cannot be divided evenly among 2 ranks for strong scaling; use",
         ),
         (["--ranks", "1", "--", "--batch-size=4"], "put it before the --"),
-        (["--ranks", "1", "--", "--summary", "x"], "--summary is set by the benchmark for each point"),
-        (["--ranks", "1", "--", "--trace-dir=x"], "--trace-dir is set by the benchmark"),
-        (["--ranks", "1", "--", "--snapshot-dir", "x"], "--snapshot-dir is set by the benchmark"),
+        (
+            ["--ranks", "1", "--", "--summary", "x"],
+            "--summary cannot be given, because the benchmark sets it for each point",
+        ),
+        (
+            ["--ranks", "1", "--", "--trace-dir=x"],
+            "--trace-dir cannot be given, because the benchmark sets it",
+        ),
+        (
+            ["--ranks", "1", "--", "--snapshot-dir", "x"],
+            "--snapshot-dir cannot be given, because the benchmark sets it",
+        ),
         (["--ranks", "1", "--", "python", "mine.py"], "'python' after -- is not an option"),
         (["--ranks", "1,4", "--", "--num-samples", "31"], "the largest point uses 32 samples per step"),
         (["--ranks", "1", "--walltime", "10m"], "--walltime requires --submit"),
         (["--ranks", "1", "--wait"], "--wait requires --gather"),
         (["--ranks", "1", "--dir", "a_file"], "cannot use --dir a_file (Not a directory)"),
-        (["--ranks", "1", "--dir", "precious"], "--dir precious contains other files and no scaling.json"),
-        (["--ranks", "1", "--json", "s.md", "--markdown", "s.md"], "is also the file of another option"),
+        (["--ranks", "1", "--dir", "precious"], "--dir precious contains files, but not scaling.json"),
+        (["--ranks", "1", "--json", "s.md", "--markdown", "s.md"], "is also given with another option"),
         (["--ranks", "1", "--markdown", "precious/thesis.md"], "exists and was not written by this command"),
         (["--ranks", "1", "--picture", "s.jpg"], "unknown suffix '.jpg'"),
-        (["--gather"], "--gather only reads --dir; omit --batch-size"),
+        (["--gather"], "--gather only reads results from --dir; omit --batch-size"),
     ],
 )
 def test_an_invalid_request_is_one_line_and_changes_nothing(

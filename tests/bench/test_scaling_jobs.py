@@ -78,7 +78,7 @@ def test_nodes_are_filled_one_after_the_other(work: Path, programs: Programs, ru
     assert [line.rpartition("=")[2] for line in lines] == ["1", "1", "1", "4", "4", "4"]
     done = scaling(run, "--ranks", "1,4,6", "--dry-run")
     assert (done.code, done.out) == (2, "")
-    assert "--ranks 6 is not a multiple of the 4 ranks per node" in done.err
+    assert "--ranks 6 is not a multiple of 4, the number of ranks per node" in done.err
 
 
 def test_of_many_ranks_only_some_are_traced(work: Path, programs: Programs, run: Run) -> None:
@@ -221,14 +221,17 @@ def test_without_a_scheduler_no_directory_is_created(work: Path, programs: Progr
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], "--submit requires the sizes of the jobs, such as --nodes 1,2,4 or --ranks 1,2,4"),
+        ([], "--submit requires --nodes or --ranks, such as --nodes 1,2,4"),
         (["--nodes", "1", "--json", "s.json"], "--json cannot be used with --submit"),
         (["--nodes", "1", "--setup", "for"], "--setup 'for' is not valid bash"),
         (["--nodes", "1", "--launcher", "srunn"], 'did you mean "srun"?'),
         (["--nodes", "1", "--walltime", "soon"], "soon"),
         (["--nodes", "1", "--profile", "local"], "the scheduler of the profile is 'local'"),
         (["--nodes", "1", "--dir", "a$(touch b)"], "cannot be determined from its script"),
-        (["--nodes", "1", "--", "--metrics", "x"], "--metrics is set by the benchmark for each point"),
+        (
+            ["--nodes", "1", "--", "--metrics", "x"],
+            "--metrics cannot be given, because the benchmark sets it for each point",
+        ),
     ],
 )
 def test_an_invalid_request_is_one_line(

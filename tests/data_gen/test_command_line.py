@@ -45,7 +45,7 @@ def test_options_become_the_recipe(tmp_path, run_generator):
         (["--output", "file.npz"], "unknown suffix '.npz'"),
         (["--output", "."], "unknown suffix"),
         (["digit"], "No such command 'digit'"),
-        (["--seed", "1", "digits"], "put the options of digits after it"),
+        (["--seed", "1", "digits"], "put options for digits after that word"),
         (["idx", "images"], "Missing argument 'LABELS'"),
         (["idx", "images", "labels"], "images cannot be read"),
     ],

@@ -429,7 +429,7 @@ def test_inconsistent_npz_members_are_rejected(tmp_path):
     ("names", "message"),
     [
         (["in.npy"], "in.npy contains only one array"),
-        (["in.h5", "in.h5"], "in.h5 is in a format with both arrays"),
+        (["in.h5", "in.h5"], "in.h5 is in a format that contains both arrays"),
         (["in.npy"] * 3, "got 3 inputs"),
         ([], "got 0 inputs"),
     ],

@@ -133,7 +133,7 @@ def test_the_values_of_a_seed_are_fixed_for_any_buffer_size(monkeypatch, distrib
         ({"tgt_shape": (49,)}, "tgt_shape 49 differs from src_shape 50"),
         (
             {"distribution": "uniform", "dtype": "float32", "vocab_size": 100},
-            "vocab_size 100 applies only to tokens, but the distribution is uniform",
+            "vocab_size 100 applies only to the distribution tokens, not to uniform",
         ),
     ],
 )

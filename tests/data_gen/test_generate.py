@@ -290,7 +290,7 @@ def test_an_unknown_suffix_is_rejected_with_a_list_of_valid_ones(tmp_path, name)
 
 def test_a_directory_is_rejected(tmp_path):
     (tmp_path / "data.h5").mkdir()
-    with pytest.raises(RequestError, match="is a directory; a file name is required"):
+    with pytest.raises(RequestError, match="is a directory; give the name of a file"):
         generate(SMALL, tmp_path / "data.h5", force=True)
 
 

@@ -107,7 +107,7 @@ def test_a_file_truncated_anywhere_is_rejected(tmp_path, files, compress):
         (b"PNG!" + bytes(100), "begins with 504e4721"),
         (b"\x00\x00\x0d\x03" + bytes(100), "begins with 00000d03"),
         (idx_bytes(IMAGES) + b"x", "its header describes 1416"),
-        (b"\0\0\x08\x03" + struct.pack(">3I", 70, 0, 4), "and thus no values"),
+        (b"\0\0\x08\x03" + struct.pack(">3I", 70, 0, 4), "and thus contains no values"),
         (b"\0\0\x08\x03" + b"\xff" * 12, "has 16 bytes, but its header describes"),
         (gzip.compress(idx_bytes(IMAGES), mtime=0)[:-8] + bytes(8), "CRC check failed"),
         (

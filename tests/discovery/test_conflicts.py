@@ -118,7 +118,7 @@ def test_a_batch_shell_of_one_task_is_a_world_of_one_rank() -> None:
 )
 @pytest.mark.usefixtures("without_mpi4py")
 def test_a_rank_beyond_the_size_is_refused(environ: dict[str, str]) -> None:
-    assert "a rank must be below the size" in refusal([environ])
+    assert "a rank must be less than the size" in refusal([environ])
 
 
 def test_a_local_rank_beyond_the_local_size_is_refused() -> None:
@@ -190,4 +190,4 @@ def test_pals_on_nodes_with_unequal_ranks_is_refused_without_mpi(tmp_path) -> No
     text = refusal([last])
     assert "rank 3 of 2" in text
     assert "equal nodes assumed" in text
-    assert "a rank must be below the size" in text
+    assert "a rank must be less than the size" in text

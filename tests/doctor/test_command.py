@@ -52,7 +52,7 @@ def test_a_deleted_working_directory_is_a_failure_and_not_a_crash(launch: Launch
     ("args", "message"),
     [
         (("--only", "tourch"), 'did you mean "torch"'),
-        (("--only", "shm", "--skip", "shm"), "leave no checks to run"),
+        (("--only", "shm", "--skip", "shm"), "together exclude all checks"),
         (("--wait-s", "0"), "--wait-s"),
         (("extra",), "unexpected extra argument"),
     ],

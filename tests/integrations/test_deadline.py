@@ -108,7 +108,7 @@ def test_without_a_deadline_the_remaining_time_is_infinite() -> None:
 
 
 def test_a_deadline_that_is_not_a_time_is_refused() -> None:
-    with pytest.raises(RequestError, match="DDP_HPC_DEADLINE must be seconds since the Unix epoch"):
+    with pytest.raises(RequestError, match="DDP_HPC_DEADLINE must be a time in seconds since the Unix epoch"):
         JobDeadline(10.0, {"DDP_HPC_DEADLINE": "soon"})
 
 

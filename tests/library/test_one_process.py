@@ -299,7 +299,7 @@ def test_a_second_loop_over_all_epochs_is_refused_and_not_empty(capsys: pytest.C
         for _ in range(2):
             for _ in loader:
                 pass
-    assert "Use world.loader(..., epochs=N)" in capsys.readouterr().err
+    assert "use world.loader(..., epochs=N)" in capsys.readouterr().err
 
 
 def test_a_loop_after_a_break_continues_with_the_next_batch() -> None:

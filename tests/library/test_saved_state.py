@@ -257,9 +257,9 @@ OTHER = nn.Linear(2, 1)
         ({"scheduler": None}, "snapshots(scheduler=) got NoneType, which has no state_dict"),
         ({"thing": Anything({"a": [object()]})}, "state of thing['a'][0] has the type object, which a"),
         ({"thing": Anything(torch.ones(2).to_sparse())}, "state of thing has the type torch.float32"),
-        ({"model": "linear"}, "(model=): a Module, or a list or dict of several, is needed (got str)"),
-        ({"model": []}, "(model=): a Module, or a list or dict of several, is needed (got none)"),
-        ({"optimizer": [3]}, "(optimizer=): an Optimizer, or a list or dict of several, is needed (got int)"),
+        ({"model": "linear"}, "(model=): a Module, or a list or dict of several, is required (got str)"),
+        ({"model": []}, "(model=): a Module, or a list or dict of several, is required (got none)"),
+        ({"optimizer": [3]}, "an Optimizer, or a list or dict of several, is required (got int)"),
         ({"model": OTHER}, "a parameter of shape (1, 2) of SGD belongs to no model, or to two optimizers"),
         (
             {"model": OTHER, "optimizer": [torch.optim.SGD(OTHER.parameters(), 0.1)] * 2},

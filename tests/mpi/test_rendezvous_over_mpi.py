@@ -63,7 +63,7 @@ def test_a_master_port_in_use_is_refused_at_once_by_one_line(connect_ranks: Conn
 
 def test_an_invalid_master_port_is_exit_code_2(connect_ranks: ConnectRanks) -> None:
     ended = connect_ranks(2, MASTER_PORT="99999")
-    assert "MASTER_PORT='99999' is not a port; unset it" in errors(ended)[0]
+    assert "MASTER_PORT='99999' is not a port number; unset it" in errors(ended)[0]
     assert ended.exit_code == 2
     assert ended.wall_s < 10
 
@@ -93,7 +93,7 @@ def test_a_rank_that_never_calls_mpi_init_does_not_leave_the_others_waiting(
 def test_a_chosen_launcher_without_an_address_suggests_mpi(connect_ranks: ConnectRanks) -> None:
     ended = connect_ranks(2, CONNECT_DISCOVERY="hydra")
     text = errors(ended)[0]
-    assert "hydra started 2 ranks, but without MPI they cannot send each other an address" in text
+    assert "hydra started 2 ranks, but without MPI they cannot exchange an address" in text
     assert "omit --discovery" in text
     assert ended.exit_code == 2
 

@@ -184,7 +184,7 @@ def test_a_chain_is_not_continued_if_pbs_no_longer_knows_its_first_job(make_site
     done = site.run(*argv, env={**QUIET, "PATH": path})
     assert done.returncode == 1
     assert "PBS has dropped job 13.pbs-srv" in done.stderr.splitlines()[-1]
-    assert "the server no longer knows job 12.pbs-srv" in done.stderr
+    assert "it depends on job 12.pbs-srv, which the server no longer knows" in done.stderr
     assert site.num_jobs() == 2
 
 
@@ -210,7 +210,8 @@ def test_a_job_of_an_array_is_identified_by_its_index(site: Site) -> None:
         done = ddp_hpc(site, "status", word)
         assert done.returncode == 2
         assert re.match(
-            r"error: job 12\[\]\S* is an array; name one job of it, such as 12\[[03]\]", done.stderr
+            r"error: job 12\[\]\S* is a job array; give the ID of one of its jobs, such as 12\[[03]\]",
+            done.stderr,
         )
     site.wait("12[4].pbs-srv", states="R")
     assert status(site, "12[4]")["verdict"] == "running"
@@ -222,7 +223,7 @@ def test_a_refusal_of_qsub_is_one_line(site: Site) -> None:
     done = ddp_hpc(site, "submit", "--profile", "generic_pbs", "job.pbs")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines()[-1].startswith(
-        "error: qsub rejected the job: Unknown queue. Nothing was queued."
+        "error: qsub rejected the job: Unknown queue. No job was queued."
     )
     assert site.num_jobs() == 0
 
@@ -230,9 +231,7 @@ def test_a_refusal_of_qsub_is_one_line(site: Site) -> None:
 def test_a_job_unknown_to_pbs_is_one_line(site: Site) -> None:
     done = ddp_hpc(site, "status", "99")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(
-        "error: job 99 is known neither to the scheduler nor to a run directory in "
-    )
+    assert done.stderr.startswith("error: job 99 was not found by the scheduler or in a run directory in ")
 
 
 @pytest.mark.parametrize("answers", ["", "{", "garbage", '{"Jobs": {"13.pbs-srv": {"job_state": "R"}}}'])

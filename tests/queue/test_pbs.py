@@ -140,7 +140,9 @@ def test_invalid_output_is_a_value_error(text: str) -> None:
 def test_an_unknown_state_is_an_error() -> None:
     with pytest.raises(DdpHpcError, match=r"unknown state '\?' for job 12\.pbs-srv"):
         parsed(job_state="\x1b")
-    with pytest.raises(RequestError, match=r"is an array; name one job of it, such as 53\[0\]\.pbs-srv"):
+    with pytest.raises(
+        RequestError, match=r"is a job array; give the ID of one of its jobs, such as 53\[0\]\.pbs-srv"
+    ):
         parse_json(json.dumps({"Jobs": {"53[].pbs-srv": {"job_state": "B"}}}), "53[].pbs-srv")
 
 

@@ -97,7 +97,9 @@ def test_a_job_of_an_array_is_accepted_and_a_whole_array_is_refused() -> None:
     one = slurm(job_id="13 ArrayJobId=12 ArrayTaskId=1")
     assert parse_scontrol(one, "12_1").job_id == "12_1"
     for array in (slurm(job_id="12 ArrayJobId=12 ArrayTaskId=0-2"), one + one):
-        with pytest.raises(RequestError, match="job 12 is an array; name one job of it, such as 12_0"):
+        with pytest.raises(
+            RequestError, match="job 12 is a job array; give the ID of one of its jobs, such as 12_0"
+        ):
             parse_scontrol(array, "12")
 
 

@@ -259,16 +259,16 @@ def test_an_invalid_job_is_one_line(work: Path, programs: Programs, run: Run, co
     done = run(command, "12")
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith(
-        "error: neither scontrol (Slurm) nor qstat (PBS) nor bjobs (LSF) is on the PATH. Run this on"
+        "error: neither scontrol (Slurm) nor qstat (PBS) nor bjobs (LSF) was found on the PATH. Run this on"
     )
     programs.answers("scontrol", "", code=1, err="slurm_load_jobs error: Invalid job id specified\n")
     done = run(command, "99")
     assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("error: job 99 is known neither to the scheduler nor to a run directory in ")
+    assert done.err.startswith("error: job 99 was not found by the scheduler or in a run directory in ")
     for hostile in ("12\n13", "$(touch canary)", "12;13", "../12"):
         done = run(command, hostile)
         assert (done.code, done.out) == (2, "")
-        assert "is not a job id" in done.err
+        assert "is not a job ID" in done.err
     assert not (work / "canary").exists()
     assert len(programs.called("scontrol")) == 1
 
@@ -601,7 +601,9 @@ def test_a_missing_run_directory_is_an_invalid_request(
 ) -> None:
     done = run(*args, "--run-dir", "nope")
     assert (done.code, done.out) == (2, "")
-    assert done.err == "error: --run-dir nope is not a readable directory; use the directory of the run\n"
+    assert (
+        done.err == "error: --run-dir nope is not a readable directory; give the run directory of the job\n"
+    )
     assert not programs.called()
 
 

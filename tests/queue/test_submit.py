@@ -92,7 +92,8 @@ def test_a_script_with_lint_errors_is_not_submitted(work: Path, sbatch: Programs
     assert (done.code, done.out) == (2, "")
     assert "error: JOB011, line 3: " in done.err
     assert done.err.splitlines()[-1] == (
-        "error: lint found 1 error, and nothing was submitted; fix the script, or use --force"
+        "error: lint found 1 error, and nothing was submitted; "
+        "fix the script, or use --force to submit it anyway"
     )
     assert not sbatch.called()
     assert run("submit", "job.sh", "--force").out == "12\n"
@@ -208,7 +209,7 @@ def test_a_refusal_is_reported_in_one_line(work: Path, programs: Programs, run: 
     assert (done.code, done.out) == (2, "")
     assert done.err.splitlines()[-1] == (
         "error: sbatch rejected the job: invalid partition specified: nosuch; Batch job submission failed: no"
-        ". Nothing was queued. Fix the request and submit again."
+        ". No job was queued. Fix the request, and submit again."
     )
     assert not (work / "runs" / "ddp" / "submitted").exists()
 
@@ -220,7 +221,7 @@ def test_an_answer_without_an_id_is_an_error_that_warns_of_a_second_job(
     programs.answers("sbatch", answer)
     done = run("submit", *REQUEST)
     assert (done.code, done.out) == (1, "")
-    assert "instead of a job id. Check whether the job is queued before you try again." in done.err
+    assert "instead of a job ID. Check whether the job is queued before you try again." in done.err
 
 
 @pytest.mark.parametrize(
@@ -340,7 +341,7 @@ def test_a_run_directory_that_cannot_be_created_is_reported_before_the_submissio
     (work / "runs").write_text("a file")
     done = run("submit", *REQUEST)
     assert (done.code, done.out) == (1, "")
-    assert "cannot be created, but the job needs it" in done.err
+    assert "cannot be created, but the job requires it" in done.err
     assert not sbatch.called()
 
 
@@ -355,7 +356,7 @@ def test_a_run_directory_that_cannot_be_created_is_reported_before_the_submissio
         ),
         (["none.sh"], "none.sh does not exist. Give a job script."),
         (["pipe"], "pipe is not a regular file. Give a job script."),
-        (["plain.sh"], "plain.sh is not a job script: it has neither #SBATCH nor #PBS nor #BSUB lines"),
+        (["plain.sh"], "plain.sh is not a job script: it contains no #SBATCH or #PBS or #BSUB lines"),
         (
             ["--profile", "local"],
             "the scheduler of the profile is 'local', but jobs can only be submitted to slurm or pbs",
@@ -447,12 +448,16 @@ def test_options_override_the_directives_of_a_pbs_script(work: Path, programs: P
 @pytest.mark.parametrize(
     ("select", "options", "said"),
     [
-        ("1:ncpus=1+2:ncpus=2", ["--nodes", "2"], "the script does not request nodes with a single chunk"),
+        ("1:ncpus=1+2:ncpus=2", ["--nodes", "2"], "the script does not request its nodes as a single chunk"),
         ("1", ["--nodes", "0"], "--nodes must be at least 1 (got 0)"),
         ("1", ["--qos", "high"], "--qos high was given, but PBS has no QOS"),
         ("1", ["--ranks-per-node", "2"], "cannot be combined with --ranks-per-node"),
         ("1", ["--walltime", "soon"], "soon"),
-        ("1", ["--", "--epochs", "3"], "because qsub passes none to a script; write them into the script"),
+        (
+            "1",
+            ["--", "--epochs", "3"],
+            "because qsub does not pass arguments to scripts; write them into the script",
+        ),
     ],
 )
 def test_an_option_that_cannot_override_a_directive_is_refused(

@@ -18,9 +18,9 @@ Script = Callable[..., Path]
 NO_SCRIPTS = [
     (b"", "the script is empty"),
     (b"\0\1\2\n", "contains a NUL character"),
-    (b"echo hello\n", "is not a job script: it has neither #PBS nor #SBATCH lines"),
-    (b"#!/bin/bash\n#flux: --nodes=2\ntrue\n", "has directives of Flux; only scripts for PBS and Slurm"),
-    (b"#!/bin/bash\n#$ -cwd\ntrue\n", "has directives of Grid Engine; only scripts for PBS and Slurm"),
+    (b"echo hello\n", "is not a job script: it contains no #PBS or #SBATCH lines"),
+    (b"#!/bin/bash\n#flux: --nodes=2\ntrue\n", "has directives of Flux; only scripts for PBS or Slurm"),
+    (b"#!/bin/bash\n#$ -cwd\ntrue\n", "has directives of Grid Engine; only scripts for PBS or Slurm"),
     (b"#!/bin/bash\n#SBATCH --frob=1\ntrue\n", "sbatch: unrecognized option '--frob=1'"),
     (b"#!/bin/bash\n#SBATCH --nodes=x\ntrue\n", 'sbatch: error: "x" is not a valid node count'),
     (b"#!/bin/bash\n#SBATCH --time=foo\ntrue\n", "sbatch: error: Invalid --time specification"),
@@ -54,8 +54,8 @@ def test_a_directory_a_pipe_and_a_missing_file_are_refused(rehearse: Rehearse, t
 
 OPTIONS = [
     (["--nodes", "3"], "--nodes 3 was given, but the script requests 2"),
-    (["--nodes", "0"], "--nodes 0 was given; a number from 1 to 64"),
-    (["--ranks-per-node", "65"], "--ranks-per-node 65 was given; a number from 1 to 64"),
+    (["--nodes", "0"], "--nodes 0 was given; on one machine, it must be from 1 to 64"),
+    (["--ranks-per-node", "65"], "--ranks-per-node 65 was given; on one machine, it must be from 1 to 64"),
     (["--nodes", "2", "--ranks-per-node", "40"], "2 nodes with 40 ranks each are 80 ranks; at most 64"),
     (["--walltime-s", "0"], "--walltime-s must be a whole number"),
     (["--max-jobs", "-1"], "--max-jobs must be a whole number"),
@@ -72,7 +72,10 @@ def test_options_that_do_not_fit_are_refused(script: Script, options: list[str],
 
 
 def test_a_script_without_a_scheduler_has_no_walltime(rehearse: Rehearse, script: Script) -> None:
-    assert "no scheduler that could enforce it" in rehearse(script("", "true"), "--walltime-s", "5").stderr
+    assert (
+        "is not written for a scheduler that enforces a walltime"
+        in rehearse(script("", "true"), "--walltime-s", "5").stderr
+    )
 
 
 def test_a_script_for_500_nodes_gets_a_few_and_reports_that(rehearse: Rehearse, script: Script) -> None:

@@ -132,7 +132,7 @@ def test_the_rendezvous_point_of_pals_is_the_first_host_of_the_node_file(tmp_pat
 
 @pytest.mark.parametrize("port", ["0", "65536", "-1", "x", "", " 80", "8" * 5000])
 def test_an_invalid_master_port_is_refused(port: str) -> None:
-    with pytest.raises(LaunchError, match="is not a port; unset it to use a free one"):
+    with pytest.raises(LaunchError, match="is not a port number; unset it to use a free port"):
         rendezvous_point(TWO_NODES, {"MASTER_ADDR": "n1", "MASTER_PORT": port})
 
 
@@ -252,7 +252,8 @@ def test_a_rank_that_cannot_reach_rank_0_reports_node_address_port_interface_and
 
 def test_rank_0_on_another_node_than_the_first_is_refused() -> None:
     with pytest.raises(
-        RendezvousError, match=rf"look for rank 0 at n1, but it runs on {short_hostname()}; export"
+        RendezvousError,
+        match=rf"try to connect to rank 0 at n1, but rank 0 runs on {short_hostname()}; export",
     ):
         rendezvous(TWO_NODES, STEP, 1, quiet())
 
@@ -341,7 +342,7 @@ def test_a_rank_number_already_in_use_is_an_error_after_the_time_limit() -> None
     point = rendezvous_point(world(1, 2), STEP)
     key, _ = rendezvous_module.shared_key(STEP, point.launch)
     taken = RendezvousPoint(point.host, [endpoints[0].port], "", "")
-    with pytest.raises(RendezvousError, match="a process has already joined as number"):
+    with pytest.raises(RendezvousError, match="another process has already joined as rank"):
         join_store(taken, lambda: key, 1, "rank 1", 1.0, 1.0)
     close_all(endpoints)
 

@@ -127,7 +127,7 @@ def test_a_file_without_a_key_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "key"
     path.write_text(text)
     path.chmod(0o600)
-    with pytest.raises(LaunchError, match="contains no key of 64 hexadecimal digits; remove the file"):
+    with pytest.raises(LaunchError, match="does not contain a key of 64 hexadecimal digits; remove the file"):
         read_key(path)
 
 
@@ -166,7 +166,7 @@ def test_waiting_for_a_key_ends_if_its_writer_was_killed(
     shared_key(environ, "x")
     (path,) = tmp_path.iterdir()
     path.write_text("")
-    assert "contains no key" in shared_key(environ, "x")[1]
+    assert "does not contain a key" in shared_key(environ, "x")[1]
 
 
 def test_keys_of_old_jobs_are_removed(tmp_path: Path) -> None:

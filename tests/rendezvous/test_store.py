@@ -131,7 +131,7 @@ def test_additions_of_many_clients_are_all_counted(shared: Served) -> None:
 def test_adding_to_text_is_refused_and_the_connection_stays_open(shared: Served) -> None:
     client = shared.client()
     client.set("text", b"not a number", S)
-    with pytest.raises(StoreRefusedError, match="needs a value that is a number"):
+    with pytest.raises(StoreRefusedError, match="the stored value is not a number, as ADD requires"):
         client.add("text", 1, S)
     assert client.get(["text"], S) == [b"not a number"]
 

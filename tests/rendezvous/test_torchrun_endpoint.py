@@ -77,7 +77,7 @@ def test_ranks_without_an_address_are_refused(launch: Launch, tmp_path: Path) ->
     by_hand = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     ended = launch([*ENDPOINT, "--nodes", "2", "--timeout-s", "2"], env=by_hand, cwd=tmp_path)
     assert ended.exit_code == 2
-    assert "without MPI they cannot send each other an address" in ended.stderr
+    assert "without MPI they cannot exchange an address" in ended.stderr
 
 
 def test_several_tasks_on_a_node_without_an_index_are_refused() -> None:

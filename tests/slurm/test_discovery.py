@@ -130,7 +130,7 @@ def test_a_master_addr_of_another_node_than_rank_0s_is_refused(cluster: Cluster)
     second = cluster.node_names[1]
     done = run(cluster, *STEP, "--kill-on-bad-exit=1", PYTHON, *CONNECT, MASTER_ADDR=second)
     assert done.returncode != 0
-    assert f"look for rank 0 at {second}, but it runs on {cluster.node_names[0]}" in done.stderr
+    assert f"try to connect to rank 0 at {second}, but rank 0 runs on {cluster.node_names[0]}" in done.stderr
 
 
 # Runs on each node: checks whether its endpoint's store accepts the key, and whether its port can be bound.

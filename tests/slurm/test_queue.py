@@ -281,7 +281,7 @@ def test_refusals_and_unknown_jobs_are_one_line(cluster: Cluster, tmp_path: Path
         done = ddp_hpc(cluster, tmp_path, command, "99999")
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith(
-            "error: job 99999 is known neither to the scheduler nor to a run directory in "
+            "error: job 99999 was not found by the scheduler or in a run directory in "
         )
         assert done.stderr.count("\n") == 1
 

@@ -152,7 +152,7 @@ def test_a_user_who_cancels_the_job_is_obeyed_also_with_requeue_on_signal(job: S
     ("arguments", "said"),
     [
         ([], "Missing option '--scheduler'"),
-        (["--scheduler", "slurm", "--script", "x"], "no launch line was given"),
+        (["--scheduler", "slurm", "--script", "x"], "no launch command was given"),
         (["--scheduler", "slurm", "--script", "x", "--", "true"], "--script x cannot be read"),
         (["--scheduler", "slurn", "--script", "x", "--", "true"], "'slurn' is not one of"),
         (["--scheduler", "slurm", "--script", "x", "--walltime", "1x", "--", "true"], "1x"),

@@ -81,7 +81,7 @@ def test_a_second_holder_is_rejected_immediately_with_process_host_and_job(
     with pytest.raises(DataError) as caught:
         DirectoryLock(tmp_path, pytest.fail)
     assert time.monotonic() - began_s < 2
-    words = f"is in use by job 4711 (PID {holder.pid} on {os.uname().nodename}); wait until it ends"
+    words = f"is in use by job 4711 (PID {holder.pid} on {os.uname().nodename}); wait until that job ends"
     assert words in str(caught.value)
     assert (tmp_path / ".lock").read_bytes() == before
     # A killed holder needs no wait.

@@ -264,7 +264,7 @@ def test_unused_parameters_are_reported(mine, forks):
     job = forks.start(*words, cwd=mine, ranks=2)
     assert job.wait() == [1, 1]
     (line,) = job.errors()
-    assert "2 of the model's parameters got no gradient: extra.weight, extra.bias" in line
+    assert "2 of the model's parameters received no gradient: extra.weight, extra.bias" in line
     forks.run(*words, "--find-unused-parameters", cwd=mine, ranks=2)
 
 
@@ -275,7 +275,7 @@ def test_unused_parameters_are_reported_by_a_resumed_run(mine, forks):
     job = forks.start(*words, cwd=mine, ranks=2)
     assert job.wait() == [1, 1]
     (line,) = job.errors()
-    assert "2 of the model's parameters got no gradient: extra.weight, extra.bias" in line
+    assert "2 of the model's parameters received no gradient: extra.weight, extra.bias" in line
 
 
 def test_the_first_non_finite_layer_and_its_rank_are_reported_before_the_update(mine, forks):

@@ -309,7 +309,7 @@ def test_the_classifier_supports_images_and_vectors(shape):
     ("name", "spec", "word"),
     [
         ("transformer", SampleSpec((512,), (20, 512), None), "length, embedding"),
-        ("transformer", SampleSpec((1, 512), (20, 256), None), "equal embeddings"),
+        ("transformer", SampleSpec((1, 512), (20, 256), None), "the same embedding size"),
         ("classifier", SampleSpec((1, 8, 8), (), None), "one integer label"),
         ("classifier", SampleSpec((1, 8, 8), (3,), 10), "one integer label"),
     ],
@@ -388,7 +388,7 @@ def test_without_snapshots_nothing_is_resumed() -> None:
 
 
 def test_no_snapshots_cannot_be_combined_with_snapshot_options() -> None:
-    with pytest.raises(RequestError, match="--no-snapshots saves nothing"):
+    with pytest.raises(RequestError, match="--no-snapshots cannot be combined"):
         TrainConfig.of(snapshots=False, snapshot_every_steps=3)
 
 

@@ -115,21 +115,21 @@ def test_a_run_resumes_with_another_strategy(forks, home, tiny_data):
         ("--strategy fsdp --static-graph", "works with --strategy ddp or zero"),
         ("--strategy fsdp --cpu-offload", "there is no GPU"),
         ("--strategy fsdp --amp fp16", "use --amp bf16"),
-        ("--strategy dataparallel", "Start one, or use --strategy ddp"),
+        ("--strategy dataparallel", "Start one process, or use --strategy ddp"),
         ("--sync-batchnorm", "needs GPUs"),
         ("--compress-gradients bf16", "use fp16"),
         ("--strategy tp --compile", "remove one of them"),
         ("--strategy pp --compile", "omit --compile"),
-        ("--strategy fsdp --optimizer sgd --fused", "torch has no fused SGD"),
+        ("--strategy fsdp --optimizer sgd --fused", "torch has no fused implementation of SGD"),
         ("--strategy tp --model linear", "has no `tensor_parallel` plan"),
         ("--static-graph --accumulate 2", "would omit gradients"),
         ("--check-gradients --amp fp16", "use --amp bf16"),
         ("--sync-batchnorm --devices-per-rank 2", "Remove --devices-per-rank."),
         ("--compile --devices-per-rank 2", "split over devices is not compiled"),
         ("--strategy fsdp --compile reduce-overhead", "max-autotune-no-cudagraphs"),
-        ("--strategy dataparallel --compile", "each of its copies would compute with the first"),
+        ("--strategy dataparallel --compile", "every replica would compute with the parameters of the first"),
         ("--strategy dataparallel --activation-checkpointing", "or use --strategy ddp"),
-        ("--compile --bucket-mib 0.5", "buckets of 1 MiB or more"),
+        ("--compile --bucket-mib 0.5", "buckets of at least 1 MiB"),
     ],
 )
 def test_unsupported_combinations_are_rejected_in_one_line(options, words, forks, tmp_path, no_gpu):
@@ -221,4 +221,4 @@ def test_layers_that_cannot_be_split_evenly_are_reported(forks, tmp_path):
     job = forks.start(*small, "--strategy", "tp", cwd=tmp_path, ranks=3)
     assert job.wait() == [2, 2, 2], job.words()
     (line,) = job.errors()
-    assert "encoder.layers.0.linear1 has 2048 outputs, which 3 ranks cannot share evenly" in line
+    assert "encoder.layers.0.linear1 has 2048 outputs, which cannot be divided evenly among 3 ranks" in line

@@ -63,7 +63,7 @@ def test_a_rendezvous_without_a_key_is_rejected_in_one_line(launch: Launch, tmp_
     ended = launch(argv, cwd=tmp_path)
     assert ended.exit_code == 2
     (line,) = [line for line in ended.stderr.splitlines() if "W1" not in line[:3]]
-    assert "--rdzv-backend ddp-hpc requires the job's key in a file named by DDP_HPC_KEY_FILE" in line
+    assert "--rdzv-backend ddp-hpc requires that DDP_HPC_KEY_FILE is set to the path of a file" in line
     assert "torchrun_script.sh" in line
 
 

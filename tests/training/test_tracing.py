@@ -108,7 +108,7 @@ def test_stacks_and_flops_are_recorded_if_requested(tmp_path, forks):
 def test_a_trace_that_is_too_large_is_dropped_with_a_warning(tmp_path, forks):
     words = [*WORDS, "--trace-dir", "traces", "--trace-max-mib", "0.001"]
     job = forks.run(*words, cwd=tmp_path, ranks=1)
-    assert "the limit is 0.001 MiB; record fewer steps or ranks" in job.words()
+    assert "the limit is 0.001 MiB; record fewer steps, fewer ranks" in job.words()
     assert [path.name for path in (tmp_path / "traces").iterdir()] == ["rank00000-of-00001.txt"]
 
 

@@ -20,13 +20,15 @@ def read_baseline(path: Path, settings: dict[str, Any]) -> dict[Hashable, float]
     """Reads the medians of a comparable earlier run in microseconds, by the keys of the rows.
 
     Raises:
-        RequestError: the file was not written by `bench comm`, or for other ranks, another backend or device.
+        RequestError: the file was not written by `bench comm`, or was measured with other ranks, another
+            backend or another device.
     """
     try:
         result = json.loads(path.read_bytes())
         if result["name"] != "comm":
             raise RequestError(
-                f"--baseline {path} was written by bench {result['name']}; a --json of bench comm is required"
+                f"--baseline {path} was written by bench {result['name']}; give a file written by bench comm "
+                "--json"
             )
         baseline = {name: result["settings"][name] for name in _SAME}
         medians = {key_of(row): float(row["median_us"]) for row in result["rows"]}
@@ -34,7 +36,7 @@ def read_baseline(path: Path, settings: dict[str, Any]) -> dict[Hashable, float]
         raise RequestError(f"cannot read --baseline {path} ({error.strerror}); choose another file") from None
     except (ValueError, KeyError, TypeError, RecursionError):
         raise RequestError(
-            f"--baseline {path} was not written by bench comm; create one with its --json"
+            f"--baseline {path} was not written by bench comm; create a baseline with bench comm --json"
         ) from None
     other = [
         f"{name} {baseline[name]} (now {settings[name]})"

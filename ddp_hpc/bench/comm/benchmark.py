@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Options of `ddp-hpc bench comm` that TrainConfig has too.
+# Options of `ddp-hpc bench comm` that are also options of TrainConfig.
 _RANK_OPTIONS = ("backend", "device", "discovery", "init_timeout", "timeout", "hang_timeout")
 
 
@@ -90,7 +90,7 @@ def _run(bench: CommBench, config: TrainConfig, group: Group, parts: Parts, log:
     _on_rank_0(group, lambda: _check_baseline(plan, bench, medians))
     group.agree(_memory_problem(plan, group))
 
-    # No slow work precedes the first row, so its time limit can be the same as for all other rows.
+    # Nothing slow happens before the first row, so the first row can have the same time limit as all others.
     limit_s = config.health.hang_timeout_s
     heartbeat = start_watching(limit_s, limit_s, group, parts, stacks_of_run())
     if heartbeat.note:
@@ -157,7 +157,9 @@ def _check_files(bench: CommBench, settings: dict[str, Any]) -> dict[Hashable, f
         return {}
     medians = read_baseline(bench.baseline, settings)
     if bench.json_file is not None and bench.json_file.exists() and bench.json_file.samefile(bench.baseline):
-        raise RequestError(f"--json {bench.json_file} would overwrite the --baseline; choose another file")
+        raise RequestError(
+            f"--json {bench.json_file} would overwrite the file given with --baseline; choose another file"
+        )
     return medians
 
 

@@ -111,7 +111,7 @@ def measure(
     longest_s = 0.0
     if members is not None and operation is not None and effort.warmup:
         longest_s = max(time_operation(operation, members, effort.warmup, tick)[-3:])
-    num = group.comm.bcast(effort.num_iterations(longest_s))  # rank 0 is a member of every division
+    num = group.comm.bcast(effort.num_iterations(longest_s))  # rank 0 belongs to every subset of ranks
     taken_s: list[float] = []
     if members is not None and operation is not None:
         taken_s = time_operation(operation, members, num, tick)

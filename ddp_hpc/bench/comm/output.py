@@ -70,7 +70,9 @@ def describe(sum_of_buckets: dict[str, Any], model: str) -> str:
 
 
 def panels(rows: Sequence[Row], of_model: bool) -> list[report.Panel | report.Curves]:
-    """Returns curves of bus bandwidth over size per collective, or bars of the times of model buckets."""
+    """Returns a curve of bus bandwidth against message size for each collective, or bars with the times of
+    the buckets of a model.
+    """
     groups: dict[str, list[Row]] = {}
     for row in rows:
         each = "" if row["ranks_per_node"] is None else f", {row['ranks_per_node']} per node"

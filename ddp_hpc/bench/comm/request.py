@@ -38,7 +38,7 @@ class Effort:
     warmup: int = 5
     iterations: int = 100
     seconds: float = 2.0
-    """Time limit, which reduces the number of iterations to no fewer than 5."""
+    """Time limit in seconds, which can reduce the number of iterations to 5, but not further."""
 
     def num_iterations(self, taken_s: float) -> int:
         """Returns the number of iterations, given the duration of one; 0 if it was not measured."""
@@ -77,7 +77,7 @@ def parse(**options: Any) -> CommBench:
         raise RequestError(f"{given} requires --buckets-of")
     if model is not None and (given := _given({**sweep, "collectives": collectives})):
         raise RequestError(
-            f"--buckets-of {model} measures all_reduce with the sizes of the model; omit {given}"
+            f"--buckets-of {model} measures all_reduce with the bucket sizes of that model; omit {given}"
         )
     for name in ("tolerance", "seconds"):
         if not 0 <= options[name] < inf:

@@ -20,7 +20,7 @@ from ddp_hpc.bench.comm.collectives import Members, Operation
 
 
 def time_operation(operation: Operation, members: Members, num: int, tick: Callable[[], None]) -> list[float]:
-    """Returns the times in seconds of `num` iterations on the slowest rank of each.
+    """Returns the times of `num` iterations in seconds, each measured on the slowest rank of that iteration.
 
     Collective: every member must call this. `tick` is called before each iteration and is not timed.
     """

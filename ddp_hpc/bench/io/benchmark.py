@@ -189,7 +189,7 @@ def make_files(config: IoBench, stack: ExitStack) -> dict[str, Path]:
     if len(formats) * size > free:
         raise RequestError(
             f"{len(formats)} files of {format_bytes(size)} do not fit into {directory}, which has only "
-            f"{format_bytes(free)} free. Use fewer samples or --formats, or another --dir."
+            f"{format_bytes(free)} of free space. Use fewer samples or --formats, or another --dir."
         )
     try:
         created = tempfile.TemporaryDirectory(prefix="ddp-hpc-bench-", dir=directory)
@@ -218,7 +218,9 @@ def _rewrite_in_chunks(source: Path, target: Path, compression: str | None) -> N
                 for chunk in made.iter_chunks():
                     made[chunk] = old[key][chunk]
     except (OSError, RuntimeError) as error:  # HDF5, on a full disk
-        raise DdpHpcError(f"{target} was not written; free space there, or use another --dir") from error
+        raise DdpHpcError(
+            f"{target} could not be written; free space in its directory, or use another --dir"
+        ) from error
 
 
 def all_sources(
@@ -280,7 +282,9 @@ def _order(num_samples: int, batch_size: int, access: str) -> Order:
 
 
 def _in_memory(samples: Samples, batch_size: int) -> Arrays:
-    """Reads all samples if they fit into a quarter of the free memory, otherwise the number for memcpy."""
+    """Reads all samples if they fit into a quarter of the free memory; otherwise, reads only as many as
+    memcpy needs.
+    """
     num, sample_bytes = samples.num_samples, samples.sample_bytes
     if num * sample_bytes > available_bytes() // 4:
         num = min(num, max(batch_size, _MEMCPY_BYTES // sample_bytes))
@@ -298,8 +302,9 @@ def _check_sizes(sources: list[Source], samples: Samples, batch_size: int) -> No
     needed = batch_size * samples.sample_bytes * sum(source.prefetched + 2 for source in sources)
     if needed > available_bytes():
         raise RequestError(
-            f"batches of {batch_size} samples in {len(sources)} rows need {format_bytes(needed)} of memory, "
-            f"but only {format_bytes(available_bytes())} are free; use smaller batches or fewer --formats"
+            f"batches of {batch_size} samples for {len(sources)} measured rows need {format_bytes(needed)} "
+            f"of memory, but only {format_bytes(available_bytes())} are available; use smaller batches or "
+            "fewer --formats"
         )
 
 

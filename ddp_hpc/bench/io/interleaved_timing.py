@@ -64,7 +64,8 @@ def measure(
                 if turn < 0:
                     _turn(opened[source.name], source, WARM_UP_S, most=len(order))
                     continue
-                # With `cold`, a turn ends with the epoch: in a second one, the pages would be in the cache.
+                # With `cold`, a turn ends with the epoch, because in a second epoch the pages would be in the
+                # cache.
                 taken += _turn(opened[source.name], source, seconds, len(order) if cold else sys.maxsize)
     return times
 

@@ -105,7 +105,8 @@ def reader(path: Path, keys: tuple[str, str], order: Order, *, workers: int = 0,
 
 
 def _through_data_loader(dataset: Dataset[Any], order: Order) -> Batches:
-    # The sampler is a list of ints, as from torch's samplers, so that all loaders read in the same order.
+    # The sampler is a list of integers, like those of torch's samplers, so that all loaders read in the same
+    # order.
     loader = DataLoader(dataset, batch_size=len(order[0]), sampler=np.concatenate(order).tolist())
     while True:
         yield from loader

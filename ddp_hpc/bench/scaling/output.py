@@ -41,12 +41,14 @@ def check_files(json_file: Path | None, picture: Path | None, markdown: Path | N
     if markdown is None:
         return
     if any(other is not None and other.absolute() == markdown.absolute() for other in (json_file, picture)):
-        raise RequestError(f"--markdown {markdown} is also the file of another option; use different files")
+        raise RequestError(
+            f"--markdown {markdown} is also given with another option; use a different file for each option"
+        )
     is_file = markdown.is_file()
     if is_file and not begins_with(markdown, _MARKDOWN_BEGINS.encode()):
         raise RequestError(
-            f"--markdown {markdown} exists and was not written by this command; "
-            "choose another file or remove it"
+            f"--markdown {markdown} exists and was not written by this command; choose another file, or "
+            "remove this one"
         )
     if not is_file and (why := check_outputs({"--markdown": markdown}, None)):
         raise RequestError(why)

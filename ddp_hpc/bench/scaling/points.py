@@ -21,8 +21,9 @@ from ddp_hpc.units import counted
 MODES = ("weak", "strong")
 SUMMARY, METRICS, LOG = "summary.json", "metrics.jsonl", "log.txt"
 
-# The maximum number of traced ranks, so that reading the traces takes only seconds. Up to this number all
-# ranks are traced: a single traced rank would be slower than the others and would never wait for them.
+# The maximum number of traced ranks, so that reading the traces takes only seconds. If there are at most this
+# many ranks, all are traced: a single traced rank would be slower than the others and would never wait for
+# them.
 _MAX_TRACED = 8
 _PROFILER_WARM_UP = 1
 _MAX_RANKS = 10**7
@@ -114,7 +115,9 @@ def check_training(words: Sequence[str]) -> None:
         if option == "--batch-size":
             raise RequestError("--batch-size is an option of the benchmark; put it before the --")
         if option in _OURS:
-            raise RequestError(f"{option} is set by the benchmark for each point; omit it")
+            raise RequestError(
+                f"{option} cannot be given, because the benchmark sets it for each point; omit it"
+            )
 
 
 def doubled(most: int) -> tuple[int, ...]:
@@ -140,8 +143,8 @@ def mode_points(mode: str, settings: Settings, sizes: Sequence[Size]) -> list[Po
         if samples % size.ranks:
             fitting = ceil(samples / size.ranks) * size.ranks
             raise RequestError(
-                f"strong scaling cannot divide {samples} samples per step evenly by {size.ranks} ranks; "
-                f"use other numbers of ranks, or a --global-batch such as {fitting}"
+                f"{samples} samples per step cannot be divided evenly among {size.ranks} ranks for strong "
+                f"scaling; use other numbers of ranks, or a --global-batch such as {fitting}"
             )
     return [Point(size, samples // size.ranks) for size in sizes]
 

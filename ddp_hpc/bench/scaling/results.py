@@ -82,13 +82,13 @@ def read_point(directory: Path, point: Point, settings: Settings) -> Measured | 
     times = sorted(step_s for _, step_s in full)
     if len(times) < min(_LEAST_STEPS, settings.steps):
         raise NotMeasuredError(
-            f"{METRICS} has only {len(times)} full steps after the warm-up of {settings.warm_up}; use more "
-            "--steps, or more samples per epoch"
+            f"{METRICS} contains only {len(times)} full steps after {settings.warm_up} warm-up steps; "
+            "increase --steps, or the number of samples per epoch"
         )
     if samples == of_data < ranks * point.batch_size:
         raise NotMeasuredError(
-            f"the data has {of_data} samples, fewer than {counted(ranks, 'rank')} need in a step; "
-            "use more data, or a smaller --batch-size"
+            f"the data has {of_data} samples, fewer than {counted(ranks, 'rank')} need for one step; use "
+            "more data, or a smaller --batch-size"
         )
     return Measured(
         point=point,

@@ -25,7 +25,7 @@ def run_point(argv: Sequence[str], environ: Mapping[str, str], log: Path) -> int
     Raises:
         DdpHpcError: the launcher cannot be started, or the log cannot be written.
     """
-    # The run directory of the surrounding job, if any, is not that of the point.
+    # If this process runs in a job, the run directory of the job must not be used for the point.
     own = {name: value for name, value in environ.items() if name != "DDP_HPC_RUN_DIR"}
     try:
         with log.open("wb") as file:
@@ -38,7 +38,7 @@ def run_point(argv: Sequence[str], environ: Mapping[str, str], log: Path) -> int
                 start_new_session=True,
             )
     except OSError as error:
-        raise DdpHpcError(f"cannot use {error.filename or argv[0]} ({error.strerror})") from error
+        raise DdpHpcError(f"cannot start the point: {error.filename or argv[0]}: {error.strerror}") from error
     try:
         with _sigterm_exits():
             return process.wait()

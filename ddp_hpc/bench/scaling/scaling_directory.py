@@ -59,7 +59,8 @@ def read_folder(directory: Path) -> Asked | None:
     except FileNotFoundError:
         if _has_entries(directory):
             raise RequestError(
-                f"--dir {directory} contains other files and no {_REQUEST}; use a new or an empty directory"
+                f"--dir {directory} contains files, but not {_REQUEST}, so it is not the directory of a "
+                "scaling benchmark; use a new or empty directory"
             ) from None
         return None
     except (OSError, UnicodeDecodeError) as error:
@@ -83,7 +84,8 @@ def asked_now(before: Asked | None, settings: Settings, sizes: Mapping[str, tupl
         return Asked(settings=settings, sizes=dict(sizes))
     if other := differing(before.settings, settings):
         raise RequestError(
-            f"--dir contains points measured with {other}; use the same options, or another directory"
+            f"--dir contains points measured with {other}; use the same options as before, or another "
+            "directory"
         )
     merged = {}
     for mode in MODES:
@@ -91,8 +93,8 @@ def asked_now(before: Asked | None, settings: Settings, sizes: Mapping[str, tupl
         for size in sizes.get(mode, ()):
             if (old := by_ranks.setdefault(size.ranks, size)) != size:
                 raise RequestError(
-                    f"--dir contains a point with {size.ranks} ranks on {old.nodes} nodes, but now they "
-                    f"would be on {size.nodes} nodes; use another directory"
+                    f"--dir contains a point with {size.ranks} ranks on {old.nodes} nodes, but the current "
+                    f"options place these ranks on {size.nodes} nodes; use another directory"
                 )
         if by_ranks:
             merged[mode] = tuple(sorted(by_ranks.values()))
@@ -130,8 +132,8 @@ def locked(directory: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RequestError(
-                f"--dir {directory} is in use by another ddp-hpc bench scaling; "
-                "wait, or use another directory"
+                f"--dir {directory} is in use by another ddp-hpc bench scaling; wait until that has ended, "
+                "or use another directory"
             ) from None
         yield
     finally:

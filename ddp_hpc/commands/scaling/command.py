@@ -41,7 +41,10 @@ def run(context: click.Context, **options: Any) -> None:
     if options["gather"]:
         asked = scaling_directory.read_folder(folder)
         if asked is None:
-            raise RequestError(f"--dir {folder} contains no scaling benchmark; use the directory of one")
+            raise RequestError(
+                f"--dir {folder} contains no scaling benchmark; use the directory that was "
+                "given as --dir when the benchmark was started"
+            )
         context.exit(_print_results(asked, _gather(folder, asked, waits=options["wait"]), **files))
     check_training(options["training"])
     if options["submit"]:
@@ -70,7 +73,7 @@ def _given(context: click.Context) -> dict[str, str]:
 def _check_combination(given: Mapping[str, str], options: Mapping[str, Any]) -> None:
     if options["gather"]:
         if others := [option for name, option in given.items() if name not in _GATHER_OPTIONS]:
-            raise RequestError(f"--gather only reads --dir; omit {others[0]}")
+            raise RequestError(f"--gather only reads results from --dir; omit {others[0]}")
     elif options["wait"]:
         raise RequestError("--wait requires --gather")
     elif options["submit"]:

@@ -22,7 +22,8 @@ from ddp_hpc.launch.launch_here import Launch, plan
 from ddp_hpc.request.job import Job
 from ddp_hpc.units import counted
 
-# Maximum number of ranks per CPU. With more, the benchmark would measure the kernel's scheduler.
+# Maximum number of ranks per CPU. With more ranks, the benchmark would mainly measure the scheduler of the
+# kernel.
 _RANKS_PER_CPU = 8
 # Load per CPU above which a warning is printed before the first point.
 _BUSY = 0.5
@@ -77,12 +78,14 @@ def _run_all(request: Request, planned: Mapping[Point, Launch]) -> dict[Point, S
         states[point] = state = look(folder, point, request.settings)
         _say(state.line(point) + (f"; exit code {code}" if code else ""))
         if code == EXIT_WRONG_REQUEST and not any(one.measured for one in states.values()):
-            raise RequestError("the training rejected its options, so no other point was started")
+            raise RequestError(
+                "ddp_hpc.train rejected the options after --, so no other point was started; fix them"
+            )
     return states
 
 
 def _launches(options: Mapping[str, Any]) -> dict[Size, Launch]:
-    """Returns the launch of each number of ranks, without the options of the training."""
+    """Returns the launch for each number of ranks, without the options of the training."""
     job = Job(
         ranks_per_node=options["ranks_per_node"],
         launcher=options["launcher"] or "",
@@ -106,8 +109,7 @@ def _launches(options: Mapping[str, Any]) -> dict[Size, Launch]:
         launch = plan(job, profile, ranks, os.environ)
         if launch.ranks_per_node > (most := cpus_here() * _RANKS_PER_CPU):
             raise RequestError(
-                f"{launch.ranks_per_node} ranks per node are too many for {cpus_here()} CPUs; "
-                f"use at most {most}"
+                f"{launch.ranks_per_node} ranks per node cannot run on {cpus_here()} CPUs; use at most {most}"
             )
         launches[Size(ranks, launch.num_nodes, launch.ranks_per_node)] = launch
         why = launch.why

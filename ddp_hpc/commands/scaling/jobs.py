@@ -43,7 +43,7 @@ def submit(options: Mapping[str, Any], job_options: Sequence[str]) -> None:
     """
     option, numbers = counts(options)
     if not option:
-        raise RequestError("--submit requires the sizes of the jobs, such as --nodes 1,2,4 or --ranks 1,2,4")
+        raise RequestError("--submit requires --nodes or --ranks, such as --nodes 1,2,4")
     given = {name: options[name] for name in job_options}
     job, site = request_of({**given, **dict.fromkeys(_SET_PER_POINT)})
     request = make_request(options, _sizes(job, site, option, numbers))
@@ -98,8 +98,8 @@ def _sizes(job: Job, site: Site, option: str, numbers: Sequence[int]) -> list[Si
     for number in numbers:
         if number > per_node and number % per_node:
             raise RequestError(
-                f"--ranks {number} is not a multiple of the {per_node} ranks per node; "
-                "use a multiple, or set --ranks-per-node"
+                f"--ranks {number} is not a multiple of {per_node}, the number of ranks per node; use a "
+                "multiple, or set --ranks-per-node"
             )
     return [Size(number, max(1, number // per_node), min(number, per_node)) for number in numbers]
 

@@ -22,7 +22,9 @@ _SPEED_OPTIONS = ("profile", "job_file", "launcher", "mpi", "env", "setup", "fal
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The request of one call. `points` are those of this call, `asked` includes those of earlier calls."""
+    """The request of one call. `points` are the points of this call; `asked` also includes those of earlier
+    calls.
+    """
 
     folder: Path
     asked: Asked
@@ -50,7 +52,10 @@ def counts(options: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
     """
     typed = [(f"--{name}", options[name]) for name in ("ranks", "nodes") if options[name] is not None]
     if len(typed) > 1:
-        raise RequestError("--ranks and --nodes cannot be combined; --nodes fills the nodes with ranks")
+        raise RequestError(
+            "--ranks and --nodes cannot be combined; use --ranks for numbers of ranks, or "
+            "--nodes for full nodes"
+        )
     if not typed:
         return "", ()
     option, text = typed[0]

@@ -12,7 +12,7 @@ from ddp_hpc.rehearse.launchers.ranks import Step, places, run_step, spool_direc
 
 _ERROR = f"[mpiexec@{os.uname().nodename}] {{what}}"
 
-# The options of `mpiexec -help` that are useful in job scripts. All others are refused as unknown.
+# The options of `mpiexec -help` that are useful in job scripts. All other options are rejected as unknown.
 TABLE = Table(
     values={
         "num_ranks": ("n", "np"),

@@ -21,7 +21,7 @@ from ddp_hpc.rehearse.launchers.ranks import Place, Step, places, run_step, spoo
 _RULE = "-" * 74
 _ERROR = f"{_RULE}\n{{what}}\n{_RULE}"
 
-# The options of mpirun(1) of Open MPI 5.0. All others are refused as unknown.
+# The options of mpirun(1) of Open MPI 5.0. All other options are rejected as unknown.
 TABLE = Table(
     values={
         "num_ranks": ("n", "np", "c"),

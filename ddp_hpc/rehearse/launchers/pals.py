@@ -18,7 +18,7 @@ from ddp_hpc.rehearse.launchers.ranks import Place, Step, places, run_step, spoo
 
 _ERROR = "mpiexec: {what}\nTry 'mpiexec --help' for more information."
 
-# The supported options of PALS; all others are refused. CPU, memory and GPU bindings have no effect.
+# The supported options of PALS; all other options are rejected. CPU, memory and GPU bindings have no effect.
 TABLE = Table(
     values={
         "num_ranks": ("n", "np"),

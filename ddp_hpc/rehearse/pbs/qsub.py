@@ -30,7 +30,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str], root: Path) -> None:
     server.check_running("qsub", root)
     settings = Settings.read(root)
     operands = _operands(argv)
-    if len(operands) > 1:  # as process_opts of qsub.c: a script has no arguments
+    if len(operands) > 1:  # like process_opts in qsub.c: a script has no arguments
         raise RefusedError(USAGE, 2)
     script = _script(operands)
     request = read_request(argv, script, environ)

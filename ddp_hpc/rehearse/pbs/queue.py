@@ -16,7 +16,7 @@ def _status(root: Path, number: int) -> JobStatus:
     job = jobs.load(root, number)
     name, exit_code, comment = f"{number}.{job['server']}", job.get("Exit_status"), job.get("comment", "")
     was_held = comment == server.NO_MORE_JOBS
-    # PBS holds a job whose log cannot be written. In a rehearsal, such a job is over.
+    # PBS holds a job whose log cannot be written. In a rehearsal, such a job counts as ended.
     is_over = job["job_state"] == "F" or (job["job_state"] == "H" and bool(comment) and not was_held)
     how = comment.rpartition(" and ")[2]
     logs = []

@@ -42,7 +42,7 @@ class Stepd(Daemon):
         try:
             out, err = self.open_logs()
         except OSError:
-            # If Slurm cannot open the log, it does not start the batch shell, as was observed with 22.05.
+            # If Slurm 22.05 cannot open the log file, it does not start the batch shell.
             self.update(state="FAILED", reason="RaisedSignal:53(Real-time_signal_19)", exit_code="0:53")
             return "FAILED"
         now_s = int(time.time())
@@ -152,7 +152,9 @@ class Stepd(Daemon):
         return self.unless_requeued("")
 
     def unless_requeued(self, state: str) -> str:
-        """Returns `state`, or REQUEUED if the job was requeued; a script can do that in its last seconds."""
+        """Returns `state`, or REQUEUED if the job was requeued; a script can still requeue its job in its
+        last seconds.
+        """
         if not self.rerun_request.exists():
             return state
         self.rerun_request.unlink()

@@ -74,7 +74,9 @@ def parse_json(text: str, job_id: str) -> JobState:
         found = []
     number = job_id.partition("[")[0]
     if len(found) > 1 and "[" not in job_id:
-        raise RequestError(f"job {job_id} is an array; name one job of it, such as {number}[1]")
+        raise RequestError(
+            f"job {job_id} is a job array; give the ID of one of its jobs, such as {number}[1]"
+        )
     if not found or found[0].get("JOBID", "").partition("[")[0] != number:
         raise DdpHpcError(
             f"unexpected output of bjobs for job {job_id}: {commands.plain(text[:80])!r}. Try it manually: "

@@ -166,8 +166,8 @@ class Lsf(Scheduler):
         slots = slots[1:] if "CSM_ALLOCATION_ID" in environ else slots
         if len(words) % 2 or not slots or None in slots:
             raise RequestError(
-                f"LSB_JOBID is set, but LSB_MCPU_HOSTS is {environ.get('LSB_MCPU_HOSTS', '')[:40]!r}; hosts "
-                "with their slots are needed. Run ddp-hpc launch in the shell of bsub -Is bash, or "
+                f"LSB_JOBID is set, but LSB_MCPU_HOSTS is {environ.get('LSB_MCPU_HOSTS', '')[:40]!r}; it "
+                "must list hosts and their slots. Run ddp-hpc launch in the shell of bsub -Is bash, or "
                 "unset LSB_JOBID."
             )
         return Allocation(

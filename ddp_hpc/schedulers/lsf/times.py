@@ -40,7 +40,7 @@ def run_time_s(text: str) -> int | None:
 def left_s(answer: str) -> float | None:
     """Returns the seconds until the run limit, given `runtimelimit;run_time;time_left`; None without a limit.
 
-    `time_left` is in whole minutes. It is used only for a limit that is relative to the speed of a host.
+    `time_left` is in whole minutes. It is used only if the run limit is relative to the speed of a host.
     """
     fields = [field.strip() for field in answer.strip().split(";")]
     if len(fields) != 3:

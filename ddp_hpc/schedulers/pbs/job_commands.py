@@ -96,7 +96,7 @@ def parse_json(text: str, job_id: str) -> JobState:
             inner = value.items() if isinstance(value, dict) else [("", value)]
             flat |= {f"{key}.{part}".rstrip("."): _text(one) for part, one in inner}
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError("not an answer of qstat") from error
+        raise ValueError("the output is not that of qstat") from error
     return _state(name, flat, flat.get("Variable_List.PBS_O_WORKDIR", ""))
 
 
@@ -153,7 +153,7 @@ def _state(name: str, job: Mapping[str, str], work_dir: str) -> JobState:
     if name.endswith("[]") or "[]." in name:
         first = re.match("[0-9]+", job.get("array_indices_submitted", ""))
         one = name.replace("[]", f"[{first[0] if first else 0}]", 1)
-        raise RequestError(f"job {name} is an array; name one job of it, such as {one}")
+        raise RequestError(f"job {name} is a job array; give the ID of one of its jobs, such as {one}")
     phase = _PHASES[word]
     status = _whole(job.get("Exit_status", "")) if phase == "ended" else None
     end = _end_of(status, "stime" in job, job.get("substate", "")) if phase == "ended" else ""

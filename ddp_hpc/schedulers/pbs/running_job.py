@@ -43,7 +43,7 @@ class PbsJob(RunningJob):
         self._attributes = self._query(_ASK_LIMIT_S)
 
     def _query(self, limit_s: float) -> dict[str, str]:
-        """Returns the attributes that `qstat -f` prints for this job; empty if it does not answer."""
+        """Returns the attributes that `qstat -f` prints for this job; empty if qstat fails."""
         if "PBS_JOBID" not in self.environ:
             return {}
         try:
@@ -85,7 +85,7 @@ class PbsJob(RunningJob):
     def _qsub(self, arguments: list[str], say: Say) -> str:
         """Returns the ID of the submitted job. Retries only while the server is unreachable.
 
-        After any other error the job can be queued although qsub failed.
+        After any other error, the job may be queued although qsub failed.
         """
         environ = {name: self.environ[name] for name in _KEPT if self.environ.get(name)}
         environ["PWD"] = str(self.work_dir)
@@ -97,13 +97,13 @@ class PbsJob(RunningJob):
             if not commands.is_unreachable(answer):
                 raise DdpHpcError(f"qsub failed: {answer.said}")
             if time.monotonic() >= end_s or self.was_cancelled():
-                raise DdpHpcError(f"qsub failed for up to {_RETRY_S:.0f} s: {answer.said}")
+                raise DdpHpcError(f"qsub still failed after {_RETRY_S:.0f} s of retries: {answer.said}")
             if pause_s == _PAUSES_S[0]:
                 say(f"ddp-hpc: qsub failed: {answer.said}; retrying for up to {_RETRY_S:.0f} s")
             time.sleep(pause_s)
         found = _JOB_ID.findall(answer.out)
         if not found:
-            raise DdpHpcError(f"qsub printed no job ID, so check your jobs: {answer.said}")
+            raise DdpHpcError(f"qsub printed no job ID; check whether the job is queued: {answer.said}")
         return str(found[-1])
 
     def _account(self) -> Iterator[str]:

@@ -109,7 +109,7 @@ class Pbs(Scheduler):
 
     def overrides(self, asked: Overrides, script: ScriptOptions, site: Site | None) -> list[list[str]]:
         if asked.qos:
-            raise RequestError(f"--qos {asked.qos} was given, but PBS has no QOS; omit it")
+            raise RequestError(f"--qos {asked.qos} was given, but PBS has no QOS; omit this option")
         found = []
         if asked.num_nodes:
             found.append(["-l", f"select={asked.num_nodes}{_one_chunk(script, asked.num_nodes)}"])
@@ -166,7 +166,7 @@ class Pbs(Scheduler):
                 "in its script or in the shell of qsub -I."
             ) from None
         if not lines:
-            raise RequestError(f"PBS_NODEFILE={path} names no node. Start the job again.")
+            raise RequestError(f"PBS_NODEFILE={path} contains no host names. Submit the job again.")
         # The node file repeats the name of a node `mpiprocs` times.
         repeats = Counter(lines)
         return Allocation(
@@ -221,13 +221,13 @@ def _one_chunk(script: ScriptOptions, num_nodes: int) -> str:
     """Returns the resources of the script's chunks, such as `:ncpus=4:ngpus=4`.
 
     Raises:
-        RequestError: the script does not request chunks that are all alike.
+        RequestError: the script does not request identical chunks.
     """
     select = _last_resource(script, "select")
     if select is None or "+" in select[1]:
         raise RequestError(
-            f"--nodes {num_nodes} was given, but the script does not request nodes with a single chunk, such "
-            "as -l select=2:ncpus=4; change its directives"
+            f"--nodes {num_nodes} was given, but the script does not request its nodes as a single chunk, "
+            "such as -l select=2:ncpus=4; change the directives of the script"
         )
     count, colon, rest = select[1].partition(":")
     return colon + rest if count.isdecimal() else f":{select[1]}"

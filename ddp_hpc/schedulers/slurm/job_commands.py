@@ -64,7 +64,7 @@ def read_job(job_id: str) -> JobState | None:
     if answer.code == 0:
         job = parse_scontrol(answer.out, job_id)
         if job.end == "cancelled":
-            with suppress(DdpHpcError):  # only sacct reports who cancelled it
+            with suppress(DdpHpcError):  # only sacct reports who cancelled a job
                 if (booked := _from_sacct(job_id)) and booked.end == "cancelled":
                     return replace(job, reason=booked.reason)
         return job
@@ -88,7 +88,7 @@ def parse_scontrol(text: str, job_id: str) -> JobState:
     }
     number, index = known.get("ArrayJobId", ""), known.get("ArrayTaskId", "")
     if number and (not index.isdecimal() or text.count("\nJobId=")):
-        raise RequestError(f"job {job_id} is an array; name one job of it, such as {number}_0")
+        raise RequestError(f"job {job_id} is a job array; give the ID of one of its jobs, such as {number}_0")
     ids = (known.get("JobId", ""), f"{number}_{index}")
     if _number_and_clusters(job_id)[0] not in ids or not _WORD.match(known.get("JobState", "")):
         raise DdpHpcError(
@@ -177,7 +177,7 @@ def _from_sacct(job_id: str) -> JobState | None:
     answer = commands.ask("sacct", *clusters, *form, f"--jobs={number}")
     if answer.code and not _NO_ACCOUNTS.search(answer.err):
         raise DdpHpcError(
-            f"scontrol no longer has job {job_id}, and sacct failed: {answer.said}. Try it manually: "
+            f"scontrol no longer knows job {job_id}, and sacct failed: {answer.said}. Try it manually: "
             f"sacct -j {number}"
         )
     lines = answer.out.splitlines()

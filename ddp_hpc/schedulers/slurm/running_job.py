@@ -34,7 +34,8 @@ class SlurmJob(RunningJob):
     def resubmit(self, script: Path, attempt: int, say: Say) -> None:
         """Requeues the job. If scontrol is missing or not permitted, a new job is submitted."""
         if shutil.which("scontrol"):
-            # If it does not answer, the job may have been requeued, and a new job would be a second one.
+            # If scontrol does not answer, the job may have been requeued, and a new job would run at the same
+            # time.
             answer = commands.submit("scontrol", "requeue", self.job_id)
             if answer.code == 0 or "pending" in answer.out + answer.err:
                 return

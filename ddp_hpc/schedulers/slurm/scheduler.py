@@ -27,8 +27,8 @@ from ddp_hpc.schedulers.base import (
 )
 from ddp_hpc.schedulers.slurm.directives import read_options
 from ddp_hpc.schedulers.slurm.option_values import is_time, time_s
-from ddp_hpc.schedulers.versions import is_between
 from ddp_hpc.schedulers.slurm.requested_options import requested_options
+from ddp_hpc.schedulers.versions import is_between
 from ddp_hpc.sites.site import Site, queue_entries
 from ddp_hpc.units import format_walltime, parse_walltime_s
 
@@ -199,8 +199,8 @@ class Slurm(Scheduler):
         text = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES", "")
         if not first_number(text):
             raise RequestError(
-                f"SLURM_JOB_ID is set, but SLURM_JOB_NUM_NODES is {text[:40]!r}; the number of nodes is "
-                "needed. Run ddp-hpc launch in the shell of sbatch or salloc, or unset SLURM_JOB_ID."
+                f"SLURM_JOB_ID is set, but SLURM_JOB_NUM_NODES is {text[:40]!r}; it must be the number of "
+                "nodes. Run ddp-hpc launch in the shell of sbatch or salloc, or unset SLURM_JOB_ID."
             )
         # Every job has SLURM_TASKS_PER_NODE, but it is the number of CPUs if no tasks were requested.
         requested = "SLURM_NTASKS" in environ

@@ -22,7 +22,7 @@ class HealthConfig:
         above=0,
     )
     skew_limit: float = option(
-        1.5, "Report a rank that is slower than the other ranks by this factor.", above=1
+        1.5, "Report a rank if it is slower than the other ranks by this factor.", above=1
     )
 
     def __post_init__(self) -> None:

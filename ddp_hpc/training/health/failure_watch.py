@@ -58,9 +58,10 @@ def explain_lost_contact(error: BaseException, timeout_s: float) -> str:
 class FailureWatch:
     """Watches for failures of other ranks, from `begin` until `close`.
 
-    `on_lost_rank_0` is called once if rank 0 exited without reporting a failure and the main thread
-    did not notice within a few seconds. Its argument states how this rank must report it. The process
-    then ends. `finish_writing` completes a snapshot that is being written, within a time limit in seconds.
+    `on_lost_rank_0` is called once if rank 0 exited without reporting a failure, and the main thread did not
+    detect this within a few seconds. The argument states how this rank must report the loss of rank 0. The
+    process then ends. `finish_writing` completes a snapshot that is being written, within a time limit in
+    seconds.
     """
 
     def __init__(
@@ -89,14 +90,16 @@ class FailureWatch:
             self._on_answer(error)
 
     def run_election(self) -> ErrorElection:
-        """Returns whether this rank was the first to fail, and so reports the error. The others then stop."""
+        """Returns whether this rank was the first to fail and therefore reports the error. All other ranks
+        then stop.
+        """
         self._closed.set()
         return self._run_election()
 
     def let_rank_0_save(self) -> None:
         """Waits until rank 0 has completed its snapshot, because the first rank that exits ends the job.
 
-        Call it after `run_election`. Rank 0 completes the snapshot here; the others wait for it.
+        Call this method after `run_election`. Rank 0 completes the snapshot here; the others wait for it.
         """
         if self._rank != 0:
             self._rank_0_has_saved.wait(_SAVING_S)

@@ -2,7 +2,7 @@
 
 torch's `torchfrtrace` reads the files of all ranks and finds which ranks entered which collective.
 torch records with NCCL and with gloo, but writes files only if NCCL's watchdog reaches --timeout.
-The heartbeat detects a hang earlier and writes them here.
+The heartbeat detects a hang earlier, and this module then writes the files.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ _FILE, _OLD_FILE = "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 def turn_on_flight_recorder(environ: MutableMapping[str, str]) -> None:
     """Enables the flight recorder, which writes to `flight/` in the run directory (DDP_HPC_RUN_DIR).
 
-    Call it before the process group is created. Variables that the user has set are kept. Without
-    a writable run directory, nothing is set. The variables are those that torch 2.13 reads (c10d's
-    FlightRecorder.hpp and ProcessGroupNCCL.hpp). Tested with gloo; NCCL's dump has not been tested
-    on a GPU.
+    Call this function before the process group is created. Variables that the user has set are not changed.
+    Without a writable run directory, nothing is set. The variables are those that torch 2.13 reads (c10d's
+    FlightRecorder.hpp and ProcessGroupNCCL.hpp). Tested with gloo; NCCL's dump has not been tested on a GPU.
     """
     run_directory = environ.get("DDP_HPC_RUN_DIR")
     if not run_directory:

@@ -44,13 +44,13 @@ from ddp_hpc.training.health.stack_traces import stack_of_this_process
 # in this list counts as the last one.
 PHASES = ("data", "forward", "backward", "optimizer", "exchange", "snapshot", "evaluation")
 RESTING = "outside of a step"
-"""The phase of a script between two loops. It comes after all other phases and has no time limit."""
+"""The phase of a script between two loops. This phase comes after all other phases, and has no time limit."""
 _ORDER = {phase: number for number, phase in enumerate(PHASES, start=1)}
 _CONNECT_S = 20.0
 _CLOSE_S = 3.0
 _ANSWER_S = 5.0
-# Limit for the beats of all ranks together. A beat takes 0.1 ms of CPU time on rank 0 (measured with 1000
-# connections).
+# Maximum number of beats per second of all ranks together. A beat takes 0.1 ms of CPU time on rank 0
+# (measured with 1000 connections).
 _BEATS_PER_S = 50
 
 
@@ -138,7 +138,7 @@ def _connect(world: World, host: str, port: int, nonce: str, silent_s: float) ->
 
 
 def _begin_or_give_up(heartbeat: Heartbeat, comm: Comm, problem: str, address: str) -> None:
-    """Starts monitoring if no rank has a problem; otherwise ends the heartbeat. Collective."""
+    """Starts monitoring if all ranks could connect; otherwise, ends the heartbeat. Collective."""
     all_problems = comm.allgather(problem)
     problems = [text for text in all_problems if text]
     if problems:
@@ -194,7 +194,7 @@ class Heartbeat:
     def gone_ranks(self, wait_s: float = 1.0) -> str:
         """Lists the ranks whose connection closed without a goodbye, as in `rank 3 on n2`; empty if none did.
 
-        A rank calls this if it knows only that some peer closed its connection. Rank 0's kernel
+        A rank calls this method if it knows only that some peer has closed its connection. Rank 0's kernel
         detects the exit at about the same time, so this method waits up to `wait_s`.
         """
         if self.thread is None:
@@ -249,13 +249,17 @@ class _BeatSender(HeartbeatThread):
                     pass
 
     def _beat_until_lost(self, selector: selectors.BaseSelector) -> str:
-        """Sends beats and returns why rank 0 is lost; empty if this rank or rank 0 said goodbye."""
+        """Sends beats, and returns the reason why rank 0 is lost; empty if this rank or rank 0 said
+        goodbye.
+        """
         limits, next_s = self._limits, 0.0
         heard_s = resumed_s = before_s = time.monotonic()
         while not self._stopped.is_set():
             now = time.monotonic()
             if now - before_s > limits.gap_s:
-                heard_s = resumed_s = now  # this process was stopped and resumed, so do not count that time
+                heard_s = resumed_s = (
+                    now  # this process was suspended and resumed, so do not count the time in between
+                )
             before_s = now
             beat = self._now(resumed_s)
             if now >= next_s:
@@ -297,7 +301,7 @@ class _BeatSender(HeartbeatThread):
         self.gone_event.set()
         if self._cut_off:
             return rank_0_cut_off_text(self._host, self._limits.silent_s)
-        # Wait, because another rank may know why rank 0 exited and report that.
+        # Wait, because another rank may know why rank 0 exited, and report the cause.
         return "" if self._stopped.wait(self._limits.gone_s) else rank_0_gone_text(self._host)
 
     def _send(self, line: str) -> None:

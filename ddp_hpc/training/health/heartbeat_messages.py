@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _MAX_NODES, _MAX_RANKS, _MAX_PLACES = 4, 8, 3
-NOT_BEGUN = -1  # the step of a rank before its first one
+NOT_BEGUN = -1  # the step that a rank reports before its first step
 STUCK_OPTION = "--hang-timeout"
 _MUTE = "its process is stopped, or Python is blocked in a C call"
 
@@ -16,12 +16,12 @@ _MUTE = "its process is stopped, or Python is blocked in a C call"
 class Limits:
     """Time limits of the heartbeat, in seconds."""
 
-    silent_s: float  # until a rank's node counts as cut off, because its kernel does not answer
-    stuck_s: float  # until a main thread counts as stuck, because it makes no progress
-    first_s: float  # the limit instead of `stuck_s` until the first step of a process is over
-    gone_s: float  # from the close of a connection without a goodbye until its rank is reported as gone
+    silent_s: float  # time until a node counts as disconnected, because its kernel does not respond
+    stuck_s: float  # time without progress until a main thread counts as stuck
+    first_s: float  # this limit replaces `stuck_s` until the first step of a process has ended
+    gone_s: float  # time from the end of a connection without a goodbye until its rank is reported
     period_s: float  # interval between two beats
-    answer_s: float  # for ranks to send the stack traces that rank 0 requests
+    answer_s: float  # time for ranks to send the stack traces that rank 0 requests
 
     @property
     def gap_s(self) -> float:
@@ -158,7 +158,9 @@ def stuck_text(laggards: Sequence[RankStatus], here: Sequence[RankStatus], stack
 
 
 def _places(ranks: Sequence[RankStatus]) -> str:
-    """Lists the positions in the code, those with the fewest ranks first, as they are likely outliers."""
+    """Lists the positions in the code, beginning with those of the fewest ranks, which are likely to be
+    outliers.
+    """
     places: dict[str, list[RankStatus]] = {}
     for seen in ranks:
         places.setdefault(f"at {seen.where}" if seen.where else f"no answer: {_MUTE}", []).append(seen)

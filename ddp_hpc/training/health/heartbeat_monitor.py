@@ -1,6 +1,6 @@
 """The heartbeat on rank 0: receives the beats of all ranks and finds the rank that blocks the others.
 
-It is one thread with a selector. A rank sends `hello NONCE RANK HOST`, then a line `at ...`
+The monitor is one thread with a selector. A rank sends `hello NONCE RANK HOST`, then a line `at ...`
 (`Beat`) every few seconds, `stack JSON` and `dumped` on request, and `bye`. Rank 0
 answers each beat with an empty line, and sends `stack`, `gone WHO` and `bye`.
 """
@@ -56,7 +56,9 @@ def let_kernel_watch(connection: socket.socket, silent_s: float) -> None:
 
 
 def is_cut_off(error: OSError) -> bool:
-    """Returns whether the node or network ended a connection, and not the process at the other end."""
+    """Returns whether a connection ended because of the node or the network, and not because of the process
+    at the other end.
+    """
     return error.errno in _CUT_OFF_ERRORS
 
 
@@ -83,7 +85,7 @@ class _Connection:
     buffer: bytearray = field(default_factory=bytearray)
 
     def send(self, line: str) -> None:
-        # Messages to a rank that does not read are dropped: its missing beats will be noticed.
+        # Messages to a rank that does not read them are dropped, because its missing beats will be detected.
         try:
             self.socket.send(f"{line}\n".encode())
         except OSError as error:  # the kernel reports an error only once
@@ -101,7 +103,7 @@ class HeartbeatThread:
         self.thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def stop(self) -> None:
-        """Stops the thread, which says goodbye on all of its connections."""
+        """Stops the thread, which sends a goodbye message on all of its connections."""
         self._stopped.set()
         with suppress(OSError):
             self._bell.send(b"!")
@@ -262,7 +264,8 @@ class Monitor(HeartbeatThread):
             if connection.rank is None and now - connection.opened_s > _GREETING_S:
                 self._close(connection)
         if now - self._updated_s > self._limits.gap_s:
-            # The process was stopped and resumed, as in a suspended job: do not count that time.
+            # The process was suspended and resumed, for example with its job: do not count the time in
+            # between.
             self._resumed_s = now
         self._updated_s = now
         self._ranks[0].beat, self._ranks[0].beat_s = self._own_beat(self._resumed_s), now

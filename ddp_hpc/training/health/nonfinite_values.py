@@ -21,7 +21,7 @@ def raise_bad_gradients(strategy: Strategy, step: int, src: Tensor, tgt: Tensor)
     Collective: every rank must call this.
 
     Raises:
-        DdpHpcError: always; on rank 0 it names the first rank with a cause.
+        DdpHpcError: in all cases; on rank 0, the message names the first rank on which a cause was found.
     """
     world = strategy.group.world
     found = strategy.group.comm.allgather(_cause(strategy, src, tgt))

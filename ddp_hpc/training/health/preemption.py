@@ -25,7 +25,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 # the time limit that the job script requests.
 _LAST_WARNINGS = (signal.SIGTERM, signal.SIGINT)
 DEADLINE = 1000
-"""Rank 0's stop request for the time limit. Other requests are signal numbers; 0 means none."""
+"""The stop request of rank 0 if the time limit is near. All other stop requests are signal numbers; 0 means
+no request."""
 
 # Time reserved before SIGKILL in order to report the error.
 _ERROR_REPORT_S = 2.0
@@ -143,7 +144,9 @@ class StopRequests:
             self._end_in(self._kill_delay_s, f"{self._kill_delay_s:g} s after {signal.Signals(signum).name}")
 
     def _end_in(self, seconds: float, when: str) -> None:
-        """Arms the last resort to end the process within `seconds`, unless it will end it earlier anyway."""
+        """Sets the timer of the last resort so that the process ends within `seconds`, unless it is already
+        set to an earlier time.
+        """
         seconds = max(seconds - _ERROR_REPORT_S, 0.5)
         if (ends_s := time.monotonic() + seconds) >= self._ends_s:
             return
@@ -165,7 +168,8 @@ class StopRequests:
                 break
         else:
             return
-        # Python still runs and can report a better error. Rank 0 waits a second for the others to receive it.
+        # Python still runs and can report a better error. Rank 0 waits one second, so that the other ranks
+        # receive the error.
         self._end_below_python(_ERROR_REPORT_S - 2 * _POLL_S)
         if self._file is not None:
             faulthandler.dump_traceback(self._file)

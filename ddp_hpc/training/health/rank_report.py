@@ -11,7 +11,7 @@ class RankReport(NamedTuple):
     stop_request: float
     """The stop request as a number; 0 if this rank does not request a stop."""
     save_due: float
-    """1 if the last snapshot is too old, else 0. Only rank 0 checks this."""
+    """1 if a snapshot is due because the last one is too old, otherwise 0. Only rank 0 checks this."""
     step_s: float
     """Mean time of a step."""
     own_s: float

@@ -85,7 +85,7 @@ class Losses:
 
 @dataclass(frozen=True)
 class Decision:
-    """What all ranks do after this step."""
+    """The decision that all ranks make after a step."""
 
     save: bool
     stop: str
@@ -113,7 +113,7 @@ class RunLifecycle:
         self._num_exchanges = 0
         self._opened = False
         self._over = False  # the run was ended by an error
-        self._writing_state = threading.Lock()  # so that the saving thread cannot overwrite `failed`
+        self._writing_state = threading.Lock()  # prevents the saving thread from overwriting `failed`
         self._start_step: int | None = None  # set by `resume`
         self._lr_ranks = self._data_size = 1  # set by `resume`
         self._layout = ""
@@ -211,8 +211,8 @@ class RunLifecycle:
             return RankReport(0.0, 0.0, step_s, own_s)
         if self._directory is not None and self._directory.lost:
             raise DdpHpcError(
-                f"another job has taken over {self._directory.path}, because this one was silent for too "
-                "long (or its file .lock was removed). This job stops; the other one continues the run"
+                f"another job has taken over {self._directory.path}, because this job did not respond for "
+                "too long or its file .lock was removed. This job stops, and the other job continues the run"
             )
         self._num_exchanges += 1
         if self._num_exchanges > 1:  # not the first step, which allocates, connects and compiles
@@ -234,9 +234,8 @@ class RunLifecycle:
         return self._directories is not None and every is not None and step % every == 0
 
     def decide(self, reports: list[RankReport], position: Position, last: bool) -> Decision:
-        """Returns what all ranks do after this step.
-
-        It depends only on the reports of all ranks, so it is the same on every rank.
+        """Returns the decision of all ranks after this step. The decision depends only on the reports of all
+        ranks, so it is the same on every rank.
         """
         if self._stop_requests is None:
             return Decision(save=False, stop="")
@@ -480,7 +479,7 @@ def _whole_numbers(found: dict[str, Any], at_least: int) -> None:
 
 def keep_config(run: Path, config: TrainConfig) -> None:
     """Writes the options of this attempt to `config.toml` in the run directory: `--config` reads it."""
-    # The run continues without the record of its options, also if tomli_w is not installed.
+    # If tomli_w is not installed, for example, the run continues without the record of its options.
     with suppress(DdpHpcError, ModuleNotFoundError):
         write_atomically(run / "config.toml", as_toml(config).encode(), "config")
 
@@ -545,7 +544,7 @@ def _deadline(group: Group, environ: dict[str, str], *, saves: bool) -> tuple[De
             if saves and deadline and (late_s := time.time() - deadline.at_s - (found[1] or 0.0)) > 0:
                 raise RequestError(
                     f"the job's time limit passed {late_s:.0f} s ago according to {deadline.source}. "
-                    "Unset the variables of an earlier job, or set DDP_HPC_DEADLINE to the correct time"
+                    "Unset the variables of an earlier job, or set DDP_HPC_DEADLINE to the correct end time"
                 )
     ends, delay_s = group.comm.bcast(found)
     return (Deadline(*ends) if ends else None), delay_s

@@ -89,7 +89,7 @@ class Parts:
             self.lifecycle.finish_writing(limit_s)
 
     def is_lost(self) -> bool:
-        """Returns whether another rank failed, so that this one ends without a message."""
+        """Returns whether another rank failed, in which case this rank ends without a message."""
         return self.watch is not None and self.watch.has_failed_rank
 
     def _end_from_thread(self, text: str, election: ErrorElection) -> NoReturn:
@@ -119,8 +119,8 @@ def end_stopped(world: World) -> NoReturn:
     """
     _ignore_signals()
     finalize_mpi(then_exits=True)
-    # Launchers return the largest exit code, or all of them ORed. Rank 0 exits last, so that a launcher
-    # that kills the other ranks because of its exit code finds none.
+    # Launchers return the largest exit code, or the bitwise OR of all exit codes. Rank 0 exits last: its exit
+    # code may make the launcher kill all other ranks, which have then already exited.
     _leave(EXIT_REQUEUE if world.rank == 0 else EXIT_DONE)
 
 
@@ -140,7 +140,7 @@ def fail(error: BaseException, parts: Parts, timeout_s: float) -> NoReturn:
     code, text = verdict(error, parts, timeout_s)
     traceback_text = _traceback_text(error, parts, timeout_s)
     if parts.heartbeat is not None:
-        parts.heartbeat.close()  # otherwise the other ranks would report that this one is gone
+        parts.heartbeat.close()  # otherwise, the other ranks would report that this rank is lost
     together = isinstance(error, DdpHpcError) and error.on_all_ranks
     if parts.in_script and parts.is_alone:
         _end_alone(error, parts, code, _with_traceback(text, traceback_text, parts))
@@ -212,7 +212,7 @@ def verdict(error: BaseException, parts: Parts, timeout_s: float) -> tuple[int, 
     if isinstance(error, KeyboardInterrupt):
         return EXIT_INTERRUPTED, "interrupted"
     if "is killed by signal: Terminated" in str(error):
-        # A worker of --workers received the job's SIGTERM shortly before this process did.
+        # A worker process (--workers) received the SIGTERM of the job shortly before this process.
         return verdict(SystemExit(_SIGTERM_EXIT), parts, timeout_s)
     if isinstance(error, DdpHpcError):
         text = parts.reword(str(error)) if is_from_this_package(error) else str(error)
@@ -236,7 +236,9 @@ def _elect(error: BaseException, parts: Parts, together: bool) -> ErrorElection:
 
 
 def _known_error(error: BaseException, parts: Parts, timeout_s: float) -> str:
-    """Describes an exception caused by the exit of another process in one line; empty for any other."""
+    """Describes an exception that the exit of another process has caused, in one line; empty for all other
+    exceptions.
+    """
     if "ddp_hpc.training.input.batch_loader" in sys.modules:
         from ddp_hpc.training.input.batch_loader import explain_lost_worker
 
@@ -307,7 +309,8 @@ def _ignore_signals() -> None:
 def _report_to_torchrun(text: str) -> None:
     """Writes the error to the file that torchrun's agent reads to report the root cause."""
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE", ""):
-        # torch.distributed.elastic.multiprocessing.errors, ProcessFailure. The traceback has its own file.
+        # torch.distributed.elastic.multiprocessing.errors, ProcessFailure. The traceback is written to a
+        # separate file.
         with contextlib.suppress(OSError):
             Path(path).write_text(json.dumps({"message": text, "timestamp": int(time.time())}), "utf-8")
 

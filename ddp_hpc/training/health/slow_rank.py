@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from statistics import median
 
-# Number of consecutive slow reports that are required. A single one can be caused by a page cache miss or a
-# garbage collection.
+# Number of consecutive slow reports that are required. A single slow report can be caused by a page cache
+# miss or a garbage collection.
 _IN_A_ROW = 3
 # A delay below this fraction of the step is ignored.
 _SHARE = 0.05

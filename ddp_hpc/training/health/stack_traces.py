@@ -55,7 +55,9 @@ def in_time(work: Callable[[], object], limit_s: float) -> bool:
 
 
 def _where(innermost: FrameType) -> str:
-    """Returns the innermost line of a stack, and the innermost one outside of libraries if it differs."""
+    """Returns the innermost line of a stack, and the innermost line outside of libraries if that is a
+    different line.
+    """
     frame: FrameType | None = innermost
     while frame is not None and _is_foreign(frame):
         frame = frame.f_back

@@ -189,9 +189,8 @@ def batches_at_once(batch_bytes: int) -> int:
 
 
 def explain_lost_worker(error: BaseException) -> str:
-    """Describes torch's error about a worker that exited in one line; empty for any other error.
-
-    torch raises it from a SIGCHLD handler, anywhere in the main thread, such as in a backward pass.
+    """Describes torch's error about a worker that exited, in one line; empty for all other errors. torch
+    raises this error in a SIGCHLD handler, anywhere in the main thread, such as in a backward pass.
     """
     if not (isinstance(error, RuntimeError) and "DataLoader worker" in str(error)):
         return ""

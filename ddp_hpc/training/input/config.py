@@ -31,15 +31,16 @@ class DataConfig:
 
     path: Path | None = option(
         None,
-        "Data file to train on, in .h5, .pt or .safetensors format. The default is synthetic data.",
+        "Data file to train on (.h5, .pt or .safetensors). By default, the training uses synthetic data.",
         flag="--data",
     )
     data_dir: Path = option(
-        Path("data"), "Directory for the file of synthetic data, which is created once and then reused."
+        Path("data"),
+        "Directory in which the file with the synthetic data is created; later runs reuse the file.",
     )
     stage: Path | None = option(
         None,
-        "Copy the data file to this local directory on each node, such as $TMPDIR, and read the copy.",
+        "On each node, copy the data file to this local directory, such as $TMPDIR, and read the copy.",
         **DIRECTORY,
     )
     check_data: bool = option(False, "Check all samples for NaN and infinity before the training starts.")

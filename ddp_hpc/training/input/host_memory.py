@@ -16,10 +16,9 @@ _LARGE = 2**30
 
 
 def prepare_host_memory() -> None:
-    """Configures the memory allocators of this process. Call it before torch is imported.
-
-    Settings of the user are kept. Sets THP_MEM_ALLOC_ENABLE in the environment: torch's CPU allocator reads
-    it (c10/core/impl/alloc_cpu.cpp) and then requests huge pages from the kernel.
+    """Configures the memory allocators of this process. Call this function before torch is imported. Settings
+    of the user are not changed. Sets THP_MEM_ALLOC_ENABLE in the environment: torch's CPU allocator reads it
+    (c10/core/impl/alloc_cpu.cpp) and then requests huge pages from the kernel.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):

@@ -18,7 +18,7 @@ from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.telemetry.progress_bar import Progress
 from ddp_hpc.units import format_bytes
 
-# A copy that completes within this time shows no progress.
+# If a copy takes less than this time, no progress is shown.
 _PROGRESS_AFTER_S = 3.0
 
 

@@ -25,17 +25,19 @@ class OptimizationConfig:
     """
 
     lr: float = option(
-        0.001, "Learning rate of a run with one rank; --lr-scaling adapts it to more ranks.", above=0
+        0.001, "Learning rate for one rank; --lr-scaling adapts it to the number of ranks.", above=0
     )
-    lr_scaling: LrScaling = option("linear", "How the learning rate scales with the number of ranks.")
+    lr_scaling: LrScaling = option("linear", "How to scale the learning rate with the number of ranks.")
     warmup_steps: int = option(
-        0, "Number of steps in which the learning rate rises linearly to its full value.", at_least=0
+        0,
+        "Number of warm-up steps, during which the learning rate increases linearly to its full value.",
+        at_least=0,
     )
     accumulate: int = option(
         1, "Number of micro-batches whose gradients are accumulated in each step.", above=0
     )
     clip_norm: float | None = option(None, "Clip the total norm of the gradients to this value.", above=0)
-    lr_schedule: LrSchedule = option("constant", "Learning-rate schedule after the warm-up.")
+    lr_schedule: LrSchedule = option("constant", "Learning-rate schedule after the warm-up steps.")
     optimizer: OptimizerName = option(
         "adam", "Optimizer that updates the parameters; sgd uses a momentum of 0.9."
     )
@@ -58,10 +60,11 @@ class OptimizationConfig:
     )
     check_gradients: bool = option(
         False,
-        "Stop with an error before an update with non-finite gradients, and report the layer and the rank.",
+        "If gradients are not finite, stop with an error before they are applied, and report the layer and "
+        "the rank.",
     )
     allow_non_finite_loss: bool = option(
-        False, "Continue the training after a NaN or infinite loss, as long as the parameters are finite."
+        False, "Continue the training when the loss is NaN or infinite, as long as all parameters are finite."
     )
 
     def __post_init__(self) -> None:

@@ -33,7 +33,7 @@ def global_norm(parameters: Iterable[nn.Parameter], across: dist.ProcessGroup | 
         square = torch.nn.utils.get_total_norm(grads, foreach=True).double() ** 2
         if layout is not None:
             mesh, placements = layout
-            # Move the value to the device on which the group's backend reduces.
+            # Move the value to the device that the backend of the group supports.
             square = square.to(mesh.device_type)
             for dim, placement in enumerate(placements):
                 if not placement.is_replicate():

@@ -43,7 +43,7 @@ def optimizer_options(
     has_fused = not (config.optimizer == "sgd" and is_sharded)
     if config.fused and not has_fused:
         raise RequestError(
-            "--fused with --optimizer sgd: torch has no fused SGD for sharded parameters; "
+            "--fused with --optimizer sgd: torch has no fused implementation of SGD for sharded parameters; "
             "omit --fused, or use --optimizer adamw"
         )
     if (device.type == "cuda" and has_fused) if config.fused is None else config.fused:

@@ -36,16 +36,17 @@ class ParallelConfig:
     """
 
     strategy: StrategyName = option(
-        "ddp", "Parallelization strategy (docs/explanation/parallel-strategies.md)."
+        "ddp", "Parallelization strategy; see docs/explanation/parallel-strategies.md."
     )
     mesh: str | None = option(
         None,
-        "Device mesh: number of ranks in each of the dimensions pp, dp, fsdp and tp, instead of --strategy.",
+        "Device mesh, to be used instead of --strategy: the number of ranks in each of the dimensions pp, "
+        "dp, fsdp and tp.",
         metavar="dp=2,tp=2",
     )
     bucket_mib: float | None = option(
         None,
-        "DDP: size of the gradient buckets that are reduced together.",
+        "DDP: size of each bucket of gradients, which are reduced together.",
         above=0,
         metavar="MIB",
         shown_default="25, and 1 for the first",
@@ -61,7 +62,7 @@ class ParallelConfig:
         False, "DDP on GPUs: synchronize the statistics of batch normalization over all ranks."
     )
     devices_per_rank: int = option(
-        1, "DDP: number of devices over which each rank splits its replica.", above=0
+        1, "DDP: number of devices over which each rank splits its replica of the model.", above=0
     )
     cpu_offload: bool = option(False, "FSDP on GPUs: keep parameters in host memory while they are not used.")
     activation_checkpointing: bool = option(
@@ -81,8 +82,7 @@ class ParallelConfig:
         check_ranges(self)
         if self.mesh is not None and self.strategy != "ddp":
             raise RequestError(
-                f"--mesh {self.mesh} already defines how ranks share the training. Remove "
-                f"--strategy {self.strategy}."
+                f"--mesh {self.mesh} already defines the parallelization. Remove --strategy {self.strategy}."
             )
         dimensions = [entry.partition("=")[0].strip() for entry in (self.mesh or "").split(",")]
         used = {self.strategy} if self.mesh is None else {"mesh", *dimensions}
@@ -95,12 +95,12 @@ class ParallelConfig:
                 )
         if self.strategy == "dataparallel" and self.activation_checkpointing:
             raise RequestError(
-                "--strategy dataparallel cannot be used with --activation-checkpointing: each of its copies "
-                "would compute with the first device's parameters. Remove one of them, or use --strategy ddp."
+                "--strategy dataparallel cannot be used with --activation-checkpointing: every replica would "
+                "compute with the parameters of the first device. Remove one of them, or use --strategy ddp."
             )
         if self.static_graph and self.find_unused_parameters:
             raise RequestError(
-                "--static-graph finds unused parameters itself. Remove --find-unused-parameters."
+                "--static-graph already handles unused parameters. Remove --find-unused-parameters."
             )
         if self.sync_batchnorm and self.devices_per_rank > 1:
             raise RequestError("--sync-batchnorm needs one device per rank. Remove --devices-per-rank.")

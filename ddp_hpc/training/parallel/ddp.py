@@ -65,8 +65,8 @@ class Ddp(Strategy):
     def as_in_a_step(self) -> AbstractContextManager[Any]:
         """Returns a context in which torch splits compiled code at DDP's buckets, as in DDP's forward pass.
 
-        Code that is compiled outside of it is not split, but DDP uses it as well. All gradients would then
-        become ready at once, at the end of the backward pass.
+        Code that is compiled outside of this context is not split, but DDP would use this code as well. All
+        gradients would then become ready at once, at the end of the backward pass.
         """
         return self.model._inside_ddp_forward()
 
@@ -84,7 +84,7 @@ class Ddp(Strategy):
         unused = [n for n, p in self.bare.named_parameters() if p.requires_grad and p.grad is None]
         if unused:
             raise DdpHpcError(
-                f"{len(unused)} of the model's parameters got no gradient: {', '.join(unused[:5])}"
+                f"{len(unused)} of the model's parameters received no gradient: {', '.join(unused[:5])}"
                 f"{', ...' if len(unused) > 5 else ''}. The forward pass does not use them; remove them "
                 "from the model, set requires_grad=False, or use --find-unused-parameters"
             )

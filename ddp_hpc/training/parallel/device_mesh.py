@@ -90,7 +90,7 @@ def parse_mesh(text: str, world_size: int) -> dict[str, int]:
                 f"choose from {', '.join(DIMENSIONS)}, as in dp=2,tp=2"
             )
         if name in sizes:
-            raise RequestError(f"--mesh {text}: {name} is given twice")
+            raise RequestError(f"--mesh {text}: {name} is given twice; give each dimension once")
         if not size.isascii() or not size.isdigit() or not int(size[:9]) >= 1:
             raise RequestError(f"--mesh {text}: {name} must be a number of ranks (got {size!r})")
         sizes[name] = int(size[:9])
@@ -115,8 +115,8 @@ def find_mesh(config: ParallelConfig, group: Group) -> Mesh:
     world_size = group.world.world_size
     if config.strategy == "dataparallel" and world_size > 1:
         raise RequestError(
-            f"--strategy dataparallel uses one process for all GPUs of a node, but {world_size} were "
-            "started. Start one, or use --strategy ddp, which is faster"
+            f"--strategy dataparallel uses one process for all GPUs of a node, but {world_size} processes "
+            "were started. Start one process, or use --strategy ddp, which is faster"
         )
     if world_size == 1 and group.backend != "none" and config.strategy in ("tp", "pp"):
         raise RequestError(

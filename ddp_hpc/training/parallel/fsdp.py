@@ -27,7 +27,7 @@ from ddp_hpc.training.parallel.tensor_parallel import split_layers
 
 
 class Fsdp(Strategy):
-    """The strategy in which each rank holds one shard of the whole training state."""
+    """The strategy in which each rank holds one shard of the training state."""
 
     forward_is_collective = True
     compiles_blocks = True

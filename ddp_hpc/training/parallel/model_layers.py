@@ -55,7 +55,7 @@ def split_stages(task: Task, num: int) -> Sequence[nn.Module]:
             if seen.setdefault(id(parameter), number) != number:
                 raise RequestError(
                     f"{names.get(id(parameter), 'a parameter')} is in stages {seen[id(parameter)]} and "
-                    f"{number}, but stages cannot share a parameter; untie it"
+                    f"{number}, but stages cannot share a parameter; use a separate parameter in each stage"
                 )
     return stages
 

@@ -124,7 +124,7 @@ class Pipeline(Strategy):
 class _Stage(PipelineStage):
     """A stage whose running means and random numbers stay unchanged while torch infers shapes.
 
-    Before the first step of a shape, torch calls the stage once on uninitialized memory (torch 2.13): a
+    Before the first step with a new batch shape, torch 2.13 calls the stage once on uninitialized memory: a
     batch norm would keep those values, even NaN.
     """
 

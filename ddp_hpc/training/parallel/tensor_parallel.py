@@ -27,7 +27,8 @@ def split_layers(task: Task, mesh: Mesh, *, compiles: bool) -> None:
     if task.tensor_parallel is None:
         raise RequestError(
             f"tp={mesh.sizes['tp']}: the task of {type(task.model).__name__} has no `tensor_parallel` plan, "
-            "which defines how each layer is split; add one, or use --strategy fsdp, which needs none"
+            "which defines how each layer is split; add a plan, or use --strategy fsdp, which does not "
+            "require one"
         )
     plan = dict(task.tensor_parallel(task.model))
     modules = dict(task.model.named_modules())
@@ -50,16 +51,16 @@ def _check_splits(name: str, module: nn.Module, style: object, num_ranks: int) -
     size = module.weight.shape[axis]
     if size % num_ranks:
         raise RequestError(
-            f"{name} has {size} {('outputs', 'inputs')[axis]}, which {num_ranks} ranks cannot share evenly: "
-            "choose a number of tp ranks that divides them"
+            f"{name} has {size} {('outputs', 'inputs')[axis]}, which cannot be divided evenly among "
+            f"{num_ranks} ranks; use a tp size that divides that number"
         )
 
 
 class TensorParallel(Strategy):
     """The strategy that splits layers over ranks, and replicates them if there are more ranks.
 
-    Replicas average their gradients after the backward pass, not during it like DDP, which does not support
-    sharded parameters. With many replicas, use fsdp instead of dp.
+    Replicas average their gradients after the backward pass, and not during it as DDP does, because DDP does
+    not support sharded parameters. With many replicas, use fsdp instead of dp.
     """
 
     forward_is_collective = True

@@ -34,7 +34,7 @@ class ProcessGroupConfig:
 
     discovery: str = option(
         "auto",
-        "Where rank and world size come from: auto, " + ", ".join(DISCOVERIES[1:]) + ".",
+        "Source of the rank and the world size: auto, " + ", ".join(DISCOVERIES[1:]) + ".",
         read=_read_discovery,
         metavar="NAME",
     )
@@ -49,12 +49,11 @@ class ProcessGroupConfig:
         "GPU.",
     )
     init_timeout_s: float = option(
-        300.0, "Time limit in seconds for all ranks to connect.", flag="--init-timeout", above=0
+        300.0, "Time in seconds within which all ranks must connect.", flag="--init-timeout", above=0
     )
     timeout_s: float = option(
         1800.0,
-        "Seconds that a rank waits for the other ranks in one collective, or for the data file to "
-        "be created.",
+        "Time limit in seconds for one collective operation, and for the creation of the data file.",
         flag="--timeout",
         above=0,
     )

@@ -6,8 +6,8 @@ the profiler's event and frees the work (ProcessGroupGloo.cpp of torch 2.13, fin
 - If the profiler is stopped in between, it frees the record of the event, and the thread writes to freed
   memory: the process crashes later, or hangs.
 - Freeing the work needs the GIL. If DDP's reducer holds the last reference to the process group, freeing the
-  reducer holds the GIL and waits for the thread: a deadlock. It occurred in about one of twenty processes
-  that created several process groups on a busy machine.
+  reducer holds the GIL and waits for the thread: a deadlock. The deadlock occurred in about one of twenty
+  processes that created several process groups on a busy machine.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _LIMIT_S = 5.0
 def wait_for_gloo() -> None:
     """Returns when each of gloo's threads has been sleeping for some milliseconds.
 
-    Returns immediately if there is no such thread. A collective in progress looks like an idle thread and
-    is not waited for.
+    Returns immediately if there is no such thread. A thread that is waiting in a collective looks like an
+    idle thread, so the function does not wait for it.
     """
     end_s = time.monotonic() + _LIMIT_S
     waiting = _gloo_threads()

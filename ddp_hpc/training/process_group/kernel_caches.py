@@ -22,8 +22,8 @@ _TRITON, _INDUCTOR = "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"
 def keep_kernels_private(environ: MutableMapping[str, str], host: str) -> None:
     """Creates the cache directories with mode 0700, or uses new ones if other users can write to them.
 
-    Call it before torch is imported. A directory that cannot be created is left to torch. Triton's
-    default is in the home directory, and is not checked.
+    Call this function before torch is imported. If a directory cannot be created, torch handles the error.
+    Triton's default is in the home directory, and is not checked.
     """
     for variable, directory in ((_TRITON, environ.get(_TRITON)), (_INDUCTOR, environ.get(_INDUCTOR))):
         path = directory or (_default_of_torch() if variable == _INDUCTOR else "")

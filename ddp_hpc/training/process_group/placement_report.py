@@ -37,7 +37,7 @@ def check_placement(
 
     Raises:
         RequestError: on rank 0, if two ranks would share a device under NCCL or XCCL, which do not allow
-            this. The other ranks then raise ReportedElsewhereError.
+            this. In this case, the other ranks raise ReportedElsewhereError.
     """
     mine = own_place(world, device_place(device), own_cores(), _versions(world), os.environ)
     places = [RankPlace(**row) for row in comm.gather("the placement", asdict(mine))] if comm else [mine]

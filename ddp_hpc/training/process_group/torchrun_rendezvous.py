@@ -2,7 +2,7 @@
 
 torch's c10d rendezvous keeps its state as a pickle in a store without authentication: any user of the
 network could write one, which each agent then unpickles as its own user (verified with torch 2.13).
-Here the same code runs over a store that requires the job's key.
+This backend runs the same code with a store that requires the job's key.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ddp_hpc.training.process_group.group_store import GroupStore
 BACKEND = "ddp-hpc"
 """The name for torchrun's --rdzv-backend."""
 _READ_TIMEOUT_S = 60  # the default of torch's c10d rendezvous
-# The stores that this process serves. They are kept here so that they exist until it exits.
+# The stores that this process hosts. The references keep the stores alive until the process exits.
 _servers: list[StoreProcess] = []
 
 
@@ -57,7 +57,7 @@ def handler() -> object:
 def create(params: RendezvousParameters) -> RendezvousHandler:
     """Creates a handler for a rendezvous at --rdzv-endpoint; DDP_HPC_KEY_FILE is the file with the key.
 
-    If the endpoint is on this host and nobody listens there, this process serves the store.
+    If the endpoint is on this host and nobody listens there, this process hosts the store.
 
     Raises:
         RequestError: the file does not exist.
@@ -66,14 +66,15 @@ def create(params: RendezvousParameters) -> RendezvousHandler:
     path = os.environ.get(KEY_FILE)
     if not path:
         raise RequestError(
-            f"--rdzv-backend {BACKEND} requires the job's key in a file named by {KEY_FILE}. Start torchrun "
-            "with torchrun_script.sh, which creates one, or create one that all nodes can read: "
+            f"--rdzv-backend {BACKEND} requires that {KEY_FILE} is set to the path of a file with the job's "
+            "key. Start torchrun with torchrun_script.sh, which creates this file, or create it where all "
+            "nodes can read it: "
             "(umask 077; openssl rand -hex 32 >FILE)"
         )
     host, port = parse_rendezvous_endpoint(params.endpoint, default_port=-1)
     join_s = float(params.get_as_int("join_timeout", 600) or 600)
     if is_own_address(host):
-        # The port is in use if torchrun_script.sh or another agent on this host already serves the store.
+        # The port is in use if torchrun_script.sh or another agent on this host already hosts the store.
         with suppress(RendezvousError):
             _servers.append(StoreProcess(open_listener([port]), read_key(Path(path)), RANK_0_GONE))
     client = connect(host, [port], lambda: read_key(Path(path)), join_s)

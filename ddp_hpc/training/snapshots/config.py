@@ -19,7 +19,8 @@ class SnapshotConfig:
 
     enabled: bool = option(
         True,
-        "Save snapshots in jobs; --no-snapshots disables them, for example for a benchmark.",
+        "Save snapshots if the program runs in a job; --no-snapshots disables this, for example for a "
+        "benchmark.",
         flag="--snapshots",
     )
     directory: Path | None = option(
@@ -35,7 +36,7 @@ class SnapshotConfig:
     )
     every_s: float = option(
         600.0,
-        "Save a snapshot when the last one is older than this number of seconds.",
+        "Save a snapshot when this number of seconds has passed since the last one.",
         flag="--snapshot-every-s",
         above=0,
     )
@@ -44,4 +45,6 @@ class SnapshotConfig:
     def __post_init__(self) -> None:
         check_ranges(self)
         if not self.enabled and (self.directory or self.every_steps):
-            raise RequestError("--no-snapshots saves nothing. Remove the other snapshot options.")
+            raise RequestError(
+                "--no-snapshots cannot be combined with other snapshot options. Remove those options."
+            )

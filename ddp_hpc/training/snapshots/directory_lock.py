@@ -1,8 +1,8 @@
 """A lock that allows one running job per snapshot directory, and expires if its holder crashes.
 
-The kernel's file locks do not work across nodes on every parallel file system. So the holder
-touches a file regularly; another job takes over a file that has not been touched for some time.
-On the same host, it is enough that the holder's process has exited.
+The kernel's file locks do not work across nodes on every parallel file system. The holder therefore touches a
+file regularly, and another job takes over a file that has not been touched for some time. On the same host,
+another job takes over the file as soon as the holder's process has exited.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class DirectoryLock:
     def _refuse(self, holder: dict[str, Any]) -> None:
         raise DataError(
             f"--snapshot-dir {self._path.parent} is in use by {_describe(holder)}; "
-            "wait until it ends or use another directory"
+            "wait until that job ends, or use another directory"
         )
 
     def _keep(self) -> None:
@@ -132,7 +132,9 @@ class DirectoryLock:
         return found if isinstance(found, dict) else {}
 
     def _touched(self) -> int | None:
-        """Returns the modification time, only to compare it with earlier ones; None if the file is gone."""
+        """Returns the modification time, which is only compared with earlier ones; None if the file no longer
+        exists.
+        """
         try:
             return self._path.stat().st_mtime_ns
         except FileNotFoundError:

@@ -36,7 +36,9 @@ _MOST_BYTES, _LEAST_BYTES = 2**26, 2**20
 
 @dataclass(frozen=True)
 class Stream:
-    """Named tensors that are produced one after another, so that they need not be in memory together."""
+    """Named tensors that are produced one after another, so that they do not have to be in memory at the same
+    time.
+    """
 
     specs: Specs
     tensors: Iterable[tuple[str, Tensor]]

@@ -1,6 +1,6 @@
 """Converts the `state_dict()` of any object to named tensors and JSON, and back.
 
-A snapshot cannot contain code, so that values are limited to tensors, arrays, numbers, texts, bytes, and
+A snapshot cannot contain code, so values are limited to tensors, arrays, numbers, strings, bytes, and
 containers of these. The JSON text is itself a tensor of bytes, `object.scheduler`; the tensors of the state
 are `object.scheduler/0` and so on.
 """
@@ -88,12 +88,12 @@ def _encoded(value: Any, tensors: list[Tensor], where: str) -> Any:
     seen = value.dtype if isinstance(value, Tensor) else type(value).__name__
     raise RequestError(
         f"the state of {where} has the type {seen}, which a snapshot cannot contain; state_dict() must "
-        "return dense tensors, arrays, numbers, texts, and dicts or lists of these"
+        f"return only dense tensors, arrays, numbers, strings, and dicts or lists of these"
     )
 
 
 def _decoded(value: Any, tensors: Mapping[str, Tensor], current: Any) -> Any:
-    """Returns the value of which `value` is the JSON. `current` is the value before, for its types."""
+    """Converts JSON back to a value. `current` is the current value, which determines the types."""
     if not isinstance(value, dict):
         return value
     [(kind, content)] = value.items()

@@ -48,8 +48,8 @@ def set_generator_state(state: Tensor, device: torch.device) -> None:
     current = generator_state(device)
     if state.shape != current.shape or state.dtype != current.dtype:
         raise ValueError(
-            f"the state has {state.numel()} values of {state.dtype}; this process needs {current.numel()} of "
-            f"{current.dtype}"
+            f"the state has {state.numel()} values of {state.dtype}; this process requires {current.numel()} "
+            f"values of {current.dtype}"
         )
     content = state.cpu().numpy().tobytes()
     layout = np.dtype(

@@ -61,7 +61,7 @@ class Saved:
 
 
 class SnapshotDirectory:
-    """The locked snapshot directory on rank 0, until `close`.
+    """The snapshot directory on rank 0, which is locked until `close`.
 
     `say` is called with lines for the user, also from the writing thread. `on_saved` is called
     with the step of each complete snapshot, in that thread.

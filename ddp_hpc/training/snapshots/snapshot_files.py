@@ -83,7 +83,7 @@ def write_snapshot(
 ) -> Path:
     """Writes the snapshot `directory/step_N`, which gets this name only after all of it is on the disk.
 
-    An existing snapshot of that name is replaced: it was damaged, or the run resumed before it.
+    An existing snapshot of that name is replaced: it was damaged, or the run resumed from an earlier one.
 
     Raises:
         OSError: an error of the file system; existing files are unchanged.
@@ -170,7 +170,7 @@ def read_named(path: Path) -> Snapshot:
         found = find_snapshots(path)
         if not found:
             raise DataError(
-                f"no snapshots in {path}; give a directory that contains step_00000120 or similar"
+                f"no snapshots in {path}; give a directory that contains snapshots, such as step_00000120"
             )
         path = found[0]
     try:
@@ -205,7 +205,7 @@ def read_about(path: Path) -> dict[str, Any]:
         raise DamagedSnapshotError(f"{path / _MANIFEST}: the SHA-256 checksum does not match")
     if about.get("format") != FORMAT:
         raise DataError(
-            f"{path} has format {about.get('format')}, but this ddp-hpc reads format {FORMAT}; "
+            f"{path} has format {about.get('format')}, but this version of ddp-hpc reads format {FORMAT}; "
             "update ddp-hpc, or use another --snapshot-dir"
         )
     return dict(about)

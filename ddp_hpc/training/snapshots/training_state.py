@@ -52,7 +52,8 @@ class TrainingState:
     optimizer_is_sharded: bool = False
     """Whether ranks hold the optimizer state of different parameters."""
     leads: bool = True
-    """Whether this rank sends its tensors to rank 0. Of ranks with the same tensors, only one sends them."""
+    """Whether this rank sends its tensors to rank 0. If several ranks have the same tensors, only one of them
+    sends them."""
     objects: Mapping[str, Stateful] = field(default_factory=dict)
     """More objects with a state, by name. Rank 0's state is saved. A name that starts with an underscore may
     be missing in a snapshot."""

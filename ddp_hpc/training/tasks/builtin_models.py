@@ -24,14 +24,14 @@ def transformer(spec: SampleSpec, dropout: float) -> Task:
     """Returns a task with torch.nn.Transformer; the loss is the cross entropy with tgt as probabilities."""
     if len(spec.src_shape) != 2 or len(spec.tgt_shape) != 2 or spec.src_shape[1] != spec.tgt_shape[1]:
         raise RequestError(
-            f"--model transformer requires samples of shape (length, embedding) with equal embeddings; "
-            f"the data has src {spec.src_shape} and tgt {spec.tgt_shape}"
+            "--model transformer requires samples of shape (length, embedding) with the same embedding size "
+            f"for src and tgt; the data has src {spec.src_shape} and tgt {spec.tgt_shape}"
         )
     embedding = spec.src_shape[1]
     if embedding % _HEADS:
         raise RequestError(
-            f"--model transformer has {_HEADS} attention heads, which do not divide the embedding "
-            f"{embedding}; the nearest valid value is {max(_HEADS, round(embedding / _HEADS) * _HEADS)}"
+            f"--model transformer has {_HEADS} attention heads, which do not divide the embedding size "
+            f"{embedding}; the nearest valid size is {max(_HEADS, round(embedding / _HEADS) * _HEADS)}"
         )
     return Task(
         model=nn.Transformer(d_model=embedding, nhead=_HEADS, dropout=dropout, batch_first=True),
@@ -98,7 +98,9 @@ def _transformer_stages(model: nn.Module, num_stages: int) -> list[nn.Module]:
 
 
 class Classifier(nn.Module):
-    """Two convolutions and two dense layers for images (C, H, W) or (H, W); for vectors only the latter."""
+    """Two convolutions and two dense layers for images (C, H, W) or (H, W); only the dense layers for
+    vectors.
+    """
 
     def __init__(self, shape: tuple[int, ...], num_classes: int, dropout: float) -> None:
         super().__init__()

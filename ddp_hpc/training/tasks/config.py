@@ -37,26 +37,26 @@ class ModelConfig:
 
     name: str = option(
         "transformer",
-        "Model to train: transformer, classifier, linear, decoder, or your own as "
-        "package.module:factory (docs/how-to/own-model.md).",
+        "Model to train: transformer, classifier, linear, decoder, or your own model as "
+        "package.module:factory; see docs/how-to/own-model.md.",
         flag="--model",
     )
     options: tuple[tuple[str, Any], ...] = option(
         (),
-        "Argument for the model's factory, such as layers=6; may be repeated.",
+        "Argument for the function that creates the model, such as layers=6; may be repeated.",
         flag="--model-option",
         read=read_model_option,
         metavar="NAME=VALUE",
         multiple=True,
     )
-    dropout: float = option(0.1, "Dropout probability.", at_least=0, below=1)
+    dropout: float = option(0.1, "Dropout probability of the model.", at_least=0, below=1)
 
     def __post_init__(self) -> None:
         check_ranges(self)
         if self.name not in MODELS and not self.is_own:
             raise RequestError(
                 f"--model {self.name}: unknown model{nearest(self.name, MODELS)}. Use one of "
-                f"{', '.join(MODELS)}, or package.module:factory for your own."
+                f"{', '.join(MODELS)}, or package.module:factory for your own model."
             )
 
     @property

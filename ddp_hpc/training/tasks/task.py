@@ -153,7 +153,7 @@ def find_named(option: str, name: str) -> Callable[..., Any]:
             raise RequestError(f"{option} {name}: cannot be imported: {_describe(error)}") from None
         raise RequestError(
             f"{option} {name}: no module named {error.name!r} in {Path.cwd()} or on sys.path. "
-            "Run from its directory, or add that to PYTHONPATH"
+            "Run the command in the directory of the module, or add that directory to PYTHONPATH"
         ) from None
     except Exception as error:  # the user's code may raise anything
         raise RequestError(f"{option} {name}: cannot be imported: {_describe(error)}") from None
@@ -253,7 +253,7 @@ def _arguments(
     """Returns the factory's arguments: all options, and the offered ones that are in its signature."""
     try:
         parameters = inspect.signature(factory).parameters
-    except (TypeError, ValueError):  # a function of C code has no signature
+    except (TypeError, ValueError):  # functions that are implemented in C have no signature
         return dict(options)
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     named = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -266,7 +266,9 @@ def _arguments(
     found = {**{key: value for key, value in offered.items() if key in named}, **options}
     missing = [p for p in named if p not in found and parameters[p].default is inspect.Parameter.empty]
     if "spec" in missing:
-        raise RequestError(f"--model {name} requires the shapes of the samples (spec): use --data FILE")
+        raise RequestError(
+            f"--model {name} requires the shapes of the samples (argument spec): use --data FILE"
+        )
     if missing:
         raise RequestError(
             f"--model {name} requires {', '.join(f'--model-option {m}=VALUE' for m in missing)}"

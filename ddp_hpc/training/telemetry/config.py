@@ -49,13 +49,13 @@ class TelemetryConfig:
     )
     trace_dir: Path | None = option(
         None,
-        "Record some steps with torch.profiler, and write a Chrome trace and a table per rank to "
-        "this directory.",
+        "Record some steps with torch.profiler, and write a Chrome trace and a table for each rank to this "
+        "directory.",
         **DIRECTORY,
     )
     trace_window: tuple[int, ...] = option(
         (1, 1, 2, 1),
-        "Profiler schedule: steps to skip, steps to warm up, steps to record, and number of repetitions.",
+        "Profiler schedule: number of steps to skip, steps to warm up, steps to record, and repetitions.",
         read=read_numbers,
         show=show_numbers,
         metavar="WAIT,WARMUP,ACTIVE,REPEAT",
@@ -76,14 +76,14 @@ class TelemetryConfig:
     )
     trace_max_mib: float = option(
         1024.0,
-        "Discard the trace of a rank if it is larger than this size; the table is kept.",
+        "Discard the trace of a rank, but not its table, if the trace is larger than this size.",
         above=0,
         metavar="MIB",
     )
     summary: Path | None = option(
-        None, "Write a summary of the training to this file at the end, as one JSON object (rank 0 only)."
+        None, "At the end of the training, write a summary to this file as one JSON object (rank 0 only)."
     )
-    log_every: int = option(10, "Number of steps between two lines of progress in the log.", above=0)
+    log_every: int = option(10, "Number of steps between two progress lines in the log.", above=0)
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -39,7 +39,10 @@ class TensorBoard:
 
     def __init__(self, directory: Path, start_step: int) -> None:
         if importlib.util.find_spec("tensorboard") is None:
-            raise RequestError(f"--tensorboard needs tensorboard: {install_command('tensorboard')}")
+            raise RequestError(
+                "--tensorboard requires the package tensorboard, which is not installed; "
+                f"{install_command('tensorboard')}"
+            )
         from torch.utils.tensorboard import SummaryWriter
 
         self._directory, self._failed = directory, False

@@ -180,8 +180,8 @@ def _write(profiler: profile, path: Path, device: torch.device, max_mib: float) 
             size_mib = compressed.stat().st_size / 2**20
             if size_mib > max_mib:
                 raise OSError(
-                    f"its size is {size_mib:.1f} MiB, the limit is {max_mib:g} MiB; record fewer steps or "
-                    "ranks, or no stacks, or raise the limit (--trace-max-mib, max_mib)"
+                    f"its size is {size_mib:.1f} MiB, but the limit is {max_mib:g} MiB; record fewer "
+                    "steps, fewer ranks or no stacks, or raise the limit (--trace-max-mib, max_mib)"
                 )
             compressed.replace(path.with_name(f"{path.name}.json.gz"))
         finally:
