@@ -27,7 +27,7 @@ _Path = tuple[str | int, ...]
 def read_toml(path: Path, cls: type[T], *, table: str = "", base: Callable[[str], Path] | None = None) -> T:
     """Returns the file at `path` as an instance of `cls`; with `table`, only that table, if it exists.
 
-    With `base`, the key `extends` names another file, whose path `base` returns. The
+    If `base` is given, the key `extends` names another file, and `base` returns its path. The
     tables of this file are merged into those of the other file key by key; other
     values, including lists, replace those of the other file.
 

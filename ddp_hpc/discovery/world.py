@@ -130,9 +130,9 @@ def _chosen(choice: str, environ: Environ) -> Launcher:
 def _mpi_family(launcher: Launcher, environ: Environ) -> str:
     """Returns the kind of MPI that works under this launcher; empty if MPI must not be initialised.
 
-    A Slurm step sets all values itself, so MPI is used only if it works: with --mpi=none each task
-    would be a separate world, and the MPICH of the wheel aborts under --mpi=pmix, the default of many
-    sites.
+    Slurm sets all values in the environment of a step, so MPI is used only if it works: with --mpi=none,
+    each task would have its own MPI_COMM_WORLD, and the MPICH wheel of PyPI aborts under --mpi=pmix, the
+    default at many sites.
     """
     if launcher.name != "slurm":
         return launcher.mpi

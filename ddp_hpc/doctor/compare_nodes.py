@@ -28,8 +28,8 @@ def differences(results: Mapping[str, list[Result]]) -> list[Result]:
         for node, found in by_name.items():
             groups.setdefault(found.get(name, _NOT_RUN).compared_by, []).append(node)
         of_group = [(nodes, by_name[nodes[0]].get(name, _NOT_RUN)) for nodes in groups.values()]
-        # If two groups are equally large, the one with the better status is the majority; otherwise `max`
-        # selects the group of the first node.
+        # If two groups are equally large, the one with the better status counts as the majority; if their
+        # statuses are equal too, `max` selects the group that was found first.
         most, usual = max(of_group, key=lambda group: (len(group[0]), -STATUSES.index(group[1].status)))
         if usual.status != "ok":
             lines.append(replace(usual, name=name, what=f"{_share(most, len(results))}: {usual.what}"))

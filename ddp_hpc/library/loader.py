@@ -206,7 +206,7 @@ def _source_of(data: Any, options: LoaderOptions, timeout_s: float) -> Source:
     if isinstance(data, IterableDataset) or not is_dataset:
         raise DataError(
             f"world.loader() does not accept {type(data).__name__}; pass a file path, a Dataset with __len__ "
-            "and __getitem__, a DataLoader of it, or a tuple or dict of tensors"
+            "and __getitem__, a DataLoader over such a Dataset, or a tuple or dict of tensors"
         )
     if not len(data):
         raise DataError("the dataset has no samples; at least one is required")

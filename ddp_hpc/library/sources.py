@@ -27,7 +27,7 @@ Read: TypeAlias = Callable[[list[int]], Any]
 
 
 class Source(Protocol):
-    """Samples that can be read by number."""
+    """Samples that can be read by index."""
 
     @property
     def num_samples(self) -> int:

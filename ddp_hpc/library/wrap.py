@@ -37,7 +37,7 @@ def wrap(model: nn.Module, strategy: str = "ddp", **options: Any) -> nn.Module:
             the optimizer's state are sharded over ranks; `single`: one process.
         options: the options of `python -m ddp_hpc.train` for the strategy, with underscores: for ddp
             bucket_mib, static_graph, find_unused_parameters, compress_gradients="bf16" and
-            sync_batchnorm; for fsdp amp="bf16", cpu_offload and mesh="dp=2,fsdp=4" (without strategy);
+            sync_batchnorm; for fsdp: amp="bf16", cpu_offload, and mesh="dp=2,fsdp=4" (then omit strategy);
             activation_checkpointing for both.
 
     Raises:

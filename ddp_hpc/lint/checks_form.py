@@ -236,7 +236,7 @@ def _has_variable(value: str) -> bool:
 def _is_name(subject: Subject, d: Directive) -> bool:
     """Return whether the job runs with any value: it is only a name, a mail address or the name of a file."""
     if d.flag in subject.scheduler.log_flags:
-        # A variable in the name of a directory means that the directory does not exist.
+        # A scheduler that does not expand variables looks for a directory whose name is literally `$USER`.
         return subject.scheduler.expands_log_variables or not _has_variable(d.value.rpartition("/")[0])
     return d.flag in subject.scheduler.name_flags
 

@@ -192,7 +192,7 @@ class SnapshotDirectory:
             if self._lock.lost:
                 raise OSError(
                     errno.EBUSY,
-                    "another job took over the directory because this one did not respond for too long",
+                    "another job took over the snapshot directory because this job did not respond for too long",
                 )
             try:
                 return write_snapshot(self.path, step, about, self._buffers)

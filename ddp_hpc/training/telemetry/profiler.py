@@ -61,7 +61,7 @@ def record_trace(
     None: all.
 
     `directory` then contains `rank00003-of-00008.json.gz`, which can be opened in Perfetto, and
-    `rank00003-of-00008.txt`, the key averages by device time; the second round adds `-2` to the names.
+    `rank00003-of-00008.txt`, the key averages by device time; the second cycle adds `-2` to the names.
     None: nothing is recorded. If a trace cannot be written or is larger than `max_mib` MiB, it is
     dropped with a warning, and the loop continues.
 
@@ -135,14 +135,14 @@ def _record(profiler: profile, first_step: int) -> Iterator[Trace]:
 
 
 class _TraceFiles:
-    """Writes one trace per recorded round; prints a warning for a trace that cannot be written."""
+    """Writes one trace per recorded cycle; prints a warning for a trace that cannot be written."""
 
     def __init__(self, path: Path, device: torch.device, max_mib: float) -> None:
         self._path, self._device, self._max_mib = path, device, max_mib
         self.num_written = 0
 
     def write(self, profiler: profile) -> None:
-        """Writes the round that the profiler has just recorded."""
+        """Writes the trace of the cycle that the profiler has just recorded."""
         self.num_written += 1
         suffix = "" if self.num_written == 1 else f"-{self.num_written}"
         path = self._path.with_name(f"{self._path.name}{suffix}")
