@@ -103,8 +103,8 @@ def _complete_torchrun(_: Environ, reported: LauncherValues) -> LauncherValues:
     """Replaces the local rank under `torchrun --virtual-local-rank`, which is 0 for all ranks.
 
     torchrun numbers the ranks of a node consecutively, in the order of the nodes (`_assign_worker_ranks` in
-    torch/distributed/elastic/agent/server/api.py). If the nodes have different
-    numbers of ranks, the local rank can be derived only on the first and the last node.
+    torch/distributed/elastic/agent/server/api.py). If the nodes have different numbers of ranks, the local
+    rank can be derived only on the first and the last node.
     """
     rank, size, world_size = reported.rank, reported.local_size, reported.world_size
     group, groups = reported.node_rank, reported.num_nodes

@@ -62,5 +62,5 @@ def test_a_missing_matplotlib_is_reported_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(RequestError, match="pip install .*matplotlib"):
+    with pytest.raises(RequestError, match=r"pip install .*matplotlib"):
         check_files(None, tmp_path / "io.png")

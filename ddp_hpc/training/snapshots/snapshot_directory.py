@@ -192,7 +192,8 @@ class SnapshotDirectory:
             if self._lock.lost:
                 raise OSError(
                     errno.EBUSY,
-                    "another job took over the snapshot directory because this job did not respond for too long",
+                    "another job took over the snapshot directory because this job did not respond "
+                    "for too long",
                 )
             try:
                 return write_snapshot(self.path, step, about, self._buffers)
