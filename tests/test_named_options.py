@@ -31,6 +31,8 @@ FOREIGN = {
     ),
     *("--no-kill", "--nproc-per-node", "--ntasks", "--ntasks-per-node", "--pmi", "--ppn", "--query-gpu"),
     *("--rdzv-backend", "--rdzv-endpoint", "--rendezvous", "--shm-size", "--tasks-per-node", "--timeout-s"),
+    *("--virtual-local-rank", "--nv", "--np", "--nrs", "--npernode", "--rs", "--tasks", "--switches"),
+    *("--rdzv-id", "--rdzv-conf", "--local-addr", "--max-restarts"),
 }
 
 

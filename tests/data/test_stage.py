@@ -139,7 +139,7 @@ def test_a_file_that_does_not_fit_is_not_copied(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: DiskUsage(10**9, 10**9, 3 * 2**20))
     reason = refusal(source, local)
     # 16 MiB of data and a margin for others who write there.
-    assert reason == f"{local} has 3.0 MiB free, but 80.2 MiB are needed"
+    assert reason == f"{local} has 3.0 MiB free, but 80.2 MiB are required"
 
 
 @pytest.fixture

@@ -102,7 +102,7 @@ def test_the_page_counts_their_lines() -> None:
     by_hand, ours = _code(BY_HAND), _code(OURS)
     matcher = difflib.SequenceMatcher(None, by_hand, ours, autojunk=False)
     num_kept = sum(block.size for block in matcher.get_matching_blocks())
-    counts = re.search(r"(\d+) lines of code become (\d+); (\d+) of those are new or changed", PAGE)
+    counts = re.search(r"reduces (\d+) lines of code to (\d+), of which (\d+) are new or changed", PAGE)
     assert counts is not None
     assert [int(number) for number in counts.groups()] == [len(by_hand), len(ours), len(ours) - num_kept]
 

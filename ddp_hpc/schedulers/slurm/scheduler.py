@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -164,6 +165,10 @@ class Slurm(Scheduler):
 
     def read_directives(self, lines: Sequence[tuple[int, str]]) -> Iterator[ReadOption]:
         yield from read_options(lines)
+
+    def split_options(self, words: Sequence[str]) -> Iterator[tuple[str, str]]:
+        for option in read_options([(1, shlex.join(words))]):
+            yield option.flag, option.value
 
     def accepts_walltime(self, text: str) -> bool:
         return is_time(text)
