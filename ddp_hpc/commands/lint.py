@@ -171,9 +171,9 @@ def site_of(text: str, profile: str | None) -> Site | None:
     from ddp_hpc.sites.site import load_site, profile_files
 
     script = parse_script(text)
-    named = [value for _, name, value in script.assignments if name == "DDP_HPC_PROFILE"]
-    if not profile and named and named[-1] in profile_files():
-        name, why = named[-1], "named by DDP_HPC_PROFILE in the script"
+    named = script.last_assigned("DDP_HPC_PROFILE")
+    if not profile and named in profile_files():
+        name, why = str(named), "named by DDP_HPC_PROFILE in the script"
     else:
         name, why = choose_profile(profile or "", "", os.environ)
     site = load_site(name)

@@ -198,10 +198,10 @@ def next_job(run_dir: Path, job_id: str) -> str:
 
 def run_dir_in(text: str, work_dir: Path) -> Path | None:
     """Returns the value of DDP_HPC_RUN_DIR in a script; None if the script sets no absolute path."""
-    values = [value for _, name, value in parse_script(text).assignments if name == _RUN_DIR]
-    if not values:
+    assigned = parse_script(text).last_assigned(_RUN_DIR)
+    if assigned is None:
         return None
-    value = re.sub(r"^\$(?:PWD|\{PWD\})(?=/|$)", lambda _: str(work_dir), values[-1])
+    value = re.sub(r"^\$(?:PWD|\{PWD\})(?=/|$)", lambda _: str(work_dir), assigned)
     return Path(value) if value.startswith("/") and not re.search(r"[$`\0]", value) else None
 
 

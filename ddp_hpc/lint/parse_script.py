@@ -11,7 +11,7 @@ import sys
 from bisect import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import dropwhile
 from pathlib import Path
 
@@ -186,6 +186,10 @@ class Script:
         """Return the directives that the scheduler reads, of all components of a heterogeneous job."""
         return self._read
 
+    def last_assigned(self, name: str) -> str | None:
+        """Return the value of the last assignment of a variable; None without one."""
+        return next((value for _, other, value in reversed(self.assignments) if other == name), None)
+
     def value(self, *flags: str) -> str | None:
         """Return the value of the last directive with one of these flags."""
         found = [d.value for d in self.read() if d.flag in flags]
@@ -247,6 +251,7 @@ def read_script(path: Path, name: str) -> str:
         return file.read(MAX_CHARS + 1).decode("utf-8", "surrogateescape")
 
 
+@lru_cache(maxsize=2)  # lint and submit read several facts of one script
 def parse_script(text: str) -> Script:
     """Parse a script without running it. Any text can be parsed: no text raises an error."""
     text = text[:MAX_CHARS]

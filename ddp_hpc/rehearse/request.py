@@ -165,9 +165,9 @@ def _site(script: Script, profile: str) -> Site | None:
     """Returns the site of --profile, or the site that a script of `ddp-hpc render` names."""
     if profile:
         return load_site(profile)
-    named = [value for _, name, value in script.assignments if name == "DDP_HPC_PROFILE"]
+    named = script.last_assigned("DDP_HPC_PROFILE")
     try:
-        return load_site(named[-1]) if named else None
+        return None if named is None else load_site(named)
     except RequestError:
         return None
 
