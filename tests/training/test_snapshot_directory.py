@@ -266,6 +266,7 @@ def test_a_run_that_lost_its_directory_does_not_write_to_it(
     run.save(2)
     [words] = run.said
     assert "another job took over the directory" in words
+    assert words.endswith("stop one of the two jobs")
     assert _steps(tmp_path) == [1]
 
 

@@ -52,6 +52,10 @@ _RETRY_AFTER_S = (1.0, 4.0, 15.0)
 Say = Callable[[str], None]
 
 
+class _LockLostError(OSError):
+    """Another job holds the lock on the snapshot directory now."""
+
+
 @dataclass(frozen=True)
 class Saved:
     """The newest complete snapshot, and the duration of the last save."""
@@ -174,7 +178,7 @@ class SnapshotDirectory:
             )
             self._say(
                 f"WARNING: the snapshot of step {step} ({format_bytes(num_bytes)}) was NOT saved in "
-                f"{self.path}: {error.strerror or error}; {newest}. Training continues; free disk space"
+                f"{self.path}: {error.strerror or error}; {newest}. Training continues; {_remedy(error)}"
             )
         else:
             self.saved = Saved(step_of(path), time.monotonic() - begin_s)
@@ -190,10 +194,8 @@ class SnapshotDirectory:
     def _write_with_retries(self, step: int, about: dict[str, Any]) -> Path:
         for wait_s in (*_RETRY_AFTER_S, None):
             if self._lock.lost:
-                raise OSError(
-                    errno.EBUSY,
-                    "another job took over the snapshot directory because this job did not respond "
-                    "for too long",
+                raise _LockLostError(
+                    "another job took over the directory because this job did not respond for too long"
                 )
             try:
                 return write_snapshot(self.path, step, about, self._buffers)
@@ -203,6 +205,19 @@ class SnapshotDirectory:
                 self._say(f"warning: the snapshot of step {step}: {error.strerror}; retrying in {wait_s:g} s")
                 time.sleep(wait_s)
         raise AssertionError("unreachable")
+
+
+def _remedy(error: OSError) -> str:
+    """Returns what the user can do so that the next snapshot is saved."""
+    if isinstance(error, _LockLostError):
+        return "stop one of the two jobs"
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            return "free disk space"
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            return "make the directory writable"
+        case _:
+            return "check the file system"
 
 
 def _lower_priority() -> None:
