@@ -155,29 +155,43 @@ def process_started(pid: int) -> str:
     return fields[19]
 
 
-def process_stat(pid: int, thread: str = "") -> list[str]:
+def process_stat(pid: int) -> list[str]:
     """Returns the fields of /proc/PID/stat that follow the program's name, the first of which is the state.
 
-    See proc(5). With `thread`, they are the fields of this thread. The list is empty on an error.
+    See proc(5). The list is empty on an error.
     """
     try:
-        path = Path(f"/proc/{pid}/task/{thread}/stat" if thread else f"/proc/{pid}/stat")
-        return path.read_text().rpartition(")")[2].split()
+        return _stat_fields(Path(f"/proc/{pid}"))
     except OSError:
         return []
+
+
+def _stat_fields(directory: Path) -> list[str]:
+    return (directory / "stat").read_text().rpartition(")")[2].split()
 
 
 def _is_killed(pid: int) -> bool:
     """Returns whether the process has ended, or is ending and no longer executes its program."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
-        threads = [process_stat(pid, entry.name) for entry in Path(f"/proc/{pid}/task").iterdir()]
+        return all(_is_ending(thread) for thread in Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return True
+
+
+def _is_ending(thread: Path) -> bool:
+    """Returns whether this thread has ended or no longer executes its program.
+
+    `thread` is its directory in /proc/PID/task. When a process exits or is killed, Linux sends SIGKILL to
+    each of its threads. On a busy machine, the first one can end long before the others are scheduled.
+    """
+    try:
+        status = (thread / "status").read_text()
+        fields = _stat_fields(thread)
     except OSError:
         return True
     pending = [int(mask, 16) for mask in re.findall(r"^S(?:ig|hd)Pnd:\s*(\S+)$", status, re.MULTILINE)]
-    if any(mask >> (signal.SIGKILL - 1) & 1 for mask in pending):
-        return True
-    return all(not fields or fields[0] in "ZX" or int(fields[6]) & _EXITING for fields in threads)
+    has_sigkill = any(mask >> (signal.SIGKILL - 1) & 1 for mask in pending)
+    return has_sigkill or fields[0] in "ZX" or bool(int(fields[6]) & _EXITING)
 
 
 def is_gone(pid: int, started: str | None) -> bool:

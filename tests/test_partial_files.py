@@ -176,6 +176,33 @@ def test_a_killed_writer_counts_as_ended_while_its_memory_is_freed(tmp_path: Pat
         assert is_gone(writer.pid, started)
 
 
+# The threads compute without Python's lock, so most of them run when the process exits.
+BUSY_THREADS = """
+import hashlib, os, threading
+content = bytes(50_000_000)
+for _ in range(40):
+    threading.Thread(target=lambda: [hashlib.sha256(content) for _ in range(100)], daemon=True).start()
+print(end="x", flush=True)
+input()
+os._exit(0)
+"""
+
+
+def test_a_process_whose_first_thread_has_exited_counts_as_ended() -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", BUSY_THREADS], stdin=pipe, stdout=pipe) as writer:
+        assert writer.stdin
+        assert writer.stdout
+        writer.stdout.read(1)
+        assert process_started(writer.pid)
+        writer.stdin.write(b"\n")
+        writer.stdin.flush()
+        command = Path(f"/proc/{writer.pid}/cmdline")
+        while command.read_bytes():  # it is empty as soon as the first thread has released the memory
+            pass
+        assert process_started(writer.pid) == ""
+
+
 def test_a_process_that_proc_hides_does_not_count_as_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """proc(5), hidepid=2: common on login nodes."""
     monkeypatch.setattr("ddp_hpc.partial_files.process_stat", lambda *_: [])
