@@ -1,5 +1,6 @@
 """Replaces the sleep of the examples: in step SIGNAL_AT, counted from 1, rank 1 sends itself SIGTERM."""
 
+import atexit
 import itertools
 import os
 import signal
@@ -13,6 +14,10 @@ from ddp_hpc.training.health import preemption
 deadline._MOST_CALLS = 1
 preemption.EXCHANGE_S = 0.0
 _count = itertools.count(1)
+
+# A thread of gloo frees the last collective and needs Python's lock. If Python is already shutting down, torch
+# 2.13 aborts with "terminate called without an active exception", also without ddp-hpc. Here the thread has time.
+atexit.register(time.sleep, 0.2)
 
 
 def sleep(seconds: float) -> None:
