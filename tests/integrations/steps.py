@@ -15,8 +15,9 @@ deadline._MOST_CALLS = 1
 preemption.EXCHANGE_S = 0.0
 _count = itertools.count(1)
 
-# A thread of gloo frees the last collective and needs Python's lock. If Python is already shutting down, torch
-# 2.13 aborts with "terminate called without an active exception", also without ddp-hpc. Here the thread has time.
+# A thread of gloo frees the last collective, for which it needs Python's lock.
+# If the thread is late and Python is shutting down, torch 2.13 aborts
+# ("terminate called without an active exception"), also without ddp-hpc.
 atexit.register(time.sleep, 0.2)
 
 
