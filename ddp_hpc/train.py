@@ -173,7 +173,7 @@ def _traced(telemetry: TelemetryConfig, group: Group) -> AbstractContextManager[
 
 
 def _become_torchrun() -> NoReturn:
-    """Replaces this process by torchrun, which starts one rank per device of this node."""
+    """Replaces this process with torchrun, which starts one rank per device of this node."""
     import torch
 
     from ddp_hpc.training.process_group.devices import device_kind
