@@ -28,8 +28,10 @@ def submit(cluster: Cluster, folder: Path, profile: str, *options: str) -> str:
     """Submits PROGRAM for two nodes with two ranks each, and returns the output of the job."""
     (folder / "own.toml").write_text(f'extends = "generic_slurm"\n[container]\n{profile}\n')
     program = folder / "program.py"
+    # One write, since the ranks of torchrun share a pipe.
     program.write_text(
-        f"import os, runpy\nprint('in', os.environ.get('APPTAINER_CONTAINER'), os.stat('/').st_ino)\n"
+        "import os, runpy, sys\n"
+        "sys.stdout.write(f\"in {os.environ.get('APPTAINER_CONTAINER')} {os.stat('/').st_ino}\\n\")\n"
         f"runpy.run_path({str(TRAINS)!r})\n"
     )
     script = folder / "job.sbatch"
