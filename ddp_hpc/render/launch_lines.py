@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePosixPath
 
 from ddp_hpc.errors import RequestError, nearest
+from ddp_hpc.render.container import container_words
 from ddp_hpc.render.shell_quoting import Raw, Word
 from ddp_hpc.request.job import Job
 from ddp_hpc.request.rank_layout import Layout
@@ -21,7 +22,7 @@ from ddp_hpc.sites.site import Site
 NUM_NODES = Raw('"$num_nodes"')
 NUM_RANKS = Raw('"$num_ranks"')
 HOSTS = Raw('"$hosts"')
-STEP_SCRIPT = "torchrun_script.sh"
+STEP_SCRIPT, STEP_MODULE = "torchrun_script.sh", "ddp_hpc.torchrun_step"
 
 # Modules for `python -m` that detect their rank without `ddp-hpc exec`, or start their own ranks.
 _DETECT_THEIR_RANKS = ("ddp_hpc", "data_gen", "mpi4py", "torch.distributed.")
@@ -53,26 +54,26 @@ def launch_words(job: Job, site: Site, layout: Layout) -> tuple[list[Word], list
             "--launcher-arg was given, but torchrun starts the ranks on this machine without another "
             "launcher. Remove --launcher-arg."
         )
-    launcher += [word for text in job.launcher_arg for word in launcher_words(text)]
+    options, wrap = container_words(job, site, launcher)
+    launcher += [*options, *(word for text in job.launcher_arg for word in launcher_words(text))]
     if layout.launcher == "torchrun":
         _check_python(job.command)
-        return launcher, [*_wrap(job, site), STEP_SCRIPT, *job.command]
-    # ddp-hpc runs outside of the container, which may not contain it; its variables reach the program inside.
-    through = ["ddp-hpc", "exec", "--"] if uses_exec(job, layout) else []
-    return launcher, [*through, *_wrap(job, site), *job.command]
+        # The path of a script of this machine is not valid in a container.
+        is_inside = job.container and not job.standalone
+        return launcher, [
+            *wrap,
+            *(("python", "-m", STEP_MODULE) if is_inside else (STEP_SCRIPT,)),
+            *job.command,
+        ]
+    return launcher, [*_exec(job, layout, options), *wrap, *job.command]
 
 
-def _wrap(job: Job, site: Site) -> Sequence[str]:
-    """Return the command between the launcher and the program, such as `apptainer exec IMAGE`."""
-    if not job.container:
-        return site.launch.wrap
-    if not site.launch.container:
-        raise RequestError(
-            f"--container was given, but profile {site.name} does not define how to start containers. "
-            'Add container = ["apptainer", "exec", "--nv", "{image}"] or similar to [launch] in a profile '
-            "of your own."
-        )
-    return [word.replace("{image}", job.container) for word in site.launch.container]
+def _exec(job: Job, layout: Layout, options_of_container: Words) -> Words:
+    """Return the command that sets the variables of torchrun; it runs outside of a container if possible."""
+    if not uses_exec(job, layout):
+        return []
+    is_inside = options_of_container and not job.standalone
+    return ["python", "-m", "ddp_hpc.exec"] if is_inside else ["ddp-hpc", "exec", "--"]
 
 
 def uses_exec(job: Job, layout: Layout) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ddp_hpc.errors import DdpHpcError, RequestError
 from ddp_hpc.partial_files import partial_file, remove_leftovers
+from ddp_hpc.render.container import container_notes, site_for_container
 from ddp_hpc.render.exports import (
     Export,
     all_exports,
@@ -45,7 +46,7 @@ def render(job: Job, site: Site) -> str:
     Raises:
         RequestError: the site, its scheduler or the launcher does not support the request.
     """
-    site = with_fallback(site, job.fallback)
+    site = site_for_container(job, with_fallback(site, job.fallback))
     layout = lay_out(job, site)
     scheduler = scheduler_of_site(site)
     check_launch(job, site, layout)
@@ -67,7 +68,7 @@ def render(job: Job, site: Site) -> str:
         "shell": site.shell,
         "version": __version__,
         "written_with": sh_join(written_with(job, site)),
-        "notes": _notes(job, site, scheduler),
+        "notes": [*_notes(job, site, scheduler), *container_notes(job, program)],
         "directives": scheduler.script_directives(job, site, layout),
         "job": job,
         "site": site,

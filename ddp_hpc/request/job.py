@@ -256,7 +256,8 @@ class JobOptions:
         "Line of bash to run before the ranks start, e.g. to load modules; may be repeated.", "LINE"
     )
     container: str | None = _option(
-        "Image of the container in which the program runs, if the profile defines a container command.",
+        "Image of the container in which the program runs, such as image.sif, if the profile defines how to "
+        "start containers.",
         "NAME",
     )
     after: tuple[str, ...] | None = _option(

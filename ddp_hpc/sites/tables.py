@@ -301,8 +301,7 @@ class Launch:
     `dialect` is the kind of mpiexec; with `auto`, the script detects it. `cpu_bind` lists the cores of local
     rank 0, 1, ... in the format of PALS. With `own_mpiexec`, the mpiexec of an active Python environment is
     used. `options` are options of mpiexec. `wrap` is a command between the launcher and the program, such as
-    `apptainer exec IMAGE`. `container` is such a command for --container, with the placeholder {image}. With
-    `one_device_a_rank`, the scheduler makes a single device visible to each
+    `apptainer exec IMAGE`. With `one_device_a_rank`, the scheduler makes a single device visible to each
     rank.
     """
 
@@ -312,12 +311,37 @@ class Launch:
     own_mpiexec: bool = False
     options: tuple[str, ...] = ()
     wrap: tuple[str, ...] = ()
-    container: tuple[str, ...] = ()
     one_device_a_rank: bool = False
 
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Container:
+    """How the site starts a container (--container).
+
+    `command` is the command between the launcher and the program, such as `apptainer exec {image}`, or
+    options of srun, such as `--container-image={image}`. Its placeholder {directory} is the submission
+    directory. `software` are lines of bash that make the command available. `without` are variables of `Env`
+    that are not set with a container.
+    """
+
+    command: tuple[str, ...] = ()
+    software: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+
     def __post_init__(self) -> None:
-        if self.container and sum(word.count("{image}") for word in self.container) != 1:
-            raise RequestError("container must contain the placeholder {image} once")
+        if self.command and sum(word.count("{image}") for word in self.command) != 1:
+            raise RequestError("command of [container] must contain the placeholder {image} once")
+        options = [word.startswith("-") for word in self.command]
+        if options[:1] == [True] and not all(options):
+            raise RequestError(
+                "command of [container] begins with an option of srun, so all of its words must be options "
+                "in the form --name=value"
+            )
+
+    @property
+    def is_option(self) -> bool:
+        """Whether options of srun start the container, instead of a command."""
+        return self.command[:1] != () and self.command[0].startswith("-")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -19,7 +19,7 @@ from ddp_hpc.launch.rank_environment import (
     short_tmpdir,
 )
 from ddp_hpc.launch.resolve_launcher import resolve
-from ddp_hpc.render.launch_lines import STEP_SCRIPT
+from ddp_hpc.render.launch_lines import STEP_MODULE, STEP_SCRIPT
 from ddp_hpc.schedulers.base import Scheduler
 from ddp_hpc.schedulers.deadline import ask_once, kill_delay_variable
 from ddp_hpc.schedulers.running_job import RunningJob, started_s
@@ -208,7 +208,9 @@ class _Run:
             argv,
             environ,
             forwards_term=self.job.forwards_term if is_srun else "",
-            is_over=_FinalState(files, Path(argv[0]).name, is_torchrun=STEP_SCRIPT in self._argv)
+            is_over=_FinalState(
+                files, Path(argv[0]).name, is_torchrun=bool({STEP_SCRIPT, STEP_MODULE} & {*self._argv})
+            )
             if files
             else _never,
             early=early,

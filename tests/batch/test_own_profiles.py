@@ -304,7 +304,7 @@ class TestCheck:
         text = MINE.replace('default = "mpiexec"', 'default = "srun"')
         faults = faults_of(own('default_walltime = "1h"\n' + text))
         assert [line.partition(":")[0] for line in faults] == ["mine.toml", "mine.toml"]
-        assert "cannot render a script for 1 node: launcher srun does not work under PBS" in faults[0]
+        assert "cannot render a script for one node: launcher srun does not work under PBS" in faults[0]
 
 
 class TestFallback:
