@@ -82,7 +82,7 @@ def _queue_faults(site: Site) -> list[str]:
         hint = nearest(site.default_queue, names)
         faults.append(f"default_queue {site.default_queue!r} is not one of its queues{hint}")
     if site.default_queue and not all(queue.name for queue in site.queues):
-        faults.append("an entry of queues has no name, which is only for sites without a default_queue")
+        faults.append("an entry of [[queues]] has no name. Add one, or remove default_queue.")
     return faults
 
 

@@ -31,7 +31,7 @@ DIALECTS = ("pals", "hydra", "openmpi", "auto")
 
 # Without this option, the other ranks would wait for a dead rank until the end of the walltime.
 _END_TOGETHER = ("--kill-on-bad-exit=1",)
-# The value is explicit, since a site can set the default to 1 (KillOnBadExit).
+# The value 0 is passed explicitly, since a site can change the default to 1 (KillOnBadExit in slurm.conf).
 _CONTINUE_WITHOUT_LOST_NODES = ("--no-kill", "--kill-on-bad-exit=0")
 
 Words = Sequence[Word]
@@ -114,7 +114,7 @@ def dialect_of(site: Site) -> str:
 
 
 def _per_node(site: Site, ranks: int) -> Words:
-    # The supervisor replaces this option by the corresponding option of the machine's mpiexec.
+    # The supervisor replaces this option with the one that the machine's mpiexec has.
     return ["-ppn" if dialect_of(site) == "hydra" else "--ppn", str(ranks)]
 
 
@@ -188,10 +188,9 @@ def _check_python(command: tuple[str, ...]) -> None:
     if PurePosixPath(program).name.startswith("python"):
         rest = [word for word in command[1:] if word != "-u"]
         if not rest or (rest[0].startswith("-") and rest[0] != "-m"):
+            problem = f" and cannot pass it the argument {rest[0]!r}" if rest else ", but got no program"
             raise RequestError(
-                "torchrun starts Python itself and cannot pass it the argument "
-                f"{rest[0] if rest else 'no program'!r}. "
-                "Use -- python -m MODULE or -- python FILE.py."
+                f"torchrun starts Python itself{problem}. Use -- python -m MODULE or -- python FILE.py."
             )
     elif not program.endswith(".py"):
         raise RequestError(

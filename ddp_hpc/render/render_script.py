@@ -161,7 +161,7 @@ def _notes(job: Job, site: Site, scheduler: Scheduler) -> list[str]:
         )
     if not site.pbs.submit_from_nodes:
         notes.append(
-            "Compute nodes cannot submit jobs at this site; for more than one walltime run: "
-            "ddp-hpc submit --chain N SCRIPT"
+            "Compute nodes cannot submit jobs at this site. If one walltime is not enough, submit N jobs in "
+            "a chain: ddp-hpc submit --chain N SCRIPT"
         )
     return notes

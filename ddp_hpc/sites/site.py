@@ -160,7 +160,7 @@ def read_site(path: Path) -> Site:
     Tables are merged key by key, lists are replaced.
 
     Raises:
-        RequestError: see `load_site`; also for a profile that extends itself through others.
+        RequestError: the file does not match `Site`, or profiles extend each other in a circle.
     """
     if not _NAME.fullmatch(path.stem):
         raise RequestError(

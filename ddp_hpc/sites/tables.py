@@ -56,7 +56,9 @@ def _check_numbers(**values: int) -> None:
 def _check_words(**values: str) -> None:
     for name, value in values.items():
         if not _WORD.fullmatch(value):
-            raise RequestError(f"{name} is {value!r}, which is not allowed in a directive. Fix it.")
+            raise RequestError(
+                f"{name} is {value!r}, which is not allowed in a directive. Remove blanks, quotes and $."
+            )
 
 
 def _check_version(version: str) -> None:
@@ -67,7 +69,9 @@ def _check_version(version: str) -> None:
 def _check_options(options: tuple[str, ...]) -> None:
     for option in options:
         if not _OPTION.fullmatch(option):
-            raise RequestError(f"option {option!r} is not allowed in a directive. Fix it.")
+            raise RequestError(
+                f"option {option!r} is not allowed in a directive. Begin it with -, without quotes or $."
+            )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -86,7 +90,7 @@ class Detect:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Source:
-    """A source of facts, and the date on which it was read. `of` lists the keys with facts from it."""
+    """A source of facts, and the date on which it was read. `of` lists the keys whose facts come from it."""
 
     where: str
     read: str = ""
@@ -99,7 +103,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Account:
-    """The account to charge: the option of qsub, and the prefix and the suffix of account names."""
+    """The account to charge: the submit command's option, and the prefix and suffix of account names."""
 
     required: bool = False
     option: str = "-A"
@@ -291,7 +295,7 @@ class SchedulerOptions:
         _check_places(self.resources)
         for option in (*(_PLACE.sub("1", text) for text in self.resources), *self.options):
             if not _ANY_OPTION.fullmatch(option):
-                raise RequestError(f"option {option!r} is not allowed in a directive. Fix it.")
+                raise RequestError(f"option {option!r} is not allowed in a directive. Begin it with -.")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -388,7 +392,7 @@ class Lustre:
     stripe_size: str = ""
 
     def __post_init__(self) -> None:
-        if not -1 <= self.stripe_count <= 2000:  # LOV_MAX_STRIPE_COUNT
+        if not -1 <= self.stripe_count <= 2000:  # the limit LOV_MAX_STRIPE_COUNT of Lustre
             raise RequestError(f"stripe_count must be -1, 0, or 1 to 2000 (got {self.stripe_count})")
         if self.stripe_size and not (self.stripe_count and _STRIPE_SIZE.fullmatch(self.stripe_size)):
             raise RequestError(
