@@ -176,13 +176,13 @@ def start_up(world: World, port: int, key: bytes) -> dict[str, float]:
     watch.begin()
     comm = StoreComm(store, world.rank, world.world_size, LIMIT_S)
     group.agree(comm, world, group.mismatch_between_ranks(comm, "nccl on cuda"))
-    comm.allgather([world.hostname, "ffffffffffffffff"])
+    comm.members(world.hostname, "ffffffffffffffff")
     check_placement(comm, world, torch.device("cpu"), "gloo")
     for _ in range(NUM_ANSWERS):
         comm.bcast(["0123456789abcdef", world.rank])
     for _ in range(NUM_AGREEMENTS):
         group.agree(comm, world, "")
-    comm.allgather(world.hostname)  # the hosts of slow ranks
+    comm.gather("the host names", world.hostname)
     if process is not None:
         pid = process._process.pid
         measured = {
@@ -352,8 +352,10 @@ def measure_exchange(num_ranks: int) -> dict[str, float]:
         start_s = time.process_time()
         pending.exchange(group, Clock(), lambda step_s: RankReport(0.0, 0.0, step_s, step_s))  # type: ignore[arg-type]
         times.append(time.process_time() - start_s)
-    found = group.gather(generator_state(device))
-    return {"exchange_s": min(times), "generator_bytes": found.numel()}
+    return {
+        "exchange_s": min(times),
+        "generator_bytes": group.world.world_size * generator_state(device).numel(),
+    }
 
 
 def serve_tcp_store() -> None:

@@ -363,8 +363,8 @@ class StoreServer:
     def _grow(self, num_bytes: int) -> None:
         if self._num_bytes + num_bytes > self._max_bytes:
             raise _RefusedError(
-                f"the ranks' store contains {self._num_bytes} bytes; {num_bytes} more would exceed its limit of "
-                f"{self._max_bytes}"
+                f"the ranks' store contains {self._num_bytes} bytes; {num_bytes} more would exceed its limit "
+                f"of {self._max_bytes}"
             )
         self._num_bytes += num_bytes
 

@@ -75,7 +75,7 @@ def test_a_replica_on_more_gpus_than_are_visible_is_rejected_in_one_line(
     assert job.wait() == [2] * ranks, job.words()
     (line,) = job.errors()
     assert "--devices-per-rank 2: rank 0 on " in line
-    assert "sees 1; " in line
+    assert "sees only 1; " in line
     assert "Traceback" not in job.words()
 
 
