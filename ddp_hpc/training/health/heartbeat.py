@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from ddp_hpc.discovery.comm import Comm
+from ddp_hpc.discovery.comm import Comm, first_text
 from ddp_hpc.discovery.world import World
 from ddp_hpc.errors import RendezvousError
 from ddp_hpc.rendezvous.listener import open_listener
@@ -140,17 +140,20 @@ def _connect(world: World, host: str, port: int, nonce: str, silent_s: float) ->
 
 def _begin_or_give_up(heartbeat: Heartbeat, comm: Comm, problem: str, address: str) -> None:
     """Starts monitoring if all ranks could connect; otherwise, ends the heartbeat. Collective."""
-    all_problems = comm.allgather(problem)
-    problems = [text for text in all_problems if text]
-    if problems:
+    if note := comm.combine(problem, lambda problems: _note(problems, address)):
         heartbeat.close()
-        heartbeat.thread = None
-        heartbeat.note = (
-            f"no heartbeat, so hangs will not be detected: {len(problems)} of {len(all_problems)} "
-            f"ranks cannot reach {address} ({problems[0]})"
-        )
+        heartbeat.thread, heartbeat.note = None, note
     elif isinstance(heartbeat.thread, Monitor):
         heartbeat.thread.begin()
+
+
+def _note(problems: list[str], address: str) -> str:
+    if not any(problems):
+        return ""
+    return (
+        f"no heartbeat, so hangs will not be detected: {sum(map(bool, problems))} of {len(problems)} "
+        f"ranks cannot reach {address} ({first_text(problems)})"
+    )
 
 
 class Heartbeat:
