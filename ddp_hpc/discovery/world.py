@@ -190,7 +190,7 @@ def _started_by(
     launcher.
     """
     if other_values.world_size is None:
-        # PMIx and PALS provide a rank without a size: the rank of an agent is less than the number of agents.
+        # PMIx and PALS provide a rank but no size, so compare the rank with the number of torchrun agents.
         num_agents = reported.num_nodes if launcher.name == "torchrun" else None
         return num_agents is not None and other_values.rank is not None and other_values.rank < num_agents
     if other_values.world_size == 1:

@@ -135,7 +135,7 @@ class _WithLearningRates:
         self._scheduler.load_state_dict(state["scheduler"])
         for group, options in zip(self._scheduler.optimizer.param_groups, state["optimizer"], strict=True):
             for key, value in options.items():
-                if isinstance(group.get(key), Tensor):  # a compiled optimizer reads the learning rate from it
+                if isinstance(group.get(key), Tensor):  # a compiled optimizer keeps using this tensor
                     group[key].copy_(value)
                 else:
                     group[key] = value

@@ -241,7 +241,7 @@ class Trainer:
         return decision.stop
 
     def _exchange(self, is_last: bool) -> Decision:
-        """Exchanges the losses of the pending steps and the reports. Waits for the device."""
+        """Exchanges the losses of the pending steps and the ranks' reports. Waits for the device."""
         step, tick = self.position.step, partial(self.heartbeat.at, self.position.step, "exchange")
         tick()
         exchanged = self.pending.exchange(

@@ -78,9 +78,9 @@ def start_heartbeat(
         first_s: time limit for the main thread at one position before and during the first step.
         stacks: the directory for files with stack traces, such as `rank00003.txt`; None: none are written.
         on_lost: called in the heartbeat's thread with one line that names the lost rank. Rank 0 detects
-            the loss of any other rank; the others detect only the loss of rank 0. The function ends the
-            process; if it returns, this heartbeat ends. On ranks other than 0, it must not use the store,
-            which may hang.
+            the loss of any other rank; the others detect only the loss of rank 0. The function should end
+            the process; if it returns, this heartbeat stops. On ranks other than 0, the function must not
+            use the store, which may hang.
         silent_s: time limit for a rank's node to answer rank 0's node, and vice versa. If the node answers
             but the process is silent, the time limit is `stuck_s`, because a read from a hanging file
             system may block Python for minutes.

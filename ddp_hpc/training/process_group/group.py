@@ -243,9 +243,9 @@ def _init_process_group(
 def _destroy_process_group(link: Link) -> None:
     """Destroys the process group and closes the link. Collective: every rank must call this."""
     link.comm.barrier("the end of training")
-    wait_for_gloo()  # gloo's threads need the GIL, which is held while the group is freed
+    wait_for_gloo()  # otherwise, freeing the group could deadlock with a thread of gloo
     dist.destroy_process_group()
-    # Destroying NCCL can take longer on some ranks, and rank 0 serves the store.
+    # Some ranks may take longer to destroy NCCL, for which they need the store on rank 0: wait for them.
     link.comm.barrier("the end of the process group")
     link.watch.close()
     link.endpoint.close()
