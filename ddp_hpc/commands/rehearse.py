@@ -117,10 +117,8 @@ def command(
     from ddp_hpc.rehearse import host_names, request, session
 
     for option, value in (("--walltime-s", walltime_s), ("--max-jobs", max_jobs), ("--limit-s", limit_s)):
-        if value is not None and not 1 <= value <= 10**7:
-            raise RequestError(f"{option} must be a whole number from 1 to 10000000 (got {value})")
-    if steps is not None and not 0 <= steps <= 10**9:
-        raise RequestError(f"--steps must be a whole number from 0 to 1000000000 (got {steps})")
+        _check_number(option, value, 1, 10**7)
+    _check_number("--steps", steps, 0, 10**9)
     try:
         appended = tuple(shlex.split(arguments or ""))
     except ValueError as error:
@@ -146,6 +144,11 @@ def command(
         _say(line)
     result = session.rehearse(plan, options)
     ctx.exit(_report(result, options))
+
+
+def _check_number(option: str, value: int | None, least: int, most: int) -> None:
+    if value is not None and not least <= value <= most:
+        raise RequestError(f"{option} must be a whole number from {least} to {most} (got {value})")
 
 
 def _say(line: str) -> None:

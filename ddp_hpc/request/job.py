@@ -62,6 +62,7 @@ class Job:
     env: dict[str, str] = field(default_factory=dict)
     setup: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
+    conda_env: str = ""
     container: str = ""
     run_dir: str = ""
     filesystems: str = ""
@@ -121,6 +122,11 @@ class Job:
         for text in self.launcher_arg:
             launcher_words(text)
         _check_env(self.env)
+        if self.conda_env and (self.conda_env.startswith("-") or not self.conda_env.isprintable()):
+            raise RequestError(
+                f"--conda-env {self.conda_env[:80]!a} is not the name or the path of an environment. "
+                "`conda env list` shows all environments."
+            )
         if self.container and (self.container.startswith("-") or not self.container.isprintable()):
             raise RequestError(
                 f"--container {self.container[:80]!a} is not the name of an image. Give a file such as "
@@ -257,6 +263,9 @@ class JobOptions:
     )
     setup: tuple[str, ...] | None = _option(
         "Line of bash to run before the ranks start, e.g. to load modules; may be repeated.", "LINE"
+    )
+    conda_env: str | None = _option(
+        "Name or path of the conda environment to activate after the setup lines.", "NAME"
     )
     container: str | None = _option(
         "Image of the container in which the program runs, such as image.sif, if the profile defines how to "

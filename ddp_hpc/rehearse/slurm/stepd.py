@@ -115,16 +115,7 @@ class Stepd(Daemon):
             found["SLURM_NTASKS"] = found["SLURM_NPROCS"] = str(sum(counts))
         if job["runs"] > 1:
             found["SLURM_RESTART_COUNT"] = str(job["runs"] - 1)
-        if indices := job.get("array_indices"):
-            step = re.search(r":([0-9]+)", given["array"])
-            found |= {
-                "SLURM_ARRAY_JOB_ID": job_id,
-                "SLURM_ARRAY_TASK_ID": str(job["array_index"]),
-                "SLURM_ARRAY_TASK_COUNT": str(len(indices)),
-                "SLURM_ARRAY_TASK_MIN": str(indices[0]),
-                "SLURM_ARRAY_TASK_MAX": str(indices[-1]),
-                "SLURM_ARRAY_TASK_STEP": step[1] if step else "1",
-            }
+        found |= self.variables_of_array(job_id)
         from_options = {
             "account": "SLURM_JOB_ACCOUNT",
             "qos": "SLURM_JOB_QOS",
@@ -138,6 +129,21 @@ class Stepd(Daemon):
             visible = ",".join(map(str, range(int(gpus))))
             found |= {"SLURM_GPUS_ON_NODE": gpus, "SLURM_JOB_GPUS": visible, "CUDA_VISIBLE_DEVICES": visible}
         return {**self.job["environment"], **found}
+
+    def variables_of_array(self, job_id: str) -> dict[str, str]:
+        """Returns the variables that a task of a job array has; no variables for other jobs."""
+        indices = self.job.get("array_indices")
+        if not indices:
+            return {}
+        step = re.search(r":([0-9]+)", self.job["given"]["array"])
+        return {
+            "SLURM_ARRAY_JOB_ID": job_id,
+            "SLURM_ARRAY_TASK_ID": str(self.job["array_index"]),
+            "SLURM_ARRAY_TASK_COUNT": str(len(indices)),
+            "SLURM_ARRAY_TASK_MIN": str(indices[0]),
+            "SLURM_ARRAY_TASK_MAX": str(indices[-1]),
+            "SLURM_ARRAY_TASK_STEP": step[1] if step else "1",
+        }
 
     def watch(self, shell: subprocess.Popen[bytes], err: IO[bytes]) -> str:
         """Waits until the job has ended. Returns its forced state; empty if the script ended by itself."""
