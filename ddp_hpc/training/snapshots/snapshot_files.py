@@ -132,7 +132,7 @@ def read_snapshot(path: Path) -> Snapshot:
         DataError: it is from a newer version of this package, or is not a snapshot.
     """
     about = read_about(path)
-    # The larger file first: its buffer is freed before the other file is read.
+    # Read the larger file first, because its buffer is freed before the other file is read.
     training = _read_tensors(path, TRAINING, about)
     return Snapshot(path, about, _read_tensors(path, MODEL, about), training)
 
