@@ -193,6 +193,7 @@ class Stepper:
             # Events of the clock cannot be read if they are part of a graph.
             compute = partial(self._compute, step, shares, self.heartbeat.at)
             loss_sum = self._graph.run(samples, batches, compute)
+            self.heartbeat.at(step, "optimizer")  # a replay does not report its phases
         self.clock.end_step(samples)
         pending.losses.append(loss_sum)
         pending.records.append({"step": step, "epoch": position.epoch + 1, "lr": lr, "samples": samples})

@@ -60,8 +60,13 @@ class OptimizationConfig:
     )
     cuda_graph: bool = option(
         False,
-        "Run each step as one CUDA graph, which the host starts with one call; needs a GPU and --strategy ddp. "
-        "Not yet run on a GPU.",
+        "Run each step as one CUDA graph, which the host starts with one call; needs a GPU and "
+        "--strategy ddp. Not yet run on a GPU.",
+    )
+    tuned: bool = option(
+        False,
+        "On GPUs, also use the options that make steps fast, where they are possible: --compile, --amp bf16, "
+        "--matmul-precision high and --cuda-graph. The log says which. Not yet run on a GPU.",
     )
     check_gradients: bool = option(
         False,
@@ -79,11 +84,11 @@ class OptimizationConfig:
                 "--check-gradients cannot be used with --amp fp16: fp16 gradients often overflow, "
                 "and torch then skips the update. Remove --check-gradients, or use --amp bf16."
             )
+        if self.cuda_graph and (reason := self.against_cuda_graph()):
+            raise RequestError(f"--cuda-graph cannot be used with {reason}.")
 
-        if self.cuda_graph:
-            self._check_cuda_graph()
-
-    def _check_cuda_graph(self) -> None:
+    def against_cuda_graph(self) -> str:
+        """Returns an option with which a step cannot be captured, and why; empty if there is none."""
         against = {
             f"--compile {self.compile}, which makes CUDA graphs of its own. Use --compile": (
                 self.uses_cuda_graphs
@@ -93,9 +98,7 @@ class OptimizationConfig:
             "--amp fp16, whose loss scale changes on the host. Use --amp bf16": self.amp == "fp16",
             "--check-gradients, which reads a value in each step. Remove one of them": self.check_gradients,
         }
-        for text, is_used in against.items():
-            if is_used:
-                raise RequestError(f"--cuda-graph cannot be used with {text}.")
+        return next((text for text, is_used in against.items() if is_used), "")
 
     @property
     def uses_cuda_graphs(self) -> bool:

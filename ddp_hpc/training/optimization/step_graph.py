@@ -1,7 +1,7 @@
 """Runs whole steps as one CUDA graph: the host starts a step with one call instead of thousands.
 
-After https://docs.pytorch.org/docs/stable/notes/cuda.html (CUDA Graphs). All work of the main thread is on one
-stream that is not the default stream, because DDP and autograd keep the stream on which they were created.
+After https://docs.pytorch.org/docs/stable/notes/cuda.html (CUDA Graphs). All work of the main thread is on
+one stream that is not the default stream, because DDP and autograd keep the stream of their creation.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def check_device(config: OptimizationConfig, group: Group) -> None:
         raise RequestError(f"--cuda-graph needs a CUDA device, but this rank uses {group.device}; omit it")
     if group.backend not in ("none", "nccl"):
         raise RequestError(
-            f"--cuda-graph cannot be used with --backend {group.backend}, whose collectives wait for the host; "
-            "use --backend nccl, or omit --cuda-graph"
+            f"--cuda-graph cannot be used with --backend {group.backend}, whose collectives wait for the "
+            "host; use --backend nccl, or omit --cuda-graph"
         )
 
 
 def use_one_stream(device: torch.device) -> None:
     """Makes all later work of this thread on the GPU use one stream that can be captured."""
-    torch.cuda.set_stream(torch.cuda.Stream(device))
+    torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
 
 
 class StepGraph:
