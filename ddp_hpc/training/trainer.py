@@ -228,7 +228,8 @@ class Trainer:
         """Exchanges results if due, logs and saves; returns the reason to stop, or an empty string."""
         step, every = self.position.step, self.config.telemetry.log_every
         saves = self.lifecycle.saves_at(step)
-        logs = is_last or step == self.resumed.step + 1 or (every is not None and step % every == 0)
+        known = step - self.pending.delay  # the loss of this step can be sent without waiting for the device
+        logs = is_last or known == self.resumed.step + 1 or (every is not None and known % every == 0)
         decision = self._receive(is_last) if self.pending.is_sent else Decision(save=False, stop="")
         # A snapshot waits for the device anyway, and the metrics of all its steps must be written before.
         waits = is_last or saves or decision.save or not self.pending.delay

@@ -4,6 +4,7 @@ Reading a value from the meta device raises an error, so a training on it shows 
 On a CPU, torch reports each read as an operator (`_local_scalar_dense`) or as a method of a tensor.
 """
 
+import re
 from collections import Counter
 from types import SimpleNamespace
 
@@ -161,6 +162,13 @@ def test_a_run_that_reads_losses_later_resumes_with_complete_metrics(forks, tmp_
         assert job.wait(60) == [0], job.words()
     forks.run(*RUN, "--metrics", "now.jsonl", cwd=tmp_path, ranks=1)
     assert _metrics(tmp_path / "later.jsonl") == _metrics(tmp_path / "now.jsonl")
+
+
+@pytest.mark.parametrize("program", ["ddp_hpc.train", "tests.training.delayed"])
+def test_log_every_logs_the_requested_steps(program, forks, tmp_path):
+    job = forks.start(*RUN, "--log-every", "10", cwd=tmp_path, ranks=1, program=program)
+    assert job.wait(60) == [0]
+    assert re.findall(r" step (\d+)/25 ", job.words()) == ["1", "10", "20", "25"]
 
 
 def test_without_log_every_the_log_has_about_one_line_per_second(forks, tmp_path):
