@@ -6,6 +6,7 @@ On a CPU, torch reports each read as an operator (`_local_scalar_dense`) or as a
 
 import re
 from collections import Counter
+from itertools import repeat
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddp_hpc.training.health.rank_report import RankReport
 from ddp_hpc.training.step import Pending
+from ddp_hpc.training.tasks.builtin_models import transformer
 from ddp_hpc.training.tasks.decoder import decoder
 from ddp_hpc.training.tasks.task import SampleSpec, Task
 from ddp_hpc.training.telemetry.annotations import annotated
@@ -85,6 +87,16 @@ def test_a_hundred_steps_read_no_value_of_the_device(options, monkeypatch):
     for _ in range(100):
         steps.step()
     assert len(steps.pending.losses) == 100
+    with pytest.raises(RuntimeError):
+        steps.losses()
+
+
+def test_the_default_transformer_reads_no_value_of_the_device(monkeypatch):
+    monkeypatch.setattr("ddp_hpc.training.telemetry.step_clock.StepClock._mark", lambda _: 0.0)
+    batch = torch.zeros(4, 1, 64, device="meta"), torch.zeros(4, 20, 64, device="meta")
+    steps = Steps(transformer(SampleSpec((1, 64), (20, 64), None), 0.1), repeat(batch), "meta")
+    for _ in range(3):
+        steps.step()
     with pytest.raises(RuntimeError):
         steps.losses()
 
