@@ -67,7 +67,7 @@ def command(snapshot: Path, output: Path, force: bool) -> None:
                 partial.write_bytes(safetensors.torch.save(read.model))
             move_into_place(partial, output, replace=force)
     except OSError as error:
-        raise DdpHpcError(f"{output}: cannot be written") from error
+        raise DdpHpcError(f"{output} cannot be written; choose another file") from error
     num_values = sum(tensor.numel() for tensor in read.model.values())
     click.echo(f"wrote {output}: {len(read.model)} tensors, {num_values:,} values from {read.path}", err=True)
 

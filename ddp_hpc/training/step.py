@@ -14,7 +14,7 @@ from torch import Tensor
 from ddp_hpc.data.step_shards import Position, Share, weight
 from ddp_hpc.training.health.heartbeat import Heartbeat
 from ddp_hpc.training.health.nonfinite_values import raise_bad_gradients
-from ddp_hpc.training.health.rank_report import RankReport
+from ddp_hpc.training.health.rank_report import RankReport, RankReports
 from ddp_hpc.training.input.batch_loader import Batch
 from ddp_hpc.training.optimization.config import OptimizationConfig
 from ddp_hpc.training.optimization.optimizers import lr_at, set_lr
@@ -47,8 +47,7 @@ class ExchangedSteps:
 
     records: list[StepRecord]
     """The steps with their mean losses over all ranks and their times."""
-    reports: list[RankReport]
-    """The reports of all ranks, in the order of ranks."""
+    reports: RankReports
     non_finite: NonFiniteLoss | None
 
 
@@ -126,8 +125,7 @@ class Pending:
             non_finite = NonFiniteLoss(records[index].step, rank, losses[rank, index].item())
         self._rated_samples += sum(record.samples for record in records)
         self._rated_s += sum(record.step_s for record in records)
-        reports = [RankReport(*one) for one in sent.gathered[:, num:].tolist()]
-        return ExchangedSteps(records, reports, non_finite)
+        return ExchangedSteps(records, RankReports(sent.gathered[:, num:]), non_finite)
 
     def rate(self) -> float:
         """Returns the number of samples per second over all ranks since the last call."""

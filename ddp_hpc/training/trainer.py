@@ -113,7 +113,7 @@ class Trainer:
         self._resume()
         self.sinks = open_sinks(config.telemetry, group, self.position.step)
         self.slow_ranks = SlowRankDetector(
-            config.health.skew_limit, group.comm.allgather(group.world.hostname)
+            config.health.skew_limit, group.comm.gather("the host names", group.world.hostname)
         )
         # On a CPU, the loss of a step is known when the step ends.
         self.clock, self.pending = StepClock(group.device), Pending(delay=int(group.device.type != "cpu"))
@@ -249,7 +249,7 @@ class Trainer:
         return decision.stop
 
     def _send(self, whole: bool) -> None:
-        """Starts the exchange of the losses of the pending steps and of the reports. Collective."""
+        """Starts the exchange of the losses of the pending steps and of the ranks' reports. Collective."""
         self.heartbeat.at(self.position.step, "exchange")
         self.pending.send(
             self.group,
@@ -268,8 +268,11 @@ class Trainer:
             sink.write(exchanged.records)
         first, last = exchanged.records[0], exchanged.records[-1]
         self.losses = Losses(first.loss if first.step == 1 else self.losses.first, last.loss)
-        slowest_s = max(one.step_s for one in exchanged.reports)
-        if line := self.slow_ranks.check([one.own_s for one in exchanged.reports], slowest_s):
+        slowest_s = exchanged.reports.slowest_step_s()
+        # Only rank 0 prints the line, and only rank 0 knows the host names.
+        if self.group.world.rank == 0 and (
+            line := self.slow_ranks.check(exchanged.reports.own_s(), slowest_s)
+        ):
             self.progress.say(line)
         self.exchange_at = next_exchange(step, slowest_s)
         if exchanged.non_finite is not None:

@@ -46,8 +46,8 @@ def choose_tuned(config: TrainConfig, group: Group) -> Tuned:
     Options that are already set are not changed. Collective: every rank must call this.
     """
     optimization = config.optimization
-    facts = group.comm.allgather((group.device.type == "cuda", _has_bf16(group), _has_triton()))
-    is_gpu, has_bf16, has_triton = (all(of_ranks) for of_ranks in zip(*facts, strict=True))
+    own = [group.device.type == "cuda", _has_bf16(group), _has_triton()]
+    is_gpu, has_bf16, has_triton = group.comm.combine(own, _on_all)
     if not is_gpu:
         return Tuned(config, f"--tuned changes nothing, because it needs CUDA devices, not {group.device}")
     choice = _Choice(config)
@@ -66,6 +66,11 @@ def choose_tuned(config: TrainConfig, group: Group) -> Tuned:
         choice.config,
         f"--tuned: {', '.join([*choice.used, *choice.omitted]) or 'all options were already set'}",
     )
+
+
+def _on_all(facts: list[list[bool]]) -> list[bool]:
+    """Returns, for each fact, whether it holds on all ranks."""
+    return [all(of_ranks) for of_ranks in zip(*facts, strict=True)]
 
 
 def _against_compile(config: TrainConfig, has_triton: bool) -> str:

@@ -68,7 +68,7 @@ def test_options_that_are_set_are_kept(monkeypatch):
 
 def test_one_rank_without_bfloat16_decides_for_all(monkeypatch):
     group = replace(group_on("cuda"), backend="nccl")
-    comm = type("Comm", (), {"allgather": lambda self, own: [own, (True, False, True)]})()
+    comm = type("Comm", (), {"combine": lambda self, own, rule: rule([own, [True, False, True]])})()
     monkeypatch.setattr(tuned_options, "_has_bf16", lambda _: True)
     monkeypatch.setattr(tuned_options, "_has_triton", lambda: True)
     found = choose_tuned(TrainConfig.of(tuned=True), replace(group, comm=comm))

@@ -166,10 +166,9 @@ def _change(request: Request, option: str, value: str, environ: Mapping[str, str
                 "qsub:\tstandard input and output must be a terminal for\n\tinteractive job submission", 1
             )
         case "-J":
-            match = _ARRAY.fullmatch(value)
-            _check(match is not None and int(match[1]) < int(match[2]), option)
-            assert match is not None
-            return {"indices": range(int(match[1]), int(match[2]) + 1, int(match[3] or 1))}
+            indices = array_indices(value)
+            _check(len(indices) > 0, option)
+            return {"indices": indices}
         case "-C" | "-X":
             raise RefusedError(f"qsub: the stand-in does not support {option}", 99)
         case _ if option in _WITHOUT_EFFECT:
@@ -177,6 +176,14 @@ def _change(request: Request, option: str, value: str, environ: Mapping[str, str
         case "-W":
             return _attribute(value)
     return {{"-A": "account", "-q": "queue", "-o": "output", "-e": "error"}[option]: value}
+
+
+def array_indices(value: str) -> range:
+    """Returns the indices of `-J`, such as `0-3` or `0-30:10%2`; empty if PBS refuses the value."""
+    match = _ARRAY.fullmatch(value)
+    if match is None or int(match[1]) >= int(match[2]):
+        return range(0)
+    return range(int(match[1]), int(match[2]) + 1, int(match[3] or 1))
 
 
 def _attribute(value: str) -> dict[str, Any]:

@@ -81,7 +81,8 @@ class TrainingState:
         stream = self._stream(own, self.optimizer_is_sharded)
         more = {} if self.scaler is None else _scaler_tensors(self.scaler)
         device = self.group.device
-        more[_GENERATORS] = self.group.gather(generator_state(device).to(device)).cpu()
+        if (states := self.group.gather_on_rank_0(generator_state(device).to(device))) is not None:
+            more[_GENERATORS] = states.cpu()
         return replace(
             stream, specs={**stream.specs, **specs_of(more)}, tensors=chain(stream.tensors, more.items())
         )
@@ -202,19 +203,25 @@ class TrainingState:
                     yield name, tensor
 
     def _broadcast(self, tensors: Tensors | None) -> Iterator[tuple[str, Tensor]]:
-        """Yields rank 0's tensors on every rank, on its device. Collective."""
-        device = self.group.device
+        """Yields rank 0's tensors on every rank, on its device; of the generators, the rank's own row.
+
+        Collective.
+        """
+        device, world_size = self.group.device, self.group.world.world_size
         for name, dtype, shape in self.group.comm.bcast(_describe(tensors or {})):
+            if name == _GENERATORS:
+                if shape[0] == world_size:
+                    own = _empty(dtype, shape[1:], device)
+                    yield name, self.group.scatter(None if tensors is None else tensors[name], own)
+                continue
             tensor = _empty(dtype, shape, device) if tensors is None else tensors[name].to(device)
             if self.group.backend != "none":
                 dist.broadcast(tensor, src=0)
             yield name, tensor
 
-    def _set_generators(self, every_rank: Tensor) -> bool:
-        if len(every_rank) != self.group.world.world_size:
-            return False
+    def _set_generators(self, own: Tensor) -> bool:
         try:
-            set_generator_state(every_rank[self.group.world.rank].cpu(), self.group.device)
+            set_generator_state(own.cpu(), self.group.device)
         except ValueError:
             return False
         return True
