@@ -21,7 +21,7 @@ USAGE = """usage: qsub [-a date_time] [-A account_string] [-c interval]
        qsub --version"""
 OPTIONS = "A:a:C:c:e:fhIJ:j:k:l:M:m:N:o:P:p:q:R:r:S:u:Vv:W:Xz"  # qsub.1B of OpenPBS
 # These options change output or notifications, but not how the job runs here.
-_WITHOUT_EFFECT = ("-a", "-c", "-f", "-M", "-m", "-P", "-p", "-R", "-S", "-u", "-z")
+_WITHOUT_EFFECT = ("-a", "-c", "-f", "-P", "-R", "-S", "-u", "-z")
 
 _NAME = re.compile(r"[A-Za-z0-9_+][!-#%-~]*")
 _RESOURCE = re.compile(r"\s*([^=,\s]+)(?:=(\S*))?")
@@ -34,6 +34,10 @@ class Request:
     """A job request from the options and directives of qsub. The defaults are those of PBS."""
 
     name: str = ""
+    mail_points: str = "a"
+    mail_users: str = ""
+    priority: int = 0
+    group_list: str = ""
     queue: str = ""
     account: str = ""
     keep: str = ""
@@ -152,6 +156,13 @@ def _change(request: Request, option: str, value: str, environ: Mapping[str, str
             return {"join": value}
         case "-v":
             return {"variables": request.variables | _variables(value, environ)}
+        case "-m":
+            _check(value == "n" or bool(re.fullmatch("[abej]+", value)), option)
+            return {"mail_points": value}
+        case "-p":
+            _check(re.fullmatch("[+-]?[0-9]{1,4}", value) is not None, option)
+            _check(-1024 <= int(value) <= 1023, option)
+            return {"priority": int(value)}
         case "-r":
             if value not in ("y", "n"):
                 raise _IllegalError("illegal -r value")
@@ -175,7 +186,9 @@ def _change(request: Request, option: str, value: str, environ: Mapping[str, str
             return {}
         case "-W":
             return _attribute(value)
-    return {{"-A": "account", "-q": "queue", "-o": "output", "-e": "error"}[option]: value}
+    return {
+        {"-A": "account", "-q": "queue", "-M": "mail_users", "-o": "output", "-e": "error"}[option]: value
+    }
 
 
 def array_indices(value: str) -> range:
@@ -195,7 +208,9 @@ def _attribute(value: str) -> dict[str, Any]:
         return {"after": tuple(pairs)}
     if name == "sandbox":
         return {"is_sandboxed": text == "PRIVATE"}
-    if name in ("group_list", "run_count"):
+    if name == "group_list":
+        return {"group_list": text}
+    if name == "run_count":
         return {}
     _check(re.fullmatch("umask=[0-9]{1,4}", value) is not None, "-W")
     # sscanf("%o") in start_exec.c stops at the first character that is not an octal digit.
