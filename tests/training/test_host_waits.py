@@ -83,7 +83,7 @@ ON_META = [options for options in OPTIONS if not {"amp", "clip_norm"} & options.
 def test_a_hundred_steps_read_no_value_of_the_device(options, monkeypatch):
     # Events of the meta device do not exist; without them, the clock measures host time.
     monkeypatch.setattr("ddp_hpc.training.telemetry.step_clock.StepClock._mark", lambda _: 0.0)
-    steps = Steps(decoder(TOKENS, 0.1), tokens("meta"), "meta", **options)
+    steps = Steps(decoder(TOKENS, 0.1, layers=1, heads=1, width=8), tokens("meta"), "meta", **options)
     for _ in range(100):
         steps.step()
     assert len(steps.pending.losses) == 100
