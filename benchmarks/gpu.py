@@ -184,8 +184,43 @@ def step(run: Run) -> Values:
     argv = [sys.executable, str(ROOT / "benchmarks" / "step.py"), "--device", run.device]
     run.command([*argv, *options, "--json", str(result)])
     rows = json.loads(result.read_text())["rows"]
-    return {
+    values: Values = {
         row["name"]: {name: row[name] for name in ("median_s", "vs_lesson", "loss_distance")} for row in rows
+    }
+    rates = run.values.get("floor", {})
+    for name, floor_s in _floors(512 if run.is_gpu else 64, rates).items():
+        if name in values:
+            values[name]["vs_floor"] = values[name]["median_s"] / floor_s
+    return values
+
+
+def _floors(embedding: int, rates: Values) -> dict[str, float]:
+    """Returns the shortest time that the measured rates allow for a step of the lesson's model, per loop.
+
+    Each parameter is read in the forward and in the backward pass, and its gradient is written, while the
+    matrix products run. After that, Adam reads four and writes three float32 values per parameter.
+    """
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    if "copy_gb_per_s" not in rates:
+        return {}
+    with torch.device("meta"):
+        model = torch.nn.Transformer(embedding, batch_first=True, dropout=0.0)
+        src, tgt = torch.empty(32, 1, embedding), torch.empty(32, 20, embedding)
+    with FlopCounterMode(display=False) as counter:
+        model(src, tgt).sum().backward()
+    num = sum(parameter.numel() for parameter in model.parameters())
+    bytes_per_s = rates["copy_gb_per_s"] * 1e9
+    return {
+        name: max(counter.get_total_flops() / (rates[rate] * 1e12), 3 * size * num / bytes_per_s)
+        + 7 * 4 * num / bytes_per_s
+        for name, rate, size in (
+            ("ours", "matmul_float32_tflops_per_s", 4),
+            ("ours, fused", "matmul_float32_tflops_per_s", 4),
+            ("ours, CUDA graph", "matmul_float32_tflops_per_s", 4),
+            ("ours, tuned", "matmul_bf16_tflops_per_s", 2),
+        )
     }
 
 
@@ -200,7 +235,7 @@ def decoder(run: Run) -> Values:
     for name, value in {"layers": layers, "width": width, "heads": max(width // 64, 1)}.items():
         argv += ["--model-option", f"{name}={value}"]
     if run.is_gpu:
-        argv += ["--amp", "bf16", "--compile", "--fused"]
+        argv.append("--tuned")
     run.command([*argv, "--summary", "decoder.json", "--metrics", "decoder.jsonl"])
     summary = json.loads((run.directory / "decoder.json").read_text())
     records = [json.loads(line) for line in (run.directory / "decoder.jsonl").read_text().splitlines()]
@@ -250,11 +285,15 @@ def snapshots(run: Run) -> Values:
         for number, seconds in (line.split() for line in (run.directory / "stamps").read_text().splitlines())
     }
     times = {number: stamps[number] - stamps[number - 1] for number in stamps if number - 1 in stamps}
-    # Step n + 1 is recorded after the snapshot of step n. The first snapshot allocates its buffers.
+    # Step n + 1 is recorded after the snapshot of step n. The first snapshot allocates its buffers. On a GPU,
+    # a step is recorded when the next one is complete, except before a snapshot.
     after = [times[number + 1] for number in range(2 * every, steps, every) if number + 1 in times]
-    others = [times[number] for number in times if (number - 1) % every and number > every]
+    others = [
+        times[number] for number in times if (number - 1) % every and number % every and number > every
+    ] or [times[number] for number in times if number != every + 1]
+    steps_between = 2 if run.is_gpu else 1
     state_bytes = sum(file.stat().st_size for file in _newest(run.directory / "snapshots").iterdir())
-    pause_s = statistics.median(after or [times[every + 1]]) - statistics.median(others)
+    pause_s = statistics.median(after or [times[every + 1]]) - steps_between * statistics.median(others)
     values: Values = {
         "step_s": statistics.median(others),
         "pause_s": pause_s,
@@ -311,6 +350,74 @@ PARTS = [
 ]
 
 
+@dataclass
+class Goal:
+    """A limit for a value of a part."""
+
+    name: str
+    part: str
+    value: Callable[[Values], float | None]
+    limit: float
+    is_minimum: bool = False
+
+    def judge(self, run: Run) -> str:
+        """Returns the value and whether it meets the goal."""
+        bound = f"{'at least' if self.is_minimum else 'at most'} {self.limit:g}"
+        try:
+            value = self.value(run.values[self.part])
+        except (KeyError, ValueError):
+            value = None
+        if value is None:
+            return f"not measured (goal: {bound})"
+        if not run.is_gpu:
+            return f"{value:.3g} (goal on a GPU: {bound})"
+        met = value >= self.limit if self.is_minimum else value <= self.limit
+        return f"{value:.3g}, {'met' if met else 'NOT MET'} (goal: {bound})"
+
+
+_FLOAT32 = ("ours", "ours, fused", "ours, CUDA graph")
+GOALS = [
+    Goal(
+        "step in float32 / step of the lesson",
+        "step",
+        lambda found: min(found[name]["vs_lesson"] for name in _FLOAT32 if name in found),
+        0.9,
+    ),
+    Goal("tuned step / step of the lesson", "step", lambda found: found["ours, tuned"]["vs_lesson"], 0.2),
+    Goal(
+        "step in float32 / its floor",
+        "step",
+        lambda found: min(found[name]["vs_floor"] for name in _FLOAT32 if name in found),
+        1.5,
+    ),
+    Goal("tuned step / its floor", "step", lambda found: found["ours, tuned"]["vs_floor"], 1.5),
+    Goal(
+        "decoder: FLOP/s / rate of matrix products",
+        "decoder",
+        lambda found: found["share_of_matmul_rate"],
+        0.55,
+        is_minimum=True,
+    ),
+    Goal(
+        "decoder: share of time waiting for data",
+        "decoder",
+        lambda found: found["share_waiting_for_data"],
+        0.01,
+    ),
+    Goal(
+        "snapshot: pause / copy at 80 % of the PCIe rate",
+        "snapshots",
+        lambda found: found["pause_vs_copy_at_80_percent"],
+        1.0,
+    ),
+]
+
+
+def goals(run: Run) -> Values:
+    """Compares the results of the other parts with the goals."""
+    return {goal.name: goal.judge(run) for goal in GOALS}
+
+
 def measure_all(run: Run, minutes: float) -> None:
     """Runs all parts, each within its share of the time limit and all within the limit."""
     begin_s, shares = time.monotonic(), 0.0
@@ -331,6 +438,10 @@ def measure_all(run: Run, minutes: float) -> None:
         run.values[part.name] = values
         write_results(run)  # after each part, because the machine may be taken away
         print(f"{part.name}: {time.monotonic() - start_s:.0f} s: {json.dumps(values)}", flush=True)
+    run.values["goals"] = goals(run)
+    write_results(run)
+    for name, result in run.values["goals"].items():
+        print(f"goal: {name}: {result}")
 
 
 def write_results(run: Run) -> None:

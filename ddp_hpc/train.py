@@ -120,10 +120,15 @@ def _train(config: TrainConfig, group: Group, parts: Parts) -> str:
     from ddp_hpc.training.telemetry.progress_bar import Progress
     from ddp_hpc.training.telemetry.summary import write_summary
     from ddp_hpc.training.trainer import Trainer
+    from ddp_hpc.training.tuned_options import choose_tuned
 
     world = group.world
     progress = Progress(world.rank == 0)
     introduce(group, progress)
+    if config.optimization.tuned:
+        tuned = choose_tuned(config, group)
+        config = tuned.config
+        progress.say(tuned.line)
     outputs = {"--metrics": config.telemetry.metrics, "--summary": config.telemetry.summary}
     group.agree(check_outputs(outputs, config.data.path) if world.rank == 0 else "")
     task, samples = set_up(config, group, progress)

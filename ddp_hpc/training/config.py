@@ -84,12 +84,35 @@ class TrainConfig:
         return (self.seed * 1_000_003 + rank + 1) % 2**63
 
 
+def against_cuda_graph(parallel: ParallelConfig) -> str:
+    """Returns the option with which a step cannot be captured, and why; empty if there is none."""
+    against = {
+        f"--mesh {parallel.mesh}: only steps of --strategy ddp can be captured": parallel.mesh is not None,
+        f"--strategy {parallel.strategy}: only steps of --strategy ddp can be captured": (
+            parallel.strategy != "ddp"
+        ),
+        "--devices-per-rank: a step on several devices cannot be captured": parallel.devices_per_rank > 1,
+        "--find-unused-parameters: DDP would read on the host which parameters were used": (
+            parallel.find_unused_parameters
+        ),
+        "--compress-gradients: DDP would convert the gradients in a callback on another stream": (
+            parallel.compress_gradients is not None
+        ),
+        "--activation-checkpointing: the state of the random number generator cannot be read in a capture": (
+            parallel.activation_checkpointing
+        ),
+    }
+    return next((text for text, is_used in against.items() if is_used), "")
+
+
 def check_together(parallel: ParallelConfig, optimization: OptimizationConfig) -> None:
     """Raises RequestError if an option of the strategy cannot be combined with one of the optimization."""
     if parallel.static_graph and optimization.accumulate > 1:
         raise RequestError(
             "--static-graph cannot be used with --accumulate: DDP would omit gradients. Remove one of them."
         )
+    if optimization.cuda_graph and (reason := against_cuda_graph(parallel)):
+        raise RequestError(f"--cuda-graph cannot be used with {reason}. Remove one of them.")
     if optimization.compile is None:
         return
     if parallel.bucket_mib is not None and parallel.bucket_mib < 1:

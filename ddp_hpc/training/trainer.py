@@ -30,6 +30,7 @@ from ddp_hpc.training.health.slow_rank import SlowRankDetector
 from ddp_hpc.training.input.batch_loader import Loader
 from ddp_hpc.training.optimization.compilation import Compiled, warm_up
 from ddp_hpc.training.optimization.precision import set_matmul_precision
+from ddp_hpc.training.optimization.step_graph import use_one_stream
 from ddp_hpc.training.parallel.device_mesh import Mesh
 from ddp_hpc.training.parallel.make_strategy import Strategy, make_strategy
 from ddp_hpc.training.parallel.model_layers import checkpoint_activations
@@ -114,7 +115,8 @@ class Trainer:
         self.slow_ranks = SlowRankDetector(
             config.health.skew_limit, group.comm.gather("the host names", group.world.hostname)
         )
-        self.clock, self.pending = StepClock(group.device), Pending()
+        # On a CPU, the loss of a step is known when the step ends.
+        self.clock, self.pending = StepClock(group.device), Pending(delay=int(group.device.type != "cpu"))
         data = config.data
         loader = Loader(samples, group.device, workers=data.workers, timeout_s=config.process_group.timeout_s)
         self.order_of = partial(EpochOrder, samples.num_samples, config.seed, shuffle=data.shuffle)
@@ -124,7 +126,7 @@ class Trainer:
             config.optimization, group, self.batches, self.strategy, self.dtype, self.clock,
             self.heartbeat, self.lr_ranks, self.total,
         )  # fmt: skip
-        self.exchange_at, self.warned = 0, False
+        self.exchange_at, self.warned, self.logs = 0, False, False
         self.test: Evaluation | None = None
 
     def run(self) -> Result:
@@ -134,7 +136,7 @@ class Trainer:
             epoch = self.position.epoch
             self._step(shares)
             is_last = self.position.step == self.total
-            stop = self._exchange_and_save(epoch, is_last)
+            stop = self._exchange_and_save(is_last)
             if stop:
                 break
             if self.position.epoch > epoch and not is_last:
@@ -146,6 +148,8 @@ class Trainer:
     def _set_up_model(self) -> None:
         """Moves the model to the device, distributes it over the ranks, and compiles it if requested."""
         config, group, task, device = self.config, self.group, self.task, self.group.device
+        if config.optimization.cuda_graph and device.type == "cuda":
+            use_one_stream(device)
         task.model.to(self.dtype)
         self.num_parameters = sum(p.numel() for p in task.model.parameters())
         # Only rank 0 counts FLOPs, because only its summary needs them, and counting takes a second.
@@ -220,16 +224,20 @@ class Trainer:
         self.trace.step()
         self.position = self.position.after(shares[0], self.samples.num_samples)
 
-    def _exchange_and_save(self, epoch: int, is_last: bool) -> str:
+    def _exchange_and_save(self, is_last: bool) -> str:
         """Exchanges results if due, logs and saves; returns the reason to stop, or an empty string."""
-        step = self.position.step
-        logs = step % self.config.telemetry.log_every == 0 or is_last or step == self.resumed.step + 1
-        if not (logs or step >= self.exchange_at or self.lifecycle.saves_at(step)):
-            return ""
-        decision = self._exchange(is_last)
-        if logs:
-            epochs = f"{epoch + 1}/{self.config.epochs}"
-            self.progress.step(step, self.total, epochs, self.losses.last, self.pending.rate())
+        step, every = self.position.step, self.config.telemetry.log_every
+        saves = self.lifecycle.saves_at(step)
+        known = step - self.pending.delay  # the loss of this step can be sent without waiting for the device
+        logs = is_last or known == self.resumed.step + 1 or (every is not None and known % every == 0)
+        decision = self._receive(is_last) if self.pending.is_sent else Decision(save=False, stop="")
+        # A snapshot waits for the device anyway, and the metrics of all its steps must be written before.
+        waits = is_last or saves or decision.save or not self.pending.delay
+        if logs or step >= self.exchange_at or saves or decision.save:
+            self.logs = self.logs or logs or every is None
+            self._send(whole=waits)
+            if waits and self.pending.is_sent:
+                decision = decision.combined_with(self._receive(is_last))
         if not (decision.save or is_last):
             return ""
         tick = partial(self.heartbeat.at, step, "snapshot")
@@ -240,18 +248,26 @@ class Trainer:
             self.lifecycle.save(self.position, self.losses, state, self.samples.num_samples, tick)
         return decision.stop
 
-    def _exchange(self, is_last: bool) -> Decision:
-        """Exchanges the losses of the pending steps and the ranks' reports. Waits for the device."""
+    def _send(self, whole: bool) -> None:
+        """Starts the exchange of the losses of the pending steps and of the ranks' reports. Collective."""
+        self.heartbeat.at(self.position.step, "exchange")
+        self.pending.send(
+            self.group,
+            self.clock,
+            lambda step_s: self.lifecycle.report(step_s, self.clock.own_s),
+            whole=whole,
+        )
+
+    def _receive(self, is_last: bool) -> Decision:
+        """Completes the exchange, and writes the metrics. Waits for the exchange."""
         step, tick = self.position.step, partial(self.heartbeat.at, self.position.step, "exchange")
         tick()
-        exchanged = self.pending.exchange(
-            self.group, self.clock, lambda step_s: self.lifecycle.report(step_s, self.clock.own_s)
-        )
+        exchanged = self.pending.receive()
         decision = self.lifecycle.decide(exchanged.reports, self.position, is_last)
         for sink in self.sinks:
             sink.write(exchanged.records)
-        first = exchanged.records[0].loss if step == 1 else self.losses.first
-        self.losses = Losses(first, exchanged.records[-1].loss)
+        first, last = exchanged.records[0], exchanged.records[-1]
+        self.losses = Losses(first.loss if first.step == 1 else self.losses.first, last.loss)
         slowest_s = exchanged.reports.slowest_step_s()
         # Only rank 0 prints the line, and only rank 0 knows the host names.
         if self.group.world.rank == 0 and (
@@ -265,6 +281,10 @@ class Trainer:
             if not self.warned:
                 self.warned = True
                 self.progress.say(f"warning: {exchanged.non_finite}: --check-gradients finds the layer")
+        if self.logs:
+            self.logs = False
+            epochs = f"{last.epoch}/{self.config.epochs}"
+            self.progress.step(last.step, self.total, epochs, last.loss, self.pending.rate())
         return decision
 
     def _evaluate(self, epoch: int) -> Evaluation | None:
@@ -294,6 +314,7 @@ class Trainer:
         if str(self.compiled or ""):
             self.progress.say(f"note: {self.compiled}")
         self.batches.close()
+        self.stepper.close()
         for sink in self.sinks:
             sink.close()
         self.heartbeat.at(position.step, "snapshot")

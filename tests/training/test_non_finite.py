@@ -88,10 +88,11 @@ def test_a_non_finite_loss_ends_all_ranks_and_a_rerun_resumes_before_it(mine, fo
     assert state_of(mine).state == "done"
 
 
-def test_pending_losses_are_checked_before_a_snapshot(mine, forks):
+@pytest.mark.parametrize("program", ["ddp_hpc.train", "tests.training.delayed"])
+def test_pending_losses_are_checked_before_a_snapshot(mine, forks, program):
     # Ranks exchange losses about once per second: steps 3 and 4 are not exchanged before the save.
     words = [*MODEL, *SAVING, "--snapshot-every-steps", "4", "--log-every", "100"]
-    job = forks.start(*words, *options(bad_at=3), cwd=mine, ranks=2)
+    job = forks.start(*words, *options(bad_at=3), cwd=mine, ranks=2, program=program)
     assert job.wait() == [1, 1]
     (line,) = job.errors()
     assert "step 3: the loss of rank 1 is nan" in line

@@ -55,6 +55,23 @@ def test_the_next_run_resumes_like_an_uninterrupted_one(home: Path, whole: Path,
     assert state_of(home) == RunState("done", STEPS, "training complete")
 
 
+@pytest.mark.parametrize("every", ["1", "3", "1000000"])
+def test_with_losses_read_a_step_later_each_step_before_a_stop_is_written_once(
+    home: Path, forks: Forks, every: str
+) -> None:
+    steps = 0
+    for rank in (1, 0):
+        words = [*ENDLESS, "--log-every", every]
+        job = forks.start(*words, cwd=home, ranks=2, program="tests.training.delayed")
+        _until(lambda: (home / "m.jsonl").exists() and len(trained(home)) > steps + 1)  # noqa: B023
+        os.kill(job.pids[rank], signal.SIGTERM)
+        assert job.wait() == [75, 0], job.words()
+        state, steps = state_of(home), len(trained(home))
+        assert [one["step"] for one in trained(home)] == list(range(1, steps + 1))
+        newest = max(path.name for path in (home / "run").iterdir())
+        assert (state.state, state.step, newest) == ("requeue", steps, f"step_{steps:08d}")
+
+
 @pytest.mark.parametrize(("launcher", "code"), [("mpiexec", 75), ("torchrun", 0)])
 def test_the_exit_code_is_75_and_0_under_torchrun(home: Path, launcher: str, code: int) -> None:
     program = ["-m", PLANTED] if launcher == "mpiexec" else [str(Path(__file__).with_name("planted.py"))]

@@ -91,6 +91,10 @@ class Decision:
     stop: str
     """The reason why the run stops after this step; empty if it continues."""
 
+    def combined_with(self, later: Decision) -> Decision:
+        """Returns what both decisions request."""
+        return Decision(save=self.save or later.save, stop=self.stop or later.stop)
+
 
 class RunLifecycle:
     """Resumes, saves and stops the run on this rank. Created by `manage_run`."""

@@ -58,6 +58,16 @@ class OptimizationConfig:
     compile: CompileMode | None = option(
         None, "Compile the model with torch.compile in this mode.", bare_value="default"
     )
+    cuda_graph: bool = option(
+        False,
+        "Run each step as one CUDA graph, which the host starts with one call; needs a GPU and "
+        "--strategy ddp. Not yet run on a GPU.",
+    )
+    tuned: bool = option(
+        False,
+        "On GPUs, also use the options that make steps fast, where they are possible: --compile, --amp bf16, "
+        "--matmul-precision high and --cuda-graph. The log says which. Not yet run on a GPU.",
+    )
     check_gradients: bool = option(
         False,
         "If gradients are not finite, stop with an error before they are applied, and report the layer and "
@@ -74,6 +84,21 @@ class OptimizationConfig:
                 "--check-gradients cannot be used with --amp fp16: fp16 gradients often overflow, "
                 "and torch then skips the update. Remove --check-gradients, or use --amp bf16."
             )
+        if self.cuda_graph and (reason := self.against_cuda_graph()):
+            raise RequestError(f"--cuda-graph cannot be used with {reason}.")
+
+    def against_cuda_graph(self) -> str:
+        """Returns an option with which a step cannot be captured, and why; empty if there is none."""
+        against = {
+            f"--compile {self.compile}, which makes CUDA graphs of its own. Use --compile": (
+                self.uses_cuda_graphs
+            ),
+            "--optimizer sgd, which torch cannot capture. Use --optimizer adamw": self.optimizer == "sgd",
+            "--no-fused. Remove --no-fused": self.fused is False,
+            "--amp fp16, whose loss scale changes on the host. Use --amp bf16": self.amp == "fp16",
+            "--check-gradients, which reads a value in each step. Remove one of them": self.check_gradients,
+        }
+        return next((text for text, is_used in against.items() if is_used), "")
 
     @property
     def uses_cuda_graphs(self) -> bool:

@@ -52,7 +52,20 @@ def optimizer_options(
         options["foreach"] = True
     if config.optimizer == "sgd":
         options["momentum"] = 0.9
+    if config.cuda_graph:
+        # A captured update reads the learning rate from the device. torch's fused kernel needs float32.
+        options |= {"fused": True, "capturable": True}
+        options["lr"] = torch.tensor(lr, dtype=torch.float32, device=device)
     return options
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Sets the learning rate of all parameter groups."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:

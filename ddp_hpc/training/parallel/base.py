@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import record_function
 
 from ddp_hpc.errors import RequestError
 from ddp_hpc.training.optimization.compilation import compile_modules
@@ -24,6 +23,7 @@ from ddp_hpc.training.process_group.group import Group
 from ddp_hpc.training.snapshots.sharded_tensors import is_sharded, local_shard
 from ddp_hpc.training.snapshots.training_state import TrainingState, plain_state
 from ddp_hpc.training.tasks.task import Task
+from ddp_hpc.training.telemetry.annotations import annotated
 
 At = Callable[[str], None]
 
@@ -48,6 +48,10 @@ class Strategy:
 
     forward_is_collective = False
     """Whether ranks wait for each other in a forward pass, so that all must run the same number of passes."""
+    eager_steps = 3
+    """With --cuda-graph, the number of steps that run before one is captured. They allocate what is left to
+    allocate, such as the state of the optimizer.
+    """
     compiles_blocks = False
     """Whether `_prepare` compiles layers one by one, because ranks communicate between layers."""
 
@@ -58,6 +62,8 @@ class Strategy:
             compile_modules([self.bare], self.optimization.compile)
         self.model = self._prepare()
         """The wrapped model, which a step calls."""
+        # A step uses this list several times, and walking through all modules takes long.
+        self._parameters = list(self.model.parameters())
         self.optimizer = self._make_optimizer(self.optimization.scaled_lr(self.mesh.data_size))
 
     def _prepare(self) -> nn.Module:
@@ -71,7 +77,7 @@ class Strategy:
 
     def parameters(self) -> list[nn.Parameter]:
         """Returns the parameters for which this rank computes gradients."""
-        return list(self.model.parameters())
+        return self._parameters
 
     def state(self) -> TrainingState:
         """Returns the training state that snapshots save."""
@@ -86,11 +92,11 @@ class Strategy:
         """Runs forward and backward; returns the mean loss on the device. Calls `at` before each phase."""
         with self.sync(last):
             at("forward")
-            with record_function("forward"):
+            with annotated("forward"):
                 loss = self.loss_of(self.model, src, tgt)
             at("backward")
             # A full batch has the factor 1.0, and then the loss is not multiplied, as in a plain loop.
-            with record_function("backward"):
+            with annotated("backward"):
                 self.precision.backward(loss if factor == 1.0 else loss * factor)
         return loss.detach()
 

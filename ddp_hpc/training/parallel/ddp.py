@@ -21,6 +21,8 @@ class Ddp(Strategy):
     """The strategy with one replica of the model per rank, on one device or several."""
 
     model: DistributedDataParallel
+    # In its first ten steps, DDP measures times with events, which cannot be part of a graph.
+    eager_steps = 11
     _is_known = False
 
     def _prepare(self) -> nn.Module:

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-from torch.profiler import record_function
 
 from ddp_hpc.training.optimization.gradients import global_norm, mean_over
 from ddp_hpc.training.parallel.base import At, Strategy
@@ -19,6 +18,7 @@ from ddp_hpc.training.parallel.model_layers import split_stages
 from ddp_hpc.training.parallel.tensor_parallel import split_layers
 from ddp_hpc.training.snapshots.host_buffer import specs_of
 from ddp_hpc.training.snapshots.training_state import TrainingState, live_tensors
+from ddp_hpc.training.telemetry.annotations import annotated
 
 _SCHEDULES: dict[str, type[ScheduleGPipe | Schedule1F1B]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
@@ -65,7 +65,7 @@ class Pipeline(Strategy):
         self._factor = factor / self._num_chunks
         self._losses.clear()
         inputs = (src, tgt)[: self._takes] if self._is_first else ()
-        with record_function("forward and backward"):
+        with annotated("forward and backward"):
             schedule.step(*inputs, target=tgt if self._is_last else None)
         if not self._is_last:
             return torch.zeros((), device=self.group.device)

@@ -83,7 +83,13 @@ class TelemetryConfig:
     summary: Path | None = option(
         None, "At the end of the training, write a summary to this file as one JSON object (rank 0 only)."
     )
-    log_every: int = option(10, "Number of steps between two progress lines in the log.", above=0)
+    log_every: int | None = option(
+        None,
+        "Number of steps between two progress lines in the log.",
+        above=0,
+        metavar="N",
+        shown_default="one line per second",
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -66,21 +66,28 @@ class StepClock:
         step = self._steps[-1]
         step.end, step.num_samples = self._mark(), num_samples
 
-    def read(self) -> list[tuple[float, float]]:
+    def wait_for_steps(self, num_queued: int) -> None:
+        """Waits until at most this number of steps are queued on the device."""
+        if len(self._steps) > num_queued and isinstance(end := self._steps[-num_queued - 1].end, torch.Event):
+            end.synchronize()
+
+    def read(self, num_kept: int = 0) -> list[tuple[float, float]]:
         """Returns waiting time for data and duration in seconds of each step since the last call.
 
-        Waits for the device.
+        The last `num_kept` steps are returned by the next call. Waits until the device has completed the
+        others.
         """
-        times = [(step.data_s, _seconds(step.begin, step.end)) for step in self._steps]
-        for step, (_, step_s) in zip(self._steps, times, strict=True):
+        steps = self._steps[: len(self._steps) - num_kept]
+        times = [(step.data_s, _seconds(step.begin, step.end)) for step in steps]
+        for step, (_, step_s) in zip(steps, times, strict=True):
             # The first step allocates, connects and compiles: it is excluded as soon as there are others.
             if self._num_read == 1:
                 self._rated_samples, self._rated_s = 0, 0.0
             self._rated_samples += step.num_samples
             self._rated_s += step_s
             self._num_read += 1
-        self.own_s = sum(step.own_s for step in self._steps) / max(1, len(times))
-        self._steps.clear()
+        self.own_s = sum(step.own_s for step in steps) / max(1, len(times))
+        del self._steps[: len(steps)]
         return times
 
     def samples_per_s(self) -> float:

@@ -1,0 +1,132 @@
+"""The logic of `--cuda-graph`, with a stand-in that replays a step by calling it again.
+
+A replay calls the function of the captured step with the inputs of that step, as a CUDA graph repeats the
+same work on the same memory: whatever was read on the host at the capture keeps its old value. The tests with
+real graphs are in tests/gpu/test_whole_steps.py; they have not been run.
+"""
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ddp_hpc.errors import DdpHpcError
+from ddp_hpc.training.optimization import step_graph
+from ddp_hpc.training.optimization.step_graph import StepGraph
+from ddp_hpc.training.parallel import make_strategy
+from ddp_hpc.training.tasks.decoder import decoder
+from ddp_hpc.training.tasks.task import SampleSpec
+
+from .one_process import Steps
+
+
+@pytest.fixture
+def captures(monkeypatch):
+    """Replaces captures and replays; the list grows by one with each capture."""
+    made = []
+
+    def capture(self, compute):
+        self._loss_sum, inputs = torch.zeros(()), self._inputs
+        made.append(inputs)
+        self._graph = SimpleNamespace(
+            replay=lambda: self._loss_sum.copy_(compute(inputs)), reset=lambda: made.append("reset")
+        )
+
+    monkeypatch.setattr(StepGraph, "_capture", capture)
+    monkeypatch.setattr(make_strategy, "check_device", lambda *_: None)
+    return made
+
+
+def total(batches):
+    return torch.stack([(src + tgt).sum() for src, tgt in batches]).sum()
+
+
+def batch(value, size=2):
+    return torch.full((size,), float(value)), torch.ones(size)
+
+
+def test_a_step_is_captured_after_the_eager_ones_and_then_replayed_with_its_own_batch(captures):
+    graph, given = StepGraph(2), []
+    for value in range(6):
+        buffers = [batch(value), batch(10 * value)]
+        given.append(total(buffers).item())
+        sums = graph.run(4, iter(buffers), total)
+        for src, _ in buffers:
+            src.fill_(-1.0)  # the loader reuses its memory
+        assert sums.item() == given[-1]
+        assert len(captures) == int(value >= 2)
+
+
+def test_the_result_of_a_step_is_kept_while_later_steps_run(captures):
+    graph = StepGraph(0)
+    found = [graph.run(2, iter([batch(value)]), total) for value in range(4)]
+    assert [one.item() for one in found] == [2.0, 4.0, 6.0, 8.0]
+
+
+def test_a_smaller_step_runs_without_the_graph_which_remains(captures):
+    graph = StepGraph(1)
+    for size in (4, 4, 2, 4):
+        assert graph.run(size, iter([batch(1, size)]), total).item() == 2.0 * size
+    assert len(captures) == 1
+
+
+def test_a_larger_step_replaces_the_graph(captures):
+    graph = StepGraph(1)  # a run that resumes in the last step of an epoch begins with a smaller step
+    for size in (2, 2, 4, 4, 4):
+        assert graph.run(size, iter([batch(1, size)]), total).item() == 2.0 * size
+    assert [one if one == "reset" else "capture" for one in captures] == ["capture", "reset", "capture"]
+    graph.drop()
+    assert captures[-1] == "reset"
+
+
+def test_a_step_that_cannot_be_captured_is_an_error_of_one_line(monkeypatch):
+    @contextmanager
+    def graph(*args, **options):
+        try:
+            yield
+        finally:
+            raise RuntimeError("the capture was invalidated")
+
+    def compute(_):
+        raise RuntimeError("operation not permitted when stream is capturing\nCUDA kernel errors ...")
+
+    fakes = SimpleNamespace(CUDAGraph=object, graph=graph, current_stream=lambda: None)
+    monkeypatch.setattr(step_graph.torch, "cuda", fakes)
+    with pytest.raises(DdpHpcError, match="operation not permitted when stream is capturing") as caught:
+        StepGraph(0).run(2, iter([batch(1)]), compute)
+    assert "\n" not in str(caught.value)
+    assert "omit --cuda-graph" in str(caught.value)
+
+
+TOKENS = SampleSpec((6,), (6,), 10)
+OPTIONS = [
+    {},
+    {"accumulate": 2, "clip_norm": 0.1},
+    {"optimizer": "adamw", "weight_decay": 0.1, "lr_schedule": "cosine", "warmup_steps": 5},
+]
+
+
+def _losses(options):
+    stream = torch.Generator().manual_seed(0)
+
+    def batches():
+        while True:
+            size = sizes[number] if (number := len(steps.pending.losses)) < len(sizes) else 4
+            yield (torch.randint(10, (size, 6), generator=stream),) * 2
+
+    sizes = [4, 4, 4, 4, 4, 2, 4, 4, 3, 4]
+    torch.manual_seed(0)
+    steps = Steps(decoder(TOKENS, 0.0), batches(), fused=True, **options)
+    for size in sizes:
+        steps.step(size)
+    return steps.losses()
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_replayed_steps_have_the_losses_of_plain_steps(options, captures):
+    plain = _losses(options)
+    assert not captures
+    # The learning rate is a float32 tensor instead of a float64 number of the host.
+    assert _losses({**options, "cuda_graph": True}) == pytest.approx(plain, rel=1e-5)
+    assert len(captures) == 1

@@ -1,0 +1,97 @@
+"""`--tuned` on simulated GPUs: it picks what the other options allow, and says why it omits the rest."""
+
+from dataclasses import replace
+
+import pytest
+
+from ddp_hpc.training import tuned_options
+from ddp_hpc.training.config import TrainConfig
+from ddp_hpc.training.tuned_options import choose_tuned
+
+from .one_process import group_on
+from .runs import LINEAR, error_lines, succeeded, train
+
+
+def chosen(monkeypatch, *, bf16=True, triton=True, backend="nccl", **options):
+    monkeypatch.setattr(tuned_options, "_has_bf16", lambda _: bf16)
+    monkeypatch.setattr(tuned_options, "_has_triton", lambda: triton)
+    return choose_tuned(TrainConfig.of(tuned=True, **options), replace(group_on("cuda"), backend=backend))
+
+
+def test_all_options_are_chosen_where_nothing_excludes_them(monkeypatch):
+    found = chosen(monkeypatch)
+    optimization = found.config.optimization
+    assert (optimization.compile, optimization.amp, optimization.cuda_graph) == ("default", "bf16", True)
+    assert optimization.matmul_precision == "high"
+    assert found.line == "--tuned: --compile, --amp bf16, --matmul-precision high, --cuda-graph"
+
+
+@pytest.mark.parametrize(
+    ("options", "omitted"),
+    [
+        ({"bf16": False}, "no --amp bf16 (a GPU does not support bfloat16)"),
+        ({"triton": False}, "no --compile (Triton is not installed)"),
+        ({"dtype": "float64"}, "no --amp bf16 (--dtype float64)"),
+        ({"backend": "gloo"}, "no --cuda-graph (--backend gloo)"),
+        ({"strategy": "tp"}, "no --compile (tp does not support it)"),
+        ({"mesh": "dp=2, pp=2"}, "no --compile (pp does not support it)"),
+        ({"strategy": "fsdp"}, "no --cuda-graph (--strategy fsdp: only steps of --strategy ddp"),
+        ({"optimizer": "sgd"}, "no --cuda-graph (--optimizer sgd, which torch cannot capture"),
+        ({"check_gradients": True}, "no --cuda-graph (--check-gradients, which reads a value"),
+        ({"compile": "reduce-overhead"}, "no --cuda-graph (--compile reduce-overhead"),
+        ({"devices_per_rank": 2}, "no --compile (--devices-per-rank 2 cannot be used with --compile"),
+        ({"name": "mine:net"}, "no --cuda-graph (a model of your own may read values of the GPU"),
+    ],
+    ids=str,
+)
+def test_an_option_that_is_not_possible_is_omitted_with_its_reason(monkeypatch, options, omitted):
+    found = chosen(
+        monkeypatch, **{("model" if key == "name" else key): value for key, value in options.items()}
+    )
+    assert omitted in found.line
+    name = omitted.split()[1].removeprefix("--").replace("-", "_")
+    untouched = TrainConfig.of(tuned=True).optimization
+    if name not in options:
+        assert getattr(found.config.optimization, name) == options.get(name, getattr(untouched, name))
+
+
+def test_options_that_are_set_are_kept(monkeypatch):
+    found = chosen(monkeypatch, amp="fp16", compile="max-autotune-no-cudagraphs", matmul_precision="highest")
+    optimization = found.config.optimization
+    assert (optimization.amp, optimization.compile) == ("fp16", "max-autotune-no-cudagraphs")
+    assert optimization.matmul_precision == "highest"
+    assert (
+        found.line
+        == "--tuned: no --cuda-graph (--amp fp16, whose loss scale changes on the host. Use --amp bf16)"
+    )
+
+
+def test_one_rank_without_bfloat16_decides_for_all(monkeypatch):
+    group = replace(group_on("cuda"), backend="nccl")
+    comm = type("Comm", (), {"combine": lambda self, own, rule: rule([own, [True, False, True]])})()
+    monkeypatch.setattr(tuned_options, "_has_bf16", lambda _: True)
+    monkeypatch.setattr(tuned_options, "_has_triton", lambda: True)
+    found = choose_tuned(TrainConfig.of(tuned=True), replace(group, comm=comm))
+    assert found.config.optimization.amp == "off"
+
+
+def test_on_a_cpu_nothing_is_chosen_and_the_log_says_so(tmp_path):
+    done = succeeded(train(*LINEAR, "--num-samples", "32", "--epochs", "1", "--tuned", cwd=tmp_path))
+    assert "--tuned changes nothing, because it needs CUDA devices, not cpu" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--cuda-graph"], "--cuda-graph needs a CUDA device, but this rank uses cpu; omit it"),
+        (["--cuda-graph", "--strategy", "fsdp"], "only steps of --strategy ddp can be captured"),
+        (["--cuda-graph", "--optimizer", "sgd"], "--optimizer sgd, which torch cannot capture"),
+        (["--cuda-graph", "--amp", "fp16"], "--amp fp16, whose loss scale changes on the host"),
+        (["--cuda-graph", "--compile=reduce-overhead"], "makes CUDA graphs of its own"),
+    ],
+)
+def test_a_graph_that_is_not_possible_is_refused_in_one_line(options, text, tmp_path):
+    done = train(*LINEAR, *options, cwd=tmp_path)
+    assert done.returncode == 2
+    [line] = error_lines(done)
+    assert text in line
