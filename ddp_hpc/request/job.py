@@ -122,16 +122,8 @@ class Job:
         for text in self.launcher_arg:
             launcher_words(text)
         _check_env(self.env)
-        if self.conda_env and (self.conda_env.startswith("-") or not self.conda_env.isprintable()):
-            raise RequestError(
-                f"--conda-env {self.conda_env[:80]!a} is not the name or the path of an environment. "
-                "`conda env list` shows all environments."
-            )
-        if self.container and (self.container.startswith("-") or not self.container.isprintable()):
-            raise RequestError(
-                f"--container {self.container[:80]!a} is not the name of an image. Give a file such as "
-                "image.sif."
-            )
+        _check_name("--conda-env", self.conda_env, "an environment. `conda env list` shows all environments.")
+        _check_name("--container", self.container, "an image. Give a file such as image.sif.")
         _check_lines("setup", self.setup)
         _check_lines("after", self.after)
         _check_command(self.command)
@@ -160,6 +152,11 @@ def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:
         raise RequestError(
             f"unknown {what} {value!r}{nearest(value, known)}; choose one of {', '.join(known)}"
         )
+
+
+def _check_name(option: str, name: str, what: str) -> None:
+    if name.startswith("-") or not name.isprintable():
+        raise RequestError(f"{option} {name[:80]!a} is not the name or the path of {what}")
 
 
 def _check_env(env: dict[str, str]) -> None:

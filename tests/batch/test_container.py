@@ -62,7 +62,7 @@ def test_a_profile_without_a_container_command_refuses_the_option(profile: str) 
 
 @pytest.mark.parametrize("image", ["--bind=/:/x", "a\nb", "a\0", "\udcff"])
 def test_a_hostile_image_is_refused(image: str) -> None:
-    with pytest.raises(RequestError, match="is not the name of an image"):
+    with pytest.raises(RequestError, match="is not the name or the path of an image"):
         Job(container=image)
 
 
