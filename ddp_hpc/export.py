@@ -64,7 +64,7 @@ def command(snapshot: Path, output: Path, force: bool) -> None:
             else:
                 # The tensors are written from memory, because a running job may have removed the snapshot in
                 # the meantime.
-                partial.write_bytes(safetensors.torch.save(read.model))
+                partial.write_bytes(safetensors.torch.save(dict(read.model)))
             move_into_place(partial, output, replace=force)
     except OSError as error:
         raise DdpHpcError(f"{output}: cannot be written") from error

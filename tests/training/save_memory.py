@@ -1,4 +1,4 @@
-"""A program for ranks that measures the memory of a save on rank 0, in bytes per parameter."""
+"""A program for ranks that measures the memory of a save on each rank, relative to its part of the state."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def reset_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")  # proc_pid_clear_refs(5)
 
 
-def measure(world: Any, strategy: str, folder: Path) -> dict[str, float]:
-    """The peaks of the first and second save, relative to the memory of the training."""
+def measure(world: Any, strategy: str, folder: Path) -> dict[str, list[float]]:
+    """The additional memory at the peaks of the first and second save, by rank."""
     torch.manual_seed(1)
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
     config = TrainConfig.of(strategy=strategy, snapshot_dir=folder)
@@ -52,12 +52,15 @@ def measure(world: Any, strategy: str, folder: Path) -> dict[str, float]:
         lifecycle.resume(lifecycle.open(), shared.state(), samples.num_samples, shared.mesh)
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
+        # Parameters and the two states of Adam, but not the gradients.
+        own_bytes = shared.state_bytes()
         before = resident_bytes("VmRSS")
         for number, what in enumerate(("first", "second"), start=1):
             reset_peak()
             lifecycle.save(Position(number), Losses(), shared.state(), samples.num_samples, lambda: None)
             lifecycle.finish(Position(number), "", lambda: None)
-            found[what] = (resident_bytes("VmHWM") - before) / (LAYERS * WIDTH * WIDTH)
+            taken = (resident_bytes("VmHWM") - before) / own_bytes
+            found[what] = world.gather(torch.tensor(taken)).tolist()
     return found
 
 
